@@ -92,7 +92,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
 def _train(args: argparse.Namespace) -> int:
     if lists_presets(args):
         return 0
-    kind = kind_of_run(args, _KINDS)
+    kind = kind_of_run(args, _KINDS, "gpt")
     for other in _KINDS:
         for name in set(all_fields(other)) - set(all_fields(kind)):
             if hasattr(args, name):

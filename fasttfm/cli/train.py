@@ -83,8 +83,11 @@ def lists_presets(args: argparse.Namespace) -> bool:
     return args.preset == "list"
 
 
-def kind_of_run(args: argparse.Namespace, allowed: Sequence[str]) -> str:
-    """The kind of model that the preset is of, or else a configuration file; allowed: of the command."""
+def kind_of_run(args: argparse.Namespace, allowed: Sequence[str], default: str | None = None) -> str:
+    """The kind of model that the preset is of, or else a configuration file; allowed: of the command.
+
+    default: where neither says one; UserError where that is None.
+    """
     kinds = {name: kind for kind in allowed for name in preset_names(kind)}
     if args.preset is not None:
         if args.preset not in kinds:
@@ -93,6 +96,8 @@ def kind_of_run(args: argparse.Namespace, allowed: Sequence[str]) -> str:
     for path in args.config:
         if path.is_file() and kind_of(path) in allowed:
             return kind_of(path)
+    if default is not None:
+        return default
     raise UserError(f"--preset is missing: there are {', '.join(sorted(kinds))}")
 
 
