@@ -1,4 +1,4 @@
-"""Language models of GPT's kind, from plain text to a model that goes on with a prompt."""
+"""Language models, GPT and Llama, from plain text to a model that goes on with a prompt."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from typing import Any
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import add_device, add_model
 from fasttfm.cli.paths import INPUT_FILE, INPUT_FOLDER, OUTPUT_FOLDER
-from fasttfm.cli.train import add_run_flags, run_task
+from fasttfm.cli.train import add_run_flags, kind_of_run, lists_presets, run_task
 from fasttfm.cli.verbs import Verb
+from fasttfm.config import KINDS, all_fields, field_types
+from fasttfm.config.flags import add_field_flags
 from fasttfm.errors import UserError
+from fasttfm.files import read_json
+from fasttfm.presets import preset_names
 
-_KIND = "gpt"
+_KINDS = ("gpt", "llama")
 
 
 # ------------------------------------------------------------------------------------------------------------ prepare
@@ -78,16 +82,28 @@ def run_prepare(args: argparse.Namespace) -> None:
 
 
 def _add_train(parser: argparse.ArgumentParser) -> None:
-    add_run_flags(parser, _KIND, "fasttfm lm prepare")
+    presets = [name for kind in _KINDS for name in preset_names(kind)]
+    add_run_flags(parser, "gpt", "fasttfm lm prepare", presets)
+    llama = KINDS["llama"]["model"]
+    more = [name for name in field_types(llama) if name not in all_fields("gpt")]
+    add_field_flags(parser.add_argument_group("model settings of a Llama"), llama, more)
 
 
 def _train(args: argparse.Namespace) -> int:
+    if lists_presets(args):
+        return 0
+    kind = kind_of_run(args, _KINDS, "gpt")
+    for other in _KINDS:
+        for name in set(all_fields(other)) - set(all_fields(kind)):
+            if hasattr(args, name):
+                raise UserError(f"--{name.replace('_', '-')} belongs to a {other}, and this model is of kind {kind}")
+
     def task() -> Any:
         from fasttfm.training.pretraining import LanguageModelling
 
-        return LanguageModelling(_KIND)
+        return LanguageModelling(kind)
 
-    return run_task(args, _KIND, "fasttfm lm train", task)
+    return run_task(args, kind, "fasttfm lm train", task)
 
 
 # ------------------------------------------------------------------------------------------------- a model that exists
@@ -102,10 +118,19 @@ def _model(args: argparse.Namespace) -> tuple[Any, Any]:
     """The model, on its device, and its tokenizer."""
     from fasttfm.data.text_tokenizer import load_text_tokenizer
     from fasttfm.decoding.translator import pick_device
-    from fasttfm.models.gpt import GPT
 
     device = pick_device(args.device)
-    return GPT.from_pretrained(args.model, args.checkpoint).to(device), load_text_tokenizer(args.model)
+    return _read_model(args).to(device), load_text_tokenizer(args.model)
+
+
+def _read_model(args: argparse.Namespace) -> Any:
+    from fasttfm.checkpoints.model_dir import read_kind
+    from fasttfm.models.kinds import model_class
+
+    kind = read_kind(args.model)
+    if kind not in _KINDS:
+        raise UserError(f"{args.model}: is of a model of kind {kind}: {' or '.join(_KINDS)} is needed")
+    return model_class(kind).from_pretrained(args.model, args.checkpoint)
 
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
@@ -201,7 +226,7 @@ def _prompt(args: argparse.Namespace) -> None:
 
 
 def _add_import(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=INPUT_FOLDER, metavar="FOLDER", help="a GPT-2 or GPT-1 of Hugging Face")
+    parser.add_argument("folder", type=INPUT_FOLDER, metavar="FOLDER", help="a GPT-2, GPT-1 or Llama of Hugging Face")
     parser.add_argument(
         "--out", type=OUTPUT_FOLDER, required=True, metavar="MODEL", help="the model directory to write"
     )
@@ -209,9 +234,10 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
 
 
 def _import(args: argparse.Namespace) -> None:
-    from fasttfm.interop.gpt import import_folder
+    from fasttfm.interop import gpt, llama
 
-    import_folder(args.folder, args.out)
+    is_llama = read_json(args.folder / "config.json").get("model_type") == "llama"
+    (llama if is_llama else gpt).import_folder(args.folder, args.out)
     Output.of(args, args.verb).result(f"model: {args.out}", model=str(args.out))
 
 
@@ -223,12 +249,13 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
 
 def _export(args: argparse.Namespace) -> None:
     from fasttfm.data.text_tokenizer import load_text_tokenizer
-    from fasttfm.interop.gpt import write
-    from fasttfm.models.gpt import GPT
+    from fasttfm.interop import gpt, llama
+    from fasttfm.models.llama import Llama
 
-    told = write(GPT.from_pretrained(args.model, args.checkpoint), args.out, load_text_tokenizer(args.model))
+    model = _read_model(args)
+    write = (llama if isinstance(model, Llama) else gpt).write
     output = Output.of(args, args.verb)
-    for line in told:
+    for line in write(model, args.out, load_text_tokenizer(args.model)):
         output.note(line)
     output.result(f"Hugging Face folder: {args.out}", folder=str(args.out))
 

@@ -9,9 +9,9 @@ from fasttfm.cli.lm import add_prepare_flags, run_prepare
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import add_attention_picture, add_device, add_model
 from fasttfm.cli.paths import INPUT_FOLDER, OUTPUT_FOLDER
-from fasttfm.cli.train import add_run_flags, lists_presets, run_task
+from fasttfm.cli.train import add_run_flags, kind_of_run, lists_presets, run_task
 from fasttfm.cli.verbs import Verb
-from fasttfm.config import all_fields, kind_of
+from fasttfm.config import all_fields
 from fasttfm.errors import UserError
 from fasttfm.presets import preset_names
 
@@ -26,7 +26,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
 def _train(args: argparse.Namespace) -> int:
     if lists_presets(args):
         return 0
-    kind = _kind(args)
+    kind = kind_of_run(args, _KINDS)
     for name in set(all_fields("electra")) - set(all_fields(kind)):
         if hasattr(args, name):
             raise UserError(f"--{name.replace('_', '-')} belongs to ELECTRA, and this model is of kind {kind}")
@@ -37,19 +37,6 @@ def _train(args: argparse.Namespace) -> int:
         return MaskedModelling(kind)
 
     return run_task(args, kind, "fasttfm mlm train", task)
-
-
-def _kind(args: argparse.Namespace) -> str:
-    """The kind of model that the preset is of, or else a configuration file."""
-    kinds = {name: kind for kind in _KINDS for name in preset_names(kind)}
-    if args.preset is not None:
-        if args.preset not in kinds:
-            raise UserError(f"preset {args.preset!r} is unknown: there are {', '.join(sorted(kinds))}")
-        return kinds[args.preset]
-    for path in args.config:
-        if path.is_file() and kind_of(path) in _KINDS:
-            return kind_of(path)
-    raise UserError(f"--preset is missing: there are {', '.join(sorted(kinds))}")
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import add_workers
 from fasttfm.cli.paths import CHECKPOINT_OR_MODEL, INPUT_FILE, TRAINED_MODEL, TRAINING_DATA
 from fasttfm.cli.workers import launch, number_of_workers
-from fasttfm.config import TRANSFORMER, Values, add_flags, check, dump_yaml, flag_values, gather, with_defaults
+from fasttfm.config import TRANSFORMER, Values, add_flags, check, dump_yaml, flag_values, gather, kind_of, with_defaults
 from fasttfm.errors import Stopped, UserError
 from fasttfm.presets import preset_names, preset_summary
 
@@ -81,6 +81,24 @@ def lists_presets(args: argparse.Namespace) -> bool:
         width = max(map(len, args.presets)) + 2
         print("\n".join(f"{name.ljust(width)}{preset_summary(name)}" for name in args.presets))
     return args.preset == "list"
+
+
+def kind_of_run(args: argparse.Namespace, allowed: Sequence[str], default: str | None = None) -> str:
+    """The kind of model that the preset is of, or else a configuration file; allowed: of the command.
+
+    default: where neither says one; UserError where that is None.
+    """
+    kinds = {name: kind for kind in allowed for name in preset_names(kind)}
+    if args.preset is not None:
+        if args.preset not in kinds:
+            raise UserError(f"preset {args.preset!r} is unknown: there are {', '.join(sorted(kinds))}")
+        return kinds[args.preset]
+    for path in args.config:
+        if path.is_file() and kind_of(path) in allowed:
+            return kind_of(path)
+    if default is not None:
+        return default
+    raise UserError(f"--preset is missing: there are {', '.join(sorted(kinds))}")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -21,6 +21,7 @@ from fasttfm.config.bert import AlbertConfig, BertClassifierConfig, BertConfig, 
 from fasttfm.config.data import DataConfig, DocumentsConfig, MaskingConfig, TaskConfig
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.gpt import GPTClassifierConfig, GPTConfig
+from fasttfm.config.llama import LlamaConfig
 from fasttfm.config.model import TransformerConfig
 from fasttfm.config.training import TrainingConfig
 from fasttfm.errors import UserError
@@ -34,6 +35,7 @@ KINDS: dict[str, dict[str, type]] = {
         "decoding": DecodingConfig,
     },
     "gpt": {"model": GPTConfig, "data": DocumentsConfig, "training": TrainingConfig},
+    "llama": {"model": LlamaConfig, "data": DocumentsConfig, "training": TrainingConfig},
     "bert": {"model": BertConfig, "data": MaskingConfig, "training": TrainingConfig},
     "albert": {"model": AlbertConfig, "data": MaskingConfig, "training": TrainingConfig},
     "electra": {"model": ElectraConfig, "data": MaskingConfig, "training": TrainingConfig},

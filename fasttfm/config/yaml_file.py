@@ -13,7 +13,7 @@ from fasttfm.parsing import Malformed, compose_yaml, construct_yaml, write_yaml
 
 _COMMANDS = {
     TRANSFORMER: "fasttfm translate and its neighbours take it",
-    "gpt": "fasttfm lm takes it",
+    **dict.fromkeys(("gpt", "llama"), "fasttfm lm takes it"),
     **dict.fromkeys(("bert", "albert", "electra"), "fasttfm mlm takes it"),
     "student": "fasttfm distill bert takes it, and its folder student is a BERT",
     **dict.fromkeys(

@@ -7,7 +7,7 @@
     sha256sums         of all these (see fasttfm.folders)
 
 A row is the next `row_length` tokens of the documents, wherever these begin and end: no cell is padding. A model is
-given each token's predecessor, `end` before the first of a document; a document's part of a row is a sequence of its
+given each token's predecessor, `begin` before the first of a document; a document's part of a row is a sequence of its
 own, which sees nothing of its neighbours and counts its positions from 0.
 """
 
@@ -36,20 +36,34 @@ FORMAT = "fasttfm prepared documents, version 1"
 class Documents:
     """The documents of one split. A slice of their tokens is read when it is asked for."""
 
-    def __init__(self, path: Path | None, dtype: np.dtype, offsets: np.ndarray, text_bytes: int, end: int) -> None:
-        """path: of the tokens. offsets (documents + 1,) int64. text_bytes: of the text that they are of."""
+    def __init__(
+        self,
+        path: Path | None,
+        dtype: np.dtype,
+        offsets: np.ndarray,
+        text_bytes: int,
+        end: int,
+        begin: int | None = None,
+    ) -> None:
+        """path: of the tokens. offsets (documents + 1,) int64. text_bytes: of the text that they are of.
+
+        begin: what a model is given before the first token of a document; None: end.
+        """
         self._path, self._dtype = path, dtype
         self._ids: np.ndarray | None = None
         self.offsets = offsets
         self.bytes = text_bytes
         """UTF-8 bytes of the text, a line break a line counted: what bits per byte are divided by."""
         self.end = end
+        self.begin = end if begin is None else begin
 
     @classmethod
-    def from_lists(cls, documents: Sequence[Sequence[int]], end: int, text_bytes: int = 0) -> Documents:
+    def from_lists(
+        cls, documents: Sequence[Sequence[int]], end: int, text_bytes: int = 0, begin: int | None = None
+    ) -> Documents:
         """Documents that are in memory, without `end`, which is added."""
         whole = [[*document, end] for document in documents]
-        made = cls(None, np.dtype(np.int64), np.cumsum([0, *map(len, whole)]), text_bytes, end)
+        made = cls(None, np.dtype(np.int64), np.cumsum([0, *map(len, whole)]), text_bytes, end, begin)
         made._ids = np.array([token for document in whole for token in document], np.int64)
         return made
 
@@ -87,7 +101,10 @@ class Documents:
         first, last = np.searchsorted(self.offsets, (begin, end), side="right")
         starts = np.unique([begin, *self.offsets[first:last]])
         lengths = np.diff([*starts[starts < end], end])
-        return np.array([before, *targets[:-1]], np.int64), targets, lengths
+        inputs = np.array([before, *targets[:-1]], np.int64)
+        opening, after = np.searchsorted(self.offsets[:-1], (begin, end))
+        inputs[self.offsets[opening:after] - begin] = self.begin
+        return inputs, targets, lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +219,9 @@ class PreparedDocuments(PreparedFolder):
                     raise UserError(
                         f"{ids}: is missing, cut off or of another vocabulary: run fasttfm lm prepare again"
                     )
-                splits.append(Documents(ids, dtype, offsets, int(description[split]["bytes"]), tokenizer.end))
+                splits.append(
+                    Documents(ids, dtype, offsets, int(description[split]["bytes"]), tokenizer.end, tokenizer.begin)
+                )
         return cls(path, description, tokenizer, *splits)
 
     @property

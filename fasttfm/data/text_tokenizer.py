@@ -22,7 +22,9 @@ MASK_PIECE = "<mask>"
 NEWLINE = "\n"
 PIECES_FILE, BYTES_FILE, TOKENIZER_FILE = "spm.model", "bytes.json", "tokenizer.json"
 _FIRST_BYTE = 5
-_ENDS = ("<|endoftext|>", "[SEP]", "</s>", "<eos>", "<unk>")
+_BEGINS = ("<|begin_of_text|>", "<s>", "<bos>")
+"""Llama's, and others'."""
+_ENDS = ("<|endoftext|>", "<|end_of_text|>", "[SEP]", "</s>", "<eos>", "<unk>")
 """GPT-1's vocabulary has no other than the last."""
 _NEVER = -1e4
 """The score of a piece that no text is cut into."""
@@ -35,10 +37,12 @@ class TextTokenizer(ABC):
     file: str
     """What save() writes into a folder."""
     end: int
-    """The token after a document, which also stands before the first token of one."""
+    """The token after a document."""
     mask: int | None
     """What stands for a hidden token; None where the vocabulary has no such piece."""
 
+    begin: int
+    """The token before the first of a document: `end`, but for another tool's vocabulary that has one of its own."""
     separators: int = 1
     """Tokens between the two texts of a pair."""
 
@@ -91,7 +95,8 @@ class PieceTokenizer(TextTokenizer):
         if newline is None:
             raise ValueError("its SentencePiece model has no piece for a line break and no byte fallback")
         self.newline = newline
-        self.end, self.mask = EOS, tokenizer.piece_id(MASK_PIECE)
+        self.begin = self.end = EOS
+        self.mask = tokenizer.piece_id(MASK_PIECE)
 
     def __len__(self) -> int:
         return len(self.tokenizer)
@@ -131,6 +136,7 @@ class ByteTokenizer(TextTokenizer):
     """A token a byte of UTF-8: 256, after padding 0, unknown 1, start 2, end 3 and mask 4."""
 
     file = BYTES_FILE
+    begin: int = EOS
     end: int = EOS
     mask: int | None = 4
 
@@ -178,6 +184,8 @@ class ImportedTokenizer(TextTokenizer):
         if end is None:
             raise ValueError(f"it has none of {', '.join(_ENDS)}, which would end a document")
         self.end = end
+        begin = self._first(_BEGINS)
+        self.begin = end if begin is None else begin
         joins = parse_json(content, dict).get("post_processor")
         self.separators = 2 if isinstance(joins, dict) and joins.get("type") == "RobertaProcessing" else 1
 

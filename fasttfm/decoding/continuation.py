@@ -24,7 +24,7 @@ from fasttfm.errors import UserError
 
 if TYPE_CHECKING:
     from fasttfm.data.text_tokenizer import TextTokenizer
-    from fasttfm.models.gpt import GPT
+    from fasttfm.models.language_model import LanguageModel
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +64,7 @@ class Sampling:
 
 
 def continue_ids(
-    model: GPT,
+    model: LanguageModel,
     prompt: Sequence[int],
     most: int,
     samples: int,
@@ -116,11 +116,11 @@ def continue_ids(
 
 
 def generate(
-    model: GPT, tokenizer: TextTokenizer, prompt: str, most: int, samples: int, sampling: Sampling
+    model: LanguageModel, tokenizer: TextTokenizer, prompt: str, most: int, samples: int, sampling: Sampling
 ) -> list[str]:
     """Texts that begin with a prompt, which may be empty, and go on for at most `most` tokens.
 
-    The model reads the token that ends a document before the prompt, as it does in training: a prompt begins a text.
+    The model reads the token that stands before a document, as it does in training: a prompt begins a text.
     Warns where that may outgrow the model's positions. Raises UserError as continue_ids(), and for numbers below 1.
     """
     for flag, number in (("--tokens", most), ("--samples", samples)):
@@ -134,5 +134,5 @@ def generate(
         )
         warnings.warn(message, RuntimeWarning, stacklevel=2)
     never = tokenizer.textless(model.config.vocab_size)
-    continuations = continue_ids(model, [tokenizer.end, *ids], most, samples, sampling, tokenizer.end, never)
+    continuations = continue_ids(model, [tokenizer.begin, *ids], most, samples, sampling, tokenizer.end, never)
     return [tokenizer.decode([*ids, *continuation]) for continuation in continuations]

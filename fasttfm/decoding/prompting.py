@@ -22,7 +22,7 @@ from fasttfm.parsing import told
 
 if TYPE_CHECKING:
     from fasttfm.data.text_tokenizer import TextTokenizer
-    from fasttfm.models.gpt import GPT
+    from fasttfm.models.language_model import LanguageModel
 
 _BETWEEN = "\n\n"
 
@@ -119,7 +119,7 @@ class Prompting:
         solved = [self.write(examples[index], examples[index].answer) for index in map(int, drawn)]
         return _BETWEEN.join([*solved, self.write(examples[number])])
 
-    def answers(self, model: GPT, tokenizer: TextTokenizer, examples: Sequence[Example]) -> list[str]:
+    def answers(self, model: LanguageModel, tokenizer: TextTokenizer, examples: Sequence[Example]) -> list[str]:
         """The likeliest option of each example."""
         chosen = []
         for number, example in enumerate(examples):
@@ -145,7 +145,7 @@ def option_scores(model: Any, tokenizer: TextTokenizer, prompt: str, options: Se
         count = len(whole) - shared
         if count > model.config.max_length:
             raise UserError(f"an option has {count:,} tokens: the model has {model.config.max_length:,} positions")
-        sequences.append([tokenizer.end, *whole][-(model.config.max_length + 1) :])
+        sequences.append([tokenizer.begin, *whole][-(model.config.max_length + 1) :])
         scored.append(count)
     with inference(model):
         return model.log_probabilities(sequences, scored).tolist()

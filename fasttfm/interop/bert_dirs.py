@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from fasttfm.interop.tokenizer_json import write_tokenizer
 from fasttfm.models.bert import BertPretraining
 from fasttfm.models.electra import Electra
 
+_TASK_HEADS = ("ForQuestionAnswering", "ForSequenceClassification", "ForMultipleChoice", "ForTokenClassification")
+
 
 def import_folder(folder: Path, out: Path, generator: Path | None = None) -> BertPretraining | Electra:
     """Make a model directory of a folder, with its tokenizer; returns the model.
@@ -26,7 +29,11 @@ def import_folder(folder: Path, out: Path, generator: Path | None = None) -> Ber
     generator: of an ELECTRA, the folder of ElectraForMaskedLM; without it the generator begins with fresh weights,
     which fine-tuning does not need. Raises UserError where something is missing or does not fit.
     """
-    kind = read_json(folder / "config.json").get("model_type")
+    given = read_json(folder / "config.json")
+    kind, architectures = given.get("model_type"), given.get("architectures")
+    if isinstance(architectures, list) and any(str(each).endswith(_TASK_HEADS) for each in architectures):
+        message = f"{folder}: left out the trained head of {architectures[0]}: fasttfm finetune import keeps it"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
     if generator is not None and kind != "electra":
         raise UserError(f"--generator belongs to an ELECTRA, and {folder} is of type {kind!r}: leave it out")
     model = bert.read_electra(folder, generator) if kind == "electra" else bert.read_pretraining(folder)

@@ -105,7 +105,7 @@ def write(model: GPT, folder: Path, tokenizer: TextTokenizer | None = None) -> l
         **described(config, FIELDS),
         family.activation: activations[config.activation],
         "embd_pdrop": config.dropout,
-        "bos_token_id": end,
+        "bos_token_id": None if tokenizer is None else tokenizer.begin,
         "eos_token_id": end,
         "tie_word_embeddings": True,
     }

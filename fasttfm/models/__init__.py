@@ -2,11 +2,13 @@
 
 from fasttfm.config.bert import AlbertConfig, BertConfig, ElectraConfig
 from fasttfm.config.gpt import GPTConfig
+from fasttfm.config.llama import LlamaConfig
 from fasttfm.config.model import TransformerConfig
 from fasttfm.models.albert import Albert, AlbertPretraining
 from fasttfm.models.bert import Bert, BertPretraining
 from fasttfm.models.electra import Electra
 from fasttfm.models.gpt import GPT
+from fasttfm.models.llama import Llama
 from fasttfm.models.time_series import TimeSeriesTransformer
 from fasttfm.models.transformer import Transformer
 
@@ -21,6 +23,8 @@ __all__ = [
     "Electra",
     "ElectraConfig",
     "GPTConfig",
+    "Llama",
+    "LlamaConfig",
     "TimeSeriesTransformer",
     "Transformer",
     "TransformerConfig",

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from fasttfm.blocks.loss import token_loss
 from fasttfm.config.gpt import GPTClassifierConfig
 from fasttfm.cpu.linear import linear
-from fasttfm.models.gpt import GPT, IGNORED
+from fasttfm.models.gpt import GPT
 from fasttfm.models.heads import TaskModel
+from fasttfm.models.language_model import IGNORED
 from fasttfm.models.layers import reset_parameters
 
 MARKERS = 3

@@ -8,11 +8,13 @@ from fasttfm.models.albert import AlbertPretraining
 from fasttfm.models.bert import BertPretraining
 from fasttfm.models.electra import Electra
 from fasttfm.models.gpt import GPT
+from fasttfm.models.llama import Llama
 from fasttfm.models.transformer import Transformer
 
 _CLASSES: dict[str, Any] = {
     "transformer": Transformer,
     "gpt": GPT,
+    "llama": Llama,
     "bert": BertPretraining,
     "albert": AlbertPretraining,
     "electra": Electra,

@@ -158,7 +158,7 @@ class Stack(nn.Module):
     """Layers, one after the other, and for pre-norm the norm after the last of them."""
 
     def __init__(
-        self, layers: list[Any], norm: nn.LayerNorm | None = None, *, first_site: int = SITES_PER_LAYER
+        self, layers: list[Any], norm: nn.LayerNorm | nn.RMSNorm | None = None, *, first_site: int = SITES_PER_LAYER
     ) -> None:
         """layers: of this module, or with their forward's signature; one may occur several times and is then shared.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fasttfm.checkpoints.model_dir import read_config
+from fasttfm.checkpoints.model_dir import read_config, read_kind
 from fasttfm.checkpoints.vocabulary import refuse_another_vocabulary
 from fasttfm.config import RunConfig, Values, build_run
 from fasttfm.data.corpus import TextFile
@@ -102,7 +102,9 @@ def evaluate(
     row_length: tokens that see one another; None: as in training. Raises UserError for data of another vocabulary, an
     empty text, and rows that the model has too few positions for.
     """
-    length = row_length or min(read_config(model_dir, "gpt")["data"]["row_length"], model.config.max_length)
+    length = row_length or min(
+        read_config(model_dir, read_kind(model_dir))["data"]["row_length"], model.config.max_length
+    )
     if not 2 <= length <= model.config.max_length:
         raise UserError(f"--row-length {length}: between 2 and {model.config.max_length:,}, the model's positions")
     if data is not None:
@@ -115,6 +117,7 @@ def evaluate(
         if not any(line.strip() for line in lines):
             raise UserError(f"{text}: is empty: at least one line of text is needed")
         ids = [token for line in tokenizer.encode_lines(lines) for token in line]
-        documents = Documents.from_lists([ids], tokenizer.end, sum(len(line.encode()) + 1 for line in lines))
+        size = sum(len(line.encode()) + 1 for line in lines)
+        documents = Documents.from_lists([ids], tokenizer.end, size, tokenizer.begin)
     rows = RowBatches(documents, length, max(length, max_tokens))
     return TextValidator(rows, device=next(model.parameters()).device)(model)

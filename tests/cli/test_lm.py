@@ -115,3 +115,41 @@ def test_wrong_commands_end_in_one_line(words, said, capsys, tmp_path, monkeypat
     error = capsys.readouterr().err
     assert said in error
     assert "Traceback" not in error
+
+
+def test_a_llama_goes_the_same_way(made, capsys):
+    pytest.importorskip("transformers")
+    sizes = [
+        "--d-model",
+        "16",
+        "--heads",
+        "4",
+        "--kv-heads",
+        "2",
+        "--d-ff",
+        "24",
+        "--layers",
+        "2",
+        "--max-length",
+        "32",
+    ]
+    steps = ["--row-length", "32", "--max-update", "10", "--valid-interval-updates", "5", "--device", "cpu"]
+    model, data = str(made / "L"), str(made / "D")
+    assert main(["lm", "train", "--preset", "llama-tiny", "--data", data, "--out", model, *sizes, *QUICK, *steps]) == 0
+    records = [json.loads(line) for line in (made / "L" / "train.log.jsonl").read_text().splitlines()]
+    losses = [record["nll"] for record in records if record["kind"] == "valid"]
+    assert losses[-1] < losses[0]
+    assert main(["lm", "evaluate", model, "--data", data]) == 0
+    assert "bits per byte" in capsys.readouterr().out
+    assert main(["lm", "generate", model, "--prompt", "Line", "--tokens", "60", "--temperature", "0"]) == 0
+    assert capsys.readouterr().out.startswith("Line")
+    (made / "e.json").write_text(json.dumps([{"text": "Line 3 of a", "answer": " text"}]))
+    options = ["--examples", str(made / "e.json"), "--template", "{text}{answer}", "--options", " text", "Wxyz"]
+    assert main(["lm", "prompt", model, *options]) == 0
+    assert main(["lm", "export", model, "--out", str(made / "LH")]) == 0
+    assert json.loads((made / "LH" / "config.json").read_text())["model_type"] == "llama"
+    wrong = ["lm", "train", "--preset", "gpt-tiny", "--data", data, "--out", str(made / "W"), "--kv-heads", "2"]
+    capsys.readouterr()
+    assert main(wrong) == 2
+    assert "--kv-heads belongs to a llama, and this model is of kind gpt" in capsys.readouterr().err
+    assert main(["finetune", "classify", "--init-from", model, "--train", data, "--valid", data, "--out", "C"]) == 2

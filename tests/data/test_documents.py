@@ -167,3 +167,12 @@ def test_wrong_options_and_files_end_in_one_line(tmp_path):
     (tmp_path / "bytes.json").write_text('{"first_byte": 9}')
     with pytest.raises(UserError, match="damaged"):
         load_text_tokenizer(tmp_path)
+
+
+def test_a_token_of_its_own_stands_before_documents():
+    documents = Documents.from_lists([[5, 6], [7], [8, 9, 10]], END, begin=4)
+    inputs, targets, lengths = documents.row(0, 4)
+    assert (inputs.tolist(), targets.tolist(), lengths.tolist()) == ([4, 5, 6, 4], [5, 6, END, 7], [3, 1])
+    inputs, targets, _ = documents.row(1, 4)
+    assert (inputs.tolist(), targets.tolist()) == ([7, 4, 8, 9], [END, 8, 9, 10])
+    assert documents.row(2, 4)[0].tolist() == [10]

@@ -35,7 +35,7 @@ def test_a_unigram_model_cuts_no_text_into_a_special_token():
     ids = tokenizer.encode("a [MASK] it")
     assert min(ids) > 2
     assert tokenizer.decode(ids) == "a [MASK] it"
-    assert (tokenizer.end, tokenizer.mask) == (1, 2)
+    assert (tokenizer.begin, tokenizer.end, tokenizer.mask) == (1, 1, 2)
 
 
 @pytest.mark.parametrize("text", ["a <|endoftext|> b", "<|endoftext|>", "[MASK] it"])
@@ -62,3 +62,9 @@ def test_a_file_that_tells_of_truncation_and_padding_cuts_and_pads_nothing():
     tokenizer = ImportedTokenizer(made.to_str())
     assert len(tokenizer.encode("a" * 30)) == len(tokenizer.encode_with_spans("a" * 30)[0]) == 30
     assert len(tokenizer.encode("a")) == 1
+
+
+def test_llama_s_documents_begin_with_their_own_token():
+    made = tokenizers.Tokenizer.from_str(byte_level().content.replace("[MASK]", "<s>").replace("<|endoftext|>", "</s>"))
+    tokenizer = ImportedTokenizer(made.to_str())
+    assert (tokenizer.end, tokenizer.begin) == (256, 257)

@@ -167,3 +167,10 @@ def test_weights_besides_the_head_are_refused(tmp_path):
     save_file(weights | {"adapter.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match=r"adapter\.weight"):
         heads.read(tmp_path)
+
+
+def test_pre_training_s_import_says_that_it_leaves_a_head_out(tmp_path, capsys):
+    (tmp_path / "H").mkdir()
+    saved("Bert", "ForQuestionAnswering", tmp_path / "H")
+    assert main(["mlm", "import", str(tmp_path / "H"), "--out", str(tmp_path / "M")]) == 0
+    assert "the trained head of BertForQuestionAnswering: fasttfm finetune import keeps it" in capsys.readouterr().err

@@ -1,0 +1,60 @@
+"""What a Llama is made of: one frozen dataclass."""
+
+from dataclasses import dataclass
+
+from fasttfm.config.checks import MOST_LAYERS, MOST_WIDTH, require_positive, require_whole
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LlamaConfig:
+    """A decoder-only language model (Touvron et al. 2023). Wrong values raise ValueError on construction.
+
+    The defaults are Llama 2's with 7 billion parameters.
+    """
+
+    vocab_size: int
+    """Number of tokens."""
+    d_model: int = 4096
+    """Width of the residual stream; a multiple of heads unless head_size is given."""
+    heads: int = 32
+    """Attention heads of the queries."""
+    kv_heads: int | None = None
+    """Heads of keys and values, each for as many neighbouring query heads (Ainslie et al. 2023). None: heads."""
+    head_size: int | None = None
+    """Channels of a head, an even number. None: d_model / heads."""
+    d_ff: int = 11008
+    """Width of the feed-forward sub-layer's hidden activation."""
+    layers: int = 32
+    """Number of layers."""
+    norm_eps: float = 1e-5
+    """Added to the mean of squares."""
+    rotary_base: float = 10_000.0
+    """The slowest pair of a head's channels turns once in about 2 pi times so many positions."""
+    tie_embeddings: bool = False
+    """One table for embedding and output, in place of two."""
+    init_std: float = 0.02
+    """Standard deviation of fresh weights."""
+    max_length: int = 4096
+    """Most tokens of a row or a generated text."""
+
+    def __post_init__(self) -> None:
+        require_whole(self, 1, "vocab_size", "heads", "kv_heads", "max_length", "head_size")
+        require_whole(self, 1, "d_model", "d_ff", most=MOST_WIDTH)
+        require_whole(self, 1, "layers", most=MOST_LAYERS)
+        require_positive(self, "norm_eps", "rotary_base", "init_std")
+        if self.head_size is None and self.d_model % self.heads:
+            raise ValueError(f"d_model {self.d_model} is not a multiple of heads {self.heads}")
+        if self.head_width % 2:
+            raise ValueError(f"a head of {self.head_width} channels: rotary positions turn pairs of them")
+        if self.heads % self.groups:
+            raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.groups}")
+
+    @property
+    def head_width(self) -> int:
+        """The channels of a head in force."""
+        return self.d_model // self.heads if self.head_size is None else self.head_size
+
+    @property
+    def groups(self) -> int:
+        """The heads of keys and values in force."""
+        return self.heads if self.kv_heads is None else self.kv_heads

@@ -1,0 +1,129 @@
+"""Llama as Hugging Face's transformers saves it: config.json and weights, read and written.
+
+https://huggingface.co/docs/transformers/model_doc/llama. Scaled rotary positions (Llama 3.1), biases and other types of
+model are refused by name. No code in the files is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fasttfm.checkpoints.weights import model_weights, with_weights
+from fasttfm.config.data import DocumentsConfig
+from fasttfm.config.llama import LlamaConfig
+from fasttfm.data.text_tokenizer import TextTokenizer
+from fasttfm.errors import UserError
+from fasttfm.folders import replacing
+from fasttfm.interop.config_json import Field, configuration, described, read_config, refuse_others
+from fasttfm.interop.exchange import write_imported
+from fasttfm.interop.names import Parameter, parameters, theirs
+from fasttfm.interop.tokenizer_files import read_tokenizer
+from fasttfm.interop.tokenizer_json import write_tokenizer
+from fasttfm.interop.weight_files import read_tensors
+from fasttfm.models.llama import Llama
+from fasttfm.models.pretrained import write_files
+from fasttfm.parsing import field
+
+_LAYER = {
+    "norm1": "input_layernorm",
+    "query": "self_attn.q_proj",
+    "key": "self_attn.k_proj",
+    "value": "self_attn.v_proj",
+    "out": "self_attn.o_proj",
+    "norm2": "post_attention_layernorm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+FIELDS = (
+    Field("vocab_size", "vocab_size"),
+    Field("d_model", "hidden_size"),
+    Field("heads", "num_attention_heads"),
+    Field("kv_heads", "num_key_value_heads", None),
+    Field("head_size", "head_dim", None),
+    Field("d_ff", "intermediate_size"),
+    Field("layers", "num_hidden_layers"),
+    Field("norm_eps", "rms_norm_eps", 1e-6),
+    Field("tie_embeddings", "tie_word_embeddings", False),
+    Field("init_std", "initializer_range", 0.02),
+    Field("max_length", "max_position_embeddings"),
+)
+
+
+def read(folder: Path) -> Llama:
+    """The model of a folder of LlamaForCausalLM, in float32.
+
+    Raises UserError for what is missing, cut off or of another architecture.
+    """
+    path = folder / "config.json"
+    config = _config(read_config(folder, "llama"), path)
+    weights = read_tensors(folder)
+    model = with_weights(lambda: Llama(config), weights.ours(_parameters(config)), folder)
+    weights.refuse_rest(r".*rotary_emb\.inv_freq", *([r"lm_head\.weight"] if config.tie_embeddings else []))
+    return model.eval()
+
+
+def write(model: Llama, folder: Path, tokenizer: TextTokenizer | None = None) -> list[str]:
+    """Write what transformers' AutoModelForCausalLM and AutoTokenizer load; returns lines for the user.
+
+    Raises UserError where the folder holds other files, or nothing can be written.
+    """
+    config = model.config
+    end = None if tokenizer is None else tokenizer.end
+    fields = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        **described(config, FIELDS),
+        "num_key_value_heads": config.groups,
+        "head_dim": config.head_width,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "rope_theta": config.rotary_base,
+        "rope_parameters": {"rope_theta": config.rotary_base, "rope_type": "default"},
+        "bos_token_id": None if tokenizer is None else tokenizer.begin,
+        "eos_token_id": end,
+    }
+    with replacing(folder, "writes a model", "exported model") as fresh:
+        write_files(fresh.path, fields, theirs(model_weights(model), _parameters(config)))
+        if tokenizer is None:
+            return []
+        tokenizer.save(fresh.path)
+        return write_tokenizer(tokenizer, fresh.path)
+
+
+def import_folder(folder: Path, out: Path) -> None:
+    """Make a model directory of a Hugging Face folder, with its tokenizer; UserError where one is missing."""
+    model, tokenizer = read(folder), read_tokenizer(folder)
+    length = min(2048, model.config.max_length)
+    data = DocumentsConfig(row_length=length, max_tokens=max(4096, length))
+    write_imported(folder, out, "llama", model, data, tokenizer)
+
+
+def _parameters(config: LlamaConfig) -> Iterator[Parameter]:
+    tables = {"embedding": "model.embed_tokens", "decoder.norm": "model.norm"}
+    if not config.tie_embeddings:
+        tables["output"] = "lm_head"
+    yield from parameters(tables, kinds=("weight",))
+    for number in range(config.layers):
+        yield from parameters(_LAYER, f"decoder.layers.{number}.", f"model.layers.{number}.", kinds=("weight",))
+
+
+def _config(given: Mapping[str, Any], path: Path) -> LlamaConfig:
+    """Our configuration for Hugging Face's; UserError for what we have not."""
+    allowed = {
+        "hidden_act": (None, "silu"),
+        "attention_bias": (None, False),
+        "mlp_bias": (None, False),
+        "rope_scaling": (None,),
+        "pretraining_tp": (None, 1),
+        "attention_dropout": (None, 0.0),
+    }
+    refuse_others(given, path, allowed)
+    rotary = field(given, "rope_parameters", dict, str(path), {})
+    if rotary.get("rope_type", "default") != "default":
+        raise UserError(f"{path}: rope_type {rotary['rope_type']!r} is not supported: default is")
+    base = field(rotary, "rope_theta", float, str(path), field(given, "rope_theta", float, str(path), 10_000.0))
+    return configuration(LlamaConfig, given, path, FIELDS, rotary_base=base)

@@ -1,0 +1,96 @@
+"""What language models have in common: from hidden states to the next token, to its loss, and one step of a text."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fasttfm.blocks.attention import Lengths
+from fasttfm.blocks.cache import DecoderCache
+from fasttfm.blocks.loss import logits, token_loss
+from fasttfm.blocks.packing import Packing
+from fasttfm.models.model import Model
+
+if TYPE_CHECKING:
+    from fasttfm.data.documents import TextBatch
+
+IGNORED = -100
+"""A target that carries no loss."""
+
+
+class LanguageModel(Model):
+    """p(token | the tokens before it)."""
+
+    config: Any
+    """Has vocab_size, and max_length, the most tokens of a sequence."""
+    embedding: nn.Embedding
+    output: nn.Linear
+
+    def share_table(self) -> None:
+        """Make the embedding's table that of the output, now and after loading."""
+        _share_table(self)
+        self.register_load_state_dict_post_hook(_share_table)
+
+    @abstractmethod
+    def hidden(self, tokens: Tensor, lengths: Lengths = None, cache: DecoderCache | None = None) -> Tensor:
+        """What the logits are made of, (B, L, d), of tokens (B, L), which with a cache go on from those it has seen."""
+
+    def forward(
+        self, tokens: Tensor, lengths: Lengths = None, *, targets: Tensor | None = None, label_smoothing: float = 0.0
+    ) -> Any:
+        """Logits (B, L, V) for the token after each of tokens (B, L) int64.
+
+        lengths (B,): tokens before padding; None where nothing is padded; or a Packing, and then tokens are (1, T).
+        targets, of tokens' shape, IGNORED where there is none: what batch_loss() asks for by calling the model, so that
+        whoever wraps it (FSDP) takes part; then the two losses come back. Raises ValueError for more than
+        config.max_length positions.
+        """
+        hidden = self.hidden(tokens, lengths)
+        if targets is None:
+            return logits(hidden, self.output)
+        return token_loss(hidden, self.output, targets, label_smoothing=label_smoothing, pad_id=IGNORED)[:2]
+
+    def batch_loss(
+        self, batch: TextBatch, *, label_smoothing: float = 0.0, packed: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """(label-smoothed loss, loss without smoothing and without gradient), sums over all targets, 0-d each.
+
+        No sequence sees another. packed has no meaning: nothing is padded.
+        """
+        tokens, targets, lengths = batch.tokens, batch.targets, None
+        if batch.is_even:
+            tokens, targets = (x.view(-1, batch.longest) for x in (tokens, targets))
+        else:
+            lengths = Packing.from_lengths(batch.lengths, batch.longest, batch.target_tokens)
+        return self(tokens, lengths, targets=targets, label_smoothing=label_smoothing)
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor, cache: DecoderCache) -> Tensor:
+        """Logits (R, V) float32 for the token after tokens (R, n), which come after those that the cache has seen."""
+        return logits(self.hidden(tokens, cache=cache)[:, -1], self.output).float()
+
+    @torch.no_grad()
+    def log_probabilities(self, sequences: list[list[int]], scored: list[int]) -> Tensor:
+        """ln p of the last `scored[i]` tokens of each sequence given those before them, (N,) float32.
+
+        A sequence has at least one token more than are scored.
+        """
+        device = self.embedding.weight.device
+        longest = max(map(len, sequences)) - 1
+        lengths = torch.tensor([len(each) - 1 for each in sequences], device=device)
+        tokens = torch.tensor([token for each in sequences for token in each[:-1]], device=device)[None]
+        targets = torch.tensor([token for each in sequences for token in each[1:]], device=device)
+        rows = torch.repeat_interleave(torch.arange(len(sequences), device=device), lengths)
+        ends = lengths.cumsum(0)[rows]
+        counted = torch.arange(len(rows), device=device) >= ends - torch.tensor(scored, device=device)[rows]
+        hidden = self.hidden(tokens, Packing.from_lengths(lengths, longest, tokens.shape[1]))[0, counted]
+        chosen = logits(hidden, self.output).float().log_softmax(-1).gather(1, targets[counted, None])[:, 0]
+        return chosen.new_zeros(len(sequences)).index_add_(0, rows[counted], chosen)
+
+
+def _share_table(model: LanguageModel, _: Any = None) -> None:
+    """Makes the shared table one parameter again, which load_state_dict(assign=True) does not."""
+    model.output.weight = model.embedding.weight
