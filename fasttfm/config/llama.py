@@ -1,4 +1,4 @@
-"""What a Llama is made of: one frozen dataclass."""
+"""Shape of a Llama: one frozen dataclass."""
 
 from dataclasses import dataclass
 

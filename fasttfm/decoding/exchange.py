@@ -69,7 +69,7 @@ class Exchange:
 
     @property
     def lines(self) -> list[str]:
-        """What is translated, with tags."""
+        """Return the lines to translate, with tags."""
         return [unit.line for unit in self._units]
 
     def fill(self, translations: Iterable[str]) -> None:
@@ -126,7 +126,7 @@ def _translated(target: Any) -> bool:
 
 
 def _kept(element: Any) -> bool:
-    """Whether the nearest element that says anything says translate="no"."""
+    """Return whether the nearest element that says anything says translate="no"."""
     while element is not None:
         if element.get("translate") is not None:
             return element.get("translate") == "no"
@@ -164,7 +164,7 @@ def _language(variant: Any) -> str:
 
 
 def _same(one: str, other: str) -> bool:
-    """Whether two codes are one language; de-AT is a kind of de."""
+    """Return whether two codes are one language; de-AT is a kind of de."""
     one, other = one.lower().replace("_", "-"), other.lower().replace("_", "-")
     return one == other or one.startswith(f"{other}-") or other.startswith(f"{one}-")
 

@@ -79,12 +79,12 @@ def _source(model: Model, line: str) -> list[int]:
 
 
 def _names(tokenizer: Tokenizer) -> list[str]:
-    """What CTranslate2 calls our tokens."""
+    """Return CTranslate2's names of our tokens."""
     return words(tokenizer) if tokenizer.vocabulary is None else tokenizer.pieces(range(len(tokenizer)))
 
 
 def _unwritten(model: Model) -> list[int]:
-    """What a search here never writes, and the other tool might."""
+    """Return what a search here never writes, and the other tool might."""
     bias = model.weights.get("output.bias")
     return [PAD, *([BOS] if bias is None or bias[BOS] > NEVER else [])]
 
@@ -147,7 +147,7 @@ def _numbers(names: Sequence[str], pieces: Sequence[str]) -> list[int]:
 
 
 def _agree(model: Model, network: Transformer, line: str, theirs: list[int]) -> bool:
-    """Whether a greedy search here writes what they have written."""
+    """Return whether a greedy search here writes what they have written."""
     source, prefix = [*_source(model, line), EOS], model.target_tokenizer.prefix
     greedy = DecodingConfig(beam=1, length_penalty="none", max_len_a=0.0, max_len_b=_LONGEST, allow_unk=True)
     ours = search_ids(network, [source], greedy, prefixes=[prefix])[0][0].tokens

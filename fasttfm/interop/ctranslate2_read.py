@@ -188,7 +188,7 @@ def _arrangement(
 
 
 def _notes(variables: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> Iterator[str]:
-    """What was assumed, for the user."""
+    """Return what was assumed, for the user."""
     yield "searches as CTranslate2 does unless it is told otherwise: beam 2, length penalty 1"
     if not settings.get("add_source_eos"):
         yield "sources end with their end token, which config.json leaves to whoever cuts the text"

@@ -1,4 +1,4 @@
-"""What language models have in common: from hidden states to the next token, to its loss, and one step of a text."""
+"""Base of language models: from hidden states to the next token, to its loss, and one step of a text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LanguageModel(Model):
 
     @abstractmethod
     def hidden(self, tokens: Tensor, lengths: Lengths = None, cache: DecoderCache | None = None) -> Tensor:
-        """What the logits are made of, (B, L, d), of tokens (B, L), which with a cache go on from those it has seen."""
+        """Return the last layer's output (B, L, d) for tokens (B, L), after those that a cache has seen."""
 
     def forward(
         self, tokens: Tensor, lengths: Lengths = None, *, targets: Tensor | None = None, label_smoothing: float = 0.0

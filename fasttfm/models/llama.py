@@ -32,7 +32,7 @@ from fasttfm.presets import preset_section
 
 
 class Turns(NamedTuple):
-    """Where the tokens stand that a layer is given."""
+    """Places of the tokens that a layer is given."""
 
     cos: Tensor  # (P, D / 2)
     sin: Tensor  # (P, D / 2)
@@ -128,7 +128,7 @@ class Llama(LanguageModel):
         return with_weights(lambda: cls(config.model), weights, saved).eval()
 
     def hidden(self, tokens: Tensor, lengths: Lengths = None, cache: DecoderCache | None = None) -> Tensor:
-        """What the logits are made of, (B, L, d), of tokens (B, L), which with a cache go on from those it has seen."""
+        """Return the last layer's output (B, L, d) for tokens (B, L), after those that a cache has seen."""
         packing = lengths if isinstance(lengths, Packing) else None
         first = 0 if cache is None else cache.length
         longest = first + tokens.shape[1] if packing is None else packing.longest
