@@ -79,7 +79,7 @@ class CTranslate2:
         self._source = sentencepiece.SentencePieceProcessor(model_file=str(folder / "source.spm"))
         self._translator = ctranslate2.Translator(str(folder), intra_threads=workers)
 
-    def translate_nbest(self, lines: list[str], _prefixes: Any = None, _first_line: int = 1) -> list[list[Translation]]:
+    def translate_nbest(self, lines: list[str], *_: Any) -> list[list[Translation]]:
         pieces = [self._source.encode(line, out_type=str) for line in lines]
         results = self._translator.translate_batch(
             pieces,

@@ -16,6 +16,9 @@ _LARGEST = {
 }
 """Setting -> its largest value; the smallest is 0."""
 
+_HOTTEST = 1_000
+"""Beyond it all tokens are alike, and beyond float32's largest the likeliest one would be drawn alone."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodingConfig:
@@ -80,6 +83,8 @@ class DecodingConfig:
             if getattr(self, name) > most:
                 raise ValueError(f"{name} {getattr(self, name)!r} must be at most {most:,}")
         require_positive(self, "temperature")
+        if self.temperature > _HOTTEST:
+            raise ValueError(f"temperature {self.temperature!r} must be at most {_HOTTEST:,}")
         if not 0 < self.sampling_topp <= 1:
             raise ValueError(f"sampling_topp {self.sampling_topp!r} must be greater than 0 and at most 1")
         if self.mbr_samples == 1 or 0 < self.mbr_samples < self.nbest:

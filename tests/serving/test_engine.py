@@ -13,6 +13,7 @@ pytest.importorskip("prometheus_client")
 pytest.importorskip("numba")
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.decoding import Terminology
+from fasttfm.decoding.alignment import WORDS
 from fasttfm.decoding.batches import inference
 from fasttfm.decoding.continuous_batching import ContinuousBatching, takes_lines
 from fasttfm.errors import UserError
@@ -215,3 +216,18 @@ def test_what_takes_whole_batches_is_translated_batch_by_batch(engine, translato
     monkeypatch.setattr(ContinuousBatching, "step", None)
     (answer,) = submit(engine, LINES[:1], mbr_samples=2)
     assert len(answer.result(PATIENCE)) == 1
+
+
+@pytest.mark.parametrize("joins", [True, False])
+def test_terms_and_alignments_are_the_translators_whether_lines_join_or_not(translator, monkeypatch, joins):
+    """On a GPU, and without numba, all sentences are translated batch by batch."""
+    if not joins:
+        monkeypatch.setattr("fasttfm.serving.engine.takes_lines", lambda _: False)
+    terms = Terminology([("dog", ["Boot", "Männer"])], translator.target_tokenizer)
+    ours = copy.copy(translator)
+    ours.aligned, ours.terminology = WORDS, terms
+    engine = Engine({"small": translator}, Metrics(), queue=100)
+    required = [terms.required(line) for line in LINES]
+    answers = engine.submit("small", translator.config, LINES, [20] * len(LINES), None, required, WORDS)
+    assert [each.result(PATIENCE) for each in answers] == ours.translate_nbest(LINES)
+    engine.stop()

@@ -144,6 +144,7 @@ def test_a_stream_has_them_too(url, model_dir):
         ({"text": "<p>a</p>" * 300, "markup": True}, "300 blocks were given"),
         ({"text": "a" + "<i>b</i>" * 600, "markup": True}, "600 inline tags"),
         ({"nbest": "2"}, "nbest must be a whole number: '2' was given"),
+        ({"temperature": 1e300, "sampling": True}, "temperature 1e+300 must be at most 1,000"),
         ({"temperature": None}, "temperature must be a number: None was given"),
         ({"length_penalty": "long"}, "length_penalty must be one of gnmt, power, avg, none"),
     ],
