@@ -15,10 +15,10 @@ _LINK = r"\]\(((?!https?:|#|mailto:)[^)\s#]+)"
 
 
 def on_config(config):
-    """Pages that mkdocs.yml does not name come into the section "Use"."""
+    """Pages that mkdocs.yml does not name come into the section "More"."""
     named = set(re.findall(r"[\w/.-]+\.md", str(config.nav)))
-    use = next(section["Use"] for section in config.nav if "Use" in section)
-    use += sorted(path.name for path in DOCS.glob("*.md") if path.name not in named)
+    more = next(section["More"] for section in config.nav if "More" in section)
+    more += sorted(path.name for path in DOCS.glob("*.md") if path.name not in named)
     return config
 
 

@@ -30,7 +30,10 @@ def commands() -> list[str]:
             command = re.split(r"\s{2,}|\s#|\s[<>|]\s", line.strip().replace("\\|", "|"))[0]
             command = re.sub(r"^[A-Z_]+=\S+ ", "", command).removeprefix(".venv/bin/")
             if re.match(r"(fasttfm [a-z]|python -m (?!pip|pytest|venv))", command):
+                command, _, training = command.partition(" --train ")  # which a recipe hands on
                 results[command.replace("...", "").strip()] = None
+                if training:
+                    results[f"fasttfm train {training}"] = None
     return list(results)
 
 

@@ -11,7 +11,7 @@ from fasttfm.cli.paths import TRAINED_MODEL
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=TRAINED_MODEL, metavar="MODEL", help="model directory made by fasttfm train")
     parser.add_argument(
-        "--last", type=int, default=5, metavar="N", help="how many of the newest checkpoints (default: 5)"
+        "--last", type=int, metavar="N", help="how many of the newest checkpoints (default: 5, or all that there are)"
     )
     add_output_flags(parser, "what was averaged")
 

@@ -36,13 +36,16 @@ def average_weights(checkpoints: list[Path]) -> dict[str, Tensor]:
     return {name: (total / len(checkpoints)).to(kinds[name]) for name, total in sums.items()}
 
 
-def average_last(model_dir: str | Path, last: int) -> tuple[Path, list[int]]:
+def average_last(model_dir: str | Path, last: int | None) -> tuple[Path, list[int]]:
     """Average the `last` newest checkpoints of a model directory into its checkpoint `average`.
 
-    Only checkpoints that were saved one after the other count: one that was kept for its score alone may be far older.
+    None takes five, or all where there are fewer. Only checkpoints that were saved one after the other count: one that
+    was kept for its score alone may be far older.
     Returns where it was written and the steps it is made of. Raises UserError when there are fewer.
     """
     steps = consecutive_steps(model_dir)
+    if last is None:
+        last = min(5, max(len(steps), 1))
     if last < 1:
         raise UserError(f"--last {last}: give how many checkpoints to average, at least 1")
     if not steps:

@@ -327,6 +327,17 @@ def test_average_of_more_than_there_are_is_refused_with_the_number(tmp_path):
         average_last(tmp_path, 0)
 
 
+def test_without_a_number_the_average_is_of_five_or_of_all_that_there_are(tmp_path):
+    with pytest.raises(UserError, match="has no checkpoints"):
+        average_last(tmp_path, None)
+    for step in (1, 2):
+        save(tmp_path, step, value=float(step))
+    assert average_last(tmp_path, None)[1] == [1, 2]
+    for step in (3, 4, 5, 6):
+        save(tmp_path, step, value=float(step))
+    assert average_last(tmp_path, None)[1] == [2, 3, 4, 5, 6]
+
+
 def test_average_over_two_models_is_refused(tmp_path):
     save(tmp_path, 1)
     save_checkpoint(step_folder(tmp_path, 2), {"weight": torch.zeros(3, 3)}, {})

@@ -1,18 +1,14 @@
 """The pages of docs/ say what is so: their code runs, what they name is there, and the site has no broken link."""
 
 import importlib
-import io
 import os
 import re
 import runpy
-import shlex
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from fasttfm.cli import main
 from fasttfm.interop.onnx import Encoder, Step
 from fasttfm.kernels.launch import interpreted
 from fasttfm.models import Transformer
@@ -105,42 +101,6 @@ def test_encoder_and_step_go_through_aotinductor(tmp_path):
             torch._inductor.aoti_compile_and_package(program, package_path=path)
         )
         torch.testing.assert_close(tuple(compiled(*other)), tuple(module(*other)), rtol=1e-4, atol=1e-4)
-
-
-def test_the_tutorial_goes_from_text_to_a_score(tmp_path, monkeypatch, capsysbinary):
-    """Its commands one after the other, with a smaller corpus and a shorter run."""
-    small = {
-        "prepare": ["--vocab-size", "400"],
-        "train": shlex.split(
-            "--max-update 6 --warmup-updates 2 --d-model 32 --heads 2 --d-ff 32 --workers 1 --threads 1"
-        ),
-        "translate": ["--max-len-b", "4", "--workers", "1"],
-    }
-    said = {}
-    monkeypatch.chdir(tmp_path)
-    for line in "".join(blocks("tutorial.md", "")).splitlines():
-        if not line.startswith("fasttfm "):
-            continue
-        command, _, target = line.partition(" > ")
-        command, _, source = command.partition(" < ")
-        words = shlex.split(command)[1:]
-        if words[0] == "plot-attention":
-            pytest.importorskip("matplotlib")
-        if source:
-            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(Path(source).read_bytes())))
-        capsysbinary.readouterr()
-        assert main.main([*words, *small.get(words[0], [])]) == 0, line
-        said[words[0]] = capsysbinary.readouterr().out
-        if target:
-            Path(target).write_bytes(said[words[0]])
-        if words[0] == "demo-data":
-            for file in (tmp_path / "text").iterdir():
-                kept = 1500 if file.stem == "train" else 6
-                file.write_text("".join(file.read_text(encoding="utf-8").splitlines(keepends=True)[:kept]), "utf-8")
-    assert b"BLEU" in said["score"]
-    assert (tmp_path / "attention.png").stat().st_size > 1000
-    run("\n".join(blocks("tutorial.md")), tmp_path, monkeypatch)
-    assert len(capsysbinary.readouterr().out.splitlines()) == 3
 
 
 def test_what_the_paper_beside_the_code_names_is_there():

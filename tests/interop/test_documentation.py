@@ -1,4 +1,4 @@
-"""docs/replace-torch-nn.md: its Python blocks run, and its table has every argument."""
+"""docs/replace-torch-nn.md: its table has every argument (tests/docs/test_paths.py runs its blocks)."""
 
 import inspect
 import re
@@ -10,14 +10,6 @@ import fasttfm.nn
 
 TESTS = Path(__file__).parents[1]
 PAGE = (Path(__file__).parents[2] / "docs" / "replace-torch-nn.md").read_text(encoding="utf-8")
-
-
-def test_the_blocks_run() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(blocks) == 6
-    names: dict[str, object] = {}
-    for block in blocks:
-        exec(compile(block, "docs/replace-torch-nn.md", "exec"), names)
 
 
 def rows(columns: int) -> list[list[str]]:

@@ -132,7 +132,7 @@ def test_the_examples_of_the_documentation_hear_a_run(tiny_data, tiny_values, tm
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     for module in ("wandb", "mlflow", "aim"):
         monkeypatch.setitem(sys.modules, module, Recorded())
-    names = {"Callback": Callback}
+    names: dict[str, object] = {}
     for block in blocks[:3]:
         exec(block, names)
     callbacks = [names["WandB"](project="a project"), names["MLflow"](), names["Aim"](repo="here")]

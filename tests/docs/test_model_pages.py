@@ -1,0 +1,44 @@
+"""docs/export.md and translate.md: their Python, block after block, on a model and what their commands made of it."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+from model_dirs import write_model_dir
+
+from fasttfm.cli.main import main
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def run(page, folder):
+    """In one file, because a reader goes on in the same session."""
+    code = re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    (folder / "page.py").write_text("\n".join(code), encoding="utf-8")
+    return runpy.run_path(str(folder / "page.py"))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The current folder, with MODEL in it."""
+    write_model_dir(tmp_path / "MODEL")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_python_of_the_page_about_other_tools_runs_after_its_commands(folder):
+    pytest.importorskip("ctranslate2")
+    pytest.importorskip("transformers")
+    for form, out in (("ctranslate2", "CT2"), ("pretrained", "PRETRAINED")):
+        assert main(["export", "MODEL", "--format", form, "--out", out]) == 0
+    names = run("export.md", folder)
+    assert names["results"][0].hypotheses[0]
+    assert names["model"].generate
+
+
+def test_the_python_of_the_page_about_searches_writes_a_translation(folder, capsys):
+    run("translate.md", folder)
+    assert capsys.readouterr().out.strip()

@@ -1,0 +1,150 @@
+"""Readers follow a page by its words alone, in an empty folder: one replaces torch.nn, one measures, one trains on WMT.
+
+A block runs in its turn as it is printed: commands by a shell, each stretch of Python as one file. Nothing is
+installed (`make dist` tries that): a clone is a copy of this checkout. Of lines that are alternatives ("# or" begins
+the comment of the later ones) the last runs, which each page makes the small one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+INSTALLS = ("pip install", "python3 -m venv", "source ")
+CPU_SECONDS = 150
+"""Of one page: it takes about 40 on one core; the rest is for slower ones."""
+A_VERDICT_ON_THE_MACHINE = ("python -m benchmarks compare", "python -m benchmarks check")
+"""Ends with status 1 where the two runs, on a busy machine, did not take the same time."""
+
+
+def stretches(page: str, end: str | None = None) -> list[tuple[str, str]]:
+    """The page's blocks in order up to the heading `end`, as (language, text); neighbours in Python are one."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    text = text[: text.index(f"\n{end}\n")] if end else text
+    result: list[tuple[str, str]] = []
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        if language == "python" and result and result[-1][0] == "python":
+            result[-1] = language, f"{result[-1][1]}\n{block}"
+        else:
+            result.append((language, block))
+    return result
+
+
+def commands(block: str) -> list[str]:
+    """The lines of a block of commands, without what only installs; the last of alternatives."""
+    result: list[str] = []
+    for line in block.replace("\\\n", " ").splitlines():
+        command, _, comment = line.partition(" # ")
+        if comment.startswith("or") and result:
+            result.pop()
+        if command.strip() and not command.startswith(INSTALLS):
+            result.append(command.strip())
+    return result
+
+
+class Reader:
+    """Types what a page shows, in a folder that was empty."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.said = folder, ""
+        (folder / "bin").mkdir()
+        for name, call in (("fasttfm", "fasttfm"), ("python", "")):  # as an activated environment has them
+            script = folder / "bin" / name
+            script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {f"-m {call}" if call else ""} "$@"\n')
+            script.chmod(0o755)
+        (folder / "empty").mkdir()
+        self.here = folder / "empty"
+        path = os.pathsep.join([str(folder / "bin"), os.environ["PATH"]])
+        self.environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        self.environment.pop("TRITON_INTERPRET", None)  # a reader has not heard of it
+
+    def type(self, command: str) -> None:
+        clone, _, enter = command.partition(" && cd ")
+        if clone.startswith("git clone"):
+            for name in ("fasttfm", "kernels", "benchmarks", "docs", "README.md"):
+                copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
+                kept = (
+                    {"symlinks": True, "ignore": shutil.ignore_patterns("results")} if copy is shutil.copytree else {}
+                )
+                (self.here / enter).mkdir(exist_ok=True)
+                copy(ROOT / name, self.here / enter / name, **kept)
+            self.here = self.here / enter
+            self.environment["PYTHONPATH"] = str(self.here)
+            return
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=self.here, env=self.environment, capture_output=True, text=True, check=False
+        )
+        allowed = (0, 1) if command.startswith(A_VERDICT_ON_THE_MACHINE) else (0,)
+        assert done.returncode in allowed, f"{command}\n{done.stdout}{done.stderr}"
+        assert "Traceback" not in done.stderr, f"{command}\n{done.stderr}"
+        self.said += done.stdout
+
+    def walk(self, blocks: list[tuple[str, str]]) -> None:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        for number, (language, block) in enumerate(blocks):
+            if language == "python":
+                (self.here / f"block{number}.py").write_text(block, encoding="utf-8")
+                self.type(f"python block{number}.py")
+            elif not language:
+                for command in commands(block):
+                    self.type(command)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert after.ru_utime - before.ru_utime < CPU_SECONDS, "give the page a smaller variant"
+
+
+@pytest.fixture
+def reader(tmp_path):
+    return Reader(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_reader_replaces_torch_nn(reader):
+    pytest.importorskip("transformers")
+    blocks = stretches("replace-torch-nn.md")
+    assert [language for language, _ in blocks] == ["", "python"]
+    assert blocks[1][1].count("import") >= 4
+    reader.walk(blocks)
+    assert "FusedBertOutput" in reader.said
+
+
+@pytest.mark.slow
+def test_a_reader_measures(reader):
+    pytest.importorskip("jsonschema")
+    pytest.importorskip("matplotlib")
+    blocks = stretches("benchmarks.md", end="## All commands")
+    assert [language for language, _ in blocks] == [""]
+    reader.walk(blocks)
+    assert "rows compared" in reader.said
+    assert (reader.here / "page" / "report.md").stat().st_size > 1000
+
+
+@pytest.mark.slow
+def test_a_reader_goes_from_text_to_bleu(reader):
+    pytest.importorskip("matplotlib")
+    reader.walk(stretches("tutorial.md"))
+    assert "BLEU" in reader.said
+    assert (reader.here / "attention.png").stat().st_size > 1000
+
+
+@pytest.mark.slow
+def test_a_reader_trains_on_wmt(reader):
+    blocks = stretches("recipes.md", end="## Hours and money")
+    assert commands(blocks[0][1])[0].startswith("fasttfm recipe paper-base-en-de --dry-run --train")
+    reader.walk(blocks)
+    assert "BLEU" in reader.said
+
+
+def test_outside_of_a_clone_python_says_in_a_line_that_there_are_no_benchmarks(tmp_path):
+    """What docs/benchmarks.md says of it."""
+    command = [sys.executable, "-I", "-m", "benchmarks"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert re.fullmatch(r".*: No module named benchmarks\n", done.stderr)
+    assert "`No module named benchmarks`" in (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
