@@ -101,7 +101,11 @@ def unfinished(path: Path) -> Path:
 def _open_alone(beside: Path, path: Path) -> int:
     """A descriptor of the empty file `beside`, which no other process has; UserError where one has it."""
     while True:
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+        try:
+            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+        except OSError as error:
+            error.filename = os.fspath(path)  # the name that the user knows
+            raise
         try:
             if fcntl is not None:
                 try:

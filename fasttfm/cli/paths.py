@@ -173,6 +173,11 @@ def _refuse_file(output: _Given, given: Sequence[_Given]) -> None:
     if path.is_dir():
         raise UserError(f"{flag} {path}: is a directory: give the name of a file")
     target = Path(os.path.realpath(path))
+    folder = target.parent
+    if not folder.is_dir():
+        raise UserError(f"{flag} {path}: there is no directory {folder}: make it first, or choose another {flag}")
+    if (target.is_file() or not target.exists()) and not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"{flag} {path}: nothing can be written into {folder}: allow it, or choose another {flag}")
     found = owner(target)
     if found is not None and not (output.kind.own == target.name and target.parent == found.folder and not found.lists):
         raise UserError(

@@ -87,7 +87,6 @@ def predict_answers(
 
 def write_json(path: Path, values: dict) -> None:
     """Write an object as the official scripts read it: one JSON text, UTF-8."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, (json.dumps(values, ensure_ascii=False, indent=1) + "\n").encode())
 
 

@@ -102,9 +102,9 @@ def evaluate(
     row_length: tokens that see one another; None: as in training. Raises UserError for data of another vocabulary, an
     empty text, and rows that the model has too few positions for.
     """
-    length = row_length or min(
-        read_config(model_dir, read_kind(model_dir))["data"]["row_length"], model.config.max_length
-    )
+    length = row_length
+    if length is None:
+        length = min(read_config(model_dir, read_kind(model_dir))["data"]["row_length"], model.config.max_length)
     if not 2 <= length <= model.config.max_length:
         raise UserError(f"--row-length {length}: between 2 and {model.config.max_length:,}, the model's positions")
     if data is not None:

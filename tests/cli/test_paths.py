@@ -378,6 +378,27 @@ def test_sha256sums_of_a_checkpoint_are_right_when_its_state_is_gone(tmp_path):
 # One file
 
 
+@pytest.mark.parametrize(("name", "output"), OUTPUT_FILES)
+def test_a_folder_that_takes_no_file_is_told_before_the_work(name, output, world, monkeypatch):
+    for path in ("none/x", "none/deep/x", "file/x"):
+        with pytest.raises(UserError, match=f"{path}: there is no directory .*: make it first"):
+            check(name, {output: path})
+    Path("link").symlink_to("none/x")
+    with pytest.raises(UserError, match="link: there is no directory"):
+        check(name, {output: "link"})
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "folder")
+    for path in ("folder/new", "folder/inside"):  # root may write everywhere
+        with pytest.raises(UserError, match=f"{path}: nothing can be written into"):
+            check(name, {output: path})
+    check(name, {output: "/dev/null"})
+
+
+def test_a_file_that_cannot_be_written_is_called_what_the_user_calls_it(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught, writing(tmp_path / "none" / "x"):
+        pass
+    assert caught.value.filename == str(tmp_path / "none" / "x")
+
+
 def stopped(target: Path) -> None:
     with writing(target) as file:
         file.write(b"half")

@@ -178,7 +178,7 @@ def test_alignments_have_a_line_for_every_output_line(translate, model_dir, tmp_
             pairs = [tuple(map(int, link.split("-"))) for link in links.split()]
             assert {word for _, word in pairs} == {*range(len(target))}, "every word of the translation is linked"
             assert all(0 <= word < len(source) for word, _ in pairs)
-    assert "No such file" in failure(translate(model_dir, "--alignment", tmp_path / "none" / "x"))
+    assert "there is no directory" in failure(translate(model_dir, "--alignment", tmp_path / "none" / "x"))
     assert "alignment_layer 3" in failure(translate(model_dir, "--alignment", file, "--alignment-layer", 3))
 
 
@@ -418,7 +418,7 @@ def test_attention_is_drawn(model_dir, tmp_path, capsys):
         (["\u00a0\u3000 \t"], "is empty"),
         (["dog " * 100], "give a shorter one"),
         (["a dog", "--out", str(tmp_path / "x.docx")], "docx"),
-        (["a dog", "--out", str(tmp_path / "none" / "x.png")], "No such file"),
+        (["a dog", "--out", str(tmp_path / "none" / "x.png")], "there is no directory"),
     ):
         assert main(["plot-attention", str(model_dir), "--out", str(picture), *arguments]) == 2
         assert message in capsys.readouterr().err
