@@ -186,10 +186,10 @@ def test_the_best_window_answers_and_the_lowest_null_counts():
 
 
 def test_predictions_are_written_as_the_official_script_reads_them(tmp_path):
-    write_json(tmp_path / "new" / "predictions.json", {"q": "M\u00fcnchen"})
-    assert read_predictions(tmp_path / "new" / "predictions.json") == {"q": "M\u00fcnchen"}
+    write_json(tmp_path / "predictions.json", {"q": "M\u00fcnchen"})
+    assert read_predictions(tmp_path / "predictions.json") == {"q": "M\u00fcnchen"}
     with pytest.raises(UserError, match="'q' has str, it must be a number"):
-        read_predictions(tmp_path / "new" / "predictions.json", float)
+        read_predictions(tmp_path / "predictions.json", float)
     (tmp_path / "list.json").write_text("[]")
     with pytest.raises(UserError, match="no object of ids and answers"):
         read_predictions(tmp_path / "list.json")
