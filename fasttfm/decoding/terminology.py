@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -35,9 +36,8 @@ class Terminology:
                 self.alternatives.append([])
             self.alternatives[numbers[term]] += phrases
         self._terms = numbers
-        longest_first = sorted(numbers, key=lambda term: (-len(term), term))
-        self._numbers = [numbers[term] for term in longest_first]
-        self._pattern = re.compile("|".join(f"({_as_pattern(term)})" for term in longest_first))
+        self._any_case = _Automaton({_folded(term): numbers[term] for term in numbers if term == term.lower()})
+        self._exact = _Automaton({term: numbers[term] for term in numbers if term != term.lower()})
         self.continuations = continuations_of(tokenizer)
 
     @classmethod
@@ -68,8 +68,63 @@ class Terminology:
         """For every occurrence of a term in line the alternatives, as ids, of which the translation must hold one."""
         if not self.alternatives:
             return []
-        matches = self._pattern.finditer(line)
-        return [self.alternatives[self._numbers[match.lastindex - 1]] for match in matches if match.lastindex]
+        line = " ".join(line.split())
+        found = [*self._exact.find(line), *self._any_case.find(_folded(line))]
+        required, free = [], 0
+        for begin, end, number in sorted(found, key=lambda each: (each[0], -each[1])):
+            if begin >= free and _is_whole(line, begin, end):
+                required.append(self.alternatives[number])
+                free = end
+        return required
+
+
+class _Automaton:
+    """Finds all terms in a line in one pass, in time that does not grow with their number.
+
+    Source: Aho and Corasick 1975. State 0 has read nothing of any term.
+    """
+
+    def __init__(self, terms: Mapping[str, int]) -> None:
+        """terms: with their numbers."""
+        self._next: list[dict[str, int]] = [{}]
+        self._ends: list[tuple[int, int] | None] = [None]
+        """By state: length and number of the term that ends there."""
+        for term, number in terms.items():
+            state = 0
+            for character in term:
+                if character not in self._next[state]:
+                    self._next[state][character] = len(self._next)
+                    self._next.append({})
+                    self._ends.append(None)
+                state = self._next[state][character]
+            self._ends[state] = len(term), number
+        self._shorter = [0] * len(self._next)
+        """By state: that of the longest beginning of a term which its text ends with, itself left out."""
+        self._ending = [0] * len(self._next)
+        """By state: the first one along `shorter` where a term ends; 0 for none."""
+        states = [*self._next[0].values()]
+        for state in states:  # grows: in the order of their lengths
+            shorter = self._shorter[state]
+            self._ending[state] = shorter if self._ends[shorter] else self._ending[shorter]
+            for character, following in self._next[state].items():
+                self._shorter[following] = self._after(shorter, character)
+                states.append(following)
+
+    def _after(self, state: int, character: str) -> int:
+        while state and character not in self._next[state]:
+            state = self._shorter[state]
+        return self._next[state].get(character, 0)
+
+    def find(self, line: str) -> Iterator[tuple[int, int, int]]:
+        """Begin, end and number of every term in line, also of those within others."""
+        state = 0
+        for end, character in enumerate(line, start=1):
+            state = self._after(state, character)
+            ending = state
+            while ending:
+                if term := self._ends[ending]:
+                    yield end - term[0], end, term[1]
+                ending = self._ending[ending]
 
 
 _continuations: WeakKeyDictionary[Tokenizer, frozenset[int]] = WeakKeyDictionary()
@@ -96,11 +151,24 @@ def _checked(term: str, alternatives: Iterable[str], tokenizer: Tokenizer) -> tu
     return term, phrases
 
 
-def _as_pattern(term: str) -> str:
-    words = r"\s+".join(map(re.escape, term.split()))
-    before = rf"(?<![^\W{_UNSPACED}])" if _EDGE.match(term[0]) else ""
-    after = rf"(?![^\W{_UNSPACED}])" if _EDGE.match(term[-1]) else ""
-    return f"{before}(?i:{words}){after}" if term == term.lower() else f"{before}{words}{after}"
+def _is_whole(line: str, begin: int, end: int) -> bool:
+    """Return whether no longer word holds this part of line."""
+
+    def goes_on(before: int) -> bool:
+        return bool(0 < before < len(line) and _EDGE.match(line, before - 1) and _EDGE.match(line, before))
+
+    return not goes_on(begin) and not goes_on(end)
+
+
+@lru_cache(4096)
+def _fold(character: str) -> str:
+    """Return what all cases of a character have in common, as one character."""
+    forms = (character.casefold(), character.lower(), character)
+    return next(form for form in forms if len(form) == 1)
+
+
+def _folded(text: str) -> str:
+    return "".join(map(_fold, text))
 
 
 def _phrases(text: str, tokenizer: Tokenizer) -> list[list[int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import time
 from dataclasses import replace
 
 import pytest
@@ -38,6 +39,43 @@ def asked(terms, line, tokenizer) -> list[list[str]]:
 def test_terms_are_found_as_whole_words(tokenizer, line, expected):
     terms = [("dog", ["Hund"]), ("green dog", ["Frosch"]), ("US", ["USA"]), ("C++", ["Cpp"]), ("green dog", ["Lurch"])]
     assert asked(terms, line, tokenizer) == expected
+
+
+def found_by_a_pattern(terms: list[str], line: str) -> list[str]:
+    """The terms in line, as a regular expression finds them: the same rules, written another way."""
+
+    def pattern(term: str) -> str:
+        words = r"\s+".join(map(re.escape, term.split()))
+        before, after = (r"\b" if re.match(r"\w", edge) else "" for edge in (term[0], term[-1]))
+        return f"{before}(?i:{words}){after}" if term == term.lower() else f"{before}{words}{after}"
+
+    longest_first = sorted(terms, key=lambda term: (-len(term), term))
+    matches = re.finditer("|".join(f"({pattern(term)})" for term in longest_first), line)
+    return [longest_first[match.lastindex - 1] for match in matches if match.lastindex]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_terms_that_overlap_are_found_as_by_a_regular_expression(tokenizer, seed):
+    draws = random.Random(seed)
+    words = ["a", "aa", "A", "b", "ab", "+", "B+", "-a", "\u017f", "S", "\u03c2", "\u03a3"]
+    terms = list({" ".join(draws.choices(words, k=draws.randint(1, 4))) for _ in range(draws.randint(1, 12))})
+    terminology = Terminology([(term, [f"dog {number}"]) for number, term in enumerate(terms)], tokenizer)
+    names = {number: term for term, number in terminology._terms.items()}
+    for _ in range(30):
+        line = "".join(draws.choice(words) + draws.choice(["", " ", "  ", "\u00a0", "\t"]) for _ in range(20))
+        found = [names[terminology.alternatives.index(each)] for each in terminology.required(line)]
+        assert found == found_by_a_pattern(terms, line), (terms, line)
+
+
+def test_terms_built_to_be_slow_are_found_in_the_time_of_a_few(tokenizer):
+    def seconds(count: int) -> float:
+        terms = [("a " * 14 + f"b{number}", ["dog"]) for number in range(count)]
+        terminology = Terminology(terms, tokenizer)
+        begin = time.process_time()
+        assert terminology.required("a " * 20_000) == []
+        return time.process_time() - begin
+
+    assert min(seconds(249) for _ in range(3)) < 5 * min(seconds(2) for _ in range(3)), "tried one after the other"
 
 
 def test_scripts_without_spaces_have_no_whole_words(tokenizer):
