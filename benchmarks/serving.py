@@ -1,13 +1,15 @@
-"""Sentences a second that `fasttfm serve` translates for many clients at once, and how long each of them waits.
+"""Sentences a second that `fasttfm serve` translates for many clients at once, how long each waits, and its memory.
 
-    python -m benchmarks.serving MODEL --text in.en --seconds 120 --workers 2
+    python -m benchmarks.serving MODEL --text in.en --seconds 600 --workers 2
 
 The server is the command in a process of its own. Clients are threads here, each with a connection that is kept, which
-ask for one to four sentences at once and ask again as soon as they have the answer. Every answer is compared with what
-the model translates without a server; one that differs ends the benchmark. Appends one line to
-benchmarks/results/serving.jsonl.
+ask for one to four sentences with options drawn at random and ask again as soon as they have the answer; one request of
+twenty is hung up on. Every answer is compared with what the model translates without a server; one that differs, or
+does not come, ends the benchmark. Resident memory of the server and its workers is read as time goes on. Appends one
+line to benchmarks/results/serving.jsonl.
 """
 
+import dataclasses
 import http.client
 import json
 import random
@@ -16,7 +18,7 @@ import statistics
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,15 @@ from fasttfm.data.corpus import read_lines
 from fasttfm.decoding import Translator
 from fasttfm.parsing import parse_json
 
-_LINES = 400
+OPTIONS: Sequence[Mapping[str, Any]] = ({}, {"beam": 1}, {"beam": 8}, {"alpha": 1.5}, {"min_len": 12})
+"""Of a request, each as often as the others."""
+_LINES = 200
 """Different sentences that are asked for."""
 _MOST_AT_ONCE = 4
+_HUNG_UP = 0.05
+"""Share of the requests whose client closes the connection in place of reading the answer."""
+_READINGS = 10
+"""Times that the server's memory is read."""
 _WARM_UP_SECONDS = 3.0
 _PATIENCE = 600
 
@@ -36,40 +44,50 @@ _PATIENCE = 600
 class Clients:
     """Threads that ask until they are told to stop."""
 
-    def __init__(self, port: int, expected: Mapping[str, str]) -> None:
+    def __init__(self, port: int, expected: Sequence[Mapping[str, str]]) -> None:
+        """expected: for each of OPTIONS the translations of all lines."""
         self.port = port
         self.expected = expected
         self.seconds: list[float] = []
         self.sentences = 0
+        self.hung_up = 0
         self.wrong: str | None = None
         self._counting = False
         self._stop = threading.Event()
         self._lock = threading.Lock()
 
-    def run(self, clients: int, warm_up: float, seconds: float) -> float:
-        """Have so many clients ask; the seconds that were counted, after the warm-up."""
+    def run(self, clients: int, warm_up: float, seconds: float, memory: Callable[[], int]) -> tuple[float, list[int]]:
+        """Have so many clients ask; the seconds that were counted, after the warm-up, and the memory in ten parts."""
         threads = [threading.Thread(target=self._ask, args=(number,)) for number in range(clients)]
         for thread in threads:
             thread.start()
         self._stop.wait(warm_up)
-        begin, self._counting = time.perf_counter(), True
-        self._stop.wait(seconds)
+        begin, self._counting, read = time.perf_counter(), True, []
+        for _ in range(_READINGS):
+            self._stop.wait(seconds / _READINGS)
+            read.append(memory())
         self._counting = False
         counted = time.perf_counter() - begin
         self._stop.set()
         for thread in threads:
             thread.join()
-        return counted
+        return counted, read
 
     def _ask(self, number: int) -> None:
         draw = random.Random(number)
-        lines = list(self.expected)
+        lines = list(self.expected[0])
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_PATIENCE)
         try:
             while not self._stop.is_set():
-                texts = draw.choices(lines, k=draw.randint(1, _MOST_AT_ONCE))
+                texts, option = draw.choices(lines, k=draw.randint(1, _MOST_AT_ONCE)), draw.randrange(len(OPTIONS))
                 begin = time.perf_counter()
-                connection.request("POST", "/translate", json.dumps({"text": texts}))
+                connection.request("POST", "/translate", json.dumps({"text": texts, **OPTIONS[option]}))
+                if draw.random() < _HUNG_UP:
+                    self._stop.wait(0.05 * draw.random())
+                    connection.close()  # the next request opens it again
+                    with self._lock:
+                        self.hung_up += self._counting
+                    continue
                 answer = parse_json(connection.getresponse().read())
                 taken = time.perf_counter() - begin
                 received = [best[0]["text"] for best in answer.get("translations", [])]
@@ -77,19 +95,29 @@ class Clients:
                     if self._counting:
                         self.seconds.append(taken)
                         self.sentences += len(texts)
-                if received != [self.expected[text] for text in texts]:
-                    self.wrong = f"{texts} was answered with {answer}"
+                if received != [self.expected[option][text] for text in texts]:
+                    self.wrong = f"{texts} with {OPTIONS[option]} was answered with {answer}"
                     self._stop.set()
         except (OSError, ValueError, http.client.HTTPException) as error:
             self.wrong = f"a client failed: {error!r}"
             self._stop.set()
 
 
-def measure(
-    model: Path, lines: Sequence[str], *, clients: int, seconds: float, workers: str = "1"
-) -> dict[str, float | str]:
-    """Sentences a second and the seconds that clients waited; SystemExit where an answer is wrong."""
-    expected = dict(zip(lines, Translator.from_directory(model, workers=1).translate(lines)))
+def resident_mib(process: int) -> int:
+    """MiB that a process and its descendants hold, shared pages with each of them; Linux."""
+    status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
+    own = next(int(line.split()[1]) // 1024 for line in status.splitlines() if line.startswith("VmRSS:"))
+    children = Path(f"/proc/{process}").glob("task/*/children")
+    return own + sum(resident_mib(int(child)) for file in children for child in file.read_text("utf-8").split())
+
+
+def measure(model: Path, lines: Sequence[str], *, clients: int, seconds: float, workers: str = "1") -> dict[str, Any]:
+    """What a record says of a load; SystemExit where an answer is wrong."""
+    translator = Translator.from_directory(model, workers=1)
+    plain, expected = translator.config, []
+    for options in OPTIONS:
+        translator.config = dataclasses.replace(plain, **options)
+        expected.append(dict(zip(lines, translator.translate(lines))))
     command = command_line("serve", str(model), "--port", "0", "--workers", workers)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
@@ -98,7 +126,9 @@ def measure(
             if " at http://" not in told:
                 raise SystemExit("fasttfm serve did not start")
             asking = Clients(int(told.rsplit(":", 1)[1]), expected)
-            counted = asking.run(clients, min(_WARM_UP_SECONDS, seconds), seconds)
+            counted, memory = asking.run(
+                clients, min(_WARM_UP_SECONDS, seconds), seconds, lambda: resident_mib(server.pid)
+            )
         finally:
             server.send_signal(signal.SIGTERM)
             server.wait(_PATIENCE)
@@ -114,6 +144,8 @@ def measure(
         "requests": len(asking.seconds),
         "sentences": asking.sentences,
         "sentences_per_second": round(asking.sentences / counted, 1),
+        "hung_up": asking.hung_up,
+        "resident_mib": memory,
         "p50_ms": round(1000 * cuts[49], 1),
         "p99_ms": round(1000 * cuts[98], 1),
     }

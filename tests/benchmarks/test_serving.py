@@ -22,6 +22,8 @@ def test_a_record_is_written(tmp_path):
     validate(record)
     (row,) = record["measured"]
     assert row["sentences"] >= row["requests"] >= 3
+    assert len(row["resident_mib"]) == 10
+    assert min(row["resident_mib"]) > 50
     assert row["p99_ms"] >= row["p50_ms"] > 0
 
 
