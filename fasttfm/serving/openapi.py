@@ -142,7 +142,9 @@ _PAGE = """<!doctype html>
 <style>
   body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem }}
   table {{ border-collapse: collapse; width: 100% }}
-  td {{ border-top: 1px solid #ccc; padding: .3rem .6rem .3rem 0; vertical-align: top; overflow-wrap: anywhere }}
+  td {{ border-top: 1px solid #ccc; padding: .3rem .6rem .3rem 0; vertical-align: top; overflow-wrap: break-word }}
+  td:first-child {{ white-space: nowrap; font-family: monospace }}
+  @media (max-width: 40rem) {{ td {{ display: block; border: 0 }} tr {{ display: block; border-top: 1px solid #ccc }} }}
   pre {{ white-space: pre-wrap; background: #f6f6f6; padding: .6rem }}
 </style>
 <h1>fasttfm {version}</h1>

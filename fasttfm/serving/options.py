@@ -52,7 +52,7 @@ def options(models: Sequence[str] = ()) -> list[Option]:
         Option("text", "a text or a list of texts", TEXTS, "What to translate; lines stay lines, each by itself."),
         Option("prefix", "a text or a list of texts", TEXTS, "How the translation of each text must begin."),
         Option("model", names, {"enum": list(models)}, "Its directory's name; without it the first one translates."),
-        _plain("stream", bool, "Server-sent events, one a text in their order, then `done`."),
+        _plain("stream", bool, "Server-sent events, one a text in their order, then the event done."),
         Option(
             "terminology",
             "an object such as {\"dog\": [\"Hund\", \"Hündin\"]}",
