@@ -70,8 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         began = time.perf_counter()
         counts = execute(chip, args.workers)
         seconds = round(time.perf_counter() - began, 1)
-        record = {"benchmark": "executed", "chip": chip, **counts, "seconds": seconds, "workers": args.workers}
-        records.write(args.results / "executed.jsonl", [{**record, "machine": machine.describe()}], by_chip)
+        told = {"chip": chip, **counts, "seconds": seconds, "workers": args.workers}
+        record = command.keep(args.results, "executed", key=by_chip, **told)
         written.append(record)
         print(f"{chip}: {sentence([record])}, {seconds:,.0f} s", flush=True)
     print(sentence(written))

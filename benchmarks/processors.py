@@ -94,7 +94,6 @@ def measure(processor: Processor, tests: Sequence[str], workers: int) -> records
     slowest = max(cases, key=lambda case: float(case.get("time", 0.0)))
     left_out = len(skipped(cases))
     return {
-        "benchmark": "processors",
         "stands_for": processor.name,
         "variables": dict(processor.variables),
         "int8": _int8_route(processor),
@@ -162,8 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError(f"--processor {missing[0]}: this machine's processor lacks what it needs")
     good = True
     for processor in chosen:
-        record = measure(processor, TESTS, args.workers)
-        records.write(args.results / "processors.jsonl", [{**record, "machine": machine.describe()}], key)
+        record = command.keep(args.results, "processors", key=key, **measure(processor, TESTS, args.workers))
         print(sentence(record), flush=True)
         good = good and is_good(record)
     return 0 if good else 1

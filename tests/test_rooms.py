@@ -34,11 +34,6 @@ LEVELS = (
     ("benchmarks.measure", "benchmarks.peers"),
     ("benchmarks.command",),
     ("benchmarks.cases", "benchmarks"),
-    (
-        "benchmarks.limits.static_evidence",
-        "benchmarks.planning",
-        "benchmarks.versions",
-    ),
     ("benchmarks.report",),
     ("benchmarks.__main__",),
     ("benchmarks.gpu_check",),
