@@ -13,7 +13,7 @@ from benchmarks.__main__ import main
 from benchmarks.cases import synthetic
 from benchmarks.measure import records
 from benchmarks.peers.torch_nn import TorchTransformer
-from benchmarks.peers.torch_nn_trainer import Stopwatch, greedy
+from benchmarks.peers.torch_nn_trainer import greedy
 from fasttfm.decoding import DecodingConfig, translate_ids
 from fasttfm.models import Transformer, TransformerConfig
 
@@ -131,15 +131,3 @@ def test_the_plain_greedy_search_is_greedy_search():
     expected = translate_ids(model, sources, DecodingConfig(beam=1, max_len_a=0.0, max_len_b=17, allow_unk=True))
     assert results == [ids[:17] for ids in expected]
     assert len({tuple(ids) for ids in results}) > 3
-
-
-def test_a_stopwatch_stands_still_while_it_is_stopped(monkeypatch):
-    times = iter([10.0, 13.0, 20.0, 24.0])
-    monkeypatch.setattr("benchmarks.peers.torch_nn_trainer.time.monotonic", lambda: next(times))
-    watch = Stopwatch()
-    assert watch.seconds == 0.0
-    watch.go()
-    watch.stop()
-    assert watch.seconds == 3.0
-    watch.go()
-    assert watch.seconds == 7.0
