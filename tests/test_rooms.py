@@ -36,7 +36,6 @@ LEVELS = (
     ("benchmarks.cases", "benchmarks"),
     ("benchmarks.report",),
     ("benchmarks.__main__",),
-    ("benchmarks.gpu_check",),
 )
 """From the ground up; rooms of one level do not know each other. A file that is not named belongs to the longest name
 that begins its own."""
