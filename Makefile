@@ -89,7 +89,7 @@ dist: install
 
 # On a machine with a GPU: the tests that need one, the sanitizer where present, then timings into benchmarks/results.
 gpu-check: install
-	@$(BIN)/python -m benchmarks.gpu_check
+	@scripts/gpu_check.sh $(BIN)/python
 
 # Every benchmark beside its peers, minutes; `make bench BENCH="--full kernels"` for a record to publish.
 bench: install

@@ -5,7 +5,6 @@
     python -m benchmarks end_to_end demo          from text to BLEU, in minutes; --full does that too
     python -m benchmarks report                   one page from all records
     python -m benchmarks compare OLD NEW          what changed between two files of records
-    python -m benchmarks static-evidence          times from machine code: predicted, not measured
 
 docs/benchmarks.md says how to read a row, what is measured how, and how to add a case or a provider.
 """
@@ -45,7 +44,6 @@ COMMANDS = {
     "compare": "benchmarks.report.compare",
     "check": "benchmarks.measure.check",
     "end_to_end": "benchmarks.end_to_end",
-    "static-evidence": "benchmarks.limits.static_evidence",
 }
 DTYPES = ("float32", "float16", "bfloat16")
 SECONDS = {"smoke": 0.0, "quick": 0.3, "standard": 1.0, "full": 3.0}

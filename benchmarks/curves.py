@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from benchmarks import command, end_to_end
+from benchmarks.measure.machine import ROOT
 from fasttfm.config.model import TransformerConfig
 from fasttfm.config.training import TrainingConfig
 from fasttfm.data.batches import Batch, TokenBatches, collate
@@ -215,20 +216,21 @@ def draw(comparison: str, runs: dict[str, list[dict[str, Any]]], folder: Path) -
     return target
 
 
-@command.program(
-    command.flag("comparison", choices=COMPARISONS),
-    command.flag("--text", type=Path, required=True, help="folder of train and valid files, en and de"),
-    command.flag("--work", type=Path, required=True, help="folder for the prepared data and finished runs"),
-    command.flag("--updates", type=int, default=700, help="of each training (default: %(default)s)"),
-    command.IMAGES,
-)
-def main(args: Any) -> dict[str, Any]:
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = command.parser("curves", __doc__)
+    parser.add_argument("comparison", choices=COMPARISONS)
+    parser.add_argument("--text", type=Path, required=True, help="folder of train and valid files, en and de")
+    parser.add_argument("--work", type=Path, required=True, help="folder for the prepared data and finished runs")
+    parser.add_argument("--updates", type=int, default=700, help="of each training (default: %(default)s)")
+    parser.add_argument("--images", type=Path, default=ROOT / "docs" / "images", help="folder of the figure")
+    args = parser.parse_args(argv)
     data = PreparedData.open(end_to_end.prepare(CORPUS, args.text, args.work))
     data.valid = data.valid.part(0, min(VALID, len(data.valid)))
     runs = COMPARISONS[args.comparison]
     points = {title: curve(name, data, args.work, args.updates) for title, name in runs.items()}
     print(draw(args.comparison, points, args.images))
-    return {"runs": points}
+    command.keep(args.results, "curves", comparison=args.comparison, runs=points)
+    return 0
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import command
-from benchmarks.measure import machine
+from benchmarks.measure import machine, records
 from benchmarks.measure.records import RESULTS
 from fasttfm.checkpoints.run_log import read_log
 from fasttfm.children import command_line
@@ -33,8 +33,6 @@ from fasttfm.parsing import parse_json
 BUILT_IN = "demo"
 """The corpus that needs no files."""
 TORCH_NN = "torch.nn"
-TARGETS = (10, 20, 25, 30, 35, 40)
-"""Validation scores whose minutes a record tells."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,16 +111,6 @@ def scored(name: str, text: Path, output: Path) -> dict[str, Any]:
         return parse_json(fasttfm(score, stdin=hypotheses, stdout=subprocess.PIPE).stdout)
 
 
-def minutes_to_bleu(curve: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Minutes of training until validation first reached a BLEU, for each of TARGETS that it reached."""
-    result = {}
-    for target in TARGETS:
-        reached = [point["seconds"] for point in curve if point.get("bleu", 0.0) >= target and "seconds" in point]
-        if reached:
-            result[str(target)] = round(min(reached) / 60, 1)
-    return result
-
-
 def training_fields(log: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The fields of a record that tell of the training whose log this is, ours or the peer's."""
     steps = [entry for entry in log if entry["kind"] == "train"]
@@ -144,7 +132,6 @@ def training_fields(log: Sequence[dict[str, Any]]) -> dict[str, Any]:
         **{key: steps[-1][key] for key in ("batch_shapes", "peak_memory") if key in steps[-1]},
         "training_curve": [[entry["step"], round(entry["loss"], 3)] for entry in steps if entry["step"] % 250 == 0],
         "validation_curve": curve,
-        "minutes_to_bleu": minutes_to_bleu(curve),
     }
 
 
@@ -160,7 +147,6 @@ def run(name: str, text: Path, work: Path, more: Sequence[str]) -> dict[str, Any
         fasttfm(["translate", str(model)], input=lines, stdout=out)
     seconds = time.perf_counter() - started
     return {
-        "benchmark": "end_to_end",
         "corpus": name,
         "train_command": " ".join(["fasttfm", *train_command]),
         "translate_seconds": round(seconds, 1),
@@ -186,7 +172,6 @@ def run_peer(name: str, text: Path, work: Path, minutes: float, more: Sequence[s
     log = [parse_json(line) for line in (out / "log.jsonl").read_text().splitlines()]
     (end,) = (entry for entry in log if entry["kind"] == "end")
     return {
-        "benchmark": "end_to_end",
         "corpus": f"{name}, torch.nn",
         "train_command": " ".join(["python", *command]),
         "translate_seconds": log[-1]["translate_seconds"],
@@ -200,7 +185,7 @@ def run_peer(name: str, text: Path, work: Path, minutes: float, more: Sequence[s
 def keep(record: dict[str, Any], folder: Path) -> None:
     """Appends the record and the machine to the file of its corpus and trainer, and says what it found."""
     file = folder / f"end-to-end-{record['corpus'].replace(', ', '-').replace('.', '-')}.jsonl"
-    command.append(file, record | machine.describe())
+    records.append(file, {"benchmark": "end_to_end", **record, "machine": machine.describe()})
     print(
         f"BLEU {record['bleu']:.2f} after {record['training_minutes']} minutes of training; kept in {file}", flush=True
     )

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks import command
 from benchmarks.measure import machine, records
-from benchmarks.measure.pytest_runs import failed, run_tests, skipped
+from benchmarks.measure.pytest_runs import counts, run_tests
 from fasttfm.parsing import parse_json
 
 TESTS = (machine.ROOT / "tests" / "executed", machine.ROOT / "ptx-check" / "tests" / "kernels")
@@ -34,14 +34,9 @@ def execute(chip: str, workers: int) -> dict[str, Any]:
     """Runs a chip's cases: how many, those that passed, names of the others, and mutations by subject."""
     chosen = ["-m", "executed or not executed", "-k", expression(chip), *map(str, TESTS)]
     cases = run_tests(chosen, workers, {"TRITON_INTERPRET": "0"})
-    bad, left_out = failed(cases), skipped(cases)
     properties = [entry for case in cases for entry in case.iter("property") if entry.get("name") == "mutations"]
-    return {
-        "cases": len(cases) - len(left_out),
-        "passed": len(cases) - len(left_out) - len(bad),
-        "failed": [case.get("name") for case in bad],
-        "mutations": [parse_json(entry.get("value", "")) for entry in properties],
-    }
+    mutations = [parse_json(entry.get("value", "")) for entry in properties]
+    return {**counts(cases, lambda case: case.get("name")), "mutations": mutations}
 
 
 by_chip = itemgetter("chip")
@@ -68,10 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     written = []
     for chip in args.chip or names:
         began = time.perf_counter()
-        counts = execute(chip, args.workers)
+        found = execute(chip, args.workers)
         seconds = round(time.perf_counter() - began, 1)
-        record = {"benchmark": "executed", "chip": chip, **counts, "seconds": seconds, "workers": args.workers}
-        records.write(args.results / "executed.jsonl", [{**record, "machine": machine.describe()}], by_chip)
+        told = {"chip": chip, **found, "seconds": seconds, "workers": args.workers}
+        record = command.keep(args.results, "executed", key=by_chip, **told)
         written.append(record)
         print(f"{chip}: {sentence([record])}, {seconds:,.0f} s", flush=True)
     print(sentence(written))

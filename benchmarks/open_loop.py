@@ -15,6 +15,7 @@ import multiprocessing
 import random
 import socket
 import statistics
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -181,36 +182,45 @@ def row_of(provider: str, load: float, rate: float, found: dict[str, list[float]
     return row
 
 
-@command.program(
-    command.flag("model", type=Path, metavar="MODEL", help="model directory"),
-    command.flag("--text", type=Path, required=True, help="source sentences, one a line"),
-    command.flag("--seconds", type=float, default=60.0, help="of each load (default: %(default)s)"),
-    command.flag("--workers", type=int, default=1, help="processes, of CTranslate2 threads (default: %(default)s)"),
-    command.flag("--seed", type=int, default=1, help="of the arrivals (default: %(default)s)"),
-)
-def main(args: Any) -> dict[str, Any]:
-    requests = Requests.from_lines([line for line in read_lines(args.text) if line.strip()])
+def measure(
+    model: Path, requests: Requests, seconds: float, workers: int, seed: int, folder: Path
+) -> list[dict[str, Any]]:
+    """A row for each provider and load."""
     processes = multiprocessing.get_context("spawn")
     measured = []
     for provider in ("fasttfm", "CTranslate2"):
         ours, theirs = processes.Pipe()
-        server = processes.Process(
-            target=partial(serve, provider, args.model, args.workers, args.folder / "exported", theirs)
-        )
+        server = processes.Process(target=partial(serve, provider, model, workers, folder / "exported", theirs))
         server.start()
         theirs.close()
         try:
             port = ours.recv()
             burst(port, requests)
-            most = capacity(port, requests, args.seconds)
+            most = capacity(port, requests, seconds)
             for load in LOADS:
                 rate = load * most
-                measured.append(row_of(provider, load, rate, waits(port, requests, rate, args.seconds, args.seed)))
+                measured.append(row_of(provider, load, rate, waits(port, requests, rate, seconds, seed)))
                 print(json.dumps(measured[-1]), flush=True)
         finally:
             server.terminate()
             server.join()
-    return {"measured": measured}
+    return measured
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = command.parser("open_loop", __doc__)
+    parser.add_argument("model", type=Path, metavar="MODEL", help="model directory")
+    parser.add_argument("--text", type=Path, required=True, help="source sentences, one a line")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each load (default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=1, help="processes; of CTranslate2 threads (default: 1)")
+    parser.add_argument("--seed", type=int, default=1, help="of the arrivals (default: %(default)s)")
+    args = parser.parse_args(argv)
+    requests = Requests.from_lines([line for line in read_lines(args.text) if line.strip()])
+    options = {"seconds": args.seconds, "workers": args.workers, "seed": args.seed}
+    with tempfile.TemporaryDirectory() as folder:
+        measured = measure(args.model, requests, folder=Path(folder), **options)
+    command.keep(args.results, "open_loop", text=args.text.name, **options, measured=measured)
+    return 0
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ their text. Appends one line to benchmarks/results/pretraining.jsonl.
 import json
 import math
 import statistics
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 
 from benchmarks import command
-from benchmarks.gpt_and_bert import bytes_of
+from fasttfm.checkpoints.run_log import read_log
 from fasttfm.config.data import MaskingConfig
 from fasttfm.data.documents import PreparedDocuments, RowBatches
 from fasttfm.interop.bert import read_pretraining
@@ -74,6 +75,13 @@ def masked_bits_per_byte(data: Path, model: Path, is_theirs: bool) -> float:
     return nats / math.log(2) / bytes_of(hidden, PreparedDocuments.open(data))
 
 
+def bytes_of(tokens: torch.Tensor, data: PreparedDocuments) -> float:
+    """Number of bytes of the text that tokens stand for."""
+    pieces = [piece.replace("\u2581", " ") for piece in data.tokenizer.pieces()]
+    sizes = torch.tensor([1 if piece.startswith("<0x") else len(piece.encode()) for piece in pieces])
+    return float(sizes[tokens].sum())
+
+
 def tokens_per_hidden(data: Path, preset: str) -> float:
     """Tokens of a BERT's rows for each that is hidden."""
     batches = _masked_batches(data, preset, held_out=False)
@@ -87,11 +95,20 @@ KINDS = {
 }
 
 
+_CONSTANT = ("--schedule", "constant", "--max-update", 10**9)
+_QUIET = ("--no-tensorboard", "--valid-interval-updates", 0, "--save-interval-updates", 0, "--log-interval", 1)
+
+
 def ours(kind: str, preset: str, data: Path, out: Path, minutes: float) -> dict[str, Any]:
-    """One training by fasttfm."""
-    words = [*KINDS[kind].command, "--preset", preset, "--data", data, "--schedule", "constant", "--max-update", 10**9]
-    run = command.timed_training(*words, out=out, minutes=minutes)
-    return {**run, "tokens_per_second": KINDS[kind].tokens(data, preset) * run["tokens_per_second"]}
+    """One training by fasttfm, without a pause to validate or save."""
+    words = [*KINDS[kind].command, "--preset", preset, "--data", data, "--out", out, *_CONSTANT, *_QUIET]
+    command.python("fasttfm", *words, "--max-minutes", minutes)
+    updates = [record for record in read_log(out) if record["kind"] == "train"]
+    late = updates[len(updates) // 2 :]  # new shapes take time
+    seconds = sum(record["target_tokens"] / record["tokens_per_second"] for record in late)
+    tokens = KINDS[kind].tokens(data, preset) * sum(record["target_tokens"] for record in late)
+    last = updates[-1]
+    return {"tokens_per_second": tokens / seconds, "updates": last["step"], "peak_memory": last["peak_memory"]}
 
 
 def theirs(kind: str, preset: str, data: Path, out: Path, minutes: float) -> dict[str, Any]:
@@ -124,22 +141,26 @@ def measure(kind: str, preset: str, data: Path, folder: Path, minutes: float, ro
     ]
 
 
-@command.program(
-    command.flag("kind", choices=sorted(KINDS)),
-    command.TEXTS,
-    command.minutes(5.0, "training"),
-    command.rounds(3, "both"),
-    command.flag("--preset", help="(default: the tiny one of the kind)"),
-    command.vocab_size(2000),
-)
-def main(args: Any) -> dict[str, Any]:
-    args.preset = args.preset or KINDS[args.kind].preset
-    data = args.folder / "data"
-    prepare = ["fasttfm", "lm", "prepare", "--text", *args.text, "--out", data]
-    command.python(*prepare, "--vocab-size", args.vocab_size)
-    measured = measure(args.kind, args.preset, data, args.folder, args.minutes, args.rounds)
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = command.parser("pretraining", __doc__)
+    parser.add_argument("kind", choices=sorted(KINDS))
+    parser.add_argument("--text", type=Path, nargs="+", required=True, help="plain text, or packed; a document each")
+    parser.add_argument("--minutes", type=float, default=5.0, help="of each training (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of both (default: %(default)s)")
+    parser.add_argument("--preset", help="(default: the tiny one of the kind)")
+    parser.add_argument("--vocab-size", type=int, default=2000, help="subwords (default: %(default)s)")
+    args = parser.parse_args(argv)
+    preset = args.preset or KINDS[args.kind].preset
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        prepare = ["fasttfm", "lm", "prepare", "--text", *args.text, "--out", folder / "data"]
+        command.python(*prepare, "--vocab-size", args.vocab_size)
+        measured = measure(args.kind, preset, folder / "data", folder, args.minutes, args.rounds)
     print(json.dumps(measured, indent=2))
-    return {"measured": measured}
+    options = {"vocab_size": args.vocab_size, "minutes": args.minutes}
+    text = [path.name for path in args.text]
+    command.keep(args.results, "pretraining", kind=args.kind, preset=preset, text=text, **options, measured=measured)
+    return 0
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks import command
 from benchmarks.measure import machine, records
-from benchmarks.measure.pytest_runs import failed, run_tests, skipped
+from benchmarks.measure.pytest_runs import counts, run_tests
 from fasttfm.errors import UserError
 from fasttfm.machine import cpuinfo
 from fasttfm.parsing import parse_yaml
@@ -92,15 +92,11 @@ def measure(processor: Processor, tests: Sequence[str], workers: int) -> records
         # loops of 16 numbers, made for AVX-512, then compute every other 8 where vectors have 8.
         cases = run_tests(paths, workers, {**processor.variables, "TORCHINDUCTOR_CACHE_DIR": folder})
     slowest = max(cases, key=lambda case: float(case.get("time", 0.0)))
-    left_out = len(skipped(cases))
     return {
-        "benchmark": "processors",
         "stands_for": processor.name,
         "variables": dict(processor.variables),
         "int8": _int8_route(processor),
-        "cases": len(cases) - left_out,
-        "passed": len(cases) - left_out - len(failed(cases)),
-        "failed": [_name(case) for case in failed(cases)],
+        **counts(cases, _name),
         "slowest": {"case": _name(slowest), "seconds": round(float(slowest.get("time", 0.0)), 1)},
         "seconds": round(time.perf_counter() - began, 1),
         "workers": workers,
@@ -162,8 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError(f"--processor {missing[0]}: this machine's processor lacks what it needs")
     good = True
     for processor in chosen:
-        record = measure(processor, TESTS, args.workers)
-        records.write(args.results / "processors.jsonl", [{**record, "machine": machine.describe()}], key)
+        record = command.keep(args.results, "processors", key=key, **measure(processor, TESTS, args.workers))
         print(sentence(record), flush=True)
         good = good and is_good(record)
     return 0 if good else 1

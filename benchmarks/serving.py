@@ -151,18 +151,19 @@ def measure(model: Path, lines: Sequence[str], *, clients: int, seconds: float, 
     }
 
 
-@command.program(
-    command.flag("model", type=Path, metavar="MODEL", help="model directory"),
-    command.flag("--text", type=Path, required=True, help="source sentences, one a line"),
-    command.flag("--clients", type=int, default=64, help="(default: %(default)s)"),
-    command.flag("--seconds", type=float, default=120.0, help="(default: %(default)s)"),
-    command.flag("--workers", default="1", metavar="auto|N", help="as of fasttfm serve (default: %(default)s)"),
-)
-def main(args: Any) -> dict[str, Any]:
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = command.parser("serving", __doc__)
+    parser.add_argument("model", type=Path, metavar="MODEL", help="model directory")
+    parser.add_argument("--text", type=Path, required=True, help="source sentences, one a line")
+    parser.add_argument("--clients", type=int, default=64, help="(default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=600.0, help="(default: %(default)s)")
+    parser.add_argument("--workers", default="1", metavar="auto|N", help="as of fasttfm serve (default: %(default)s)")
+    args = parser.parse_args(argv)
     lines = list(dict.fromkeys(line for line in read_lines(args.text) if line.strip()))[:_LINES]
     measured = measure(args.model, lines, clients=args.clients, seconds=args.seconds, workers=args.workers)
     print(json.dumps(measured), flush=True)
-    return {"measured": [measured]}
+    command.keep(args.results, "serving", text=args.text.name, measured=[measured])
+    return 0
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Chronological split, the scaler fitted on the training part alone, the weights t
 part. A position is a day: its 24 hours as differences from the last of them. Source and target are the same 14 days,
 and the output at a day is the day after it, again as a difference. So the decoder is teacher-forced, every day of a
 window trains, both masks of the document are on, and a forecast needs one pass. Trained with positions and without.
-Writes the errors to OUT.json and four forecasts to OUT.png.
+Writes the errors to OUT.jsonl and four forecasts to OUT.png.
 
 Before, a position was an hour, the window two days, the decoder's input constant, the memory mask off: 7% better than
 the last value. Why, and what was expected of each change:
@@ -18,7 +18,7 @@ the last value. Why, and what was expected of each change:
 - Hour and weekday as further inputs: expected better; higher validation error in a trial of one seed, so left out.
 - A generator whose weights start small, so that the first forecasts are the last value. Expected: quicker.
 - Positions: expected to help little, because the mask already tells early days from late ones.
-Measured (benchmarks/results/time-series-etth1.json, one seed): 10% better than the last value, 9% without positions;
+Measured (benchmarks/results/time-series-etth1.jsonl, one seed): 10% better than the last value, 9% without positions;
 the linear map 12%, so a model of this size gets less from one year than a ridge regression does.
 The record has them beside the naive forecasts and the linear one. The temperature is near to a
 random walk: the linear map tells how much of its next day can be known from the last ones.
@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="ETTh1.csv.gz")
     parser.add_argument("--updates", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path("forecast"), help="where .json and .png go")
+    parser.add_argument("--out", type=Path, default=Path("forecast"), help="where .jsonl and .png go")
     parser.add_argument("--note", help="kept in the record: what else the machine did")
     options = parser.parse_args()
     series = read(options.data)
@@ -179,9 +179,9 @@ def main() -> None:
     print(f"{'held-out error of a day ahead':36} {'MAE':>8} {'MAE (°C)':>9} {'MSE':>8}")
     for name, row in errors.items():
         print(f"{name:36} {row['mae']:8.4f} {row['mae_degrees']:9.3f} {row['mse']:8.4f}")
-    record = {"example": "time_series", "windows": past.shape[0], "updates": options.updates, "seed": options.seed}
+    record = {"benchmark": "time_series", "windows": past.shape[0], "updates": options.updates, "seed": options.seed}
     record |= {"errors": errors, "training": training} | ({"note": options.note} if options.note else {})
-    options.out.with_suffix(".json").write_text(json.dumps(record | describe()) + "\n")
+    options.out.with_suffix(".jsonl").write_text(json.dumps(record | {"machine": describe()}) + "\n")
     draw(
         options.out.with_suffix(".png"),
         *(x * deviation + mean for x in (past, future, forecasts[next(iter(forecasts))])),

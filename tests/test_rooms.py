@@ -34,14 +34,8 @@ LEVELS = (
     ("benchmarks.measure", "benchmarks.peers"),
     ("benchmarks.command",),
     ("benchmarks.cases", "benchmarks"),
-    (
-        "benchmarks.limits.static_evidence",
-        "benchmarks.planning",
-        "benchmarks.versions",
-    ),
     ("benchmarks.report",),
     ("benchmarks.__main__",),
-    ("benchmarks.gpu_check",),
 )
 """From the ground up; rooms of one level do not know each other. A file that is not named belongs to the longest name
 that begins its own."""

@@ -10,8 +10,6 @@ Checked before the clock: all K hypotheses of every sentence against a float64 s
 over sentences of how far the log-probability of the hypotheses found lies from that of the hypotheses expected,
 relative to the latter: 0 where they are equal token for token. 1e-5 is allowed in float32 (a tie that rounding
 decides). In less, where other words may win, 0.05 for the best hypothesis of the first sentences.
-
-The cases called reuse take away what fasttfm keeps between two tokens, one thing after the other (decoding_steps.py).
 """
 
 import dataclasses
@@ -21,10 +19,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.cases import synthetic
-from benchmarks.cases.decoding_steps import RUNGS, Less
 from benchmarks.cases.training_step import model_config
 from benchmarks.measure.case import Case, Setting, Work
 from benchmarks.measure.providers import CTRANSLATE2, HUGGING_FACE, OURS, Absent, Provider, provider
@@ -52,7 +49,7 @@ _LOSSY = 8
 
 
 def cases(setting: Setting) -> list[Case]:
-    """Every batch, beam and dtype that the level asks for, then the reuse steps."""
+    """Every batch, beam and dtype that the level asks for."""
     smoke, quick, full = setting.level == "smoke", not setting.at_least("standard"), setting.at_least("full")
     length = 4 if smoke else 8 if quick and not setting.on_gpu else SOURCE
     batches = (2,) if smoke else (1, 32) if quick else (1, 8, 32, 128) if full or setting.on_gpu else (1, 8, 32)
@@ -68,9 +65,6 @@ def cases(setting: Setting) -> list[Case]:
                 and (not quick or (batch, beam) == (batches[-1], 4))
             ):
                 result.append(_case(setting, torch.bfloat16, batch, beam, length))
-    for batch in (2,) if smoke else (1, 8, 64) if full else (64,) if setting.on_gpu else (4,) if quick else (16,):
-        for beam in (1,) if quick else (1, 4):
-            result.append(_case(setting, setting.dtype, batch, beam, length, reuse=True))
     return result
 
 
@@ -93,16 +87,16 @@ def random_model(config: TransformerConfig, seed: int) -> Transformer:
     return model
 
 
-def _case(setting: Setting, dtype: torch.dtype, batch: int, beam: int, length: int, *, reuse: bool = False) -> Case:
+def _case(setting: Setting, dtype: torch.dtype, batch: int, beam: int, length: int) -> Case:
     config = _config(setting)
     return Case(
         group="decoding",
-        name="reuse" if reuse else "paper-base",
+        name="paper-base",
         shape={"batch": batch, "beam": beam, "source": SOURCE, "length": length, "vocabulary": config.vocab_size},
         dtype=str(dtype).removeprefix("torch."),
         passes="decode",
         cost=search_cost(config, batch=batch, beam=beam, source=SOURCE, length=length, size=dtype.itemsize),
-        make=partial(_work, config, dtype, batch, beam, length, reuse),
+        make=partial(_work, config, dtype, batch, beam, length),
     )
 
 
@@ -118,9 +112,7 @@ def search_cost(config: TransformerConfig, *, batch: int, beam: int, source: int
     return Cost(flops=int(flops), bytes=int(size * (encoder + cross + length * decoder + caches)))
 
 
-def _work(
-    config: TransformerConfig, dtype: torch.dtype, batch: int, beam: int, length: int, reuse: bool, setting: Setting
-) -> Work:
+def _work(config: TransformerConfig, dtype: torch.dtype, batch: int, beam: int, length: int, setting: Setting) -> Work:
     weights = random_model(config, setting.seed).state_dict()
 
     def ours(as_dtype: torch.dtype) -> Transformer:
@@ -131,20 +123,17 @@ def _work(
     search = partial(Ours, beam=beam, length=length)
     model, exact = ours(dtype), exact_model(config, setting.seed, setting.device)
     providers: dict[str, Provider | Absent] = {OURS: search(model)}
-    if reuse:
-        providers |= {name: search(Less(model, **keeps)) for name, keeps in RUNGS.items()}
-    else:
-        if not setting.on_gpu:
-            providers[NOT_INVARIANT] = search(model, batch_invariant=False)
+    if not setting.on_gpu:
+        providers[NOT_INVARIANT] = search(model, batch_invariant=False)
+        if setting.threads > 1 and batch > 1:
+            providers[f"{OURS}{WORKERS}"] = search(model, workers=setting.threads)
+        if dtype != torch.float32:
+            in_int8 = ours(torch.float32)
+            in_int8.int8_products = True
+            providers[INT8] = search(in_int8)
             if setting.threads > 1 and batch > 1:
-                providers[f"{OURS}{WORKERS}"] = search(model, workers=setting.threads)
-            if dtype != torch.float32:
-                in_int8 = ours(torch.float32)
-                in_int8.int8_products = True
-                providers[INT8] = search(in_int8)
-                if setting.threads > 1 and batch > 1:
-                    providers[f"{INT8}{WORKERS}"] = search(in_int8, workers=setting.threads)
-        providers |= _peers(config, weights, dtype, batch, beam, length, setting)
+                providers[f"{INT8}{WORKERS}"] = search(in_int8, workers=setting.threads)
+    providers |= _peers(config, weights, dtype, batch, beam, length, setting)
     return Work(
         inputs=lambda i: (synthetic.sources(batch, SOURCE, config.vocab_size, seed=1_000 * setting.seed + i),),
         providers=providers,
@@ -217,9 +206,9 @@ class Ours:
     """fasttfm's search on id lists: K hypotheses of exactly `length` tokens for each source."""
 
     def __init__(
-        self, model: nn.Module, *, beam: int, length: int, batch_invariant: bool = True, workers: int = 1
+        self, model: Transformer, *, beam: int, length: int, batch_invariant: bool = True, workers: int = 1
     ) -> None:
-        self.model: Any = model
+        self.model = model
         self.workers = search_workers(model, workers)
         self.config = DecodingConfig(
             beam=beam,

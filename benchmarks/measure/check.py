@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.measure import records
 from benchmarks.measure.machine import git, machine_name, noisy
-from benchmarks.measure.records import ENDINGS, Record
+from benchmarks.measure.records import ENDING, Record
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError
 
@@ -30,7 +30,7 @@ _ROUNDED = 0.01
 
 def problems(record: Record) -> list[str]:
     """Say what keeps a record that follows its schema from being taken, a sentence each."""
-    machine: dict[str, Any] = record.get("machine", record)
+    machine: dict[str, Any] = record.get("machine", record)  # what is counted has the commit alone
     result = []
     if machine.get("uncommitted_changes"):
         result.append("was made with uncommitted changes: commit or remove them and run it again")
@@ -65,7 +65,7 @@ def _unknown_commit(commit: str) -> bool:
 def title(record: Record) -> str:
     """The record in a few words."""
     if "schema" not in record:
-        return str(record.get("benchmark") or record.get("example"))
+        return str(record["benchmark"])
     shape = " ".join(f"{key}={value}" for key, value in record["shape"].items())
     return f"{record['group']} {record['case']} {shape} {record['dtype']} {record['pass']}, {record['provider']}"
 
@@ -126,9 +126,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="files of records, JSON lines")
     args = parser.parse_args(argv)
     fit = True
-    files = [path for path in args.files if path.suffix in ENDINGS or not path.is_file()]
+    files = [path for path in args.files if path.suffix == ENDING or not path.is_file()]
     if not files:
-        raise UserError(f"none of these is a file of records, whose names end with {' or '.join(ENDINGS)}")
+        raise UserError(f"none of these is a file of records, whose names end with {ENDING}")
     for path in files:
         said, complaints = check(path)
         print("\n".join(said + complaints))

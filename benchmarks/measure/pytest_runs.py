@@ -5,8 +5,9 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.measure import machine
 
@@ -29,11 +30,8 @@ def run_tests(arguments: Sequence[str], workers: int, environment: Mapping[str, 
         return list(ElementTree.parse(report).getroot().iter("testcase"))
 
 
-def failed(cases: Sequence[ElementTree.Element]) -> list[ElementTree.Element]:
-    """Tests that failed or could not begin."""
-    return [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
-
-
-def skipped(cases: Sequence[ElementTree.Element]) -> list[ElementTree.Element]:
-    """Tests that were left out."""
-    return [case for case in cases if case.find("skipped") is not None]
+def counts(cases: Sequence[ElementTree.Element], name: Callable[[ElementTree.Element], Any]) -> dict[str, Any]:
+    """The fields of a record: cases that were not left out, how many passed, and the names of those that did not."""
+    run = [case for case in cases if case.find("skipped") is None]
+    bad = [case for case in run if case.find("failure") is not None or case.find("error") is not None]
+    return {"cases": len(run), "passed": len(run) - len(bad), "failed": [name(case) for case in bad]}

@@ -1,7 +1,7 @@
 """Files of records: written, read and checked; schemas.yaml has what a record holds, in short for JSON Schemas.
 
-One JSON line per case and provider. The programs that are older than the suite, or stand beside it, keep fields of
-their own; kind(record) tells them apart.
+One JSON line per case and provider, or per run of a program, which says its name under `benchmark`. Every record has
+the machine that it is of, except those of what is counted and not measured.
 """
 
 import json
@@ -29,7 +29,7 @@ _SHORT = parse_yaml((Path(__file__).parent / "schemas.yaml").read_bytes())
 def _schema(short: Any) -> Schema:
     """The JSON Schema of a type's name, of one that is written out, or of an object's fields."""
     if isinstance(short, str):
-        return _fields(_SHORT["machine"], more=True) if short == "machine" else _SHORT["types"][short]
+        return _SHORT["types"][short]
     first = next(iter(short))
     if first in ("type", "enum", "const") and not isinstance(short[first], dict):
         return short
@@ -41,9 +41,6 @@ def _schema(short: Any) -> Schema:
 
 
 def _fields(short: Schema, more: bool = False) -> Schema:
-    if "..." in short:
-        more, own = True, {name: kind for name, kind in short.items() if name != "..."}
-        short = own | _SHORT["machine"]
     return {
         "type": "object",
         "properties": {name.rstrip("?"): _schema(kind) for name, kind in short.items()},
@@ -52,21 +49,25 @@ def _fields(short: Schema, more: bool = False) -> Schema:
     }
 
 
-SCHEMAS = {name: _schema(fields) for name, fields in _SHORT["kinds"].items()} | {
-    name: _fields({"benchmark": {"const": name}, **fields, "machine": "machine"})
-    for name, fields in _SHORT["programs"].items()
+_SHORT["types"]["machine"] = _fields(_SHORT["machine"], more=True)
+BENCHMARK = _fields({**_SHORT["row"], "machine": "machine"})
+COUNTED = tuple(_SHORT["counted"])
+"""Kinds of records that no machine has a part in: they are checked, and stand in no report of measurements."""
+SCHEMAS = {
+    "benchmark": BENCHMARK,
+    **{
+        name: _fields({"benchmark": {"const": name}, **fields, "machine": "machine"})
+        for name, fields in _SHORT["programs"].items()
+    },
+    **{name: _fields({"benchmark": {"const": name}, **fields}) for name, fields in _SHORT["counted"].items()},
 }
 """Kind of record -> its JSON Schema."""
-BENCHMARK = SCHEMAS["benchmark"]
 GROUPS, STATUSES = (tuple(BENCHMARK["properties"][name]["enum"]) for name in ("group", "status"))
 
 Record = dict[str, Any]
 RESULTS = Path(__file__).parents[1] / "results"
-ENDINGS = (".jsonl", ".json")
+ENDING = ".jsonl"
 """Of files of records: what else lies beside them is left out."""
-
-COUNTED = ("compile_matrix", "ledger")
-"""Kinds of records that no machine has a part in: they are checked, and stand in no report of measurements."""
 
 
 def kind(record: Record) -> str:
@@ -77,8 +78,6 @@ def kind(record: Record) -> str:
         return "benchmark"
     if record.get("benchmark") in SCHEMAS:
         return record["benchmark"]
-    if "example" in record:
-        return "example"
     raise ValueError(
         f"a record with the fields {sorted(record)[:5]}... is of no known kind: see benchmarks/measure/schemas.yaml"
     )
@@ -175,6 +174,14 @@ def write(path: Path, records: list[Record], own: Callable[[Record], object] | N
     temporary.replace(path)
 
 
+def append(path: Path, record: Record) -> None:
+    """Adds a record as a line."""
+    validate(record)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps(record) + "\n")
+
+
 def file_name(group: str, machine: Record) -> str:
     """kernels-nvidia-h200.jsonl, kernels-amd-epyc-avx-512-2-cores.jsonl: one file a group and machine."""
     name = machine_name(machine).removeprefix("CPU: ").replace(" with ", " ")
@@ -196,8 +203,7 @@ class Entry:
 
     @property
     def machine(self) -> dict[str, Any]:
-        """Older kinds of records keep these fields beside their own."""
-        return self.record.get("machine", self.record)
+        return self.record["machine"]
 
     @property
     def timed(self) -> bool:
@@ -243,7 +249,7 @@ def load(path: Path = RESULTS) -> Loaded:
     if path.is_file():
         files = [path]
     elif path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.suffix in ENDINGS)
+        files = sorted(file for file in path.iterdir() if file.suffix == ENDING)
     else:
         raise UserError(f"{path} does not exist: give a folder of records or one file of them")
     entries = tuple(
@@ -253,7 +259,7 @@ def load(path: Path = RESULTS) -> Loaded:
         if kind(record) not in COUNTED
     )
     if not entries:
-        raise UserError(f"{path} holds no records (lines in files named *.jsonl or *.json): run python -m benchmarks")
+        raise UserError(f"{path} holds no records (lines in files named *.jsonl): run python -m benchmarks")
     return Loaded(path, entries)
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import command
-from benchmarks.measure import machine, records
+from benchmarks.measure import machine
 from benchmarks.peer_tests.suites import SUITES, Suite, Verdict, differences, judge
 from fasttfm.errors import UserError
 from fasttfm.machine import version
@@ -134,8 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{suite.name}: not run: {reason}", flush=True)
             continue
         verdict, record = of_suite(suite, folder, args)
-        line = {"benchmark": "peer_tests", **record, "machine": machine.describe()}
-        records.write(args.results / "peer-tests.jsonl", [line], itemgetter("suite"))
+        command.keep(args.results, "peer_tests", key=itemgetter("suite"), **record)
         print(shown(suite.name, verdict), flush=True)
         good &= verdict.good
     return 0 if good else 1

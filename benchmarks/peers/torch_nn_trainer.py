@@ -3,10 +3,9 @@
     python -m benchmarks.peers.torch_nn_trainer --data DATA --out OUT --minutes 25 [--preset multi30k] < test.src > out
 
 DATA is what `fasttfm prepare` made. Model, batches, optimizer and label smoothing are those of the preset; the learning
-rate rises over the preset's warm-up and then falls with a cosine to zero at the end of the minutes. The clock stands
-still while it validates, which it does greedily on the first 200 validation pairs. torch.nn's decoder keeps nothing
-between two tokens, so every token computes all before it anew, as torch.nn's users do. Lines on standard input are
-translated greedily at the end; what happened stands in OUT/log.jsonl.
+rate rises over the preset's warm-up and then falls with a cosine to zero at the end of the minutes. torch.nn's decoder
+keeps nothing between two tokens, so every token computes all before it anew, as torch.nn's users do. Lines on standard
+input are translated greedily at the end; what happened stands in OUT/log.jsonl.
 """
 
 import json
@@ -26,7 +25,6 @@ from fasttfm.config.data import DataConfig
 from fasttfm.config.training import TrainingConfig
 from fasttfm.data.batches import Batch, TokenBatches
 from fasttfm.data.prepared import PreparedData
-from fasttfm.data.scoring import bleu
 from fasttfm.data.shapes import length_batches
 from fasttfm.data.tokenizer import BOS, EOS
 from fasttfm.decoding.batches import padded
@@ -36,8 +34,6 @@ from fasttfm.models import TransformerConfig
 from fasttfm.presets import preset_section
 from fasttfm.training.updates import AUTOCAST
 
-_VALIDATED = 200
-"""Validation pairs that are translated."""
 _LOG_EVERY = 50
 
 
@@ -71,24 +67,6 @@ def translate(model: TorchTransformer, data: PreparedData, lines: Sequence[str])
     return [one_line(data.target_tokenizer.decode(each)) for each in greedy(model, ids)]
 
 
-class Stopwatch:
-    """Seconds that training has taken."""
-
-    def __init__(self) -> None:
-        self._before = 0.0
-        self._since: float | None = None
-
-    def go(self) -> None:
-        self._since = time.monotonic()
-
-    def stop(self) -> None:
-        self._before, self._since = self.seconds, None
-
-    @property
-    def seconds(self) -> float:
-        return self._before + (0.0 if self._since is None else time.monotonic() - self._since)
-
-
 def _forever(batches: TokenBatches) -> Iterator[Batch]:
     epoch = 0
     while True:
@@ -98,7 +76,7 @@ def _forever(batches: TokenBatches) -> Iterator[Batch]:
 
 
 def train(
-    data: PreparedData, preset: str, *, minutes: float, valid_minutes: float, seed: int, log: Any, device: torch.device
+    data: PreparedData, preset: str, *, minutes: float, seed: int, log: Any, device: torch.device
 ) -> TorchTransformer:
     """A model trained for so many minutes; log: a file that gets a line now and then."""
     torch.manual_seed(seed)
@@ -115,13 +93,15 @@ def train(
     model = TorchTransformer(config).to(device)
     step = Step(model, torch_nn.loss, training, AUTOCAST[training.precision])
     batches = TokenBatches(data.train, limits.max_tokens, seed, limits.max_sentence_tokens)
-    stopwatch = Stopwatch()
     sums: dict[str, float] = {"loss": 0.0, "target_tokens": 0, "cells": 0, "used": 0}
-    done, validated, logged = 0, 0.0, 0.0
+    done, began = 0, time.monotonic()
+    logged = began
     model.train()
-    stopwatch.go()
     for batch in _forever(batches):
-        progress = stopwatch.seconds / (60 * minutes)
+        now = time.monotonic()
+        if done and done % _LOG_EVERY == 0:
+            sums, logged = _log_sums(log, done, sums, now - logged), now
+        progress = (now - began) / (60 * minutes)
         if progress >= 1:
             break
         done += 1
@@ -131,20 +111,9 @@ def train(
         sums["target_tokens"] += batch.target_tokens
         sums["used"] += batch.source_tokens + batch.target_tokens
         sums["cells"] += batch.source.numel() + batch.target_in.numel()
-        if done % _LOG_EVERY == 0:
-            sums, logged = _log_sums(log, done, sums, stopwatch.seconds - logged), stopwatch.seconds
-        if stopwatch.seconds - validated >= 60 * valid_minutes:
-            stopwatch.stop()
-            validated = stopwatch.seconds
-            result = translate(model, data, data.valid_source_text[:_VALIDATED])
-            score = bleu(result, data.valid_target_text[:_VALIDATED]).value
-            _write(log, kind="valid", step=done, bleu=score, lines=len(result), seconds=round(validated, 2))
-            model.train()
-            stopwatch.go()
-    stopwatch.stop()
     if sums["target_tokens"]:
-        _log_sums(log, done, sums, stopwatch.seconds - logged)
-    _write(log, kind="end", step=done, seconds=round(stopwatch.seconds, 2))
+        _log_sums(log, done, sums, time.monotonic() - logged)
+    _write(log, kind="end", step=done, seconds=round(time.monotonic() - began, 2))
     return model
 
 
@@ -173,9 +142,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m benchmarks.peers.torch_nn_trainer", description=__doc__.split("\n\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder that fasttfm prepare made")
     parser.add_argument("--out", type=Path, required=True, help="folder for the weights and the log")
-    parser.add_argument("--minutes", type=float, required=True, help="of training, validation not counted")
+    parser.add_argument("--minutes", type=float, required=True, help="of training")
     parser.add_argument("--preset", default="multi30k", help="(default: %(default)s)")
-    parser.add_argument("--valid-minutes", type=float, default=2.0, help="between validations (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="(default: %(default)s)")
     parser.add_argument("--threads", type=int, default=0, help="of the CPU; 0: what PyTorch takes")
     parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: cuda where there is one)")
@@ -190,16 +158,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                 data,
                 args.preset,
                 minutes=args.minutes,
-                valid_minutes=args.valid_minutes,
                 seed=args.seed,
                 log=log,
                 device=torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu")),
             )
             lines: list[str] = [] if sys.stdin.isatty() else sys.stdin.read().splitlines()
-            stopwatch = Stopwatch()
-            stopwatch.go()
+            began = time.monotonic()
             translations = translate(model, data, lines)
-            _write(log, kind="translate", lines=len(lines), translate_seconds=round(stopwatch.seconds, 1))
+            _write(log, kind="translate", lines=len(lines), translate_seconds=round(time.monotonic() - began, 1))
         torch.save(model.state_dict(), args.out / "weights.pt")
     except UserError as error:
         print(f"torch_nn_trainer: {error}", file=sys.stderr)

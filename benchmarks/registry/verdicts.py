@@ -11,15 +11,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.registry import testers
-from benchmarks.registry.small import NotBuilt, batches, brief, make
+from benchmarks.registry.small import LIMIT, NotBuilt, batches, brief, make
 from fasttfm.interop import huggingface
 
 Batches = dict[str, tuple[dict[str, Any], dict[int, Tensor]]]
 """By name: inputs, and by length the positions that count."""
 GOOD = ("equal", "equal, forward", "equal to sdpa", "refused")
 """Verdicts that are no fault."""
-LIMIT = 4_000_000
-"""Parameters of a model that is small."""
 
 
 def tensors(output: Any) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Rows that became slower from one set of records to another, and whether that can be chance; end-to-end runs beside.
+"""Rows that became slower from one set of records to another, and whether that can be chance.
 
     python -m benchmarks compare BEFORE AFTER [--threshold 0.05]
 
@@ -11,11 +11,11 @@ and the peers' rows, which did not change, show how far the machine moved.
 
 A regression is a row of fasttfm whose whole interval lies above 1 + threshold, or one that was timed and now is wrong,
 refused or absent. The exit status is 1 when there is one, else 0. Between two machines, or numbers of threads, there is
-none: the ratios then tell those apart. End-to-end records have a table of their own.
+none: the ratios then tell those apart.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,8 @@ from typing import Any
 from benchmarks.measure import records
 from benchmarks.measure.machine import machine_name
 from benchmarks.measure.providers import OURS
-from benchmarks.measure.records import Entry, Loaded, grouped, load
+from benchmarks.measure.records import Entry, Loaded, load
 from benchmarks.measure.text_table import aligned, shape_text, short_dtype
-from benchmarks.report.headline import corpus_and_peer
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError
 
@@ -123,7 +122,6 @@ def changes(before: Loaded, after: Loaded, threshold: float) -> list[Change]:
 def _contents(files: Loaded) -> str:
     """Return the content of a file or folder, for who is told that it cannot be compared."""
     kinds = {f"{e.record['group']} in {e.record['dtype']}" for e in files.suite}
-    kinds |= {f"end to end on {e.record['corpus']}" for e in files.of_kind("end_to_end")}
     return f"{files.folder} ({', '.join(sorted(kinds)) or 'nothing that can be compared'})"
 
 
@@ -166,88 +164,6 @@ def table(result: Sequence[Change]) -> str:
     return aligned([head, *rows], names=5)
 
 
-# End-to-end records side by side: what a model is worth and how fast it got there. A record is one run with one seed:
-# another seed may move the BLEU by about as much as a change of the program does, and nothing in a record tells by how
-# much. What changed is shown, never judged, and does not touch the exit status.
-
-NO_SIGNIFICANCE = (
-    "Each side is one run, and a record does not tell the spread between seeds: no difference here has a significance."
-)
-Pair = tuple[Entry, Entry, int]
-"""The newest run of each side, and how many older ones are left out."""
-_MEASURES = {
-    "bleu": ("test BLEU", "+.2f"),
-    "chrf": ("test chrF", "+.2f"),
-    "training_minutes": ("minutes of training", ".1f"),
-    "updates": ("updates", ",.0f"),
-    "target_tokens_per_second": ("target tokens/s", ",.0f"),
-    "padding": ("padding", "+.1%"),
-    "translate_seconds": ("seconds to translate the test set", ".1f"),
-}
-"""Field -> its name and format; + where the change is a difference, else it is a ratio."""
-
-
-def pairs(before: Loaded, after: Loaded) -> list[Pair]:
-    """Runs on the same corpus by the same trainer; where there are none, each side's only run on the same corpus."""
-    result = _paired(before, after, lambda entry: str(entry.record["corpus"]))
-    alone = len(before.of_kind("end_to_end")) == len(after.of_kind("end_to_end")) == 1
-    return result or (_paired(before, after, lambda e: corpus_and_peer(e.record["corpus"])[0]) if alone else [])
-
-
-def _paired(before: Loaded, after: Loaded, key: Callable[[Entry], str]) -> list[Pair]:
-    one, other = (
-        grouped(sorted(files.of_kind("end_to_end"), key=lambda entry: str(entry.machine["time"])), key)
-        for files in (before, after)
-    )
-    return [(one[k][-1], other[k][-1], len(one[k]) + len(other[k]) - 2) for k in one if k in other]
-
-
-def _rows(*entries: Entry) -> list[tuple[str, ...]]:
-    """Measure, before, after, change."""
-    sides = [entry.record | entry.record.get("minutes_to_bleu", {}) for entry in entries]
-    targets = sorted({name for record in sides for name in record if name.isdigit()}, key=int)
-    rows = []
-    for field, (name, shown) in (
-        _MEASURES | {target: (f"minutes to {target} BLEU in validation", ".1f") for target in targets}
-    ).items():
-        values = [record.get(field) for record in sides]
-        cells = ["" if value is None else f"{value:{shown.lstrip('+')}}" for value in values]
-        before, after = values
-        if before is None or after is None:
-            change = ""
-        elif shown.startswith("+"):
-            change = f"{after - before:{shown}}"
-        else:
-            change = f"{after / before:.2f}x" if before else ""
-        rows += [(name, *cells, change)] if any(cells) else []
-    return rows
-
-
-def _text(before: Entry, after: Entry, older: int) -> str:
-    names = [str(entry.record["corpus"]) for entry in (before, after)]
-    corpus, _ = corpus_and_peer(names[0])
-    sides = " against ".join(corpus_and_peer(name)[1] or OURS for name in names)
-    title = names[0] if names[0] == names[1] else f"{corpus}: {sides}"
-    if before.record == after.record:
-        return f"{title}: both sides hold the same run ({before.location})"
-    head = ("measure", f"before ({before.location})", f"after ({after.location})", "change")
-    lines = [title, aligned([head, *_rows(before, after)], names=1)]
-    for words, value in (  # what else than the program may have made the difference
-        ("machines", lambda entry: machine_name(entry.machine)),
-        ("training commands", lambda entry: entry.record["train_command"]),
-        ("scores", lambda entry: entry.record["bleu_signature"]),
-        ("versions of torch", lambda entry: entry.machine["torch"]),
-    ):
-        if value(before) != value(after):
-            lines.append(f"{words} differ: {value(before)} | {value(after)}")
-    return "\n".join([*lines, *([f"the newest run of each side; {older} older left out"] if older else [])])
-
-
-def runs_text(result: Sequence[Pair]) -> str:
-    """A table a corpus, what differs, and that none of it is significant."""
-    return "\n\n".join([*(_text(*pair) for pair in result), NO_SIGNIFICANCE])
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="python -m benchmarks compare", description="What became slower from one set of records to another."
@@ -261,16 +177,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not 0 <= args.threshold < math.inf:
         raise UserError(f"--threshold {args.threshold}: a share, 0 or more (0.05 is 5%)")
     before, after = load(args.before), load(args.after)
-    result, runs = changes(before, after, args.threshold), pairs(before, after)
-    if not result and not runs:
-        raise UserError(f"{_contents(before)} and {_contents(after)} have no row and no end-to-end run in common")
+    result = changes(before, after, args.threshold)
+    if not result:
+        raise UserError(f"{_contents(before)} and {_contents(after)} have no row in common")
     for name, files in (("before", before), ("after", after)):
         print(f"{name}: {', '.join(files.machines)} ({files.folder})")
-    if result:
-        print(f"\n{table(result)}\n")
-        print("\n".join(_summary(before, after, result)))
-    if runs:
-        print(f"\n{runs_text(runs)}")
+    print(f"\n{table(result)}\n")
+    print("\n".join(_summary(before, after, result)))
     return 1 if any(change.regression for change in result) else 0
 
 

@@ -101,7 +101,7 @@ def plus_minus(entries: Sequence[Entry]) -> str:
 
 def claims(files: Loaded) -> list[Claim]:
     """Everything that the records allow to be said, each with its machine, in the order of README's table."""
-    parts = (_end_to_end, _groups, _workers, _overhead, _launches, _examples)
+    parts = (_end_to_end, _groups, _overhead, _forecasts)
     return [_with_machine(claim) for part in parts for claim in part(files)]
 
 
@@ -267,36 +267,9 @@ def _overhead(files: Loaded) -> Iterator[Claim]:
         )
 
 
-def _workers(files: Loaded) -> Iterator[Claim]:
-    for entry in files.of_kind("workers")[-1:]:
-        rows = entry.record["measured"]
-        figures = [
-            f"{row['workers']} x {row['threads']} {row['tokens_per_second']:,}" + " beside it" * bool(row["neighbours"])
-            for row in sorted(rows, key=lambda row: (row["neighbours"], -row["workers"]))
-        ]
-        yield Claim(
-            "training of multi30k, processes x threads on two cores, quiet and beside a busy program of low priority",
-            f"{', '.join(figures)} target tokens/s",
-            (entry,),
-        )
-
-
-def _launches(files: Loaded) -> Iterator[Claim]:
-    for entry in files.of_kind("launch_overhead")[-1:]:
-        measured = entry.record["measured"].values()
-        ours, tritons = ([of[way]["quickest"] for of in measured] for way in ("fasttfm", "triton"))
-        yield Claim(
-            "host time of a launch, before the driver starts the kernel",
-            f"{min(ours):.1f} to {max(ours):.1f} us; Triton's own {min(tritons):.1f} to {max(tritons):.1f} us",
-            (entry,),
-        )
-
-
-def _examples(files: Loaded) -> Iterator[Claim]:
-    for entry in _latest(files.of_kind("example"), "example").values():
+def _forecasts(files: Loaded) -> Iterator[Claim]:
+    for entry in files.of_kind("time_series")[-1:]:
         errors = {name: error["mae"] for name, error in entry.record["errors"].items() if "mae" in error}
-        if entry.record["example"] != "time_series" or not errors:
-            continue
         (_, ours), *others = errors.items()
         yield Claim(
             "ETTh1 oil temperature, next day, held out",

@@ -1,18 +1,13 @@
-"""All records as one page of Markdown with figures, and README's figures, between two markers.
+"""All records as one page of Markdown, and README's figures, between two markers.
 
-python -m benchmarks report              docs/benchmark-report/report.md and figures/
+python -m benchmarks report              docs/benchmark-report/report.md
 python -m benchmarks report --readme     README's figures too
 """
 
-import io
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import matplotlib
-from matplotlib.figure import Figure
 
 from benchmarks.measure import text_table
 from benchmarks.measure.machine import ROOT, is_cpu, machine_name, noisy
@@ -24,7 +19,6 @@ from benchmarks.report.headline import (
     Claim,
     by_case,
     claims,
-    corpus_and_peer,
     grid,
     leading_machine,
     searches,
@@ -43,8 +37,6 @@ TITLES = {
     "decoding": "Decoding",
     "padding": "Padding and packing",
 }
-_STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "fasttfm", "font.family": "sans-serif", "font.size": 9}
-"""The same records give the same bytes, and text stays text."""
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, names: int = 1, title: str = "") -> str:
@@ -72,8 +64,7 @@ def lead(files: Loaded) -> list[str]:
             "busy machine: its case is in no claim."
         )
     return [
-        "The encoder-decoder Transformer beside its peers, in one run each, with the physical limit in every row. What "
-        "is predicted of GPUs stands elsewhere: `python -m benchmarks static-evidence`.",
+        "The encoder-decoder Transformer beside its peers, in one run each, with the physical limit in every row.",
         f"> **{notice}**",
         rows,
     ]
@@ -172,45 +163,11 @@ def _row(entry: Entry) -> tuple[str, ...]:
     )
 
 
-def draw(curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
-    """(minutes, BLEU) of each trainer as SVG."""
-    with matplotlib.rc_context(_STYLE):
-        drawing = Figure(figsize=(4.4, 2.8), layout="constrained")
-        axes = drawing.add_subplot()
-        for label, points in curves.items():
-            axes.plot(*zip(*points), "-o", label=label, markersize=4)
-        axes.set(xlabel="minutes of training", ylabel="BLEU of the validation set", ylim=(0, None))
-        axes.grid(alpha=0.3)
-        axes.legend(frameon=False)
-        buffer = io.StringIO()
-        drawing.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
-
-
-def _end_to_end(files: Loaded, figures: dict[str, str]) -> list[str]:
-    """Whole runs: validation curves, which are put into figures by their names, and final scores."""
+def _end_to_end(files: Loaded) -> list[str]:
+    """Whole runs, from raw text to a score."""
     entries = files.of_kind("end_to_end")
     if not entries:
         return []
-    blocks = [
-        "## From text to BLEU",
-        "From raw text to a scored translation with the commands that a user types. The curve is of the "
-        "validation set.",
-    ]
-    by_corpus = grouped(entries, lambda e: (corpus_and_peer(e.record["corpus"])[0], machine_name(e.machine)))
-    for index, ((corpus, machine), runs) in enumerate(by_corpus.items()):
-        curves: dict[str, list[tuple[float, float]]] = {}
-        finals = []
-        for entry in runs:
-            label = corpus_and_peer(entry.record["corpus"])[1] or OURS
-            curve = entry.record["validation_curve"]
-            points = [(v["seconds"] / 60, v["bleu"]) for v in curve if {"seconds", "bleu"} <= v.keys()]
-            curves |= {label: points} if points else {}
-            finals.append(f"{label} {entry.record['bleu']:.2f} ({entry.location})")
-        if curves:
-            title, name = f"{corpus}: BLEU against minutes", f"bleu-{index}"
-            figures[name] = draw(curves)
-            blocks.append(f"**{title}**\n\n{machine}; test {', '.join(finals)}\n\n![{title}](figures/{name}.svg)")
     rows = [
         (
             e.record["corpus"],
@@ -232,18 +189,11 @@ def _end_to_end(files: Loaded, figures: dict[str, str]) -> list[str]:
         *("corpus", "machine", "command", "note", "test BLEU", "minutes", "updates", "target tokens/s", "padding"),
         *("translate s", "chrF", "record"),
     )
-    return [*blocks, table(head, rows, names=4)]
-
-
-def _absent(files: Loaded) -> list[str]:
-    result = Counter(
-        (entry.provider, f"`{entry.record['reason']}`", machine_name(entry.machine))
-        for entry in files.suite
-        if entry.record["status"] == "absent"
-    )
-    rows = [(*cells, str(count)) for cells, count in sorted(result.items())]
-    head = ("provider", "to have it", "machine", "rows")
-    return ["## Absent providers", table(head, rows, names=3)] if rows else []
+    return [
+        "## From text to BLEU",
+        "From raw text to a scored translation with the commands that a user types.",
+        table(head, rows, names=4),
+    ]
 
 
 def _machines(files: Loaded) -> list[str]:
@@ -257,24 +207,18 @@ def _machines(files: Loaded) -> list[str]:
 
 
 def write(files: Loaded, out: Path) -> None:
-    """report.md and figures/ in the folder; figures that are no longer shown go."""
-    figures: dict[str, str] = {}
+    """report.md in the folder."""
     blocks = [
         "# fasttfm: benchmark report",
         *lead(files),
         *_claims(files),
         *_suite(files),
-        *_end_to_end(files, figures),
-        *_absent(files),
+        *_end_to_end(files),
         *_machines(files),
     ]
     try:
-        (out / "figures").mkdir(parents=True, exist_ok=True)
-        for old in (out / "figures").glob("*.svg"):
-            old.unlink()
+        out.mkdir(parents=True, exist_ok=True)
         (out / "report.md").write_text("\n\n".join(blocks) + "\n", encoding="utf-8")
-        for name, svg in figures.items():
-            (out / "figures" / f"{name}.svg").write_text(svg, encoding="utf-8")
     except OSError as error:
         raise UserError(f"--out {out} cannot be written to ({error.strerror}): name another folder") from error
 

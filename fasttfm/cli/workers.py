@@ -3,7 +3,7 @@
     fasttfm train --workers 2 …      is      torchrun --standalone --nproc-per-node 2 --no-python fasttfm train …
 
 with each process's own message in place of torchrun's report. On a CPU it is one process a core: threads wait for one
-another at every one of some thousand operators of an update, processes once. benchmarks.workers compares both.
+another at every one of some thousand operators of an update, processes once.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 q = round(x / row_scale) with row_scale = max |x| / 127 of the row alone, likewise for the outputs of the weight. Sums
 of integers are exact, so a row does not depend on the rows beside it, nor on which operator computes it. Not every
 operator is exact or fast on every processor: route() tries them. Rows are quantized, and results scaled, in one pass
-each with numba, in several without, to the same bits. `python -m benchmarks.int8_products` compares the products.
+each with numba, in several without, to the same bits.
 Source: Dettmers et al. 2022, section 3.1 (vector-wise quantization).
 """
 

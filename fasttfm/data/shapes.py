@@ -11,7 +11,7 @@ that only the largest size ends in a batch with fewer rows. A training log says 
 that came to.
 
 Sizes are chosen from a histogram of the lengths, and a table says to which size a pair goes: what is kept of each pair
-is its number, in 4 bytes (`python -m benchmarks.planning` measures it).
+is its number, in 4 bytes.
 
 Where lengths are not known beforehand (validation, translation), a length is rounded up to a fixed grid.
 """

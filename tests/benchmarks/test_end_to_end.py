@@ -13,11 +13,18 @@ from benchmarks.__main__ import main
 from benchmarks.cases import synthetic
 from benchmarks.measure import records
 from benchmarks.peers.torch_nn import TorchTransformer
-from benchmarks.peers.torch_nn_trainer import Stopwatch, greedy
+from benchmarks.peers.torch_nn_trainer import greedy
 from fasttfm.decoding import DecodingConfig, translate_ids
 from fasttfm.models import Transformer, TransformerConfig
 
 WORDS = [*"abcdefghijklmnopqrst"]
+
+
+@pytest.fixture(name="made")
+def made_up(request):
+    """The fields of a whole run, without the machine."""
+    record = request.getfixturevalue("end_to_end")()
+    return {name: value for name, value in record.items() if name not in ("benchmark", "machine")}
 
 
 @pytest.fixture
@@ -78,14 +85,14 @@ def test_what_is_missing_is_said_in_a_line(arguments, message, tmp_path, capsys)
     assert len(printed.err.strip().splitlines()) == 1
 
 
-def test_the_built_in_corpus_needs_nothing_and_leaves_ours_and_the_plain_trainers_record(tmp_path, monkeypatch, capsys):
+def test_the_built_in_corpus_leaves_ours_and_the_plain_trainers_record(tmp_path, monkeypatch, capsys, made):
     """The two runs themselves are replaced: they take minutes, and stand in tests of their own."""
     ran = []
 
     def run(name, text, work, *more):
         assert (text / "train.en").exists()
         ran.append((name, *more))
-        return {"corpus": name, "bleu": 12.345, "training_minutes": 1.5}
+        return made | {"corpus": name, "bleu": 12.345, "training_minutes": 1.5}
 
     monkeypatch.setattr(end_to_end, "run", run)
     monkeypatch.setattr(end_to_end, "run_peer", lambda *a: run(*a) | {"corpus": "demo, torch.nn"})
@@ -124,22 +131,3 @@ def test_the_plain_greedy_search_is_greedy_search():
     expected = translate_ids(model, sources, DecodingConfig(beam=1, max_len_a=0.0, max_len_b=17, allow_unk=True))
     assert results == [ids[:17] for ids in expected]
     assert len({tuple(ids) for ids in results}) > 3
-
-
-def test_minutes_to_a_score_are_those_of_the_first_validation_that_reached_it():
-    curve = [{"seconds": 60.0, "bleu": 9.0}, {"seconds": 120.0, "bleu": 26.0}, {"seconds": 180.0, "bleu": 24.0}]
-    curve += [{"seconds": 240.0, "bleu": 30.0}, {"step": 9, "bleu": 50.0}, {"seconds": 300.0}]
-    assert end_to_end.minutes_to_bleu(curve) == {"10": 2.0, "20": 2.0, "25": 2.0, "30": 4.0}
-    assert end_to_end.minutes_to_bleu([]) == {}
-
-
-def test_a_stopwatch_stands_still_while_it_is_stopped(monkeypatch):
-    times = iter([10.0, 13.0, 20.0, 24.0])
-    monkeypatch.setattr("benchmarks.peers.torch_nn_trainer.time.monotonic", lambda: next(times))
-    watch = Stopwatch()
-    assert watch.seconds == 0.0
-    watch.go()
-    watch.stop()
-    assert watch.seconds == 3.0
-    watch.go()
-    assert watch.seconds == 7.0

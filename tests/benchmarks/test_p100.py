@@ -9,12 +9,11 @@ import sys
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.limits import old_chips
 from benchmarks.measure import check
 from benchmarks.measure.machine import ROOT
+from fasttfm.kernels.attention import launch as attention_launch
 from fasttfm.kernels.compile_case import CHIPS
-from fasttfm.kernels.proof import budgets
-from fasttfm.kernels.proof.matrix import families
+from fasttfm.kernels.tiles.feed_forward import epilogue_route
 
 NOTEBOOK = ROOT / "notebooks" / "p100.ipynb"
 CELLS = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
@@ -31,67 +30,30 @@ def commit() -> str:
 # ---------------------------------------------------------------------------------------------------------- the page
 
 
-REMEDY = "run `python -m benchmarks.limits.old_chips`"
+PAGE = ROOT / "docs" / "p100.md"
+OLD = {"sm_60": "P100", "sm_70": "V100", "sm_75": "T4"}
+ATTENTION = {
+    "short": "one Triton kernel, all keys of a row at once",
+    "flash": "one Triton kernel, tile after tile",
+    "softmax": "cuBLAS, one Triton kernel for mask, softmax and dropout, cuBLAS",
+}
+FEED_FORWARD = {"fused": "Triton product with everything in it", "cublas": "cuBLAS and one pass for what remains"}
 
 
-def test_the_routes_of_the_page_are_what_the_code_decides():
-    assert old_chips.routes() in old_chips.PAGE.read_text(encoding="utf-8"), REMEDY
+def row(operator, dtype, answer):
+    return f"| {' | '.join([operator, dtype, *(answer(CHIPS[chip]) for chip in OLD)])} |"
 
 
-def test_the_page_has_what_the_matrix_has_recorded():
-    recorded = budgets.read()[1]
-    chips = [CHIPS[name] for name in old_chips.OLD]
-    cases = [budgets.key(chip, case) for cases in families().values() for chip in chips for case in cases(chip)]
-    if not set(cases) <= set(recorded):
-        pytest.skip("the compile matrix is not recorded in full: the table is written when it is")
-    assert old_chips.proved() in old_chips.PAGE.read_text(encoding="utf-8"), REMEDY
-
-
-def test_the_routes_are_those_that_a_launch_would_take(monkeypatch):
-    from fasttfm.kernels.attention import launch as attention_launch
-
-    monkeypatch.setattr(attention_launch, "route", lambda chip, *size: "flash" if chip.name == "sm_70" else "short")
-    lines = [line for line in old_chips.routes().splitlines() if line.startswith("| attention")]
-    assert len(lines) == 8
-    for line in lines:
-        one, other, third = line.strip("| ").split(" | ")[2:]
-        assert "tile after tile" in other
-        assert one == third != other
-
-
-def test_what_spills_is_said(monkeypatch):
-    from fasttfm.kernels.proof.resources import Resources
-
-    recorded = {
-        ("sm_60", "attention.forward/a", "fp32"): Resources(200, 48, 2048, 0),
-        ("sm_60", "attention.forward/b", "fp16"): Resources(90, 0, 24576, 0),
-        ("sm_60", "attention.forward/b", "bf16"): Resources(255, 999, 49152, 0),
-        ("sm_90", "attention.forward/b", "fp16"): Resources(255, 999, 49152, 0),
-    }
-    monkeypatch.setattr(old_chips.budgets, "read", lambda: ("9.9", recorded))
-    row = old_chips.proved().splitlines()[-1]
-    results = "2; 200; 24 KiB; 1 spill, up to 48 bytes"
-    assert row == f"| `kernels/attention/forward.py` | {results} | none recorded | none recorded |"
-
-
-def test_each_case_is_filed_under_the_kernel_file_that_lists_it(monkeypatch):
-    from fasttfm.kernels.proof.resources import Resources
-
-    files = {
-        "attention.short.forward/a": "attention/short",
-        "attention.backward.keys/a": "attention/backward",
-        "layer_norm.backward_wide/a": "layer_norm",
-        "residual_add/1x512w4s1": "residual_add",
-    }
-    recorded = {("sm_60", case, "fp32"): Resources(90, 0, 0, 0) for case in files}
-    monkeypatch.setattr(old_chips.budgets, "read", lambda: ("9.9", recorded))
-    named = [line.split("`")[1] for line in old_chips.proved().splitlines() if line.startswith("| `kernels/")]
-    assert named == sorted(f"kernels/{file}.py" for file in files.values())
-
-
-def test_a_page_without_its_markers_is_refused():
-    with pytest.raises(ValueError, match="needs the lines"):
-        old_chips.updated("no table here")
+@pytest.mark.parametrize(("kind", "dtype"), [("fp32", "float32"), ("fp16", "float16")])
+def test_the_routes_of_the_page_are_what_the_code_decides(kind, dtype):
+    page = PAGE.read_text(encoding="utf-8")
+    for keys in (27, 100, 500, 2_000):
+        size = attention_launch.width_class(64), attention_launch.key_class(keys)
+        title = f"attention, {keys:,} keys, heads of 64"
+        assert row(title, dtype, lambda chip: ATTENTION[attention_launch.route(chip, kind, *size)]) in page  # noqa: B023
+    for product in ("forward", "forward+dropout", "backward"):
+        title = f"feed-forward, {product.replace('+', ' with ')}"
+        assert row(title, dtype, lambda chip: FEED_FORWARD[epilogue_route(chip, kind, product)]) in page  # noqa: B023
 
 
 # ------------------------------------------------------------------------------------------------------ the notebook

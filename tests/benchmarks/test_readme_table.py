@@ -98,7 +98,7 @@ def test_the_grid_has_every_shape_and_the_best_of_each_tool(write, record):
             row(32, 1, "float32", "CTranslate2, a worker a core", 70.0),
             row(1, 4, "bfloat16", "fasttfm int8", 11.0),
             row(1, 4, "bfloat16", "CTranslate2 int8", 12.0, noisy=True),
-            row(1, 1, "float32", "fasttfm", 1.0, case="reuse"),
+            row(1, 1, "float32", "fasttfm", 1.0, case="another"),
         )
     )
     head, rows = headline.grid(headline.searches(files))
@@ -114,8 +114,9 @@ def test_the_grid_has_every_shape_and_the_best_of_each_tool(write, record):
 
 def test_a_claim_names_its_commit_and_what_was_noted(write):
     made = json.loads((RESULTS / "end-to-end-demo.jsonl").read_text().splitlines()[0])
-    made |= {"corpus": "multi30k", "commit": "ab" * 20, "uncommitted_changes": True, "note": "other jobs ran"}
-    made["command"] = "python -m benchmarks decoding --only batch=32 beam=4 --full --note x"
+    made |= {"corpus": "multi30k", "note": "other jobs ran"}
+    made["machine"] |= {"commit": "ab" * 20, "uncommitted_changes": True}
+    made["machine"]["command"] = "python -m benchmarks decoding --only batch=32 beam=4 --full --note x"
     files = load(write("a.jsonl", made))
     assert "; commit abababa of 2026-11-20 with changes; other jobs ran" in page.readme_table(files)
     assert headline.claims(files)[0].command == "python -m benchmarks decoding --only 'batch=32 beam=4' --full"

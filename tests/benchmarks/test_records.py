@@ -7,7 +7,7 @@ import pytest
 from benchmarks.measure import records
 from fasttfm.errors import UserError
 
-FILES = sorted(path for path in records.RESULTS.glob("*.json*"))
+FILES = sorted(path for path in records.RESULTS.glob("*.jsonl"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

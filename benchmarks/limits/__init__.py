@@ -1,1 +1,0 @@
-"""Limits of devices: by machine code; old chips."""

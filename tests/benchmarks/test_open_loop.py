@@ -1,0 +1,61 @@
+"""The open loop: what is asked for, and from when waiting counts."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from benchmarks import open_loop
+from benchmarks.open_loop import Requests
+
+LINES = ["a", "b b", "c c c", "d d d d", "e e e e e", "f f f f f f"]
+
+
+def test_short_requests_are_of_the_shortest_third_and_long_ones_of_the_longest():
+    requests = Requests.from_lines(LINES[::-1])
+    assert (requests.short, requests.long) == (LINES[:2], LINES[4:])
+    draws = random.Random(1)
+    drawn = [requests.draw(draws) for _ in range(500)]
+    assert {len(texts) for kind, texts in drawn if kind == "short"} == {1}
+    assert {len(texts) for kind, texts in drawn if kind == "long"} == {8}
+    assert sum(kind == "short" for kind, _ in drawn) / 500 == pytest.approx(0.8, abs=0.05)
+
+
+def test_a_request_that_was_sent_late_has_waited_since_it_was_due(monkeypatch):
+    now = [0.0]
+
+    def sleep(seconds):
+        now[0] += seconds + 1.0  # wakes a second too late
+
+    class AtOnce:
+        def __init__(self, _):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def submit(self, function, *arguments):
+            function(*arguments)
+            return self
+
+        def result(self):
+            pass
+
+    monkeypatch.setattr(open_loop.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(open_loop.time, "sleep", sleep)
+    monkeypatch.setattr(open_loop, "ask", lambda port, texts: 1)
+    monkeypatch.setattr(open_loop, "ThreadPoolExecutor", AtOnce)
+    found = open_loop.waits(0, Requests.from_lines(LINES), rate=2.0, seconds=20.0, seed=1)
+    waited = [*found["short"], *found["long"]]
+    assert len(waited) > 20
+    assert max(waited) > 10  # twice as many are due as can be sent
+
+
+def test_a_row_has_the_quantiles_of_each_kind_in_milliseconds():
+    row = open_loop.row_of("fasttfm", 0.8, 4.0, {"short": [0.1 * n for n in range(1, 12)], "long": [2.0]})
+    assert (row["short_requests"], row["short_p50_ms"], row["short_p99_ms"]) == (11, 600.0, 1090.0)
+    assert (row["long_requests"], row["long_p50_ms"], row["long_p99_ms"]) == (1, 2000.0, 2000.0)
