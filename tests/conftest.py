@@ -84,7 +84,9 @@ def advised_flags(monkeypatch: pytest.MonkeyPatch) -> None:
         if where != "fasttfm" and "is unknown" not in message:
             known = _flags(words).union(words)
             # the flags of another command, which the line names, and of pip are not meant
-            advised = re.findall(r"(?<!\S)\(?(--[a-z][a-z0-9-]+)", re.sub(r"(fasttfm [a-z]|pip install).*", "", message))
+            advised = re.findall(
+                r"(?<!\S)\(?(--[a-z][a-z0-9-]+)", re.sub(r"(fasttfm [a-z]|pip install).*", "", message)
+            )
             assert known.issuperset(advised), f"{words[:2]} has no {set(advised) - known}: {message}"
         return fail(where, message, status)
 

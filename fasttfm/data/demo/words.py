@@ -91,11 +91,11 @@ def rows(table: str) -> list[list[str]]:
 
 
 def _nouns(table: str) -> list[Noun]:
-    return [Noun(*row[:3], row[3:]) for row in rows(table)]
+    return [Noun(row[0], row[1], row[2], row[3:]) for row in rows(table)]
 
 
 def _verbs(table: str) -> list[Verb]:
-    return [Verb(*row[:6], row[6:10], *row[10:]) for row in rows(table)]
+    return [Verb._make([*row[:6], row[6:10], *row[10:]]) for row in rows(table)]
 
 
 PLACES = [(noun, *key.split()) for key, table in GRAMMAR["places"].items() for noun in _nouns(table)]
