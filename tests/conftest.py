@@ -1,6 +1,8 @@
 """Shared by all tests: the interpreter switch, and where real corpora lie."""
 
+import argparse
 import os
+import re
 import shutil
 import signal
 import sysconfig
@@ -65,6 +67,43 @@ def hangup() -> Iterator[None]:
     yield
     if ignored:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+@pytest.fixture(autouse=True)
+def advised_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every line that a command fails with names flags of that command alone, whatever the test is about."""
+    from fasttfm.cli import main
+
+    answer, fail, words = main._answer, main._fail, []
+
+    def noted(name: str | None, arguments: list[str]) -> int:
+        words[:] = arguments
+        return answer(name, arguments)
+
+    def checked(where: str, message: str, status: int) -> int:
+        if where != "fasttfm" and "is unknown" not in message:
+            known = _flags(words).union(words)
+            # the flags of another command, which the line names, and of pip are not meant
+            advised = re.findall(
+                r"(?<!\S)\(?(--[a-z][a-z0-9-]+)", re.sub(r"(fasttfm [a-z]|pip install).*", "", message)
+            )
+            assert known.issuperset(advised), f"{words[:2]} has no {set(advised) - known}: {message}"
+        return fail(where, message, status)
+
+    monkeypatch.setattr(main, "_answer", noted)
+    monkeypatch.setattr(main, "_fail", checked)
+
+
+def _flags(words: list[str]) -> set[str]:
+    """The flags of the command, and verb, that these arguments begin with."""
+    from fasttfm.cli import main
+
+    parser = main.build_parser(words[:1])
+    for word in words[:2]:
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction) and word in action.choices:
+                parser = action.choices[word]
+    return set(parser._option_string_actions)
 
 
 def unlinkable() -> str:

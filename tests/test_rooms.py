@@ -23,6 +23,7 @@ LEVELS = (
     ("fasttfm.files",),
     ("fasttfm.cpu",),
     ("fasttfm.children", "fasttfm.config", "fasttfm.folders", "fasttfm.functional"),
+    ("fasttfm.processes",),
     ("fasttfm.blocks", "fasttfm.checkpoints", "fasttfm.data"),
     ("fasttfm.cpu.decoder_step", "fasttfm.nn"),
     ("fasttfm.compat", "fasttfm.cpu.tuning", "fasttfm.models", "fasttfm.tuning"),

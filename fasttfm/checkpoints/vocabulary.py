@@ -53,5 +53,5 @@ def refuse_another_vocabulary(data: Data, model_dir: Path) -> None:
         model_file = model_dir / file.name
         if not model_file.is_file() or model_file.read_bytes() != file.read_bytes():
             raise UserError(
-                f"{data.path}: is of another vocabulary than {model_dir}: prepare the text with --spm {model_file}"
+                f"{data.path}: is of another vocabulary than {model_dir}: use fasttfm prepare --spm {model_file}"
             )

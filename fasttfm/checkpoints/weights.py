@@ -86,5 +86,5 @@ def refuse_what_is_no_number(weights: Mapping[str, Tensor], source: Path) -> Non
         if not is_finite(tensor):
             raise UserError(
                 f"{source}: {name} holds NaN or infinity: that training diverged; give an earlier checkpoint, or train "
-                "anew with a lower --lr"
+                "anew with a lower learning rate"
             )

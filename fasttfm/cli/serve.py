@@ -144,7 +144,7 @@ def _count(workers: int | None, translators: Iterable[Translator]) -> int:
     """UserError for more processes than one where models are not on a CPU, or this system cannot fork."""
     import torch
 
-    from fasttfm.decoding.workers import can_fork
+    from fasttfm.processes import can_fork
 
     possible = all(can_fork(each.model) for each in translators)
     if not possible and (workers or 1) > 1:

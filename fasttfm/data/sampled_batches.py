@@ -7,15 +7,17 @@ What a window holds follows from (seed, epoch, part, window) alone: a rank draws
 whatever the others do. Where an update has fewer batches than there are ranks, those that share a batch draw for the
 same pairs.
 
-A window is drawn while the one before it is trained on (fasttfm.data.sampling_process).
+A window is drawn while the one before it is trained on, by processes: drawing is Python, and a thread of the training's
+process would take turns with what launches its kernels.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import SimpleQueue
 
 import numpy as np
 
@@ -23,8 +25,8 @@ from fasttfm.data.batches import Batch, TokenBatches, collate
 from fasttfm.data.prepared import ParallelTokens
 from fasttfm.data.sampled_windows import Packed, PairSampler, Sentences, Window
 from fasttfm.data.sampling import sentence_keys
-from fasttfm.data.sampling_process import SamplingProcesses
 from fasttfm.data.tokenizer import Tokenizer
+from fasttfm.processes import WorkerPool
 
 _PROBES = 2000
 _MARGIN = 1.1
@@ -71,7 +73,7 @@ class SampledBatches(TokenBatches):
         """
         self.pairs, self.seed = pairs, seed
         self._sampler = PairSampler(tokenizers, amount)
-        self._processes = SamplingProcesses(tokenizers, amount, processes) if processes else None
+        self._processes = _Drawers(self._sampler, processes) if processes else None
         longer = self._mean_lengthening() * _MARGIN
         super().__init__(pairs, max_tokens, seed, max_length, together=together, longer=longer)
         self._window_sizes = _with_larger(self._sizes, max_tokens)
@@ -169,6 +171,29 @@ class SampledBatches(TokenBatches):
         drawn = sum(len(ids) + 1 for side in self._sampler.draw(*self._read(probes, 0)) for ids in side)
         own = self.pairs.source_lengths[probes] + self.pairs.target_lengths[probes] + 2
         return max(1.0, drawn / float(own.sum()))
+
+
+class _Drawers:
+    """So many processes that draw windows. They start when the first windows are asked for, and end with this."""
+
+    def __init__(self, sampler: PairSampler, count: int) -> None:
+        self._threads = ThreadPoolExecutor(count, "sampling")
+        remedy = "run the same command again, which goes on from the last checkpoint"
+        self._idle: SimpleQueue[WorkerPool] = SimpleQueue()
+        for _ in range(count):
+            self._idle.put(WorkerPool(sampler, 1, remedy=remedy))
+
+    def pack(self, window: Window) -> Future[Packed]:
+        """PairSampler.pack(window), computed by the next process that is free."""
+        return self._threads.submit(self._ask, window)
+
+    def _ask(self, window: Window) -> Packed:
+        process = self._idle.get()
+        try:
+            [(_, packed)] = process.each(PairSampler.pack, [(window,)])
+            return packed
+        finally:
+            self._idle.put(process)
 
 
 class _Windows(Sequence[np.ndarray]):

@@ -314,7 +314,7 @@ def _vocabulary_error(message: str, vocab_size: int) -> UserError:
     if match := re.search(r"smaller than required_chars\D*(\d+) vs (\d+)", message):
         return UserError(
             f"--vocab-size {vocab_size:,}: the characters and special pieces of this text alone need "
-            f"{int(match.group(2)):,}: choose a larger size, or a smaller --character-coverage"
+            f"{int(match.group(2)):,}: choose a larger size"
         )
     if "sentences_.empty()" in message or "no sentences" in message.lower():
         return UserError("no line of the training text has anything that SentencePiece can learn pieces from")

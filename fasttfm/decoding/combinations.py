@@ -13,6 +13,17 @@ _APART = (
     ("split_sentences", "prefix"),
     *(("format", other) for other in ("markup", "alignment", "split_sentences", "prefix", "json")),
 )
+_DEFAULTS = DecodingConfig()
+_IN_USE: dict[str, tuple[str, Callable[[DecodingConfig], object]]] = {
+    **dict.fromkeys(
+        ("sampling_topk", "sampling_topp", "temperature", "sampling_seed"),
+        ("sampling", lambda config: config.sampling or config.mbr_samples),
+    ),
+    "diverse_beam_strength": ("diverse_beam_groups", lambda config: config.diverse_beam_groups > 1),
+    "alpha": ("length_penalty", lambda config: config.length_penalty in ("gnmt", "power")),
+    "coverage_penalty": ("sampling", lambda config: not config.sampling),
+}
+"""Setting -> the one that decides whether it does anything, and whether with this configuration it does."""
 
 
 def refuse_together(given: Collection[str], written: Callable[[str], str] = str) -> None:
@@ -34,3 +45,11 @@ def refuse_config(given: Collection[str], config: DecodingConfig, written: Calla
             )
     if "terminology" in given and (config.sampling or config.mbr_samples or config.diverse_beam_groups > 1):
         raise UserError("terminology needs a beam search: leave out sampling, mbr_samples and diverse_beam_groups")
+
+
+def refuse_idle(given: Collection[str], config: DecodingConfig) -> None:
+    """Raise UserError for a setting among those given that does nothing in a search with this config."""
+    for name, (other, is_in_use) in _IN_USE.items():
+        if name in given and getattr(config, name) != getattr(_DEFAULTS, name) and not is_in_use(config):
+            now = str(getattr(config, other)).lower()
+            raise UserError(f"{name} does nothing while {other} is {now}: leave it out, or change {other}")

@@ -23,8 +23,8 @@ from fasttfm.decoding.greedy import plain_steps
 from fasttfm.decoding.hypotheses import NOT_A_NUMBER, Hypothesis
 from fasttfm.decoding.memory import refuse_more_than_available
 from fasttfm.decoding.phrases import Phrases, Required
-from fasttfm.decoding.workers import WorkerPool, can_fork
 from fasttfm.errors import UserError
+from fasttfm.processes import WorkerPool, can_fork
 
 if TYPE_CHECKING:
     from fasttfm.models import Transformer
@@ -140,7 +140,8 @@ def search_workers(model: Any, count: int, *, least_work: float = 0) -> WorkerPo
     """
     if count == 1 or not can_fork(model):
         return None
-    return WorkerPool(model, count, prepare=prepare, least_work=least_work)
+    remedy = "run the same command again, with a smaller --batch-tokens or --workers if memory did not suffice"
+    return WorkerPool(model, count, remedy=remedy, prepare=prepare, least_work=least_work)
 
 
 def prepare(model: Transformer) -> None:

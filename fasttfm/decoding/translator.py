@@ -26,7 +26,7 @@ from fasttfm.data.corpus import read_lines
 from fasttfm.data.tokenizer import EOS, PAD, Tokenizer
 from fasttfm.decoding.alignment import Links, word_links
 from fasttfm.decoding.attention import check_layer, cross_attention
-from fasttfm.decoding.combinations import refuse_config
+from fasttfm.decoding.combinations import refuse_config, refuse_idle
 from fasttfm.decoding.ensemble import Ensemble
 from fasttfm.decoding.hypotheses import Hypothesis
 from fasttfm.decoding.mbr import minimum_bayes_risk
@@ -148,6 +148,7 @@ class Translator:
             if source_tokenizer is not target_tokenizer:
                 sizes["source_vocab_size"] = len(source_tokenizer)
             config = build(values, sizes)
+            refuse_idle(decoding, config.decoding)
             others = [(Path(each), build(read_values(Path(each), {}), sizes).model) for each in ensemble]
             models = []
             for folder, shape in ((path, config.model), *others):

@@ -29,8 +29,8 @@ def read_config(folder: Path, *kinds: str) -> dict[str, Any]:
     given = read_json(path)
     if field(given, "model_type", str, str(path), None) not in kinds:
         raise UserError(
-            f"{path}: is of a model of type {given.get('model_type')!r}, and {' or '.join(kinds)} is needed: give the "
-            "folder or the --format that fits"
+            f"{path}: model_type is {shown(given.get('model_type'))}, it must be {' or '.join(kinds)}: give another "
+            "folder, or import this one as a model of its own type"
         )
     return given
 

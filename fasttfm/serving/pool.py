@@ -28,8 +28,8 @@ from fasttfm.children import signal_name
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.decoding.phrases import Phrases
 from fasttfm.decoding.translator import Translator
-from fasttfm.decoding.workers import end_group, start_process
 from fasttfm.errors import UserError
+from fasttfm.processes import end_group, start_process
 from fasttfm.serving.engine import QueueFull, Stopping
 from fasttfm.serving.metrics import Metrics
 from fasttfm.serving.queue import Answer, FairQueue, Sentence, request_of

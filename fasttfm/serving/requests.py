@@ -12,7 +12,7 @@ from fasttfm.config import field_types
 from fasttfm.config.convert import convert
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.decoding.alignment import PARTS, WORDS
-from fasttfm.decoding.combinations import refuse_config, refuse_together
+from fasttfm.decoding.combinations import refuse_config, refuse_idle, refuse_together
 from fasttfm.decoding.phrases import Phrases
 from fasttfm.decoding.sentences import sentence_splitter
 from fasttfm.decoding.terminology import Terminology
@@ -97,6 +97,7 @@ def _read(given: Mapping[str, Any], translators: Mapping[str, Translator], limit
     translator = translators[model]
     config = _config(given, translator.config, limits)
     refuse_config(asked, config)
+    refuse_idle(given, config)
     texts = _texts(given, limits)
     lines = [line for text in texts for line in text.lines]
     if len(lines) > limits.sentences:

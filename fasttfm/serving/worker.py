@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from fasttfm.decoding.search import prepare
 from fasttfm.decoding.translator import Translation, Translator
-from fasttfm.decoding.workers import end_with, read_shared
+from fasttfm.processes import end_with, read_shared
 from fasttfm.serving.engine import Engine
 from fasttfm.serving.queue import Answer
 

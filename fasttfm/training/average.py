@@ -55,7 +55,7 @@ def average_last(model_dir: str | Path, last: int | None) -> tuple[Path, list[in
         kept = f" in a row (that of update {older[-1]:,} is older and was kept for its score)" if older else ""
         raise UserError(
             f"{model_dir}: has {len(steps)} checkpoints{kept}, {last} were to be averaged: give --last {len(steps)}, "
-            "or train with a smaller --save-interval-updates or a larger --keep-interval-updates"
+            "or fasttfm train with a smaller --save-interval-updates or a larger --keep-interval-updates"
         )
     chosen = steps[-last:]
     folders = [step_folder(model_dir, step) for step in chosen]

@@ -97,6 +97,10 @@ class FineTuned:
         )
 
     def _scored(self, examples: Any, max_tokens: int | None) -> list[Any]:
-        batches = evaluation_batches(examples, max_tokens or self.config.data.max_tokens)
+        if max_tokens is None:
+            max_tokens = self.config.data.max_tokens
+        if max_tokens < 1:
+            raise UserError(f"--max-tokens {max_tokens}: at least 1 is needed")
+        batches = evaluation_batches(examples, max_tokens)
         with evaluating(self.model, self.device):
             return [(numbers, scores) for numbers, scores, _ in score_examples(self.model, batches, self.device)]

@@ -111,7 +111,7 @@ class Translation(Task):
             if values["model"].get("share_embeddings", "all") == "all":
                 raise UserError(
                     f"{data.path}: has a vocabulary for each side, but share_embeddings all needs a joint one: give "
-                    "--share-embeddings decoder or none, or prepare the data without --separate-vocab"
+                    "--share-embeddings decoder or none, or run fasttfm prepare without --separate-vocab"
                 )
         return build(values, sizes)
 

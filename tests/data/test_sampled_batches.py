@@ -1,9 +1,12 @@
 """Batches whose text is segmented anew: the budget, what they depend on, whose pairs a rank draws for."""
 
 import gc
+import os
+import signal
 
 import numpy as np
 import pytest
+from ended_processes import is_alive, wait_for_end
 
 from fasttfm.data.demo import demo_pairs
 from fasttfm.data.prepared import ParallelTokens
@@ -154,12 +157,12 @@ def test_processes_draw_what_this_one_draws_and_end_with_it(spoken, small_window
     started = []
     while not elsewhere._processes._idle.empty():
         started.append(elsewhere._processes._idle.get())
-    running = [process for process in started if process is not None]
+    running = [pid for pool in started for pid in pool.pids]
     assert running
-    assert all(process.poll() is None for process in running)
-    del elsewhere
+    assert all(is_alive(pid) for pid in running)
+    del elsewhere, started
     gc.collect()
-    assert all(process.wait(10) is not None for process in running)
+    wait_for_end(running)
 
 
 def test_a_process_that_is_killed_is_one_line(spoken):
@@ -167,9 +170,8 @@ def test_a_process_that_is_killed_is_one_line(spoken):
     batches = SampledBatches(pairs, 60, seed=5, amount=0.2, tokenizers=(tokenizer, tokenizer), processes=1)
     order = batches.epoch(0)
     order[0]
-    process = batches._processes._idle.get(timeout=10)
-    process.kill()
-    process.wait()
-    batches._processes._idle.put(process)
-    with pytest.raises(UserError, match="a process that draws segmentations was ended"):
+    pool = batches._processes._idle.get(timeout=10)
+    os.kill(pool.pids[0], signal.SIGKILL)
+    batches._processes._idle.put(pool)
+    with pytest.raises(UserError, match="worker 0 was ended by SIGKILL: run the same command again, which goes on"):
         batches.epoch(3)[0]

@@ -11,18 +11,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from ended_processes import PATIENCE, wait_for_end
 
 from fasttfm.decoding import DecodingConfig, search_ids
 from fasttfm.decoding.search import search_workers
-from fasttfm.decoding.workers import WorkerPool
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer, TransformerConfig
+from fasttfm.processes import WorkerPool
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 SETTINGS = DecodingConfig(beam=3, nbest=2, max_len_a=0.0, max_len_b=6)
 SOURCES = [[4 + (7 * row + position) % 60 for position in range(3 + row % 9)] + [3] for row in range(40)]
-PATIENCE = 300
-"""Seconds until a process must have ended."""
 
 
 def tiny_model() -> Transformer:
@@ -91,12 +90,12 @@ def test_what_is_not_worth_processes_starts_none():
         assert workers.pids == []
     assert search_workers(tiny_model(), 1) is None
     with pytest.raises(ValueError, match="0 workers"):
-        WorkerPool(tiny_model(), 0)
+        WorkerPool(tiny_model(), 0, remedy="")
 
 
 PROGRAM = """
 import sys, time
-sys.path.insert(0, {root!r})
+sys.path[:0] = [{root!r}, {root!r} + "/tests"]
 from tests.decoding import test_workers as tests
 with tests.search_workers(tests.tiny_model(), 2) as workers:
     list(workers.each(tests._who, [(0.0, 1)] * 4))
@@ -115,20 +114,6 @@ def test_nobody_is_left_when_the_program_is_ended_at_work(number):
     process.send_signal(number)
     process.communicate(timeout=PATIENCE)
     wait_for_end(pids)
-
-
-def wait_for_end(pids: list[int]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while alive := [pid for pid in pids if is_alive(pid)]:
-        assert time.monotonic() < deadline, alive
-        time.sleep(0.05)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def _who(model, seconds, number):

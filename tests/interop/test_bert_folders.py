@@ -214,7 +214,7 @@ def test_electra_is_two_folders(tmp_path):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda folder, config: config.update(model_type="gpt2"), "of type 'gpt2'"),
+        (lambda folder, config: config.update(model_type="gpt2"), "model_type is 'gpt2', it must be"),
         (lambda folder, config: config.pop("hidden_size"), "has no hidden_size"),
         (lambda folder, config: config.update(hidden_act="mish"), "hidden_act mish is not supported"),
         (lambda folder, config: config.update(intermediate_size=25), "copy both from one model"),

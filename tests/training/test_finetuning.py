@@ -109,6 +109,11 @@ def test_answers_are_learnt_predicted_and_scored(tmp_path, bodies, capsys):
     assert main(["finetune", "predict", str(tmp_path / "model"), valid, "--out", predictions]) == 0
     other = write(tmp_path / "other.json", {**squad(40, 2), "version": "v2.0"})
     assert main(["finetune", "predict", str(tmp_path / "model"), other, "--out", str(tmp_path / "other.out")]) == 0
+    for wrong in ("0", "-5"):
+        capsys.readouterr()
+        asked = ["finetune", "predict", str(tmp_path / "model"), valid, "--out", str(tmp_path / "none.json")]
+        assert main([*asked, "--max-tokens", wrong]) == 2
+        assert f"--max-tokens {wrong}: at least 1 is needed" in capsys.readouterr().err
     answers = Path(predictions).read_bytes()
     assert Path(tmp_path / "other.out").read_bytes() == answers, "a model of answers alone always gives one"
     capsys.readouterr()

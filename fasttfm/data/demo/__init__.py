@@ -1,12 +1,9 @@
 """The built-in demo corpus: English and German sentences drawn from a grammar, the same on every machine.
 
 It has what makes translation more than word by word: gender, case and adjective agreement, verb-second and verb-final
-order, separable and modal verbs, compounds, numbers said unit first, dates, relative clauses. The German is a function
-of the English, so a model can reach the reference exactly. Every sentence occurs once in all three splits together, on
-either side: nothing that is tested was seen in training.
-
-grammar.yaml has the words and weights, words.py reads and inflects them, clause.py orders them, sentences.py draws
-phrases and sentences.
+order, separable and modal verbs, numbers said unit first, relative clauses. The German is a function of the English, so
+a model can reach the reference exactly. Every sentence occurs once in all three splits together, on either side:
+nothing that is tested was seen in training.
 """
 
 from collections.abc import Iterator

@@ -1,9 +1,10 @@
-"""Processes that each search batches of their own on one core, with one copy of a model's weights between them.
+"""Worker processes, each on one core, with one copy of what they all need between them.
 
-Threads of one process hold up one another in Python between the products of a step, and threads that share a product
-wait for one another some hundred times a token; processes wait once a batch. The weights are written to memory once. A
-first process reads them, lays them out for its products, and forks one worker a core, so that all workers read the same
-pages. It is a fresh one (`python -c`), because a program that has threads must not fork.
+They search for translations, serve, and draw segmentations. Threads of one process hold up one another in Python, and
+threads that share a product wait for one another some hundred times a token; processes wait once a batch. A model's
+weights are written to memory once. A first process reads them, lays them out for its products, and forks one worker a
+core, so that all workers read the same pages. It is a fresh one (`python -c`), because a program that has threads must
+not fork.
 
 A worker ends with its program, however that ends: it watches the socket that joins the two. Signals that end programs
 are left to the program, which then ends its workers.
@@ -35,11 +36,9 @@ from fasttfm.errors import ENDING_SIGNALS, UserError
 Call = tuple[Any, ...]
 """Arguments of a function, after the model."""
 
-_AFTER_A_KILL = "run the same command again, with a smaller --batch-tokens or --workers if memory did not suffice"
-
 
 class WorkerPool:
-    """So many processes that compute with one model. They start when they are first needed.
+    """So many processes that compute with one model, or another value. They start when they are first needed.
 
     close(), the end of a `with` block and the end of the program end them. After a failure they are ended as well, and
     started anew when they are needed again. The model must not change in between: the workers go on with its weights as
@@ -47,11 +46,18 @@ class WorkerPool:
     """
 
     def __init__(
-        self, model: nn.Module, count: int, *, prepare: Callable[[Any], None] | None = None, least_work: float = 0
+        self,
+        model: Any,
+        count: int,
+        *,
+        remedy: str,
+        prepare: Callable[[Any], None] | None = None,
+        least_work: float = 0,
     ) -> None:
-        """model: on a CPU. prepare(model): what the first process does before it forks, for all workers to keep; a
-        function of a module. least_work: the work from which on starting them is worthwhile, in the caller's unit.
-        ValueError for fewer than one worker."""
+        """model: a module on a CPU, or what else pickle takes. remedy: what a user can do after a worker was killed.
+        prepare(model): what the first process does before it forks, for all workers to keep; a function of a module.
+        least_work: the work from which on starting them is worthwhile, in the caller's unit. ValueError for fewer than
+        one worker."""
         if count < 1:
             raise ValueError(f"{count} workers: give at least 1")
         self.model = model
@@ -59,6 +65,7 @@ class WorkerPool:
         self.least_work = least_work
         self.pids: list[int] = []
         """Of the workers that run."""
+        self._remedy = remedy
         self._prepare = prepare
         self._lock = threading.Lock()
         self._end: weakref.finalize | None = None
@@ -135,7 +142,7 @@ class WorkerPool:
         except (EOFError, OSError):
             status = process.wait()
             what = f"by {signal_name(-status)}" if status < 0 else f"with status {status}"
-            raise UserError(f"the workers ended {what} before they had begun: give --workers 1") from None
+            raise UserError(f"the workers ended {what} before they had begun: {self._remedy}") from None
         if kind == "failed":
             raise _with_origin(*value)
         self.pids = value
@@ -145,9 +152,9 @@ class WorkerPool:
         try:
             number, status = self._control.recv()
         except (EOFError, OSError):
-            raise UserError(f"the process that had started the workers was ended: {_AFTER_A_KILL}") from None
+            raise UserError(f"the process that had started the workers was ended: {self._remedy}") from None
         how = f"was ended by {signal_name(os.WTERMSIG(status))}" if os.WIFSIGNALED(status) else "ended"
-        raise UserError(f"worker {number} {how}: {_AFTER_A_KILL}")
+        raise UserError(f"worker {number} {how}: {self._remedy}")
 
 
 def can_fork(model: nn.Module) -> bool:
