@@ -72,7 +72,7 @@ class Less(nn.Module):
         return self.model.encode(source, lengths) if self.keep_encoder else source
 
     def start_cache(self, memory: Tensor, lengths: Tensor | None, *, rows_per_sentence: int, max_length: int) -> State:
-        """The cache that Transformer.start_cache() makes."""
+        """The cache that TransformerDecoder.start_cache() makes."""
         rows = len(memory) * rows_per_sentence
         state = State(memory, lengths, torch.empty(rows, 0, dtype=torch.int64, device=memory.device), max_length)
         layers = range(self.config.decoder_layers)
