@@ -28,7 +28,7 @@ from benchmarks.measure.providers import CTRANSLATE2, HUGGING_FACE, OURS, Absent
 from benchmarks.peers import ctranslate2, huggingface
 from fasttfm.data.tokenizer import BOS
 from fasttfm.decoding import DecodingConfig, search_ids
-from fasttfm.decoding.batches import padded
+from fasttfm.decoding.batches import multiply_in_int8, padded
 from fasttfm.decoding.search import search_workers
 from fasttfm.kernels.proof.costs import Cost
 from fasttfm.models import Transformer, TransformerConfig
@@ -129,7 +129,7 @@ def _work(config: TransformerConfig, dtype: torch.dtype, batch: int, beam: int, 
             providers[f"{OURS}{WORKERS}"] = search(model, workers=setting.threads)
         if dtype != torch.float32:
             in_int8 = ours(torch.float32)
-            in_int8.int8_products = True
+            multiply_in_int8(in_int8)
             providers[INT8] = search(in_int8)
             if setting.threads > 1 and batch > 1:
                 providers[f"{INT8}{WORKERS}"] = search(in_int8, workers=setting.threads)

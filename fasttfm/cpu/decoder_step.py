@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fasttfm.blocks.inspect import ATTENTION, EMBEDDING, LAYER, LINEAR, NORM, ordinary, untouched
 from fasttfm.cpu import step_passes
-from fasttfm.cpu.linear import FrozenLinear, frozen
+from fasttfm.cpu.linear import FrozenLinear, frozen, frozen_in_int8
 from fasttfm.cpu.step_cache import StepCache
 from fasttfm.cpu.step_passes import array
 
@@ -30,7 +30,7 @@ def runs_straight(model: Any, memory: Tensor) -> bool:
     layers, norm = list(model.decoder.layers), model.decoder.norm
     if not (frozen(memory) and layers and layers[0].norm_first == (norm is not None)):
         return False
-    if model.int8_products and memory.dtype != torch.float32:
+    if frozen_in_int8() and memory.dtype != torch.float32:
         return False
     norms = [each for layer in layers for each in (layer.norm1, layer.norm2, layer.norm3)] + [norm] * (norm is not None)
     linears = [each for layer in layers for each in (layer.linear1, layer.linear2)]
@@ -90,7 +90,7 @@ class _Rows:
 
 
 class DecoderStep:
-    """Transformer.step() with a StepCache in a few compiled calls; made inside frozen_weights() and used there."""
+    """A Transformer's step with a StepCache in a few compiled calls; made inside frozen_weights() and used there."""
 
     def __init__(self, model: Any) -> None:
         layers = list(model.decoder.layers)

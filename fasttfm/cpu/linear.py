@@ -98,6 +98,11 @@ def frozen(x: Tensor) -> bool:
     )
 
 
+def frozen_in_int8() -> bool:
+    """Return whether linear() multiplies 8-bit integers now."""
+    return _thread.int8
+
+
 def batch_invariant(x: Tensor) -> bool:
     """Return whether what is computed of x now must not depend on what is computed beside it."""
     return _thread.batch_invariant and frozen(x)

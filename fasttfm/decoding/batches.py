@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +52,16 @@ def evaluating(model: nn.Module, device: torch.device, autocast: torch.dtype | N
         model.train(training)
 
 
+def multiply_in_int8(model: Any, enabled: bool = True) -> None:
+    """Let inference() with this model multiply 8-bit integers on a CPU (cpu/int8.py)."""
+    model.int8_products = enabled
+
+
+def multiplies_in_int8(model: nn.Module) -> bool:
+    """Return whether multiply_in_int8() was called for this model."""
+    return bool(getattr(model, "int8_products", False))
+
+
 @contextmanager
 def inference(model: nn.Module, *, batch_invariant: bool = False) -> Iterator[torch.device]:
     """No dropout, no gradients, no change of weights inside; afterwards the model is in the mode it was in.
@@ -58,7 +69,7 @@ def inference(model: nn.Module, *, batch_invariant: bool = False) -> Iterator[to
     batch_invariant: of sequences padded to one length each gets the same bits, whatever stands beside it, on a CPU.
     Gives the model's device.
     """
-    training, int8 = model.training, getattr(model, "int8_products", False)
+    training, int8 = model.training, multiplies_in_int8(model)
     model.eval()
     try:
         with torch.inference_mode(), frozen_weights(model, batch_invariant=batch_invariant, int8=int8):

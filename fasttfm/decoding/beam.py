@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.tokenizer import BOS, EOS
 from fasttfm.decoding.batches import LENGTHS, padded
+from fasttfm.decoding.decoder import decoder_of
 from fasttfm.decoding.hypotheses import Constraints, Hypothesis, length_penalty
 from fasttfm.decoding.selection import compute_allowed
 from fasttfm.decoding.top_k import likeliest
@@ -176,7 +177,7 @@ def start_cache(model: Transformer, sources: Sequence[Sequence[int]], steps: Ste
     # Without padding attention needs no mask, in the encoder and at every step. It sums in another order with one.
     is_padded = batch_invariant or any(len(each) < source.shape[1] for each in sources)
     known = lengths if is_padded else None
-    cache = model.start_cache(
+    cache = decoder_of(model).start_cache(
         model.encode(source, known), known, rows_per_sentence=steps.rows, max_length=steps.last_step + 1
     )
     compute_allowed(cache, steps.constraints.allowed)
@@ -187,10 +188,10 @@ def search_together(model: Transformer, sources: Sequence[Sequence[int]], steps:
     """Search for each source (ids with end-of-sentence) of a batch; results best first."""
     cache = start_cache(model, sources, steps)
     steps.moves_nothing = getattr(cache, "moves_nothing", False)
-    sentences = list(steps.sentences)
+    decoder, sentences = decoder_of(model), list(steps.sentences)
     while True:
         rows = steps.rows
-        going = steps.extend(model.step(steps.tokens, cache))
+        going = steps.extend(decoder.step(steps.tokens, cache))
         if not steps.sentences:
             return [steps.best(sentence) for sentence in sentences]
         if going.kept is not None:

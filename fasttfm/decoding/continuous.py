@@ -28,6 +28,7 @@ from fasttfm.data.shapes import round_length
 from fasttfm.decoding.batches import LENGTHS, SHORTEST, padded
 from fasttfm.decoding.beam import Steps
 from fasttfm.decoding.constrained import longest_with_phrases
+from fasttfm.decoding.decoder import decoder_of
 from fasttfm.decoding.greedy import plain_steps
 from fasttfm.decoding.hypotheses import Constraints, Hypothesis
 from fasttfm.decoding.memory import refuse_more_than_available
@@ -97,7 +98,7 @@ def constraints_of(
 
 def can_continue(model: Any, config: DecodingConfig) -> bool:
     """Return whether a RunningSearch takes this model and configuration; asked inside batches.inference()."""
-    takes = getattr(model, "takes_sentences", None)
+    takes = getattr(decoder_of(model), "takes_sentences", None)
     plain = config.diverse_beam_groups == 1 and config.batch_invariant
     return plain and takes is not None and bool(takes())
 
@@ -112,7 +113,8 @@ class RunningSearch:
         self.model, self.config, self.banned, self.at_once = model, config, banned, at_once
         self.waiting: deque[Waiting] = deque()
         self._joined: list[_Joined] = []
-        self._cache = model.start_running()
+        self._decoder = decoder_of(model)
+        self._cache = self._decoder.start_running()
         self._dropped: set[Hashable] = set()
 
     @property
@@ -211,7 +213,7 @@ class RunningSearch:
         beam = config.nbest if config.sampling else config.beam
         for some in alike.values():
             source, lengths = padded([each.source for each in some], _CPU, LENGTHS)
-            self.model.join(self._cache, source, lengths, beam=beam, rows_per_sentence=steps.rows)
+            self._decoder.join(self._cache, source, lengths, beam=beam, rows_per_sentence=steps.rows)
         self._joined.append(_Joined(steps, members, beam))
 
     def _select_outputs(self) -> None:

@@ -8,6 +8,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fasttfm.decoding.batches import multiplies_in_int8, multiply_in_int8
+from fasttfm.decoding.decoder import decoder_of
+
 
 class Ensemble(nn.Module):
     """Stands for a Transformer in searches and scoring: the mean of what several of them say of the next token.
@@ -30,7 +33,7 @@ class Ensemble(nn.Module):
             raise ValueError(f"mean {mean!r} is unknown: choose probability or logarithm")
         self.models = nn.ModuleList(models)
         self.config = models[0].config
-        self.int8_products = any(getattr(each, "int8_products", False) for each in models)
+        multiply_in_int8(self, any(map(multiplies_in_int8, models)))
         self.mean = mean
 
     def forward(self, *inputs: Any) -> Tensor:
@@ -47,11 +50,16 @@ class Ensemble(nn.Module):
 
     def start_cache(self, memory: list[Tensor], source_lengths: Tensor | None = None, **sizes: int) -> Caches:
         """Each model's cache."""
-        return Caches([model.start_cache(each, source_lengths, **sizes) for model, each in zip(self._all(), memory)])
+        return Caches(
+            [model.start_cache(each, source_lengths, **sizes) for model, each in zip(self._decoders(), memory)]
+        )
 
     def step(self, tokens: Tensor, cache: Caches) -> Tensor:
         """Log-probabilities (R, V) float32 of the token after tokens (R,)."""
-        return self._together([model.step(tokens, each) for model, each in zip(self._all(), cache.caches)])
+        return self._together([model.step(tokens, each) for model, each in zip(self._decoders(), cache.caches)])
+
+    def _decoders(self) -> list[Any]:
+        return [decoder_of(each) for each in self.models]
 
     def _all(self) -> list[Any]:
         return list(self.models)

@@ -11,6 +11,7 @@ from fasttfm.data.tokenizer import Tokenizer
 from fasttfm.decoding.batches import inference
 from fasttfm.decoding.beam import start_cache
 from fasttfm.decoding.continuous import Waiting, constraints_of
+from fasttfm.decoding.decoder import decoder_of
 from fasttfm.decoding.greedy import GreedySteps
 from fasttfm.decoding.hypotheses import NOT_A_NUMBER
 from fasttfm.errors import UserError
@@ -44,7 +45,7 @@ def _stream(model: Any, sentence: Waiting, config: DecodingConfig, banned: Seque
         cache = start_cache(model, [sentence.source], steps)
     while steps.sentences:
         with inference(model, batch_invariant=config.batch_invariant):
-            steps.extend(model.step(steps.tokens, cache))
+            steps.extend(decoder_of(model).step(steps.tokens, cache))
         log_probabilities = [each.log_probability for each in steps.best(0)] or steps.scores.tolist()
         if not log_probabilities or math.isnan(log_probabilities[0]):
             raise UserError(NOT_A_NUMBER)

@@ -26,6 +26,7 @@ from fasttfm.data.corpus import read_lines
 from fasttfm.data.tokenizer import EOS, PAD, Tokenizer
 from fasttfm.decoding.alignment import Links, word_links
 from fasttfm.decoding.attention import check_layer, cross_attention
+from fasttfm.decoding.batches import multiply_in_int8
 from fasttfm.decoding.combinations import refuse_config, refuse_idle
 from fasttfm.decoding.ensemble import Ensemble
 from fasttfm.decoding.hypotheses import Hypothesis
@@ -159,8 +160,8 @@ class Translator:
                 precision_of_model = precision or ("int8" if is_quantized(saved) else "fp32")
                 if precision == "int8" and chosen.type != "cpu":
                     raise UserError(f"--precision int8 is for a CPU, the device is {chosen}: give bf16 or fp16")
-                model.int8_products = precision_of_model == "int8"
-                if model.int8_products:
+                if precision_of_model == "int8":
+                    multiply_in_int8(model)
                     warn_without_route()
                 models.append(model.to(device=chosen, dtype=_DTYPES[precision_of_model]).eval())
         return cls(

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from fasttfm.config.bert import AlbertConfig, BertConfig, ElectraConfig
+from fasttfm.data.masking_vocabulary import masking_vocabulary
+from fasttfm.data.text_tokenizer import TextTokenizer
 from fasttfm.errors import UserError
 from fasttfm.interop.bert_relatives import RELATIVES, as_bert
 from fasttfm.interop.config_json import Field, configuration, described, our_activation, read_config, refuse_others
@@ -371,6 +373,18 @@ def write_part(part: TransformersModel, folder: Path, vocabulary: Mapping[str, A
     fields = their_config(config, kind, part.architecture) | dict(vocabulary or {})
     folder.mkdir(parents=True, exist_ok=True)
     write_files(folder, fields, {name: each.float().clone() for name, each in tensors.items()})
+
+
+def special_tokens(tokenizer: TextTokenizer) -> dict[str, int | None]:
+    """config.json's numbers of special tokens."""
+    vocabulary = masking_vocabulary(tokenizer)
+    return {
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "cls_token_id": vocabulary.begin,
+        "sep_token_id": vocabulary.end,
+        "mask_token_id": vocabulary.mask,
+    }
 
 
 def _kind(body: Bert) -> str:

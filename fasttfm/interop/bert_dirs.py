@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from fasttfm.config.data import MaskingConfig
-from fasttfm.data.masking_vocabulary import masking_vocabulary
 from fasttfm.data.text_tokenizer import TextTokenizer
 from fasttfm.errors import UserError
 from fasttfm.files import read_json
@@ -50,12 +49,9 @@ def import_folder(folder: Path, out: Path, generator: Path | None = None) -> Ber
 def export_folder(model: BertPretraining | Electra, out: Path, tokenizer: TextTokenizer) -> list[str]:
     """Write what transformers loads, with the tokenizer; of an ELECTRA two folders. Returns lines for the user."""
     told: list[str] = []
-    vocabulary = masking_vocabulary(tokenizer)
-    special: dict[str, int | None] = {"bos_token_id": None, "eos_token_id": None}
-    special |= {"cls_token_id": vocabulary.begin, "sep_token_id": vocabulary.end, "mask_token_id": vocabulary.mask}
     with replacing(out, "writes a model", "exported model") as fresh:
         for name, part in bert.parts(model).items():
-            bert.write_part(part, fresh.path / name, special)
+            bert.write_part(part, fresh.path / name, bert.special_tokens(tokenizer))
             tokenizer.save(fresh.path / name)
             told = write_tokenizer(tokenizer, fresh.path / name, "both")
     return told

@@ -21,8 +21,9 @@ from fasttfm.config.training import TrainingConfig
 from fasttfm.data.text_tokenizer import TextTokenizer
 from fasttfm.data.tokenizer import BOS, PAD, UNK, Tokenizer, Vocabulary, load_tokenizers
 from fasttfm.errors import UserError
+from fasttfm.folders import replacing
 from fasttfm.interop.tokenizer_json import write_tokenizer
-from fasttfm.models.pretrained import read_pretrained, read_values, write_model, write_pretrained
+from fasttfm.models.pretrained import read_pretrained, read_values, write_files, write_model, write_pretrained
 from fasttfm.reference import positional_encoding
 from fasttfm.wording import counted
 
@@ -90,6 +91,23 @@ def export(model: Model, folder: Path) -> list[str]:
     if model.source_tokenizer is not model.target_tokenizer:
         return ["no tokenizer.json was written, because it has one vocabulary and this model has two"]
     return write_tokenizer(model.source_tokenizer, folder, "end")
+
+
+def write_causal(
+    folder: Path, fields: Mapping[str, Any], weights: Mapping[str, Tensor], tokenizer: TextTokenizer | None
+) -> list[str]:
+    """Write what transformers' AutoModelForCausalLM and AutoTokenizer load; returns lines for the user.
+
+    fields: config.json, without the numbers of special tokens. Raises UserError where the folder holds other files, or
+    nothing can be written.
+    """
+    begin, end = (None, None) if tokenizer is None else (tokenizer.begin, tokenizer.end)
+    with replacing(folder, "writes a model", "exported model") as fresh:
+        write_files(fresh.path, {**fields, "bos_token_id": begin, "eos_token_id": end}, weights)
+        if tokenizer is None:
+            return []
+        tokenizer.save(fresh.path)
+        return write_tokenizer(tokenizer, fresh.path)
 
 
 def write_imported(

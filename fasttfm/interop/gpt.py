@@ -18,15 +18,12 @@ from fasttfm.config.data import DocumentsConfig
 from fasttfm.config.gpt import GPTConfig
 from fasttfm.data.text_tokenizer import TextTokenizer
 from fasttfm.errors import UserError
-from fasttfm.folders import replacing
 from fasttfm.interop.config_json import Field, configuration, described, our_activation, read_config, refuse_others
-from fasttfm.interop.exchange import write_imported
+from fasttfm.interop.exchange import write_causal, write_imported
 from fasttfm.interop.names import Parameter, TheirWeights, parameters, theirs
 from fasttfm.interop.tokenizer_files import read_tokenizer
-from fasttfm.interop.tokenizer_json import write_tokenizer
 from fasttfm.interop.weight_files import read_tensors
 from fasttfm.models.gpt import GPT
-from fasttfm.models.pretrained import write_files
 from fasttfm.parsing import field
 
 _ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
@@ -94,31 +91,24 @@ def write(model: GPT, folder: Path, tokenizer: TextTokenizer | None = None) -> l
     config = model.config
     kind = "gpt2" if config.norm_first else "openai-gpt"
     family = _FAMILIES[kind]
-    weights = _transposed(theirs(model_weights(model), _parameters(config, family)))
+    ours = _transposed(theirs(model_weights(model), _parameters(config, family)))
     activations = {ours: theirs for theirs, ours in reversed(list(_ACTIVATIONS.items()))}
     if kind == "openai-gpt":  # whose "gelu" is the formula with tanh
         activations["gelu_tanh"] = "gelu"
-    end = None if tokenizer is None else tokenizer.end
     fields = {
         "architectures": ["GPT2LMHeadModel" if kind == "gpt2" else "OpenAIGPTLMHeadModel"],
         "model_type": kind,
         **described(config, FIELDS),
         family.activation: activations[config.activation],
         "embd_pdrop": config.dropout,
-        "bos_token_id": None if tokenizer is None else tokenizer.begin,
-        "eos_token_id": end,
         "tie_word_embeddings": True,
     }
     if config.d_ff != 4 * config.d_model:
         if kind != "gpt2":
             raise UserError(f"d_ff {config.d_ff}: Hugging Face's GPT-1 has {4 * config.d_model}, 4 times d_model")
         fields["n_inner"] = config.d_ff
-    with replacing(folder, "writes a model", "exported model") as fresh:
-        write_files(fresh.path, fields, {f"transformer.{name}": weight for name, weight in weights.items()})
-        if tokenizer is None:
-            return []
-        tokenizer.save(fresh.path)
-        return write_tokenizer(tokenizer, fresh.path)
+    weights = {f"transformer.{name}": weight for name, weight in ours.items()}
+    return write_causal(folder, fields, weights, tokenizer)
 
 
 def import_folder(folder: Path, out: Path) -> None:

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from fasttfm.config.bert import BertClassifierConfig, BertConfig
 from fasttfm.config.data import TaskConfig
-from fasttfm.data.masking_vocabulary import masking_vocabulary
 from fasttfm.data.swag import ENDINGS
 from fasttfm.data.text_tokenizer import TextTokenizer
 from fasttfm.errors import UserError
@@ -124,14 +123,7 @@ def export_folder(trained: Trained, out: Path, tokenizer: TextTokenizer) -> str:
     task, model, labels, abstains, threshold = trained
     kind = _kind(model.body, task)
     names = {str(number): name for number, name in enumerate(labels)}
-    vocabulary = masking_vocabulary(tokenizer)
-    fields: dict[str, Any] = {
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "cls_token_id": vocabulary.begin,
-        "sep_token_id": vocabulary.end,
-        "mask_token_id": vocabulary.mask,
-    }
+    fields: dict[str, Any] = bert.special_tokens(tokenizer)
     if task == "squad":
         fields |= {"abstains": abstains, "null_threshold": threshold}
     elif task == "classify":

@@ -15,15 +15,12 @@ from fasttfm.config.data import DocumentsConfig
 from fasttfm.config.llama import LlamaConfig
 from fasttfm.data.text_tokenizer import TextTokenizer
 from fasttfm.errors import UserError
-from fasttfm.folders import replacing
 from fasttfm.interop.config_json import Field, configuration, described, read_config, refuse_others
-from fasttfm.interop.exchange import write_imported
+from fasttfm.interop.exchange import write_causal, write_imported
 from fasttfm.interop.names import Parameter, parameters, theirs
 from fasttfm.interop.tokenizer_files import read_tokenizer
-from fasttfm.interop.tokenizer_json import write_tokenizer
 from fasttfm.interop.weight_files import read_tensors
 from fasttfm.models.llama import Llama
-from fasttfm.models.pretrained import write_files
 from fasttfm.parsing import field
 
 _LAYER = {
@@ -71,7 +68,6 @@ def write(model: Llama, folder: Path, tokenizer: TextTokenizer | None = None) ->
     Raises UserError where the folder holds other files, or nothing can be written.
     """
     config = model.config
-    end = None if tokenizer is None else tokenizer.end
     fields = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -83,15 +79,8 @@ def write(model: Llama, folder: Path, tokenizer: TextTokenizer | None = None) ->
         "mlp_bias": False,
         "rope_theta": config.rotary_base,
         "rope_parameters": {"rope_theta": config.rotary_base, "rope_type": "default"},
-        "bos_token_id": None if tokenizer is None else tokenizer.begin,
-        "eos_token_id": end,
     }
-    with replacing(folder, "writes a model", "exported model") as fresh:
-        write_files(fresh.path, fields, theirs(model_weights(model), _parameters(config)))
-        if tokenizer is None:
-            return []
-        tokenizer.save(fresh.path)
-        return write_tokenizer(tokenizer, fresh.path)
+    return write_causal(folder, fields, theirs(model_weights(model), _parameters(config)), tokenizer)
 
 
 def import_folder(folder: Path, out: Path) -> None:

@@ -9,7 +9,6 @@ Rows are padded on the right, with lengths (B,), or lie packed one after the oth
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,20 +18,18 @@ from fasttfm import functional as F
 from fasttfm.blocks.attention import Lengths
 from fasttfm.blocks.cache import DecoderCache
 from fasttfm.blocks.merging import Work
-from fasttfm.blocks.packing import Packing
-from fasttfm.checkpoints.saved import read_run
-from fasttfm.checkpoints.weights import with_weights
 from fasttfm.config.gpt import GPTConfig
 from fasttfm.models.language_model import LanguageModel
 from fasttfm.models.layers import SITES_PER_LAYER, EncoderLayer, Stack, reset_parameters
 from fasttfm.models.model import merged_pass, recorded_weights, rows_of
-from fasttfm.presets import preset_section
 
 _STD = 0.02
 
 
 class GPT(LanguageModel):
     """p(token | the tokens before it); see GPTConfig for every choice."""
+
+    kind = "gpt"
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -47,21 +44,6 @@ class GPT(LanguageModel):
         self.share_table()
         self.reset_parameters()
 
-    @classmethod
-    def from_preset(cls, name: str, *, vocab_size: int, **changes: Any) -> GPT:
-        """The model of a preset (fasttfm/presets/gpt/NAME.yaml) with a vocabulary and any fields changed."""
-        return cls(GPTConfig(**{**preset_section(name, "model", "gpt"), "vocab_size": vocab_size, **changes}))
-
-    @classmethod
-    def from_pretrained(cls, folder: str | Path, checkpoint: str = "best") -> GPT:
-        """The model of a directory of `fasttfm lm train` or `fasttfm lm import`, in float32.
-
-        checkpoint: best, last, average, an update's number, or a path. Hugging Face's folders are read by
-        interop.gpt.read(). Raises UserError naming what is missing, damaged or of another model.
-        """
-        config, weights, saved = read_run(Path(folder), "gpt", checkpoint)
-        return with_weights(lambda: cls(config.model), weights, saved).eval()
-
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Normal(0, 0.02) matrices, those that end a sub-layer as config.branch_std says; biases 0, norms 1."""
@@ -73,13 +55,9 @@ class GPT(LanguageModel):
 
     def hidden(self, tokens: Tensor, lengths: Lengths = None, cache: DecoderCache | None = None) -> Tensor:
         """Return the last layer's output (B, L, d) for tokens (B, L), after those that a cache has seen."""
-        packing = lengths if isinstance(lengths, Packing) else None
-        first = 0 if cache is None else cache.length
-        longest = first + tokens.shape[1] if packing is None else packing.longest
-        if longest > self.config.max_length:
-            raise ValueError(f"a sequence has {longest} tokens: this model has positions for {self.config.max_length}")
+        first, columns = self.places(tokens, lengths, cache)
         seed = F.draw_seed(tokens.device) if self.training else None
-        positions = self.positions.weight if packing is None else self.positions(packing.columns)
+        positions = self.positions.weight if columns is None else self.positions(columns)
         dropout: dict[str, Any] = {} if seed is None else {"dropout_p": self.config.dropout, "seed": seed, "site": 0}
         x = F.embed(tokens, self.embedding.weight, positions, first_position=first, **dropout)  # (B, L, d)
         with merged_pass(Work(self.decoder, rows_of(tokens, lengths))):

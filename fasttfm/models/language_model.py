@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +13,15 @@ from fasttfm.blocks.attention import Lengths
 from fasttfm.blocks.cache import DecoderCache
 from fasttfm.blocks.loss import logits, token_loss
 from fasttfm.blocks.packing import Packing
+from fasttfm.checkpoints.saved import read_run
+from fasttfm.checkpoints.weights import with_weights
+from fasttfm.config import KINDS
 from fasttfm.models.model import Model
+from fasttfm.presets import preset_section
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from fasttfm.data.documents import TextBatch
 
 IGNORED = -100
@@ -24,10 +31,29 @@ IGNORED = -100
 class LanguageModel(Model):
     """p(token | the tokens before it)."""
 
+    kind: ClassVar[str]
+    """Its name in config.KINDS, which is also the folder of its presets and its module in interop."""
     config: Any
     """Has vocab_size, and max_length, the most tokens of a sequence."""
     embedding: nn.Embedding
     output: nn.Linear
+
+    @classmethod
+    def from_preset(cls, name: str, *, vocab_size: int, **changes: Any) -> Self:
+        """The model of a preset (fasttfm/presets/KIND/NAME.yaml) with a vocabulary and any fields changed."""
+        fields = {**preset_section(name, "model", cls.kind), "vocab_size": vocab_size, **changes}
+        return cls(KINDS[cls.kind]["model"](**fields))
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, checkpoint: str = "best") -> Self:
+        """The model of a directory of `fasttfm lm train` or `fasttfm lm import`, in float32.
+
+        checkpoint: best, last, average, an update's number, or a path. Hugging Face's folders are read by
+        interop.gpt.read() and interop.llama.read(). Raises UserError naming what is missing, damaged or of another
+        model.
+        """
+        config, weights, saved = read_run(Path(folder), cls.kind, checkpoint)
+        return with_weights(lambda: cls(config.model), weights, saved).eval()
 
     def share_table(self) -> None:
         """Make the embedding's table that of the output, now and after loading."""
@@ -37,6 +63,18 @@ class LanguageModel(Model):
     @abstractmethod
     def hidden(self, tokens: Tensor, lengths: Lengths = None, cache: DecoderCache | None = None) -> Tensor:
         """Return the last layer's output (B, L, d) for tokens (B, L), after those that a cache has seen."""
+
+    def places(self, tokens: Tensor, lengths: Lengths, cache: DecoderCache | None) -> tuple[int, Tensor | None]:
+        """The position of the first of tokens, and the position of each where they are packed (T,).
+
+        Raises ValueError for more than config.max_length positions.
+        """
+        packing = lengths if isinstance(lengths, Packing) else None
+        first = 0 if cache is None else cache.length
+        longest = first + tokens.shape[1] if packing is None else packing.longest
+        if longest > self.config.max_length:
+            raise ValueError(f"a sequence has {longest} tokens: this model has positions for {self.config.max_length}")
+        return first, None if packing is None else packing.columns
 
     def forward(
         self, tokens: Tensor, lengths: Lengths = None, *, targets: Tensor | None = None, label_smoothing: float = 0.0

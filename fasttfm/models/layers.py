@@ -8,7 +8,6 @@ or derived: then it is called with the tensor.
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fasttfm.blocks.attention import Attention, Lengths, attend
 from fasttfm.blocks.cache import DecoderCache, LayerCache
-from fasttfm.blocks.dropout import NO_DROPOUTS, Dropouts
+from fasttfm.blocks.dropout import NO_DROPOUTS, DecoderSite, Dropouts, EncoderSite
 from fasttfm.blocks.feed_forward import feed_forward
 from fasttfm.blocks.inspect import LAYER, untouched
 from fasttfm.blocks.residual import Output, Residual
@@ -27,26 +26,6 @@ from fasttfm.functional.dropout import Dropout
 
 SITES_PER_LAYER = 8
 """Numbers reserved for the dropouts of a layer."""
-
-
-class EncoderSite(IntEnum):
-    """The dropouts of an encoder layer."""
-
-    ATTENTION_WEIGHTS = 0
-    HIDDEN = 1
-    ATTENTION = 2
-    FEED_FORWARD = 3
-
-
-class DecoderSite(IntEnum):
-    """The dropouts of a decoder layer."""
-
-    SELF_ATTENTION_WEIGHTS = 0
-    HIDDEN = 1
-    SELF_ATTENTION = 2
-    CROSS_ATTENTION = 3
-    FEED_FORWARD = 4
-    CROSS_ATTENTION_WEIGHTS = 5
 
 
 class _Layer(nn.Module):

@@ -10,8 +10,7 @@ No layer has a bias. Rows are padded on the right, or lie packed one after the o
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,14 +20,11 @@ from fasttfm.blocks.attention import Lengths
 from fasttfm.blocks.cache import DecoderCache, LayerCache
 from fasttfm.blocks.dropout import NO_DROPOUTS, Dropouts
 from fasttfm.blocks.packing import Packing
-from fasttfm.checkpoints.saved import read_run
-from fasttfm.checkpoints.weights import with_weights
 from fasttfm.config.llama import LlamaConfig
 from fasttfm.cpu.linear import linear
 from fasttfm.models.language_model import LanguageModel
 from fasttfm.models.layers import Stack, reset_parameters
 from fasttfm.nn.norms import RMSNorm
-from fasttfm.presets import preset_section
 
 
 class Turns(NamedTuple):
@@ -95,6 +91,8 @@ class LlamaLayer(nn.Module):
 class Llama(LanguageModel):
     """p(token | the tokens before it); see LlamaConfig for every choice."""
 
+    kind = "llama"
+
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.config = config
@@ -112,27 +110,9 @@ class Llama(LanguageModel):
             self.share_table()
         reset_parameters(self, config.init_std)
 
-    @classmethod
-    def from_preset(cls, name: str, *, vocab_size: int, **changes: Any) -> Llama:
-        """The model of a preset (fasttfm/presets/llama/NAME.yaml) with a vocabulary and any fields changed."""
-        return cls(LlamaConfig(**{**preset_section(name, "model", "llama"), "vocab_size": vocab_size, **changes}))
-
-    @classmethod
-    def from_pretrained(cls, folder: str | Path, checkpoint: str = "best") -> Llama:
-        """The model of a directory of `fasttfm lm train` or `fasttfm lm import`, in float32.
-
-        checkpoint: best, last, average, an update's number, or a path. Hugging Face's folders are read by
-        interop.llama.read(). Raises UserError naming what is missing, damaged or of another model.
-        """
-        config, weights, saved = read_run(Path(folder), "llama", checkpoint)
-        return with_weights(lambda: cls(config.model), weights, saved).eval()
-
     def hidden(self, tokens: Tensor, lengths: Lengths = None, cache: DecoderCache | None = None) -> Tensor:
         """Return the last layer's output (B, L, d) for tokens (B, L), after those that a cache has seen."""
-        packing = lengths if isinstance(lengths, Packing) else None
-        first = 0 if cache is None else cache.length
-        longest = first + tokens.shape[1] if packing is None else packing.longest
-        if longest > self.config.max_length:
-            raise ValueError(f"a sequence has {longest} tokens: this model has positions for {self.config.max_length}")
-        positions = torch.arange(first, longest, device=tokens.device) if packing is None else packing.columns
-        return self.decoder(self.embedding(tokens), Turns(self.cos, self.sin, positions), lengths, cache=cache)
+        first, columns = self.places(tokens, lengths, cache)
+        if columns is None:
+            columns = torch.arange(first, first + tokens.shape[1], device=tokens.device)
+        return self.decoder(self.embedding(tokens), Turns(self.cos, self.sin, columns), lengths, cache=cache)

@@ -10,17 +10,12 @@ from torch import Tensor, nn
 
 from fasttfm import functional as F
 from fasttfm.blocks.attention import Attention
-from fasttfm.blocks.cache import DecoderCache
 from fasttfm.blocks.embedding import Sinusoids, embed
 from fasttfm.blocks.loss import logits, token_loss
 from fasttfm.blocks.merging import Work
 from fasttfm.blocks.packing import Packing
 from fasttfm.checkpoints.weights import model_weights, with_weights
 from fasttfm.config.model import TransformerConfig
-from fasttfm.cpu.decoder_step import DecoderStep, runs_straight
-from fasttfm.cpu.step_cache import StepCache
-from fasttfm.cpu.step_passes import takes
-from fasttfm.functional.backends import chosen
 from fasttfm.functional.dropout import NO_DROPOUT, Dropout
 from fasttfm.models.layers import SITES_PER_LAYER, DecoderLayer, EncoderLayer, Stack
 from fasttfm.models.model import Model, merged_pass, recorded_weights, rows_of
@@ -48,9 +43,6 @@ class Transformer(Model):
     with the beginning-of-sentence token. Shared tables stay shared when a state dict is loaded, with assign=True too:
     the output's is then the target embedding's.
     """
-
-    int8_products = False
-    """Whether searches and scoring on a CPU multiply in 8-bit integers (cpu/int8.py)."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -207,6 +199,10 @@ class Transformer(Model):
         """One for all dropouts of a pass, whose sites tell them apart."""
         return F.draw_seed(self.positions.table.device) if self.training else None
 
+    def encode(self, source: Tensor, source_lengths: Tensor | None = None) -> Tensor:
+        """The encoder's output (B, S, d) for source (B, S)."""
+        return self._encode(source, source_lengths, self._seed())
+
     def _embed(self, embedding: nn.Embedding, tokens: Tensor, site: int, seed: Tensor | None, **given: Any) -> Tensor:
         dropout = NO_DROPOUT if seed is None else Dropout(self.config.embedding_dropout_p, seed, site)
         return embed(tokens, embedding, self.positions, pad_id=self.config.pad_id, dropout=dropout, **given)
@@ -264,77 +260,6 @@ class Transformer(Model):
             memory = self._encode(source, source_lengths, None)
             self._decode(target, target_lengths, memory, source_lengths, None)
         return weights[0].float().mean(dim=1)
-
-    # ------------------------------------------------------------------------------------------ step-by-step decoding
-
-    def encode(self, source: Tensor, source_lengths: Tensor | None = None) -> Tensor:
-        """The encoder's output (B, S, d) for source (B, S)."""
-        return self._encode(source, source_lengths, self._seed())
-
-    @torch.no_grad()
-    def start_cache(
-        self, memory: Tensor, source_lengths: Tensor | None = None, *, rows_per_sentence: int = 1, max_length: int
-    ) -> DecoderCache | StepCache:
-        """An empty cache for max_length target tokens of rows_per_sentence hypotheses of each sentence.
-
-        Keys and values of memory (B, S, d) are computed here.
-        """
-        if chosen() != "triton" and takes(memory) and memory.shape[0]:
-            straight = DecoderStep(self) if runs_straight(self, memory) else None
-            keys_values = self._memory_keys_values(memory, straight)
-            return StepCache(keys_values, source_lengths, rows_per_sentence, max_length, straight)
-        keys_values = self._memory_keys_values(memory, None)
-        cache = DecoderCache(max_length, source_lengths=source_lengths, shared_memory=True)
-        for number, pair in enumerate(keys_values):
-            keys, values = (x.contiguous() for x in pair)
-            cache.layer(number).memory.update(keys, values)
-            cache.layer(number).target.reserve(keys, memory.shape[0] * rows_per_sentence)
-        return cache
-
-    def takes_sentences(self) -> bool:
-        """Return whether sentences may join a search that runs; asked where the search is, inside frozen_weights()."""
-        rows = torch.empty(0, dtype=self.output.weight.dtype, device=self.output.weight.device)
-        return chosen() != "triton" and takes(rows) and runs_straight(self, rows)
-
-    @torch.no_grad()
-    def start_running(self) -> StepCache:
-        """A cache without rows, which join() gives some; where takes_sentences()."""
-        weight = self.output.weight
-        shape = (0, self.config.heads, 0, self.config.d_model // self.config.heads)
-        straight = DecoderStep(self)
-        nothing = torch.empty(shape, dtype=torch.bfloat16 if straight.int8 else weight.dtype)
-        return StepCache([(nothing, nothing)] * len(self.decoder.layers), None, 1, None, straight)
-
-    @torch.no_grad()
-    def join(
-        self, cache: StepCache, source: Tensor, source_lengths: Tensor, *, beam: int, rows_per_sentence: int
-    ) -> None:
-        """Sentences, source (B, S), join the rows of a cache of start_running(): rows_per_sentence rows each at their
-        first step, `beam` from then on."""
-        keys_values = self._memory_keys_values(self.encode(source, source_lengths), cache.straight)
-        cache.join(keys_values, source_lengths, beam, rows_per_sentence)
-
-    def _memory_keys_values(self, memory: Tensor, straight: DecoderStep | None) -> list[tuple[Tensor, Tensor]]:
-        """The keys and values (B, H, S, D) of every decoder layer for memory (B, S, d)."""
-        keys_values = [layer.multihead_attn.keys_values(memory) for layer in self.decoder.layers]
-        if straight is not None and straight.int8:  # whose rounding is coarser than that of shorter numbers
-            return [(keys.bfloat16(), values.bfloat16()) for keys, values in keys_values]
-        return keys_values
-
-    @torch.no_grad()
-    def step(self, tokens: Tensor, cache: DecoderCache | StepCache) -> Tensor:
-        """Logits (R, V) float32 for the token after tokens (R,), one per row of the cache, which grows by one."""
-        if cache.capacity is not None and cache.length >= cache.capacity:
-            raise ValueError(
-                f"the cache holds {cache.capacity} positions and is full: start it with a larger max_length"
-            )
-        if isinstance(cache, StepCache) and cache.straight is not None:
-            return cache.straight(tokens, cache).float()
-        x = self._embed(self.target_embedding, tokens[:, None], _TARGET_SITE, None, first_position=cache.length)
-        y = self.decoder(x, None, None, cache.source_lengths, cache=cache)  # (R, 1, d)
-        if isinstance(cache, StepCache):
-            cache.advance()
-        return logits(y[:, 0], self.output).float()
 
 
 def _packings(

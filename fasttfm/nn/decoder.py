@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 from torch.nn.modules.transformer import TransformerDecoderLayer as TorchDecoderLayer
 
 from fasttfm.blocks.cache import DecoderCache, LayerCache
-from fasttfm.blocks.dropout import dropout_of
+from fasttfm.blocks.dropout import DecoderSite, dropout_of
 from fasttfm.blocks.feed_forward import feed_forward
 from fasttfm.blocks.packing import Packing
 from fasttfm.blocks.residual import Residual
@@ -20,17 +19,6 @@ from fasttfm.nn import masks
 from fasttfm.nn._layers import Layer, argument_names, attend, check_input, seed_for
 
 SELF_NAMES, CROSS_NAMES = argument_names("tgt", "tgt"), argument_names("tgt", "memory")
-
-
-class DecoderSite(IntEnum):
-    """The dropouts of a layer, each with a mask of its own."""
-
-    SELF_ATTENTION = 0
-    CROSS_ATTENTION = 1
-    HIDDEN = 2
-    FEED_FORWARD = 3
-    SELF_ATTENTION_WEIGHTS = 4
-    CROSS_ATTENTION_WEIGHTS = 5
 
 
 class TransformerDecoderLayer(Layer, torch.nn.TransformerDecoderLayer):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from enum import IntEnum
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.transformer import TransformerEncoderLayer as TorchEncoderLayer
 
-from fasttfm.blocks.dropout import dropout_of
+from fasttfm.blocks.dropout import EncoderSite, dropout_of
 from fasttfm.blocks.feed_forward import feed_forward
 from fasttfm.blocks.inspect import ordinary
 from fasttfm.blocks.packing import Packing
@@ -21,15 +20,6 @@ from fasttfm.nn._layers import Layer, argument_names, attend, check_input, seed_
 from fasttfm.nn.attention import MultiheadAttention
 
 NAMES = argument_names("src", "src")
-
-
-class EncoderSite(IntEnum):
-    """The dropouts of a layer, each with a mask of its own."""
-
-    ATTENTION = 0
-    HIDDEN = 1
-    FEED_FORWARD = 2
-    ATTENTION_WEIGHTS = 3
 
 
 class TransformerEncoderLayer(Layer, torch.nn.TransformerEncoderLayer):

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from fasttfm.cpu import decoder_step, int8, step_passes
-from fasttfm.decoding.batches import inference
-from fasttfm.models import Transformer, TransformerConfig, transformer
+from fasttfm.decoding import decoder
+from fasttfm.decoding.batches import inference, multiply_in_int8
+from fasttfm.decoding.decoder import decoder_of
+from fasttfm.models import Transformer, TransformerConfig
 
 pytestmark = pytest.mark.skipif(not step_passes.usable(), reason="numba is not installed")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -30,13 +32,15 @@ def steps(model: Transformer, straight: bool | None = None, *, batch_invariant: 
     lengths = torch.tensor([10, 7, 4])
     results = []
     with inference(model, batch_invariant=batch_invariant):
-        cache = model.start_cache(model.encode(source, lengths), lengths, rows_per_sentence=1, max_length=50)
+        cache = decoder_of(model).start_cache(
+            model.encode(source, lengths), lengths, rows_per_sentence=1, max_length=50
+        )
         if straight is not None:
             assert (cache.straight is not None) == straight
-        results.append(model.step(torch.tensor([1, 0, 1]), cache))  # padding embeds to nothing
+        results.append(decoder_of(model).step(torch.tensor([1, 0, 1]), cache))  # padding embeds to nothing
         cache.reorder(torch.tensor([0, 0, 1, 1, 2, 2]))
         for step in range(40):
-            results.append(model.step(4 + torch.arange(6 if step < 20 else 4) + step, cache))
+            results.append(decoder_of(model).step(4 + torch.arange(6 if step < 20 else 4) + step, cache))
             if step == 19:
                 cache.keep(torch.tensor([0, 2]))
             cache.reorder(torch.tensor([1, 0, 2, 2, 5, 5] if step < 19 else [1, 1, 2, 3]))
@@ -48,7 +52,7 @@ def steps(model: Transformer, straight: bool | None = None, *, batch_invariant: 
 def test_its_logits_are_those_of_the_modules_to_the_last_bit(monkeypatch, dtype, batch_invariant):
     model = model_of(dtype)
     results = steps(model, True, batch_invariant=batch_invariant)
-    monkeypatch.setattr(transformer, "runs_straight", lambda *_: False)
+    monkeypatch.setattr(decoder, "runs_straight", lambda *_: False)
     expected = steps(model, False, batch_invariant=batch_invariant)
     assert len({tuple(each.flatten().tolist()) for each in results}) == len(results)
     for position, (ours, theirs) in enumerate(zip(results, expected, strict=True)):
@@ -59,7 +63,7 @@ def test_its_logits_are_those_of_the_modules_to_the_last_bit(monkeypatch, dtype,
 def test_with_pre_norm_the_first_norm_alone_sums_in_another_order(monkeypatch, dtype):
     model = model_of(dtype, norm_first=True, final_norm=True)
     results = torch.cat(steps(model, True))
-    monkeypatch.setattr(transformer, "runs_straight", lambda *_: False)
+    monkeypatch.setattr(decoder, "runs_straight", lambda *_: False)
     expected = torch.cat(steps(model, False))
     difference = (results - expected).abs().mean() / expected.abs().mean()
     assert float(difference) < 2 * torch.finfo(dtype).eps
@@ -69,9 +73,9 @@ def test_with_pre_norm_the_first_norm_alone_sums_in_another_order(monkeypatch, d
 def test_in_int8_its_logits_are_close_to_those_of_the_modules(monkeypatch, norm_first):
     model = model_of(norm_first=norm_first, final_norm=norm_first)
     in_float32 = torch.cat(steps(model, True))
-    model.int8_products = True
+    multiply_in_int8(model)
     results = torch.cat(steps(model, True))
-    monkeypatch.setattr(transformer, "runs_straight", lambda *_: False)
+    monkeypatch.setattr(decoder, "runs_straight", lambda *_: False)
     expected = torch.cat(steps(model, False))
     scale = float(in_float32.abs().mean())
     assert float((expected - in_float32).abs().mean()) < 0.03 * scale
@@ -108,4 +112,4 @@ def test_outside_of_a_search_nothing_is_kept():
     with torch.no_grad():
         memory = model.encode(torch.arange(4, 14)[None])
         assert not decoder_step.runs_straight(model, memory)
-        assert model.start_cache(memory, max_length=4).straight is None
+        assert decoder_of(model).start_cache(memory, max_length=4).straight is None

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fasttfm.decoding import DecodingConfig, search_ids
+from fasttfm.decoding.batches import multiply_in_int8
 from fasttfm.models import Transformer, TransformerConfig
 
 EOS = 3
@@ -25,7 +26,7 @@ def model_of(dtype: torch.dtype, *, d_model: int, heads: int, norm_first: bool) 
         norm = model.decoder.norm if norm_first else model.decoder.layers[-1].norm3
         norm.weight.normal_(std=4.0)
     if dtype == torch.int8:
-        model.int8_products = True
+        multiply_in_int8(model)
         return model
     return model.to(dtype)
 

@@ -10,7 +10,7 @@ import torch
 from fasttfm.cpu import step_passes
 from fasttfm.cpu.decoder_step import DecoderStep
 from fasttfm.decoding import DecodingConfig, search, search_ids
-from fasttfm.decoding.batches import inference
+from fasttfm.decoding.batches import inference, multiply_in_int8
 from fasttfm.decoding.continuous import RunningSearch, Waiting, can_continue
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer, TransformerConfig
@@ -32,7 +32,7 @@ def model_of(kind: str) -> Transformer:
     )
     with torch.no_grad():
         model.decoder.layers[-1].norm3.weight.normal_(std=3.0)
-    model.int8_products = kind == "int8"
+    multiply_in_int8(model, kind == "int8")
     return model.to(torch.bfloat16 if kind == "bf16" else torch.float32)
 
 

@@ -13,7 +13,7 @@ from fasttfm.cpu.decoder_step import DecoderStep
 from fasttfm.data.lexicon import estimate
 from fasttfm.data.prepared import ParallelTokens
 from fasttfm.decoding import DecodingConfig, Shortlist, search_ids
-from fasttfm.decoding.batches import inference
+from fasttfm.decoding.batches import inference, multiply_in_int8
 from fasttfm.decoding.selection import allowed_tokens
 from fasttfm.decoding.streaming import stream_ids
 from fasttfm.errors import UserError
@@ -31,7 +31,7 @@ def model_of(kind: str = "fp32", width: int = 64) -> Transformer:
     )  # fmt: skip
     with torch.no_grad():
         model.decoder.layers[-1].norm3.weight.normal_(std=3.0)
-    model.int8_products = kind == "int8"
+    multiply_in_int8(model, kind == "int8")
     return model.to(torch.bfloat16 if kind == "bf16" else torch.float32)
 
 

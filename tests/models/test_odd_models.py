@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune, weight_norm
 
+from fasttfm.decoding.decoder import decoder_of
 from fasttfm.functional import backend
 from fasttfm.models import Transformer, TransformerConfig
 
@@ -94,8 +95,8 @@ def test_hooks_fire_in_a_search_too():
         model.get_submodule(name).register_forward_hook(lambda *_, name=name: seen.append(name))
     with torch.no_grad():
         source, target, *_ = batch()
-        cache = model.start_cache(model.encode(source), max_length=2)
-        model.step(target[:, 0], cache)
+        cache = decoder_of(model).start_cache(model.encode(source), max_length=2)
+        decoder_of(model).step(target[:, 0], cache)
     assert set(seen) == set(INNER[2:])
 
 
@@ -173,8 +174,8 @@ def test_a_dynamically_quantised_model_translates():
     with torch.no_grad():
         logits = model(source, target, lengths)
         torch.testing.assert_close(quantised(source, target, lengths), logits, rtol=0.2, atol=0.2)
-        cache = quantised.start_cache(quantised.encode(source, lengths), lengths, max_length=3)
-        torch.testing.assert_close(quantised.step(target[:, 0], cache), logits[:, 0], rtol=0.2, atol=0.2)
+        cache = decoder_of(quantised).start_cache(quantised.encode(source, lengths), lengths, max_length=3)
+        torch.testing.assert_close(decoder_of(quantised).step(target[:, 0], cache), logits[:, 0], rtol=0.2, atol=0.2)
 
 
 # ------------------------------------------------------------------------------- the meta device, and state dicts

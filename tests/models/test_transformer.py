@@ -11,6 +11,7 @@ from torch import nn
 from fasttfm import functional as F
 from fasttfm import reference
 from fasttfm.blocks import attention, embedding, feed_forward, residual
+from fasttfm.decoding.decoder import decoder_of
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer, TransformerConfig
 
@@ -278,12 +279,12 @@ def test_decoding_step_by_step_gives_the_full_pass(norm_first):
     model = tiny(norm_first=norm_first, final_norm=norm_first).double().eval()
     source, target, source_lengths, _ = batch(targets=(6, 6))
     full = model(source, target, source_lengths)
-    cache = model.start_cache(model.encode(source, source_lengths), source_lengths, max_length=6)
+    cache = decoder_of(model).start_cache(model.encode(source, source_lengths), source_lengths, max_length=6)
     for position in range(6):
-        step = model.step(target[:, position], cache)
+        step = decoder_of(model).step(target[:, position], cache)
         torch.testing.assert_close(step, full[:, position].float())
     with pytest.raises(ValueError, match="is full"):
-        model.step(target[:, 0], cache)
+        decoder_of(model).step(target[:, 0], cache)
 
 
 def test_a_reordered_cache_continues_the_chosen_rows():
@@ -292,14 +293,14 @@ def test_a_reordered_cache_continues_the_chosen_rows():
     beams = target.repeat_interleave(2, dim=0)  # two rows a sentence
     beams[1::2, 1:] = target[:, 1:].flip(1)
     memory = model.encode(source, source_lengths)
-    cache = model.start_cache(memory, source_lengths, rows_per_sentence=2, max_length=8)
+    cache = decoder_of(model).start_cache(memory, source_lengths, rows_per_sentence=2, max_length=8)
     for position in range(3):
-        model.step(beams[:, position], cache)
+        decoder_of(model).step(beams[:, position], cache)
     rows = torch.tensor([1, 0, 2, 2, 5, 4])
     cache.reorder(rows)
     cache.keep(torch.tensor([0, 2]))
     rows = rows[[0, 1, 4, 5]]
-    step = model.step(beams[rows, 3], cache)
+    step = decoder_of(model).step(beams[rows, 3], cache)
     repeated = source[[0, 0, 2, 2]]
     expected = model(repeated, beams[rows, :4], source_lengths[[0, 0, 2, 2]])[:, -1]
     torch.testing.assert_close(step, expected.float())

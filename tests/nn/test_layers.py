@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import fasttfm.nn
 from fasttfm import reference
+from fasttfm.blocks.dropout import DecoderSite, EncoderSite
 from fasttfm.functional import draw_seed
 
 from .twins import as_floats, causal, compare, hides_some, share, twins
@@ -166,10 +167,12 @@ def test_encoder_layer_drops_in_its_four_places() -> None:
     got = layer(x)
     torch.manual_seed(5)
     seed = draw_seed()
-    y = sub_layer_norm(dropped_attention(layer.self_attn, x, x, p, seed, 3), x, layer.norm1, p, seed, 0)
+    site = EncoderSite
+    attended = dropped_attention(layer.self_attn, x, x, p, seed, site.ATTENTION_WEIGHTS)
+    y = sub_layer_norm(attended, x, layer.norm1, p, seed, site.ATTENTION)
     one, two = layer.linear1, layer.linear2
-    z = reference.feed_forward(y, one.weight, one.bias, two.weight, two.bias, dropout_p=p, seed=seed, site=1)
-    torch.testing.assert_close(got, sub_layer_norm(z, y, layer.norm2, p, seed, 2))
+    z = reference.feed_forward(y, one.weight, one.bias, two.weight, two.bias, dropout_p=p, seed=seed, site=site.HIDDEN)
+    torch.testing.assert_close(got, sub_layer_norm(z, y, layer.norm2, p, seed, site.FEED_FORWARD))
 
 
 def test_decoder_layer_drops_in_its_six_places() -> None:
@@ -180,12 +183,14 @@ def test_decoder_layer_drops_in_its_six_places() -> None:
     got = layer(x, memory)
     torch.manual_seed(5)
     seed = draw_seed()
-    y = sub_layer_norm(dropped_attention(layer.self_attn, x, x, p, seed, 4), x, layer.norm1, p, seed, 0)
-    crossed = dropped_attention(layer.multihead_attn, y, memory, p, seed, 5)
-    y = sub_layer_norm(crossed, y, layer.norm2, p, seed, 1)
+    site = DecoderSite
+    attended = dropped_attention(layer.self_attn, x, x, p, seed, site.SELF_ATTENTION_WEIGHTS)
+    y = sub_layer_norm(attended, x, layer.norm1, p, seed, site.SELF_ATTENTION)
+    crossed = dropped_attention(layer.multihead_attn, y, memory, p, seed, site.CROSS_ATTENTION_WEIGHTS)
+    y = sub_layer_norm(crossed, y, layer.norm2, p, seed, site.CROSS_ATTENTION)
     one, two = layer.linear1, layer.linear2
-    z = reference.feed_forward(y, one.weight, one.bias, two.weight, two.bias, dropout_p=p, seed=seed, site=2)
-    torch.testing.assert_close(got, sub_layer_norm(z, y, layer.norm3, p, seed, 3))
+    z = reference.feed_forward(y, one.weight, one.bias, two.weight, two.bias, dropout_p=p, seed=seed, site=site.HIDDEN)
+    torch.testing.assert_close(got, sub_layer_norm(z, y, layer.norm3, p, seed, site.FEED_FORWARD))
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
