@@ -11,6 +11,8 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = {"index.md": "README.md"} | {f"{name}.md": f"{name}.md" for name in ("CONTRIBUTING", "SECURITY", "CHANGELOG")}
 """Page of the site -> file of the repository."""
+WIDE = 12
+"""Columns of a table that is given the room of the page's table of contents."""
 _LINK = r"\]\(((?!https?:|#|mailto:)[^)\s#]+)"
 
 
@@ -46,7 +48,9 @@ def _bare_bars(markdown):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Links between docs/ and what lies beside it, as the site has them."""
+    """Links between docs/ and what lies beside it, as the site has them; room for wide tables."""
+    if max((row.count("|") for row in re.findall(r"^\|[-:|]+\|$", markdown, re.MULTILINE)), default=0) > WIDE:
+        page.meta["hide"] = ["toc"]
     markdown = _bare_bars(markdown)
     if page.file.src_uri in PAGES:
         markdown = re.sub(r"(\]\(|src=\")docs/", r"\1", markdown)

@@ -29,3 +29,44 @@ def test_the_python_of_a_page_uses_no_name_that_the_page_does_not_give(page):
         command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821,F823", "-"]
         done = subprocess.run(command, input=code, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
+
+
+LONGEST_LINE = 120
+"""Characters of code that docs/stylesheets/tables.css shows in one line of a window of 1280 pixels."""
+PIXELS, A_CHARACTER, A_CELL = 872, 6.3, 14.4
+"""Room of a table in that window, and what a character and a cell's edges take."""
+SMALL, MOST_COLUMNS = 12, 19
+"""A table of more columns than SMALL is set in smaller type, whose words may be broken anywhere."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_line_of_code_fits_the_site(page):
+    code = re.findall(r"^```\w*\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    assert [line for block in code for line in block.splitlines() if len(line) > LONGEST_LINE] == []
+
+
+def least_width(table: str) -> float:
+    """Pixels below which the browser has no room for a table: its columns' longest words, those apart that may break."""
+    lines = [line for line in table.splitlines() if not re.match(r"\|[-:| ]+\|$", line)]
+    lines = [line for line in table.splitlines() if not re.match(r"\|[-:| ]+\|$", line)]
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines]
+    width = 0.0
+    for number, cells in enumerate(zip(*rows, strict=True)):
+        words = [word for cell in cells for word in re.sub(r"`[^`]*`|\]\([^)]*\)|<br>|[*\[]", " ", cell).split()]
+        longest = 0 if number == len(rows[0]) - 1 else max(map(len, words), default=0)
+        width += max(52.0, longest * A_CHARACTER + A_CELL)
+    return width
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_table_fits_the_site(page):
+    for table in re.findall(r"(?:^\|.*\|\n)+", page.read_text(encoding="utf-8"), re.MULTILINE):
+        columns = len(re.split(r"(?<!\\)\|", table.splitlines()[0])) - 2
+        assert columns <= MOST_COLUMNS, table.splitlines()[0]
+        if columns <= SMALL:
+            assert least_width(table) <= PIXELS, table.splitlines()[0]
+
+
+def test_a_table_that_is_too_wide_is_noticed():
+    assert least_width("| a | b |\n|---|---|\n| " + "x" * 150 + " | b |\n") > PIXELS
+    assert least_width("| a | b |\n|---|---|\n| " + "x " * 150 + "| `" + "b" * 150 + "` |\n") < PIXELS

@@ -145,6 +145,7 @@ def site(tmp_path_factory):
 def test_the_site_builds_without_a_warning_and_no_link_is_broken(site):
     text = (site / "api" / "functional.html").read_text(encoding="utf-8")
     assert "softmax(Q K^T * scale) V with masking and dropout fused" in text, "docstrings make the reference"
+    assert "<code>causal: bool = False</code>" in text, "arguments with types and defaults"
     assert (site / "images" / "demo-curve.png").is_file()
     for page in site.rglob("*.html"):
         html = page.read_text(encoding="utf-8")

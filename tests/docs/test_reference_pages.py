@@ -1,0 +1,66 @@
+"""The reference's pages: every public function and class has an example that runs, and a list of its arguments."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+API = ROOT / "docs" / "api"
+PAGES = sorted(path.name for path in API.glob("*.md") if path.name != "index.md")
+PUBLIC = {
+    "fasttfm.md": "fasttfm",
+    "functional.md": "fasttfm.functional",
+    "nn.md": "fasttfm.nn",
+    "models.md": "fasttfm.models",
+}
+ON_ANOTHER_PAGE = {"ArgumentError", "ArgumentTypeError", "backend", "__version__"}
+OF_DEMO = "demo/model"
+"""An example that names what `make demo` writes does not run here; tests/docs/test_paths.py walks that way."""
+
+
+def entries(page: str) -> list[tuple[str, str]]:
+    """(full name, example) of each function and class, in the page's order."""
+    text = (API / page).read_text(encoding="utf-8")
+    found = re.findall(r"^::: (\S+)\n(?:    .*\n)*(?:\n```python\n(.*?)^```)?", text, re.MULTILINE | re.DOTALL)
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_examples_of_a_page_run_and_name_what_they_show(page, tmp_path, monkeypatch):
+    text = (API / page).read_text(encoding="utf-8")
+    for name, example in entries(page):
+        assert re.search(rf"\b{name.rpartition('.')[2]}\b", example), f"{name} has no example"
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    code = "\n".join(block for block in blocks if OF_DEMO not in block)
+    (tmp_path / "page.py").write_text(code, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    runpy.run_path(str(tmp_path / "page.py"))
+
+
+@pytest.mark.parametrize(("page", "module"), PUBLIC.items())
+def test_every_public_name_stands_on_its_page(page, module):
+    shown = {name.rpartition(".")[2] for name, _ in entries(page)}
+    public = {name for name in importlib.import_module(module).__all__ if not name.endswith("Config")}
+    assert public - ON_ANOTHER_PAGE - shown == set()
+
+
+def test_sentences_that_tell_of_one_argument_move_to_it():
+    pytest.importorskip("griffe", reason="the site is made with it")
+    told = runpy.run_path(str(ROOT / "scripts" / "docs_arguments.py"))["told"]
+    text = "query (B, L), key (B, S); one dtype. mask, of any\nshape: hides; scale defaults to 1. Returns (B, L)."
+    meanings, rest = told(["query", "key", "mask", "scale", "site"], text)
+    assert meanings == {
+        "mask": "of any shape: hides.",
+        "scale": "defaults to 1.",
+        "query": "(B, L).",
+        "key": "(B, S).",
+    }
+    assert rest == "query (B, L), key (B, S); one dtype. Returns (B, L)."
