@@ -36,12 +36,6 @@ def elements(raw: np.ndarray, kind: str) -> np.ndarray:
     return {"bf16": bf16_to_f32, "f16": f16_to_f32, "e4m3": e4m3_to_f32, "e5m2": e5m2_to_f32}[kind](raw)
 
 
-def widened(words: np.ndarray, kind: str) -> np.ndarray:
-    """Registers as numbers, those of a register along a new last axis."""
-    size = SIZES[kind]
-    return elements(np.ascontiguousarray(words)[..., None].view(f"u{size}"), kind)
-
-
 def marked(marks: np.ndarray, kind: str) -> np.ndarray:
     """Registers of elements that are some number where the element has a mark, else 0."""
     size = SIZES[kind]
@@ -103,7 +97,7 @@ class Matrices:
         positions = run.shared.positions(index, address, mask, 16) + run.shared.rows[16]
         if run.checks:
             run.races.read(index, address, mask, 16, self.code(count))
-            marks = run.shared.unwritten(positions, 16)
+            marks = run.shared.unwritten(positions, 16, mask)
             if marks is not None:
                 run.undefined.loaded(index, self.dealt(marks, count, turned))
         return self.dealt(run.shared.flat[16].take(positions), count, turned)
@@ -136,11 +130,13 @@ class Matrices:
         unknown = None if marks is None else self.collected(marks, count, turned)
         run.shared.put(index, address, mask, self.collected(values, count, turned), 16, self.code(count), unknown)
 
-    def multiply(self, index: int, kinds: tuple[str, str, str], held: bool, a, b, c):
-        """d = a b + c for 8 columns, a's fragments by rows and b's by columns; d's registers. kinds: of a, b and c."""
+    def multiply(self, index: int, kinds: tuple[str, str, str], held: bool, tiles: tuple[int, int, int], a, b, c):
+        """d = a b + c, a's fragments by rows and b's by columns; d's registers. kinds: of a, b and c. tiles: how many
+        pieces of rows and of columns, and steps of the depth, neighbouring instructions multiply (products.py)."""
         self.run.together(index)
-        left, right = self.left(a, kinds[0], len(a) // len(b)), self.right(b, kinds[1])
-        return summed(self.pieces(np.matmul(left, right)), c, kinds[2], held)
+        rows, columns, steps = tiles
+        left = self.left(a, kinds[0], len(a) * columns // (len(b) * rows), rows, steps)
+        return summed(self.pieces(np.matmul(left, self.right(b, kinds[1], columns, steps)), rows), c, kinds[2], held)
 
     def unknown(self, kinds: tuple[str, str, str], a, b, c):
         """Marks of the sums: of rows and columns in which an operand has any; a, b and c are the operands' marks."""
@@ -148,28 +144,45 @@ class Matrices:
         columns = self.right([marked(r, kinds[1]) for r in b], kinds[1]).any(-2, keepdims=True)
         return sum_marks(self.pieces(np.logical_or(rows, columns)), c, kinds[2])
 
-    def pieces(self, product: np.ndarray) -> list[np.ndarray]:
-        """Each thread's elements of products (programs, warps, 8 or 16 rows, 8 columns), in the order of registers."""
-        tall = product.shape[2] // 8
-        tiles = product.reshape(len(product), self.warps, tall, 8, 4, 2)
-        shape = (len(product), self.run.width)
-        return [tiles[:, :, i // 2, :, :, i % 2].reshape(shape) for i in range(2 * tall)]
+    def pieces(self, product: np.ndarray, rows: int = 1) -> list[np.ndarray]:
+        """Each thread's elements of products (programs, warps, rows of 8 or 16, columns of 8), piece after piece along
+        the columns, in each of them in the order of registers."""
+        programs, _, height, width = product.shape
+        shape = (programs, self.warps, rows, height // (8 * rows), 8, width // 8, 2)
+        return in_registers(product, shape, (2, 5, 3, 6, 0, 1, 4), self.run.width)
 
-    def left(self, registers, kind: str, tall: int = 2) -> np.ndarray:
-        """(programs or 1, warps, 8 tall, depth): registers come first by rows of 8, then by columns."""
-        return self.assemble(registers, kind, len(registers) // tall, tall)
+    def left(self, registers, kind: str, tall: int = 2, rows: int = 1, steps: int = 1) -> np.ndarray:
+        """(programs or 1, warps, 8 tall rows, depth): registers come first by pieces of 8 rows, then by columns."""
+        return self.assemble(registers, kind, tall, rows, steps)
 
-    def right(self, registers, kind: str) -> np.ndarray:
-        """(programs or 1, warps, depth, 8)."""
-        return self.assemble(registers, kind, len(registers), 1).swapaxes(2, 3)
+    def right(self, registers, kind: str, columns: int = 1, steps: int = 1) -> np.ndarray:
+        """(programs or 1, warps, depth, 8 columns), the columns as in_registers takes them."""
+        return self.assemble(registers, kind, 1, columns, steps, in_fours=True).swapaxes(2, 3)
 
-    def assemble(self, registers, kind: str, deep: int, tall: int) -> np.ndarray:
+    def assemble(self, registers, kind: str, tall: int, rows: int, steps: int, *, in_fours: bool = False) -> np.ndarray:
         registers = [self.run.spread(r) for r in registers]
-        programs = max(len(r) for r in registers)
-        wide = registers[0].dtype.itemsize // SIZES[kind]
-        real = np.float64 if kind in ("s8", "u8", "f64") else np.float32
-        whole = np.empty((programs, self.warps, tall, 8, deep, 4, wide), dtype=real)
+        programs, each = max(len(r) for r in registers), len(registers) // (rows * steps)
+        words = np.empty((programs, self.warps, rows, tall, 8, steps, each // tall, 4), dtype=registers[0].dtype)
         for position, register in enumerate(registers):
-            numbers = widened(register, kind).reshape(-1, self.warps, 8, 4, wide)
-            whole[:, :, position % tall, :, position // tall] = numbers
-        return whole.reshape(programs, self.warps, 8 * tall, deep * 4 * wide)
+            piece, inner = divmod(position, each)
+            row, step = divmod(piece, steps)
+            lines = register.reshape(-1, self.warps, 8, 4)
+            words[:, :, row, inner % tall, :, step, inner // tall] = lines[:, :, IN_FOURS] if in_fours else lines
+        numbers = elements(words.view(f"u{SIZES[kind]}"), kind)
+        return numbers.reshape(programs, self.warps, 8 * tall * rows, -1)
+
+
+IN_FOURS = np.array([0, 2, 4, 6, 1, 3, 5, 7])
+"""The order of eight columns of sums in which those stand together that the same registers of four threads hold."""
+
+
+def in_registers(product: np.ndarray, shape: tuple[int, ...], order: tuple[int, ...], width: int) -> list[np.ndarray]:
+    """Sums (programs, ..., columns), the columns IN_FOURS, as the registers of `width` threads. shape: with four
+    columns as one; order: that of its axes, those of the registers first."""
+    product = np.ascontiguousarray(product)
+    four = {1: np.uint32, 4: np.complex128}.get(product.itemsize)  # moved as one number, which is faster
+    if four is None:
+        parts = product.reshape(*shape, 4).transpose(*order, len(shape))
+    else:
+        parts = product.view(four).reshape(shape).transpose(order)
+    return list(np.ascontiguousarray(parts).view(product.dtype).reshape(-1, len(product), width))

@@ -50,7 +50,7 @@ class Shared:
         positions = self.positions(index, address, mask, width) + self.rows[width]
         if self.run.checks:
             self.note("read", index, address, mask, width)
-            marks = self.unwritten(positions, width)
+            marks = self.unwritten(positions, width, mask)
             if marks is not None:
                 self.run.undefined.loaded(index, split(marks, size, count))
         parts = split(self.flat[width].take(positions), size, count)
@@ -62,10 +62,14 @@ class Shared:
         """For races."""
         getattr(self.run.races, kind)(*access)
 
-    def unwritten(self, positions, width) -> np.ndarray | None:
-        """The marks of words of so many bytes; None where they have none."""
-        marks = self.marks[width].take(positions)
-        return marks if marks.view(np.uint8 if width == 1 else WORDS[min(width, 8)]).any() else None
+    def unwritten(self, positions, width, mask) -> np.ndarray | None:
+        """The marks of words of so many bytes that threads in the mask read; None where they have none."""
+        marks, words = self.marks[width].take(positions), WORDS[min(width, 8)]
+        if not marks.view(words).any():
+            return None
+        if mask is not None:
+            marks[~spread(mask, marks.shape)] = 0
+        return marks if marks.view(words).any() else None
 
     def store(self, index, address, guard, size, values, marks=None) -> None:
         mask, width = self.run.where(guard), size * len(values)

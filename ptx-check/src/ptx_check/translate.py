@@ -19,10 +19,11 @@ import numpy as np
 import torch
 
 from ptx_check import arithmetic, atomics, exact, forms, rounding, undefined
-from ptx_check.control import CARRY, TYPE_OF, first_source, registers_of, results_and_sources
+from ptx_check.control import CARRY, LEAVING, TYPE_OF, first_source, registers_of, results_and_sources
 from ptx_check.faults import Unsupported
 from ptx_check.operands import TYPES, variable, viewed
 from ptx_check.parse import Address, Block, Instruction, Kernel, Name, Number, Vector
+from ptx_check.products import Product, in_products
 from ptx_check.warp_instructions import WarpInstructions
 
 _IGNORED = ("fence", "membar", "prefetch", "prefetchu", "griddepcontrol")
@@ -68,6 +69,19 @@ def _uses(block: Block) -> tuple[set[str], set[str]]:
     return before, defined
 
 
+def _last_uses(steps: list[Instruction | Product]) -> list[list[str]]:
+    """Of each step the registers that no later one reads or writes."""
+    last: dict[str, int] = {}
+    for position, step in enumerate(steps):
+        for i in step.instructions if isinstance(step, Product) else (step,):
+            for registers in results_and_sources(i):
+                last.update({r.name: position for r in registers})
+    ending: list[list[str]] = [[] for _ in steps]
+    for name, position in last.items():
+        ending[position].append(name)
+    return ending
+
+
 class _Writer(WarpInstructions):
     def __init__(self, number, block, crossing, labels, parameters, space, late, taken, read) -> None:
         super().__init__(number, block, crossing, labels, parameters, space)
@@ -77,18 +91,17 @@ class _Writer(WarpInstructions):
         """Of those that products take: touched by others since the last wgmma.fence of this block."""
 
     def lines(self) -> list[str]:
-        last: dict[str, int] = {}
-        for position, i in enumerate(self.block.instructions):
-            for registers in results_and_sources(i):
-                last.update({r.name: position for r in registers})
+        steps = list(in_products(self.block.instructions))
         end = f"return {self.number + 1}"
-        for position, i in enumerate(self.block.instructions):
-            base = i.opcode.split(".")[0]
-            if base in ("bra", "ret", "exit") and forms.executed(i.opcode):
-                end = self.leave(i, base)
+        for step, ending in zip(steps, _last_uses(steps)):
+            if isinstance(step, Product):
+                self.product(step)
+            elif step.words[0] in LEAVING and forms.executed(step.opcode):
+                end = self.leave(step, step.words[0])
                 break
-            self.instruction(i, base)
-            dead = [n for n, p in last.items() if p == position and n in self.kinds and n not in self.changed]
+            else:
+                self.instruction(step, step.words[0])
+            dead = [n for n in ending if n in self.kinds and n not in self.changed]
             if dead:
                 self.emit(" = ".join(variable(n) for n in dead) + " = None")
         self.tell_touched()
@@ -111,6 +124,13 @@ class _Writer(WarpInstructions):
     # --------------------------------------------------------------------------------------------- instructions
 
     def instruction(self, i: Instruction, base: str) -> None:
+        self.check(i, base)
+        if base not in _IGNORED:
+            handler = self._carrying if i.opcode in forms.carrying() else getattr(self, f"_{base}", self._computed)
+            handler(i)
+
+    def check(self, i: Instruction, base: str) -> None:
+        """What holds for instructions of any kind."""
         if not forms.executed(i.opcode):
             raise Unsupported(f"opcode {i.opcode} is not executed by this machine", i.location)
         if i.opcode.startswith("fence.proxy.async") and self.taken:
@@ -128,8 +148,6 @@ class _Writer(WarpInstructions):
                 self.emit(f"if M.groups.open: M.groups.move({names!r})")
             elif early:
                 self.emit(f"if M.groups.open: M.groups.check({i.index}, {early!r})")
-        handler = self._carrying if i.opcode in forms.carrying() else getattr(self, f"_{base}", self._computed)
-        handler(i)
 
     def tell_touched(self) -> None:
         if self.touched:
@@ -357,20 +375,41 @@ class _Writer(WarpInstructions):
         return int(words[3][1:])
 
     def _mma(self, i: Instruction) -> None:
-        of_sums, a, b, _ = i.words[-4:]
         if i.guard is not None:
             raise Unsupported(f"form of {i.opcode}", i.location)
+        self.mma_marks(i)
+        sums, a, b, old = (operand.parts for operand in i.operands)
+        self._multiply(i, (1, 1, 1), sums, a, b, old)
+
+    def product(self, p: Product) -> None:
+        """Several mma as one."""
+        for i in p.instructions:
+            self.check(i, "mma")
+        sums, rows, columns = ([r for part in parts for r in part] for parts in (p.sums, p.rows, p.columns))
+        self.follow([r.name for r in (*sums, *rows, *columns)], "")
+        marks = len(self.body)
+        for i in p.instructions:
+            self.mma_marks(i)
+        self.body[marks:] = [f"    {line}" for line in self.body[marks:]]
+        self._multiply(p.instructions[0], (len(p.rows), len(p.columns), p.steps), sums, rows, columns, sums)
+
+    def mma_marks(self, i: Instruction) -> None:
+        """The sums get the marks of what is multiplied and added."""
+        of_sums, a, b, _ = i.words[-4:]
         sums, *operands = i.operands
-        register = "u64" if a == "f64" else "u32"
-        fragments = [self.values(operand.parts, register, i) for operand in operands]
+        register = _registers_of_products(i)
         names = [r.name for o in operands for r in registers_of(o)]
         marks = ["(" + "".join(f"{self.marks(part, register)}, " for part in o.parts) + ")" for o in operands]
-        kinds = (a, b, of_sums)
-        self.follow(names, f"U.loaded(U.origin({tuple(names)}), M.matrices.unknown({kinds}, {', '.join(marks)}))")
+        found = f"M.matrices.unknown({(a, b, of_sums)}, {', '.join(marks)})"
+        self.follow(names, f"U.loaded(U.origin({tuple(names)}), {found})")
         self.load_marks(sums.parts, register, register, i)
-        held = "satfinite" in i.words
-        self.emit(f"v = M.matrices.multiply({i.index}, {kinds}, {held}, {', '.join(fragments)})")
-        self.assign_elements(sums.parts, register, i)
+
+    def _multiply(self, i: Instruction, tiles: tuple[int, int, int], sums, a, b, old) -> None:
+        register = _registers_of_products(i)
+        kinds = (*i.words[-3:-1], i.words[-4])
+        fragments = ", ".join(self.values(parts, register, i) for parts in (a, b, old))
+        self.emit(f"v = M.matrices.multiply({i.index}, {kinds}, {'satfinite' in i.words}, {tiles}, {fragments})")
+        self.assign_elements(sums, register, i)
 
     def _wgmma(self, i: Instruction) -> None:
         word = i.words[1]
@@ -412,3 +451,8 @@ class _Writer(WarpInstructions):
         )
         self.follow(["", *names, *taken], f"U.summed({i.index}, {names}, {taken}, {self.value(scale, 'p', i)})")
         self.assign_elements(sums.parts, "u32", i)
+
+
+def _registers_of_products(i: Instruction) -> str:
+    """The type of the registers of an mma."""
+    return "u64" if i.words[-3] == "f64" else "u32"

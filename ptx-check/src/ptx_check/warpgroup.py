@@ -20,11 +20,13 @@ import functools
 import numpy as np
 
 from ptx_check.faults import Unsupported
-from ptx_check.matrices import SIZES, elements, marked, sum_marks, summed
+from ptx_check.matrices import IN_FOURS, SIZES, elements, in_registers, marked, sum_marks, summed
 from ptx_check.races import COLLECTIVE
 
 _SWIZZLES = {1: 128, 2: 64, 3: 32}
 """The descriptor's two highest bits -> bytes that a row of the pattern has."""
+_PERIOD = 1024
+"""Bytes after which every pattern comes again."""
 
 
 def positions(descriptor: np.ndarray, rows: int, depth: int, size: int, turned: bool) -> np.ndarray:
@@ -36,15 +38,33 @@ def positions(descriptor: np.ndarray, rows: int, depth: int, size: int, turned: 
     mode, base = int(d.flat[0]) >> 62, int(d.flat[0]) >> 49 & 7
     if mode not in _SWIZZLES or base or ((d ^ d.flat[0]) >> np.uint64(14)).any():
         raise ValueError(f"a matrix descriptor {int(d.flat[0]):#x} without swizzle, or of several kinds")
-    pattern = _SWIZZLES[mode]
+    low = int(start.flat[0]) % _PERIOD
+    if (start % _PERIOD != low).any():
+        each = [positions(one, rows, depth, size, turned) for one in d.reshape(-1, 1)]
+        return np.stack(each).reshape(*d.shape, rows, depth)
+    return (start - low)[..., None, None] + _pattern(low, leading, stride, _SWIZZLES[mode], rows, depth, size, turned)
+
+
+@functools.lru_cache(maxsize=256)
+def _pattern(start, leading, stride, swizzle, rows, depth, size, turned) -> np.ndarray:
+    """Addresses of the elements of an operand that begins below _PERIOD."""
     row, k = np.arange(rows)[:, None], np.arange(depth)[None, :]
     if turned:
-        across = pattern // size
-        offset = row % across * size + row // across * leading + k % 8 * pattern + k // 8 * stride
+        across = swizzle // size
+        offset = row % across * size + row // across * leading + k % 8 * swizzle + k // 8 * stride
     else:
-        offset = row % 8 * pattern + row // 8 * stride + k * size
-    address = start[..., None, None] + offset
-    return address ^ (address >> 3 & (pattern // 16 - 1) << 4)
+        offset = row % 8 * swizzle + row // 8 * stride + k * size
+    address = start + offset
+    return address ^ (address >> 3 & (swizzle // 16 - 1) << 4)
+
+
+@functools.lru_cache(maxsize=64)
+def _order(count: int, *, across: bool) -> np.ndarray:
+    """The order in which rows of the sums, or columns where across, are computed: first those that the lower half of
+    the registers hold."""
+    if across:
+        return (np.arange(0, count, 8)[:, None] + IN_FOURS).ravel()
+    return np.arange(count).reshape(-1, 2, 8).swapaxes(0, 1).ravel()
 
 
 class Groups:
@@ -123,31 +143,30 @@ class Groups:
             a = self.operand(index, left[0], 64, depth, kinds[0], bool(turned[0]), unknown)
         b = self.operand(index, right, columns, depth, kinds[1], bool(turned[1]), unknown, across=True)
         product = np.matmul(a, b.swapaxes(-1, -2))  # (programs, groups, 64, columns)
-        before = [np.where(scale, each, np.uint32(0)) for each in old]
-        made = summed([self.piece(product, position) for position in range(columns // 2)], before, kinds[2], held)
+        before = old if scale.all() else [np.where(scale, each, np.uint32(0)) for each in old]
+        made = summed(self.pieces(product), before, kinds[2], held)
         self.open.update(dict.fromkeys(names, self.committed))
         if unknown:
             shape = (run.programs, self.count, 64, columns)
             found = functools.reduce(np.logical_or, (np.broadcast_to(each, shape) for each in unknown))
-            pieces = [self.piece(found, position) for position in range(columns // 2)]
-            run.undefined.loaded(index, sum_marks(pieces, [np.zeros((1, 1), np.uint32)] * len(old), kinds[2]))
+            none = [np.zeros((1, 1), np.uint32)] * len(old)
+            run.undefined.loaded(index, sum_marks(self.pieces(found), none, kinds[2]))
         return made
 
-    def piece(self, sums: np.ndarray, position: int) -> np.ndarray:
-        """Each thread's register of this number of sums (programs, groups, 64, columns)."""
-        tiles = sums.reshape(len(sums), self.count, 4, 2, 8, sums.shape[-1] // 8, 4, 2)
-        shape = (len(sums), self.run.width)
-        return tiles[:, :, :, position // 2 % 2, :, position // 4, :, position % 2].reshape(shape)
+    def pieces(self, sums: np.ndarray) -> list[np.ndarray]:
+        """Each thread's registers of sums (programs, groups, 64, columns), rows as of _order."""
+        shape = (len(sums), self.count, 2, 32, sums.shape[-1] // 8, 2)
+        return in_registers(sums, shape, (4, 2, 5, 0, 1, 3), self.run.width)
 
     def fragments(self, registers, kind) -> np.ndarray:
-        """Operand a from registers, (programs, groups, 64, depth): as mma's, 16 rows a warp."""
+        """Operand a from registers, (programs, groups, 64, depth): as mma's, 16 rows a warp, in _order."""
         matrices = self.run.matrices
         warps = matrices.left(registers, kind)
-        return warps.reshape(len(warps), self.count, 64, warps.shape[-1])
+        return warps.reshape(len(warps), self.count, 64, warps.shape[-1])[:, :, _order(64, across=False)]
 
     def operand(self, index, descriptor, rows, depth, kind, turned, unknown, *, across=False) -> np.ndarray:
-        """(programs, groups, rows, depth) numbers, from shared memory. unknown: takes its rows with undefined elements,
-        as columns of the sums where across."""
+        """(programs, groups, rows in _order, depth) numbers, from shared memory. unknown: takes its rows with undefined
+        elements, as columns of the sums where across."""
         run, size = self.run, SIZES[kind]
         descriptor = run.spread(descriptor).reshape(descriptor.shape[0], self.count, 128)
         if (descriptor != descriptor[:, :, :1]).any():
@@ -156,13 +175,14 @@ class Groups:
             address = positions(descriptor[:, :, 0], rows, depth, size, turned)
         except ValueError as error:
             raise Unsupported(str(error), run.launch.code.instructions[index].location) from None
+        address = address[:, :, _order(rows, across=across)]
         flat = address.reshape(len(address), -1).astype(np.uint32)
         mask = run.active if run.active is None or run.active.shape[1] == 1 else run.active.any(1, keepdims=True)
         inside = run.shared.positions(index, flat, mask, size) + run.shared.rows[size]
         shape = (run.programs, self.count, rows, depth)
         if run.checks:
             run.shared.proxies.check(index, inside, size, mask)
-            marks = run.shared.unwritten(inside, size)
+            marks = run.shared.unwritten(inside, size, mask)
             if marks is not None:
                 found = marks.reshape(shape).any(-1)
                 unknown.append(found[:, :, None, :] if across else found[..., None])
