@@ -23,6 +23,7 @@ from typing import Any
 
 from benchmarks import command
 from benchmarks.measure import machine, records
+from benchmarks.measure.providers import TORCH_NN
 from benchmarks.measure.records import RESULTS
 from fasttfm.checkpoints.run_log import read_log
 from fasttfm.children import command_line
@@ -32,7 +33,6 @@ from fasttfm.parsing import parse_json
 
 BUILT_IN = "demo"
 """The corpus that needs no files."""
-TORCH_NN = "torch.nn"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

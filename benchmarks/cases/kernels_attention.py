@@ -22,10 +22,6 @@ from fasttfm import functional as F
 from fasttfm.kernels.proof import costs
 from fasttfm.kernels.proof.costs import Cost
 
-MASKS = ("none", "causal", "lengths", "lengths+causal", "bool", "additive")
-"""lengths: keys at and past a sentence's end are not attended, ends from half of S to all. bool: three of four keys at
-random. additive: a float for every head, query and key, such as relative positions add."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
@@ -37,6 +33,11 @@ class Form:
     S: int
     D: int
     mask: str = "none"
+    """none, causal, lengths, lengths+causal, bool or additive.
+
+    lengths: keys at and past a sentence's end are not attended, ends from half of S to all. bool: three of four keys at
+    random. additive: a float for every head, query and key, such as relative positions add.
+    """
     dropout: float = 0.0
 
     def lengths(self) -> list[int]:

@@ -163,39 +163,6 @@ def _row(entry: Entry) -> tuple[str, ...]:
     )
 
 
-def _end_to_end(files: Loaded) -> list[str]:
-    """Whole runs, from raw text to a score."""
-    entries = files.of_kind("end_to_end")
-    if not entries:
-        return []
-    rows = [
-        (
-            e.record["corpus"],
-            machine_name(e.machine),
-            f"`{e.record['train_command']}`",
-            e.record.get("note", ""),
-            f"{e.record['bleu']:.2f}",
-            f"{e.record['training_minutes']:.1f}",
-            f"{e.record['updates']:,}",
-            f"{e.record['target_tokens_per_second']:,}",
-            f"{e.record['padding']:.1%}",
-            f"{e.record['translate_seconds']:.1f}",
-            f"{e.record['chrf']:.1f}",
-            e.location,
-        )
-        for e in entries
-    ]
-    head = (
-        *("corpus", "machine", "command", "note", "test BLEU", "minutes", "updates", "target tokens/s", "padding"),
-        *("translate s", "chrF", "record"),
-    )
-    return [
-        "## From text to BLEU",
-        "From raw text to a scored translation with the commands that a user types.",
-        table(head, rows, names=4),
-    ]
-
-
 def _machines(files: Loaded) -> list[str]:
     fields = ("system", "torch", "triton", "fasttfm", "python", "driver", "cuda")
     result = Counter(
@@ -213,7 +180,6 @@ def write(files: Loaded, out: Path) -> None:
         *lead(files),
         *_claims(files),
         *_suite(files),
-        *_end_to_end(files),
         *_machines(files),
     ]
     try:
