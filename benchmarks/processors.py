@@ -40,6 +40,8 @@ TESTS = (
     "checkpoints",
     "training/test_updates.py",
     "training/test_trainer.py",
+    "training/test_interruption.py",
+    "training/test_divergence.py",
 )
 IN_TURN = (
     "cpu/test_int8.py",

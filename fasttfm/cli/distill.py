@@ -7,8 +7,8 @@ import os
 from functools import partial
 
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import add_checkpoint, add_device
-from fasttfm.cli.paths import INPUT_FOLDER, MODEL, OUTPUT_FOLDER
+from fasttfm.cli.parser import add_checkpoint, add_data, add_device, add_out
+from fasttfm.cli.paths import MODEL
 from fasttfm.cli.train import add_run_flags, run_task
 from fasttfm.cli.verbs import Verb
 from fasttfm.config import add_flags, flag_values
@@ -16,14 +16,8 @@ from fasttfm.config import add_flags, flag_values
 
 def _add_translation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("teacher", type=MODEL, metavar="TEACHER", help="model directory made by fasttfm train")
-    parser.add_argument(
-        "--data",
-        type=INPUT_FOLDER,
-        required=True,
-        metavar="DATA",
-        help="prepared directory whose sources are translated",
-    )
-    parser.add_argument("--out", type=OUTPUT_FOLDER, required=True, metavar="OUT", help="prepared directory to write")
+    add_data(parser, "prepared directory whose sources are translated")
+    add_out(parser, "OUT", "prepared directory to write")
     add_checkpoint(parser)
     add_device(parser)
     add_output_flags(parser, "the directory and what was told")

@@ -9,8 +9,8 @@ from pathlib import Path
 from fasttfm.checkpoints.model_dir import read_kind
 from fasttfm.checkpoints.run_log import LOG_FILE
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import add_device, add_model
-from fasttfm.cli.paths import INPUT_FILE, INPUT_FOLDER, MODEL, OUTPUT_FILE, OUTPUT_FOLDER, TRAINED_MODEL
+from fasttfm.cli.parser import add_device, add_huggingface_export, add_huggingface_import, add_model
+from fasttfm.cli.paths import INPUT_FILE, MODEL, OUTPUT_FILE, TRAINED_MODEL
 from fasttfm.cli.train import add_recipe_flags, lists_presets, run_task
 from fasttfm.cli.verbs import Verb
 from fasttfm.config import add_flags
@@ -152,19 +152,12 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 
 def _add_import(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "folder",
-        type=INPUT_FOLDER,
-        metavar="FOLDER",
-        help="of Hugging Face: a BERT, ALBERT, RoBERTa (answers also ELECTRA, DistilBERT) with a trained head",
-    )
-    parser.add_argument(
-        "--out", type=OUTPUT_FOLDER, required=True, metavar="MODEL", help="the model directory to write"
+    add_huggingface_import(
+        parser, "of Hugging Face: a BERT, ALBERT, RoBERTa (answers also ELECTRA, DistilBERT) with a trained head"
     )
     parser.add_argument(
         "--abstains", action="store_true", help="it was trained on SQuAD 2.0, and may say that there is no answer"
     )
-    add_output_flags(parser, "what was written")
 
 
 def _import(args: argparse.Namespace) -> None:
@@ -173,12 +166,6 @@ def _import(args: argparse.Namespace) -> None:
     trained = import_folder(args.folder, args.out, abstains=args.abstains)
     told = f"{trained.task}, labels {', '.join(trained.labels)}" if trained.task == "classify" else trained.task
     Output.of(args, "finetune import").result(f"{args.out}: {told}", model=str(args.out), task=trained.task)
-
-
-def _add_export(parser: argparse.ArgumentParser) -> None:
-    add_model(parser, "fasttfm finetune")
-    parser.add_argument("--out", type=OUTPUT_FOLDER, required=True, metavar="FOLDER", help="the folder to write")
-    add_output_flags(parser, "what was written")
 
 
 def _export(args: argparse.Namespace) -> None:
@@ -197,6 +184,10 @@ VERBS = {
     **{task: Verb(partial(_add_training, task), partial(_train, task), summary) for task, summary in _TASKS.items()},
     "predict": Verb(_add_predict, _predict, "write a fine-tuned model's answers to a file's questions"),
     "import": Verb(_add_import, _import, "take a Hugging Face folder of a model with a task's head"),
-    "export": Verb(_add_export, _export, "write a folder that Hugging Face's transformers loads, head included"),
+    "export": Verb(
+        partial(add_huggingface_export, made_by="fasttfm finetune"),
+        _export,
+        "write a folder that Hugging Face's transformers loads, head included",
+    ),
     "evaluate": Verb(_add_evaluate, _evaluate, "score predictions: exact match and F1, or accuracy"),
 }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from operator import eq
 from typing import Any
 
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import add_device, add_model
-from fasttfm.cli.paths import INPUT_FILE, INPUT_FOLDER, OUTPUT_FOLDER
-from fasttfm.cli.train import add_run_flags, kind_of_run, lists_presets, run_task
+from fasttfm.cli.parser import add_device, add_huggingface_export, add_huggingface_import, add_model, add_out
+from fasttfm.cli.paths import INPUT_FILE, INPUT_FOLDER
+from fasttfm.cli.train import add_run_flags, run_task_of_kind
 from fasttfm.cli.verbs import Verb
 from fasttfm.config import KINDS, all_fields, field_types
 from fasttfm.config.flags import add_field_flags
@@ -18,6 +19,7 @@ from fasttfm.files import read_json
 from fasttfm.presets import preset_names
 
 _KINDS = ("gpt", "llama")
+_MADE_BY = "fasttfm lm train or fasttfm lm import"
 
 
 # ------------------------------------------------------------------------------------------------------------ prepare
@@ -32,7 +34,7 @@ def add_prepare_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--valid", default=[], help="text that is held out for validation; else the end of each --text is", **file
     )
-    parser.add_argument("--out", type=OUTPUT_FOLDER, required=True, metavar="DATA", help="the directory to write")
+    add_out(parser, "DATA", "the directory to write")
     parser.add_argument(
         "--document-separator",
         metavar="LINE",
@@ -90,27 +92,19 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(args: argparse.Namespace) -> int:
-    if lists_presets(args):
-        return 0
-    kind = kind_of_run(args, _KINDS, "gpt")
-    for other in _KINDS:
-        for name in set(all_fields(other)) - set(all_fields(kind)):
-            if hasattr(args, name):
-                raise UserError(f"--{name.replace('_', '-')} belongs to a {other}, and this model is of kind {kind}")
-
-    def task() -> Any:
+    def task(kind: str) -> Any:
         from fasttfm.training.pretraining import LanguageModelling
 
         return LanguageModelling(kind)
 
-    return run_task(args, kind, "fasttfm lm train", task)
+    return run_task_of_kind(args, _KINDS, "fasttfm lm train", task, "gpt")
 
 
 # ------------------------------------------------------------------------------------------------- a model that exists
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
-    add_model(parser, "fasttfm lm train or fasttfm lm import")
+    add_model(parser, _MADE_BY)
     add_device(parser)
 
 
@@ -226,11 +220,7 @@ def _prompt(args: argparse.Namespace) -> None:
 
 
 def _add_import(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=INPUT_FOLDER, metavar="FOLDER", help="a GPT-2, GPT-1 or Llama of Hugging Face")
-    parser.add_argument(
-        "--out", type=OUTPUT_FOLDER, required=True, metavar="MODEL", help="the model directory to write"
-    )
-    add_output_flags(parser, "what was written")
+    add_huggingface_import(parser, "a GPT-2, GPT-1 or Llama of Hugging Face")
 
 
 def _import(args: argparse.Namespace) -> None:
@@ -239,12 +229,6 @@ def _import(args: argparse.Namespace) -> None:
     is_llama = read_json(args.folder / "config.json").get("model_type") == "llama"
     (llama if is_llama else gpt).import_folder(args.folder, args.out)
     Output.of(args, args.verb).result(f"model: {args.out}", model=str(args.out))
-
-
-def _add_export(parser: argparse.ArgumentParser) -> None:
-    _add_model(parser)
-    parser.add_argument("--out", type=OUTPUT_FOLDER, required=True, metavar="FOLDER", help="the folder to write")
-    add_output_flags(parser, "what was written")
 
 
 def _export(args: argparse.Namespace) -> None:
@@ -267,5 +251,5 @@ VERBS = {
     "generate": Verb(_add_generate, _generate, "go on with a prompt"),
     "prompt": Verb(_add_prompt, _prompt, "answer questions by the likelihood of options, with solved examples or none"),
     "import": Verb(_add_import, _import, "make a model directory of a Hugging Face folder"),
-    "export": Verb(_add_export, _export, "write a model for Hugging Face"),
+    "export": Verb(partial(add_huggingface_export, made_by=_MADE_BY), _export, "write a model for Hugging Face"),
 }

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import Any
 
 from fasttfm.cli.lm import add_prepare_flags, run_prepare
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import add_attention_picture, add_device, add_model
-from fasttfm.cli.paths import INPUT_FOLDER, OUTPUT_FOLDER
-from fasttfm.cli.train import add_run_flags, kind_of_run, lists_presets, run_task
+from fasttfm.cli.parser import (
+    add_attention_picture,
+    add_data,
+    add_device,
+    add_huggingface_export,
+    add_huggingface_import,
+    add_model,
+)
+from fasttfm.cli.paths import INPUT_FOLDER
+from fasttfm.cli.train import add_run_flags, run_task_of_kind
 from fasttfm.cli.verbs import Verb
-from fasttfm.config import all_fields
-from fasttfm.errors import UserError
 from fasttfm.presets import preset_names
 
 _KINDS = ("bert", "albert", "electra")
+_MADE_BY = "fasttfm mlm train or mlm import"
 
 
 def _add_train(parser: argparse.ArgumentParser) -> None:
@@ -24,35 +31,18 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(args: argparse.Namespace) -> int:
-    if lists_presets(args):
-        return 0
-    kind = kind_of_run(args, _KINDS)
-    for name in set(all_fields("electra")) - set(all_fields(kind)):
-        if hasattr(args, name):
-            raise UserError(f"--{name.replace('_', '-')} belongs to ELECTRA, and this model is of kind {kind}")
-
-    def task() -> Any:
+    def task(kind: str) -> Any:
         from fasttfm.training.masked_modelling import MaskedModelling
 
         return MaskedModelling(kind)
 
-    return run_task(args, kind, "fasttfm mlm train", task)
-
-
-def _add_model(parser: argparse.ArgumentParser) -> None:
-    add_model(parser, "fasttfm mlm train or mlm import")
+    return run_task_of_kind(args, _KINDS, "fasttfm mlm train", task)
 
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
-    _add_model(parser)
+    add_model(parser, _MADE_BY)
     add_device(parser)
-    parser.add_argument(
-        "--data",
-        type=INPUT_FOLDER,
-        required=True,
-        metavar="DATA",
-        help="prepared documents, whose held-out part is taken",
-    )
+    add_data(parser, "prepared documents, whose held-out part is taken")
     add_output_flags(parser, "the score")
 
 
@@ -65,7 +55,7 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 
 def _add_attention(parser: argparse.ArgumentParser) -> None:
-    _add_model(parser)
+    add_model(parser, _MADE_BY)
     parser.add_argument("text", metavar="TEXT", help="what the model reads, in quotation marks")
     add_attention_picture(parser)
     add_output_flags(parser, "where the picture is")
@@ -83,17 +73,8 @@ def _attention(args: argparse.Namespace) -> None:
 
 
 def _add_import(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "folder",
-        type=INPUT_FOLDER,
-        metavar="FOLDER",
-        help="a BERT, ALBERT, ELECTRA, RoBERTa or DistilBERT of Hugging Face",
-    )
+    add_huggingface_import(parser, "a BERT, ALBERT, ELECTRA, RoBERTa or DistilBERT of Hugging Face")
     parser.add_argument("--generator", type=INPUT_FOLDER, metavar="FOLDER", help="of an ELECTRA, its generator")
-    parser.add_argument(
-        "--out", type=OUTPUT_FOLDER, required=True, metavar="MODEL", help="the model directory to write"
-    )
-    add_output_flags(parser, "what was written")
 
 
 def _import(args: argparse.Namespace) -> None:
@@ -106,12 +87,6 @@ def _import(args: argparse.Namespace) -> None:
         f"{args.out}: {size / 1e6:,.1f} million parameters, {tokens:,} tokens",
         model=str(args.out), parameters=size, tokens=tokens,
     )  # fmt: skip
-
-
-def _add_export(parser: argparse.ArgumentParser) -> None:
-    _add_model(parser)
-    parser.add_argument("--out", type=OUTPUT_FOLDER, required=True, metavar="FOLDER", help="the folder to write")
-    add_output_flags(parser, "what was written")
 
 
 def _export(args: argparse.Namespace) -> None:
@@ -132,5 +107,5 @@ VERBS = {
     "evaluate": Verb(_add_evaluate, _evaluate, "losses and accuracies on held-out text, always masked alike"),
     "attention": Verb(_add_attention, _attention, "draw the attention weights of a text"),
     "import": Verb(_add_import, _import, "make a model directory of a Hugging Face folder"),
-    "export": Verb(_add_export, _export, "write a model for Hugging Face"),
+    "export": Verb(partial(add_huggingface_export, made_by=_MADE_BY), _export, "write a model for Hugging Face"),
 }

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fasttfm.cli.paths import CHECKPOINT, MODEL, OUTPUT_PICTURE
+from fasttfm.cli.output import add_output_flags
+from fasttfm.cli.paths import CHECKPOINT, INPUT_FOLDER, MODEL, OUTPUT_FOLDER, OUTPUT_PICTURE
 from fasttfm.config.convert import to_float
 from fasttfm.errors import UserError
 from fasttfm.parsing import WHOLE_NUMBER
@@ -84,6 +85,30 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
         metavar="WHICH",
         help="best, last, average, the number of an update, or the path of a checkpoint (default: %(default)s)",
     )
+
+
+def add_data(parser: argparse.ArgumentParser, text: str) -> None:
+    """--data: a prepared directory, which must be given."""
+    parser.add_argument("--data", type=INPUT_FOLDER, required=True, metavar="DATA", help=text)
+
+
+def add_out(parser: argparse.ArgumentParser, metavar: str, text: str) -> None:
+    """--out: the directory to write, which must be given."""
+    parser.add_argument("--out", type=OUTPUT_FOLDER, required=True, metavar=metavar, help=text)
+
+
+def add_huggingface_import(parser: argparse.ArgumentParser, text: str) -> None:
+    """What the import of a Hugging Face folder takes; text: which folders."""
+    parser.add_argument("folder", type=INPUT_FOLDER, metavar="FOLDER", help=text)
+    add_out(parser, "MODEL", "the model directory to write")
+    add_output_flags(parser, "what was written")
+
+
+def add_huggingface_export(parser: argparse.ArgumentParser, made_by: str) -> None:
+    """What the export to a Hugging Face folder takes; made_by: the commands that make the model."""
+    add_model(parser, made_by)
+    add_out(parser, "FOLDER", "the folder to write")
+    add_output_flags(parser, "what was written")
 
 
 def add_attention_picture(parser: argparse.ArgumentParser) -> None:

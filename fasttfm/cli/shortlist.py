@@ -7,7 +7,8 @@ from __future__ import annotations
 import argparse
 
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.paths import INPUT_FOLDER, MODEL, OUTPUT_SHORTLIST
+from fasttfm.cli.parser import add_data
+from fasttfm.cli.paths import MODEL, OUTPUT_SHORTLIST
 from fasttfm.errors import UserError
 
 _MOST_ITERATIONS = 100
@@ -22,13 +23,7 @@ _COUNTS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=MODEL, metavar="MODEL", help="model directory made by fasttfm train")
-    parser.add_argument(
-        "--data",
-        type=INPUT_FOLDER,
-        required=True,
-        metavar="DATA",
-        help="directory of fasttfm prepare that it was trained on",
-    )
+    add_data(parser, "directory of fasttfm prepare that it was trained on")
     parser.add_argument("--out", type=OUTPUT_SHORTLIST, metavar="FILE", help="(default: vmap.txt in MODEL)")
     for name, (default, text) in _COUNTS.items():
         help_text = f"{text} (default: %(default)s)"

@@ -14,7 +14,19 @@ from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import add_workers
 from fasttfm.cli.paths import CHECKPOINT_OR_MODEL, INPUT_FILE, TRAINED_MODEL, TRAINING_DATA
 from fasttfm.cli.workers import launch, number_of_workers
-from fasttfm.config import TRANSFORMER, Values, add_flags, check, dump_yaml, flag_values, gather, kind_of, with_defaults
+from fasttfm.config import (
+    TRANSFORMER,
+    Values,
+    add_flags,
+    all_fields,
+    check,
+    dump_yaml,
+    flag_values,
+    gather,
+    kind_of,
+    with_defaults,
+)
+from fasttfm.config.fields import flag_name
 from fasttfm.errors import Stopped, UserError
 from fasttfm.presets import preset_names, preset_summary
 
@@ -83,7 +95,28 @@ def lists_presets(args: argparse.Namespace) -> bool:
     return args.preset == "list"
 
 
-def kind_of_run(args: argparse.Namespace, allowed: Sequence[str], default: str | None = None) -> str:
+def run_task_of_kind(
+    args: argparse.Namespace,
+    allowed: Sequence[str],
+    command: str,
+    task: Callable[[str], Any],
+    default: str | None = None,
+) -> int:
+    """Train a model of one of the kinds that a command is for; task: makes the training.task.Task of a kind.
+
+    default: the kind where neither preset nor configuration says one. UserError for settings of another kind.
+    """
+    if lists_presets(args):
+        return 0
+    kind = _kind_of_run(args, allowed, default)
+    for other in allowed:
+        for name in set(all_fields(other)) - set(all_fields(kind)):
+            if hasattr(args, name):
+                raise UserError(f"{flag_name(name)} belongs to a model of kind {other}, and this one is of kind {kind}")
+    return run_task(args, kind, command, lambda: task(kind))
+
+
+def _kind_of_run(args: argparse.Namespace, allowed: Sequence[str], default: str | None) -> str:
     """The kind of model that the preset is of, or else a configuration file; allowed: of the command.
 
     default: where neither says one; UserError where that is None.

@@ -27,18 +27,16 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
+from fasttfm.data.sampling_walks import END, GOLDEN, UNBUILT, States, alias_table, mix, uniform
 from fasttfm.data.sentencepiece_model import BPE, BYTE, NORMAL, UNIGRAM, UNUSED, read_model
 from fasttfm.data.tokenizer import UNK, Tokenizer
 
-_END, _UNBUILT = -1, -2  # in place of a state: the walk is over; the state is built when a walk first comes to it
 _MOST_OUTCOMES = 1 << 22  # kept at a time, some 200 MB with all that belongs to them
 _LONGEST_KEPT = 20  # characters; the merges of more take too many ways for keeping them to be of use
-_GOLDEN = 0x9E3779B97F4A7C15
 _UNKNOWN_PENALTY = 10.0  # SentencePiece's kUnkPenalty
 
 
@@ -46,7 +44,7 @@ def sentence_keys(seed: int, epoch: int, sentences: np.ndarray, side: int) -> np
     """Return the keys of each sentence's draws, (len(sentences),) uint64. sentences: their numbers; side: 0 or 1."""
     base = np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0]
     numbers = sentences.astype(np.uint64) * np.uint64(2) + np.uint64(side)
-    return _mix(_mix(numbers + np.uint64(_GOLDEN)) ^ base)
+    return mix(mix(numbers + np.uint64(GOLDEN)) ^ base)
 
 
 class SubwordSampler:
@@ -92,7 +90,7 @@ class SubwordSampler:
         starts = np.flatnonzero(begins)
         sentence = sentence[starts]  # of each part
         number = np.arange(len(starts)) - np.searchsorted(sentence, sentence)  # of each part in its sentence
-        part_keys = _mix(keys[sentence] + (number + 1).astype(np.uint64) * np.uint64(_GOLDEN))
+        part_keys = mix(keys[sentence] + (number + 1).astype(np.uint64) * np.uint64(GOLDEN))
         sizes = np.diff(starts, append=len(ids))
         nodes = self._starts(ids, starts, sizes)
         drawn = {}
@@ -113,9 +111,9 @@ class SubwordSampler:
         return self._states.size + len(self._parts) < _MOST_OUTCOMES
 
     def _reset(self) -> None:
-        self._states = _States(len(self._texts))
+        self._states = States(len(self._texts))
         self._parts: dict[bytes, int] = {}
-        self._alone = np.full(len(self._texts), _UNBUILT, dtype=np.int64)
+        self._alone = np.full(len(self._texts), UNBUILT, dtype=np.int64)
         self._splits: dict[tuple[str, ...], int] = {}
         self._split_of: dict[int, tuple[str, ...]] = {}
 
@@ -124,11 +122,11 @@ class SubwordSampler:
 
     def _starts(self, ids: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         """The state in which each part's walk begins, below 0 where it is not worth keeping."""
-        nodes = np.where(sizes == 1, self._alone[ids[starts]], _UNBUILT)
-        for position in np.flatnonzero(nodes == _UNBUILT).tolist():
+        nodes = np.where(sizes == 1, self._alone[ids[starts]], UNBUILT)
+        for position in np.flatnonzero(nodes == UNBUILT).tolist():
             part = ids[starts[position] : starts[position] + sizes[position]]
             key = part.tobytes()
-            node = self._parts.get(key, _UNBUILT)
+            node = self._parts.get(key, UNBUILT)
             if node < 0:
                 node = self._start(part.tolist())
                 if self._has_capacity():
@@ -140,12 +138,12 @@ class SubwordSampler:
 
     def _start(self, part: list[int]) -> int:
         if self._texts[part[0]] is None:
-            return self._states.add(([1.0], [0]), [_END], [part[0]])
+            return self._states.add(([1.0], [0]), [END], [part[0]])
         text = self._text(part)
         if not self._is_bpe:
             return self._lattice(text)
         if len(text) > _LONGEST_KEPT or not self._has_capacity():
-            return _UNBUILT
+            return UNBUILT
         return self._split(tuple(text))
 
     def _spelled(self, character: str) -> list[int]:
@@ -159,7 +157,7 @@ class SubwordSampler:
     def _lattice(self, text: str) -> int:
         """The states of all places in text; returns the first one's."""
         weight = [0.0] * (len(text) + 1)  # log of the summed weights of all segmentations from there to the end
-        node = [_END] * (len(text) + 1)
+        node = [END] * (len(text) + 1)
         for position in range(len(text) - 1, -1, -1):
             weights, following, emissions = [], [], []
             for end in range(position + 1, min(position + self._longest, len(text)) + 1):
@@ -177,7 +175,7 @@ class SubwordSampler:
             shares = [math.exp(each - largest) for each in weights]
             total = sum(shares)
             weight[position] = largest + math.log(total)
-            node[position] = self._states.add(_alias_table([each / total for each in shares]), following, emissions)
+            node[position] = self._states.add(alias_table([each / total for each in shares]), following, emissions)
         return node[0]
 
     # BPE
@@ -187,7 +185,7 @@ class SubwordSampler:
         if split not in self._splits:
             merges = len(self._merges(split))
             emission = self._states.emission([i for piece in split for i in self._ids_of(piece)])
-            following, emits = [_UNBUILT] * merges + [_END], [-1] * merges + [emission]
+            following, emits = [UNBUILT] * merges + [END], [-1] * merges + [emission]
             node = self._states.add(self._table(merges), following, emits)
             self._splits[split] = node
             self._split_of[node] = split
@@ -214,7 +212,7 @@ class SubwordSampler:
 
     def _table(self, merges: int) -> tuple[list[float], list[int]]:
         if merges not in self._tables:
-            self._tables[merges] = _alias_table(_dropout(self._amount, merges))
+            self._tables[merges] = alias_table(_dropout(self._amount, merges))
         return self._tables[merges]
 
     def _ids_of(self, piece: str) -> list[int]:
@@ -241,7 +239,7 @@ class SubwordSampler:
                 position = bisect.bisect_left(possible, entry)
                 possible[position : position + (not add)] = [entry] * add
 
-        drops = _uniform(_mix(key + np.arange(step + 1, step + len(split) + 1).astype(np.uint64) * np.uint64(_GOLDEN)))
+        drops = uniform(mix(key + np.arange(step + 1, step + len(split) + 1).astype(np.uint64) * np.uint64(GOLDEN)))
         for drop in drops.tolist():
             merges = min(len(possible), self._most_merges)
             accept, other = self._table(merges)
@@ -262,97 +260,6 @@ class SubwordSampler:
             ids += self._ids_of(text[start : after[start]])
             start = after[start]
         return ids
-
-
-class _States:
-    """Draws that can happen in each state, in arrays, and walks through them.
-
-    Outcomes of a state are neighbours in `accept`, `other`, `following` and `emits`: the state that comes then and the
-    emission, a short list of ids, that is put out on the way (-1: none).
-    """
-
-    def __init__(self, vocabulary: int) -> None:
-        self.first, self.count = array("i"), array("i")
-        self.accept, self.other = array("d"), array("i")
-        self.following, self.emits = array("i"), array("i")
-        # emission i is the piece i alone, for all pieces
-        self.ids, self.ids_first = array("i", range(vocabulary)), array("i", range(vocabulary + 1))
-
-    @property
-    def size(self) -> int:
-        return len(self.accept) + len(self.ids)
-
-    def add(self, table: tuple[list[float], list[int]], following: list[int], emits: list[int]) -> int:
-        """A new state; returns its number."""
-        begin = len(self.accept)
-        self.first.append(begin)
-        self.count.append(len(following))
-        self.accept.extend(table[0])
-        self.other.extend(table[1])
-        self.following.extend(following)
-        self.emits.extend(emits)
-        return len(self.first) - 1
-
-    def emission(self, ids: list[int]) -> int:
-        """A new emission; returns its number."""
-        self.ids.extend(ids)
-        self.ids_first.append(len(self.ids))
-        return len(self.ids_first) - 2
-
-    def walk(
-        self,
-        nodes: np.ndarray,
-        keys: np.ndarray,
-        drawn: dict[int, list[int]],
-        build: Callable[[int, int, np.uint64, int], int | list[int]],
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Walk from each state (those below 0 are left out) to the end: emissions in the order of the steps, and whose.
-
-        keys: of each walk, (len(nodes),) uint64. build(state, outcome, key, steps) gives the state that
-        comes then, or all that the walk puts out in the end, which goes to `drawn`.
-        """
-        walks = np.flatnonzero(nodes >= 0)
-        nodes, keys = nodes[walks], keys[walks]
-        emitted, whose = [], []
-        for step in itertools.count(1):
-            if not len(walks):
-                break
-            outcomes = self._draw(nodes, _mix(keys + np.uint64(step * _GOLDEN % (1 << 64))))
-            following = np.frombuffer(self.following, np.int32)[outcomes]
-            for position in np.flatnonzero(following == _UNBUILT).tolist():
-                outcome, node = int(outcomes[position]), int(nodes[position])
-                if self.following[outcome] == _UNBUILT:
-                    comes = build(node, outcome - self.first[node], keys[position], step)
-                    if isinstance(comes, list):
-                        drawn[int(walks[position])] = comes
-                        continue
-                    self.following[outcome] = comes
-                following[position] = self.following[outcome]
-            emissions = np.frombuffer(self.emits, np.int32)[outcomes]
-            put_out = emissions >= 0
-            emitted.append(emissions[put_out])
-            whose.append(walks[put_out])
-            goes_on = following >= 0
-            walks, nodes, keys = walks[goes_on], following[goes_on].astype(np.int64), keys[goes_on]
-        empty = np.empty(0, dtype=np.int64)
-        return np.concatenate([empty, *emitted]), np.concatenate([empty, *whose])
-
-    def _draw(self, nodes: np.ndarray, random: np.ndarray) -> np.ndarray:
-        scaled = _uniform(random) * np.frombuffer(self.count, np.int32)[nodes]
-        column = scaled.astype(np.int64)
-        outcomes = np.frombuffer(self.first, np.int32)[nodes] + column
-        return np.where(
-            scaled - column < np.frombuffer(self.accept, np.float64)[outcomes],
-            outcomes,
-            outcomes - column + np.frombuffer(self.other, np.int32)[outcomes],
-        )
-
-    def emitted(self, emissions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of emissions, one after the other, and how many each has."""
-        firsts = np.frombuffer(self.ids_first, np.int32)
-        begin, counts = firsts[emissions].astype(np.int64), np.diff(firsts)[emissions].astype(np.int64)
-        indices = np.arange(counts.sum()) + np.repeat(begin - (np.cumsum(counts) - counts), counts)
-        return np.frombuffer(self.ids, np.int32)[indices].astype(np.int64), counts
 
 
 class _Cuts:
@@ -381,36 +288,6 @@ class _Cuts:
 def _dropout(p: float, merges: int) -> list[float]:
     """Probability that each of the merges, best first, is made, and that none is."""
     return [(1 - p) * p**dropped for dropped in range(merges)] + [p**merges]
-
-
-def _alias_table(probabilities: list[float]) -> tuple[list[float], list[int]]:
-    """Walker's table: draw a column evenly and take it with probability accept[column], else other[column]."""
-    count = len(probabilities)
-    accept = [each * count for each in probabilities]
-    other = list(range(count))
-    small = [position for position, each in enumerate(accept) if each < 1]
-    large = [position for position, each in enumerate(accept) if each >= 1]
-    while small and large:
-        low, high = small.pop(), large[-1]
-        other[low] = high
-        accept[high] -= 1 - accept[low]
-        if accept[high] < 1:
-            small.append(large.pop())
-    for position in small + large:  # 1 but for rounding
-        accept[position] = 1.0
-    return accept, other
-
-
-def _mix(numbers: np.ndarray) -> np.ndarray:
-    """splitmix64's hash (Steele et al. 2014) of uint64."""
-    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return numbers ^ (numbers >> np.uint64(31))
-
-
-def _uniform(numbers: np.ndarray) -> np.ndarray:
-    """float64 in [0, 1) of random uint64."""
-    return (numbers >> np.uint64(11)) * 2.0**-53
 
 
 def _one_unknown(ids: np.ndarray) -> np.ndarray:

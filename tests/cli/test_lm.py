@@ -151,5 +151,5 @@ def test_a_llama_goes_the_same_way(made, capsys):
     wrong = ["lm", "train", "--preset", "gpt-tiny", "--data", data, "--out", str(made / "W"), "--kv-heads", "2"]
     capsys.readouterr()
     assert main(wrong) == 2
-    assert "--kv-heads belongs to a llama, and this model is of kind gpt" in capsys.readouterr().err
+    assert "--kv-heads belongs to a model of kind llama, and this one is of kind gpt" in capsys.readouterr().err
     assert main(["finetune", "classify", "--init-from", model, "--train", data, "--valid", data, "--out", "C"]) == 2

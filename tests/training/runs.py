@@ -1,0 +1,35 @@
+"""What tests of runs share: a trainer, and what a run has left behind."""
+
+import torch
+
+from fasttfm.checkpoints.checkpoint import read_weights
+from fasttfm.checkpoints.run_log import read_log
+from fasttfm.checkpoints.steps import resolve_checkpoint
+from fasttfm.data.batches import TokenBatches
+from fasttfm.models import Transformer
+from fasttfm.training.trainer import Trainer
+
+CPU = torch.device("cpu")
+TIMES = ("seconds", "tokens_per_second", "peak_memory")
+
+
+def weights_of(model_dir, which="last"):
+    return read_weights(resolve_checkpoint(model_dir, which))
+
+
+def assert_same_weights(one, other):
+    ours, theirs = weights_of(one), weights_of(other)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
+
+
+def log_without_times(model_dir):
+    return [{key: value for key, value in record.items() if key not in TIMES} for record in read_log(model_dir)]
+
+
+def make_trainer(config, data, tmp_path):
+    torch.manual_seed(3)
+    batches = TokenBatches(data.train, config.data.max_tokens, config.training.seed)
+    model = Transformer(config.model)
+    return Trainer(model, batches, config.training, tmp_path, validator=None, device=CPU)

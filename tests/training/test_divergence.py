@@ -1,0 +1,139 @@
+"""Losses and gradients that are no numbers: skipped, named, and the end of a run that does not recover."""
+
+import pytest
+import torch
+
+from fasttfm.checkpoints.checkpoint import is_resumable, read_state, read_weights
+from fasttfm.checkpoints.model_dir import prepare_model_dir
+from fasttfm.checkpoints.run_log import read_log
+from fasttfm.checkpoints.steps import saved_steps, step_folder
+from fasttfm.data.batches import TokenBatches
+from fasttfm.data.prepared import PreparedData
+from fasttfm.errors import UserError
+from fasttfm.training.run import train
+
+from .runs import CPU, make_trainer
+from .tiny import TINY
+
+
+def test_a_diverged_run_stops_with_a_remedy_and_saves_no_nan(tiny_data, tiny_config, tmp_path):
+    data = PreparedData.open(tiny_data)
+    config = tiny_config(max_update=10, save_interval_updates=2, log_interval=1000, valid_interval_updates=0)
+    prepare_model_dir(tmp_path, config, data)
+    trainer = make_trainer(config, data, tmp_path)
+    step = trainer.updates.optimization.step
+
+    def poisoned(lr):
+        result = step(lr)
+        if trainer.updates.position.step == 3:
+            with torch.no_grad():
+                trainer.updates.optimization.parameters[0].fill_(float("nan"))
+        return result
+
+    trainer.updates.optimization.step = poisoned
+    with pytest.raises(
+        UserError, match=r"diverged: a weight is nan at update 4; the checkpoint of update 2 is kept.*--lr"
+    ):
+        trainer.run()
+    assert saved_steps(tmp_path) == [2]
+
+
+def poison(monkeypatch, steps, value=float("nan")):
+    """Let the loss of the updates after these steps be no number."""
+    from fasttfm.training.updates import Updates
+
+    loss = Updates.loss
+
+    def poisoned(self, batch):
+        real, nll = loss(self, batch)
+        return (real * value, nll * value) if self.position.step in steps else (real, nll)
+
+    monkeypatch.setattr(Updates, "loss", poisoned)
+
+
+@pytest.mark.parametrize("changes", [{"ema_decay": 0.9}, {"precision": "fp16", "update_freq": 2}], ids=["fp32", "fp16"])
+def test_a_loss_that_is_no_number_is_skipped_and_named(tiny_data, tiny_values, tmp_path, monkeypatch, capsys, changes):
+    changes = {"valid_interval_updates": 0, "log_interval": 1, "save_interval_updates": 1, **changes}
+    with monkeypatch.context() as patch:
+        poison(patch, (4, 7))
+        train(tiny_values(max_update=8, **changes), tiny_data, tmp_path / "M", CPU)
+        train(tiny_values(**changes), tiny_data, tmp_path / "M", CPU)
+    before, after = (read_weights(step_folder(tmp_path / "M", step)) for step in (4, 5))
+    raw = [read_state(step_folder(tmp_path / "M", step)).tensors for step in (11, 12)]
+    if "ema_decay" not in changes:
+        assert all(torch.equal(before[name], after[name]) for name in before)
+    assert raw[1][next(name for name in raw[1] if name.startswith("adam.step."))] == 10
+    records = read_log(tmp_path / "M")
+    skipped = [record for record in records if record["kind"] == "skipped"]
+    assert [record["step"] for record in skipped] == [5, 8]
+    per_update = changes.get("update_freq", 1)
+    batches = TokenBatches(PreparedData.open(tiny_data).train, TINY["max_tokens"], 1, 256, together=per_update)
+    expected = [pair for batch in batches.epoch(0)[4 * per_update : 5 * per_update] for pair in batch.tolist()]
+    assert skipped[0]["pairs"] == expected
+    trained = [record for record in records if record["kind"] == "train"]
+    assert [record.get("skipped", 0) for record in trained] == [0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 2]
+    assert [record["step"] for record in trained if record["loss"] is None] == [5, 8]
+    assert "warning: update 5 was skipped: the gradient of its " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("save", "good", "is_stopped"), [(5, 5, False), (1, 6, False), (1, 6, True), (4, 4, True)])
+def test_losses_that_stay_no_number_end_the_run_with_the_last_good_checkpoint(
+    tiny_data, tiny_values, tmp_path, monkeypatch, save, good, is_stopped
+):
+    """Which is of an update before the first that was skipped, whatever was saved and deleted since, also by a session
+    that was stopped among them."""
+    poison(monkeypatch, range(6, 100), float("inf"))
+    changes = {"valid_interval_updates": 0, "skip_limit": 4, "save_interval_updates": save, "keep_interval_updates": 1}
+    if is_stopped:
+        train(tiny_values(max_update=9, **changes), tiny_data, tmp_path / "M", CPU)
+        assert saved_steps(tmp_path / "M") == [good, 9]
+    expected = rf"the gradient of the last 4 updates is nan at update 10; the checkpoint of update {good} is kept"
+    with pytest.raises(UserError, match=expected):
+        train(tiny_values(max_update=99, **changes), tiny_data, tmp_path / "M", CPU)
+    assert saved_steps(tmp_path / "M") == [good]
+    assert is_resumable(step_folder(tmp_path / "M", good))
+
+
+def test_without_a_checkpoint_before_the_first_skipped_update_the_newest_is_kept(
+    tiny_data, tiny_values, tmp_path, monkeypatch
+):
+    poison(monkeypatch, range(1, 100), float("inf"))
+    changes = {"valid_interval_updates": 0, "skip_limit": 4, "save_interval_updates": 2}
+    with pytest.raises(UserError, match="at update 5; the checkpoint of update 4 is kept"):
+        train(tiny_values(max_update=99, **changes), tiny_data, tmp_path / "M", CPU)
+
+
+def test_gradient_norms_are_logged_whether_or_not_they_are_clipped(tiny_data, tiny_values, tmp_path, monkeypatch):
+    """And are the mean over the updates that changed something."""
+    changes = {"valid_interval_updates": 0, "max_update": 3, "dropout": 0.0, "warmup_updates": 0, "lr": 1e-30}
+    norms = {}
+    for name, more in {
+        "each": {"log_interval": 1},
+        "three": {"log_interval": 3},
+        "clipped": {"log_interval": 3, "clip_norm": 1e-3},
+    }.items():
+        train(tiny_values(**{**changes, **more}), tiny_data, tmp_path / name, CPU)
+        norms[name] = [each["gradient_norm"] for each in read_log(tmp_path / name) if each["kind"] == "train"]
+    assert all(norm > 0 for norm in norms["each"])
+    assert norms["three"] == norms["clipped"] == [pytest.approx(sum(norms["each"]) / 3, rel=1e-5)]
+    poison(monkeypatch, (1,))
+    train(tiny_values(**changes, log_interval=3), tiny_data, tmp_path / "skipped", CPU)
+    (record,) = [each for each in read_log(tmp_path / "skipped") if each["kind"] == "train"]
+    assert record["gradient_norm"] == pytest.approx((norms["each"][0] + norms["each"][2]) / 2, rel=1e-5)
+
+
+def test_a_loss_scale_that_collapses_ends_the_run(tiny_data, tiny_values, tmp_path, monkeypatch):
+    """Every second gradient overflows: never many in a row, but the scale is halved again and again."""
+    poison(monkeypatch, range(1, 200, 2), float("inf"))
+    changes = {"valid_interval_updates": 0, "save_interval_updates": 0, "max_update": 99, "precision": "fp16"}
+    with pytest.raises(UserError, match=r"the loss scale of fp16 is 0\.5 at update 34; no checkpoint was saved yet"):
+        train(tiny_values(**changes), tiny_data, tmp_path / "M", CPU)
+
+
+def test_a_loss_far_worse_than_guessing_is_pointed_out_once(tiny_data, tiny_values, tmp_path, capsys):
+    train(tiny_values(lr=1e3, max_update=9, valid_interval_updates=0), tiny_data, tmp_path / "M", CPU)
+    said = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert len(said) == 1
+    assert "is far worse than guessing (4.2), training seems to diverge" in said[0]
+    train(tiny_values(max_update=9, valid_interval_updates=0), tiny_data, tmp_path / "GOOD", CPU)
+    assert "warning" not in capsys.readouterr().err

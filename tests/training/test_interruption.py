@@ -1,0 +1,281 @@
+"""Stopping at any moment changes nothing: signals, kills, a full disk, files that were damaged meanwhile."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import sys
+
+import pytest
+import torch
+
+from fasttfm import files
+from fasttfm.checkpoints import model_dir
+from fasttfm.checkpoints.checkpoint import read_meta
+from fasttfm.checkpoints.model_dir import prepare_model_dir
+from fasttfm.checkpoints.run_log import read_log
+from fasttfm.checkpoints.steps import resolve_checkpoint, saved_steps
+from fasttfm.data.prepared import PreparedData
+from fasttfm.errors import Stopped, UserError
+from fasttfm.training.interrupt import Interruption
+from fasttfm.training.run import train
+
+from .runs import CPU, assert_same_weights, log_without_times, make_trainer, weights_of
+from .tiny import PATIENCE, run, start, train_command
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"ema_decay": 0.9, "clip_norm": 1.0, "optimizer": "adamw", "weight_decay": 0.01},
+        {"precision": "bf16", "update_freq": 2, "subword_sampling": 0.1, "packed": True},
+        {"precision": "fp16"},
+    ],
+    ids=["plain", "ema", "bf16 packed", "fp16"],
+)
+def test_a_run_in_two_sessions_equals_one_in_a_single_session(tiny_data, tiny_values, tmp_path, changes):
+    train(tiny_values(**changes), tiny_data, tmp_path / "whole", CPU)
+    train(tiny_values(max_update=5, **changes), tiny_data, tmp_path / "parts", CPU)
+    assert saved_steps(tmp_path / "parts") == [4, 5]
+    train(tiny_values(**changes), tiny_data, tmp_path / "parts", CPU)
+    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
+    trained = [
+        [record for record in log_without_times(tmp_path / name) if record["kind"] == "train"]
+        for name in ("whole", "parts")
+    ]
+    assert trained[0] == trained[1]
+
+
+KILLS_ITSELF = """
+import os, signal, sys
+from fasttfm.cli.main import main
+from fasttfm.training import log, optimization
+from fasttfm.checkpoints import checkpoint, ownership
+places = {
+    "update": ("step", optimization.Optimization),
+    "checkpoint": ("write_file", checkpoint, ownership),
+    "log": ("write", log.RunLog),
+}
+name, *owners = places[sys.argv[1]]
+left, original = int(sys.argv[2]), getattr(owners[0], name)
+def counted(*args):
+    global left
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(*args)
+for owner in owners:
+    setattr(owner, name, counted)
+sys.exit(main(sys.argv[3:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
+@pytest.mark.parametrize("sampling", [0.0, 0.2])
+def test_kill_9_and_the_same_command_again_ends_in_the_same_bits(tiny_data, tmp_path, sampling):
+    changes = {"max_update": 60, "valid_interval_updates": 7, "save_interval_updates": 5, "clip_norm": 1.0}
+    changes["subword_sampling"] = sampling
+    assert run(train_command(tiny_data, tmp_path / "whole", **changes)).returncode == 0
+    command = train_command(tiny_data, tmp_path / "killed", **changes)
+    words = command[command.index("train") :]
+    steps = []
+    for place, times in (("update", 13), ("checkpoint", 21), ("log", 11)):
+        killed = run([sys.executable, "-c", KILLS_ITSELF, place, str(times), *words])
+        assert killed.returncode == -signal.SIGKILL
+        steps.append(saved_steps(tmp_path / "killed")[-1])
+    assert 0 < steps[0] < steps[1] < steps[2] < 60
+    assert run(command).returncode == 0
+    assert_same_weights(tmp_path / "whole", tmp_path / "killed")
+    assert log_without_times(tmp_path / "whole") == log_without_times(tmp_path / "killed")
+    assert read_meta(resolve_checkpoint(tmp_path / "whole", "last")) == read_meta(
+        resolve_checkpoint(tmp_path / "killed", "last")
+    )
+
+
+RANDOM_MOMENTS = """
+import json, os, random, shutil, signal, sys, time
+from fasttfm.__main__ import command
+import fasttfm.training.run, fasttfm.cli.train
+
+def started(out):
+    child = os.fork()
+    if child:
+        return child
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    sys.argv = ["fasttfm", *words, "--out", out]
+    os._exit(command())
+
+whole, killed, seed, words = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4:]
+began = time.monotonic()
+assert os.waitpid(started(whole), 0)[1] == 0
+duration = time.monotonic() - began
+draw = random.Random(seed)
+moments, statuses = [], []
+while len(statuses) < 6 or signal.SIGKILL not in statuses:
+    if statuses and signal.SIGKILL not in statuses:  # the machine is quicker than it was: the run ended by itself
+        shutil.rmtree(killed)
+        duration /= 2
+    child = started(killed)
+    moments.append(round(draw.uniform(0.1, 0.7), 3))
+    time.sleep(moments[-1] * duration)
+    os.kill(child, signal.SIGKILL)
+    statuses.append(os.waitpid(child, 0)[1])
+assert os.waitpid(started(killed), 0)[1] == 0
+print(json.dumps({"moments": moments, "killed": statuses.count(signal.SIGKILL)}))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.slow
+def test_kill_9_at_random_moments_ends_in_the_same_bits(tmp_path, tiny_data):
+    seed = int(os.environ.get("FASTTFM_KILL_SEED") or int.from_bytes(os.urandom(3), "big"))
+    whole, killed = str(tmp_path / "whole"), str(tmp_path / "killed")
+    changes = {"max_update": 60, "valid_interval_updates": 7, "save_interval_updates": 2, "clip_norm": 1.0}
+    words = train_command(tiny_data, tmp_path, **changes)
+    words = words[words.index("train") :]
+    command = [sys.executable, "-c", RANDOM_MOMENTS, whole, killed, str(seed), *words]
+    done = run(command)
+    print(f"FASTTFM_KILL_SEED={seed}", done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["killed"] >= 1
+    assert_same_weights(tmp_path / "whole", tmp_path / "killed")
+    assert log_without_times(tmp_path / "whole") == log_without_times(tmp_path / "killed")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_finishes_the_update_saves_and_says_how_to_go_on(tiny_data, tmp_path, number):
+    changes = {"max_update": 100_000, "valid_interval_updates": 0, "save_interval_updates": 0, "log_interval": 2}
+    process = start(train_command(tiny_data, tmp_path / "M", **changes))
+    for line in process.stderr:
+        if "update" in line and "epoch 1" in line:
+            break
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 128 + number
+    last = stderr.strip().splitlines()[-1]
+    assert last.startswith("fasttfm train: stopped after update ")
+    assert last.endswith("which is saved: run the same command again to go on")
+    assert "Traceback" not in stderr
+    (step,) = saved_steps(tmp_path / "M")
+    assert f"update {step:,}," in last
+    repeated = run(train_command(tiny_data, tmp_path / "M", **{**changes, "max_update": step + 3}))
+    assert repeated.returncode == 0
+    assert f"going on from update {step:,}" in repeated.stderr
+
+
+def test_a_second_ctrl_c_stops_at_once_and_a_second_sigterm_does_not():
+    with Interruption() as interruption:
+        for _ in range(3):
+            signal.raise_signal(signal.SIGTERM)
+        assert interruption.requested
+        with pytest.raises(Stopped) as stopped:
+            signal.raise_signal(signal.SIGINT)
+    assert stopped.value.number == signal.SIGTERM
+
+
+def test_only_the_first_signal_interrupts_what_may_be_interrupted():
+    unwound = []
+
+    def block():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+            unwound.append(True)
+
+    with Interruption() as interruption, interruption.at_once(), pytest.raises(Stopped):
+        block()
+    assert unwound
+    assert interruption.requested
+
+
+def test_ctrl_c_while_validating_saves_and_validates_when_it_goes_on(tiny_data, tiny_config, tmp_path, monkeypatch):
+    data = PreparedData.open(tiny_data)
+    config = tiny_config(valid_interval_updates=4, max_update=8)
+    prepare_model_dir(tmp_path / "M", config, data)
+
+    def interrupted(model, *rest):
+        raise KeyboardInterrupt
+
+    trainer = make_trainer(config, data, tmp_path / "M")
+    trainer.validator = interrupted
+    with pytest.raises(KeyboardInterrupt, match="after update 4, which is saved"):
+        trainer.run()
+    assert saved_steps(tmp_path / "M") == [4]
+    train(config.to_values(), tiny_data, tmp_path / "M", CPU)
+    assert [record["step"] for record in read_log(tmp_path / "M") if record["kind"] == "valid"] == [4, 8]
+
+
+def test_a_finished_run_started_again_does_nothing_and_says_so(tiny_data, tiny_values, tmp_path):
+    train(tiny_values(average_last=2), tiny_data, tmp_path / "M", CPU)
+    before = json.dumps(read_log(tmp_path / "M"))
+    weights = weights_of(tmp_path / "M")
+    outcome = train(tiny_values(average_last=2), tiny_data, tmp_path / "M", CPU)
+    assert outcome.reason == "max_update 12 is reached"
+    assert json.dumps(read_log(tmp_path / "M")) == before
+    assert all(torch.equal(weights[name], tensor) for name, tensor in weights_of(tmp_path / "M").items())
+
+
+@pytest.mark.parametrize("left", [".config.yaml.unfinished", "config.yaml"])
+def test_a_kill_while_the_directory_is_made_can_be_gone_on_from(tiny_data, tiny_config, tmp_path, monkeypatch, left):
+    data, out = PreparedData.open(tiny_data), tmp_path / "MODEL"
+
+    def killed(path, content, write=files.replace_file):
+        if left.startswith("."):
+            files.unfinished(path).write_bytes(content[:10])
+        else:
+            write(path, content)
+        raise SystemExit(9)
+
+    out.mkdir()
+    config = tiny_config()
+    with monkeypatch.context() as patch:
+        patch.setattr(model_dir, "replace_file", killed)
+        with pytest.raises(SystemExit):
+            prepare_model_dir(out, config, data)
+    assert os.listdir(out) == [left]
+    model_dir.refuse_strangers(out)
+    prepare_model_dir(out, config, data)
+    assert sorted(os.listdir(out)) == ["config.yaml", "data.yaml", "spm.model"]
+
+
+def test_a_damaged_record_of_the_data_is_named(tiny_data, tiny_values, tmp_path):
+    train(tiny_values(max_update=1), tiny_data, tmp_path / "MODEL")
+    for broken in (b"", b"a: [", b"- 1"):
+        (tmp_path / "MODEL" / "data.yaml").write_bytes(broken)
+        with pytest.raises(UserError, match=r"MODEL.data\.yaml: is missing or damaged"):
+            train(tiny_values(max_update=2), tiny_data, tmp_path / "MODEL")
+
+
+def test_a_log_that_cannot_be_written_is_one_line_with_the_remedy(tiny_data, tiny_values, tmp_path, monkeypatch):
+    def full(self, record):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("fasttfm.training.log.RunLog.write", full)
+    with pytest.raises(UserError, match=r"MODEL: No space left on device; checkpoints saved before .* make room"):
+        train(tiny_values(), tiny_data, tmp_path / "MODEL")
+
+
+@pytest.mark.parametrize("lines", [0, 3, 20])
+def test_a_configuration_that_was_cut_off_is_named(tiny_data, tiny_values, tmp_path, lines):
+    train(tiny_values(max_update=1), tiny_data, tmp_path / "MODEL")
+    path = tmp_path / "MODEL" / "config.yaml"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+    with pytest.raises(UserError, match=r"is cut off or of another version: it has no \w+\.\w+; copy"):
+        train(tiny_values(max_update=2), tiny_data, tmp_path / "MODEL")
+
+
+def test_a_flipped_bit_of_the_data_ends_a_run_before_it_saves_anything(tiny_data, tiny_values, tmp_path):
+    """Both tokens are of the vocabulary: only the digest tells them apart."""
+    copy = shutil.copytree(tiny_data, tmp_path / "DATA")
+    content = bytearray((copy / "train.src.npy").read_bytes())
+    content[-2] ^= 1
+    (copy / "train.src.npy").write_bytes(content)
+    with pytest.raises(UserError, match=r"train\.src\.npy: is damaged or changed"):
+        train(tiny_values(max_update=1, valid_interval_updates=0), copy, tmp_path / "MODEL", CPU)
+    assert saved_steps(tmp_path / "MODEL") == []
