@@ -15,6 +15,9 @@ packages = {*find_packages(include=["fasttfm", "fasttfm.*"])}
 packages |= {"fasttfm.kernels", *(f"fasttfm.kernels.{name}" for name in find_packages("kernels"))}
 
 folder = Path(__file__).parent
+# A package index shows README without the files beside it: pictures go, and a link to a file becomes its text.
+readme = re.sub(r"<img [^>]*>\n*", "", (folder / "README.md").read_text(encoding="utf-8"))
+readme = re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]*\)", r"\1", readme)
 version = re.search(r'^__version__ = "(.+)"$', (folder / "fasttfm" / "__init__.py").read_text(), re.MULTILINE)
 
 extras = {
@@ -55,7 +58,7 @@ setup(
     name="fasttfm",
     version=version[1],
     description="The encoder-decoder Transformer on fused Triton kernels: drop-in modules, training, translation",
-    long_description=(folder / "README.md").read_text(encoding="utf-8"),
+    long_description=readme,
     long_description_content_type="text/markdown",
     author="fasttfm developers",
     keywords=["transformer", "triton", "attention", "machine translation", "cuda", "pytorch"],
@@ -87,7 +90,7 @@ setup(
         "Intended Audience :: Science/Research",
         "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3",
-        *(f"Programming Language :: Python :: 3.{minor}" for minor in range(10, 15)),
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in range(10, 14)),
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Topic :: Text Processing :: Linguistic",
         "Typing :: Typed",

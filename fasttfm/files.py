@@ -29,8 +29,10 @@ _REMEDIES = {
 
 
 def sync(path: Path) -> None:
-    """Make a file or a directory's entries survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Make a file or a directory's entries survive a power cut; Windows opens no directory, and syncs them itself."""
+    if os.name == "nt" and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)  # fsync needs the right to write there
     try:
         os.fsync(descriptor)
     finally:

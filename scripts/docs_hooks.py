@@ -54,5 +54,5 @@ def on_page_markdown(markdown, page, config, files):
     markdown = _bare_bars(markdown)
     if page.file.src_uri in PAGES:
         markdown = re.sub(r"(\]\(|src=\")docs/", r"\1", markdown)
-        return markdown.replace("](CONTRIBUTING)", "](CONTRIBUTING.md)")
+        return markdown.replace("](CONTRIBUTING)", "](CONTRIBUTING.md)").replace("](README.md)", "](index.md)")
     return markdown.replace("](../", "](") if "/" not in page.file.src_uri else markdown

@@ -1,6 +1,7 @@
 """What surrounds the code agrees with it: versions, extras, continuous integration, images."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ def metadata(tmp_path_factory):
         "import json, setuptools; keep = {}; setuptools.setup = keep.update; "
         "exec(compile(open('setup.py').read(), 'setup.py', 'exec'), {'__file__': 'setup.py', '__name__': 'setup'}); "
         "print(json.dumps({key: keep[key] for key in ('version', 'install_requires', 'extras_require', 'packages', "
-        "'package_data')}))"
+        "'package_data', 'long_description', 'classifiers')}))"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     return yaml.safe_load(done.stdout)
@@ -75,6 +76,20 @@ def test_actions_are_pinned_by_their_commits():
     assert [line for line in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}  # v[\d.]+", line)] == []
 
 
+def test_a_package_index_gets_no_link_to_a_file_that_it_does_not_have(metadata):
+    text = metadata["long_description"]
+    assert "<img" not in text
+    assert "![" not in text
+    assert re.findall(r"\]\((?!https?:)", text) == []
+    assert "in five minutes" in text
+
+
+def test_every_python_of_the_classifiers_is_tried_by_continuous_integration(metadata):
+    named = {name.rpartition(" ")[2] for name in metadata["classifiers"] if re.search(r":: 3\.\d", name)}
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())["jobs"]
+    assert named <= set(jobs["wheel"]["strategy"]["matrix"]["python"])
+
+
 def test_every_extra_that_an_error_names_exists(metadata):
     named = {
         extra
@@ -99,10 +114,28 @@ def test_continuous_integration_calls_targets_that_exist():
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())["jobs"]
     steps = [step.get("run", "") for job in jobs.values() for step in job["steps"]]
     called = {word for step in steps for word in re.findall(r"make ([a-z-]+)", step)}
-    assert {"test", "dist"} <= called <= targets
+    assert {"test", "docs"} <= called <= targets
+    scripts = {word for step in steps for word in step.split() if word.startswith("scripts/")}
+    assert scripts
+    assert all((ROOT / script).is_file() for script in scripts)
     tests = [word for step in steps for word in step.split() if word.startswith("tests/")]
     assert tests
     assert all((ROOT / path).exists() for path in tests)
+
+
+@pytest.mark.skipif(shutil.which("hadolint") is None, reason="needs hadolint")
+def test_the_dockerfile_is_as_hadolint_wants_it():
+    done = subprocess.run(["hadolint", "Dockerfile"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_steps_of_the_dockerfile_are_read_as_docker_reads_them():
+    done = subprocess.run(
+        [sys.executable, "scripts/dockerfile.py", "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    steps = done.stdout.splitlines()
+    assert steps[0].startswith("RUN apt-get update  && apt-get install"), "lines that go on are one step"
+    assert "ENTRYPOINT fasttfm --help" in steps[-1]
 
 
 def test_every_data_file_of_the_package_is_packaged(metadata):

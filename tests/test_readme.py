@@ -25,7 +25,8 @@ def commands() -> list[str]:
     results: dict[str, None] = {}
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))):
         text = page.read_text(encoding="utf-8")
-        lines = [line for block in re.findall(r"```\w*\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+        blocks = re.findall(r"```\w*\n(.*?)```", text, re.DOTALL)
+        lines = [line for block in blocks for line in re.sub(r"\\\n\s*", "", block).splitlines()]
         for line in [*lines, *re.findall(r"`([^`\n]+)`", text)]:
             command = re.split(r"\s{2,}|\s#|\s[<>|]\s", line.strip().replace("\\|", "|"))[0]
             command = re.sub(r"^[A-Z_]+=\S+ ", "", command).removeprefix(".venv/bin/")

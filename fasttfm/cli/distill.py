@@ -72,7 +72,7 @@ VERBS = {
     "bert": Verb(
         _add_bert,
         _bert,
-        "train a small BERT by a large one, as DistilBERT or TinyBERT",
+        "train a small BERT from a large one, as DistilBERT or TinyBERT",
         "Train a student of a BERT on prepared text. The same command started again resumes. Fields that are not given "
         "are the teacher's, with half its layers. The student alone is then in MODEL/student.",
     ),

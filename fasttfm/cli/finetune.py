@@ -19,7 +19,7 @@ from fasttfm.presets import preset_names, preset_path
 
 _TASKS = {
     "squad": "find answers in a context: SQuAD 1.1 and 2.0, official JSON",
-    "choices": "choose how a text goes on: SWAG, official CSV",
+    "choices": "choose how a text continues: SWAG, official CSV",
     "classify": "classify texts or pairs of them: CSV, TSV or JSON lines with a column label",
 }
 
@@ -156,7 +156,9 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
         parser, "of Hugging Face: a BERT, ALBERT, RoBERTa (answers also ELECTRA, DistilBERT) with a trained head"
     )
     parser.add_argument(
-        "--abstains", action="store_true", help="it was trained on SQuAD 2.0, and may say that there is no answer"
+        "--abstains",
+        action="store_true",
+        help="the model was trained on SQuAD 2.0 and may answer that there is no answer",
     )
 
 

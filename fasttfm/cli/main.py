@@ -38,7 +38,7 @@ GROUPS = {
         "average": ("average", "average the last checkpoints of a model"),
         "consolidate": ("consolidate", "make a checkpoint in parts (train --shard) a whole one"),
         "recipe": ("recipe", "from download to BLEU: the published set-ups by name"),
-        "distill": ("distill", "train a small model by a large one: translation, BERT"),
+        "distill": ("distill", "train a small model from a large one: translation, BERT"),
         "demo-data": ("demo", "write the built-in English-German demo corpus"),
     },
     "translations and scores": {
@@ -51,7 +51,7 @@ GROUPS = {
     },
     "models of other tools and sizes": {
         "export": ("export", "write a model for CTranslate2, Hugging Face or onnxruntime"),
-        "import": ("import_", "make a model directory of another tool's model"),
+        "import": ("import_", "make a model directory from another tool's model"),
         "quantize": ("quantize", "write a model directory with 8-bit matrices"),
         "shortlist": ("shortlist", "make a vocabulary map from training data"),
     },
@@ -66,9 +66,9 @@ GROUPS = {
     },
     "this machine": {
         "env": ("env", "versions, device, assembler and routes: what to send with a question"),
-        "doctor": ("doctor", "what makes this machine slower than it need be, and the remedy"),
+        "doctor": ("doctor", "find what slows this machine down, and the remedy"),
         "tune": ("tune", "measure the kernels' tiles on this GPU and keep the fastest"),
-        "completion": ("completion", "print what makes a shell complete these commands"),
+        "completion": ("completion", "print the script that makes a shell complete these commands"),
     },
 }
 """Title -> command -> (module of fasttfm.cli, the line that `fasttfm --help` shows)."""

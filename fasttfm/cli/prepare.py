@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         rules.add_argument(flag, dest=f"{side}_script", metavar="NAME", help=told)
     add_output_flags(parser, "the directory and what was told")
     parser.add_argument(
-        "--threads", type=int, default=os.cpu_count() or 1, help="for splitting text (default: all cores)"
+        "--threads", type=int, default=os.cpu_count() or 1, help="threads that split text (default: all cores)"
     )
 
 
@@ -96,7 +96,7 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="X",
-        help="how often an epoch has the pairs of that training file: 2 twice, 0.5 every second one",
+        help="how often an epoch holds the pairs of that training file; 2: twice, 0.5: every second pair",
     )
     for flag, what in (("--source-tag", "training"), ("--valid-source-tag", "validation")):
         several.add_argument(
@@ -113,8 +113,8 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PATH",
-        help="train no vocabulary and take that of this model or data directory, or this SentencePiece file; of files "
-        "one for both sides, or the source's and then the target's",
+        help="use the vocabulary of this model or data directory, or this SentencePiece file, and train none; one file "
+        "for both sides, or the source's and then the target's",
     )
 
 

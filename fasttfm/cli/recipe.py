@@ -1,6 +1,6 @@
 """Downloads, prepares, trains, translates a test set and scores it, printing each command before it runs.
 
-The same command goes on where it was stopped.
+The same command continues where it was stopped.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_output_flags(parser, "the score, or with --estimate the estimate")
     parser.add_argument("--price", type=float, metavar="P", help="of an hour of the machine, for --estimate")
     parser.add_argument(
-        "--train", nargs=argparse.REMAINDER, default=[], metavar="FLAG", help="all that follows goes to fasttfm train"
+        "--train", nargs=argparse.REMAINDER, default=[], metavar="FLAG", help="all later options go to fasttfm train"
     )
 
 

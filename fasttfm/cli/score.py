@@ -28,14 +28,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compound-split",
         action="store_true",
-        help="also the number that papers on WMT14 English-German print: tokenised, hyphenated words split",
+        help="also print the score that papers on WMT14 English-German give: tokenised, hyphenated words split",
     )
-    parser.add_argument("--ter", action="store_true", help="TER too, which takes some seconds for thousands of lines")
+    parser.add_argument(
+        "--ter", action="store_true", help="also print TER, which takes some seconds for thousands of lines"
+    )
     parser.add_argument(
         "--baseline",
         type=INPUT_FILE,
         metavar="FILE",
-        help="another system's translations: each score of both, and whether the difference may be chance",
+        help="another system's translations: print the scores of both, and whether the difference may be chance",
     )
     parser.add_argument(
         "--test",
@@ -48,8 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--comet",
         type=CHECKPOINT,
         metavar="MODEL",
-        help="a COMET score too: a checkpoint's path or its name on the hub, such as Unbabel/wmt22-comet-da; needs "
-        "--src, and pip install unbabel-comet",
+        help="also print a COMET score, by a checkpoint's path or its name on the hub, such as Unbabel/wmt22-comet-da; "
+        "needs --src, and pip install unbabel-comet",
     )
     parser.add_argument("--src", type=INPUT_FILE, metavar="FILE", help="with --comet: the source text, plain or gzip")
     add_output_flags(parser, "the scores")

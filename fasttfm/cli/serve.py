@@ -1,6 +1,6 @@
 """Serves POST /translate, GET /languages, /health, /metrics, /openapi.json, /docs and a page to type into.
 
-Sentences of all clients are translated together. Ctrl-C or SIGTERM: what was asked for is answered, then it ends.
+Sentences of all clients are translated together. On Ctrl-C or SIGTERM it answers the requests that it has, then ends.
 """
 
 from __future__ import annotations

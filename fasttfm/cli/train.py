@@ -50,7 +50,7 @@ def add_run_flags(
     presets: their names; None: those of kind.
     """
     parser.add_argument("--data", type=TRAINING_DATA, metavar="DATA", help=f"directory made by {made_by}")
-    parser.add_argument("--out", type=TRAINED_MODEL, metavar="MODEL", help="model directory to create or to go on with")
+    parser.add_argument("--out", type=TRAINED_MODEL, metavar="MODEL", help="model directory to create or to continue")
     parser.add_argument(
         "--init-from",
         type=CHECKPOINT_OR_MODEL,

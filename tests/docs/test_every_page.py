@@ -46,7 +46,7 @@ def test_a_line_of_code_fits_the_site(page):
 
 
 def least_width(table: str) -> float:
-    """Pixels below which a browser has no room for a table: its columns' longest words, but those that may break."""
+    """Pixels below which a browser has no room for a table: its longest words, without those that may break."""
     lines = [line for line in table.splitlines() if not re.match(r"\|[-:| ]+\|$", line)]
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines]
     width = 0.0

@@ -155,6 +155,19 @@ def test_the_site_builds_without_a_warning_and_no_link_is_broken(site):
     assert "case:mixed|eff:no" in (site / "index.html").read_text(encoding="utf-8"), "no backslash before a bar in code"
 
 
+def test_the_answers_of_the_ten_tasks_are_as_near_as_contributing_says(site):
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\|[^|]+\| (\d) \| \[[^\]]+\]\((?:docs/)?([^)]+)\)", text, re.MULTILINE)
+    assert len(rows) == 10
+    first = (site / "index.html").read_text(encoding="utf-8")
+    for clicks, link in rows:
+        page, _, section = link.replace("README.md", "index.html").replace(".md", ".html").partition("#")
+        in_a_section = bool(section) or page.startswith("api/")
+        assert int(clicks) == (0 if page == "index.html" else 1 + in_a_section), link
+        assert f'href="{page}"' in first or page == "index.html", f"{page} is not one click from the first page"
+        assert not section or f'href="#{section}"' in (site / page).read_text(encoding="utf-8"), f"{link}: no heading"
+
+
 def test_a_broken_link_is_reported(site, tmp_path):
     (tmp_path / "a.html").write_text('<a href="b.html#end">1</a><a href="c.html">2</a><a href="https://c.d">3</a>')
     (tmp_path / "b.html").write_text('<p id="start"></p>')

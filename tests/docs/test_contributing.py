@@ -1,0 +1,19 @@
+"""What CONTRIBUTING asks a newcomer to read can be read in an hour."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+LINES = 2000
+
+
+def test_the_files_of_a_newcomers_hour_have_fewer_than_2000_lines():
+    hour = TEXT[TEXT.index("### A newcomer's hour") : TEXT.index("## Rings of proof")]
+    files = re.findall(r"^\d\. `([^`]+)`", hour, re.MULTILINE)
+    assert len(files) == 7
+    assert sum(len((ROOT / name).read_text(encoding="utf-8").splitlines()) for name in files) < LINES
+    named = re.findall(r"`((?:fasttfm|kernels|tests)/[\w/]+\.py)`", hour)
+    assert [name for name in named if not (ROOT / name).is_file()] == []
