@@ -107,7 +107,8 @@ elect.sync redux.sync(.min|.max)[.abs][.NaN].f32
 mbarrier(.init|.inval|.try_wait.parity){_SHARED}.b64
 tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned
 tcgen05.dealloc.cta_group::1.sync.aligned.b32 tcgen05(.wait::ld|.wait::st).sync.aligned
-tcgen05(.ld|.st).sync.aligned(.16x32bx2|.32x32b)(.x1|.x2|.x4|.x8|.x16|.x32|.x64|.x128).b32
+tcgen05.ld.sync.aligned(.16x32bx2|.32x32b)(.x1|.x2|.x4|.x8|.x16|.x32|.x64|.x128)[.pack::16b].b32
+tcgen05.st.sync.aligned(.16x32bx2|.32x32b)(.x1|.x2|.x4|.x8|.x16|.x32|.x64|.x128)[.unpack::16b].b32
 tcgen05.mma.cta_group::1(.kind::f16|.kind::tf32|.kind::f8f6f4|.kind::i8)
 tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64
 tcgen05(.fence::before_thread_sync|.fence::after_thread_sync)

@@ -65,7 +65,7 @@ class TensorInstructions(WarpInstructions):
         )
 
     def _tensor_access(self, i: Instruction) -> None:
-        """ld and st: as many registers as columns."""
+        """ld and st: as many registers as columns, or half as many where a column has 16 bits."""
         shape, loads = i.words[4], i.words[1] == "ld"
         if loads:
             vector, place, *numbers = i.operands
@@ -77,16 +77,16 @@ class TensorInstructions(WarpInstructions):
             or (i.guard is not None and loads)
         ):
             raise Unsupported(f"operands of {i.opcode}", i.location)
-        split = numbers[0].value if numbers else 0
+        split, narrow = numbers[0].value if numbers else 0, "16b" in i.words[-2]
         self.use([place], "an address", i)
         if loads:
             names = tuple(r.name for r in registers_of(vector))
             where = self.address(place, "u32", i)
-            self.emit(f"v = M.tensor.load({i.index}, {where}, {shape!r}, {split}, {len(names)})")
+            self.emit(f"v = M.tensor.load({i.index}, {where}, {shape!r}, {split}, {len(names)}, {narrow})")
             self.load_marks(vector.parts, "u32", "u32", i)
             self.assign_elements(vector.parts, "u32", i)
             return self.emit(f"M.groups.loading({names})")
         values = self.values(vector.parts, "u32", i)
         marks = f"U.taken({tuple(r.name for r in registers_of(vector))}, u32) if T else None"
         where = f"{self.address(place, 'u32', i)}, {self.guard(i)}"
-        return self.emit(f"M.tensor.store({i.index}, {where}, {shape!r}, {split}, {values}, {marks})")
+        return self.emit(f"M.tensor.store({i.index}, {where}, {shape!r}, {split}, {values}, {marks}, {narrow})")

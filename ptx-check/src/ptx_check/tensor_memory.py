@@ -15,6 +15,7 @@ from ptx_check.allocations import POISON
 from ptx_check.faults import Unsupported
 from ptx_check.matrices import SIZES, elements, marked
 from ptx_check.memory import spread
+from ptx_check.rounding import f16_to_f32, f32_to_f16, halves, pack
 from ptx_check.warpgroup import pattern_of, read_operand
 
 LANES, COLUMNS = 128, 512
@@ -27,6 +28,8 @@ _KINDS = {
     "kind::i8": (32, {0: "u8", 1: "s8"}),
 }
 """Kinds of products: their depth, and what the numbers in an instruction descriptor mean."""
+_HALVES = ("kind::f16", "kind::f8f6f4")
+"""Kinds whose sums may be float16, one in the lower half of a column."""
 _SWIZZLES = {2: 128, 4: 64, 6: 32}
 """A descriptor's three highest bits -> bytes that a row of the pattern has."""
 
@@ -159,9 +162,9 @@ class TensorMemory:
         address = run.spread(address)
         lane, column = (address >> np.uint32(16)).astype(np.int64), (address & np.uint32(0xFFFF)).astype(np.int64)
         within = run.lane.astype(np.int64)
-        halves = np.ones((1, 2, 1), dtype=bool)
+        sides = np.ones((1, 2, 1), dtype=bool)
         if shape == "16x32bx2":
-            halves = np.arange(2)[:, None] == (lane[:, :1, None] // 16 % 2)
+            sides = np.arange(2)[:, None] == (lane[:, :1, None] // 16 % 2)
             column = column + split * (within >= 16)
             within = within % 16
         lane = lane + within
@@ -171,27 +174,38 @@ class TensorMemory:
         lane, column = lane % LANES, np.minimum(column, self.columns - count)
         every = np.arange(self.columns)
         within_row = (every >= column.min(1, keepdims=True)) & (every < column.max(1, keepdims=True) + count)
-        touched = within_row[:, None] & halves
+        touched = within_row[:, None] & sides
         if mask is not None:
             touched = touched & mask.any(1)[:, None, None]
         first = np.arange(run.programs, dtype=np.int64)[:, None] * (LANES * self.columns)
         return first + lane * self.columns + column, np.broadcast_to(touched, self.storing.shape)
 
-    def load(self, index, address, shape: str, split: int, count: int) -> tuple[np.ndarray, ...]:
+    def load(self, index, address, shape: str, split: int, count: int, narrow: bool) -> tuple[np.ndarray, ...]:
+        """Registers; narrow: with the lower halves of two columns each."""
         run = self.run
-        positions, touched = self.places(index, address, run.active, shape, split, count)
+        positions, touched = self.places(index, address, run.active, shape, split, count << narrow)
         if run.checks:
             self.settled(index, touched)
             self.touched |= touched
-            marks = tuple(self.marks.take(positions + i) for i in range(count))
+            marks = self.taken(self.marks, positions, count, narrow)
             if run.active is not None:
                 marks = tuple(np.where(run.active, each, np.uint32(0)) for each in marks)
             if any(each.any() for each in marks):
                 run.undefined.loaded(index, marks)
-        return tuple(self.words.take(positions + i) for i in range(count))
+        return self.taken(self.words, positions, count, narrow)
 
-    def store(self, index, address, guard, shape: str, split: int, values, marks) -> None:
+    def taken(self, words, positions, count: int, narrow: bool) -> tuple[np.ndarray, ...]:
+        columns = [words.take(positions + i) for i in range(count << narrow)]
+        if narrow:
+            return tuple(pack(*(c.astype(np.uint16) for c in pair)) for pair in zip(columns[::2], columns[1::2]))
+        return tuple(columns)
+
+    def store(self, index, address, guard, shape: str, split: int, values, marks, narrow: bool) -> None:
+        """The inverse."""
         run = self.run
+        if narrow:
+            values, marks = (each and tuple(half.astype(np.uint32) for register in each for half in halves(register))
+                             for each in (values, marks))  # fmt: skip
         mask = run.where(guard)
         if mask is not None and not mask.any():
             return
@@ -246,37 +260,47 @@ class TensorMemory:
         height, width, of_sums = (form >> 24 & 31) << 4, (form >> 17 & 63) << 3, form >> 4 & 3
         names = types.get(form >> 7 & 7), types.get(form >> 10 & 7)
         location = run.launch.code.instructions[index].location
-        if None in names or of_sums == 0 or height not in (64, 128) or form & 0b11000000000111 or form >> 29:
+        if (
+            None in names
+            or (of_sums == 0 and kind not in _HALVES)
+            or height not in (64, 128)
+            or form & 0b11000000000111
+            or form >> 29
+        ):
             raise Unsupported(f"a tensor product of form {form:#x}", location)
         lane, column = sums >> 16, sums & 0xFFFF
         if lane not in (0, 16 * (height == 64)) or column + width > self.used:
             return run.fault("bounds", index, "a tensor product outside of what is allocated")
         lanes = lane + (np.arange(height) if height == 128 else np.arange(64) % 16 + np.arange(64) // 16 * 32)
-        halves = slice(None) if height == 128 else lane // 16
-        self.ordered(index, programs, halves, slice(column, column + width))
+        sides = slice(None) if height == 128 else lane // 16
+        self.ordered(index, programs, sides, slice(column, column + width))
         if in_tensor_memory:
-            a, a_marks = self.fragments(index, programs, lanes - lane, halves, left, depth, names[0])
+            a, a_marks = self.fragments(index, programs, lanes - lane, sides, left, depth, names[0])
         else:
             a, a_marks = self.operand(index, programs, left, height, depth, names[0], bool(form >> 15 & 1))
         b, b_marks = self.operand(index, programs, right, width, depth, names[1], bool(form >> 16 & 1))
         made = np.matmul(a, b.swapaxes(-1, -2))
         at = np.ix_(programs, lanes, np.arange(column, column + width))
-        real = np.int32 if of_sums == 2 else np.float32
-        made = made.astype(np.int64).astype(np.int32) if of_sums == 2 else made
-        self.words[at] = ((self.words[at].view(real) + made) if adding else made).view(np.uint32)
+        if of_sums == 0:
+            before = f16_to_f32(self.words[at].astype(np.uint16)) if adding else np.float32(0)
+            self.words[at] = f32_to_f16(before + made)
+        else:
+            real = np.int32 if of_sums == 2 else np.float32
+            made = made.astype(np.int64).astype(np.int32) if of_sums == 2 else made
+            self.words[at] = ((self.words[at].view(real) + made) if adding else made).view(np.uint32)
         if run.checks:
             unknown = a_marks.any(-1)[:, :, None] | b_marks.any(-1)[:, None, :]
             self.marks[at] = (self.marks[at] if adding else 0) | np.where(unknown, np.uint32(0xFFFFFFFF), np.uint32(0))
-        self.products[programs, halves, column : column + width] = self.commit_number
+        self.products[programs, sides, column : column + width] = self.commit_number
         return None
 
-    def ordered(self, index, programs, halves, columns) -> None:
+    def ordered(self, index, programs, sides, columns) -> None:
         """Threads may not have touched what a product takes since the last barrier."""
         if not self.run.checks:
             return
-        if self.storing[programs, halves, columns].any():
+        if self.storing[programs, sides, columns].any():
             self.run.fault("unwritten", index, "what is stored in tensor memory is used before tcgen05.wait::st")
-        elif self.touched[programs, halves, columns].any():
+        elif self.touched[programs, sides, columns].any():
             message = "a tensor product takes tensor memory that threads touched with no barrier in between"
             self.run.fault("race", index, message)
 
@@ -299,14 +323,14 @@ class TensorMemory:
         unknown = np.zeros((1, 1, 1), dtype=bool) if marks is None else marks[programs].reshape(shape) != 0
         return elements(np.ascontiguousarray(raw[programs]).reshape(shape), kind), unknown
 
-    def fragments(self, index, programs, lanes, halves, address, depth, kind):
+    def fragments(self, index, programs, lanes, sides, address, depth, kind):
         """The same of tensor memory, where a row's elements lie side by side."""
         run, count = self.run, depth * SIZES[kind] // 4
         if (address != address[0]).any():
             raise Unsupported("operands in several places", run.launch.code.instructions[index].location)
         lane, column = int(address[0, 0]) >> 16, int(address[0, 0]) & 0xFFFF
-        lanes, halves = lanes + lane, halves if isinstance(halves, slice) else lane // 16
-        self.ordered(index, programs, halves, slice(column, column + count))
+        lanes, sides = lanes + lane, sides if isinstance(sides, slice) else lane // 16
+        self.ordered(index, programs, sides, slice(column, column + count))
         at = np.ix_(programs, lanes, np.arange(column, column + count))
         size = f"u{SIZES[kind]}"
         unknown = np.ascontiguousarray(marked(self.marks[at], kind)).view(size) != 0
