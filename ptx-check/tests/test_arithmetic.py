@@ -514,7 +514,7 @@ def test_predicates(opcode, meaning):
     assert apply("not.pred", "pred", ("pred", np.array(a))).tolist() == [not x for x in a]
 
 
-@pytest.mark.parametrize("opcode", ["frobnicate.b32", "add.rz.s32", "tcgen05.mma", "elect.sync", "cvt.f32.e4m3"])
+@pytest.mark.parametrize("opcode", ["frobnicate.b32", "add.rz.s32", "tcgen05.mma", "tensormap.replace", "cvt.f32.e4m3"])
 def test_an_unknown_opcode_is_told_by_name_and_line(opcode):
     with pytest.raises(Unsupported, match=rf"opcode {opcode} is .*, at probe, PTX line \d+"):
         apply(opcode, "b32", ("b32", np.arange(32, dtype="u4")))

@@ -137,3 +137,30 @@ def test_a_mode_that_no_list_has_is_refused_in_a_line(line):
     opcode = line.split(" ")[0].rstrip(";")
     with pytest.raises(Unsupported, match=rf"^opcode {opcode} is .*, at probe, PTX line \d+$"):
         run(f"mov.u32 %r2, %tid.x;\n{line}", target="sm_90a", shared=1024, y=np.zeros(32, "u4"))
+
+
+def test_a_label_of_inline_assembly_belongs_to_its_braces():
+    loop = """{{
+.reg .pred done;
+again:
+add.u32 {0}, {0}, 1;
+setp.ge.u32 done, {0}, {1};
+@!done bra.uni again;
+}}
+"""
+    body = "mov.u32 %r2, 0;\nmov.u32 %r3, 0;\n" + loop.format("%r2", 3) + loop.format("%r3", 5)
+    ran = run(f"{body}st.global.b32 [%rd1], %r2;\nst.global.b32 [%rd1+4], %r3;", x=np.zeros(2, "u4"))
+    assert ran["x"].tolist() == [3, 5]
+
+
+def test_one_thread_of_a_warp_is_elected():
+    body = """mov.u32 %r1, %tid.x;
+mad.wide.u32 %rd10, %r1, 4, %rd1;
+setp.lt.u32 %p1, %r1, 5;
+@%p1 bra $L__END;
+elect.sync %r2|%p2, 0xffffffe0;
+selp.u32 %r3, 100, 0, %p2;
+add.u32 %r3, %r3, %r2;
+st.global.b32 [%rd10], %r3;
+$L__END:"""
+    assert run(body, x=np.zeros(32, "u4"))["x"].tolist() == [0] * 5 + [105] + [5] * 26

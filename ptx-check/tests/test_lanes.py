@@ -151,3 +151,17 @@ def test_lanes_that_run():
         f"{OWN}setp.gt.u32 %p1, %r1, 4;\n@%p1 bra $L__END;\nactivemask.b32 %r2;\nst.global.b32 [%rd12], %r2;\n$L__END:"
     )
     assert run(body, x=NONE, y=NONE)["y"][:6].tolist() == [31] * 5 + [0]
+
+
+@pytest.mark.parametrize("form", ["min.f32", "max.f32", "min.NaN.f32", "max.NaN.f32", "min.abs.f32", "max.abs.NaN.f32"])
+def test_reductions_of_float32(form):
+    """Without .NaN a number is less, and more, than what is none."""
+    x = np.array([*range(-20, 12), *([np.nan] * 32), *([1.5, np.nan, -7.0, 2.0] * 8)], "f4")
+    load = f"{OWN}ld.global.b32 %r3, [%rd11];\nredux.sync.{form} %r4, %r3, -1;\nst.global.b32 [%rd12], %r4;"
+    ran = run(load, threads=96, target="sm_100a", x=x, y=np.zeros(96, "f4"))
+    assert not ran.faults
+    for first in (0, 32, 64):
+        given = np.abs(x[first : first + 32]) if "abs" in form else x[first : first + 32]
+        numbers = given if "NaN" in form else given[~np.isnan(given)]
+        wanted = np.nan if not numbers.size else numbers.min() if form.startswith("min") else numbers.max()
+        np.testing.assert_array_equal(ran["y"][first : first + 32], np.full(32, wanted, "f4"))

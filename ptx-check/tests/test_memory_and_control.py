@@ -498,8 +498,8 @@ def test_faults_name_the_python_line():
     assert "probe, PTX line" in str(fault)
 
 
-@pytest.mark.parametrize("line", ["tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 32;",
-                                  "mbarrier.init.shared::cta.b64 [%r1], 1;", "bar.sync 1, 64;"])  # fmt: skip
+@pytest.mark.parametrize("line", ["tcgen05.cp.cta_group::1.128x256b [%r1], %rd1;",
+                                  "mbarrier.arrive.shared::cta.b64 %rd1, [%r1];", "bar.sync 1, 64;"])  # fmt: skip
 def test_what_the_machine_has_not_is_refused_by_name(line):
     with pytest.raises(Unsupported, match=line.split(" ")[0]):
         run(f"mov.u32 %r1, %tid.x;\n{line}", shared=64)

@@ -35,7 +35,7 @@ def test_the_assembler_takes_what_a_chip_is_said_to_have_and_nothing_else(chip, 
         assembler = assembler.with_name("ptxas")
     if not shutil.which(str(assembler)):
         pytest.skip(f"this Triton comes without {assembler.name}")
-    target = chip + ("a" if chip in ("sm_90", "sm_120") else "")
+    target = chip + ("a" if chip in ("sm_90", "sm_100", "sm_120") else "")
     head = HEAD.format(name="probe", target=target, threads=32, parameters="")
     for family in FAMILIES:
         (tmp_path / "one.ptx").write_text(f"{head}{family.example};\nret;\n}}\n")

@@ -98,16 +98,17 @@ def _two_products_a_step(q, k, v, out, k_stride, v_stride, steps, N: tl.constexp
     tl.store(out + i * N + j, acc)
 
 
-def test_an_asynchronous_copy_that_arrives_behind_the_only_fence_is_noticed():
+@pytest.mark.parametrize("chip", ["sm_90", "sm_100"])
+def test_an_asynchronous_copy_that_arrives_behind_the_only_fence_is_noticed(chip):
     """Triton 3.7.1 takes a copy for written when it begins: the fence.proxy.async of another operand's stores then
     counts for it, though it arrives later. launch.stages_for() keeps the kernels of attention from it."""
     steps, N = 3, 64
     q = torch.randint(-1, 2, (N, N), dtype=torch.float16)
     k, v = (torch.randint(-1, 2, (steps * N, width), dtype=torch.float16) for width in (72, 80))
-    with pytest.raises(FaultyKernel, match="fence"), executed("sm_90"):
+    with pytest.raises(FaultyKernel, match="fence"), executed(chip):
         _two_products_a_step[(1,)](q, k, v, torch.empty(N, N), 72, 80, steps, N=N, num_stages=2)
     outs = torch.empty(2, N, N)
-    with executed("sm_90"):
+    with executed(chip):
         _two_products_a_step[(1,)](q, k, v, outs[0], 72, 80, steps, N=N, num_stages=1)
         even = k.new_zeros(steps * N, 80)
         even[:, :N] = k[:, :N]

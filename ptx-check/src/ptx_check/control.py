@@ -49,7 +49,14 @@ def results_and_sources(i: Instruction) -> tuple[list[Register], list[Register]]
 
 def first_source(i: Instruction) -> int:
     """Return the index of the first operand that is read: behind the result, if there is one."""
+    if i.words[0] in ("tcgen05", "mbarrier"):
+        return 1 if i.words[1] in ("ld", "try_wait") else 0
     return 0 if i.words[0] in NO_RESULT else 1
+
+
+def is_asynchronous(i: Instruction) -> bool:
+    """Whether it is a product that the threads do not wait for."""
+    return "mma_async" in i.opcode or i.opcode.startswith("tcgen05.mma")
 
 
 def successors(kernel: Kernel) -> list[list[int]]:

@@ -103,6 +103,15 @@ wgmma.mma_async.sync.aligned({_SIZES.format(16)})(.f32.bf16.bf16|.f32.f16.f16|.f
 wgmma.mma_async.sync.aligned({_SIZES.format(32)})(.f32|.f16){_EIGHT}{_EIGHT}
 wgmma.mma_async.sync.aligned({_SIZES.format(32)}).s32(.s8|.u8)(.s8|.u8)[.satfinite]
 wgmma.mma_async.sync.aligned({_SIZES.format(8)}).f32.tf32.tf32
+elect.sync redux.sync(.min|.max)[.abs][.NaN].f32
+mbarrier(.init|.inval|.try_wait.parity){_SHARED}.b64
+tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned
+tcgen05.dealloc.cta_group::1.sync.aligned.b32 tcgen05(.wait::ld|.wait::st).sync.aligned
+tcgen05.ld.sync.aligned(.16x32bx2|.32x32b)(.x1|.x2|.x4|.x8|.x16|.x32|.x64|.x128)[.pack::16b].b32
+tcgen05.st.sync.aligned(.16x32bx2|.32x32b)(.x1|.x2|.x4|.x8|.x16|.x32|.x64|.x128)[.unpack::16b].b32
+tcgen05.mma.cta_group::1(.kind::f16|.kind::tf32|.kind::f8f6f4|.kind::i8)
+tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64
+tcgen05(.fence::before_thread_sync|.fence::after_thread_sync)
 bra[.uni] ret[.uni] exit membar(.cta|.gl|.sys) fence[.sc|.acq_rel]{_SCOPE} fence.mbarrier_init.release.cluster
 fence.proxy(.alias|.async|.async.global|.async.shared::cta|.async.shared::cluster)
 prefetch.global(.L1|.L2) prefetchu.L1 griddepcontrol(.wait|.launch_dependents)

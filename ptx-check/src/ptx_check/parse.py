@@ -161,7 +161,7 @@ class _Reader:
             label = re.match(r"([$\w]+):(?!:)\s*", text)
             if label:
                 if label[1] in self.targets:  # others are for debuggers
-                    self.label(label[1])
+                    self.label(self.named(label[1]))
                 text = text[label.end() :]
                 continue
             statement, separator, rest = text.partition(";")
@@ -177,6 +177,10 @@ class _Reader:
             self.scopes.append(_Scope(f"scope{self.opened}_"))
         elif len(self.scopes) > 1:
             self.scopes.pop()
+
+    def named(self, label: str) -> str:
+        """A label of inline assembly belongs to its braces; the compiler's own begin with $."""
+        return label if label.startswith("$") else self.scopes[-1].prefix + label
 
     def label(self, name: str) -> None:
         if self.blocks[-1].instructions:
@@ -194,6 +198,8 @@ class _Reader:
             negated, text = guarded[1] == "!", guarded[3]
             guard = self.operand(guarded[2], location)
         opcode, _, rest = text.replace("\t", " ").partition(" ")
+        if opcode.startswith("bra"):
+            rest = self.named(rest.strip())
         operands = tuple(self.operand(part, location) for part in _split(rest))
         block = self.blocks[-1]
         block.instructions.append(Instruction(opcode, operands, guard, negated, location))

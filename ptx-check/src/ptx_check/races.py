@@ -60,6 +60,12 @@ class SharedRaces:
         self.exchanged = any(event[0] == "exchange" for event in self.events)
         self.met = self.met and bool(self.events)
 
+    def forget(self, code) -> None:
+        """Compares the stretch so far, and forgets what was read under this code."""
+        if self.written or self.exchanged:
+            self.compare(None)
+        self.events = [event for event in self.events if event[5] is not code]
+
     def compare(self, arrived) -> None:
         lone = arrived is None and all(
             a.shape[0] == 1 and (m is None or m.shape[0] == 1) and c.shape[0] == 1 for _, _, a, m, _, c in self.events

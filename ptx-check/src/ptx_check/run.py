@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ptx_check.atomics import UFUNCS
-from ptx_check.control import first_source, joins, registers_of, successors, unassigned
+from ptx_check.control import first_source, is_asynchronous, joins, registers_of, successors, unassigned
 from ptx_check.faults import Fault, Unsupported
 from ptx_check.matrices import Matrices
 from ptx_check.memory import Buffer, Global, buffers
@@ -23,6 +23,7 @@ from ptx_check.operands import PARAMETER
 from ptx_check.parse import Kernel
 from ptx_check.races import SharedRaces, Traffic, grain_of
 from ptx_check.shared import Copies, Local, Shared
+from ptx_check.tensor_memory import Barriers, TensorMemory
 from ptx_check.translate import translate
 from ptx_check.undefined import Undefined
 from ptx_check.warpgroup import Groups
@@ -50,7 +51,9 @@ class Code:
         self.instructions = [i for block in kernel.blocks for i in block.instructions]
         self.never = unassigned(kernel)
         """Registers that are read on some way without having been written, and their types."""
-        self.asynchronous = any("mma_async" in i.opcode for i in self.instructions)
+        self.asynchronous = any(is_asynchronous(i) for i in self.instructions)
+        allocated = (i for i in self.instructions if i.opcode.startswith("tcgen05.alloc"))
+        self.tensor_columns = sum(i.operands[1].value for i in allocated)
         self.joins = joins(successors(kernel))
         """Of each block the one in which threads that part at its end come together; their number: the kernel's end."""
         read = {r.name for i in self.instructions for o in i.operands[first_source(i) :] for r in registers_of(o)}
@@ -163,6 +166,8 @@ class Run:
         self.copies = Copies(self)
         self.matrices = Matrices(self)
         self.groups = Groups(self)
+        self.tensor = TensorMemory(self, launch.code.tensor_columns)
+        self.barriers_of_memory = Barriers(self)
         self.races = SharedRaces(self, self.shared.pitch, launch.code.shared_grain)
         self.traffic = launch.traffic
 
@@ -284,6 +289,7 @@ class Run:
             self.barriers = self.barriers + (1 if arrived is None else arrived.astype(np.int64))
             self.copies.remember()
             self.groups.remember()
+            self.tensor.barrier(arrived)
 
     def warp_barrier(self, index: int, members) -> None:
         self.together(index, members)
@@ -376,12 +382,20 @@ class Run:
         value = self.spread(value)
         self.together(index, members)
         if members is not None or self.active is not None:
-            neutral = _NEUTRAL[operation](np.iinfo(value.dtype))
+            neutral = _NEUTRAL[operation](value.dtype)
             for taking in (self.active, None if members is None else self.named(members)):
                 if taking is not None:
                     value = np.where(taking, value, value.dtype.type(neutral))
-        warps = UFUNCS[operation].reduce(value.reshape(len(value), -1, 32), axis=2, dtype=value.dtype)
+        warps = _REDUCED[operation].reduce(value.reshape(len(value), -1, 32), axis=2, dtype=value.dtype)
         return np.repeat(warps, 32, axis=1)
+
+    def elect(self, index: int, members) -> tuple[np.ndarray, np.ndarray]:
+        """The lane that elect.sync chooses of a warp, the lowest that runs, and where it is the thread's own."""
+        self.together(index, members)
+        here = np.ones((1, 1), dtype=bool) if self.active is None else self.active
+        first = self.spread(here).reshape(len(here), -1, 32).argmax(2).astype(np.uint32)
+        lanes = np.repeat(first, 32, axis=1)
+        return lanes, lanes == self.lane
 
     def running(self) -> np.ndarray:
         """Lanes of each warp that run here."""
@@ -390,9 +404,13 @@ class Run:
 
 
 _NEUTRAL: dict[str, Callable] = {
-    "add": lambda limits: 0, "or": lambda limits: 0, "xor": lambda limits: 0, "min": lambda limits: limits.max,
-    "max": lambda limits: limits.min, "and": lambda limits: limits.max,
+    "add": lambda kind: 0, "or": lambda kind: 0, "xor": lambda kind: 0, "min": lambda kind: np.iinfo(kind).max,
+    "max": lambda kind: np.iinfo(kind).min, "and": lambda kind: np.iinfo(kind).max,
+    "min.f32": lambda kind: np.nan, "max.f32": lambda kind: np.nan, "minimum.f32": lambda kind: np.inf,
+    "maximum.f32": lambda kind: -np.inf,
 }  # fmt: skip
+_REDUCED = UFUNCS | {"min.f32": np.fmin, "max.f32": np.fmax, "minimum.f32": np.minimum, "maximum.f32": np.maximum}
+"""Sums over lanes; of float32 with .NaN, as minimum and maximum, a NaN decides."""
 
 
 def _ballot(value: np.ndarray) -> np.ndarray:

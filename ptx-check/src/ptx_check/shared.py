@@ -248,6 +248,8 @@ class Proxies:
         self.stamps = _views(np.zeros(run.programs * (pitch // 4), dtype=np.uint32))
         self.now = 1
         """Of each byte the stretch in which threads wrote it; a fence begins the next."""
+        self.passed: np.ndarray | None = None
+        """Threads that have passed the fence that others have yet to pass."""
 
     def stamp(self, width: int) -> np.ndarray:
         return np.full(16, self.now, np.uint8).view(WORDS[width])[0]
@@ -256,10 +258,14 @@ class Proxies:
         self.stamps[width][positions] = self.stamp(width)
 
     def fence(self) -> None:
-        """All threads of the running programs pass fence.proxy.async."""
+        """Threads pass fence.proxy.async, which orders what they wrote themselves; some may do so behind a branch, and
+        the others before or after them."""
         active = self.run.active
         if active is not None and active.shape[1] != 1 and not (active | self.run.ended()).all():
-            return  # those of some threads alone order nothing that others wrote
+            self.passed = active if self.passed is None else self.passed | active
+            if not (self.passed | self.run.ended()).all():
+                return
+        self.passed = None
         self.now += 1
         if self.now > 255:
             self.stamps[4][:] = 0

@@ -44,6 +44,7 @@ FAMILIES = (
     Family("float8 conversions", "cvt.rn.satfinite.e4m3x2.f32 %rs1, %r1, %r2", 89),
     Family("shuffles, votes", "shfl.sync.bfly.b32 %r1, %r2, 1, 31, -1"),
     Family("redux", "redux.sync.add.s32 %r1, %r2, -1", 80),
+    Family("redux: float32", "redux.sync.max.f32 %r1, %r2, -1", 100, alone=True),
     Family("a thread's own memory", "ld.local.b32 %r2, [%r1]"),
     Family("hints to caches", "createpolicy.fractional.L2::evict_first.b64 %rd1, 1.0", 80),
     Family("atomics, global, ordered", "atom.global.acq_rel.gpu.cas.b32 %r1, [%rd1], %r2, %r3", 70),
@@ -67,7 +68,9 @@ FAMILIES = (
     Family("mma: float8", f"mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {_FOUR}, {_FOUR}, {_TWO}, {_FOUR}", 89),
     Family("wgmma", "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
            f"{_FOUR}, %rd1, %rd2, 1, 1, 1, 0, 0", 90, alone=True),
-    Family("mbarrier", "mbarrier.init.shared::cta.b64 [%r1], 1", 80),
+    Family("tensor memory (tcgen05)", "tcgen05.mma.cta_group::1.kind::f16 [%r1], %rd1, %rd2, %r2, %p1", 100,
+           alone=True),
+    Family("mbarrier: init, wait", "mbarrier.init.shared::cta.b64 [%r1], 1", 80),
     Family("bulk copies (TMA)", "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
            "[%r1], [%rd1], 16, [%r2]", 90),
 )  # fmt: skip

@@ -24,7 +24,7 @@ from ptx_check.faults import Unsupported
 from ptx_check.operands import TYPES, variable, viewed
 from ptx_check.parse import Address, Block, Instruction, Kernel, Name, Number, Vector
 from ptx_check.products import Product, in_products
-from ptx_check.warp_instructions import WarpInstructions
+from ptx_check.tensor_instructions import TensorInstructions
 
 _IGNORED = ("fence", "membar", "prefetch", "prefetchu", "griddepcontrol")
 _SPACES = {"global": "memory", "shared": "shared", "local": "local"}
@@ -46,9 +46,11 @@ def translate(kernel: Kernel, tables: Mapping[str, torch.Tensor] = MappingProxyT
     everything = [i for block in kernel.blocks for i in block.instructions]
     products = [i for i in everything if "mma_async" in i.opcode]
     late = {r.name for i in products for r in registers_of(i.operands[0])}
+    loads = [i for i in everything if i.opcode.startswith("tcgen05.ld")]
     taken = late | {r.name for i in products for r in registers_of(i.operands[1]) if isinstance(i.operands[1], Vector)}
-    copies = [tuple(r.name for o in i.operands for r in registers_of(o)) for i in everything if i.words[0] == "mov"]
-    while late and (earlier := {c[0] for c in copies if len(c) == 2 and c[1] in late} - late):
+    copies = [(_names(i.operands[:1]), _names(i.operands[1:])) for i in everything if i.words[0] == "mov"]
+    late |= {r.name for i in loads for r in registers_of(i.operands[0])}
+    while late and (earlier := {to for made, given in copies if not late.isdisjoint(given) for to in made} - late):
         late |= earlier
     read = {r.name for i in everything for o in i.operands[first_source(i) :] for r in registers_of(o)}
     lines: list[str] = []
@@ -56,6 +58,10 @@ def translate(kernel: Kernel, tables: Mapping[str, torch.Tensor] = MappingProxyT
         lines += _Writer(number, block, crossing, labels, parameters, space, late, taken, read).lines()
     exec(compile("\n".join(lines), f"<{kernel.name}>", "exec"), space)
     return [space[f"block_{number}"] for number in range(len(kernel.blocks))]
+
+
+def _names(operands) -> tuple[str, ...]:
+    return tuple(r.name for o in operands for r in registers_of(o))
 
 
 def _uses(block: Block) -> tuple[set[str], set[str]]:
@@ -82,7 +88,7 @@ def _last_uses(steps: list[Instruction | Product]) -> list[list[str]]:
     return ending
 
 
-class _Writer(WarpInstructions):
+class _Writer(TensorInstructions):
     def __init__(self, number, block, crossing, labels, parameters, space, late, taken, read) -> None:
         super().__init__(number, block, crossing, labels, parameters, space)
         self.late, self.taken, self.read = late, taken, read
@@ -133,7 +139,7 @@ class _Writer(WarpInstructions):
         """What holds for instructions of any kind."""
         if not forms.executed(i.opcode):
             raise Unsupported(f"opcode {i.opcode} is not executed by this machine", i.location)
-        if i.opcode.startswith("fence.proxy.async") and self.taken:
+        if i.opcode.startswith("fence.proxy.async"):
             self.emit("if M.shared.proxies is not None: M.shared.proxies.fence()")
         if base in _IGNORED:
             return
@@ -143,9 +149,8 @@ class _Writer(WarpInstructions):
             self.touched |= {r.name for registers in results_and_sources(i) for r in registers} & self.taken
         if self.late and "mma_async" not in i.opcode:
             early = sorted({r.name for r in results_and_sources(i)[1]} & self.late)
-            if base == "mov" and early:  # where loops end, the compiler copies sums that are on their way
-                names = [r.name for o in i.operands for r in registers_of(o)]
-                self.emit(f"if M.groups.open: M.groups.move({names!r})")
+            if base == "mov" and early:  # the compiler copies, and puts side by side, what is on its way
+                self.emit(f"if M.groups.open: M.groups.move({_names(i.operands[:1])}, {_names(i.operands[1:])})")
             elif early:
                 self.emit(f"if M.groups.open: M.groups.check({i.index}, {early!r})")
 

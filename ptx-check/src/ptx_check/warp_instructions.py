@@ -45,10 +45,14 @@ class WarpInstructions(Operands):
 
     def _redux(self, i: Instruction) -> None:
         target, source, members = i.operands
-        kind = arithmetic.TYPES[i.words[3]]
+        kind = arithmetic.TYPES[i.words[-1]]
         names = tuple(r.name for r in registers_of(source))
         self.mark(target, [source], f"np.where(U.voted({names[0]!r}), ~u32(0), u32(0))" if names else "0", "u32", i)
-        text = f"M.reduce({i.index}, '{i.words[2]}', {self.value(source, kind, i)}, {self.members(members, i)})"
+        value, operation = self.value(source, kind, i), i.words[2]
+        if kind == "f32":
+            value = f"np.abs({value})" if "abs" in i.words else value
+            operation = f"{operation}{'imum' if 'NaN' in i.words else ''}.f32"
+        text = f"M.reduce({i.index}, {operation!r}, {value}, {self.members(members, i)})"
         self.assign(target, text, kind, i)
 
     def _activemask(self, i: Instruction) -> None:

@@ -25,6 +25,8 @@ from ptx_check.races import COLLECTIVE
 
 _SWIZZLES = {1: 128, 2: 64, 3: 32}
 """The descriptor's two highest bits -> bytes that a row of the pattern has."""
+LOADED = 1 << 60
+"""In place of a group: registers that tensor memory is loaded into."""
 _PERIOD = 1024
 """Bytes after which every pattern comes again."""
 
@@ -38,11 +40,17 @@ def positions(descriptor: np.ndarray, rows: int, depth: int, size: int, turned: 
     mode, base = int(d.flat[0]) >> 62, int(d.flat[0]) >> 49 & 7
     if mode not in _SWIZZLES or base or ((d ^ d.flat[0]) >> np.uint64(14)).any():
         raise ValueError(f"a matrix descriptor {int(d.flat[0]):#x} without swizzle, or of several kinds")
+    return pattern_of(start, leading, stride, _SWIZZLES[mode], rows, depth, size, turned)
+
+
+def pattern_of(start, leading: int, stride: int, swizzle: int, rows: int, depth: int, size: int, turned: bool):
+    """Addresses (..., rows, depth) of the elements of operands that begin at `start` (...)."""
+    form = leading, stride, swizzle, rows, depth, size, turned
     low = int(start.flat[0]) % _PERIOD
     if (start % _PERIOD != low).any():
-        each = [positions(one, rows, depth, size, turned) for one in d.reshape(-1, 1)]
-        return np.stack(each).reshape(*d.shape, rows, depth)
-    return (start - low)[..., None, None] + _pattern(low, leading, stride, _SWIZZLES[mode], rows, depth, size, turned)
+        each = [pattern_of(one, *form) for one in start.reshape(-1, 1)]
+        return np.stack(each).reshape(*start.shape, rows, depth)
+    return (start - low)[..., None, None] + _pattern(low, *form)
 
 
 @functools.lru_cache(maxsize=256)
@@ -56,6 +64,16 @@ def _pattern(start, leading, stride, swizzle, rows, depth, size, turned) -> np.n
         offset = row % 8 * swizzle + row // 8 * stride + k * size
     address = start + offset
     return address ^ (address >> 3 & (swizzle // 16 - 1) << 4)
+
+
+def read_operand(run, index, address, mask, size):
+    """The elements of an operand in shared memory, and their marks or None."""
+    inside = run.shared.positions(index, address, mask, size) + run.shared.rows[size]
+    marks = None
+    if run.checks:
+        run.shared.proxies.check(index, inside, size, mask)
+        marks = run.shared.unwritten(inside, size, mask)
+    return run.shared.flat[size].take(inside), marks
 
 
 @functools.lru_cache(maxsize=64)
@@ -103,16 +121,28 @@ class Groups:
 
     def check(self, index: int, names: list[str]) -> None:
         """An instruction reads registers: none may be on its way."""
-        if any(name in self.open for name in names):
+        groups = [self.open[name] for name in names if name in self.open]
+        if LOADED in groups:
+            self.run.fault("unwritten", index, "what is loaded from tensor memory is used before tcgen05.wait::ld")
+        elif groups:
             self.run.fault("unwritten", index, "the sums of a product are used before wgmma.wait_group")
 
-    def move(self, names: list[str]) -> None:
-        """mov: the first register becomes as unfinished, or finished, as the second."""
-        destination, source = names
-        if source in self.open:
-            self.open[destination] = self.open[source]
-        else:
-            self.open.pop(destination, None)
+    def loading(self, names: tuple[str, ...]) -> None:
+        """tcgen05.ld: the registers are not there yet."""
+        self.open.update(dict.fromkeys(names, LOADED))
+
+    def loaded(self) -> None:
+        """tcgen05.wait::ld."""
+        self.open = {name: group for name, group in self.open.items() if group != LOADED}
+
+    def move(self, results: tuple[str, ...], sources: tuple[str, ...]) -> None:
+        """mov: the results become as unfinished, or finished, as what they are made of."""
+        groups = [self.open[name] for name in sources if name in self.open]
+        for name in results:
+            if groups:
+                self.open[name] = max(groups)
+            else:
+                self.open.pop(name, None)
 
     def remember(self) -> None:
         """After a barrier: operands of unfinished products are still read in the new stretch."""
@@ -178,15 +208,11 @@ class Groups:
         address = address[:, :, _order(rows, across=across)]
         flat = address.reshape(len(address), -1).astype(np.uint32)
         mask = run.active if run.active is None or run.active.shape[1] == 1 else run.active.any(1, keepdims=True)
-        inside = run.shared.positions(index, flat, mask, size) + run.shared.rows[size]
+        raw, marks = read_operand(run, index, flat, mask, size)
         shape = (run.programs, self.count, rows, depth)
-        if run.checks:
-            run.shared.proxies.check(index, inside, size, mask)
-            marks = run.shared.unwritten(inside, size, mask)
-            if marks is not None:
-                found = marks.reshape(shape).any(-1)
-                unknown.append(found[:, :, None, :] if across else found[..., None])
-        raw = run.shared.flat[size].take(inside)
+        if marks is not None:
+            found = marks.reshape(shape).any(-1)
+            unknown.append(found[:, :, None, :] if across else found[..., None])
         entry = (self.committed, index, flat, mask)
         self.log(entry)
         self.reading.append(entry)

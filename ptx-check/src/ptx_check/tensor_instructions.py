@@ -1,0 +1,92 @@
+"""Instructions on tensor memory and mbarriers, in numpy."""
+
+from __future__ import annotations
+
+from ptx_check.control import registers_of
+from ptx_check.faults import Unsupported
+from ptx_check.parse import Address, Instruction, Vector
+from ptx_check.warp_instructions import WarpInstructions
+
+
+class TensorInstructions(WarpInstructions):
+    """The writers of instructions that only chips with tensor memory have, and of mbarriers."""
+
+    def _elect(self, i: Instruction) -> None:
+        """One thread of a warp: its lane, and whether it is this."""
+        if not isinstance(i.operands[0], Vector) or i.guard is not None:
+            raise Unsupported(f"form of {i.opcode}", i.location)
+        lane, chosen = i.operands[0].parts
+        self.emit(f"v = M.elect({i.index}, {self.members(i.operands[1], i)})")
+        self.assign(lane, "v[0]", "u32", i)
+        self.assign(chosen, "v[1]", "p", i)
+
+    def _mbarrier(self, i: Instruction) -> None:
+        if i.words[1] == "try_wait":
+            target, place, parity = i.operands
+            self.use([place, parity], "an address or a phase", i)
+            where, phase = self.address(place, "u32", i), self.value(parity, "u32", i)
+            return self.assign(target, f"M.barriers_of_memory.wait({i.index}, {where}, {phase})", "p", i)
+        place, *count = i.operands
+        self.use([place], "an address", i)
+        call = f"{i.index}, {self.address(place, 'u32', i)}, {self.guard(i)}"
+        if i.words[1] == "init":
+            return self.emit(f"M.barriers_of_memory.init({call}, {count[0].value})")
+        return self.emit(f"M.barriers_of_memory.invalidate({call})")
+
+    def _tcgen05(self, i: Instruction) -> None:
+        what = i.words[1]
+        if what == "alloc":
+            place, columns = i.operands
+            self.emit(
+                f"M.tensor.allocate({i.index}, {self.address(place, 'u32', i)}, {self.guard(i)}, {columns.value})"
+            )
+        elif what == "wait::ld":
+            self.emit("M.groups.loaded()")
+        elif what == "wait::st":
+            self.emit("M.tensor.wait()")
+        elif what == "commit":
+            self.use(i.operands, "an address", i)
+            self.emit(f"M.tensor.commit({i.index}, {self.address(i.operands[0], 'u32', i)}, {self.guard(i)})")
+        elif what == "mma":
+            self._tensor_product(i)
+        elif what in ("ld", "st"):
+            self._tensor_access(i)
+
+    def _tensor_product(self, i: Instruction) -> None:
+        if len(i.operands) != 5:
+            raise Unsupported(f"operands of {i.opcode}", i.location)
+        sums, left, right, form, adding = i.operands
+        self.use(i.operands, "a descriptor or an address", i)
+        inside = isinstance(left, Address)
+        first = self.address(left, "u32", i) if inside else self.value(left, "u64", i)
+        self.emit(
+            f"M.tensor.multiply({i.index}, {i.words[-1]!r}, {self.guard(i)}, {self.address(sums, 'u32', i)}, {first}, "
+            f"{self.value(right, 'u64', i)}, {self.value(form, 'u32', i)}, {self.value(adding, 'p', i)}, {inside})"
+        )
+
+    def _tensor_access(self, i: Instruction) -> None:
+        """ld and st: as many registers as columns, or half as many where a column has 16 bits."""
+        shape, loads = i.words[4], i.words[1] == "ld"
+        if loads:
+            vector, place, *numbers = i.operands
+        else:
+            place, *numbers, vector = i.operands
+        if (
+            not isinstance(vector, Vector)
+            or len(vector.parts) != int(i.words[5][1:])
+            or (i.guard is not None and loads)
+        ):
+            raise Unsupported(f"operands of {i.opcode}", i.location)
+        split, narrow = numbers[0].value if numbers else 0, "16b" in i.words[-2]
+        self.use([place], "an address", i)
+        if loads:
+            names = tuple(r.name for r in registers_of(vector))
+            where = self.address(place, "u32", i)
+            self.emit(f"v = M.tensor.load({i.index}, {where}, {shape!r}, {split}, {len(names)}, {narrow})")
+            self.load_marks(vector.parts, "u32", "u32", i)
+            self.assign_elements(vector.parts, "u32", i)
+            return self.emit(f"M.groups.loading({names})")
+        values = self.values(vector.parts, "u32", i)
+        marks = f"U.taken({tuple(r.name for r in registers_of(vector))}, u32) if T else None"
+        where = f"{self.address(place, 'u32', i)}, {self.guard(i)}"
+        return self.emit(f"M.tensor.store({i.index}, {where}, {shape!r}, {split}, {values}, {marks}, {narrow})")

@@ -1,0 +1,373 @@
+"""Tensor memory of sm_100: 128 lanes of 512 columns of 32 bits a program, where tcgen05.mma puts its sums.
+
+A product is issued by one thread and arrives later: tcgen05.commit lets an mbarrier know, and who waits for that may
+use the sums and overwrite the operands. Threads load and store tensor memory warp by warp, each warp its quarter of the
+lanes; what is stored is there after tcgen05.wait::st, and a barrier makes it known to the thread that multiplies.
+A sum of 128 rows has row r in lane r; one of 64 rows has 16 of them in each quarter, its lower or its upper half.
+Source: NVIDIA, "PTX ISA", chapter 9.7.16 (tcgen05) and 9.7.13.15 (mbarrier).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ptx_check.allocations import POISON
+from ptx_check.faults import Unsupported
+from ptx_check.matrices import SIZES, elements, marked
+from ptx_check.memory import spread
+from ptx_check.rounding import f16_to_f32, f32_to_f16, halves, pack
+from ptx_check.warpgroup import pattern_of, read_operand
+
+LANES, COLUMNS = 128, 512
+_BARRIERS = 63
+"""mbarriers that a program may have."""
+_KINDS = {
+    "kind::f16": (16, {0: "f16", 1: "bf16"}),
+    "kind::tf32": (8, {2: "tf32"}),
+    "kind::f8f6f4": (32, {0: "e4m3", 1: "e5m2"}),
+    "kind::i8": (32, {0: "u8", 1: "s8"}),
+}
+"""Kinds of products: their depth, and what the numbers in an instruction descriptor mean."""
+_HALVES = ("kind::f16", "kind::f8f6f4")
+"""Kinds whose sums may be float16, one in the lower half of a column."""
+_SWIZZLES = {2: 128, 4: 64, 6: 32}
+"""A descriptor's three highest bits -> bytes that a row of the pattern has."""
+
+
+class Barriers:
+    """mbarrier: how many arrivals each phase waits for; one a word of 8 bytes of shared memory."""
+
+    def __init__(self, run) -> None:
+        self.run = run
+        self.slots = np.full(run.shared.pitch // 8, -1, dtype=np.int64)
+        """Of each word the column of the tables below; the last one is of words that are no barriers."""
+        shape = (run.programs, _BARRIERS + 1)
+        self.expected = np.zeros(shape, dtype=np.int64)
+        self.pending = np.zeros(shape, dtype=np.int64)
+        self.phase = np.zeros(shape, dtype=np.int64)
+        self.commits = np.zeros((*shape, 2), dtype=np.int64)
+        """The last tcgen05.commit that arrived in a phase, by the phase's parity."""
+
+    def at(self, index, address, guard):
+        """The programs that run here, and the place of their barrier."""
+        run = self.run
+        mask = run.where(guard)
+        programs, place = issuing(run, mask, address)
+        place = run.shared.positions(index, place, None, 8)[:, 0]
+        return programs, self.slots[place], mask
+
+    def init(self, index, address, guard, count: int) -> None:
+        run = self.run
+        _, words = issuing(run, run.where(guard), address)
+        for word in np.unique(run.shared.positions(index, words, None, 8)):
+            if self.slots[word] < 0:
+                self.slots[word] = self.slots.max() + 1
+        if self.slots.max() >= _BARRIERS:
+            location = run.launch.code.instructions[index].location
+            raise Unsupported(f"more than {_BARRIERS} mbarriers of a program", location)
+        programs, place, mask = self.at(index, address, guard)
+        self.expected[programs, place] = self.pending[programs, place] = count
+        self.phase[programs, place] = 0
+        self.commits[programs, place] = 0
+        self.note("write", index, address, mask)
+
+    def invalidate(self, index, address, guard) -> None:
+        programs, place, mask = self.at(index, address, guard)
+        self.expected[programs, place] = 0
+        self.note("write", index, address, mask)
+
+    def note(self, kind: str, index, address, mask) -> None:
+        """For races."""
+        if self.run.checks:
+            getattr(self.run.races, kind)(index, address, mask, 8)
+
+    def arrive(self, index, address, guard, commit: int) -> None:
+        """All products up to a commit are done."""
+        programs, place, mask = self.at(index, address, guard)
+        self.check(index, programs, place)
+        self.commits[programs, place, self.phase[programs, place] % 2] = commit
+        self.pending[programs, place] -= 1
+        over = self.pending[programs, place] <= 0
+        self.phase[programs, place] += over
+        self.pending[programs, place] = np.where(over, self.expected[programs, place], self.pending[programs, place])
+        self.note("exchange", index, address, mask)
+
+    def wait(self, index, address, parity) -> np.ndarray:
+        """try_wait: every copy and product is done when it is issued, so what has not come will not."""
+        run = self.run
+        programs, place, mask = self.at(index, address, None)
+        _, parities = issuing(run, mask, parity)
+        wanted = parities[:, 0].astype(np.int64) & 1
+        self.check(index, programs, place)
+        if (self.phase[programs, place] % 2 == wanted).any():
+            run.fault("divergence", index, "an mbarrier is waited for at which nothing arrives")
+        self.note("exchange", index, address, mask)
+        run.tensor.finished(programs, self.commits[programs, place, wanted])
+        return np.ones((1, 1), dtype=bool)
+
+    def check(self, index, programs, place) -> None:
+        if (self.expected[programs, place] == 0).any():
+            self.run.fault("unwritten", index, "an mbarrier that was not initialised")
+
+
+def issuing(run, mask, *values):
+    """The programs of which any thread runs, and of each value (programs, 1) what the first of these threads has."""
+    if mask is None or mask.shape[1] == 1:
+        every = np.broadcast_to(np.True_ if mask is None else mask[:, 0], run.programs)
+        first = np.zeros(run.programs, dtype=np.int64)
+    else:
+        every = np.broadcast_to(mask.any(1), run.programs)
+        first = np.broadcast_to(mask.argmax(1), run.programs)
+    programs = np.flatnonzero(every)
+    made = []
+    for value in values:
+        whole = np.broadcast_to(value, (run.programs, value.shape[1]))
+        made.append(whole[programs, first[programs] if value.shape[1] > 1 else 0][:, None])
+    return programs, *made
+
+
+class TensorMemory:
+    """That of a running chunk of programs."""
+
+    def __init__(self, run, columns: int) -> None:
+        self.run, self.columns = run, min(columns, COLUMNS)
+        shape = (run.programs, LANES, self.columns)
+        self.words = np.full(shape, POISON[4], dtype=np.uint32)
+        self.marks = np.full(shape, 0xFFFFFFFF, dtype=np.uint32)
+        self.used = 0
+        by_column = (run.programs, 2, self.columns)
+        self.storing = np.zeros(by_column, dtype=bool)
+        """Columns, of lower and of upper halves of quarters, that threads store into: until tcgen05.wait::st."""
+        self.touched = np.zeros(by_column, dtype=bool)
+        """Those that threads have stored or loaded since the last barrier."""
+        self.products = np.zeros(by_column, dtype=np.int64)
+        """Of each column the commit with which its last product is done."""
+        self.commit_number = 1
+        self.done = np.zeros((run.programs, 1, 1), dtype=np.int64)
+        self.reading: list[tuple] = []
+        """(commit, instruction, addresses, programs) of operands that may still be read."""
+
+    # -------------------------------------------------------------------------------- what all threads of a warp do
+
+    def allocate(self, index, address, guard, columns: int) -> None:
+        base, self.used = self.used, self.used + columns
+        if self.used > COLUMNS:
+            self.run.fault("bounds", index, f"more than {COLUMNS} columns of tensor memory are allocated")
+        self.run.shared.store(index, address, guard, 4, (np.full((1, 1), base, np.uint32),))
+
+    def places(self, index, address, mask, shape: str, split: int, count: int):
+        """Positions of each thread's first word, and the columns that each program touches."""
+        run = self.run
+        run.together(index)
+        address = run.spread(address)
+        lane, column = (address >> np.uint32(16)).astype(np.int64), (address & np.uint32(0xFFFF)).astype(np.int64)
+        within = run.lane.astype(np.int64)
+        sides = np.ones((1, 2, 1), dtype=bool)
+        if shape == "16x32bx2":
+            sides = np.arange(2)[:, None] == (lane[:, :1, None] // 16 % 2)
+            column = column + split * (within >= 16)
+            within = within % 16
+        lane = lane + within
+        wrong = (lane // 32 != run.warp % 4) | (column + count > self.used)
+        if (wrong if mask is None else wrong & mask).any():
+            run.fault("bounds", index, "tensor memory of another warp, or beyond what is allocated")
+        lane, column = lane % LANES, np.minimum(column, self.columns - count)
+        every = np.arange(self.columns)
+        within_row = (every >= column.min(1, keepdims=True)) & (every < column.max(1, keepdims=True) + count)
+        touched = within_row[:, None] & sides
+        if mask is not None:
+            touched = touched & mask.any(1)[:, None, None]
+        first = np.arange(run.programs, dtype=np.int64)[:, None] * (LANES * self.columns)
+        return first + lane * self.columns + column, np.broadcast_to(touched, self.storing.shape)
+
+    def load(self, index, address, shape: str, split: int, count: int, narrow: bool) -> tuple[np.ndarray, ...]:
+        """Registers; narrow: with the lower halves of two columns each."""
+        run = self.run
+        positions, touched = self.places(index, address, run.active, shape, split, count << narrow)
+        if run.checks:
+            self.settled(index, touched)
+            self.touched |= touched
+            marks = self.taken(self.marks, positions, count, narrow)
+            if run.active is not None:
+                marks = tuple(np.where(run.active, each, np.uint32(0)) for each in marks)
+            if any(each.any() for each in marks):
+                run.undefined.loaded(index, marks)
+        return self.taken(self.words, positions, count, narrow)
+
+    def taken(self, words, positions, count: int, narrow: bool) -> tuple[np.ndarray, ...]:
+        columns = [words.take(positions + i) for i in range(count << narrow)]
+        if narrow:
+            return tuple(pack(*(c.astype(np.uint16) for c in pair)) for pair in zip(columns[::2], columns[1::2]))
+        return tuple(columns)
+
+    def store(self, index, address, guard, shape: str, split: int, values, marks, narrow: bool) -> None:
+        """The inverse."""
+        run = self.run
+        if narrow:
+            values, marks = (each and tuple(half.astype(np.uint32) for register in each for half in halves(register))
+                             for each in (values, marks))  # fmt: skip
+        mask = run.where(guard)
+        if mask is not None and not mask.any():
+            return
+        positions, touched = self.places(index, address, mask, shape, split, len(values))
+        self.settled(index, touched & ~self.storing)
+        chosen = slice(None) if mask is None else spread(mask, positions.shape)
+        for i, value in enumerate(values):
+            at = positions[chosen] + i
+            self.words.reshape(-1)[at] = spread(value, run.shape)[chosen]
+            self.marks.reshape(-1)[at] = 0 if marks is None else spread(marks[i], run.shape)[chosen]
+        self.storing |= touched
+        self.touched |= touched
+
+    def settled(self, index, touched) -> None:
+        """Nothing may be on its way to these columns."""
+        if (touched & (self.products > self.done)).any():
+            message = "the sums of a product are used before the mbarrier of its tcgen05.commit is waited for"
+            self.run.fault("unwritten", index, message)
+        if (touched & self.storing).any():
+            self.run.fault("unwritten", index, "what is stored in tensor memory is used before tcgen05.wait::st")
+
+    def wait(self) -> None:
+        """tcgen05.wait::st."""
+        active = self.run.active
+        self.storing &= False if active is None else ~active.any(1)[:, None, None]
+
+    def barrier(self, arrived) -> None:
+        self.touched &= False if arrived is None else ~arrived[..., None]
+        for entry in self.reading:
+            self.log(entry)
+
+    # ------------------------------------------------------------------------------------- what one thread does
+
+    def multiply(self, index, kind: str, guard, sums, left, right, form, adding, in_tensor_memory: bool) -> None:
+        """d = a b + d; left: the descriptor of a, or its address in tensor memory."""
+        run = self.run
+        mask = run.where(guard)
+        if mask is not None and not mask.any():
+            return
+        if mask is None or (spread(mask, run.shape).sum(1) > 1).any():
+            run.fault("divergence", index, "more than one thread issues a tensor product")
+        programs, *given = issuing(run, mask, sums, left, right, form, adding)
+        sums, left, right, form, adding = given
+        alike = np.unique(np.concatenate([sums, form, adding], 1, dtype=np.int64), axis=0)
+        for place, type_of, add in alike.tolist():
+            some = ((sums == place) & (form == type_of) & (adding == add))[:, 0]
+            self.product(index, kind, programs[some], place, type_of, add, left[some], right[some], in_tensor_memory)
+
+    def product(self, index, kind, programs, sums: int, form: int, adding: int, left, right, in_tensor_memory) -> None:
+        run = self.run
+        depth, types = _KINDS[kind]
+        height, width, of_sums = (form >> 24 & 31) << 4, (form >> 17 & 63) << 3, form >> 4 & 3
+        names = types.get(form >> 7 & 7), types.get(form >> 10 & 7)
+        location = run.launch.code.instructions[index].location
+        if (
+            None in names
+            or (of_sums == 0 and kind not in _HALVES)
+            or height not in (64, 128)
+            or form & 0b11000000000111
+            or form >> 29
+        ):
+            raise Unsupported(f"a tensor product of form {form:#x}", location)
+        lane, column = sums >> 16, sums & 0xFFFF
+        if lane not in (0, 16 * (height == 64)) or column + width > self.used:
+            return run.fault("bounds", index, "a tensor product outside of what is allocated")
+        lanes = lane + (np.arange(height) if height == 128 else np.arange(64) % 16 + np.arange(64) // 16 * 32)
+        sides = slice(None) if height == 128 else lane // 16
+        self.ordered(index, programs, sides, slice(column, column + width))
+        if in_tensor_memory:
+            a, a_marks = self.fragments(index, programs, lanes - lane, sides, left, depth, names[0])
+        else:
+            a, a_marks = self.operand(index, programs, left, height, depth, names[0], bool(form >> 15 & 1))
+        b, b_marks = self.operand(index, programs, right, width, depth, names[1], bool(form >> 16 & 1))
+        made = np.matmul(a, b.swapaxes(-1, -2))
+        at = np.ix_(programs, lanes, np.arange(column, column + width))
+        if of_sums == 0:
+            before = f16_to_f32(self.words[at].astype(np.uint16)) if adding else np.float32(0)
+            self.words[at] = f32_to_f16(before + made)
+        else:
+            real = np.int32 if of_sums == 2 else np.float32
+            made = made.astype(np.int64).astype(np.int32) if of_sums == 2 else made
+            self.words[at] = ((self.words[at].view(real) + made) if adding else made).view(np.uint32)
+        if run.checks:
+            unknown = a_marks.any(-1)[:, :, None] | b_marks.any(-1)[:, None, :]
+            self.marks[at] = (self.marks[at] if adding else 0) | np.where(unknown, np.uint32(0xFFFFFFFF), np.uint32(0))
+        self.products[programs, sides, column : column + width] = self.commit_number
+        return None
+
+    def ordered(self, index, programs, sides, columns) -> None:
+        """Threads may not have touched what a product takes since the last barrier."""
+        if not self.run.checks:
+            return
+        if self.storing[programs, sides, columns].any():
+            self.run.fault("unwritten", index, "what is stored in tensor memory is used before tcgen05.wait::st")
+        elif self.touched[programs, sides, columns].any():
+            message = "a tensor product takes tensor memory that threads touched with no barrier in between"
+            self.run.fault("race", index, message)
+
+    def operand(self, index, programs, descriptor, rows, depth, kind, turned):
+        """(programs, rows, depth) numbers of shared memory, and which of them nobody wrote."""
+        run = self.run
+        try:
+            address = positions(descriptor[:, 0], rows, depth, SIZES[kind], turned)
+        except ValueError as error:
+            raise Unsupported(str(error), run.launch.code.instructions[index].location) from None
+        whole = np.zeros((run.programs, rows * depth), np.uint32)
+        whole[programs] = address.reshape(len(address), -1)
+        mask = np.zeros((run.programs, 1), dtype=bool)
+        mask[programs] = True
+        raw, marks = read_operand(run, index, whole, mask, SIZES[kind])
+        entry = (self.commit_number, index, whole, mask)
+        self.log(entry)
+        self.reading.append(entry)
+        shape = (len(programs), rows, depth)
+        unknown = np.zeros((1, 1, 1), dtype=bool) if marks is None else marks[programs].reshape(shape) != 0
+        return elements(np.ascontiguousarray(raw[programs]).reshape(shape), kind), unknown
+
+    def fragments(self, index, programs, lanes, sides, address, depth, kind):
+        """The same of tensor memory, where a row's elements lie side by side."""
+        run, count = self.run, depth * SIZES[kind] // 4
+        if (address != address[0]).any():
+            raise Unsupported("operands in several places", run.launch.code.instructions[index].location)
+        lane, column = int(address[0, 0]) >> 16, int(address[0, 0]) & 0xFFFF
+        lanes, sides = lanes + lane, sides if isinstance(sides, slice) else lane // 16
+        self.ordered(index, programs, sides, slice(column, column + count))
+        at = np.ix_(programs, lanes, np.arange(column, column + count))
+        size = f"u{SIZES[kind]}"
+        unknown = np.ascontiguousarray(marked(self.marks[at], kind)).view(size) != 0
+        return elements(np.ascontiguousarray(self.words[at]).view(size), kind), unknown
+
+    def commit(self, index, address, guard) -> None:
+        mask = self.run.where(guard)
+        if mask is None or mask.any():
+            self.run.barriers_of_memory.arrive(index, address, guard, self.commit_number)
+            self.commit_number += 1
+
+    def finished(self, programs, commits) -> None:
+        """All products up to these commits are done, and somebody knows."""
+        self.done[programs, 0, 0] = np.maximum(self.done[programs, 0, 0], commits)
+        if self.run.checks and self.reading:
+            self.run.races.forget(COLLECTIVE_CODE)  # what they have read may be overwritten from here on
+            self.reading = [entry for entry in self.reading if (entry[3] & (self.done[..., 0] < entry[0])).any()]
+            for entry in self.reading:
+                self.log(entry)
+
+    def log(self, entry) -> None:
+        _, index, address, mask = entry
+        if self.run.checks:
+            going = mask & (self.done[..., 0] < entry[0])
+            self.run.races.read(index, address, going, 2, COLLECTIVE_CODE)
+
+
+COLLECTIVE_CODE = np.full((1, 1), 1 << 30, np.int64)
+
+
+def positions(descriptor: np.ndarray, rows: int, depth: int, size: int, turned: bool) -> np.ndarray:
+    """Byte addresses (programs, rows, depth) of the elements of an operand; descriptor (programs,) uint64."""
+    first = int(descriptor.flat[0])
+    swizzle = _SWIZZLES.get(first >> 61)
+    alike = not ((descriptor ^ descriptor[0]) >> np.uint64(14)).any()
+    if swizzle is None or first >> 46 & 7 != 1 or first >> 49 & 7 or not alike:
+        raise ValueError(f"a matrix descriptor {first:#x} without swizzle, or of several kinds")
+    start = ((descriptor & np.uint64(0x3FFF)) << np.uint64(4)).astype(np.int64)
+    leading, stride = (first >> bit & 0x3FFF for bit in (16, 32))
+    return pattern_of(start, leading << 4, stride << 4, swizzle, rows, depth, size, turned)

@@ -1,0 +1,131 @@
+"""Products of sm_100, which threads find in tensor memory, as the compiler writes them; and with a wait, a fence or a
+barrier taken out."""
+
+import re
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from ptx_check import executed
+
+
+@triton.jit
+def multiply(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KIND: tl.constexpr):
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    sums = tl.zeros((BM, BN), KIND)
+    for first in range(0, K, BK):
+        row, column = first + k[:, None], first + k[None, :]
+        left = tl.load(a + m[:, None] * K + column, mask=(m[:, None] < M) & (column < K), other=0.0)
+        right = tl.load(b + row * N + n[None, :], mask=(row < K) & (n[None, :] < N), other=0.0)
+        sums = tl.dot(left, right, sums, out_dtype=KIND)
+    tl.store(c + m[:, None] * N + n[None, :], sums, mask=(m[:, None] < M) & (n[None, :] < N))
+
+
+@triton.jit
+def squared(a, b, c, N: tl.constexpr):
+    """A product of a product, which a compiler may keep in tensor memory in between."""
+    at = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
+    right = tl.load(b + at)
+    once = tl.dot(tl.load(a + at), right)
+    tl.store(c + at, tl.dot((once * 0.125).to(right.dtype), right))
+
+
+TILES = [(64, 64, 32, 4), (128, 64, 32, 4), (128, 128, 32, 8), (64, 32, 64, 4)]
+KINDS = [torch.float16, torch.bfloat16, torch.float32]
+
+
+def products(a, b, tile=(64, 64, 32, 4), stages=2, rewrite=None):
+    (rows, depth), columns = a.shape, b.shape[1]
+    whole = a.dtype == torch.int8
+    kind = tl.int32 if whole else tl.float32
+    with executed("sm_100", raising=False, rewrite=rewrite) as machine:
+        c = torch.empty(rows, columns, dtype=torch.int32 if whole else torch.float32)
+        grid = (triton.cdiv(rows, tile[0]), triton.cdiv(columns, tile[1]))
+        multiply[grid](a, b, c, rows, columns, depth, *tile[:3], kind, num_warps=tile[3], num_stages=stages)
+    return c, machine
+
+
+def whole(*shape, dtype=torch.float16):
+    """Small whole numbers, whose sums are exact in every type."""
+    return torch.randint(-4, 5, shape).to(dtype)
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
+@pytest.mark.parametrize("stages", [1, 3])
+def test_products_of_every_tile(tile, dtype, stages):
+    a, b = whole(130, 72, dtype=dtype), whole(72, 96, dtype=dtype)
+    c, machine = products(a, b, tile, stages)
+    assert not machine.faults
+    assert not machine.notes
+    assert torch.equal(c, a.float() @ b.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8], ids=str)
+def test_products_of_bytes(dtype):
+    a, b = whole(64, 64).to(dtype), whole(64, 64).to(dtype)
+    c, machine = products(a, b, (64, 64, 64, 4))
+    assert not machine.faults
+    assert torch.equal(c, a.float() @ b.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_product_of_a_product(dtype):
+    a, b = whole(64, 64, dtype=dtype), whole(64, 64, dtype=dtype)
+    with executed("sm_100") as machine:
+        c = torch.empty(64, 64)
+        squared[(1,)](a, b, c, 64)
+    assert not machine.notes
+    assert torch.equal(c, (a.float() @ b.float() * 0.125).to(dtype).float() @ b.float())
+
+
+def without(pattern: str):
+    """PTX without the instructions that match."""
+
+    def rewrite(ptx: str) -> str:
+        made, found = re.subn(rf"^.*(?:{pattern}).*$", "", ptx, flags=re.MULTILINE)
+        assert found, pattern
+        return made
+
+    return rewrite
+
+
+MUTATIONS = {
+    "no tcgen05.wait::ld": (without(r"tcgen05\.wait::ld"), "unwritten"),
+    "no tcgen05.wait::st": (without(r"tcgen05\.wait::st"), "unwritten"),
+    "no tcgen05.commit": (without(r"tcgen05\.commit"), "divergence"),
+    "no wait for the mbarrier": (without(r"mbarrier\.try_wait|@!complete"), "unwritten"),
+    "no fence.proxy.async": (without(r"fence\.proxy\.async"), "fence"),
+    "no mbarrier.init": (without(r"mbarrier\.init"), "unwritten"),
+    "too little is allocated": (lambda ptx: re.sub(r"(tcgen05\.alloc.*\], )64", r"\g<1>32", ptx), "bounds"),
+    "all threads multiply": (lambda ptx: re.sub(r"@%p\d+ (tcgen05\.mma)", r"\1", ptx), "divergence"),
+    "no copies are waited for": (without(r"cp\.async\.wait_group"), "unwritten"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("rewrite", "kind"), MUTATIONS.values(), ids=MUTATIONS)
+def test_what_is_taken_out_is_noticed(rewrite, kind):
+    a, b = whole(64, 128), whole(128, 64)
+    _, machine = products(a, b, stages=3, rewrite=rewrite)
+    assert kind in {fault.kind for fault in machine.faults}, machine.faults
+
+
+def test_threads_store_tensor_memory_before_the_barrier_that_comes_before_a_product():
+    a, b = whole(64, 128), whole(128, 64)
+    _, machine = products(a, b, stages=3, rewrite=without(r"bar\.sync"))
+    assert any("tensor memory that threads touched" in fault.message for fault in machine.faults)
+
+
+def test_the_next_copy_waits_for_the_product_that_reads_its_place():
+    """Without the wait in the loop an operand is overwritten while it is read."""
+    a, b = whole(64, 256), whole(256, 64)
+
+    def rewrite(ptx: str) -> str:
+        return re.sub(r"mbarrier\.try_wait.*\s*@!complete bra\.uni waitLoop;", "", ptx, count=1)
+
+    _, machine = products(a, b, stages=2, rewrite=rewrite)
+    assert {"race", "unwritten"} & {fault.kind for fault in machine.faults}
