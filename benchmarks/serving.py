@@ -112,7 +112,7 @@ def resident_mib(process: int) -> int:
 
 
 def measure(model: Path, lines: Sequence[str], *, clients: int, seconds: float, workers: str = "1") -> dict[str, Any]:
-    """What a record says of a load; SystemExit where an answer is wrong."""
+    """The fields of the record of a load; SystemExit where an answer is wrong."""
     translator = Translator.from_directory(model, workers=1)
     plain, expected = translator.config, []
     for options in OPTIONS:

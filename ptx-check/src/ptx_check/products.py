@@ -57,7 +57,7 @@ def in_products(instructions: Iterable[Instruction]) -> Iterator[Instruction | P
 
 
 def _joins(i: Instruction) -> bool:
-    """Whether an instruction adds to its registers, and a sum of several steps may be rounded once."""
+    """True if an instruction adds to its registers, and a sum of several steps may be rounded once."""
     if i.words[0] != "mma" or not executed(i.opcode) or i.guard is not None:
         return False
     rounded_once = i.words[-4] != "f16" and "satfinite" not in i.words

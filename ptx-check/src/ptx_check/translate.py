@@ -76,7 +76,7 @@ def _uses(block: Block) -> tuple[set[str], set[str]]:
 
 
 def _last_uses(steps: list[Instruction | Product]) -> list[list[str]]:
-    """Of each step the registers that no later one reads or writes."""
+    """For each step the registers that no later one reads or writes."""
     last: dict[str, int] = {}
     for position, step in enumerate(steps):
         for i in step.instructions if isinstance(step, Product) else (step,):
@@ -136,7 +136,7 @@ class _Writer(TensorInstructions):
             handler(i)
 
     def check(self, i: Instruction, base: str) -> None:
-        """What holds for instructions of any kind."""
+        """Checks what holds for instructions of any kind."""
         if not forms.executed(i.opcode):
             raise Unsupported(f"opcode {i.opcode} is not executed by this machine", i.location)
         if i.opcode.startswith("fence.proxy.async"):
