@@ -73,7 +73,7 @@ class WorkerPool:
         self._control: Connection | None = None
         self._workers: list[Connection] = []
         self._idle: SimpleQueue[Connection] = SimpleQueue()
-        """Of call()."""
+        """Workers that call() may take."""
 
     def __enter__(self) -> WorkerPool:
         return self

@@ -173,7 +173,7 @@ class SampledBatches(TokenBatches):
 
 
 class _Drawers:
-    """So many processes that draw windows. They start when the first windows are asked for, and end with this."""
+    """Processes that draw windows. They start when the first windows are asked for, and end with this."""
 
     def __init__(self, sampler: PairSampler, count: int) -> None:
         remedy = "run the same command again, which goes on from the last checkpoint"
