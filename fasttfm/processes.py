@@ -25,6 +25,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
+from queue import SimpleQueue
 from typing import IO, Any, NoReturn
 
 import torch
@@ -71,6 +72,8 @@ class WorkerPool:
         self._end: weakref.finalize | None = None
         self._control: Connection | None = None
         self._workers: list[Connection] = []
+        self._idle: SimpleQueue[Connection] = SimpleQueue()
+        """Workers that call() may take."""
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -99,8 +102,36 @@ class WorkerPool:
                 self.close()  # what is still being computed is nobody's any more
                 raise
 
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """function(model, *arguments) by a worker that is free; at most `count` threads may call at once.
+
+        Raises as each() does.
+        """
+        with self._lock:
+            if self._end is None:
+                self._start()
+            control, idle = self._control, self._idle
+        assert control is not None
+        worker = idle.get()
+        try:
+            try:
+                worker.send((function, arguments))
+                result, failure = worker.recv()
+            except (EOFError, OSError):
+                self._tell_who_ended(control)
+            if failure is not None:
+                raise _with_origin(*failure)
+        except BaseException:
+            with self._lock:
+                if self._control is control:  # else another thread has ended them
+                    self.close()
+            raise
+        idle.put(worker)
+        return result
+
     def _share(self, function: Callable[..., Any], calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
-        assert self._control is not None
+        control = self._control
+        assert control is not None
         waiting = iter(enumerate(calls))
         busy: dict[Connection, int] = {}
 
@@ -110,20 +141,20 @@ class WorkerPool:
                 try:
                     worker.send((function, call))
                 except OSError:
-                    self._tell_who_ended()
+                    self._tell_who_ended(control)
                 busy[worker] = number
 
         for worker in self._workers:
             begin(worker)
         while busy:
-            ready: list[Any] = wait([*busy, self._control])
-            if self._control in ready:
-                self._tell_who_ended()
+            ready: list[Any] = wait([*busy, control])
+            if control in ready:
+                self._tell_who_ended(control)
             for worker in ready:
                 try:
                     result, failure = worker.recv()
                 except (EOFError, OSError):
-                    self._tell_who_ended()
+                    self._tell_who_ended(control)
                 if failure is not None:
                     raise _with_origin(*failure)
                 number = busy.pop(worker)
@@ -136,6 +167,9 @@ class WorkerPool:
         process = start_process(serve, (self.model, self._prepare), theirs)
         control, *workers = (Connection(each.detach()) for each in ours)
         self._control, self._workers = control, workers
+        self._idle = SimpleQueue()
+        for worker in workers:
+            self._idle.put(worker)
         self._end = weakref.finalize(self, end_group, process, control, *workers)
         try:
             kind, value = control.recv()
@@ -147,10 +181,9 @@ class WorkerPool:
             raise _with_origin(*value)
         self.pids = value
 
-    def _tell_who_ended(self) -> NoReturn:
-        assert self._control is not None
+    def _tell_who_ended(self, control: Connection) -> NoReturn:
         try:
-            number, status = self._control.recv()
+            number, status = control.recv()
         except (EOFError, OSError):
             raise UserError(f"the process that had started the workers was ended: {self._remedy}") from None
         how = f"was ended by {signal_name(os.WTERMSIG(status))}" if os.WIFSIGNALED(status) else "ended"

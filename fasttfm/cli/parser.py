@@ -98,14 +98,14 @@ def add_out(parser: argparse.ArgumentParser, metavar: str, text: str) -> None:
 
 
 def add_huggingface_import(parser: argparse.ArgumentParser, text: str) -> None:
-    """Adds what the import of a Hugging Face folder takes; text: which folders."""
+    """Add the flags of importing a Hugging Face folder; text: which folders."""
     parser.add_argument("folder", type=INPUT_FOLDER, metavar="FOLDER", help=text)
     add_out(parser, "MODEL", "the model directory to write")
     add_output_flags(parser, "what was written")
 
 
 def add_huggingface_export(parser: argparse.ArgumentParser, made_by: str) -> None:
-    """Adds what the export to a Hugging Face folder takes; made_by: the commands that make the model."""
+    """Add the flags of exporting to a Hugging Face folder; made_by: the commands that make the model."""
     add_model(parser, made_by)
     add_out(parser, "FOLDER", "the folder to write")
     add_output_flags(parser, "what was written")

@@ -17,7 +17,6 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from queue import SimpleQueue
 
 import numpy as np
 
@@ -174,26 +173,16 @@ class SampledBatches(TokenBatches):
 
 
 class _Drawers:
-    """So many processes that draw windows. They start when the first windows are asked for, and end with this."""
+    """Processes that draw windows. They start when the first windows are asked for, and end with this."""
 
     def __init__(self, sampler: PairSampler, count: int) -> None:
-        self._threads = ThreadPoolExecutor(count, "sampling")
         remedy = "run the same command again, which goes on from the last checkpoint"
-        self._idle: SimpleQueue[WorkerPool] = SimpleQueue()
-        for _ in range(count):
-            self._idle.put(WorkerPool(sampler, 1, remedy=remedy))
+        self.processes = WorkerPool(sampler, count, remedy=remedy)
+        self._threads = ThreadPoolExecutor(count, "sampling")
 
     def pack(self, window: Window) -> Future[Packed]:
         """PairSampler.pack(window), computed by the next process that is free."""
-        return self._threads.submit(self._ask, window)
-
-    def _ask(self, window: Window) -> Packed:
-        process = self._idle.get()
-        try:
-            [(_, packed)] = process.each(PairSampler.pack, [(window,)])
-            return packed
-        finally:
-            self._idle.put(process)
+        return self._threads.submit(self.processes.call, PairSampler.pack, window)
 
 
 class _Windows(Sequence[np.ndarray]):

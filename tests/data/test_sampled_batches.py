@@ -154,13 +154,10 @@ def test_processes_draw_what_this_one_draws_and_end_with_it(spoken, small_window
     for epoch in (0, 1):
         assert all_rows(elsewhere, epoch, places) == all_rows(here, epoch, places)
     assert all_rows(SampledBatches(pairs, 60, **given, processes=1), 1, [7]) == all_rows(here, 1, [7])
-    started = []
-    while not elsewhere._processes._idle.empty():
-        started.append(elsewhere._processes._idle.get())
-    running = [pid for pool in started for pid in pool.pids]
-    assert running
+    running = list(elsewhere._processes.processes.pids)
+    assert len(running) == 2
     assert all(is_alive(pid) for pid in running)
-    del elsewhere, started
+    del elsewhere
     gc.collect()
     wait_for_end(running)
 
@@ -170,8 +167,6 @@ def test_a_process_that_is_killed_is_one_line(spoken):
     batches = SampledBatches(pairs, 60, seed=5, amount=0.2, tokenizers=(tokenizer, tokenizer), processes=1)
     order = batches.epoch(0)
     order[0]
-    pool = batches._processes._idle.get(timeout=10)
-    os.kill(pool.pids[0], signal.SIGKILL)
-    batches._processes._idle.put(pool)
+    os.kill(batches._processes.processes.pids[0], signal.SIGKILL)
     with pytest.raises(UserError, match="worker 0 was ended by SIGKILL: run the same command again, which goes on"):
         batches.epoch(3)[0]

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,18 @@ def test_a_killed_worker_is_told_in_one_line(workers):
     with pytest.raises(UserError, match=r"worker \d was ended by SIGKILL: run the same command again"):
         list(workers.each(_kill, [()] * 4))
     wait_for_end(others)
+
+
+def test_threads_that_call_at_once_all_hear_of_a_kill_and_can_go_on(workers):
+    with ThreadPoolExecutor(2) as threads:
+        calls = [threads.submit(workers.call, _who, 0.1, number) for number in range(6)]
+        assert [call.result()[1] for call in calls] == [*range(6)]
+        assert {call.result()[0] for call in calls} == {*workers.pids}
+        sleeping, killed = threads.submit(workers.call, _who, 1000.0, 0), threads.submit(workers.call, _kill)
+        for call in (sleeping, killed):
+            with pytest.raises(UserError, match="ended"):
+                call.result(PATIENCE)
+        assert threads.submit(workers.call, _who, 0.0, 7).result(PATIENCE)[1] == 7
 
 
 def test_what_is_not_worth_processes_starts_none():
