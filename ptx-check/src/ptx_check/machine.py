@@ -18,12 +18,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
+from triton.runtime.autotuner import Autotuner
 
 from ptx_check.allocations import Allocations
 from ptx_check.chips import CHIPS, Chip
@@ -160,6 +162,7 @@ def executed(
     checks: bool = True,
     raising: bool = True,
     cuda: bool = True,
+    configs: int | None = None,
     rewrite: Callable[[str], str] | None = None,
 ) -> Iterator[Machine]:
     """Inside the block kernels launched on CPU tensors are compiled for the chip and executed.
@@ -167,9 +170,12 @@ def executed(
     checks: look for races and unwritten memory too, which takes longer; bounds and alignment are always checked.
     raising: a launch with faults raises FaultyKernel; else machine.faults collects them. cuda: questions to torch.cuda,
     Tensor.device and Tensor.is_cuda are answered as on the chip, and what is asked for on a device lies on the CPU.
+    configs: of an autotuned kernel no more than so many configurations are executed, the first ones.
     rewrite(ptx) -> ptx: what is executed instead. Raises ValueError for a chip whose instructions the machine does not
     know, RuntimeError where Triton is in its interpreter.
     """
+    if configs is not None and configs < 1:
+        raise ValueError(f"executed(configs={configs}) must be at least 1, or None for all")
     if chip not in CHIPS:
         raise ValueError(f"executed({chip!r}): choose one of {', '.join(CHIPS)}")
     if knobs.runtime.interpret or os.environ.get("TRITON_INTERPRET", "0") == "1":
@@ -181,10 +187,18 @@ def executed(
         stack.callback(setattr, knobs.runtime, "add_stages_inspection_hook", knobs.runtime.add_stages_inspection_hook)
         knobs.runtime.add_stages_inspection_hook = _up_to_ptx
         stack.enter_context(Allocations())
+        if configs is not None:
+            stack.enter_context(_configurations(configs))
         if cuda:
             stack.enter_context(Answers(CHIPS[chip]))
             machine.device = torch.device("cuda", 0)
         yield machine
+
+
+def _configurations(most: int) -> Any:
+    """Autotuners try no more than so many, the first of those that they would."""
+    chosen = Autotuner.prune_configs
+    return mock.patch.object(Autotuner, "prune_configs", lambda *given: list(chosen(*given))[:most])
 
 
 def _up_to_ptx(backend=None, stages=None, options=None, language=None, capability=None):

@@ -54,6 +54,20 @@ def test_every_configuration_of_an_autotuner_is_executed():
         _doubled[lambda chosen: (triton.cdiv(40, chosen["N"]),)](x[:40].clone(), torch.empty(40), 40)
 
 
+@pytest.mark.parametrize(("configs", "grids"), [(1, {3}), (2, {3, 2})])
+def test_the_first_configurations_of_an_autotuner(configs, grids):
+    count = 48 - configs  # another key of the autotuner for each
+    x = torch.arange(64.0)
+    with executed("sm_80", configs=configs) as machine:
+        _doubled[lambda chosen: (triton.cdiv(48, chosen["N"]),)](x, torch.empty(64), count)
+    assert {done.grid[0] for done in machine.launches} == grids
+
+
+def test_no_configuration_at_all_is_refused():
+    with pytest.raises(ValueError, match="at least 1"), executed("sm_80", configs=0):
+        pass
+
+
 @triton.jit
 def _kept(x, out, count, N: tl.constexpr):
     i = tl.arange(0, N)
