@@ -331,16 +331,18 @@ def backward(
     of_queries, of_keys = tiles or (queries_tile(*call.size_class), keys_tile(*call.size_class))
     delta = torch.empty_strided(lse.shape, lse.stride(), dtype=torch.float32, device=lse.device)
     if call.planes and call.queries:
+        stages = stages_for(call.chip, of_queries, key, value, gradients=True)
         _backward_queries[(ceil_div(call.queries, of_queries.rows) * call.planes,)](
             query, key, value, output, grad, dq, lse, delta, *call.arguments,
             strides(query, key, value, output, grad, dq), LineStrides(*lse.stride()[:2]),
-            **call.constants, **launch_options(of_queries, stages_for(call.chip, of_queries, key, value)),
+            **call.constants, **launch_options(of_queries, stages),
         )  # fmt: skip
     if call.planes and call.keys:
+        stages = stages_for(call.chip, of_keys, query, grad, gradients=True)
         _backward_keys[(ceil_div(call.keys, of_keys.columns) * call.key_planes,)](
             query, key, value, grad, dk, dv, lse, delta,
             strides(query, key, value, grad, dk, dv), LineStrides(*lse.stride()[:2]), *call.arguments,
-            **call.constants, **launch_options(of_keys, stages_for(call.chip, of_keys, query, grad)),
+            **call.constants, **launch_options(of_keys, stages),
         )  # fmt: skip
     return dq, dk, dv
 

@@ -230,16 +230,20 @@ def launch_options(tile: Tile, stages: int | None = None) -> dict[str, int]:
     return {"ROWS": tile.rows, "COLUMNS": tile.columns, "num_warps": tile.warps, "num_stages": stages or tile.stages}
 
 
-def stages_for(chip: Chip, tile: Tile, *walked: Tensor) -> int:
+def stages_for(chip: Chip, tile: Tile, *walked: Tensor, gradients: bool = False) -> int:
     """The stages with which a loop over `walked`, the operands that it loads in each step, is right.
 
     One where some of them start at multiples of 16 and others do not. Copies of the first are then asynchronous and
     those of the others are not; on sm_90 and sm_100 Triton 3.7.1 puts the one fence.proxy.async of a step behind the
     stores of the others, when the copies have begun and not arrived, and matrix units read what no fence made visible
     to them. Of a single stage nothing is asynchronous.
+
+    One also for gradients on sm_100: there the compiler moves the fence of both products out of the loop.
     """
     if tile.stages == 1 or not 90 <= chip.capability < 120:
         return tile.stages
+    if gradients and chip.capability >= 100:
+        return 1
     even = {x.data_ptr() % 16 == 0 and all(step % 16 == 0 for step in x.stride()[:-1]) for x in walked}
     return tile.stages if len(even) == 1 else 1
 

@@ -33,19 +33,14 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 LONGEST = 600
 """Keys of a row in `make test`."""
 
-LONG_AND_MASKED = [
-    _attention(1, 1, 37, 139, 64, 64, mask="bool", p=0.1),
-    _attention(1, 1, 37, 139, 64, 64, mask="add", lengths=[131]),
-]
-"""Of which the compiler leaves out a fence on sm_100 (docs/ptx.md)."""
-
 EVERYWHERE = [
     # short rows, then rows longer than any chip's short route takes; no mask, one that allows, one that is added
     _attention(2, 1, 13, 27, 64, 64, lengths=[27, 0], p=0.1),
     _attention(1, 2, 11, 29, 64, 64, mask="bool", p=0.1),
     _attention(1, 1, 11, 29, 64, 64, mask="add", causal=True),
     _attention(1, 1, 37, 139, 64, 64, causal=True, p=0.1),
-    *LONG_AND_MASKED,
+    _attention(1, 1, 37, 139, 64, 64, mask="bool", p=0.1),
+    _attention(1, 1, 37, 139, 64, 64, mask="add", lengths=[131]),
     _packed([0, 13, 13, 20], [0, 5, 20, 41], 1, 64, causal=False),
     _packed([0, 35, 38], [0, 141, 147], 1, 64, causal=True),
     _joint(1, 21, None, 1, 64, causal=True),
@@ -69,8 +64,7 @@ def in_turn(problems, chips):
 
 
 ONCE = [(p, CHIPS[i % 4], list(DTYPES)[(i + i // 4) % 3]) for i, p in enumerate(PROBLEMS) if p.keys <= LONGEST]
-ON_SM_100 = in_turn([p for p in EVERYWHERE if p not in LONG_AND_MASKED], ("sm_100",))
-CHOSEN = [*in_turn(EVERYWHERE, (*CHIPS, "sm_120")), *ON_SM_100, *ONCE]
+CHOSEN = [*in_turn(EVERYWHERE, (*CHIPS, "sm_120")), *in_turn(EVERYWHERE, ("sm_100",)), *ONCE]
 EVERYTHING = itertools.product(EVERYWHERE + [p for p in PROBLEMS if p.keys < 9000], CHIPS, DTYPES)
 REST = [case for case in EVERYTHING if case not in CHOSEN]
 

@@ -7,7 +7,7 @@ first of them. Source: Fung et al. 2007, "Dynamic Warp Formation", section 2 (re
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ptx_check.forms import carrying
 from ptx_check.parse import Address, Block, Instruction, Kernel, Register, Vector
@@ -55,7 +55,7 @@ def first_source(i: Instruction) -> int:
 
 
 def is_asynchronous(i: Instruction) -> bool:
-    """Whether it is a product that the threads do not wait for."""
+    """True for a product that the threads do not wait for."""
     return "mma_async" in i.opcode or i.opcode.startswith("tcgen05.mma")
 
 
@@ -135,3 +135,19 @@ def _steps(block: Block) -> Iterator[tuple[list[Register], list[Register]]]:
         yield written, read
         if i.words[0] in LEAVING:
             return
+
+
+def names(operands: Iterable) -> tuple[str, ...]:
+    """Names of the registers in operands."""
+    return tuple(r.name for o in operands for r in registers_of(o))
+
+
+def uses_of(block: Block) -> tuple[set[str], set[str]]:
+    """Names that a block reads before it writes them, and names that it writes."""
+    before: set[str] = set()
+    defined: set[str] = set()
+    for instruction in block.instructions:
+        written, read = results_and_sources(instruction)
+        before |= {r.name for r in read} - defined
+        defined |= {r.name for r in written}
+    return before, defined

@@ -127,7 +127,7 @@ def issuing(run, mask, *values):
 
 
 class TensorMemory:
-    """That of a running chunk of programs."""
+    """The tensor memory of a running chunk of programs."""
 
     def __init__(self, run, columns: int) -> None:
         self.run, self.columns = run, min(columns, COLUMNS)

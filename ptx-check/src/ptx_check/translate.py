@@ -19,10 +19,10 @@ import numpy as np
 import torch
 
 from ptx_check import arithmetic, atomics, exact, forms, rounding, undefined
-from ptx_check.control import CARRY, LEAVING, TYPE_OF, first_source, registers_of, results_and_sources
+from ptx_check.control import CARRY, LEAVING, TYPE_OF, first_source, names, registers_of, results_and_sources, uses_of
 from ptx_check.faults import Unsupported
 from ptx_check.operands import TYPES, variable, viewed
-from ptx_check.parse import Address, Block, Instruction, Kernel, Name, Number, Vector
+from ptx_check.parse import Address, Instruction, Kernel, Name, Number, Vector
 from ptx_check.products import Product, in_products
 from ptx_check.tensor_instructions import TensorInstructions
 
@@ -36,7 +36,7 @@ _ATOMIC_MODES = {"global", "shared", "shared::cta", "gpu", "cta", "sys", "cluste
 def translate(kernel: Kernel, tables: Mapping[str, torch.Tensor] = MappingProxyType({})) -> list:
     """A function for every block; tables: the kernel's constants. Raises Unsupported for an opcode that is not known,
     with its line."""
-    uses = [_uses(block) for block in kernel.blocks]
+    uses = [uses_of(block) for block in kernel.blocks]
     crossing = {name: position for position, name in enumerate(sorted(set().union(*(u for u, _ in uses))))}
     labels = {label: number for number, block in enumerate(kernel.blocks) for label in block.labels}
     space: dict = {"np": np, **TYPES, **{n: f for n, f in vars(rounding).items() if not n.startswith("_")}}
@@ -48,7 +48,7 @@ def translate(kernel: Kernel, tables: Mapping[str, torch.Tensor] = MappingProxyT
     late = {r.name for i in products for r in registers_of(i.operands[0])}
     loads = [i for i in everything if i.opcode.startswith("tcgen05.ld")]
     taken = late | {r.name for i in products for r in registers_of(i.operands[1]) if isinstance(i.operands[1], Vector)}
-    copies = [(_names(i.operands[:1]), _names(i.operands[1:])) for i in everything if i.words[0] == "mov"]
+    copies = [(names(i.operands[:1]), names(i.operands[1:])) for i in everything if i.words[0] == "mov"]
     late |= {r.name for i in loads for r in registers_of(i.operands[0])}
     while late and (earlier := {to for made, given in copies if not late.isdisjoint(given) for to in made} - late):
         late |= earlier
@@ -58,21 +58,6 @@ def translate(kernel: Kernel, tables: Mapping[str, torch.Tensor] = MappingProxyT
         lines += _Writer(number, block, crossing, labels, parameters, space, late, taken, read).lines()
     exec(compile("\n".join(lines), f"<{kernel.name}>", "exec"), space)
     return [space[f"block_{number}"] for number in range(len(kernel.blocks))]
-
-
-def _names(operands) -> tuple[str, ...]:
-    return tuple(r.name for o in operands for r in registers_of(o))
-
-
-def _uses(block: Block) -> tuple[set[str], set[str]]:
-    """Names that a block reads before it writes them, and names that it writes."""
-    before: set[str] = set()
-    defined: set[str] = set()
-    for instruction in block.instructions:
-        written, read = results_and_sources(instruction)
-        before |= {r.name for r in read} - defined
-        defined |= {r.name for r in written}
-    return before, defined
 
 
 def _last_uses(steps: list[Instruction | Product]) -> list[list[str]]:
@@ -150,7 +135,7 @@ class _Writer(TensorInstructions):
         if self.late and "mma_async" not in i.opcode:
             early = sorted({r.name for r in results_and_sources(i)[1]} & self.late)
             if base == "mov" and early:  # the compiler copies, and puts side by side, what is on its way
-                self.emit(f"if M.groups.open: M.groups.move({_names(i.operands[:1])}, {_names(i.operands[1:])})")
+                self.emit(f"if M.groups.open: M.groups.move({names(i.operands[:1])}, {names(i.operands[1:])})")
             elif early:
                 self.emit(f"if M.groups.open: M.groups.check({i.index}, {early!r})")
 
