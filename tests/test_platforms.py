@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fasttfm import files, locks
+from fasttfm import files, locks, processes
 from fasttfm.checkpoints import ownership
-from fasttfm.decoding import workers
 
 ROOT = Path(__file__).parents[1]
 
@@ -69,7 +68,7 @@ def test_one_training_runs_where_there_are_no_locks(windows, tmp_path):
 def test_a_search_uses_one_process_where_nothing_can_fork(windows):
     import torch
 
-    assert not workers.can_fork(torch.nn.Linear(2, 2))
+    assert not processes.can_fork(torch.nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize(
