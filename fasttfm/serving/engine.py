@@ -1,7 +1,7 @@
 """One thread that translates the sentences of all clients, many at once.
 
 Sentences join running searches (decoding/continuous_batching.py) whatever their options are, beam and length penalty
-among them. A model has two searches: one for sentences of little work, one for those of much, and searches take turns
+among them. A model has two searches: one for requests of little work, one for those of much, and searches take turns
 such that each gets the same time. So a short request is searched beside long ones, waits for none of them, and pays at
 most for one of their steps at a time. Requests are admitted in turns (queue.py), by source tokens: as many as fit a
 budget, and beyond it, up to twice the budget, one sentence of each request that nothing is searched for.
@@ -31,7 +31,7 @@ from fasttfm.serving.metrics import Counts
 from fasttfm.serving.queue import Answer, FairQueue, Sentence, request_of
 
 _MUCH_WORK = 512
-"""Rows times steps from which a sentence is searched beside its like: 128 tokens with a beam of 4. A whole batch has no
+"""Rows times steps from which a request is searched beside its like: 128 tokens with a beam of 4. A whole batch has no
 more where joined searches wait for its end."""
 
 _TURN = 0.05
@@ -244,7 +244,7 @@ class Engine:
     def _key(self, sentence: Sentence) -> Hashable:
         """Sentences with the same key are searched together."""
         if self._can_join(sentence):
-            return sentence.model, sentence.work >= _MUCH_WORK
+            return sentence.model, sentence.request_work >= _MUCH_WORK
         # the draws of sampling go by the places in a request
         request = sentence.request if sentence.config.sampling else None
         return sentence.model, sentence.config, sentence.aligned, bool(sentence.required), request

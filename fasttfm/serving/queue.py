@@ -56,6 +56,8 @@ class Sentence:
     """Phrases that the translation must hold, as Terminology.required() gives them."""
     aligned: re.Pattern[str] | None = None
     """What is a word in its alignments; None for no alignments."""
+    request_work: int = 0
+    """The work of all sentences of its request."""
     tries: int = 0
     """Times that a Pool has handed it out."""
 
@@ -81,10 +83,14 @@ def request_of(
 ) -> list[Sentence]:
     """The sentences of a request; see Engine.submit."""
     lines = zip(texts, tokens, prefixes or [""] * len(texts), required or [()] * len(texts), strict=True)
-    return [
+    sentences = [
         Sentence(model, config, text, size, Answer(), request, prefix, number, phrases, aligned)
         for number, (text, size, prefix, phrases) in enumerate(lines)
     ]
+    work = sum(each.work for each in sentences)
+    for each in sentences:
+        each.request_work = work
+    return sentences
 
 
 @dataclass(slots=True)

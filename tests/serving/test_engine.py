@@ -19,7 +19,7 @@ from fasttfm.decoding.continuous_batching import ContinuousBatching, takes_lines
 from fasttfm.errors import UserError
 from fasttfm.serving.engine import Engine
 from fasttfm.serving.metrics import Metrics
-from fasttfm.serving.queue import Answer, FairQueue, Sentence
+from fasttfm.serving.queue import Answer, FairQueue, Sentence, request_of
 
 PATIENCE = 300
 
@@ -168,6 +168,17 @@ def test_those_that_nobody_waits_for_leave_the_search(engine, monkeypatch):
         assert each.cancelled() or isinstance(each.exception(PATIENCE), UserError)
     assert len(together) < 400
     assert submit(engine, ["a dog"])[0].result(PATIENCE)
+
+
+def test_requests_of_many_sentences_are_searched_beside_their_like(engine):
+    def keys(count):
+        config = DecodingConfig(beam=4)
+        return {engine._key(each) for each in request_of("small", config, ["a"] * count, [20] * count, request=count)}
+
+    assert keys(1) == keys(2)
+    assert len(keys(8)) == 1
+    assert keys(8) == keys(30)
+    assert keys(1) != keys(8), "a short request waits for the steps of a long one's rows"
 
 
 def test_a_queue_takes_turns_by_work():
