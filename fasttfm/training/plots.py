@@ -76,7 +76,7 @@ def _draw_curve(figure: Figure, training: Records, validation: Records, title: s
         bleu = losses.twinx()
         bleu.plot(*_points(scored, "bleu"), "s--", color="C1", ms=3, label="BLEU")
         bleu.set_ylabel("validation BLEU")
-        bleu.set_ylim(0, 100 if max(r["bleu"] for r in scored) > 60 else 60)
+        bleu.set_ylim(0, 108 if max(r["bleu"] for r in scored) > 60 else 65)  # room for the label of the best
         best = max(scored, key=lambda record: record["bleu"])
         bleu.annotate(
             f"{best['bleu']:.1f}", (best["step"], best["bleu"]), xytext=(0, 5), textcoords="offset points", ha="center"
