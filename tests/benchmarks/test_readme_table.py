@@ -115,7 +115,7 @@ def test_the_grid_has_every_shape_and_the_best_of_each_tool(write, record):
 def test_a_claim_names_its_commit_and_what_was_noted(write):
     made = json.loads((RESULTS / "end-to-end-demo.jsonl").read_text().splitlines()[0])
     made |= {"corpus": "multi30k", "note": "other jobs ran"}
-    made["machine"] |= {"commit": "ab" * 20, "uncommitted_changes": True}
+    made["machine"] |= {"commit": "ab" * 20, "uncommitted_changes": True, "time": "2026-11-20T00:00:00+00:00"}
     made["machine"]["command"] = "python -m benchmarks decoding --only batch=32 beam=4 --full --note x"
     files = load(write("a.jsonl", made))
     assert "; commit abababa of 2026-11-20 with changes; other jobs ran" in page.readme_table(files)
