@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import command
+from benchmarks.measure.machine import SINCE_START
 from fasttfm.cli.main import main as fasttfm
 from fasttfm.data.corpus import read_lines
 from fasttfm.decoding import Translator
@@ -202,8 +203,9 @@ def measure(
                 measured.append(row_of(provider, load, rate, waits(port, requests, rate, seconds, seed)))
                 print(json.dumps(measured[-1]), flush=True)
         finally:
-            server.terminate()
-            server.join()
+            with SINCE_START.ending():
+                server.terminate()
+                server.join()
     return measured
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import command
+from benchmarks.measure.machine import SINCE_START
 from fasttfm.children import command_line
 from fasttfm.data.corpus import read_lines
 from fasttfm.decoding import Translator
@@ -130,8 +131,9 @@ def measure(model: Path, lines: Sequence[str], *, clients: int, seconds: float, 
                 clients, min(_WARM_UP_SECONDS, seconds), seconds, lambda: resident_mib(server.pid)
             )
         finally:
-            server.send_signal(signal.SIGTERM)
-            server.wait(_PATIENCE)
+            with SINCE_START.ending():
+                server.send_signal(signal.SIGTERM)
+                server.wait(_PATIENCE)
     if asking.wrong is not None:
         raise SystemExit(asking.wrong)
     if len(asking.seconds) < clients:

@@ -7,6 +7,8 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -153,6 +155,13 @@ class Watch:
     def __init__(self) -> None:
         self._before, self._began = _average(), time.monotonic()
         self._ticks, self._own = _ticks(), _own()
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """Counts what ends inside as the run's own, also what nobody waits for, such as a server's workers."""
+        before = _own()
+        yield
+        self._own -= max(0.0, before - _own())
 
     def read(self) -> dict[str, float | None]:
         """before and during: load averages; steal and others: shares of all CPUs' time; mhz."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -25,6 +28,21 @@ def test_the_seconds_of_living_and_of_ended_children_are_our_own():
         child.stdout.readline()
         assert round(load._own() - ended, 2) >= 0.3  # Linux counts in hundredths
         child.communicate(b"\n")
+
+
+def test_the_seconds_of_orphans_are_our_own_where_they_end_inside():
+    busy = "import time; end = time.process_time() + 0.5\nwhile time.process_time() < end: pass\n"
+    worker = f"{busy}print('done', flush=True); time.sleep(60)"
+    server = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {worker!r}]); time.sleep(60)"
+    watch = load.Watch()
+    with subprocess.Popen([sys.executable, "-c", server], stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"done\n"
+        with watch.ending():
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            time.sleep(0.2)
+    assert load._own() - watch._own >= 0.5, "the worker's time is taken for another program's"
 
 
 def test_what_others_take_is_their_share_of_all_processors(monkeypatch):
