@@ -27,6 +27,9 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 _CACHE = tempfile.TemporaryDirectory(prefix="fasttfm-tests-")  # removed when Python ends
 os.environ["FASTTFM_CACHE"] = _CACHE.name
 
+_ENTERED: list[object] = []
+"""Contexts that end with Python."""
+
 # Before any kernel is imported: without a GPU the kernels run on CPU tensors through Triton's interpreter.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -56,6 +59,17 @@ def threads() -> Iterator[Callable[[int], None]]:
     yield torch.set_num_threads
     if torch.get_num_threads() != before:
         torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def gradients() -> Iterator[None]:
+    """A test that leaves PyTorch without gradients fails, and not the hundred tests after it."""
+    yield
+    if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
+        for context in (torch.inference_mode(False), torch.enable_grad()):
+            context.__enter__()
+            _ENTERED.append(context)
+        pytest.fail("gradients are off after this test: it entered a context and did not leave it")
 
 
 @pytest.fixture(autouse=True)

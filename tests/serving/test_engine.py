@@ -19,7 +19,7 @@ from fasttfm.decoding.continuous_batching import ContinuousBatching, takes_lines
 from fasttfm.errors import UserError
 from fasttfm.serving.engine import Engine
 from fasttfm.serving.metrics import Metrics
-from fasttfm.serving.queue import Answer, FairQueue, Sentence, request_of
+from fasttfm.serving.queue import Answer, FairQueue, Sentence
 
 PATIENCE = 300
 
@@ -170,15 +170,27 @@ def test_those_that_nobody_waits_for_leave_the_search(engine, monkeypatch):
     assert submit(engine, ["a dog"])[0].result(PATIENCE)
 
 
-def test_requests_of_many_sentences_are_searched_beside_their_like(engine):
-    def keys(count):
-        config = DecodingConfig(beam=4)
-        return {engine._key(each) for each in request_of("small", config, ["a"] * count, [20] * count, request=count)}
+def test_requests_of_many_sentences_are_searched_beside_their_like(engine, monkeypatch):
+    keys = []
+    search_of = engine._search_of
 
-    assert keys(1) == keys(2)
-    assert len(keys(8)) == 1
-    assert keys(8) == keys(30)
-    assert keys(1) != keys(8), "a short request waits for the steps of a long one's rows"
+    def noted(sentence):  # on the engine's thread, which alone may ask for keys
+        keys.append(engine._key(sentence))
+        return search_of(sentence)
+
+    monkeypatch.setattr(engine, "_search_of", noted)
+
+    def key(count):
+        for each in submit(engine, ["a"] * count, beam=4):
+            each.result(PATIENCE)
+        found = set(keys)
+        keys.clear()
+        assert len(found) == 1
+        return found.pop()
+
+    assert key(1) == key(2)
+    assert key(8) == key(30)
+    assert key(1) != key(8), "a short request waits for the steps of a long one's rows"
 
 
 def test_a_queue_takes_turns_by_work():
