@@ -9,6 +9,7 @@ input's own precision.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -108,30 +109,55 @@ def attention_mask(
     *,
     key_lengths: Tensor | None = None,
     mask: Tensor | None = None,
-    causal: bool = False,
-    causal_offset: int = 0,
+    causal: bool | str = False,
+    causal_offset: int | Tensor = 0,
+    window: tuple[int | None, int | None] | None = None,
+    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
-    """scores (B, H, L, S) with -inf where a query may not attend; an additive mask is added.
+    """scores (B, H, L, S) with -inf where a query may not attend; an additive mask and ALiBi's distances are added.
 
     key_lengths (B,): keys at or past it are hidden. mask broadcastable to (B, H, L, S): bool, True where the query may
-    attend, or floats that are added. causal: query i sees the keys up to i + causal_offset (top-left alignment).
+    attend, or floats that are added. On the diagonal query i stands at key i + causal_offset, an int or one for each
+    batch row (B,); causal="bottom_right" moves it such that the last query stands at the last key. causal: no keys past
+    the diagonal. window (left, right): no more than so many keys before the diagonal and past it, None for no bound
+    (Beltagy et al. 2020, section 3.1; Jiang et al. 2023, section 2). alibi_slopes (H,) or (B, H): slope times the
+    distance from the diagonal is subtracted (Press et al. 2022, section 3).
     """
     *_, queries, keys = scores.shape
+    key = torch.arange(keys, device=scores.device)
+    lengths = None if key_lengths is None else key_lengths.view(-1, 1, 1, 1)
+    offset = causal_offset.view(-1, 1, 1, 1) if isinstance(causal_offset, Tensor) else causal_offset
+    if causal == "bottom_right":
+        visible = keys if lengths is None else lengths.clamp(0, keys)
+        offset = offset + visible - queries
+    past = key - torch.arange(queries, device=scores.device)[:, None] - offset  # the diagonal, by how many keys
+    if alibi_slopes is not None:
+        scores = scores - alibi_slopes[..., None, None].to(_wide(scores).dtype) * past.abs()
     if mask is not None and mask.dtype != torch.bool:
         scores = scores + mask
     elif mask is not None:
         scores = scores.masked_fill(~mask, -math.inf)
-    key = torch.arange(keys, device=scores.device)
+    left, right = window or (None, None)
     if causal:
-        query = torch.arange(queries, device=scores.device)[:, None]
-        scores = scores.masked_fill(key > query + causal_offset, -math.inf)
-    if key_lengths is not None:
-        scores = scores.masked_fill(key >= key_lengths.view(-1, 1, 1, 1), -math.inf)
+        scores = scores.masked_fill(past > 0, -math.inf)
+    if right is not None:
+        scores = scores.masked_fill(past > right, -math.inf)
+    if left is not None:
+        scores = scores.masked_fill(past < -left, -math.inf)
+    if lengths is not None:
+        scores = scores.masked_fill(key >= lengths, -math.inf)
     return scores
 
 
-def masked_softmax(scores: Tensor) -> Tensor:
-    """softmax over the last dimension; a row that is -inf everywhere gives zeros, and no gradient."""
+def masked_softmax(scores: Tensor, sinks: Tensor | None = None) -> Tensor:
+    """softmax over the last dimension; a row that is -inf everywhere gives zeros, and no gradient.
+
+    sinks (H,): a score of each head that takes weight from those of a row and has no value, so that the weights add up
+    to less than 1 (gpt-oss; Xiao et al. 2024, section 3.3).
+    """
+    if sinks is not None:
+        sink = sinks.to(scores.dtype).view(-1, 1, 1).expand(*scores.shape[:3], 1)
+        return torch.softmax(torch.cat([scores, sink], dim=-1), dim=-1)[..., :-1]
     empty = (scores == -math.inf).all(dim=-1, keepdim=True)
     return torch.softmax(scores.masked_fill(empty, 0.0), dim=-1).masked_fill(empty, 0.0)
 
@@ -143,8 +169,12 @@ def attention(
     *,
     key_lengths: Tensor | None = None,
     mask: Tensor | None = None,
-    causal: bool = False,
-    causal_offset: int = 0,
+    causal: bool | str = False,
+    causal_offset: int | Tensor = 0,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
     dropout_p: float = 0.0,
     scale: float | None = None,
     seed: Tensor | None = None,
@@ -154,15 +184,21 @@ def attention(
     """softmax(Q K^T * scale) V (equation 1), with dropout on the weights.
 
     query (B, H, L, D), key (B, Hk, S, D), value (B, Hk, S, Dv); scale defaults to D^-0.5. Hk divides H: H / Hk
-    neighbouring query heads share a head of keys and values (Ainslie et al. 2023, section 2.2).
+    neighbouring query heads share a head of keys and values (Ainslie et al. 2023, section 2.2). softcap c, where it is
+    not 0, bounds the scores: c tanh(score / c), before anything is added (Gemma 2, 2024, section 2).
     Returns the output (B, H, L, Dv) and the weights before dropout (B, H, L, S). A query without a key gives zeros.
     """
     batch, heads, queries, width = query.shape
     scale = width**-0.5 if scale is None else scale
     key, value = (x.repeat_interleave(heads // max(1, x.shape[1]), dim=1) for x in (key, value))
     scores = query @ key.transpose(-2, -1) * scale  # (B, H, L, S)
-    scores = attention_mask(scores, key_lengths=key_lengths, mask=mask, causal=causal, causal_offset=causal_offset)
-    weights = masked_softmax(_wide(scores)).to(query.dtype)  # (B, H, L, S)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = attention_mask(
+        scores, key_lengths=key_lengths, mask=mask, causal=causal, causal_offset=causal_offset, window=window,
+        alibi_slopes=alibi_slopes,
+    )  # fmt: skip
+    weights = masked_softmax(_wide(scores), sinks).to(query.dtype)  # (B, H, L, S)
     kept = weights
     if seed is not None and dropout_p > 0.0:
         shape = (batch * heads, queries, key.shape[-2])
@@ -178,14 +214,11 @@ def varlen_attention(
     query_starts: Tensor,
     key_starts: Tensor,
     *,
-    causal: bool = False,
-    causal_offset: int = 0,
-    dropout_p: float = 0.0,
-    scale: float | None = None,
-    seed: Tensor | None = None,
-    site: int = 0,
+    causal_offset: int | Tensor = 0,
+    alibi_slopes: Tensor | None = None,
+    **options: Any,
 ) -> Tensor:
-    """attention() over packed sequences, one after the other.
+    """attention() over packed sequences, one after the other; options are those of attention(), without masks.
 
     query (Tq, H, D), key (Tk, H, D), value (Tk, H, Dv); query_starts, key_starts (B + 1,) int32: where each sequence
     begins, and the end of the last. Returns (Tq, H, Dv). The dropout mask is that of the padded batch.
@@ -197,9 +230,10 @@ def varlen_attention(
         q = query[q_starts[b] : q_starts[b + 1]].transpose(0, 1)[None]  # (1, H, L, D)
         k = key[k_starts[b] : k_starts[b + 1]].transpose(0, 1)[None]
         v = value[k_starts[b] : k_starts[b + 1]].transpose(0, 1)[None]
+        offset = causal_offset[b : b + 1] if isinstance(causal_offset, Tensor) else causal_offset
+        slopes = alibi_slopes[b] if alibi_slopes is not None and alibi_slopes.dim() == 2 else alibi_slopes
         output, _ = attention(
-            q, k, v, causal=causal, causal_offset=causal_offset, dropout_p=dropout_p, scale=scale,
-            seed=seed, site=site, first_plane=b * heads,
+            q, k, v, causal_offset=offset, alibi_slopes=slopes, first_plane=b * heads, **options
         )  # fmt: skip
         outputs.append(output[0].transpose(0, 1))
     used = q_starts[-1]  # rows past the last sequence are filler of a fixed token budget

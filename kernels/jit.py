@@ -29,7 +29,8 @@ LARGEST = (1 << 31) - 1
 _REMEMBERED = 4096
 """Compiled kernels that are remembered: batches of ever new lengths have ever new strides."""
 
-_BOUNDED = ("Varying", "Size")
+_BOUNDED = ("Varying", "VaryingOrNone", "Size")
+_OR_NONE = ("VaryingOrNone", "RealOrNone")
 _NEUTRAL = 7
 """A number that Triton does not specialise on: not 1, and no multiple of 16."""
 
@@ -63,9 +64,12 @@ class _Parameters:
             name if isinstance(kind, str) else f"({', '.join(field for field, _ in _variables(name, kind))},)"
             for name, kind in self.kinds
         ]
-        bounded = " and ".join(f"{-LARGEST - 1} <= {n} <= {LARGEST}" for n, kind in leaves if kind in _BOUNDED) or True
+        within = {n: f"{-LARGEST - 1} <= {n} <= {LARGEST}" for n, kind in leaves if kind in _BOUNDED}
+        within |= {n: f"({n} is None or {within[n]})" for n, kind in leaves if kind == "VaryingOrNone"}
+        bounded = " and ".join(within.values()) or True
         key = [f"{of['Pointer'][0]}.get_device()" if of["Pointer"] else f"{of['Pointers'][0]}[0].get_device()"]
         key += [name for name, kind in leaves if kind in ("Size", "Stride", "Strides")]
+        key += [f"{name} is None" for name, kind in leaves if kind in _OR_NONE]
         key += [f"None if {name} is None else {name}.dtype" for name in of["Pointer"]]
         lines = [
             f"{', '.join(targets)}, = arguments",
@@ -100,7 +104,7 @@ class _Parameters:
             for leaf in (argument if isinstance(kind, tuple) else (argument,))
         ]
         for (name, kind), value in zip(each_of(self.kinds), values):
-            if kind in _BOUNDED and not -LARGEST - 1 <= value <= LARGEST:
+            if kind in _BOUNDED and value is not None and not -LARGEST - 1 <= value <= LARGEST:
                 reason = f"a kernel takes 32-bit numbers: at most {LARGEST:,}"
                 raise ValueError(f"{self.family}: {name} is {value:,}, and {reason}")
 
@@ -115,7 +119,7 @@ def _neutral(kind: Any, argument: Any) -> Any:
         return type(kind)(*map(_neutral, kind, argument))
     if kind == "Varyings":
         return (_NEUTRAL,) * len(argument)
-    return _NEUTRAL if kind == "Varying" else argument
+    return _NEUTRAL if kind == "Varying" or (kind == "VaryingOrNone" and argument is not None) else argument
 
 
 class InterpretedKernel(InterpretedFunction):

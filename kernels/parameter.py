@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     Strides: TypeAlias = Any
     Varying: TypeAlias = Any
     Real: TypeAlias = Any
+    VaryingOrNone: TypeAlias = Any
+    RealOrNone: TypeAlias = Any
     MaskPointer: TypeAlias = Any
 else:
     Pointer = _Kind()
@@ -78,6 +80,9 @@ else:
     becomes 1 or a multiple of 16, and knowing that would make it no faster."""
     Real = _Kind()
     """A Python float."""
+    VaryingOrNone = _Kind()
+    RealOrNone = _Kind()
+    """Such a number, or None, for which Triton compiles a kernel without what needs it."""
 
 NOTATION = {
     "Pointer": "*{dtype}",
@@ -91,6 +96,8 @@ NOTATION = {
     "Stride": "i32:16",
     "Varying": "i32",
     "Real": "fp32",
+    "VaryingOrNone": "i32",
+    "RealOrNone": "fp32",
 }
 """How compile_case.py writes an argument for such a parameter."""
 

@@ -29,6 +29,8 @@ from fasttfm.kernels.attention.tile import (
     Masking,
     Sizes,
     block,
+    cap_slope,
+    capped,
     hide_keys,
     key_range,
     keys_of,
@@ -40,10 +42,12 @@ from fasttfm.kernels.attention.tile import (
     locate_queries,
     masking_of,
     member_of,
+    offset_of,
     product,
     rows_of,
     sizes_of_keys,
     store_tile,
+    window_range,
 )
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import choice
@@ -87,6 +91,9 @@ def _walk_keys(
         offset = tl.cast(column, tl.int64)
         k_tile = load_keys(k + offset * k_stride, k_stride, head.visible - column, COLUMNS, D, not CHECKED)
         s = product(q_tile, tl.trans(k_tile), PRECISION) * scale  # (ROWS, COLUMNS)
+        s = capped(s, masking)
+        if masking.softcap is not None:
+            slope = cap_slope(s, masking)
         s = hide_keys(s, first_row, column, head, masking, CAUSAL, CHECKED)
         p = tl.exp2(s - lse_tile[:, None])
         v_tile = load_keys(v + offset * v_stride, v_stride, head.visible - column, COLUMNS, DV, not CHECKED)
@@ -95,6 +102,8 @@ def _walk_keys(
             lane = lanes_of(dropout, head.plane, rows, column, COLUMNS)
             dp = select(dp, lane, dropout.threshold) * dropout.keep_scale
         ds = p * (dp - delta_tile[:, None])
+        if masking.softcap is not None:
+            ds *= slope
         acc += product(ds.to(k_tile.dtype), k_tile, PRECISION)
     return acc
 
@@ -134,8 +143,7 @@ def _backward_queries(
     count = head.queries - first_row
     k = rows_of(k, k_strides, keys_of(head, GROUP), head.first_key)
     v = rows_of(v, v_strides, keys_of(head, GROUP), head.first_key)
-    if masking.mask is not None:
-        masking = masking_of(masking, head)
+    masking = masking_of(masking, head, sizes)
     q_tile = load_tile(q, q_strides, head, row, count, ROWS, D)
     out_tile = load_tile(out, out_strides, head, row, count, ROWS, DV)
     dout_tile = load_tile(dout, dout_strides, head, row, count, ROWS, DV)
@@ -148,8 +156,16 @@ def _backward_queries(
 
     end, free = key_range(head.visible, first_row, masking.causal_offset, CAUSAL, ROWS, COLUMNS)
     acc = tl.zeros((ROWS, block(D)), tl.float32)
+    first = 0
+    if masking.window is not None:
+        start, first = window_range(first_row, masking, free, ROWS, COLUMNS)
+        free = tl.maximum(free, first)
+        acc = _walk_keys(
+            acc, q_tile, dout_tile, lse_tile, delta_tile, k, v, start, first, first_row, head, masking, dropout,
+            scale * LOG2E, k_strides[2], v_strides[2], D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, True,
+        )  # fmt: skip
     acc = _walk_keys(
-        acc, q_tile, dout_tile, lse_tile, delta_tile, k, v, 0, free, first_row, head, masking, dropout,
+        acc, q_tile, dout_tile, lse_tile, delta_tile, k, v, first, free, first_row, head, masking, dropout,
         scale * LOG2E, k_strides[2], v_strides[2], D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, False,
     )  # fmt: skip
     acc = _walk_keys(
@@ -197,6 +213,9 @@ def _walk_queries(
         q_tile = load_rows(q + offset * q_stride, q_stride, count, ROWS, D)
         lse_tile = tl.load(lse + rows, mask=rows < head.queries, other=float("inf"))
         s = product(k_tile, tl.trans(q_tile), PRECISION) * scale  # (COLUMNS, ROWS)
+        s = capped(s, masking)
+        if masking.softcap is not None:
+            slope = cap_slope(s, masking)
         s = hide_keys(s, row, first_column, head, masking, CAUSAL, CHECKED, True)
         p = tl.exp2(s - lse_tile[None, :])
         dout_tile = load_rows(dout + offset * dout_stride, dout_stride, count, ROWS, DV)
@@ -209,6 +228,8 @@ def _walk_queries(
             dp = tl.where(keep, dp * dropout.keep_scale, 0.0)
         dv_tile += product(kept.to(dout_tile.dtype), dout_tile, PRECISION)
         ds = p * (dp - delta_tile[None, :])
+        if masking.softcap is not None:
+            ds *= slope
         dk_tile += product(ds.to(q_tile.dtype), q_tile, PRECISION)
     return dk_tile, dv_tile
 
@@ -254,10 +275,17 @@ def _backward_keys(
 
     first = 0  # rows from it on see some key of the tile
     free = 0  # rows from it on see all of them
+    offset = offset_of(masking, head, sizes)
     if CAUSAL:
-        first = tl.maximum(first_column - masking.causal_offset, 0) // ROWS * ROWS
-        free = (tl.maximum(first_column + COLUMNS - 1 - masking.causal_offset, 0) + ROWS - 1) // ROWS * ROWS
+        first = tl.maximum(first_column - offset, 0) // ROWS * ROWS
+        free = (tl.maximum(first_column + COLUMNS - 1 - offset, 0) + ROWS - 1) // ROWS * ROWS
     end = tl.where(first_column < head.visible, head.queries, 0)
+    whole = end
+    if masking.window is not None:
+        border = tl.maximum(first_column - offset + masking.window + 1, 0)  # rows from it on do not see the first key
+        end = tl.minimum(end, border + COLUMNS - 1)
+        last = tl.maximum(free, border // ROWS * ROWS)  # rows from it on do not see all of the tile
+        whole = tl.minimum(last, end)
     dk_tile = tl.zeros((COLUMNS, block(D)), tl.float32)
     dv_tile = tl.zeros((COLUMNS, block(DV)), tl.float32)
     for member in range(GROUP):
@@ -265,9 +293,7 @@ def _backward_keys(
         q_rows = rows_of(q, q_strides, reader, head.first_query)
         dout_rows = rows_of(dout, dout_strides, reader, head.first_query)
         line = line_of(lse_strides, reader, head.first_query)
-        reader_masking = masking
-        if masking.mask is not None:
-            reader_masking = masking_of(masking, reader)
+        reader_masking = masking_of(masking, reader, sizes)
         if CAUSAL:
             dk_tile, dv_tile = _walk_queries(
                 dk_tile, dv_tile, k_tile, v_tile, q_rows, dout_rows, lse + line, delta + line,
@@ -276,9 +302,15 @@ def _backward_keys(
             )  # fmt: skip
         dk_tile, dv_tile = _walk_queries(
             dk_tile, dv_tile, k_tile, v_tile, q_rows, dout_rows, lse + line, delta + line,
-            free, end, first_column, reader, reader_masking, dropout, scale * LOG2E,
+            free, whole, first_column, reader, reader_masking, dropout, scale * LOG2E,
             q_strides[2], dout_strides[2], D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, False,
         )  # fmt: skip
+        if masking.window is not None:
+            dk_tile, dv_tile = _walk_queries(
+                dk_tile, dv_tile, k_tile, v_tile, q_rows, dout_rows, lse + line, delta + line,
+                last, end, first_column, reader, reader_masking, dropout, scale * LOG2E,
+                q_strides[2], dout_strides[2], D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, True,
+            )  # fmt: skip
     seen = (first_column + tl.arange(0, COLUMNS))[:, None] < head.visible
     dk_tile = tl.where(seen, dk_tile * scale, 0.0)
     dv_tile = tl.where(seen, dv_tile * dropout.keep_scale, 0.0)

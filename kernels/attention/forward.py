@@ -60,6 +60,7 @@ from fasttfm.kernels.attention.tile import (
     rows_of,
     store_tile,
     unscaled,
+    window_range,
 )
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import choice
@@ -153,8 +154,7 @@ def _forward(
     count = head.queries - first_row
     k = rows_of(k, k_strides, keys_of(head, GROUP), head.first_key)
     v = rows_of(v, v_strides, keys_of(head, GROUP), head.first_key)
-    if masking.mask is not None:
-        masking = masking_of(masking, head)
+    masking = masking_of(masking, head, sizes)
     q_tile = load_tile(q, q_strides, head, row, count, ROWS, D)
     scale = tl.maximum(scale * LOG2E, 1e-37)  # of 0 times -inf there would be no number
 
@@ -162,14 +162,28 @@ def _forward(
     acc = tl.zeros((ROWS, block(DV)), tl.float32)
     peak = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
+    first = 0
+    if masking.window is not None:
+        start, first = window_range(first_row, masking, free, ROWS, COLUMNS)
+        free = tl.maximum(free, first)
+        acc, peak, total = _walk(
+            acc, peak, total, q_tile, k, v, start, first, first_row, head, masking, dropout, scale,
+            k_strides[2], v_strides[2], D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, True,
+        )  # fmt: skip
     acc, peak, total = _walk(
-        acc, peak, total, q_tile, k, v, 0, free, first_row, head, masking, dropout, scale,
+        acc, peak, total, q_tile, k, v, first, free, first_row, head, masking, dropout, scale,
         k_strides[2], v_strides[2], D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, False,
     )  # fmt: skip
     acc, peak, total = _walk(
         acc, peak, total, q_tile, k, v, free, end, first_row, head, masking, dropout, scale,
         k_strides[2], v_strides[2], D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, True,
     )  # fmt: skip
+    if masking.sinks is not None:
+        highest = tl.maximum(peak, masking.sinks)
+        fade = tl.exp2(peak - highest)
+        total = total * fade + tl.exp2(masking.sinks - highest)
+        acc *= fade[:, None]
+        peak = highest
     empty = total == 0.0
     acc *= (dropout.keep_scale / tl.where(empty, 1.0, total))[:, None]
     store_tile(out, acc, out_strides, head, row, count, ROWS, DV)

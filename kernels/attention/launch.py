@@ -150,12 +150,18 @@ def like_heads(x: Tensor, width: int | None = None) -> Tensor:
     return x.new_empty(batch, length, heads, x.shape[3] if width is None else width).transpose(1, 2)
 
 
-def mask_arguments(mask: Tensor | None, shape: tuple[int, ...]) -> tuple[Tensor | None, tuple[int, ...]]:
+def mask_arguments(mask: Tensor | None, shape: tuple[int, ...]) -> tuple[Tensor | None, tuple[int, int, int, int]]:
     """The mask as kernels take it, and its strides once broadcast to shape (B, H, L, S)."""
     if mask is None:
         return None, (0, 0, 0, 0)
     mask = mask.expand(shape)
-    return mask.view(torch.uint8) if mask.dtype == torch.bool else mask, mask.stride()
+    strides = mask.stride()
+    return mask.view(torch.uint8) if mask.dtype == torch.bool else mask, (
+        strides[0],
+        strides[1],
+        strides[2],
+        strides[3],
+    )
 
 
 def clamped(causal_offset: int, queries: int, keys: int) -> int:
@@ -176,10 +182,16 @@ def prepare(
     scale: float = 1.0,
     seed: Tensor | None = None,
     site: int = 0,
+    offsets: Tensor | None = None,
+    window: int = -1,
+    softcap: float = 0.0,
+    slopes: Tensor | None = None,
+    past: int = 0,
+    sinks: Tensor | None = None,
     packed: Packed | None = None,
 ) -> Call:
-    """Arguments as fasttfm.functional.attention's; query (B, H, ., .), key, value (B, Hk, ., .), through by_head()
-    when packed."""
+    """Arguments as fasttfm.functional.attention's Options; query (B, H, ., .), key, value (B, Hk, ., .), through
+    by_head() when packed."""
     batch, heads, queries, width = query.shape
     keys, value_width = value.shape[2:]
     if key_lengths is not None:
@@ -191,7 +203,20 @@ def prepare(
     if packed is not None:
         query_starts, key_starts, queries, keys = packed
         query_starts, key_starts = query_starts.contiguous(), key_starts.contiguous()
-    masking = Masking(mask, clamped(causal_offset, queries, keys), *mask_strides)
+    rows, columns = (queries, keys) if offsets is None else (2 * (queries + keys),) * 2
+    last = clamped(causal_offset, rows, columns)
+    masking = Masking(
+        mask,
+        last,
+        *mask_strides,
+        offsets=offsets,
+        window=None if window == -1 else last - clamped(causal_offset - window, rows, columns),
+        softcap=softcap or None,
+        slopes=None if slopes is None else slopes.contiguous(),
+        slope_stride=0 if slopes is None or len(slopes) == 1 else heads,
+        past=past - (causal_offset - last),
+        sinks=None if sinks is None else sinks.float().contiguous(),
+    )
     return Call(
         chip=device,
         kind=kind,
@@ -259,13 +284,14 @@ def compile_case(
     packed: bool = False,
     sums: bool = False,
     shared: bool = False,
+    scoring: bool = False,
     **constants: Any,
 ) -> CompileCase:
     """A kernel of the attention family as a model calls it: heads of a whole number of 16 bytes, and so strides.
 
     name: family, kernel, variant; the tile is added. mask: none, bool or add. packed: sequences one after the other.
-    sums: with those that a projection's bias gets. shared: query heads share heads of keys. constants: the kernel's
-    own, but for those that follow from the other arguments.
+    sums: with those that a projection's bias gets. shared: query heads share heads of keys. scoring: with a window, a
+    soft cap, ALiBi and sinks. constants: the kernel's own, but for those that follow from the other arguments.
     """
     element = "fp32" if kind == "tf32" else kind
     known: dict[str, Any] = {
@@ -276,6 +302,7 @@ def compile_case(
         "PRECISION": "tf32" if kind == "tf32" else "ieee",
         "GROUP": SHARED if shared else 1,
     }
+    known |= {"offsets": None, "window": None, "softcap": None, "slopes": None, "sinks": None} if not scoring else {}
     known |= {} if dropout else {"seed": None}
     known["spans"] = (None, "*i64", "*i64") if packed else ("*i64", None, None)
     known |= {} if sums else {"dq_sums": None, "dk_sums": None, "dv_sums": None}
@@ -315,7 +342,9 @@ SHARED = 4
 """Query heads of a head of keys, in cases that share."""
 
 
-def variant_name(*, dropout: bool, mask: str, packed: bool = False, sums: bool = False, shared: bool = False) -> str:
+def variant_name(
+    *, dropout: bool, mask: str, packed: bool = False, sums: bool = False, shared: bool = False, scoring: bool = False
+) -> str:
     """The variant in a case's name."""
     words = (
         "causal",
@@ -324,5 +353,6 @@ def variant_name(*, dropout: bool, mask: str, packed: bool = False, sums: bool =
         f"{mask}-mask" * (mask != "none"),
         "sums" * sums,
         "shared" * shared,
+        "scoring" * scoring,
     )
     return "+".join(word for word in words if word)

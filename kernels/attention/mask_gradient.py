@@ -32,6 +32,7 @@ from fasttfm.kernels.attention.tile import (
     LineStrides,
     Masking,
     Sizes,
+    capped,
     head_of,
     hide,
     keys_of,
@@ -130,10 +131,11 @@ def _gradient(
         lse_tile = tl.load(lse + line, mask=rows < L, other=float("inf"))  # no weight in rows past the end
         delta_tile = tl.load(delta + line, mask=rows < L, other=0.0)
         s = product(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E)  # (ROWS, COLUMNS)
+        s = capped(s, masking)
         # Keys as they lie: a mask's tile is read, and its gradient written, in rows of neighbours.
         s = hide(
-            s, row, column, tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :], masking_of(masking, head),
-            head.queries, head.visible, CAUSAL, True,
+            s, row, column, tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :],
+            masking_of(masking, head, sizes), head.queries, head.visible, CAUSAL, True,
         )  # fmt: skip
         p = tl.exp2(s - lse_tile[:, None])
         dp = product(dout_tile, tl.trans(v_tile), PRECISION)

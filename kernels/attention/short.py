@@ -48,6 +48,8 @@ from fasttfm.kernels.attention.tile import (
     Masking,
     Sizes,
     block,
+    cap_slope,
+    capped,
     hide,
     hide_keys,
     keys_of,
@@ -116,7 +118,7 @@ def _forward(
         # Keys as they lie: a mask's tile is read in rows of neighbours.
         k_tile = load_rows(k_rows, k_strides[2], head.visible, COLUMNS, D)
         v_tile = load_rows(v_rows, v_strides[2], head.visible, COLUMNS, DV)
-        masking = masking_of(masking, head)
+    masking = masking_of(masking, head, sizes)
     scale = tl.maximum(scale * LOG2E, 1e-37)  # of 0 times -inf there would be no number
     s, factor = unscaled(product(q_tile, tl.trans(k_tile), PRECISION), masking, scale)  # (ROWS, COLUMNS)
     if masking.mask is None:
@@ -127,9 +129,13 @@ def _forward(
             head.visible, CAUSAL, True,
         )  # fmt: skip
     peak = tl.max(s, 1) * factor
+    if masking.sinks is not None:
+        peak = tl.maximum(peak, masking.sinks)
     peak = tl.where(peak == float("-inf"), 0.0, peak)  # a row that sees no key: -inf - -inf would be NaN
     p = tl.exp2(s * factor - peak[:, None])
     total = tl.sum(p, 1)
+    if masking.sinks is not None:
+        total += tl.exp2(masking.sinks - peak)
     weights = p.to(v_tile.dtype)
     if dropout.seed is not None:
         seeded = with_seed(dropout)
@@ -188,9 +194,7 @@ def _backward(
         dout_rows = rows_of(dout, dout_strides, reader, head.first_query)
         dq_rows = rows_of(dq, dq_strides, reader, head.first_query)
         lse_rows = lse + line_of(lse_strides, reader, head.first_query)
-        reader_masking = masking
-        if masking.mask is not None:
-            reader_masking = masking_of(masking, reader)
+        reader_masking = masking_of(masking, reader, sizes)
         if dq_sums is not None:
             dq_sum = tl.zeros((block(D),), tl.float32)
         for row in range(0, head.queries, ROWS):
@@ -202,6 +206,9 @@ def _backward(
             # no weight past the last row
             lse_tile = tl.load(lse_rows + rows, mask=rows < head.queries, other=float("inf"))
             s = product(k_tile, tl.trans(q_tile), PRECISION) * (scale * LOG2E)  # (COLUMNS, ROWS)
+            s = capped(s, masking)
+            if masking.softcap is not None:
+                slope = cap_slope(s, masking)
             s = hide_keys(s, row, 0, reader, reader_masking, CAUSAL, True, True)
             p = tl.exp2(s - lse_tile[None, :])
             dp = product(v_tile, tl.trans(dout_tile), PRECISION)
@@ -214,8 +221,13 @@ def _backward(
             # The log-sum-exp of large scores is rounded so far that the weights add up to total and not to 1. dS
             # cancels only if delta is the mean of dP under these very weights; the row is at hand.
             total = tl.sum(p, 0)
+            if masking.sinks is not None:
+                total += tl.exp2(reader_masking.sinks - lse_tile)
             delta_tile = tl.sum(p * dp, 0) / tl.where(total == 0.0, 1.0, total)
-            ds = (p * (dp - delta_tile[None, :])).to(k_tile.dtype)
+            ds = p * (dp - delta_tile[None, :])
+            if masking.softcap is not None:
+                ds *= slope
+            ds = ds.to(k_tile.dtype)
             dk_tile += product(ds, q_tile, PRECISION)
             if COLUMNS >= 8 * ROWS:
                 # Before sm_90 Triton shares out every product of the loop as it does this one: by columns, if they are

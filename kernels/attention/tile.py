@@ -21,7 +21,15 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from fasttfm.kernels.parameter import MaskPointer, Stride, Varying
+from fasttfm.kernels.parameter import (
+    Float32Pointer,
+    Int64Pointer,
+    MaskPointer,
+    RealOrNone,
+    Stride,
+    Varying,
+    VaryingOrNone,
+)
 from fasttfm.kernels.philox import spread
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -37,7 +45,10 @@ class Sizes(NamedTuple):
 
 
 class Masking(NamedTuple):
-    """Keys that a query may attend."""
+    """Keys that a query may attend, and what becomes of its scores.
+
+    Query i sees keys up to i + causal_offset, where CAUSAL, and from i + causal_offset - window on.
+    """
 
     mask: MaskPointer
     """(B, H, L, S) through its strides, or None; in what a kernel calls that of its head, (L, S)."""
@@ -47,6 +58,19 @@ class Masking(NamedTuple):
     head_stride: Stride
     query_stride: Stride
     key_stride: Stride
+    offsets: Int64Pointer = None
+    """(B,) added to causal_offset, or None; added to it in that of a head."""
+    window: VaryingOrNone = None
+    softcap: RealOrNone = None
+    """Scores lie between this and its negative, before anything is added to them."""
+    slopes: Float32Pointer = None
+    """ALiBi's (B, H), or None; in that of a head its slope, in base 2."""
+    slope_stride: Stride = 0
+    """From one b to the next."""
+    past: Varying = 0
+    """Keys past the diagonal that causal_offset lets a query see."""
+    sinks: Float32Pointer = None
+    """(H,), or None: scores that take weight and have no value; in that of a head its sink, in base 2."""
 
 
 class LineStrides(NamedTuple):
@@ -152,18 +176,41 @@ def line_of(strides, head, first):
 
 
 @triton.jit
-def masking_of(masking, head):
-    """The head's Masking, of one that has a mask."""
-    mask = masking.mask + (head.b * masking.batch_stride + head.h * masking.head_stride)
-    return moved(masking, mask)
-
-
-@triton.jit
 def moved(masking, mask):
     """The Masking with another pointer."""
     return Masking(
-        mask, masking.causal_offset, masking.batch_stride, masking.head_stride, masking.query_stride, masking.key_stride
-    )
+        mask, masking.causal_offset, masking.batch_stride, masking.head_stride, masking.query_stride,
+        masking.key_stride, masking.offsets, masking.window, masking.softcap, masking.slopes, masking.slope_stride,
+        masking.past, masking.sinks,
+    )  # fmt: skip
+
+
+@triton.jit
+def offset_of(masking, head, sizes):
+    """The causal offset of the head's batch row."""
+    offset = masking.causal_offset
+    if masking.offsets is not None:
+        rows = sizes.L + sizes.S
+        offset += tl.minimum(tl.maximum(tl.load(masking.offsets + head.b), -rows), rows).to(tl.int32)
+    return offset
+
+
+@triton.jit
+def masking_of(masking, head, sizes):
+    """The head's Masking."""
+    mask = masking.mask
+    if mask is not None:
+        mask += head.b * masking.batch_stride + head.h * masking.head_stride
+    slopes = masking.slopes
+    if slopes is not None:
+        slopes = tl.load(slopes + head.b * masking.slope_stride + head.h) * LOG2E
+    sinks = masking.sinks
+    if sinks is not None:
+        sinks = tl.load(sinks + head.h) * LOG2E
+    return Masking(
+        mask, offset_of(masking, head, sizes), masking.batch_stride, masking.head_stride, masking.query_stride,
+        masking.key_stride, None, masking.window, masking.softcap, slopes, masking.slope_stride, masking.past, sinks,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -189,6 +236,16 @@ def key_range(
         end = tl.maximum(tl.minimum(visible, first_row + ROWS + causal_offset), 0)
         free = tl.maximum(tl.minimum(visible, first_row + causal_offset + 1), 0)
     return end, free // COLUMNS * COLUMNS
+
+
+@triton.jit
+def window_range(first_row, masking, free, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """For a tile of queries with a left border: where the tiles of keys begin that some row sees, and where those that
+    every row sees do, of which `free`, key_range()'s, is the end."""
+    border = first_row + masking.causal_offset - masking.window
+    start = tl.maximum(border, 0) // COLUMNS * COLUMNS
+    whole = (tl.maximum(border + ROWS - 1, 0) + COLUMNS - 1) // COLUMNS * COLUMNS
+    return start, tl.minimum(whole, tl.maximum(free, start))
 
 
 @triton.jit
@@ -258,7 +315,10 @@ def hide(
     CHECKED: tl.constexpr,  # whether the tile reaches past the visible keys or the diagonal
     OVERFLOWS: tl.constexpr = False,  # whether a score may be inf, a product out of its dtype's range
 ):
-    """The scores with the mask added and -inf where the query may not attend."""
+    """The scores with what is added to them, and -inf where the query may not attend."""
+    if masking.slopes is not None:
+        past = rows - columns + (row - column + masking.causal_offset - masking.past)
+        s -= tl.abs(past).to(tl.float32) * masking.slopes
     if masking.mask is not None:
         row_stride, column_stride = masking.query_stride, masking.key_stride
         inside = (rows < queries - row) & (columns < visible - column)
@@ -286,6 +346,8 @@ def hide(
             seen = columns < tl.minimum(visible - column, rows + (offset + 1))
         else:
             seen = rows >= tl.where(columns < visible - column, columns - offset, queries - row)
+        if masking.window is not None:
+            seen = seen & (columns >= rows + (offset - masking.window))
         s = tl.where(seen, s, float("-inf"))
     return s
 
@@ -295,11 +357,44 @@ def unscaled(s, masking, scale):
     """Scores s of a product as hide() takes them, and the factor that they are then still to be multiplied by: that and
     a subtraction are one instruction. What a mask is added to must be scaled before."""
     factor = scale
-    if masking.mask is not None:  # noqa: SIM102 Triton reads both sides of `and`
+    if masking.softcap is not None or masking.slopes is not None:
+        s = capped(s * scale, masking)
+        factor = 1.0
+    elif masking.mask is not None:  # noqa: SIM102 Triton reads both sides of `and`
         if masking.mask.dtype.element_ty != tl.uint8:
             s *= scale
             factor = 1.0
     return s, factor
+
+
+@triton.jit
+def capped(s, masking):
+    """Scores in base 2 between the soft cap and its negative: c tanh(s / c)."""
+    if masking.softcap is not None:
+        cap = masking.softcap * LOG2E
+        s = cap * _tanh(s / cap)
+    return s
+
+
+@triton.jit
+def cap_slope(s, masking):
+    """The derivative of capped() where it gave s."""
+    ratio = s / (masking.softcap * LOG2E)
+    return 1.0 - ratio * ratio
+
+
+@triton.jit
+def _tanh(x):
+    """As exact near 0, where what the exponential leaves of 1 is rounded."""
+    size = tl.abs(x)
+    fade = tl.exp2(size * -2.8853900817779268)
+    far = (1.0 - fade) / (1.0 + fade)
+    square = x * x
+    near = size * (
+        1.0 + square * (-0.33333334 + square * (0.13333334 + square * (-0.053968254 + square * 0.021869488)))
+    )
+    result = tl.where(size < 0.3, near, far)
+    return tl.where(x < 0.0, -result, result)
 
 
 @triton.jit

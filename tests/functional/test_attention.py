@@ -185,11 +185,15 @@ def operator_calls():
     packed = [heads(n, 2, 8, requires_grad=True) for n in (7, 9, 9)]
     starts = torch.tensor([0, 4, 7]), torch.tensor([0, 3, 9])
     scores = heads(2, 2, 5, 6, requires_grad=True)
+    plain = None, -1, 0.0, None, 0, None
+    scored = torch.tensor([1, -1]), 3, 2.0, torch.rand(1, 2), 1, torch.randn(2, requires_grad=True)
     for backend in BACKENDS:
-        yield "attention", (q, k, v, lengths, None, True, 0, 0.0, 0.3, None, 0, backend)
-        yield "attention", (q, k, v, None, added, False, 0, 0.2, 0.3, seed, 1, backend)
-        yield "attention_packed", (*packed, *starts, 4, 6, None, None, True, 1, 0.2, 0.3, seed, 0, backend)
-        yield "attention_softmax", (scores, lengths, added, True, 1, 0.2, 0.3, seed, 0, backend)
+        yield "attention", (q, k, v, lengths, None, True, 0, 0.0, 0.3, None, 0, *plain, backend)
+        yield "attention", (q, k, v, None, added, False, 0, 0.2, 0.3, seed, 1, *plain, backend)
+        yield "attention_packed", (*packed, *starts, 4, 6, None, None, True, 1, 0.2, 0.3, seed, 0, *plain, backend)
+        yield "attention_softmax", (scores, lengths, added, True, 1, 0.2, 0.3, seed, 0, *plain, backend)
+    yield "attention", (q, k, v, lengths, added, True, 0, 0.2, 0.3, seed, 1, *scored, "triton")
+    yield "attention_packed", (*packed, *starts, 4, 6, None, None, True, 1, 0.2, 0.3, seed, 0, *scored, "triton")
 
 
 @pytest.mark.parametrize(("name", "args"), list(operator_calls()), ids=lambda a: a if isinstance(a, str) else a[-1])

@@ -10,9 +10,15 @@ from torch import Tensor
 from fasttfm.functional.dropout import dropout_for
 from fasttfm.functional.operator import Mask, Size, Whole, lower_precision
 
+Window = tuple[int | None, int | None]
+"""Keys before the diagonal and past it that a query may attend, None for no bound."""
+
 
 class Options(NamedTuple):
-    """Everything but query, key and value, as attention() and its kernels name it."""
+    """Everything but query, key and value, as the kernels name it.
+
+    Query i sees keys up to i + causal_offset if causal, and from i + causal_offset - window on if window is not -1.
+    """
 
     key_lengths: Whole | None
     mask: Mask | None
@@ -22,6 +28,16 @@ class Options(NamedTuple):
     scale: float
     seed: Whole | None
     site: int
+    offsets: Whole | None = None
+    """(B,), of each batch row, added to causal_offset."""
+    window: Size = -1
+    softcap: float = 0.0
+    slopes: Tensor | None = None
+    """(B, H) or (1, H) float32, of ALiBi."""
+    past: Size = 0
+    """Keys past the diagonal that causal_offset lets a query see: ALiBi counts from the diagonal."""
+    sinks: Tensor | None = None
+    """(H,)"""
 
     @classmethod
     def of(
@@ -29,8 +45,8 @@ class Options(NamedTuple):
         heads: Tensor,
         key_lengths: Tensor | None,
         mask: Tensor | None,
-        causal: bool,
-        causal_offset: int,
+        causal: bool | str,
+        causal_offset: int | Tensor,
         dropout_p: float,
         scale: float | None,
         seed: Tensor | None,
@@ -39,11 +55,23 @@ class Options(NamedTuple):
         """With the scale and the seed that a call without them takes on heads (..., D)."""
         dropout_p, seed, site = dropout_for(heads.device, dropout_p, seed, site)
         scale = heads.shape[-1] ** -0.5 if scale is None else scale
-        return cls(key_lengths, mask, causal, causal_offset, dropout_p, scale, seed, site)
+        # causal and causal_offset of other types are with_scoring()'s to read, or the operator's to refuse
+        return cls(key_lengths, mask, causal, causal_offset, dropout_p, scale, seed, site)  # type: ignore[arg-type]
+
+    @property
+    def plain(self) -> bool:
+        """True without what only some routes compute: offsets by batch row, a left border, a cap, slopes, sinks."""
+        return (
+            self.offsets is None
+            and self.window == -1
+            and self.softcap == 0.0
+            and self.slopes is None
+            and self.sinks is None
+        )
 
     def arguments(self) -> dict[str, Any]:
         """For kernels, at half the price of _asdict()."""
-        return {
+        arguments = {
             "key_lengths": self.key_lengths,
             "mask": self.mask,
             "causal": self.causal,
@@ -53,6 +81,10 @@ class Options(NamedTuple):
             "seed": self.seed,
             "site": self.site,
         }
+        if not self.plain:
+            names = ("offsets", "window", "softcap", "slopes", "past", "sinks")
+            arguments |= {name: getattr(self, name) for name in names}
+        return arguments
 
 
 class Sequences(NamedTuple):

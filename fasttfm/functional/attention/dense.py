@@ -7,9 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fasttfm.functional.attention import routes, torch_route
-from fasttfm.functional.attention.arguments import Options, absent, autocast_operands
+from fasttfm.functional.attention import composed, routes, torch_route
+from fasttfm.functional.attention.arguments import Options, Window, absent, autocast_operands
 from fasttfm.functional.attention.layout import empty_heads_last
+from fasttfm.functional.attention.scoring import Causal, scores_differ, with_scoring
 from fasttfm.functional.backends import chosen
 from fasttfm.functional.operator import Gradients, Operator, Size, casts
 from fasttfm.functional.signature import names_arguments
@@ -25,8 +26,12 @@ def attention(
     *,
     key_lengths: Tensor | None = None,
     mask: Tensor | None = None,
-    causal: bool = False,
-    causal_offset: int = 0,
+    causal: Causal = False,
+    causal_offset: int | Tensor = 0,
+    window: Window | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
     dropout_p: float = 0.0,
     scale: float | None = None,
     seed: Tensor | None = None,
@@ -38,18 +43,31 @@ def attention(
     Hk divides H: H / Hk neighbouring query heads share a head of keys and values (grouped-query attention, Ainslie et
     al. 2023; multi-query attention where Hk is 1), which is read where it is and never repeated in memory.
     key_lengths (B,) int: keys at or past it are not attended. mask, broadcastable to (B, H, L, S): bool, True where
-    the query may attend, or floats that are added to the scaled scores and may take a gradient. causal: query i sees
-    keys up to i + causal_offset. All combine. A query with no key to attend gives zeros and passes no gradient.
+    the query may attend, or floats that are added to the scaled scores and may take a gradient.
+    causal: query i sees keys up to the diagonal, which is at key i + causal_offset, an int or (B,) int of each batch
+    row; causal="bottom_right" moves it such that the last query is at the last key, of key_lengths where given.
+    window (left, right): query i sees no more than so many keys before the diagonal and past it, None for no bound
+    (Beltagy et al. 2020); what no query of a tile sees is not computed by a kernel.
+    softcap, above 0: scores become softcap * tanh(score / softcap), before anything is added (Gemma 2, 2024).
+    alibi_slopes (H,) or (B, H): slope times a key's distance from the diagonal is subtracted (Press et al. 2022).
+    sinks (H,): a score of each head that takes weight from a row's keys and has no value; may take a gradient (Xiao et
+    al. 2024; gpt-oss). All combine. A query with no key to attend gives zeros and passes no gradient.
     dropout_p in [0, 1], on the weights; seed (1,) int64 on the same device, drawn from torch's generator where None;
     site, below 2^31, tells the calls of one model apart. scale defaults to D^-0.5.
     Returns (B, H, L, Dv) whose memory is (B, L, H, Dv), so that .transpose(1, 2).flatten(2) copies nothing.
-    Raises ValueError for shapes or dtypes that do not agree.
+    Raises ValueError for shapes, dtypes or numbers that do not agree, TypeError for a window that is not two numbers.
     """
     check(query, key, key_lengths, mask)
     check_value(query, key, value)
     options = Options.of(query, key_lengths, mask, causal, causal_offset, dropout_p, scale, seed, site)
-    if routes.takes_fused(query, key, value, mask, scale=options.scale, seed=options.seed):
+    if scores_differ(causal, causal_offset, window, softcap, alibi_slopes, sinks):
+        shape = (*query.shape[:3], key.shape[2])
+        options = with_scoring(options, query.device, shape, causal, window, softcap, alibi_slopes, sinks)
+    bounded = options.softcap != 0.0 or options.sinks is not None
+    if not bounded and routes.takes_fused(query, key, value, mask, scale=options.scale, seed=options.seed):
         return torch_route.fused_forward(query, key, value, options)[0]  # torch differentiates its own kernel
+    if not options.plain and not routes.kernels_score(chosen(), query, value):
+        return composed.attention(query, key, value, options)
     return _attention(query, key, value, options, chosen())[0]
 
 
@@ -134,7 +152,7 @@ class _Backward(NamedTuple):
 
 
 def _decide(call: _Call) -> str:
-    return routes.decide(call.route, call.query, call.value, call.key.shape[2])
+    return routes.decide(call.route, call.query, call.value, call.key.shape[2], call.options.plain)
 
 
 def _compute(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
@@ -147,28 +165,37 @@ def _fake(call: _Call) -> tuple[Tensor, ...]:
 
 
 def _differentiate(saved: _Saved, wanted: Options, grad: Tensor, *_: None) -> Gradients:
-    d_query, d_key, d_value, d_mask = _attention_backward(grad, saved, wanted.mask is True)
-    return {"query": d_query, "key": d_key, "value": d_value, "mask": d_mask if wanted.mask else None}
+    d_query, d_key, d_value, d_mask, d_sinks = _attention_backward(grad, saved, wanted.mask is True)
+    return {
+        "query": d_query,
+        "key": d_key,
+        "value": d_value,
+        "mask": d_mask if wanted.mask else None,
+        "sinks": d_sinks if wanted.sinks else None,
+    }
 
 
-def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     (query, key, value, options, route), output, saved, kept = call.saved
     d_query, d_key, d_value, d_mask = routes.backward(
         route, call.grad, query, key, value, output, saved, kept, options, mask_gradient=call.mask_gradient
     )
-    return d_query, d_key, d_value, absent(query) if d_mask is None else d_mask
+    sinks = options.sinks
+    d_sinks = absent(query) if sinks is None else routes.sinks_gradient(call.grad, output, saved, sinks)
+    return d_query, d_key, d_value, absent(query) if d_mask is None else d_mask, d_sinks
 
 
-def _fake_backward(call: _Backward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _fake_backward(call: _Backward) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     query, key, value, options, _ = call.saved.call
     mask = options.mask
     d_mask = mask.new_empty(mask.shape) if mask is not None and call.mask_gradient else absent(query)
     d_query, d_key, d_value = (empty_heads_last(x, x.shape[-1]) for x in (query, key, value))
-    return d_query, d_key, d_value, d_mask
+    sinks = options.sinks
+    return d_query, d_key, d_value, d_mask, absent(query) if sinks is None else sinks.new_empty(sinks.shape)
 
 
 _attention_backward = Operator(
-    "attention_backward", _Backward, "(Tensor, Tensor, Tensor, Tensor)", _compute_backward, _fake_backward
+    "attention_backward", _Backward, "(Tensor, Tensor, Tensor, Tensor, Tensor)", _compute_backward, _fake_backward
 )
 _attention = Operator(
     "attention",

@@ -8,9 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fasttfm.functional.attention import routes
-from fasttfm.functional.attention.arguments import Options, Sequences, absent, autocast_operands
+from fasttfm.functional.attention import composed, routes
+from fasttfm.functional.attention.arguments import Options, Sequences, Window, absent, autocast_operands
 from fasttfm.functional.attention.dense import shares
+from fasttfm.functional.attention.scoring import Causal, scores_differ, with_scoring
 from fasttfm.functional.backends import chosen, values_are_checked
 from fasttfm.functional.operator import Gradients, Operator, casts
 from fasttfm.functional.signature import names_arguments
@@ -26,8 +27,12 @@ def varlen_attention(
     max_query: int,
     max_key: int,
     *,
-    causal: bool = False,
-    causal_offset: int = 0,
+    causal: Causal = False,
+    causal_offset: int | Tensor = 0,
+    window: Window | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
     dropout_p: float = 0.0,
     scale: float | None = None,
     seed: Tensor | None = None,
@@ -41,14 +46,21 @@ def varlen_attention(
     last. max_query, max_key: no sequence has more queries or keys. The numbers in the starts are checked on a CPU, and
     trusted on a GPU, where the host would have to wait for them, unless FASTTFM_CHECK=1 is in the environment. Rows
     past the last sequence are filler of a fixed token budget and give zeros.
-    causal, causal_offset (of every sequence), dropout_p, scale, seed, site as attention() takes them; the dropout mask
-    is that of the padded batch. Lengths are in the starts, and there is no mask: pad, and use attention(), for one.
-    Returns (Tq, H, Dv). Raises ValueError for shapes or dtypes that do not agree.
+    The others are as attention() takes them; causal="bottom_right" looks at each sequence's own lengths, and the
+    dropout mask is that of the padded batch. Lengths are in the starts, and there is no mask: pad, and use attention(),
+    for one. Returns (Tq, H, Dv). Raises ValueError for shapes, dtypes or numbers that do not agree, TypeError for a
+    window that is not two numbers.
     """
     check(query, key, value, query_starts, key_starts)
     sequences = Sequences(query_starts, key_starts, max_query, max_key)
     check_values(query, key, sequences)
     options = Options.of(query, None, None, causal, causal_offset, dropout_p, scale, seed, site)
+    if scores_differ(causal, causal_offset, window, softcap, alibi_slopes, sinks):
+        shape = (sequences.batch, query.shape[1], max_query, max_key)
+        surplus = None if key_starts is query_starts else key_starts.diff() - query_starts.diff()
+        options = with_scoring(options, query.device, shape, causal, window, softcap, alibi_slopes, sinks, surplus)
+        if not options.plain and not routes.kernels_score(chosen(), query, value):
+            return _composed(Call(query, key, value, sequences, options, "explicit"))
     return _attention(query, key, value, sequences, options, chosen())[0]
 
 
@@ -218,6 +230,13 @@ def _padded_backward(grad: Tensor, saved: Saved) -> tuple[Tensor, Tensor, Tensor
     return _joined(d_query, query_starts, query), _joined(d_key, key_starts, key), _joined(d_value, key_starts, value)
 
 
+def _composed(call: Call) -> Tensor:
+    """The output of options that are not plain, where no kernel computes them."""
+    if call.empty:
+        return call.query.new_zeros(*call.query.shape[:2], call.value.shape[-1])
+    return _joined(composed.attention(*_pad(call)), call.sequences.query_starts, call.query)
+
+
 # ------------------------------------------------------------------------------------------------------------ operators
 
 
@@ -252,16 +271,32 @@ def backward(grad: Tensor, saved: Saved) -> tuple[Tensor, ...]:
     return gradients
 
 
-def _differentiate(saved: Saved, wanted: Call, grad: Tensor, *_: None) -> Gradients:
-    return dict(zip(("query", "key", "value"), _attention_backward(grad, saved)))
+def _compute_backward(call: _Backward) -> tuple[Tensor, ...]:
+    grad, saved = call
+    sinks = saved.call.options.sinks
+    d_sinks = absent(grad)
+    if sinks is not None:
+        d_sinks = routes.sinks_gradient(grad.transpose(0, 1), saved.output.transpose(0, 1), saved.saved, sinks)
+    return *backward(grad, saved), d_sinks
+
+
+def _fake_backward(call: _Backward) -> tuple[Tensor, ...]:
+    sinks = call.saved.call.options.sinks
+    d_sinks = absent(call.grad) if sinks is None else sinks.new_empty(sinks.shape)
+    return *(x.new_empty(x.shape) for x in call.saved.call[:3]), d_sinks
+
+
+def _differentiate(saved: Saved, wanted: Options, grad: Tensor, *_: None) -> Gradients:
+    gradients = dict(zip(("query", "key", "value", "sinks"), _attention_backward(grad, saved)))
+    return gradients if wanted.sinks else gradients | {"sinks": None}
 
 
 _attention_backward = Operator(
     "attention_packed_backward",
     _Backward,
-    "(Tensor, Tensor, Tensor)",
-    lambda call: backward(call.grad, call.saved),
-    lambda call: tuple(x.new_empty(x.shape) for x in call.saved.call[:3]),
+    "(Tensor, Tensor, Tensor, Tensor)",
+    _compute_backward,
+    _fake_backward,
 )
 _attention = Operator(
     "attention_packed",
@@ -269,7 +304,7 @@ _attention = Operator(
     "(Tensor, Tensor, Tensor)",
     forward,
     fake,
-    decide=lambda call: routes.decide(call.route, call.query, call.value, call.sequences.max_key),
+    decide=lambda call: routes.decide(call.route, call.query, call.value, call.sequences.max_key, call.options.plain),
     save=routes.save,
     saved=Saved,
     backward=_differentiate,

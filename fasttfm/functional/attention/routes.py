@@ -11,6 +11,7 @@ fused float32 torch makes it itself.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -30,8 +31,8 @@ _FUSED = fixed("fused_queries"), fixed("fused_keys")
 are a search's (step.py); in bfloat16 its softmax and backward pass are slow."""
 
 
-def decide(asked: str, query: Tensor, value: Tensor, keys: Size) -> str:
-    """short, flash, softmax, explicit or, for batch-invariant searches on a CPU, fused.
+def decide(asked: str, query: Tensor, value: Tensor, keys: Size, plain: bool = True) -> str:
+    """short, flash, softmax, explicit or, for batch-invariant searches on a CPU, fused; short or flash if not plain.
 
     asked: auto, triton or torch, or this function's own answer, which stays. query (..., D), value (..., Dv); keys of
     the longest row. The kernels' tables decide where a kernel takes the tensors: by chip, dtype (float32 by whether
@@ -49,7 +50,23 @@ def decide(asked: str, query: Tensor, value: Tensor, keys: Size) -> str:
     device_chip = chip(device)
     width = attention_launch.width_class(max(query.shape[-1], value.shape[-1]))
     kind = product_kind(dtype, device_chip)
-    return attention_launch.route(device_chip, kind, width, attention_launch.key_class(keys))
+    route = attention_launch.route(device_chip, kind, width, attention_launch.key_class(keys))
+    return "flash" if route == "softmax" and not plain else route
+
+
+def kernels_score(asked: str, query: Tensor, value: Tensor) -> bool:
+    """Return whether kernels take options that are not plain; else PyTorch computes and differentiates them."""
+    dtype = torch.get_autocast_dtype(query.device.type) if casts(query) else query.dtype
+    if transformed() or forward_ad._current_level >= 0 or not kernels_take(asked, query.device, dtype):
+        return False
+    from fasttfm.kernels.attention import launch as attention_launch
+    from fasttfm.kernels.launch import chip, product_kind
+
+    device_chip = chip(query.device)
+    width = attention_launch.width_class(max(query.shape[-1], value.shape[-1]))
+    return width <= attention_launch.MAX_WIDTH and not attention_launch.spills(
+        device_chip, product_kind(dtype, device_chip), width
+    )
 
 
 def takes_fused(
@@ -189,3 +206,11 @@ def backward(
 
         d_mask = attention_mask_gradient.gradient(*tensors, output, saved, **arguments)
     return gradients[0], gradients[1], gradients[2], d_mask
+
+
+def sinks_gradient(grad: Tensor, output: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
+    """Gradient of sinks (H,) from those of output, both (..., H, L, Dv), and the log-sum-exp (..., H, L) in base 2: a
+    sink takes its weight from all others of a row."""
+    weight = torch.exp2(sinks.float()[:, None] * math.log2(math.e) - lse)
+    gradient = -weight * (grad.float() * output.float()).sum(-1)
+    return gradient.sum(-1).view(-1, sinks.shape[0]).sum(0).to(sinks.dtype)

@@ -22,7 +22,7 @@ from fasttfm.functional.attention.layout import heads_last, planes
 from fasttfm.functional.dropout import as_factor, drawn, wide
 
 
-def _bias(queries: int, keys: int, like: Tensor, options: Options) -> Tensor | None:
+def bias(queries: int, keys: int, like: Tensor, options: Options) -> Tensor | None:
     """Return the addend of the scaled scores, as small as broadcasting to (B, H, L, S) allows; None: nothing.
 
     like: of the scores' dtype and device.
@@ -32,7 +32,24 @@ def _bias(queries: int, keys: int, like: Tensor, options: Options) -> Tensor | N
     if mask is not None and mask.dim() == 0:
         mask = mask.view(1)  # a 0-d tensor would not take part in type promotion
     hidden: Tensor | None = None
-    if causal and causal_offset < keys - 1:
+    if options.offsets is not None or options.window != -1 or options.slopes is not None:
+        last = torch.arange(queries, device=device)[:, None] + causal_offset  # the key of a query's right border
+        if options.offsets is not None:
+            last = last + options.offsets.view(-1, 1, 1, 1)
+        beyond = torch.arange(keys, device=device) - last
+        if causal:
+            hidden = beyond > 0
+        if options.window != -1:
+            before = beyond < -options.window
+            hidden = before if hidden is None else hidden | before
+        if options.slopes is not None:
+            distance = (beyond + options.past).abs().to(precise)
+            added = -options.slopes.to(precise)[..., None, None] * distance
+            if mask is not None and mask.dtype == torch.bool:
+                hidden = ~mask if hidden is None else hidden | ~mask
+                mask = None
+            mask = added if mask is None else mask.to(precise) + added
+    elif causal and causal_offset < keys - 1:
         hidden = torch.ones(queries, keys, dtype=torch.bool, device=device).triu_(causal_offset + 1)
     if key_lengths is not None:
         beyond = torch.arange(keys, device=device) >= key_lengths.view(-1, 1, 1, 1)
@@ -92,16 +109,18 @@ def weights(scores: Tensor, scale: float, options: Options, out: Tensor | None =
     if _takes_pass("softmax", options, scores):
         out = torch.empty_like(scores) if out is None else out
         return training_passes.softmax(scores, scale, *_seen(options), out)
-    bias = _bias(scores.shape[-2], scores.shape[-1], scores, options)
+    addend = bias(scores.shape[-2], scores.shape[-1], scores, options)
     precise = wide(scores.dtype)
-    if bias is None:
+    if addend is None:
         scaled = scores * scale if scores.dtype == precise else scores.to(precise).mul_(scale)
     else:
-        scaled = torch.add(bias, scores, alpha=scale)
+        scaled = torch.add(addend, scores, alpha=scale)
         if scores.dtype == torch.float16:
-            scaled.masked_fill_(bias == -math.inf, -math.inf)  # a hidden score beyond 65,504 is inf, and inf - inf nan
+            scaled.masked_fill_(
+                addend == -math.inf, -math.inf
+            )  # a hidden score beyond 65,504 is inf, and inf - inf nan
     p = _softmax(scaled)
-    if bias is not None and (empty := _empty(scores.shape[-2], bias, options)) is not None:
+    if addend is not None and (empty := _empty(scores.shape[-2], addend, options)) is not None:
         p.masked_fill_(empty, 0.0)
     return p.to(scores.dtype).contiguous()
 
@@ -223,14 +242,14 @@ def operand_gradients(
 def _fused_mask(query: Tensor, key: Tensor, options: Options) -> dict[str, Any]:
     """The mask as that kernel takes it; it gives zeros to a query that sees no key, as it must."""
     key_lengths, mask, causal, causal_offset, *_ = options
-    if causal and causal_offset == 0 and key_lengths is None and mask is None:
+    if causal and causal_offset == 0 and key_lengths is None and mask is None and options.plain:
         return {"is_causal": True, "attn_mask": None}
-    bias = _bias(query.shape[2], key.shape[2], query, options)
-    if bias is not None:
-        if bias.dim() < 4:
-            bias = bias[(None,) * (4 - bias.dim())]
-        bias = bias.expand(-1, -1, query.shape[2], key.shape[2])
-    return {"is_causal": False, "attn_mask": bias}
+    addend = bias(query.shape[2], key.shape[2], query, options)
+    if addend is not None:
+        if addend.dim() < 4:
+            addend = addend[(None,) * (4 - addend.dim())]
+        addend = addend.expand(-1, -1, query.shape[2], key.shape[2])
+    return {"is_causal": False, "attn_mask": addend}
 
 
 def fused_forward(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Tensor]:

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from fasttfm.cpu.linear import batch_invariant
-from fasttfm.functional.attention import routes, softmax_route, torch_route
-from fasttfm.functional.attention.arguments import Options, absent
+from fasttfm.functional.attention import composed, routes, softmax_route, torch_route
+from fasttfm.functional.attention.arguments import Options, Window, absent
 from fasttfm.functional.attention.dense import check
 from fasttfm.functional.attention.layout import grouped
+from fasttfm.functional.attention.scoring import Causal, scores_differ, with_scoring
 from fasttfm.functional.backends import chosen
 from fasttfm.functional.operator import Gradients, Operator, casts
 from fasttfm.functional.signature import names_arguments
@@ -24,8 +25,12 @@ def attention_weights(
     *,
     key_lengths: Tensor | None = None,
     mask: Tensor | None = None,
-    causal: bool = False,
-    causal_offset: int = 0,
+    causal: Causal = False,
+    causal_offset: int | Tensor = 0,
+    window: Window | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
     dropout_p: float = 0.0,
     scale: float | None = None,
     seed: Tensor | None = None,
@@ -34,16 +39,21 @@ def attention_weights(
     """The weights of attention(), dropout applied: softmax(Q K^T * scale), (B, H, L, S) in query's dtype.
 
     Arguments, errors and gradients as attention()'s: attention_weights(q, k, ...) @ v is attention(q, k, v, ...)
-    where no heads of keys are shared.
+    where no heads of keys are shared. Those of sinks are left out: a row then adds up to less than 1.
     """
     check(query, key, key_lengths, mask)
     options = Options.of(query, key_lengths, mask, causal, causal_offset, dropout_p, scale, seed, site)
+    if scores_differ(causal, causal_offset, window, softcap, alibi_slopes, sinks):
+        shape = (*query.shape[:3], key.shape[2])
+        options = with_scoring(options, query.device, shape, causal, window, softcap, alibi_slopes, sinks)
     dtype = torch.get_autocast_dtype(query.device.type) if casts(query) else query.dtype
     power, left = torch_route.split_scale(options.scale, dtype)
     query = query if power == 1.0 else query * power
     rows, columns = grouped(query, key.shape[1]), key.transpose(-2, -1)  # (B, Hk, H / Hk * L, D), (B, Hk, D, S)
     scores = _products_alone(rows, columns) if batch_invariant(query) else rows @ columns
     scores = scores.view(*query.shape[:3], key.shape[2])  # (B, H, L, S), in autocast's dtype
+    if not options.plain:
+        return composed.dropped_weights(scores, left, options)
     return _softmax(scores, options._replace(scale=left), chosen())[0]
 
 

@@ -1,0 +1,123 @@
+"""Arguments of attention() that say where a query looks and what becomes of its scores: windows and their alignment,
+soft caps, ALiBi's slopes, sinks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fasttfm.functional.attention.arguments import Options, Window
+from fasttfm.functional.signature import is_flag
+
+Causal = bool | str
+"""False; True or "top_left": query i is at key i + causal_offset; "bottom_right": the last query at the last key."""
+
+
+def scores_differ(
+    causal: Causal,
+    causal_offset: int | Tensor,
+    window: Window | None,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+) -> bool:
+    """Return whether with_scoring() has anything to do."""
+    return not (
+        not isinstance(causal, str)
+        and window is None
+        and softcap == 0.0
+        and alibi_slopes is None
+        and sinks is None
+        and not isinstance(causal_offset, Tensor)
+    )
+
+
+def with_scoring(
+    options: Options,
+    device: torch.device,
+    shape: tuple[Any, Any, Any, Any],
+    causal: Causal,
+    window: Window | None,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+    surplus: Tensor | None = None,
+) -> Options:
+    """Return options with these arguments of attention() on scores of shape (B, H, L, S).
+
+    options has the key lengths, and causal_offset as it was given. surplus: how many keys more than queries each batch
+    row has, where that is known; else (B,) lengths or S decide. Raises TypeError, ValueError.
+    """
+    batch, heads, queries, keys = shape
+    for name, x in (("causal_offset", options.causal_offset), ("alibi_slopes", alibi_slopes), ("sinks", sinks)):
+        if isinstance(x, Tensor) and x.device != device:
+            raise ValueError(f"{name} is on {x.device} and query on {device}: both must be on one device")
+    left, right = _sides(window)
+    offset, offsets = options.causal_offset, None
+    if isinstance(offset, Tensor):
+        offset, offsets = 0, _checked("causal_offset", offset, (batch,))
+    if causal == "bottom_right":
+        if surplus is None and options.key_lengths is not None:
+            surplus = options.key_lengths.clamp(0, keys) - queries
+        if surplus is None:
+            offset = offset + keys - queries
+        else:
+            offsets = surplus if offsets is None else offsets + surplus
+    elif isinstance(causal, str) and causal != "top_left":
+        raise ValueError(f'causal={causal!r} must be False, True, "top_left" or "bottom_right"')
+    elif not isinstance(causal, str):
+        is_flag("causal", causal)
+    if causal:
+        right = 0
+    if not (isinstance(softcap, int | float) and 0.0 <= softcap < math.inf):
+        raise ValueError(f"softcap={softcap!r} must be a number from 0, which is none, up")
+    return options._replace(
+        causal=right is not None,
+        causal_offset=offset + (right or 0),
+        offsets=offsets,
+        window=-1 if left is None else left + (right or 0),
+        softcap=float(softcap),
+        slopes=None if alibi_slopes is None else _slopes(alibi_slopes, batch, heads),
+        past=right or 0,
+        sinks=None if sinks is None else _sinks(sinks, heads),
+    )
+
+
+def _sides(window: Window | None) -> Window:
+    if window is None:
+        return None, None
+    if not isinstance(window, tuple | list) or len(window) != 2:
+        raise TypeError(
+            f"window={window!r} must be (left, right): keys before and past the diagonal, None for no bound"
+        )
+    for side in window:
+        if side is not None and (isinstance(side, bool) or not isinstance(side, int | torch.SymInt) or side < 0):
+            raise ValueError(f"window={tuple(window)} has {side!r}: each side is a whole number from 0 up, or None")
+    return window[0], window[1]
+
+
+def _checked(name: str, x: Tensor, shape: tuple) -> Tensor:
+    if x.shape != shape or x.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"{name} {x.dtype} {tuple(x.shape)} must be an int, or int32 or int64 {tuple(shape)}")
+    return x
+
+
+def _slopes(slopes: Tensor, batch: Any, heads: Any) -> Tensor:
+    """(B, H) or (1, H) float32."""
+    if slopes.shape not in ((heads,), (batch, heads)) or not slopes.is_floating_point():
+        raise ValueError(
+            f"alibi_slopes {slopes.dtype} {tuple(slopes.shape)} must be floats ({heads},), one a head, or "
+            f"({batch}, {heads})"
+        )
+    if slopes.requires_grad:
+        raise ValueError("alibi_slopes requires a gradient: none is computed, give alibi_slopes.detach()")
+    return (slopes if slopes.dim() == 2 else slopes[None]).float()
+
+
+def _sinks(sinks: Tensor, heads: Any) -> Tensor:
+    if sinks.shape != (heads,) or not sinks.is_floating_point():
+        raise ValueError(f"sinks {sinks.dtype} {tuple(sinks.shape)} must be floats ({heads},), one a head")
+    return sinks

@@ -1,0 +1,184 @@
+"""Windows, soft caps, ALiBi, sinks and alignments of attention(): both routes against reference.py."""
+
+import pytest
+import torch
+from triton.runtime.interpreter import InterpreterBuilder
+
+from fasttfm import functional as F
+from fasttfm import reference
+from fasttfm.kernels.attention import backward as attention_backward
+from fasttfm.kernels.attention import forward as attention_long
+from fasttfm.kernels.attention import launch as attention_launch
+from fasttfm.kernels.attention import mask_gradient
+from fasttfm.kernels.attention import short as attention_short
+from fasttfm.kernels.tiles.attention import Tile
+
+B, H, L, S = 2, 2, 21, 40
+
+SCORING = {
+    "window": lambda: {"window": (3, 2)},
+    "keys before alone": lambda: {"window": (3, None)},
+    "keys past alone": lambda: {"window": (None, 2)},
+    "causal window": lambda: {"window": (17, 9), "causal": True},
+    "window of itself": lambda: {"window": (0, 0)},
+    "window that no query reaches": lambda: {"window": (2, 0), "causal_offset": -50},
+    "bottom right": lambda: {"causal": "bottom_right"},
+    "bottom right of lengths": lambda: {"causal": "bottom_right", "key_lengths": torch.tensor([S, 7])},
+    "bottom right window": lambda: {"causal": "bottom_right", "window": (20, None)},
+    "offsets of rows": lambda: {"causal": True, "causal_offset": torch.tensor([2, -3])},
+    "offsets of a window": lambda: {"window": (1, 1000), "causal_offset": torch.tensor([-30, 2])},
+    "soft cap": lambda: {"softcap": 1.5},
+    "slopes": lambda: {"alibi_slopes": torch.rand(H)},
+    "slopes of rows": lambda: {"alibi_slopes": torch.rand(B, H), "window": (19, 3), "causal_offset": 2},
+    "slopes far off": lambda: {"alibi_slopes": torch.rand(H) / 99, "causal": True, "causal_offset": 99},
+    "sinks": lambda: {"sinks": torch.randn(H)},
+    "sinks of nothing": lambda: {"sinks": torch.randn(H), "key_lengths": torch.tensor([0, 9])},
+}
+EVERYTHING = {
+    "sinks": torch.randn(H), "alibi_slopes": torch.rand(H), "softcap": 2.0, "window": (18, 1), "causal": "bottom_right",
+    "key_lengths": torch.tensor([S, 0]),
+}  # fmt: skip
+SCORING["all, bool mask"] = lambda: {**EVERYTHING, "mask": torch.rand(B, 1, L, S) > 0.3}
+SCORING["all, added mask"] = lambda: {**EVERYTHING, "mask": torch.randn(B, 1, L, S)}
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(4)
+
+
+def operands(dtype, key_heads=1, batch=B):
+    return [
+        torch.randn(batch, h, n, d, dtype=dtype, requires_grad=True)
+        for h, n, d in ((H, L, 16), (key_heads, S, 16), (key_heads, S, 8))
+    ]
+
+
+def results(function, tensors, options):
+    """The output, and gradients of the tensors and of what else may take one."""
+    options = dict(options)
+    leaves = list(tensors)
+    for name in ("sinks", "mask"):
+        if name in options and options[name].is_floating_point():
+            options[name] = options[name].to(tensors[0].dtype).detach().requires_grad_()
+            leaves.append(options[name])
+    output = function(*tensors, **options)
+    grad = torch.linspace(-1, 1, output.numel(), dtype=torch.float64).view(output.shape).to(output.dtype)
+    return output, *torch.autograd.grad(output, leaves, grad)
+
+
+def expected(*tensors, **options):
+    return reference.attention(*tensors, **options)[0]
+
+
+def small_tiles(monkeypatch, route):
+    """Each call goes this way, in tiles of which there are several."""
+    small = Tile(16, 16, 4, 1)
+    for module, name in (
+        (attention_long, "forward_tile"),
+        (attention_backward, "queries_tile"),
+        (attention_backward, "keys_tile"),
+        (mask_gradient, "gradient_tile"),
+    ):
+        monkeypatch.setattr(module, name, lambda *a: small)
+    for name in ("forward_tile", "backward_tile"):
+        monkeypatch.setattr(attention_short, name, lambda *size: Tile(16, size[-1], 4, 1))
+    monkeypatch.setattr(attention_launch, "route", lambda *a: route)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", SCORING)
+def test_pytorch_computes_and_differentiates_it(name, dtype, p):
+    tensors, options = operands(dtype), SCORING[name]()
+    dropout = {"dropout_p": p, "seed": torch.tensor([6]), "site": 2} if p else {}
+    close = {"atol": 1e-12, "rtol": 1e-10} if dtype == torch.float64 else {"atol": 0.06, "rtol": 0.05}
+    ours, theirs = (results(f, tensors, options | dropout) for f in (F.attention, expected))
+    torch.testing.assert_close(ours, theirs, **close)
+
+
+@pytest.mark.parametrize("route", ["flash", "short"])
+@pytest.mark.parametrize("name", SCORING)
+def test_kernels_compute_and_differentiate_it(name, route, monkeypatch):
+    """Half of the cases with dropout."""
+    small_tiles(monkeypatch, route)
+    tensors, options = operands(torch.float32), SCORING[name]()
+    if list(SCORING).index(name) % 2:
+        options |= {"dropout_p": 0.3, "seed": torch.tensor([6]), "site": 2}
+    theirs = results(expected, tensors, options)
+    with F.backend("triton"):
+        ours = results(F.attention, tensors, options)
+    torch.testing.assert_close(ours, theirs, atol=3e-5, rtol=3e-5)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("name", ["window", "bottom right", "offsets of rows", "slopes of rows", "sinks", "everything"])
+def test_packed_sequences_look_at_their_own_lengths(name, backend, monkeypatch):
+    if backend == "triton":
+        small_tiles(monkeypatch, "flash")
+    options = SCORING.get(name, lambda: {k: v for k, v in EVERYTHING.items() if k != "key_lengths"})()
+    options |= {"dropout_p": 0.3, "seed": torch.tensor([6]), "site": 2}
+    starts = {"query_starts": torch.tensor([0, 12, 20]), "key_starts": torch.tensor([0, 33, 38])}
+    tensors = [x[0].transpose(0, 1).detach().requires_grad_() for x in operands(torch.float32, batch=1)]
+    theirs = results(lambda *t, **o: reference.varlen_attention(*t, **starts, **o), tensors, options)
+    with F.backend(backend):
+        ours = results(
+            lambda *t, **o: F.varlen_attention(*t, **starts, max_query=12, max_key=33, **o), tensors, options
+        )
+    torch.testing.assert_close(ours, theirs, atol=3e-5, rtol=3e-5)
+
+
+def test_work_grows_with_the_window_and_not_with_the_rows(monkeypatch):
+    """Tiles of keys that the kernels multiply, counted by the products of the interpreter."""
+    small_tiles(monkeypatch, "flash")
+    products = []
+    dot = InterpreterBuilder.create_dot
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", lambda *a: products.append(1) or dot(*a))
+
+    def of_a_tile(length):
+        products.clear()
+        tensors = [torch.randn(1, 1, length, 16, requires_grad=True) for _ in range(3)]
+        with F.backend("triton"):
+            results(F.attention, tensors, {"window": (15, 0)})
+        return len(products) / (length / 16)
+
+    # two tiles of keys a tile of queries, in forward (2 products) and in both launches of backward (3 and 4)
+    assert of_a_tile(128) <= of_a_tile(256) <= 2 * (2 + 3 + 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"window": (2, -3)}, ValueError, r"window=\(2, -3\) has -3: each side is a whole number from 0 up, or None"),
+        ({"window": (2.5, 1)}, ValueError, r"window=\(2.5, 1\) has 2.5"),
+        ({"window": 3}, TypeError, "window is 3: a tuple or None is needed"),
+        ({"softcap": -1.0}, ValueError, "softcap=-1.0 must be a number from 0, which is none, up"),
+        ({"softcap": float("nan")}, ValueError, "softcap=nan must be"),
+        ({"causal": "middle"}, ValueError, "causal='middle' must be False, True"),
+        ({"causal_offset": torch.tensor([1])}, ValueError, r"causal_offset torch.int64 \(1,\) must be an int"),
+        ({"causal_offset": torch.tensor([1.0, 2.0])}, ValueError, "causal_offset torch.float32"),
+        ({"alibi_slopes": torch.ones(3)}, ValueError, r"alibi_slopes torch.float32 \(3,\) must be floats \(2,\)"),
+        ({"alibi_slopes": torch.ones(2, dtype=torch.int32)}, ValueError, "alibi_slopes torch.int32"),
+        ({"alibi_slopes": torch.ones(2, requires_grad=True)}, ValueError, "alibi_slopes requires a gradient"),
+        ({"sinks": torch.ones(2, 4)}, ValueError, r"sinks torch.float32 \(2, 4\) must be floats \(2,\)"),
+        ({"sinks": torch.ones(2, device="meta")}, ValueError, "sinks is on meta"),
+        ({"alibi_slopes": torch.ones(2, device="meta")}, ValueError, "alibi_slopes is on meta"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_named_in_one_line(options, error, message):
+    with pytest.raises(error, match=message) as raised:
+        F.attention(*operands(torch.float32), **options)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["window", "soft cap", "sinks", "all, added mask"])
+def test_gradients_are_those_of_finite_differences(name):
+    options = SCORING[name]()
+    for key, value in options.items():
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            options[key] = value.double()
+    options = {k: v[..., :5, :6] if k == "mask" else v for k, v in options.items()}
+    if "key_lengths" in options:
+        options["key_lengths"] = torch.tensor([6, 0])
+    tensors = [x[:, :, : (5, 6, 6)[n], :4].detach().requires_grad_() for n, x in enumerate(operands(torch.float64))]
+    assert torch.autograd.gradcheck(lambda *t: F.attention(*t, **options), tensors)
