@@ -260,10 +260,11 @@ def long_cases(chip: Chip, kernel: Any, name: str, choose: Callable[..., Tile]) 
 
     def case(
         kind: str, width: int, *, dropout: bool = True, mask: str = "add", packed: bool = False, shared: bool = False,
-        D: int | None = None,
+        scoring: bool = False, D: int | None = None,
     ) -> CompileCase:  # fmt: skip
-        tile = choose(chip, kind, width, extras(kind, dropout, mask != "none", shared=shared))
+        tile = choose(chip, kind, width, extras(kind, dropout, mask != "none" or scoring, shared=shared))
         variant: dict[str, Any] = {"dropout": dropout, "mask": mask, "packed": packed, "shared": shared}
+        variant |= {"scoring": scoring}
         full = f"{name}/{variant_name(**variant)}/D{D or width}"
         return compile_case(kernel, full, kind, tile, **variant, **head_constants(D or width))
 
@@ -282,6 +283,7 @@ def long_cases(chip: Chip, kernel: Any, name: str, choose: Callable[..., Tile]) 
         yield case(kind, 64, mask="none", packed=True)
     for kind in product_kinds(chip):
         yield case(kind, 64, mask="none", shared=True)
+        yield case(kind, 64, mask="none", scoring=True)
     if chip.matrix_units:
         yield case("bf16", 128, dropout=False, mask="none", shared=True)
     yield case("bf16", 64, D=32)

@@ -61,15 +61,16 @@ class Call:
         """Return what tiles depend on: chip, kind, the larger head size in classes from 64 on, and extras()."""
         width = width_class(max(64, self.constants["D"], self.constants["DV"]))
         masking, dropout = self.arguments[1:3]
-        beside = extras(
-            self.kind, dropout.seed is not None, masking.mask is not None, shared=self.constants["GROUP"] > 1
-        )
+        scored = any(x is not None for x in (masking.window, masking.softcap, masking.slopes))
+        shared = self.constants["GROUP"] > 1
+        beside = extras(self.kind, dropout.seed is not None, masking.mask is not None or scored, shared=shared)
         return self.chip, self.kind, width, beside
 
 
 def extras(kind: str, dropout: bool, mask: bool, *, shared: bool) -> int:
-    """Return the class of register use beside the scores: 0 none, 1 dropout, 2 a mask, the heaviest. Shared keys count
-    as dropout does, and beside it as a mask in float32, whose products take much."""
+    """Return the class of register use beside the scores: 0 none, 1 dropout, 2 a mask, the heaviest, as which windows,
+    soft caps and slopes count. Shared keys count as dropout does, and beside it as a mask in float32, whose products
+    take much."""
     if mask or (dropout and shared and kind in ("fp32", "tf32")):
         return 2
     return int(dropout or shared)

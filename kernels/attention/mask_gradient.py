@@ -208,9 +208,9 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
     """Every tile, for a mask shared by all heads; at one size with shared keys."""
     whole: dict[str, Any] = {"MB": True, "MH": False, "ML": True, "MS": True}
 
-    def case(kind: str, width: int, *, shared: bool = False) -> CompileCase:
+    def case(kind: str, width: int, *, shared: bool = False, scoring: bool = False) -> CompileCase:
         tile = gradient_tile(chip, kind, width, 2)
-        variant: dict[str, Any] = {"dropout": True, "mask": "add", "shared": shared}
+        variant: dict[str, Any] = {"dropout": True, "mask": "add", "shared": shared, "scoring": scoring}
         name = f"attention.mask_gradient/{variant_name(**variant)}/D{width}"
         return compile_case(_gradient, name, kind, tile, **variant, **head_constants(width), **whole)
 
@@ -219,3 +219,4 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
             if not spills(chip, kind, width):  # else the route takes another way
                 yield case(kind, width)
     yield case("bf16", 64, shared=True)
+    yield case("bf16", 64, scoring=True)

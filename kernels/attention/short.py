@@ -345,12 +345,13 @@ def _cases(chip: Chip) -> Iterator[CompileCase]:
 
         def case(
             kind: str, width: int, keys: int, *, dropout: bool = True, mask: str = "none", packed: bool = False,
-            shared: bool = False, D: int | None = None, kernel: Any = kernel, name: str = name, choose: Any = choose,
+            shared: bool = False, scoring: bool = False, D: int | None = None, kernel: Any = kernel, name: str = name,
+            choose: Any = choose,
         ) -> CompileCase:  # fmt: skip
-            tile = choose(chip, kind, width, extras(kind, dropout, mask != "none", shared=shared), keys)
-            sums = kernel is _backward and mask == "none" and not shared
+            tile = choose(chip, kind, width, extras(kind, dropout, mask != "none" or scoring, shared=shared), keys)
+            sums = kernel is _backward and mask == "none" and not (shared or scoring)
             variant: dict[str, Any] = {
-                "dropout": dropout, "mask": mask, "packed": packed, "sums": sums, "shared": shared
+                "dropout": dropout, "mask": mask, "packed": packed, "sums": sums, "shared": shared, "scoring": scoring
             }  # fmt: skip
             full = f"attention.short.{name}/{variant_name(**variant)}/D{D or width}"
             return compile_case(kernel, full, kind, tile, **variant, **head_constants(D or width))
@@ -367,5 +368,7 @@ def _cases(chip: Chip) -> Iterator[CompileCase]:
                 yield case(kind, 64, keys, mask=mask)
             yield case(kind, 64, keys, packed=True)
         for kind in product_kinds(chip):
-            yield case(kind, 64, 32 if fits_short(chip, kind, 64, 32) else 16, shared=True)
+            keys = 32 if fits_short(chip, kind, 64, 32) else 16
+            yield case(kind, 64, keys, shared=True)
+            yield case(kind, 64, keys, scoring=True)
         yield case("bf16", 64, 32, D=32)

@@ -6,6 +6,7 @@ from triton.runtime.interpreter import InterpreterBuilder
 
 from fasttfm import functional as F
 from fasttfm import reference
+from fasttfm.functional.attention import composed
 from fasttfm.kernels.attention import backward as attention_backward
 from fasttfm.kernels.attention import forward as attention_long
 from fasttfm.kernels.attention import launch as attention_launch
@@ -144,6 +145,31 @@ def test_work_grows_with_the_window_and_not_with_the_rows(monkeypatch):
 
     # two tiles of keys a tile of queries, in forward (2 products) and in both launches of backward (3 and 4)
     assert of_a_tile(128) <= of_a_tile(256) <= 2 * (2 + 3 + 4)
+
+
+BANDS = {
+    "causal": lambda: {"causal": True, "window": (40, 0)},
+    "bottom right": lambda: {"causal": "bottom_right", "window": (9, 0)},
+    "both sides": lambda: {"window": (30, 11), "causal_offset": -7},
+    "one query": lambda: {"window": (30, 0), "causal_offset": 250},
+    "lengths": lambda: {"causal": "bottom_right", "window": (20, 0), "key_lengths": torch.tensor([260, 90])},
+    "all": lambda: {**EVERYTHING, "key_lengths": torch.tensor([260, 0]), "mask": torch.randn(B, 1, 200, 260)},
+    "no row sees a key": lambda: {"window": (1, 0), "causal_offset": 999},
+}
+
+
+@pytest.mark.parametrize("name", BANDS)
+def test_a_window_on_a_cpu_multiplies_its_own_keys_alone(name, monkeypatch):
+    multiplied = []
+    whole = composed._whole
+    monkeypatch.setattr(
+        composed, "_whole", lambda q, k, *a: multiplied.append(q.shape[2] * k.shape[2]) or whole(q, k, *a)
+    )
+    options, queries = BANDS[name](), 1 if name == "one query" else 200
+    tensors = [torch.randn(B, H, n, 8, dtype=torch.float64, requires_grad=True) for n in (queries, 260, 260)]
+    ours, theirs = (results(f, tensors, options) for f in (F.attention, expected))
+    torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-10)
+    assert sum(multiplied) <= queries * 260 * {"lengths": 1, "all": 0.75}.get(name, 0.55)
 
 
 @pytest.mark.parametrize(

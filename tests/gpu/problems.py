@@ -44,6 +44,10 @@ def _random(*shape: int, scale: float = 1.0) -> Callable[[torch.device, torch.dt
 def _attention(B: int, H: int, L: int, S: int, D: int, Dv: int, *, p: float = 0.0, **options: Any) -> Problem:
     lengths, masked = options.pop("lengths", None), options.pop("mask", None)
     key_heads = options.pop("key_heads", H)
+    slopes, sinks = options.pop("slopes", False), options.pop("sinks", False)
+
+    def scoring(device: torch.device) -> dict[str, Any]:
+        return {**options, "alibi_slopes": torch.arange(1, H + 1, device=device) / 8} if slopes else options
 
     def inputs(device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
         made = {
@@ -57,19 +61,23 @@ def _attention(B: int, H: int, L: int, S: int, D: int, Dv: int, *, p: float = 0.
             made["mask"] = torch.rand(B, 1, L, S, device=device) < 0.7
         if masked == "add":  # takes a gradient
             made["mask"] = torch.randn(H, L, S, device=device).to(dtype)
+        if sinks:  # take a gradient
+            made["sinks"] = torch.randn(H, device=device).to(dtype)
         return made
 
     def ours(seed: Tensor, **x: Tensor) -> Tensor:
-        return F.attention(**x, dropout_p=p, seed=seed, site=3, **options)
+        return F.attention(**x, dropout_p=p, seed=seed, site=3, **scoring(seed.device))
 
     def theirs(seed: Tensor, **x: Tensor) -> Tensor:
-        return reference.attention(**x, dropout_p=p, seed=seed, site=3, **options)[0]
+        return reference.attention(**x, dropout_p=p, seed=seed, site=3, **scoring(seed.device))[0]
 
     words = [f"attention {L}x{S} D{D}/{Dv}", *options, *(["lengths"] if lengths else []), *(["dropout"] if p else [])]
     words += [f"{masked} mask"] if masked else []
+    words += ["slopes"] * slopes + ["sinks"] * sinks
     words += [f"{H // key_heads} heads a key"] if key_heads != H else []
+    heavy = masked or slopes or "window" in options or "softcap" in options
     return Problem(
-        " ".join(words), inputs, ours, theirs, p > 0, keys=S, width=max(D, Dv), extras=2 if masked else int(p > 0)
+        " ".join(words), inputs, ours, theirs, p > 0, keys=S, width=max(D, Dv), extras=2 if heavy else int(p > 0)
     )
 
 
@@ -295,6 +303,29 @@ ATTENTION: list[Problem] = [
     _attention(1, 1, 70, 60, 128, 128, mask="add", p=0.1),
     _attention(1, 1, 150, 150, 128, 128, mask="add", p=0.1),
     _attention(1, 1, 40, 150, 256, 256, mask="add", p=0.1),
+    # windows, soft caps, ALiBi and sinks: short and long rows, each alone where rows are long, then all
+    _attention(2, 2, 30, 40, 64, 64, window=(9, 3), softcap=2.0, slopes=True, sinks=True, p=0.1),
+    _attention(1, 2, 400, 400, 64, 64, causal=True, window=(70, 0), p=0.1),
+    _attention(1, 2, 130, 300, 128, 128, causal="bottom_right", window=(100, 0), key_heads=1),
+    _attention(1, 2, 100, 200, 64, 64, softcap=3.0),
+    _attention(1, 2, 100, 200, 64, 64, slopes=True, causal=True),
+    _attention(1, 2, 100, 200, 64, 64, sinks=True, lengths=[150]),
+    _attention(
+        2,
+        2,
+        150,
+        200,
+        64,
+        64,
+        causal="bottom_right",
+        window=(90, 0),
+        softcap=3.0,
+        slopes=True,
+        sinks=True,
+        mask="add",
+        lengths=[200, 90],
+        p=0.1,
+    ),
     _packed([0, 20, 20, 27], [0, 5, 20, 50], 2, 64, causal=False),
     _packed([0, 100, 107], [0, 90, 97], 2, 64, causal=False),
     _packed([0, 200, 207], [0, 200, 207], 1, 32, causal=True),

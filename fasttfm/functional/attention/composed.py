@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from fasttfm.functional.attention import torch_route
+from fasttfm.functional.attention import routes, torch_route
 from fasttfm.functional.attention.arguments import Options
 from fasttfm.functional.attention.layout import heads_last
 from fasttfm.functional.dropout import wide
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, options: Options) -> Tensor:
-    """The output (B, H, L, Dv) of attention() with options that are not plain."""
+    """The output (B, H, L, Dv) of attention() with options that are not plain.
+
+    On a CPU a window's keys alone are multiplied, some queries at a time.
+    """
+    if not _is_banded(query, key, options):
+        return _whole(query, key, value, options)
+    outputs = []
+    for (first, last), (start, end) in _bands(query.shape[2], key.shape[2], options):
+        part = _part(options, (first, last), (start, end))
+        outputs.append(_whole(query[:, :, first:last], key[:, :, start:end], value[:, :, start:end], part))
+    return heads_last(torch.cat(outputs, dim=2))
+
+
+def _whole(query: Tensor, key: Tensor, value: Tensor, options: Options) -> Tensor:
+    bounded = options.softcap != 0.0 or options.sinks is not None
+    if not bounded and routes.takes_fused(query, key, value, options.mask, scale=options.scale, seed=options.seed):
+        return torch_route.fused_forward(query, key, value, options)[0]  # torch differentiates its own kernel
     weights = dropped_weights(*torch_route.scores(query, key, options.scale), options)
     return heads_last(torch_route.product(weights, value))
 
@@ -39,3 +56,49 @@ def dropped_weights(scores: Tensor, scale: float, options: Options) -> Tensor:
     weights = weights.to(dtype)
     kept = torch_route.drop(weights, options)
     return weights if kept is None else kept
+
+
+# --------------------------------------------------------------------------------------------------- bands of a window
+
+_LEAST, _MOST = 64, 512
+"""Queries of a band."""
+
+
+def _is_banded(query: Tensor, key: Tensor, options: Options) -> bool:
+    """Return whether a window leaves out keys that are known without waiting for a device. Dropout draws for whole
+    rows, and a graph of torch.compile must not depend on lengths."""
+    return (
+        options.window != -1
+        and options.causal
+        and options.seed is None
+        and query.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and options.window + _LEAST < key.shape[2]
+    )
+
+
+def _bands(queries: int, keys: int, options: Options) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """Ranges of queries, and of the keys that any of them sees."""
+    least = most = options.causal_offset
+    if options.offsets is not None:
+        least, most = least + int(options.offsets.min()), most + int(options.offsets.max())
+    step = min(max(options.window + 1, _LEAST), _MOST)
+    for first in range(0, queries, step):
+        last = min(first + step, queries)
+        start = min(max(first + least - options.window, 0), keys)
+        yield (first, last), (start, max(min(last + most, keys), start))
+
+
+def _part(options: Options, queries: tuple[int, int], keys: tuple[int, int]) -> Options:
+    """The options of some queries on some keys."""
+    (first, last), (start, end) = queries, keys
+    mask, lengths = options.mask, options.key_lengths
+    if mask is not None and mask.dim() > 1 and mask.shape[-2] > 1:
+        mask = mask[..., first:last, :]
+    if mask is not None and mask.dim() > 0 and mask.shape[-1] > 1:
+        mask = mask[..., start:end]
+    return options._replace(
+        mask=mask,
+        key_lengths=None if lengths is None else lengths - start,
+        causal_offset=options.causal_offset + first - start,
+    )

@@ -63,11 +63,10 @@ def attention(
     if scores_differ(causal, causal_offset, window, softcap, alibi_slopes, sinks):
         shape = (*query.shape[:3], key.shape[2])
         options = with_scoring(options, query.device, shape, causal, window, softcap, alibi_slopes, sinks)
-    bounded = options.softcap != 0.0 or options.sinks is not None
-    if not bounded and routes.takes_fused(query, key, value, mask, scale=options.scale, seed=options.seed):
-        return torch_route.fused_forward(query, key, value, options)[0]  # torch differentiates its own kernel
     if not options.plain and not routes.kernels_score(chosen(), query, value):
         return composed.attention(query, key, value, options)
+    if routes.takes_fused(query, key, value, mask, scale=options.scale, seed=options.seed):
+        return torch_route.fused_forward(query, key, value, options)[0]  # torch differentiates its own kernel
     return _attention(query, key, value, options, chosen())[0]
 
 
