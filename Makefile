@@ -62,9 +62,9 @@ executed: install
 # make peers FLASH_ATTENTION=DIR LIGER=DIR PYTORCH=DIR TRANSFORMERS=DIR    their own tests with fasttfm in their place
 peers: install
 	@status=0
-	$(BIN)/python -m benchmarks.peer_tests $(if $(FLASH_ATTENTION),--flash-attention "$(FLASH_ATTENTION)") \
+	$(BIN)/python -m tests.peer_tests $(if $(FLASH_ATTENTION),--flash-attention "$(FLASH_ATTENTION)") \
 		$(if $(LIGER),--liger "$(LIGER)") $(if $(PYTORCH),--pytorch "$(PYTORCH)") || status=$$?
-	$(BIN)/python -m benchmarks.registry $(if $(TRANSFORMERS),--transformers "$(TRANSFORMERS)") || status=$$?
+	$(BIN)/python -m tests.registry $(if $(TRANSFORMERS),--transformers "$(TRANSFORMERS)") || status=$$?
 	exit $$status
 
 format: install

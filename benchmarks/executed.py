@@ -55,7 +55,7 @@ def sentence(lines: Sequence[records.Record]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = command.parser("executed", __doc__)
+    parser = command.parser("benchmarks.executed", __doc__)
     names = (*CHIPS, NO_CHIP)
     parser.add_argument("--chip", action="append", choices=names, help="one, or several in turn (default: all)")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")

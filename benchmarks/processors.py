@@ -141,7 +141,7 @@ def key(record: records.Record) -> tuple[str, str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = command.parser("processors", __doc__)
+    parser = command.parser("benchmarks.processors", __doc__)
     names = [processor.name for processor in PROCESSORS]
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--processor", action="append", choices=names, help="one, or several (default: all there are)")
