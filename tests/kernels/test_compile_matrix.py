@@ -117,12 +117,12 @@ SPOILED = """
 import dataclasses
 from fasttfm.kernels import residual_add
 from fasttfm.kernels.proof import budgets
-from fasttfm.kernels.proof import matrix as compile_matrix
+from fasttfm.kernels.proof.ledger import counted
 from fasttfm.kernels.compile_case import CHIPS
 chip = CHIPS["sm_80"]
 case = next(iter(residual_add.compile_cases(chip)))
 large = dataclasses.replace(case, arguments={**case.arguments, "ROWS": 64, "COLUMNS": 256}, num_warps=1)
-found = compile_matrix.compile_case(chip, large)
+found = counted.of_case(chip, large).resources
 print(found.spill > 0, budgets.broken_rules(chip, large, found))
 """
 

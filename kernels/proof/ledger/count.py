@@ -84,10 +84,6 @@ class Count:
         return self.loops[0] if self.products else sum(self.loops[1:], self.loops[0])
 
 
-def is_supported(chip: Chip) -> bool:
-    return chip.capability in units.RATES or chip.name in gcn.RATES
-
-
 def usage(instructions: Sequence[Instruction], chip: Chip, warps: int, code: Sequence[Instruction] = ()) -> Usage:
     """Return what instructions take; warps of the program; code: the whole function, for the shape of tcgen05's."""
     if not chip.capability:
