@@ -103,7 +103,7 @@ def usage(instructions: Sequence[Instruction], chip: Chip, warps: int, code: Seq
         shared=sum(map(units.shared_bytes, instructions)),
         moved=sum(map(units.global_bytes, instructions)),
         spilled=sum(each.name in ("LDL", "STL") for each in instructions),
-        stall=sum(each.control.stall for each in instructions if each.control is not None),
+        stall=sum(each.stall for each in instructions),
     )
 
 
