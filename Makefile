@@ -47,24 +47,24 @@ types: install
 tests: install
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations 20  # a core each
 	TRITON_INTERPRET=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) tests/executed ptx-check/tests/kernels
-	if [ "$$(uname -m)" = x86_64 ]; then $(BIN)/python -m benchmarks.processors --in-turn --workers $(WORKERS); fi
+	if [ "$$(uname -m)" = x86_64 ]; then $(BIN)/python -m tests.processors --in-turn --workers $(WORKERS); fi
 
 test: lint types tests
 
 # The numeric tests on every processor that this one can stand for, with a record.
 processors: install
-	@$(BIN)/python -m benchmarks.processors --workers $(WORKERS)
+	@$(BIN)/python -m tests.processors --workers $(WORKERS)
 
 # The PTX of every kernel executed on a CPU, for every chip and dtype, and mutations of it, recorded; no GPU needed.
 executed: install
-	@$(BIN)/python -m benchmarks.executed --workers $(WORKERS)
+	@$(BIN)/python -m tests.executed --workers $(WORKERS)
 
 # make peers FLASH_ATTENTION=DIR LIGER=DIR PYTORCH=DIR TRANSFORMERS=DIR    their own tests with fasttfm in their place
 peers: install
 	@status=0
-	$(BIN)/python -m benchmarks.peer_tests $(if $(FLASH_ATTENTION),--flash-attention "$(FLASH_ATTENTION)") \
+	$(BIN)/python -m tests.peer_tests $(if $(FLASH_ATTENTION),--flash-attention "$(FLASH_ATTENTION)") \
 		$(if $(LIGER),--liger "$(LIGER)") $(if $(PYTORCH),--pytorch "$(PYTORCH)") || status=$$?
-	$(BIN)/python -m benchmarks.registry $(if $(TRANSFORMERS),--transformers "$(TRANSFORMERS)") || status=$$?
+	$(BIN)/python -m tests.registry $(if $(TRANSFORMERS),--transformers "$(TRANSFORMERS)") || status=$$?
 	exit $$status
 
 format: install

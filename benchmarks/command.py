@@ -13,9 +13,9 @@ from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError, interrupted
 
 
-def parser(name: str, docstring: str | None) -> Parser:
-    """The parser of `python -m benchmarks.NAME`, which says the first line of its docstring, with --results."""
-    result = Parser(prog=f"python -m benchmarks.{name}", description=(docstring or "").split("\n")[0])
+def parser(module: str, docstring: str | None) -> Parser:
+    """The parser of `python -m MODULE`, which says the first line of its docstring, with --results."""
+    result = Parser(prog=f"python -m {module}", description=(docstring or "").split("\n")[0])
     result.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
     return result
 

@@ -217,7 +217,7 @@ def draw(comparison: str, runs: dict[str, list[dict[str, Any]]], folder: Path) -
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = command.parser("curves", __doc__)
+    parser = command.parser("benchmarks.curves", __doc__)
     parser.add_argument("comparison", choices=COMPARISONS)
     parser.add_argument("--text", type=Path, required=True, help="folder of train and valid files, en and de")
     parser.add_argument("--work", type=Path, required=True, help="folder for the prepared data and finished runs")

@@ -210,7 +210,7 @@ def measure(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = command.parser("open_loop", __doc__)
+    parser = command.parser("benchmarks.open_loop", __doc__)
     parser.add_argument("model", type=Path, metavar="MODEL", help="model directory")
     parser.add_argument("--text", type=Path, required=True, help="source sentences, one a line")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each load (default: %(default)s)")

@@ -127,7 +127,7 @@ def measure(runs: int) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = command.parser("operator_overhead", __doc__)
+    parser = command.parser("benchmarks.operator_overhead", __doc__)
     parser.add_argument("--runs", type=int, default=1000, help=f"runs of {_CALLS} calls (default: %(default)s)")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)

@@ -142,7 +142,7 @@ def measure(kind: str, preset: str, data: Path, folder: Path, minutes: float, ro
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = command.parser("pretraining", __doc__)
+    parser = command.parser("benchmarks.pretraining", __doc__)
     parser.add_argument("kind", choices=sorted(KINDS))
     parser.add_argument("--text", type=Path, nargs="+", required=True, help="plain text, or packed; a document each")
     parser.add_argument("--minutes", type=float, default=5.0, help="of each training (default: %(default)s)")

@@ -154,7 +154,7 @@ def measure(model: Path, lines: Sequence[str], *, clients: int, seconds: float, 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = command.parser("serving", __doc__)
+    parser = command.parser("benchmarks.serving", __doc__)
     parser.add_argument("model", type=Path, metavar="MODEL", help="model directory")
     parser.add_argument("--text", type=Path, required=True, help="source sentences, one a line")
     parser.add_argument("--clients", type=int, default=64, help="(default: %(default)s)")

@@ -55,7 +55,7 @@ def run(text: Path, work: Path, seed: int, more: Sequence[str]) -> dict[str, Any
 
 def main(argv: Sequence[str] | None = None) -> int:
     given, more = command.split(argv)
-    parser = command.parser("speedrun", __doc__)
+    parser = command.parser("benchmarks.speedrun", __doc__)
     parser.add_argument("--text", type=Path, required=True, help="folder of Multi30k's train and valid files")
     parser.add_argument("--seed", type=int, default=1, help="(default: %(default)s)")
     parser.add_argument("--note", help="kept in the record as it is")

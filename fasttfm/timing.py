@@ -77,7 +77,6 @@ class Timing:
 
     median_us: float
     p20_us: float
-    p80_us: float
     runs: int
     peak_bytes: int
 
@@ -112,6 +111,6 @@ def measure(
             times[name].append(clock.microseconds(providers[name]))
         rounds += 1
     for name, taken in times.items():
-        p20, median, p80 = np.quantile(taken, (0.2, 0.5, 0.8)).tolist()
-        results[name] = Timing(median, p20, p80, len(taken), peaks[name])
+        p20, median = np.quantile(taken, (0.2, 0.5)).tolist()
+        results[name] = Timing(median, p20, len(taken), peaks[name])
     return {name: results[name] for name in providers}

@@ -25,8 +25,6 @@ from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.parameter import Int64Pointer, ParameterPointer, Pointer, Real, Size, Strides, Varying, Varyings
 from fasttfm.kernels.tiles.rows import ROTARY, RowTile
 
-MAX_PAIRS = 128
-"""Pairs of a head that are turned at most, as attention takes heads of 256: rows of a tile are whole."""
 _FEWEST = 16
 
 

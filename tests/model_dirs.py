@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from fasttfm.checkpoints.checkpoint import save_checkpoint
 from fasttfm.checkpoints.steps import step_folder
 from fasttfm.checkpoints.weights import model_weights
-from fasttfm.config import resolve
+from fasttfm.config import RunConfig, build, gather
 from fasttfm.data.tokenizer import BOS, EOS, PAD, Tokenizer, train_tokenizer
 from fasttfm.decoding import Translator
 from fasttfm.models import Transformer, TransformerConfig
@@ -73,6 +73,16 @@ def compare(model_dir: Path, texts: Sequence[str], beam: int) -> None:
 @cache
 def tokenizer() -> Tokenizer:
     return train_tokenizer(TEXT, vocab_size=340)
+
+
+def resolve(
+    preset: str | None = None,
+    files: Iterable[str | Path] = (),
+    overrides: Mapping[str, Any] | None = None,
+    from_data: Mapping[str, int | None] | None = None,
+) -> RunConfig:
+    """The configuration of a translation run as its command makes it."""
+    return build(gather(preset, files, overrides), from_data)
 
 
 def write_model_dir(path: Path, *, trained: bool = True, **fields: Any) -> Path:

@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 import yaml
+from model_dirs import resolve
 
 from fasttfm.cli.parser import Parser
 from fasttfm.config import (
@@ -18,7 +19,6 @@ from fasttfm.config import (
     flag_values,
     gather,
     read_yaml,
-    resolve,
     with_defaults,
 )
 from fasttfm.errors import UserError

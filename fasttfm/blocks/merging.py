@@ -6,8 +6,7 @@ decoder layers by one product, and adds up in one launch the gradients of biases
 The blocks ask read() for what to take in a parameter's place; outside of merged() that is the parameter.
 
 Nothing is merged without gradients or kernels, under torch.compile, for parameters that are not ordinary float32
-tensors, where any module in a stack has hooks or is of another class than was built, and inside
-fasttfm.functional.merging.merged_launches(False).
+tensors, and where any module in a stack has hooks or is of another class than was built.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from fasttfm.checkpoints.checkpoint import MODEL_FILE, read_weights, write_tenso
 from fasttfm.checkpoints.model_dir import CONFIG_FILE, DATA_FILE, read_config
 from fasttfm.checkpoints.steps import resolve_checkpoint
 from fasttfm.checkpoints.vocabulary import check_vocabulary
-from fasttfm.config import RunConfig, build_run
+from fasttfm.config import RunConfig, build
 from fasttfm.files import write_file
 from fasttfm.folders import reading, replacing
 from fasttfm.parsing import write_yaml
@@ -24,7 +24,7 @@ def read_run(folder: Path, kind: str, checkpoint: str = "best") -> tuple[RunConf
     Raises UserError naming what is missing, damaged, or of another kind of model.
     """
     with reading(folder):
-        config = build_run(read_config(folder, kind))
+        config = build(read_config(folder, kind))
         saved = resolve_checkpoint(folder, checkpoint)
         check_vocabulary(saved, folder)
         return config, read_weights(saved), saved

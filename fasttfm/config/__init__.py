@@ -13,7 +13,7 @@ from fasttfm.config.fields import (
     section_of,
 )
 from fasttfm.config.flags import add_field_flags, add_flags, field_values, flag_values
-from fasttfm.config.loader import Config, RunConfig, build, build_run, check, gather, resolve, with_defaults
+from fasttfm.config.loader import RunConfig, build, check, gather, with_defaults
 from fasttfm.config.yaml_file import dump_yaml, kind_of, read_yaml
 
 __all__ = [
@@ -21,14 +21,12 @@ __all__ = [
     "KINDS",
     "SECTIONS",
     "TRANSFORMER",
-    "Config",
     "RunConfig",
     "Values",
     "add_field_flags",
     "add_flags",
     "all_fields",
     "build",
-    "build_run",
     "check",
     "convert",
     "dump_yaml",
@@ -39,7 +37,6 @@ __all__ = [
     "gather",
     "kind_of",
     "read_yaml",
-    "resolve",
     "section_of",
     "to_float",
     "to_int",

@@ -12,10 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fasttfm.config.convert import convert
-from fasttfm.config.data import DataConfig
-from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.fields import FROM_DATA, KINDS, TRANSFORMER, Values, field_types, flag_name, section_of
-from fasttfm.config.model import TransformerConfig
 from fasttfm.config.training import TrainingConfig
 from fasttfm.config.yaml_file import dump_yaml, read_yaml
 from fasttfm.errors import UserError
@@ -26,7 +23,7 @@ _ANY_VOCABULARY = 8000
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """All that a run is made of, of any kind of model. Build it with `build_run`."""
+    """All that a run is made of, of any kind of model. Make it with `build`."""
 
     kind: str
     """A key of KINDS, which says what the sections are."""
@@ -45,30 +42,6 @@ class RunConfig:
         return dump_yaml(self.to_values(), self.kind)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Config(RunConfig):
-    """All that a run of the encoder-decoder Transformer is made of. Build it with `resolve`."""
-
-    kind: str = TRANSFORMER
-    model: TransformerConfig
-    data: DataConfig
-    decoding: DecodingConfig
-
-
-def resolve(
-    preset: str | None = None,
-    files: Iterable[str | Path] = (),
-    overrides: Mapping[str, Any] | None = None,
-    from_data: Mapping[str, int | None] | None = None,
-) -> Config:
-    """Preset, then each YAML file, then `overrides` (field -> value); later ones win.
-
-    from_data holds the fields that the prepared data decide, as for `build`.
-    Raises UserError naming file, line and nearest known location for what is unknown, of a wrong type or out of range.
-    """
-    return build(gather(preset, files, overrides), from_data)
-
-
 def gather(
     preset: str | None = None,
     files: Iterable[str | Path] = (),
@@ -76,9 +49,10 @@ def gather(
     *,
     kind: str = TRANSFORMER,
 ) -> Values:
-    """Join preset, files and overrides, without defaults and without what the data decide.
+    """Join preset, files and overrides (field -> value), without defaults and without what the data decide.
 
-    kind: of the model, a key of KINDS.
+    Later ones win. kind: of the model, a key of KINDS. Raises UserError naming file, line and the nearest known name
+    for what is unknown or of a wrong type.
     """
     values = Values(kind)
     sources = [preset_path(preset, kind)] if preset else []
@@ -93,44 +67,31 @@ def gather(
     return values
 
 
-def build(values: Values, from_data: Mapping[str, int | None] | None = None) -> Config:
-    """Construct the sections of a translation run. As build_run().
+def build(values: Values, from_data: Mapping[str, int | None] | None = None) -> RunConfig:
+    """Construct the sections. A value out of range becomes a UserError with the place where it was given.
 
-    from_data: vocab_size and source_vocab_size of prepared data (the latter None or absent for a joint vocabulary).
+    from_data: vocab_size and, where the sides have a vocabulary each, source_vocab_size of prepared data. A value that
+    says otherwise is refused. Without from_data the values decide, as in the config.yaml of a model.
     """
-    return Config(**_built(values, from_data, TRANSFORMER))
-
-
-def build_run(values: Values, from_data: Mapping[str, int | None] | None = None) -> RunConfig:
-    """Construct the sections of a kind. A value out of range becomes a UserError with the place where it was given.
-
-    from_data: vocab_size of prepared data. A value that says otherwise is refused. Without from_data the values decide,
-    as in the config.yaml of a model.
-    """
-    return RunConfig(kind=values.kind, **_built(values, from_data, values.kind))
-
-
-def _built(values: Values, from_data: Mapping[str, int | None] | None, kind: str) -> dict[str, Any]:
-    """Section -> its dataclass."""
     sections: dict[str, dict[str, Any]] = dict(values)
     if from_data is not None:
-        defaults = _defaults(KINDS[kind]["model"])
+        defaults = _defaults(KINDS[values.kind]["model"])
         decided = {**{name: defaults[name] for name in FROM_DATA if name in defaults}, **from_data}
         _refuse_other_than(decided, values)
         sections["model"] = {**values["model"], **decided}
     built = {}
-    for section, cls in KINDS[kind].items():
+    for section, cls in KINDS[values.kind].items():
         try:
             built[section] = cls(**sections[section])
         except (ValueError, TypeError) as error:
             raise UserError(_with_origins(str(error), section, values)) from error
-    return built
+    return RunConfig(kind=values.kind, **built)
 
 
 def check(values: Values) -> None:
     """Raise UserError for what is out of range, whatever the data will be."""
     sizes = {name: size for name, size in values["model"].items() if name in ("vocab_size", "source_vocab_size")}
-    _built(values, {"vocab_size": _ANY_VOCABULARY, **sizes}, values.kind)
+    build(values, {"vocab_size": _ANY_VOCABULARY, **sizes})
 
 
 def with_defaults(values: Values) -> dict[str, dict[str, Any]]:

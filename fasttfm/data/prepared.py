@@ -18,7 +18,6 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
@@ -178,18 +177,6 @@ class PreparedFolder:
     def verify(self) -> Verification:
         """Begin to compare every file with its digest, in the background: check() and finish() raise UserError."""
         return Verification(self.path)
-
-    @contextmanager
-    def verified(self) -> Iterator[None]:
-        """Compare every file with its digest while the block runs; UserError at its end where one is damaged.
-
-        Damage also explains what else may go wrong in the block.
-        """
-        verification = self.verify()
-        try:
-            yield
-        finally:
-            verification.finish()
 
 
 @dataclass(eq=False)

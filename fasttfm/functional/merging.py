@@ -2,13 +2,10 @@
 
 A gradient that a kernel sums over rows is left as one partial sum a program. The node that reads all parameters
 (parameters.py) adds up all of them in one launch, where each alone would be a launch. These functions tell how many
-parts there will be. None, or False, wherever the switch is off: a model then reads every parameter by itself.
+parts there will be.
 """
 
 from __future__ import annotations
-
-import contextlib
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -18,32 +15,16 @@ from fasttfm.functional.backends import chosen
 from fasttfm.functional.layer_norm import norm_route
 from fasttfm.kernels.tiles.rows import MAX_COLUMNS
 
-_on = True
-
-
-@contextlib.contextmanager
-def merged_launches(on: bool) -> Iterator[None]:
-    """Return whether models merge launches inside the block, in the whole process; they do by default.
-
-    Off, a training step has more launches and the same gradients up to the rounding of their sums.
-    """
-    global _on
-    before, _on = _on, on
-    try:
-        yield
-    finally:
-        _on = before
-
 
 def norm_adds_bias(x: Tensor) -> bool:
     """Return whether residual_layer_norm() adds x_bias to x, so that the product before it leaves its bias out."""
-    return _on and norm_route(chosen(), x) == "triton"
+    return norm_route(chosen(), x) == "triton"
 
 
 def norm_parts(rows: int, width: int, device: torch.device) -> int | None:
     """Parts of the gradients of a norm's parameters over (rows, width), which it then takes as read_parameters()
     repeats them; None where they come summed."""
-    if not _on or width > MAX_COLUMNS:
+    if width > MAX_COLUMNS:
         return None
     from fasttfm.kernels import layer_norm as kernel
 
@@ -55,16 +36,12 @@ def attention_bias_parts(batch: int, keys: int, head_size: int, dtype: torch.dty
 
     batch: rows, or packed sequences; keys: of the longest; dtype: of the projections.
     """
-    if not _on:
-        return None
     like = torch.empty(0, head_size, dtype=dtype, device=device)
     return batch if routes.decide(chosen(), like, like, keys) == "short" else None
 
 
 def feed_forward_bias_parts(rows: int, hidden: int, out: int, dtype: torch.dtype, device: torch.device) -> int | None:
     """Parts of the gradient of bias1 for x (rows, N), weight1 (hidden, N), weight2 (out, hidden), products in dtype."""
-    if not _on:
-        return None
     from fasttfm.kernels import product as kernel
 
     return kernel.sum_programs(rows, hidden, out, dtype, device, "fused" if chosen() == "triton" else None)

@@ -131,15 +131,7 @@ class App:
 
     def _submit(self, request: Request) -> list[Answer]:
         try:
-            return self.engine.submit(
-                request.model,
-                request.config,
-                request.lines,
-                request.tokens,
-                request.prefixes,
-                request.required,
-                request.aligned,
-            )
+            return self.engine.submit(request.sentences())
         except QueueFull:
             raise Refused(429, f"more than {self.limits.queue:,} sentences wait: ask again later") from None
         except Stopping:

@@ -13,7 +13,6 @@ changes nothing but the time. Sentences that nobody waits for any more leave at 
 
 import copy
 import itertools
-import re
 import threading
 import time
 from collections import Counter
@@ -21,14 +20,12 @@ from collections.abc import Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Protocol
 
-from fasttfm.config.decoding import DecodingConfig
 from fasttfm.decoding.batches import inference
 from fasttfm.decoding.continuous_batching import ContinuousBatching, takes_lines, takes_options
-from fasttfm.decoding.phrases import Phrases
 from fasttfm.decoding.translator import Translation, Translator
 from fasttfm.errors import UserError
 from fasttfm.serving.metrics import Counts
-from fasttfm.serving.queue import Answer, FairQueue, Sentence, request_of
+from fasttfm.serving.queue import Answer, FairQueue, Sentence
 
 _MUCH_WORK = 512
 """Rows times steps from which a request is searched beside its like: 128 tokens with a beam of 4. A whole batch has no
@@ -132,27 +129,8 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="translations", daemon=True)
         self._thread.start()
 
-    def submit(
-        self,
-        model: str,
-        config: DecodingConfig,
-        texts: Sequence[str],
-        tokens: Sequence[int],
-        prefixes: Sequence[str] | None = None,
-        required: Sequence[Sequence[Phrases]] | None = None,
-        aligned: re.Pattern[str] | None = None,
-    ) -> list[Answer]:
-        """The answers that will hold the translations of each text of one request.
-
-        tokens: source tokens of each; prefixes: how each translation must begin; required, aligned: as of Sentence.
-        Raises QueueFull, Stopping.
-        """
-        return self.submit_sentences(
-            request_of(model, config, texts, tokens, prefixes, required, aligned, request=object())
-        )
-
-    def submit_sentences(self, sentences: Sequence[Sentence]) -> list[Answer]:
-        """Their answers; QueueFull, Stopping."""
+    def submit(self, sentences: Sequence[Sentence]) -> list[Answer]:
+        """The answers that will hold the translations of sentences_of() a request. Raises QueueFull, Stopping."""
         with self._changed:
             if self._stopping:
                 raise Stopping

@@ -110,11 +110,6 @@ def as_schema(table: Sequence[Option], required: str) -> Schema:
     }
 
 
-def as_table() -> list[str]:
-    """The rows of the list in docs/serve.md."""
-    return [f"| `{each.name}` | {each.kind} | {each.help} |" for each in options()]
-
-
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 

@@ -10,7 +10,6 @@ is killed, or workers keep ending, the server ends and says so.
 
 import itertools
 import os
-import re
 import socket
 import sys
 import threading
@@ -25,14 +24,12 @@ from multiprocessing.reduction import recv_handle
 from typing import Any
 
 from fasttfm.children import signal_name
-from fasttfm.config.decoding import DecodingConfig
-from fasttfm.decoding.phrases import Phrases
 from fasttfm.decoding.translator import Translator
 from fasttfm.errors import UserError
 from fasttfm.processes import end_group, start_process
 from fasttfm.serving.engine import QueueFull, Stopping
 from fasttfm.serving.metrics import Metrics
-from fasttfm.serving.queue import Answer, FairQueue, Sentence, request_of
+from fasttfm.serving.queue import Answer, FairQueue, Sentence
 from fasttfm.serving.worker import begin
 
 _MOST_TRIES = 2
@@ -90,26 +87,16 @@ class Pool:
         if self.failure is not None:
             function()
 
-    def submit(
-        self,
-        model: str,
-        config: DecodingConfig,
-        texts: Sequence[str],
-        tokens: Sequence[int],
-        prefixes: Sequence[str] | None = None,
-        required: Sequence[Sequence[Phrases]] | None = None,
-        aligned: re.Pattern[str] | None = None,
-    ) -> list[Answer]:
+    def submit(self, sentences: Sequence[Sentence]) -> list[Answer]:
         """See Engine."""
-        new = request_of(model, config, texts, tokens, prefixes, required, aligned, request=next(self._numbers))
         with self._changed:
             if self._stopping or self.failure is not None:
                 raise Stopping
-            if len(self._waiting) + len(new) > self.queue:
+            if len(self._waiting) + len(sentences) > self.queue:
                 raise QueueFull
-            self._waiting.add(new)
+            self._waiting.add(sentences)
             self._hand_out()
-        return [each.answer for each in new]
+        return [each.answer for each in sentences]
 
     def stop(self) -> None:
         """Translate what waits, then end the processes."""

@@ -8,6 +8,7 @@ al. 1996.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -17,6 +18,8 @@ from dataclasses import dataclass
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.decoding.phrases import Phrases
 from fasttfm.decoding.translator import Translation
+
+_REQUESTS = itertools.count()
 
 
 class Answer(Future[list[Translation]]):
@@ -70,7 +73,7 @@ class Sentence:
         return rows * max(1, self.config.min_len, steps + phrases)
 
 
-def request_of(
+def sentences_of(
     model: str,
     config: DecodingConfig,
     texts: Sequence[str],
@@ -78,10 +81,12 @@ def request_of(
     prefixes: Sequence[str] | None = None,
     required: Sequence[Sequence[Phrases]] | None = None,
     aligned: re.Pattern[str] | None = None,
-    *,
-    request: Hashable,
 ) -> list[Sentence]:
-    """The sentences of a request; see Engine.submit."""
+    """The sentences of one request, with answers that will hold the translations of each text.
+
+    tokens: source tokens of each; prefixes: how each translation must begin; required, aligned: as of Sentence.
+    """
+    request = next(_REQUESTS)
     lines = zip(texts, tokens, prefixes or [""] * len(texts), required or [()] * len(texts), strict=True)
     sentences = [
         Sentence(model, config, text, size, Answer(), request, prefix, number, phrases, aligned)

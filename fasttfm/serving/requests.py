@@ -21,6 +21,7 @@ from fasttfm.errors import UserError
 from fasttfm.parsing import Malformed, parse_json
 from fasttfm.serving.limits import Limits
 from fasttfm.serving.options import SEARCH, checked, options
+from fasttfm.serving.queue import Sentence, sentences_of
 from fasttfm.serving.texts import Document, Lines, Sentences, Text
 
 _TERM_LENGTH = 32
@@ -56,6 +57,12 @@ class Request:
     """Whether alignments are asked for."""
     stream: bool
     config: DecodingConfig
+
+    def sentences(self) -> list[Sentence]:
+        """The lines of all texts, to be submitted to an engine."""
+        return sentences_of(
+            self.model, self.config, self.lines, self.tokens, self.prefixes, self.required, self.aligned
+        )
 
     def answers(self, translated: Sequence[list[Translation]]) -> list[list[dict[str, Any]]]:
         """The translations of each text, best first, from those of all lines."""

@@ -107,6 +107,6 @@ def _work(translators: Mapping[str, Translator], server: Connection) -> NoReturn
             if number in answers:
                 answers[number].abandon()
             continue
-        (answer,) = engine.submit_sentences([replace(*values, answer=Answer())])
+        (answer,) = engine.submit([replace(*values, answer=Answer())])
         answers = {key: each for key, each in answers.items() if not each.done()} | {number: answer}
         answer.add_done_callback(partial(told.answer, number))

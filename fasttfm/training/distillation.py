@@ -9,7 +9,7 @@ from typing import Any
 from fasttfm.checkpoints.model_dir import read_kind
 from fasttfm.checkpoints.saved import read_run, write_run
 from fasttfm.checkpoints.vocabulary import refuse_another_vocabulary
-from fasttfm.config import RunConfig, Values, build_run, field_types
+from fasttfm.config import RunConfig, Values, build, field_types
 from fasttfm.config.bert import BertConfig
 from fasttfm.data.documents import PreparedDocuments
 from fasttfm.data.text_tokenizer import load_text_tokenizer
@@ -52,7 +52,7 @@ class Distillation(MaskedModelling):
             if name not in (*_OF_THE_DATA, *_NONE, *given):
                 layers = max(1, shape.layers // 2)
                 values.put(name, layers if name == "layers" else getattr(shape, name), source)
-        config = build_run(values, {"vocab_size": len(data.tokenizer)})
+        config = build(values, {"vocab_size": len(data.tokenizer)})
         self._check(config)
         return config
 

@@ -20,7 +20,7 @@ from fasttfm.checkpoints.model_dir import DATA_FILE, read_config, read_kind
 from fasttfm.checkpoints.steps import resolve_checkpoint
 from fasttfm.checkpoints.vocabulary import VOCABULARY_FILES, check_vocabulary
 from fasttfm.checkpoints.weights import load_weights, model_weights
-from fasttfm.config import KINDS, RunConfig, Values, build_run, field_types
+from fasttfm.config import KINDS, RunConfig, Values, build, field_types
 from fasttfm.data.masking_vocabulary import masking_vocabulary
 from fasttfm.data.pairs import label_names, label_numbers, read_pairs
 from fasttfm.data.squad import SquadData, read_squad
@@ -174,7 +174,7 @@ class FineTuning(Task):
         if not is_told:
             values.put("warmup_updates", 0, "a tenth of the updates")
         more = MARKERS if self.kind in _GPT else 0
-        config = build_run(values, {"vocab_size": len(data.tokenizer) + more})
+        config = build(values, {"vocab_size": len(data.tokenizer) + more})
         check_row_length(config)
         training = config.training
         if training.max_epoch and "max_update" not in values["training"]:

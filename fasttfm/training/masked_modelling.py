@@ -10,7 +10,7 @@ import torch
 
 from fasttfm.checkpoints.model_dir import read_config, read_kind
 from fasttfm.checkpoints.vocabulary import refuse_another_vocabulary
-from fasttfm.config import RunConfig, Values, build_run
+from fasttfm.config import RunConfig, Values, build
 from fasttfm.config.data import MaskingConfig
 from fasttfm.data.documents import Documents, PreparedDocuments
 from fasttfm.data.masked_rows import MaskedBatches
@@ -176,7 +176,7 @@ def evaluate(model_dir: Path, data_dir: Path, checkpoint: str, device: torch.dev
     """
     model = read_encoder(model_dir, checkpoint)
     kind = read_kind(model_dir)
-    task, config = MaskedModelling(kind), build_run(read_config(model_dir, kind))
+    task, config = MaskedModelling(kind), build(read_config(model_dir, kind))
     data = task.open(data_dir)
     refuse_another_vocabulary(data, model_dir)
     data.verify().finish()

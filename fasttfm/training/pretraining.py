@@ -11,7 +11,7 @@ import torch
 
 from fasttfm.checkpoints.model_dir import read_config, read_kind
 from fasttfm.checkpoints.vocabulary import refuse_another_vocabulary
-from fasttfm.config import RunConfig, Values, build_run
+from fasttfm.config import RunConfig, Values, build
 from fasttfm.data.corpus import TextFile
 from fasttfm.data.documents import Documents, PreparedDocuments, RowBatches
 from fasttfm.data.text_tokenizer import TextTokenizer
@@ -68,7 +68,7 @@ class LanguageModelling(Task):
 
     def build(self, values: Values, data: PreparedDocuments) -> RunConfig:
         """The size of the vocabulary is that of the data."""
-        config = build_run(values, {"vocab_size": len(data.tokenizer)})
+        config = build(values, {"vocab_size": len(data.tokenizer)})
         check_row_length(config, ", or a larger --max-length")
         return config
 

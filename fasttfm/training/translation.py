@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fasttfm.config import Config, Values, build
+from fasttfm.config import RunConfig, Values, build
 from fasttfm.data.batches import TokenBatches, collate
 from fasttfm.data.prepared import PreparedData
 from fasttfm.data.sampled_batches import SampledBatches
@@ -103,7 +103,7 @@ class Translation(Task):
         """A directory of fasttfm prepare."""
         return PreparedData.open(data_dir)
 
-    def build(self, values: Values, data: PreparedData) -> Config:
+    def build(self, values: Values, data: PreparedData) -> RunConfig:
         """The sizes of the vocabularies are those of the data."""
         sizes = {"vocab_size": len(data.target_tokenizer)}
         if not data.joint:
@@ -125,7 +125,7 @@ class Translation(Task):
             weights = _fewer_layers(weights, stack, len(getattr(model, stack).layers))
         return weights
 
-    def batches(self, config: Config, data: PreparedData) -> TokenBatches:
+    def batches(self, config: RunConfig, data: PreparedData) -> TokenBatches:
         """Pairs of like length together."""
         batching, together = config.data, config.training.update_freq
         given = data.train, batching.max_tokens, config.training.seed, batching.max_sentence_tokens
@@ -142,7 +142,7 @@ class Translation(Task):
         except ValueError as error:
             raise UserError(f"{data.path}: {error}: raise --max-tokens or --max-sentence-tokens") from error
 
-    def validator(self, config: Config, data: PreparedData, device: torch.device) -> Validator:
+    def validator(self, config: RunConfig, data: PreparedData, device: torch.device) -> Validator:
         """Loss and, where the recipe asks for it, BLEU."""
         recipe = config.training
         decoding = dataclasses.replace(config.decoding, beam=recipe.valid_beam, nbest=1)

@@ -34,13 +34,3 @@ def assembler(capability: int) -> Assembler:
     return Assembler(
         path, match[1] if match else "unknown", "TRITON_PTXAS_BLACKWELL_PATH" if newer else "TRITON_PTXAS_PATH"
     )
-
-
-def description(capability: int) -> str:
-    """The assembler in a line, and a second one where its version has a published fault on such chips."""
-    used = assembler(capability)
-    line = f"sm_{capability} is assembled by ptxas {used.version} ({used.path})"
-    fault = FAULTS.get(used.version) if capability < 100 else None
-    if fault is None:
-        return line
-    return f"{line}\nptxas {used.version} {fault}: {used.variable}=/usr/local/cuda/bin/ptxas takes a toolkit's own"

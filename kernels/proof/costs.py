@@ -101,15 +101,6 @@ def attention_backward_short(B: int, H: int, L: int, S: int, D: int, size: int, 
     )
 
 
-def attention_backward_long(B: int, H: int, L: int, S: int, D: int, size: int, *, causal: bool, dropout: bool) -> Cost:
-    """dQ and delta = sum(output * doutput), then dK and dV; the scores and their gradient are computed twice."""
-    scores = _scores(L, S, causal)
-    queries = Cost(6 * B * H * scores * D, B * H * (size * D * (4 * L + 2 * S) + 2 * _SINGLE * L), 1)
-    keys = Cost(8 * B * H * scores * D, B * H * (size * D * (2 * L + 4 * S) + 2 * _SINGLE * L), 1)
-    drawn = Cost(philox=B * H * (_blocks(L, S, _held(S)) + _blocks(L, S, 16))) if dropout else Cost()
-    return queries + keys + drawn
-
-
 def _scores(L: int, S: int, causal: bool) -> int:
     """Pairs of query and key that attend; causal: query i sees the keys up to i."""
     return sum(min(i + 1, S) for i in range(L)) if causal else L * S

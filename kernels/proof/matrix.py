@@ -105,11 +105,6 @@ def unrecorded(cases: Mapping[Task, CompileCase]) -> list[Task]:
     return [task for task, case in cases.items() if budgets.key(CHIPS[task.chip], case) not in known]
 
 
-def compile_case(chip: Chip, case: CompileCase) -> Resources:
-    """Compiles and counts one case; Triton must not be in its interpreter."""
-    return counted.of_case(chip, case).resources
-
-
 def _start_worker() -> None:
     # Before any kernel is imported: in the interpreter Triton cannot compile.
     os.environ.pop("TRITON_INTERPRET", None)

@@ -95,10 +95,3 @@ def write_page(table: str, page: Path = PAGE) -> None:
     if not end:
         raise ValueError(f"{page} must have the lines {BEGIN} and {END}, between which the table goes")
     page.write_text(f"{before}{begin}\n```text\n{table}\n```\n{end}{after}")
-
-
-def table_of(page: Path = PAGE) -> str:
-    """The table that the page shows."""
-    return (
-        page.read_text().partition(BEGIN)[2].partition(END)[0].strip().removeprefix("```text\n").removesuffix("\n```")
-    )

@@ -154,7 +154,7 @@ def test_the_tuner_gives_every_candidate_its_turn():
     )
     assert order == ["a", "c"] + ["a", "c"] * 12  # once to warm up; three rounds, then until the tenth second has come
     assert (results["a"].median_us, results["a"].runs, results["a"].peak_bytes) == (6.5, 12, 1000)
-    assert (results["a"].p20_us, results["a"].p80_us) == (pytest.approx(3.2), pytest.approx(9.8))
+    assert results["a"].p20_us == pytest.approx(3.2)
     assert results["b"] == "RuntimeError: No available kernel."
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from model_dirs import resolve
 from safetensors.torch import load_file, save_file
 
 from fasttfm.checkpoints.checkpoint import MODEL_FILE, save_checkpoint
 from fasttfm.checkpoints.steps import step_folder
 from fasttfm.checkpoints.weights import model_weights
 from fasttfm.cli.main import main
-from fasttfm.config import resolve
 from fasttfm.data.tokenizer import BOS, EOS, train_tokenizer
 from fasttfm.decoding.translator import Translator
 from fasttfm.models import Transformer

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from separate_launches import separate_launches
 
 from fasttfm.functional import backend
-from fasttfm.functional.merging import merged_launches
 from fasttfm.kernels.proof.launch_log import LaunchLog
 from fasttfm.models import Transformer, TransformerConfig
 
@@ -69,7 +69,7 @@ def test_reading_parameters_through_one_node_changes_no_gradient(device, ieee):
     model, batch = model_and_batch(False)
     model, batch = model.to(device), [x.to(device) for x in batch]
     actual = run(model, batch)
-    with merged_launches(False):
+    with separate_launches():
         plain = run(model, batch)
     for name, wanted in plain.items():
         torch.testing.assert_close(actual[name], wanted, rtol=1e-4, atol=1e-5, msg=name)

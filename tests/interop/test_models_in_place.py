@@ -9,9 +9,9 @@ from torch import Tensor
 
 transformers = pytest.importorskip("transformers", reason="needs the package transformers (pip install transformers)")
 
-from benchmarks.registry import small as registry  # noqa: E402
 from fasttfm.interop import huggingface  # noqa: E402
 from fasttfm.interop.replace import replace_modules  # noqa: E402
+from tests.registry import small as registry  # noqa: E402
 
 
 def step(model: Any, inputs: dict[str, Tensor]) -> list[Tensor]:

@@ -7,10 +7,10 @@ import torch
 
 transformers = pytest.importorskip("transformers", reason="needs the package transformers (pip install transformers)")
 
-from benchmarks.registry import small, verdicts  # noqa: E402
 from fasttfm import functional as F  # noqa: E402
 from fasttfm.interop import huggingface  # noqa: E402
 from fasttfm.kernels.proof.launch_log import LaunchLog  # noqa: E402
+from tests.registry import small, verdicts  # noqa: E402
 
 NAMED = (
     "bart", "bert", "big_bird", "bigbird_pegasus", "bloom", "codegen", "convbert", "falcon", "git", "gpt2",
@@ -39,7 +39,7 @@ def sweep(kinds: list[str]) -> tuple[Counter[str], dict[str, str]]:
 
 
 def test_known_models_and_a_sample_are_equal_or_refused_in_outputs_and_gradients() -> None:
-    """The whole registry is `python -m benchmarks.registry`."""
+    """The whole registry is `python -m tests.registry`."""
     kinds = [*NAMED, *(kind for kind in list(small.classes())[::30] if kind not in NAMED)]
     counts, wrong = sweep([kind for kind in kinds if kind in small.classes()])
     assert not wrong

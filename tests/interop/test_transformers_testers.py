@@ -8,8 +8,8 @@ import torch
 
 transformers = pytest.importorskip("transformers", reason="needs the package transformers (pip install transformers)")
 
-from benchmarks.registry import testers, verdicts  # noqa: E402
 from fasttfm.interop import huggingface  # noqa: E402
+from tests.registry import testers, verdicts  # noqa: E402
 
 FILE = """
 import unittest

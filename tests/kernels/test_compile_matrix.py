@@ -117,12 +117,12 @@ SPOILED = """
 import dataclasses
 from fasttfm.kernels import residual_add
 from fasttfm.kernels.proof import budgets
-from fasttfm.kernels.proof import matrix as compile_matrix
+from fasttfm.kernels.proof.ledger import counted
 from fasttfm.kernels.compile_case import CHIPS
 chip = CHIPS["sm_80"]
 case = next(iter(residual_add.compile_cases(chip)))
 large = dataclasses.replace(case, arguments={**case.arguments, "ROWS": 64, "COLUMNS": 256}, num_warps=1)
-found = compile_matrix.compile_case(chip, large)
+found = counted.of_case(chip, large).resources
 print(found.spill > 0, budgets.broken_rules(chip, large, found))
 """
 
@@ -176,7 +176,8 @@ def test_budgets_survive_being_written_and_read(tmp_path):
 
 def test_the_page_shows_what_is_recorded():
     """Drift: the table of docs/compile-matrix.md is written by --update-budgets, not by hand."""
-    assert compile_report.table_of() == compile_matrix.recorded_table()
+    shown = compile_report.PAGE.read_text().partition(compile_report.BEGIN)[2].partition(compile_report.END)[0]
+    assert shown == f"\n```text\n{compile_matrix.recorded_table()}\n```\n"
 
 
 def test_a_run_of_one_kernel_leaves_a_record_that_follows_its_schema(tmp_path, capsys):
@@ -213,9 +214,8 @@ def test_a_table_replaces_the_one_before(tmp_path):
     page.write_text(f"before\n{compile_report.BEGIN}\n{compile_report.END}\nafter\n")
     for table in ("a  b\n1  2", "c"):
         compile_report.write_page(table, page)
-        assert compile_report.table_of(page) == table
-    assert page.read_text().startswith("before\n")
-    assert page.read_text().endswith("\nafter\n")
+        shown = f"```text\n{table}\n```"
+        assert page.read_text() == f"before\n{compile_report.BEGIN}\n{shown}\n{compile_report.END}\nafter\n"
     page.write_text("no place")
     with pytest.raises(ValueError, match="must have the lines"):
         compile_report.write_page("a", page)

@@ -51,11 +51,9 @@ def test_a_causal_row_scores_half_its_keys():
 def test_the_short_backward_is_one_launch_and_reads_no_output():
     sizes = (8, 8, 100, 100, 64, 2)
     short = costs.attention_backward_short(*sizes, causal=False, dropout=True)
-    long = costs.attention_backward_long(*sizes, causal=False, dropout=True)
-    assert (short.launches, long.launches) == (1, 2)
-    assert short.bytes < 0.6 * long.bytes
-    assert (short.flops, long.flops) == (5 * 2 * 64 * 100 * 100 * 64, 7 * 2 * 64 * 100 * 100 * 64)
-    assert long.philox == 2 * short.philox
+    assert short.launches == 1
+    assert short.flops == 5 * 2 * 64 * 100 * 100 * 64
+    assert short.bytes == 64 * (2 * 64 * 7 * 100 + 4 * 100)
 
 
 def test_costs_add_up():

@@ -153,11 +153,11 @@ def test_attention_over_short_rows(dropout):
 def test_attention_over_long_rows():
     sizes = (1, 1, 256, 256, 32)
     q, k, v = (tensor(1, 1, 256, 32) for _ in range(3))
-    cost = costs.attention_backward_long(*sizes, 4, causal=False, dropout=False)
+    once = costs.attention_backward_short(*sizes, 4, causal=False, dropout=False)
     seen, log = backward(F.attention, q, k, v)
-    assert seen.flops == cost.flops
-    assert seen.bytes >= cost.bytes  # each tile of queries reads all keys again, out of the cache on a chip
-    assert log.triton.total() == cost.launches
+    assert seen.flops == 7 * once.flops / 5  # the scores and their gradient twice
+    assert seen.bytes >= once.bytes  # each tile of queries reads all keys again, out of the cache on a chip
+    assert log.triton.total() == 2
 
 
 def test_cross_entropy_in_place():

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from separate_launches import separate_launches
 
 from fasttfm import functional, reference
 from fasttfm.blocks import attention, embedding, feed_forward, loss, residual
-from fasttfm.functional.merging import merged_launches
 from fasttfm.models import Transformer, TransformerConfig
 
 
@@ -87,7 +87,7 @@ def test_twenty_steps_lose_the_same_through_kernels_and_specification(norm_first
         kernels = losses(norm_first, steps)
     for block in (attention, embedding, feed_forward, loss, residual):
         monkeypatch.setattr(block, "F", SPECIFICATION)
-    with merged_launches(False):
+    with separate_launches():
         wanted = losses(norm_first, steps)
     assert wanted[-1] < wanted[0]
     for actual in (plain, kernels):

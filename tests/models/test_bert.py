@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from fasttfm.config import build_run, gather
+from fasttfm.config import build, gather
 from fasttfm.config.bert import AlbertConfig, BertConfig, ElectraConfig
 from fasttfm.functional import backend
 from fasttfm.models.albert import Albert
@@ -198,7 +198,7 @@ def test_layers_computed_again_give_the_same_bits(share):
 )
 def test_a_preset_is_the_model_that_it_is_named_after(kind, name, size, count):
     values = gather(name, kind=kind)
-    config = build_run(values, {"vocab_size": size})
+    config = build(values, {"vocab_size": size})
     assert config.data.objective == {"bert": "mlm+nsp", "albert": "mlm+sop", "electra": "electra"}[kind]
     assert config.data.row_length <= config.model.max_length
     with torch.device("meta"):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
+from separate_launches import separate_launches
 from torch import nn
 
 from fasttfm.blocks.cache import DecoderCache
 from fasttfm.functional import backend
-from fasttfm.functional.merging import merged_launches
 from fasttfm.kernels.proof.launch_log import LaunchLog
 from fasttfm.models import TransformerConfig
 
@@ -75,8 +76,8 @@ def test_merged_launches_change_no_gradient_and_are_fewer(share_layers):
     model = tiny(share_layers, activation="relu")
     actual, plain = gradients(model, "triton"), gradients(model, "torch")
     counts = []
-    for on in (True, False):
-        with merged_launches(on), LaunchLog() as log:
+    for launches in (nullcontext, separate_launches):
+        with launches(), LaunchLog() as log:
             wanted = gradients(model, "triton")
         counts.append(log.total)
         for name, gradient in wanted.items():

@@ -6,9 +6,9 @@ import contextlib
 
 import pytest
 import torch
+from separate_launches import separate_launches
 
 from fasttfm.functional import backend
-from fasttfm.functional.merging import merged_launches
 from fasttfm.functional.parameters import Slice, Sum, read_parameters
 from fasttfm.models import Transformer, TransformerConfig
 
@@ -49,7 +49,7 @@ VARIANTS = {
 def test_every_gradient_is_that_of_parameters_read_as_they_are(variant):
     model, batch = model_and_batch(**{"dropout": 0.0, **VARIANTS[variant]})
     actual = gradients(model, batch)
-    with merged_launches(False):
+    with separate_launches():
         wanted = gradients(model, batch)
     assert any(not torch.equal(actual[name], wanted[name]) for name in wanted), "the node was not used"
     for name, gradient in wanted.items():
@@ -61,7 +61,7 @@ def test_under_autocast_gradients_are_as_near_to_float32_as_without_it():
     model, batch = model_and_batch(dropout=0.0, activation="gelu")
     exact = gradients(model, batch)
     actual = gradients(model, batch, torch.bfloat16)
-    with merged_launches(False):
+    with separate_launches():
         plain = gradients(model, batch, torch.bfloat16)
     for name, gradient in exact.items():
         assert actual[name].dtype == torch.float32

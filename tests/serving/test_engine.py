@@ -19,7 +19,7 @@ from fasttfm.decoding.continuous_batching import ContinuousBatching, takes_lines
 from fasttfm.errors import UserError
 from fasttfm.serving.engine import Engine
 from fasttfm.serving.metrics import Metrics
-from fasttfm.serving.queue import Answer, FairQueue, Sentence
+from fasttfm.serving.queue import Answer, FairQueue, Sentence, sentences_of
 
 PATIENCE = 300
 
@@ -47,7 +47,7 @@ def watch(monkeypatch):
 
 def submit(engine, texts, **options):
     config = dataclasses.replace(engine.translators["small"].config, **options)
-    return engine.submit("small", config, texts, [20] * len(texts))
+    return engine.submit(sentences_of("small", config, texts, [20] * len(texts)))
 
 
 def test_lines_that_are_added_between_steps_get_what_the_translator_gives(translator):
@@ -148,7 +148,9 @@ def test_a_short_request_does_not_wait_for_the_terms_of_another(engine, translat
     config = dataclasses.replace(translator.config, beam=8, min_len=20)
     terms = Terminology([("dog", ["Hund Boot"])], translator.target_tokenizer)
     lines = ["a dog runs"] * 60
-    long = engine.submit("small", config, lines, [20] * 60, required=[terms.required(line) for line in lines])
+    long = engine.submit(
+        sentences_of("small", config, lines, [20] * 60, required=[terms.required(line) for line in lines])
+    )
     long[0].result(PATIENCE)
     (short,) = submit(engine, ["a dog"])
     assert short.result(PATIENCE)
@@ -251,6 +253,6 @@ def test_terms_and_alignments_are_the_translators_whether_lines_join_or_not(tran
     ours.aligned, ours.terminology = WORDS, terms
     engine = Engine({"small": translator}, Metrics(), queue=100)
     required = [terms.required(line) for line in LINES]
-    answers = engine.submit("small", translator.config, LINES, [20] * len(LINES), None, required, WORDS)
+    answers = engine.submit(sentences_of("small", translator.config, LINES, [20] * len(LINES), None, required, WORDS))
     assert [each.result(PATIENCE) for each in answers] == ours.translate_nbest(LINES)
     engine.stop()

@@ -21,7 +21,7 @@ from fasttfm.decoding.sentences import sentence_splitter, translate_sentences
 from fasttfm.serving import libretranslate
 from fasttfm.serving.limits import Limits
 from fasttfm.serving.openapi import openapi
-from fasttfm.serving.options import as_table, options
+from fasttfm.serving.options import options
 
 TERMS = {"dog": ["Boot", "Männer"], "green grass": "kleinen"}
 DOCUMENT = "<ul>\n <li>a <b>dog</b> runs</li>\n <li>two <i>men &amp;</i> boat</li>\n</ul><!-- x --><p>green"
@@ -202,7 +202,9 @@ def test_the_document_the_page_and_the_docs_list_what_is_read(url):
     assert shown == [each.name for each in (*table, *libretranslate.OPTIONS)]
     docs = (Path(__file__).parents[2] / "docs" / "serve.md").read_text(encoding="utf-8")
     _, _, rows = docs.partition("| field | must be | |\n|---|---|---|\n")
-    assert rows.partition("\n\n")[0].splitlines() == as_table()
+    assert rows.partition("\n\n")[0].splitlines() == [
+        f"| `{each.name}` | {each.kind} | {each.help} |" for each in options()
+    ]
 
 
 def test_what_is_read_and_answered_is_what_the_document_says(url):

@@ -22,7 +22,7 @@ from fasttfm.errors import UserError  # noqa: E402
 from fasttfm.serving.engine import QueueFull, Stopping  # noqa: E402
 from fasttfm.serving.metrics import Metrics  # noqa: E402
 from fasttfm.serving.pool import Pool, _Worker  # noqa: E402
-from fasttfm.serving.queue import Answer, Sentence  # noqa: E402
+from fasttfm.serving.queue import Answer, Sentence, sentences_of  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 PATIENCE = 300
@@ -40,7 +40,7 @@ def pool(translator):
 
 
 def submit(pool, translator, texts):
-    return pool.submit("small", translator.config, texts, [20] * len(texts))
+    return pool.submit(sentences_of("small", translator.config, texts, [20] * len(texts)))
 
 
 def value(pool, name: str) -> float:
@@ -54,14 +54,14 @@ def test_two_processes_translate_as_one_does(pool, translator):
     assert [answer.result(PATIENCE) for answer in answers] == translator.translate_nbest(lines)
     assert len(set(pool.pids)) == 2
     assert value(pool, "workers") == 2
-    pool.submit("small", translator.config, ["a dog"], [20])[0].result(PATIENCE)  # its steps are told before its answer
+    submit(pool, translator, ["a dog"])[0].result(PATIENCE)  # its steps are told before its answer
     assert value(pool, "sentences_total") - before >= len(lines)
     assert value(pool, "queue_sentences") == 0
 
 
 def test_what_a_worker_cannot_do_is_told_to_who_asked(pool, translator):
     config = dataclasses.replace(translator.config, alignment_layer=99, coverage_penalty=0.5)
-    (answer,) = pool.submit("small", config, ["a dog"], [20])
+    (answer,) = pool.submit(sentences_of("small", config, ["a dog"], [20]))
     with pytest.raises(UserError, match="layer 99"):
         answer.result(PATIENCE)
     assert submit(pool, translator, ["a dog"])[0].result(PATIENCE)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fasttfm.config import Config, Values, build, gather
+from fasttfm.config import RunConfig, Values, build, gather
 from fasttfm.cpu.step_passes import usable
 from fasttfm.data.prepare import PrepareOptions, prepare
 from fasttfm.data.prepared import PreparedData
@@ -64,7 +64,7 @@ def tiny_values():
 def tiny_config(tiny_data: Path, tiny_values):
     """The same, built for the tiny data."""
 
-    def make(**changes: object) -> Config:
+    def make(**changes: object) -> RunConfig:
         return build(tiny_values(**changes), {"vocab_size": len(PreparedData.open(tiny_data).target_tokenizer)})
 
     return make

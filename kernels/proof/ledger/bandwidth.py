@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from fasttfm.kernels.compile_case import CHIPS, DTYPES, CompileCase
+from fasttfm.kernels.compile_case import CHIPS, DTYPES
 from fasttfm.kernels.proof import budgets
 from fasttfm.kernels.proof.ledger.products import PRODUCTS, Product
 from fasttfm.kernels.proof.report import aligned
@@ -39,9 +39,6 @@ _MOVED = (
 )
 """Beginning of a case's name -> tensors of its dtype of which an element of the tile is read or written; of rotary's
 pairs both halves."""
-
-MOST = 0.70
-"""The share that no kernel of ours may go above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +98,3 @@ def table(rows: Iterable[Share] | None = None) -> str:
         cycles = (f"{each.instructions:.1f}", f"{each.leaves:.1f}", f"{each.share:.0%}")
         lines.append((each.case, each.dtype, each.product.name, *cycles))
     return aligned(lines, names=3)
-
-
-def is_row_kernel(case: CompileCase) -> bool:
-    """Return whether a case moves bytes and multiplies no matrices."""
-    return bytes_moved(case.name, case.dtype) is not None

@@ -4,20 +4,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import NamedTuple
-
-
-class Control(NamedTuple):
-    """Directions of the compiler to NVIDIA's scheduler beside an instruction."""
-
-    stall: int
-    """Cycles until the warp's next instruction may be issued."""
-    write_barrier: int | None
-    """The scoreboard (0 to 5) that is free again when the result is written."""
-    read_barrier: int | None
-    """The scoreboard that is free again when the operands have been read."""
-    waits: tuple[int, ...]
-    """Scoreboards that must be free before the instruction is issued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +12,12 @@ class Instruction:
     opcode: str
     """With its modifiers, as HMMA.16816.F32.BF16 or v_mfma_f32_32x32x8_bf16."""
     operands: str
-    guard: str = ""
-    """The predicate, as @!P0; nothing where it is always executed."""
     target: int | None = None
     """The address that a branch goes to."""
     ends: bool = False
     """Whether the next instruction is never the one that follows it: an unconditional branch or an exit."""
-    control: Control | None = None
+    stall: int = 0
+    """Cycles until the warp's next instruction may be issued, as NVIDIA's compiler tells the scheduler."""
 
     @property
     def name(self) -> str:

@@ -84,10 +84,6 @@ class Count:
         return self.loops[0] if self.products else sum(self.loops[1:], self.loops[0])
 
 
-def is_supported(chip: Chip) -> bool:
-    return chip.capability in units.RATES or chip.name in gcn.RATES
-
-
 def usage(instructions: Sequence[Instruction], chip: Chip, warps: int, code: Sequence[Instruction] = ()) -> Usage:
     """Return what instructions take; warps of the program; code: the whole function, for the shape of tcgen05's."""
     if not chip.capability:
@@ -107,7 +103,7 @@ def usage(instructions: Sequence[Instruction], chip: Chip, warps: int, code: Seq
         shared=sum(map(units.shared_bytes, instructions)),
         moved=sum(map(units.global_bytes, instructions)),
         spilled=sum(each.name in ("LDL", "STL") for each in instructions),
-        stall=sum(each.control.stall for each in instructions if each.control is not None),
+        stall=sum(each.stall for each in instructions),
     )
 
 

@@ -16,11 +16,6 @@ _WARPS = {75: 32, 86: 48, 89: 48, 120: 48}
 """That can reside on a multiprocessor, where they are not 64 (CUDA C++ programming guide, compute capabilities)."""
 
 
-def resident_threads(chip: Chip) -> int:
-    """Threads that can reside on a multiprocessor or compute unit."""
-    return 32 * _WARPS.get(chip.capability, 64)
-
-
 def latency(chip: Chip, used: Usage, needs: Resources, warps: int) -> float:
     """Cycles of a scheduler for one warp's trip when the warps that can reside take turns. 0 for AMD's chips, whose
     assembly has no such codes, and for a kernel of which nothing can reside."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fasttfm.kernels.compile_case import CHIPS
-from fasttfm.kernels.proof.ledger import units
 from fasttfm.kernels.proof.ledger.products import PRODUCTS
 from fasttfm.kernels.proof.report import aligned
 
@@ -74,10 +73,3 @@ def table() -> str:
         numbers = (f"{each.tflops:.0f}", f"{each.cycles:.1f}", f"{each.bound:.1f}", f"{each.share:.0%}")
         lines.append((each.kernel, each.product, each.source, str(each.width), *numbers))
     return aligned(lines, names=3) + f"\n\nThe median share is {reached():.0%}."
-
-
-def tensor_rate(product: str) -> float:
-    """TFLOP/s of a product's tensor cores in half precision, by the table of units: what the rates are fractions of."""
-    chosen = PRODUCTS[product]
-    rates = units.RATES[CHIPS[chosen.chip].capability]
-    return 2 * rates.fma * chosen.schedulers * chosen.clock / 1e3

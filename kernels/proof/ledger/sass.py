@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from fasttfm.kernels.proof.ledger.code import Control, Function, Instruction
+from fasttfm.kernels.proof.ledger.code import Function, Instruction
 
 _SECTION = re.compile(r"^\s*\.section\s+\.text\.([^,\s]+)")
 _LABEL = re.compile(r"^(\.L_\w+):")
@@ -45,7 +45,7 @@ def parse(text: str) -> list[Function]:
     functions: list[Function] = []
     for name, lines in _sections(text):
         labels: dict[str, int] = {}
-        rows: list[tuple[int, str, str, str, Control | None]] = []
+        rows: list[tuple[int, str, str, str, int]] = []
         waiting: list[str] = []
         for number, line in enumerate(lines):
             if label := _LABEL.match(line):
@@ -54,9 +54,9 @@ def parse(text: str) -> list[Function]:
                 address = int(match["address"], 16)
                 labels |= dict.fromkeys(waiting, address)
                 waiting.clear()
-                control = _control(lines[number + 1]) if number + 1 < len(lines) and _WORD.search(line) else None
+                stall = _stall(lines[number + 1]) if number + 1 < len(lines) and _WORD.search(line) else 0
                 guard = (match["guard"] or "").strip()
-                rows.append((address, match["opcode"], match["operands"].strip(), guard, control))
+                rows.append((address, match["opcode"], match["operands"].strip(), guard, stall))
         functions.append(Function(name, tuple(_instruction(row, labels) for row in rows)))
     return functions
 
@@ -71,29 +71,20 @@ def _sections(text: str) -> list[tuple[str, list[str]]]:
     return result
 
 
-def _instruction(row: tuple[int, str, str, str, Control | None], labels: dict[str, int]) -> Instruction:
-    address, opcode, operands, guard, control = row
+def _instruction(row: tuple[int, str, str, str, int], labels: dict[str, int]) -> Instruction:
+    address, opcode, operands, guard, stall = row
     name, target = opcode.partition(".")[0], None
     if name in _JUMPS and (label := _TARGET.search(operands)):
         target = labels.get(label[1])
     # A branch may have its condition among the operands: BRA.U !UP0, `(.L_x_4)
     conditional = bool(guard) or (target is not None and not operands.startswith("`"))
-    return Instruction(address, opcode, operands, guard, target, name in _LAST and not conditional, control)
+    return Instruction(address, opcode, operands, target, name in _LAST and not conditional, stall)
 
 
-def _control(line: str) -> Control | None:
-    """The control code in bits 105 to 125 of an instruction of sm_70 and newer, the upper word of which is given.
+def _stall(line: str) -> int:
+    """Cycles in bits 105 to 108 of an instruction of sm_70 and newer, the upper word of which is given; else 0.
 
     Source: Jia et al. 2018, "Dissecting the NVIDIA Volta GPU architecture via microbenchmarking", section 2.1.
     """
     word = _WORD.search(line)
-    if word is None:
-        return None
-    code = int(word[1], 16) >> 41
-    stall, write, read, waits = code & 15, code >> 5 & 7, code >> 8 & 7, code >> 11 & 63
-    return Control(
-        stall,
-        write if write != 7 else None,
-        read if read != 7 else None,
-        tuple(barrier for barrier in range(6) if waits >> barrier & 1),
-    )
+    return int(word[1], 16) >> 41 & 15 if word else 0

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.registry import testers
-from benchmarks.registry.small import LIMIT, NotBuilt, batches, brief, make
 from fasttfm.interop import huggingface
+from tests.registry import testers
+from tests.registry.small import LIMIT, NotBuilt, batches, brief, make
 
 Batches = dict[str, tuple[dict[str, Any], dict[int, Tensor]]]
 """By name: inputs, and by length the positions that count."""

@@ -59,10 +59,9 @@ class _Lenient(ast.NodeTransformer):
     """Each statement of a module in a try of its own; a name that cannot be imported is one that does nothing."""
 
     def visit_Module(self, node: ast.Module) -> ast.Module:
-        head = ast.parse("from benchmarks.registry.testers import Absent as __absent__").body
         future = [s for s in node.body if isinstance(s, ast.ImportFrom) and s.module == "__future__"]
         rest = [one for s in node.body if s not in future for one in self._parts(s)]
-        node.body = [*future, *head, *rest]
+        node.body = [*future, *rest]
         return ast.fix_missing_locations(node)
 
     def _parts(self, statement: ast.stmt) -> list[ast.stmt]:
@@ -91,6 +90,10 @@ def _guarded(statement: ast.stmt, otherwise: list[ast.stmt]) -> ast.stmt:
 class _Loader(importlib.machinery.SourceFileLoader):
     def source_to_code(self, data: Any, path: Any, *, _optimize: int = -1) -> types.CodeType:  # type: ignore[override]
         return compile(_Lenient().visit(ast.parse(data)), path, "exec", dont_inherit=True, optimize=_optimize)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        vars(module)["__absent__"] = Absent
+        super().exec_module(module)
 
     def get_code(self, fullname: str) -> types.CodeType:
         path = self.get_filename(fullname)

@@ -1,6 +1,6 @@
-"""PyTorch's, flash-attention's and Liger's own tests, and transformers' own tiny models, run against fasttfm on a CPU.
+"""PyTorch's, flash-attention's and Liger's own tests run against fasttfm on a CPU.
 
-    python -m benchmarks.peer_tests --flash-attention DIR --liger DIR --pytorch DIR --transformers DIR
+    python -m tests.peer_tests --flash-attention DIR --liger DIR --pytorch DIR
 
 DIR is a checkout of the project; what is not given is left out, and said so. fasttfm takes the project's place
 (stand_ins/), devices in the tests become the CPU, and of many cases a sample is drawn by --seed. Every failure must be
@@ -23,10 +23,10 @@ from typing import Any
 
 from benchmarks import command
 from benchmarks.measure import machine
-from benchmarks.peer_tests.suites import SUITES, Suite, Verdict, differences, judge
 from fasttfm.errors import UserError
 from fasttfm.machine import version
 from fasttfm.parsing import parse_json
+from tests.peer_tests.suites import SUITES, Suite, Verdict, differences, judge
 
 REVIEWED = (8, 0)
 """Sample and seed with which the list of differences was reviewed."""
@@ -63,7 +63,7 @@ def results(suite: Suite, folder: Path, sample: int, seed: int, own: bool = Fals
         report = Path(place) / "report.jsonl"
         given = {"suite": suite.name, "folder": str(folder.resolve()), "sample": sample, "seed": seed, "own": own}
         files = copied(suite, folder, Path(place))
-        words = [sys.executable, "-m", "pytest", "-q", "-p", "benchmarks.peer_tests.plugin", "-p", "no:cacheprovider"]
+        words = [sys.executable, "-m", "pytest", "-q", "-p", "tests.peer_tests.plugin", "-p", "no:cacheprovider"]
         words += ["-p", "no:benchmark", "-c", os.devnull, "--rootdir", place, "--tb=line", "-W", "ignore", *files]
         environment = {
             **os.environ,
@@ -120,7 +120,7 @@ def of_suite(suite: Suite, folder: Path, args: argparse.Namespace) -> tuple[Verd
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = command.parser("peer_tests", __doc__)
+    parser = command.parser("tests.peer_tests", __doc__)
     for suite in SUITES:
         parser.add_argument(f"--{suite.name}", type=Path, metavar="DIR", help=f"a checkout of {suite.project}")
     parser.add_argument("--sample", type=int, default=REVIEWED[0], help="cases of one test function (default: 8)")

@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.peer_tests.suites import SUITES
 from fasttfm.parsing import parse_json
+from tests.peer_tests.suites import SUITES
 
 GIVEN = parse_json(os.environ["FASTTFM_PEER_TESTS"])
 SUITE = next(suite for suite in SUITES if suite.name == GIVEN["suite"])
 if not GIVEN["own"]:
-    importlib.import_module(f"benchmarks.peer_tests.stand_ins.{SUITE.stand_in}").install(Path(GIVEN["folder"]))
+    importlib.import_module(f"tests.peer_tests.stand_ins.{SUITE.stand_in}").install(Path(GIVEN["folder"]))
 REPORT = Path(GIVEN["report"]).open("a", encoding="utf-8")  # noqa: SIM115 - as long as the process
 
 

@@ -30,7 +30,7 @@ class Suite:
     beside: tuple[str, ...] = ()
     """What the test files import from beside them."""
     stand_in: str
-    """The module of benchmarks.peer_tests.stand_ins that puts fasttfm in the project's place."""
+    """The module of tests.peer_tests.stand_ins that puts fasttfm in the project's place."""
     substitutions: tuple[tuple[str, str], ...] = ()
     """Texts of the test files that are exchanged: devices, and loops that would take hours on a CPU."""
     packages: tuple[str, ...] = ()

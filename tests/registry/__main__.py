@@ -1,8 +1,8 @@
 """Every architecture that transformers registers, as small as it can be made: on eager attention beside fasttfm.
 
-    python -m benchmarks.registry                          every type, from its configuration alone
-    python -m benchmarks.registry --transformers DIR       also by the tiny models of transformers' own tests
-    python -m benchmarks.registry --type bert --type gpt2  these alone; nothing is recorded
+    python -m tests.registry                          every type, from its configuration alone
+    python -m tests.registry --transformers DIR       also by the tiny models of transformers' own tests
+    python -m tests.registry --type bert --type gpt2  these alone; nothing is recorded
 
 Each type is compared (outputs, and gradients of every parameter, by attn_implementation="fasttfm" and by accelerate()),
 refused by name, or could not be made, with the reason. Status 1 where a type is none of these.
@@ -22,9 +22,9 @@ import torch
 import transformers
 
 from benchmarks import command
-from benchmarks.registry import small, testers, verdicts
 from fasttfm.errors import UserError
 from fasttfm.interop import huggingface
+from tests.registry import small, testers, verdicts
 
 SECONDS = 40
 """Of a type; loops of state space models in plain Python take minutes."""
@@ -64,7 +64,7 @@ def settle(kind: str, name: str, cases: list[type]) -> tuple[str, dict[str, str]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = command.parser("registry", __doc__)
+    parser = command.parser("tests.registry", __doc__)
     parser.add_argument("--transformers", type=Path, metavar="DIR", help="a checkout with its tests")
     parser.add_argument("--type", action="append", help="one model type, or several in turn (default: all)")
     args = parser.parse_args(argv)

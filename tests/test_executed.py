@@ -4,8 +4,8 @@ import subprocess
 
 import pytest
 
-from benchmarks import executed
 from benchmarks.measure import machine, records
+from tests.executed import __main__ as executed
 
 SMALL = """
 import json

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from benchmarks import processors
 from benchmarks.measure import machine, records
 from fasttfm.errors import UserError
+from tests import processors
 
 SMALL = """
 import os

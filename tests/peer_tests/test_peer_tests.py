@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.peer_tests import __main__ as program
-from benchmarks.peer_tests.suites import LIST, SUITES, Difference, Suite, differences, judge
+from tests.peer_tests import __main__ as program
+from tests.peer_tests.suites import LIST, SUITES, Difference, Suite, differences, judge
 
 PYTORCH = next(suite for suite in SUITES if suite.name == "pytorch")
 

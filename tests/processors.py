@@ -1,8 +1,8 @@
 """The numeric tests on other processors: this machine's, without the instructions that older ones lack.
 
-    python -m benchmarks.processors                     every processor that this machine can stand for
-    python -m benchmarks.processors --processor avx2    one of them
-    python -m benchmarks.processors --in-turn           one, another each day, and fewer tests; nothing is recorded
+    python -m tests.processors                      every processor that this machine can stand for
+    python -m tests.processors --processor avx2     one of them
+    python -m tests.processors --in-turn            one, another each day, and fewer tests; nothing is recorded
 
 PyTorch, oneDNN, MKL and numba choose their code by the processor; environment variables forbid them instructions that
 it has. `make processors` runs the tests so; promised bits (a search's in every batch, a stopped training's) are among
@@ -24,10 +24,10 @@ from typing import Any
 
 from benchmarks import command
 from benchmarks.measure import machine, records
-from benchmarks.measure.pytest_runs import counts, run_tests
 from fasttfm.errors import UserError
 from fasttfm.machine import cpuinfo
 from fasttfm.parsing import parse_yaml
+from tests.pytest_runs import counts, run_tests
 
 LIMIT = 60.0
 """Seconds that a case may take."""
@@ -141,7 +141,7 @@ def key(record: records.Record) -> tuple[str, str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = command.parser("processors", __doc__)
+    parser = command.parser("tests.processors", __doc__)
     names = [processor.name for processor in PROCESSORS]
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--processor", action="append", choices=names, help="one, or several (default: all there are)")
@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         record = measure(in_turn(found, datetime.datetime.now(datetime.timezone.utc).date()), IN_TURN, args.workers)
         print(sentence(record))
         if record["failed"]:
-            print(f"again: python -m benchmarks.processors --processor {record['stands_for']}")
+            print(f"again: python -m tests.processors --processor {record['stands_for']}")
         return 0 if is_good(record) else 1
     chosen = [processor for processor in found if args.processor is None or processor.name in args.processor]
     if missing := sorted({*(args.processor or ())} - {processor.name for processor in chosen}):

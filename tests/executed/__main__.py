@@ -1,7 +1,7 @@
 """Shares of every kernel's cases that are right when their PTX is executed on a CPU, and of mutations that are noticed.
 
-    python -m benchmarks.executed                   every chip, as `make executed` does; half an hour on a core
-    python -m benchmarks.executed --chip sm_90      one of them
+    python -m tests.executed                    every chip, as `make executed` does; half an hour on a core
+    python -m tests.executed --chip sm_90       one of them
 
 Runs tests/executed and ptx-check/tests/kernels whole, chip after chip, and after each of them puts its line into
 benchmarks/results/executed.jsonl, so that an interrupted run keeps the chips before. Ends with status 1 where a case
@@ -16,8 +16,8 @@ from typing import Any
 
 from benchmarks import command
 from benchmarks.measure import machine, records
-from benchmarks.measure.pytest_runs import counts, run_tests
 from fasttfm.parsing import parse_json
+from tests.pytest_runs import counts, run_tests
 
 TESTS = (machine.ROOT / "tests" / "executed", machine.ROOT / "ptx-check" / "tests" / "kernels")
 CHIPS = ("sm_60", "sm_75", "sm_80", "sm_90", "sm_120")
@@ -55,7 +55,7 @@ def sentence(lines: Sequence[records.Record]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = command.parser("executed", __doc__)
+    parser = command.parser("tests.executed", __doc__)
     names = (*CHIPS, NO_CHIP)
     parser.add_argument("--chip", action="append", choices=names, help="one, or several in turn (default: all)")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
