@@ -30,6 +30,7 @@ extras = {
     "hf": ["transformers>=5.20"],  # replacements in its models; import of M2M-100 and NLLB; AutoModelForSeq2SeqLM
     "hub": ["kernels>=0.17"],  # loads what python -m fasttfm.hub writes
     "sentences": ["sentencex>=1.0"],  # translate --split-sentences
+    "moses": ["sacremoses>=0.1.1"],  # models of fairseq with codes of fastBPE or subword-nmt
     "xliff": ["lxml>=5.0"],  # translate --format
     "datasets": ["datasets>=3.0"],  # prepare --dataset-folder
     "completion": ["shtab>=1.7"],
@@ -45,7 +46,6 @@ tools = [
     "pytest-xdist>=3.5",
     "pytest-timeout>=2.3",
     "hypothesis>=6.100",
-    "sacremoses>=0.1.1",  # what fasttfm/data/moses.py is held against
     "onnxruntime>=1.20; python_version >= '3.11'",
     "ruff>=0.8",
     "mypy>=1.11",

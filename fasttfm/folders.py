@@ -191,17 +191,24 @@ def _has(folder: Path, name: str, *others: str) -> bool:
     return (folder / name).is_file() and any((folder / other).exists() for other in others)
 
 
-_VOCABULARIES = ("spm.model", "spm.src.model", "tokenizer.json", "bytes.json")
+VOCABULARY_FILES = (
+    *(f"spm{side}.model" for side in ("", ".src", ".tgt")),
+    *(f"spm{side}.vocabulary.json" for side in ("", ".src", ".tgt")),
+    "bytes.json",
+    "tokenizer.json",
+    *(f"bpe{side}.{kind}" for kind in ("codes", "vocabulary.json") for side in ("", ".src", ".tgt")),
+)
+"""Of a data or model directory, each where it has one."""
 _KEPT = (
-    ("config.yaml", "checkpoints", "model.safetensors", *_VOCABULARIES),
-    ("data.yaml", *_VOCABULARIES),
+    ("config.yaml", "checkpoints", "model.safetensors", *VOCABULARY_FILES),
+    ("data.yaml", *VOCABULARY_FILES),
     ("meta.json", "sha256sums"),
     ("config.json", "model.safetensors", "pytorch_model.bin", "model.bin"),
 )
 """A folder with the first file and one of the others is that of a model or of data."""
 _NAMES = (
     "config.yaml", "data.yaml", "config.json", "meta.json", "tokenizer.json", "bytes.json", "*.vocabulary.json",
-    "*.model", "*.safetensors", "*.npy", "*.ids", "sha256sums", "train.log*.jsonl", ".*", "checkpoints/*",
+    "*.model", "*.codes", "*.safetensors", "*.npy", "*.ids", "sha256sums", "train.log*.jsonl", ".*", "checkpoints/*",
 )  # fmt: skip
 """What the files in it are called, in this version or another."""
 

@@ -86,7 +86,8 @@ def functions() -> dict[str, Target]:
         "linear_cross_entropy": {"hidden": f(2, 3, 16), "weight": f(5, 16), "target": target.view(2, 3),
                                  "low_memory": False} | loss,
         "rotary": {"x": f(2, 2, 5, 8), "cos": cos, "sin": sin, "positions": torch.arange(5), "interleaved": False},
-        "rotary_tables": {"length": 5, "size": 8, "base": 1e4, "dtype": torch.float32},
+        "rotary_tables": {"length": 5, "size": 8, "base": 1e4, "factor": 2.0, "bands": (3, 1.0, 4.0),
+                          "dtype": torch.float32},
     }  # fmt: skip
     return {name: Target(getattr(F, name), call, getattr(F, name)) for name, call in calls.items()}
 

@@ -22,10 +22,10 @@ from fasttfm.checkpoints.model_dir import CONFIG_FILE, DATA_FILE, read_config, r
 from fasttfm.checkpoints.ownership import describe
 from fasttfm.checkpoints.shards import is_sharded
 from fasttfm.checkpoints.steps import checkpoints_folder, resolve_checkpoint, step_folder
-from fasttfm.checkpoints.vocabulary import VOCABULARY_FILES, check_vocabulary
+from fasttfm.checkpoints.vocabulary import check_vocabulary
 from fasttfm.errors import UserError
 from fasttfm.files import entries, refuse_dangling_link, replace_file, unfinished, write_file
-from fasttfm.folders import reading, replacing
+from fasttfm.folders import VOCABULARY_FILES, reading, replacing
 from fasttfm.locks import LOCK_FILE, locked
 
 

@@ -2,7 +2,7 @@
 
 MODEL/config.yaml             the kind of model, and the resolved configuration, all sections
       data.yaml               what the prepared data were
-      spm.model               (or spm.src.model and spm.tgt.model)
+      spm.model               (or spm.src.model and spm.tgt.model; bpe.codes of an imported one)
       checkpoints/            see fasttfm.checkpoints.checkpoint
       train.log.jsonl, hypotheses/, tensorboard/
 """

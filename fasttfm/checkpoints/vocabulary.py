@@ -8,15 +8,7 @@ from pathlib import Path
 from fasttfm.checkpoints.checkpoint import META_FILE, MODEL_FILE, read_meta
 from fasttfm.checkpoints.model_dir import Data
 from fasttfm.errors import UserError
-
-_MODELS = ("spm", "spm.src", "spm.tgt")
-VOCABULARY_FILES = (
-    *(f"{name}.model" for name in _MODELS),
-    *(f"{name}.vocabulary.json" for name in _MODELS),
-    "bytes.json",
-    "tokenizer.json",
-)
-"""Of a model directory, each where it has one."""
+from fasttfm.folders import VOCABULARY_FILES
 
 
 def vocabulary_digest(model_dir: str | Path) -> str | None:
@@ -49,9 +41,11 @@ def check_vocabulary(checkpoint: Path, model_dir: str | Path) -> None:
 
 def refuse_another_vocabulary(data: Data, model_dir: Path) -> None:
     """Raise UserError when prepared data hold another vocabulary than a model directory."""
-    for file in data.model_files:
+    files = data.model_files
+    for file in files:
         model_file = model_dir / file.name
         if not model_file.is_file() or model_file.read_bytes() != file.read_bytes():
+            given = model_file if len(files) == 1 else model_dir
             raise UserError(
-                f"{data.path}: is of another vocabulary than {model_dir}: use fasttfm prepare --spm {model_file}"
+                f"{data.path}: is of another vocabulary than {model_dir}: use fasttfm prepare --spm {given}"
             )

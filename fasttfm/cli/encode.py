@@ -20,7 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def load_tokenizer(args: argparse.Namespace) -> Tokenizer:
     """The tokenizer that encode and decode are asked for."""
-    from fasttfm.data.tokenizer import Tokenizer, load_tokenizers
+    from fasttfm.data.tokenizer import Tokenizer
+    from fasttfm.data.tokenizer_files import load_tokenizers
 
     return load_tokenizers(args.model)[args.target] if args.model.is_dir() else Tokenizer.load(args.model)
 

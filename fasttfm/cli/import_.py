@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 FORMATS = {
     "marian-hf": ("fasttfm.interop.marian", "MarianMTModel with MarianTokenizer, such as OPUS-MT"),
     "m2m100": ("fasttfm.interop.m2m100", "M2M100ForConditionalGeneration, such as M2M-100 and NLLB"),
-    "fairseq": ("fasttfm.interop.fairseq", "a checkpoint of fairseq-train, with --dict and --spm"),
+    "fairseq": ("fasttfm.interop.fairseq", "a checkpoint of fairseq-train, with --dict and --spm or --codes"),
     "ctranslate2": ("fasttfm.interop.ctranslate2_read", "what CTranslate2's converters write"),
 }
 """Format -> (module with read(folder, source_language=..., target_language=...) to a Model, what it is). That of
-fairseq takes a file, its dictionaries and its SentencePiece models."""
+fairseq takes a file, its dictionaries and its SentencePiece models or codes."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="; ".join(f"{name}: {what}" for name, (_, what) in FORMATS.items()),
     )
     parser.add_argument("--out", type=OUTPUT_FOLDER, required=True, metavar="MODEL", help="model directory to write")
-    for name, what in (("dict", "dict.LANG.txt"), ("spm", "SentencePiece model")):
+    for name, what in (
+        ("dict", "dict.LANG.txt"),
+        ("spm", "SentencePiece model"),
+        ("codes", "fastBPE's or subword-nmt's codes"),
+    ):
         parser.add_argument(
             f"--{name}",
             type=INPUT_FILE,
@@ -46,7 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             help=f"{what} of a fairseq model: once for both sides, or the source's and then the target's",
         )
     for side in ("source", "target"):
-        parser.add_argument(f"--{side}-language", metavar="CODE", help=f"{side} language of a model of many languages")
+        parser.add_argument(
+            f"--{side}-language", metavar="CODE", help=f"{side} language of a model of many languages, or of --codes"
+        )
     add_check(parser)
     add_output_flags(parser, "what was written")
 
@@ -59,7 +65,8 @@ def run(args: argparse.Namespace) -> None:
 
     module = importlib.import_module(FORMATS[args.format][0])
     languages = {"source_language": args.source_language, "target_language": args.target_language}
-    if args.format in ("marian-hf", "fairseq") and any(languages.values()):
+    without = args.format == "marian-hf" or (args.format == "fairseq" and not args.codes)
+    if without and any(languages.values()):
         raise UserError(
             f"--source-language and --target-language do not belong to --format {args.format}: leave them out (a line "
             "for an OPUS-MT of several targets begins with >>deu<<)"
@@ -87,9 +94,9 @@ def _read(args: argparse.Namespace, module: ModuleType, languages: dict[str, str
     from fasttfm.errors import UserError
 
     if args.format == "fairseq":
-        return module.read(args.directory, args.dict, args.spm)
-    if args.dict or args.spm:
-        raise UserError(f"--dict and --spm belong to --format fairseq, not to {args.format}: leave them out")
+        return module.read(args.directory, args.dict, args.spm, args.codes, **languages)
+    if args.dict or args.spm or args.codes:
+        raise UserError(f"--dict, --spm and --codes belong to --format fairseq, not to {args.format}: leave them out")
     if not args.directory.is_dir():
         raise UserError(f"{args.directory}: is not a directory: give what the other tool saved")
     return module.read(args.directory, **languages)

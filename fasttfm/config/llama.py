@@ -30,6 +30,14 @@ class LlamaConfig:
     """Added to the mean of squares."""
     rotary_base: float = 10_000.0
     """The slowest pair of a head's channels turns once in about 2 pi times so many positions."""
+    rotary_factor: float = 1.0
+    """What angles are divided by, for texts so many times as long as those of training (Chen et al. 2023)."""
+    rotary_trained_length: int | None = None
+    """Length of the training before that: pairs that turn often in it keep their angles (Llama 3.1). None: none do."""
+    rotary_low_turns: float = 1.0
+    """Pairs that turn less often in rotary_trained_length are slowed by the whole factor."""
+    rotary_high_turns: float = 4.0
+    """Pairs that turn more often in it are not slowed."""
     tie_embeddings: bool = False
     """One table for embedding and output, in place of two."""
     init_std: float = 0.02
@@ -38,14 +46,20 @@ class LlamaConfig:
     """Most tokens of a row or a generated text."""
 
     def __post_init__(self) -> None:
-        require_whole(self, 1, "vocab_size", "heads", "kv_heads", "max_length", "head_size")
+        require_whole(self, 1, "vocab_size", "heads", "kv_heads", "max_length", "head_size", "rotary_trained_length")
         require_whole(self, 1, "d_model", "d_ff", most=MOST_WIDTH)
         require_whole(self, 1, "layers", most=MOST_LAYERS)
-        require_positive(self, "norm_eps", "rotary_base", "init_std")
+        require_positive(self, "norm_eps", "rotary_base", "rotary_low_turns", "init_std")
         if self.head_size is None and self.d_model % self.heads:
             raise ValueError(f"d_model {self.d_model} is not a multiple of heads {self.heads}")
         if self.head_width % 2:
             raise ValueError(f"a head of {self.head_width} channels: rotary positions turn pairs of them")
+        if self.rotary_factor < 1:
+            raise ValueError(f"rotary_factor {self.rotary_factor} must be at least 1")
+        if self.rotary_high_turns <= self.rotary_low_turns:
+            raise ValueError(
+                f"rotary_high_turns {self.rotary_high_turns} must be above rotary_low_turns {self.rotary_low_turns}"
+            )
         if self.heads % self.groups:
             raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.groups}")
 
@@ -53,6 +67,13 @@ class LlamaConfig:
     def head_width(self) -> int:
         """The channels of a head in force."""
         return self.d_model // self.heads if self.head_size is None else self.head_size
+
+    @property
+    def rotary_bands(self) -> tuple[int, float, float] | None:
+        """The bands of rotary_tables()."""
+        if self.rotary_trained_length is None:
+            return None
+        return self.rotary_trained_length, self.rotary_low_turns, self.rotary_high_turns
 
     @property
     def groups(self) -> int:

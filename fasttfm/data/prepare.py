@@ -28,10 +28,9 @@ from fasttfm.data.tokenizer import (
     Normalization,
     Tokenizer,
     coverage_for,
-    load_tokenizers,
-    save_tokenizers,
     train_tokenizer,
 )
+from fasttfm.data.tokenizer_files import load_tokenizers, save_tokenizers
 from fasttfm.errors import UserError
 from fasttfm.folders import replacing
 from fasttfm.parsing import characters

@@ -25,10 +25,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from fasttfm.data.tokenizer import Tokenizer, load_tokenizers
+from fasttfm.data.tokenizer import Tokenizer
+from fasttfm.data.tokenizer_files import load_tokenizers
 from fasttfm.errors import UserError
 from fasttfm.files import read_plain_yaml, unreadable
-from fasttfm.folders import PREPARE_AGAIN, Verification, read_manifest, reading
+from fasttfm.folders import PREPARE_AGAIN, VOCABULARY_FILES, Verification, read_manifest, reading
 from fasttfm.parsing import write_yaml
 from fasttfm.wording import counted
 
@@ -209,14 +210,15 @@ class PreparedData(PreparedFolder):
 
     @property
     def joint(self) -> bool:
-        """True if source and target share one vocabulary."""
-        return self.source_tokenizer is self.target_tokenizer
+        """True if source and target share one vocabulary, though each may have its language."""
+        source, target = self.source_tokenizer.vocabulary, self.target_tokenizer.vocabulary
+        numbered_alike = source is not None and target is not None and source.pieces == target.pieces
+        return numbered_alike or self.source_tokenizer is self.target_tokenizer
 
     @property
     def model_files(self) -> list[Path]:
-        """The SentencePiece files, one when joint, else source then target: what a model directory must copy."""
-        names = ("spm.model",) if self.joint else ("spm.src.model", "spm.tgt.model")
-        return [self.path / name for name in names]
+        """The vocabulary's files, one when joint, else source then target: what a model directory must copy."""
+        return [path for path in (self.path / name for name in VOCABULARY_FILES) if path.exists()]
 
     @property
     def valid_source_text(self) -> list[str]:

@@ -34,6 +34,7 @@ import numpy as np
 from fasttfm.data.sampling_walks import END, GOLDEN, UNBUILT, States, alias_table, mix, uniform
 from fasttfm.data.sentencepiece_model import BPE, BYTE, NORMAL, UNIGRAM, UNUSED, read_model
 from fasttfm.data.tokenizer import UNK, Tokenizer
+from fasttfm.errors import UserError
 
 _MOST_OUTCOMES = 1 << 22  # kept at a time, some 200 MB with all that belongs to them
 _LONGEST_KEPT = 20  # characters; the merges of more take too many ways for keeping them to be of use
@@ -55,6 +56,8 @@ class SubwordSampler:
 
         Raises ValueError for another amount, for a model of whole words or characters, and for bpe with unused pieces.
         """
+        if tokenizer.vocabulary is not None:
+            raise UserError("--subword-sampling: an imported vocabulary has no other segmentations: leave it out")
         kind, pieces = read_model(tokenizer.model)
         normal = {piece: score for piece, score, type in pieces if type == NORMAL}
         if kind not in (UNIGRAM, BPE) or (kind == BPE and any(type == UNUSED for _, _, type in pieces)):

@@ -18,13 +18,12 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import sentencepiece as spm
 
 from fasttfm.errors import UserError
-from fasttfm.folders import settled
 from fasttfm.parsing import characters, parse_json
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
@@ -78,12 +77,16 @@ class Tokenizer:
     With a vocabulary the SentencePiece model cuts text into pieces, and the vocabulary numbers them.
     """
 
+    file_name = "spm{}.model"
+    """In a directory; its part is empty for both sides, .src or .tgt for one."""
+    vocabulary_kind: type[Vocabulary] = Vocabulary
+    prefix: list[int]
+    """The ids that every line begins with."""
+
     def __init__(self, model: bytes, vocabulary: Vocabulary | None = None):
         """model: the bytes of a SentencePiece model. Raises ValueError when they are not one or its ids differ."""
         self.model = model
-        self.vocabulary = vocabulary
-        self.prefix: list[int] = []
-        """The ids that every line begins with."""
+        self.vocabulary, self.prefix = vocabulary, []
         self._processor = spm.SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(model)
@@ -91,17 +94,24 @@ class Tokenizer:
         except RuntimeError as error:
             raise ValueError(f"not a SentencePiece model ({error})") from None
         if vocabulary is not None:
-            self._ids = {piece: number for number, piece in reversed(list(enumerate(vocabulary.pieces)))}
-            self.prefix = [self._ids[piece] for piece in vocabulary.prefix]
-            silent = {*vocabulary.prefix, *vocabulary.silent}
-            numbers = (number for number, piece in enumerate(vocabulary.pieces) if piece in silent)
-            self._silent = {PAD, UNK, BOS, EOS, *numbers}
+            self._number(vocabulary)
         elif ids != (PAD, UNK, BOS, EOS):
             raise ValueError(f"pad, unk, bos and eos have the ids {ids}, but {(PAD, UNK, BOS, EOS)} are needed")
 
+    def _number(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self._ids = {piece: number for number, piece in reversed(list(enumerate(vocabulary.pieces)))}
+        self.prefix = [self._ids[piece] for piece in vocabulary.prefix]
+        silent = {*vocabulary.prefix, *vocabulary.silent}
+        numbers = (number for number, piece in enumerate(vocabulary.pieces) if piece in silent)
+        self._silent = {PAD, UNK, BOS, EOS, *numbers}
+
     @classmethod
-    def load(cls, path: Path | str) -> Tokenizer:
-        """Raises UserError when the file is missing or is not a usable model, or its vocabulary is damaged."""
+    def load(cls, path: Path | str, **changes: Any) -> Tokenizer:
+        """Raises UserError when the file is missing or is not a usable model, or its vocabulary is damaged.
+
+        changes: fields of the vocabulary that are others.
+        """
         try:
             model = Path(path).read_bytes()
             beside = vocabulary_file(path)
@@ -112,7 +122,7 @@ class Tokenizer:
         except ValueError as error:
             raise UserError(f"{path}: {error}: prepare the data again, or copy the file anew") from None
         try:
-            vocabulary = Vocabulary(**parse_json(beside.read_bytes(), dict))
+            vocabulary = cls.vocabulary_kind(**{**parse_json(beside.read_bytes(), dict), **changes})
         except (ValueError, TypeError) as error:
             raise UserError(f"{beside}: is damaged ({error}): import the model again") from None
         try:
@@ -153,10 +163,13 @@ class Tokenizer:
         """The text of ids as one line: special ids vanish, and a generated line break becomes a space."""
         if self.vocabulary is not None:
             pieces = self.pieces([i for i in ids if int(i) not in self._silent])
-            text = self._processor.DecodePieces(pieces).replace("\u2581", " ").strip()
-            return text.replace("\r", " ").replace("\n", " ")
+            return self._joined(pieces).replace("\r", " ").replace("\n", " ")
         text = self._processor.DecodeIds([int(i) for i in ids])
         return text.replace("\r", " ").replace("\n", " ").translate(_SHOW)
+
+    def _joined(self, pieces: list[str]) -> str:
+        """The text of a vocabulary's pieces."""
+        return self._processor.DecodePieces(pieces).replace("\u2581", " ").strip()
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Return the begin and end of each token of encode(text) in text, in characters, spaces before it included.
@@ -214,30 +227,6 @@ def _spans(
 def vocabulary_file(model: Path | str) -> Path:
     """Return the path of a SentencePiece model's vocabulary: spm.model's in spm.vocabulary.json."""
     return Path(model).with_suffix(".vocabulary.json")
-
-
-def load_tokenizers(folder: Path, joint: bool | None = None) -> tuple[Tokenizer, Tokenizer]:
-    """Source's and target's tokenizer in a data or model directory, one object for both where the vocabulary is joint.
-
-    joint: None goes by the files that are there. Raises UserError when a file is missing or damaged.
-    """
-    settled(folder)
-    sides = [folder / "spm.src.model", folder / "spm.tgt.model"]
-    if joint is None:
-        joint = not any(path.exists() for path in sides)
-    if joint:
-        tokenizer = Tokenizer.load(folder / "spm.model")
-        return tokenizer, tokenizer
-    return Tokenizer.load(sides[0]), Tokenizer.load(sides[1])
-
-
-def save_tokenizers(folder: Path, source: Tokenizer, target: Tokenizer) -> None:
-    """Write both sides' tokenizer as load_tokenizers() reads them."""
-    if source is target:
-        source.save(folder / "spm.model")
-    else:
-        source.save(folder / "spm.src.model")
-        target.save(folder / "spm.tgt.model")
 
 
 def train_tokenizer(

@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
+from fasttfm.data.moses_tokenizer import MosesTokenizer
 from fasttfm.data.tokenizer import EOS, UNK, Tokenizer
 from fasttfm.errors import UserError
 
@@ -145,6 +146,10 @@ def _checked(term: str, alternatives: Iterable[str], tokenizer: Tokenizer) -> tu
     term = " ".join(term.split())
     if not term:
         raise UserError("the term is empty: give a source term and its translations")
+    if isinstance(tokenizer, MosesTokenizer):
+        raise UserError(
+            "terms need a vocabulary of SentencePiece, and this model's pieces are of fastBPE or subword-nmt"
+        )
     phrases = [phrase for text in alternatives for phrase in _phrases(text, tokenizer)]
     if not phrases:
         raise UserError(f"{term!r} has no translation: give one at least")

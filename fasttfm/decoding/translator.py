@@ -16,7 +16,7 @@ import torch
 
 from fasttfm.checkpoints.checkpoint import is_quantized, read_weights
 from fasttfm.checkpoints.steps import resolve_checkpoint
-from fasttfm.checkpoints.vocabulary import VOCABULARY_FILES, check_vocabulary
+from fasttfm.checkpoints.vocabulary import check_vocabulary
 from fasttfm.checkpoints.weights import with_weights
 from fasttfm.config import Values, build
 from fasttfm.config.decoding import DecodingConfig
@@ -24,6 +24,7 @@ from fasttfm.cpu.int8 import warn_without_route
 from fasttfm.cpu.thresholds import fixed
 from fasttfm.data.corpus import read_lines
 from fasttfm.data.tokenizer import EOS, PAD, Tokenizer
+from fasttfm.data.tokenizer_files import load_tokenizers
 from fasttfm.decoding.alignment import Links, word_links
 from fasttfm.decoding.attention import check_layer, cross_attention
 from fasttfm.decoding.batches import multiply_in_int8
@@ -38,7 +39,7 @@ from fasttfm.decoding.shortlist import Shortlist
 from fasttfm.decoding.streaming import stream_ids, stream_text
 from fasttfm.decoding.terminology import Terminology, continuations_of
 from fasttfm.errors import UserError
-from fasttfm.folders import reading
+from fasttfm.folders import VOCABULARY_FILES, reading
 from fasttfm.models import Transformer
 from fasttfm.models.pretrained import read_values
 
@@ -388,16 +389,14 @@ def _tokenizers(path: Path, values: Values) -> tuple[Tokenizer, Tokenizer]:
     sizes = values["model"]
     if "vocab_size" not in sizes:
         raise UserError(f"{path / 'config.yaml'}: is cut off: it has no model.vocab_size; copy it back")
-    joint = (path / "spm.model").exists()
-    source = Tokenizer.load(path / ("spm.model" if joint else "spm.src.model"))
-    target = source if joint else Tokenizer.load(path / "spm.tgt.model")
+    source, target = load_tokenizers(path)
     for tokenizer, size, side in (
         (source, sizes.get("source_vocab_size") or sizes["vocab_size"], "source"),
         (target, sizes["vocab_size"], "target"),
     ):
         if len(tokenizer) != size:
             raise UserError(
-                f"{path}: its {side} SentencePiece model has {len(tokenizer):,} pieces but config.yaml says "
+                f"{path}: its {side} vocabulary has {len(tokenizer):,} pieces but config.yaml says "
                 f"{size:,}: copy both from the same training run"
             )
     return source, target

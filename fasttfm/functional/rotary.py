@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -49,18 +50,32 @@ def rotary_tables(
     size: int,
     *,
     base: float = 10_000.0,
+    factor: float = 1.0,
+    bands: tuple[int, float, float] | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """cos and sin, (length, size / 2) each, of the angles position * base^(-2i / size) (Su et al. 2021, equation 15).
 
-    size: elements of a head that are turned. Computed in float64. Raises ValueError for a size that is odd or below 2.
+    size: elements of a head that are turned. factor: what the angles are divided by, for texts so many times as long as
+    those of training (Chen et al. 2023). bands: (length, low, high): pairs that turn more than high times in length
+    positions keep their angles, those that turn less than low times are slowed, and between them a share of each
+    (Llama 3.1). Computed in float64. Raises ValueError for a size that is odd or below 2, and a factor below 1.
     """
     if length < 0:
         raise ValueError(f"length={length} must not be negative: it counts positions")
     if size < 2 or size % 2:
         raise ValueError(f"size={size} must be even and at least 2: elements are turned in pairs")
+    if not 1 <= factor < math.inf:
+        raise ValueError(f"factor={factor} must be finite and at least 1: angles are divided by it")
     frequencies = base ** (-torch.arange(0, size, 2, dtype=torch.float64, device=device) / size)
+    kept = torch.zeros_like(frequencies)
+    if bands is not None:
+        trained, low, high = bands
+        if not high > low:
+            raise ValueError(f"bands={bands} must be (length, low, high), high above low")
+        kept = ((trained * frequencies / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
+    frequencies = kept * frequencies + (1 - kept) * frequencies / factor
     angles = torch.arange(length, dtype=torch.float64, device=device)[:, None] * frequencies
     return angles.cos().to(dtype), angles.sin().to(dtype)
 

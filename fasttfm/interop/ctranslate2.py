@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from fasttfm.config.model import TransformerConfig
+from fasttfm.data.moses_tokenizer import MosesTokenizer
 from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from fasttfm.errors import UserError
 from fasttfm.interop.exchange import Model, positions
@@ -42,15 +43,19 @@ NAMES = EncoderDecoderNames(_ENCODER_LAYER, _DECODER_LAYER, "layer_{}")
 
 
 def export(model: Model, folder: Path) -> list[str]:
-    """Write what ctranslate2.Translator() loads, and the SentencePiece models beside it; returns lines for the user.
+    """Write what ctranslate2.Translator() loads, and the tokenizers' files beside it; returns lines for the user.
 
     It takes pieces, and adds the end of a sentence itself.
     """
     names = [words(tokenizer) for tokenizer in (model.source_tokenizer, model.target_tokenizer)]
     write(model.config, model.weights, folder, *names, add_source_eos=True)
-    for name, tokenizer in (("source.spm", model.source_tokenizer), ("target.spm", model.target_tokenizer)):
-        (folder / name).write_bytes(tokenizer.model)
     told = ["padding, begin-of-sentence and the unknown token: give suppress_sequences and disable_unk to exclude them"]
+    for side, tokenizer in (("source", model.source_tokenizer), ("target", model.target_tokenizer)):
+        if isinstance(tokenizer, MosesTokenizer):
+            tokenizer.save(folder / f"{side}.codes")
+            told.append(f"{side} text is cut by sacremoses and {side}.codes: {tokenizer.vocabulary}")
+        else:
+            (folder / f"{side}.spm").write_bytes(tokenizer.model)
     if model.decoding.length_penalty == "gnmt" and model.decoding.alpha:
         told.append(f"the length penalty gnmt {model.decoding.alpha} is not known there: its length_penalty is a power")
     if model.source_tokenizer.prefix or model.target_tokenizer.prefix:

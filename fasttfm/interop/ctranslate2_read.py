@@ -22,6 +22,7 @@ from torch import Tensor
 from fasttfm.checkpoints.weights import refuse_what_is_no_number
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.model import TransformerConfig
+from fasttfm.data.moses_tokenizer import MosesTokenizer
 from fasttfm.data.tokenizer import Tokenizer, Vocabulary
 from fasttfm.errors import UserError
 from fasttfm.files import read_json, unreadable
@@ -360,6 +361,9 @@ def _language(words: list[str], side: str, code: str | None, folder: Path) -> tu
 
 def _tokenizer(folder: Path, side: str, pieces: list[str], language: str | None) -> Tokenizer:
     prefix, silent = _language(pieces, side, language, folder)
+    codes = folder / f"{side}.codes"  # of our own export
+    if codes.exists():
+        return MosesTokenizer.load(codes, pieces=pieces)
     path = next((folder / name for name in _SENTENCEPIECE[side] if (folder / name).exists()), None)
     if path is None:
         raise UserError(

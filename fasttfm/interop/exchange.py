@@ -19,7 +19,8 @@ from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.model import TransformerConfig
 from fasttfm.config.training import TrainingConfig
 from fasttfm.data.text_tokenizer import TextTokenizer
-from fasttfm.data.tokenizer import BOS, PAD, UNK, Tokenizer, Vocabulary, load_tokenizers
+from fasttfm.data.tokenizer import BOS, PAD, UNK, Tokenizer, Vocabulary
+from fasttfm.data.tokenizer_files import load_tokenizers
 from fasttfm.errors import UserError
 from fasttfm.folders import replacing
 from fasttfm.interop.tokenizer_json import write_tokenizer
@@ -58,7 +59,7 @@ def load(model_dir: Path, checkpoint: str = "best") -> Model:
     for tokenizer, size in ((source, config.source_vocab_size or config.vocab_size), (target, config.vocab_size)):
         if len(tokenizer) != size:
             raise UserError(
-                f"{model_dir}: its SentencePiece model has {len(tokenizer):,} pieces but its configuration says "
+                f"{model_dir}: its vocabulary has {len(tokenizer):,} pieces but its configuration says "
                 f"{size:,}: copy both from the same training run"
             )
     decoding = build(read_values(model_dir)).decoding
@@ -215,12 +216,13 @@ def with_tables(
     return dataclasses.replace(config, output_bias=arranged is not None), result
 
 
-def numbered_tokenizer(path: Path, vocabulary: Vocabulary) -> Tokenizer:
-    """A SentencePiece model whose pieces another file numbers; UserError where it is missing or damaged."""
+def numbered_tokenizer(path: Path, vocabulary: Vocabulary, kind: type[Tokenizer] = Tokenizer) -> Tokenizer:
+    """A SentencePiece model, or codes, whose pieces another file numbers; UserError where it is missing or damaged."""
     try:
-        return Tokenizer(path.read_bytes(), vocabulary)
+        return kind(path.read_bytes(), vocabulary)
     except FileNotFoundError:
-        raise UserError(f"{path}: no such SentencePiece model: give the directory as the other tool saved it") from None
+        what = "SentencePiece model: give the directory" if kind is Tokenizer else "file of codes: give it"
+        raise UserError(f"{path}: no such {what} as the other tool saved it") from None
     except ValueError as error:
         raise UserError(f"{path}: {error}: copy the file anew") from None
 

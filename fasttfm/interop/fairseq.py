@@ -2,12 +2,12 @@
 
 https://github.com/facebookresearch/fairseq
 Layers have BART's names. Sinusoids are tensor2tensor's and count from padding's number + 1, which is 2. A target input
-begins with the end of a sentence. Text must have been cut by SentencePiece: its model is given besides.
+begins with the end of a sentence. What cut the text is given besides: a SentencePiece model, or the codes of fastBPE or
+subword-nmt, which cut Moses' tokens.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,17 +17,14 @@ from torch import Tensor
 
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.model import TransformerConfig
-from fasttfm.data.tokenizer import Tokenizer, Vocabulary
 from fasttfm.errors import UserError
-from fasttfm.files import unreadable
 from fasttfm.interop.bart import from_bart
 from fasttfm.interop.config_json import Field, configuration, our_activation
-from fasttfm.interop.exchange import Arrangement, Model, numbered_tokenizer, with_tables
+from fasttfm.interop.exchange import Model, with_tables
 from fasttfm.interop.fairseq_checkpoint import load
+from fasttfm.interop.fairseq_vocabulary import PAD, Dictionary
 from fasttfm.interop.names import TheirWeights
 
-_SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
-_START, _PAD, _EOS, _UNK = range(4)
 _UNSUPPORTED = {
     "encoder_learned_pos": "learned positions",
     "decoder_learned_pos": "learned positions",
@@ -61,32 +58,39 @@ _FIELDS = (
     Field("relu_dropout", "activation_dropout", 0.0),
 )
 """With fairseq's own defaults (base_architecture)."""
-_NO_TEXT = re.compile(r"madeupword\d+|<\S+>|__\S+__|\[\S+\]")
-"""What fairseq and its users add to a dictionary besides pieces."""
-_COVERED = 0.97
-"""Share of a dictionary's tokens that are pieces of its SentencePiece model. Of three German corpora in 8,000 pieces
-their own models have 99.8 %, the other algorithm's on the same corpus at most 95.5 %, another corpus's at most 87 %."""
-_JOINED = 0.02
+_SIDES = ("source", "target")
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_accurate": "gelu_tanh", "swish": "silu"}
 
 
-def read(checkpoint: Path, dictionaries: Sequence[Path], models: Sequence[Path]) -> Model:
+def read(
+    checkpoint: Path,
+    dictionaries: Sequence[Path],
+    models: Sequence[Path] = (),
+    codes: Sequence[Path] = (),
+    source_language: str | None = None,
+    target_language: str | None = None,
+) -> Model:
     """The model of a checkpoint, which is loaded without running any code in it.
 
-    dictionaries: dict.SRC.txt and dict.TGT.txt, or one for both; models: the SentencePiece models likewise. Raises
-    UserError for a file that is missing, cut off or of another architecture.
+    dictionaries: dict.SRC.txt and dict.TGT.txt, or one for both; models: the SentencePiece models likewise, or codes:
+    the files of fastBPE or subword-nmt. source_language, target_language: of Moses' tokens; None: the checkpoint's.
+    Raises UserError for a file that is missing, cut off or of another architecture.
     """
-    if not 1 <= len(dictionaries) <= 2 or not 1 <= len(models) <= 2:
-        raise UserError("--dict and --spm: give one file for both sides, or the source's and then the target's")
+    cutters = models or codes
+    if (models and codes) or not 1 <= len(dictionaries) <= 2 or not 1 <= len(cutters) <= 2:
+        raise UserError(
+            "--dict, and either --spm or --codes: give one file for both sides, or the source's and then the target's"
+        )
     settings, weights = load(checkpoint)
-    counted = [_read_dictionary(path) for path in (dictionaries[0], dictionaries[-1])]
-    pieces = [[*_SPECIAL, *(piece for piece, _ in each)] for each in counted]
-    joint = pieces[0] == pieces[1] and len(models) == 1
-    arrangements = [Arrangement(len(each), pad=_PAD, unk=_UNK, start=_EOS, eos=_EOS) for each in pieces]
+    sides = [Dictionary.read(path) for path in (dictionaries[0], dictionaries[-1])]
+    joint = sides[0].pieces == sides[1].pieces and len(cutters) == 1
     tables = [weights[f"{side}.embed_tokens.weight"] for side in ("encoder", "decoder")]
-    for table, each, path in zip(tables, pieces, (dictionaries[0], dictionaries[-1])):
-        if len(table) != len(each):
-            raise UserError(f"{path}: has {len(each):,} pieces with the special ones, the weights {len(table):,}")
+    for table, each in zip(tables, sides):
+        if len(table) != len(each.pieces):
+            raise UserError(
+                f"{each.path}: has {len(each.pieces):,} pieces with the special ones, the weights {len(table):,}"
+            )
+    arrangements = [each.arrangement for each in sides]
     config = _config(settings, weights, checkpoint, list(map(len, arrangements)), joint, tables)
     layers = from_bart(weights, config, prefix="")
     config, result = with_tables(config, layers, arrangements, tables, _output(weights))
@@ -96,62 +100,36 @@ def read(checkpoint: Path, dictionaries: Sequence[Path], models: Sequence[Path])
     weights.refuse_rest(
         r"decoder\.output_projection\.weight", r"(encoder|decoder)\.(version|embed_positions\._float_tensor)"
     )
-    sides = [
-        numbered_tokenizer(path, Vocabulary(pieces=arrangement.pieces(each), prefix=[], silent=["<s>"]))
-        for path, arrangement, each in zip((models[0], models[-1]), arrangements, pieces)
-    ]
-    for tokenizer, counts, path, model in zip(
-        sides, counted, (dictionaries[0], dictionaries[-1]), (models[0], models[-1])
-    ):
-        _refuse_another_tokenizer(tokenizer, counts, path, model)
+    languages = [source_language, target_language]
+    if codes:
+        languages = [_language(settings, *each) for each in zip(languages, _SIDES)]
+    files = (cutters[0], cutters[-1])
+    tokenizers = [each.tokenizer(file, language) for each, file, language in zip(sides, files, languages)]
+    prepared = [str(each.vocabulary) for each in tokenizers] if codes else []
+    joint = joint and languages[0] == languages[1]
     return Model(
         config=config,
         weights=result,
-        source_tokenizer=sides[0] if not joint else sides[1],
-        target_tokenizer=sides[1],
+        source_tokenizer=tokenizers[1 if joint else 0],
+        target_tokenizer=tokenizers[1],
         decoding=DecodingConfig(
             beam=5, length_penalty="power", alpha=1.0, max_len_a=0.0, max_len_b=200, allow_unk=True
         ),
-        notes=("searches as fairseq-generate does unless it is told otherwise: beam 5, lenpen 1, at most 200 tokens",),
+        notes=(
+            *(f"{side} text becomes {what}, as its dictionary shows" for side, what in zip(_SIDES, prepared)),
+            "searches as fairseq-generate does unless it is told otherwise: beam 5, lenpen 1, at most 200 tokens",
+        ),
     )
 
 
-def _refuse_another_tokenizer(tokenizer: Tokenizer, counts: Sequence[tuple[str, int]], path: Path, model: Path) -> None:
-    """Raise UserError where a dictionary was not counted in the pieces of this SentencePiece model."""
-    text = [(piece, count) for piece, count in counts if not _NO_TEXT.fullmatch(piece)]
-    total = sum(count for _, count in text)
-    joined = sum(count for piece, count in text if piece.endswith("@@"))
-    if joined > _JOINED * total:
+def _language(settings: Mapping[str, Any], given: str | None, side: str) -> str:
+    """The language of Moses' tokens."""
+    language = given or settings.get(f"{side}_lang")
+    if not isinstance(language, str) or not language:
         raise UserError(
-            f"{path}: {joined / total:.0%} of its tokens end in @@: it is of subword-nmt or fastBPE, whose codes are "
-            "not supported: only text that SentencePiece cut is"
+            f"--{side}-language: the checkpoint does not say it, and Moses' rules need it: give one such as en"
         )
-    covered = sum(count for piece, count in text if tokenizer.cuts_into(piece))
-    if covered < _COVERED * total:
-        raise UserError(
-            f"{model}: has the pieces of {covered / total:.1%} of the tokens in {path}, {_COVERED:.0%} are needed: "
-            "it is the model of another corpus"
-        )
-
-
-def _read_dictionary(path: Path) -> list[tuple[str, int]]:
-    """The pieces of a dict.txt by their numbers without the special ones, and how often each was counted."""
-    try:
-        lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such dictionary: fairseq-preprocess wrote it as dict.LANG.txt") from None
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: is not UTF-8, so it is not a dictionary of fairseq-preprocess") from None
-    pieces = []
-    for number, line in enumerate(lines, start=1):
-        line = line.removesuffix(" #fairseq:overwrite")
-        piece, _, count = line.rpartition(" ")
-        if not piece or not count.isdecimal():
-            raise UserError(f"{path}: line {number:,} is not a piece with its count: {line[:60]!r}")
-        pieces.append((piece, int(count)))
-    return pieces
+    return language
 
 
 def _config(
@@ -184,7 +162,7 @@ def _config(
         final_norm=norm_first,
         activation=our_activation(given, path, "activation_fn", "relu", _ACTIVATIONS),
         positional_encoding="tensor2tensor",
-        first_position=_PAD + 1,
+        first_position=PAD + 1,
         share_embeddings=shared,
     )
 

@@ -1,7 +1,7 @@
 """Llama as Hugging Face's transformers saves it: config.json and weights, read and written.
 
-https://huggingface.co/docs/transformers/model_doc/llama. Scaled rotary positions (Llama 3.1), biases and other types of
-model are refused by name. No code in the files is run.
+https://huggingface.co/docs/transformers/model_doc/llama. Rotary positions may be scaled (linear, llama3). Other
+scalings (dynamic, yarn, longrope), biases and other types of model are refused by name. No code in the files is run.
 """
 
 from __future__ import annotations
@@ -34,6 +34,14 @@ _LAYER = {
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
 }
+_LLAMA3 = (
+    Field("rotary_factor", "factor"),
+    Field("rotary_low_turns", "low_freq_factor"),
+    Field("rotary_high_turns", "high_freq_factor"),
+    Field("rotary_trained_length", "original_max_position_embeddings"),
+)
+_SCALINGS: dict[str, tuple[Field, ...]] = {"default": (), "linear": _LLAMA3[:1], "llama3": _LLAMA3}
+"""The fields of each kind of rotary positions."""
 FIELDS = (
     Field("vocab_size", "vocab_size"),
     Field("d_model", "hidden_size"),
@@ -68,6 +76,8 @@ def write(model: Llama, folder: Path, tokenizer: TextTokenizer | None = None) ->
     Raises UserError where the folder holds other files, or nothing can be written.
     """
     config = model.config
+    kind = "llama3" if config.rotary_trained_length else "linear" if config.rotary_factor != 1 else "default"
+    rotary = {"rope_type": kind, **described(config, _SCALINGS[kind])}
     fields = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -78,7 +88,8 @@ def write(model: Llama, folder: Path, tokenizer: TextTokenizer | None = None) ->
         "attention_bias": False,
         "mlp_bias": False,
         "rope_theta": config.rotary_base,
-        "rope_parameters": {"rope_theta": config.rotary_base, "rope_type": "default"},
+        "rope_parameters": {"rope_theta": config.rotary_base, **rotary},
+        "rope_scaling": None if kind == "default" else rotary,  # what transformers before version 5 read
     }
     return write_causal(folder, fields, theirs(model_weights(model), _parameters(config)), tokenizer)
 
@@ -106,13 +117,30 @@ def _config(given: Mapping[str, Any], path: Path) -> LlamaConfig:
         "hidden_act": (None, "silu"),
         "attention_bias": (None, False),
         "mlp_bias": (None, False),
-        "rope_scaling": (None,),
         "pretraining_tp": (None, 1),
         "attention_dropout": (None, 0.0),
     }
     refuse_others(given, path, allowed)
-    rotary = field(given, "rope_parameters", dict, str(path), {})
-    if rotary.get("rope_type", "default") != "default":
-        raise UserError(f"{path}: rope_type {rotary['rope_type']!r} is not supported: default is")
+    rotary = _rotary(given, path)
     base = field(rotary, "rope_theta", float, str(path), field(given, "rope_theta", float, str(path), 10_000.0))
-    return configuration(LlamaConfig, given, path, FIELDS, rotary_base=base)
+    scaling = _SCALINGS[rotary["rope_type"]]
+    return configuration(LlamaConfig, {**given, **rotary}, path, (*FIELDS, *scaling), rotary_base=base)
+
+
+def _rotary(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The settings of the rotary positions, from rope_parameters or what older files have."""
+    rotary: dict[str, Any] = {}
+    for name in ("rope_scaling", "rope_parameters"):
+        for key, value in (field(given, name, dict, str(path), None) or {}).items():
+            key = "rope_type" if key == "type" else key
+            if rotary.setdefault(key, value) != value:
+                raise UserError(f"{path}: rope_scaling and rope_parameters have another {key}: they must agree")
+    kind = rotary.setdefault("rope_type", "default")
+    if kind not in _SCALINGS:
+        raise UserError(f"{path}: rope_type {kind!r} is not supported: {', '.join(_SCALINGS)} are")
+    if kind == "llama3":
+        rotary.setdefault("original_max_position_embeddings", given.get("max_position_embeddings"))
+    known = {"rope_type", "rope_theta", *(each.theirs for each in _SCALINGS[kind])}
+    if unknown := sorted(name for name, value in rotary.items() if name not in known and value is not None):
+        raise UserError(f"{path}: {unknown[0]} {rotary[unknown[0]]} of {kind} rotary positions is not supported")
+    return rotary

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.model import TransformerConfig
+from fasttfm.data.moses_tokenizer import MosesTokenizer
 from fasttfm.data.tokenizer import Tokenizer, Vocabulary
 from fasttfm.errors import UserError
 from fasttfm.files import read_json
@@ -78,6 +79,7 @@ def refuse_other_than_marian(model: Model) -> None:
         (config.first_position != 0, f"first_position {config.first_position}"),
         (config.layer_norm_eps != _EPSILON, f"layer_norm_eps {config.layer_norm_eps}"),
         (config.share_embeddings == "none", "share_embeddings none"),
+        (isinstance(model.source_tokenizer, MosesTokenizer), "codes of fastBPE or subword-nmt"),
         (
             config.share_embeddings == "all" and model.source_tokenizer is not model.target_tokenizer
             and model.source_tokenizer.vocabulary is None, "two tokenizers for one table",

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from fasttfm.config.model import TransformerConfig
-from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK, save_tokenizers
+from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK
+from fasttfm.data.tokenizer_files import save_tokenizers
 from fasttfm.errors import UserError
 from fasttfm.functional.activations import ACTIVATIONS
 from fasttfm.interop.exchange import Model, positions, suppressed

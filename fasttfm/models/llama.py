@@ -101,7 +101,13 @@ class Llama(LanguageModel):
             [LlamaLayer(config) for _ in range(config.layers)], RMSNorm(config.d_model, config.norm_eps)
         )
         self.output = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        cos, sin = F.rotary_tables(config.max_length, config.head_width, base=config.rotary_base)
+        cos, sin = F.rotary_tables(
+            config.max_length,
+            config.head_width,
+            base=config.rotary_base,
+            factor=config.rotary_factor,
+            bands=config.rotary_bands,
+        )
         self.cos: Tensor
         self.sin: Tensor
         self.register_buffer("cos", cos, persistent=False)

@@ -24,14 +24,15 @@ from fasttfm.checkpoints.checkpoint import MODEL_FILE, read_weights
 from fasttfm.checkpoints.model_dir import CONFIG_FILE, DATA_FILE
 from fasttfm.checkpoints.run_log import read_log
 from fasttfm.checkpoints.steps import resolve_checkpoint
-from fasttfm.checkpoints.vocabulary import VOCABULARY_FILES, check_vocabulary
+from fasttfm.checkpoints.vocabulary import check_vocabulary
 from fasttfm.config import Values, build, convert, field_types, gather
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.model import TransformerConfig
-from fasttfm.data.tokenizer import BOS, EOS, PAD, Tokenizer, save_tokenizers
+from fasttfm.data.tokenizer import BOS, EOS, PAD, Tokenizer
+from fasttfm.data.tokenizer_files import save_tokenizers
 from fasttfm.errors import UserError
 from fasttfm.files import read_json, read_plain_yaml, unreadable, write_file
-from fasttfm.folders import reading, replacing, settled
+from fasttfm.folders import VOCABULARY_FILES, reading, replacing, settled
 
 PRETRAINED_FILE = "config.json"
 MODEL_TYPE = "fasttfm"

@@ -18,7 +18,7 @@ from torch import nn
 from fasttfm.checkpoints.checkpoint import read_weights
 from fasttfm.checkpoints.model_dir import DATA_FILE, read_config, read_kind
 from fasttfm.checkpoints.steps import resolve_checkpoint
-from fasttfm.checkpoints.vocabulary import VOCABULARY_FILES, check_vocabulary
+from fasttfm.checkpoints.vocabulary import check_vocabulary
 from fasttfm.checkpoints.weights import load_weights, model_weights
 from fasttfm.config import KINDS, RunConfig, Values, build, field_types
 from fasttfm.data.masking_vocabulary import masking_vocabulary
@@ -31,6 +31,7 @@ from fasttfm.data.task_inputs import Markers, Window
 from fasttfm.data.text_tokenizer import TextTokenizer, load_text_tokenizer
 from fasttfm.errors import UserError
 from fasttfm.files import sha256
+from fasttfm.folders import VOCABULARY_FILES
 from fasttfm.models.gpt_heads import MARKERS, GPTClassifier
 from fasttfm.models.heads import Answerer, Classifier
 from fasttfm.parsing import write_yaml

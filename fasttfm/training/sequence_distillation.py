@@ -62,7 +62,7 @@ def distill_translation(
             [data_dir / "valid.tgt.txt"],
             out,
             PrepareOptions(max_length=data.description["fingerprint"]["options"]["max_length"]),
-            models=[path for path in data.model_files if path.suffix == ".model"],
+            models=[data_dir],
             say=say,
             progress=progress,
         )

@@ -15,9 +15,9 @@ from fasttfm.data.tokenizer import (
     Tokenizer,
     Vocabulary,
     coverage_for,
-    load_tokenizers,
     train_tokenizer,
 )
+from fasttfm.data.tokenizer_files import load_tokenizers
 from fasttfm.errors import Stopped, UserError
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import collections
 import dataclasses
-import math
 import pickle
 import shutil
 import sys
@@ -14,8 +12,8 @@ import typing
 
 import pytest
 import torch
+from fairseq_models import EOS, UNK, WIDTH, write
 from model_dirs import tokenizer
-from torch import nn
 
 from fasttfm.cli.main import main
 from fasttfm.data.tokenizer import BOS
@@ -24,139 +22,7 @@ from fasttfm.decoding.translator import one_line
 from fasttfm.interop.exchange import load
 from fasttfm.models import Transformer
 
-START, PAD, EOS, UNK = range(4)
-WIDTH, HEADS, INNER, LAYERS = 32, 4, 48, 2
 LINES = ["a dog runs", "zwei Männer sitzen", "the small green boat"]
-
-
-def positions(length):
-    """fairseq/modules/sinusoidal_positional_embedding.py: all sines first, the first position is PAD + 1."""
-    half = WIDTH // 2
-    rates = torch.exp(torch.arange(half) * -(math.log(10000) / (half - 1)))
-    angles = torch.arange(PAD + 1, PAD + 1 + length)[:, None] * rates
-    return torch.cat([angles.sin(), angles.cos()], dim=1)
-
-
-class Attention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
-            setattr(self, name, nn.Linear(WIDTH, WIDTH))
-
-    def forward(self, x, memory, causal=False):
-        def heads(y):
-            return y.view(len(y), HEADS, -1).transpose(0, 1)
-
-        q, k, v = (
-            heads(self.q_proj(x)) * (WIDTH // HEADS) ** -0.5,
-            heads(self.k_proj(memory)),
-            heads(self.v_proj(memory)),
-        )
-        scores = q @ k.transpose(1, 2)
-        if causal:
-            scores = scores + torch.full(scores.shape[1:], -torch.inf).triu(1)
-        return self.out_proj((scores.softmax(-1) @ v).transpose(0, 1).reshape(len(x), WIDTH))
-
-
-class Layer(nn.Module):
-    def __init__(self, pre, decoder):
-        super().__init__()
-        self.pre, self.decoder = pre, decoder
-        self.self_attn, self.self_attn_layer_norm = Attention(), nn.LayerNorm(WIDTH)
-        if decoder:
-            self.encoder_attn, self.encoder_attn_layer_norm = Attention(), nn.LayerNorm(WIDTH)
-        self.fc1, self.fc2, self.final_layer_norm = (
-            nn.Linear(WIDTH, INNER),
-            nn.Linear(INNER, WIDTH),
-            nn.LayerNorm(WIDTH),
-        )
-
-    def add(self, x, norm, sublayer):
-        return x + sublayer(norm(x)) if self.pre else norm(x + sublayer(x))
-
-    def forward(self, x, memory=None):
-        x = self.add(x, self.self_attn_layer_norm, lambda y: self.self_attn(y, y, causal=self.decoder))
-        if self.decoder:
-            x = self.add(x, self.encoder_attn_layer_norm, lambda y: self.encoder_attn(y, memory))
-        return self.add(x, self.final_layer_norm, lambda y: self.fc2(self.fc1(y).relu()))
-
-
-class Side(nn.Module):
-    def __init__(self, size, pre, decoder):
-        super().__init__()
-        self.embed_tokens = nn.Embedding(size, WIDTH, PAD)
-        self.layers = nn.ModuleList(Layer(pre, decoder) for _ in range(LAYERS))
-        if pre:
-            self.layer_norm = nn.LayerNorm(WIDTH)
-        if decoder:
-            self.output_projection = nn.Linear(WIDTH, size, bias=False)
-
-    def forward(self, tokens, memory=None):
-        x = self.embed_tokens(tokens) * WIDTH**0.5 + positions(len(tokens))
-        for layer in self.layers:
-            x = layer(x, memory)
-        return self.layer_norm(x) if hasattr(self, "layer_norm") else x
-
-
-class Reference(nn.Module):
-    """One sentence at a time, without padding or dropout."""
-
-    def __init__(self, sizes, pre, shared):
-        super().__init__()
-        self.encoder, self.decoder = Side(sizes[0], pre, False), Side(sizes[1], pre, True)
-        for layer in self.modules():
-            if isinstance(layer, nn.Linear) and layer.bias is not None:
-                nn.init.normal_(layer.weight, std=0.5)  # or the likeliest token is the one before
-        nn.init.normal_(self.encoder.embed_tokens.weight, std=0.3)
-        nn.init.normal_(self.decoder.embed_tokens.weight, std=0.3)
-        if shared == "all":
-            self.encoder.embed_tokens = self.decoder.embed_tokens
-        if shared != "none":
-            self.decoder.output_projection.weight = self.decoder.embed_tokens.weight
-        for side in (self.encoder, self.decoder):
-            side.embed_tokens.weight.data[PAD] = 0
-
-    def forward(self, source, target):
-        return self.decoder.output_projection(self.decoder(target, self.encoder(source)))
-
-    @torch.no_grad()
-    def greedy(self, source, longest):
-        target = [EOS]
-        while len(target) <= longest:
-            logits = self(source, torch.tensor(target))[-1]
-            logits[PAD] = -torch.inf
-            target.append(int(logits.argmax()))
-            if target[-1] == EOS:
-                return target[1:-1]
-        return target[1:]
-
-
-def write(folder, shared="all", pre=False, new=True, **changes):
-    """checkpoint.pt, dict.*.txt and spm.model of a model, and what it should compute."""
-    pieces = tokenizer().pieces(range(4, len(tokenizer())))
-    orders = [pieces[::-1], pieces[::-1] if shared == "all" else pieces[5:] + pieces[:5] + ["madeupword0000"]]
-    for name, order in zip(("src", "tgt"), orders):
-        (folder / f"dict.{name}.txt").write_text("".join(f"{piece} {9}\n" for piece in order), encoding="utf-8")
-    (folder / "spm.model").write_bytes(tokenizer().model)
-    torch.manual_seed(3)
-    model = Reference([len(order) + 4 for order in orders], pre, shared)
-    sizes = {"embed_dim": WIDTH, "ffn_embed_dim": INNER, "attention_heads": HEADS, "normalize_before": pre}
-    settings = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in sizes.items()}
-    settings |= {"arch": "transformer", "share_all_embeddings": shared == "all", "dropout": 0.3, **changes}
-    weights = {**model.state_dict(), "encoder.version": torch.tensor([3.0])}
-    weights["encoder.embed_positions._float_tensor"] = torch.full((1,), torch.nan)
-    namespace = argparse.Namespace(**settings)
-    torch.save(
-        {
-            "args": None if new else namespace,
-            "cfg": {"_name": None, "model": namespace, "task": {"data": "x"}} if new else None,
-            "model": weights,
-            "optimizer_history": [{"num_updates": 7, "lr_scheduler_state": {"best": None}}],
-            "extra_state": {"epoch": 1, "val_loss": 2.0},
-        },
-        folder / "checkpoint.pt",
-    )
-    return model.eval(), [["<s>", "<pad>", "</s>", "<unk>", *order] for order in orders]
 
 
 def changed_checkpoint(folder, change):

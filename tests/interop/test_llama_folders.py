@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 
+from fasttfm import functional as F
 from fasttfm.blocks.packing import Packing
 from fasttfm.decoding.continuation import Sampling, continue_ids
 from fasttfm.errors import UserError
@@ -18,10 +19,17 @@ SIZES = {
     "vocab_size": 37, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
     "intermediate_size": 40, "max_position_embeddings": 64, "initializer_range": 0.3, "rms_norm_eps": 1e-5,
 }  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+"""As Llama 3.1's: of a head of 16 channels at base 100, pairs of all three kinds."""
 CHANGES = (
     {},
     {"num_key_value_heads": 1, "tie_word_embeddings": True},
     {"num_key_value_heads": 4, "head_dim": 6, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+    {"head_dim": 16, "rope_parameters": {"rope_theta": 100.0, **LLAMA3}},
+    {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 2.5}},
 )
 
 
@@ -86,6 +94,28 @@ def test_packed_and_padded_rows_are_those_of_each_alone(tmp_path):
     torch.testing.assert_close(scored[0], rows[1, 7] + rows[2, 9], rtol=1e-4, atol=1e-4)
 
 
+def test_all_kinds_of_pairs_are_scaled_as_llama3_does():
+    """A pair that is kept, two between and five that are slowed, or the tests of whole models would notice little."""
+    plain, scaled = (
+        F.rotary_tables(2, 16, base=100.0, **scaling, dtype=torch.float64)[1][1].arcsin()
+        for scaling in ({}, {"factor": 4.0, "bands": (32, 1.0, 4.0)})
+    )
+    assert (plain / scaled).tolist() == pytest.approx([1.0, 1.40, 2.48, *[4.0] * 5], abs=0.01)
+
+
+@pytest.mark.parametrize("scaling", [LLAMA3, {"type": "linear", "factor": 2.5}])
+def test_folders_of_transformers_4_are_read(scaling, tmp_path):
+    """Whose config.json has rope_theta and rope_scaling."""
+    theirs(tmp_path)
+    given = json.loads((tmp_path / "config.json").read_text())
+    del given["rope_parameters"]
+    (tmp_path / "config.json").write_text(json.dumps(given | {"rope_theta": 500.0, "rope_scaling": scaling}))
+    their_model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert their_model.config.rope_parameters["rope_theta"] == 500.0
+    tokens = torch.randint(0, 37, (1, 40))
+    torch.testing.assert_close(read(tmp_path)(tokens), their_model(tokens).logits, rtol=1e-4, atol=1e-4)
+
+
 def test_weights_in_several_files_are_read(tmp_path):
     their_model = theirs(tmp_path / "one")
     their_model.save_pretrained(tmp_path / "several", max_shard_size="8KB")
@@ -99,8 +129,13 @@ def test_weights_in_several_files_are_read(tmp_path):
     [
         ({"model_type": "mistral"}, "mistral"),
         ({"attention_bias": True}, "attention_bias True is not supported"),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rope_type 'llama3' is not supported"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "has no factor"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, "rope_type 'yarn' is not"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic' is not"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_parameters have another rope_type"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
+        ({"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}, "rotary_high_turns 1.0 must be above"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 0.5}}, "rotary_factor 0.5 must be at least 1"),
         ({"num_key_value_heads": 3}, "not a multiple of kv_heads 3"),
         ({"head_dim": 7}, "7 channels"),
         ({"num_hidden_layers": 4}, r"have no model\.layers\.3"),

@@ -1,0 +1,153 @@
+"""Codes of fastBPE and subword-nmt cut Moses' tokens as a plain byte-pair encoding does, and text comes back."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import sys
+
+import pytest
+from plain_bpe import apply, fastbpe_file, learn, subword_nmt_file
+
+from fasttfm.data.demo import demo_pairs
+from fasttfm.data.moses_tokenizer import MosesTokenizer, MosesVocabulary
+from fasttfm.data.sampling import SubwordSampler
+from fasttfm.data.tokenizer import UNK
+from fasttfm.data.tokenizer_files import load_tokenizers, save_tokenizers
+from fasttfm.decoding.terminology import Terminology
+from fasttfm.errors import UserError
+
+sacremoses = pytest.importorskip("sacremoses")
+SPECIAL = ["<pad>", "<unk>", "<s>", "</s>"]
+HARD = [
+    "",
+    "It's a well-known fact: “the dog’s bowl” – it costs 3.50 € (or so)…",
+    "R&D <b>costs</b> [more] | less, e.g. at example.com",
+    "aaaaa banana banananana Mississippi",
+    "Dr. Müller isst Äpfel.",
+    "\u2581 中文 @@ </w> @-@",
+]
+
+
+@pytest.fixture(scope="module")
+def text():
+    return [english for english, _ in itertools.islice(demo_pairs(), 300)]
+
+
+def moses(lines, language="en", dashes=True):
+    normalize = sacremoses.MosesPunctNormalizer(language).normalize
+    tokenize = sacremoses.MosesTokenizer(language).tokenize
+    return [" ".join(tokenize(normalize(line), aggressive_dash_splits=dashes)) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def codes(text):
+    return learn(moses(text + HARD), 300)
+
+
+def vocabulary(codes, lines, **changes):
+    pieces = {piece for line in moses(lines) for word in line.split() for piece in apply(codes, word)}
+    made = MosesVocabulary.inferred("en", [*SPECIAL, *sorted(pieces)], prefix=[], silent=["<s>"])
+    return MosesVocabulary(**{**{name: getattr(made, name) for name in made.__dataclass_fields__}, **changes})
+
+
+@pytest.mark.parametrize("written", [subword_nmt_file, fastbpe_file])
+def test_pieces_are_those_of_a_plain_encoding_and_text_comes_back(text, codes, written):
+    tokenizer = MosesTokenizer(written(codes).encode(), vocabulary(codes, text + HARD))
+    for line, prepared in zip(text + HARD, moses(text + HARD)):
+        expected = [piece for word in prepared.split() for piece in apply(codes, word)]
+        assert tokenizer.pieces(tokenizer.encode(line)) == expected
+        assert all(map(tokenizer.cuts_into, expected))
+    assert [tokenizer.decode(tokenizer.encode(line)) for line in text] == text
+    assert tokenizer.decode(tokenizer.encode(HARD[2])).endswith("[more] | less, e.g. at example.com")
+    assert tokenizer.encode_lines(text[:9]) == [tokenizer.encode(line) for line in text[:9]]
+    assert pickle.loads(pickle.dumps(tokenizer)).encode(text[0]) == tokenizer.encode(text[0])
+
+
+def test_codes_without_a_version_have_the_end_of_a_word_as_a_part(text):
+    codes = [("b", "a"), ("n", "a"), ("ba", "na"), ("na", "</w>"), ("a", "</w>")]
+    tokenizer = MosesTokenizer(
+        "".join(f"{left} {right}\n" for left, right in codes).encode(),
+        MosesVocabulary.inferred("en", [*SPECIAL, "bana@@", "na", "a"], prefix=[]),
+    )
+    for word in ("banana", "a", "nab"):
+        assert tokenizer._pieces_of(word) == apply(codes, word, end_alone=True)
+    assert tokenizer._pieces_of("banana") == ["bana@@", "na"]
+    assert tokenizer.cuts_into("na")
+    assert not tokenizer.cuts_into("an")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        (["Hund", "@@@", "-@@", "@", "&apos;@@", "s"], (True, True, True, False)),
+        (["hund", "’", "'", "&", "@"], (False, False, False, True)),
+        (["<Lua>", "hund"], (True, False, False, True)),
+    ],
+)
+def test_a_dictionary_shows_how_its_text_was_prepared(pieces, expected):
+    made = MosesVocabulary.inferred("de", [*SPECIAL, *pieces], prefix=[])
+    assert (made.normalized, made.split_dashes, made.escaped, made.lowercase) == expected
+
+
+def test_text_is_prepared_as_the_vocabulary_says(codes):
+    plain = {"normalized": False, "split_dashes": False, "escaped": False, "lowercase": True}
+    tokenizer = MosesTokenizer(subword_nmt_file(codes).encode(), vocabulary(codes, HARD, **plain))
+    tokens = sacremoses.MosesTokenizer("en").tokenize(HARD[1], escape=False)
+    expected = [piece for word in tokens for piece in apply(codes, word.lower())]
+    assert tokenizer._cut(HARD[1]) == expected
+    assert "’" in "".join(expected)
+    assert "well-known" in "".join(expected).replace("@@", "")
+
+
+def test_a_tokenizer_is_saved_and_loaded(tmp_path, text, codes):
+    sides = [
+        MosesTokenizer(written(codes).encode(), vocabulary(codes, text, language=language))
+        for written, language in ((subword_nmt_file, "en"), (fastbpe_file, "de"))
+    ]
+    save_tokenizers(tmp_path, *sides)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "bpe.src.codes", "bpe.src.vocabulary.json", "bpe.tgt.codes", "bpe.tgt.vocabulary.json",
+    ]  # fmt: skip
+    for before, loaded in zip(sides, load_tokenizers(tmp_path)):
+        assert (loaded.vocabulary, loaded.model) == (before.vocabulary, before.model)
+        assert loaded.encode(text[0]) == before.encode(text[0])
+    (tmp_path / "bpe.src.vocabulary.json").unlink()
+    with pytest.raises(UserError, match="codes need the vocabulary that lay beside them"):
+        load_tokenizers(tmp_path)
+
+
+def test_what_is_not_known_is_the_unknown_piece(text, codes):
+    tokenizer = MosesTokenizer(subword_nmt_file(codes).encode(), vocabulary(codes, text))
+    assert UNK in tokenizer.encode("日")
+    assert tokenizer.piece_id("日") is None
+    assert tokenizer.pieces([tokenizer.piece_id("the")]) == ["the"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"#version: 0.2\na b\nabc\n", "line 3 is not a pair of subwords: 'abc'"),
+        (b"a b x\n", "line 1 is not a pair"),
+        (b"\xff\n", "UTF-8"),
+    ],
+)
+def test_damaged_codes_are_named(content, words):
+    with pytest.raises(ValueError, match=words):
+        MosesTokenizer(content, MosesVocabulary.inferred("en", SPECIAL, prefix=[]))
+
+
+def test_what_takes_pieces_of_sentencepiece_refuses(text, codes):
+    tokenizer = MosesTokenizer(subword_nmt_file(codes).encode(), vocabulary(codes, text))
+    with pytest.raises(UserError, match="an imported vocabulary has no other segmentations"):
+        SubwordSampler(tokenizer, 0.1)
+    with pytest.raises(UserError, match="terms need a vocabulary of SentencePiece"):
+        Terminology([("dog", ["the"])], tokenizer)
+    with pytest.raises(UserError, match="cannot be aligned with an imported model"):
+        tokenizer.spans("the dog")
+
+
+def test_without_sacremoses_a_line_says_what_to_install(monkeypatch, codes):
+    monkeypatch.setitem(sys.modules, "sacremoses", None)
+    with pytest.raises(UserError, match=r'pip install "fasttfm\[moses\]"'):
+        MosesTokenizer(subword_nmt_file(codes).encode(), MosesVocabulary.inferred("en", SPECIAL, prefix=[]))
