@@ -5,8 +5,7 @@ import pytest
 import torch
 from ptx_text import run
 
-from ptx_check import allocations
-from ptx_check.allocations import POISON, Allocations, mark, marks_of, written
+from ptx_check.allocations import POISON, Allocations, Marks, mark, marks_of
 
 OWN = """
 mov.u32 %r1, %tid.x;
@@ -179,10 +178,11 @@ def test_marks_end_with_their_storage():
 
 def test_marks_of_a_storage_that_lay_at_the_same_address_are_none_of_the_next():
     """Its size may differ, and what is written there is no longer what was marked."""
-    first, second = torch.empty(8), torch.empty(1000)
-    mark(first)
-    address, kept = first.data_ptr(), allocations._marked.pop(first.data_ptr())
-    allocations._marked[second.data_ptr()] = kept
-    written(second[1:])
-    assert marks_of(second.untyped_storage()) is None
-    assert address not in allocations._marked
+    first, second, marks = torch.empty(8), torch.empty(1000), Marks()
+    marks.put(first.untyped_storage(), np.ones(32, dtype=bool))
+    address, kept = next(iter(marks._of.items()))
+    marks._of = {second.data_ptr(): kept}
+    marks.written(second[1:])
+    assert marks.of(second.untyped_storage()) is None
+    assert address == first.data_ptr()
+    assert not marks

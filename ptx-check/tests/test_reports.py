@@ -14,13 +14,13 @@ LOAD = Location("kernel", 123, "mine.py:19:25", "/elsewhere/mine.py")
 @pytest.fixture
 def findings():
     found = Findings(launches=3)
-    found.add([Fault("programs", "written and read", STORE, LOAD)] * 2, "sm_80", "test_a")
-    found.add([Fault("rounding", "last bits", Location("kernel", 0, ""))], "sm_90")
+    found.add_faults([Fault("programs", "written and read", STORE, LOAD)] * 2, "sm_80", "test_a")
+    found.add_faults([Fault("rounding", "last bits", Location("kernel", 0, ""))], "sm_90")
     return found
 
 
 def test_text_counts_a_fault_of_many_tests_once_and_ends_with_the_numbers(findings):
-    findings.add([Fault("programs", "written and read", STORE, LOAD)], "sm_80", "test_b")
+    findings.add_faults([Fault("programs", "written and read", STORE, LOAD)], "sm_80", "test_b")
     lines = as_text(findings).splitlines()
     assert lines[0].startswith("fault on sm_80 in test_a: programs: written and read, at kernel, PTX line 138")
     assert lines[1].startswith("note on sm_90: rounding")

@@ -29,6 +29,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script, after --")
     parser.add_argument("--chips", default="sm_90", help="as sm_80,sm_90 (default: sm_90)")
     parser.add_argument("--report", type=Path, metavar="FILE", help=".txt, .json or .sarif")
+    parser.add_argument("--programs", type=int, metavar="N", help="of a launch execute a sample of so many programs")
     parser.add_argument("--no-checks", action="store_true", help="without races and unwritten memory; faster")
     parser.add_argument("--table", action="store_true", help="print which instructions each chip has, and end")
     parser.add_argument("--version", action="version", version=__version__)
@@ -58,13 +59,15 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
             form_of(args.report)
         except ValueError as error:
             parser.error(f"--report {error}")
+    if args.programs is not None and args.programs < 1:
+        parser.error(f"--programs {args.programs}: must be at least 1")
     if not args.script.is_file():
         parser.error(f"{args.script} is not a file")
     findings, status = Findings(), 0
     sys.argv = [str(args.script), *(a for a in args.arguments if a != "--")]
     sys.path.insert(0, str(args.script.resolve().parent))
     for chip in chips:
-        with executed(chip, raising=False, checks=not args.no_checks) as machine:
+        with executed(chip, raising=False, checks=not args.no_checks, programs=args.programs) as machine:
             try:
                 runpy.run_path(str(args.script), run_name="__main__")
             except Unsupported as error:
@@ -72,8 +75,7 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
                 status = 2
             except SystemExit as error:
                 status = status or (error.code if isinstance(error.code, int) else int(error.code is not None))
-        findings.launches += len(machine.launches)
-        findings.add([*machine.faults, *machine.notes], chip, str(args.script))
+        findings.add(machine, str(args.script))
     print(as_text(findings), end="")
     if args.report is not None:
         write(findings, args.report)

@@ -9,6 +9,7 @@ taken for written. Marks go with their storage.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -19,9 +20,53 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 POISON = {2: np.uint16(0xFFA5), 4: np.uint32(0xFFA5FFA5), 8: np.uint64(0xFFA5FFA5FFA5FFA5)}
-_EMPTY = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
-_marked: dict[int, tuple[StorageWeakRef, np.ndarray]] = {}
-"""Address of a storage -> the storage, and its bytes' marks: 0xFF where nobody wrote."""
+EMPTY = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
+
+
+class Marks:
+    """Marks of the bytes of storages, until somebody writes them."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[StorageWeakRef, np.ndarray]] = {}
+        """Address of a storage -> the storage, and its bytes' marks."""
+
+    def __bool__(self) -> bool:
+        return bool(self._of)
+
+    def put(self, storage: torch.UntypedStorage, marks: np.ndarray) -> None:
+        """Give a storage these marks, or none where there are none."""
+        if marks.any():
+            self._of[storage.data_ptr()] = StorageWeakRef(storage), marks
+        else:
+            self._of.pop(storage.data_ptr(), None)
+
+    def of(self, storage: torch.UntypedStorage) -> np.ndarray | None:
+        """The marks of this very storage: another may have lain at its address."""
+        found = self._of.get(storage.data_ptr())
+        if found is None:
+            return None
+        marked, marks = found
+        if marked.expired() or marked.cdata != StorageWeakRef(storage).cdata or len(marks) != storage.nbytes():
+            del self._of[storage.data_ptr()]
+            return None
+        return marks
+
+    def written(self, tensor: torch.Tensor) -> None:
+        """Somebody wrote the elements of a tensor."""
+        if not self or tensor.device.type != "cpu" or tensor.layout != torch.strided:
+            return
+        storage = tensor.untyped_storage()
+        marks = self.of(storage)
+        if marks is None:
+            return
+        if tensor.is_contiguous() and tensor.numel() * tensor.element_size() == len(marks):
+            del self._of[storage.data_ptr()]
+            return
+        elements_of(marks, tensor).fill_(0)
+
+
+unwritten = Marks()
+"""0xFF of each byte that nobody wrote."""
 
 
 def mark(tensor: torch.Tensor) -> None:
@@ -30,50 +75,28 @@ def mark(tensor: torch.Tensor) -> None:
     if storage.nbytes() and tensor.device.type == "cpu" and tensor.layout == torch.strided:
         raw = bytes_of(storage)
         raw[0::2], raw[1::2] = int(POISON[2]) & 255, int(POISON[2]) >> 8
-        _marked[storage.data_ptr()] = StorageWeakRef(storage), np.full(storage.nbytes(), 0xFF, dtype=np.uint8)
-
-
-def _kept(storage: torch.UntypedStorage) -> np.ndarray | None:
-    """The marks of this very storage: another may have lain at its address."""
-    found = _marked.get(storage.data_ptr())
-    if found is None:
-        return None
-    marked, marks = found
-    if marked.expired() or marked.cdata != StorageWeakRef(storage).cdata or len(marks) != storage.nbytes():
-        del _marked[storage.data_ptr()]
-        return None
-    return marks
+        unwritten.put(storage, np.full(storage.nbytes(), 0xFF, dtype=np.uint8))
 
 
 def marks_of(storage: torch.UntypedStorage) -> np.ndarray | None:
     """The marks of a storage, to be changed in place by who writes it; None where all of it was written."""
-    marks = _kept(storage)
+    marks = unwritten.of(storage)
     if marks is None:
         return None
     raw = bytes_of(storage)
     marks[0::2][raw[0::2] != int(POISON[2]) & 255] = 0
     marks[1::2][raw[1::2] != int(POISON[2]) >> 8] = 0
-    if not marks.any():
-        del _marked[storage.data_ptr()]
-        return None
-    return marks
+    unwritten.put(storage, marks)
+    return marks if marks.any() else None
 
 
-def written(tensor: torch.Tensor) -> None:
-    """Somebody wrote the elements of a tensor."""
-    if not _marked or tensor.device.type != "cpu" or tensor.layout != torch.strided:
-        return
-    storage = tensor.untyped_storage()
-    kept = _kept(storage)
-    if kept is None:
-        return
-    width, marks = tensor.element_size(), torch.from_numpy(kept)
-    if tensor.is_contiguous() and tensor.numel() * width == len(marks):
-        del _marked[storage.data_ptr()]
-        return
+def elements_of(of_bytes: np.ndarray, tensor: torch.Tensor) -> torch.Tensor:
+    """(*shape, bytes of an element): what an array has for each byte of a tensor's storage, as that tensor lies in
+    it."""
+    width, marks = tensor.element_size(), torch.from_numpy(of_bytes)
     elements = marks[: len(marks) // width * width].view(-1, width)
     strides = (*(stride * width for stride in tensor.stride()), 1)
-    torch.as_strided(elements, (*tensor.shape, width), strides, tensor.storage_offset() * width).fill_(0)
+    return torch.as_strided(elements, (*tensor.shape, width), strides, tensor.storage_offset() * width)
 
 
 def bytes_of(storage: torch.UntypedStorage) -> np.ndarray:
@@ -87,18 +110,13 @@ class Allocations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func.namespace == "aten" and func._schema.name.split("::")[1] in _EMPTY:
+        if func.namespace == "aten" and func._schema.name.split("::")[1] in EMPTY:
             if type(result) is torch.Tensor:
                 mark(result)
             return result
-        if _marked:
-            views = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
-            given = [
-                a for a, s in _by_argument(func, args, kwargs) if s.alias_info is not None and s.alias_info.is_write
-            ]
-            for value in tree_leaves(given if views else [given, result]):
-                if type(value) in (torch.Tensor, torch.nn.Parameter):
-                    written(value)
+        if unwritten:
+            for tensor in written_by(func, args, kwargs, result):
+                unwritten.written(tensor)
         return result
 
     def __enter__(self):
@@ -111,6 +129,16 @@ class Allocations(TorchDispatchMode):
         return super().__exit__(*error)
 
 
+def written_by(func, args, kwargs, result) -> Iterator[torch.Tensor]:
+    """The tensors that a call of an operator has written: those given for that, and those that it returns, unless they
+    are views."""
+    views = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+    given = [a for a, s in _by_argument(func, args, kwargs) if s.alias_info is not None and s.alias_info.is_write]
+    for value in tree_leaves(given if views else [given, result]):
+        if type(value) in (torch.Tensor, torch.nn.Parameter):
+            yield value
+
+
 def _by_argument(func, args, kwargs):
     """Arguments of a call with their place in the operator's schema."""
     declared = func._schema.arguments
@@ -121,7 +149,7 @@ def _by_argument(func, args, kwargs):
 
 def _seen(numpy):
     def as_array(tensor: torch.Tensor, *args: Any, **options: Any) -> np.ndarray:
-        written(tensor)
+        unwritten.written(tensor)
         return numpy(tensor, *args, **options)
 
     return as_array

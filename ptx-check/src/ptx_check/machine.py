@@ -27,6 +27,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.autotuner import Autotuner
 
+from ptx_check import sample
 from ptx_check.allocations import Allocations
 from ptx_check.chips import CHIPS, Chip
 from ptx_check.cuda import Answers
@@ -50,18 +51,24 @@ class Done:
     instructions: int
     """Of the kernel's text."""
     seconds: float
+    left_out: int
+    """Programs of the grid that were not executed: executed(programs=)."""
 
 
 class Machine:
     """A driver that executes what is launched, with as much as Triton asks of one."""
 
-    def __init__(self, chip: Chip, *, checks: bool, raising: bool, rewrite: Callable[[str], str] | None) -> None:
+    def __init__(
+        self, chip: Chip, *, checks: bool, raising: bool, programs: int | None, rewrite: Callable[[str], str] | None
+    ) -> None:
         self.chip = chip
-        self._checks, self._raising, self._rewrite = checks, raising, rewrite
+        self._checks, self._raising, self._programs, self._rewrite = checks, raising, programs, rewrite
         self.faults: list[Fault] = []
         self.notes: list[Fault] = []
         """Of the kinds NOTES."""
         self.launches: list[Done] = []
+        self.differing = False
+        """Whether a comparison failed of what is known."""
         self.device = torch.device("cpu")
         """Where programs are told that tensors lie."""
         self.utils = SimpleNamespace(
@@ -125,13 +132,20 @@ class Machine:
         values = [v.data_ptr() if isinstance(v, torch.Tensor) else v for v in given] + [0] * scratch
         launch = Launch(
             code, grid, metadata.num_warps * 32, metadata.shared, parameters_of(code.kernel, values),
-            buffers(tensors), self._checks,
+            buffers(tensors), self._checks, self._programs,
         )  # fmt: skip
         faults = launch.execute()
         took = time.perf_counter() - began
-        self.launches.append(Done(metadata.name, grid, launch.threads, len(code.instructions), took))
+        self.launches.append(Done(metadata.name, grid, launch.threads, len(code.instructions), took, launch.left_out))
         self.notes += [fault for fault in faults if fault.kind in NOTES]
         self.report([fault for fault in faults if fault.kind not in NOTES])
+
+    def known(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Tell which elements are what they would be had no program been left out: booleans of the tensor's shape."""
+        return sample.known(tensor)
+
+    def differs(self) -> None:
+        self.differing = True
 
     def report(self, faults: list[Fault]) -> None:
         self.faults += faults
@@ -163,6 +177,7 @@ def executed(
     raising: bool = True,
     cuda: bool = True,
     configs: int | None = None,
+    programs: int | None = None,
     rewrite: Callable[[str], str] | None = None,
 ) -> Iterator[Machine]:
     """Inside the block kernels launched on CPU tensors are compiled for the chip and executed.
@@ -171,16 +186,27 @@ def executed(
     raising: a launch with faults raises FaultyKernel; else machine.faults collects them. cuda: questions to torch.cuda,
     Tensor.device and Tensor.is_cuda are answered as on the chip, and what is asked for on a device lies on the CPU.
     configs: of an autotuned kernel no more than so many configurations are executed, the first ones.
+
+    programs: of a launch with more programs than that, a sample of so many is executed: the first, the last, and
+    between them evenly spread ones, from four on in pairs of neighbours. It is for grids whose programs do alike. What
+    the others do wrong is not seen, nor races with them; what they would have written is missing from the results. So
+    machine.known(tensor) tells which elements are what they would be with all programs, torch.testing.assert_close and
+    torch.allclose compare those alone inside the block, and machine.launches says how many were left out. A later
+    launch takes what is missing for written (zeros, in empty tensors); what it computes of that is not known either. A
+    kernel that uses the results of atomic operations runs whole, because its programs may wait for each other.
+
     rewrite(ptx) -> ptx: what is executed instead. Raises ValueError for a chip whose instructions the machine does not
     know, RuntimeError where Triton is in its interpreter.
     """
     if configs is not None and configs < 1:
         raise ValueError(f"executed(configs={configs}) must be at least 1, or None for all")
+    if programs is not None and programs < 1:
+        raise ValueError(f"executed(programs={programs}) must be at least 1, or None for all")
     if chip not in CHIPS:
         raise ValueError(f"executed({chip!r}): choose one of {', '.join(CHIPS)}")
     if knobs.runtime.interpret or os.environ.get("TRITON_INTERPRET", "0") == "1":
         raise RuntimeError("Triton is in its interpreter (TRITON_INTERPRET=1): start a process without it")
-    machine = Machine(CHIPS[chip], checks=checks, raising=raising, rewrite=rewrite)
+    machine = Machine(CHIPS[chip], checks=checks, raising=raising, programs=programs, rewrite=rewrite)
     with contextlib.ExitStack() as stack:
         stack.callback(setattr, driver, "_active", driver._active)
         driver.set_active(machine)
@@ -189,6 +215,9 @@ def executed(
         stack.enter_context(Allocations())
         if configs is not None:
             stack.enter_context(_configurations(configs))
+        if programs is not None:
+            stack.enter_context(sample.Unknowns())
+            stack.enter_context(sample.comparing(machine.differs))
         if cuda:
             stack.enter_context(Answers(CHIPS[chip]))
             machine.device = torch.device("cuda", 0)

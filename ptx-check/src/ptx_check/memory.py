@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
+from ptx_check import sample
 from ptx_check.allocations import bytes_of, marks_of
 from ptx_check.atomics import TYPES, take_turns
 
@@ -28,6 +29,10 @@ class Buffer:
         self.words: dict[int, np.ndarray] = {}
         self.marks = marks_of(storage)
         """Of each byte its bits that nobody wrote; None: all were written."""
+        self.unknown = sample.unknown.of(storage)
+        """Bytes that programs which were left out of an earlier launch may have written; None: none."""
+        self.footprint: sample.Footprint | None = None
+        """What this launch does to it, where that is asked for."""
         self.allowed = self._allowed(tensors)
 
     def view(self, width: int) -> np.ndarray:
@@ -39,6 +44,13 @@ class Buffer:
     def undefined(self, width: int) -> np.ndarray | None:
         """The marks as elements of so many bytes."""
         return None if self.marks is None else self.marks[: self.size // width * width].view(WORDS[width])
+
+    def touches_unknown(self, positions, mask, width: int) -> bool:
+        """Tell if any of these words of so many bytes has one that is unknown."""
+        if self.unknown is None:
+            return False
+        found = self.unknown[: self.size // width * width].view(WORDS[width]).take(positions, mode="clip") != 0
+        return bool((found if mask is None else found & mask).any())
 
     def _allowed(self, tensors: list[torch.Tensor]) -> np.ndarray | None:
         """Mark the bytes that are elements; None: all of them."""
@@ -162,6 +174,7 @@ class Global:
         width = size * count
         positions = (offsets >> np.uint64(width.bit_length() - 1)).view(np.int64)
         parts = split(buffer.view(width).take(positions, mode="clip"), size, count)
+        self.run.launch.guessed = self.run.launch.guessed or buffer.touches_unknown(positions, mask, width)
         if not self.run.checks:
             return parts, None
         self.run.traffic.read(index, buffer, offsets, mask, width)
@@ -181,6 +194,8 @@ class Global:
             view = buffer.view(width)
             view[positions] = packed
             run.launch.changed = True
+            if buffer.footprint is not None:
+                buffer.footprint.note(positions, width, atomic=False)
             if run.checks:
                 marks = buffer.undefined(width)
                 if marks is not None:
@@ -211,6 +226,9 @@ class Global:
             flat, data, threads = self.chosen(buffer, offsets, lanes, size, value)
             other = None if compared is None else self.chosen(buffer, offsets, lanes, size, compared)[1]
             positions = (flat >> np.uint64(size.bit_length() - 1)).view(np.int64)
+            if buffer.footprint is not None:
+                buffer.footprint.note(positions, size, atomic=True)
+            run.launch.guessed = run.launch.guessed or buffer.touches_unknown(positions, None, size)
             marks = buffer.undefined(size)
             if run.checks and marks is not None and marks[positions].any():
                 run.fault("unwritten", index, "an atomic operation on global memory that nobody wrote")

@@ -1,9 +1,11 @@
 """A plugin of pytest: every launch of a test suite executed as on the chips that are named.
 
-    pytest --ptx-check=sm_80,sm_90 [--ptx-report=faults.sarif]
+    pytest --ptx-check=sm_80,sm_90 [--ptx-report=faults.sarif] [--ptx-programs=16]
 
 Each test runs once a chip, on CPU tensors, with torch.cuda answered as on that chip (while tests are collected, as
-on the first), and fails with FaultyKernel for what a launch does wrong. A mark chooses for a test, a class or a module:
+on the first), and fails with FaultyKernel for what a launch does wrong. With --ptx-programs a launch executes a sample
+of its programs (ptx_check.executed): a test that only fails because the others' results are missing is skipped. A mark
+chooses for a test, a class or a module:
 
     @pytest.mark.ptx_check("sm_90", sizes={"n": [1, 33]})     these chips of those named; values for a parameter of
                                                               parametrize, where those are too many or too large
@@ -21,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from ptx_check.machine import Machine
     from ptx_check.reports import Findings
 
 _CHIP = "ptx_chip"
@@ -32,6 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--ptx-report", type=Path, metavar="FILE", help="write what was found to FILE: .txt, .json or .sarif"
     )
+    group.addoption("--ptx-programs", type=int, metavar="N", help="of a launch execute a sample of so many programs")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,8 +44,10 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     if config.option.ptx_check:
         config.pluginmanager.register(_Checking(config), "ptx_check.checking")
-    elif config.option.ptx_report:
-        raise pytest.UsageError("--ptx-report needs --ptx-check=CHIPS")
+    else:
+        for name in ("report", "programs"):
+            if getattr(config.option, f"ptx_{name}") is not None:
+                raise pytest.UsageError(f"--ptx-{name} needs --ptx-check=CHIPS")
 
 
 class _Checking:
@@ -58,6 +64,9 @@ class _Checking:
         unknown = [name for name in self.chips if name not in CHIPS]
         if unknown:
             raise pytest.UsageError(f"--ptx-check: {', '.join(unknown)}: choose among {', '.join(CHIPS)}")
+        self.programs: int | None = config.option.ptx_programs
+        if self.programs is not None and self.programs < 1:
+            raise pytest.UsageError(f"--ptx-programs={self.programs}: must be at least 1")
         self.report: Path | None = config.option.ptx_report
         if self.report is not None:
             try:
@@ -65,6 +74,8 @@ class _Checking:
             except ValueError as error:
                 raise pytest.UsageError(f"--ptx-report: {error}") from None
         self.findings: Findings = Findings()
+        self.machine: Machine | None = None
+        """Of the test that runs."""
         self._collecting = contextlib.ExitStack()
         self._collecting.enter_context(executed(self.chips[0]))
 
@@ -104,11 +115,31 @@ class _Checking:
             chip = next((name for name in self.chips if name in (chips or self.chips)), None)
         if chip is None:
             return (yield)
-        with executed(chip, **chosen) as machine:
+        with executed(chip, **{"programs": self.programs, **chosen}) as machine:
+            self.machine = machine
             result = yield
-        self.findings.launches += len(machine.launches)
-        self.findings.add([*machine.faults, *machine.notes], chip, item.nodeid)
+        self.machine = None
+        self.findings.add(machine, item.nodeid)
         return result
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo):
+        """An assertion about results that were left out says nothing."""
+        report = yield
+        machine = self.machine
+        if (
+            machine is None
+            or machine.differing
+            or call.excinfo is None
+            or not call.excinfo.errisinstance(AssertionError)
+        ):
+            return report
+        left_out = sum(done.left_out for done in machine.launches)
+        if left_out and report.outcome == "failed":
+            path, line, _ = item.location
+            reason = f"Skipped: {left_out:,} programs were left out, and it asserts something of their results"
+            report.outcome, report.longrepr = "skipped", (path, (line or 0) + 1, reason)
+        return report
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         from ptx_check.reports import as_text, write

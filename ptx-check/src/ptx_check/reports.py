@@ -10,10 +10,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ptx_check.faults import KINDS, NOTES, Fault, Location
 from ptx_check.version import __version__
+
+if TYPE_CHECKING:
+    from ptx_check.machine import Machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +34,17 @@ class Findings:
     """Faults that were found, each of a chip once, and the number of launches that were executed."""
 
     launches: int = 0
+    left_out: int = 0
+    """Programs of those launches that were not: executed(programs=)."""
     all: dict[tuple[Fault, str], Finding] = field(default_factory=dict)
 
-    def add(self, faults: Iterable[Fault], chip: str, where: str = "") -> None:
+    def add(self, machine: Machine, where: str = "") -> None:
+        """What a machine has found."""
+        self.launches += len(machine.launches)
+        self.left_out += sum(done.left_out for done in machine.launches)
+        self.add_faults([*machine.faults, *machine.notes], machine.chip.name, where)
+
+    def add_faults(self, faults: Iterable[Fault], chip: str, where: str = "") -> None:
         for fault in faults:
             self.all.setdefault((fault, chip), Finding(fault, chip, where))
 
@@ -55,18 +66,24 @@ def as_text(findings: Findings) -> str:
 def _counted(findings: Findings) -> str:
     faults = len(findings.faults())
     counts = ((findings.launches, "launch", "es"), (faults, "fault", "s"), (len(findings.all) - faults, "note", "s"))
-    return ", ".join(f"{n:,} {what}{plural if n != 1 else ''}" for n, what, plural in counts)
+    text = ", ".join(f"{n:,} {what}{plural if n != 1 else ''}" for n, what, plural in counts)
+    return f"{text}; {findings.left_out:,} programs left out" if findings.left_out else text
 
 
 def as_json(findings: Findings) -> str:
-    """An object with `launches` and a list of `faults` and of `notes`."""
+    """An object with `launches`, the number of programs `left_out` of them, and a list of `faults` and of `notes`."""
     entries: dict[str, list] = {"faults": [], "notes": []}
     for finding in findings.all.values():
         fault = finding.fault
         entry = {"kind": fault.kind, "message": fault.message, "chip": finding.chip, "where": finding.where,
                  "at": _place(fault.location), "other": _place(fault.other) if fault.other else None}  # fmt: skip
         entries["notes" if fault.kind in NOTES else "faults"].append(entry)
-    return json.dumps({"version": __version__, "launches": findings.launches, **entries}, indent=1) + "\n"
+    return (
+        json.dumps(
+            {"version": __version__, "launches": findings.launches, "left_out": findings.left_out, **entries}, indent=1
+        )
+        + "\n"
+    )
 
 
 def _place(location: Location) -> dict[str, Any]:
@@ -97,7 +114,8 @@ def as_sarif(findings: Findings) -> str:
     tool = {"driver": {"name": "ptx-check", "semanticVersion": __version__, "rules": rules}}
     return json.dumps({
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0",
-        "runs": [{"tool": tool, "columnKind": "utf16CodeUnits", "results": results}],
+        "runs": [{"tool": tool, "columnKind": "utf16CodeUnits", "results": results,
+                                     "properties": {"programsLeftOut": findings.left_out}}],
     }, indent=1) + "\n"  # fmt: skip
 
 

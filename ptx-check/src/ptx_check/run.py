@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ptx_check import sample
 from ptx_check.atomics import UFUNCS
 from ptx_check.control import first_source, is_asynchronous, joins, registers_of, successors, unassigned
 from ptx_check.faults import Fault, Unsupported
@@ -71,10 +72,16 @@ class Code:
         return widths
 
 
+_GUESSED = "unless it comes of what programs that were left out would have written, which this launch reads"
+
+
 class Launch:
     """One launch: its grid, its arguments and what goes wrong."""
 
-    def __init__(self, code: Code, grid, threads: int, shared: int, parameters, known: list[Buffer], checks=True):
+    def __init__(
+        self, code: Code, grid, threads: int, shared: int, parameters, known: list[Buffer], checks=True,
+        programs: int | None = None,
+    ):  # fmt: skip
         self.code, self.grid, self.threads, self.shared, self.checks = code, grid, threads, shared, checks
         self.parameters, self.known = parameters, [*known, *buffers(code.tables.values())]
         self.faults: dict[tuple, Fault] = {}
@@ -82,18 +89,27 @@ class Launch:
         self.run: Run | None = None
         self.changed = False
         """Whether anything in global memory was, since the last turn."""
+        total = grid[0] * grid[1] * grid[2]
+        self.numbers = sample.chosen(total, None if code.waiting else programs)
+        """The programs that run: a sample alone, unless they may wait for each other."""
+        self.left_out = total - len(self.numbers)
+        self.guessed = False
+        """Whether it has read what programs that an earlier launch left out may have written."""
 
     def execute(self) -> list[Fault]:
         """Runs every program; what went wrong, one for each kind and instruction."""
-        total = self.grid[0] * self.grid[1] * self.grid[2]
         step = 1 if self.code.waiting else max(1, LANES // self.threads)
-        chunks = (
-            np.arange(first, min(total, first + step), dtype=np.int64)[:, None] for first in range(0, total, step)
-        )
+        chunks = (self.numbers[first : first + step, None] for first in range(0, len(self.numbers), step))
+        sampled = self.left_out > 0 or any(buffer.unknown is not None for buffer in self.known)
+        if sampled:
+            for buffer in self.known:
+                buffer.footprint = sample.Footprint(buffer.size)
         with np.errstate(all="ignore"):
             self.in_turns(chunks)
             if self.checks:
                 self.traffic.end()
+        if sampled:
+            sample.after(self.known, left_out=self.left_out > 0, guessed=self.guessed)
         return list(self.faults.values())
 
     def in_turns(self, chunks: Iterator[np.ndarray]) -> None:
@@ -121,6 +137,8 @@ class Launch:
     def fault(self, kind: str, index: int, message: str, other: int | None) -> None:
         location = self.code.instructions[index].location
         second = None if other is None else self.code.instructions[other].location
+        if self.guessed:
+            message += f" ({_GUESSED})"
         self.faults.setdefault((kind, index), Fault(kind, message, location, second))
 
 

@@ -50,13 +50,58 @@ def test_a_suite_written_for_a_device_runs_on_every_chip_that_is_named(suite):
     [
         (["--ptx-check=sm_81"], "choose among sm_60"),
         (["--ptx-check=sm_80", "--ptx-report=faults.xml"], "ends with one of .txt, .json, .sarif"),
-        (["--ptx-report=faults.json"], "needs --ptx-check"),
+        (["--ptx-report=faults.json"], "--ptx-report needs --ptx-check"),
+        (["--ptx-programs=4"], "--ptx-programs needs --ptx-check"),
+        (["--ptx-check=sm_80", "--ptx-programs=0"], "must be at least 1"),
     ],
 )
 def test_wrong_options_are_refused_in_a_line(suite, arguments, said):
     status, text = run(suite, *PYTEST, *arguments)
     assert status == 4
     assert said in text
+
+
+SAMPLED = """
+import torch, triton, triton.language as tl
+
+@triton.jit
+def _doubled(x, y, N: tl.constexpr):
+    i = tl.program_id(0) * N + tl.arange(0, N)
+    tl.store(y + i, tl.load(x + i) * 2)
+
+def doubled(count, n=6400):
+    x = torch.randn(n, device="cuda")
+    y = torch.empty_like(x)
+    _doubled[(count,)](x, y, N=64)
+    return x, y
+
+def test_by_torch():
+    x, y = doubled(100)
+    torch.testing.assert_close(y, 2 * x)
+
+def test_by_hand():
+    x, y = doubled(100)
+    assert (y - 2 * x).abs().max() < 1e-6
+
+def test_wrong_number():
+    x, y = doubled(100)
+    torch.testing.assert_close(y, 3 * x)
+
+def test_out_of_bounds():
+    doubled(101)
+"""
+
+
+def test_a_sample_of_programs_decides_only_what_it_computed(tmp_path):
+    (tmp_path / "test_suite.py").write_text(SAMPLED)
+    status, text = run(tmp_path, *PYTEST, "-rA", "--ptx-check=sm_80", "--ptx-programs=4", "--ptx-report=out.json")
+    assert status == 1
+    assert "2 failed, 1 passed, 1 skipped" in text, text
+    for name in ("PASSED test_suite.py::test_by_torch", "FAILED test_suite.py::test_wrong_number",
+                 "FAILED test_suite.py::test_out_of_bounds", "96 programs were left out"):  # fmt: skip
+        assert name in text, name
+    assert "faults, 0 notes; 385 programs left out" in text
+    assert json.loads((tmp_path / "out.json").read_text())["left_out"] == 385
 
 
 def test_sizes_for_a_parameter_that_a_test_does_not_have_are_refused(suite):

@@ -1,0 +1,145 @@
+"""A sample of a launch's programs, and what can be told of memory that the others would have written.
+
+Nobody knows where the programs that were left out would have written, nor what. So of every tensor that the others
+wrote, the elements that they did not write are unknown; so is what a launch writes that has read such an element, and
+what PyTorch's operators make of one. What is unknown counts as written, as zeros where nobody has written it yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ptx_check.allocations import EMPTY, Marks, elements_of, written_by
+
+unknown = Marks()
+"""Of each byte, whether nobody knows what it would hold had all programs run."""
+_MOVING = {"_to_copy", "cat", "clone", "gather", "index", "index_select", "masked_select", "stack"}
+"""Operators whose result has elements of their first argument, and nothing else."""
+_OVERWRITING = {"copy_", "fill_", "zero_"}
+
+
+def chosen(total: int, most: int | None) -> np.ndarray:
+    """Numbers of no more than `most` programs: the first, the last, and between them evenly spread ones. From four on
+    they are pairs of neighbours, which touch each other's memory most easily."""
+    if most is None or total <= most:
+        return np.arange(total, dtype=np.int64)
+    if most < 4:
+        return np.linspace(0, total - 1, most).astype(np.int64)
+    starts = np.linspace(0, total - 2, most // 2).astype(np.int64)
+    return np.unique(np.concatenate([starts, starts + 1, [total // 2] * (most % 2)]).astype(np.int64))
+
+
+class Footprint:
+    """What a launch has done to a tensor's memory, byte by byte."""
+
+    def __init__(self, size: int) -> None:
+        self.stored: np.ndarray = np.zeros(size, dtype=bool)
+        self.added: np.ndarray = np.zeros(size, dtype=bool)
+        """Touched by atomic operations."""
+
+    def note(self, positions: np.ndarray, width: int, *, atomic: bool) -> None:
+        """Words of so many bytes were touched."""
+        into = (self.added if atomic else self.stored)[: len(self.stored) // width * width].reshape(-1, width)
+        into[positions] = True
+
+
+def after(buffers: Iterable[Any], *, left_out: bool, guessed: bool) -> None:
+    """Notes what is unknown behind a launch. left_out: some of its programs did not run; guessed: it has read what is
+    unknown."""
+    for buffer in buffers:
+        done, now = buffer.footprint, buffer.unknown
+        now = np.zeros(buffer.size, dtype=bool) if now is None else now.copy()
+        now[done.stored] = guessed
+        if left_out or guessed:
+            now[done.added] = True
+        if left_out and (done.stored.any() or done.added.any()):
+            now[~done.stored] = True
+        if left_out and buffer.marks is not None:
+            nobody = buffer.marks != 0
+            now[nobody], buffer.bytes[nobody], buffer.marks[nobody] = True, 0, 0
+        unknown.put(buffer.storage, now)
+
+
+def known(tensor: torch.Tensor) -> torch.Tensor:
+    """Tell which elements are what they would be had all programs run: booleans of the tensor's shape."""
+    marks = unknown.of(tensor.untyped_storage())
+    if marks is None:
+        return torch.ones(tensor.shape, dtype=torch.bool)
+    return ~elements_of(marks, tensor).any(-1)
+
+
+class Unknowns(TorchDispatchMode):
+    """Inside the block PyTorch's operators hand on what is unknown."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name.split("::")[1]
+        if not unknown or name in EMPTY:
+            return func(*args, **kwargs)
+        first, others = args[0] if args else None, (*args[1:], *kwargs.values())
+        steered = _doubtful(others)
+        doubtful = steered or (name not in _OVERWRITING and _doubtful(first))
+        where = None
+        if name in _MOVING and doubtful and not steered:
+            where = func(
+                tree_map(lambda t: ~known(t) if isinstance(t, torch.Tensor) else t, first), *args[1:], **kwargs
+            )
+        elif name == "copy_" and doubtful:
+            where = ~known(args[1])
+        result = func(*args, **kwargs)
+        for tensor in written_by(func, args, kwargs, result):
+            unknown.written(tensor)
+            storage = tensor.untyped_storage()
+            if doubtful and storage.nbytes():
+                marks = unknown.of(storage)
+                marks = np.zeros(storage.nbytes(), dtype=bool) if marks is None else marks
+                now = torch.ones((), dtype=torch.bool) if where is None else where != 0
+                elements_of(marks, tensor).copy_(now.unsqueeze(-1))
+                unknown.put(storage, marks)
+        return result
+
+
+def _doubtful(values: Any) -> bool:
+    """Tell if any tensor among these has elements that are not known."""
+    return any(isinstance(t, torch.Tensor) and not known(t).all() for t in tree_leaves(values))
+
+
+@contextlib.contextmanager
+def comparing(wrong: Callable[[], None]) -> Iterator[None]:
+    """Inside the block torch.testing.assert_close and torch.allclose compare what is known alone. wrong is called where
+    that differs."""
+    close, equal = torch.testing.assert_close, torch.allclose
+
+    def assert_close(actual: Any, expected: Any, *args: Any, **options: Any) -> None:
+        pair = _known_of(actual, expected)
+        try:
+            close(*pair, *args, **options)
+        except AssertionError:
+            if isinstance(actual, torch.Tensor):
+                wrong()
+            raise
+
+    def allclose(actual: torch.Tensor, expected: torch.Tensor, *args: Any, **options: Any) -> bool:
+        if found := equal(*_known_of(actual, expected), *args, **options):
+            return found
+        wrong()
+        return False
+
+    with mock.patch.object(torch.testing, "assert_close", assert_close), mock.patch.object(torch, "allclose", allclose):
+        yield
+
+
+def _known_of(one: Any, other: Any) -> tuple[Any, Any]:
+    """The elements of two tensors that both know; anything else as it is."""
+    if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.shape == other.shape):
+        return one, other
+    both = known(one) & known(other)
+    return (one, other) if both.all() else (one[both], other[both])
