@@ -90,10 +90,10 @@ def _command() -> str:
     return shlex.join(["python", program.name, *sys.argv[1:]])
 
 
-def git(*arguments: str, folder: Path = ROOT) -> str | None:
-    """git's answer in a folder; None where there is no git, no repository or no such object."""
+def git(*arguments: str) -> str | None:
+    """git's answer of this checkout; None where there is no git, no repository or no such object."""
     try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
+        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
     except OSError:
         return None
     return done.stdout.strip() if done.returncode == 0 else None

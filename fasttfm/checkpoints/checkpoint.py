@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -109,18 +108,18 @@ def read_meta(checkpoint: Path) -> dict[str, Any]:
         return meta
 
 
-def read_weights(checkpoint: Path, device: str | torch.device = "cpu") -> dict[str, Tensor]:
+def read_weights(checkpoint: Path) -> dict[str, Tensor]:
     """Weights of a checkpoint directory or of a .safetensors file; matrices stored in int8 come as float32.
 
     Raises UserError when the file cannot be read, is not what was written, or holds NaN, infinity or complex numbers.
     """
     if shards.is_sharded(checkpoint):
         with _told(checkpoint / shards.SHARDS):
-            weights = {name: each.to(device) for name, each in shards.read_shards(checkpoint, shards.MODEL).items()}
+            weights = shards.read_shards(checkpoint, shards.MODEL)
         refuse_what_is_no_number(weights, checkpoint)
         return weights
     path = checkpoint / MODEL_FILE if checkpoint.is_dir() else checkpoint
-    with _opened(path, device) as file:
+    with _opened(path) as file:
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         _check_digest(path)
         weights = quantized.restored(weights)
@@ -132,7 +131,7 @@ def is_quantized(checkpoint: Path) -> bool:
     """Return whether the matrices of a checkpoint directory or of a .safetensors file are stored in int8."""
     if shards.is_sharded(checkpoint):
         return False
-    with _opened(checkpoint / MODEL_FILE if checkpoint.is_dir() else checkpoint, "cpu") as file:
+    with _opened(checkpoint / MODEL_FILE if checkpoint.is_dir() else checkpoint) as file:
         return any(file.get_slice(name).get_dtype() == "I8" for name in file.keys())  # noqa: SIM118
 
 
@@ -142,7 +141,7 @@ def read_state(checkpoint: Path) -> TrainingState:
         with _told(checkpoint / shards.SHARDS):
             tensors = shards.read_shards(checkpoint, shards.STATE)
             return TrainingState(tensors=tensors, values=shards.read_values(checkpoint))
-    with _opened(checkpoint / STATE_FILE, "cpu") as file:
+    with _opened(checkpoint / STATE_FILE) as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         values = (file.metadata() or {}).get("values")
         if values is None:
@@ -177,11 +176,11 @@ def _check_digest(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _opened(path: Path, device: str | torch.device) -> Iterator[Any]:
+def _opened(path: Path) -> Iterator[Any]:
     with _told(path):
         with path.open("rb"):
             pass  # the operating system's reason, which safetensors does not tell
-        with safe_open(path, framework="pt", device=str(device)) as file:
+        with safe_open(path, framework="pt") as file:
             yield file
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Sequence
+from pathlib import Path
+from string import Template
 from typing import Any
 
 from fasttfm.serving import libretranslate
 from fasttfm.serving.options import Option, Schema, as_schema, options
 
+_PAGE = Path(__file__).with_name("docs.html")
 _TRANSLATION: Schema = {
     "type": "object",
     "required": ["text", "score"],
@@ -108,7 +111,7 @@ def page(models: Sequence[str], version: str) -> str:
     described = openapi(models, version, token=False)
     example = json.dumps({"text": ["A dog runs.", "Two men sit."], "model": models[0]}, ensure_ascii=False)
     gets = [(path, each["get"]["summary"]) for path, each in described["paths"].items() if "get" in each]
-    return _PAGE.format(
+    return Template(_PAGE.read_text(encoding="utf-8")).substitute(
         version=html.escape(version),
         example=html.escape(example),
         options=_rows(_cells(each) for each in options(models)),
@@ -132,41 +135,3 @@ def _json(text: str, schema: Schema) -> dict[str, Any]:
 
 def _get(summary: str, text: str, schema: Schema) -> dict[str, Any]:
     return {"get": {"summary": summary, "responses": {"200": _json(text, schema)}}}
-
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>fasttfm: requests</title>
-<style>
-  body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem }}
-  table {{ border-collapse: collapse; width: 100% }}
-  td {{ border-top: 1px solid #ccc; padding: .3rem .6rem .3rem 0; vertical-align: top; overflow-wrap: break-word }}
-  td:first-child {{ white-space: nowrap; font-family: monospace }}
-  @media (max-width: 40rem) {{ td {{ display: block; border: 0 }} tr {{ display: block; border-top: 1px solid #ccc }} }}
-  pre {{ white-space: pre-wrap; background: #f6f6f6; padding: .6rem }}
-</style>
-<h1>fasttfm {version}</h1>
-<p><a href="openapi.json">openapi.json</a>, <a href=".">a page to type into</a></p>
-<h2>POST /translate</h2>
-<pre>{example}</pre>
-<table>
-{options}
-</table>
-<p>Or in LibreTranslate's form, answered by <code>{{"translatedText": ...}}</code> or
-<code>{{"error": "..."}}</code>:</p>
-<table>
-{libretranslate}
-</table>
-<p>Else the answer is <code>{{"translations": [[{{"text", "score"}}, ...], ...]}}</code>, the best ones of each text; or
-<code>{{"detail": "..."}}</code> with one of these:</p>
-<table>
-{answers}
-</table>
-<h2>GET</h2>
-<table>
-{paths}
-</table>
-</html>
-"""

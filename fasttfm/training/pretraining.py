@@ -87,6 +87,10 @@ class LanguageModelling(Task):
         return TextValidator(rows, **settings_of(config.training, device))
 
 
+_BATCH_TOKENS = 4096
+"""Of a batch that is evaluated, where a row has fewer."""
+
+
 def evaluate(
     model: Any,
     tokenizer: TextTokenizer,
@@ -95,7 +99,6 @@ def evaluate(
     data: Path | None = None,
     text: Path | None = None,
     row_length: int | None = None,
-    max_tokens: int = 4096,
 ) -> TextScore:
     """The score on the held-out part of prepared documents, or on a text as a single document.
 
@@ -119,5 +122,5 @@ def evaluate(
         ids = [token for line in tokenizer.encode_lines(lines) for token in line]
         size = sum(len(line.encode()) + 1 for line in lines)
         documents = Documents.from_lists([ids], tokenizer.end, size, tokenizer.begin)
-    rows = RowBatches(documents, length, max(length, max_tokens))
+    rows = RowBatches(documents, length, max(length, _BATCH_TOKENS))
     return TextValidator(rows, device=next(model.parameters()).device)(model)
