@@ -73,6 +73,9 @@ class Barriers:
 
     def invalidate(self, index, address, guard) -> None:
         programs, place, mask = self.at(index, address, guard)
+        if (self.commits[programs, place].max(-1) > self.run.tensor.done[programs, 0, 0]).any():
+            message = "an mbarrier is invalidated at which a product arrives that nobody has waited for"
+            self.run.fault("race", index, message)
         self.expected[programs, place] = 0
         self.note("write", index, address, mask)
 
