@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ptx_check import sample
 from ptx_check.atomics import UFUNCS
@@ -104,7 +105,7 @@ class Launch:
         if sampled:
             for buffer in self.known:
                 buffer.footprint = sample.Footprint(buffer.size)
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), _disable_current_modes():
             self.in_turns(chunks)
             if self.checks:
                 self.traffic.end()
