@@ -157,13 +157,17 @@ class Kept:
             return "unreached"
         return "equivalent" if mutant.equivalent else "missed"
 
-    def noticed(self, ptx: str) -> str:
-        """By what, executed with this PTX: the kind of fault, refused, numbers; '' where nothing is."""
+    def again(self, ptx: str) -> None:
+        """Executes it with this PTX, on the memory that it began with."""
         for position, storage in self.memory.items():
             _bytes(storage).copy_(self.before[position])
         grid, source, metadata, arguments = self.arguments
+        self.machine.execute(grid, source, metadata, ptx, arguments)
+
+    def noticed(self, ptx: str) -> str:
+        """By what, executed with this PTX: the kind of fault, refused, numbers; '' where nothing is."""
         try:
-            self.machine.execute(grid, source, metadata, ptx, arguments)
+            self.again(ptx)
         except FaultyKernel as error:
             return error.faults[0].kind
         except Unsupported:
