@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ptx_check import sample
 from ptx_check.atomics import UFUNCS
+from ptx_check.bulk_copies import BulkCopies
 from ptx_check.control import first_source, is_asynchronous, joins, registers_of, successors, unassigned
 from ptx_check.faults import Fault, Unsupported
 from ptx_check.matrices import Matrices
@@ -53,7 +54,7 @@ class Code:
         self.instructions = [i for block in kernel.blocks for i in block.instructions]
         self.never = unassigned(kernel)
         """Registers that are read on some way without having been written, and their types."""
-        self.asynchronous = any(is_asynchronous(i) for i in self.instructions)
+        self.asynchronous = any(is_asynchronous(i) or i.opcode.startswith("cp.async.bulk") for i in self.instructions)
         allocated = (i for i in self.instructions if i.opcode.startswith("tcgen05.alloc"))
         self.tensor_columns = sum(i.operands[1].value for i in allocated)
         self.joins = joins(successors(kernel))
@@ -187,6 +188,7 @@ class Run:
         self.groups = Groups(self)
         self.tensor = TensorMemory(self, launch.code.tensor_columns)
         self.barriers_of_memory = Barriers(self)
+        self.bulk = BulkCopies(self)
         self.races = SharedRaces(self, self.shared.pitch, launch.code.shared_grain)
         self.traffic = launch.traffic
 
@@ -309,13 +311,17 @@ class Run:
             self.copies.remember()
             self.groups.remember()
             self.tensor.barrier(arrived)
+            self.bulk.remember()
 
     def warp_barrier(self, index: int, members) -> None:
         self.together(index, members)
+        self.warps_met(self.active if members is None else self.named(members))
+
+    def warps_met(self, taking) -> None:
+        """These threads have met those of their warp."""
         if self.checks:
             step = np.int64(1 << 10)
             self.races.met = True
-            taking = self.active if members is None else self.named(members)
             self.code = self.code + (step if taking is None else taking * step)
 
     def named(self, members) -> np.ndarray:

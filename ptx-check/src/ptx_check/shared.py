@@ -296,5 +296,7 @@ class Proxies:
         """A product reads words."""
         fresh = self.stamps[width].take(positions) == self.stamp(width)
         if fresh.any() and (mask is None or (fresh & mask).any()):
-            message = "a product reads what threads wrote into shared memory with no fence.proxy.async in between"
+            message = (
+                "a product or bulk copy reads what threads wrote into shared memory with no fence.proxy.async between"
+            )
             self.run.fault("fence", index, message)
