@@ -34,8 +34,9 @@ from ptx_check.cuda import Answers
 from ptx_check.faults import NOTES, Fault, FaultyKernel, Unsupported
 from ptx_check.layouts import compiled_form, shallow_products
 from ptx_check.memory import buffers
+from ptx_check.operands import parameters_of
 from ptx_check.parse import parse
-from ptx_check.run import Code, Launch, parameters_of
+from ptx_check.run import Code, Launch
 
 _FIRST_DEVICE = 96
 """Above the numbers of devices that a machine has; Triton keeps by it what it has compiled for a chip."""

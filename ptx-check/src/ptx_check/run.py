@@ -7,7 +7,7 @@ there, then the other, then both go on together. Where blocks stand in the text 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -442,17 +442,3 @@ def _ballot(value: np.ndarray) -> np.ndarray:
     """(programs, warps): the lanes of each warp in which a predicate (programs, threads) holds."""
     warps = value.reshape(value.shape[0], -1, 32).astype(np.uint64)
     return (warps << np.arange(32, dtype=np.uint64)).sum(2).astype(np.uint32)
-
-
-def parameters_of(kernel: Kernel, values: Sequence[int | float]) -> list[np.ndarray]:
-    """Launch arguments as the bits that ld.param reads."""
-    made = []
-    for (_, kind), value in zip(kernel.parameters, values, strict=True):
-        bits = int("".join(c for c in kind if c.isdigit()))
-        if kind[0] == "f":
-            real = np.full((1, 1), value, {16: np.float16, 32: np.float32, 64: np.float64}[bits])
-            made.append(real.view({16: np.uint16, 32: np.uint32, 64: np.uint64}[bits]))
-        else:
-            kept = int(value) & ((1 << bits) - 1)
-            made.append(np.full((1, 1), kept, {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}[bits]))
-    return made
