@@ -16,12 +16,13 @@ from collections.abc import Iterator
 
 import torch
 from executed_chips import CHIPS
+from executing import Problem
 from gpu.problems import _attention, _cross_entropy, _embed, _feed_forward, _norms, _rms_norm, _rotary
 from mutants import Kept, kept_launches
 
 from ptx_check.machine import translated
 
-FAMILIES = {
+FAMILIES: dict[str, Problem] = {
     "attention": _attention(2, 4, 256, 256, 64, 64, causal=True, p=0.1),
     "attention, short rows": _attention(16, 4, 27, 27, 64, 64, p=0.1),
     "feed-forward": _feed_forward(512, 256, 1024, 0.1),
