@@ -36,7 +36,7 @@ def offset_of(field: str, dimension: int) -> int:
 
 
 class Tile(NamedTuple):
-    """What a copy moves, element by element, for the programs that issue it."""
+    """The elements that a copy moves, for the programs that issue it."""
 
     size: int
     programs: np.ndarray
@@ -96,7 +96,7 @@ class BulkCopies:
             yield mask & (run.warp == warp)
 
     def tile(self, index, mask, address, coordinates, inside) -> Tile | None:
-        """What one thread of each of some programs copies."""
+        """The tile that one thread of each of some programs copies."""
         run = self.run
         programs, address, inside, *coordinates = issuing(run, mask, address, inside, *coordinates)
         found = self.map_at(index, address)
@@ -262,7 +262,7 @@ class BulkCopies:
         return np.ones((1, 1), dtype=bool) if mask is None else mask.any(1, keepdims=True)
 
     def wait(self, guard, allowed: int) -> None:
-        """Of what was committed all but the youngest groups has been read."""
+        """All but the `allowed` youngest groups have been read."""
         here, left = self.taking_part(guard), []
         for group, index, tile in self.reading:
             group = np.where(here & (group < self.committed - allowed), -1, group)

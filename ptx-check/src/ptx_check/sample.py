@@ -38,7 +38,7 @@ def chosen(total: int, most: int | None) -> np.ndarray:
 
 
 class Footprint:
-    """What a launch has done to a tensor's memory, byte by byte."""
+    """Bytes of a tensor's memory that a launch has touched."""
 
     def __init__(self, size: int) -> None:
         self.stored: np.ndarray = np.zeros(size, dtype=bool)
