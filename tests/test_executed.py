@@ -77,4 +77,4 @@ def test_the_pages_quote_the_records():
 
 def test_every_case_belongs_to_one_line():
     assert executed.expression("sm_90") == "sm_90"
-    assert executed.expression(executed.NO_CHIP) == "not (sm_60 or sm_75 or sm_80 or sm_90 or sm_120)"
+    assert executed.expression(executed.NO_CHIP) == "not (sm_60 or sm_75 or sm_80 or sm_90 or sm_100 or sm_120)"

@@ -8,8 +8,9 @@ import torch
 from ptx_check.allocations import bytes_of, mark
 from ptx_check.faults import Fault
 from ptx_check.memory import buffers
+from ptx_check.operands import parameters_of
 from ptx_check.parse import parse
-from ptx_check.run import Code, Launch, parameters_of
+from ptx_check.run import Code, Launch
 
 HEAD = """.version 8.7
 .target {target}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from ptx_text import apply
 
-from ptx_check import Unsupported
+from ptx_check import Unsupported, rounding
 
 EDGES = [0, 1, 2, 3, 31, 32, 33, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x12345678, 0x7FFFFFFF, 0x80000000,
          0xFFFFFFFF, 0x7FFFFFFFFFFFFFFF, 0x8000000000000000, 0xFFFFFFFFFFFFFFFF, 0x123456789ABCDEF0]  # fmt: skip
@@ -518,3 +518,15 @@ def test_predicates(opcode, meaning):
 def test_an_unknown_opcode_is_told_by_name_and_line(opcode):
     with pytest.raises(Unsupported, match=rf"opcode {opcode} is .*, at probe, PTX line \d+"):
         apply(opcode, "b32", ("b32", np.arange(32, dtype="u4")))
+
+
+def test_many_halves_are_converted_as_few_are():
+    """PyTorch converts many, numpy few."""
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    numbers = np.random.default_rng(0).integers(0, 1 << 32, 1 << 16, dtype=np.uint32).view(np.float32)
+    with np.errstate(all="ignore"):
+        near = np.concatenate([numbers, np.nextafter(bits.view(np.float16).astype(np.float32), np.float32(1))])
+        few_wide = np.concatenate([rounding.f16_to_f32(part) for part in bits.reshape(64, -1)])
+        few_narrow = np.concatenate([rounding.f32_to_f16(part) for part in near.reshape(128, -1)])
+        assert np.array_equal(rounding.f16_to_f32(bits), few_wide, equal_nan=True)
+        assert np.array_equal(rounding.f32_to_f16(near), few_narrow)

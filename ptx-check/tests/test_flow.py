@@ -8,8 +8,9 @@ from ptx_text import HEAD, run
 from ptx_check import Unsupported
 from ptx_check.control import joins, successors, unassigned
 from ptx_check.memory import buffers
+from ptx_check.operands import parameters_of
 from ptx_check.parse import parse
-from ptx_check.run import Code, Launch, parameters_of
+from ptx_check.run import Code, Launch
 
 OUT_OF_LINE = """
 mov.u32 %r1, %tid.x;

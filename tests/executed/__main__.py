@@ -20,7 +20,7 @@ from fasttfm.parsing import parse_json
 from tests.pytest_runs import counts, run_tests
 
 TESTS = (machine.ROOT / "tests" / "executed", machine.ROOT / "ptx-check" / "tests" / "kernels")
-CHIPS = ("sm_60", "sm_75", "sm_80", "sm_90", "sm_120")
+CHIPS = ("sm_60", "sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
 NO_CHIP = "none named"
 """Of cases whose name has no chip: examples, published faults of the compiler."""
 

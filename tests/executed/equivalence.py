@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from ptx_check.control import LEAVING, results_and_sources, successors
+from ptx_check.control import LEAVING, is_asynchronous, results_and_sources, successors
 from ptx_check.parse import Instruction, parse
 
 Judge = Callable[[Instruction], bool]
@@ -63,7 +63,7 @@ def _named(i: Instruction) -> set[str]:
 
 
 def _product(i: Instruction) -> bool:
-    return "mma_async" in i.opcode
+    return is_asynchronous(i)
 
 
 def waits_again(before: str, after: str) -> bool:
@@ -73,7 +73,7 @@ def waits_again(before: str, after: str) -> bool:
     looks for at every barrier until the wait (Groups.remember).
     """
     flow = Flow(before, "wgmma.wait_group.sync.aligned 0;", after)
-    sums = {r.name for i in flow.instructions if _product(i) for r in i.operands[0].parts}
+    sums = {r.name for i in flow.instructions if "mma_async" in i.opcode for r in i.operands[0].parts}
     copies = [_named(i) for i in flow.instructions if i.words[0] == "mov"]
     while more := {name for pair in copies if pair & sums for name in pair} - sums:
         sums |= more
@@ -137,11 +137,47 @@ def orders_nothing(before: str, after: str) -> bool:
     return around and waited >= 0 and "bar.sync" in round_[waited:]
 
 
+def next_to_another(before: str, after: str) -> bool:
+    """bar.sync next to another one: nothing on any way between the two touches memory."""
+    flow = Flow(before, "bar.sync 0;", after)
+
+    def barrier(i: Instruction) -> bool:
+        return i.words[0] == "bar" and i.words[1] == "sync"
+
+    def touches(i: Instruction) -> bool:
+        plain = i.words[0] in ("ld", "st", "atom", "red") and i.words[1] != "param"
+        return plain or i.words[0] in ("cp", "ldmatrix", "stmatrix", "wgmma", "tcgen05", "mbarrier", "fence")
+
+    return not flow.meets(flow.after, barrier, touches) or not flow.meets(flow.before, barrier, touches)
+
+
+def needless(before: str, after: str) -> bool:
+    """bar.sync, by either proof."""
+    return orders_nothing(before, after) or next_to_another(before, after)
+
+
+def stores_waited_again(before: str, after: str) -> bool:
+    """tcgen05.wait::st: on every way another follows before a product, and before the kernel's end.
+
+    What else may take what is stored, tcgen05.ld, the machine holds against every store that was not waited for.
+    """
+    flow = Flow(before, "tcgen05.wait::st.sync.aligned;", after)
+
+    def waits(i: Instruction) -> bool:
+        return i.opcode.startswith("tcgen05.wait::st")
+
+    def ends(i: Instruction) -> bool:
+        return i.opcode.startswith("tcgen05.mma") or i.words[0] in ("ret", "exit")
+
+    return not flow.meets(flow.after, waits, ends)
+
+
 EQUIVALENT = {
     "a group fewer waited for": waits_again,
     "wait for products removed": waits_again,
     "fence of proxies removed": fenced_again,
     "fence of registers removed": untouched,
-    "barrier removed": orders_nothing,
+    "barrier removed": needless,
+    "wait for stores in tensor memory removed": stores_waited_again,
 }
 """Kind of mutation -> proof."""

@@ -57,6 +57,14 @@ KINDS: dict[str, Kind] = {
     "wait for products removed": Kind(r"wgmma\.wait_group\.sync\.aligned [^;]*;", lambda m: ""),
     "fence of registers removed": Kind(r"wgmma\.fence\.sync\.aligned;", lambda m: ""),
     "fence of proxies removed": Kind(r"fence\.proxy\.async[^;]*;", lambda m: ""),
+    "wait for loads of tensor memory removed": Kind(r"tcgen05\.wait::ld\.sync\.aligned;", lambda m: ""),
+    "wait for stores in tensor memory removed": Kind(r"tcgen05\.wait::st\.sync\.aligned;", lambda m: ""),
+    "wait at an mbarrier removed": Kind(r"mbarrier\.try_wait[^;]*;\s*@!complete bra\.uni waitLoop;", lambda m: ""),
+    "mbarrier not initialised": Kind(r"(@!?%p\d+ )?mbarrier\.init[^;]*;", lambda m: "", _guard),
+    "arrival of products removed": Kind(r"(@!?%p\d+ )?tcgen05\.commit[^;]*;", lambda m: "", _guard),
+    "operands of a product exchanged": Kind(
+        r"(@!?%p\d+ )?(tcgen05\.mma[^;]*?\], )(%rd\d+), (%rd\d+)", lambda m: f"{m[1] or ''}{m[2]}{m[4]}, {m[3]}", _guard
+    ),
     "guard of a load dropped": Kind(r"@(!)?%p(\d+) (ld\.global)", lambda m: m[3], _opposite),
     "guard of a store dropped": Kind(r"@(!)?%p(\d+) (st\.global)", lambda m: m[3], _opposite),
     "comparison off by one": Kind(
@@ -149,13 +157,17 @@ class Kept:
             return "unreached"
         return "equivalent" if mutant.equivalent else "missed"
 
-    def noticed(self, ptx: str) -> str:
-        """By what, executed with this PTX: the kind of fault, refused, numbers; '' where nothing is."""
+    def again(self, ptx: str) -> None:
+        """Executes it with this PTX, on the memory that it began with."""
         for position, storage in self.memory.items():
             _bytes(storage).copy_(self.before[position])
         grid, source, metadata, arguments = self.arguments
+        self.machine.execute(grid, source, metadata, ptx, arguments)
+
+    def noticed(self, ptx: str) -> str:
+        """By what, executed with this PTX: the kind of fault, refused, numbers; '' where nothing is."""
         try:
-            self.machine.execute(grid, source, metadata, ptx, arguments)
+            self.again(ptx)
         except FaultyKernel as error:
             return error.faults[0].kind
         except Unsupported:

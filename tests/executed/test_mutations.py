@@ -24,24 +24,30 @@ PROBLEMS = {
 SUBJECTS = [
     ("attention, long rows", "sm_80", torch.bfloat16),
     ("attention, long rows", "sm_90", torch.bfloat16),
+    ("attention, long rows", "sm_100", torch.bfloat16),
     ("attention, short rows", "sm_60", torch.float16),
     ("attention, short rows", "sm_80", torch.bfloat16),
     ("attention, short rows", "sm_90", torch.bfloat16),
+    ("attention, short rows", "sm_100", torch.bfloat16),
     ("masked softmax", "sm_60", torch.float16),
     ("masked softmax", "sm_80", torch.float32),
     ("masked softmax", "sm_90", torch.float32),
+    ("masked softmax", "sm_100", torch.float32),
     ("layer norm", "sm_60", torch.float32),
     ("layer norm", "sm_80", torch.bfloat16),
     ("layer norm", "sm_90", torch.bfloat16),
+    ("layer norm", "sm_100", torch.bfloat16),
     ("feed-forward", "sm_60", torch.float16),
     ("feed-forward", "sm_80", torch.bfloat16),
     ("feed-forward", "sm_90", torch.bfloat16),
+    ("feed-forward", "sm_100", torch.bfloat16),
 ]
 LEAST = 0.85
 """Of those that make a difference, in every subject."""
 
 
 @pytest.mark.executed
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("name", "chip", "dtype"), SUBJECTS, ids=[f"{name} {chip}" for name, chip, _ in SUBJECTS])
 def test_most_mutations_are_noticed(name, chip, dtype, record_property):
     outcomes: dict[str, Counter] = {kind: Counter() for kind in KINDS}
@@ -76,6 +82,10 @@ STORE, PROXY, FENCE = "st.shared.b32 [%r4], %r3;\n", "fence.proxy.async.shared::
 FEWER, NO_WAIT = "a group fewer waited for", "wait for products removed"
 NO_FENCE, NO_PROXY = "fence of registers removed", "fence of proxies removed"
 
+NO_STORED, STORED = "wait for stores in tensor memory removed", "tcgen05.wait::st.sync.aligned;\n"
+KEPT = "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r5], {%r3};\n"
+TENSOR = "@%p2 tcgen05.mma.cta_group::1.kind::f16 [ %r5 + 0 ], %rd1, %rd2, %r3, %p3;\n"
+
 
 @pytest.mark.parametrize(
     ("kind", "before", "after", "proven"),
@@ -100,6 +110,13 @@ NO_FENCE, NO_PROXY = "fence of registers removed", "fence of proxies removed"
         ("barrier removed", LOOP.replace("bar.sync 0;\n", ""), COPY, False),
         ("barrier removed", LOOP.replace(WAIT, ""), COPY, False),
         ("barrier removed", LOOP + STORE, COPY, False),
+        ("barrier removed", STORE, "add.s32 %r3, %r4, 8;\nbar.sync 0;\n", True),
+        ("barrier removed", STORE + "bar.sync 0;\n" + AGAIN, "ld.shared.b32 %r3, [%r4];\n", True),
+        ("barrier removed", STORE, AGAIN + "bar.sync 0;\n", False),
+        (NO_STORED, KEPT, "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r6}, [%r5];\n" + STORED + TENSOR, True),
+        (NO_STORED, KEPT, TENSOR + STORED, False),
+        (NO_STORED, KEPT, AGAIN + STORED + TENSOR, True),
+        (NO_STORED, KEPT, "@%p1 ret;\n" + STORED + TENSOR, False),
     ],
 )
 def test_what_is_proven_equivalent(kind, before, after, proven):

@@ -13,7 +13,7 @@ from ptx_check.forms import carrying
 from ptx_check.parse import Address, Block, Instruction, Kernel, Register, Vector
 
 NO_RESULT = ("st", "bar", "cp", "stmatrix", "bra", "ret", "exit", "fence", "membar", "red", "prefetch", "prefetchu",
-             "griddepcontrol")  # fmt: skip
+             "griddepcontrol", "tensormap")  # fmt: skip
 """Opcodes whose first operand is read."""
 CARRY = Register("%cc", "pred")
 """What sums of several words carry."""

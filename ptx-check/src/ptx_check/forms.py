@@ -76,6 +76,7 @@ _POLICY = "[.L2::cache_hint]"
 _SCOPE = "[.cta|.cluster|.gpu|.sys]"
 _ORDER = "[.relaxed|.acquire|.release|.acq_rel]"
 _SHARED = "(.shared|.shared::cta)"
+_MAP = ".shared::cta.b1024.b32"
 _EIGHT = "(.e4m3|.e5m2)"
 _PLACE = "(.global|.shared|.shared::cta)"
 _SIZES = "|".join(f".m64n{8 * n}k{{0}}" for n in range(1, 33))
@@ -104,7 +105,15 @@ wgmma.mma_async.sync.aligned({_SIZES.format(32)})(.f32|.f16){_EIGHT}{_EIGHT}
 wgmma.mma_async.sync.aligned({_SIZES.format(32)}).s32(.s8|.u8)(.s8|.u8)[.satfinite]
 wgmma.mma_async.sync.aligned({_SIZES.format(8)}).f32.tf32.tf32
 elect.sync redux.sync(.min|.max)[.abs][.NaN].f32
-mbarrier(.init|.inval|.try_wait.parity){_SHARED}.b64
+mbarrier(.init|.inval|.try_wait.parity|.arrive.expect_tx){_SHARED}.b64
+cvta[.to].global.u64
+tensormap.replace.tile(.global_address|.global_stride).shared::cta.b1024.b64
+tensormap.replace.tile(.rank|.box_dim|.global_dim|.element_stride|.elemtype){_MAP}
+tensormap.replace.tile(.interleave_layout|.swizzle_mode|.fill_mode){_MAP}
+tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned
+cp.async.bulk(.commit_group|.wait_group|.wait_group.read)
+cp.async.bulk.tensor(.1d|.2d|.3d|.4d|.5d).shared::cta.global.mbarrier::complete_tx::bytes
+cp.async.bulk.tensor(.1d|.2d|.3d|.4d|.5d).global.shared::cta.bulk_group
 tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned
 tcgen05.dealloc.cta_group::1.sync.aligned.b32 tcgen05(.wait::ld|.wait::st).sync.aligned
 tcgen05.ld.sync.aligned(.16x32bx2|.32x32b)(.x1|.x2|.x4|.x8|.x16|.x32|.x64|.x128)[.pack::16b].b32
@@ -114,6 +123,7 @@ tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64
 tcgen05(.fence::before_thread_sync|.fence::after_thread_sync)
 bra[.uni] ret[.uni] exit membar(.cta|.gl|.sys) fence[.sc|.acq_rel]{_SCOPE} fence.mbarrier_init.release.cluster
 fence.proxy(.alias|.async|.async.global|.async.shared::cta|.async.shared::cluster)
+fence.proxy.tensormap::generic.acquire.gpu
 prefetch.global(.L1|.L2) prefetchu.L1 griddepcontrol(.wait|.launch_dependents)
 """ + "\n".join(
     f"{base}{modes}{what}"

@@ -34,8 +34,9 @@ from ptx_check.cuda import Answers
 from ptx_check.faults import NOTES, Fault, FaultyKernel, Unsupported
 from ptx_check.layouts import compiled_form, shallow_products
 from ptx_check.memory import buffers
+from ptx_check.operands import parameters_of
 from ptx_check.parse import parse
-from ptx_check.run import Code, Launch, parameters_of
+from ptx_check.run import Code, Launch
 
 _FIRST_DEVICE = 96
 """Above the numbers of devices that a machine has; Triton keeps by it what it has compiled for a chip."""
@@ -122,14 +123,16 @@ class Machine:
 
     def execute(self, grid, source, metadata, ptx: str, arguments) -> None:
         began = time.perf_counter()
-        code = translated(ptx if self._rewrite is None else self._rewrite(ptx))
         given = list(_given(source.signature.values(), arguments))
+        code = translated(ptx if self._rewrite is None else self._rewrite(ptx))
         tensors = [value for value in given if isinstance(value, torch.Tensor)]
         foreign = [t.device for t in tensors if t.device.type != "cpu"]
         if foreign:
             raise ValueError(f"{metadata.name} is launched on a tensor on {foreign[0]}: executed() takes CPU tensors")
-        scratch = len(code.kernel.parameters) - len(given)
-        values = [v.data_ptr() if isinstance(v, torch.Tensor) else v for v in given] + [0] * scratch
+        hidden = len(code.kernel.parameters) - len(given)
+        values = [v.data_ptr() if isinstance(v, torch.Tensor) else v for v in given] + [0] * hidden
+        if metadata.global_scratch_size:
+            values[len(given)] = _scratch(metadata, grid, tensors)
         launch = Launch(
             code, grid, metadata.num_warps * 32, metadata.shared, parameters_of(code.kernel, values),
             buffers(tensors), self._checks, self._programs,
@@ -151,6 +154,15 @@ class Machine:
         self.faults += faults
         if faults and self._raising:
             raise FaultyKernel(faults)
+
+
+def _scratch(metadata, grid, tensors: list[torch.Tensor]) -> int:
+    """The address of the memory that a kernel asks for besides its tensors, which it is added to."""
+    size = metadata.global_scratch_size * metadata.num_ctas * grid[0] * grid[1] * grid[2]
+    memory = torch.empty(size + metadata.global_scratch_align, dtype=torch.int8)
+    start = -memory.data_ptr() % metadata.global_scratch_align
+    tensors.append(memory[start : start + size])
+    return memory.data_ptr() + start
 
 
 @functools.lru_cache(maxsize=512)

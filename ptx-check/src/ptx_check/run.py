@@ -7,15 +7,17 @@ there, then the other, then both go on together. Where blocks stand in the text 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ptx_check import sample
 from ptx_check.atomics import UFUNCS
+from ptx_check.bulk_copies import BulkCopies
 from ptx_check.control import first_source, is_asynchronous, joins, registers_of, successors, unassigned
 from ptx_check.faults import Fault, Unsupported
 from ptx_check.matrices import Matrices
@@ -52,7 +54,7 @@ class Code:
         self.instructions = [i for block in kernel.blocks for i in block.instructions]
         self.never = unassigned(kernel)
         """Registers that are read on some way without having been written, and their types."""
-        self.asynchronous = any(is_asynchronous(i) for i in self.instructions)
+        self.asynchronous = any(is_asynchronous(i) or i.opcode.startswith("cp.async.bulk") for i in self.instructions)
         allocated = (i for i in self.instructions if i.opcode.startswith("tcgen05.alloc"))
         self.tensor_columns = sum(i.operands[1].value for i in allocated)
         self.joins = joins(successors(kernel))
@@ -104,7 +106,7 @@ class Launch:
         if sampled:
             for buffer in self.known:
                 buffer.footprint = sample.Footprint(buffer.size)
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), _disable_current_modes():
             self.in_turns(chunks)
             if self.checks:
                 self.traffic.end()
@@ -186,6 +188,7 @@ class Run:
         self.groups = Groups(self)
         self.tensor = TensorMemory(self, launch.code.tensor_columns)
         self.barriers_of_memory = Barriers(self)
+        self.bulk = BulkCopies(self)
         self.races = SharedRaces(self, self.shared.pitch, launch.code.shared_grain)
         self.traffic = launch.traffic
 
@@ -308,13 +311,17 @@ class Run:
             self.copies.remember()
             self.groups.remember()
             self.tensor.barrier(arrived)
+            self.bulk.remember()
 
     def warp_barrier(self, index: int, members) -> None:
         self.together(index, members)
+        self.warps_met(self.active if members is None else self.named(members))
+
+    def warps_met(self, taking) -> None:
+        """These threads have met those of their warp."""
         if self.checks:
             step = np.int64(1 << 10)
             self.races.met = True
-            taking = self.active if members is None else self.named(members)
             self.code = self.code + (step if taking is None else taking * step)
 
     def named(self, members) -> np.ndarray:
@@ -435,17 +442,3 @@ def _ballot(value: np.ndarray) -> np.ndarray:
     """(programs, warps): the lanes of each warp in which a predicate (programs, threads) holds."""
     warps = value.reshape(value.shape[0], -1, 32).astype(np.uint64)
     return (warps << np.arange(32, dtype=np.uint64)).sum(2).astype(np.uint32)
-
-
-def parameters_of(kernel: Kernel, values: Sequence[int | float]) -> list[np.ndarray]:
-    """Launch arguments as the bits that ld.param reads."""
-    made = []
-    for (_, kind), value in zip(kernel.parameters, values, strict=True):
-        bits = int("".join(c for c in kind if c.isdigit()))
-        if kind[0] == "f":
-            real = np.full((1, 1), value, {16: np.float16, 32: np.float32, 64: np.float64}[bits])
-            made.append(real.view({16: np.uint16, 32: np.uint32, 64: np.uint64}[bits]))
-        else:
-            kept = int(value) & ((1 << bits) - 1)
-            made.append(np.full((1, 1), kept, {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}[bits]))
-    return made

@@ -38,7 +38,7 @@ def chosen(total: int, most: int | None) -> np.ndarray:
 
 
 class Footprint:
-    """What a launch has done to a tensor's memory, byte by byte."""
+    """Bytes of a tensor's memory that a launch has touched."""
 
     def __init__(self, size: int) -> None:
         self.stored: np.ndarray = np.zeros(size, dtype=bool)
@@ -63,8 +63,8 @@ def after(buffers: Iterable[Any], *, left_out: bool, guessed: bool) -> None:
         if left_out and (done.stored.any() or done.added.any()):
             now[~done.stored] = True
         if left_out and buffer.marks is not None:
-            nobody = buffer.marks != 0
-            now[nobody], buffer.bytes[nobody], buffer.marks[nobody] = True, 0, 0
+            nobody = (buffer.marks != 0) & ~done.stored & ~done.added
+            now[nobody], buffer.bytes[nobody], buffer.marks[:] = True, 0, 0
         unknown.put(buffer.storage, now)
 
 

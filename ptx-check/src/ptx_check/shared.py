@@ -7,6 +7,8 @@ Source: NVIDIA, "PTX ISA", chapter 9.7.9.25 (asynchronous copies) and 8.10 (prox
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from ptx_check.allocations import POISON
@@ -147,13 +149,28 @@ class Local(Shared):
         """No other thread touches it."""
 
 
+class Copy(NamedTuple):
+    """A cp.async on its way."""
+
+    issued: int
+    destination: np.ndarray
+    mask: np.ndarray | None
+    packed: np.ndarray
+    width: int
+    group: np.ndarray
+    unknown: np.ndarray | None
+    low: int
+    """The lowest byte of it, and the one behind the highest."""
+    high: int
+
+
 class Copies:
     """cp.async: what is on its way, group by group. Groups are counted per program, whose threads go together."""
 
     def __init__(self, run) -> None:
         self.run = run
         self.committed = np.zeros((run.programs, 1), dtype=np.int64)
-        self.pending: list[tuple] = []
+        self.pending: list[Copy] = []
 
     def issue(self, index, destination, source, guard, width, count) -> None:
         run = self.run
@@ -186,21 +203,26 @@ class Copies:
         run.shared.claim(index, destination, mask, width)
         unknown = None if unknown is None else np.ascontiguousarray(unknown)
         packed = np.ascontiguousarray(packed)
-        self.pending.append((index, destination, mask, packed, width, self.committed.copy(), unknown))
+        low, high = int(destination.min()), int(destination.max()) + width
+        group = self.committed.copy()
+        self.pending.append(Copy(index, destination, mask, packed, width, group, unknown, low, high))
 
     def check_order(self, index, destination, mask, width) -> None:
         """A thread's own copies are not ordered among themselves: none may go where one of its others is on its way.
         Those of other threads are races like any."""
-        for issued, before, other, _, size, _, _ in self.pending:
-            meet = (before.astype(np.int64) < destination.astype(np.int64) + width) & (
-                destination < before.astype(np.int64) + size
+        low, high = int(destination.min()), int(destination.max()) + width
+        for copy in self.pending:
+            if low >= copy.high or copy.low >= high:
+                continue
+            meet = (copy.destination.astype(np.int64) < destination.astype(np.int64) + width) & (
+                destination < copy.destination.astype(np.int64) + copy.width
             )
-            for part in (mask, other):
+            for part in (mask, copy.mask):
                 meet = meet if part is None else meet & part
             if meet.any():
                 byte = int(np.broadcast_to(destination, meet.shape)[meet][0])
                 message = f"shared memory at byte {byte} is copied to while an earlier copy to it is on its way"
-                return self.run.fault("race", index, message, issued)
+                return self.run.fault("race", index, message, copy.issued)
         return None
 
     def commit(self, index) -> None:
@@ -211,25 +233,24 @@ class Copies:
         """All but the `allowed` youngest groups have arrived."""
         arrived = self.run.rows(index)
         remaining = []
-        for issued, destination, mask, packed, width, group, unknown in self.pending:
-            done = group < self.committed - allowed
+        for copy in self.pending:
+            mask, done = copy.mask, copy.group < self.committed - allowed
             if arrived is not None:
                 done = done & arrived
             if done.any():
                 whole = done.all()
                 part = mask if whole else (done if mask is None else done & mask)
-                self.run.shared.put(issued, destination, part, packed, width, marks=unknown)
+                self.run.shared.put(copy.issued, copy.destination, part, copy.packed, copy.width, marks=copy.unknown)
             if not done.all():
                 rest = ~done if mask is None else ~done & mask
                 if rest.any():
-                    kept = rest if done.any() else mask
-                    remaining.append((issued, destination, kept, packed, width, group, unknown))
+                    remaining.append(copy._replace(mask=rest) if done.any() else copy)
         self.pending = remaining
 
     def remember(self) -> None:
         """After a barrier: what is still on its way may be written in the new stretch too."""
-        for issued, destination, mask, _, width, _, _ in self.pending:
-            self.run.races.write(issued, destination, mask, width)
+        for copy in self.pending:
+            self.run.races.write(copy.issued, copy.destination, copy.mask, copy.width)
 
 
 def _shortened(packed, count, width, shape) -> np.ndarray:
@@ -275,5 +296,7 @@ class Proxies:
         """A product reads words."""
         fresh = self.stamps[width].take(positions) == self.stamp(width)
         if fresh.any() and (mask is None or (fresh & mask).any()):
-            message = "a product reads what threads wrote into shared memory with no fence.proxy.async in between"
+            message = (
+                "a product or bulk copy reads what threads wrote into shared memory with no fence.proxy.async between"
+            )
             self.run.fault("fence", index, message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ptx_check.bulk_copies import LONG, offset_of
 from ptx_check.control import registers_of
 from ptx_check.faults import Unsupported
 from ptx_check.parse import Address, Instruction, Vector
@@ -26,12 +27,56 @@ class TensorInstructions(WarpInstructions):
             self.use([place, parity], "an address or a phase", i)
             where, phase = self.address(place, "u32", i), self.value(parity, "u32", i)
             return self.assign(target, f"M.barriers_of_memory.wait({i.index}, {where}, {phase})", "p", i)
+        if i.words[1] == "arrive":
+            _, place, count = i.operands
+            self.use([place, count], "an address or a count", i)
+            where = self.address(place, "u32", i)
+            call = f"{i.index}, {where}, {self.guard(i)}, {self.value(count, 'u32', i)}"
+            return self.emit(f"M.barriers_of_memory.expect({call})")
         place, *count = i.operands
         self.use([place], "an address", i)
         call = f"{i.index}, {self.address(place, 'u32', i)}, {self.guard(i)}"
         if i.words[1] == "init":
             return self.emit(f"M.barriers_of_memory.init({call}, {count[0].value})")
         return self.emit(f"M.barriers_of_memory.invalidate({call})")
+
+    def _cvta(self, i: Instruction) -> None:
+        """Move: addresses in global memory are generic ones too."""
+        target, source = i.operands
+        self.mark(target, (source,), self.marks(source, "u64"), "u64", i)
+        self.assign(target, self.value(source, "u64", i), "u64", i)
+
+    def _tensormap(self, i: Instruction) -> None:
+        self.use(i.operands, "a tensor map", i)
+        place, *rest = i.operands
+        if i.words[1] == "cp_fenceproxy":
+            source = f"{self.address(rest[0], 'u64', i)}.astype(u32)"
+            return self.emit(f"M.bulk.publish({i.index}, {self.address(place, 'u64', i)}, {source}, {self.guard(i)})")
+        *dimension, value = rest
+        field = i.words[3]
+        size, offset = 8 if field in LONG else 4, offset_of(field, dimension[0].value if dimension else 0)
+        where = f"{self.address(place, 'u64', i)}.astype(u32) + u32({offset})"
+        stored = f"({self.value(value, f'u{8 * size}', i)},)"
+        return self.emit(f"M.shared.store({i.index}, {where}, {self.guard(i)}, {size}, {stored})")
+
+    def bulk(self, i: Instruction) -> None:
+        """cp.async.bulk."""
+        if i.words[3] == "commit_group":
+            return self.emit(f"M.bulk.commit({self.guard(i)})")
+        if i.words[3] == "wait_group":
+            return self.emit(f"M.bulk.wait({self.guard(i)}, {i.operands[0].value})")
+        self.use(i.operands, "an address or a coordinate", i)
+        loads = i.words[5] == "shared::cta"
+        outside, inside = i.operands[1 if loads else 0], i.operands[0 if loads else 1]
+        if not isinstance(outside, Vector) or len(i.operands) != 2 + loads:
+            raise Unsupported(f"operands of {i.opcode}", i.location)
+        place, coordinates = outside.parts
+        tile = f"{self.value(place, 'u64', i)}, {self.values(coordinates.parts, 'u32', i)}"
+        shared = self.address(inside, "u32", i)
+        if loads:
+            barrier = self.address(i.operands[2], "u32", i)
+            return self.emit(f"M.bulk.load({i.index}, {self.guard(i)}, {shared}, {tile}, {barrier})")
+        return self.emit(f"M.bulk.store({i.index}, {self.guard(i)}, {tile}, {shared})")
 
     def _tcgen05(self, i: Instruction) -> None:
         what = i.words[1]

@@ -44,6 +44,8 @@ class Barriers:
         shape = (run.programs, _BARRIERS + 1)
         self.expected = np.zeros(shape, dtype=np.int64)
         self.pending = np.zeros(shape, dtype=np.int64)
+        self.bytes = np.zeros(shape, dtype=np.int64)
+        """Of bulk copies: those that a phase still waits for."""
         self.phase = np.zeros(shape, dtype=np.int64)
         self.commits = np.zeros((*shape, 2), dtype=np.int64)
         """The last tcgen05.commit that arrived in a phase, by the phase's parity."""
@@ -67,12 +69,15 @@ class Barriers:
             raise Unsupported(f"more than {_BARRIERS} mbarriers of a program", location)
         programs, place, mask = self.at(index, address, guard)
         self.expected[programs, place] = self.pending[programs, place] = count
-        self.phase[programs, place] = 0
+        self.phase[programs, place] = self.bytes[programs, place] = 0
         self.commits[programs, place] = 0
         self.note("write", index, address, mask)
 
     def invalidate(self, index, address, guard) -> None:
         programs, place, mask = self.at(index, address, guard)
+        if (self.commits[programs, place].max(-1) > self.run.tensor.done[programs, 0, 0]).any():
+            message = "an mbarrier is invalidated at which a product arrives that nobody has waited for"
+            self.run.fault("race", index, message)
         self.expected[programs, place] = 0
         self.note("write", index, address, mask)
 
@@ -87,10 +92,39 @@ class Barriers:
         self.check(index, programs, place)
         self.commits[programs, place, self.phase[programs, place] % 2] = commit
         self.pending[programs, place] -= 1
-        over = self.pending[programs, place] <= 0
+        self.turn(programs, place)
+        self.note("exchange", index, address, mask)
+
+    def turn(self, programs, place) -> None:
+        """A phase is over when everybody has arrived and so have the bytes."""
+        over = (self.pending[programs, place] <= 0) & (self.bytes[programs, place] == 0)
         self.phase[programs, place] += over
         self.pending[programs, place] = np.where(over, self.expected[programs, place], self.pending[programs, place])
+
+    def expect(self, index, address, guard, count) -> None:
+        """arrive.expect_tx, of one thread: it arrives, and so many bytes of copies will."""
+        mask = self.run.where(guard)
+        if mask is not None and not mask.any():
+            return
+        if mask is None or (spread(mask, self.run.shape).sum(1) > 1).any():
+            location = self.run.launch.code.instructions[index].location
+            raise Unsupported("several threads that arrive at an mbarrier", location)
+        programs, place, mask = self.at(index, address, guard)
+        self.check(index, programs, place)
+        _, counts = issuing(self.run, mask, count)
+        self.pending[programs, place] -= 1
+        self.bytes[programs, place] += counts[:, 0]
+        self.turn(programs, place)
         self.note("exchange", index, address, mask)
+
+    def complete(self, index, address, guard, count: int):
+        """So many bytes arrive of a copy; the mbarriers, and their phases before."""
+        programs, place, _ = self.at(index, address, guard)
+        self.check(index, programs, place)
+        phase = self.phase[programs, place]
+        self.bytes[programs, place] -= count
+        self.turn(programs, place)
+        return place, phase
 
     def wait(self, index, address, parity) -> np.ndarray:
         """try_wait: every copy and product is done when it is issued, so what has not come will not."""
@@ -103,6 +137,7 @@ class Barriers:
             run.fault("divergence", index, "an mbarrier is waited for at which nothing arrives")
         self.note("exchange", index, address, mask)
         run.tensor.finished(programs, self.commits[programs, place, wanted])
+        run.bulk.waited(programs, place, self.phase[programs, place])
         return np.ones((1, 1), dtype=bool)
 
     def check(self, index, programs, place) -> None:

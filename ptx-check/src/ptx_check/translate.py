@@ -322,7 +322,9 @@ class _Writer(TensorInstructions):
         return space, kind, int(kind[1:]) // 8, registers
 
     def _cp(self, i: Instruction) -> None:
-        if i.opcode == "cp.async.commit_group":
+        if i.words[2] == "bulk":
+            self.bulk(i)
+        elif i.opcode == "cp.async.commit_group":
             self.emit(f"M.copies.commit({i.index})")
         elif i.opcode == "cp.async.wait_group":
             self.emit(f"M.copies.wait({i.index}, {i.operands[0].value})")

@@ -60,17 +60,17 @@ def _sin_of_float64(x, out):
 
 
 @triton.jit
-def _descriptor(x, out):
-    source = tl.make_tensor_descriptor(x, [16, 32], [32, 1], [8, 32])
-    tl.store(out + tl.arange(0, 8)[:, None] * 32 + tl.arange(0, 32)[None, :], source.load([0, 0]))
+def _by_two_processors(x, out):
+    i = tl.arange(0, 16)[:, None] * 32 + tl.arange(0, 32)[None, :]
+    tl.store(out + i, tl.load(x + i))
 
 
 @pytest.mark.parametrize(
     ("kernel", "chip", "name"),
-    [(_sin_of_float64, "sm_80", "param0"), (_descriptor, "sm_90", "tensormap.replace")],
-    ids=["calls of functions", "TMA"],
+    [(_sin_of_float64, "sm_80", "param0"), (_by_two_processors, "sm_90", "%cluster_ctarank")],
+    ids=["calls of functions", "clusters"],
 )
 def test_what_is_not_executed_is_refused_by_name(kernel, chip, name):
     x = torch.zeros(16, 32, dtype=torch.float64 if chip == "sm_80" else torch.float32)
     with pytest.raises(Unsupported, match=rf"{name}.* PTX line \d+"), executed(chip):
-        kernel[(1,)](x, torch.empty_like(x))
+        kernel[(1,)](x, torch.empty_like(x), num_ctas=1 if chip == "sm_80" else 2)

@@ -54,9 +54,10 @@ def test_the_first_and_the_last_run_and_neighbours_between_them(total, most):
     assert len(chosen(total, None)) == total
 
 
-def test_results_are_known_where_programs_of_the_sample_wrote():
+@pytest.mark.parametrize("checks", [True, False])
+def test_results_are_known_where_programs_of_the_sample_wrote(checks):
     x = torch.randn(100 * N)
-    with executed("sm_80", programs=4) as machine:
+    with executed("sm_80", programs=4, checks=checks) as machine:
         y = torch.empty_like(x)
         doubled[(100,)](x, y, TOO_FAR=0, N=N)
         torch.testing.assert_close(y, 2 * x)

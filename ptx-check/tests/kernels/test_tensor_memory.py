@@ -114,6 +114,13 @@ def test_what_is_taken_out_is_noticed(rewrite, kind):
     assert kind in {fault.kind for fault in machine.faults}, machine.faults
 
 
+def test_an_mbarrier_ends_after_what_arrives_at_it():
+    a = whole(64, 64, dtype=torch.float16)
+    with executed("sm_100", rewrite=MUTATIONS["no wait for the mbarrier"][0], raising=False) as machine:
+        squared[(1,)](a, a, torch.empty(64, 64), 64)
+    assert any("mbarrier is invalidated" in fault.message for fault in machine.faults)
+
+
 def test_threads_store_tensor_memory_before_the_barrier_that_comes_before_a_product():
     a, b = whole(64, 128), whole(128, 64)
     _, machine = products(a, b, stages=3, rewrite=without(r"bar\.sync"))

@@ -1,0 +1,175 @@
+"""Bulk copies of tiles (TMA): tensor descriptors on the chips that have them."""
+
+import re
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from ptx_check import Unsupported, executed
+
+CHIPS = ("sm_90", "sm_100", "sm_120")
+
+
+@triton.jit
+def doubled(x, y, M, N, BM: tl.constexpr, BN: tl.constexpr):
+    source = tl.make_tensor_descriptor(x, shape=[M, N], strides=[N, 1], block_shape=[BM, BN])
+    target = tl.make_tensor_descriptor(y, shape=[M, N], strides=[N, 1], block_shape=[BM, BN])
+    i, j = tl.program_id(0) * BM, tl.program_id(1) * BN
+    target.store([i, j], source.load([i, j]) * 2)
+
+
+@triton.jit
+def product(x, y, z, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    a = tl.make_tensor_descriptor(x, shape=[M, K], strides=[K, 1], block_shape=[BM, BK])
+    b = tl.make_tensor_descriptor(y, shape=[K, N], strides=[N, 1], block_shape=[BK, BN])
+    c = tl.make_tensor_descriptor(z, shape=[M, N], strides=[N, 1], block_shape=[BM, BN])
+    i, j = tl.program_id(0) * BM, tl.program_id(1) * BN
+    total = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        total = tl.dot(a.load([i, k]), b.load([k, j]), total)
+    c.store([i, j], total.to(z.dtype.element_ty))
+
+
+@triton.jit
+def shifted(x, y, PLANES: tl.constexpr, M: tl.constexpr, N: tl.constexpr, B: tl.constexpr, D: tl.constexpr):
+    source = tl.make_tensor_descriptor(x, [PLANES, M, N], [M * N, N, 1], [1, B, B])
+    tile = source.load([tl.program_id(0), D, -D]).reshape(B, B)
+    i, j = tl.arange(0, B)[:, None], tl.arange(0, B)[None, :]
+    tl.store(y + tl.program_id(0) * B * B + i * B + j, tile)
+
+
+@triton.jit
+def added(x, N: tl.constexpr):
+    target = tl.make_tensor_descriptor(x, [N, N], [N, 1], [N, N])
+    target.atomic_add([0, 0], tl.full((N, N), 1, tl.float32))
+
+
+def doubled_of(x, tile, chip, **options):
+    with executed(chip, **options) as machine:
+        y = torch.empty_like(x)
+        grid = [triton.cdiv(size, edge) for size, edge in zip(x.shape, tile)]
+        doubled[tuple(grid)](x, y, *x.shape, *tile)
+    return y, machine
+
+
+def products_of(chip, stages=3, **options):
+    a, b = (torch.randint(-3, 4, shape).half() for shape in ((100, 192), (192, 136)))
+    with executed(chip, raising=False, **options) as machine:
+        c = torch.empty(100, 136, dtype=torch.float16)
+        product[(2, 3)](a, b, c, 100, 136, 192, 64, 64, 32, num_stages=stages)
+    return a, b, c, machine
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize(
+    ("dtype", "tile"),
+    [(torch.float16, (32, 64)), (torch.float32, (16, 16)), (torch.int8, (8, 32)), (torch.bfloat16, (16, 256))],
+    ids=str,
+)
+def test_tiles_go_through_shared_memory_and_stop_at_the_tensors_edge(chip, dtype, tile):
+    x = torch.randint(-40, 40, (50, 144)).to(dtype)
+    y, machine = doubled_of(x, tile, chip)
+    assert torch.equal(y, x * 2)
+    assert not machine.notes
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("stages", [1, 3])
+def test_products_of_tiles(chip, stages):
+    a, b, c, machine = products_of(chip, stages)
+    assert not machine.faults
+    assert torch.equal(c, (a.float() @ b.float()).half())
+
+
+def test_tiles_without_checks_and_of_a_sample_of_programs():
+    x = torch.randint(-40, 40, (64, 64)).half()
+    assert torch.equal(doubled_of(x, (16, 16), "sm_90", checks=False)[0], x * 2)
+    y, machine = doubled_of(x, (16, 16), "sm_90", programs=4)
+    known = machine.known(y)
+    assert known.sum() == 4 * 16 * 16
+    assert torch.equal(y[known], 2 * x[known])
+
+
+def test_what_lies_outside_is_zero_in_every_direction():
+    x = torch.randn(3, 20, 32)
+    with executed("sm_90"):
+        y = torch.empty(3, 16, 16)
+        shifted[(3,)](x, y, 3, 20, 32, 16, 8)
+    wanted = torch.zeros(3, 16, 16)
+    wanted[:, :12, 8:] = x[:, 8:, :8]
+    assert torch.equal(y, wanted)
+
+
+def without(pattern: str, count: int = 0):
+    """PTX without what matches."""
+
+    def rewrite(ptx: str) -> str:
+        made, found = re.subn(pattern, "", ptx, count=count)
+        assert found, pattern
+        return made
+
+    return rewrite
+
+
+WAIT = r"mbarrier\.try_wait[^;]*;\s*@!complete bra\.uni waitLoop;"
+SPOILT = {
+    "no wait for the mbarrier": (without(WAIT), "unwritten"),
+    "more bytes than come": (lambda ptx: re.sub(r"(expect_tx[^;]*), 8192", r"\1, 16384", ptx), "divergence"),
+    "no mbarrier.init": (without(r"@%p\d+ mbarrier\.init[^;]*;"), "unwritten"),
+    "no fence.proxy.async": (without(r"fence\.proxy\.async[^;]*;"), "fence"),
+    "a copy by every thread": (lambda ptx: re.sub(r"@%p\d+ (cp\.async\.bulk\.tensor)", r"\1", ptx), "divergence"),
+    "no wait for products": (without(r"wgmma\.wait_group\.sync\.aligned 1;"), "race"),
+    "no barriers": (without(r"bar\.sync[^;]*;"), "race"),
+    "no map": (without(r"@%p\d+ tensormap\.cp_fenceproxy[^;]*;"), "unwritten"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("rewrite", "kind"), SPOILT.values(), ids=SPOILT)
+def test_what_is_spoilt_is_noticed(rewrite, kind):
+    _, _, _, machine = products_of("sm_90", rewrite=rewrite)
+    assert kind in {fault.kind for fault in machine.faults}, machine.faults
+
+
+@triton.jit
+def twice(x, y, N: tl.constexpr):
+    target = tl.make_tensor_descriptor(y, [2 * N, N], [N, 1], [N, N])
+    i = tl.arange(0, N)
+    tile = tl.load(x + i[:, None] * N + i[None, :])
+    target.store([0, 0], tile)
+    target.store([N, 0], tile * 2)
+
+
+@pytest.mark.parametrize("removed", ["", r"cp\.async\.bulk\.wait_group\.read\s+0;"])
+def test_a_tile_is_not_overwritten_while_it_is_stored(removed):
+    rewrite = without(removed) if removed else None
+    with executed("sm_90", raising=False, rewrite=rewrite) as machine:
+        x, y = torch.randn(32, 32), torch.empty(64, 32)
+        twice[(1,)](x, y, 32)
+    assert torch.equal(y, torch.cat([x, 2 * x]))
+    assert {fault.kind for fault in machine.faults} == ({"race"} if removed else set())
+
+
+def test_a_tensor_of_odd_rows_is_no_tensor_of_tiles():
+    with executed("sm_90", raising=False) as machine:
+        doubled[(1, 1)](torch.zeros(16, 33), torch.zeros(16, 33), 16, 33, 16, 16)
+    assert "alignment" in {fault.kind for fault in machine.faults}
+
+
+@triton.jit
+def first_tile(source, y, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(y + i[:, None] * N + i[None, :], source.load([0, 0]))
+
+
+def test_a_descriptor_of_the_host_is_refused_by_name():
+    source = TensorDescriptor.from_tensor(torch.zeros(16, 16), [16, 16])
+    with pytest.raises(Unsupported, match="TensorDescriptor"), executed("sm_90"):
+        first_tile[(1,)](source, torch.empty(16, 16), 16)
+
+
+def test_sums_into_a_tensor_by_tiles_are_refused_by_name():
+    with pytest.raises(Unsupported, match=r"cp\.reduce\.async\.bulk"), executed("sm_90"):
+        added[(1,)](torch.zeros(16, 16), 16)
