@@ -4,7 +4,7 @@
     model = AutoModelForSeq2SeqLM.from_pretrained(DIR)         # what Transformer.save_pretrained() wrote
     model.generate(input_ids=ids, attention_mask=mask)
 
-Every step computes the whole prefix anew: for speed there is decoding.Translator. Needs the package transformers.
+PEFT's adapters wrap its layers. For speed there is decoding.Translator. Needs the package transformers.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fasttfm.blocks.cache import DecoderCache
 from fasttfm.blocks.loss import logits
 from fasttfm.checkpoints.model_dir import CONFIG_FILE
 from fasttfm.checkpoints.weights import model_weights, with_weights
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.model import TransformerConfig
 from fasttfm.data.text_tokenizer import PIECES_FILE
-from fasttfm.data.tokenizer import BOS, PAD, UNK, Tokenizer
+from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from fasttfm.errors import UserError
 from fasttfm.folders import MANIFEST
 from fasttfm.interop.padding import Rows
@@ -69,11 +70,23 @@ class FasttfmConfig(PretrainedConfig):
             value = values.pop(name, 8 if default is dataclasses.MISSING else default)
             setattr(self, _NAMES.get(name, name), value)
         self.decoding = values.pop("decoding", {})
-        super().__init__(**{"is_encoder_decoder": True, "use_cache": False, **SPECIAL_TOKENS, **values})
+        super().__init__(**{"is_encoder_decoder": True, **SPECIAL_TOKENS, **values})
 
     def transformer(self) -> TransformerConfig:
         """The configuration of models.Transformer."""
         return TransformerConfig(**{name: getattr(self, _NAMES.get(name, name)) for name in _FIELDS})
+
+
+class GenerationCache(DecoderCache):
+    """Keys and values between the steps of generate(), whose names of its calls these are."""
+
+    def get_seq_length(self) -> int:
+        """Target positions seen."""
+        return self.length
+
+    def reorder_cache(self, rows: Tensor) -> None:
+        """Row r goes on from what row rows[r] of the same sentence was."""
+        self.reorder(rows, memory=False)
 
 
 class _Encoder(nn.Module):
@@ -120,6 +133,7 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         dtype = options.pop("dtype", options.pop("torch_dtype", None))
         if config is None:
             config, options = FasttfmConfig.from_pretrained(path, return_unused_kwargs=True, **options)
+        adapter = (options.pop("adapter_kwargs", None) or {}).get("_adapter_model_path")  # AutoModel's, with peft
         _refuse({name: value for name, value in options.items() if name not in _OF_HUB})
         weights, saved = read_pretrained(Path(path))[1:]
         model = cls(config, with_weights(lambda: Transformer(config.transformer()), weights, saved))
@@ -128,6 +142,8 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         config.name_or_path = str(path)
         if dtype not in (None, "auto"):
             model = model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+        if adapter is not None:
+            model.load_adapter(adapter)
         return model.eval()
 
     def save_pretrained(  # type: ignore[override]
@@ -141,13 +157,19 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         of the directory that the model came from. Other files stay. UserError for a directory of `fasttfm train`."""
         if others.pop("push_to_hub", False):
             raise ValueError("push_to_hub is not supported: write a directory, and give it to huggingface_hub")
+        if getattr(self, "_hf_peft_config_loaded", False):  # add_adapter(): the adapter is saved, as everywhere
+            super().save_pretrained(folder, is_main_process, None if state_dict is None else dict(state_dict), **others)
+            return
         if not is_main_process:
             return
         place = Path(folder)
         if (place / CONFIG_FILE).exists():
             raise UserError(f"{place}: is a model directory of fasttfm train: choose another one")
-        place.mkdir(parents=True, exist_ok=True)
         weights: Mapping[str, Tensor] = model_weights(self.model)
+        with torch.device("meta"):
+            if weights.keys() != model_weights(Transformer(self.config.transformer())).keys():
+                raise ValueError("the model has adapters in it: save them by PEFT, or merge_and_unload() before")
+        place.mkdir(parents=True, exist_ok=True)
         if state_dict is not None:  # of a wrapper that has gathered the weights
             given = {name.removeprefix("model."): each for name, each in state_dict.items()}
             weights = {name: given[name] for name in weights}
@@ -177,9 +199,28 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         """The output's projection."""
         return self.model.output
 
-    def resize_token_embeddings(self, *_: Any, **__: Any) -> Any:
-        """ValueError: a vocabulary is its tokenizer's."""
-        raise ValueError("a vocabulary cannot be resized: it is the SentencePiece model's; train with another one")
+    def resize_token_embeddings(  # type: ignore[override]
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Module:
+        """Cut the vocabulary off, or add tokens, whose rows are the mean of the others (mean_resizing) or drawn.
+
+        Returns the embedding. ValueError where the sides have tables of their own. The tokenizer's files stay: with
+        other tokens than it has, the model is used with a tokenizer of transformers, and not by fasttfm translate.
+        """
+        table = self.model.target_embedding
+        if self.model.source_embedding is not table:
+            raise ValueError("share_embeddings is not all: a table of each side cannot be resized")
+        size = new_num_tokens or table.num_embeddings
+        size = -(-size // (pad_to_multiple_of or 1)) * (pad_to_multiple_of or 1)
+        if size <= EOS:
+            raise ValueError(f"new_num_tokens is {new_num_tokens}: four tokens are special, so more are needed")
+        self.model.config = dataclasses.replace(self.model.config, vocab_size=size)
+        std = 0.0 if mean_resizing else self.config.d_model**-0.5
+        table.weight = self.model.output.weight = _resized(table.weight, size, std)
+        if self.model.output.bias is not None:
+            self.model.output.bias = _resized(self.model.output.bias, size, 0.0)
+        table.num_embeddings = self.model.output.out_features = self.config.vocab_size = size
+        return table
 
     def gradient_checkpointing_enable(self, *_: Any, **__: Any) -> None:
         """Layers are computed again in the backward pass: less memory."""
@@ -202,6 +243,8 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         encoder_outputs: Any = None,
         attention_mask: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
+        past_key_values: GenerationCache | None = None,
+        use_cache: bool | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Return the arguments of forward() at a step; a parameter named kwargs makes generate() take what they are."""
@@ -209,10 +252,12 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
             new = input_ids.shape[1] - decoder_attention_mask.shape[1]
             decoder_attention_mask = nn.functional.pad(decoder_attention_mask, (0, new), value=1)
         return {
-            "decoder_input_ids": input_ids,
+            "decoder_input_ids": input_ids if past_key_values is None else input_ids[:, past_key_values.length :],
             "encoder_outputs": encoder_outputs,
             "attention_mask": attention_mask,
             "decoder_attention_mask": decoder_attention_mask,
+            "past_key_values": past_key_values,
+            "use_cache": use_cache,
         }
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
@@ -229,6 +274,7 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         encoder_outputs: Any = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        past_key_values: GenerationCache | None = None,
         use_cache: bool | None = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
@@ -238,8 +284,9 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
 
         attention_mask, decoder_attention_mask: 1 at tokens, 0 at padding wherever it is; None: padding's number tells
         of sources, targets have none. num_items_in_batch: what the loss is divided by in place of its own labels.
-        use_cache has no effect: there is no cache here. output_attentions gives the weights of every layer, without
-        dropout. ValueError in a line for what is not supported.
+        use_cache gives past_key_values, with which the next call takes the targets that are new; not with
+        decoder_attention_mask, output_attentions or gradients, where all are computed anew. output_attentions gives the
+        weights of every layer, without dropout. ValueError in a line for what is not supported.
         """
         _refuse(others)
         if labels is not None and decoder_input_ids is None:
@@ -256,6 +303,9 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
             raise ValueError("input_ids or encoder_outputs are needed")
         memory = encoded[0]
         target = Rows.of(decoder_attention_mask, decoder_input_ids, "decoder_attention_mask")
+        cache = past_key_values
+        if use_cache and cache is None and not torch.is_grad_enabled():
+            cache = GenerationCache() if decoder_attention_mask is None and not output_attentions else None
         layers = self.model.decoder.layers if output_attentions else []
         with (
             recorded_weights(layer.self_attn for layer in layers) as self_weights,
@@ -267,11 +317,13 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
                 source.packed(memory),
                 source.lengths,
                 self.model._seed(),
+                cache,
             )
         scores = target.unpacked(logits(hidden, self.model.output))
         output = Seq2SeqLMOutput(
             loss=None if labels is None else _loss(scores, labels, num_items_in_batch),
             logits=scores,
+            past_key_values=cache,  # type: ignore[arg-type]
             encoder_last_hidden_state=memory,
             decoder_attentions=_placed(self_weights, target, target) if output_attentions else None,
             cross_attentions=_placed(cross_weights, target, source) if output_attentions else None,
@@ -306,9 +358,16 @@ def _search(decoding: Mapping[str, Any]) -> GenerationConfig:
         length_penalty=decoding.get("alpha", 1.0) if decoding.get("length_penalty") == "power" else 1.0,
         early_stopping="never",
         suppress_tokens=[PAD, BOS] if decoding.get("allow_unk") else [PAD, UNK, BOS],
-        use_cache=False,
         **SPECIAL_TOKENS,
     )
+
+
+@torch.no_grad()
+def _resized(rows: Tensor, size: int, std: float) -> nn.Parameter:
+    """Rows (V, ...) of another number; new ones are normal(0, std), or with std 0 the mean of the others."""
+    new = rows.new_empty((max(0, size - len(rows)), *rows.shape[1:]))
+    new = new.normal_(0.0, std) if std else new.copy_(rows.mean(dim=0))
+    return nn.Parameter(torch.cat([rows[:size], new]), requires_grad=rows.requires_grad)
 
 
 def _loss(scores: Tensor, labels: Tensor, number: Tensor | int | None) -> Tensor:
