@@ -9,72 +9,47 @@ PEFT's adapters wrap its layers. For speed there is decoding.Translator. Needs t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fasttfm.errors import UserError
+
+try:
+    from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig, GenerationMixin, PreTrainedModel
+    from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+except ImportError:
+    raise UserError('the package transformers is needed: pip install "fasttfm[hf]"') from None
+
 from fasttfm.blocks.cache import DecoderCache
 from fasttfm.blocks.loss import logits
 from fasttfm.checkpoints.model_dir import CONFIG_FILE
 from fasttfm.checkpoints.weights import model_weights, with_weights
 from fasttfm.config.decoding import DecodingConfig
-from fasttfm.config.model import TransformerConfig
 from fasttfm.data.text_tokenizer import PIECES_FILE
-from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
-from fasttfm.errors import UserError
+from fasttfm.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from fasttfm.folders import MANIFEST
+from fasttfm.interop.auto_model_config import FasttfmConfig, search
 from fasttfm.interop.padding import Rows
 from fasttfm.interop.tokenizer_json import write_tokenizer
 from fasttfm.models import Transformer
 from fasttfm.models.model import recorded_weights
 from fasttfm.models.pretrained import (
     MODEL_TYPE,
-    SPECIAL_TOKENS,
     copy_tokenizers,
     describe,
     read_pretrained,
     write_files,
 )
 
-try:
-    from transformers import (
-        AutoConfig,
-        AutoModelForSeq2SeqLM,
-        GenerationConfig,
-        GenerationMixin,
-        PretrainedConfig,
-        PreTrainedModel,
-    )
-    from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
-except ImportError:
-    raise UserError('the package transformers is needed: pip install "fasttfm[hf]"') from None
-
-_FIELDS = {field.name: field.default for field in dataclasses.fields(TransformerConfig)}
 _OF_HUB = ("cache_dir", "force_download", "local_files_only", "low_cpu_mem_usage", "proxies", "resume_download",
            "revision", "subfolder", "token", "trust_remote_code", "use_safetensors", "weights_only")  # fmt: skip
 """Options of from_pretrained() that only say how files come here."""
-_NAMES = {"max_length": "max_position_embeddings"}  # generate() takes max_length for a setting of its own
-
-
-class FasttfmConfig(PretrainedConfig):
-    """The fields of TransformerConfig, and `decoding`, as config.json has them."""
-
-    model_type = MODEL_TYPE
-
-    def __init__(self, **values: Any) -> None:
-        for name, default in _FIELDS.items():
-            value = values.pop(name, 8 if default is dataclasses.MISSING else default)
-            setattr(self, _NAMES.get(name, name), value)
-        self.decoding = values.pop("decoding", {})
-        super().__init__(**{"is_encoder_decoder": True, **SPECIAL_TOKENS, **values})
-
-    def transformer(self) -> TransformerConfig:
-        """The configuration of models.Transformer."""
-        return TransformerConfig(**{name: getattr(self, _NAMES.get(name, name)) for name in _FIELDS})
 
 
 class GenerationCache(DecoderCache):
@@ -105,10 +80,10 @@ class _Encoder(nn.Module):
         return_dict: bool | None = None,
     ) -> Any:
         """The encoder's output for input_ids (B, S), padding anywhere."""
-        _refuse({"output_hidden_states": output_hidden_states})
         model = self.models[0]
-        output = model._encoded(input_ids, model._source_rows(input_ids, attention_mask), output_attentions)
-        return output if return_dict in (None, True) else output.to_tuple()
+        attentions, states, return_dict = model._asked(output_attentions, output_hidden_states, return_dict)
+        output = model._encoded(input_ids, model._source_rows(input_ids, attention_mask), attentions, states)
+        return output if return_dict else output.to_tuple()
 
 
 class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
@@ -122,14 +97,24 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = model or Transformer(config.transformer())
         self.register_load_state_dict_pre_hook(_with_prefix)
+        shared = {"decoder": ["output"], "all": ["output", "source_embedding"]}.get(config.share_embeddings, [])
+        self._tied_weights_keys = {f"model.{name}.weight": "model.target_embedding.weight" for name in shared}
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Nothing: models.Transformer draws its weights itself."""
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, *_: Any, config: Any = None, **options: Any) -> FasttfmForSeq2SeqLM:  # type: ignore[override]
+    def from_pretrained(  # type: ignore[override]
+        cls, pretrained_model_name_or_path: str | Path, *_: Any, config: Any = None, **options: Any
+    ) -> Any:
         """The model of a directory on this machine. UserError for what is missing or damaged, ValueError for an option
         that is not supported.
 
         dtype: of the weights; float32 unless given. Fields of the configuration, such as dropout, may be given too.
+        output_loading_info: return a pair, whose second says that all weights were there.
         """
+        path, with_info = pretrained_model_name_or_path, options.pop("output_loading_info", False)
         dtype = options.pop("dtype", options.pop("torch_dtype", None))
         if config is None:
             config, options = FasttfmConfig.from_pretrained(path, return_unused_kwargs=True, **options)
@@ -138,13 +123,14 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         weights, saved = read_pretrained(Path(path))[1:]
         model = cls(config, with_weights(lambda: Transformer(config.transformer()), weights, saved))
         saved_search = Path(path, "generation_config.json").is_file()
-        model.generation_config = GenerationConfig.from_pretrained(path) if saved_search else _search(config.decoding)
+        model.generation_config = GenerationConfig.from_pretrained(path) if saved_search else search(config.decoding)
         config.name_or_path = str(path)
         if dtype not in (None, "auto"):
             model = model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
         if adapter is not None:
             model.load_adapter(adapter)
-        return model.eval()
+        nothing: dict[str, Any] = {name: set() for name in ("missing_keys", "unexpected_keys", "mismatched_keys")}
+        return (model.eval(), {**nothing, "error_msgs": []}) if with_info else model.eval()
 
     def save_pretrained(  # type: ignore[override]
         self,
@@ -194,6 +180,12 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
     def get_input_embeddings(self) -> nn.Module:
         """The source's table."""
         return self.model.source_embedding
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Another table of the source, and of what shares it."""
+        if self.config.share_embeddings == "all":
+            self.model.target_embedding, self.model.output.weight = value, value.weight
+        self.model.source_embedding = value
 
     def get_output_embeddings(self) -> nn.Module:
         """The output's projection."""
@@ -277,6 +269,7 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         past_key_values: GenerationCache | None = None,
         use_cache: bool | None = None,
         output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         **others: Any,
     ) -> Any:
@@ -286,9 +279,11 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         of sources, targets have none. num_items_in_batch: what the loss is divided by in place of its own labels.
         use_cache gives past_key_values, with which the next call takes the targets that are new; not with
         decoder_attention_mask, output_attentions or gradients, where all are computed anew. output_attentions gives the
-        weights of every layer, without dropout. ValueError in a line for what is not supported.
+        weights of every layer, without dropout, output_hidden_states the input of every layer and the last one's
+        output behind the final norm. ValueError in a line for what is not supported.
         """
         _refuse(others)
+        attentions, states, return_dict = self._asked(output_attentions, output_hidden_states, return_dict)
         if labels is not None and decoder_input_ids is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         if decoder_input_ids is None:
@@ -298,16 +293,16 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
             source = self._source_rows(encoded[0], attention_mask)
         elif input_ids is not None:
             source = self._source_rows(input_ids, attention_mask)
-            encoded = self._encoded(input_ids, source, output_attentions)
+            encoded = self._encoded(input_ids, source, attentions, states)
         else:
             raise ValueError("input_ids or encoder_outputs are needed")
         memory = encoded[0]
         target = Rows.of(decoder_attention_mask, decoder_input_ids, "decoder_attention_mask")
-        cache = past_key_values
-        if use_cache and cache is None and not torch.is_grad_enabled():
-            cache = GenerationCache() if decoder_attention_mask is None and not output_attentions else None
-        layers = self.model.decoder.layers if output_attentions else []
+        kept = use_cache and decoder_attention_mask is None and not attentions and not torch.is_grad_enabled()
+        cache = GenerationCache() if kept and past_key_values is None else past_key_values
+        layers = self.model.decoder.layers if attentions else []
         with (
+            _layer_inputs(self.model.decoder.layers if states else []) as inputs,
             recorded_weights(layer.self_attn for layer in layers) as self_weights,
             recorded_weights(layer.multihead_attn for layer in layers) as cross_weights,
         ):
@@ -325,11 +320,18 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
             logits=scores,
             past_key_values=cache,  # type: ignore[arg-type]
             encoder_last_hidden_state=memory,
-            decoder_attentions=_placed(self_weights, target, target) if output_attentions else None,
-            cross_attentions=_placed(cross_weights, target, source) if output_attentions else None,
-            encoder_attentions=getattr(encoded, "attentions", None) if output_attentions else None,
+            decoder_attentions=_placed(self_weights, target, target) if attentions else None,
+            cross_attentions=_placed(cross_weights, target, source) if attentions else None,
+            encoder_attentions=getattr(encoded, "attentions", None) if attentions else None,
+            decoder_hidden_states=tuple(map(target.unpacked, [*inputs, hidden])) if states else None,
+            encoder_hidden_states=getattr(encoded, "hidden_states", None) if states else None,
         )
-        return output if return_dict in (None, True) else output.to_tuple()
+        return output if return_dict else output.to_tuple()
+
+    def _asked(self, *given: bool | None) -> tuple[bool, ...]:
+        """output_attentions, output_hidden_states and return_dict, or where they are None the configuration's."""
+        names = ("output_attentions", "output_hidden_states", "return_dict")
+        return tuple(getattr(self.config, name) if each is None else each for name, each in zip(names, given))
 
     def _source_rows(self, tokens: Tensor, mask: Tensor | None) -> Rows:
         """Rows of token numbers (B, S), or of an encoder's output (B, S, d)."""
@@ -337,29 +339,24 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
             mask = tokens != self.config.pad_token_id
         return Rows.of(mask, tokens, "attention_mask")
 
-    def _encoded(self, tokens: Tensor, rows: Rows, output_attentions: bool | None) -> BaseModelOutput:
-        layers = self.model.encoder.layers if output_attentions else []
-        with recorded_weights(layer.self_attn for layer in layers) as weights:
+    def _encoded(self, tokens: Tensor, rows: Rows, attentions: bool, states: bool) -> BaseModelOutput:
+        layers = self.model.encoder.layers
+        with (
+            _layer_inputs(layers if states else []) as inputs,
+            recorded_weights(layer.self_attn for layer in layers if attentions) as weights,
+        ):
             memory = self.model.encode(rows.packed(tokens), rows.lengths)
-        attentions = _placed(weights, rows, rows) if output_attentions else None
-        return BaseModelOutput(last_hidden_state=rows.unpacked(memory), attentions=attentions)
+        return BaseModelOutput(
+            last_hidden_state=rows.unpacked(memory),
+            attentions=_placed(weights, rows, rows) if attentions else None,
+            hidden_states=tuple(map(rows.unpacked, [*inputs, memory])) if states else None,
+        )
 
 
 def register() -> None:
     """Make directories of Transformer.save_pretrained() known to AutoConfig and AutoModelForSeq2SeqLM."""
     AutoConfig.register(MODEL_TYPE, FasttfmConfig, exist_ok=True)
     AutoModelForSeq2SeqLM.register(FasttfmConfig, FasttfmForSeq2SeqLM, exist_ok=True)
-
-
-def _search(decoding: Mapping[str, Any]) -> GenerationConfig:
-    """Return the search settings of a directory of ours."""
-    return GenerationConfig(
-        num_beams=decoding.get("beam", 4),
-        length_penalty=decoding.get("alpha", 1.0) if decoding.get("length_penalty") == "power" else 1.0,
-        early_stopping="never",
-        suppress_tokens=[PAD, BOS] if decoding.get("allow_unk") else [PAD, UNK, BOS],
-        **SPECIAL_TOKENS,
-    )
 
 
 @torch.no_grad()
@@ -375,6 +372,16 @@ def _loss(scores: Tensor, labels: Tensor, number: Tensor | int | None) -> Tensor
     reduction = "mean" if number is None else "sum"
     loss = nn.functional.cross_entropy(scores.flatten(0, 1).float(), labels.flatten(), reduction=reduction)
     return loss if number is None else loss / number
+
+
+@contextlib.contextmanager
+def _layer_inputs(layers: Iterable[nn.Module]) -> Iterator[list[Tensor]]:
+    """Inside, every call of these layers appends its input (B, L, d) to the list."""
+    inputs: list[Tensor] = []
+    with contextlib.ExitStack() as hooks:
+        for layer in layers:
+            hooks.callback(layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0])).remove)
+        yield inputs
 
 
 def _placed(weights: list[Tensor], queries: Rows, keys: Rows) -> tuple[Tensor, ...]:

@@ -120,10 +120,33 @@ def test_a_search_goes_on_from_a_prefix_padded_on_the_left(model_dir, theirs):
     assert torch.equal(both[1, 1:], alone[0])
 
 
+@torch.no_grad()
+def test_hidden_states_are_the_layers_inputs_and_the_last_output(model_dir, theirs):
+    ids, mask = rows(model_dir, LINES)
+    inputs = {"input_ids": moved_left(ids, mask), "attention_mask": moved_left(mask, mask)}
+    targets = torch.tensor([[BOS, 9, 11]]).expand(len(ids), -1)
+    plain = theirs(**inputs, decoder_input_ids=targets)
+    output = theirs(**inputs, decoder_input_ids=targets, output_hidden_states=True)
+    torch.testing.assert_close(output.logits, plain.logits)
+    assert len(output.encoder_hidden_states) == len(output.decoder_hidden_states) == 3
+    seen = inputs["attention_mask"].bool()
+    torch.testing.assert_close(output.encoder_hidden_states[-1][seen], plain.encoder_last_hidden_state[seen])
+    torch.testing.assert_close(theirs.get_output_embeddings()(output.decoder_hidden_states[-1]), plain.logits)
+    for number, layer in enumerate(theirs.model.encoder.layers):
+        given = output.encoder_hidden_states[number][:1, seen[0]]
+        following = output.encoder_hidden_states[number + 1][:1, seen[0]]
+        torch.testing.assert_close(layer(given), following)
+    theirs.config.output_hidden_states = True
+    try:
+        assert len(theirs(**inputs, decoder_input_ids=targets).decoder_hidden_states) == 3
+    finally:
+        theirs.config.output_hidden_states = False
+
+
 def test_what_is_not_supported_is_refused_by_name(model_dir, theirs):
     source, target = torch.tensor([[5, 6, EOS]]), torch.tensor([[BOS, 7]])
     given = {"input_ids": source, "decoder_input_ids": target}
-    for name, value in (("inputs_embeds", torch.ones(1, 3, 32)), ("output_hidden_states", True), ("colour", "red")):
+    for name, value in (("inputs_embeds", torch.ones(1, 3, 32)), ("head_mask", torch.ones(2, 2)), ("colour", "red")):
         with pytest.raises(ValueError, match=rf"^{name} is not supported by FasttfmForSeq2SeqLM"):
             theirs(**given, **{name: value})
     with pytest.raises(ValueError, match=r"attention_mask is \(1, 2\): it must be \(1, 3\)"):
