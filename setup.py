@@ -46,6 +46,7 @@ tools = [
     "pytest-xdist>=3.5",
     "pytest-timeout>=2.3",
     "hypothesis>=6.100",
+    "peft>=0.17",  # adapters in AutoModelForSeq2SeqLM
     "onnxruntime>=1.20; python_version >= '3.11'",
     "ruff>=0.8",
     "mypy>=1.11",

@@ -132,6 +132,11 @@ class MosesTokenizer(Tokenizer):
         words = f"{' '.join(pieces)} ".replace(f"{JOINED} ", "").split()
         return self._text.detokenize(words, unescape=self._settings.escaped)
 
+    def lasting(self, ids: Sequence[int]) -> str:
+        """The beginning of decode(ids) that no further ids change: the text before the last whole word."""
+        ends = [number for number, piece in enumerate(self.pieces(ids), start=1) if not piece.endswith(JOINED)]
+        return self.decode(ids[: ends[-2]]) if len(ends) > 1 else ""
+
     def cuts_into(self, piece: str) -> bool:
         """Return whether the codes make a piece of some word."""
         return piece in self._pieces or len(piece.removesuffix(JOINED)) == 1

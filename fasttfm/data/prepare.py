@@ -163,7 +163,8 @@ def prepare(
         plain = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(options).items()}
         fingerprint: dict[str, Any] = {"options": plain}
         fingerprint |= {f"{name}_sha256": stored[name].sha256 for name in texts}
-        fingerprint["models_sha256"] = [hashlib.sha256(each.model).hexdigest() for each in given]
+        numbered = [(each.model, b"" if each.vocabulary is None else repr(each.vocabulary).encode()) for each in given]
+        fingerprint["models_sha256"] = [hashlib.sha256(b"".join(parts)).hexdigest() for parts in numbered]
         if prepared.PreparedData.holds(out, fingerprint):
             fresh.wanted = False
             say(f"{out} already holds this data, nothing to do")

@@ -167,6 +167,10 @@ class Tokenizer:
         text = self._processor.DecodeIds([int(i) for i in ids])
         return text.replace("\r", " ").replace("\n", " ").translate(_SHOW)
 
+    def lasting(self, ids: Sequence[int]) -> str:
+        """The beginning of decode(ids) that no further ids change."""
+        return self.decode(ids).rstrip("\ufffd")  # what a beginning of a character is decoded to
+
     def _joined(self, pieces: list[str]) -> str:
         """The text of a vocabulary's pieces."""
         return self._processor.DecodePieces(pieces).replace("\u2581", " ").strip()

@@ -54,13 +54,14 @@ def _stream(model: Any, sentence: Waiting, config: DecodingConfig, banned: Seque
 
 
 def stream_text(ids: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
-    """Pieces of text that together are the decoded ids as one line; a character in bytes comes when it is whole."""
+    """Pieces of text that together are the decoded ids as one line; a character in bytes, and what Moses' rules
+    may still join, come when they are whole."""
     written: list[int] = []
     sent = text = ""
     for token in ids:
         written.append(token)
         text = " ".join(tokenizer.decode(written).splitlines())
-        whole = text.rstrip("\ufffd")  # what a beginning of a character is decoded to
+        whole = " ".join(tokenizer.lasting(written).splitlines())
         if len(whole) > len(sent):
             yield whole[len(sent) :]
             sent = whole

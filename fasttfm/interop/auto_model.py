@@ -4,76 +4,64 @@
     model = AutoModelForSeq2SeqLM.from_pretrained(DIR)         # what Transformer.save_pretrained() wrote
     model.generate(input_ids=ids, attention_mask=mask)
 
-Every step computes the whole prefix anew: for speed there is decoding.Translator. Needs the package transformers.
+PEFT's adapters wrap its layers. For speed there is decoding.Translator. Needs the package transformers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fasttfm.errors import UserError
+
+try:
+    from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig, GenerationMixin, PreTrainedModel
+    from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+except ImportError:
+    raise UserError('the package transformers is needed: pip install "fasttfm[hf]"') from None
+
+from fasttfm.blocks.cache import DecoderCache
 from fasttfm.blocks.loss import logits
 from fasttfm.checkpoints.model_dir import CONFIG_FILE
 from fasttfm.checkpoints.weights import model_weights, with_weights
 from fasttfm.config.decoding import DecodingConfig
-from fasttfm.config.model import TransformerConfig
 from fasttfm.data.text_tokenizer import PIECES_FILE
-from fasttfm.data.tokenizer import BOS, PAD, UNK, Tokenizer
-from fasttfm.errors import UserError
+from fasttfm.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from fasttfm.folders import MANIFEST
+from fasttfm.interop.auto_model_config import FasttfmConfig, search
 from fasttfm.interop.padding import Rows
 from fasttfm.interop.tokenizer_json import write_tokenizer
 from fasttfm.models import Transformer
 from fasttfm.models.model import recorded_weights
 from fasttfm.models.pretrained import (
     MODEL_TYPE,
-    SPECIAL_TOKENS,
     copy_tokenizers,
     describe,
     read_pretrained,
     write_files,
 )
 
-try:
-    from transformers import (
-        AutoConfig,
-        AutoModelForSeq2SeqLM,
-        GenerationConfig,
-        GenerationMixin,
-        PretrainedConfig,
-        PreTrainedModel,
-    )
-    from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
-except ImportError:
-    raise UserError('the package transformers is needed: pip install "fasttfm[hf]"') from None
-
-_FIELDS = {field.name: field.default for field in dataclasses.fields(TransformerConfig)}
 _OF_HUB = ("cache_dir", "force_download", "local_files_only", "low_cpu_mem_usage", "proxies", "resume_download",
            "revision", "subfolder", "token", "trust_remote_code", "use_safetensors", "weights_only")  # fmt: skip
 """Options of from_pretrained() that only say how files come here."""
-_NAMES = {"max_length": "max_position_embeddings"}  # generate() takes max_length for a setting of its own
 
 
-class FasttfmConfig(PretrainedConfig):
-    """The fields of TransformerConfig, and `decoding`, as config.json has them."""
+class GenerationCache(DecoderCache):
+    """Keys and values between the steps of generate(), whose names of its calls these are."""
 
-    model_type = MODEL_TYPE
+    def get_seq_length(self) -> int:
+        """Target positions seen."""
+        return self.length
 
-    def __init__(self, **values: Any) -> None:
-        for name, default in _FIELDS.items():
-            value = values.pop(name, 8 if default is dataclasses.MISSING else default)
-            setattr(self, _NAMES.get(name, name), value)
-        self.decoding = values.pop("decoding", {})
-        super().__init__(**{"is_encoder_decoder": True, "use_cache": False, **SPECIAL_TOKENS, **values})
-
-    def transformer(self) -> TransformerConfig:
-        """The configuration of models.Transformer."""
-        return TransformerConfig(**{name: getattr(self, _NAMES.get(name, name)) for name in _FIELDS})
+    def reorder_cache(self, rows: Tensor) -> None:
+        """Row r goes on from what row rows[r] of the same sentence was."""
+        self.reorder(rows, memory=False)
 
 
 class _Encoder(nn.Module):
@@ -92,10 +80,10 @@ class _Encoder(nn.Module):
         return_dict: bool | None = None,
     ) -> Any:
         """The encoder's output for input_ids (B, S), padding anywhere."""
-        _refuse({"output_hidden_states": output_hidden_states})
         model = self.models[0]
-        output = model._encoded(input_ids, model._source_rows(input_ids, attention_mask), output_attentions)
-        return output if return_dict in (None, True) else output.to_tuple()
+        attentions, states, return_dict = model._asked(output_attentions, output_hidden_states, return_dict)
+        output = model._encoded(input_ids, model._source_rows(input_ids, attention_mask), attentions, states)
+        return output if return_dict else output.to_tuple()
 
 
 class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
@@ -109,26 +97,40 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = model or Transformer(config.transformer())
         self.register_load_state_dict_pre_hook(_with_prefix)
+        shared = {"decoder": ["output"], "all": ["output", "source_embedding"]}.get(config.share_embeddings, [])
+        self._tied_weights_keys = {f"model.{name}.weight": "model.target_embedding.weight" for name in shared}
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Nothing: models.Transformer draws its weights itself."""
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, *_: Any, config: Any = None, **options: Any) -> FasttfmForSeq2SeqLM:  # type: ignore[override]
+    def from_pretrained(  # type: ignore[override]
+        cls, pretrained_model_name_or_path: str | Path, *_: Any, config: Any = None, **options: Any
+    ) -> Any:
         """The model of a directory on this machine. UserError for what is missing or damaged, ValueError for an option
         that is not supported.
 
         dtype: of the weights; float32 unless given. Fields of the configuration, such as dropout, may be given too.
+        output_loading_info: return a pair, whose second says that all weights were there.
         """
+        path, with_info = pretrained_model_name_or_path, options.pop("output_loading_info", False)
         dtype = options.pop("dtype", options.pop("torch_dtype", None))
         if config is None:
             config, options = FasttfmConfig.from_pretrained(path, return_unused_kwargs=True, **options)
+        adapter = (options.pop("adapter_kwargs", None) or {}).get("_adapter_model_path")  # AutoModel's, with peft
         _refuse({name: value for name, value in options.items() if name not in _OF_HUB})
         weights, saved = read_pretrained(Path(path))[1:]
         model = cls(config, with_weights(lambda: Transformer(config.transformer()), weights, saved))
         saved_search = Path(path, "generation_config.json").is_file()
-        model.generation_config = GenerationConfig.from_pretrained(path) if saved_search else _search(config.decoding)
+        model.generation_config = GenerationConfig.from_pretrained(path) if saved_search else search(config.decoding)
         config.name_or_path = str(path)
         if dtype not in (None, "auto"):
             model = model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
-        return model.eval()
+        if adapter is not None:
+            model.load_adapter(adapter)
+        nothing: dict[str, Any] = {name: set() for name in ("missing_keys", "unexpected_keys", "mismatched_keys")}
+        return (model.eval(), {**nothing, "error_msgs": []}) if with_info else model.eval()
 
     def save_pretrained(  # type: ignore[override]
         self,
@@ -141,13 +143,19 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         of the directory that the model came from. Other files stay. UserError for a directory of `fasttfm train`."""
         if others.pop("push_to_hub", False):
             raise ValueError("push_to_hub is not supported: write a directory, and give it to huggingface_hub")
+        if getattr(self, "_hf_peft_config_loaded", False):  # add_adapter(): the adapter is saved, as everywhere
+            super().save_pretrained(folder, is_main_process, None if state_dict is None else dict(state_dict), **others)
+            return
         if not is_main_process:
             return
         place = Path(folder)
         if (place / CONFIG_FILE).exists():
             raise UserError(f"{place}: is a model directory of fasttfm train: choose another one")
-        place.mkdir(parents=True, exist_ok=True)
         weights: Mapping[str, Tensor] = model_weights(self.model)
+        with torch.device("meta"):
+            if weights.keys() != model_weights(Transformer(self.config.transformer())).keys():
+                raise ValueError("the model has adapters in it: save them by PEFT, or merge_and_unload() before")
+        place.mkdir(parents=True, exist_ok=True)
         if state_dict is not None:  # of a wrapper that has gathered the weights
             given = {name.removeprefix("model."): each for name, each in state_dict.items()}
             weights = {name: given[name] for name in weights}
@@ -173,13 +181,38 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         """The source's table."""
         return self.model.source_embedding
 
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Another table of the source, and of what shares it."""
+        if self.config.share_embeddings == "all":
+            self.model.target_embedding, self.model.output.weight = value, value.weight
+        self.model.source_embedding = value
+
     def get_output_embeddings(self) -> nn.Module:
         """The output's projection."""
         return self.model.output
 
-    def resize_token_embeddings(self, *_: Any, **__: Any) -> Any:
-        """ValueError: a vocabulary is its tokenizer's."""
-        raise ValueError("a vocabulary cannot be resized: it is the SentencePiece model's; train with another one")
+    def resize_token_embeddings(  # type: ignore[override]
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Module:
+        """Cut the vocabulary off, or add tokens, whose rows are the mean of the others (mean_resizing) or drawn.
+
+        Returns the embedding. ValueError where the sides have tables of their own. The tokenizer's files stay: with
+        other tokens than it has, the model is used with a tokenizer of transformers, and not by fasttfm translate.
+        """
+        table = self.model.target_embedding
+        if self.model.source_embedding is not table:
+            raise ValueError("share_embeddings is not all: a table of each side cannot be resized")
+        size = new_num_tokens or table.num_embeddings
+        size = -(-size // (pad_to_multiple_of or 1)) * (pad_to_multiple_of or 1)
+        if size <= EOS:
+            raise ValueError(f"new_num_tokens is {new_num_tokens}: four tokens are special, so more are needed")
+        self.model.config = dataclasses.replace(self.model.config, vocab_size=size)
+        std = 0.0 if mean_resizing else self.config.d_model**-0.5
+        table.weight = self.model.output.weight = _resized(table.weight, size, std)
+        if self.model.output.bias is not None:
+            self.model.output.bias = _resized(self.model.output.bias, size, 0.0)
+        table.num_embeddings = self.model.output.out_features = self.config.vocab_size = size
+        return table
 
     def gradient_checkpointing_enable(self, *_: Any, **__: Any) -> None:
         """Layers are computed again in the backward pass: less memory."""
@@ -202,6 +235,8 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         encoder_outputs: Any = None,
         attention_mask: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
+        past_key_values: GenerationCache | None = None,
+        use_cache: bool | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Return the arguments of forward() at a step; a parameter named kwargs makes generate() take what they are."""
@@ -209,10 +244,12 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
             new = input_ids.shape[1] - decoder_attention_mask.shape[1]
             decoder_attention_mask = nn.functional.pad(decoder_attention_mask, (0, new), value=1)
         return {
-            "decoder_input_ids": input_ids,
+            "decoder_input_ids": input_ids if past_key_values is None else input_ids[:, past_key_values.length :],
             "encoder_outputs": encoder_outputs,
             "attention_mask": attention_mask,
             "decoder_attention_mask": decoder_attention_mask,
+            "past_key_values": past_key_values,
+            "use_cache": use_cache,
         }
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
@@ -229,8 +266,10 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         encoder_outputs: Any = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        past_key_values: GenerationCache | None = None,
         use_cache: bool | None = None,
         output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         **others: Any,
     ) -> Any:
@@ -238,10 +277,13 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
 
         attention_mask, decoder_attention_mask: 1 at tokens, 0 at padding wherever it is; None: padding's number tells
         of sources, targets have none. num_items_in_batch: what the loss is divided by in place of its own labels.
-        use_cache has no effect: there is no cache here. output_attentions gives the weights of every layer, without
-        dropout. ValueError in a line for what is not supported.
+        use_cache gives past_key_values, with which the next call takes the targets that are new; not with
+        decoder_attention_mask, output_attentions or gradients, where all are computed anew. output_attentions gives the
+        weights of every layer, without dropout, output_hidden_states the input of every layer and the last one's
+        output behind the final norm. ValueError in a line for what is not supported.
         """
         _refuse(others)
+        attentions, states, return_dict = self._asked(output_attentions, output_hidden_states, return_dict)
         if labels is not None and decoder_input_ids is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         if decoder_input_ids is None:
@@ -251,13 +293,16 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
             source = self._source_rows(encoded[0], attention_mask)
         elif input_ids is not None:
             source = self._source_rows(input_ids, attention_mask)
-            encoded = self._encoded(input_ids, source, output_attentions)
+            encoded = self._encoded(input_ids, source, attentions, states)
         else:
             raise ValueError("input_ids or encoder_outputs are needed")
         memory = encoded[0]
         target = Rows.of(decoder_attention_mask, decoder_input_ids, "decoder_attention_mask")
-        layers = self.model.decoder.layers if output_attentions else []
+        kept = use_cache and decoder_attention_mask is None and not attentions and not torch.is_grad_enabled()
+        cache = GenerationCache() if kept and past_key_values is None else past_key_values
+        layers = self.model.decoder.layers if attentions else []
         with (
+            _layer_inputs(self.model.decoder.layers if states else []) as inputs,
             recorded_weights(layer.self_attn for layer in layers) as self_weights,
             recorded_weights(layer.multihead_attn for layer in layers) as cross_weights,
         ):
@@ -267,17 +312,26 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
                 source.packed(memory),
                 source.lengths,
                 self.model._seed(),
+                cache,
             )
         scores = target.unpacked(logits(hidden, self.model.output))
         output = Seq2SeqLMOutput(
             loss=None if labels is None else _loss(scores, labels, num_items_in_batch),
             logits=scores,
+            past_key_values=cache,  # type: ignore[arg-type]
             encoder_last_hidden_state=memory,
-            decoder_attentions=_placed(self_weights, target, target) if output_attentions else None,
-            cross_attentions=_placed(cross_weights, target, source) if output_attentions else None,
-            encoder_attentions=getattr(encoded, "attentions", None) if output_attentions else None,
+            decoder_attentions=_placed(self_weights, target, target) if attentions else None,
+            cross_attentions=_placed(cross_weights, target, source) if attentions else None,
+            encoder_attentions=getattr(encoded, "attentions", None) if attentions else None,
+            decoder_hidden_states=tuple(map(target.unpacked, [*inputs, hidden])) if states else None,
+            encoder_hidden_states=getattr(encoded, "hidden_states", None) if states else None,
         )
-        return output if return_dict in (None, True) else output.to_tuple()
+        return output if return_dict else output.to_tuple()
+
+    def _asked(self, *given: bool | None) -> tuple[bool, ...]:
+        """output_attentions, output_hidden_states and return_dict, or where they are None the configuration's."""
+        names = ("output_attentions", "output_hidden_states", "return_dict")
+        return tuple(getattr(self.config, name) if each is None else each for name, each in zip(names, given))
 
     def _source_rows(self, tokens: Tensor, mask: Tensor | None) -> Rows:
         """Rows of token numbers (B, S), or of an encoder's output (B, S, d)."""
@@ -285,12 +339,18 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
             mask = tokens != self.config.pad_token_id
         return Rows.of(mask, tokens, "attention_mask")
 
-    def _encoded(self, tokens: Tensor, rows: Rows, output_attentions: bool | None) -> BaseModelOutput:
-        layers = self.model.encoder.layers if output_attentions else []
-        with recorded_weights(layer.self_attn for layer in layers) as weights:
+    def _encoded(self, tokens: Tensor, rows: Rows, attentions: bool, states: bool) -> BaseModelOutput:
+        layers = self.model.encoder.layers
+        with (
+            _layer_inputs(layers if states else []) as inputs,
+            recorded_weights(layer.self_attn for layer in layers if attentions) as weights,
+        ):
             memory = self.model.encode(rows.packed(tokens), rows.lengths)
-        attentions = _placed(weights, rows, rows) if output_attentions else None
-        return BaseModelOutput(last_hidden_state=rows.unpacked(memory), attentions=attentions)
+        return BaseModelOutput(
+            last_hidden_state=rows.unpacked(memory),
+            attentions=_placed(weights, rows, rows) if attentions else None,
+            hidden_states=tuple(map(rows.unpacked, [*inputs, memory])) if states else None,
+        )
 
 
 def register() -> None:
@@ -299,16 +359,12 @@ def register() -> None:
     AutoModelForSeq2SeqLM.register(FasttfmConfig, FasttfmForSeq2SeqLM, exist_ok=True)
 
 
-def _search(decoding: Mapping[str, Any]) -> GenerationConfig:
-    """Return the search settings of a directory of ours."""
-    return GenerationConfig(
-        num_beams=decoding.get("beam", 4),
-        length_penalty=decoding.get("alpha", 1.0) if decoding.get("length_penalty") == "power" else 1.0,
-        early_stopping="never",
-        suppress_tokens=[PAD, BOS] if decoding.get("allow_unk") else [PAD, UNK, BOS],
-        use_cache=False,
-        **SPECIAL_TOKENS,
-    )
+@torch.no_grad()
+def _resized(rows: Tensor, size: int, std: float) -> nn.Parameter:
+    """Rows (V, ...) of another number; new ones are normal(0, std), or with std 0 the mean of the others."""
+    new = rows.new_empty((max(0, size - len(rows)), *rows.shape[1:]))
+    new = new.normal_(0.0, std) if std else new.copy_(rows.mean(dim=0))
+    return nn.Parameter(torch.cat([rows[:size], new]), requires_grad=rows.requires_grad)
 
 
 def _loss(scores: Tensor, labels: Tensor, number: Tensor | int | None) -> Tensor:
@@ -316,6 +372,16 @@ def _loss(scores: Tensor, labels: Tensor, number: Tensor | int | None) -> Tensor
     reduction = "mean" if number is None else "sum"
     loss = nn.functional.cross_entropy(scores.flatten(0, 1).float(), labels.flatten(), reduction=reduction)
     return loss if number is None else loss / number
+
+
+@contextlib.contextmanager
+def _layer_inputs(layers: Iterable[nn.Module]) -> Iterator[list[Tensor]]:
+    """Inside, every call of these layers appends its input (B, L, d) to the list."""
+    inputs: list[Tensor] = []
+    with contextlib.ExitStack() as hooks:
+        for layer in layers:
+            hooks.callback(layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0])).remove)
+        yield inputs
 
 
 def _placed(weights: list[Tensor], queries: Rows, keys: Rows) -> tuple[Tensor, ...]:

@@ -25,6 +25,13 @@ from fasttfm.interop.weight_files import first_line
 
 _INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
 _DEEPEST = 30
+_JOINT = re.compile(r"(.+_attn)\.in_proj_(weight|bias)")
+_NORM = re.compile(r"((encoder|decoder)\.layers\.\d+)\.layer_norms\.(\d)\.(weight|bias)")
+_NORMS = {
+    "encoder": ("self_attn_layer_norm", "final_layer_norm"),
+    "decoder": ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
+}
+"""Those that old checkpoints number."""
 
 
 class Shell:
@@ -56,9 +63,24 @@ def load(path: Path) -> tuple[dict[str, Any], TheirWeights]:
     settings = _settings(loaded) if isinstance(loaded, dict) else None
     if not isinstance(weights, dict) or not settings:
         raise UserError(f"{path}: has no weights (model) or no settings (cfg, args): give one of fairseq-train")
-    floats = {name: each.float() for name, each in weights.items() if isinstance(each, Tensor)}
+    floats = _renamed({name: each.float() for name, each in weights.items() if isinstance(each, Tensor)})
     refuse_what_is_no_number({name: each for name, each in floats.items() if "_float_tensor" not in name}, path)
     return settings, TheirWeights(path, floats)
+
+
+def _renamed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights under today's names, which checkpoints of 2018 (WMT14 and WMT16) have not."""
+    result: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        joint, norm = _JOINT.fullmatch(name), _NORM.fullmatch(name)
+        if joint:
+            parts = zip(("q_proj", "k_proj", "v_proj"), weight.chunk(3))
+            result |= {f"{joint[1]}.{part}.{joint[2]}": each for part, each in parts}
+        elif norm and int(norm[3]) < len(_NORMS[norm[2]]):
+            result[f"{norm[1]}.{_NORMS[norm[2]][int(norm[3])]}.{norm[4]}"] = weight
+        else:
+            result[name] = weight
+    return result
 
 
 def _unknown_classes(path: Path) -> list[str]:

@@ -22,7 +22,8 @@ _NO_TEXT = re.compile(r"madeupword\d+|<\S+>|__\S+__|\[\S+\]")
 """What fairseq and its users add to a dictionary besides pieces."""
 _COVERED = 0.97
 """Share of a dictionary's tokens that are pieces of its SentencePiece model. Of three German corpora in 8,000 pieces
-their own models have 99.8 %, the other algorithm's on the same corpus at most 95.5 %, another corpus's at most 87 %."""
+their own models have 99.8 %, the other algorithm's on the same corpus at most 95.5 %, another corpus's at most 87 %;
+codes of 4,000 merges 100 % of their own and at most 82 % of another."""
 _JOINED = 0.02
 
 

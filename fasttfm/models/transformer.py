@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fasttfm import functional as F
 from fasttfm.blocks.attention import Attention
+from fasttfm.blocks.cache import DecoderCache
 from fasttfm.blocks.embedding import Sinusoids, embed
 from fasttfm.blocks.loss import logits, token_loss
 from fasttfm.blocks.merging import Work
@@ -213,11 +214,21 @@ class Transformer(Model):
         x = self._embed(self.source_embedding, source, _SOURCE_SITE, seed, packing=packing)
         return self.encoder(x, lengths, seed=seed)
 
-    def _decode(self, target: Tensor, lengths: Any, memory: Tensor, memory_lengths: Any, seed: Tensor | None) -> Tensor:
-        """(B, L, d) of target inputs (B, L) over the encoder's output (B, S, d)."""
-        packing = lengths if isinstance(lengths, Packing) else None
-        x = self._embed(self.target_embedding, target, _TARGET_SITE, seed, packing=packing)
-        return self.decoder(x, memory, lengths, memory_lengths, seed=seed)
+    def _decode(
+        self,
+        target: Tensor,
+        lengths: Any,
+        memory: Tensor,
+        memory_lengths: Any,
+        seed: Tensor | None,
+        cache: DecoderCache | None = None,
+    ) -> Tensor:
+        """(B, L, d) of target inputs (B, L) over the encoder's output (B, S, d); cache: of the targets before them."""
+        places: dict[str, Any] = {"packing": lengths if isinstance(lengths, Packing) else None}
+        if cache is not None:
+            places["first_position"] = cache.length
+        x = self._embed(self.target_embedding, target, _TARGET_SITE, seed, **places)
+        return self.decoder(x, memory, lengths, memory_lengths, seed=seed, cache=cache)
 
     @torch.no_grad()
     def attention_weights(
@@ -273,6 +284,10 @@ def _packings(
 
 
 def _share_tables(model: Transformer, _: Any = None) -> None:
-    """Makes shared tables one parameter again, which load_state_dict(assign=True) does not."""
-    if model.config.share_embeddings != "none":
+    """Makes shared tables one parameter again, which load_state_dict(assign=True) does not.
+
+    An adapter's layer around one of them has no parameter of that name, and keeps what it is around.
+    """
+    plain = isinstance(model.output, nn.Linear) and isinstance(model.target_embedding, nn.Embedding)
+    if plain and model.config.share_embeddings != "none":
         model.output.weight = model.target_embedding.weight

@@ -14,6 +14,7 @@ from fasttfm.data.moses_tokenizer import MosesTokenizer, MosesVocabulary
 from fasttfm.data.sampling import SubwordSampler
 from fasttfm.data.tokenizer import UNK
 from fasttfm.data.tokenizer_files import load_tokenizers, save_tokenizers
+from fasttfm.decoding.streaming import stream_text
 from fasttfm.decoding.terminology import Terminology
 from fasttfm.errors import UserError
 
@@ -62,6 +63,16 @@ def test_pieces_are_those_of_a_plain_encoding_and_text_comes_back(text, codes, w
     assert tokenizer.decode(tokenizer.encode(HARD[2])).endswith("[more] | less, e.g. at example.com")
     assert tokenizer.encode_lines(text[:9]) == [tokenizer.encode(line) for line in text[:9]]
     assert pickle.loads(pickle.dumps(tokenizer)).encode(text[0]) == tokenizer.encode(text[0])
+
+
+def test_a_stream_sends_nothing_that_changes(text, codes):
+    tokenizer = MosesTokenizer(subword_nmt_file(codes).encode(), vocabulary(codes, text + HARD))
+    assert "&apos;@@" in tokenizer.vocabulary.pieces
+    for line in ["It's the dog's \"bowl\" (or the cat's), isn't it?", *text[:20]]:
+        ids = tokenizer.encode(line)
+        parts = list(stream_text(ids, tokenizer))
+        assert "".join(parts) == tokenizer.decode(ids) == line
+        assert len(parts) > 3
 
 
 def test_codes_without_a_version_have_the_end_of_a_word_as_a_part(text):

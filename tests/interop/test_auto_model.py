@@ -120,10 +120,33 @@ def test_a_search_goes_on_from_a_prefix_padded_on_the_left(model_dir, theirs):
     assert torch.equal(both[1, 1:], alone[0])
 
 
+@torch.no_grad()
+def test_hidden_states_are_the_layers_inputs_and_the_last_output(model_dir, theirs):
+    ids, mask = rows(model_dir, LINES)
+    inputs = {"input_ids": moved_left(ids, mask), "attention_mask": moved_left(mask, mask)}
+    targets = torch.tensor([[BOS, 9, 11]]).expand(len(ids), -1)
+    plain = theirs(**inputs, decoder_input_ids=targets)
+    output = theirs(**inputs, decoder_input_ids=targets, output_hidden_states=True)
+    torch.testing.assert_close(output.logits, plain.logits)
+    assert len(output.encoder_hidden_states) == len(output.decoder_hidden_states) == 3
+    seen = inputs["attention_mask"].bool()
+    torch.testing.assert_close(output.encoder_hidden_states[-1][seen], plain.encoder_last_hidden_state[seen])
+    torch.testing.assert_close(theirs.get_output_embeddings()(output.decoder_hidden_states[-1]), plain.logits)
+    for number, layer in enumerate(theirs.model.encoder.layers):
+        given = output.encoder_hidden_states[number][:1, seen[0]]
+        following = output.encoder_hidden_states[number + 1][:1, seen[0]]
+        torch.testing.assert_close(layer(given), following)
+    theirs.config.output_hidden_states = True
+    try:
+        assert len(theirs(**inputs, decoder_input_ids=targets).decoder_hidden_states) == 3
+    finally:
+        theirs.config.output_hidden_states = False
+
+
 def test_what_is_not_supported_is_refused_by_name(model_dir, theirs):
     source, target = torch.tensor([[5, 6, EOS]]), torch.tensor([[BOS, 7]])
     given = {"input_ids": source, "decoder_input_ids": target}
-    for name, value in (("inputs_embeds", torch.ones(1, 3, 32)), ("output_hidden_states", True), ("colour", "red")):
+    for name, value in (("inputs_embeds", torch.ones(1, 3, 32)), ("head_mask", torch.ones(2, 2)), ("colour", "red")):
         with pytest.raises(ValueError, match=rf"^{name} is not supported by FasttfmForSeq2SeqLM"):
             theirs(**given, **{name: value})
     with pytest.raises(ValueError, match=r"attention_mask is \(1, 2\): it must be \(1, 3\)"):
@@ -134,8 +157,81 @@ def test_what_is_not_supported_is_refused_by_name(model_dir, theirs):
         theirs(input_ids=source)
     with pytest.raises(ValueError, match="device_map is not supported"):
         type(theirs).from_pretrained(model_dir.parent / "pretrained", device_map="auto")
-    with pytest.raises(ValueError, match="a vocabulary cannot be resized"):
-        theirs.resize_token_embeddings(9)
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+@pytest.mark.parametrize("start", [1, 3])
+def test_a_cache_changes_no_translation_and_takes_each_target_once(model_dir, theirs, monkeypatch, beam, start):
+    ids, mask = rows(model_dir, LINES)
+    widths, decode = [], Transformer._decode
+
+    def counted(self, target, *inputs, **options):
+        widths.append(target.shape[1])
+        return decode(self, target, *inputs, **options)
+
+    monkeypatch.setattr(Transformer, "_decode", counted)
+    found = {}
+    prefix = torch.tensor([[BOS, 9, 11]])[:, :start].expand(len(ids), -1)
+    for use_cache in (True, False):
+        widths.clear()
+        found[use_cache] = theirs.generate(
+            input_ids=moved_left(ids, mask), attention_mask=moved_left(mask, mask), decoder_input_ids=prefix,
+            num_beams=beam, max_new_tokens=12, use_cache=use_cache, output_scores=True, return_dict_in_generate=True,
+        )  # fmt: skip
+        steps = range(len(widths))
+        assert widths == [start if use_cache and not step else 1 if use_cache else start + step for step in steps]
+        assert len(widths) > 4
+    assert torch.equal(found[True].sequences, found[False].sequences)
+    for with_cache, without in zip(found[True].scores, found[False].scores, strict=True):
+        torch.testing.assert_close(with_cache, without, rtol=1e-4, atol=1e-4)
+
+
+def test_a_cache_is_not_made_where_it_could_not_be_used(theirs):
+    given = {"input_ids": torch.tensor([[5, 6, EOS]]), "decoder_input_ids": torch.tensor([[BOS, 7]])}
+    assert theirs(**given, use_cache=True).past_key_values is None  # gradients
+    with torch.no_grad():
+        assert theirs(**given).past_key_values is None
+        assert theirs(**given, use_cache=True).past_key_values.get_seq_length() == 2
+        assert theirs(**given, use_cache=True, output_attentions=True).past_key_values is None
+        assert theirs(**given, use_cache=True, decoder_attention_mask=torch.ones(1, 2)).past_key_values is None
+
+
+@pytest.mark.parametrize("mean", [True, False])
+def test_a_vocabulary_is_resized_with_its_table_output_and_bias(tmp_path, mean):
+    from transformers import AutoModelForSeq2SeqLM
+
+    auto_model.register()
+    model_dir = write_model_dir(tmp_path / "model", trained=False, output_bias=True)
+    Transformer.from_pretrained(model_dir).save_pretrained(tmp_path / "a", model_dir)
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "a")
+    before = model.get_input_embeddings().weight.detach().clone()
+    given = {"input_ids": torch.tensor([[5, 6, EOS]]), "labels": torch.tensor([[7, EOS]])}
+    logits = model(**given).logits
+    table = model.resize_token_embeddings(len(before) + 3, pad_to_multiple_of=8, mean_resizing=mean)
+    size = -(-(len(before) + 3) // 8) * 8
+    assert table.weight.shape == (size, before.shape[1])
+    assert table.weight is model.get_output_embeddings().weight is model.model.source_embedding.weight
+    assert torch.equal(table.weight[: len(before)], before)
+    added = table.weight[len(before) :]
+    assert torch.equal(added, before.mean(dim=0).expand_as(added)) is mean
+    torch.testing.assert_close(model(**given).logits[..., : len(before)], logits)
+    model(**{**given, "labels": torch.tensor([[size - 1, EOS]])}).loss.backward()
+    assert table.weight.grad[size - 1].abs().sum() > 0
+    model.save_pretrained(tmp_path / "b")
+    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "b")
+    assert again.config.vocab_size == size
+    assert torch.equal(again.get_input_embeddings().weight, table.weight)
+    assert torch.equal(model.resize_token_embeddings(len(before)).weight, before)
+    torch.testing.assert_close(model(**given).logits, logits)
+    with pytest.raises(ValueError, match="new_num_tokens is 2: four tokens are special"):
+        model.resize_token_embeddings(2)
+
+
+def test_tables_of_each_side_are_not_resized(tmp_path):
+    model_dir = write_model_dir(tmp_path / "model", trained=False, share_embeddings="decoder")
+    Transformer.from_pretrained(model_dir).save_pretrained(tmp_path / "a", model_dir)
+    with pytest.raises(ValueError, match="share_embeddings is not all"):
+        auto_model.FasttfmForSeq2SeqLM.from_pretrained(tmp_path / "a").resize_token_embeddings(99)
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import pickle
+import re
 import shutil
 import sys
 import types
@@ -134,6 +135,34 @@ def test_settings_of_omegaconf_are_read(tmp_path, monkeypatch, writer, nested):
         monkeypatch.delitem(sys.modules, name)
     assert imported(tmp_path) == 0
     assert load(tmp_path / "MODEL").config == expected
+
+
+def test_names_of_old_checkpoints_are_read(tmp_path):
+    """Joint projections and numbered norms, as the published models of WMT14 and WMT16 have them."""
+    write(tmp_path)
+    assert imported(tmp_path) == 0
+    expected = load(tmp_path / "MODEL").weights
+
+    def rename(loaded):
+        weights = loaded["model"]
+        for name in list(weights):
+            if ".q_proj." in name:
+                parts = [weights.pop(name.replace("q_proj", part)) for part in ("q_proj", "k_proj", "v_proj")]
+                weights[name.replace("q_proj.", "in_proj_")] = torch.cat(parts)
+            elif name.startswith("decoder.") and "_layer_norm." in name:
+                for number, norm in enumerate(("self_attn", "encoder_attn", "final")):
+                    if f".{norm}_layer_norm." in name:
+                        weights[name.replace(f"{norm}_layer_norm", f"layer_norms.{number}")] = weights.pop(name)
+            elif name.startswith("encoder.") and "_layer_norm." in name:
+                number = int("final" in name)
+                weights[re.sub(r"\w+_layer_norm", f"layer_norms.{number}", name)] = weights.pop(name)
+
+    changed_checkpoint(tmp_path, rename)
+    shutil.rmtree(tmp_path / "MODEL")
+    assert imported(tmp_path) == 0
+    found = load(tmp_path / "MODEL").weights
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize(
