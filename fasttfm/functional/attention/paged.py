@@ -70,9 +70,9 @@ def attention_with_cache(
     if cos is not None or sin is not None:
         query, key = _turned(query, key, cos, sin, lengths, longest, interleaved, _sees_all(options))
     if key is not None and value is not None:
-        positions = lengths.long()[:, None] + torch.arange(key.shape[2], device=key.device)  # (B, N)
-        _append(key_cache, key, block_table, positions)
-        _append(value_cache, value, block_table, positions)
+        pages, rows = _places(lengths, key.shape[2], key_cache.shape[2], block_table)
+        key_cache[pages, :, rows] = key.transpose(1, 2)
+        value_cache[pages, :, rows] = value.transpose(1, 2)
         lengths = lengths + key.shape[2]
     return _attention(query, key_cache, value_cache, lengths, cache_starts, block_table, options, chosen())
 
@@ -81,14 +81,12 @@ def _sees_all(options: Options) -> bool:
     return not options.causal and options.window == -1
 
 
-def _append(cache: Tensor, new: Tensor, block_table: Tensor | None, positions: Tensor) -> None:
-    """Writes new (B, Hk, N, .) to the positions (B, N) of its sequences."""
-    page = cache.shape[2]
+def _places(lengths: Tensor, new: int, page: int, block_table: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Page and row of so many keys from lengths on, of each sequence: (B, N) or (B, 1), and (B, N)."""
+    positions = lengths.long()[:, None] + torch.arange(new, device=lengths.device)
     if block_table is None:
-        pages = torch.arange(len(positions), device=cache.device)[:, None]
-    else:
-        pages = block_table.gather(1, positions // page).long()
-    cache[pages, :, positions % page] = new.transpose(1, 2)
+        return torch.arange(len(lengths), device=lengths.device)[:, None], positions
+    return block_table.gather(1, positions // page).long(), positions % page
 
 
 def _turned(
@@ -290,8 +288,8 @@ def _rows(cache: Tensor, block_table: Tensor | None, b: int, first: int, end: in
         return cache[b : b + 1, :, first:end]
     page = cache.shape[2]
     skipped = first // page
-    pages = block_table[b, skipped : -(-end // page)].long()
-    rows = cache.transpose(0, 1)[:, pages].flatten(1, 2)  # (Hk, rows of these pages, .)
+    pages = block_table[b, skipped : -(-end // page)].tolist()
+    rows = torch.cat([cache.new_empty(cache.shape[1], 0, cache.shape[3]), *(cache[p] for p in pages)], 1)
     return rows[None, :, first - skipped * page : end - skipped * page]
 
 
