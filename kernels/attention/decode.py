@@ -7,7 +7,8 @@ other, so that the keys are read once for all of them. It walks over the keys in
 in the block table, and keeps the softmax online as forward.py does. Keys outside of the rows' windows are never
 touched. What takes time is reading the cache, (D + DV) * S elements a head of keys; where sequences and heads are too
 few to occupy the chip, programs share the keys of a sequence, write their parts in float32, and _merge adds these up.
-No page, and no row of the table, is read that does not exist, whatever numbers the table and the lengths hold.
+New keys and values are written by _append before. No page, and no row of the table, is read or written that does not
+exist, whatever numbers the table and the lengths hold.
 Sources: Kwon et al. 2023, section 4 (pages); Dao et al. 2023, "Flash-Decoding" (shares); Press et al. 2022 (slopes).
 """
 
@@ -211,6 +212,34 @@ def _decode(
 
 
 @jit
+def _append(
+    x: Pointer,  # (B, H, L, DV) through its strides, unit stride in DV
+    cache: Pointer,  # (P, H, rows of a page, DV) out
+    lengths: Int64Pointer,  # (B,) the rows of each sequence before
+    pages: Pages,
+    B: Varying,
+    sizes: Sizes,  # H: heads of keys; L: rows to append; S: the most rows that there is room for
+    strides: Strides,  # of x, cache
+    DV: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Writes x behind the rows of its sequences; what there is no room or page for is left out."""
+    H, L, S = sizes
+    line = tl.cast(tl.program_id(0), tl.int64) * ROWS + tl.arange(0, ROWS)
+    b = line // L // H
+    head = line // L % H
+    inside = b < B
+    place = tl.load(lengths + b, mask=inside, other=0).to(tl.int64) + line % L
+    page, row, inside = _places(place, pages, b, inside & (place >= 0) & (place < S))
+    column = tl.arange(0, COLUMNS)[None, :]
+    known = inside[:, None] & (column < DV)
+    source = b * strides[0][0] + head * strides[0][1] + line % L * strides[0][2]
+    target = page * strides[1][0] + head * strides[1][1] + row * strides[1][2]
+    tl.store(cache + (target[:, None] + column), tl.load(x + (source[:, None] + column), mask=known), mask=known)
+
+
+@jit
 def _merge(
     out: Pointer,  # (B, H, L, DV) through its strides, out
     parts: Parts,
@@ -255,8 +284,8 @@ def decode_tile(chip: Chip, kind: str, width: int, rows: int) -> Tile:
     return DECODE(chip, kind, width, rows)
 
 
-def merge_tile(width: int) -> Tile:
-    """Width as decode_tile() takes it; rows that a warp each adds up."""
+def rows_tile(width: int) -> Tile:
+    """The tile of _append and _merge, a row a warp; width as decode_tile() takes it."""
     return Tile(4, width, 4, 1)
 
 
@@ -290,7 +319,7 @@ def decode(
     """
     query, key_cache, value_cache = unit(query), unit(key_cache), unit(value_cache)
     batch, heads, queries, width = query.shape
-    page_count, key_heads, page, value_width = value_cache.shape
+    key_heads, value_width = value_cache.shape[1::2]
     output = like_heads(query, value_width)
     if not output.numel():
         return output
@@ -298,13 +327,11 @@ def decode(
     kind = product_kind(query.dtype, device)
     group = heads // key_heads
     tile = tile or decode_tile(device, kind, _class(width, value_width), 16 if queries * group <= 16 else 32)
-    room = page * (1 if block_table is None else block_table.shape[1])
+    pages, room = _pages(key_cache, block_table)
     programs = ceil_div(queries * group, tile.rows) * batch * key_heads
     shares = shares or shares_of(device, programs, room)
     sizes = Sizes(heads, queries, room)
     parts = _parts(output, shares)
-    if block_table is not None:
-        block_table = block_table if block_table.stride(1) == 1 else block_table.contiguous()
     reach = room + queries
     scoring = Scoring(
         reach if left is None else min(left, reach),
@@ -317,17 +344,39 @@ def decode(
     _decode[(programs * shares,)](
         query, key_cache, value_cache, output, parts, scoring,
         (lengths.contiguous(), None if starts is None else starts.contiguous()),
-        Pages(block_table, 0 if block_table is None else block_table.stride(0), page_count, page),
-        scale, sizes, strides(query, key_cache, value_cache, output),
+        pages, scale, sizes, strides(query, key_cache, value_cache, output),
         D=width, DV=value_width, PRECISION=precision(kind), GROUP=group,
         **launch_options(tile, stages_for(device, tile, key_cache, value_cache)),
     )  # fmt: skip
     if shares > 1:
-        tile = merge_tile(_class(value_width))
+        tile = rows_tile(_class(value_width))
         _merge[(ceil_div(batch * heads * queries, tile.rows),)](
             output, parts, sizes, output.stride()[:3], DV=value_width, **launch_options(tile)
         )
     return output
+
+
+def append(cache: Tensor, x: Tensor, lengths: Tensor, block_table: Tensor | None) -> None:
+    """Writes x (B, Hk, N, D) to cache (P, Hk, rows, D) from lengths (B,) on; block_table as decode() takes it."""
+    x = unit(x)
+    batch, heads, new, width = x.shape
+    if not x.numel():
+        return
+    tile = rows_tile(_class(width))
+    pages, room = _pages(cache, block_table)
+    _append[(ceil_div(batch * heads * new, tile.rows),)](
+        x, cache, lengths.contiguous(), pages, batch, Sizes(heads, new, room), strides(x, cache),
+        DV=width, **launch_options(tile),
+    )  # fmt: skip
+
+
+def _pages(cache: Tensor, block_table: Tensor | None) -> tuple[Pages, int]:
+    """The pages, and how many keys of a sequence there is room for."""
+    count, _, page = cache.shape[:3]
+    if block_table is None:
+        return Pages(None, 0, count, page), page
+    block_table = unit(block_table)
+    return Pages(block_table, block_table.stride(0), count, page), page * block_table.shape[1]
 
 
 def _class(*widths: int) -> int:
@@ -369,4 +418,6 @@ def _cases(chip: Chip) -> Iterator[CompileCase]:
             yield case(kind, 64, 16, plain=True, shared=shared)
     for width, dtype in itertools.product(WIDTHS, ("bf16", "fp16", "fp32")):
         given = {"strides": ("i32:16",) * 3, "DV": width}
-        yield kernel_case(_merge, f"attention.decode.merge/D{width}", dtype, merge_tile(width), given=given)
+        yield kernel_case(_merge, f"attention.decode.merge/D{width}", dtype, rows_tile(width), given=given)
+        given = {"strides": (("i32:16",) * 3,) * 2, "DV": width}
+        yield kernel_case(_append, f"attention.decode.append/D{width}", dtype, rows_tile(width), given=given)

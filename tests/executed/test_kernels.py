@@ -27,7 +27,7 @@ from gpu.problems import (
 
 from fasttfm.functional import backend
 from fasttfm.kernels import masked_softmax
-from fasttfm.kernels.attention.decode import decode
+from fasttfm.kernels.attention.decode import append, decode
 from fasttfm.kernels.proof.executed import executed
 from fasttfm.reference_cache import attention_with_cache
 
@@ -137,10 +137,12 @@ def test_a_cache_in_pages_is_read_where_the_table_says_and_nowhere_else(chip, dt
     query = torch.randn(2, 6, queries, 40).to(DTYPES[dtype])
     lengths, starts, slopes = torch.tensor([57, 13]), torch.tensor([4, 0]), torch.rand(1, 6)
     scoring = {"slopes": slopes, "softcap": 3.0, "sinks": torch.randn(6), "scale": 0.2}
+    new, appended = torch.randn(2, 2, 3, 40).to(DTYPES[dtype]), keys.clone()
     with executed(chip) as machine:
         output = decode(query, keys, values, lengths, starts, table, **scoring, left=30, right=0, shares=2)
+        append(appended, new, lengths, table * 2 - 9)
         decode(query, keys, values, lengths * 9 - 100, starts, table * 5 - 40, **scoring, left=90, right=0, shares=2)
-    assert [launch.name for launch in machine.launches] == ["_decode", "_merge"] * 2
+    assert [launch.name for launch in machine.launches] == ["_decode", "_merge", "_append", "_decode", "_merge"]
 
     def specified(precision):
         tensors = (x.to(precision) for x in (query, keys, values))

@@ -154,6 +154,17 @@ def test_a_search_step_by_step_is_attention_over_the_whole_text(backend):
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_a_cache_of_any_strides_is_written_in_place(backend):
+    given = problem(queries=2, causal=True)
+    strided = copied(given)
+    for name in ("key_cache", "value_cache"):
+        strided[name] = strided[name].transpose(1, 3).contiguous().transpose(1, 3)
+    with F.backend(backend):
+        torch.testing.assert_close(F.attention_with_cache(**strided), F.attention_with_cache(**given))
+    torch.testing.assert_close(strided["value_cache"], given["value_cache"], equal_nan=True)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_nothing_to_compute_and_a_cache_that_is_full(backend):
     given = problem(queries=1, new=0)
     empty = {**given, "query": given["query"][:, :, :0]}

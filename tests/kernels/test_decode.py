@@ -5,7 +5,7 @@ import torch
 from accuracy import assert_as_accurate
 
 from fasttfm import reference
-from fasttfm.kernels.attention.decode import decode, shares_of
+from fasttfm.kernels.attention.decode import append, decode, shares_of
 from fasttfm.kernels.compile_case import CHIPS
 from fasttfm.kernels.proof.launch_log import LaunchLog
 from fasttfm.kernels.tiles.attention import Tile
@@ -105,6 +105,19 @@ def test_lengths_past_the_room_or_below_0_read_nothing_that_is_not_there():
     expected = decode(**{**given, "lengths": torch.tensor([45, 0, 17, 64]), "starts": None})
     wrong = decode(**{**given, "lengths": torch.tensor([45, -5, 17, 1 << 40]), "starts": None})
     torch.testing.assert_close(wrong, expected)
+
+
+def test_rows_are_appended_where_there_is_room_and_a_page_and_nowhere_else():
+    cache, x = torch.zeros(5, 2, 4, 24), torch.randn(3, 2, 3, 24)
+    table = torch.tensor([[4, 1], [0, 7], [-1, 2]])  # 7 and -1 there are not
+    append(cache, x, torch.tensor([3, 2, 6]), table)
+    expected = torch.zeros_like(cache)
+    expected[4, :, 3], expected[1, :, :2] = x[0, :, 0], x[0, :, 1:]
+    expected[0, :, 2:] = x[1, :, :2]
+    expected[2, :, 2:] = x[2, :, :2]
+    assert torch.equal(cache, expected)
+    append(cache, x, torch.tensor([-9, 1 << 40, 8]), table)
+    assert torch.equal(cache, expected)
 
 
 def test_sequences_are_shared_where_there_are_few_of_them():

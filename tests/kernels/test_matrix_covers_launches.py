@@ -162,7 +162,8 @@ def every_cache(dtype):
         for page, slopes in ((16, torch.ones(heads)), (600, None)):
             cache = torch.randn(600 // page, 1, page, width).to(dtype)
             table = None if slopes is None else torch.arange(600 // page)[None]
-            F.attention_with_cache(query, cache, cache, cache_lengths=9, block_table=table, alibi_slopes=slopes)
+            options = {"cache_lengths": 9, "block_table": table, "alibi_slopes": slopes}
+            F.attention_with_cache(query, cache, cache, query[:, :1], query[:, :1], **options)
 
 
 def everything(dtype):

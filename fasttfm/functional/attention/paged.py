@@ -14,7 +14,7 @@ from fasttfm.functional.attention.dense import shares
 from fasttfm.functional.attention.layout import empty_heads_last
 from fasttfm.functional.attention.scoring import with_scoring
 from fasttfm.functional.backends import chosen, kernel_route, values_are_checked
-from fasttfm.functional.operator import Operator, Whole
+from fasttfm.functional.operator import Operator, Overwritten, Whole
 from fasttfm.functional.rotary import rotary
 from fasttfm.functional.signature import is_flag, names_arguments
 
@@ -70,23 +70,14 @@ def attention_with_cache(
     if cos is not None or sin is not None:
         query, key = _turned(query, key, cos, sin, lengths, longest, interleaved, _sees_all(options))
     if key is not None and value is not None:
-        pages, rows = _places(lengths, key.shape[2], key_cache.shape[2], block_table)
-        key_cache[pages, :, rows] = key.transpose(1, 2)
-        value_cache[pages, :, rows] = value.transpose(1, 2)
+        _append(key_cache, key, lengths, block_table, chosen())
+        _append(value_cache, value, lengths, block_table, chosen())
         lengths = lengths + key.shape[2]
     return _attention(query, key_cache, value_cache, lengths, cache_starts, block_table, options, chosen())
 
 
 def _sees_all(options: Options) -> bool:
     return not options.causal and options.window == -1
-
-
-def _places(lengths: Tensor, new: int, page: int, block_table: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Page and row of so many keys from lengths on, of each sequence: (B, N) or (B, 1), and (B, N)."""
-    positions = lengths.long()[:, None] + torch.arange(new, device=lengths.device)
-    if block_table is None:
-        return torch.arange(len(lengths), device=lengths.device)[:, None], positions
-    return block_table.gather(1, positions // page).long(), positions % page
 
 
 def _turned(
@@ -224,7 +215,42 @@ def _check_values(
     return longest
 
 
-# ------------------------------------------------------------------------------------------------------------- operator
+# ------------------------------------------------------------------------------------------------------------ operators
+
+
+class _Append(NamedTuple):
+    cache: Overwritten
+    new: Tensor
+    cache_lengths: Whole
+    """Before."""
+    block_table: Whole | None
+    route: str
+
+
+def _write(call: _Append) -> None:
+    cache, new, lengths, block_table, route = call
+    if route == "triton":
+        from fasttfm.kernels.attention.decode import append
+
+        append(cache, new, lengths, block_table)
+        return
+    place = lengths.long()[:, None] + torch.arange(new.shape[2], device=new.device)  # (B, N)
+    page = cache.shape[2]
+    if block_table is None:
+        pages = torch.arange(len(new), device=new.device)[:, None]
+    else:
+        pages = block_table.gather(1, place // page).long()
+    cache[pages, :, place % page] = new.transpose(1, 2)
+
+
+_append = Operator(
+    "append_to_cache",
+    _Append,
+    "()",
+    _write,
+    lambda call: None,
+    decide=lambda call: "torch" if call.cache.stride(3) != 1 else _decide(call.route, call.cache),
+)
 
 
 class Call(NamedTuple):
@@ -240,10 +266,9 @@ class Call(NamedTuple):
     route: str
 
 
-def _decide(call: Call) -> str:
+def _decide(route: str, *heads: Tensor) -> str:
     """The kernel, but for wider heads than it takes."""
-    route = kernel_route(call.route, call.query)
-    return "torch" if max(call.query.shape[3], call.value_cache.shape[3]) > _MAX_WIDTH else route
+    return "torch" if max(x.shape[3] for x in heads) > _MAX_WIDTH else kernel_route(route, *heads)
 
 
 def _compute(call: Call) -> Tensor:
@@ -299,5 +324,5 @@ _attention = Operator(
     "Tensor",
     _compute,
     lambda call: empty_heads_last(call.query, call.value_cache.shape[3]),
-    decide=_decide,
+    decide=lambda call: _decide(call.route, call.query, call.value_cache),
 )
