@@ -18,6 +18,8 @@ from fasttfm.compat import flash_attn, varlen
 SEED = torch.tensor([11])
 NO_FUNCTIONS = {"backend", "draw_seed", "rotary_tables"}
 """Of functional.__all__: what takes no floating-point tensor."""
+NO_GRADIENT = {"attention_with_cache", "flash_attn_with_kvcache"}
+"""Of functional and compat: what writes to its arguments."""
 NO_MODULES = {"ArgumentError", "ArgumentTypeError", "AttentionCache", "DecoderCache", "Packing"}
 """Of nn.__all__."""
 

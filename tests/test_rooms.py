@@ -18,7 +18,7 @@ LEVELS = (
     ("ptx_check",),
     ("fasttfm.kernels",),
     ("fasttfm.errors", "fasttfm.reference", "fasttfm.timing", "fasttfm.wording"),
-    ("fasttfm.parsing",),
+    ("fasttfm.parsing", "fasttfm.reference_cache"),
     ("fasttfm.locks", "fasttfm.machine", "fasttfm.memory", "fasttfm.presets", "fasttfm.signals"),
     ("fasttfm.files",),
     ("fasttfm.cpu",),

@@ -62,9 +62,15 @@ def functions() -> dict[str, Target]:
     target = torch.arange(6) % 5
     network = {"x": f(2, 3, 16), "weight1": f(32, 16), "bias1": f(32), "weight2": f(16, 32), "bias2": f(16)}
     cos, sin = F.rotary_tables(7, 8)
+    cached = {"query": heads["query"][:, :, :2], "key_cache": f(6, 2, 4, 8), "value_cache": f(6, 2, 4, 8),
+              "key": f(2, 2, 2, 8), "value": f(2, 2, 2, 8), "cache_lengths": torch.tensor([5, 2]),
+              "cache_starts": torch.tensor([1, 0]), "block_table": torch.tensor([[3, 1], [0, 5]]),
+              "alibi_slopes": f(2).abs(), "cos": cos, "sin": sin, "interleaved": False, "causal": True,
+              "window": (3, 0), "softcap": 2.0, "sinks": f(2), "scale": 0.5}  # fmt: skip
     joint_packed = {"joint": f(9, 3, 2, 8), "query": None, **packed, "covered": False, "causal_offset": 0}
     calls: dict[str, dict[str, Any]] = {
         "attention": heads | more,
+        "attention_with_cache": cached,
         "attention_weights": {"query": heads["query"], "key": heads["key"]} | more,
         "scaled_dot_product_attention": heads
         | {"attn_mask": f(5, 6), "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False},
@@ -108,6 +114,14 @@ def signatures() -> dict[str, Target]:
         "flash_attn_varlen_qkvpacked_func": {"qkv": f(9, 3, 2, 8), "cu_seqlens": starts, "max_seqlen": 5} | options,
         "flash_attn_varlen_kvpacked_func": {"q": packed["q"], "kv": f(9, 2, 2, 8)} | lengths,
     }
+    cos, sin = F.rotary_tables(9, 8)
+    flash["flash_attn_with_kvcache"] = dense | {
+        "k_cache": f(2, 9, 2, 8), "v_cache": f(2, 9, 2, 8), "cache_seqlens": torch.tensor([4, 2]),
+        "cache_batch_idx": torch.tensor([1, 0]), "cache_leftpad": torch.tensor([1, 0]), "block_table": None,
+        "rotary_cos": cos, "rotary_sin": sin, "rotary_interleaved": True, "softmax_scale": 0.5, "causal": False,
+        "window_size": (-1, -1), "softcap": 0.0,
+        "alibi_slopes": f(2).abs(), "return_softmax_lse": False,
+    }  # fmt: skip
     targets = {name: Target(getattr(flash_attn, name), call, getattr(flash_attn, name)) for name, call in flash.items()}
     arguments = {"cu_seq_q": starts, "cu_seq_k": starts, "max_q": 5, "max_k": 5, "scale": 0.5, "window_size": (-1, -1),
                  "enable_gqa": False, "seqused_k": None, "block_table": None, "dropout_p": 0.25}  # fmt: skip
@@ -204,7 +218,7 @@ def _changes(argument: str, value: Any, kinds: set[Any]) -> Iterator[tuple[str, 
     if Tensor in kinds:
         yield "a string", True, "x"
         yield "a number", True, 3.5
-        if value is None:
+        if not isinstance(value, Tensor):
             return
         yield "numpy", True, value.numpy()
         yield "complex", True, value.to(torch.complex64)

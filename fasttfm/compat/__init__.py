@@ -4,5 +4,5 @@
     from fasttfm.compat.varlen import varlen_attn
 
 They run on CPUs too, take float32 beside half precision, and have dropout. What the operators do not compute (windows,
-ALiBi, soft caps, paged keys) is refused with ValueError by name, never ignored.
+ALiBi, soft caps, but over a cache) is refused with ValueError by name, never ignored.
 """

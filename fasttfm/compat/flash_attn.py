@@ -5,15 +5,16 @@
 Where causal is given, the triangle lies in the lower right corner: the last query sees the last key, and a query that
 sees none gives zeros. Dropout applies whenever dropout_p is not 0, as there. Results and gradients are deterministic.
 return_attn_probs, which flash_attn keeps for its own tests, is refused, and so are windows, soft caps, ALiBi and paged
-keys. Source: Dao, "FlashAttention-2", 2023, and the package's interface.
+keys, but over a cache. Source: Dao, "FlashAttention-2", 2023, and the package's interface.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from fasttfm.compat.arguments import causal_of_window, check_heads, check_rank, corner_offset, refuse
-from fasttfm.functional import attention, varlen_attention
+from fasttfm.functional import attention, attention_with_cache, varlen_attention
 from fasttfm.functional.signature import is_flag, names_arguments, own_names
 
 Window = tuple[int | None, int | None] | None
@@ -206,3 +207,73 @@ def flash_attn_varlen_kvpacked_func(
     k, v = kv.unbind(1)
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
     return flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *options)
+
+
+@own_names(
+    **_QUERY, key_cache="k_cache", value_cache="v_cache", cache_lengths="cache_seqlens", cache_starts="cache_leftpad",
+    cos="rotary_cos", sin="rotary_sin", interleaved="rotary_interleaved", window="window_size", scale="softmax_scale",
+    attention_with_cache="flash_attn_with_kvcache",
+)  # fmt: skip
+@names_arguments
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Tensor:
+    """Attention of q (B, L, H, D) over k_cache and v_cache (B, S, Hk, D), to which k and v (B, N, Hk, D) are appended
+    at cache_seqlens first, in place; gives (B, L, H, D), without a gradient.
+
+    block_table (B, pages of a sequence): the caches are pages (P, page, Hk, D), of any size; cache_batch_idx (B,): the
+    row of the caches that a sequence has. The last query sees the last key, in a window and with ALiBi too. num_splits
+    changes nothing. Raises ValueError for what is not computed, and for lengths and pages that the cache does not have.
+    """
+    name = "flash_attn_with_kvcache"
+    refuse(name, return_softmax_lse=(return_softmax_lse, False))
+    new = {} if k is None or v is None else {"k": k, "v": v}
+    check_rank(name, 4, None, q=q, k_cache=k_cache, v_cache=v_cache, **new)
+    check_heads(name, q=q, k_cache=k_cache, v_cache=v_cache, **new)
+    if cache_batch_idx is not None:
+        whole = cache_batch_idx.dtype in (torch.int32, torch.int64)
+        there = cache_batch_idx.shape == q.shape[:1] and cache_batch_idx.device == q.device
+        if block_table is not None or not whole or not there:
+            raise ValueError(
+                f"{name}: cache_batch_idx is {cache_batch_idx.dtype} {tuple(cache_batch_idx.shape)} on "
+                f"{cache_batch_idx.device}: int32 or int64 ({len(q)},) on {q.device} is needed, and no block_table"
+            )
+        block_table = cache_batch_idx[:, None]
+    if window_size is not None:
+        window_size = tuple(None if side == -1 else side for side in window_size)  # type: ignore[assignment]
+    return attention_with_cache(
+        q.transpose(1, 2),
+        k_cache.transpose(1, 2),
+        v_cache.transpose(1, 2),
+        None if k is None else k.transpose(1, 2),
+        None if v is None else v.transpose(1, 2),
+        cache_lengths=cache_seqlens,
+        cache_starts=cache_leftpad,
+        block_table=block_table,
+        cos=rotary_cos,
+        sin=rotary_sin,
+        interleaved=rotary_interleaved,
+        causal=causal,
+        window=window_size,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        scale=softmax_scale,
+    ).transpose(1, 2)

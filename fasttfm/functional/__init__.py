@@ -3,6 +3,7 @@
 from fasttfm.functional.attention.dense import attention
 from fasttfm.functional.attention.joint import joint_attention, joint_varlen_attention
 from fasttfm.functional.attention.packed import varlen_attention
+from fasttfm.functional.attention.paged import attention_with_cache
 from fasttfm.functional.attention.sdpa import scaled_dot_product_attention
 from fasttfm.functional.attention.weights import attention_weights
 from fasttfm.functional.backends import backend
@@ -23,6 +24,7 @@ from fasttfm.functional.rotary import rotary, rotary_tables
 __all__ = [
     "attention",
     "attention_weights",
+    "attention_with_cache",
     "backend",
     "branch_layer_norm",
     "cross_entropy",

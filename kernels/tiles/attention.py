@@ -215,6 +215,28 @@ MASK_GRADIENT = Table(
     """,
 )
 
+# attention/decode.py; rows: those that read a head of keys, 16 at most, or more.
+DECODE = Table(
+    Tile,
+    """
+    chips        kind  width  rows | rows  columns  warps  stages
+    simt,amd     *     64     16   | 16    32       4      1
+    simt,amd     *     64     32   | 32    32       8      1
+    simt,amd     *     128    *    | 16    32       8      1
+    simt,amd     *     256    *    | 16    16       8      1
+    sm_90        fp32  64     *    | 16    32       8      1    # 4 warps spill 8 bytes
+    *            fp32  64     *    | 16    32       4      1
+    *            fp32  128    *    | 16    32       8      1
+    sm_86,sm_89  fp32  256    *    | 16    16       4      1    # 8 warps spill 16 bytes
+    *            fp32  256    *    | 16    16       8      1
+    *            *     64     16   | 16    64       4      2
+    *            *     64     32   | 32    32       4      2    # 32x64 spills 8 bytes
+    *            *     128    16   | 16    64       4      2
+    *            *     128    32   | 32    32       4      2
+    *            *     256    *    | 16    32       4      2    # 32x32w8 spills 8 bytes
+    """,
+)
+
 # attention/short.py, forward. With matrix units a warp multiplies 16 rows at a time, or two warps do where mask and
 # dropout would spill; without, threads share the work evenly.
 SHORT_FORWARD = Table(

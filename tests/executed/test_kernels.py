@@ -10,7 +10,7 @@ import itertools
 import pytest
 import torch
 from executed_chips import CHIPS
-from executing import CPU, check, solve
+from executing import CPU, assert_as_accurate, check, solve
 from gpu.problems import (
     PROBLEMS,
     _attention,
@@ -27,7 +27,9 @@ from gpu.problems import (
 
 from fasttfm.functional import backend
 from fasttfm.kernels import masked_softmax
+from fasttfm.kernels.attention.decode import append, decode
 from fasttfm.kernels.proof.executed import executed
+from fasttfm.reference_cache import attention_with_cache
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 LONGEST = 600
@@ -125,6 +127,30 @@ def test_query_heads_that_share_a_head_of_keys(keys, chip):
 def test_keys_and_values_of_which_one_is_aligned(widths):
     """The compiler would copy the aligned one alone asynchronously, and fence it too early."""
     check(_attention(1, 1, 37, 139, *widths), "sm_90", torch.bfloat16)
+
+
+@pytest.mark.parametrize(("chip", "dtype", "queries"), list(zip(CHIPS, itertools.cycle(DTYPES), (1, 9, 1, 9))))
+def test_a_cache_in_pages_is_read_where_the_table_says_and_nowhere_else(chip, dtype, queries):
+    """Shares of a sequence, uneven pages and heads, a table with pages that there are not: no read outside of it."""
+    table = torch.randperm(24).view(2, 12).int()
+    keys, values = (torch.randn(24, 2, 5, width).to(DTYPES[dtype]) for width in (40, 24))
+    query = torch.randn(2, 6, queries, 40).to(DTYPES[dtype])
+    lengths, starts, slopes = torch.tensor([57, 13]), torch.tensor([4, 0]), torch.rand(1, 6)
+    scoring = {"slopes": slopes, "softcap": 3.0, "sinks": torch.randn(6), "scale": 0.2}
+    new, appended = torch.randn(2, 2, 3, 40).to(DTYPES[dtype]), keys.clone()
+    with executed(chip) as machine:
+        output = decode(query, keys, values, lengths, starts, table, **scoring, left=30, right=0, shares=2)
+        append(appended, new, lengths, table * 2 - 9)
+        decode(query, keys, values, lengths * 9 - 100, starts, table * 5 - 40, **scoring, left=90, right=0, shares=2)
+    assert [launch.name for launch in machine.launches] == ["_decode", "_merge", "_append", "_decode", "_merge"]
+
+    def specified(precision):
+        tensors = (x.to(precision) for x in (query, keys, values))
+        options = {"cache_lengths": lengths, "cache_starts": starts, "block_table": table}
+        options |= {"alibi_slopes": slopes[0], "softcap": 3.0, "sinks": scoring["sinks"], "scale": 0.2}
+        return attention_with_cache(*tensors, **options, window=(30, 0))
+
+    assert_as_accurate(output, specified(DTYPES[dtype]), specified(torch.float64))
 
 
 @pytest.mark.parametrize("chip", CHIPS)

@@ -76,6 +76,14 @@ def uses() -> Iterator[tuple[Callable[..., Tensor], list[Tensor]]]:
     yield lambda h, w: F.linear_cross_entropy(h, w, target, low_memory=True)[0], leaf_tensors((5, 8), (9, 8))
 
 
+def without_gradient() -> None:
+    """Calls of what has no derivative."""
+    query, key = torch.randn(2, 4, 3, 8), torch.randn(2, 2, 3, 8)
+    table = torch.tensor([[3, 1], [0, 2]])
+    options = {"cache_lengths": torch.tensor([2, 5]), "block_table": table, "window": (4, None), "causal": True}
+    F.attention_with_cache(query, torch.randn(4, 2, 4, 8), torch.randn(4, 2, 4, 8), key, key, **options)
+
+
 def registered() -> set[str]:
     names = {name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if name.startswith("fasttfm::")}
     return {name for name in names if not name.startswith(("test_", "overhead"))}
@@ -88,6 +96,7 @@ def calls(request):
         with Calls() as calls:
             for use, leaf_tensors in uses():
                 torch.autograd.grad(use(*leaf_tensors).sum(), leaf_tensors)
+            without_gradient()
         yield calls.seen
 
 

@@ -15,6 +15,7 @@ from fasttfm.kernels.attention import forward as attention
 from fasttfm.kernels.attention import launch as attention_launch
 from fasttfm.kernels.attention import mask_gradient as attention_mask_gradient
 from fasttfm.kernels.attention import short as attention_short
+from fasttfm.kernels.attention.decode import decode_tile
 from fasttfm.kernels.chip import INTERPRETER
 from fasttfm.kernels.compile_case import CHIPS
 from fasttfm.kernels.launch import power_of_two
@@ -154,11 +155,23 @@ def every_attention(tensor):
         )  # fmt: skip
 
 
+def every_cache(dtype):
+    """Few rows to a head of keys and more, in pages and without, in one share and in several."""
+    for width, heads, queries in itertools.product((32, 128, 256), (1, 4), (1, 6)):
+        query = torch.randn(1, heads, queries, width).to(dtype)
+        for page, slopes in ((16, torch.ones(heads)), (600, None)):
+            cache = torch.randn(600 // page, 1, page, width).to(dtype)
+            table = None if slopes is None else torch.arange(600 // page)[None]
+            options = {"cache_lengths": 9, "block_table": table, "alibi_slopes": slopes}
+            F.attention_with_cache(query, cache, cache, query[:, :1], query[:, :1], **options)
+
+
 def everything(dtype):
     def tensor(*shape):
         return torch.randn(*shape).to(dtype).requires_grad_()
 
     every_attention(tensor)
+    every_cache(dtype)
     for pairs in (5, 32, 64, 128):
         tables = F.rotary_tables(7, 2 * pairs)
         for interleaved in (False, True):
@@ -208,6 +221,8 @@ def attention_answers(chip):
                 yield "attention.backward._backward_queries", width, attention_backward.queries_tile.shipped(*size)
                 yield "attention.backward._backward_keys", width, attention_backward.keys_tile.shipped(*size)
                 yield "attention.mask_gradient._gradient", width, attention_mask_gradient.gradient_tile(*size)
+            for rows in (16, 32):
+                yield "attention.decode._decode", width, decode_tile(chip, kind, width, rows)
             for keys in (16, 32, 64, 128):
                 if attention_launch.fits_short(chip, kind, width, keys):
                     yield "attention.short._forward", width, attention_short.forward_tile.shipped(*size, keys)
@@ -221,6 +236,7 @@ def test_every_row_of_the_tables_of_attention_answers_for_some_chip():
         kinds = ("fp16", "bf16", "fp32", *(["tf32"] if chip.capability >= 80 else []))
         for kind, width, extras in itertools.product(kinds, attention.WIDTHS, (0, 1, 2)):
             asked[tables.LONG_WIDTH].add((chip, kind))
+            asked[tables.DECODE] |= {(chip, kind, width, rows) for rows in (16, 32)}
             asked[tables.SHORT_KEYS].add((chip, kind, width))
             if not attention_launch.spills(chip, kind, width):
                 for table in (tables.FORWARD, tables.BACKWARD_QUERIES, tables.BACKWARD_KEYS):
@@ -246,6 +262,7 @@ def test_every_answer_of_the_tables_of_attention_is_listed(chip):
         )
         for task, case in compile_matrix.enumerate_cases([CHIPS[chip]], ["attention"])
         for a in [case.arguments]
+        if "D" in a
     }
     missing = set(attention_answers(CHIPS[chip])) - listed
     assert not missing, "\n".join(map(str, sorted(missing, key=str)))

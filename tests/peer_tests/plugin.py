@@ -70,7 +70,7 @@ def pytest_runtest_makereport(item: Any, call: Any) -> Iterator[None]:
     report = outcome.get_result()
     if report.when == "call" or not report.passed:
         error = call.excinfo.value if call.excinfo is not None else None
-        lines = str(error).strip().splitlines() if error is not None else [""]
-        text = lines[0][:300] if report.skipped else f"{type(error).__name__}: {(lines or [''])[0][:300]}"
+        line = next(iter(str(error or "").strip().splitlines()), "")[:300]
+        text = line if report.skipped else f"{type(error).__name__}: {line}"
         if report.when == "call" or report.skipped or report.failed:
             say(_name(item), report.outcome, "" if report.passed else text)

@@ -1,0 +1,328 @@
+"""Attention of new queries over cached keys and values, to which the new ones are appended in place, in pages."""
+
+from __future__ import annotations
+
+import operator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fasttfm.functional.attention import composed, torch_route
+from fasttfm.functional.attention.arguments import Options, Window
+from fasttfm.functional.attention.dense import shares
+from fasttfm.functional.attention.layout import empty_heads_last
+from fasttfm.functional.attention.scoring import with_scoring
+from fasttfm.functional.backends import chosen, kernel_route, values_are_checked
+from fasttfm.functional.operator import Operator, Overwritten, Whole
+from fasttfm.functional.rotary import rotary
+from fasttfm.functional.signature import is_flag, names_arguments
+
+_MAX_WIDTH = 256
+"""kernels/attention/launch.py's; wider heads go PyTorch's way."""
+
+
+@names_arguments
+def attention_with_cache(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    key: Tensor | None = None,
+    value: Tensor | None = None,
+    *,
+    cache_lengths: int | Tensor | None = None,
+    cache_starts: Tensor | None = None,
+    block_table: Tensor | None = None,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    interleaved: bool = False,
+    causal: bool = False,
+    window: Window | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """attention() of new queries over a cache of keys and values, to which key and value are appended first, in place.
+
+    query (B, H, L, D); key (B, Hk, N, D), value (B, Hk, N, Dv) or neither; float32, float16 or bfloat16, one dtype, any
+    strides; H a multiple of Hk, as attention() has it. Nothing takes a gradient.
+    key_cache (P, Hk, page, D), value_cache (P, Hk, page, Dv): key t of sequence b is row t % page of page
+    block_table[b, t // page], int32 or int64 (B, pages of a sequence). Without a table sequence b has the one page b.
+    cache_lengths (B,) int32 or int64, or one number: the keys of each sequence before the call; None: the cache is
+    full. cache_starts (B,): keys before it are not attended. Both and the table are checked on a CPU, and trusted on a
+    GPU, where the host would have to wait for them, unless FASTTFM_CHECK=1 is in the environment.
+    The last query is at the last key. causal, window (left, right), softcap, alibi_slopes (H,) or (B, H), sinks (H,)
+    and scale are attention()'s. A query that sees no key gives zeros.
+    cos, sin (T, R / 2), interleaved: key and query are turned by their positions as rotary() does, key t of a sequence
+    by row t; queries that see all keys, neither causal nor in a window, by the row of the first new key.
+    Returns (B, H, L, Dv), heads last in memory. Raises ValueError for what does not agree, before it appends anything.
+    """
+    is_flag("causal", causal)
+    is_flag("interleaved", interleaved)
+    _check_tensors(query, key_cache, value_cache, key, value, sinks)
+    options = Options.of(query, None, None, causal, 0, 0.0, scale, None, 0)
+    shape = (*query.shape[:3], 0)
+    options = with_scoring(options, query.device, shape, causal, window, softcap, alibi_slopes, sinks)
+    lengths = _lengths(query, key_cache, key, block_table, cache_lengths)
+    _check_beside(query, key_cache, lengths, cache_starts, block_table)
+    longest = _check_values(key_cache, key, lengths, cache_starts, block_table)
+    if cos is not None or sin is not None:
+        query, key = _turned(query, key, cos, sin, lengths, longest, interleaved, _sees_all(options))
+    if key is not None and value is not None:
+        _append(key_cache, key, lengths, block_table, chosen())
+        _append(value_cache, value, lengths, block_table, chosen())
+        lengths = lengths + key.shape[2]
+    return _attention(query, key_cache, value_cache, lengths, cache_starts, block_table, options, chosen())
+
+
+def _sees_all(options: Options) -> bool:
+    return not options.causal and options.window == -1
+
+
+def _turned(
+    query: Tensor,
+    key: Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    lengths: Tensor,
+    longest: int | None,
+    interleaved: bool,
+    together: bool,
+) -> tuple[Tensor, Tensor]:
+    """Query and key turned by their positions; together: the queries by one, the first new key's."""
+    if cos is None or sin is None or key is None:
+        raise ValueError("cos, sin and key belong together: positions are those of the keys that are appended")
+    places = max(1 if together else query.shape[2], key.shape[2])
+    if cos.dim() == 2 and (longest or 0) + places > cos.shape[0]:
+        raise ValueError(f"cos has {cos.shape[0]} positions, cache_lengths and key need {(longest or 0) + places}")
+    first = lengths.long()[:, None]
+    steps = torch.arange(places, device=lengths.device)
+    positions = first.expand(-1, query.shape[2]) if together else first + steps[: query.shape[2]]
+    key = rotary(key, cos, sin, first + steps[: key.shape[2]], interleaved=interleaved)
+    return rotary(query, cos, sin, positions, interleaved=interleaved), key
+
+
+# --------------------------------------------------------------------------------------------------------------- checks
+
+
+def _check_tensors(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
+    sinks: Tensor | None,
+) -> None:
+    caches = f"key_cache {tuple(key_cache.shape)} and value_cache {tuple(value_cache.shape)}"
+    if not query.dim() == key_cache.dim() == value_cache.dim() == 4:
+        raise ValueError(
+            f"query {tuple(query.shape)}, {caches} must have four dimensions: (B, H, L, D), (P, Hk, page, D) and "
+            "(P, Hk, page, Dv)"
+        )
+    if (
+        query.shape[3] != key_cache.shape[3] or key_cache.shape[:3] != value_cache.shape[:3]
+        or not shares(query.shape[1], key_cache.shape[1])
+    ):  # fmt: skip
+        raise ValueError(
+            f"query {tuple(query.shape)}, {caches} must agree in heads (only the query may have a multiple), query and "
+            "key_cache in head size, key_cache and value_cache in pages and rows"
+        )
+    if not key_cache.shape[2] or not query.shape[3]:
+        raise ValueError(f"query {tuple(query.shape)} or key_cache {tuple(key_cache.shape)} is empty: there is no key")
+    if (key is None) != (value is None):
+        raise ValueError("key and value belong together: give both, or neither")
+    named = {"query": query, "key_cache": key_cache, "value_cache": value_cache}
+    if key is not None and value is not None:
+        named |= {"key": key, "value": value}
+        rows = (len(query), key_cache.shape[1], *key.shape[2:3])
+        wanted = (*rows, key_cache.shape[3]), (*rows, value_cache.shape[3])
+        if key.dim() != 4 or (key.shape, value.shape) != wanted:
+            raise ValueError(
+                f"key {tuple(key.shape)} and value {tuple(value.shape)} must be (B, Hk, N, D) and (B, Hk, N, Dv) of "
+                f"query {tuple(query.shape)}, {caches}"
+            )
+    for name, x in named.items():
+        if x.dtype != query.dtype or x.device != query.device:
+            raise ValueError(f"{name} is {x.dtype} on {x.device}, query {query.dtype} on {query.device}: one is needed")
+    named |= {} if sinks is None else {"sinks": sinks}
+    for name, x in named.items():
+        if x.requires_grad and torch.is_grad_enabled():
+            raise ValueError(f"{name} requires a gradient, and there is none: call it under torch.no_grad()")
+
+
+def _lengths(
+    query: Tensor, key_cache: Tensor, key: Tensor | None, block_table: Tensor | None, cache_lengths: int | Tensor | None
+) -> Tensor:
+    """cache_lengths as a tensor (B,)."""
+    if isinstance(cache_lengths, Tensor):
+        return cache_lengths
+    if cache_lengths is None:
+        if key is not None:
+            raise ValueError("cache_lengths is needed beside key: that is where it is appended")
+        cache_lengths = key_cache.shape[2] * (1 if block_table is None else block_table.shape[-1])
+    return torch.full((len(query),), operator.index(cache_lengths), dtype=torch.int64, device=query.device)
+
+
+def _check_beside(
+    query: Tensor,
+    key_cache: Tensor,
+    lengths: Tensor,
+    starts: Tensor | None,
+    block_table: Tensor | None,
+) -> None:
+    """Raises ValueError for whole numbers of the wrong dtype, shape or device."""
+    batch = len(query)
+    for name, x, wanted in (
+        ("cache_lengths", lengths, f"({batch},)"), ("cache_starts", starts, f"({batch},)"),
+        ("block_table", block_table, f"({batch}, pages of a sequence)"),
+    ):  # fmt: skip
+        if x is not None and (
+            x.dim() != 1 + (name == "block_table")
+            or len(x) != batch
+            or x.dtype not in (torch.int32, torch.int64)
+            or x.device != query.device
+        ):
+            raise ValueError(
+                f"{name} is {x.dtype} {tuple(x.shape)} on {x.device}: int32 or int64 {wanted} on {query.device} is "
+                "needed"
+            )
+    if block_table is None and len(key_cache) != batch:
+        raise ValueError(f"key_cache has {len(key_cache)} rows and query {batch}: give a block_table, of their pages")
+
+
+def _check_values(
+    key_cache: Tensor, key: Tensor | None, lengths: Tensor, starts: Tensor | None, block_table: Tensor | None
+) -> int | None:
+    """The most keys before the call, where values_are_checked(); raises ValueError for keys and pages that the cache
+    does not have."""
+    if not values_are_checked(lengths) or not len(lengths):
+        return None
+    pages, _, page = key_cache.shape[:3]
+    capacity = page * (1 if block_table is None else block_table.shape[1])
+    new = 0 if key is None else key.shape[2]
+    least, longest = (int(x) for x in lengths.aminmax())
+    if least < 0 or longest + new > capacity:
+        room = f"a page of {page}" if block_table is None else f"{block_table.shape[1]} pages of {page} in block_table"
+        raise ValueError(f"cache_lengths reach from {least} to {longest}, and {new} are appended: there is {room}")
+    if starts is not None and bool(((starts < 0) | (starts > lengths)).any()):
+        raise ValueError("cache_starts must lie between 0 and cache_lengths")
+    if block_table is not None:
+        used = torch.arange(block_table.shape[1], device=lengths.device) * page < lengths[:, None] + new
+        wrong = used & ((block_table < 0) | (block_table >= pages))
+        if bool(wrong.any()):
+            raise ValueError(f"block_table has page {int(block_table[wrong][0])}: key_cache has 0 to {pages - 1}")
+    return longest
+
+
+# ------------------------------------------------------------------------------------------------------------ operators
+
+
+class _Append(NamedTuple):
+    cache: Overwritten
+    new: Tensor
+    cache_lengths: Whole
+    """Before."""
+    block_table: Whole | None
+    route: str
+
+
+def _write(call: _Append) -> None:
+    cache, new, lengths, block_table, route = call
+    if route == "triton":
+        from fasttfm.kernels.attention.decode import append
+
+        append(cache, new, lengths, block_table)
+        return
+    place = lengths.long()[:, None] + torch.arange(new.shape[2], device=new.device)  # (B, N)
+    page = cache.shape[2]
+    if block_table is None:
+        pages = torch.arange(len(new), device=new.device)[:, None]
+    else:
+        pages = block_table.gather(1, place // page).long()
+    cache[pages, :, place % page] = new.transpose(1, 2)
+
+
+_append = Operator(
+    "append_to_cache",
+    _Append,
+    "()",
+    _write,
+    lambda call: None,
+    decide=lambda call: "torch" if call.cache.stride(3) != 1 else _decide(call.route, call.cache),
+)
+
+
+class Call(NamedTuple):
+    query: Tensor
+    key_cache: Tensor
+    value_cache: Tensor
+    cache_lengths: Whole
+    """The new keys among them."""
+    cache_starts: Whole | None
+    block_table: Whole | None
+    options: Options
+    """Of which causal_offset counts from where the last query is at the last key."""
+    route: str
+
+
+def _decide(route: str, *heads: Tensor) -> str:
+    """The kernel, but for wider heads than it takes."""
+    return "torch" if max(x.shape[3] for x in heads) > _MAX_WIDTH else kernel_route(route, *heads)
+
+
+def _compute(call: Call) -> Tensor:
+    if call.route == "torch":
+        return _each(call)
+    from fasttfm.kernels.attention.decode import decode
+
+    options = call.options
+    return decode(
+        *call[:6],
+        left=None if options.window == -1 else options.window - options.past,
+        right=options.past if options.causal else None,
+        softcap=options.softcap,
+        slopes=options.slopes,
+        sinks=options.sinks,
+        scale=options.scale,
+    )
+
+
+def _each(call: Call) -> Tensor:
+    """Sequence by sequence: nothing past a sequence's end is read, where fresh memory need not hold numbers. The host
+    waits for the lengths."""
+    output = empty_heads_last(call.query, call.value_cache.shape[3])
+    lengths = call.cache_lengths.tolist()
+    starts = [0] * len(lengths) if call.cache_starts is None else call.cache_starts.tolist()
+    for b, (first, end) in enumerate(zip(starts, lengths)):
+        key, value = (_rows(x, call.block_table, b, first, end) for x in (call.key_cache, call.value_cache))
+        query, options = call.query[b : b + 1], call.options
+        options = options._replace(causal_offset=options.causal_offset + end - first - query.shape[2])
+        if options.slopes is not None and len(options.slopes) > 1:
+            options = options._replace(slopes=options.slopes[b : b + 1])
+        if options.plain:
+            output[b : b + 1] = torch_route.forward(query, key, value, options)[0]
+        else:
+            output[b : b + 1] = composed.attention(query, key, value, options)
+    return output
+
+
+def _rows(cache: Tensor, block_table: Tensor | None, b: int, first: int, end: int) -> Tensor:
+    """Rows first to end of a sequence: (1, Hk, end - first, .)."""
+    if block_table is None:
+        return cache[b : b + 1, :, first:end]
+    page = cache.shape[2]
+    skipped = first // page
+    pages = block_table[b, skipped : -(-end // page)].tolist()
+    rows = torch.cat([cache.new_empty(cache.shape[1], 0, cache.shape[3]), *(cache[p] for p in pages)], 1)
+    return rows[None, :, first - skipped * page : end - skipped * page]
+
+
+_attention = Operator(
+    "attention_with_cache",
+    Call,
+    "Tensor",
+    _compute,
+    lambda call: empty_heads_last(call.query, call.value_cache.shape[3]),
+    decide=lambda call: _decide(call.route, call.query, call.value_cache),
+)

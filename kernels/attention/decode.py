@@ -1,0 +1,423 @@
+"""Attention of a few queries over cached keys in pages, forward: a decoder's step.
+
+    S = cap(Q K^T * scale) - slope * |distance|        O = softmax(S) V,        over the keys of each query's window
+
+A program owns ROWS of the rows that read one head of keys of one sequence: GROUP query heads of each query, under each
+other, so that the keys are read once for all of them. It walks over the keys in tiles of COLUMNS, finds each key's page
+in the block table, and keeps the softmax online as forward.py does. Keys outside of the rows' windows are never
+touched. What takes time is reading the cache, (D + DV) * S elements a head of keys; where sequences and heads are too
+few to occupy the chip, programs share the keys of a sequence, write their parts in float32, and _merge adds these up.
+New keys and values are written by _append before. No page, and no row of the table, is read or written that does not
+exist, whatever numbers the table and the lengths hold.
+Sources: Kwon et al. 2023, section 4 (pages); Dao et al. 2023, "Flash-Decoding" (shares); Press et al. 2022 (slopes).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fasttfm.kernels.attention.forward import WIDTHS
+from fasttfm.kernels.attention.launch import (
+    compile_case,
+    distinct,
+    every_kind,
+    head_constants,
+    launch_options,
+    like_heads,
+    precision,
+    product_kinds,
+    stages_for,
+    strides,
+    unit,
+    width_class,
+)
+from fasttfm.kernels.attention.tile import LOG2E, Sizes, block, capped, product
+from fasttfm.kernels.chip import Chip
+from fasttfm.kernels.compile_case import CompileCase, kernel_case
+from fasttfm.kernels.jit import jit
+from fasttfm.kernels.launch import ceil_div, chip, product_kind
+from fasttfm.kernels.parameter import (
+    Float32Pointer,
+    Int64Pointer,
+    Int64Pointers,
+    Pointer,
+    Real,
+    RealOrNone,
+    Strides,
+    Varying,
+)
+from fasttfm.kernels.tiles.attention import DECODE, Tile
+
+LEAST = 256
+"""Keys that are worth a program of their own."""
+
+
+class Pages(NamedTuple):
+    """Pages of the keys of each sequence."""
+
+    table: Int64Pointer
+    """(B, pages of a sequence), int32 or int64; None: of sequence b in page b."""
+    table_stride: Varying
+    P: Varying
+    """Pages of the cache."""
+    PAGE: Varying
+    """Keys of a page."""
+
+
+class Scoring(NamedTuple):
+    """Keys that a query sees, and what becomes of its scores, as tile.Masking has it."""
+
+    left: Varying
+    """Keys before a query's own."""
+    right: Varying
+    """Keys after it."""
+    softcap: RealOrNone
+    slopes: Float32Pointer
+    """(B, H), or None."""
+    slope_stride: Varying
+    """From one b to the next."""
+    sinks: Float32Pointer
+    """(H,), or None."""
+
+
+class Parts(NamedTuple):
+    """The results of programs that share a sequence."""
+
+    output: Float32Pointer
+    """(shares, B, H, L, DV); None: there is one share, which writes the output itself."""
+    lse: Float32Pointer
+    """(shares, B, H, L): log2 of the sum of the exponentiated scores."""
+    shares: Varying
+    B: Varying
+
+
+@triton.jit
+def _load_scattered(x, offsets, inside, WIDTH: tl.constexpr):
+    """(len(offsets), block(WIDTH)): the rows of x that begin at the offsets, zero where not inside."""
+    column = tl.arange(0, block(WIDTH))[None, :]
+    known = inside[:, None]
+    if block(WIDTH) != WIDTH:
+        known = known & (column < WIDTH)
+    return tl.load(x + (offsets[:, None] + column), mask=known, other=0.0)
+
+
+@triton.jit
+def _store_scattered(x, values, offsets, inside, WIDTH: tl.constexpr):
+    """The inverse of _load_scattered(); casts to x's dtype."""
+    column = tl.arange(0, block(WIDTH))[None, :]
+    known = inside[:, None] & (column < WIDTH)
+    tl.store(x + (offsets[:, None] + column), values.to(x.dtype.element_ty), mask=known)
+
+
+@triton.jit
+def _places(keys, pages, b, inside):
+    """Page and row of keys of sequence b, and which of those inside there are."""
+    page = tl.zeros_like(keys).to(tl.int64) + b
+    row = keys
+    if pages.table is not None:
+        page = tl.load(pages.table + (b * pages.table_stride + keys // pages.PAGE), mask=inside, other=0).to(tl.int64)
+        row = keys % pages.PAGE
+        inside = inside & (page >= 0) & (page < pages.P)
+    return page, row, inside
+
+
+@jit
+def _decode(
+    q: Pointer,  # (B, H, L, D) through its strides, unit stride in D
+    k: Pointer,  # (P, H // GROUP, rows of a page, D)
+    v: Pointer,  # (P, H // GROUP, rows of a page, DV)
+    out: Pointer,  # (B, H, L, DV) out
+    parts: Parts,
+    scoring: Scoring,
+    bounds: Int64Pointers,  # (B,) the keys of each sequence, and where they begin or None
+    pages: Pages,
+    scale: Real,
+    sizes: Sizes,  # S: the most keys that there is room for
+    strides: Strides,  # of q, k, v, out: batch or page, head, row
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    PRECISION: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    H, L, S = sizes
+    q_strides, k_strides, v_strides, out_strides = strides
+    tiles = (L * GROUP + ROWS - 1) // ROWS
+    share = tl.program_id(0) % parts.shares
+    first = tl.program_id(0) // parts.shares % tiles * ROWS
+    plane = tl.program_id(0) // parts.shares // tiles
+    b = tl.cast(plane // (H // GROUP), tl.int64)
+    key_head = tl.cast(plane % (H // GROUP), tl.int64)
+    length = tl.maximum(tl.minimum(tl.load(bounds[0] + b), S), 0).to(tl.int32)
+    start = 0
+    if bounds[1] is not None:
+        start = tl.maximum(tl.minimum(tl.load(bounds[1] + b), S), 0).to(tl.int32)
+
+    rows = first + tl.arange(0, ROWS)
+    exists = rows < L * GROUP
+    query = rows // GROUP
+    head = key_head * GROUP + rows % GROUP
+    own = query + (length - L)  # the key at which each query stands
+    low = tl.maximum(own - scoring.left, start)
+    high = tl.minimum(own + scoring.right + 1, length)
+    # Of queries that rise from row to row, the first one's window begins first and the last one's ends last.
+    begin = tl.maximum(first // GROUP + length - L - scoring.left, start) // COLUMNS * COLUMNS
+    end = tl.minimum((first + ROWS - 1) // GROUP + length - L + scoring.right + 1, length)
+    reach = tl.maximum((end - begin + COLUMNS - 1) // COLUMNS + parts.shares - 1, 0) // parts.shares * COLUMNS
+    begin += share * reach
+    end = tl.minimum(end, begin + reach)
+
+    q_tile = _load_scattered(q, b * q_strides[0] + head * q_strides[1] + query * q_strides[2], exists, D)
+    scale *= LOG2E
+    if scoring.slopes is not None:
+        slope = tl.load(scoring.slopes + b * scoring.slope_stride + head, mask=exists, other=0.0) * LOG2E
+    acc = tl.zeros((ROWS, block(DV)), tl.float32)
+    peak = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    if scoring.sinks is not None:
+        peak = tl.load(scoring.sinks + head, mask=exists & (share == 0), other=float("-inf")) * LOG2E
+        total = tl.where(peak == float("-inf"), 0.0, 1.0)
+    for column in range(begin, end, COLUMNS):
+        keys = column + tl.arange(0, COLUMNS)
+        page, row, inside = _places(keys, pages, b, keys < end)
+        k_tile = _load_scattered(k, page * k_strides[0] + key_head * k_strides[1] + row * k_strides[2], inside, D)
+        s = capped(product(q_tile, tl.trans(k_tile), PRECISION) * scale, scoring)  # (ROWS, COLUMNS)
+        if scoring.slopes is not None:
+            s -= slope[:, None] * tl.abs(keys[None, :] - own[:, None]).to(tl.float32)
+        seen = inside[None, :] & (keys[None, :] >= low[:, None]) & (keys[None, :] < high[:, None])
+        s = tl.where(seen, s, float("-inf"))
+        highest = tl.maximum(peak, tl.max(s, 1))
+        base = tl.where(highest == float("-inf"), 0.0, highest)  # no key seen yet: -inf - -inf would be NaN
+        p = tl.exp2(s - base[:, None])
+        fade = tl.exp2(peak - base)
+        total = total * fade + tl.sum(p, 1)
+        peak = highest
+        v_tile = _load_scattered(v, page * v_strides[0] + key_head * v_strides[1] + row * v_strides[2], inside, DV)
+        acc = acc * fade[:, None] + product(p.to(v_tile.dtype), v_tile, PRECISION)
+    acc *= (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
+    if parts.output is None:
+        _store_scattered(out, acc, b * out_strides[0] + head * out_strides[1] + query * out_strides[2], exists, DV)
+    else:
+        line = ((tl.cast(share, tl.int64) * parts.B + b) * H + head) * L + query
+        _store_scattered(parts.output, acc, line * DV, exists, DV)
+        tl.store(parts.lse + line, peak + tl.log2(tl.where(total == 0.0, 1.0, total)), mask=exists)
+
+
+@jit
+def _append(
+    x: Pointer,  # (B, H, L, DV) through its strides, unit stride in DV
+    cache: Pointer,  # (P, H, rows of a page, DV) out
+    lengths: Int64Pointer,  # (B,) the rows of each sequence before
+    pages: Pages,
+    B: Varying,
+    sizes: Sizes,  # H: heads of keys; L: rows to append; S: the most rows that there is room for
+    strides: Strides,  # of x, cache
+    DV: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Writes x behind the rows of its sequences; what there is no room or page for is left out."""
+    H, L, S = sizes
+    line = tl.cast(tl.program_id(0), tl.int64) * ROWS + tl.arange(0, ROWS)
+    b = line // L // H
+    head = line // L % H
+    inside = b < B
+    place = tl.load(lengths + b, mask=inside, other=0).to(tl.int64) + line % L
+    page, row, inside = _places(place, pages, b, inside & (place >= 0) & (place < S))
+    column = tl.arange(0, COLUMNS)[None, :]
+    known = inside[:, None] & (column < DV)
+    source = b * strides[0][0] + head * strides[0][1] + line % L * strides[0][2]
+    target = page * strides[1][0] + head * strides[1][1] + row * strides[1][2]
+    tl.store(cache + (target[:, None] + column), tl.load(x + (source[:, None] + column), mask=known), mask=known)
+
+
+@jit
+def _merge(
+    out: Pointer,  # (B, H, L, DV) through its strides, out
+    parts: Parts,
+    sizes: Sizes,
+    strides: Strides,  # of out
+    DV: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """The sum over shares of 2^(LSE - max LSE) O, divided by the sum of the weights."""
+    H, L, _ = sizes
+    count = tl.cast(parts.B, tl.int64) * H * L
+    line = tl.cast(tl.program_id(0), tl.int64) * ROWS + tl.arange(0, ROWS)
+    exists = line < count
+    column = tl.arange(0, COLUMNS)[None, :]
+    inside = exists[:, None] & (column < DV)
+    acc = tl.zeros((ROWS, COLUMNS), tl.float32)
+    peak = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    for share in range(parts.shares):
+        place = share * count + line
+        lse = tl.load(parts.lse + place, mask=exists, other=float("-inf"))
+        highest = tl.maximum(peak, lse)
+        base = tl.where(highest == float("-inf"), 0.0, highest)
+        weight = tl.exp2(lse - base)
+        fade = tl.exp2(peak - base)
+        part = tl.load(parts.output + (place[:, None] * DV + column), mask=inside, other=0.0)
+        acc = acc * fade[:, None] + part * weight[:, None]
+        total = total * fade + weight
+        peak = highest
+    acc *= (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
+    offsets = line // L // H * strides[0] + line // L % H * strides[1] + line % L * strides[2]
+    tl.store(out + (offsets[:, None] + column), acc.to(out.dtype.element_ty), mask=inside)
+
+
+# ------------------------------------------------------------------------------------------------------------ launches
+
+
+def decode_tile(chip: Chip, kind: str, width: int, rows: int) -> Tile:
+    """kind as launch.product_kind() names it; width 64, 128 or 256: the larger head size, at most; rows 16 or 32: those
+    that read a head of keys, at most, or more."""
+    return DECODE(chip, kind, width, rows)
+
+
+def rows_tile(width: int) -> Tile:
+    """The tile of _append and _merge, a row a warp; width as decode_tile() takes it."""
+    return Tile(4, width, 4, 1)
+
+
+def shares_of(chip: Chip, programs: int, keys: int) -> int:
+    """Programs that share the keys of a sequence: as many as occupy the chip twice, none with less than LEAST keys."""
+    return max(1, min(2 * chip.processors // max(1, programs), ceil_div(keys, LEAST)))
+
+
+def decode(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    lengths: Tensor,
+    starts: Tensor | None,
+    block_table: Tensor | None,
+    *,
+    left: int | None,
+    right: int | None,
+    scale: float,
+    softcap: float = 0.0,
+    slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    tile: Tile | None = None,
+    shares: int | None = None,
+) -> Tensor:
+    """query (B, H, L, D), key_cache (P, Hk, rows, D), value_cache (P, Hk, rows, DV), H a multiple of Hk; lengths and
+    starts (B,), block_table (B, pages of a sequence); left, right: keys of the window, None all; slopes (B, H) or
+    (1, H) float32, sinks (H,).
+
+    Returns (B, H, L, DV), heads last in memory.
+    """
+    query, key_cache, value_cache = unit(query), unit(key_cache), unit(value_cache)
+    batch, heads, queries, width = query.shape
+    key_heads, value_width = value_cache.shape[1::2]
+    output = like_heads(query, value_width)
+    if not output.numel():
+        return output
+    device = chip(query.device)
+    kind = product_kind(query.dtype, device)
+    group = heads // key_heads
+    tile = tile or decode_tile(device, kind, _class(width, value_width), 16 if queries * group <= 16 else 32)
+    pages, room = _pages(key_cache, block_table)
+    programs = ceil_div(queries * group, tile.rows) * batch * key_heads
+    shares = shares or shares_of(device, programs, room)
+    sizes = Sizes(heads, queries, room)
+    parts = _parts(output, shares)
+    reach = room + queries
+    scoring = Scoring(
+        reach if left is None else min(left, reach),
+        reach if right is None else min(right, reach),
+        softcap or None,
+        None if slopes is None else slopes.contiguous(),
+        0 if slopes is None or len(slopes) == 1 else heads,
+        None if sinks is None else sinks.float().contiguous(),
+    )
+    _decode[(programs * shares,)](
+        query, key_cache, value_cache, output, parts, scoring,
+        (lengths.contiguous(), None if starts is None else starts.contiguous()),
+        pages, scale, sizes, strides(query, key_cache, value_cache, output),
+        D=width, DV=value_width, PRECISION=precision(kind), GROUP=group,
+        **launch_options(tile, stages_for(device, tile, key_cache, value_cache)),
+    )  # fmt: skip
+    if shares > 1:
+        tile = rows_tile(_class(value_width))
+        _merge[(ceil_div(batch * heads * queries, tile.rows),)](
+            output, parts, sizes, output.stride()[:3], DV=value_width, **launch_options(tile)
+        )
+    return output
+
+
+def append(cache: Tensor, x: Tensor, lengths: Tensor, block_table: Tensor | None) -> None:
+    """Writes x (B, Hk, N, D) to cache (P, Hk, rows, D) from lengths (B,) on; block_table as decode() takes it."""
+    x = unit(x)
+    batch, heads, new, width = x.shape
+    if not x.numel():
+        return
+    tile = rows_tile(_class(width))
+    pages, room = _pages(cache, block_table)
+    _append[(ceil_div(batch * heads * new, tile.rows),)](
+        x, cache, lengths.contiguous(), pages, batch, Sizes(heads, new, room), strides(x, cache),
+        DV=width, **launch_options(tile),
+    )  # fmt: skip
+
+
+def _pages(cache: Tensor, block_table: Tensor | None) -> tuple[Pages, int]:
+    """The pages, and how many keys of a sequence there is room for."""
+    count, _, page = cache.shape[:3]
+    if block_table is None:
+        return Pages(None, 0, count, page), page
+    block_table = unit(block_table)
+    return Pages(block_table, block_table.stride(0), count, page), page * block_table.shape[1]
+
+
+def _class(*widths: int) -> int:
+    return width_class(max(64, *widths))
+
+
+def _parts(output: Tensor, shares: int) -> Parts:
+    """Memory for the results of each share."""
+    batch = len(output)
+    if shares == 1:
+        return Parts(None, None, 1, batch)
+    memory = output.new_empty(shares, *output.shape, dtype=torch.float32)
+    return Parts(memory, memory.new_empty(memory.shape[:-1]), shares, batch)
+
+
+# ---------------------------------------------------------------------------------------------------- compile cases
+
+
+def compile_cases(chip: Chip) -> Iterator[CompileCase]:
+    """Every tile with pages, shares and all scoring; at one size every dtype without."""
+    yield from distinct(_cases(chip))
+
+
+def _cases(chip: Chip) -> Iterator[CompileCase]:
+    def case(kind: str, width: int, rows: int, *, plain: bool = False, shared: bool = False) -> CompileCase:
+        tile = decode_tile(chip, kind, width, rows)
+        given: dict[str, Any] = {"bounds": ("*i64", None), "scoring": not plain}
+        given |= {"table": None, "output": None, "lse": None} if plain else {}
+        words = "rows" if plain else "pages+scoring+shares"
+        name = f"attention.decode/{words}{'+grouped' * shared}/D{width}"
+        return compile_case(
+            _decode, name, kind, tile, dropout=False, mask="none", shared=shared, **given, **head_constants(width)
+        )
+
+    for shared in (False, True):
+        for width, kind, rows in itertools.product(WIDTHS, product_kinds(chip), (16, 32)):
+            yield case(kind, width, rows, shared=shared)
+        for kind in every_kind(chip):
+            yield case(kind, 64, 16, plain=True, shared=shared)
+    for width, dtype in itertools.product(WIDTHS, ("bf16", "fp16", "fp32")):
+        given = {"strides": ("i32:16",) * 3, "DV": width}
+        yield kernel_case(_merge, f"attention.decode.merge/D{width}", dtype, rows_tile(width), given=given)
+        given = {"strides": (("i32:16",) * 3,) * 2, "DV": width}
+        yield kernel_case(_append, f"attention.decode.append/D{width}", dtype, rows_tile(width), given=given)

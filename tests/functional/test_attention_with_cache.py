@@ -1,0 +1,261 @@
+"""Attention over a cache: the specification against keys joined and plain attention, the routes against it."""
+
+import pytest
+import torch
+
+from fasttfm import functional as F
+from fasttfm import reference, reference_cache
+from fasttfm.compat.flash_attn import flash_attn_with_kvcache
+
+H, D, DV = 4, 8, 6
+LENGTHS, STARTS = [13, 0, 7], [2, 0, 6]
+BESIDE = {"scale", "softcap", "sinks"}
+CASES = {
+    "one query": {"queries": 1},
+    "causal": {"queries": 5, "causal": True},
+    "all keys": {"queries": 3, "new": 2, "cos": True},
+    "nothing new": {"queries": 2, "new": 0, "causal": True},
+    "window": {"queries": 5, "window": (3, None)},
+    "both sides": {"queries": 4, "window": (3, 1), "cos": True, "starts": True},
+    "causal window": {"queries": 4, "window": (2, 3), "causal": True, "interleaved": True, "cos": True},
+    "alibi": {"queries": 3, "alibi": True, "causal": True, "starts": True},
+    "capped": {
+        "queries": 3,
+        "softcap": 0.7,
+        "causal": True,
+        "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0]),
+        "scale": 2.0,
+    },
+    "more queries than keys": {"queries": 20, "new": 3, "causal": True},
+}
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(5)
+
+
+def problem(
+    *, queries, new=None, starts=False, cos=False, alibi=False, page=4, pages=True, dtype=torch.float32, **options
+):
+    """Arguments of attention_with_cache(), of caches whose rows past the lengths hold no numbers."""
+    new = queries if new is None else new
+    table = torch.randperm(36).int()[:30].view(3, 10) if pages else None
+    rows = (36, 2, page) if pages else (3, 2, 40)
+    given = {
+        "query": torch.randn(3, queries, H, D).transpose(1, 2),
+        "key_cache": torch.full((*rows, D), torch.nan),
+        "value_cache": torch.full((*rows, DV), torch.nan),
+    }
+    given |= {"key": torch.randn(3, 2, new, D), "value": torch.randn(3, 2, new, DV)} if new else {}
+    given |= dict(zip(("cos", "sin"), F.rotary_tables(40, 6))) if cos else {}
+    given = {name: x.to(dtype) for name, x in given.items()}
+    for b, length in enumerate(LENGTHS):
+        for t in range(length):
+            at = (table[b, t // page], slice(None), t % page) if pages else (b, slice(None), t)
+            for cache in (given["key_cache"], given["value_cache"]):
+                cache[at] = torch.randn(cache[at].shape).to(dtype)
+    given |= {"cache_lengths": torch.tensor(LENGTHS), "block_table": table}
+    given |= {"cache_starts": torch.tensor(STARTS).int()} if starts else {}
+    given |= {"alibi_slopes": torch.rand(3, H) + 0.1} if alibi else {}
+    return {**given, **options}
+
+
+def copied(given):
+    return {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in given.items()}
+
+
+def joined(query, key_cache, value_cache, key=None, value=None, *, cache_lengths, cache_starts=None, block_table, **o):
+    """The same by keys that are joined, and plain attention with a mask."""
+    outputs = []
+    for b, length in enumerate(cache_lengths.tolist()):
+        first = 0 if cache_starts is None else int(cache_starts[b])
+        q, kv = query[b : b + 1], []
+        for cache, x in ((key_cache, key), (value_cache, value)):
+            rows = cache[block_table[b].long()].transpose(0, 1).flatten(1, 2)[:, first:length]
+            kv.append((rows if x is None else torch.cat([rows, x[b]], 1))[None])
+        keys, queries = kv[0].shape[2], q.shape[2]
+        if "cos" in o:
+            sees_all = o.get("window") is None and not o.get("causal")
+            places = torch.full((queries,), length) if sees_all else length + torch.arange(queries)
+            turn = {"interleaved": o.get("interleaved", False)}
+            q = reference.rotary(q, o["cos"], o["sin"], places, **turn)
+            new = torch.arange(length, first + keys)
+            old = length - first
+            kv[0][:, :, old:] = reference.rotary(kv[0][:, :, old:], o["cos"], o["sin"], new, **turn)
+        i, j = torch.arange(queries)[:, None], torch.arange(keys)
+        own = i + keys - queries
+        left, right = o.get("window") or (None, None)
+        seen = torch.ones(queries, keys, dtype=torch.bool)
+        if o.get("causal"):
+            seen &= j <= own
+        if left is not None:
+            seen &= j >= own - left
+        if right is not None:
+            seen &= j <= own + right
+        mask = seen
+        if "alibi_slopes" in o:
+            added = -o["alibi_slopes"].to(q.dtype)[b, :, None, None] * (own - j).abs()
+            mask = added.masked_fill(~seen, -torch.inf).to(q.dtype)
+        outputs.append(reference.attention(q, *kv, mask=mask, **{n: x for n, x in o.items() if n in BESIDE})[0])
+    return torch.cat(outputs)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_specification_is_plain_attention_over_keys_that_are_joined(case):
+    given = problem(**CASES[case], dtype=torch.float64)
+    expected = joined(**copied(given))
+    torch.testing.assert_close(reference_cache.attention_with_cache(**given), expected, atol=1e-13, rtol=1e-12)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("pages", [True, False])
+@pytest.mark.parametrize("case", CASES)
+def test_the_operator_computes_the_specification_and_leaves_the_same_cache(case, pages, backend):
+    given = problem(**{"scale": 0.3, **CASES[case]}, pages=pages)
+    theirs = copied(given)
+    expected = reference_cache.attention_with_cache(**theirs)
+    with F.backend(backend):
+        output = F.attention_with_cache(**given)
+    torch.testing.assert_close(output, expected)
+    assert output.transpose(1, 2).is_contiguous()
+    for name in ("key_cache", "value_cache"):
+        torch.testing.assert_close(given[name], theirs[name], equal_nan=True)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_dtypes(dtype, backend):
+    given = problem(queries=2, causal=True, alibi=True, dtype=dtype)
+    exact = reference_cache.attention_with_cache(
+        **{name: x.double() if torch.is_tensor(x) and x.dtype == dtype else x for name, x in copied(given).items()}
+    )
+    with F.backend(backend):
+        output = F.attention_with_cache(**given)
+    torch.testing.assert_close(output.double(), exact, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_a_search_step_by_step_is_attention_over_the_whole_text(backend):
+    """Pages in any order, an uneven page size, rotary positions: what a model does at inference."""
+    x = torch.randn(3, 2, 2, 21, D)  # queries, keys, values: (B, H, L, D)
+    cos, sin = F.rotary_tables(21, D)
+    q, k = (F.rotary(each, cos, sin) for each in x[:2])
+    expected = F.attention(q, k, x[2], causal=True)
+    caches = [torch.full((6 * 2, 2, 5, D), torch.nan) for _ in range(2)]
+    table = torch.randperm(12).view(2, 6)
+    steps = []
+    for first, last in ((0, 9), (9, 10), (10, 14), (14, 21)):
+        q, k, v = x[:, :, :, first:last]
+        options = {"cache_lengths": first, "block_table": table, "cos": cos, "sin": sin, "causal": True}
+        with F.backend(backend):
+            steps.append(F.attention_with_cache(q, *caches, k, v, **options))
+    torch.testing.assert_close(torch.cat(steps, 2), expected)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_a_cache_of_any_strides_is_written_in_place(backend):
+    given = problem(queries=2, causal=True)
+    strided = copied(given)
+    for name in ("key_cache", "value_cache"):
+        strided[name] = strided[name].transpose(1, 3).contiguous().transpose(1, 3)
+    with F.backend(backend):
+        torch.testing.assert_close(F.attention_with_cache(**strided), F.attention_with_cache(**given))
+    torch.testing.assert_close(strided["value_cache"], given["value_cache"], equal_nan=True)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_nothing_to_compute_and_a_cache_that_is_full(backend):
+    given = problem(queries=1, new=0)
+    empty = {**given, "query": given["query"][:, :, :0]}
+    nobody = {name: x[:0] if name in ("query", "cache_lengths", "block_table") else x for name, x in given.items()}
+    query, key, value = torch.randn(3, 2, H, 5, D)
+    with F.backend(backend):
+        assert F.attention_with_cache(**empty).shape == (3, H, 0, DV)
+        assert F.attention_with_cache(**nobody).shape == (0, H, 1, DV)
+        torch.testing.assert_close(F.attention_with_cache(query, key, value), F.attention(query, key, value))
+
+
+def test_it_is_compiled_as_one_graph():
+    given = problem(queries=3, causal=True, cos=True)
+    expected = F.attention_with_cache(**copied(given))
+    compiled = torch.compile(F.attention_with_cache, backend="aot_eager", fullgraph=True)
+    again = copied(given)
+    torch.testing.assert_close(compiled(**again), expected)
+    assert not torch.equal(again["key_cache"].nan_to_num(), given["key_cache"].nan_to_num())
+
+
+WRONG = {
+    "page out of range": ({"block_table": torch.full((3, 10), 36)}, "block_table has page 36: key_cache has 0 to 35"),
+    "page below": ({"block_table": torch.full((3, 10), -1)}, "block_table has page -1"),
+    "too long": (
+        {"cache_lengths": torch.tensor([13, 0, 40])},
+        "cache_lengths reach from 0 to 40, and 2 are appended: ",
+    ),
+    "negative": ({"cache_lengths": torch.tensor([13, -1, 7])}, "cache_lengths reach from -1"),
+    "one number": ({"cache_lengths": 39}, "there is 10 pages of 4 in block_table"),
+    "lengths": ({"cache_lengths": torch.ones(2).int()}, r"cache_lengths is torch.int32 \(2,\)"),
+    "no lengths": ({"cache_lengths": None}, "cache_lengths is needed beside key"),
+    "floats": ({"cache_lengths": torch.ones(3)}, "cache_lengths is torch.float32"),
+    "starts": ({"cache_starts": torch.tensor([14, 0, 0])}, "cache_starts must lie between 0 and cache_lengths"),
+    "table": ({"block_table": torch.zeros(30).int()}, r"block_table is torch.int32 \(30,\) .* \(3, pages of a seq"),
+    "table of floats": ({"block_table": torch.zeros(3, 10)}, "block_table is torch.float32"),
+    "no table": ({"block_table": None}, "key_cache has 36 rows and query 3: give a block_table"),
+    "dtype": ({"value_cache": torch.zeros(36, 2, 4, DV).half()}, "value_cache is torch.float16 .* query torch.float32"),
+    "heads": ({"query": torch.zeros(3, 3, 2, D)}, "must agree in heads"),
+    "ranks": ({"query": torch.zeros(3, 2, D)}, "four dimensions"),
+    "key alone": ({"value": None}, "key and value belong together"),
+    "shape": ({"key": torch.zeros(3, 2, 2, D + 1)}, r"key \(3, 2, 2, 9\) and value .* must be"),
+    "window": ({"window": (-1, 2)}, r"window=\(-1, 2\) has -1"),
+    "soft cap": ({"softcap": -1.0}, "softcap=-1.0 must be"),
+    "sinks": ({"sinks": torch.ones(3)}, r"sinks torch.float32 \(3,\) must be"),
+    "slopes": ({"alibi_slopes": torch.ones(3)}, r"alibi_slopes torch.float32 \(3,\) must be"),
+    "tables too short": (dict(zip(("cos", "sin"), F.rotary_tables(14, 8))), "cos has 14 positions, .* need 15"),
+    "cos alone": ({"cos": torch.ones(40, 2)}, "cos, sin and key belong together"),
+    "gradient": ({"query": torch.zeros(3, H, 2, D, requires_grad=True)}, "query requires a gradient"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_does_not_fit_is_named_and_leaves_the_cache_as_it_was(wrong):
+    change, message = WRONG[wrong]
+    given = problem(queries=2)
+    before = given["key_cache"].clone()
+    with pytest.raises(ValueError, match=message):
+        F.attention_with_cache(**{**given, **change})
+    torch.testing.assert_close(given["key_cache"], before, equal_nan=True)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_flash_attn_with_kvcache_is_it_in_other_words(case):
+    given = problem(**{**CASES[case], "sinks": None})
+    x, mine = copied(given), copied(given)
+    expected = F.attention_with_cache(**mine)
+    for name in ("query", "key_cache", "value_cache", "key", "value"):
+        if name in x:
+            x[name] = x[name].transpose(1, 2)
+    window = tuple(-1 if side is None else side for side in x.get("window") or (-1, -1))
+    output = flash_attn_with_kvcache(
+        x["query"], x["key_cache"], x["value_cache"], x.get("key"), x.get("value"), x.get("cos"), x.get("sin"),
+        x["cache_lengths"].int(), None, x.get("cache_starts"), x["block_table"], causal=x.get("causal", False),
+        window_size=window, rotary_interleaved=x.get("interleaved", False), alibi_slopes=x.get("alibi_slopes"),
+        softcap=x.get("softcap", 0.0), softmax_scale=x.get("scale"),
+    )  # fmt: skip
+    assert torch.equal(output, expected.transpose(1, 2))
+    torch.testing.assert_close(x["key_cache"].transpose(1, 2), mine["key_cache"], equal_nan=True)
+
+
+def test_flash_attns_rows_of_a_cache_and_its_refusals():
+    cache = torch.randn(2, 5, 9, 2, D)
+    q, rows = torch.randn(3, 1, H, D), torch.tensor([4, 0, 2])
+    expected = flash_attn_with_kvcache(q, *cache[:, rows], cache_seqlens=torch.tensor([3, 9, 1]))
+    output = flash_attn_with_kvcache(q, *cache, cache_seqlens=torch.tensor([3, 9, 1]), cache_batch_idx=rows)
+    assert torch.equal(output, expected)
+    for options, message in (
+        ({"softcap": -1.0}, "softcap=-1.0 must be"),
+        ({"return_softmax_lse": True}, "return_softmax_lse=True is not supported"),
+        ({"cache_batch_idx": rows[:2]}, r"cache_batch_idx is torch.int64 \(2,\)"),
+        ({"cache_seqlens": 10, "cache_batch_idx": rows}, "cache_seqlens reach from 10 to 10"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            flash_attn_with_kvcache(q, *cache, **options)

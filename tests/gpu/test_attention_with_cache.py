@@ -1,0 +1,47 @@
+"""Attention over cached keys on the device: pages, shares of a long sequence, a captured graph."""
+
+import pytest
+import torch
+
+from fasttfm import functional as F
+from fasttfm.reference_cache import attention_with_cache
+
+from .test_kernels import DTYPES, FLOOR
+
+
+def problem(device, dtype, queries=1):
+    """Two texts in pages of 24 rows, four query heads to a head of keys."""
+    caches = torch.randn(2, 200, 2, 24, 64, device=device).to(dtype)
+    new = torch.randn(2, 2, 2, queries, 64, device=device).to(dtype)
+    table = torch.randperm(200, device=device).view(2, 100)
+    lengths = torch.tensor([2300, 70], device=device)
+    return {
+        "query": torch.randn(2, 8, queries, 64, device=device).to(dtype), "key_cache": caches[0],
+        "value_cache": caches[1], "key": new[0], "value": new[1], "cache_lengths": lengths, "block_table": table,
+        "causal": True, "softcap": 20.0, "alibi_slopes": torch.rand(8, device=device),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("queries", [1, 7])
+def test_it_computes_what_the_reference_does_and_appends(device, ieee, dtype, queries):
+    given = problem(device, dtype, queries)
+    tensors = {n: x.double() if torch.is_tensor(x) and x.dtype == dtype else x for n, x in given.items()}
+    exact = attention_with_cache(**tensors)
+    output = F.attention_with_cache(**given)
+    assert (output - exact).abs().max() <= 4 * FLOOR[dtype] * exact.abs().max()
+    assert torch.equal(given["value_cache"].double(), tensors["value_cache"])
+
+
+def test_a_captured_step_follows_the_lengths_in_memory(device):
+    """The host never reads them."""
+    given = problem(device, torch.float16)
+    with torch.no_grad():
+        F.attention_with_cache(**given)  # compiles
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            output = F.attention_with_cache(**given)
+        for _ in range(3):
+            given["cache_lengths"] += 1
+            graph.replay()
+            torch.testing.assert_close(output, F.attention_with_cache(**given))
