@@ -60,9 +60,8 @@ def accelerate(model: PreTrainedModel, dry_run: bool = False) -> Report:
 
     Of BERT, BART and Marian, residual connections, dropout and LayerNorm become one pass, and the feed-forward network
     one operator where its activation is ReLU or GELU; of T5 and GPT-2 that network; of T5, Llama and all that normalise
-    as they do, the RMSNorm. A part that needs what our attention
-    has not (a cap on scores, attention sinks) keeps the attention it has. Returns replace_modules' report, with a line
-    for the attention and for each layer exchanged, or left and why.
+    as they do, the RMSNorm. A part that needs what our attention has not (a paged cache) keeps the attention it has.
+    Returns replace_modules' report, with a line for the attention and for each layer exchanged, or left and why.
     """
     _enter()
     report = replace_modules(model, dry_run)
@@ -165,15 +164,21 @@ def attention_forward(
     scaling: float | None = None,
     is_causal: bool | None = None,
     position_bias: Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    sinks: Tensor | None = None,
+    indices: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention as transformers calls it: query (B, H, L, D), key and value (B, H or fewer, S, D);
     returns (B, L, H, D).
 
     attention_mask: bool, True attends, or floats that are added; without one every query attends every key, as in eager
-    attention. position_bias (T5) is added to the scores. The weights come second where output_attentions asks for them.
+    attention; a window is in it. position_bias (T5) is added to the scores, softcap (Gemma 2) bounds them. s_aux
+    (H,) (gpt-oss) or sinks (B, H, L, 1) are scores of a key without a value. indices (B, L, N) (DeepSeek V3.2): keys
+    that a query may attend. The weights come second where output_attentions asks for them.
     Raises ValueError for is_causal without a mask, and for an argument that would change the result and is not known
-    here, such as softcap.
+    here, such as a paged cache.
     """
     refuse(module, options)
     if is_causal and attention_mask is None and query.shape[2] > 1:
@@ -181,24 +186,43 @@ def attention_forward(
             f"attention {NAME!r}: {type(module).__name__} asks for causal attention without a mask, which eager "
             "attention would not give: give a mask, or use 'sdpa'"
         )
-    causal = _says_causal(attention_mask, query, key)
+    causal = sinks is None and _says_causal(attention_mask, query, key)  # a causal flag hides the sinks' key
     if causal:
         attention_mask = None
-    if position_bias is None:
-        mask = attention_mask
-    elif attention_mask is None:
-        mask = position_bias
-    elif attention_mask.dtype == torch.bool:
-        mask = position_bias.masked_fill(~attention_mask, -torch.inf)
-    else:
-        mask = position_bias + attention_mask
+    if indices is not None:
+        chosen = torch.zeros(*indices.shape[:2], key.shape[2], dtype=torch.bool, device=indices.device)
+        attention_mask = _both(chosen.scatter(-1, indices.long(), True)[:, None], attention_mask)
+    mask = attention_mask if position_bias is None else _both(position_bias, attention_mask)
+    if sinks is not None:  # each query's own: a key and a value of zeros, whose score is what is added
+        seen = query.new_zeros(1, 1, 1, key.shape[2]) if mask is None else _as_floats(mask, query.dtype)
+        rows = torch.broadcast_shapes(seen.shape[:-1], sinks.shape[:-1])
+        mask = torch.cat([seen.expand(*rows, -1), sinks.to(seen.dtype).expand(*rows, 1)], -1)
+        key, value = (nn.functional.pad(x, (0, 0, 0, 1)) for x in (key, value))
     dropout = dropout if module.training else 0.0
     arguments: dict[str, Any] = {"mask": mask, "causal": causal, "dropout_p": dropout, "scale": scaling}
+    arguments |= {"softcap": softcap or 0.0, "sinks": s_aux}
     if options.get("output_attentions") or _recorded():
         weights = F.attention_weights(query, key, **arguments)
         output = (grouped(weights, value.shape[1]) @ value).view(*query.shape[:3], value.shape[3])
-        return output.transpose(1, 2).contiguous(), weights
+        return output.transpose(1, 2).contiguous(), weights if sinks is None else weights[..., :-1]
     return F.attention(query, key, value, **arguments).transpose(1, 2), None
+
+
+def _both(first: Tensor, second: Tensor | None) -> Tensor:
+    """Two masks as one: bool where both are, else floats that are added."""
+    if second is None:
+        return first
+    if first.dtype == second.dtype == torch.bool:
+        return first & second
+    for kept, added in ((first, second), (second, first)):
+        if kept.dtype == torch.bool:
+            return added.masked_fill(~kept, -torch.inf)
+    return first + second
+
+
+def _as_floats(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """mask as what is added to scores."""
+    return mask.new_zeros(mask.shape, dtype=dtype).masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else mask
 
 
 def _recorded() -> bool:
