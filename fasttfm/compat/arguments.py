@@ -56,8 +56,8 @@ def places(
 
 
 def surplus_of(query_starts: Tensor, key_starts: Tensor) -> int | Tensor:
-    """How many keys more than queries each sequence has, (B,); starts that do not fit are varlen_attention()'s to
-    refuse."""
+    """The number of keys less that of queries in each sequence, (B,); starts that do not fit are varlen_attention()'s
+    to refuse."""
     if query_starts is key_starts or query_starts.shape != key_starts.shape:
         return 0
     return key_starts.diff() - query_starts.diff()

@@ -10,6 +10,7 @@ Needs the package transformers (version 5), which fasttfm does not install.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,21 +34,55 @@ if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 20):
     )
 
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import eager_mask, sdpa_mask
 from transformers.utils.output_capturing import _active_collector
 
 from fasttfm import functional as F
 from fasttfm.functional.attention.layout import grouped
-from fasttfm.interop.huggingface_classes import NAME, REFUSAL, custom_attention, refuse_in_tables
+from fasttfm.interop.huggingface_classes import NAME, REFUSAL, custom_attention, enter_in_tables, is_of_its_own
 from fasttfm.interop.huggingface_layers import fused_class, note, why_left
 from fasttfm.interop.huggingface_options import refuse, refused_by
+from fasttfm.interop.huggingface_products import fused, writes_out
 from fasttfm.interop.replace import Line, Report, replace_modules
 
 
 def register() -> None:
-    """Makes attn_implementation="fasttfm" known to transformers, with its mask: bool, True where a query may attend."""
+    """Makes attn_implementation="fasttfm" known to transformers, with its mask: bool, True where a query may attend.
+
+    A model that writes its attention out has those layers exchanged when it is made, by PreTrainedModel.post_init().
+    """
     _enter()
-    refuse_in_tables()
+    enter_in_tables()
+    for method in ("post_init", "set_attn_implementation"):
+        _exchange_after(method)
+
+
+def _exchange_after(method: str) -> None:
+    """Has a method of every model exchange attention that is written out, where fasttfm is asked for by name."""
+    before: Any = getattr(PreTrainedModel, method)
+    if hasattr(before, "__wrapped__"):
+        return
+
+    @functools.wraps(before)
+    def call(self: PreTrainedModel, *arguments: Any, **options: Any) -> Any:
+        result = before(self, *arguments, **options)
+        if self.config._attn_implementation == NAME:
+            _exchange(self)
+        return result
+
+    setattr(PreTrainedModel, method, call)
+
+
+def _exchange(model: nn.Module, dry_run: bool = False) -> list[Line]:
+    """Has modules of model that write their attention out multiply in our operator; returns a line of each."""
+    lines = []
+    for name, module in model.named_modules():
+        kind: Any = type(module)
+        if writes_out(kind):
+            lines.append(Line(name, kind.__name__, fused(kind).__name__))
+            if not dry_run:
+                module.__class__ = fused(kind)
+    return lines
 
 
 def _enter() -> None:
@@ -65,7 +100,7 @@ def accelerate(model: PreTrainedModel, dry_run: bool = False) -> Report:
     """
     _enter()
     report = replace_modules(model, dry_run)
-    report.lines[:0] = _set_attention(model, dry_run)
+    report.lines[:0] = [*_set_attention(model, dry_run), *_exchange(model, dry_run)]
     for name, module in model.named_modules():
         kind, reason = type(module), why_left(module)
         if reason:
@@ -85,7 +120,8 @@ def _set_attention(model: PreTrainedModel, dry_run: bool) -> list[Line]:
     for name, config, reason in _own_attention(model):
         if id(config) not in kept:
             kept[id(config)] = config, config._attn_implementation
-            left.append(Line(name, f"attention {config._attn_implementation}", "left", reason))
+            if reason:
+                left.append(Line(name, f"attention {config._attn_implementation}", "left", reason))
     if id(model.config) in kept:
         return left
     if not dry_run:
@@ -96,7 +132,8 @@ def _set_attention(model: PreTrainedModel, dry_run: bool) -> list[Line]:
 
 
 def _own_attention(model: PreTrainedModel) -> Iterator[tuple[str, Any, str]]:
-    """The parts of model whose attention ours cannot stand for: dotted name, configuration, and why.
+    """The parts of model whose attention ours cannot stand for: dotted name, configuration, and why, or '' for one that
+    writes it out, whose products are exchanged.
 
     A module that passes what ours refuses keeps its own configuration's attention and that of the model that it is in,
     which makes its mask.
@@ -105,7 +142,8 @@ def _own_attention(model: PreTrainedModel) -> Iterator[tuple[str, Any, str]]:
         if isinstance(part, PreTrainedModel):
             custom = custom_attention(type(part.config)) if part._can_set_attn_implementation() else type(part).__name__
             if custom:
-                yield name, part.config, f"{custom} does not ask transformers for its attention by name"
+                own = is_of_its_own(type(part.config))
+                yield name, part.config, f"{custom} computes attention in a way of its own" if own else ""
     for name, module in model.named_modules():
         if option := refused_by(module):
             reason = f"{type(module).__name__} needs {option}, which attention {NAME!r} has not"
@@ -128,13 +166,14 @@ def boolean_mask(
     """sdpa_mask(): (B, 1, L, S) bool, True where a query may attend, or None where every query attends every key.
 
     A causal mask is always made, because a missing one is none to eager attention; one that says no more than the
-    causal flag is marked, so that attention_forward() need not read it. Raises ValueError for a model whose attention
-    is its own: it would take this mask for another kind.
+    causal flag is marked, so that attention_forward() need not read it. A model that writes its attention out gets the
+    floats that it adds. Raises ValueError for one whose attention is of its own.
     """
-    name = custom_attention(type(config))
-    if name:
-        raise ValueError(REFUSAL.format(name))
     sizes = {"q_length": q_length, "kv_length": kv_length, "config": config}
+    if custom := custom_attention(type(config)):
+        if is_of_its_own(type(config)):
+            raise ValueError(REFUSAL.format(custom))
+        return eager_mask(**sizes, **options)
     mask = sdpa_mask(**sizes, allow_is_causal_skip=allow_is_causal_skip, **options)
     if mask is None and allow_is_causal_skip and q_length > 1:
         mask = sdpa_mask(**sizes, allow_is_causal_skip=False, **options)

@@ -292,17 +292,3 @@ def test_dropout_is_drawn_in_training_alone() -> None:
     assert torch.equal(got, plain)
     got, _ = huggingface.attention_forward(module.train(), x, x, x, None, dropout=0.5, is_causal=False)
     assert not torch.equal(got, plain)
-
-
-def test_a_model_that_does_not_ask_for_its_attention_by_name_is_said_to_be_left() -> None:
-    config = transformers.FalconConfig(
-        vocab_size=37, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, alibi=True, bos_token_id=2,
-        eos_token_id=1,
-    )  # fmt: skip
-    model = transformers.FalconForCausalLM(config)
-    line = huggingface.accelerate(model).lines[0]
-    assert (line.action, line.reason) == (
-        "left",
-        "FalconForCausalLM does not ask transformers for its attention by name",
-    )
-    assert model.config._attn_implementation != "fasttfm"
