@@ -1,4 +1,4 @@
-"""Parts that the signatures share: refusals, checks of ranks and heads, the causal triangle at the lower right."""
+"""Parts that the signatures share: refusals, checks of ranks and heads, triangles and windows at the lower right."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from fasttfm.functional.signature import is_flag
+
+Window = tuple[int | None, int | None] | None
 
 
 def refuse(function: str, **given: tuple[Any, Any]) -> None:
@@ -21,29 +23,44 @@ def refuse(function: str, **given: tuple[Any, Any]) -> None:
             raise ValueError(f"{function}: {name}{shown} is not supported: leave it at {off!r}")
 
 
-def causal_of_window(
-    function: str, window: tuple[int | None, int | None] | None, lengths: tuple[int, int], causal: bool = False
-) -> bool:
-    """Return whether (left, right) is the causal triangle, or asked for beside it; ValueError for a true window.
+def places(
+    function: str,
+    causal: bool,
+    window: Window,
+    lengths: tuple[int, int],
+    slopes: Tensor | None,
+    surplus: int | Tensor,
+) -> dict[str, Any]:
+    """The arguments of attention() for causal, (left, right) and ALiBi's slopes, the last query at the last key.
 
-    window: None, or None in it, is no window, and so is a side that reaches past lengths, those of the longest queries
-    and keys: the last query sees the last key, and what it lets all see hides nothing.
+    window: None, -1 or None in it, and a side that reaches past lengths, those of the longest queries and keys, are no
+    bound. surplus: how many keys more than queries there are. Raises TypeError, ValueError for another window.
     """
     is_flag("causal", causal)
     if window is not None and (not isinstance(window, tuple | list) or len(window) != 2):
         raise TypeError(f"{function}: window_size={window!r} must be (left, right), or None")
-    shown = (-1, -1) if window is None else tuple(window)
-    left, right = (-1 if side is None else side for side in shown)
+    left, right = (None if side == -1 else side for side in window or (None, None))
+    for side in (left, right):
+        if side is not None and (isinstance(side, bool) or not isinstance(side, int | torch.SymInt) or side < 0):
+            raise ValueError(f"{function}: window_size={window!r} has {side!r}: whole numbers from 0 up, or -1")
     queries, keys = lengths
-    if left >= keys - 1:  # the last query, which looks back furthest, sees the first key
-        left = -1
-    if causal:
-        right = 0
-    elif right >= queries - 1:  # the first query sees the last key
-        right = -1
-    if left >= 0 or right > 0:
-        raise ValueError(f"{function}: window_size={shown} is not supported: give (-1, -1) or, causal, (-1, 0)")
-    return right == 0
+    if left is not None and left >= keys - 1:  # the last query, which looks back furthest, sees the first key
+        left = None
+    if causal or (right is not None and right >= queries - 1):  # the first query sees the last key
+        right = None
+    bounded = left is not None or right is not None
+    if not causal and not bounded and slopes is None:
+        return {}
+    looks: dict[str, Any] = {"causal": causal, "causal_offset": surplus, "alibi_slopes": slopes}
+    return looks | {"window": (left, right)} if bounded else looks
+
+
+def surplus_of(query_starts: Tensor, key_starts: Tensor) -> int | Tensor:
+    """The number of keys less that of queries in each sequence, (B,); starts that do not fit are varlen_attention()'s
+    to refuse."""
+    if query_starts is key_starts or query_starts.shape != key_starts.shape:
+        return 0
+    return key_starts.diff() - query_starts.diff()
 
 
 def check_rank(function: str, rank: int, parts: int | None = None, **tensors: Tensor) -> None:
@@ -64,20 +81,3 @@ def check_heads(function: str, **tensors: Tensor) -> None:
             raise ValueError(
                 f"{function}: {query} has {heads} heads and {name} {x.shape[-2]}: a divisor of them is needed"
             )
-
-
-def corner_offset(function: str, query_starts: Tensor, key_starts: Tensor) -> int:
-    """Return how many keys more than queries each sequence has: the last query sees the last key.
-
-    Raises ValueError where that differs between sequences. It reads the lengths, for which a GPU is waited for, unless
-    both are one tensor.
-    """
-    if query_starts is key_starts:
-        return 0
-    surplus = torch.unique(key_starts.diff() - query_starts.diff()).tolist()
-    if len(surplus) > 1:
-        raise ValueError(
-            f"{function}: causal needs keys that outnumber the queries by one and the same number in every sequence "
-            f"(here by {surplus[0]} to {surplus[-1]}): call it once for each"
-        )
-    return surplus[0] if surplus else 0

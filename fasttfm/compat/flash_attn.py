@@ -2,10 +2,10 @@
 
     q (B, L, H, D), k and v (B, S, Hk, D), H a multiple of Hk; packed: (T, H, D) with starts (B + 1,)
 
-Where causal is given, the triangle lies in the lower right corner: the last query sees the last key, and a query that
-sees none gives zeros. Dropout applies whenever dropout_p is not 0, as there. Results and gradients are deterministic.
-return_attn_probs, which flash_attn keeps for its own tests, is refused, and so are windows, soft caps, ALiBi and paged
-keys, but over a cache. Source: Dao, "FlashAttention-2", 2023, and the package's interface.
+The last query of each sequence is at its last key: there causal's triangle, windows and ALiBi's distances begin, and a
+query that sees no key gives zeros. Dropout applies whenever dropout_p is not 0, as there, and goes with softcap, too.
+Results and gradients are deterministic. return_attn_probs, which flash_attn keeps for its own tests, is refused, and so
+are paged keys, but over a cache. Source: Dao, "FlashAttention-2", 2023, and the package's interface.
 """
 
 from __future__ import annotations
@@ -13,25 +13,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fasttfm.compat.arguments import causal_of_window, check_heads, check_rank, corner_offset, refuse
+from fasttfm.compat.arguments import Window, check_heads, check_rank, places, refuse, surplus_of
 from fasttfm.functional import attention, attention_with_cache, varlen_attention
 from fasttfm.functional.signature import is_flag, names_arguments, own_names
 
-Window = tuple[int | None, int | None] | None
-
-
-_QUERY = {"query": "q", "key": "k", "value": "v"}
+_OWN = {"query": "q", "key": "k", "value": "v", "window": "window_size", "scale": "softmax_scale"}
 _STARTS = {
     "query_starts": "cu_seqlens_q",
     "key_starts": "cu_seqlens_k",
     "max_query": "max_seqlen_q",
     "max_key": "max_seqlen_k",
-    "scale": "softmax_scale",
 }
 """By what functional calls an argument, what flash_attn calls it."""
 
 
-@own_names(**_QUERY, scale="softmax_scale")
+@own_names(**_OWN)
 @names_arguments
 def flash_attn_func(
     q: Tensor,
@@ -50,19 +46,17 @@ def flash_attn_func(
     name = "flash_attn_func"
     is_flag("deterministic", deterministic)
     check_rank(name, 4, q=q, k=k, v=v)
-    causal = causal_of_window(name, window_size, (q.shape[1], k.shape[1]), causal)
-    refuse(
-        name, softcap=(softcap, 0.0), alibi_slopes=(alibi_slopes, None), return_attn_probs=(return_attn_probs, False)
-    )
+    refuse(name, return_attn_probs=(return_attn_probs, False))
     check_heads(name, q=q, k=k, v=v)
+    lengths = q.shape[1], k.shape[1]
     output = attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
-        causal=causal,
-        causal_offset=k.shape[1] - q.shape[1] if causal else 0,
         dropout_p=dropout_p,
         scale=softmax_scale,
+        softcap=softcap,
+        **places(name, causal, window_size, lengths, alibi_slopes, lengths[1] - lengths[0]),
     )
     return output.transpose(1, 2)
 
@@ -108,7 +102,7 @@ def flash_attn_kvpacked_func(
     return flash_attn_func(q, k, v, *options)
 
 
-@own_names(**_QUERY, **_STARTS)
+@own_names(**_OWN, **_STARTS)
 @names_arguments
 def flash_attn_varlen_func(
     q: Tensor,
@@ -128,22 +122,17 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
 ) -> Tensor:
-    """The same over packed sequences: q (Tq, H, D), k and v (Tk, Hk, D), starts (B + 1,) int32; gives (Tq, H, D).
-
-    causal with two sets of starts needs one surplus of keys in all sequences, else ValueError.
-    """
+    """The same over packed sequences: q (Tq, H, D), k and v (Tk, Hk, D), starts (B + 1,) int32; gives (Tq, H, D)."""
     name = "flash_attn_varlen_func"
     is_flag("deterministic", deterministic)
     refuse(
         name,
-        softcap=(softcap, 0.0),
-        alibi_slopes=(alibi_slopes, None),
         return_attn_probs=(return_attn_probs, False),
         block_table=(block_table, None),  # before ranks: keys in pages have one dimension more
     )
     check_rank(name, 3, q=q, k=k, v=v)
-    causal = causal_of_window(name, window_size, (max_seqlen_q, max_seqlen_k), causal)
     check_heads(name, q=q, k=k, v=v)
+    lengths, surplus = (max_seqlen_q, max_seqlen_k), surplus_of(cu_seqlens_q, cu_seqlens_k)
     return varlen_attention(
         q,
         k,
@@ -152,10 +141,10 @@ def flash_attn_varlen_func(
         cu_seqlens_k,
         max_seqlen_q,
         max_seqlen_k,
-        causal=causal,
-        causal_offset=corner_offset(name, cu_seqlens_q, cu_seqlens_k) if causal else 0,
         dropout_p=dropout_p,
         scale=softmax_scale,
+        softcap=softcap,
+        **places(name, causal, window_size, lengths, alibi_slopes, surplus),
     )
 
 
@@ -210,8 +199,8 @@ def flash_attn_varlen_kvpacked_func(
 
 
 @own_names(
-    **_QUERY, key_cache="k_cache", value_cache="v_cache", cache_lengths="cache_seqlens", cache_starts="cache_leftpad",
-    cos="rotary_cos", sin="rotary_sin", interleaved="rotary_interleaved", window="window_size", scale="softmax_scale",
+    **_OWN, key_cache="k_cache", value_cache="v_cache", cache_lengths="cache_seqlens", cache_starts="cache_leftpad",
+    cos="rotary_cos", sin="rotary_sin", interleaved="rotary_interleaved",
     attention_with_cache="flash_attn_with_kvcache",
 )  # fmt: skip
 @names_arguments

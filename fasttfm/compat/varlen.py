@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
-from fasttfm.compat.arguments import causal_of_window, check_heads, check_rank, corner_offset, refuse
+from fasttfm.compat.arguments import Window, check_heads, check_rank, places, refuse, surplus_of
 from fasttfm.functional import varlen_attention
 from fasttfm.functional.signature import is_flag, names_arguments, own_names
 
 
-@own_names(query_starts="cu_seq_q", key_starts="cu_seq_k", max_query="max_q", max_key="max_k")
+@own_names(query_starts="cu_seq_q", key_starts="cu_seq_k", max_query="max_q", max_key="max_k", window="window_size")
 @names_arguments
 def varlen_attn(
     query: Tensor,
@@ -24,7 +24,7 @@ def varlen_attn(
     *,
     return_aux: Any = None,
     scale: float | None = None,
-    window_size: tuple[int | None, int | None] | None = (-1, -1),
+    window_size: Window = (-1, -1),
     enable_gqa: bool = False,
     seqused_k: Tensor | None = None,
     block_table: Tensor | None = None,
@@ -33,14 +33,14 @@ def varlen_attn(
 ) -> Tensor:
     """Attention over packed sequences: query (Tq, H, D), key and value (Tk, Hk, D), starts (B + 1,) int32.
 
-    window_size (-1, 0) is causal, the last query seeing the last key; other windows, return_aux, seqused_k and
-    block_table raise ValueError. cu_seq_k None: those of the queries. num_splits changes nothing: results never depend
-    on a split. dropout_p in [0, 1] is an addition. Returns (Tq, H, D).
+    window_size (left, right): keys that a query sees before and past its own, the last query at the last key; -1 is no
+    bound, and (-1, 0) causal. return_aux, seqused_k and block_table raise ValueError. cu_seq_k None: those of the
+    queries. num_splits changes nothing: results never depend on a split. dropout_p in [0, 1] is an addition. Returns
+    (Tq, H, D).
     """
     name = "varlen_attn"
     is_flag("enable_gqa", enable_gqa)
     check_rank(name, 3, query=query, key=key, value=value)
-    causal = causal_of_window(name, window_size, (max_q, max_k))
     refuse(name, return_aux=(return_aux, None), seqused_k=(seqused_k, None), block_table=(block_table, None))
     if key.shape[-2] != query.shape[-2] and not enable_gqa:
         raise ValueError(
@@ -56,8 +56,7 @@ def varlen_attn(
         cu_seq_k,
         max_q,
         max_k,
-        causal=causal,
-        causal_offset=corner_offset(name, cu_seq_q, cu_seq_k) if causal else 0,
         dropout_p=dropout_p,
         scale=scale,
+        **places(name, False, window_size, (max_q, max_k), None, surplus_of(cu_seq_q, cu_seq_k)),
     )

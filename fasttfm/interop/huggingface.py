@@ -10,6 +10,7 @@ Needs the package transformers (version 5), which fasttfm does not install.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,21 +34,55 @@ if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 20):
     )
 
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import eager_mask, sdpa_mask
 from transformers.utils.output_capturing import _active_collector
 
 from fasttfm import functional as F
 from fasttfm.functional.attention.layout import grouped
-from fasttfm.interop.huggingface_classes import NAME, REFUSAL, custom_attention, refuse_in_tables
+from fasttfm.interop.huggingface_classes import NAME, REFUSAL, custom_attention, enter_in_tables, is_of_its_own
 from fasttfm.interop.huggingface_layers import fused_class, note, why_left
 from fasttfm.interop.huggingface_options import refuse, refused_by
+from fasttfm.interop.huggingface_products import fused, writes_out
 from fasttfm.interop.replace import Line, Report, replace_modules
 
 
 def register() -> None:
-    """Makes attn_implementation="fasttfm" known to transformers, with its mask: bool, True where a query may attend."""
+    """Makes attn_implementation="fasttfm" known to transformers, with its mask: bool, True where a query may attend.
+
+    A model that writes its attention out has those layers exchanged when it is made, by PreTrainedModel.post_init().
+    """
     _enter()
-    refuse_in_tables()
+    enter_in_tables()
+    for method in ("post_init", "set_attn_implementation"):
+        _exchange_after(method)
+
+
+def _exchange_after(method: str) -> None:
+    """Has a method of every model exchange attention that is written out, where fasttfm is asked for by name."""
+    before: Any = getattr(PreTrainedModel, method)
+    if hasattr(before, "__wrapped__"):
+        return
+
+    @functools.wraps(before)
+    def call(self: PreTrainedModel, *arguments: Any, **options: Any) -> Any:
+        result = before(self, *arguments, **options)
+        if self.config._attn_implementation == NAME:
+            _exchange(self)
+        return result
+
+    setattr(PreTrainedModel, method, call)
+
+
+def _exchange(model: nn.Module, dry_run: bool = False) -> list[Line]:
+    """Has modules of model that write their attention out multiply in our operator; returns a line of each."""
+    lines = []
+    for name, module in model.named_modules():
+        kind: Any = type(module)
+        if writes_out(kind):
+            lines.append(Line(name, kind.__name__, fused(kind).__name__))
+            if not dry_run:
+                module.__class__ = fused(kind)
+    return lines
 
 
 def _enter() -> None:
@@ -60,13 +95,12 @@ def accelerate(model: PreTrainedModel, dry_run: bool = False) -> Report:
 
     Of BERT, BART and Marian, residual connections, dropout and LayerNorm become one pass, and the feed-forward network
     one operator where its activation is ReLU or GELU; of T5 and GPT-2 that network; of T5, Llama and all that normalise
-    as they do, the RMSNorm. A part that needs what our attention
-    has not (a cap on scores, attention sinks) keeps the attention it has. Returns replace_modules' report, with a line
-    for the attention and for each layer exchanged, or left and why.
+    as they do, the RMSNorm. A part that needs what our attention has not (a paged cache) keeps the attention it has.
+    Returns replace_modules' report, with a line for the attention and for each layer exchanged, or left and why.
     """
     _enter()
     report = replace_modules(model, dry_run)
-    report.lines[:0] = _set_attention(model, dry_run)
+    report.lines[:0] = [*_set_attention(model, dry_run), *_exchange(model, dry_run)]
     for name, module in model.named_modules():
         kind, reason = type(module), why_left(module)
         if reason:
@@ -86,7 +120,8 @@ def _set_attention(model: PreTrainedModel, dry_run: bool) -> list[Line]:
     for name, config, reason in _own_attention(model):
         if id(config) not in kept:
             kept[id(config)] = config, config._attn_implementation
-            left.append(Line(name, f"attention {config._attn_implementation}", "left", reason))
+            if reason:
+                left.append(Line(name, f"attention {config._attn_implementation}", "left", reason))
     if id(model.config) in kept:
         return left
     if not dry_run:
@@ -97,7 +132,8 @@ def _set_attention(model: PreTrainedModel, dry_run: bool) -> list[Line]:
 
 
 def _own_attention(model: PreTrainedModel) -> Iterator[tuple[str, Any, str]]:
-    """The parts of model whose attention ours cannot stand for: dotted name, configuration, and why.
+    """The parts of model whose attention ours cannot stand for: dotted name, configuration, and why, or '' for one that
+    writes it out, whose products are exchanged.
 
     A module that passes what ours refuses keeps its own configuration's attention and that of the model that it is in,
     which makes its mask.
@@ -106,7 +142,8 @@ def _own_attention(model: PreTrainedModel) -> Iterator[tuple[str, Any, str]]:
         if isinstance(part, PreTrainedModel):
             custom = custom_attention(type(part.config)) if part._can_set_attn_implementation() else type(part).__name__
             if custom:
-                yield name, part.config, f"{custom} does not ask transformers for its attention by name"
+                own = is_of_its_own(type(part.config))
+                yield name, part.config, f"{custom} computes attention in a way of its own" if own else ""
     for name, module in model.named_modules():
         if option := refused_by(module):
             reason = f"{type(module).__name__} needs {option}, which attention {NAME!r} has not"
@@ -129,13 +166,14 @@ def boolean_mask(
     """sdpa_mask(): (B, 1, L, S) bool, True where a query may attend, or None where every query attends every key.
 
     A causal mask is always made, because a missing one is none to eager attention; one that says no more than the
-    causal flag is marked, so that attention_forward() need not read it. Raises ValueError for a model whose attention
-    is its own: it would take this mask for another kind.
+    causal flag is marked, so that attention_forward() need not read it. A model that writes its attention out gets the
+    floats that it adds. Raises ValueError for one whose attention is of its own.
     """
-    name = custom_attention(type(config))
-    if name:
-        raise ValueError(REFUSAL.format(name))
     sizes = {"q_length": q_length, "kv_length": kv_length, "config": config}
+    if custom := custom_attention(type(config)):
+        if is_of_its_own(type(config)):
+            raise ValueError(REFUSAL.format(custom))
+        return eager_mask(**sizes, **options)
     mask = sdpa_mask(**sizes, allow_is_causal_skip=allow_is_causal_skip, **options)
     if mask is None and allow_is_causal_skip and q_length > 1:
         mask = sdpa_mask(**sizes, allow_is_causal_skip=False, **options)
@@ -165,15 +203,21 @@ def attention_forward(
     scaling: float | None = None,
     is_causal: bool | None = None,
     position_bias: Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    sinks: Tensor | None = None,
+    indices: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention as transformers calls it: query (B, H, L, D), key and value (B, H or fewer, S, D);
     returns (B, L, H, D).
 
     attention_mask: bool, True attends, or floats that are added; without one every query attends every key, as in eager
-    attention. position_bias (T5) is added to the scores. The weights come second where output_attentions asks for them.
+    attention; a window is in it. position_bias (T5) is added to the scores, softcap (Gemma 2) bounds them. s_aux
+    (H,) (gpt-oss) or sinks (B, H, L, 1) are scores of a key without a value. indices (B, L, N) (DeepSeek V3.2): keys
+    that a query may attend. The weights come second where output_attentions asks for them.
     Raises ValueError for is_causal without a mask, and for an argument that would change the result and is not known
-    here, such as softcap.
+    here, such as a paged cache.
     """
     refuse(module, options)
     if is_causal and attention_mask is None and query.shape[2] > 1:
@@ -181,24 +225,43 @@ def attention_forward(
             f"attention {NAME!r}: {type(module).__name__} asks for causal attention without a mask, which eager "
             "attention would not give: give a mask, or use 'sdpa'"
         )
-    causal = _says_causal(attention_mask, query, key)
+    causal = sinks is None and _says_causal(attention_mask, query, key)  # a causal flag hides the sinks' key
     if causal:
         attention_mask = None
-    if position_bias is None:
-        mask = attention_mask
-    elif attention_mask is None:
-        mask = position_bias
-    elif attention_mask.dtype == torch.bool:
-        mask = position_bias.masked_fill(~attention_mask, -torch.inf)
-    else:
-        mask = position_bias + attention_mask
+    if indices is not None:
+        chosen = torch.zeros(*indices.shape[:2], key.shape[2], dtype=torch.bool, device=indices.device)
+        attention_mask = _both(chosen.scatter(-1, indices.long(), True)[:, None], attention_mask)
+    mask = attention_mask if position_bias is None else _both(position_bias, attention_mask)
+    if sinks is not None:  # each query's own: a key and a value of zeros, whose score is what is added
+        seen = query.new_zeros(1, 1, 1, key.shape[2]) if mask is None else _as_floats(mask, query.dtype)
+        rows = torch.broadcast_shapes(seen.shape[:-1], sinks.shape[:-1])
+        mask = torch.cat([seen.expand(*rows, -1), sinks.to(seen.dtype).expand(*rows, 1)], -1)
+        key, value = (nn.functional.pad(x, (0, 0, 0, 1)) for x in (key, value))
     dropout = dropout if module.training else 0.0
     arguments: dict[str, Any] = {"mask": mask, "causal": causal, "dropout_p": dropout, "scale": scaling}
+    arguments |= {"softcap": softcap or 0.0, "sinks": s_aux}
     if options.get("output_attentions") or _recorded():
         weights = F.attention_weights(query, key, **arguments)
         output = (grouped(weights, value.shape[1]) @ value).view(*query.shape[:3], value.shape[3])
-        return output.transpose(1, 2).contiguous(), weights
+        return output.transpose(1, 2).contiguous(), weights if sinks is None else weights[..., :-1]
     return F.attention(query, key, value, **arguments).transpose(1, 2), None
+
+
+def _both(first: Tensor, second: Tensor | None) -> Tensor:
+    """Two masks as one: bool where both are, else floats that are added."""
+    if second is None:
+        return first
+    if first.dtype == second.dtype == torch.bool:
+        return first & second
+    for kept, added in ((first, second), (second, first)):
+        if kept.dtype == torch.bool:
+            return added.masked_fill(~kept, -torch.inf)
+    return first + second
+
+
+def _as_floats(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """mask as what is added to scores."""
+    return mask.new_zeros(mask.shape, dtype=dtype).masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else mask
 
 
 def _recorded() -> bool:

@@ -1,7 +1,8 @@
 """Classes of Hugging Face transformers that take their attention by name.
 
-The others compute attention themselves, and most ask transformers for a mask by name all the same: of the kind that
-their own code adds to scores, while a registered one is bool. They are refused.
+The others write attention out, and most ask transformers for a mask by name all the same: of the kind that their own
+code adds to scores, while a registered one is bool. Those whose attention is something else than the product of all
+queries and all keys are refused.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import functools
 import importlib
 import inspect
 import sys
-from typing import Any, NoReturn
 
 import torch.nn
 from transformers import PreTrainedModel
 
+from fasttfm.interop.huggingface_products import OF_ITS_OWN
+
 NAME = "fasttfm"
-REFUSAL = f"attention {NAME!r}: {{}} does not ask transformers for its attention by name; use 'eager' or accelerate()"
+REFUSAL = f"attention {NAME!r}: {{}} computes attention in a way of its own; use 'eager' or accelerate()"
 """What a model is refused with, by the name of its class."""
 
 
@@ -31,6 +33,12 @@ def custom_attention(config: type) -> str:
             if isinstance(kind, type) and kind.__module__ == family.__module__ and _computes(kind, config):
                 return kind.__name__
     return ""
+
+
+@torch.compiler.assume_constant_result
+def is_of_its_own(config: type) -> bool:
+    """Return whether a model configured by config computes attention in a way that ours cannot stand for."""
+    return any(family.__module__.split(".")[-2] in OF_ITS_OWN for family in _families(PreTrainedModel, config))
 
 
 def _computes(kind: type, config: type) -> bool:
@@ -72,15 +80,11 @@ _TABLES = {
 """Files of transformers that look a class of attention up in a table of their own, which would say KeyError."""
 
 
-def refuse_in_tables() -> None:
-    """Enters NAME into the tables of the files that have one, so that a model is refused with the reason."""
+def enter_in_tables() -> None:
+    """Enters NAME into the tables of the files that have one, as eager attention, which is exchanged afterwards."""
     for path, table in _TABLES.items():
         try:
             classes = getattr(importlib.import_module(f"transformers.models.{path}"), table)
         except (ImportError, AttributeError):  # another version of transformers, or a package that the file needs
             continue
-        classes[NAME] = functools.partial(_refuse, classes["eager"].__name__)
-
-
-def _refuse(kind: str, *arguments: Any, **options: Any) -> NoReturn:
-    raise ValueError(REFUSAL.format(kind))
+        classes[NAME] = classes["eager"]

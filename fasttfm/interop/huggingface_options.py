@@ -18,7 +18,10 @@ from torch import Tensor, nn
 
 from fasttfm.interop.huggingface_classes import NAME
 
-TAKEN = frozenset({"query", "key", "value", "attention_mask", "dropout", "scaling", "is_causal", "position_bias"})
+TAKEN = frozenset({
+    "query", "key", "value", "attention_mask", "dropout", "scaling", "is_causal", "position_bias", "softcap", "s_aux",
+    "sinks", "indices",
+})  # fmt: skip
 """Arguments that attention_forward() computes with."""
 _CARRIED = frozenset({
     "sliding_window",  # the mask has it
@@ -27,8 +30,8 @@ _CARRIED = frozenset({
     "deterministic",
 })  # fmt: skip
 """Arguments that do not change what transformers' own eager attention computes."""
-_REFUSED = frozenset({"softcap", "s_aux", "sinks", "cache", "indices", "block_indices"})
-"""Arguments that change the result: a cap on scores, attention sinks, a paged cache, sparse attention."""
+_REFUSED = frozenset({"cache", "block_indices"})
+"""Arguments that change the result: a paged cache, sparse attention by blocks."""
 _UNKNOWN = object()
 """The value of an argument that is known only when the call is made."""
 

@@ -12,14 +12,32 @@ B, H, D = 3, 4, 8
 NAMES = [name for name in vars(flash_attn) if name.startswith("flash_attn")]
 
 
-def plain(q, k, v, causal=False, scale=None):
-    """(L, H, D), (S, Hk, D): one sequence by the formula, the triangle in the lower right corner."""
+def plain(q, k, v, causal=False, scale=None, window=(-1, -1), softcap=0.0, slopes=None):
+    """(L, H, D), (S, Hk, D): one sequence by the formula, the last query at the last key."""
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     scores = torch.einsum("lhd,shd->hls", q, k) * (D**-0.5 if scale is None else scale)
-    if causal:
-        seen = torch.ones(scores.shape[1:]).tril(k.shape[0] - q.shape[0]).bool()
-        scores = scores.masked_fill(~seen, -torch.inf)
-    return torch.einsum("hls,shd->lhd", scores.softmax(-1).nan_to_num(0.0), v)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    distance = torch.arange(k.shape[0]) - (torch.arange(q.shape[0])[:, None] + k.shape[0] - q.shape[0])
+    if slopes is not None:
+        scores = scores - slopes.view(-1, 1, 1) * distance.abs()
+    left, right = (10**9 if side == -1 else side for side in window)
+    hidden = (distance > (0 if causal else right)) | (distance < -left)
+    return torch.einsum("hls,shd->lhd", scores.masked_fill(hidden, -torch.inf).softmax(-1).nan_to_num(0.0), v)
+
+
+OPTIONS = {
+    "window": {"window": (2, 1)},
+    "keys before": {"window": (1, -1)},
+    "keys past": {"window": (-1, 2)},
+    "causal": {"causal": True},
+    "causal window": {"causal": True, "window": (2, 5)},
+    "soft cap": {"softcap": 1.5},
+    "slopes": {"slopes": torch.tensor([0.5, 0.25, 1.0, 0.1])},
+    "causal slopes": {"slopes": torch.tensor([0.5, 0.25, 1.0, 0.1]), "causal": True},
+    "all": {"window": (3, 1), "softcap": 2.0, "slopes": torch.tensor([0.5, 0.25, 1.0, 0.1])},
+}
+WORDS = {"window": "window_size", "slopes": "alibi_slopes"}
 
 
 def tensors(*shapes, requires_grad=True):
@@ -34,32 +52,43 @@ def assert_same(output, expected, inputs):
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize(("queries", "keys", "key_heads"), [(5, 5, 4), (3, 7, 2), (7, 3, 1)])
-def test_flash_attn_func_is_the_formula(causal, queries, keys, key_heads):
+def test_flash_attn_func_is_the_formula(options, queries, keys, key_heads):
     q, k, v = tensors((B, queries, H, D), (B, keys, key_heads, D), (B, keys, key_heads, D))
-    output = flash_attn.flash_attn_func(q, k, v, causal=causal, softmax_scale=0.3)
-    assert_same(output, torch.stack([plain(*each, causal, 0.3) for each in zip(q, k, v)]), (q, k, v))
-    packed = flash_attn.flash_attn_kvpacked_func(q, torch.stack((k, v), 2), 0.0, 0.3, causal)
+    words = {WORDS.get(name, name): value for name, value in options.items()}
+    output = flash_attn.flash_attn_func(q, k, v, softmax_scale=0.3, **words)
+    assert_same(output, torch.stack([plain(*each, scale=0.3, **options) for each in zip(q, k, v)]), (q, k, v))
+    packed = flash_attn.flash_attn_kvpacked_func(q, torch.stack((k, v), 2), 0.0, 0.3, **words)
     assert torch.equal(packed, output)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("surplus", [0, 2])
-def test_packed_sequences_are_the_formula_one_by_one(causal, surplus):
+def test_each_batch_row_has_its_own_slopes():
+    q, k, v = tensors((B, 4, H, D), (B, 6, H, D), (B, 6, H, D))
+    slopes = torch.rand(B, H, generator=torch.Generator().manual_seed(3))
+    expected = torch.stack([plain(*each[:3], slopes=each[3]) for each in zip(q, k, v, slopes)])
+    assert_same(flash_attn.flash_attn_func(q, k, v, alibi_slopes=slopes), expected, (q, k, v))
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("surplus", [0, 2, torch.tensor([-3, 0, 4])], ids=["none", "one", "each its own"])
+def test_packed_sequences_are_the_formula_one_by_one(options, surplus):
     lengths = torch.tensor([4, 1, 6])
-    starts, key_starts = (torch.cat((torch.zeros(1), n.cumsum(0))).int() for n in (lengths, lengths + surplus))
-    q, k, v = tensors((11, H, D), (11 + 3 * surplus, 2, D), (11 + 3 * surplus, 2, D))
+    key_lengths = lengths + surplus
+    starts, key_starts = (torch.cat((torch.zeros(1), n.cumsum(0))).int() for n in (lengths, key_lengths))
+    q, k, v = tensors((11, H, D), *[(int(key_lengths.sum()), 2, D)] * 2)
     expected = torch.cat(
-        [plain(q[a:b], k[c:d], v[c:d], causal) for a, b, c, d in zip(starts, starts[1:], key_starts, key_starts[1:])]
+        [plain(q[a:b], k[c:d], v[c:d], **options) for a, b, c, d in zip(starts, starts[1:], key_starts, key_starts[1:])]
     )
-    maxima = (6, 6 + surplus)
-    output = flash_attn.flash_attn_varlen_func(q, k, v, starts, key_starts, *maxima, causal=causal)
+    packed = (q, k, v, starts, key_starts, 6, int(key_lengths.max()))
+    words = {WORDS.get(name, name): value for name, value in options.items()}
+    output = flash_attn.flash_attn_varlen_func(*packed, **words)
     assert_same(output, expected, (q, k, v))
-    window = (-1, 0) if causal else (-1, -1)
-    assert torch.equal(
-        varlen.varlen_attn(q, k, v, starts, key_starts, *maxima, window_size=window, enable_gqa=True), output
-    )
+    if not words.keys() <= {"causal", "window_size"}:
+        return
+    left, right = options.get("window", (-1, -1))
+    window = (left, 0) if "causal" in options else (left, right)
+    assert torch.equal(varlen.varlen_attn(*packed, window_size=window, enable_gqa=True), output)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -89,16 +118,22 @@ def test_dropout_is_that_of_attention_and_of_torchs_generator():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"softcap": 30.0}, "flash_attn_func: softcap=30.0 is not supported: leave it at 0.0"),
-        ({"alibi_slopes": torch.ones(H)}, r"alibi_slopes of \(4,\) is not supported: leave it at None"),
-        ({"window_size": (2, 0)}, r"window_size=\(2, 0\) is not supported"),
+        ({"softcap": -1.0}, "softcap=-1.0 must be a number from 0"),
+        ({"alibi_slopes": torch.ones(3)}, r"alibi_slopes torch.float32 \(3,\) must be floats \(4,\)"),
+        ({"window_size": (2, -3)}, r"window_size=\(2, -3\) has -3: whole numbers from 0 up, or -1"),
+        ({"window_size": (0.5, 1)}, r"window_size=\(0.5, 1\) has 0.5"),
+        ({"window_size": (True, "a")}, "has True"),
         ({"return_attn_probs": True}, "return_attn_probs=True is not supported"),
     ],
 )
-def test_what_is_not_computed_is_refused(options, message):
+def test_what_is_wrong_or_not_computed_is_refused_in_one_line(options, message):
     q, k, v = tensors((B, 5, H, D), (B, 5, H, D), (B, 5, H, D))
-    with pytest.raises(ValueError, match=message):
-        flash_attn.flash_attn_func(q, k, v, **options)
+    starts = torch.arange(0, 5 * B + 1, 5)
+    packed = (*(x.flatten(0, 1) for x in (q, k, v)), starts, starts.clone(), 5, 5)
+    for function, given in ((flash_attn.flash_attn_func, (q, k, v)), (flash_attn.flash_attn_varlen_func, packed)):
+        with pytest.raises(ValueError, match=message) as raised:
+            function(*given, **options)
+        assert "\n" not in str(raised.value)
 
 
 def test_keys_in_pages_are_refused_by_name_whatever_their_rank():
@@ -108,16 +143,13 @@ def test_keys_in_pages_are_refused_by_name_whatever_their_rank():
         flash_attn.flash_attn_varlen_func(q, pages, pages, starts, starts, 3, 3, block_table=table)
 
 
-def test_heads_and_corners_that_do_not_fit_are_refused():
+def test_heads_that_do_not_fit_are_refused():
     q, k, v = tensors((6, H, D), (8, 3, D), (8, 3, D))
     starts, key_starts = torch.tensor([0, 3, 6]), torch.tensor([0, 3, 8])
     with pytest.raises(ValueError, match="query has 4 heads and key 3: a divisor of them is needed"):
         varlen.varlen_attn(q, k, v, starts, key_starts, 3, 5, enable_gqa=True)
     with pytest.raises(ValueError, match="give enable_gqa=True"):
         varlen.varlen_attn(q, k, v, starts, key_starts, 3, 5)
-    k, v = k[:, :1], v[:, :1]
-    with pytest.raises(ValueError, match=r"the same number in every sequence \(here by 0 to 2\)"):
-        flash_attn.flash_attn_varlen_func(q, k, v, starts, key_starts, 3, 5, causal=True)
 
 
 @pytest.mark.parametrize(
@@ -133,10 +165,10 @@ def test_a_window_that_hides_nothing_is_none(window, causal):
 
 
 @pytest.mark.parametrize("window", [(6, 5), (7, 4), (6, 0)])
-def test_a_window_that_hides_one_key_is_refused(window):
+def test_a_window_that_hides_one_key_hides_it(window):
     q, k, v = tensors((2, 6, H, D), (2, 8, H, D), (2, 8, H, D))
-    with pytest.raises(ValueError, match="is not supported"):
-        flash_attn.flash_attn_func(q, k, v, window_size=window)
+    expected = torch.stack([plain(*each, window=window) for each in zip(q, k, v)])
+    assert_same(flash_attn.flash_attn_func(q, k, v, window_size=window), expected, (q, k, v))
 
 
 def test_packed_tensors_of_other_shapes_are_refused_by_name():

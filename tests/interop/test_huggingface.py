@@ -359,5 +359,5 @@ def test_attn_implementation_by_name() -> None:
 
 def test_what_the_operator_does_not_have_is_refused() -> None:
     x = torch.randn(1, 2, 3, 8)
-    with pytest.raises(ValueError, match="softcap"):
-        huggingface.attention_forward(torch.nn.Module(), x, x, x, None, softcap=30.0)
+    with pytest.raises(ValueError, match="block_indices"):
+        huggingface.attention_forward(torch.nn.Module(), x, x, x, None, block_indices=x)

@@ -11,7 +11,8 @@ import torch
 
 transformers = pytest.importorskip("transformers", reason="needs the package transformers (pip install transformers)")
 
-from fasttfm.interop import huggingface  # noqa: E402
+from fasttfm import functional as F  # noqa: E402
+from fasttfm.interop import huggingface, huggingface_options  # noqa: E402
 
 TEXT = {
     "vocab_size": 37, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -26,6 +27,12 @@ VISION = {
     "patch_size": 4,
 }  # fmt: skip
 SLIDING = {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
+
+
+def gemma2(attn_logit_softcapping: float | None = 0.5) -> Any:
+    """A cap that the scores of random weights reach."""
+    more = {"query_pre_attn_scalar": 8, "attn_logit_softcapping": attn_logit_softcapping}
+    return transformers.Gemma2Config(**TEXT, **SLIDING, **more)
 
 
 def whisper() -> Any:
@@ -48,8 +55,14 @@ DECODERS: dict[str, Callable[[], Any]] = {
         transformers.Qwen3Config(**TEXT, **SLIDING, use_sliding_window=True)
     ),
     "gemma3": lambda: transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**TEXT, **SLIDING)),
-    "gemma2 without caps": lambda: transformers.Gemma2ForCausalLM(
-        transformers.Gemma2Config(**TEXT, **SLIDING, attn_logit_softcapping=None)
+    "mistral": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**TEXT, sliding_window=3)),
+    "qwen2": lambda: transformers.Qwen2ForCausalLM(
+        transformers.Qwen2Config(**TEXT, **SLIDING, use_sliding_window=True)
+    ),
+    "gemma2": lambda: transformers.Gemma2ForCausalLM(gemma2()),
+    "gemma2 without caps": lambda: transformers.Gemma2ForCausalLM(gemma2(attn_logit_softcapping=None)),
+    "gpt-oss": lambda: transformers.GptOssForCausalLM(
+        transformers.GptOssConfig(**TEXT, **SLIDING, num_local_experts=2, num_experts_per_tok=1)
     ),
 }
 OTHERS: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]]]] = {
@@ -83,6 +96,9 @@ def padded(left: bool) -> dict[str, torch.Tensor]:
 def pair(make: Callable[[], Any]) -> tuple[Any, Any]:
     torch.manual_seed(0)
     eager = make().eval()
+    with torch.no_grad():
+        for parameter in eager.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
     eager.set_attn_implementation("eager")
     ours = copy.deepcopy(eager)
     huggingface.register()
@@ -98,10 +114,20 @@ def result_of(model: Any, **inputs: Any) -> torch.Tensor:
     raise AssertionError(output.keys())
 
 
+def accelerated(make: Callable[[], Any]) -> tuple[Any, Any]:
+    eager, _ = pair(make)
+    ours = copy.deepcopy(eager)
+    huggingface.accelerate(ours)
+    assert ours.config._attn_implementation == "fasttfm"
+    return eager, ours
+
+
+@pytest.mark.parametrize("turn", [pair, accelerated])
 @pytest.mark.parametrize("padding", [False, True])
 @pytest.mark.parametrize("name", DECODERS)
-def test_decoders_with_shared_key_heads_and_sliding_windows(name: str, padding: bool) -> None:
-    eager, ours = pair(DECODERS[name])
+def test_decoders_with_windows_caps_sinks_and_shared_key_heads(name: str, padding: bool, turn: Any) -> None:
+    """Their caches keep no more than a window, both the dynamic and the static ones."""
+    eager, ours = turn(DECODERS[name])
     inputs = padded(left=True) if padding else {"input_ids": torch.randint(3, 37, (2, 9))}
     rows = inputs["attention_mask"].bool() if padding else ...
     expected, got = result_of(eager, **inputs)[rows], result_of(ours, **inputs)[rows]
@@ -111,6 +137,8 @@ def test_decoders_with_shared_key_heads_and_sliding_windows(name: str, padding: 
     ]
     for theirs, mine in zip(*gradients, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
+    if turn is accelerated:
+        return
     for options in ({"num_beams": 1}, {"num_beams": 2}, {"num_beams": 1, "cache_implementation": "static"}):
         tokens = [m.generate(**inputs, max_new_tokens=6, do_sample=False, **options).tolist() for m in (eager, ours)]
         assert tokens[1] == tokens[0]
@@ -127,44 +155,86 @@ def test_encoders_of_text_pictures_and_sound(name: str) -> None:
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
-REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "softcap": (lambda: transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**TEXT, **SLIDING)), "no softcap"),
-    "sinks": (
-        lambda: transformers.GptOssForCausalLM(
-            transformers.GptOssConfig(**TEXT, **SLIDING, num_local_experts=2, num_experts_per_tok=1)
-        ),
-        "no s_aux, which GptOssAttention needs: use 'eager'",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
 @torch.no_grad()
-def test_what_attention_here_does_not_have_is_refused(name: str) -> None:
-    make, message = REFUSED[name]
-    _, ours = pair(make)
-    with pytest.raises(ValueError, match=message):
-        ours(torch.randint(3, 37, (2, 9)))
+def test_sinks_take_weight_and_a_cap_bounds_scores() -> None:
+    """Without them the models above give other numbers, so that equality with eager says something."""
+    for name, without in (
+        ("gpt-oss", lambda m: [layer.self_attn.sinks.fill_(-1e4) for layer in m.model.layers]),
+        ("gemma2", lambda m: [setattr(layer.self_attn, "attn_logit_softcapping", None) for layer in m.model.layers]),
+    ):
+        _, ours = pair(DECODERS[name])
+        ids = torch.randint(3, 37, (2, 9))
+        before = ours(ids).logits
+        without(ours)
+        assert not torch.allclose(ours(ids).logits, before, atol=1e-4)
 
 
-@pytest.mark.parametrize(("name", "option"), [("softcap", "softcap"), ("sinks", "s_aux")])
 @torch.no_grad()
-def test_accelerate_leaves_a_model_that_needs_more_its_attention_and_says_so(name: str, option: str) -> None:
-    model = REFUSED[name][0]().eval()
+def test_the_window_of_a_mask_is_that_of_the_operator() -> None:
+    """What transformers' mask hides is what window=(sliding_window - 1, 0) hides, with and without padding."""
+    config = transformers.MistralConfig(**TEXT, sliding_window=3)
+    q, k, v = (torch.randn(2, 4, 9, 8) for _ in range(3))
+    for lengths in (None, torch.tensor([9, 6])):
+        padding = None if lengths is None else torch.arange(9) < lengths[:, None]
+        mask = transformers.masking_utils.create_sliding_window_causal_mask(
+            config=huggingface_config(config), inputs_embeds=q[:, 0], attention_mask=padding, past_key_values=None
+        )
+        module = torch.nn.Module().eval()
+        got, _ = huggingface.attention_forward(module, q, k, v, mask, is_causal=True, sliding_window=3)
+        expected = F.attention(q, k, v, causal=True, window=(2, 0), key_lengths=lengths)
+        torch.testing.assert_close(got.transpose(1, 2), expected)
+
+
+def huggingface_config(config: Any) -> Any:
+    huggingface.register()
+    config._attn_implementation = "fasttfm"
+    return config
+
+
+def test_sinks_of_each_query_and_chosen_keys_are_those_of_the_formula() -> None:
+    """As Inkling 2 gives sinks, and DeepSeek V3.2 the keys that a query may attend."""
+    q, k, v, bias = (torch.randn(2, 4, *n, requires_grad=True) for n in ((5, 8), (6, 8), (6, 3), (5, 6)))
+    sinks = torch.randn(2, 4, 5, 1, requires_grad=True)
+    mask = torch.rand(2, 1, 5, 6) > 0.2
+    indices = torch.rand(2, 5, 6).topk(4).indices.int()
+    seen = mask & torch.zeros(2, 5, 6, dtype=torch.bool).scatter(-1, indices.long(), True)[:, None]
+    scores = (q @ k.mT / 8**0.5 + bias).masked_fill(~seen, -torch.inf)
+    expected = (torch.cat([scores, sinks], -1).softmax(-1)[..., :-1] @ v).transpose(1, 2)
+    options = {"position_bias": bias, "sinks": sinks, "indices": indices}
+    for more in ({}, {"output_attentions": True}):
+        got, _ = huggingface.attention_forward(torch.nn.Module().eval(), q, k, v, mask, **options, **more)
+        torch.testing.assert_close(got, expected)
+        leaves = (q, k, v, bias, sinks)
+        found, right = (torch.autograd.grad(x.square().sum(), leaves, retain_graph=True) for x in (got, expected))
+        torch.testing.assert_close(found, right)
+
+
+@pytest.fixture
+def no_soft_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if attention here had no soft cap."""
+    monkeypatch.setattr(huggingface_options, "TAKEN", huggingface_options.TAKEN - {"softcap"})
+
+
+@pytest.mark.usefixtures("no_soft_cap")
+@torch.no_grad()
+def test_accelerate_leaves_a_model_that_needs_more_its_attention_and_says_so() -> None:
+    model = transformers.Gemma2ForCausalLM(gemma2()).eval()
     ids = torch.randint(3, 37, (2, 9))
     expected, before = model(ids).logits, model.config._attn_implementation
     told = huggingface.accelerate(model, dry_run=True).lines[0]
     assert huggingface.accelerate(model).lines[0] == told
-    assert (told.action, told.reason.split()[1:3]) == ("left", ["needs", f"{option},"])
+    assert (told.action, told.reason.split()[1:3]) == ("left", ["needs", "softcap,"])
     assert model.config._attn_implementation == before
     torch.testing.assert_close(model(ids).logits, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("no_soft_cap")
 def test_an_option_that_is_not_given_is_no_reason_to_leave_an_attention() -> None:
-    config = transformers.Gemma2Config(**TEXT, **SLIDING, attn_logit_softcapping=None)
+    config = gemma2(attn_logit_softcapping=None)
     assert huggingface.accelerate(transformers.Gemma2ForCausalLM(config)).lines[0].action == "attention fasttfm"
 
 
+@pytest.mark.usefixtures("no_soft_cap")
 @torch.no_grad()
 def test_of_a_model_in_parts_only_the_part_that_needs_more_keeps_its_attention() -> None:
     text = transformers.Gemma2Config(**TEXT, **SLIDING)
@@ -184,9 +254,9 @@ def test_of_a_model_in_parts_only_the_part_that_needs_more_keeps_its_attention()
     torch.testing.assert_close(model(**inputs).last_hidden_state, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["softcap", "s_aux", "sinks", "cache", "indices", "block_indices", "bias_of_tomorrow"])
+@pytest.mark.parametrize("name", ["cache", "block_indices", "bias_of_tomorrow"])
 def test_an_argument_that_may_change_the_result_is_never_ignored(name: str) -> None:
-    x, value = torch.randn(1, 2, 3, 8), 30.0 if name == "softcap" else torch.randn(2)
+    x, value = torch.randn(1, 2, 3, 8), torch.randn(2)
     with pytest.raises(ValueError, match=name):
         huggingface.attention_forward(torch.nn.Module(), x, x, x, None, is_causal=True, **{name: value})
 
@@ -222,17 +292,3 @@ def test_dropout_is_drawn_in_training_alone() -> None:
     assert torch.equal(got, plain)
     got, _ = huggingface.attention_forward(module.train(), x, x, x, None, dropout=0.5, is_causal=False)
     assert not torch.equal(got, plain)
-
-
-def test_a_model_that_does_not_ask_for_its_attention_by_name_is_said_to_be_left() -> None:
-    config = transformers.FalconConfig(
-        vocab_size=37, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, alibi=True, bos_token_id=2,
-        eos_token_id=1,
-    )  # fmt: skip
-    model = transformers.FalconForCausalLM(config)
-    line = huggingface.accelerate(model).lines[0]
-    assert (line.action, line.reason) == (
-        "left",
-        "FalconForCausalLM does not ask transformers for its attention by name",
-    )
-    assert model.config._attn_implementation != "fasttfm"

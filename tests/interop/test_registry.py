@@ -9,6 +9,7 @@ transformers = pytest.importorskip("transformers", reason="needs the package tra
 
 from fasttfm import functional as F  # noqa: E402
 from fasttfm.interop import huggingface  # noqa: E402
+from fasttfm.interop.huggingface_products import WrittenOut  # noqa: E402
 from fasttfm.kernels.proof.launch_log import LaunchLog  # noqa: E402
 from tests.registry import small, verdicts  # noqa: E402
 
@@ -43,8 +44,8 @@ def test_known_models_and_a_sample_are_equal_or_refused_in_outputs_and_gradients
     kinds = [*NAMED, *(kind for kind in list(small.classes())[::30] if kind not in NAMED)]
     counts, wrong = sweep([kind for kind in kinds if kind in small.classes()])
     assert not wrong
-    assert counts["equal"] >= 8
-    assert counts["refused"] >= 12
+    assert counts["equal"] >= 20
+    assert counts["refused"] <= 8
 
 
 TABLES = {
@@ -55,17 +56,17 @@ TABLES = {
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_model_with_a_table_of_its_own_is_refused_when_it_is_made(name: str) -> None:
+def test_a_model_with_a_table_of_its_own_is_made_by_name(name: str) -> None:
     huggingface.register()
     kind = getattr(transformers, name)
     config = kind.config_class(vocab_size=37, **TABLES[name])
-    with pytest.raises(ValueError, match=r"^attention 'fasttfm': \w+ does not ask transformers for its attention"):
-        transformers.AutoModel.from_config(config, attn_implementation="fasttfm")
-    model = transformers.AutoModel.from_config(config, attn_implementation="eager").eval()
+    eager = transformers.AutoModel.from_config(config, attn_implementation="eager").eval()
+    ours = transformers.AutoModel.from_config(config, attn_implementation="fasttfm").eval()
+    ours.load_state_dict(eager.state_dict())
+    assert any(isinstance(module, WrittenOut) for module in ours.modules())
     ids = torch.randint(37, (2, 5))
-    expected = model(ids).last_hidden_state
-    assert huggingface.accelerate(model).lines[0].action == "left"
-    torch.testing.assert_close(model(ids).last_hidden_state, expected, rtol=1e-4, atol=1e-4)
+    expected = eager(ids).last_hidden_state
+    torch.testing.assert_close(ours(ids).last_hidden_state, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_causal_mask_is_made_marked_and_read_when_it_was_changed() -> None:
@@ -98,11 +99,11 @@ def test_an_older_transformers_is_named_in_a_line() -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["bert", "bart", "gpt2"])
+@pytest.mark.parametrize("kind", ["bert", "bart", "gpt2", "bloom", "gemma2", "gpt_oss"])
 def test_a_model_on_the_kernels_gives_eager_s_outputs_and_gradients(kind: str) -> None:
     eager = small.make(small.classes()[kind])
     ours = verdicts.accelerated(eager)
-    inputs, rows = small.batches(eager)["left" if kind == "gpt2" else "right"]
+    inputs, rows = small.batches(eager)["right" if kind in ("bert", "bart") else "left"]
     results = []
     for model, route in ((eager, "torch"), (ours, "triton")):
         with F.backend(route), LaunchLog() as log:

@@ -57,7 +57,7 @@ def varlen_attention(
     options = Options.of(query, None, None, causal, causal_offset, dropout_p, scale, seed, site)
     if scores_differ(causal, causal_offset, window, softcap, alibi_slopes, sinks):
         shape = (sequences.batch, query.shape[1], max_query, max_key)
-        surplus = None if key_starts is query_starts else key_starts.diff() - query_starts.diff()
+        surplus = 0 if key_starts is query_starts else key_starts.diff() - query_starts.diff()
         options = with_scoring(options, query.device, shape, causal, window, softcap, alibi_slopes, sinks, surplus)
         if not options.plain and not routes.kernels_score(chosen(), query, value):
             return _composed(Call(query, key, value, sequences, options, "explicit"))

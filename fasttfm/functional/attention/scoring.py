@@ -44,7 +44,7 @@ def with_scoring(
     softcap: float,
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
-    surplus: Tensor | None = None,
+    surplus: Tensor | int | None = None,
 ) -> Options:
     """Return options with these arguments of attention() on scores of shape (B, H, L, S).
 
@@ -62,8 +62,8 @@ def with_scoring(
     if causal == "bottom_right":
         if surplus is None and options.key_lengths is not None:
             surplus = options.key_lengths.clamp(0, keys) - queries
-        if surplus is None:
-            offset = offset + keys - queries
+        if not isinstance(surplus, Tensor):
+            offset = offset + (keys - queries if surplus is None else surplus)
         else:
             offsets = surplus if offsets is None else offsets + surplus
     elif isinstance(causal, str) and causal != "top_left":

@@ -113,13 +113,17 @@ def _dropped(name: str, seed: Tensor, *arguments: Any, **options: Any) -> Tensor
     k = k.repeat_interleave(heads // k.shape[2], dim=2)
     scores = torch.einsum("blhd,bshd->bhls", q.float(), k.float()) / math.sqrt(q.shape[-1])
     batch, _, rows, columns = scores.shape
-    if options.get("causal"):
-        lengths = [
-            torch.full((batch,), n) if sizes is None else sizes[i][0].diff() for i, n in enumerate((rows, columns))
-        ]
-        offset = (lengths[1] - lengths[0]).view(-1, 1, 1, 1)
-        seen = torch.arange(columns) <= torch.arange(rows)[:, None] + offset
-        scores = scores.masked_fill(~seen, -math.inf)
+    lengths = [torch.full((batch,), n) if sizes is None else sizes[i][0].diff() for i, n in enumerate((rows, columns))]
+    surplus = (lengths[1] - lengths[0]).view(-1, 1, 1, 1)
+    distance = torch.arange(columns) - torch.arange(rows)[:, None] - surplus  # of a key from the query's own
+    left, right = options.get("window_size", (-1, -1))
+    right = 0 if options.get("causal") else right
+    if left >= 0:
+        scores = scores.masked_fill(distance < -left, -math.inf)
+    if right >= 0:
+        scores = scores.masked_fill(distance > right, -math.inf)
+    if (slopes := options.get("alibi_slopes")) is not None:
+        scores = scores - slopes.view(-1, heads, 1, 1) * distance.abs()
     if sizes is not None:
         scores = scores.masked_fill(torch.arange(columns) >= sizes[1][0].diff().view(-1, 1, 1, 1), -math.inf)
     kept = reference.keep_mask((batch * heads, rows, columns), p, seed).view(scores.shape)

@@ -1,0 +1,64 @@
+"""The table "From torch's FlexAttention" of docs/replace-torch-nn.md: each argument beside its function."""
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from fasttfm import functional as F
+
+B, H, L, S, D = 2, 4, 5, 9, 8
+GENERATOR = torch.Generator().manual_seed(0)
+OFFSET, LENGTHS, SLOPES = torch.tensor([4, 1]), torch.tensor([9, 3]), torch.rand(H, generator=GENERATOR)
+BIAS, ALLOWED = torch.randn(H, L, S, generator=GENERATOR), torch.rand(B, H, L, S, generator=GENERATOR) > 0.3
+
+MASKS = {
+    "causal": (lambda b, h, q, kv: q >= kv, {"causal": True}),
+    "bottom right": (lambda b, h, q, kv: q + S - L >= kv, {"causal": "bottom_right"}),
+    "offset": (lambda b, h, q, kv: q + OFFSET[b] >= kv, {"causal": True, "causal_offset": OFFSET}),
+    "causal window": (lambda b, h, q, kv: (q >= kv) & (q - kv <= 2), {"causal": True, "window": (2, None)}),
+    "window": (lambda b, h, q, kv: (q - kv).abs() <= 2, {"window": (2, 2)}),
+    "lengths": (lambda b, h, q, kv: kv < LENGTHS[b], {"key_lengths": LENGTHS}),
+    "mask": (lambda b, h, q, kv: ALLOWED[b, h, q, kv], {"mask": ALLOWED}),
+}
+SCORES = {
+    "bias": (lambda score, b, h, q, kv: score + BIAS[h, q, kv], {"mask": BIAS}),
+    "soft cap": (lambda score, b, h, q, kv: 0.5 * torch.tanh(score / 0.5), {"softcap": 0.5}),
+    "slopes": (lambda score, b, h, q, kv: score - SLOPES[h] * (q - kv).abs(), {"alibi_slopes": SLOPES}),
+}
+
+
+def operands(heads=H):
+    torch.manual_seed(1)
+    return [torch.randn(B, h, n, D) for h, n in ((H, L), (heads, S), (heads, S))]
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_mod_is_its_argument(name):
+    function, options = MASKS[name]
+    mask = create_block_mask(function, B, H, L, S, device="cpu")
+    tensors = operands()
+    torch.testing.assert_close(F.attention(*tensors, **options), flex_attention(*tensors, block_mask=mask))
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("name", SCORES)
+def test_a_score_mod_is_its_argument(name):
+    function, options = SCORES[name]
+    tensors = operands(heads=2)
+    expected = flex_attention(*tensors, score_mod=function, enable_gqa=True)
+    torch.testing.assert_close(F.attention(*tensors, **options), expected)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_sinks_and_documents():
+    tensors, sinks = operands(), torch.randn(H)
+    output, lse = flex_attention(*tensors, return_lse=True)
+    expected = output * torch.sigmoid(lse - sinks[:, None])[..., None]
+    torch.testing.assert_close(F.attention(*tensors, sinks=sinks), expected)
+    document, starts = torch.tensor([0, 0, 0, 1, 1, 1, 1, 1, 2]), torch.tensor([0, 3, 8, 9])
+    x = torch.randn(1, H, S, D)
+    mask = create_block_mask(lambda b, h, q, kv: document[q] == document[kv], 1, H, S, S, device="cpu")
+    rows = x[0].transpose(0, 1)
+    packed = F.varlen_attention(rows, rows, rows, starts, starts, 5, 5)
+    torch.testing.assert_close(packed.transpose(0, 1)[None], flex_attention(x, x, x, block_mask=mask))
