@@ -53,6 +53,8 @@ def functions() -> dict[str, Target]:
     drop = {"dropout_p": 0.25, "seed": SEED, "site": 1}
     options = {"causal": False, "scale": 0.5, **drop}
     more = {"key_lengths": torch.tensor([6, 3]), "mask": f(5, 6) > 0, "causal_offset": 0, **options}
+    scoring = {"window": (3, 1), "softcap": 2.0, "alibi_slopes": f(2).abs(), "sinks": f(2)}
+    more |= scoring
     starts = torch.tensor([0, 4, 9])
     packed = {"query_starts": starts, "key_starts": starts, "max_query": 5, "max_key": 5}
     norm = {"x": f(2, 3, 16), "weight": f(16), "bias": f(16), "eps": 1e-5}
@@ -75,7 +77,7 @@ def functions() -> dict[str, Target]:
         "scaled_dot_product_attention": heads
         | {"attn_mask": f(5, 6), "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False},
         "varlen_attention": {k: f(9, 2, 8) for k in ("query", "key", "value")}
-        | packed | options | {"causal_offset": 0},
+        | packed | options | scoring | {"causal_offset": 0},
         "joint_attention": {"joint": f(2, 5, 3, 2, 8), "query": None, "key_lengths": torch.tensor([5, 3])}
         | options | {"mask": None},
         "joint_varlen_attention": joint_packed | options,

@@ -58,7 +58,9 @@ def places(
 def surplus_of(query_starts: Tensor, key_starts: Tensor) -> int | Tensor:
     """The number of keys less that of queries in each sequence, (B,); starts that do not fit are varlen_attention()'s
     to refuse."""
-    if query_starts is key_starts or query_starts.shape != key_starts.shape:
+    whole = query_starts.dtype in (torch.int32, torch.int64) and key_starts.dtype in (torch.int32, torch.int64)
+    places = query_starts.shape, query_starts.device
+    if query_starts is key_starts or not whole or places != (key_starts.shape, key_starts.device):
         return 0
     return key_starts.diff() - query_starts.diff()
 

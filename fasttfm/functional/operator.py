@@ -190,6 +190,12 @@ class Operator(Generic[Fields]):
         batched = batching_rule(dispatched, layout, rows, lambda *args: fake(settled(args)))
         torch.library.register_vmap(qualified, batched, lib=_library)
 
+    def check(self, call: Any) -> None:
+        """Raise, as a call of the operator does, for the first field that is not as its type says: for what is computed
+        without it. Not while torch.compile traces."""
+        if self._check is not None and not _compiling():
+            self._check(flat(call))
+
     def _register(self, layout: Layout, autograd: Any, compute: Callable[[tuple], Any]) -> None:
         """Tells the dispatcher what runs by device, under autocast and with a gradient."""
         dispatched = self.dispatched

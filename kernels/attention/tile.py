@@ -385,7 +385,7 @@ def cap_slope(s, masking):
 
 @triton.jit
 def _tanh(x):
-    """As exact near 0, where what the exponential leaves of 1 is rounded."""
+    """tanh(x), as exact near 0, where what the exponential leaves of 1 is rounded."""
     size = tl.abs(x)
     fade = tl.exp2(size * -2.8853900817779268)
     far = (1.0 - fade) / (1.0 + fade)

@@ -64,6 +64,7 @@ def attention(
         shape = (*query.shape[:3], key.shape[2])
         options = with_scoring(options, query.device, shape, causal, window, softcap, alibi_slopes, sinks)
     if not options.plain and not routes.kernels_score(chosen(), query, value):
+        _attention.check(_Call(query, key, value, options, chosen()))
         return composed.attention(query, key, value, options)
     if routes.takes_fused(query, key, value, mask, scale=options.scale, seed=options.seed):
         return torch_route.fused_forward(query, key, value, options)[0]  # torch differentiates its own kernel

@@ -60,7 +60,9 @@ def varlen_attention(
         surplus = 0 if key_starts is query_starts else key_starts.diff() - query_starts.diff()
         options = with_scoring(options, query.device, shape, causal, window, softcap, alibi_slopes, sinks, surplus)
         if not options.plain and not routes.kernels_score(chosen(), query, value):
-            return _composed(Call(query, key, value, sequences, options, "explicit"))
+            call = Call(query, key, value, sequences, options, "explicit")
+            _attention.check(call)
+            return _composed(call)
     return _attention(query, key, value, sequences, options, chosen())[0]
 
 

@@ -53,6 +53,7 @@ def attention_weights(
     scores = _products_alone(rows, columns) if batch_invariant(query) else rows @ columns
     scores = scores.view(*query.shape[:3], key.shape[2])  # (B, H, L, S), in autocast's dtype
     if not options.plain:
+        _softmax.check(_Call(scores, options, chosen()))
         return composed.dropped_weights(scores, left, options)
     return _softmax(scores, options._replace(scale=left), chosen())[0]
 
