@@ -262,7 +262,7 @@ def long_cases(chip: Chip, kernel: Any, name: str, choose: Callable[..., Tile]) 
         kind: str, width: int, *, dropout: bool = True, mask: str = "add", packed: bool = False, shared: bool = False,
         scoring: bool = False, D: int | None = None,
     ) -> CompileCase:  # fmt: skip
-        tile = choose(chip, kind, width, extras(kind, dropout, mask != "none" or scoring, shared=shared))
+        tile = choose(chip, kind, width, extras(kind, dropout, mask != "none", shared=shared, scored=scoring))
         variant: dict[str, Any] = {"dropout": dropout, "mask": mask, "packed": packed, "shared": shared}
         variant |= {"scoring": scoring}
         full = f"{name}/{variant_name(**variant)}/D{D or width}"

@@ -63,14 +63,15 @@ class Call:
         masking, dropout = self.arguments[1:3]
         scored = any(x is not None for x in (masking.window, masking.softcap, masking.slopes))
         shared = self.constants["GROUP"] > 1
-        beside = extras(self.kind, dropout.seed is not None, masking.mask is not None or scored, shared=shared)
+        beside = extras(self.kind, dropout.seed is not None, masking.mask is not None, shared=shared, scored=scored)
         return self.chip, self.kind, width, beside
 
 
-def extras(kind: str, dropout: bool, mask: bool, *, shared: bool) -> int:
-    """Return the class of register use beside the scores: 0 none, 1 dropout, 2 a mask, the heaviest, as which windows,
-    soft caps and slopes count. Shared keys count as dropout does, and beside it as a mask in float32, whose products
-    take much."""
+def extras(kind: str, dropout: bool, mask: bool, *, shared: bool, scored: bool = False) -> int:
+    """Return the class of register use beside the scores: 0 none, 1 dropout, 2 a mask, 3 the heaviest, a window, a soft
+    cap or slopes. Shared keys count as dropout does, and beside it as a mask in float32, whose products take much."""
+    if scored:
+        return 3
     if mask or (dropout and shared and kind in ("fp32", "tf32")):
         return 2
     return int(dropout or shared)
@@ -215,7 +216,7 @@ def prepare(
         softcap=softcap or None,
         slopes=None if slopes is None else slopes.contiguous(),
         slope_stride=0 if slopes is None or len(slopes) == 1 else heads,
-        past=past - (causal_offset - last),
+        past=0 if slopes is None else past - (causal_offset - last),
         sinks=None if sinks is None else sinks.float().contiguous(),
     )
     return Call(

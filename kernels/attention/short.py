@@ -348,7 +348,7 @@ def _cases(chip: Chip) -> Iterator[CompileCase]:
             shared: bool = False, scoring: bool = False, D: int | None = None, kernel: Any = kernel, name: str = name,
             choose: Any = choose,
         ) -> CompileCase:  # fmt: skip
-            tile = choose(chip, kind, width, extras(kind, dropout, mask != "none" or scoring, shared=shared), keys)
+            tile = choose(chip, kind, width, extras(kind, dropout, mask != "none", shared=shared, scored=scoring), keys)
             sums = kernel is _backward and mask == "none" and not (shared or scoring)
             variant: dict[str, Any] = {
                 "dropout": dropout, "mask": mask, "packed": packed, "sums": sums, "shared": shared, "scoring": scoring

@@ -1,7 +1,8 @@
 """The tiles of attention and of its softmax between two cuBLAS products: rows are queries, columns keys.
 
 kind is how products are computed (launch.product_kind), width the larger head size in classes of 64, 128 and 256,
-extras 1 with dropout or shared keys and 2 with a mask, keys the power of two from 16 to 128 that holds a row.
+extras 1 with dropout or shared keys, 2 with a mask, 3 with a window, a soft cap or slopes, keys the power of two from
+16 to 128 that holds a row.
 
 They were chosen so that nothing spills from sm_80 on under Triton 3.7.1 (docs/compile-matrix.md says what others
 compiled), that a program of an older chip fits 48 KiB of shared memory, and in half precision on sm_80 and sm_90 so
@@ -71,6 +72,8 @@ FORWARD = Table(
     Tile,
     """
     chips                     kind       width  extras | rows  columns  warps  stages
+    sm_80                     fp32       64     3      | 16    32       8      1    # 16x64w8 spills 8 bytes
+    sm_100                    tf32       64     3      | 64    32       8      1    # 4 warps spill 24 bytes
     simt,amd                  fp32       64     *      | 32    32       8      1
     sm_80                     fp32       64     *      | 16    64       8      1    # 32x32w8 spills 8 bytes
     sm_90                     fp32       64     *      | 32    32       4      1
@@ -79,7 +82,7 @@ FORWARD = Table(
     sm_120                    fp32       64     *      | 32    16       8      1
     simt,amd                  fp32       128    *      | 16    32       8      1
     amd,simt                  fp32       256    *      | 16    16       8      1
-    sm_120                    tf32       64     2      | 64    32       8      1
+    sm_120                    tf32       64     2,3    | 64    32       8      1
     sm_80+                    tf32       64     *      | 64    32       4      1
     sm_80+                    tf32       128    *      | 32    32       4      1
     sm_80+                    tf32       256    *      | 32    32       8      1
@@ -91,11 +94,11 @@ FORWARD = Table(
     sm_86,sm_89               fp16,bf16  64     1      | 64    32       4      2
     sm_90                     fp16,bf16  64     1      | 128   64       4      3
     sm_80                     fp16,bf16  64     1      | 128   64       8      3
-    sm_80                     fp16,bf16  64     2      | 64    32       4      3
+    sm_80                     fp16,bf16  64     2,3    | 64    32       4      3
     sm_100                    fp16,bf16  64     1      | 64    64       4      3
-    sm_100                    fp16,bf16  64     2      | 64    64       8      3
-    sm_86,sm_89,sm_120        fp16,bf16  64     2      | 64    32       8      2
-    sm_90                     fp16,bf16  64     2      | 64    32       4      3
+    sm_100                    fp16,bf16  64     2,3    | 64    64       8      3
+    sm_86,sm_89,sm_120        fp16,bf16  64     2,3    | 64    32       8      2
+    sm_90                     fp16,bf16  64     2,3    | 64    32       4      3
     simt                      fp16,bf16  128    *      | 16    32       8      1
     sm_80                     fp16,bf16  128    0,1    | 128   64       8      2
     sm_86,sm_89,sm_120        fp16,bf16  128    0      | 64    64       8      2
@@ -103,14 +106,14 @@ FORWARD = Table(
     amd                       fp16,bf16  128    *      | 64    32       4      1
     sm_86,sm_89               fp16,bf16  128    1      | 64    32       4      2
     sm_90                     fp16,bf16  128    1      | 128   64       8      2
-    sm_100                    fp16,bf16  128    2      | 64    64       8      3    # 64x32w4 spills 8 bytes
-    sm_80,sm_90,sm_100        fp16,bf16  128    1,2    | 64    32       4      3
-    sm_120                    fp16,bf16  128    1,2    | 64    32       8      2
-    sm_86,sm_89               fp16,bf16  128    2      | 64    32       8      2
+    sm_100                    fp16,bf16  128    2,3    | 64    64       8      3    # 64x32w4 spills 8 bytes
+    sm_80,sm_90,sm_100        fp16,bf16  128    1,2,3  | 64    32       4      3
+    sm_120                    fp16,bf16  128    1,2,3  | 64    32       8      2
+    sm_86,sm_89               fp16,bf16  128    2,3    | 64    32       8      2
     simt                      fp16,bf16  256    *      | 16    16       8      1
     sm_80+                    fp16,bf16  256    0      | 64    32       8      2
     amd                       fp16,bf16  256    *      | 32    32       4      1
-    sm_80+                    fp16,bf16  256    1,2    | 32    32       8      2
+    sm_80+                    fp16,bf16  256    1,2,3  | 32    32       8      2
     """,
 )
 
@@ -119,6 +122,7 @@ BACKWARD_QUERIES = Table(
     Tile,
     """
     chips                            kind       width  extras | rows  columns  warps  stages
+    sm_100                           fp16,bf16  64     3      | 64    32       4      1    # two stages spill 40 bytes
     *                                fp32       64     *      | 32    32       8      1
     simt,amd                         fp32       128    *      | 16    16       8      1
     amd                              fp32       256    *      | 32    16       4      1    # 16x16w8 spills 48 bytes
@@ -134,22 +138,22 @@ BACKWARD_QUERIES = Table(
     sm_86,sm_89,sm_120               fp16,bf16  64     0      | 128   64       8      2
     sm_100                           fp16,bf16  64     0      | 64    64       8      2
     amd                              fp16,bf16  64     *      | 32    32       4      1
-    sm_86,sm_89                      fp16,bf16  64     2      | 32    64       4      2    # 64x32 spills 8 bytes
-    sm_80,sm_86,sm_89,sm_90,sm_100   fp16,bf16  64     1,2    | 64    32       4      2
-    sm_120                           fp16,bf16  64     1,2    | 64    32       8      2
+    sm_86,sm_89                      fp16,bf16  64     2,3    | 32    64       4      2    # 64x32 spills 8 bytes
+    sm_80,sm_86,sm_89,sm_90,sm_100   fp16,bf16  64     1,2,3  | 64    32       4      2
+    sm_120                           fp16,bf16  64     1,2,3  | 64    32       8      2
     simt                             fp16,bf16  128    *      | 16    16       8      1
     sm_80,sm_90                      fp16,bf16  128    0,1    | 128   32       8      2
     sm_80+                           fp16,bf16  128    0      | 64    32       4      2
     amd                              fp16,bf16  128    *      | 32    32       4      1
     sm_100                           fp16,bf16  128    1      | 64    32       8      2
-    sm_80,sm_100                     fp16,bf16  128    2      | 32    32       8      2
-    sm_120                           fp16,bf16  128    2      | 32    64       8      2    # 64x32 spills 88 bytes
-    sm_80,sm_86,sm_89,sm_90,sm_120   fp16,bf16  128    1,2    | 64    32       8      2
+    sm_80,sm_100                     fp16,bf16  128    2,3    | 32    32       8      2
+    sm_120                           fp16,bf16  128    2,3    | 32    64       8      2    # 64x32 spills 88 bytes
+    sm_80,sm_86,sm_89,sm_90,sm_120   fp16,bf16  128    1,2,3  | 64    32       8      2
     simt                             fp16,bf16  256    *      | 16    16       8      1
     sm_80,sm_86,sm_89,sm_100,sm_120  fp16,bf16  256    0      | 64    32       8      1
     sm_90                            fp16,bf16  256    0      | 32    32       8      2
     amd                              fp16,bf16  256    *      | 32    16       8      1
-    sm_80+                           fp16,bf16  256    1,2    | 32    32       8      1
+    sm_80+                           fp16,bf16  256    1,2,3  | 32    32       8      1
     """,
 )
 
@@ -159,13 +163,15 @@ BACKWARD_KEYS = Table(
     Tile,
     """
     chips                           kind       width  extras | rows  columns  warps  stages
+    sm_80,sm_86,sm_89               tf32       64     3      | 32    32       8      1    # 4 warps spill 16 bytes
+    sm_100                          tf32       64     3      | 16    32       4      1    # 32x32w4 spills 32 bytes
     sm_90,sm_100,sm_120             fp32       64     *      | 16    16       8      1
-    sm_80,sm_86,sm_89               fp32       64     2      | 16    16       8      1      # shared keys spill 8 bytes
+    sm_80,sm_86,sm_89               fp32       64     2,3    | 16    16       8      1      # shared keys spill 8 bytes
     *                               fp32       64     *      | 16    32       8      1
     simt,amd                        fp32       128    *      | 16    16       8      1
     amd                             fp32       256    *      | 16    32       4      1    # 16x16w8 spills 448 bytes
     simt                            fp32       256    *      | 16    16       8      1
-    sm_90                           tf32       64     2      | 16    16       4      1      # 32x32 spills 16 bytes
+    sm_90                           tf32       64     2,3    | 16    16       4      1      # 32x32 spills 16 bytes
     sm_80+                          tf32       64     *      | 32    32       4      1
     sm_80+                          tf32       128    *      | 32    32       8      1
     sm_80+                          tf32       256    *      | 16    16       8      1
@@ -178,7 +184,7 @@ BACKWARD_KEYS = Table(
     sm_86,sm_89,sm_120              fp16,bf16  64     0,1    | 128   32       8      2
     amd                             fp16,bf16  64     *      | 32    32       4      1
     sm_100                          fp16,bf16  64     1      | 32    64       8      2
-    sm_80+                          fp16,bf16  64     2      | 32    64       8      1
+    sm_80+                          fp16,bf16  64     2,3    | 32    64       8      1
     simt                            fp16,bf16  128    *      | 16    16       8      1
     sm_100                          fp16,bf16  128    0      | 32    64       8      2
     sm_80                           fp16,bf16  128    0,1    | 16    128      8      1
@@ -186,11 +192,11 @@ BACKWARD_KEYS = Table(
     sm_90                           fp16,bf16  128    1      | 16    128      8      1      # 32x128: shared keys spill
     sm_86,sm_89,sm_120              fp16,bf16  128    0,1    | 32    64       8      2
     amd                             fp16,bf16  128    *      | 16    64       8      1    # 32x32w8 spills 108 bytes
-    sm_100                          fp16,bf16  128    1,2    | 32    32       8      1
-    sm_80,sm_86,sm_89,sm_90,sm_120  fp16,bf16  128    2      | 32    32       8      1
+    sm_100                          fp16,bf16  128    1,2,3  | 32    32       8      1
+    sm_80,sm_86,sm_89,sm_90,sm_120  fp16,bf16  128    2,3    | 32    32       8      1
     simt,amd                        fp16,bf16  256    *      | 16    16       8      1
     sm_80+                          fp16,bf16  256    0      | 32    32       8      1
-    sm_80+                          fp16,bf16  256    1,2    | 16    32       8      1
+    sm_80+                          fp16,bf16  256    1,2,3  | 16    32       8      1
     """,
 )
 
@@ -248,24 +254,24 @@ SHORT_FORWARD = Table(
     sm_80+                                   tf32       64     16    *      | 16    16       1      1
     sm_80                                    tf32       64     32    1      | 32    32       4      1
     sm_80+                                   tf32       64     32    0,1    | 32    32       2      1
-    sm_80+                                   tf32       64     32    2      | 32    32       4      1
+    sm_80+                                   tf32       64     32    2,3    | 32    32       4      1
     sm_80,sm_86,sm_89,sm_90,sm_100           tf32       64     64    *      | 32    64       2      1
     simt                                     fp16,bf16  64     16    *      | 16    16       2      1
     sm_80+,amd                               fp16,bf16  64     16    *      | 16    16       1      1
     simt                                     fp16,bf16  64     32    *      | 32    32       4      1
     sm_80+,amd                               fp16,bf16  64     32    0,1    | 32    32       2      1
-    sm_80+,amd                               fp16,bf16  64     32    2      | 32    32       4      1
+    sm_80+,amd                               fp16,bf16  64     32    2,3    | 32    32       4      1
     simt                                     fp16,bf16  64     64    *      | 16    64       4      1
     sm_86,sm_89                              fp16,bf16  64     64    0,1    | 32    64       2      1
     sm_80,sm_90,sm_100,sm_120,amd            fp16,bf16  64     64    *      | 32    64       2      1
-    sm_86,sm_89                              fp16,bf16  64     64    2      | 32    64       4      1
+    sm_86,sm_89                              fp16,bf16  64     64    2,3    | 32    64       4      1
     sm_80,sm_86,sm_89,sm_90,sm_100           fp16,bf16  64     128   0,1    | 64    128      4      1
-    sm_80,sm_86,sm_89,sm_90,sm_100           fp16,bf16  64     128   2      | 64    128      8      1
+    sm_80,sm_86,sm_89,sm_90,sm_100           fp16,bf16  64     128   2,3    | 64    128      8      1
     simt                                     fp16,bf16  128    16    *      | 16    16       2      1
     sm_80+,amd                               fp16,bf16  128    16    *      | 16    16       1      1
     simt                                     fp16,bf16  128    32    *      | 16    32       4      1
     sm_80+,amd                               fp16,bf16  128    32    0,1    | 32    32       2      1
-    sm_80+,amd                               fp16,bf16  128    32    2      | 32    32       4      1
+    sm_80+,amd                               fp16,bf16  128    32    2,3    | 32    32       4      1
     sm_80,sm_86,sm_89,sm_90,sm_100           fp16,bf16  128    64    *      | 32    64       2      1
     """,
 )
@@ -275,27 +281,29 @@ SHORT_BACKWARD = Table(
     Tile,
     """
     chips                                    kind       width  keys  extras | rows  columns  warps  stages
+    sm_86,sm_89                              fp32       64     32    3      | 16    32       8      1  # 16 spill 8
+    sm_90                                    tf32       64     32    3      | 16    32       4      1  # 8 spill 16
     *                                        fp32       64     16    *      | 16    16       4      1
     sm_86,sm_89,sm_90                        fp32       64     32    *      | 16    32       16     1  # 8 spill 8 bytes
     simt,sm_80,sm_100,amd                    fp32       64     32    *      | 16    32       8      1
     sm_80+                                   tf32       64     16    *      | 16    16       2      1
     sm_80,sm_86,sm_89,sm_90,sm_100           tf32       64     32    0,1    | 32    32       8      1
     sm_120                                   tf32       64     32    0,1    | 32    32       4      1
-    sm_100,sm_120                            tf32       64     32    2      | 16    32       4      1
-    sm_80+                                   tf32       64     32    2      | 16    32       8      1
+    sm_100,sm_120                            tf32       64     32    2,3    | 16    32       4      1
+    sm_80+                                   tf32       64     32    2,3    | 16    32       8      1
     sm_80,sm_86,sm_89,sm_100                 tf32       64     64    0,1    | 32    64       8      1
     sm_90                                    tf32       64     64    *      | 16    64       8      1
-    sm_80,sm_86,sm_89,sm_100                 tf32       64     64    2      | 16    64       8      1
+    sm_80,sm_86,sm_89,sm_100                 tf32       64     64    2,3    | 16    64       8      1
     simt                                     fp16,bf16  64     16    *      | 16    16       4      1
     sm_80+,amd                               fp16,bf16  64     16    *      | 16    16       2      1
     simt                                     fp16,bf16  64     32    *      | 16    32       8      1
     sm_80+,amd                               fp16,bf16  64     32    0,1    | 32    32       4      1
-    sm_80+,amd                               fp16,bf16  64     32    2      | 16    32       4      1
+    sm_80+,amd                               fp16,bf16  64     32    2,3    | 16    32       4      1
     simt                                     fp16,bf16  64     64    *      | 16    64       8      1
     sm_100                                   fp16,bf16  64     64    0,1    | 32    64       8      1   # 4 spill 8
     sm_80+,amd                               fp16,bf16  64     64    0,1    | 32    64       4      1
-    sm_80+,amd                               fp16,bf16  64     64    2      | 16    64       4      1
-    sm_80,sm_86,sm_89,sm_90                  fp16,bf16  64     128   2      | 16    128      8      1
+    sm_80+,amd                               fp16,bf16  64     64    2,3    | 16    64       4      1
+    sm_80,sm_86,sm_89,sm_90                  fp16,bf16  64     128   2,3    | 16    128      8      1
     sm_80,sm_86,sm_89,sm_90,sm_100           fp16,bf16  64     128   *      | 32    128      8      1
     simt                                     fp16,bf16  128    16    *      | 16    16       8      1
     sm_80+,amd                               fp16,bf16  128    16    *      | 16    16       2      1

@@ -68,7 +68,8 @@ def test_opcheck(backend, cross):
     inputs = [x.requires_grad_() for x in leaf_tensors(cross)]
     joint, query = (*inputs, None)[:2]
     biases = [torch.randn(x[0].numel(), requires_grad=True) for x in inputs]
-    options = (*starts(cross), None, None, True, 1, 0.25, 0.25, torch.tensor([3]), 1, False, backend)
+    plain = None, -1, 0.0, None, 0, None  # no window, soft cap, slopes, sinks
+    options = (*starts(cross), None, None, True, 1, 0.25, 0.25, torch.tensor([3]), 1, *plain, False, backend)
     opcheck(torch.ops.fasttfm.joint_attention_packed.default, (joint, query, *(*biases, None)[:2], *options))
 
 

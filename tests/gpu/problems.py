@@ -31,7 +31,7 @@ class Problem:
     width: int = 0
     """Of attention: the larger head size."""
     extras: int = 0
-    """Of attention: 1 with dropout, 2 with a mask."""
+    """Of attention: 1 with dropout, 2 with a mask, 3 with a window, a soft cap or slopes."""
 
     def __str__(self) -> str:
         return self.name
@@ -75,9 +75,16 @@ def _attention(B: int, H: int, L: int, S: int, D: int, Dv: int, *, p: float = 0.
     words += [f"{masked} mask"] if masked else []
     words += ["slopes"] * slopes + ["sinks"] * sinks
     words += [f"{H // key_heads} heads a key"] if key_heads != H else []
-    heavy = masked or slopes or "window" in options or "softcap" in options
+    scored = slopes or "window" in options or "softcap" in options
     return Problem(
-        " ".join(words), inputs, ours, theirs, p > 0, keys=S, width=max(D, Dv), extras=2 if heavy else int(p > 0)
+        " ".join(words),
+        inputs,
+        ours,
+        theirs,
+        p > 0,
+        keys=S,
+        width=max(D, Dv),
+        extras=3 if scored else 2 if masked else int(p > 0),
     )
 
 
