@@ -214,7 +214,7 @@ def test_every_tile_dtype_and_mask_that_runs_is_listed(chip, kind, launched, flo
 def attention_answers(chip):
     """(kernel, head size, tile) of every answer that the tables of attention give for what a chip's routes ask them."""
     for kind in attention_launch.product_kinds(chip):
-        for width, extras in itertools.product(attention.WIDTHS, (0, 1, 2)):
+        for width, extras in itertools.product(attention.WIDTHS, (0, 1, 2, 3)):
             size = (chip, kind, width, extras)
             if not attention_launch.spills(chip, kind, width):
                 yield "attention.forward._forward", width, attention.forward_tile.shipped(*size)
@@ -234,7 +234,7 @@ def test_every_row_of_the_tables_of_attention_answers_for_some_chip():
     asked = collections.defaultdict(set)
     for chip in (*CHIPS.values(), INTERPRETER):
         kinds = ("fp16", "bf16", "fp32", *(["tf32"] if chip.capability >= 80 else []))
-        for kind, width, extras in itertools.product(kinds, attention.WIDTHS, (0, 1, 2)):
+        for kind, width, extras in itertools.product(kinds, attention.WIDTHS, (0, 1, 2, 3)):
             asked[tables.LONG_WIDTH].add((chip, kind))
             asked[tables.DECODE] |= {(chip, kind, width, rows) for rows in (16, 32)}
             asked[tables.SHORT_KEYS].add((chip, kind, width))
