@@ -33,9 +33,12 @@ class RunConfig:
     decoding: Any = None
     """None for the kinds that have no such section."""
 
-    def to_values(self) -> dict[str, dict[str, Any]]:
-        """Every field of every section as plain values."""
-        return {section: dataclasses.asdict(getattr(self, section)) for section in KINDS[self.kind]}
+    def to_values(self) -> Values:
+        """Every field of every section as plain values, which `build` makes an equal configuration of."""
+        values = Values(self.kind)
+        for section in values:
+            values[section].update(dataclasses.asdict(getattr(self, section)))
+        return values
 
     def to_yaml(self) -> str:
         """The whole configuration as a YAML text that `read_yaml` reads back to an equal one."""
