@@ -133,12 +133,12 @@ def test_sentences_with_options_of_their_own_share_a_search_with_their_like():
         running = RunningSearch(model, SETTINGS["beam"], banned=BANNED)
         while left or not running.idle:
             for number in [left.pop(0) for _ in range(min(len(left), draw.choice([0, 0, 1, 3])))]:
-                member = Waiting(number, SOURCES[number], PREFIXES[number], number, allowed[number], (), configs[number])
+                member = Waiting(
+                    number, SOURCES[number], PREFIXES[number], number, allowed[number], (), configs[number]
+                )
                 assert not running.join([member])
             found.update(running.step())
             running.drop(gone)
             groups = {(each.steps.config, each.steps.constraints.allowed is None) for each in running._joined}
             assert len(groups) == len(running._joined)
-    ended_before = gone & found.keys()
-    assert not ended_before
     assert found == {number: alone[number] for number in range(len(SOURCES)) if number not in gone}
