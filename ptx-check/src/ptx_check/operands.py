@@ -24,9 +24,15 @@ _SPECIAL = {"%tid.x": "M.tid", "%ctaid.x": "M.ctaid[0]", "%ctaid.y": "M.ctaid[1]
 class Operands:
     """The variables of one block, what they hold, and the lines so far."""
 
-    def __init__(self, number, block, crossing, labels, parameters, space) -> None:
+    def __init__(self, number, block, crossing, labels, parameters, space, *, marked: bool) -> None:
         self.number, self.block, self.crossing = number, block, crossing
         self.labels, self.parameters, self.space = labels, parameters, space
+        self.marked = marked
+        """Whether lines that follow undefined bits are written."""
+        self.points: dict[int, int] = {}
+        """Of an instruction that loads, the line from which on marks are followed."""
+        self.loads: dict[str, tuple[int, list[str]]] = {}
+        """Lines that bring in a register of another block, and where they stand."""
         self.body: list[str] = []
         self.kinds: dict[str, str] = {}
         """Variables that hold a value, and its type."""
@@ -41,10 +47,12 @@ class Operands:
             name = operand.name
             if name not in self.kinds:
                 plain = TYPE_OF[operand.kind]
-                self.emit(f"{variable(name)} = S[{self.crossing[name]}]")
+                lines = [f"{variable(name)} = S[{self.crossing[name]}]"]
                 if operand.kind != "pred":  # what was never written holds anything
                     unknown = self.constant(Number(int(POISON[bits_of_kind(plain) // 8])), plain)
-                    self.emit(f"if {variable(name)} is None: {variable(name)} = {unknown}")
+                    lines.append(f"if {variable(name)} is None: {variable(name)} = {unknown}")
+                self.loads[variable(name)] = len(self.body), lines
+                self.body += lines
                 self.kinds[name] = plain
             return viewed(variable(name), self.kinds[name], kind)
         if isinstance(operand, Number):
@@ -126,9 +134,9 @@ class Operands:
 
     def mark(self, target: object, sources: Iterable[object], text: str, kind: str, i: Instruction) -> None:
         """The result gets these marks (of type `kind`), where it or a source has any."""
-        names = [r.name for source in sources for r in registers_of(source)]
-        if not isinstance(target, Register):
+        if not self.marked or not isinstance(target, Register):
             return
+        names = [r.name for source in sources for r in registers_of(source)]
         plain = TYPE_OF[target.kind]
         if bits_of_kind(kind) != bits_of_kind(plain):
             text = f"({text}).astype({plain})"
@@ -138,16 +146,28 @@ class Operands:
 
     def follow(self, names: Iterable[str], call: str) -> None:
         """Calls where any of these registers has marks."""
-        self.emit(f"if T and not T.keys().isdisjoint({tuple(dict.fromkeys(names))}): {call}")
+        if self.marked:
+            self.emit(f"if T and not T.keys().isdisjoint({tuple(dict.fromkeys(names))}): {call}")
 
     def use(self, operands: Iterable[object], what: str, i: Instruction) -> None:
         """Registers are used: none may have marks."""
+        if not self.marked:
+            return
         names = tuple(dict.fromkeys(r.name for operand in operands for r in registers_of(operand)))
         if names:
             self.follow(names, f"U.used({i.index}, {names}, {self.guard(i)}, {what!r})")
 
+    def point(self, i: Instruction) -> None:
+        """An instruction may have loaded what is undefined: then lines that follow it are needed from here on."""
+        self.points[i.index] = len(self.body)
+        if not self.marked:
+            self.emit(f"if T: return BLOCKS[{self.number}].rest({i.index}, M, S, m, locals())")
+
     def load_marks(self, targets: Iterable[object], size: str, kind: str, i: Instruction) -> None:
         """Registers get the marks of what was loaded as elements of type `size`, read as `kind`."""
+        self.point(i)
+        if not self.marked:
+            return
         targets = list(targets)
         names = [t.name for t in targets if isinstance(t, Register)]
         lines = [f"w = U.fresh({len(targets)}, {size!r})"]

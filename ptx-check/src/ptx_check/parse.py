@@ -7,6 +7,7 @@ Source: NVIDIA, "PTX ISA", chapters 4 (syntax) and 11 (directives).
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,6 +58,12 @@ class Name:
     text: str
 
 
+@functools.cache
+def words_of(opcode: str) -> list[str]:
+    """The words of an opcode, a list that nobody changes."""
+    return opcode.split(".")
+
+
 @dataclass(slots=True)
 class Instruction:
     opcode: str
@@ -66,9 +73,12 @@ class Instruction:
     location: Location
     index: int = 0
 
+    flow: Any = field(default=None, compare=False, repr=False)
+    """What control.py found of it."""
+
     @property
     def words(self) -> list[str]:
-        return self.opcode.split(".")
+        return words_of(self.opcode)
 
 
 @dataclass(slots=True)
