@@ -1,11 +1,13 @@
 """A kernel's blocks, compiled when they are first run.
 
-While every bit is defined a block runs without the lines that follow marks (undefined.py). An instruction that loads
-the first undefined bits hands its variables on to a function of the rest of its block, which has those lines.
+A block has lines that follow marks (undefined.py) for the registers alone that may have any, by what has some in
+threads that run when it begins. An instruction that loads undefined bits hands its variables on to a function of the
+rest of its block, which follows all.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -14,47 +16,58 @@ import numpy as np
 import torch
 
 from ptx_check import exact, rounding, undefined
-from ptx_check.control import first_source, names, registers_of, uses_of
+from ptx_check.control import first_source, names, registers_of, results_and_sources, uses_of
 from ptx_check.operands import TYPES, variable
 from ptx_check.parse import Kernel, Vector
 from ptx_check.translate import Writer
 
 _HEADER = "U = M.undefined; T = U.marks"
 _OWN = {"M", "S", "m", "U", "T"}
+_MOST_VERSIONS = 4
+NONE: frozenset[str] = frozenset()
 
 
 class Block:
     """A block as a function of the running programs M, registers S that cross blocks, and m, the threads here."""
 
-    def __init__(self, name: str, write: Callable[[bool], Writer], space: dict) -> None:
+    def __init__(self, name: str, write: Callable[[frozenset[str] | None], Writer], space: dict) -> None:
         self.name, self.write, self.space = name, write, space
-        self.text: list[str] | None = write(False).body
+        self.text: list[str] | None = write(NONE).body
         """Without marks, until it is compiled."""
-        self.plain: Callable | None = None
-        self.marked: Callable | None = None
-        self.rests: dict[int, Callable] = {}
-        """From an instruction on, with marks."""
+        self.versions: dict[frozenset[str] | None, Callable] = {}
+        """By the registers that have marks when it begins; None: any."""
+        self.rests: dict[tuple[int, int], Callable] = {}
+        """From a point on, with marks."""
 
     def __call__(self, run, registers: list, m) -> Any:
-        if run.undefined.marks:
-            if self.marked is None:
-                self.marked = self.compiled("M, S, m", self.write(True).body)
-            return self.marked(run, registers, m)
-        if self.plain is None:
-            self.plain, self.text = self.compiled("M, S, m", self.text or []), None
-        return self.plain(run, registers, m)
+        undefined = run.undefined
+        key: frozenset[str] | None = undefined.here(undefined.marks.keys() & self.names) if undefined.marks else NONE
+        if key not in self.versions:
+            if key and len(self.versions) >= _MOST_VERSIONS:
+                key = None
+            if key not in self.versions:
+                lines = (self.text if key == NONE else None) or self.write(key).body
+                self.versions[key] = self.compiled("M, S, m", lines)
+                self.text = None if key == NONE else self.text
+        return self.versions[key](run, registers, m)
 
-    def rest(self, index: int, run, registers: list, m, variables: dict[str, Any]) -> Any:
-        """Runs what follows the instruction of this index, with the variables so far."""
-        if index not in self.rests:
-            writer, given = self.write(True), sorted(variables.keys() - _OWN)
-            position = writer.points[index]
+    @functools.cached_property
+    def names(self) -> set[str]:
+        """Of the registers that it reads or writes."""
+        flows = (results_and_sources(i) for i in self.write(NONE).block.instructions)
+        return {r.name for flow in flows for registers in flow for r in registers}
+
+    def rest(self, point: tuple[int, int], run, registers: list, m, variables: dict[str, Any]) -> Any:
+        """Runs what follows a point, with the variables so far."""
+        if point not in self.rests:
+            writer, given = self.write(None), sorted(variables.keys() - _OWN)
+            position = writer.points[point]
             lines = [f"{name} = L[{name!r}]" for name in given]
             for name, (at, loads) in writer.loads.items():
                 if at < position and name not in variables:
                     lines += loads
-            self.rests[index] = self.compiled("M, S, m, L", [*lines, *writer.body[position:]])
-        return self.rests[index](run, registers, m, variables)
+            self.rests[point] = self.compiled("M, S, m, L", [*lines, *writer.body[position:]])
+        return self.rests[point](run, registers, m, variables)
 
     def compiled(self, parameters: str, lines: list[str]) -> Callable:
         text = "\n".join(f"    {line}" for line in [_HEADER, *lines])
@@ -84,11 +97,10 @@ def translate(kernel: Kernel, tables: Mapping[str, torch.Tensor] = MappingProxyT
             late |= earlier
     read = {r.name for i in everything for o in i.operands[first_source(i) :] for r in registers_of(o)}
 
-    def writing(number: int) -> Callable[[bool], Writer]:
-        def write(marked: bool) -> Writer:
+    def writing(number: int) -> Callable[[frozenset[str] | None], Writer]:
+        def write(marked: frozenset[str] | None) -> Writer:
             block = kernel.blocks[number]
-            made = Writer(number, block, crossing, labels, parameters, space, late, taken, read, marked=marked)
-            return made.write()
+            return Writer(number, block, crossing, labels, parameters, space, late, taken, read, marked).write()
 
         return write
 

@@ -10,6 +10,7 @@ from ptx_check.allocations import POISON
 from ptx_check.control import TYPE_OF, registers_of
 from ptx_check.faults import Unsupported
 from ptx_check.parse import Address, Instruction, Kernel, Name, Number, Register, Vector
+from ptx_check.undefined import FRESH
 
 TYPES = {"p": np.bool_, "f16": np.float16, "f32": np.float32, "f64": np.float64}
 TYPES |= {f"{sign}{bits}": getattr(np, f"{word}{bits}") for sign, word in (("u", "uint"), ("i", "int"))
@@ -24,12 +25,14 @@ _SPECIAL = {"%tid.x": "M.tid", "%ctaid.x": "M.ctaid[0]", "%ctaid.y": "M.ctaid[1]
 class Operands:
     """The variables of one block, what they hold, and the lines so far."""
 
-    def __init__(self, number, block, crossing, labels, parameters, space, *, marked: bool) -> None:
+    def __init__(self, number, block, crossing, labels, parameters, space, marked: frozenset[str] | None) -> None:
         self.number, self.block, self.crossing = number, block, crossing
         self.labels, self.parameters, self.space = labels, parameters, space
-        self.marked = marked
+        self.may_have: set[str] | None = None if marked is None else set(marked)
+        """Registers that may have marks here; None: any."""
+        self.marked = marked is None
         """Whether lines that follow undefined bits are written."""
-        self.points: dict[int, int] = {}
+        self.points: dict[tuple[int, int], int] = {}
         """Of an instruction that loads, the line from which on marks are followed."""
         self.loads: dict[str, tuple[int, list[str]]] = {}
         """Lines that bring in a register of another block, and where they stand."""
@@ -157,17 +160,22 @@ class Operands:
         if names:
             self.follow(names, f"U.used({i.index}, {names}, {self.guard(i)}, {what!r})")
 
-    def point(self, i: Instruction) -> None:
-        """An instruction may have loaded what is undefined: then lines that follow it are needed from here on."""
-        self.points[i.index] = len(self.body)
-        if not self.marked:
-            self.emit(f"if T: return BLOCKS[{self.number}].rest({i.index}, M, S, m, locals())")
+    def point(self, i: Instruction, names: Iterable[str] = (FRESH,)) -> None:
+        """Where any of these has marks that nothing here follows, another function runs the rest of the block."""
+        key = (i.index, int((i.index, 0) in self.points))
+        self.points[key] = len(self.body)
+        if self.may_have is not None:
+            call = f"return BLOCKS[{self.number}].rest({key}, M, S, m, locals())"
+            self.emit(f"if T and U.here({tuple(names)}): {call}")
 
     def load_marks(self, targets: Iterable[object], size: str, kind: str, i: Instruction) -> None:
         """Registers get the marks of what was loaded as elements of type `size`, read as `kind`."""
         self.point(i)
-        if not self.marked:
-            return
+        if self.marked:
+            self.put_loaded(targets, size, kind, i)
+
+    def put_loaded(self, targets: Iterable[object], size: str, kind: str, i: Instruction) -> None:
+        """Registers get the marks that were loaded last."""
         targets = list(targets)
         names = [t.name for t in targets if isinstance(t, Register)]
         lines = [f"w = U.fresh({len(targets)}, {size!r})"]

@@ -383,8 +383,9 @@ class Run:
         taking = self.spread(taking if members is None else taking & self.named(members))
         rows = np.broadcast_shapes(taking.shape, source.shape)
         taken = np.take_along_axis(np.broadcast_to(taking, rows), np.broadcast_to(source, rows), 1)
-        if not taken.all():
-            self.undefined.loaded(index, (np.where(taken, np.uint32(0), np.uint32(0xFFFFFFFF)),))
+        missing = ~taken if self.active is None else ~taken & self.active
+        if missing.any():
+            self.undefined.loaded(index, (np.where(missing, np.uint32(0xFFFFFFFF), np.uint32(0)),))
 
     def vote(self, index: int, mode: str, value, members=None) -> np.ndarray:
         """any, all or ballot over the threads of a warp that run and are named."""

@@ -45,10 +45,10 @@ def _last_uses(steps: list[Instruction | Product]) -> list[list[str]]:
 
 
 class Writer(TensorInstructions):
-    """The lines of one block; marked: those that follow undefined bits are among them."""
+    """The lines of one block; marked: registers that may have undefined bits when it begins, None: any."""
 
-    def __init__(self, number, block, crossing, labels, parameters, space, late, taken, read, *, marked) -> None:
-        super().__init__(number, block, crossing, labels, parameters, space, marked=marked)
+    def __init__(self, number, block, crossing, labels, parameters, space, late, taken, read, marked) -> None:
+        super().__init__(number, block, crossing, labels, parameters, space, marked)
         self.late, self.taken, self.read = late, taken, read
         """Registers that asynchronous products write, those that they take, and those that some instruction reads."""
         self.touched: set[str] = set()
@@ -57,7 +57,9 @@ class Writer(TensorInstructions):
     def write(self) -> Writer:
         steps = list(in_products(self.block.instructions))
         end = f"return {self.number + 1}"
+        keeping = self.may_have != set()
         for step, ending in zip(steps, _last_uses(steps)):
+            self.marked = self.following(step)
             if isinstance(step, Product):
                 self.product(step)
             elif step.words[0] in LEAVING and forms.executed(step.opcode):
@@ -69,7 +71,7 @@ class Writer(TensorInstructions):
             if dead:
                 self.emit(" = ".join(variable(n) for n in dead) + " = None")
         self.tell_touched()
-        if self.marked:
+        if keeping:
             self.emit("U.keep(CROSSING)")
         for name, kind in self.changed.items():
             where, plain = self.crossing[name], TYPE_OF[kind]
@@ -77,6 +79,22 @@ class Writer(TensorInstructions):
             self.emit(f"S[{where}] = {value} if m is None or S[{where}] is None else np.where(m, {value}, S[{where}])")
         self.emit(end)
         return self
+
+    def following(self, step: Instruction | Product) -> bool:
+        """Tell whether a step's registers may have marks, and hand them on to its results."""
+        if self.may_have is None:
+            return True
+        found = False
+        for i in step.instructions if isinstance(step, Product) else (step,):
+            written, read = results_and_sources(i)
+            results = {r.name for r in written}
+            taken = not self.may_have.isdisjoint(r.name for r in read)
+            found = found or taken or not self.may_have.isdisjoint(results)
+            if taken and "mma_async" not in i.opcode:  # whose sums are asked whether they have any
+                self.may_have |= results
+            else:
+                self.may_have -= results
+        return found
 
     def leave(self, i: Instruction, base: str) -> str:
         target = -1 if base != "bra" else self.labels[i.operands[0].text]
@@ -374,7 +392,7 @@ class Writer(TensorInstructions):
         marks = ["(" + "".join(f"{self.marks(part, register)}, " for part in o.parts) + ")" for o in operands]
         found = f"M.matrices.unknown({(a, b, of_sums)}, {', '.join(marks)})"
         self.follow(names, f"U.loaded(U.origin({tuple(names)}), {found})")
-        self.load_marks(sums.parts, register, register, i)
+        self.put_loaded(sums.parts, register, register, i)
 
     def _multiply(self, i: Instruction, tiles: tuple[int, int, int], sums, a, b, old) -> None:
         register = _registers_of_products(i)
@@ -423,6 +441,7 @@ class Writer(TensorInstructions):
         )
         self.point(i)
         self.follow(["", *names, *taken], f"U.summed({i.index}, {names}, {taken}, {self.value(scale, 'p', i)})")
+        self.point(i, names)
         self.assign_elements(sums.parts, "u32", i)
 
 
