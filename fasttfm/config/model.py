@@ -40,10 +40,11 @@ class TransformerConfig:
     """After the activation in the feed-forward sub-layer (tensor2tensor)."""
     layer_norm_eps: float = 1e-5
     """Added to the variance; 1e-6 in tensor2tensor."""
-    positional_encoding: Literal["paper", "tensor2tensor"] = "paper"
-    """paper: sine and cosine alternate channel by channel. tensor2tensor: first half sines, second half cosines."""
+    positional_encoding: Literal["paper", "tensor2tensor", "learned"] = "paper"
+    """paper: sine and cosine alternate channel by channel. tensor2tensor: first half sines, second half cosines.
+    learned: a table of max_length vectors for each side."""
     first_position: int = 0
-    """Number of a sequence's first position; fairseq and M2M-100 count from 2."""
+    """Number of a sequence's first sinusoid; fairseq and M2M-100 count from 2."""
     init: Literal["xavier", "torch"] = "xavier"
     """xavier: Glorot uniform matrices, embeddings normal(0, d_model^-0.5). torch: what torch.nn's layers draw."""
     share_embeddings: Literal["all", "decoder", "none"] = "all"
@@ -51,7 +52,8 @@ class TransformerConfig:
     output_bias: bool = False
     """A bias on the logits, as Marian has."""
     max_length: int = 1024
-    """Longest sequence the position table is made for at first; longer input extends it."""
+    """Longest sequence the position table is made for at first; longer input extends it, or is refused where the table
+    is learned."""
     pad_id: int = 0
     """Token that fills short sequences: embeds to zero, is never attended to, carries no loss."""
 
@@ -77,6 +79,8 @@ class TransformerConfig:
             )
         if self.final_norm and not self.norm_first:
             raise ValueError("final_norm needs norm_first: a post-norm stack already ends in a LayerNorm")
+        if self.positional_encoding == "learned" and self.first_position:
+            raise ValueError(f"first_position {self.first_position} is of sinusoids: a learned table begins at 0")
         if not 0 <= self.pad_id < self.vocab_size:
             raise ValueError(f"pad_id {self.pad_id} lies outside the vocabulary of {self.vocab_size}")
 
@@ -84,3 +88,8 @@ class TransformerConfig:
     def embedding_dropout_p(self) -> float:
         """The dropout in force on embedding + position."""
         return self.dropout if self.embedding_dropout is None else self.embedding_dropout
+
+    @property
+    def positions(self) -> int | None:
+        """Most tokens of a sequence, markers counted; None where there are sinusoids for any number."""
+        return self.max_length if self.positional_encoding == "learned" else None

@@ -28,7 +28,7 @@ from fasttfm.data.shapes import round_length
 from fasttfm.decoding.batches import LENGTHS, SHORTEST, padded
 from fasttfm.decoding.beam import Steps
 from fasttfm.decoding.constrained import longest_with_phrases
-from fasttfm.decoding.decoder import decoder_of
+from fasttfm.decoding.decoder import decoder_of, positions_of, refuse_longer
 from fasttfm.decoding.greedy import plain_steps
 from fasttfm.decoding.hypotheses import Constraints, Hypothesis
 from fasttfm.decoding.memory import refuse_more_than_available
@@ -84,17 +84,27 @@ class _Joined:
 
 
 def constraints_of(
+    model: Any,
     sentences: Sequence[Waiting],
     config: DecodingConfig,
     device: torch.device,
     banned: Sequence[Sequence[int]],
     phrases: Sequence[Required] | None = None,
 ) -> Constraints:
-    """Return the constraints on sentences that are searched together; phrases: of each what is required of it."""
+    """Return the constraints on sentences that are searched together; phrases: of each what is required of it.
+
+    Raises UserError for a sentence that the model has no positions for.
+    """
     prefixes = [each.prefix for each in sentences]
     limits = [max(config.longest_output(len(each.source) - 1), len(each.prefix)) for each in sentences]
     if phrases is not None:
         limits = [longest_with_phrases(*each) for each in zip(limits, prefixes, phrases)]
+    if (most := positions_of(model)) is not None:  # the begin of an output has one of them
+        forced = [*map(len, prefixes)]
+        if phrases is not None:
+            forced = [longest_with_phrases(0, *each) for each in zip(prefixes, phrases)]
+        refuse_longer(model, (len(each.source) for each in sentences), (length + 1 for length in forced))
+        limits = [min(limit, most - 1) for limit in limits]
     required = [[token for some in each.required for phrase in some for token in phrase] for each in sentences]
     allowed = allowed_tokens([each.allowed for each in sentences], prefixes, required)
     return Constraints(limits, prefixes, config, device, banned, allowed)
@@ -219,7 +229,9 @@ class RunningSearch:
         alike: dict[int, list[Waiting]] = {}
         for each in members:
             alike.setdefault(round_length(len(each.source), LENGTHS), []).append(each)
-        steps = plain_steps(constraints_of(members, config, _CPU, self.banned), config, [m.number for m in members])
+        steps = plain_steps(
+            constraints_of(self.model, members, config, _CPU, self.banned), config, [m.number for m in members]
+        )
         steps.moves_nothing = True
         beam = config.nbest if config.sampling else config.beam
         for some in alike.values():
