@@ -1,10 +1,11 @@
 """One thread that translates the sentences of all clients, many at once.
 
 Sentences join running searches (decoding/continuous_batching.py) whatever their options are, beam and length penalty
-among them. A model has two searches, which take turns: one for requests of much work, and one for those of little, which
-gets four times as much time while both go on. So a short request is searched beside long ones, waits for none of them,
-and pays at most for one of their steps at a time; long ones always have a fifth of the time. Requests are admitted in turns (queue.py), by source tokens: as many as fit a
-budget, and beyond it, up to twice the budget, one sentence of each request that nothing is searched for.
+among them. A model has two searches, which take turns: one for requests of much work, and one for those of little,
+which gets four times as much time while both go on. So a short request is searched beside long ones, waits for none of
+them, and pays at most for one of their steps at a time; long ones always have a fifth of the time. Requests are
+admitted in turns (queue.py), by source tokens: as many as fit a budget, and beyond it, up to twice the budget, one
+sentence of each request that nothing is searched for.
 
 What takes whole batches only (see takes_options()) is translated batch by batch between these steps. On a CPU a
 sentence's translation is the same to the last bit whatever is searched beside it, so who else asks at the same time
