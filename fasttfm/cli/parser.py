@@ -100,14 +100,14 @@ def add_out(parser: argparse.ArgumentParser, metavar: str, text: str) -> None:
 def add_huggingface_import(parser: argparse.ArgumentParser, text: str) -> None:
     """Add the flags of importing a Hugging Face folder; text: which folders."""
     parser.add_argument("folder", type=INPUT_FOLDER, metavar="FOLDER", help=text)
-    add_out(parser, "MODEL", "the model directory to write")
+    add_out(parser, "MODEL", "model directory to write")
     add_output_flags(parser, "what was written")
 
 
 def add_huggingface_export(parser: argparse.ArgumentParser, made_by: str) -> None:
     """Add the flags of exporting to a Hugging Face folder; made_by: the commands that make the model."""
     add_model(parser, made_by)
-    add_out(parser, "FOLDER", "the folder to write")
+    add_out(parser, "FOLDER", "folder to write")
     add_output_flags(parser, "what was written")
 
 
@@ -118,15 +118,15 @@ def add_attention_picture(parser: argparse.ArgumentParser) -> None:
         type=OUTPUT_PICTURE,
         default=Path("attention.png"),
         metavar="FILE",
-        help="picture (default: %(default)s)",
+        help="picture to write, .png or .svg (default: %(default)s)",
     )
-    text = "layers to draw, numbered from 1, such as 1,4 (default: all)"
+    text = "layers to draw, counted from 1, such as 1,4 (default: all)"
     parser.add_argument("--layers", type=_layer_numbers, metavar="N,N", help=text)
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
     """--device: where it is computed."""
-    parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, ... (default: a GPU where there is one)")
+    parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
 
 
 def add_precision(parser: argparse.ArgumentParser, dest: str = "precision") -> None:
@@ -135,8 +135,8 @@ def add_precision(parser: argparse.ArgumentParser, dest: str = "precision") -> N
         "--precision",
         choices=("fp32", "bf16", "fp16", "int8"),
         dest=dest,
-        help="type of the weights and matrix products; int8: of the products, on a CPU (default: fp32, or int8 for a "
-        "model of fasttfm quantize)",
+        help="type of weights and matrix products; int8 is for products on a CPU (default: fp32, or int8 for a "
+        "quantized model)",
     )
 
 
