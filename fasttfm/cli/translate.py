@@ -144,7 +144,8 @@ def run(args: argparse.Namespace) -> None:
         print(
             f"fasttfm translate: warning: {translator.cut_lines:,} {'line has' if one else 'lines have'} more than "
             f"{translator.config.max_source_length:,} tokens and {'was' if one else 'were'} cut off there (first: "
-            f"line {translator.first_cut_line:,}): split them into sentences, or raise --max-source-length",
+            f"line {translator.first_cut_line:,}): split them into sentences, or raise --max-source-length (at most "
+            "the model's positions, where they are learned)",
             file=sys.stderr,
         )
 

@@ -40,10 +40,11 @@ class TransformerConfig:
     """Dropout rate after the feed-forward network's activation (tensor2tensor)."""
     layer_norm_eps: float = 1e-5
     """Epsilon that LayerNorm adds to the variance; tensor2tensor uses 1e-6."""
-    positional_encoding: Literal["paper", "tensor2tensor"] = "paper"
-    """paper: sine and cosine alternate channel by channel. tensor2tensor: first half sines, second half cosines."""
+    positional_encoding: Literal["paper", "tensor2tensor", "learned"] = "paper"
+    """paper: sine and cosine alternate channel by channel. tensor2tensor: first half sines, second half cosines.
+    learned: a table of max_length vectors for each side."""
     first_position: int = 0
-    """Number of the first position of a sequence; fairseq and M2M-100 count from 2."""
+    """Number of the first sinusoid of a sequence; fairseq and M2M-100 count from 2."""
     init: Literal["xavier", "torch"] = "xavier"
     """xavier: Glorot uniform matrices and normal(0, d_model^-0.5) embeddings. torch: the defaults of torch.nn."""
     share_embeddings: Literal["all", "decoder", "none"] = "all"
@@ -52,7 +53,7 @@ class TransformerConfig:
     output_bias: bool = False
     """Add a bias to the logits, as Marian does."""
     max_length: int = 1024
-    """Positions in the table at the start; longer input extends it."""
+    """Positions in the table at the start; longer input extends it, and is refused where the table is learned."""
     pad_id: int = 0
     """Token that pads short sequences: its embedding is zero, it is never attended to and carries no loss."""
 
@@ -78,6 +79,8 @@ class TransformerConfig:
             )
         if self.final_norm and not self.norm_first:
             raise ValueError("final_norm needs norm_first: a post-norm stack already ends in a LayerNorm")
+        if self.positional_encoding == "learned" and self.first_position:
+            raise ValueError(f"first_position {self.first_position} is of sinusoids: a learned table begins at 0")
         if not 0 <= self.pad_id < self.vocab_size:
             raise ValueError(f"pad_id {self.pad_id} lies outside the vocabulary of {self.vocab_size}")
 
@@ -85,3 +88,8 @@ class TransformerConfig:
     def embedding_dropout_p(self) -> float:
         """The dropout in force on embedding + position."""
         return self.dropout if self.embedding_dropout is None else self.embedding_dropout
+
+    @property
+    def positions(self) -> int | None:
+        """Most tokens of a sequence, markers counted; None where there are sinusoids for any number."""
+        return self.max_length if self.positional_encoding == "learned" else None

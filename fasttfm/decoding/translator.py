@@ -29,6 +29,7 @@ from fasttfm.decoding.alignment import Links, word_links
 from fasttfm.decoding.attention import check_layer, cross_attention
 from fasttfm.decoding.batches import multiply_in_int8
 from fasttfm.decoding.combinations import refuse_config, refuse_idle
+from fasttfm.decoding.decoder import positions_of
 from fasttfm.decoding.ensemble import Ensemble
 from fasttfm.decoding.hypotheses import Hypothesis
 from fasttfm.decoding.mbr import minimum_bayes_risk
@@ -102,6 +103,8 @@ class Translator:
         self.source_tokenizer = source_tokenizer
         self.target_tokenizer = target_tokenizer
         self.config = config or DecodingConfig()
+        if (most := positions_of(model)) is not None and self.config.max_source_length >= most > 1:
+            self.config = replace(self.config, max_source_length=most - 1)  # and the end
         self.workers = search_workers(model, workers, least_work=least_work)
         self.banned = [ids for ids in map(target_tokenizer.encode, banned) if ids]
         self.aligned = aligned

@@ -68,6 +68,8 @@ OTHER_NAMES = (
 
 def from_bart(weights: TheirWeights, config: TransformerConfig, prefix: str = "model.") -> dict[str, Tensor]:
     """The layers' weights by our names; UserError for one that is missing or of another shape than config says."""
+    for side, number in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
+        weights.refuse_other_layers(f"{prefix}{side}.layers.", number, f"{side}_layers")
     result = weights.ours(BART.parameters(config, prefix))
     for name, tensor in result.items():
         if name.endswith("in_proj_weight") and tensor.shape != (3 * config.d_model, config.d_model):

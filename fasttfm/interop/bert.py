@@ -261,6 +261,8 @@ def read_family(folder: Path) -> tuple[_Family, BertConfig, TheirWeights]:
     # what TensorFlow called gamma and beta
     renamed = {name.replace("gamma", "weight").replace("beta", "bias"): each for name, each in weights.items()}
     weights = TheirWeights(folder, renamed)
+    layers, said = (1, "num_hidden_groups") if config.share == "all" else (config.layers, "num_hidden_layers")
+    weights.refuse_other_layers(family.prefix + family.layer.partition("{")[0], layers, f"config.json's {said}")
     with torch.device("meta"):  # of whatever size config.json tells, nothing is built before it fits the weights
         body = _body(dataclasses.replace(config, sentence_head=False, pooler=False))
     for _ in _fitting(body, weights, body_parameters(body, family)):

@@ -216,6 +216,20 @@ def with_tables(
     return dataclasses.replace(config, output_bias=arranged is not None), result
 
 
+def learned_positions(tables: Sequence[Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+    """Weights of the positions of source and target (L, d), theirs without the rows before the first, as many for both;
+    and lines for the user."""
+    length = min(map(len, tables))
+    names = ("source", "target")
+    told = [
+        f"left out the {side}'s positions behind the {length:,} that both sides have"
+        for side, table in zip(names, tables)
+        if len(table) > length
+    ]
+    weights = {f"{side}_positions.weight": table[:length].clone() for side, table in zip(names, tables)}
+    return weights, [f"positions are learned: no text may have more than {length:,} tokens", *told]
+
+
 def numbered_tokenizer(path: Path, vocabulary: Vocabulary, kind: type[Tokenizer] = Tokenizer) -> Tokenizer:
     """A SentencePiece model, or codes, whose pieces another file numbers; UserError where it is missing or damaged."""
     try:
@@ -227,8 +241,11 @@ def numbered_tokenizer(path: Path, vocabulary: Vocabulary, kind: type[Tokenizer]
         raise UserError(f"{path}: {error}: copy the file anew") from None
 
 
-def positions(config: TransformerConfig) -> Tensor:
-    """The sinusoids of a model (at least 1,024, d), for systems that make none themselves."""
+def positions(config: TransformerConfig, weights: Mapping[str, Tensor], side: str) -> Tensor:
+    """The learned positions of a model's encoder or decoder, or sinusoids (at least 1,024, d) for systems that make
+    none themselves."""
+    if config.positions is not None:
+        return weights[f"{'source' if side == 'encoder' else 'target'}_positions.weight"].float()
     length = max(config.max_length, 1024)
     return positional_encoding(length, config.d_model, config.positional_encoding, first=config.first_position)
 

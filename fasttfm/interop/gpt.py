@@ -78,6 +78,7 @@ def read(folder: Path) -> GPT:
     if "lm_head.weight" in stripped:  # tied; a model with two heads is saved with this name of the two
         stripped.setdefault(f"{family.embedding}.weight", stripped["lm_head.weight"])
     weights = TheirWeights(folder, _transposed(stripped))
+    weights.refuse_other_layers("h.", config.layers, "config.json's n_layer")
     model = with_weights(lambda: GPT(config), weights.ours(_parameters(config, family)), folder)
     weights.tell_rest(r"lm_head\.weight", r"h\.\d+\.attn\.(masked_)?bias", "position_ids")
     return model.eval()

@@ -65,6 +65,7 @@ def read(folder: Path) -> Llama:
     path = folder / "config.json"
     config = _config(read_config(folder, "llama"), path)
     weights = read_tensors(folder)
+    weights.refuse_other_layers("model.layers.", config.layers, "config.json's num_hidden_layers")
     model = with_weights(lambda: Llama(config), weights.ours(_parameters(config)), folder)
     weights.refuse_rest(r".*rotary_emb\.inv_freq", *([r"lm_head\.weight"] if config.tie_embeddings else []))
     return model.eval()

@@ -56,6 +56,19 @@ class TheirWeights(dict[str, Tensor]):
         """The first of these that is there."""
         return self[next((name for name in names if name in self), names[0])]
 
+    def refuse_other_layers(self, prefix: str, number: int, said: str) -> None:
+        """Raise UserError where the layers, whose names begin with prefix and a number, are not 0 to number - 1.
+
+        said: the field that says so, such as config.json's n_layer.
+        """
+        found = {name.removeprefix(prefix).partition(".")[0] for name in self if name.startswith(prefix)}
+        if found != {str(each) for each in range(number)}:
+            has = ", ".join(sorted(found, key=lambda each: (len(each), each))) or "none"
+            raise UserError(
+                f"{self.path}: its weights have the layers {prefix}{has}, where {said} is {number}: copy both from one "
+                "model"
+            )
+
     def refuse_rest(self, *known: str) -> None:
         """Raise UserError for a weight that nobody has read; known: regular expressions of names that need not be."""
         if rest := self._rest(known):

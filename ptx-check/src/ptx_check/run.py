@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ptx_check import sample
 from ptx_check.atomics import UFUNCS
+from ptx_check.blocks import translate
 from ptx_check.bulk_copies import BulkCopies
 from ptx_check.control import first_source, is_asynchronous, joins, registers_of, successors, unassigned
 from ptx_check.faults import Fault, Unsupported
@@ -27,7 +28,6 @@ from ptx_check.parse import Kernel
 from ptx_check.races import SharedRaces, Traffic, grain_of
 from ptx_check.shared import Copies, Local, Shared
 from ptx_check.tensor_memory import Barriers, TensorMemory
-from ptx_check.translate import translate
 from ptx_check.undefined import Undefined
 from ptx_check.warpgroup import Groups
 
@@ -383,8 +383,9 @@ class Run:
         taking = self.spread(taking if members is None else taking & self.named(members))
         rows = np.broadcast_shapes(taking.shape, source.shape)
         taken = np.take_along_axis(np.broadcast_to(taking, rows), np.broadcast_to(source, rows), 1)
-        if not taken.all():
-            self.undefined.loaded(index, (np.where(taken, np.uint32(0), np.uint32(0xFFFFFFFF)),))
+        missing = ~taken if self.active is None else ~taken & self.active
+        if missing.any():
+            self.undefined.loaded(index, (np.where(missing, np.uint32(0xFFFFFFFF), np.uint32(0)),))
 
     def vote(self, index: int, mode: str, value, members=None) -> np.ndarray:
         """any, all or ballot over the threads of a warp that run and are named."""
