@@ -1,20 +1,25 @@
 """reference.attention() in float64 against transformers' own attention: caps of Gemma 2, sinks of gpt-oss, windows of
 Mistral, ALiBi of MPT and BLOOM."""
 
+import importlib
 import math
 from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import BloomConfig, MptConfig
-from transformers import masking_utils as masking
-from transformers.models.bloom import modeling_bloom
-from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as gemma2
-from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as gpt_oss
-from transformers.models.mistral.modeling_mistral import eager_attention_forward as mistral
-from transformers.models.mpt import modeling_mpt
 
 from fasttfm import reference
+
+transformers = pytest.importorskip("transformers", reason="needs the package transformers (pip install transformers)")
+
+
+def modeling(name):
+    return importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+
+
+masking = importlib.import_module("transformers.masking_utils")
+gemma2, gpt_oss, mistral = (modeling(name).eager_attention_forward for name in ("gemma2", "gpt_oss", "mistral"))
+modeling_mpt, modeling_bloom = modeling("mpt"), modeling("bloom")
 
 B, H, HK, L, D = 2, 6, 2, 11, 8
 NEAR = {"atol": 1e-6, "rtol": 1e-6}
@@ -78,7 +83,9 @@ def test_mistral_and_windows_to_both_sides():
 
 
 def test_mpt():
-    attention = modeling_mpt.MptAttention(MptConfig(d_model=H * D, n_heads=H, max_seq_len=L)).double().eval()
+    attention = (
+        modeling_mpt.MptAttention(transformers.MptConfig(d_model=H * D, n_heads=H, max_seq_len=L)).double().eval()
+    )
     attention.attn_dropout_p = 0.0
     x = torch.randn(B, L, H * D, dtype=torch.float64)
     alibi = modeling_mpt.build_mpt_alibi_tensor(H, L).double()  # (H, 1, L)
@@ -91,7 +98,7 @@ def test_mpt():
 
 
 def test_bloom():
-    config = BloomConfig(hidden_size=H * D, n_head=H, attention_dropout=0.0, hidden_dropout=0.0)
+    config = transformers.BloomConfig(hidden_size=H * D, n_head=H, attention_dropout=0.0, hidden_dropout=0.0)
     attention = modeling_bloom.BloomAttention(config, layer_idx=0).double().eval()
     x = torch.randn(B, L, H * D, dtype=torch.float64)
     alibi = modeling_bloom.build_alibi_tensor(torch.ones(B, L, dtype=torch.long), H, torch.float64)  # (B * H, 1, L)
