@@ -216,7 +216,7 @@ _MARK = "_fasttfm_causal"
 
 
 def _looks(mask: Tensor | None, query: Tensor, key: Tensor) -> dict[str, Any]:
-    """causal and window of F.attention() where mask, as boolean_mask() made it, says no more of these queries and keys."""
+    """F.attention()'s causal and window where mask, as boolean_mask() made it, says no more of queries and keys."""
     if mask is None or torch.compiler.is_compiling() or not hasattr(mask, _MARK):
         return {}
     version, window = getattr(mask, _MARK)
