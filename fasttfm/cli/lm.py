@@ -157,7 +157,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     from fasttfm.training.pretraining import evaluate
 
     if (args.data is None) == (args.text is None):
-        raise UserError("give --data DATA or --text FILE, one of them: what is to be evaluated on")
+        raise UserError("give either --data DATA or --text FILE to evaluate on")
     model, tokenizer = _model(args)
     score = evaluate(model, tokenizer, args.model, data=args.data, text=args.text, row_length=args.row_length)
     Output.of(args, args.verb).result(str(score), **score.record())
