@@ -1,6 +1,6 @@
-"""Looks at threads, other programs, the processor's units, packages, settings and the GPU.
+"""Checks threads, other programs, the processor, packages, settings and the GPU for what slows fasttfm down.
 
-Exit status 1 if something is slower than it need be.
+The exit status is 1 if it finds something.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Facts:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON line in place of the text")
+    parser.add_argument("--json", action="store_true", help="print one JSON line in place of text")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,5 +1,5 @@
-"""Prints versions, processor and device, the assembler that makes machine code of the kernels, the route of each
-operator and the tuning in force: what to send along with a question or a report.
+"""Prints versions, processor, device, assembler, the route of each operator and the tuning in force. Send it with a bug
+report.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ _DTYPES = ("fp16", "bf16", "fp32")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--chip", metavar="NAME", help="the routes of another chip, such as sm_60 (P100) or gfx942")
-    parser.add_argument("--json", action="store_true", help="print one JSON line in place of the text")
+    parser.add_argument(
+        "--chip", metavar="NAME", help="show the routes of another chip, such as sm_60 (P100) or gfx942"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON line in place of text")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""Writes a model with its tokenizer's files as another tool loads them."""
+"""Converts a model and its tokenizer to files that another tool loads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fasttfm.cli.paths import MODEL, OUTPUT_FOLDER
 FORMATS = {
     "ctranslate2": ("fasttfm.interop.ctranslate2", "ctranslate2.Translator"),
     "marian-hf": ("fasttfm.interop.marian", "transformers' MarianMTModel and MarianTokenizer"),
-    "onnx": ("fasttfm.interop.onnx", "onnxruntime: the encoder and one step of the decoder"),
+    "onnx": ("fasttfm.interop.onnx", "onnxruntime (the encoder and one step of the decoder)"),
     "pretrained": ("fasttfm.interop.exchange", "Transformer.from_pretrained(), pipeline() and Hugging Face's hub"),
 }
 """Format -> (module with export(model, folder), what loads it)."""
@@ -38,7 +38,7 @@ def add_check(parser: argparse.ArgumentParser) -> None:
         "--no-check",
         dest="check",
         action="store_false",
-        help="do not translate three texts with the other tool, where it is installed, and compare",
+        help="skip the comparison of three texts with the other tool, which runs where that tool is installed",
     )
 
 

@@ -1,6 +1,4 @@
-"""Makes a model directory, which translate, export and serve take, of a model as another tool saves it; no code in its
-files is run.
-"""
+"""Converts another tool's model to a model directory for translate, export and serve. Runs no code from its files."""
 
 from __future__ import annotations
 
@@ -20,14 +18,19 @@ FORMATS = {
     "marian-hf": ("fasttfm.interop.marian", "MarianMTModel with MarianTokenizer, such as OPUS-MT"),
     "m2m100": ("fasttfm.interop.m2m100", "M2M100ForConditionalGeneration, such as M2M-100 and NLLB"),
     "fairseq": ("fasttfm.interop.fairseq", "a checkpoint of fairseq-train, with --dict and --spm or --codes"),
-    "ctranslate2": ("fasttfm.interop.ctranslate2_read", "what CTranslate2's converters write"),
+    "ctranslate2": ("fasttfm.interop.ctranslate2_read", "the output of CTranslate2's converters"),
 }
 """Format -> (module with read(folder, source_language=..., target_language=...) to a Model, what it is). That of
 fairseq takes a file, its dictionaries and its SentencePiece models or codes."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", type=INPUT, metavar="DIR", help="what the other tool saved")
+    parser.add_argument(
+        "directory",
+        type=INPUT,
+        metavar="DIR",
+        help="model that the other tool saved: a directory, or fairseq's checkpoint file",
+    )
     parser.add_argument(
         "--format",
         required=True,
@@ -46,11 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             action="append",
             default=[],
             metavar="FILE",
-            help=f"{what} of a fairseq model: once for both sides, or the source's and then the target's",
+            help=f"{what} of a fairseq model; give it once for both sides, or the source's and then the target's",
         )
     for side in ("source", "target"):
         parser.add_argument(
-            f"--{side}-language", metavar="CODE", help=f"{side} language of a model of many languages, or of --codes"
+            f"--{side}-language", metavar="CODE", help=f"{side} language, for a model of many languages or with --codes"
         )
     add_check(parser)
     add_output_flags(parser, "what was written")

@@ -1,4 +1,4 @@
-"""Language models, GPT and Llama, from plain text to a model that goes on with a prompt."""
+"""Trains, evaluates and runs language models: GPT and Llama."""
 
 from __future__ import annotations
 
@@ -37,32 +37,35 @@ def add_prepare_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that turning text into prepared documents takes."""
     file: dict[str, Any] = {"nargs": "+", "action": "extend", "type": INPUT_FILE, "metavar": "FILE"}
     parser.add_argument(
-        "--text", required=True, help="plain UTF-8 text, or gzip, bzip2, xz or zstandard of it; may be repeated", **file
+        "--text",
+        required=True,
+        help="UTF-8 text, plain or compressed by gzip, bzip2, xz or zstandard; may be repeated",
+        **file,
     )
-    parser.add_argument(
-        "--valid", default=[], help="text that is held out for validation; else the end of each --text is", **file
-    )
-    add_out(parser, "DATA", "the directory to write")
+    parser.add_argument("--valid", default=[], help="validation text (default: the end of each --text)", **file)
+    add_out(parser, "DATA", "directory to write")
     parser.add_argument(
         "--document-separator",
         metavar="LINE",
-        help='a line that ends a document, "" for an empty one; a model sees no document before another. '
-        "Default: each file is one document",
+        help='line that ends a document; "": an empty line. A model never sees one document while it reads '
+        "another (default: each file is one document)",
     )
     parser.add_argument(
         "--valid-share",
         type=float,
         default=0.05,
         metavar="X",
-        help="share of each file held out (default: %(default)s)",
+        help="share of each --text that is held out where --valid is not given (default: %(default)s)",
     )
-    parser.add_argument("--vocab-size", type=int, default=8000, metavar="N", help="subwords (default: %(default)s)")
-    parser.add_argument("--bytes", action="store_true", help="a token a byte in place of subwords")
+    parser.add_argument(
+        "--vocab-size", type=int, default=8000, metavar="N", help="size of the vocabulary (default: %(default)s)"
+    )
+    parser.add_argument("--bytes", action="store_true", help="use bytes as tokens in place of subwords")
     parser.add_argument(
         "--spm",
         type=INPUT_FILE,
         metavar="FILE",
-        help="a SentencePiece model or a tokenizer.json to take; none is trained",
+        help="SentencePiece model or tokenizer.json to use in place of training one",
     )
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads (default: %(default)s)")
     add_output_flags(parser, "the directory and what was told")
@@ -139,11 +142,13 @@ def _read_model(folder: Path, checkpoint: str) -> Any:
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
     parser.add_argument(
-        "--data", type=INPUT_FOLDER, metavar="DATA", help="prepared documents, whose held-out part is taken"
+        "--data", type=INPUT_FOLDER, metavar="DATA", help="prepared documents; their held-out part is evaluated"
     )
-    parser.add_argument("--text", type=INPUT_FILE, metavar="FILE", help="or a text, one document")
     parser.add_argument(
-        "--row-length", type=int, metavar="N", help="tokens that see one another (default: as in training)"
+        "--text", type=INPUT_FILE, metavar="FILE", help="text file to evaluate as one document, in place of --data"
+    )
+    parser.add_argument(
+        "--row-length", type=int, metavar="N", help="length of a row in tokens (default: as in training)"
     )
     add_output_flags(parser, "the score")
 
@@ -152,7 +157,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     from fasttfm.training.pretraining import evaluate
 
     if (args.data is None) == (args.text is None):
-        raise UserError("give --data DATA or --text FILE, one of them: what is to be evaluated on")
+        raise UserError("give either --data DATA or --text FILE to evaluate on")
     model, tokenizer = _model(args)
     score = evaluate(model, tokenizer, args.model, data=args.data, text=args.text, row_length=args.row_length)
     Output.of(args, args.verb).result(str(score), **score.record())
@@ -164,14 +169,40 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         "--prompt",
         default="",
         metavar="TEXT",
-        help="what the text begins with (default: nothing); the model reads the token that ends a document before it",
+        help="start of the text; the model reads an end-of-document token before it (default: empty)",
     )
-    parser.add_argument("--tokens", type=int, default=200, metavar="N", help="most new tokens (default: %(default)s)")
-    parser.add_argument("--samples", type=int, default=1, metavar="N", help="texts (default: %(default)s)")
-    parser.add_argument("--temperature", type=float, default=1.0, metavar="X", help="0: the likeliest token always")
-    parser.add_argument("--top-k", type=int, default=0, metavar="N", help="of the N likeliest tokens; 0: of all")
-    parser.add_argument("--top-p", type=float, default=1.0, metavar="X", help="of the fewest that reach probability X")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="the same one gives the same text")
+    parser.add_argument(
+        "--tokens", type=int, default=200, metavar="N", help="largest number of new tokens (default: %(default)s)"
+    )
+    parser.add_argument("--samples", type=int, default=1, metavar="N", help="number of texts (default: %(default)s)")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="divisor of the logits; 0: always take the likeliest token (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--top-k",
+        type=int,
+        default=0,
+        metavar="N",
+        help="draw from the N likeliest tokens; 0: from all (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="draw from the fewest tokens whose probabilities sum to X (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=1,
+        metavar="N",
+        help="seed; the same seed gives the same text (default: %(default)s)",
+    )
     add_output_flags(parser, "the texts")
 
 
@@ -191,20 +222,20 @@ def _add_questions(parser: argparse.ArgumentParser) -> None:
         type=INPUT_FILE,
         required=True,
         metavar="FILE",
-        help='JSON: [{"text": …, "options": [...], "answer": "the right option", …}, …]',
+        help='JSON file: [{"text": ..., "options": [...], "answer": "the correct option", ...}, ...]',
     )
     parser.add_argument(
         "--template",
         default="{text} {answer}",
         metavar="TEXT",
-        help="how an example is written, its fields in braces; what stands after {answer} is left out "
-        "(default: %(default)s)",
+        help="how to write an example, with its fields in braces; text after {answer} is ignored (default: "
+        "%(default)s)",
     )
-    parser.add_argument("--options", nargs="+", metavar="TEXT", help="for examples that bring none of their own")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="which solved examples")
+    parser.add_argument("--options", nargs="+", metavar="TEXT", help="options of examples that have none")
     parser.add_argument(
-        "--normalize", action="store_true", help="compare the options' log-probabilities per byte, not as they are"
+        "--seed", type=int, default=1, metavar="N", help="seed that chooses the solved examples (default: %(default)s)"
     )
+    parser.add_argument("--normalize", action="store_true", help="divide each option's log-probability by its bytes")
 
 
 def _questions(args: argparse.Namespace, shots: Sequence[int]) -> tuple[list[Any], list[Any]]:
@@ -219,7 +250,13 @@ def _questions(args: argparse.Namespace, shots: Sequence[int]) -> tuple[list[Any
 def _add_prompt(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
     _add_questions(parser)
-    parser.add_argument("--shots", type=int, default=0, metavar="N", help="solved examples before each question")
+    parser.add_argument(
+        "--shots",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of solved examples before each question (default: %(default)s)",
+    )
     add_output_flags(parser, "the answers and how many are right")
 
 
@@ -295,11 +332,13 @@ def _export(args: argparse.Namespace) -> None:
 
 VERBS = {
     "prepare": Verb(add_prepare_flags, run_prepare, "turn text files into a prepared data directory"),
-    "train": Verb(_add_train, _train, "train a GPT on prepared documents, or resume"),
-    "evaluate": Verb(_add_evaluate, _evaluate, "loss, perplexity and bits per byte of held-out text"),
-    "generate": Verb(_add_generate, _generate, "go on with a prompt"),
-    "prompt": Verb(_add_prompt, _prompt, "answer questions by the likelihood of options, with solved examples or none"),
-    "few-shot": Verb(_add_few_shot, _few_shot, "right answers by model and number of solved examples, as a table"),
-    "import": Verb(_add_import, _import, "make a model directory of a Hugging Face folder"),
+    "train": Verb(_add_train, _train, "train a GPT or Llama on prepared documents, or resume"),
+    "evaluate": Verb(_add_evaluate, _evaluate, "print loss, perplexity and bits per byte of held-out text"),
+    "generate": Verb(_add_generate, _generate, "continue a prompt"),
+    "prompt": Verb(
+        _add_prompt, _prompt, "answer multiple-choice questions by likelihood, with or without solved examples"
+    ),
+    "few-shot": Verb(_add_few_shot, _few_shot, "print right answers by model and number of solved examples"),
+    "import": Verb(_add_import, _import, "convert a Hugging Face model"),
     "export": Verb(partial(add_huggingface_export, made_by=_MADE_BY), _export, "write a model for Hugging Face"),
 }

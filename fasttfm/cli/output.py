@@ -22,9 +22,9 @@ def add_output_flags(parser: argparse.ArgumentParser, result: str = "", *, lines
     of the input."""
     document = f"print {result} as one JSON document on standard output"
     if lines:
-        document = f"a JSON document a line in place of text: the line's number from 0, {lines}"
+        document = f"print one JSON document a line in place of text: the line's number from 0, {lines}"
     group = parser.add_argument_group("what is printed")
-    group.add_argument("--quiet", action="store_true", help="no notes and no progress; warnings and errors stay")
+    group.add_argument("--quiet", action="store_true", help="print only the result, warnings and errors")
     group.add_argument("--json", action="store_true", help=document)
 
 

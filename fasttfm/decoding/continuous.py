@@ -6,9 +6,9 @@ soon as a quarter of the budget of tokens is free, sentences from the queue take
 beside it, so what is found is the same to the last bit as in a batch that nobody joins, or alone. A sentence may have
 options of its own, its beam among them.
 
-Sentences that join together are encoded together where they are padded to the same length, and those with the same
-options are searched by one Steps (beam.py). For models on a CPU whose decoder takes straight steps
-(cpu/decoder_step.py).
+Sentences that join together are encoded together where they are padded to the same length. Those with the same options
+are searched by one Steps (beam.py), which takes in those that join after their first step. For models on a CPU whose
+decoder takes straight steps (cpu/decoder_step.py).
 Source: Yu et al. 2022 (Orca), iteration-level scheduling.
 """
 
@@ -67,16 +67,20 @@ class Waiting:
 
 @dataclass(slots=True)
 class _Joined:
-    """Sentences that joined together."""
+    """Sentences with the same options that are searched together."""
 
     steps: Steps
     members: list[Waiting]
-    beam: int
-    """Rows of each sentence after the first step."""
+    """By the numbers that the sentences have in steps."""
+
+    def absorb(self, other: _Joined) -> None:
+        """Search the sentences of another group along with these, and after them."""
+        self.members = [some.members[number] for some in (self, other) for number in some.steps.sentences]
+        self.steps.absorb(other.steps)
 
     def ranks(self) -> Tensor:
         """(rows of the next step,) int32: the place of each row within its sentence."""
-        return torch.arange(self.beam, dtype=torch.int32).repeat(len(self.steps.sentences))
+        return torch.arange(self.steps.rows, dtype=torch.int32).repeat(len(self.steps.sentences))
 
 
 def constraints_of(
@@ -164,17 +168,24 @@ class RunningSearch:
         tokens = torch.cat([each.steps.tokens for each in self._joined])
         logits = self._cache.straight(tokens, self._cache)  # (R, V), in the type that the model computes in
         results: list[tuple[Hashable, list[Hypothesis]]] = []
-        going, ranks, begin = [], [], 0
+        groups: dict[Hashable, _Joined] = {}
+        going: dict[Hashable, list[Tensor]] = {}  # of each group, the rows that its sentences go on from
+        begin = 0
         for each in self._joined:
             steps = each.steps
             end, rows = begin + len(steps.tokens), steps.rows
             after = steps.extend(logits[begin:end])
-            going.append(begin + after.rows(rows))
-            ranks.append(each.ranks())
             results += [(each.members[sentence].key, steps.best(sentence)) for sentence in after.ended]
+            options = steps.config, steps.constraints.allowed is None
+            going.setdefault(options, []).append(begin + after.rows(rows))
+            if options in groups:
+                groups[options].absorb(each)
+            else:
+                groups[options] = each
             begin = end
-        self._cache.go_on(torch.cat(going), torch.cat(ranks))
-        self._joined = [each for each in self._joined if each.steps.sentences]
+        self._joined = [each for each in groups.values() if each.steps.sentences]
+        ranks = [each.ranks() for each in groups.values()]
+        self._cache.go_on(torch.cat([rows for some in going.values() for rows in some]), torch.cat(ranks))
         if self._dropped:
             results = [(key, best) for key, best in results if key not in self._dropped]
             self._dropped.clear()
@@ -226,7 +237,7 @@ class RunningSearch:
         for some in alike.values():
             source, lengths = padded([each.source for each in some], _CPU, LENGTHS)
             self._decoder.join(self._cache, source, lengths, beam=beam, rows_per_sentence=steps.rows)
-        self._joined.append(_Joined(steps, members, beam))
+        self._joined.append(_Joined(steps, members))
 
     def _select_outputs(self) -> None:
         """Lets the next steps compute what one of the sentences may write."""

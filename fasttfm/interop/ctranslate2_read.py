@@ -140,7 +140,7 @@ def _read_variables(path: Path) -> dict[str, np.ndarray]:
             if f"{name}_scale" in variables:  # a weight of whole numbers, whose scale has no alias of its own
                 variables.setdefault(f"{alias}_scale", variables[f"{name}_scale"])
     except (ValueError, KeyError) as error:
-        raise UserError(f"{path}: is cut off or damaged ({error}): copy it anew") from None
+        raise UserError(f"{path}: is cut off or damaged ({error}): copy it again") from None
     return variables
 
 
@@ -176,7 +176,7 @@ def _vocabulary(folder: Path, side: str) -> list[str]:
     path = next((folder / name for name in names if (folder / name).exists()), folder / names[1])
     pieces = read_json(path, list)
     if not all(isinstance(piece, str) for piece in pieces):
-        raise UserError(f"{path}: holds something else than pieces: copy it anew")
+        raise UserError(f"{path}: has entries that are not texts: copy it again")
     return pieces
 
 

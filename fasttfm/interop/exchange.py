@@ -274,7 +274,7 @@ def numbered_tokenizer(path: Path, vocabulary: Vocabulary, kind: type[Tokenizer]
         what = "SentencePiece model: give the directory" if kind is Tokenizer else "file of codes: give it"
         raise UserError(f"{path}: no such {what} as the other tool saved it") from None
     except ValueError as error:
-        raise UserError(f"{path}: {error}: copy the file anew") from None
+        raise UserError(f"{path}: {error}: copy the file again") from None
 
 
 def positions(config: TransformerConfig, weights: Mapping[str, Tensor], side: str) -> Tensor:

@@ -76,7 +76,7 @@ def _load_tokenizer(folder: Path) -> Any:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # of every kind, from several libraries
         raise UserError(
-            f"{folder}: its tokenizer cannot be loaded ({first_line(error)}): copy its files anew"
+            f"{folder}: its tokenizer cannot be loaded ({first_line(error)}): copy its files again"
         ) from None
 
 

@@ -231,7 +231,7 @@ def read(folder: Path, **languages: Any) -> Model:
 def ordered_pieces(words: Mapping[str, Any], path: Path) -> list[str]:
     """The pieces of a vocab.json by their numbers; UserError where a number is missing or twice there."""
     if sorted(value for value in words.values() if type(value) is int) != list(range(len(words))):
-        raise UserError(f"{path}: does not number its {len(words):,} pieces one after the other: copy it anew")
+        raise UserError(f"{path}: does not number its {len(words):,} pieces one after the other: copy it again")
     return sorted(words, key=lambda piece: words[piece])
 
 
