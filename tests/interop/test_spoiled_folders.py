@@ -1,8 +1,8 @@
 """Folders of every importer with one thing spoiled: refused in a line that names it, told, or without effect.
 
 A fault is drawn from all that a folder can have: a field of a JSON file gone, of another type or absurd, one that
-nobody knows; a weight gone, of another shape, too many or not a number; a file gone, empty, cut off or of other
-content.
+nobody knows; a weight gone, of another shape, too many, of another dtype or not a number; a file gone, empty, cut off
+or of other content.
 """
 
 from __future__ import annotations
@@ -150,6 +150,7 @@ def spoilt_weights(weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, dict
         yield name, {**weights, name: weight[None].clone()}
         yield name, {**weights, name: torch.full_like(weight, torch.nan)}
         yield f"{name}.unheard_of", {**weights, f"{name}.unheard_of": weight.clone()}
+        yield name, {**weights, name: weight.to(torch.float64 if weight.dtype == torch.float32 else torch.float32)}
 
 
 def weight_faults(folder: Path) -> Iterator[Fault]:
@@ -170,6 +171,8 @@ def weight_faults(folder: Path) -> Iterator[Fault]:
     else:
         whole = {name: torch.from_numpy(np.array(each)) for name, each in _read_variables(folder / "model.bin").items()}
         for name, variables in spoilt_weights(whole):
+            if any(each.dtype == torch.float64 for each in variables.values()):
+                continue  # CTranslate2 has no such type
             yield name, lambda to, variables=variables: write_variables(to / "model.bin", variables)
         for name, value in whole.items():
             if not value.dtype.is_floating_point:
