@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def judge(facts: Facts) -> Iterator[Finding]:
-    """Name what is slower than it need be."""
+    """Return a finding for each thing that slows this machine down."""
     yield from _of_settings(facts.environment)
     yield from _of_device(facts) if facts.device else _of_processor(facts)
     if facts.busy_cores > 0.3:

@@ -139,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[], Any]) -> int:
-    """The same for any kind of model; command: its name. task: makes the training.task.Task, None for translation."""
+    """Run a training of any kind of model; command: its name. task: makes the training.task.Task; None: translation."""
     if lists_presets(args):
         return 0
     values = gather(args.preset, args.config, flag_values(args, kind=kind), kind=kind)
