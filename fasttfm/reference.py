@@ -155,11 +155,12 @@ def masked_softmax(scores: Tensor, sinks: Tensor | None = None) -> Tensor:
     sinks (H,): a score of each head that takes weight from those of a row and has no value, so that the weights add up
     to less than 1 (gpt-oss; Xiao et al. 2024, section 3.3).
     """
+    keys = scores.shape[-1]
     if sinks is not None:
         sink = sinks.to(scores.dtype).view(-1, 1, 1).expand(*scores.shape[:3], 1)
-        return torch.softmax(torch.cat([scores, sink], dim=-1), dim=-1)[..., :-1]
+        scores = torch.cat([scores, sink], dim=-1)
     empty = (scores == -math.inf).all(dim=-1, keepdim=True)
-    return torch.softmax(scores.masked_fill(empty, 0.0), dim=-1).masked_fill(empty, 0.0)
+    return torch.softmax(scores.masked_fill(empty, 0.0), dim=-1).masked_fill(empty, 0.0)[..., :keys]
 
 
 def attention(

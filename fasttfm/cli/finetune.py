@@ -181,9 +181,10 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
 def _import(args: argparse.Namespace) -> None:
     from fasttfm.interop.heads import import_folder
 
-    trained = import_folder(args.folder, args.out, abstains=args.abstains)
+    trained, left_out = import_folder(args.folder, args.out, abstains=args.abstains)
     told = f"{trained.task}, labels {', '.join(trained.labels)}" if trained.task == "classify" else trained.task
-    Output.of(args, "finetune import").result(f"{args.out}: {told}", model=str(args.out), task=trained.task)
+    output = Output.of(args, args.verb)
+    output.result(f"{args.out}: {told}", model=str(args.out), task=trained.task, told=left_out)
 
 
 def _export(args: argparse.Namespace) -> None:

@@ -22,7 +22,15 @@ from fasttfm.data.masking_vocabulary import masking_vocabulary
 from fasttfm.data.text_tokenizer import TextTokenizer
 from fasttfm.errors import UserError
 from fasttfm.interop.bert_relatives import RELATIVES, as_bert
-from fasttfm.interop.config_json import Field, configuration, described, our_activation, read_config, refuse_others
+from fasttfm.interop.config_json import (
+    Field,
+    configuration,
+    described,
+    our_activation,
+    read_config,
+    refuse_others,
+    tell_unknown_fields,
+)
 from fasttfm.interop.names import Parameter, Table, TheirWeights, parameters, theirs
 from fasttfm.interop.weight_files import read_tensors
 from fasttfm.models.albert import Albert, AlbertPretraining
@@ -51,6 +59,14 @@ _FIELDS = (
     Field("init_std", "initializer_range", 0.02),
     Field("layer_norm_eps", "layer_norm_eps", 1e-12),
 )
+_OTHER_FIELDS = {
+    *("embedding_size", "hidden_act", "num_hidden_groups", "abstains", "null_threshold"),
+    *("classifier_dropout", "classifier_dropout_prob", "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds"),
+    *("summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj", "net_structure_type"),
+    *("num_memory_blocks", "gap_size", "down_scale_factor", "directionality", "pooler_fc_size"),
+    *("pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type"),
+}
+"""Fields that are read by themselves, or that published models have and that change nothing."""
 _THEIR_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"}
 _TABLES = {
     "embeddings.word": "embeddings.word_embeddings",
@@ -280,6 +296,7 @@ def _config(given: Mapping[str, Any], path: Path) -> BertConfig:
         "position_embedding_type": (None, "absolute"),
     }
     refuse_others(given, path, allowed)
+    tell_unknown_fields(given, path, {*allowed, *(each.theirs for each in _FIELDS), *_OTHER_FIELDS})
     albert = given["model_type"] == "albert"
     layers = field(given, "num_hidden_layers", int, str(path))
     groups = field(given, "num_hidden_groups", int, str(path), 1) if albert else layers

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,26 +119,42 @@ def write_imported(
     model: Any,
     data: Any,
     tokenizer: TextTokenizer,
+    told: Sequence[str],
     description: Mapping[str, Any] | None = None,
-) -> None:
+) -> list[str]:
     """Make a directory of `fasttfm lm`, `mlm` or `finetune` of what was read from a folder.
 
-    data: its section of that name; description: of the data of a task, as fine-tuning leaves it.
+    data: its section of that name; told: what was left out or assumed, for the model card; description: of the data of
+    a task, as fine-tuning leaves it.
 
     Rows of the vocabulary behind the tokenizer's last token (GPT-2's 50,257 tokens padded to 50,304) have no text: they
-    are left out, and a warning says so. Raises UserError where the tokenizer has more tokens than the model.
+    are left out. Returns all that was left out, for the user. Raises UserError where the tokenizer has more tokens than
+    the model.
     """
+    told = list(told)
     if len(tokenizer) > model.config.vocab_size:
         raise UserError(
             f"{folder}: its tokenizer has {len(tokenizer):,} tokens, but its model {model.config.vocab_size:,}"
         )
     if len(tokenizer) < model.config.vocab_size:
         rows = counted(model.config.vocab_size - len(tokenizer), "row")
-        message = f"{folder}: left out {rows} of the vocabulary behind the tokenizer's {len(tokenizer):,} tokens"
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        told.append(f"{folder}: left out {rows} of the vocabulary behind the tokenizer's {len(tokenizer):,} tokens")
         model = cut_vocabulary(model, len(tokenizer), folder)
     config = RunConfig(kind=kind, model=model.config, data=data, training=TrainingConfig())
-    write_run(out, config, model_weights(model), tokenizer, description)
+    origin = [f"imported from {folder.resolve().name} (Hugging Face)", *told]
+    card = "\n".join([f"# Model of kind {kind}", "", "## Origin", "", *(f"- {line}" for line in origin), ""])
+    write_run(out, config, model_weights(model), tokenizer, description, card)
+    return told
+
+
+@contextmanager
+def warnings_as_lines() -> Iterator[list[str]]:
+    """Inside, a warning of what is left out or assumed becomes a line of the list, which is there in the end."""
+    lines: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RuntimeWarning)
+        yield lines
+    lines += [str(each.message) for each in caught if each.category is RuntimeWarning]
 
 
 def cut_vocabulary(model: Any, size: int, source: Path) -> Any:

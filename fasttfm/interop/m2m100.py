@@ -13,8 +13,8 @@ from typing import Any
 
 from fasttfm.data.tokenizer import Vocabulary
 from fasttfm.errors import UserError
-from fasttfm.interop.bart import OTHER_NAMES, bart_config, decoding, from_bart, tables, tell_unknown_fields
-from fasttfm.interop.config_json import read_config, refuse_others
+from fasttfm.interop.bart import KNOWN, OTHER_NAMES, bart_config, decoding, from_bart, tables
+from fasttfm.interop.config_json import read_config, refuse_others, tell_unknown_fields
 from fasttfm.interop.exchange import Arrangement, Model, numbered_tokenizer, with_tables
 from fasttfm.interop.weight_files import first_line, read_tensors
 from fasttfm.parsing import field
@@ -32,7 +32,7 @@ def read(folder: Path, source_language: str | None = None, target_language: str 
     refuse_others(given, path, {"scale_embedding": (None, True)})
     theirs = _load_tokenizer(folder)
     weights = read_tensors(folder)
-    tell_unknown_fields(given, path)
+    tell_unknown_fields(given, path, KNOWN)
     *embeddings, output = tables(weights, given, path)
     table = embeddings[0]
     pieces = [theirs.convert_ids_to_tokens(row) or f"<{row}>" for row in range(len(table))]

@@ -24,16 +24,16 @@ from fasttfm.files import read_json
 from fasttfm.interop.bart import (
     BART,
     FIELDS,
+    KNOWN,
     OTHER_NAMES,
     THEIR_ACTIVATIONS,
     bart_config,
     decoding,
     from_bart,
     tables,
-    tell_unknown_fields,
 )
 from fasttfm.interop.channels import halves_from_pairs, pairs_from_halves
-from fasttfm.interop.config_json import described, read_config, refuse_others
+from fasttfm.interop.config_json import described, read_config, refuse_others, tell_unknown_fields
 from fasttfm.interop.exchange import Arrangement, Model, number, numbered_tokenizer, suppressed, with_tables
 from fasttfm.interop.names import TheirWeights, theirs
 from fasttfm.interop.weight_files import read_tensors
@@ -178,7 +178,7 @@ def read(folder: Path, **languages: Any) -> Model:
     path, given = folder / "config.json", read_config(folder, "marian")
     refused = {"normalize_before": (None, False), "normalize_embedding": (None, False), "scale_embedding": (True,)}
     refuse_others({"scale_embedding": False, **given}, path, refused)
-    tell_unknown_fields(given, path)
+    tell_unknown_fields(given, path, KNOWN)
     weights = read_tensors(folder)
     joint = field(given, "share_encoder_decoder_embeddings", bool, str(path), True)
     vocabulary = read_json(folder / "vocab.json")

@@ -123,7 +123,11 @@ class Transformer(Model):
                     nn.init.xavier_uniform_(module.weight)
                     nn.init.zeros_(module.bias)
         if xavier:
-            drawn = [self.source_embedding, self.target_embedding, self.output]  # a shared table is drawn again
+            drawn: list[Any] = [
+                self.source_embedding,
+                self.target_embedding,
+                self.output,
+            ]  # a shared table is drawn again
             if self.config.positional_encoding == "learned":
                 drawn += [self.source_positions, self.target_positions]
             for module in drawn:

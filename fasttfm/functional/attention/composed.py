@@ -40,12 +40,12 @@ def dropped_weights(scores: Tensor, scale: float, options: Options) -> Tensor:
     """The weights after dropout of products scores (B, H, L, S), which scale is still to multiply, in their dtype."""
     dtype = scores.dtype
     scores = masked_scores(scores, scale, options)
+    keys = scores.shape[-1]
     if options.sinks is not None:
         sink = options.sinks.to(scores.dtype).view(-1, 1, 1).expand(*scores.shape[:3], 1)
-        weights = torch.softmax(torch.cat([scores, sink], dim=-1), dim=-1)[..., :-1]
-    else:
-        empty = (scores == -math.inf).all(dim=-1, keepdim=True)
-        weights = torch.softmax(scores.masked_fill(empty, 0.0), dim=-1).masked_fill(empty, 0.0)
+        scores = torch.cat([scores, sink], dim=-1)
+    empty = (scores == -math.inf).all(dim=-1, keepdim=True)
+    weights = torch.softmax(scores.masked_fill(empty, 0.0), dim=-1).masked_fill(empty, 0.0)[..., :keys]
     weights = weights.to(dtype)
     kept = torch_route.drop(weights, options)
     return weights if kept is None else kept
@@ -91,6 +91,7 @@ def _is_banded(query: Tensor, key: Tensor, options: Options) -> bool:
         and options.seed is None
         and query.device.type == "cpu"
         and not torch.compiler.is_compiling()
+        and query.shape[0] * query.shape[2] > 0
         and options.window + _LEAST < key.shape[2]
     )
 
