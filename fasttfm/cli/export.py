@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_check(parser: argparse.ArgumentParser) -> None:
-    """--no-check, of what goes to another tool or comes from one."""
+    """Add --no-check, for models that go to another tool or come from one."""
     parser.add_argument(
         "--no-check",
         dest="check",

@@ -43,7 +43,7 @@ class Output:
         return cls(command, quiet=args.quiet, as_json=args.json)
 
     def note(self, line: str) -> None:
-        """A line on what is done; warnings are told by --quiet too."""
+        """Print a line on the progress of the work; --quiet hides it, except warnings."""
         self.notes.append(line)
         if not self.quiet or line.startswith("warning"):
             stream = sys.stderr if self.as_json or (self.quiet and line.startswith("warning")) else sys.stdout

@@ -33,7 +33,7 @@ class Parser(argparse.ArgumentParser):
         return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Called by argparse for what it refuses."""
+        """Raise UserError; argparse calls it for a wrong command line."""
         end = "" if message.endswith("?") else ";"
         raise UserError(f"{message}{end} {self.prog} --help lists what there is")
 

@@ -49,6 +49,8 @@ def average_last(model_dir: str | Path, last: int | None) -> tuple[Path, list[in
         last = min(5, max(len(steps), 1))
     if last < 1:
         raise UserError(f"--last {last}: give how many checkpoints to average, at least 1")
+    if not model_dir.exists():
+        raise UserError(f"{model_dir}: does not exist: give the model directory that fasttfm train --out made")
     if not steps:
         raise UserError(f"{model_dir}: has no checkpoints; give a model directory that fasttfm train --out made")
     if len(steps) < last:
@@ -56,7 +58,7 @@ def average_last(model_dir: str | Path, last: int | None) -> tuple[Path, list[in
         kept = f" in a row (that of update {older[-1]:,} is older and was kept for its score)" if older else ""
         raise UserError(
             f"{model_dir}: has {counted(len(steps), 'checkpoint')}{kept}, fewer than --last {last}: "
-            f"give --last {len(steps)}, or train with a smaller "
+            f"give --last {len(steps)}, or run fasttfm train with a smaller "
             "--save-interval-updates or a larger --keep-interval-updates"
         )
     chosen = steps[-last:]
