@@ -54,12 +54,11 @@ class Code:
 
     def __init__(self, text: str, kept: bytes | None = None) -> None:
         self.text = text
-        digest, self.facts, codes = pickle.loads(kept) if kept else ("", None, b"")
+        digest, facts, codes = pickle.loads(kept) if kept else ("", None, b"")
         if digest != _digest(text):
-            self.facts, codes = None, b""
+            facts, codes = None, b""
         self.translation = Translation(lambda: self.kernel)
-        if self.facts is None:
-            self.facts = _facts(self.kernel, self.instructions, self.translation.crossing)
+        self.facts: Facts = facts or _facts(self.kernel, self.instructions, self.translation.crossing)
         self.tables = {name: torch.frombuffer(bytearray(table), dtype=torch.uint8).clone()
                        for name, table in self.facts.tables.items()}  # fmt: skip
         """The constants that a kernel brings along, in memory of their own."""
