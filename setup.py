@@ -47,6 +47,7 @@ tools = [
     "pytest-timeout>=2.3",
     "hypothesis>=6.100",
     "peft>=0.17",  # adapters in AutoModelForSeq2SeqLM
+    "omegaconf>=2.3",  # the settings of fairseq's checkpoints
     "onnxruntime>=1.20; python_version >= '3.11'",
     "ruff>=0.8",
     "mypy>=1.11",

@@ -24,7 +24,7 @@ _CHUNK_BLOCKS = 65536  # Philox blocks computed at a time: large enough for two 
 
 
 def dropout_threshold(p: float) -> int:
-    """Lanes below it, of 256, are dropped. Raises ValueError unless 0 <= p <= 1."""
+    """The number of byte values, of 256, that dropout drops. Raises ValueError unless 0 <= p <= 1."""
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"dropout_p {p} must lie in [0, 1]")
     return round(p * 256)
@@ -155,11 +155,12 @@ def masked_softmax(scores: Tensor, sinks: Tensor | None = None) -> Tensor:
     sinks (H,): a score of each head that takes weight from those of a row and has no value, so that the weights add up
     to less than 1 (gpt-oss; Xiao et al. 2024, section 3.3).
     """
+    keys = scores.shape[-1]
     if sinks is not None:
         sink = sinks.to(scores.dtype).view(-1, 1, 1).expand(*scores.shape[:3], 1)
-        return torch.softmax(torch.cat([scores, sink], dim=-1), dim=-1)[..., :-1]
+        scores = torch.cat([scores, sink], dim=-1)
     empty = (scores == -math.inf).all(dim=-1, keepdim=True)
-    return torch.softmax(scores.masked_fill(empty, 0.0), dim=-1).masked_fill(empty, 0.0)
+    return torch.softmax(scores.masked_fill(empty, 0.0), dim=-1).masked_fill(empty, 0.0)[..., :keys]
 
 
 def attention(

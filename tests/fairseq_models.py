@@ -66,8 +66,10 @@ class Layer(nn.Module):
 
 
 class Side(nn.Module):
-    def __init__(self, size, pre, decoder):
+    def __init__(self, size, pre, decoder, learned=0):
         super().__init__()
+        if learned:  # fairseq/modules/positional_embedding.py
+            self.embed_positions = nn.Embedding(learned + PAD + 1, WIDTH, PAD)
         self.embed_tokens = nn.Embedding(size, WIDTH, PAD)
         self.layers = nn.ModuleList(Layer(pre, decoder) for _ in range(LAYERS))
         if pre:
@@ -76,7 +78,11 @@ class Side(nn.Module):
             self.output_projection = nn.Linear(WIDTH, size, bias=False)
 
     def forward(self, tokens, memory=None):
-        x = self.embed_tokens(tokens) * WIDTH**0.5 + positions(len(tokens))
+        if hasattr(self, "embed_positions"):  # fairseq/modules/learned_positional_embedding.py
+            places = self.embed_positions(torch.arange(PAD + 1, PAD + 1 + len(tokens)))
+        else:
+            places = positions(len(tokens))
+        x = self.embed_tokens(tokens) * WIDTH**0.5 + places
         for layer in self.layers:
             x = layer(x, memory)
         return self.layer_norm(x) if hasattr(self, "layer_norm") else x
@@ -85,9 +91,9 @@ class Side(nn.Module):
 class Reference(nn.Module):
     """One sentence at a time, without padding or dropout."""
 
-    def __init__(self, sizes, pre, shared):
+    def __init__(self, sizes, pre, shared, learned=(0, 0)):
         super().__init__()
-        self.encoder, self.decoder = Side(sizes[0], pre, False), Side(sizes[1], pre, True)
+        self.encoder, self.decoder = Side(sizes[0], pre, False, learned[0]), Side(sizes[1], pre, True, learned[1])
         for layer in self.modules():
             if isinstance(layer, nn.Linear) and layer.bias is not None:
                 nn.init.normal_(layer.weight, std=0.5)  # or the likeliest token is the one before
@@ -115,10 +121,11 @@ class Reference(nn.Module):
         return target[1:]
 
 
-def write(folder, shared="all", pre=False, new=True, pieces=None, **changes):
+def write(folder, shared="all", pre=False, new=True, pieces=None, learned=(0, 0), **changes):
     """checkpoint.pt, dict.*.txt and spm.model of a model, and what it should compute.
 
-    pieces: of another tokenizer, which the dictionaries have in place of the SentencePiece model's.
+    pieces: of another tokenizer, which the dictionaries have in place of the SentencePiece model's. learned: how many
+    positions source and target have, which are sinusoids where it is 0.
     """
     pieces = pieces or tokenizer().pieces(range(4, len(tokenizer())))
     orders = [pieces[::-1], pieces[::-1] if shared == "all" else pieces[5:] + pieces[:5] + ["madeupword0000"]]
@@ -126,20 +133,38 @@ def write(folder, shared="all", pre=False, new=True, pieces=None, **changes):
         (folder / f"dict.{name}.txt").write_text("".join(f"{piece} {9}\n" for piece in order), encoding="utf-8")
     (folder / "spm.model").write_bytes(tokenizer().model)
     torch.manual_seed(3)
-    model = Reference([len(order) + 4 for order in orders], pre, shared)
+    model = Reference([len(order) + 4 for order in orders], pre, shared, learned)
     sizes = {"embed_dim": WIDTH, "ffn_embed_dim": INNER, "attention_heads": HEADS, "normalize_before": pre}
     settings = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in sizes.items()}
     settings |= {"arch": "transformer", "share_all_embeddings": shared == "all", "dropout": 0.3, **changes}
-    weights = {**model.state_dict(), "encoder.version": torch.tensor([3.0])}
-    weights["encoder.embed_positions._float_tensor"] = torch.full((1,), torch.nan)
+    weights = {**model.state_dict(), **{f"{side}.version": torch.tensor([3.0]) for side in ("encoder", "decoder")}}
+    if any(learned):
+        for side, most in zip(("source", "target"), learned):
+            flag = f"{'en' if side == 'source' else 'de'}coder_learned_pos"
+            settings = {f"max_{side}_positions": most, flag: True, **settings}
+    else:
+        weights |= {
+            f"{side}.embed_positions._float_tensor": torch.full((1,), torch.nan) for side in ("encoder", "decoder")
+        }
     namespace = argparse.Namespace(**settings)
     torch.save(
         {
             "args": None if new else namespace,
             "cfg": {"_name": None, "model": namespace, "task": {"data": "x"}} if new else None,
             "model": weights,
-            "optimizer_history": [{"num_updates": 7, "lr_scheduler_state": {"best": None}}],
-            "extra_state": {"epoch": 1, "val_loss": 2.0},
+            # fairseq/trainer.py, state_dict()
+            "criterion": None,
+            "optimizer_history": [
+                {
+                    "criterion_name": "LabelSmoothedCrossEntropyCriterion",
+                    "optimizer_name": "FairseqAdam",
+                    "lr_scheduler_state": {"best": None},
+                    "num_updates": 7,
+                }
+            ],
+            "task_state": {},
+            "extra_state": {"metrics": {}, "previous_training_time": 1.5, "epoch": 1, "val_loss": 2.0},
+            "last_optimizer_state": {"state": {}, "param_groups": [{"lr": 0.0005, "betas": (0.9, 0.98)}]},
         },
         folder / "checkpoint.pt",
     )

@@ -112,7 +112,9 @@ def signatures() -> dict[str, Target]:
         "flash_attn_func": dense | options,
         "flash_attn_qkvpacked_func": {"qkv": f(2, 5, 3, 2, 8)} | options,
         "flash_attn_kvpacked_func": {"q": dense["q"], "kv": f(2, 5, 2, 2, 8)} | options,
-        "flash_attn_varlen_func": packed | lengths | {"block_table": None},
+        "flash_attn_varlen_func": {"q": packed["q"], "k": f(6, 3, 2, 8), "v": f(6, 3, 2, 8)}
+        | lengths
+        | {"block_table": torch.tensor([[3, 1], [0, 5]])},
         "flash_attn_varlen_qkvpacked_func": {"qkv": f(9, 3, 2, 8), "cu_seqlens": starts, "max_seqlen": 5} | options,
         "flash_attn_varlen_kvpacked_func": {"q": packed["q"], "kv": f(9, 2, 2, 8)} | lengths,
     }
@@ -126,7 +128,8 @@ def signatures() -> dict[str, Target]:
     }  # fmt: skip
     targets = {name: Target(getattr(flash_attn, name), call, getattr(flash_attn, name)) for name, call in flash.items()}
     arguments = {"cu_seq_q": starts, "cu_seq_k": starts, "max_q": 5, "max_k": 5, "scale": 0.5, "window_size": (-1, -1),
-                 "enable_gqa": False, "seqused_k": None, "block_table": None, "dropout_p": 0.25}  # fmt: skip
+                 "enable_gqa": False, "block_table": None, "seqused_k": torch.tensor([3, 5]),
+                 "dropout_p": 0.25}  # fmt: skip
     query = {name: f(9, 2, 8) for name in ("query", "key", "value")}
     return targets | {"varlen_attn": Target(varlen.varlen_attn, query | arguments, varlen.varlen_attn)}
 

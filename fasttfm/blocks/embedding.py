@@ -1,4 +1,4 @@
-"""Tokens to vectors, and the sinusoids added to them (Vaswani et al. 2017, sections 3.4 and 3.5)."""
+"""Tokens to vectors, and the sinusoids or learned vectors added to them (Vaswani et al. 2017, sections 3.4 and 3.5)."""
 
 from __future__ import annotations
 
@@ -58,10 +58,25 @@ class Sinusoids(nn.Module):
         return self.table
 
 
+class LearnedPositions(nn.Embedding):
+    """A table (length, width) that is trained, row 0 for the first token. fairseq's has padding's rows before it."""
+
+    @property
+    def table(self) -> Tensor:
+        """The table itself."""
+        return self.weight
+
+    def rows(self, length: int, device: torch.device) -> Tensor:
+        """The table. Raises ValueError where it has fewer than `length` rows."""
+        if length > self.num_embeddings:
+            raise ValueError(f"a sequence has {length} tokens: this model has positions for {self.num_embeddings}")
+        return self.weight
+
+
 def embed(
     tokens: Tensor,
     embedding: Any,
-    positions: Sinusoids,
+    positions: Sinusoids | LearnedPositions,
     *,
     pad_id: int,
     dropout: Dropout,
@@ -70,10 +85,14 @@ def embed(
 ) -> Tensor:
     """dropout(embedding(tokens) * sqrt(width) + position), tokens (B, L) to (B, L, width); zero at pad_id.
 
-    packing: tokens are packed, (1, T). An embedding that is more than its class is called.
+    packing: tokens are packed, (1, T). An embedding that is more than its class is called. Raises ValueError for tokens
+    that learned positions have no row for.
     """
     last = packing.length if packing is not None else first_position + tokens.shape[1]
-    table = positions.rows(last, tokens.device)
+    if isinstance(positions, LearnedPositions):
+        table = _with_padding(positions, tokens, last, pad_id, first_position, packing)
+    else:
+        table = positions.rows(last, tokens.device)
     if packing is not None:
         table = table[packing.columns]
     scale = table.shape[1] ** 0.5
@@ -89,3 +108,16 @@ def embed(
         )
     x = embedding(tokens) * scale + table[first_position : first_position + tokens.shape[1]]
     return nn.functional.dropout(x.masked_fill((tokens == pad_id)[..., None], 0.0), dropout.dropout_p)
+
+
+def _with_padding(
+    positions: LearnedPositions, tokens: Tensor, last: int, pad_id: int, first: int, packing: Packing | None
+) -> Tensor:
+    """The table of a sequence that ends at `last`, with rows of zeros for padding behind its end; see embed()."""
+    extra = last - positions.num_embeddings
+    if extra <= 0:
+        return positions.weight
+    # sizes of batches are rounded up, so that there may be nothing but padding behind the table's end
+    places = packing.columns if packing is not None else (tokens != pad_id).nonzero()[:, 1] + first
+    positions.rows(int(places.max()) + 1 if len(places) else 0, tokens.device)
+    return nn.functional.pad(positions.weight, (0, 0, 0, extra))

@@ -1,4 +1,4 @@
-"""Prints the script with which a shell completes commands, flags and files (made by shtab)."""
+"""Prints a script that makes a shell complete fasttfm's commands, flags and files. Needs shtab (extra: completion)."""
 
 from __future__ import annotations
 

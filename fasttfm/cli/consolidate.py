@@ -1,5 +1,5 @@
-"""Writes a model directory with one checkpoint in one piece, of one that several ranks wrote in parts: to be given
-away, or to train on without --shard. Every command reads checkpoints in parts as they are.
+"""Joins a checkpoint that train --shard wrote in parts, and writes it as a new model directory, to share it or to train
+on without --shard. Every other command reads checkpoints in parts too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Writes the text of each line of subwords, or of their numbers, as fasttfm encode writes them. Special ones vanish."""
+"""Reads lines of subwords or token numbers, as fasttfm encode writes them, and writes their text. Special tokens are
+removed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes train, valid and test as .en and .de: sentences from a small grammar, always the same."""
+"""Writes English and German sentences from a small grammar as train, valid and test (.en and .de), always the same."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fasttfm.cli.paths import OUTPUT_FOLDER
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=OUTPUT_FOLDER, required=True, metavar="DIR", help="the directory to write into")
+    parser.add_argument("--out", type=OUTPUT_FOLDER, required=True, metavar="DIR", help="directory to write")
 
 
 def run(args) -> None:

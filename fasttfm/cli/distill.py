@@ -1,4 +1,4 @@
-"""Trains a small model on what a large one has learnt: translation, BERT."""
+"""Trains a small model from a large one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fasttfm.config import add_flags, flag_values
 
 def _add_translation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("teacher", type=MODEL, metavar="TEACHER", help="model directory made by fasttfm train")
-    add_data(parser, "prepared directory whose sources are translated")
+    add_data(parser, "prepared directory whose source texts the teacher translates")
     add_out(parser, "OUT", "prepared directory to write")
     add_checkpoint(parser)
     add_device(parser)
@@ -25,7 +25,7 @@ def _add_translation(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_bert(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("teacher", type=MODEL, metavar="TEACHER", help="model directory of fasttfm mlm train")
+    parser.add_argument("teacher", type=MODEL, metavar="TEACHER", help="model directory made by fasttfm mlm train")
     add_run_flags(parser, "student", "fasttfm mlm prepare")
 
 
@@ -64,7 +64,7 @@ VERBS = {
     "translation": Verb(
         _add_translation,
         _translation,
-        "write a teacher's translations as a student's training data",
+        "write a teacher's translations as training data for a student",
         "Write a prepared directory of the same sources with the teacher's translations as targets, to train a smaller "
         "model on: fasttfm train --preset multi30k-student --data OUT. The same command started again goes on where it "
         "stopped. Search settings that are not given are those of the teacher's config.yaml.",

@@ -1,6 +1,6 @@
-"""Looks at threads, other programs, the processor's units, packages, settings and the GPU.
+"""Checks threads, other programs, the processor, packages, settings and the GPU for what slows fasttfm down.
 
-Exit status 1 if something is slower than it need be.
+The exit status is 1 if it finds something.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from fasttfm.cli.env import emulates_bfloat16
 
 _SAMPLE = 0.5
 """Seconds for which the processors' counters are watched."""
@@ -60,7 +62,7 @@ class Facts:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON line in place of the text")
+    parser.add_argument("--json", action="store_true", help="print one JSON line in place of text")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -81,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def judge(facts: Facts) -> Iterator[Finding]:
-    """Name what is slower than it need be."""
+    """Return a finding for each thing that slows this machine down."""
     yield from _of_settings(facts.environment)
     yield from _of_device(facts) if facts.device else _of_processor(facts)
     if facts.busy_cores > 0.3:
@@ -117,7 +119,7 @@ def _of_processor(facts: Facts) -> Iterator[Finding]:
         )
     if "numba" in facts.missing:
         yield Finding("numba", "not installed: searches and training are slower", 'pip install "fasttfm[cpu]"')
-    if facts.units and not facts.units & {"amx_bf16", "avx512_bf16"}:
+    if emulates_bfloat16(facts.units):
         yield Finding(
             "bfloat16",
             "this processor computes it by way of float32",

@@ -1,4 +1,4 @@
-"""Writes the subwords of each line of standard input, or their numbers, with spaces between."""
+"""Reads lines of text and writes their subwords, or token numbers, separated by spaces."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", type=INPUT, metavar="DIR", help="model or data directory, or a SentencePiece model")
-    parser.add_argument("--target", action="store_true", help="the target side's subwords, where sides have their own")
-    parser.add_argument("--ids", action="store_true", help="numbers in place of subwords")
+    parser.add_argument(
+        "model", type=INPUT, metavar="DIR", help="model directory, data directory or SentencePiece model"
+    )
+    parser.add_argument(
+        "--target", action="store_true", help="use the target's vocabulary, where each side has its own"
+    )
+    parser.add_argument("--ids", action="store_true", help="token numbers in place of subwords")
 
 
 def load_tokenizer(args: argparse.Namespace) -> Tokenizer:

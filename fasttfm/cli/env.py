@@ -1,11 +1,12 @@
-"""Prints versions, processor and device, the assembler that makes machine code of the kernels, the route of each
-operator and the tuning in force: what to send along with a question or a report.
+"""Prints versions, processor, device, assembler, the route of each operator and the tuning in force. Send it with a bug
+report.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Collection
 from typing import Any
 
 from fasttfm.machine import cpuinfo, describe_gpu, gpu, processor, version
@@ -17,8 +18,10 @@ _DTYPES = ("fp16", "bf16", "fp32")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--chip", metavar="NAME", help="the routes of another chip, such as sm_60 (P100) or gfx942")
-    parser.add_argument("--json", action="store_true", help="print one JSON line in place of the text")
+    parser.add_argument(
+        "--chip", metavar="NAME", help="show the routes of another chip, such as sm_60 (P100) or gfx942"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON line in place of text")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -96,6 +99,11 @@ def processor_units() -> list[str]:
     """Return the processor's units for vectors and matrices, by Linux's names; empty elsewhere."""
     flags = cpuinfo("flags").split()
     return [unit for unit in _UNITS if unit in flags]
+
+
+def emulates_bfloat16(units: Collection[str]) -> bool:
+    """Return whether a processor with these units computes bfloat16 by way of float32; False where they are unknown."""
+    return bool(units) and not {"amx_bf16", "avx512_bf16"} & set(units)
 
 
 def _assembler() -> dict[str, dict[str, str | None]]:

@@ -1,4 +1,4 @@
-"""Writes a model with its tokenizer's files as another tool loads them."""
+"""Converts a model and its tokenizer to files that another tool loads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fasttfm.cli.paths import MODEL, OUTPUT_FOLDER
 FORMATS = {
     "ctranslate2": ("fasttfm.interop.ctranslate2", "ctranslate2.Translator"),
     "marian-hf": ("fasttfm.interop.marian", "transformers' MarianMTModel and MarianTokenizer"),
-    "onnx": ("fasttfm.interop.onnx", "onnxruntime: the encoder and one step of the decoder"),
+    "onnx": ("fasttfm.interop.onnx", "onnxruntime (the encoder and one step of the decoder)"),
     "pretrained": ("fasttfm.interop.exchange", "Transformer.from_pretrained(), pipeline() and Hugging Face's hub"),
 }
 """Format -> (module with export(model, folder), what loads it)."""
@@ -33,12 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_check(parser: argparse.ArgumentParser) -> None:
-    """--no-check, of what goes to another tool or comes from one."""
+    """Add --no-check, for models that go to another tool or come from one."""
     parser.add_argument(
         "--no-check",
         dest="check",
         action="store_false",
-        help="do not translate three texts with the other tool, where it is installed, and compare",
+        help="skip the comparison of three texts with the other tool, which runs where that tool is installed",
     )
 
 
@@ -54,11 +54,7 @@ def run(args: argparse.Namespace) -> None:
         told = module.export(model, replacement.path)
         if args.check:
             told = [*told, *check(model, args.format, replacement.path)]
-    output = Output.of(args, "export")
-    output.result(
+    Output.of(args, "export").result(
         f"{args.out}: {args.format}, for {FORMATS[args.format][1]}",
-        out=str(args.out), format=args.format, loaded_by=FORMATS[args.format][1], notes=told,
+        out=str(args.out), format=args.format, loaded_by=FORMATS[args.format][1], told=told,
     )  # fmt: skip
-    if not args.json and not args.quiet:
-        for line in told:
-            print(f"note: {line}")

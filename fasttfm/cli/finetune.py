@@ -1,10 +1,11 @@
-"""Fine-tune a BERT, ALBERT or ELECTRA (choices and classes also a GPT) of a model directory."""
+"""Fine-tunes a BERT, ALBERT or ELECTRA for answers, choices or classes, or a GPT for choices or classes."""
 
 from __future__ import annotations
 
 import argparse
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fasttfm.checkpoints.model_dir import read_kind
 from fasttfm.checkpoints.run_log import LOG_FILE
@@ -18,30 +19,34 @@ from fasttfm.errors import UserError
 from fasttfm.presets import preset_names, preset_path
 
 _TASKS = {
-    "squad": "find answers in a context: SQuAD 1.1 and 2.0, official JSON",
-    "choices": "choose how a text continues: SWAG, official CSV",
-    "classify": "classify texts or pairs of them: CSV, TSV or JSON lines with a column label",
+    "squad": "train to find answers in a context (JSON of SQuAD 1.1 or 2.0)",
+    "choices": "train to choose how a text continues (CSV of SWAG)",
+    "classify": "train to classify texts or pairs (CSV, TSV or JSON lines with a column label)",
 }
 
 
 def _add_training(task: str, parser: argparse.ArgumentParser) -> None:
     start = parser.add_mutually_exclusive_group(required=True)
-    start.add_argument("--init-from", type=MODEL, metavar="MODEL", help="pre-trained model directory to begin with")
+    start.add_argument("--init-from", type=MODEL, metavar="MODEL", help="pre-trained model directory to start from")
     start.add_argument(
         "--like",
         type=MODEL,
         metavar="MODEL",
-        help="begin with fresh weights in the shape and with the vocabulary of MODEL: what was pre-training worth?",
+        help="start from random weights with the shape and vocabulary of MODEL, to measure what pre-training is worth",
     )
     for name in ("train", "valid"):
         parser.add_argument(
-            f"--{name}", type=INPUT_FILE, required=True, metavar="FILE", help=f"{name} data, plain or packed"
+            f"--{name}",
+            type=INPUT_FILE,
+            required=True,
+            metavar="FILE",
+            help=f"{'training' if name == 'train' else 'validation'} data, plain or compressed",
         )
     parser.add_argument(
-        "--out", type=TRAINED_MODEL, required=True, metavar="MODEL", help="directory to create or to go on with"
+        "--out", type=TRAINED_MODEL, required=True, metavar="MODEL", help="model directory to create or to resume"
     )
     if task == "classify":
-        parser.add_argument("--columns", metavar="A,B", help="the column of the text, or the two of a pair")
+        parser.add_argument("--columns", metavar="A,B", help="column of the text, or the two columns of a pair")
     add_recipe_flags(parser, preset_names("finetune"))
     add_flags(parser, ["data", "training"], kind=task)
 
@@ -77,21 +82,28 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
         "file",
         type=INPUT_FILE,
         metavar="FILE",
-        help="in the form of the task's training data; answers and labels are not read, and may be missing",
+        help="file in the format of the training data; answers and labels are not read and may be missing",
     )
     parser.add_argument(
-        "--out", type=OUTPUT_FILE, required=True, metavar="FILE", help="JSON of ids and answers, or of labels"
+        "--out",
+        type=OUTPUT_FILE,
+        required=True,
+        metavar="FILE",
+        help="JSON file to write, of ids and answers or of labels",
     )
     parser.add_argument(
-        "--null-scores", type=OUTPUT_FILE, metavar="FILE", help="write how much each question has no answer"
+        "--null-scores",
+        type=OUTPUT_FILE,
+        metavar="FILE",
+        help="JSON file to write, of each question's null score: how likely it has no answer",
     )
     parser.add_argument(
         "--threshold",
         type=float,
         metavar="X",
-        help="null score above which there is no answer (default: the best on the validation data of the training)",
+        help="null score above which the answer is empty (default: the best on the training's validation data)",
     )
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="tokens of a batch (default: as in training)")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="largest batch in tokens (default: as in training)")
     add_output_flags(parser, "how many answers were written where")
 
 
@@ -126,17 +138,21 @@ def _predict(args: argparse.Namespace) -> None:
 
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("predictions", type=INPUT_FILE, metavar="PREDICTIONS", help="what predict has written")
-    parser.add_argument("file", type=INPUT_FILE, metavar="FILE", help="with the right answers or labels")
     parser.add_argument(
-        "--null-scores", type=INPUT_FILE, metavar="FILE", help="search the best thresholds by these, too"
+        "predictions", type=INPUT_FILE, metavar="PREDICTIONS", help="predictions that fasttfm finetune predict wrote"
+    )
+    parser.add_argument("file", type=INPUT_FILE, metavar="FILE", help="file with the correct answers or labels")
+    parser.add_argument(
+        "--null-scores",
+        type=INPUT_FILE,
+        metavar="FILE",
+        help="null scores that predict wrote: also print the best thresholds",
     )
     parser.add_argument(
         "--threshold",
         type=float,
         metavar="X",
-        help="null score above which an answer counts as empty (default: answers stand, as predict wrote them by the "
-        "model's own threshold)",
+        help="null score above which an answer counts as empty (default: take the answers as predict wrote them)",
     )
     add_output_flags(parser, "the scores")
 
@@ -144,7 +160,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
 def _evaluate(args: argparse.Namespace) -> None:
     from fasttfm.data.task_scores import score_file
 
-    numbers = score_file(args.predictions, args.file, args.null_scores, args.threshold)
+    numbers: dict[str, Any] = score_file(args.predictions, args.file, args.null_scores, args.threshold)
     width = max(map(len, numbers))
     shown = {name: f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" for name, value in numbers.items()}
     lines = [f"{name.ljust(width)}  {value}" for name, value in shown.items()]
@@ -153,21 +169,23 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 def _add_import(parser: argparse.ArgumentParser) -> None:
     add_huggingface_import(
-        parser, "of Hugging Face: a BERT, ALBERT, RoBERTa (answers also ELECTRA, DistilBERT) with a trained head"
+        parser,
+        "Hugging Face folder of a BERT, ALBERT or RoBERTa with a trained head (for answers also ELECTRA or DistilBERT)",
     )
     parser.add_argument(
         "--abstains",
         action="store_true",
-        help="the model was trained on SQuAD 2.0 and may answer that there is no answer",
+        help="the model was trained on SQuAD 2.0, so it may give no answer",
     )
 
 
 def _import(args: argparse.Namespace) -> None:
     from fasttfm.interop.heads import import_folder
 
-    trained = import_folder(args.folder, args.out, abstains=args.abstains)
+    trained, left_out = import_folder(args.folder, args.out, abstains=args.abstains)
     told = f"{trained.task}, labels {', '.join(trained.labels)}" if trained.task == "classify" else trained.task
-    Output.of(args, "finetune import").result(f"{args.out}: {told}", model=str(args.out), task=trained.task)
+    output = Output.of(args, args.verb)
+    output.result(f"{args.out}: {told}", model=str(args.out), task=trained.task, told=left_out)
 
 
 def _export(args: argparse.Namespace) -> None:
@@ -184,12 +202,12 @@ def _export(args: argparse.Namespace) -> None:
 
 VERBS = {
     **{task: Verb(partial(_add_training, task), partial(_train, task), summary) for task, summary in _TASKS.items()},
-    "predict": Verb(_add_predict, _predict, "write a fine-tuned model's answers to a file's questions"),
-    "import": Verb(_add_import, _import, "take a Hugging Face folder of a model with a task's head"),
+    "predict": Verb(_add_predict, _predict, "write a fine-tuned model's predictions for a file"),
+    "import": Verb(_add_import, _import, "convert a Hugging Face model with a trained head"),
     "export": Verb(
         partial(add_huggingface_export, made_by="fasttfm finetune"),
         _export,
-        "write a folder that Hugging Face's transformers loads, head included",
+        "write a model with its head for Hugging Face's transformers",
     ),
     "evaluate": Verb(_add_evaluate, _evaluate, "score predictions: exact match and F1, or accuracy"),
 }

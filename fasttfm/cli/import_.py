@@ -1,12 +1,9 @@
-"""Makes a model directory, which translate, export and serve take, of a model as another tool saves it; no code in its
-files is run.
-"""
+"""Converts another tool's model to a model directory for translate, export and serve. Runs no code from its files."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import warnings
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -21,14 +18,19 @@ FORMATS = {
     "marian-hf": ("fasttfm.interop.marian", "MarianMTModel with MarianTokenizer, such as OPUS-MT"),
     "m2m100": ("fasttfm.interop.m2m100", "M2M100ForConditionalGeneration, such as M2M-100 and NLLB"),
     "fairseq": ("fasttfm.interop.fairseq", "a checkpoint of fairseq-train, with --dict and --spm or --codes"),
-    "ctranslate2": ("fasttfm.interop.ctranslate2_read", "what CTranslate2's converters write"),
+    "ctranslate2": ("fasttfm.interop.ctranslate2_read", "the output of CTranslate2's converters"),
 }
 """Format -> (module with read(folder, source_language=..., target_language=...) to a Model, what it is). That of
 fairseq takes a file, its dictionaries and its SentencePiece models or codes."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", type=INPUT, metavar="DIR", help="what the other tool saved")
+    parser.add_argument(
+        "directory",
+        type=INPUT,
+        metavar="DIR",
+        help="model that the other tool saved: a directory, or fairseq's checkpoint file",
+    )
     parser.add_argument(
         "--format",
         required=True,
@@ -47,11 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             action="append",
             default=[],
             metavar="FILE",
-            help=f"{what} of a fairseq model: once for both sides, or the source's and then the target's",
+            help=f"{what} of a fairseq model; give it once for both sides, or the source's and then the target's",
         )
     for side in ("source", "target"):
         parser.add_argument(
-            f"--{side}-language", metavar="CODE", help=f"{side} language of a model of many languages, or of --codes"
+            f"--{side}-language", metavar="CODE", help=f"{side} language, for a model of many languages or with --codes"
         )
     add_check(parser)
     add_output_flags(parser, "what was written")
@@ -61,7 +63,7 @@ def run(args: argparse.Namespace) -> None:
     """Write the model directory."""
     from fasttfm.errors import UserError
     from fasttfm.interop.check import check
-    from fasttfm.interop.exchange import store
+    from fasttfm.interop.exchange import store, warnings_as_lines
 
     module = importlib.import_module(FORMATS[args.format][0])
     languages = {"source_language": args.source_language, "target_language": args.target_language}
@@ -71,23 +73,18 @@ def run(args: argparse.Namespace) -> None:
             f"--source-language and --target-language do not belong to --format {args.format}: leave them out (a line "
             "for an OPUS-MT of several targets begins with >>deu<<)"
         )
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", RuntimeWarning)
+    with warnings_as_lines() as left_out:
         model = _read(args, module, languages)
-    told = [*model.notes, *(str(each.message) for each in caught if each.category is RuntimeWarning)]
+    told = [*model.notes, *left_out]
     if args.check:
         told += check(model, args.format, args.directory, (args.source_language, args.target_language))
     store(model, args.out, [f"imported from {args.directory.name} ({args.format})", *told])
     size = sum(weight.numel() for weight in model.weights.values())
-    output = Output.of(args, "import")
-    output.result(
+    Output.of(args, "import").result(
         f"{args.out}: {args.format}, {size / 1e6:,.1f} million parameters, {model.config.vocab_size:,} target tokens",
         out=str(args.out), format=args.format, parameters=size, target_tokens=model.config.vocab_size,
-        notes=told,
+        told=told,
     )  # fmt: skip
-    if not args.json and not args.quiet:
-        for line in told:
-            print(f"note: {line}")
 
 
 def _read(args: argparse.Namespace, module: ModuleType, languages: dict[str, str | None]) -> Model:

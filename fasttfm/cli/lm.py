@@ -1,21 +1,29 @@
-"""Language models, GPT and Llama, from plain text to a model that goes on with a prompt."""
+"""Trains, evaluates and runs language models: GPT and Llama."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from functools import partial
 from operator import eq
+from pathlib import Path
 from typing import Any
 
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import add_device, add_huggingface_export, add_huggingface_import, add_model, add_out
-from fasttfm.cli.paths import INPUT_FILE, INPUT_FOLDER
+from fasttfm.cli.parser import (
+    add_checkpoint,
+    add_device,
+    add_huggingface_export,
+    add_huggingface_import,
+    add_model,
+    add_out,
+)
+from fasttfm.cli.paths import INPUT_FILE, INPUT_FOLDER, MODEL
 from fasttfm.cli.train import add_run_flags, run_task_of_kind
 from fasttfm.cli.verbs import Verb
 from fasttfm.config import KINDS, all_fields, field_types
 from fasttfm.config.flags import add_field_flags
 from fasttfm.errors import UserError
-from fasttfm.files import read_json
 from fasttfm.presets import preset_names
 
 _KINDS = ("gpt", "llama")
@@ -29,32 +37,35 @@ def add_prepare_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that turning text into prepared documents takes."""
     file: dict[str, Any] = {"nargs": "+", "action": "extend", "type": INPUT_FILE, "metavar": "FILE"}
     parser.add_argument(
-        "--text", required=True, help="plain UTF-8 text, or gzip, bzip2, xz or zstandard of it; may be repeated", **file
+        "--text",
+        required=True,
+        help="UTF-8 text, plain or compressed by gzip, bzip2, xz or zstandard; may be repeated",
+        **file,
     )
-    parser.add_argument(
-        "--valid", default=[], help="text that is held out for validation; else the end of each --text is", **file
-    )
-    add_out(parser, "DATA", "the directory to write")
+    parser.add_argument("--valid", default=[], help="validation text (default: the end of each --text)", **file)
+    add_out(parser, "DATA", "directory to write")
     parser.add_argument(
         "--document-separator",
         metavar="LINE",
-        help='a line that ends a document, "" for an empty one; a model sees no document before another. '
-        "Default: each file is one document",
+        help='line that ends a document; "": an empty line. A model never sees one document while it reads '
+        "another (default: each file is one document)",
     )
     parser.add_argument(
         "--valid-share",
         type=float,
         default=0.05,
         metavar="X",
-        help="share of each file held out (default: %(default)s)",
+        help="share of each --text that is held out where --valid is not given (default: %(default)s)",
     )
-    parser.add_argument("--vocab-size", type=int, default=8000, metavar="N", help="subwords (default: %(default)s)")
-    parser.add_argument("--bytes", action="store_true", help="a token a byte in place of subwords")
+    parser.add_argument(
+        "--vocab-size", type=int, default=8000, metavar="N", help="size of the vocabulary (default: %(default)s)"
+    )
+    parser.add_argument("--bytes", action="store_true", help="use bytes as tokens in place of subwords")
     parser.add_argument(
         "--spm",
         type=INPUT_FILE,
         metavar="FILE",
-        help="a SentencePiece model or a tokenizer.json to take; none is trained",
+        help="SentencePiece model or tokenizer.json to use in place of training one",
     )
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads (default: %(default)s)")
     add_output_flags(parser, "the directory and what was told")
@@ -108,33 +119,36 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     add_device(parser)
 
 
-def _model(args: argparse.Namespace) -> tuple[Any, Any]:
-    """The model, on its device, and its tokenizer."""
+def _model(args: argparse.Namespace, folder: Path | None = None) -> tuple[Any, Any]:
+    """The model of a folder, args.model where None, on its device; and its tokenizer."""
     from fasttfm.data.text_tokenizer import load_text_tokenizer
     from fasttfm.decoding.translator import pick_device
 
     device = pick_device(args.device)
-    return _read_model(args).to(device), load_text_tokenizer(args.model)
+    folder = folder or args.model
+    return _read_model(folder, args.checkpoint).to(device), load_text_tokenizer(folder)
 
 
-def _read_model(args: argparse.Namespace) -> Any:
+def _read_model(folder: Path, checkpoint: str) -> Any:
     from fasttfm.checkpoints.model_dir import read_kind
     from fasttfm.models.kinds import model_class
 
-    kind = read_kind(args.model)
+    kind = read_kind(folder)
     if kind not in _KINDS:
-        raise UserError(f"{args.model}: is of a model of kind {kind}: {' or '.join(_KINDS)} is needed")
-    return model_class(kind).from_pretrained(args.model, args.checkpoint)
+        raise UserError(f"{folder}: is of a model of kind {kind}: {' or '.join(_KINDS)} is needed")
+    return model_class(kind).from_pretrained(folder, checkpoint)
 
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
     parser.add_argument(
-        "--data", type=INPUT_FOLDER, metavar="DATA", help="prepared documents, whose held-out part is taken"
+        "--data", type=INPUT_FOLDER, metavar="DATA", help="prepared documents; their held-out part is evaluated"
     )
-    parser.add_argument("--text", type=INPUT_FILE, metavar="FILE", help="or a text, one document")
     parser.add_argument(
-        "--row-length", type=int, metavar="N", help="tokens that see one another (default: as in training)"
+        "--text", type=INPUT_FILE, metavar="FILE", help="text file to evaluate as one document, in place of --data"
+    )
+    parser.add_argument(
+        "--row-length", type=int, metavar="N", help="length of a row in tokens (default: as in training)"
     )
     add_output_flags(parser, "the score")
 
@@ -143,7 +157,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     from fasttfm.training.pretraining import evaluate
 
     if (args.data is None) == (args.text is None):
-        raise UserError("give --data DATA or --text FILE, one of them: what is to be evaluated on")
+        raise UserError("give either --data DATA or --text FILE to evaluate on")
     model, tokenizer = _model(args)
     score = evaluate(model, tokenizer, args.model, data=args.data, text=args.text, row_length=args.row_length)
     Output.of(args, args.verb).result(str(score), **score.record())
@@ -155,14 +169,40 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         "--prompt",
         default="",
         metavar="TEXT",
-        help="what the text begins with (default: nothing); the model reads the token that ends a document before it",
+        help="start of the text; the model reads an end-of-document token before it (default: empty)",
     )
-    parser.add_argument("--tokens", type=int, default=200, metavar="N", help="most new tokens (default: %(default)s)")
-    parser.add_argument("--samples", type=int, default=1, metavar="N", help="texts (default: %(default)s)")
-    parser.add_argument("--temperature", type=float, default=1.0, metavar="X", help="0: the likeliest token always")
-    parser.add_argument("--top-k", type=int, default=0, metavar="N", help="of the N likeliest tokens; 0: of all")
-    parser.add_argument("--top-p", type=float, default=1.0, metavar="X", help="of the fewest that reach probability X")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="the same one gives the same text")
+    parser.add_argument(
+        "--tokens", type=int, default=200, metavar="N", help="largest number of new tokens (default: %(default)s)"
+    )
+    parser.add_argument("--samples", type=int, default=1, metavar="N", help="number of texts (default: %(default)s)")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="divisor of the logits; 0: always take the likeliest token (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--top-k",
+        type=int,
+        default=0,
+        metavar="N",
+        help="draw from the N likeliest tokens; 0: from all (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="draw from the fewest tokens whose probabilities sum to X (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=1,
+        metavar="N",
+        help="seed; the same seed gives the same text (default: %(default)s)",
+    )
     add_output_flags(parser, "the texts")
 
 
@@ -175,36 +215,53 @@ def _generate(args: argparse.Namespace) -> None:
     Output.of(args, args.verb).result("\n---\n".join(texts), texts=texts)
 
 
-def _add_prompt(parser: argparse.ArgumentParser) -> None:
-    _add_model(parser)
+def _add_questions(parser: argparse.ArgumentParser) -> None:
+    """Examples, and how they become prompts."""
     parser.add_argument(
         "--examples",
         type=INPUT_FILE,
         required=True,
         metavar="FILE",
-        help='JSON: [{"text": …, "options": [...], "answer": "the right option", …}, …]',
+        help='JSON file: [{"text": ..., "options": [...], "answer": "the correct option", ...}, ...]',
     )
     parser.add_argument(
         "--template",
         default="{text} {answer}",
         metavar="TEXT",
-        help="how an example is written, its fields in braces; what stands after {answer} is left out "
-        "(default: %(default)s)",
+        help="how to write an example, with its fields in braces; text after {answer} is ignored (default: "
+        "%(default)s)",
     )
-    parser.add_argument("--options", nargs="+", metavar="TEXT", help="for examples that bring none of their own")
-    parser.add_argument("--shots", type=int, default=0, metavar="N", help="solved examples before each question")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="which ones")
+    parser.add_argument("--options", nargs="+", metavar="TEXT", help="options of examples that have none")
     parser.add_argument(
-        "--normalize", action="store_true", help="compare the options' log-probabilities per byte, not as they are"
+        "--seed", type=int, default=1, metavar="N", help="seed that chooses the solved examples (default: %(default)s)"
+    )
+    parser.add_argument("--normalize", action="store_true", help="divide each option's log-probability by its bytes")
+
+
+def _questions(args: argparse.Namespace, shots: Sequence[int]) -> tuple[list[Any], list[Any]]:
+    """The examples, and how they are asked with each number of solved ones."""
+    from fasttfm.decoding.prompting import Prompting, read_examples
+
+    examples = read_examples(args.examples, args.options or [])
+    options = {"template": args.template, "seed": args.seed, "normalize": args.normalize}
+    return examples, [Prompting(shots=number, **options) for number in shots]
+
+
+def _add_prompt(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    _add_questions(parser)
+    parser.add_argument(
+        "--shots",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of solved examples before each question (default: %(default)s)",
     )
     add_output_flags(parser, "the answers and how many are right")
 
 
 def _prompt(args: argparse.Namespace) -> None:
-    from fasttfm.decoding.prompting import Prompting, read_examples
-
-    examples = read_examples(args.examples, args.options or [])
-    prompting = Prompting(template=args.template, shots=args.shots, seed=args.seed, normalize=args.normalize)
+    examples, (prompting,) = _questions(args, [args.shots])
     model, tokenizer = _model(args)
     answers = prompting.answers(model, tokenizer, examples)
     wanted = [example.answer for example in examples]
@@ -216,6 +273,41 @@ def _prompt(args: argparse.Namespace) -> None:
     )  # fmt: skip
 
 
+def _add_few_shot(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("models", nargs="+", type=MODEL, metavar="MODEL", help=f"model directories made by {_MADE_BY}")
+    add_checkpoint(parser)
+    add_device(parser)
+    _add_questions(parser)
+    parser.add_argument(
+        "--shots",
+        type=int,
+        nargs="+",
+        default=[0, 1, 4],
+        metavar="N",
+        help="numbers of solved examples before each question (default: 0 1 4)",
+    )
+    add_output_flags(parser, "the share of right answers by model and number of solved examples")
+
+
+def _few_shot(args: argparse.Namespace) -> None:
+    examples, prompts = _questions(args, args.shots)
+    rows = []
+    for folder in args.models:
+        model, tokenizer = _model(args, folder)
+        size = sum(parameter.numel() for parameter in model.parameters())
+        right = [
+            sum(answer == example.answer for answer, example in zip(each.answers(model, tokenizer, examples), examples))
+            for each in prompts
+        ]
+        rows.append({"model": str(folder), "parameters": size, "right": right})
+    rows.sort(key=lambda row: row["parameters"])
+    lines = ["\t".join(["model", "parameters", *(f"{number} shots" for number in args.shots)])]
+    for row in rows:
+        shares = (f"{right / len(examples):.1%}" for right in row["right"])
+        lines.append("\t".join([row["model"], f"{row['parameters']:,}", *shares]))
+    Output.of(args, args.verb).result("\n".join(lines), shots=args.shots, examples=len(examples), models=rows)
+
+
 # ------------------------------------------------------------------------------------------------------ Hugging Face
 
 
@@ -224,32 +316,29 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
 
 
 def _import(args: argparse.Namespace) -> None:
-    from fasttfm.interop import gpt, llama
+    from fasttfm.interop.causal import import_folder
 
-    is_llama = read_json(args.folder / "config.json").get("model_type") == "llama"
-    (llama if is_llama else gpt).import_folder(args.folder, args.out)
-    Output.of(args, args.verb).result(f"model: {args.out}", model=str(args.out))
+    told = import_folder(args.folder, args.out)
+    Output.of(args, args.verb).result(f"model: {args.out}", model=str(args.out), told=told)
 
 
 def _export(args: argparse.Namespace) -> None:
     from fasttfm.data.text_tokenizer import load_text_tokenizer
-    from fasttfm.interop import gpt, llama
-    from fasttfm.models.llama import Llama
+    from fasttfm.interop.causal import export_folder
 
-    model = _read_model(args)
-    write = (llama if isinstance(model, Llama) else gpt).write
-    output = Output.of(args, args.verb)
-    for line in write(model, args.out, load_text_tokenizer(args.model)):
-        output.note(line)
-    output.result(f"Hugging Face folder: {args.out}", folder=str(args.out))
+    told = export_folder(_read_model(args.model, args.checkpoint), args.out, load_text_tokenizer(args.model))
+    Output.of(args, args.verb).result(f"Hugging Face folder: {args.out}", folder=str(args.out), told=told)
 
 
 VERBS = {
     "prepare": Verb(add_prepare_flags, run_prepare, "turn text files into a prepared data directory"),
-    "train": Verb(_add_train, _train, "train a GPT on prepared documents, or resume"),
-    "evaluate": Verb(_add_evaluate, _evaluate, "loss, perplexity and bits per byte of held-out text"),
-    "generate": Verb(_add_generate, _generate, "go on with a prompt"),
-    "prompt": Verb(_add_prompt, _prompt, "answer questions by the likelihood of options, with solved examples or none"),
-    "import": Verb(_add_import, _import, "make a model directory of a Hugging Face folder"),
+    "train": Verb(_add_train, _train, "train a GPT or Llama on prepared documents, or resume"),
+    "evaluate": Verb(_add_evaluate, _evaluate, "print loss, perplexity and bits per byte of held-out text"),
+    "generate": Verb(_add_generate, _generate, "continue a prompt"),
+    "prompt": Verb(
+        _add_prompt, _prompt, "answer multiple-choice questions by likelihood, with or without solved examples"
+    ),
+    "few-shot": Verb(_add_few_shot, _few_shot, "print right answers by model and number of solved examples"),
+    "import": Verb(_add_import, _import, "convert a Hugging Face model"),
     "export": Verb(partial(add_huggingface_export, made_by=_MADE_BY), _export, "write a model for Hugging Face"),
 }

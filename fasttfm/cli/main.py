@@ -36,39 +36,39 @@ GROUPS = {
         "prepare": ("prepare", "turn parallel text into a prepared data directory"),
         "train": ("train", "train a Transformer on prepared data, or resume"),
         "average": ("average", "average the last checkpoints of a model"),
-        "consolidate": ("consolidate", "make a checkpoint in parts (train --shard) a whole one"),
-        "recipe": ("recipe", "from download to BLEU: the published set-ups by name"),
-        "distill": ("distill", "train a small model from a large one: translation, BERT"),
+        "consolidate": ("consolidate", "join a checkpoint that train --shard wrote in parts"),
+        "recipe": ("recipe", "run a published set-up from download to BLEU"),
+        "distill": ("distill", "train a small translation model or BERT from a large one"),
         "demo-data": ("demo", "write the built-in English-German demo corpus"),
     },
     "translations and scores": {
         "translate": ("translate", "translate standard input, line by line"),
         "serve": ("serve", "translate over HTTP"),
-        "score": ("score", "BLEU, chrF and TER of standard input; compare two systems"),
-        "score-pairs": ("score_pairs", "the model's log-probability of given translations"),
-        "encode": ("encode", "cut standard input into a model's subwords"),
-        "decode": ("decode", "join a model's subwords on standard input to text"),
+        "score": ("score", "compute BLEU, chrF and TER; compare two systems"),
+        "score-pairs": ("score_pairs", "print the model's log-probability of given translations"),
+        "encode": ("encode", "split text into a model's subwords"),
+        "decode": ("decode", "join a model's subwords to text"),
     },
     "models of other tools and sizes": {
         "export": ("export", "write a model for CTranslate2, Hugging Face or onnxruntime"),
-        "import": ("import_", "make a model directory from another tool's model"),
-        "quantize": ("quantize", "write a model directory with 8-bit matrices"),
-        "shortlist": ("shortlist", "make a vocabulary map from training data"),
+        "import": ("import_", "convert another tool's model"),
+        "quantize": ("quantize", "convert a model's matrices to 8 bits"),
+        "shortlist": ("shortlist", "make a vocabulary map that speeds up translation"),
     },
     "language models": {
-        "lm": ("lm", "prepare text, train a GPT on it, evaluate, generate, prompt"),
-        "mlm": ("mlm", "prepare text, train a BERT, ALBERT or ELECTRA on it, evaluate"),
-        "finetune": ("finetune", "teach a pre-trained model a task: answers, choices, classes"),
+        "lm": ("lm", "train, evaluate and run a GPT or Llama"),
+        "mlm": ("mlm", "train and evaluate a BERT, ALBERT or ELECTRA"),
+        "finetune": ("finetune", "fine-tune for answers, choices or classes"),
     },
     "pictures": {
-        "plot": ("plot", "draw the curves of several runs in one picture"),
+        "plot": ("plot", "draw the curves of training runs in one picture"),
         "plot-attention": ("plot_attention", "draw the attention weights of one translation"),
     },
     "this machine": {
-        "env": ("env", "versions, device, assembler and routes: what to send with a question"),
-        "doctor": ("doctor", "find what slows this machine down, and the remedy"),
-        "tune": ("tune", "measure the kernels' tiles on this GPU and keep the fastest"),
-        "completion": ("completion", "print the script that makes a shell complete these commands"),
+        "env": ("env", "print versions and devices, for a bug report"),
+        "doctor": ("doctor", "find what slows this machine down and how to mend it"),
+        "tune": ("tune", "measure and keep this machine's fastest kernel settings"),
+        "completion": ("completion", "print a shell's completion script"),
     },
 }
 """Title -> command -> (module of fasttfm.cli, the line that `fasttfm --help` shows)."""
@@ -112,17 +112,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _answer(name: str | None, arguments: list[str]) -> int:
     """Run the command and say how it failed or was stopped, in one line; returns the exit status."""
-    where = f"fasttfm {name}" if name else "fasttfm"
     try:
         status = _run(name, arguments)
         raise_dropped()
         return status
     except UserError as error:
-        return _fail(where, str(error), EXIT_USER_ERROR)
+        return _fail(_called(name, arguments), str(error), EXIT_USER_ERROR)
     except KeyboardInterrupt as interrupt:
         status = interrupted(interrupt)
         stopped = "interrupted" if status == 128 + signal.SIGINT else f"stopped by {signal.Signals(status - 128).name}"
-        return _fail(where, str(interrupt) or stopped, status)
+        return _fail(_called(name, arguments), str(interrupt) or stopped, status)
     except BrokenPipeError:
         # The reader (head, less) has gone. Python would complain once more when it closes stdout at exit.
         _discard_output()
@@ -132,7 +131,13 @@ def _answer(name: str | None, arguments: list[str]) -> int:
         if message is None:
             raise
         _give_up_output()
-        return _fail(where, message, EXIT_USER_ERROR)
+        return _fail(_called(name, arguments), message, EXIT_USER_ERROR)
+
+
+def _called(name: str | None, arguments: list[str]) -> str:
+    """Return what a command calls itself: its verb is known once its module is there."""
+    verbs = {} if name is None else getattr(sys.modules.get(f"fasttfm.cli.{COMMANDS[name][0]}"), "VERBS", {})
+    return " ".join(["fasttfm", *([] if name is None else [name]), *(each for each in arguments[1:2] if each in verbs)])
 
 
 def _told(name: str | None, error: Exception) -> str | None:
@@ -162,7 +167,7 @@ def _run(name: str | None, arguments: list[str]) -> int:
     damage = Damage()
     try:
         try:
-            with checked(args, damage.tell), _warnings_in_a_line(f"fasttfm {name}"):
+            with checked(args, damage.tell), _warnings_in_a_line(_called(name, arguments)):
                 status = args.run(args) or 0
         finally:
             damage.end()

@@ -1,4 +1,4 @@
-"""Models that see both sides of every token: BERT, ALBERT and ELECTRA, from plain text to a body that is fine-tuned."""
+"""Trains and evaluates BERT, ALBERT and ELECTRA on plain text; fasttfm finetune fine-tunes them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _train(args: argparse.Namespace) -> int:
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     add_model(parser, _MADE_BY)
     add_device(parser)
-    add_data(parser, "prepared documents, whose held-out part is taken")
+    add_data(parser, "prepared documents; their held-out part is evaluated")
     add_output_flags(parser, "the score")
 
 
@@ -56,7 +56,7 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 def _add_attention(parser: argparse.ArgumentParser) -> None:
     add_model(parser, _MADE_BY)
-    parser.add_argument("text", metavar="TEXT", help="what the model reads, in quotation marks")
+    parser.add_argument("text", metavar="TEXT", help="text to read, in quotation marks")
     add_attention_picture(parser)
     add_output_flags(parser, "where the picture is")
 
@@ -73,19 +73,21 @@ def _attention(args: argparse.Namespace) -> None:
 
 
 def _add_import(parser: argparse.ArgumentParser) -> None:
-    add_huggingface_import(parser, "a BERT, ALBERT, ELECTRA, RoBERTa or DistilBERT of Hugging Face")
-    parser.add_argument("--generator", type=INPUT_FOLDER, metavar="FOLDER", help="of an ELECTRA, its generator")
+    add_huggingface_import(parser, "Hugging Face folder of a BERT, ALBERT, ELECTRA, RoBERTa or DistilBERT")
+    parser.add_argument(
+        "--generator", type=INPUT_FOLDER, metavar="FOLDER", help="Hugging Face folder of an ELECTRA's generator"
+    )
 
 
 def _import(args: argparse.Namespace) -> None:
     from fasttfm.interop.bert_dirs import import_folder
 
-    model = import_folder(args.folder, args.out, args.generator)
+    model, told = import_folder(args.folder, args.out, args.generator)
     size = sum(parameter.numel() for parameter in model.parameters())
     tokens = model.config.vocab_size
     Output.of(args, args.verb).result(
         f"{args.out}: {size / 1e6:,.1f} million parameters, {tokens:,} tokens",
-        model=str(args.out), parameters=size, tokens=tokens,
+        model=str(args.out), parameters=size, tokens=tokens, told=told,
     )  # fmt: skip
 
 
@@ -95,17 +97,16 @@ def _export(args: argparse.Namespace) -> None:
     from fasttfm.models.encoders import read_encoder
 
     told = export_folder(read_encoder(args.model, args.checkpoint), args.out, load_text_tokenizer(args.model))
-    output = Output.of(args, args.verb)
-    for line in told:
-        output.note(line)
-    output.result(f"Hugging Face folder: {args.out}", folder=str(args.out))
+    Output.of(args, args.verb).result(f"Hugging Face folder: {args.out}", folder=str(args.out), told=told)
 
 
 VERBS = {
     "prepare": Verb(add_prepare_flags, run_prepare, "turn text files into a prepared data directory"),
     "train": Verb(_add_train, _train, "train a BERT, ALBERT or ELECTRA on prepared documents, or resume"),
-    "evaluate": Verb(_add_evaluate, _evaluate, "losses and accuracies on held-out text, always masked alike"),
+    "evaluate": Verb(
+        _add_evaluate, _evaluate, "print losses and accuracies on held-out text, with the same masks each time"
+    ),
     "attention": Verb(_add_attention, _attention, "draw the attention weights of a text"),
-    "import": Verb(_add_import, _import, "make a model directory of a Hugging Face folder"),
+    "import": Verb(_add_import, _import, "convert a Hugging Face model"),
     "export": Verb(partial(add_huggingface_export, made_by=_MADE_BY), _export, "write a model for Hugging Face"),
 }

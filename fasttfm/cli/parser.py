@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,8 +33,15 @@ class Parser(argparse.ArgumentParser):
         return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Called by argparse for what it refuses."""
-        raise UserError(f"{message}; {self.prog} --help lists what there is")
+        """Raise UserError; argparse calls it for a wrong command line."""
+        end = "" if message.endswith("?") else ";"
+        raise UserError(f"{message}{end} {self.prog} --help lists what there is")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse an unknown command with the nearest name in place of all names."""
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            self._unknown(value, action.choices)
+        super()._check_value(action, value)
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """Print like argparse, but report a full disk or a reader that has gone, which argparse ignores."""
@@ -42,9 +50,11 @@ class Parser(argparse.ArgumentParser):
     def _refuse(self, word: str) -> NoReturn:
         if not word.startswith("-"):
             self.error(f"{word!r} was not expected here")
-        flag = word.split("=")[0]
-        near = difflib.get_close_matches(flag.replace("_", "-"), list(self._option_string_actions), n=1, cutoff=0.5)
-        self.error(f"{flag} is unknown: did you mean {near[0]}?" if near else f"{flag} is unknown")
+        self._unknown(word.split("=")[0], self._option_string_actions)
+
+    def _unknown(self, word: str, known: Iterable[str]) -> NoReturn:
+        near = difflib.get_close_matches(word.replace("_", "-"), list(known), n=1, cutoff=0.5)
+        self.error(f"{word} is unknown: did you mean {near[0]}?" if near else f"{word} is unknown")
 
 
 def _whole_number(text: str) -> int:
@@ -100,14 +110,14 @@ def add_out(parser: argparse.ArgumentParser, metavar: str, text: str) -> None:
 def add_huggingface_import(parser: argparse.ArgumentParser, text: str) -> None:
     """Add the flags of importing a Hugging Face folder; text: which folders."""
     parser.add_argument("folder", type=INPUT_FOLDER, metavar="FOLDER", help=text)
-    add_out(parser, "MODEL", "the model directory to write")
+    add_out(parser, "MODEL", "model directory to write")
     add_output_flags(parser, "what was written")
 
 
 def add_huggingface_export(parser: argparse.ArgumentParser, made_by: str) -> None:
     """Add the flags of exporting to a Hugging Face folder; made_by: the commands that make the model."""
     add_model(parser, made_by)
-    add_out(parser, "FOLDER", "the folder to write")
+    add_out(parser, "FOLDER", "folder to write")
     add_output_flags(parser, "what was written")
 
 
@@ -118,15 +128,15 @@ def add_attention_picture(parser: argparse.ArgumentParser) -> None:
         type=OUTPUT_PICTURE,
         default=Path("attention.png"),
         metavar="FILE",
-        help="picture (default: %(default)s)",
+        help="picture to write, .png or .svg (default: %(default)s)",
     )
-    text = "layers to draw, numbered from 1, such as 1,4 (default: all)"
+    text = "layers to draw, counted from 1, such as 1,4 (default: all)"
     parser.add_argument("--layers", type=_layer_numbers, metavar="N,N", help=text)
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
     """--device: where it is computed."""
-    parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, ... (default: a GPU where there is one)")
+    parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
 
 
 def add_precision(parser: argparse.ArgumentParser, dest: str = "precision") -> None:
@@ -135,8 +145,8 @@ def add_precision(parser: argparse.ArgumentParser, dest: str = "precision") -> N
         "--precision",
         choices=("fp32", "bf16", "fp16", "int8"),
         dest=dest,
-        help="type of the weights and matrix products; int8: of the products, on a CPU (default: fp32, or int8 for a "
-        "model of fasttfm quantize)",
+        help="type of weights and matrix products; int8 is for products on a CPU (default: fp32, or int8 for a "
+        "quantized model)",
     )
 
 

@@ -1,4 +1,4 @@
-"""Draws training loss, validation loss and BLEU of the logs of model directories, a colour each."""
+"""Draws training loss, validation loss and BLEU of training runs in one picture, a colour for each run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--over",
         choices=("updates", "minutes"),
         default="updates",
-        help="the horizontal axis (default: %(default)s)",
+        help="unit of the horizontal axis (default: %(default)s)",
     )
 
 

@@ -1,5 +1,5 @@
-"""Translates the sentence and draws which token attends to which: encoder, decoder and cross-attention, a row of panels
-for each layer and a panel for each head.
+"""Translates a sentence and draws the attention weights of encoder, decoder and cross-attention: a row of panels for
+each layer, a panel for each head.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Trains SentencePiece on the training text and writes token ids for training and validation.
+"""Trains a SentencePiece vocabulary on parallel text and writes the token ids of training and validation text.
 
-Text files are UTF-8, one sentence a line, plain or gzip, bzip2, xz or zstandard. Several files of a side are one corpus
-in the order in which they are given, mixed in training.
+Text files are UTF-8 with one sentence a line, plain or compressed by gzip, bzip2, xz or zstandard. Several files of a
+side make one corpus, in the given order.
 """
 
 from __future__ import annotations
@@ -36,17 +36,22 @@ _RULES = ("max_ratio", "drop_duplicates", "drop_identical")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_texts(parser)
-    parser.add_argument("--out", type=OUTPUT_FOLDER, required=True, metavar="DATA", help="the directory to write")
+    parser.add_argument("--out", type=OUTPUT_FOLDER, required=True, metavar="DATA", help="directory to write")
     _add_sources(parser)
     add_field_flags(parser.add_argument_group("data settings"), PrepareOptions, _SETTINGS)
-    rules = parser.add_argument_group("training pairs to leave out", "each rule's count and first place are told")
+    rules = parser.add_argument_group(
+        "training pairs to leave out", "prepare reports how many pairs each rule left out, and the first of them"
+    )
     add_field_flags(rules, PrepareOptions, _RULES)
     for flag, side in (("--src-script", "source"), ("--tgt-script", "target")):
-        told = f"pairs whose {side} is mostly in another script; {', '.join(SCRIPTS)}"
+        told = f"leave out training pairs whose {side} is mostly in another script than NAME: {', '.join(SCRIPTS)}"
         rules.add_argument(flag, dest=f"{side}_script", metavar="NAME", help=told)
     add_output_flags(parser, "the directory and what was told")
     parser.add_argument(
-        "--threads", type=int, default=os.cpu_count() or 1, help="threads that split text (default: all cores)"
+        "--threads",
+        type=int,
+        default=os.cpu_count() or 1,
+        help="threads that split text into subwords (default: all cores)",
     )
 
 
@@ -56,39 +61,41 @@ def _add_texts(parser: argparse.ArgumentParser) -> None:
             flag, nargs="+", action="extend", type=INPUT_FILE, metavar="FILE", help=f"{text}; may be repeated"
         )
     parser.add_argument(
-        "--dataset", metavar="NAME", help=f"download the text in place of these four: {', '.join(DATASETS)}"
+        "--dataset",
+        metavar="NAME",
+        help=f"dataset to download, in place of --src, --tgt, --valid-src and --valid-tgt: {', '.join(DATASETS)}",
     )
     parser.add_argument(
         "--dataset-folder",
         type=INPUT_FOLDER,
         metavar="FOLDER",
-        help="take the text from what Hugging Face's datasets saved with save_to_disk() (extra: datasets)",
+        help="read the text from a folder that Hugging Face's datasets wrote with save_to_disk() (extra: datasets)",
     )
     parser.add_argument(
         "--languages",
         nargs=2,
         metavar=("SOURCE", "TARGET"),
-        help="of a --dataset-folder: columns, or keys of its column translation, such as en de",
+        help="columns of a --dataset-folder, or keys of its column translation, such as en de",
     )
     parser.add_argument(
         "--data-dir",
         type=SHARED_FOLDER,
         default=Path("data"),
         metavar="DIR",
-        help="where downloads and the text of a --dataset are kept; files that lie in DIR/downloads are not downloaded "
-        "(default: %(default)s)",
+        help="folder that keeps the downloads and text of a --dataset; files that are in DIR/downloads are not "
+        "downloaded again (default: %(default)s)",
     )
     parser.add_argument(
         "--mirror",
         action="append",
         default=[],
         metavar="URL",
-        help="an address with files of the same names, tried before the official places; may be repeated",
+        help="address that has the same files; tried before the official ones; may be repeated",
     )
 
 
 def _add_sources(parser: argparse.ArgumentParser) -> None:
-    several = parser.add_argument_group("several sources", "each flag once for every source file, in their order")
+    several = parser.add_argument_group("several sources", "give each flag once for every source file, in their order")
     several.add_argument(
         "--weight",
         dest="weights",
@@ -96,7 +103,7 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="X",
-        help="how often an epoch holds the pairs of that training file; 2: twice, 0.5: every second pair",
+        help="how often an epoch uses the pairs of this training file; 2: twice, 0.5: every second pair",
     )
     for flag, what in (("--source-tag", "training"), ("--valid-source-tag", "validation")):
         several.add_argument(
@@ -105,7 +112,7 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
             action="append",
             default=[],
             metavar="WORD",
-            help=f"a piece before each source line of that {what} file, such as <2de>: one model for many languages",
+            help=f"token to put before each source line of this {what} file, such as <2de> for many languages",
         )
     parser.add_argument(
         "--spm",
@@ -113,8 +120,8 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PATH",
-        help="use the vocabulary of this model or data directory, or this SentencePiece file, and train none; one file "
-        "for both sides, or the source's and then the target's",
+        help="vocabulary to use in place of training one: a model directory, data directory or SentencePiece "
+        "file; give it once for both sides, or the source's and then the target's",
     )
 
 

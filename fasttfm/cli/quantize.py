@@ -1,5 +1,5 @@
-"""Writes a model directory whose matrices are 8-bit integers with one scale for each output, a quarter of the bytes;
-embeddings, norms and biases stay as they are. fasttfm translate computes with it in int8 on a CPU.
+"""Converts a model's matrices to 8-bit integers with one scale for each output: a quarter of their size. Embeddings,
+norms and biases are unchanged. fasttfm translate then computes in int8 on a CPU.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from fasttfm.cli.paths import OUTPUT_FOLDER
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
-    parser.add_argument("--out", type=OUTPUT_FOLDER, required=True, metavar="Q", help="new or empty directory")
+    parser.add_argument(
+        "--out", type=OUTPUT_FOLDER, required=True, metavar="Q", help="model directory to write, new or empty"
+    )
     add_output_flags(parser, "the sizes")
 
 

@@ -1,6 +1,6 @@
-"""Downloads, prepares, trains, translates a test set and scores it, printing each command before it runs.
+"""Downloads and prepares text, trains, translates a test set and scores it. Prints each command before it runs.
 
-The same command continues where it was stopped.
+The same command resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -63,31 +63,41 @@ _DRY_TRAIN = ("--max-update", "20")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help=f"one of {', '.join(RECIPES)}")
     parser.add_argument(
-        "--data-dir", type=SHARED_FOLDER, default=Path("data"), metavar="DIR", help="(default: %(default)s)"
+        "--data-dir",
+        type=SHARED_FOLDER,
+        default=Path("data"),
+        metavar="DIR",
+        help="folder that keeps downloads and text (default: %(default)s)",
     )
-    parser.add_argument("--mirror", action="append", default=[], metavar="URL", help="as for fasttfm prepare")
+    parser.add_argument(
+        "--mirror",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="address that has the same files; tried before the official ones; may be repeated",
+    )
     parser.add_argument(
         "--work",
         type=SHARED_FOLDER,
         metavar="DIR",
-        help="where data, model and translations go (default: runs/NAME, runs/NAME-dry of a dry run)",
+        help="folder to write data, model and translations to (default: runs/NAME, or runs/NAME-dry for a dry run)",
     )
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="2,000 pairs of each training file and 20 updates: do all parts work on this machine? Nothing is "
-        "downloaded: text that is not in --data-dir is the built-in demo corpus",
+        help="try every step with 2,000 pairs of each training file and 20 updates; downloads nothing, and uses "
+        "the demo corpus for text that is not in --data-dir",
     )
     parser.add_argument(
         "--estimate",
         type=float,
         metavar="X",
-        help="print how long training takes at X target tokens/s, as your log or a record tells them, and stop",
+        help="print how long training takes at X target tokens/s, and stop; the training log shows this speed",
     )
     add_output_flags(parser, "the score, or with --estimate the estimate")
-    parser.add_argument("--price", type=float, metavar="P", help="of an hour of the machine, for --estimate")
+    parser.add_argument("--price", type=float, metavar="P", help="with --estimate: price of the machine for an hour")
     parser.add_argument(
-        "--train", nargs=argparse.REMAINDER, default=[], metavar="FLAG", help="all later options go to fasttfm train"
+        "--train", nargs=argparse.REMAINDER, default=[], metavar="FLAG", help="pass all later options to fasttfm train"
     )
 
 

@@ -1,6 +1,4 @@
-"""Scores standard input, line by line, against raw (not tokenised) references, and beside another system's
-translations.
-"""
+"""Scores the translations on standard input, one a line, with sacreBLEU."""
 
 from __future__ import annotations
 
@@ -17,43 +15,46 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--ref", type=INPUT_FILE, required=True, metavar="FILE", help="raw references, plain or gzip")
+    parser.add_argument(
+        "--ref",
+        type=INPUT_FILE,
+        required=True,
+        metavar="FILE",
+        help="reference translations, not tokenized, plain or gzip",
+    )
     parser.add_argument(
         "--tokenize",
         default="13a",
         metavar="NAME",
-        help="how sacreBLEU splits words: 13a, intl, char or zh; ja-mecab and ko-mecab need extra packages, flores101 "
-        "and flores200 a download, none takes the text as it is (default: %(default)s)",
+        help="sacreBLEU's tokenizer: 13a, intl, char, zh, ja-mecab or ko-mecab (need extra packages), flores101 "
+        "or flores200 (need a download), or none (default: %(default)s)",
     )
     parser.add_argument(
         "--compound-split",
         action="store_true",
-        help="also print the score that papers on WMT14 English-German give: tokenised, hyphenated words split",
+        help="also print the tokenized score with split compounds, as papers report on WMT14 English-German",
     )
-    parser.add_argument(
-        "--ter", action="store_true", help="also print TER, which takes some seconds for thousands of lines"
-    )
+    parser.add_argument("--ter", action="store_true", help="also print TER; takes some seconds for thousands of lines")
     parser.add_argument(
         "--baseline",
         type=INPUT_FILE,
         metavar="FILE",
-        help="another system's translations: print the scores of both, and whether the difference may be chance",
+        help="translations of another system: print both systems' scores and whether they differ significantly",
     )
     parser.add_argument(
         "--test",
         choices=("bootstrap", "randomization"),
         default="bootstrap",
-        help="with --baseline: paired bootstrap or approximate randomization, as sacreBLEU has them (default: "
-        "%(default)s)",
+        help="with --baseline: sacreBLEU's paired bootstrap or approximate randomization (default: %(default)s)",
     )
     parser.add_argument(
         "--comet",
         type=CHECKPOINT,
         metavar="MODEL",
-        help="also print a COMET score, by a checkpoint's path or its name on the hub, such as Unbabel/wmt22-comet-da; "
-        "needs --src, and pip install unbabel-comet",
+        help="also print the COMET score of a model, given by path or by its name on the hub, such as "
+        "Unbabel/wmt22-comet-da; needs --src and pip install unbabel-comet",
     )
-    parser.add_argument("--src", type=INPUT_FILE, metavar="FILE", help="with --comet: the source text, plain or gzip")
+    parser.add_argument("--src", type=INPUT_FILE, metavar="FILE", help="with --comet: source text, plain or gzip")
     add_output_flags(parser, "the scores")
 
 

@@ -1,5 +1,5 @@
-"""Prints a line for every pair of lines: the natural logarithm of the probability that the model gives the target,
-end-of-sentence included, as the translation of the source. For reranking and filtering.
+"""Prints the natural logarithm of the probability that the model gives each translation, end-of-sentence included. One
+line for each pair; for reranking and filtering.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     parser.add_argument("--src", type=INPUT_FILE, required=True, metavar="FILE", help="source text, plain or gzip")
     parser.add_argument(
-        "--tgt", type=INPUT_FILE, required=True, metavar="FILE", help="a translation for each of its lines"
+        "--tgt",
+        type=INPUT_FILE,
+        required=True,
+        metavar="FILE",
+        help="translations, one for each source line, plain or gzip",
     )
     add_device(parser)
     add_precision(parser)

@@ -1,12 +1,14 @@
-"""Serves POST /translate, GET /languages, /health, /metrics, /openapi.json, /docs and a page to type into.
+"""Translates over HTTP: POST /translate, GET /languages, /health, /metrics, /openapi.json, /docs, and a page to type
+into.
 
-Sentences of all clients are translated together. On Ctrl-C or SIGTERM it answers the requests that it has, then ends.
+Sentences of all clients are translated together. Ctrl-C or SIGTERM stops the server after the requests that it has.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import errno
 import os
 import re
 import socket
@@ -27,48 +29,59 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "FASTTFM_SERVE_TOKEN"
 _LIMITS = {
     "body_bytes": (to_int, "bytes of a request's body; 413 beyond"),
-    "sentences": (to_int, "texts of a request; 422 beyond"),
-    "tokens": (to_int, "source tokens of a text; 422 beyond"),
-    "terms": (to_int, "translations of terms in a request's terminology; 422 beyond"),
-    "queue": (to_int, "sentences of all clients that may wait; 429 beyond"),
-    "seconds": (to_float, "until a request must be answered; 504 beyond"),
-    "connections": (to_int, "connections at once; 503 beyond"),
-    "head_seconds": (to_float, "until the head of a request must have come; the connection is closed beyond"),
+    "sentences": (to_int, "texts in a request; more get status 422"),
+    "tokens": (to_int, "source tokens in a text; more get status 422"),
+    "terms": (to_int, "translations of terms in a request's terminology; more get status 422"),
+    "queue": (to_int, "sentences of all clients that may wait; more get status 429"),
+    "seconds": (to_float, "seconds for a request; a longer one gets status 504"),
+    "connections": (to_int, "open connections; more get status 503"),
+    "head_seconds": (to_float, "seconds for the head of a request to arrive; then the connection is closed"),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="+", type=MODEL, metavar="MODEL", help="model directory; several have names")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: %(default)s, this machine)")
-    parser.add_argument("--port", type=int, default=8000, metavar="N", help="0: a free one (default: %(default)s)")
+    parser.add_argument(
+        "model",
+        nargs="+",
+        type=MODEL,
+        metavar="MODEL",
+        help="model directory; requests choose among several by directory name",
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: %(default)s, this machine only)"
+    )
+    parser.add_argument(
+        "--port", type=int, default=8000, metavar="N", help="port to listen on; 0: any free port (default: %(default)s)"
+    )
     add_device(parser)
     add_precision(parser)
     add_workers(
         parser,
-        "processes that translate on a CPU, with one copy of the weights and one queue; auto: as many as PyTorch would "
-        "compute with, OMP_NUM_THREADS or one a core",
+        "processes that translate on a CPU, with one copy of the weights and one queue; auto: "
+        "OMP_NUM_THREADS, or one for each core",
         default="1",
     )
     parser.add_argument(
         "--token-file",
         type=INPUT_FILE,
         metavar="FILE",
-        help=f"a bearer token that requests must have; or in the environment, {TOKEN_VARIABLE}",
+        help=f"file with the bearer token that requests must send (default: the environment variable {TOKEN_VARIABLE})",
     )
     parser.add_argument(
         "--allow-host",
         action="append",
         default=[],
         metavar="NAME",
-        help="a name that requests may call this server by, may be repeated (default: at this machine alone localhost, "
-        "127.0.0.1 and [::1], with another --host any)",
+        help="host name that requests may use; may be repeated (default: localhost, 127.0.0.1 and [::1]; any "
+        "with another --host)",
     )
     parser.add_argument(
         "--allow-origin",
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="pages of this origin (https://example.org) may ask too, may be repeated (default: the server's own page)",
+        help="origin whose web pages may send requests, such as https://example.org; may be repeated (default: "
+        "the server's own page)",
     )
     group = parser.add_argument_group("limits")
     for name, (kind, text) in _LIMITS.items():
@@ -162,9 +175,8 @@ def _listening(host: str, port: int) -> socket.socket:
         listener.bind(address)
         listener.listen()  # who connects while models are loaded waits
     except OSError as error:
-        raise UserError(
-            f"{host}:{port}: cannot be listened at: {error.strerror or error}; give another --port"
-        ) from None
+        wrong = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        raise UserError(f"cannot listen on {host}:{port}: {error.strerror or error}; give another {wrong}") from None
     return listener
 
 

@@ -1,5 +1,5 @@
-"""Writes which target tokens each source token may bring into a translation (IBM model 1), in the format of
-CTranslate2's vmap.txt. fasttfm translate --shortlist FILE then computes these alone.
+"""Writes the target tokens that each source token is likely to translate to (IBM model 1), in the format of
+CTranslate2's vmap.txt. fasttfm translate --shortlist FILE computes only these.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ from fasttfm.errors import UserError
 
 _MOST_ITERATIONS = 100
 _COUNTS = {
-    "best": (100, "target tokens of a source token"),
-    "frequent": (100, "most frequent target tokens, which every sentence may have"),
-    "iterations": (5, "of expectation maximisation"),
-    "pairs": (100_000, "training pairs to count in, evenly spread over the data; about 10 KB of memory each"),
+    "best": (100, "target tokens for each source token"),
+    "frequent": (100, "most frequent target tokens, which every sentence may use"),
+    "iterations": (5, "iterations of expectation maximization"),
+    "pairs": (100_000, "training pairs to count, evenly spread over the data; each takes about 10 kB of memory"),
 }
 """Flag -> its default and its help."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=MODEL, metavar="MODEL", help="model directory made by fasttfm train")
-    add_data(parser, "directory of fasttfm prepare that it was trained on")
-    parser.add_argument("--out", type=OUTPUT_SHORTLIST, metavar="FILE", help="(default: vmap.txt in MODEL)")
+    add_data(parser, "prepared data that the model was trained on")
+    parser.add_argument(
+        "--out", type=OUTPUT_SHORTLIST, metavar="FILE", help="file to write (default: vmap.txt in MODEL)"
+    )
     for name, (default, text) in _COUNTS.items():
         help_text = f"{text} (default: %(default)s)"
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=help_text)

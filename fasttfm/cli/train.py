@@ -1,4 +1,4 @@
-"""Trains a Transformer on prepared data. The same command started again resumes where it stopped."""
+"""Trains a Transformer on prepared data. The same command resumes a run that was stopped."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "fasttfm train --preset NAME --data DATA --out MODEL [--config FILE] [--device NAME] [--SETTING VALUE …]"
     )
-    parser.epilog = (
-        "Each setting comes from the preset, then from --config files, then from the command line; later wins."
-    )
+    parser.epilog = "Settings of --config files replace those of the preset, and flags replace both."
     add_run_flags(parser, TRANSFORMER, "fasttfm prepare")
     add_fairseq_flags(parser)
 
@@ -50,12 +48,13 @@ def add_run_flags(
     presets: their names; None: those of kind.
     """
     parser.add_argument("--data", type=TRAINING_DATA, metavar="DATA", help=f"directory made by {made_by}")
-    parser.add_argument("--out", type=TRAINED_MODEL, metavar="MODEL", help="model directory to create or to continue")
+    parser.add_argument("--out", type=TRAINED_MODEL, metavar="MODEL", help="model directory to create or to resume")
     parser.add_argument(
         "--init-from",
         type=CHECKPOINT_OR_MODEL,
         metavar="CHECKPOINT",
-        help="begin a new run with the weights of a checkpoint, or of a model directory's best one, of this vocabulary",
+        help="start a new run from the weights of a checkpoint, or of a model directory's best one; the "
+        "vocabulary must be the same",
     )
     add_recipe_flags(parser, preset_names(kind) if presets is None else presets)
     add_flags(parser, kind=kind)
@@ -66,14 +65,14 @@ def add_recipe_flags(parser: argparse.ArgumentParser, presets: Sequence[str]) ->
     parser.add_argument(
         "--preset",
         metavar="NAME",
-        help=f"recipe to start from: {', '.join(presets)}; list: a line on each",
+        help=f"recipe to start from: {', '.join(presets)}; list: print what each is for",
     )
     parser.set_defaults(presets=presets)
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="(default: the GPU if there is one)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="device to train on (default: a GPU if there is one)")
     add_workers(
         parser,
-        "processes that divide each update among them, as under torchrun; auto: one a core of the CPU unless --threads "
-        "is given, one with a GPU",
+        "processes that share each update, as under torchrun; auto: one for each CPU core unless --threads "
+        "is given, or one with a GPU",
     )
     parser.add_argument(
         "--config",
@@ -81,9 +80,9 @@ def add_recipe_flags(parser: argparse.ArgumentParser, presets: Sequence[str]) ->
         action="append",
         default=[],
         metavar="FILE",
-        help="YAML file over the preset; may be repeated",
+        help="YAML file of settings that replace the preset's; may be repeated",
     )
-    parser.add_argument("--dump-config", action="store_true", help="print the resolved configuration as YAML and stop")
+    parser.add_argument("--dump-config", action="store_true", help="print the resulting configuration as YAML and stop")
     add_output_flags(parser, "how the run ended")
 
 
@@ -140,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[], Any]) -> int:
-    """The same for any kind of model; command: its name. task: makes the training.task.Task, None for translation."""
+    """Run a training of any kind of model; command: its name. task: makes the training.task.Task; None: translation."""
     if lists_presets(args):
         return 0
     values = gather(args.preset, args.config, flag_values(args, kind=kind), kind=kind)
@@ -160,6 +159,7 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
     import torch  # after the configuration is known to be right, so that a wrong flag is answered at once
 
     from fasttfm.checkpoints.steps import saved_steps
+    from fasttfm.cli.env import emulates_bfloat16, processor_units
     from fasttfm.training.progress import hushed, tell
     from fasttfm.training.run import train
 
@@ -168,6 +168,9 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda was given, but torch sees no GPU here: give --device cpu")
     device = torch.device(args.device) if args.device else None
+    is_on_cpu = args.device == "cpu" or (device is None and not torch.cuda.is_available())
+    if values["training"].get("precision") == "bf16" and is_on_cpu and emulates_bfloat16(processor_units()):
+        tell("warning: this processor has no units for bf16 and takes many times as long: give --precision fp32")
     try:
         with hushed(args.quiet):
             outcome = train(
@@ -179,7 +182,7 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
     if outcome is None:  # of a rank that leaves all this to the first
         return 0
     is_saved = bool(saved_steps(args.out))
-    told = {
+    told: dict[str, Any] = {
         "finished": outcome.reason + ("" if is_saved else "; no update was made, so nothing was saved"),
         "last checkpoint": outcome.score,
         "averaged checkpoint": outcome.average,

@@ -1,6 +1,6 @@
-"""Translates UTF-8 text from standard input to standard output, one sentence a line: one line out for every line in,
-empty ones included. Settings that are not given are those of the model's config.yaml. With --nbest above 1 the output
-is `NUMBER ||| TRANSLATION ||| SCORE`, NUMBER being that of the line from 0.
+"""Translates UTF-8 text from standard input to standard output, one sentence a line: one line out for every line in.
+Settings that are not given come from the model's config.yaml. With --nbest above 1 each line is `NUMBER ||| TRANSLATION
+||| SCORE`, where NUMBER is the input line's, counted from 0.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_precision(parser, "translation_precision")
     add_workers(
         parser,
-        "processes that each translate sentences of their own on a CPU, with one copy of the weights; auto: as many as "
-        "PyTorch would compute with, OMP_NUM_THREADS or one a core, when there is enough to do",
+        "processes that translate on a CPU, with one copy of the weights; auto: OMP_NUM_THREADS, or one for "
+        "each core, if the input is long enough",
     )
     _add_companions(parser)
     add_flags(parser, ["decoding"])
@@ -39,15 +39,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 _FILES = {
-    "--prefix": "a line for every input line: what its translation must begin with, empty for anything",
-    "--banned": "words or phrases, one a line, that no translation holds as the tokenizer spells them; other words "
-    "that begin with the same tokens are banned too",
-    "--terminology": "terms, one a line: the source's, a tab, and its translations separated by tabs; where it occurs "
-    "in a line, one of them comes in the translation",
-    "--shortlist": "vocabulary map of fasttfm shortlist, or CTranslate2's vmap.txt: a translation holds tokens that "
-    "its line's tokens bring, and only these are computed",
-    "--alignment": "write the word alignment of every output line to a file, in Pharaoh format: `0-0 1-2` links source "
-    "words with words of the translation, counted from 0 between spaces",
+    "--prefix": "file with a line for every input line: the start of its translation, or empty",
+    "--banned": "file of words or phrases, one a line, that no translation may contain; words that begin with the "
+    "same tokens are banned too",
+    "--terminology": "file of terms, one a line: the source term and its translations, separated by tabs; a line with "
+    "the term gets one of these translations",
+    "--shortlist": "vocabulary map of fasttfm shortlist or CTranslate2's vmap.txt: compute only the target tokens that "
+    "it lists for a line's source tokens",
+    "--alignment": "file to write each line's word alignment to, in Pharaoh format: `0-0 1-2` links source words with "
+    "words of the translation, counted from 0",
 }
 """Flag of a file that goes with the lines -> its help."""
 _BESIDE = ("prefix", "terminology", "alignment", "markup", "split_sentences", "format", "json")
@@ -64,31 +64,31 @@ def _add_companions(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="MODEL",
-        help="another model directory with the same tokenizer, whose probabilities are averaged with MODEL's; may be "
-        "repeated",
+        help="another model directory with the same tokenizer; its probabilities are averaged with MODEL's; may "
+        "be repeated",
     )
     parser.add_argument(
         "--markup",
         action="store_true",
-        help="lines hold HTML or XML tags: each block element is translated by itself, other tags come in the "
-        "translation around the words that theirs are aligned with; & and < of text are &amp; and &lt;, on both sides",
+        help="translate lines with HTML or XML tags: each block element by itself, other tags placed around the "
+        "aligned words. Write & and < in text as &amp; and &lt;",
     )
     parser.add_argument(
         "--split-sentences",
         metavar="LANGUAGE",
-        help="lines hold several sentences of this language (en, de, ...), which are translated one by one and written "
-        "as one line again; needs sentencex",
+        help="split lines into sentences of this language (en, de, ...), translate each, and join them again; "
+        "needs sentencex",
     )
     parser.add_argument(
         "--format",
         choices=["xliff", "tmx"],
-        help="the input is an XLIFF or a TMX document, and so is the output: units without a translation get one, and "
-        "inline codes come in it; needs lxml (default: lines of text)",
+        help="read and write an XLIFF or TMX document: translate its units that have no translation, and keep "
+        "inline codes; needs lxml (default: lines of text)",
     )
     parser.add_argument(
         "--target-language",
         metavar="LANGUAGE",
-        help="with --format: what translations are in (de, ...), where an XLIFF document does not say it",
+        help="with --format: language of the translations (de, ...), where the document does not name it",
     )
 
 
@@ -144,7 +144,8 @@ def run(args: argparse.Namespace) -> None:
         print(
             f"fasttfm translate: warning: {translator.cut_lines:,} {'line has' if one else 'lines have'} more than "
             f"{translator.config.max_source_length:,} tokens and {'was' if one else 'were'} cut off there (first: "
-            f"line {translator.first_cut_line:,}): split them into sentences, or raise --max-source-length",
+            f"line {translator.first_cut_line:,}): split them into sentences, or raise --max-source-length (at most "
+            "the model's positions, where they are learned)",
             file=sys.stderr,
         )
 

@@ -1,6 +1,6 @@
-"""Measures which tile or route each kernel should take on this GPU, or from which sizes on compiled passes are taken on
-this CPU, and keeps the result in the user's cache directory ($FASTTFM_CACHE, else ~/.cache/fasttfm) for this device,
-driver or number of threads, and these versions.
+"""Measures the fastest tile and route of each kernel on this GPU, or the sizes from which compiled passes are faster on
+this CPU. Keeps the result in the cache directory ($FASTTFM_CACHE, by default ~/.cache/fasttfm) for this device, its
+driver or number of threads, and the installed versions.
 """
 
 from __future__ import annotations
@@ -22,16 +22,14 @@ Progress = Callable[[int, int], None]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick", action="store_true",
-        help="GPU: half precision and the base model's sizes only; CPU: float32 only, and shorter",
+        help="measure less: on a GPU half precision and the base model's sizes, on a CPU float32",
     )  # fmt: skip
-    parser.add_argument(
-        "--device", help="cuda, cuda:1 or cpu, as torch names it (default: cuda where there is one, else cpu)"
-    )
+    parser.add_argument("--device", help="cuda, cuda:1, ... or cpu (default: a GPU if there is one)")
     add_output_flags(parser, "what was measured and where it is kept")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Measure, keep, and say what changed."""
+    """Measure, store the result, and print what changed."""
     device = _device(args.device)
     output = Output.of(args, "tune")
     if device.type == "cpu":

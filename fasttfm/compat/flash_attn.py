@@ -4,8 +4,8 @@
 
 The last query of each sequence is at its last key: there causal's triangle, windows and ALiBi's distances begin, and a
 query that sees no key gives zeros. Dropout applies whenever dropout_p is not 0, as there, and goes with softcap, too.
-Results and gradients are deterministic. return_attn_probs, which flash_attn keeps for its own tests, is refused, and so
-are paged keys, but over a cache. Source: Dao, "FlashAttention-2", 2023, and the package's interface.
+Results and gradients are deterministic. With return_attn_probs a function returns (output, softmax_lse, S_dmask), as
+there: probabilities() says what they are. Source: Dao, "FlashAttention-2", 2023, and the package's interface.
 """
 
 from __future__ import annotations
@@ -14,10 +14,14 @@ import torch
 from torch import Tensor
 
 from fasttfm.compat.arguments import Window, check_heads, check_rank, places, refuse, surplus_of
-from fasttfm.functional import attention, attention_with_cache, varlen_attention
+from fasttfm.compat.probabilities import packed_probabilities, probabilities
+from fasttfm.compat.rows import used_rows
+from fasttfm.functional import attention, attention_with_cache, draw_seed, varlen_attention
+from fasttfm.functional.attention.arguments import Sequences
 from fasttfm.functional.signature import is_flag, names_arguments, own_names
 
 _OWN = {"query": "q", "key": "k", "value": "v", "window": "window_size", "scale": "softmax_scale"}
+Result = Tensor | tuple[Tensor, Tensor, Tensor]
 _STARTS = {
     "query_starts": "cu_seqlens_q",
     "key_starts": "cu_seqlens_k",
@@ -41,24 +45,20 @@ def flash_attn_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Tensor:
+) -> Result:
     """softmax(Q K^T * softmax_scale) V: (B, L, H, D). Raises ValueError for what is not computed."""
     name = "flash_attn_func"
     is_flag("deterministic", deterministic)
+    is_flag("return_attn_probs", return_attn_probs)
     check_rank(name, 4, q=q, k=k, v=v)
-    refuse(name, return_attn_probs=(return_attn_probs, False))
     check_heads(name, q=q, k=k, v=v)
     lengths = q.shape[1], k.shape[1]
-    output = attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        dropout_p=dropout_p,
-        scale=softmax_scale,
-        softcap=softcap,
-        **places(name, causal, window_size, lengths, alibi_slopes, lengths[1] - lengths[0]),
-    )
-    return output.transpose(1, 2)
+    options = {"scale": softmax_scale, "softcap": softcap}
+    options |= places(name, causal, window_size, lengths, alibi_slopes, lengths[1] - lengths[0])
+    seed = _seed(q, dropout_p)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    output = attention(q, k, v, dropout_p=dropout_p, seed=seed, **options).transpose(1, 2)
+    return (output, *probabilities(q, k, None, dropout_p, seed, options)) if return_attn_probs else output
 
 
 @own_names(flash_attn_func="flash_attn_qkvpacked_func", q="qkv", k="qkv", v="qkv")
@@ -73,7 +73,7 @@ def flash_attn_qkvpacked_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Tensor:
+) -> Result:
     """The same for qkv (B, L, 3, H, D)."""
     check_rank("flash_attn_qkvpacked_func", 5, 3, qkv=qkv)
     q, k, v = qkv.unbind(2)
@@ -94,7 +94,7 @@ def flash_attn_kvpacked_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Tensor:
+) -> Result:
     """The same for kv (B, S, 2, Hk, D)."""
     check_rank("flash_attn_kvpacked_func", 5, 2, kv=kv)
     k, v = kv.unbind(2)
@@ -121,31 +121,33 @@ def flash_attn_varlen_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
-) -> Tensor:
-    """The same over packed sequences: q (Tq, H, D), k and v (Tk, Hk, D), starts (B + 1,) int32; gives (Tq, H, D)."""
+) -> Result:
+    """The same over packed sequences: q (Tq, H, D), k and v (Tk, Hk, D), starts (B + 1,) int32; gives (Tq, H, D).
+
+    block_table (B, pages of a sequence): k and v are pages (P, page, Hk, D), of any size. Their rows are copied to be
+    packed, and gradients pass; flash_attn_with_kvcache() reads pages where they are.
+    """
     name = "flash_attn_varlen_func"
     is_flag("deterministic", deterministic)
-    refuse(
-        name,
-        return_attn_probs=(return_attn_probs, False),
-        block_table=(block_table, None),  # before ranks: keys in pages have one dimension more
-    )
-    check_rank(name, 3, q=q, k=k, v=v)
+    is_flag("return_attn_probs", return_attn_probs)
+    check_rank(name, 3, q=q)
+    check_rank(name, 3 if block_table is None else 4, k=k, v=v)
     check_heads(name, q=q, k=k, v=v)
+    if block_table is not None:
+        check_rank(name, 1, cu_seqlens_q=cu_seqlens_q)
+        check_rank(name, 2, block_table=block_table)
+        k, v, cu_seqlens_k = used_rows(name, k, v, len(cu_seqlens_q) - 1, cu_seqlens_k, None, block_table, max_seqlen_k)
     lengths, surplus = (max_seqlen_q, max_seqlen_k), surplus_of(cu_seqlens_q, cu_seqlens_k)
-    return varlen_attention(
-        q,
-        k,
-        v,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        dropout_p=dropout_p,
-        scale=softmax_scale,
-        softcap=softcap,
-        **places(name, causal, window_size, lengths, alibi_slopes, surplus),
-    )
+    options = {"scale": softmax_scale, "softcap": softcap}
+    options |= places(name, causal, window_size, lengths, alibi_slopes, surplus)
+    seed = _seed(q, dropout_p)
+    sequences = Sequences(cu_seqlens_q, cu_seqlens_k, *lengths)
+    output = varlen_attention(q, k, v, *sequences, dropout_p=dropout_p, seed=seed, **options)
+    return (output, *packed_probabilities(q, k, sequences, dropout_p, seed, options)) if return_attn_probs else output
+
+
+def _seed(like: Tensor, dropout_p: float) -> Tensor | None:
+    return draw_seed(like.device) if dropout_p else None
 
 
 @own_names(
@@ -165,7 +167,7 @@ def flash_attn_varlen_qkvpacked_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Tensor:
+) -> Result:
     """The same for qkv (T, 3, H, D)."""
     check_rank("flash_attn_varlen_qkvpacked_func", 4, 3, qkv=qkv)
     q, k, v = qkv.unbind(1)
@@ -190,7 +192,7 @@ def flash_attn_varlen_kvpacked_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Tensor:
+) -> Result:
     """The same for q (Tq, H, D) and kv (Tk, 2, Hk, D)."""
     check_rank("flash_attn_varlen_kvpacked_func", 4, 2, kv=kv)
     k, v = kv.unbind(1)

@@ -6,12 +6,18 @@ from typing import Any
 
 from torch import Tensor
 
-from fasttfm.compat.arguments import Window, check_heads, check_rank, places, refuse, surplus_of
+from fasttfm.compat.arguments import Window, check_heads, check_rank, places, surplus_of
+from fasttfm.compat.probabilities import packed_probabilities
+from fasttfm.compat.rows import used_rows
 from fasttfm.functional import varlen_attention
+from fasttfm.functional.attention.arguments import Sequences
 from fasttfm.functional.signature import is_flag, names_arguments, own_names
 
 
-@own_names(query_starts="cu_seq_q", key_starts="cu_seq_k", max_query="max_q", max_key="max_k", window="window_size")
+@own_names(
+    query_starts="cu_seq_q", key_starts="cu_seq_k", max_query="max_q", max_key="max_k", window="window_size",
+    cu_seqlens_k="cu_seq_k", max_seqlen_k="max_k", k="key", v="value",
+)  # fmt: skip
 @names_arguments
 def varlen_attn(
     query: Tensor,
@@ -30,33 +36,37 @@ def varlen_attn(
     block_table: Tensor | None = None,
     num_splits: int | None = None,
     dropout_p: float = 0.0,
-) -> Tensor:
+) -> Tensor | tuple[Tensor, Tensor]:
     """Attention over packed sequences: query (Tq, H, D), key and value (Tk, Hk, D), starts (B + 1,) int32.
 
     window_size (left, right): keys that a query sees before and past its own, the last query at the last key; -1 is no
-    bound, and (-1, 0) causal. return_aux, seqused_k and block_table raise ValueError. cu_seq_k None: those of the
-    queries. num_splits changes nothing: results never depend on a split. dropout_p in [0, 1] is an addition. Returns
-    (Tq, H, D).
+    bound, and (-1, 0) causal. seqused_k (B,): keys of each sequence, the first of its own. block_table (B, pages of a
+    sequence): key and value are pages (P, page, Hk, D), seqused_k of each sequence, and cu_seq_k is not read. For both
+    rows are copied, and gradients pass. cu_seq_k None: those of the queries. num_splits changes nothing: results never
+    depend on a split. dropout_p in [0, 1] is an addition. Returns (Tq, H, D), and with return_aux.lse also the
+    log-sum-exp (H, Tq) float32 of the scores. Raises ValueError for what does not agree.
     """
     name = "varlen_attn"
     is_flag("enable_gqa", enable_gqa)
-    check_rank(name, 3, query=query, key=key, value=value)
-    refuse(name, return_aux=(return_aux, None), seqused_k=(seqused_k, None), block_table=(block_table, None))
+    check_rank(name, 3, query=query)
+    check_rank(name, 3 if block_table is None else 4, key=key, value=value)
     if key.shape[-2] != query.shape[-2] and not enable_gqa:
         raise ValueError(
             f"{name}: {query.shape[-2]} query heads and {key.shape[-2]} key heads: give enable_gqa=True to share them"
         )
     check_heads(name, query=query, key=key, value=value)
+    if block_table is not None:
+        check_rank(name, 2, block_table=block_table)
+        if seqused_k is None:
+            raise ValueError(f"{name}: block_table needs seqused_k, the keys of each sequence")
     cu_seq_k = cu_seq_q if cu_seq_k is None else cu_seq_k
-    return varlen_attention(
-        query,
-        key,
-        value,
-        cu_seq_q,
-        cu_seq_k,
-        max_q,
-        max_k,
-        dropout_p=dropout_p,
-        scale=scale,
-        **places(name, False, window_size, (max_q, max_k), None, surplus_of(cu_seq_q, cu_seq_k)),
-    )
+    if seqused_k is not None:
+        check_rank(name, 1, cu_seq_q=cu_seq_q)
+        batch, held = len(cu_seq_q) - 1, cu_seq_k if block_table is None else None
+        key, value, cu_seq_k = used_rows(name, key, value, batch, held, seqused_k, block_table, max_k)
+    sequences = Sequences(cu_seq_q, cu_seq_k, max_q, max_k)
+    options = places(name, False, window_size, (max_q, max_k), None, surplus_of(cu_seq_q, cu_seq_k))
+    output = varlen_attention(query, key, value, *sequences, dropout_p=dropout_p, scale=scale, **options)
+    if return_aux is None or not return_aux.lse:
+        return output
+    return output, packed_probabilities(query, key, sequences, 0.0, None, {"scale": scale, **options})[0]

@@ -25,38 +25,38 @@ class BertConfig:
     vocab_size: int
     """Number of tokens."""
     d_model: int = 768
-    """Width of the residual stream; a multiple of heads."""
+    """Width of the residual stream, a multiple of heads."""
     heads: int = 12
-    """Attention heads; each works on d_model / heads channels."""
+    """Attention heads, of d_model / heads channels each."""
     d_ff: int = 3072
-    """Width of the feed-forward sub-layer's hidden activation."""
+    """Width of the feed-forward network's hidden layer."""
     layers: int = 12
-    """Number of layers, each counted as often as it is used."""
+    """Number of layers; a shared layer counts as often as it is used."""
     embedding_size: int | None = None
-    """Width of the embeddings; one other than d_model is followed by a linear map (ALBERT, ELECTRA). None: d_model."""
+    """Width of the embeddings; a linear map follows where it is not d_model (ALBERT, ELECTRA). None: d_model."""
     share: Literal["none", "attention", "ffn", "all"] = "none"
-    """What all layers have in common: nothing, the attention, the feed-forward network (each with its norm), or both
-    (Lan et al. 2020, section 3.1)."""
+    """What the layers share: nothing, the attention, the feed-forward network (each with its norm), or both (Lan et al.
+    2020, section 3.1)."""
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
-    """In the feed-forward sub-layer and the head; gelu is exact, gelu_tanh its approximation (ALBERT v2)."""
+    """Activation of the feed-forward network and the head; gelu is exact, gelu_tanh its approximation (ALBERT v2)."""
     dropout: float = 0.1
-    """On the embeddings, on every sub-layer's output and on the pooled vector before a classifier."""
+    """Dropout rate of the embeddings, of every sub-layer's output and of the pooled vector before a classifier."""
     attention_dropout: float = 0.1
-    """On the attention weights."""
+    """Dropout rate of the attention weights."""
     layer_norm_eps: float = 1e-12
-    """Added to the variance."""
+    """Epsilon that LayerNorm adds to the variance."""
     max_length: int = 512
-    """Most tokens of a sequence: there is a learned vector for each position."""
+    """Longest sequence in tokens; each position has a learned vector."""
     segments: int = 2
-    """Kinds of segment: sentence A and sentence B."""
+    """Number of segment types, such as 2 for sentence A and sentence B."""
     pooler: bool = True
-    """A linear layer with tanh on the first token's hidden state, for whatever classifies the whole sequence."""
+    """Add a linear layer with tanh on the first token's hidden state, from which classifiers read the sequence."""
     sentence_head: bool = True
-    """Two more logits on the pooled vector: next-sentence prediction, or sentence order. Needs pooler."""
+    """Add two logits on the pooled vector for next-sentence prediction or sentence order. Needs pooler."""
     init_std: float = 0.02
-    """Standard deviation of fresh weights; biases begin at 0."""
+    """Standard deviation of the initial weights; biases start at 0."""
     pad_id: int = 0
-    """Token that fills short sequences: it is never attended to and carries no loss."""
+    """Token that pads short sequences: it is never attended to and carries no loss."""
 
     def __post_init__(self) -> None:
         require_whole(self, 1, "vocab_size", "max_length", "segments", "embedding_size")
@@ -85,7 +85,7 @@ class AlbertConfig(BertConfig):
     share: Literal["none", "attention", "ffn", "all"] = "all"
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu_tanh"
     dropout: float = 0.0
-    """On the embeddings and on every sub-layer's output; ALBERT learns better without."""
+    """Dropout rate of the embeddings and of every sub-layer's output; ALBERT v2 trains without."""
     attention_dropout: float = 0.0
 
 
@@ -94,13 +94,13 @@ class ElectraConfig(BertConfig):
     """A discriminator, and the generator that makes its input (Clark et al. 2020). The defaults are electra-small."""
 
     d_model: int = 256
-    """Width of the discriminator's residual stream; a multiple of heads."""
+    """Width of the discriminator's residual stream, a multiple of heads."""
     heads: int = 4
     """The discriminator's attention heads."""
     d_ff: int = 1024
-    """Width of the discriminator's hidden activation."""
+    """Width of the hidden layer of the discriminator's feed-forward network."""
     embedding_size: int | None = 128
-    """Width of the embeddings, which generator and discriminator share. None: d_model."""
+    """Width of the embeddings that generator and discriminator share. None: d_model."""
     pooler: bool = False
     """ELECTRA has none."""
     sentence_head: bool = False
@@ -108,7 +108,7 @@ class ElectraConfig(BertConfig):
     generator_size: float = 0.25
     """The generator's width, heads and d_ff as a share of the discriminator's; it is as deep."""
     discriminator_weight: float = 50.0
-    """What the discriminator's loss counts beside the generator's."""
+    """Weight of the discriminator's loss; the generator's has weight 1."""
 
     def __post_init__(self) -> None:
         BertConfig.__post_init__(self)
@@ -146,7 +146,7 @@ class BertClassifierConfig(BertConfig):
     """A BERT, ALBERT or ELECTRA discriminator with a linear layer on its pooled vector."""
 
     labels: int = 2
-    """Classes; 1 for choices, each of which gets one score."""
+    """Number of classes; 1 for choices, which get one score each."""
 
     def __post_init__(self) -> None:
         BertConfig.__post_init__(self)
@@ -163,19 +163,19 @@ class StudentConfig(BertConfig):
     sentence_head: bool = False
     """A student has none."""
     temperature: float = 2.0
-    """What both models' logits are divided by for the soft targets."""
+    """Divisor of both models' logits for the soft targets."""
     soft_weight: float = 5.0
-    """Of the divergence from the teacher's probabilities at the hidden tokens, times the square of temperature."""
+    """Weight of the divergence from the teacher's probabilities at masked tokens, times the square of temperature."""
     mlm_weight: float = 2.0
-    """Of the hidden tokens' cross entropy."""
+    """Weight of the cross entropy of masked tokens."""
     cosine_weight: float = 1.0
-    """Of 1 - cos between the last hidden states; needs the teacher's width."""
+    """Weight of 1 - cos between the last hidden states; student and teacher must have the same width."""
     embedding_weight: float = 0.0
-    """Of the squared difference of the embeddings, through a learned map."""
+    """Weight of the squared difference of the embeddings, through a learned map."""
     hidden_weight: float = 0.0
-    """Of the squared difference of each layer's output from that of the teacher's layer, through a learned map."""
+    """Weight of the squared difference of each layer's output from its teacher's layer, through a learned map."""
     attention_weight: float = 0.0
-    """Of the squared difference of each layer's attention scores; needs the teacher's number of heads."""
+    """Weight of the squared difference of each layer's attention scores; both models must have as many heads."""
 
     def __post_init__(self) -> None:
         BertConfig.__post_init__(self)

@@ -8,16 +8,16 @@ from fasttfm.config.checks import require_choices, require_rows, require_whole
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataConfig:
-    """Settings of how training and validation batches are cut from prepared data."""
+    """Settings that make batches from prepared data, for training and validation."""
 
     max_tokens: int = 4096
-    """Largest padded size of a batch: rows times the longer of the two sides, padding and end of sentence counted."""
+    """Largest batch in tokens: rows times the longer side, with padding and end of sentence counted."""
     max_sentence_tokens: int = 256
-    """Pairs with more subwords than this on either side are left out of training (the count is reported)."""
+    """Leave pairs with more subwords than this on either side out of training; the count is reported."""
     subword_sampling: float = 0.0
-    """0: always SentencePiece's own segmentation. Above 0 the training text is segmented anew in every epoch: for BPE
-    the probability that a merge is dropped (0.1 is usual), for unigram the exponent of a segmentation's probability
-    (0.1 to 0.5; less is more random)."""
+    """0: use SentencePiece's best segmentation. Above 0: segment the training text anew in every epoch. For BPE this is
+    the probability of dropping a merge (0.1 is usual), for unigram the exponent of a segmentation's probability (0.1 to
+    0.5; smaller is more random)."""
 
     def __post_init__(self) -> None:
         if self.max_tokens < 8:
@@ -30,12 +30,12 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DocumentsConfig:
-    """Settings of how training and validation batches are cut from prepared documents."""
+    """Settings that make batches from prepared documents, for training and validation."""
 
     max_tokens: int = 4096
-    """Tokens of a batch; a whole number of rows, so that fewer are taken where it is not a multiple of row_length."""
+    """Tokens in a batch, rounded down to a whole number of rows."""
     row_length: int = 256
-    """Tokens of a row: documents one after the other, cut where the row is full; at most the model's max_length."""
+    """Tokens in a row, at most the model's max_length. Documents follow one another and are cut where a row is full."""
 
     def __post_init__(self) -> None:
         require_rows(self, 2)
@@ -43,21 +43,21 @@ class DocumentsConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskingConfig:
-    """Settings of how batches are cut from prepared documents and masked."""
+    """Settings that make batches from prepared documents and mask them."""
 
     objective: Literal["mlm", "mlm+nsp", "mlm+sop", "electra"] = "mlm+nsp"
-    """mlm: hidden tokens. mlm+nsp: and whether the second segment follows the first (BERT). mlm+sop: and whether two
-    neighbouring segments are in order (ALBERT). electra: and which tokens a generator has replaced."""
+    """mlm: predict masked tokens. mlm+nsp: also whether the second segment follows the first (BERT). mlm+sop: also
+    whether two neighbouring segments are in order (ALBERT). electra: also which tokens a generator replaced."""
     max_tokens: int = 4096
-    """Most tokens of a batch, padding counted."""
+    """Largest batch in tokens, padding counted."""
     row_length: int = 128
-    """Most tokens of a row, its markers counted; at most the model's max_length."""
+    """Longest row in tokens, special tokens counted; at most the model's max_length."""
     mask_rate: float = 0.15
-    """Share of a row's tokens that are hidden, at least one of them."""
+    """Share of a row's tokens to mask; at least one is masked."""
     whole_words: bool = False
-    """Hide all pieces of a word or none."""
+    """Mask all pieces of a word or none."""
     phrases: str = ""
-    """A text file with a phrase or entity a line, all words of which are hidden or none (ERNIE 1.0)."""
+    """Text file with one phrase or entity a line; all words of a phrase are masked or none (ERNIE 1.0)."""
 
     def __post_init__(self) -> None:
         require_choices(self)
@@ -73,17 +73,17 @@ class MaskingConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskConfig:
-    """Settings of how examples become rows and batches."""
+    """Settings that make rows and batches from examples."""
 
     max_tokens: int = 4096
-    """Tokens of a batch, padding included."""
+    """Largest batch in tokens, padding counted."""
     row_length: int = 256
-    """Most tokens of a row, markers included; at most the model's max_length. Longer pairs lose their ends, longer
-    contexts of questions are cut into windows."""
+    """Longest row in tokens, special tokens counted; at most the model's max_length. Longer pairs are truncated; a
+    question's longer context is cut into windows."""
     doc_stride: int = 128
-    """Tokens from the beginning of a context's window to the beginning of the next."""
+    """Tokens from the start of one window of the context to the start of the next."""
     max_answer: int = 30
-    """Most tokens of a predicted answer."""
+    """Longest predicted answer in tokens."""
 
     def __post_init__(self) -> None:
         require_whole(self, 1, "doc_stride", "max_answer")

@@ -25,51 +25,52 @@ class DecodingConfig:
     """Search, lengths and batches of a translation run. Wrong values raise ValueError on construction."""
 
     beam: int = 4
-    """Hypotheses kept for each sentence; 1 is greedy search, which takes the likeliest token at every step."""
+    """Hypotheses kept for each sentence; 1: greedy search, which takes the likeliest token at every step."""
     diverse_beam_groups: int = 1
-    """Groups that the beam is divided into, each kept from the tokens that groups before it take; 1 is beam search."""
+    """Groups of the beam (diverse beam search); a token costs more in later groups. 1: ordinary beam search."""
     diverse_beam_strength: float = 0.5
-    """What a token loses for each group before that has taken it at the same step; 0 makes all groups alike."""
+    """Penalty of a token for each earlier group that took it at the same step; 0 makes all groups alike."""
     length_penalty: Literal["gnmt", "power", "avg", "none"] = "gnmt"
-    """Divides a log-probability: gnmt by ((5 + length) / 6)^alpha, power by length^alpha, avg by length, none by 1."""
+    """Divisor of the log-probability: gnmt ((5 + length) / 6)^alpha, power length^alpha, avg length, none 1."""
     alpha: float = 0.6
-    """Exponent of the length penalty: the paper's 0.6 goes with gnmt, fairseq's lenpen with power."""
+    """Exponent of the length penalty: 0.6 with gnmt in the paper, fairseq's lenpen with power."""
     coverage_penalty: float = 0.0
-    """Adds this times the sum over source tokens of log(min(1, attention received)) to each hypothesis of the beam."""
+    """Factor of the sum over source tokens of log(min(1, attention received)), added to each hypothesis's score."""
     alignment_layer: int = 0
-    """Decoder layer, from 1, whose attention gives alignments and coverage; 0: the last but one (of two the last)."""
+    """Decoder layer, counted from 1, whose attention gives alignments and coverage. 0: the last but one (of two layers,
+    the last)."""
     max_len_a: float = 1.0
-    """Longest output in tokens is max_len_a * source tokens + max_len_b, neither counting end-of-sentence."""
+    """The longest output is max_len_a * source tokens + max_len_b tokens, without end-of-sentence."""
     max_len_b: int = 50
-    """Tokens that an output may have beyond max_len_a * source tokens; the paper allows the input's length plus 50."""
+    """Tokens that an output may have beyond max_len_a * source tokens; the paper allows 50."""
     min_len: int = 0
-    """Shortest output in tokens; end-of-sentence is not allowed before."""
+    """Shortest output in tokens."""
     no_repeat_ngram: int = 0
-    """An output repeats no sequence of so many tokens; 0 allows all. What a prefix forces is not hindered."""
+    """Forbid an output to repeat any sequence of N tokens, except where a prefix forces it; 0: allow all."""
     nbest: int = 1
-    """Hypotheses returned for each sentence, best first; at most beam unless sampling."""
+    """Translations returned for each sentence, best first; at most beam, except with sampling."""
     allow_unk: bool = False
-    """Whether the unknown token may be produced; padding and begin-of-sentence never are."""
+    """Allow the unknown token in translations."""
     sampling: bool = False
-    """Draw tokens at random instead of searching; beam and length penalty then do not matter."""
+    """Draw tokens at random instead of searching; beam and length penalty then have no effect."""
     sampling_topk: int = 0
-    """Sampling draws among the k likeliest tokens only; 0 means among all."""
+    """With sampling: draw among the K likeliest tokens; 0: among all."""
     sampling_topp: float = 1.0
-    """Sampling draws among the fewest tokens whose probabilities sum to p; 1 means among all."""
+    """With sampling: draw among the fewest tokens whose probabilities sum to P; 1: among all."""
     temperature: float = 1.0
-    """Sampling divides the logits by it: below 1 is more certain, above 1 more varied."""
+    """With sampling: divisor of the logits; below 1 is more certain, above 1 more varied."""
     sampling_seed: int = 1
-    """Seed of sampling; a sentence's draws depend on it and on the sentence's number in the input alone."""
+    """Seed of sampling. A sentence's draws depend only on the seed and on its line number."""
     mbr_samples: int = 0
-    """Draw so many samples and take the one closest to all others by chrF (minimum Bayes risk); 0 searches instead."""
+    """Draw N samples and take the one closest to all others by chrF (minimum Bayes risk); 0: search instead."""
     batch_tokens: int = 1024
-    """Source tokens of a batch, padding counted and a sentence as 16 at least; a longer one is a batch of its own."""
+    """Source tokens in a batch, padding counted; a sentence counts as at least 16, a longer one is a batch alone."""
     batch_invariant: bool = True
-    """Whether a sentence's words and scores are the same to the last bit whatever its batch holds; on a CPU alone."""
+    """Make each translation and its score the same to the last bit whatever else the batch holds; CPU only."""
     buffer_size: int = 1024
-    """Input lines read before they are sorted by length, translated and written."""
+    """Lines that are read, sorted by length, translated and written at a time."""
     max_source_length: int = 512
-    """Source tokens of a line that are translated; the rest is cut off and the line counted in a warning."""
+    """Longest line in source tokens; a longer one is truncated, and a warning counts such lines."""
 
     def __post_init__(self) -> None:
         counts = ("beam", "diverse_beam_groups", "nbest", "batch_tokens", "buffer_size", "max_source_length")
@@ -95,5 +96,5 @@ class DecodingConfig:
             raise ValueError(f"nbest {self.nbest} is more than beam {self.beam}: raise beam or lower nbest")
 
     def longest_output(self, source_tokens: int) -> int:
-        """Most tokens of an output, end-of-sentence not counted, for a source of so many tokens (likewise)."""
+        """Longest output in tokens for a source of so many, both without end-of-sentence."""
         return min(max(int(min(self.max_len_a * source_tokens, _MOST)) + self.max_len_b, self.min_len), _MOST)

@@ -15,26 +15,26 @@ class GPTConfig:
     vocab_size: int
     """Number of tokens."""
     d_model: int = 768
-    """Width of the residual stream; a multiple of heads."""
+    """Width of the residual stream, a multiple of heads."""
     heads: int = 12
-    """Attention heads; each works on d_model / heads channels."""
+    """Attention heads, of d_model / heads channels each."""
     d_ff: int = 3072
-    """Width of the feed-forward sub-layer's hidden activation; four times d_model in all of them."""
+    """Width of the feed-forward network's hidden layer; four times d_model in every GPT."""
     layers: int = 12
     """Number of layers."""
     norm_first: bool = True
-    """True: x + Sublayer(LayerNorm(x)) and a norm after the last layer, GPT-2 and 3. False: LayerNorm(x + Sublayer(x)),
-    GPT-1."""
+    """True: x + Sublayer(LayerNorm(x)) and a norm after the last layer (GPT-2, GPT-3). False: LayerNorm(x +
+    Sublayer(x)) (GPT-1)."""
     activation: Literal["gelu_tanh", "gelu", "relu"] = "gelu_tanh"
-    """Between the two matrices of the feed-forward sub-layer; gelu_tanh is GELU by its formula with tanh, as in all."""
+    """Activation of the feed-forward network; every GPT uses gelu_tanh, GELU by its tanh approximation."""
     dropout: float = 0.1
-    """On embedding + position and on every sub-layer's output before it is added to the residual."""
+    """Dropout rate of embedding + position and of every sub-layer's output before it is added to the residual."""
     attention_dropout: float = 0.1
-    """On the attention weights after the softmax."""
+    """Dropout rate of the attention weights after the softmax."""
     layer_norm_eps: float = 1e-5
-    """Added to the variance."""
+    """Epsilon that LayerNorm adds to the variance."""
     max_length: int = 1024
-    """Positions that have a learned vector: no row and no generated text may be longer."""
+    """Longest sequence in tokens; each position has a learned vector."""
 
     def __post_init__(self) -> None:
         require_whole(self, 1, "layers", most=MOST_LAYERS)
@@ -61,9 +61,9 @@ class GPTClassifierConfig(GPTConfig):
     """A GPT with a linear layer on the hidden state of the last token, as GPT-1 is fine-tuned."""
 
     labels: int = 2
-    """Classes; 1 for choices, each of which gets one score."""
+    """Number of classes; 1 for choices, which get one score each."""
     lm_weight: float = 0.5
-    """What the loss of predicting the text counts beside the task's (Radford et al. 2018, section 3.2)."""
+    """Weight of the language model's loss beside the task's, which has weight 1 (Radford et al. 2018, section 3.2)."""
 
     def __post_init__(self) -> None:
         GPTConfig.__post_init__(self)

@@ -15,35 +15,37 @@ class LlamaConfig:
     vocab_size: int
     """Number of tokens."""
     d_model: int = 4096
-    """Width of the residual stream; a multiple of heads unless head_size is given."""
+    """Width of the residual stream, a multiple of heads unless head_size is given."""
     heads: int = 32
     """Attention heads of the queries."""
     kv_heads: int | None = None
-    """Heads of keys and values, each for as many neighbouring query heads (Ainslie et al. 2023). None: heads."""
+    """Heads of keys and values, each shared by heads / kv_heads neighbouring query heads (Ainslie et al. 2023). None:
+    heads."""
     head_size: int | None = None
-    """Channels of a head, an even number. None: d_model / heads."""
+    """Channels of a head, even. None: d_model / heads."""
     d_ff: int = 11008
-    """Width of the feed-forward sub-layer's hidden activation."""
+    """Width of the feed-forward network's hidden layer."""
     layers: int = 32
     """Number of layers."""
     norm_eps: float = 1e-5
-    """Added to the mean of squares."""
+    """Epsilon that RMSNorm adds to the mean of squares."""
     rotary_base: float = 10_000.0
-    """The slowest pair of a head's channels turns once in about 2 pi times so many positions."""
+    """Base of the rotary angles: a head's slowest pair of channels turns once in about 2 pi times N positions."""
     rotary_factor: float = 1.0
-    """What angles are divided by, for texts so many times as long as those of training (Chen et al. 2023)."""
+    """Divisor of the rotary angles, for texts this many times as long as in training (Chen et al. 2023)."""
     rotary_trained_length: int | None = None
-    """Length of the training before that: pairs that turn often in it keep their angles (Llama 3.1). None: none do."""
+    """Length in tokens of training before scaling; pairs that turn often within it keep their angles (Llama 3.1). None:
+    all are scaled."""
     rotary_low_turns: float = 1.0
-    """Pairs that turn less often in rotary_trained_length are slowed by the whole factor."""
+    """Pairs that turn less often than this in rotary_trained_length are slowed by the whole factor."""
     rotary_high_turns: float = 4.0
-    """Pairs that turn more often in it are not slowed."""
+    """Pairs that turn more often than this in rotary_trained_length are not slowed."""
     tie_embeddings: bool = False
-    """One table for embedding and output, in place of two."""
+    """Share one table between embedding and output."""
     init_std: float = 0.02
-    """Standard deviation of fresh weights."""
+    """Standard deviation of the initial weights."""
     max_length: int = 4096
-    """Most tokens of a row or a generated text."""
+    """Longest row or generated text in tokens."""
 
     def __post_init__(self) -> None:
         require_whole(self, 1, "vocab_size", "heads", "kv_heads", "max_length", "head_size", "rotary_trained_length")

@@ -11,49 +11,51 @@ class TransformerConfig:
     """An encoder-decoder Transformer (Vaswani et al. 2017). Wrong values raise ValueError on construction."""
 
     vocab_size: int
-    """Number of target tokens; also of source tokens unless source_vocab_size says otherwise."""
+    """Number of target tokens, and of source tokens unless source_vocab_size is given."""
     source_vocab_size: int | None = None
-    """Number of source tokens when each side has its own vocabulary; needs share_embeddings other than all."""
+    """Number of source tokens where each side has its own vocabulary; not possible with share_embeddings=all."""
     d_model: int = 512
-    """Width of the residual stream; a multiple of heads."""
+    """Width of the residual stream, a multiple of heads."""
     heads: int = 8
-    """Attention heads; each works on d_model / heads channels."""
+    """Attention heads, of d_model / heads channels each."""
     d_ff: int = 2048
-    """Width of the feed-forward sub-layer's hidden activation."""
+    """Width of the feed-forward network's hidden layer."""
     encoder_layers: int = 6
     """Number of encoder layers."""
     decoder_layers: int = 6
     """Number of decoder layers."""
     norm_first: bool = False
-    """False: LayerNorm(x + Sublayer(x)), the paper. True: x + Sublayer(LayerNorm(x)), tensor2tensor."""
+    """False: LayerNorm(x + Sublayer(x)), as in the paper. True: x + Sublayer(LayerNorm(x)), as in tensor2tensor."""
     final_norm: bool = False
-    """One more LayerNorm on the output of the encoder and of the decoder; belongs to norm_first."""
+    """Add a LayerNorm to the output of the encoder and of the decoder; usual with norm_first."""
     activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu"
-    """Between the two matrices of the feed-forward sub-layer; gelu with the error function, gelu_tanh as in GPT-2."""
+    """Activation of the feed-forward network; gelu uses the error function, gelu_tanh GPT-2's approximation by tanh."""
     dropout: float = 0.1
-    """On every sub-layer's output before it is added to the residual (section 5.4)."""
+    """Dropout rate of every sub-layer's output before it is added to the residual (section 5.4)."""
     embedding_dropout: float | None = None
-    """On embedding + position; None means the value of dropout, as in the paper."""
+    """Dropout rate of embedding + position. None: the value of dropout, as in the paper."""
     attention_dropout: float = 0.0
-    """On the attention weights after the softmax (tensor2tensor)."""
+    """Dropout rate of the attention weights after the softmax (tensor2tensor)."""
     relu_dropout: float = 0.0
-    """After the activation in the feed-forward sub-layer (tensor2tensor)."""
+    """Dropout rate after the feed-forward network's activation (tensor2tensor)."""
     layer_norm_eps: float = 1e-5
-    """Added to the variance; 1e-6 in tensor2tensor."""
-    positional_encoding: Literal["paper", "tensor2tensor"] = "paper"
-    """paper: sine and cosine alternate channel by channel. tensor2tensor: first half sines, second half cosines."""
+    """Epsilon that LayerNorm adds to the variance; tensor2tensor uses 1e-6."""
+    positional_encoding: Literal["paper", "tensor2tensor", "learned"] = "paper"
+    """paper: sine and cosine alternate channel by channel. tensor2tensor: first half sines, second half cosines.
+    learned: a table of max_length vectors for each side."""
     first_position: int = 0
-    """Number of a sequence's first position; fairseq and M2M-100 count from 2."""
+    """Number of the first sinusoid of a sequence; fairseq and M2M-100 count from 2."""
     init: Literal["xavier", "torch"] = "xavier"
-    """xavier: Glorot uniform matrices, embeddings normal(0, d_model^-0.5). torch: what torch.nn's layers draw."""
+    """xavier: Glorot uniform matrices and normal(0, d_model^-0.5) embeddings. torch: the defaults of torch.nn."""
     share_embeddings: Literal["all", "decoder", "none"] = "all"
-    """all: one table for source, target and output (the paper). decoder: target and output share. none: three."""
+    """all: one table for source, target and output (the paper). decoder: target and output share one. none: three
+    tables."""
     output_bias: bool = False
-    """A bias on the logits, as Marian has."""
+    """Add a bias to the logits, as Marian does."""
     max_length: int = 1024
-    """Longest sequence the position table is made for at first; longer input extends it."""
+    """Positions in the table at the start; longer input extends it, and is refused where the table is learned."""
     pad_id: int = 0
-    """Token that fills short sequences: embeds to zero, is never attended to, carries no loss."""
+    """Token that pads short sequences: its embedding is zero, it is never attended to and carries no loss."""
 
     def __post_init__(self) -> None:
         require_whole(self, 1, "vocab_size", "source_vocab_size", "heads", "max_length")
@@ -77,6 +79,8 @@ class TransformerConfig:
             )
         if self.final_norm and not self.norm_first:
             raise ValueError("final_norm needs norm_first: a post-norm stack already ends in a LayerNorm")
+        if self.positional_encoding == "learned" and self.first_position:
+            raise ValueError(f"first_position {self.first_position} is of sinusoids: a learned table begins at 0")
         if not 0 <= self.pad_id < self.vocab_size:
             raise ValueError(f"pad_id {self.pad_id} lies outside the vocabulary of {self.vocab_size}")
 
@@ -84,3 +88,8 @@ class TransformerConfig:
     def embedding_dropout_p(self) -> float:
         """The dropout in force on embedding + position."""
         return self.dropout if self.embedding_dropout is None else self.embedding_dropout
+
+    @property
+    def positions(self) -> int | None:
+        """Most tokens of a sequence, markers counted; None where there are sinusoids for any number."""
+        return self.max_length if self.positional_encoding == "learned" else None

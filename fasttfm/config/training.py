@@ -15,90 +15,88 @@ class TrainingConfig:
     """The recipe of one run; see each field. Wrong values raise ValueError on construction."""
 
     packed: bool = False
-    """The layers see sentences one after the other and compute no padding, instead of padded rows."""
+    """Pack sentences one after the other, so that layers compute no padding."""
     update_freq: int = 1
-    """Batches whose gradients are summed into one update."""
+    """Number of batches whose gradients are summed for one update."""
     optimizer: Literal["adam", "adamw"] = "adam"
-    """adam adds weight_decay to the gradient; adamw shrinks the weights by lr * weight_decay instead."""
+    """adam adds weight_decay times the weight to the gradient; adamw shrinks weights by lr * weight_decay instead."""
     schedule: Literal["noam", "inverse-sqrt", "cosine", "linear", "cosine-minutes", "constant"] = "inverse-sqrt"
-    """Learning rate over updates, all with linear warm-up; noam is the paper's, which takes noam_scale and not lr.
-    cosine and linear end at max_update, cosine-minutes with max_minutes, at whatever speed: such a run never repeats
-    exactly."""
+    """Learning rate over updates, with linear warm-up. noam is the paper's and uses noam_scale in place of lr. cosine
+    and linear end at max_update. cosine-minutes ends at max_minutes; such a run never repeats exactly."""
     lr: float = 5e-4
-    """Highest learning rate, reached after warmup_updates (schedule noam computes its own)."""
+    """Peak learning rate, reached after warmup_updates; noam computes its own."""
     min_lr: float = 0.0
-    """Learning rate that cosine, linear and cosine-minutes end at; GPT-3's is a tenth of lr."""
+    """Final learning rate of cosine, linear and cosine-minutes; GPT-3 uses a tenth of lr."""
     noam_scale: float = 1.0
-    """Factor before d_model^-0.5 * min(step^-0.5, step * warmup_updates^-1.5); the paper 1, tensor2tensor 2."""
+    """Factor of d_model^-0.5 * min(step^-0.5, step * warmup_updates^-1.5); 1 in the paper, tensor2tensor: 2."""
     rates: tuple[str, ...] = ()
-    """Parts of the model that learn at another rate, such as encoder.*=0.1,*embedding.weight=0: parameters whose name
-    fits the pattern take that many times the learning rate; 0 leaves them as they are. Of several that fit, the last
-    counts."""
+    """Learning rate factors by parameter name, such as encoder.*=0.1,*embedding.weight=0. 0 freezes the parameters.
+    Where several patterns match, the last counts."""
     warmup_updates: int = 4000
-    """Updates over which the learning rate rises from 0."""
+    """Number of updates over which the learning rate rises from 0."""
     adam_betas: tuple[float, float] = (0.9, 0.98)
     """Decay rates of Adam's two running means."""
     adam_eps: float = 1e-9
-    """What Adam adds to the denominator."""
+    """Epsilon that Adam adds to the denominator."""
     weight_decay: float = 0.0
     """Weight decay of the optimizer."""
     decayed: Literal["all", "matrices"] = "all"
-    """What weight_decay shrinks: all parameters, or matrices and embeddings alone, not biases and norms (BERT, GPT)."""
+    """Parameters that weight_decay applies to: all, or only matrices and embeddings (BERT, GPT)."""
     clip_norm: float = 0.0
-    """Gradients are scaled down to this joint norm; 0 leaves them as they are."""
+    """Clip the norm of all gradients together to this; 0: do not clip."""
     label_smoothing: float = 0.1
-    """Probability mass of the target spread over the vocabulary."""
+    """Share of the target's probability that is spread over the vocabulary."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Type of the matrix products; weights and statistics stay fp32, fp16 scales the loss."""
+    """Type of the matrix products. Weights and statistics stay fp32; fp16 also scales the loss."""
     shard: bool = False
-    """Each of several workers holds a part of the weights, gradients and moments (FSDP2): for models that do not fit.
-    Checkpoints are in parts, too."""
+    """Divide weights, gradients and moments among the workers (FSDP2), for models that do not fit on one. Checkpoints
+    are written in parts."""
     cuda_graph: bool = False
-    """Forward and backward pass are one CUDA graph for each shape of batches, which takes a launch in place of some
-    hundred; for translation by one worker, without packed and checkpoint_activations. A CPU runs the same passes."""
+    """Capture forward and backward pass as one CUDA graph for each batch shape, to save launches. For translation with
+    one worker, without packed and checkpoint_activations. A CPU runs the same passes."""
     checkpoint_activations: bool = False
-    """Keep only what each layer begins with and compute the rest again in the backward pass: the same gradients with
-    less memory, for a third more products."""
+    """Keep only each layer's input and compute the rest again in the backward pass: the same gradients with less
+    memory, for a third more products."""
     ema_decay: float = 0.0
-    """Per-update decay of a moving average of the weights, which is then what is validated and saved; 0: none."""
+    """Decay per update of a moving average of the weights, which is validated and saved in their place; 0: none."""
     max_update: int = 100_000
     """Stop after this many updates."""
     max_epoch: int = 0
     """Stop after this many passes over the training data; 0: no limit."""
     max_minutes: float = 0.0
-    """Stop after this many minutes, validation included and earlier sessions of the run counted; 0: no limit."""
+    """Stop after this many minutes, with validation and earlier parts of a resumed run counted; 0: no limit."""
     patience: int = 0
     """Stop after this many validations in a row without a better score; 0: never."""
     valid_interval_updates: int = 1000
-    """Validate every so many updates, and at the end; 0: never."""
+    """Validate after every N updates and at the end; 0: never."""
     valid_bleu: bool = True
-    """Translate the validation set and choose the best checkpoint by BLEU; otherwise by validation loss."""
+    """Translate the validation set and choose the best checkpoint by BLEU, not by validation loss."""
     valid_beam: int = 1
-    """Beam size of those translations; 1 is greedy."""
+    """Beam size of the translations for valid_bleu; 1: greedy search."""
     valid_bleu_tokenizer: str = "13a"
-    """How sacreBLEU splits words for it: 13a, intl, or char and zh for scripts without spaces."""
+    """sacreBLEU's tokenizer for valid_bleu: 13a, intl, or char or zh for scripts without spaces."""
     save_interval_updates: int = 1000
-    """Save a checkpoint every so many updates, and at the end; 0: only at the end and when validation improves."""
+    """Save a checkpoint after every N updates and at the end; 0: only at the end and when validation improves."""
     keep_interval_updates: int = 10
-    """Keep this many of the newest checkpoints; -1 keeps all."""
+    """Number of newest checkpoints to keep; -1: all."""
     keep_best: int = 1
-    """Keep this many of the checkpoints with the best validation scores as well."""
+    """Number of checkpoints with the best validation scores to keep as well."""
     average_last: int = 0
-    """At the end, average this many of the newest checkpoints into the checkpoint `average`; 0: do not."""
+    """At the end, average this many of the newest checkpoints into the checkpoint `average`; 0: do not average."""
     seed: int = 1
-    """Seed of initialisation, dropout and data order; the same seed gives the same run."""
+    """Seed of initialization, dropout and data order; the same seed gives the same run."""
     log_interval: int = 50
-    """Write the training loss every so many updates."""
+    """Log the training loss after every N updates."""
     tensorboard: bool = True
     """Write TensorBoard event files beside train.log.jsonl."""
     skip_limit: int = 10
-    """Stop after this many updates in a row whose gradient is not finite; each is skipped and logged. With fp16, whose
-    loss scale needs some to settle, 16 more are allowed."""
+    """Stop after this many updates in a row with a gradient that is not finite; each is skipped and logged. fp16 is
+    allowed 16 more, which its loss scale needs to settle."""
     rank_timeout_minutes: float = 180.0
-    """How long ranks wait for one that does not answer, before they end the run; more than a validation takes where one
-    rank validates alone (shard)."""
+    """Minutes that ranks wait for one that does not answer before they end the run. With shard, one rank validates
+    alone: give more than a validation takes."""
     threads: int = 0
-    """CPU threads; 0 leaves torch's choice. Exact repetition needs the same number."""
+    """CPU threads; 0: PyTorch chooses. A run repeats exactly only with the same number."""
 
     def __post_init__(self) -> None:
         require_whole(self, 1, "update_freq", "max_update", "valid_beam", "log_interval", "keep_best", "skip_limit")

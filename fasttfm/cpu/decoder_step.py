@@ -106,7 +106,7 @@ class DecoderStep:
         self.output = FrozenLinear(model.output.weight, model.output.bias)
         self._output_weights = model.output.weight, model.output.bias
         self._selected: tuple[Tensor, list[FrozenLinear]] | None = None
-        self.table, self.positions = model.target_embedding.weight, model.positions
+        self.table, self.positions = model.target_embedding.weight, model.target_positions
         self.pad = model.config.pad_id
         self.int8 = self.output.int8
         self._table_of_positions: Any = None
@@ -118,10 +118,10 @@ class DecoderStep:
         loops = step_passes.loops()
         count = tokens.shape[0]
         x, heads, hidden, stream = self._rows(self.output.size(count))
-        sinusoids, positions = self._sinusoids(cache.length + 1), cache.positions.numpy()
+        places, positions = self._places(cache.length + 1), cache.positions.numpy()
         start = x.array if self.first is None else stream
         scale = self.table.shape[1] ** 0.5
-        loops.embed(tokens.numpy(), array(self.table), sinusoids, positions, scale, self.pad, start)
+        loops.embed(tokens.numpy(), array(self.table), places, positions, scale, self.pad, start)
         if self.first is not None:
             zeros = np.zeros_like(stream)
             self._add_norm(loops, (zeros, None, None), self.first, count, x, stream)
@@ -137,10 +137,10 @@ class DecoderStep:
         cache.advance()
         return self._logits(loops, x, count)
 
-    def _sinusoids(self, length: int) -> Any:
+    def _places(self, length: int) -> Any:
         """float32 array of at least so many positions."""
         if self._table_of_positions is None or len(self._table_of_positions) < length:
-            self._table_of_positions = self.positions.rows(length, self.table.device).float().numpy()
+            self._table_of_positions = self.positions.rows(length, self.table.device).detach().float().numpy()
         return self._table_of_positions
 
     def _rows(self, size: int) -> tuple[_Rows, _Rows, _Rows, Any]:

@@ -50,30 +50,31 @@ class PrepareOptions:
     """Options that decide the content of a prepared directory, besides the text."""
 
     vocab_size: int = 8000
-    """Subwords, special ones included; of each side where they are separate."""
+    """Size of the vocabulary, special tokens included; of each side with separate_vocab."""
     separate_vocab: bool = False
-    """One vocabulary for each side in place of a joint one."""
+    """Train one vocabulary for each side in place of a joint one."""
     model_type: ModelType = "bpe"
     """SentencePiece's algorithm."""
     character_coverage: float | None = None
-    """Share of character occurrences with a piece of their own, from 0.98; none: 1.0, or 0.9995 for large scripts."""
+    """Share of character occurrences that the vocabulary covers, from 0.98 to 1. None: 1.0, or 0.9995 for scripts with
+    many characters."""
     byte_fallback: bool = True
-    """Write rare characters as bytes, so that none is unknown; takes 256 pieces."""
+    """Write rare characters as bytes, so that none is unknown; this takes 256 tokens of the vocabulary."""
     normalization: Normalization = "identity"
-    """SentencePiece's rule for text before it is split; with identity raw references can be reached."""
+    """SentencePiece's rule for normalizing text; identity changes nothing, which scores against raw references need."""
     max_length: int = 256
-    """Pairs with more subwords than this on a side are left out."""
+    """Leave out pairs with more subwords than this on either side."""
     vocab_pairs: int = 200_000
-    """The vocabulary is trained on at most so many pairs, taken evenly from the whole corpus: SentencePiece holds them
-    in memory, about 1 kB each of 25 words a side."""
+    """Train the vocabulary on at most this many pairs, taken evenly from the whole corpus. They are held in memory:
+    about 1 kB for a pair of 25 words a side."""
     subset: int | None = None
-    """Take only so many pairs of each training file, the first ones: a trial run."""
+    """Take only the first N pairs of each training file, for a trial run."""
     max_ratio: float | None = None
-    """Pairs with a side of more than this times the other's subwords are left out of training."""
+    """Leave out training pairs where one side has more than X times the subwords of the other."""
     drop_duplicates: bool = False
-    """Leave pairs that came before out of training."""
+    """Leave out training pairs that are repeated."""
     drop_identical: bool = False
-    """Leave pairs with the same text on both sides out of training."""
+    """Leave out training pairs with the same text on both sides."""
     source_script: str | None = None
     """Leave pairs whose source is mostly in another script (filters.SCRIPTS) out of training; None takes any."""
     target_script: str | None = None
@@ -85,7 +86,7 @@ class PrepareOptions:
     valid_source_tags: tuple[str, ...] = ()
     """Likewise of each validation file."""
     replace_invalid: bool = False
-    """Read bytes that are not UTF-8 as U+FFFD and count their lines, where such text is refused otherwise."""
+    """Read bytes that are not UTF-8 as U+FFFD and count such lines; otherwise the text is refused."""
 
     def __post_init__(self) -> None:
         if self.vocab_size < 5:

@@ -59,7 +59,7 @@ class Live(NamedTuple):
 
 
 class Steps:
-    """A search of sentences that began together, whatever computes their logits."""
+    """A search of sentences with the same options, whatever computes their logits."""
 
     moves = True
     """Whether hypotheses change rows."""
@@ -70,23 +70,55 @@ class Steps:
         """constraints: with the limits of the sentences; rows: of each sentence at the first step."""
         self.constraints, self.config = constraints, config
         self.last_step = max(constraints.limits)
-        self.step = 0
         count, device = len(constraints.limits), constraints.device
         # All of these hold the sentences still searched, b of them, with `rows` hypotheses each.
         self.sentences = list(range(count))
+        self.written = [0] * count
+        """Tokens that the hypotheses of each sentence hold."""
         self.leaving: set[int] = set()
         """Those that end with the next step, whatever they have found."""
         self.rows = rows
         self.tokens = torch.full((count * rows,), BOS, device=device)  # (b * rows,) the newest of each row
-        self.history = torch.empty(count * rows, 0, dtype=torch.int64, device=device)  # (b * rows, step)
+        self.history = torch.empty(count * rows, 0, dtype=torch.int64, device=device)  # (b * rows, max(written))
 
     def extend(self, logits: Tensor) -> Going:
         """Takes a step: logits (b * rows, V) of what follows; they may be changed."""
         raise NotImplementedError
 
+    def forbid(self, values: Tensor) -> None:
+        """Set values (b * rows, V) of the tokens that may not follow to -inf, in place."""
+        self.constraints.apply(values, self.history, self.sentences, self.written)
+
     def best(self, sentence: int) -> list[Hypothesis]:
         """Return the results of a sentence that has ended, best first."""
         raise NotImplementedError
+
+    def absorb(self, other: Any) -> None:
+        """Search the sentences of another search with the same options and rows along with these, and after them.
+
+        All sentences are numbered anew in this order, from 0 on; the results of those that have ended are gone.
+        """
+        self.constraints.absorb(self.sentences, other.constraints, other.sentences)
+        leaving = [number in some.leaving for some in (self, other) for number in some.sentences]
+        self.leaving = {number for number, leaves in enumerate(leaving) if leaves}
+        self.sentences = list(range(len(leaving)))
+        longest = max(self.history.shape[1], other.history.shape[1])
+        parts = [pad(each.history, (0, longest - each.history.shape[1])) for each in (self, other)]
+        self.history, self.written = torch.cat(parts), self.written + other.written
+        self.tokens = torch.cat([self.tokens, other.tokens])
+
+    def _write(self, rows: Tensor) -> None:
+        """Append the newest tokens to the history of the old rows (b * rows,) that they go on from."""
+        longest, before = max(self.written, default=-1) + 1, self.history
+        if longest > before.shape[1]:
+            before = pad(before, (0, longest - before.shape[1]))
+        self.history = before[rows, :longest]
+        if len(set(self.written)) <= 1:
+            self.history[:, longest - 1 :] = self.tokens[:, None]
+        else:
+            ends = torch.tensor(self.written, device=rows.device).repeat_interleave(len(rows) // len(self.written))
+            self.history.scatter_(1, ends[:, None], self.tokens[:, None])
+        self.written = [each + 1 for each in self.written]
 
 
 class BeamSteps(Steps):
@@ -104,25 +136,32 @@ class BeamSteps(Steps):
         """See Steps."""
         self.constraints.exclude(logits, self.sentences)
         scores, tokens, parents, done = self.choose(logits)
-        if self.leaving:
-            done = [is_done or number in self.leaving for is_done, number in zip(done, self.sentences)]
+        stay = [
+            index
+            for index, (is_done, number) in enumerate(zip(done, self.sentences))
+            if not (is_done or number in self.leaving or self.written[index] == self.constraints.limits[number])
+        ]
         kept, ended = None, []
-        if any(done) or self.step == self.last_step:
-            stay = [index for index, is_done in enumerate(done) if not is_done and self.step < self.last_step]
+        if len(stay) < len(done):
             kept = torch.tensor(stay, dtype=torch.int64, device=logits.device)
             remaining = set(stay)
             ended = [sentence for index, sentence in enumerate(self.sentences) if index not in remaining]
-            self.sentences = [self.sentences[index] for index in stay]
+            self.sentences, self.written = ([some[index] for index in stay] for some in (self.sentences, self.written))
             scores, tokens, parents = scores[kept], tokens[kept], parents[kept]
         going = Going(kept, parents, ended)
         self.scores, self.tokens = scores, tokens.reshape(-1)
-        self.history = torch.cat([self.history[going.rows(self.rows)], self.tokens[:, None]], dim=1)
-        self.rows, self.step = self.config.beam, self.step + 1
+        self._write(going.rows(self.rows))
+        self.rows = self.config.beam
         return going
+
+    def absorb(self, other: BeamSteps) -> None:
+        """See Steps."""
+        super().absorb(other)
+        self.scores = torch.cat([self.scores, other.scores])
 
 
 class Beams(BeamSteps):
-    """Beam search of sentences that began together."""
+    """Beam search."""
 
     def __init__(self, constraints: Constraints, config: DecodingConfig) -> None:
         super().__init__(constraints, config)
@@ -136,7 +175,8 @@ class Beams(BeamSteps):
         """See BeamSteps."""
         best, best_tokens, parents = _candidates(logits, self)  # (b, 2K) each
         ends = best_tokens == EOS
-        penalised = best / length_penalty(self.step + 1, self.config)
+        penalties = [length_penalty(each + 1, self.config) for each in self.written]
+        penalised = best / torch.tensor(penalties, dtype=best.dtype, device=best.device)[:, None]
         news = ends & (penalised > self.worst[:, None])
         if news.any():
             self._file(news, penalised, best, parents)
@@ -159,6 +199,13 @@ class Beams(BeamSteps):
         """See Steps."""
         return self.finished[sentence].hypotheses
 
+    def absorb(self, other: Any) -> None:
+        """See Steps."""
+        self.finished = [some.finished[number] for some in (self, other) for number in some.sentences]
+        self.worst = torch.cat([self.worst, other.worst])
+        self.last_penalty = torch.cat([self.last_penalty, other.last_penalty])
+        super().absorb(other)
+
     def _file(self, news: Tensor, penalised: Tensor, best: Tensor, parents: Tensor) -> None:
         """Add the extensions marked in news (b, 2K) to their sentences' finished hypotheses."""
         index, _ = news.nonzero(as_tuple=True)
@@ -166,7 +213,8 @@ class Beams(BeamSteps):
         for row, score, log_probability, output in zip(
             index.tolist(), penalised[news].tolist(), best[news].tolist(), outputs
         ):
-            self.finished[self.sentences[row]].add(Hypothesis(output, score, log_probability))
+            hypothesis = Hypothesis(output[: self.written[row]], score, log_probability)
+            self.finished[self.sentences[row]].add(hypothesis)
         self.worst = torch.tensor([self.finished[each].worst for each in self.sentences], device=news.device)
 
 
@@ -225,7 +273,7 @@ def _candidates(logits: Tensor, beams: Beams) -> tuple[Tensor, Tensor, Tensor]:
     sentence_count, rows = beams.scores.shape
     wanted = 2 * beams.config.beam
     width = min(wanted, logits.shape[1])
-    values, ids = likeliest(logits, width, lambda each: beams.constraints.apply(each, beams.history, beams.sentences))
+    values, ids = likeliest(logits, width, beams.forbid)
     totals = (values + beams.scores.view(-1, 1)).view(sentence_count, rows * width)
     if totals.shape[1] < wanted:  # a vocabulary smaller than the beam
         missing = (0, wanted - totals.shape[1])

@@ -68,7 +68,8 @@ class ConstrainedSteps(BeamSteps):
                         total = totals[index][row] + gain
                         extensions.append(_Extension(total, token, row, new, required.needs(new)))
             extensions.sort(key=lambda each: -each.score)
-            self._file(extensions, self.history.view(len(sentences), rows, self.step)[index], sentence)
+            outputs = self.history[index * rows : (index + 1) * rows, : self.written[index]]
+            self._file(extensions, outputs, sentence)
             live = self._allocate([each for each in extensions if each.token != EOS])
             self.states[sentence] = [each.state for each in live] + [None] * (self.config.beam - len(live))
             best = max((each.score for each in live), default=-torch.inf)
@@ -85,21 +86,21 @@ class ConstrainedSteps(BeamSteps):
 
     def _allow(self, log_probabilities: Tensor) -> None:
         """Sets tokens to -inf that leave too little length for the phrases, whose tokens nothing else hinders."""
-        rows, sentences, step = self.rows, self.sentences, self.step
+        rows, sentences = self.rows, self.sentences
         awaited = {}
         for index, sentence in enumerate(sentences):
-            if self.forced[sentence] <= step < self.limits[sentence]:
+            if self.forced[sentence] <= self.written[index] < self.limits[sentence]:
                 for row, state in enumerate(self.states[sentence]):
                     if state is not None and (tokens := list(self.required[sentence].awaited(state))):
                         number = index * rows + row
                         awaited[number] = sentence, state, tokens, log_probabilities[number, tokens].clone()
-        self.constraints.apply(log_probabilities, self.history, sentences)
+        self.forbid(log_probabilities)
         for index, sentence in enumerate(sentences):
             for row, state in enumerate(self.states[sentence]):
                 if state is not None and self.required[sentence].needs(state):
                     log_probabilities[index * rows + row, EOS] = -torch.inf
         for number, (sentence, state, tokens, before) in awaited.items():
-            required, left = self.required[sentence], self.limits[sentence] - step - 1
+            required, left = self.required[sentence], self.limits[sentence] - self.written[number // rows] - 1
             values = log_probabilities[number]
             kept = values[tokens].clone()
             if required.needs(required.after_kind(state, WORD)) > left:
@@ -124,8 +125,8 @@ class ConstrainedSteps(BeamSteps):
         return [extensions[index] for index in chosen]
 
     def _file(self, extensions: list[_Extension], history: Tensor, sentence: int) -> None:
-        """File those that end among the 2K best that need nothing more; history (rows, step)."""
-        penalty = length_penalty(self.step + 1, self.config)
+        """File those that end among the 2K best that need nothing more; history (rows, tokens of each)."""
+        penalty = length_penalty(history.shape[1] + 1, self.config)
         finished = self.finished[sentence]
         for each in [each for each in extensions if not each.needs][: 2 * self.config.beam]:
             if each.token == EOS and each.score / penalty > finished.worst:

@@ -6,9 +6,9 @@ soon as a quarter of the budget of tokens is free, sentences from the queue take
 beside it, so what is found is the same to the last bit as in a batch that nobody joins, or alone. A sentence may have
 options of its own, its beam among them.
 
-Sentences that join together are encoded together where they are padded to the same length, and those with the same
-options are searched by one Steps (beam.py). For models on a CPU whose decoder takes straight steps
-(cpu/decoder_step.py).
+Sentences that join together are encoded together where they are padded to the same length. Those with the same options
+are searched by one Steps (beam.py), which takes in those that join after their first step. For models on a CPU whose
+decoder takes straight steps (cpu/decoder_step.py).
 Source: Yu et al. 2022 (Orca), iteration-level scheduling.
 """
 
@@ -28,7 +28,7 @@ from fasttfm.data.shapes import round_length
 from fasttfm.decoding.batches import LENGTHS, SHORTEST, padded
 from fasttfm.decoding.beam import Steps
 from fasttfm.decoding.constrained import longest_with_phrases
-from fasttfm.decoding.decoder import decoder_of
+from fasttfm.decoding.decoder import decoder_of, positions_of, refuse_longer
 from fasttfm.decoding.greedy import plain_steps
 from fasttfm.decoding.hypotheses import Constraints, Hypothesis
 from fasttfm.decoding.memory import refuse_more_than_available
@@ -67,30 +67,44 @@ class Waiting:
 
 @dataclass(slots=True)
 class _Joined:
-    """Sentences that joined together."""
+    """Sentences with the same options that are searched together."""
 
     steps: Steps
     members: list[Waiting]
-    beam: int
-    """Rows of each sentence after the first step."""
+    """By the numbers that the sentences have in steps."""
+
+    def absorb(self, other: _Joined) -> None:
+        """Search the sentences of another group along with these, and after them."""
+        self.members = [some.members[number] for some in (self, other) for number in some.steps.sentences]
+        self.steps.absorb(other.steps)
 
     def ranks(self) -> Tensor:
         """(rows of the next step,) int32: the place of each row within its sentence."""
-        return torch.arange(self.beam, dtype=torch.int32).repeat(len(self.steps.sentences))
+        return torch.arange(self.steps.rows, dtype=torch.int32).repeat(len(self.steps.sentences))
 
 
 def constraints_of(
+    model: Any,
     sentences: Sequence[Waiting],
     config: DecodingConfig,
     device: torch.device,
     banned: Sequence[Sequence[int]],
     phrases: Sequence[Required] | None = None,
 ) -> Constraints:
-    """Return the constraints on sentences that are searched together; phrases: of each what is required of it."""
+    """Return the constraints on sentences that are searched together; phrases: of each what is required of it.
+
+    Raises UserError for a sentence that the model has no positions for.
+    """
     prefixes = [each.prefix for each in sentences]
     limits = [max(config.longest_output(len(each.source) - 1), len(each.prefix)) for each in sentences]
     if phrases is not None:
         limits = [longest_with_phrases(*each) for each in zip(limits, prefixes, phrases)]
+    if (most := positions_of(model)) is not None:  # the begin of an output has one of them
+        forced = [*map(len, prefixes)]
+        if phrases is not None:
+            forced = [longest_with_phrases(0, *each) for each in zip(prefixes, phrases)]
+        refuse_longer(model, (len(each.source) for each in sentences), (length + 1 for length in forced))
+        limits = [min(limit, most - 1) for limit in limits]
     required = [[token for some in each.required for phrase in some for token in phrase] for each in sentences]
     allowed = allowed_tokens([each.allowed for each in sentences], prefixes, required)
     return Constraints(limits, prefixes, config, device, banned, allowed)
@@ -134,7 +148,7 @@ class RunningSearch:
         return self.config.batch_tokens - sum(each.tokens for each in searched)
 
     def drop(self, keys: Collection[Hashable]) -> None:
-        """Sentences that nobody waits for leave at the next step, which gives nothing for them."""
+        """Cancels sentences: they leave at the next step without a result."""
         self.waiting = deque(each for each in self.waiting if each.key not in keys)
         for each in self._joined:
             leaving = {number for number in each.steps.sentences if each.members[number].key in keys}
@@ -147,24 +161,31 @@ class RunningSearch:
             yield from self.step()
 
     def step(self) -> list[tuple[Hashable, list[Hypothesis]]]:
-        """Lets waiting sentences join, takes a step, and gives those that have ended with it."""
+        """Lets waiting sentences join, takes a step, and returns those that ended with it."""
         self._admit()
         if not self._joined:
             return []
         tokens = torch.cat([each.steps.tokens for each in self._joined])
         logits = self._cache.straight(tokens, self._cache)  # (R, V), in the type that the model computes in
         results: list[tuple[Hashable, list[Hypothesis]]] = []
-        going, ranks, begin = [], [], 0
+        groups: dict[Hashable, _Joined] = {}
+        going: dict[Hashable, list[Tensor]] = {}  # of each group, the rows that its sentences go on from
+        begin = 0
         for each in self._joined:
             steps = each.steps
             end, rows = begin + len(steps.tokens), steps.rows
             after = steps.extend(logits[begin:end])
-            going.append(begin + after.rows(rows))
-            ranks.append(each.ranks())
             results += [(each.members[sentence].key, steps.best(sentence)) for sentence in after.ended]
+            options = steps.config, steps.constraints.allowed is None
+            going.setdefault(options, []).append(begin + after.rows(rows))
+            if options in groups:
+                groups[options].absorb(each)
+            else:
+                groups[options] = each
             begin = end
-        self._cache.go_on(torch.cat(going), torch.cat(ranks))
-        self._joined = [each for each in self._joined if each.steps.sentences]
+        self._joined = [each for each in groups.values() if each.steps.sentences]
+        ranks = [each.ranks() for each in groups.values()]
+        self._cache.go_on(torch.cat([rows for some in going.values() for rows in some]), torch.cat(ranks))
         if self._dropped:
             results = [(key, best) for key, best in results if key not in self._dropped]
             self._dropped.clear()
@@ -208,13 +229,15 @@ class RunningSearch:
         alike: dict[int, list[Waiting]] = {}
         for each in members:
             alike.setdefault(round_length(len(each.source), LENGTHS), []).append(each)
-        steps = plain_steps(constraints_of(members, config, _CPU, self.banned), config, [m.number for m in members])
+        steps = plain_steps(
+            constraints_of(self.model, members, config, _CPU, self.banned), config, [m.number for m in members]
+        )
         steps.moves_nothing = True
         beam = config.nbest if config.sampling else config.beam
         for some in alike.values():
             source, lengths = padded([each.source for each in some], _CPU, LENGTHS)
             self._decoder.join(self._cache, source, lengths, beam=beam, rows_per_sentence=steps.rows)
-        self._joined.append(_Joined(steps, members, beam))
+        self._joined.append(_Joined(steps, members))
 
     def _select_outputs(self) -> None:
         """Lets the next steps compute what one of the sentences may write."""

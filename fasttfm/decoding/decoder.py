@@ -6,6 +6,7 @@ On a CPU with numba the cache moves nothing (cpu/step_cache.py), and a plain mod
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from fasttfm.blocks.loss import logits
 from fasttfm.cpu.decoder_step import DecoderStep, runs_straight
 from fasttfm.cpu.step_cache import StepCache
 from fasttfm.cpu.step_passes import takes
+from fasttfm.errors import UserError
 from fasttfm.functional.backends import chosen
 from fasttfm.functional.dropout import NO_DROPOUT
 
@@ -25,6 +27,23 @@ def decoder_of(model: Any) -> Any:
     """Return what starts caches and takes steps for a model: a TransformerDecoder, or the model itself where it can, as
     an ensemble does."""
     return model if hasattr(model, "start_cache") else TransformerDecoder(model)
+
+
+def positions_of(model: Any) -> int | None:
+    """Return the most tokens of a sequence that a model, or every one of an ensemble, has positions for; None: any."""
+    known = [getattr(each.config, "positions", None) for each in getattr(model, "models", [model])]
+    return min((count for count in known if count is not None), default=None)
+
+
+def refuse_longer(model: Any, sources: Iterable[int], targets: Iterable[int]) -> None:
+    """Raise UserError for sequences of so many tokens, markers counted, that a model has no positions for."""
+    most = positions_of(model)
+    for side, lengths in (("source", sources), ("target", targets)):
+        longest = max(lengths, default=0)
+        if most is not None and longest > most:
+            raise UserError(
+                f"a {side} has {longest:,} tokens with its markers: this model has learned positions for {most:,}"
+            )
 
 
 class TransformerDecoder:
@@ -86,7 +105,8 @@ class TransformerDecoder:
             return cache.straight(tokens, cache).float()
         model, first = self.model, cache.length
         table, pad_id = model.target_embedding, model.config.pad_id
-        x = embed(tokens[:, None], table, model.positions, pad_id=pad_id, dropout=NO_DROPOUT, first_position=first)
+        places = {"pad_id": pad_id, "first_position": first}
+        x = embed(tokens[:, None], table, model.target_positions, dropout=NO_DROPOUT, **places)
         y = model.decoder(x, None, None, cache.source_lengths, cache=cache)  # (R, 1, d)
         if isinstance(cache, StepCache):
             cache.advance()

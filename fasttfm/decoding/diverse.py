@@ -31,7 +31,7 @@ class DiverseSteps(BeamSteps):
     def choose(self, logits: Tensor) -> Live:
         """See BeamSteps."""
         log_probabilities, scores, sentences = logits.log_softmax(dim=1), self.scores, self.sentences
-        self.constraints.apply(log_probabilities, self.history, sentences)
+        self.forbid(log_probabilities)
         count, rows = scores.shape
         by_row = log_probabilities.view(count, rows, -1)
         taken = torch.zeros_like(by_row[:, 0])  # (b, V) how often groups before have chosen a token
@@ -66,14 +66,14 @@ class DiverseSteps(BeamSteps):
         return Live(best, tokens, parents, done)
 
     def _file(self, group: int, best: Tensor, tokens: Tensor, parents: Tensor) -> None:
-        penalty = length_penalty(self.step + 1, self.config)
         index, slot = ((tokens == EOS) & (best > -torch.inf)).nonzero(as_tuple=True)
         outputs = self.history[index * self.rows + parents[index, slot]].tolist()
         for row, log_probability, output in zip(index.tolist(), best[index, slot].tolist(), outputs):
-            score = log_probability / penalty
+            length = self.written[row]
+            score = log_probability / length_penalty(length + 1, self.config)
             finished = self.finished[self.sentences[row]][group]
             if score > finished.worst:
-                finished.add(Hypothesis(output, score, log_probability))
+                finished.add(Hypothesis(output[:length], score, log_probability))
 
     def best(self, sentence: int) -> list[Hypothesis]:
         """The config.nbest best of all groups, each output once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,8 +17,8 @@ from fasttfm.decoding.top_k import likeliest, top_k
 
 
 class GreedySteps(Steps):
-    """Greedy search or sampling of sentences that began together: of each the one hypothesis of greedy search, or with
-    config.sampling config.nbest independent draws."""
+    """Greedy search or sampling: of each sentence the one hypothesis of greedy search, or with config.sampling
+    config.nbest independent draws."""
 
     moves = False
 
@@ -28,8 +29,8 @@ class GreedySteps(Steps):
         self.outputs: list[list[Hypothesis]] = [[] for _ in constraints.limits]
         if config.sampling:
             size = (self.last_step + 1, config.nbest)
-            draws = [np.random.default_rng([config.sampling_seed, number]).random(size) for number in numbers]
-            self.uniform = np.stack(draws)  # (B, steps, nbest)
+            self.uniform = [np.random.default_rng([config.sampling_seed, each]).random(size) for each in numbers]
+            """Of each sentence (steps, nbest)."""
         self.scores = torch.zeros(len(self.tokens), device=constraints.device)  # (b * rows,) log-probability
         self.open_rows = torch.ones(len(self.tokens), dtype=torch.bool, device=constraints.device)  # not ended yet
 
@@ -39,26 +40,41 @@ class GreedySteps(Steps):
         tokens, chosen = self._choose(logits)
         self.scores = torch.where(self.open_rows, self.scores + chosen, self.scores)
         ended = self.open_rows & (tokens == EOS)
+        leaves = [
+            number in self.leaving or length == self.constraints.limits[number]
+            for number, length in zip(self.sentences, self.written)
+        ]
         kept, left = None, []
-        if ended.any() or self.leaving or self.step == self.last_step:
+        if ended.any() or any(leaves):
             self._file(ended)
-            self.open_rows = self.open_rows & ~ended & (self.step < self.last_step)
-            if self.leaving:
-                leaving = torch.tensor([number in self.leaving for number in self.sentences], device=logits.device)
-                self.open_rows &= ~leaving.repeat_interleave(self.rows)
+            self.open_rows &= ~ended
+            if any(leaves):
+                self.open_rows &= ~torch.tensor(leaves, device=logits.device).repeat_interleave(self.rows)
             stay = self.open_rows.view(-1, self.rows).any(dim=1)
             left = [sentence for sentence, stays in zip(self.sentences, stay.tolist()) if not stays]
             if left:
                 kept = stay.nonzero()[:, 0]
-                self.sentences = [self.sentences[index] for index in kept.tolist()]
-                rows = (kept[:, None] * self.rows + torch.arange(self.rows, device=logits.device)).view(-1)
-                tokens, self.scores, self.open_rows, self.history = (
-                    part[rows] for part in (tokens, self.scores, self.open_rows, self.history)
+                indices = kept.tolist()
+                self.sentences, self.written = (
+                    [some[index] for index in indices] for some in (self.sentences, self.written)
                 )
-        self.tokens, self.step = tokens, self.step + 1
-        self.history = torch.cat([self.history, tokens[:, None]], dim=1)
+                rows = (kept[:, None] * self.rows + torch.arange(self.rows, device=logits.device)).view(-1)
+                tokens, self.scores, self.open_rows = (part[rows] for part in (tokens, self.scores, self.open_rows))
+        self.tokens = tokens
         parents = torch.arange(self.rows, device=logits.device).expand(len(self.sentences), self.rows)
-        return Going(kept, parents, left)
+        going = Going(kept, parents, left)
+        self._write(going.rows(self.rows))
+        return going
+
+    def absorb(self, other: Any) -> None:
+        """See Steps."""
+        both = [(some, number) for some in (self, other) for number in some.sentences]
+        self.outputs = [some.outputs[number] for some, number in both]
+        if self.config.sampling:
+            self.uniform = [some.uniform[number] for some, number in both]
+        self.scores = torch.cat([self.scores, other.scores])
+        self.open_rows = torch.cat([self.open_rows, other.open_rows])
+        super().absorb(other)
 
     def best(self, sentence: int) -> list[Hypothesis]:
         """See Steps."""
@@ -67,24 +83,24 @@ class GreedySteps(Steps):
     def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """A token for each row, and its log-probability, both (b * rows,)."""
 
-        def forbid(values: Tensor) -> None:
-            self.constraints.apply(values, self.history, self.sentences)
-
         if not self.config.sampling:
-            values, tokens = likeliest(logits, 1, forbid)
+            values, tokens = likeliest(logits, 1, self.forbid)
             return tokens[:, 0], values[:, 0]
         log_probabilities = logits.float().log_softmax(dim=1)
-        forbid(log_probabilities)
-        uniform = torch.from_numpy(self.uniform[self.sentences, self.step].reshape(-1).astype(np.float32))
+        self.forbid(log_probabilities)
+        draws = [self.uniform[number][step] for number, step in zip(self.sentences, self.written)]
+        uniform = torch.from_numpy(np.concatenate(draws).astype(np.float32))
         tokens = draw_tokens(log_probabilities, uniform.to(logits.device), self.config)
         return tokens, log_probabilities.gather(1, tokens[:, None])[:, 0]
 
     def _file(self, ended: Tensor) -> None:
         which = ended.nonzero()[:, 0]
-        penalty = length_penalty(self.step + 1, self.config)
         outputs, scores = self.history[which].tolist(), self.scores[which].tolist()
         for row, output, score in zip(which.tolist(), outputs, scores):
-            self.outputs[self.sentences[row // self.rows]].append(Hypothesis(output, score / penalty, score))
+            index = row // self.rows
+            length = self.written[index]
+            penalty = length_penalty(length + 1, self.config)
+            self.outputs[self.sentences[index]].append(Hypothesis(output[:length], score / penalty, score))
 
 
 def plain_steps(constraints: Constraints, config: DecodingConfig, numbers: Sequence[int]) -> Steps:

@@ -93,23 +93,34 @@ class Constraints:
         by_sentence = logits.view(len(sentences), -1, logits.shape[1])
         by_sentence.masked_fill_(self._excluded[sentences][:, None], -torch.inf)
 
-    def apply(self, log_probabilities: Tensor, history: Tensor, sentences: list[int]) -> None:
-        """Change log_probabilities (len(sentences) * rows of each, V) of the token after history (., step), in place.
+    def absorb(self, sentences: list[int], other: Constraints, others: list[int]) -> None:
+        """Keep those of these sentences, followed by others of another search with the same options, numbered anew."""
+        both = (self, sentences), (other, others)
+        self.limits = [some.limits[number] for some, numbers in both for number in numbers]
+        if self.prefixes is not None or other.prefixes is not None:
+            self.prefixes = [some.prefixes[n] if some.prefixes else () for some, numbers in both for n in numbers]
+        if self.allowed is not None:
+            self.allowed = [some.allowed[number] for some, numbers in both for number in numbers]
+        self._excluded = None
 
-        Tokens of the history are those of each row, without begin-of-sentence.
+    def apply(self, log_probabilities: Tensor, history: Tensor, sentences: list[int], written: list[int]) -> None:
+        """Change log_probabilities (len(sentences) * rows of each, V) of the token that follows, in place.
+
+        history (., W): tokens of each row without begin-of-sentence, of which written[i] count for the i-th sentence.
         """
-        step = history.shape[1]
         by_sentence = log_probabilities.unflatten(0, (len(sentences), -1))
         forced = []  # read before anything is masked: a prefix may hold a token that a search would not produce
         for index, sentence in enumerate(sentences):
-            token = self._forced_token(sentence, step)
+            token = self._forced_token(sentence, written[index])
             if token is not None:
                 forced.append((index, token, by_sentence[index, :, token].clone()))
         log_probabilities.index_fill_(1, self.never, -torch.inf)
-        if step < self.min_len:
-            log_probabilities[:, EOS] = -torch.inf
+        if short := [index for index, length in enumerate(written) if length < self.min_len]:
+            by_sentence[short, :, EOS] = -torch.inf
         if self.ngram or self.endings:
-            self._mask_completions(log_probabilities, history.tolist())
+            rows = by_sentence.shape[1]
+            outputs = [row[: written[number // rows]] for number, row in enumerate(history.tolist())]
+            self._mask_completions(log_probabilities, outputs)
         for index, token, value in forced:
             by_sentence[index] = -torch.inf
             by_sentence[index, :, token] = value

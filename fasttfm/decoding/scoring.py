@@ -12,6 +12,7 @@ from torch import Tensor
 from fasttfm.data.shapes import length_batches, round_length
 from fasttfm.data.tokenizer import BOS, EOS
 from fasttfm.decoding.batches import LENGTHS, inference, padded
+from fasttfm.decoding.decoder import refuse_longer
 from fasttfm.decoding.hypotheses import NOT_A_NUMBER
 from fasttfm.errors import UserError
 
@@ -26,10 +27,12 @@ def score_ids(
 
     sources: ids with end-of-sentence. targets: ids without. max_tokens: padded target tokens of a batch; the logits
     take 4 * V bytes for each. On a CPU a score is the same to the last bit whatever else is scored. Raises ValueError
-    for lists of different lengths or an empty source, UserError for a model whose weights give no probabilities.
+    for lists of different lengths or an empty source, UserError for a model whose weights give no probabilities or that
+    has no positions for a pair.
     """
     if len(sources) != len(targets):
         raise ValueError(f"{len(sources)} sources but {len(targets)} targets: give pairs")
+    refuse_longer(model, map(len, sources), (len(target) + 1 for target in targets))
     scores = [0.0] * len(sources)
     with inference(model, batch_invariant=True) as device:
         for batch, inputs in pair_batches(sources, targets, max_tokens, device):

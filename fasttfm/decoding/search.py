@@ -232,7 +232,7 @@ def _search_batch(
     config, sources = shared.config, [each.source for each in batch]
     phrases = [Required(each.required, shared.continuations) for each in batch] if batch[0].required else None
     refuse_more_than_available(model, sources, config, device, shared.workers)
-    constraints = constraints_of(batch, config, device, shared.banned, phrases)
+    constraints = constraints_of(model, batch, config, device, shared.banned, phrases)
     if phrases is not None:
         steps: Steps = ConstrainedSteps(phrases, constraints, config)
     elif config.diverse_beam_groups > 1 and not config.sampling:

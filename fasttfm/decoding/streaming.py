@@ -41,7 +41,7 @@ def stream_ids(
 
 def _stream(model: Any, sentence: Waiting, config: DecodingConfig, banned: Sequence[Sequence[int]]) -> Iterator[int]:
     with inference(model, batch_invariant=config.batch_invariant) as device:
-        steps = GreedySteps(constraints_of([sentence], config, device, banned), config, [sentence.number])
+        steps = GreedySteps(constraints_of(model, [sentence], config, device, banned), config, [sentence.number])
         cache = start_cache(model, [sentence.source], steps)
     while steps.sentences:
         with inference(model, batch_invariant=config.batch_invariant):

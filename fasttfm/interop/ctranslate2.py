@@ -98,7 +98,7 @@ def write(
         embeddings = stack.embeddings[0] if side == "encoder" else stack.embeddings
         embeddings.weight = _array(tables[side])
         stack.scale_embeddings = True
-        stack.position_encodings.encodings = _array(positions(config))
+        stack.position_encodings.encodings = _array(positions(config, weights, side))
     for name, tensor in theirs(weights, NAMES.parameters(config)).items():
         _set(spec, name, _array(tensor))
     spec.decoder.projection.weight = _array(weights.get("output.weight", target))

@@ -29,7 +29,15 @@ from fasttfm.files import read_json, unreadable
 from fasttfm.folders import settled
 from fasttfm.interop.channels import pairs_from_halves
 from fasttfm.interop.ctranslate2 import NAMES
-from fasttfm.interop.exchange import Arrangement, Model, number, numbered_tokenizer, with_tables
+from fasttfm.interop.exchange import (
+    Arrangement,
+    Model,
+    learned_positions,
+    number,
+    numbered_tokenizer,
+    shapes,
+    with_tables,
+)
 from fasttfm.interop.names import TheirWeights
 from fasttfm.parsing import field
 from fasttfm.reference import positional_encoding
@@ -47,7 +55,7 @@ _SETTINGS = ("add_source_eos", "bos_token", "decoder_start_token", "eos_token", 
 _VALUES = ("num_heads", "pre_norm", "activation", "scale_embeddings", "encodings", "start_from_zero_embedding")
 """Variables beside weights, of either side, that are read."""
 _OF_BOTH_SIDES = ("num_heads", "pre_norm", "activation", "encodings")
-"""Variables that both sides must have alike, or neither of them."""
+"""Variables that both sides must have, or neither of them; alike, but for positions that are learned."""
 _WITHOUT_EFFECT = ("alibi_use_positive_positions", "scale_alibi", "embeddings_merge", "alignment_heads",
                    "alignment_layer", "weight_scale")  # fmt: skip
 """Variables that change nothing, for want of ALiBi and of several embeddings, or that only alignments need."""
@@ -81,10 +89,15 @@ def read(folder: Path, **languages: Any) -> Model:
     given = _dotted(variables, folder / "model.bin")
     tables = given["encoder.embeddings_0.weight"], given["decoder.embeddings.weight"]
     output, bias = given["decoder.projection.weight"], given.get("decoder.projection.bias")
-    layers = given.ours(NAMES.parameters(config))
-    _refuse_other_shapes(layers, config, folder / "model.bin")
+    layers = given.ours(NAMES.parameters(config), shapes(config))
     given.refuse_rest()
-    config, weights = with_tables(config, layers, list(arrangements.values()), tables, output, bias)
+    told: list[str] = []
+    if config.positions is not None:
+        learned, told = learned_positions(_encodings(variables))
+        layers |= learned
+    config, weights = with_tables(
+        config, layers, list(arrangements.values()), tables, output, bias, path=folder / "model.bin"
+    )
     refuse_what_is_no_number(weights, folder / "model.bin")
     tokenizers = [
         _tokenizer(folder, side, arrangements[side].pieces(words[side]), languages.get(f"{side}_language"))
@@ -96,7 +109,7 @@ def read(folder: Path, **languages: Any) -> Model:
         source_tokenizer=tokenizers[0],
         target_tokenizer=tokenizers[1],
         decoding=DecodingConfig(beam=2, length_penalty="power", alpha=1.0, allow_unk=True),
-        notes=tuple(_notes(variables, settings)),
+        notes=(*told, *_notes(variables, settings)),
     )
 
 
@@ -127,7 +140,7 @@ def _read_variables(path: Path) -> dict[str, np.ndarray]:
             if f"{name}_scale" in variables:  # a weight of whole numbers, whose scale has no alias of its own
                 variables.setdefault(f"{alias}_scale", variables[f"{name}_scale"])
     except (ValueError, KeyError) as error:
-        raise UserError(f"{path}: is cut off or damaged ({error}): copy it anew") from None
+        raise UserError(f"{path}: is cut off or damaged ({error}): copy it again") from None
     return variables
 
 
@@ -163,7 +176,7 @@ def _vocabulary(folder: Path, side: str) -> list[str]:
     path = next((folder / name for name in names if (folder / name).exists()), folder / names[1])
     pieces = read_json(path, list)
     if not all(isinstance(piece, str) for piece in pieces):
-        raise UserError(f"{path}: holds something else than pieces: copy it anew")
+        raise UserError(f"{path}: has entries that are not texts: copy it again")
     return pieces
 
 
@@ -228,9 +241,7 @@ def _config(
     activation = int(variables.get("decoder/activation", np.int8(0)))
     if activation not in _ACTIVATIONS:
         raise UserError(f"activation {activation} is not supported: ReLU, GELU and Swish are")
-    table = variables.get("decoder/position_encodings/encodings")
-    encodings = None if table is None else torch.from_numpy(table.astype(np.float32))
-    kind, first, halved, length = _positions(encodings, width)
+    kind, first, halved, length = _positions(_encodings(variables), width)
     tied = joint and source.shape == target.shape and np.array_equal(source, target)
     output = _table(variables, "decoder/projection")
     if not (output.shape == target.shape and np.array_equal(output, target)):
@@ -277,7 +288,7 @@ def _refuse_others(variables: Mapping[str, np.ndarray], settings: Mapping[str, A
             other = f"{'decoder' if side == 'encoder' else 'encoder'}/{rest}"
             if other not in variables:
                 raise UserError(f"has {name} but no {other}: sides that differ are not supported")
-            if not np.array_equal(values, variables[other]):
+            if kind != "encodings" and not np.array_equal(values, variables[other]):
                 raise UserError(f"{name} and {other} differ, which is not supported")
 
 
@@ -288,29 +299,22 @@ def _embedding_scale(variable: np.ndarray | None, width: int) -> float:
     return 1.0 if variable.dtype == np.int8 else float(variable)
 
 
-def _refuse_other_shapes(weights: Mapping[str, Tensor], config: TransformerConfig, path: Path) -> None:
-    """Raise UserError for a layer's weight that has another shape than the first one of the decoder says."""
-    width = config.d_model
-    rows = {
-        "in_proj_weight": 3 * width,
-        "linear1.weight": config.d_ff,
-        "linear2.weight": width,
-        "out_proj.weight": width,
-    }
-    for name, weight in weights.items():
-        kind = next((kind for kind in rows if name.endswith(kind)), None)
-        expected = (rows[kind], config.d_ff if kind == "linear2.weight" else width) if kind else None
-        if expected and tuple(weight.shape) != expected:
-            raise UserError(
-                f"{path}: {name} is {tuple(weight.shape)}, {expected} fits the decoder's first layer: layers that "
-                "differ are not supported"
-            )
+def _encodings(variables: Mapping[str, np.ndarray]) -> list[Tensor]:
+    """The tables of positions of encoder and decoder (L, d), where there are any."""
+    tables = [variables.get(f"{side}/position_encodings/encodings") for side in _SIDES]
+    return [torch.from_numpy(table.astype(np.float32)) for table in tables if table is not None]
 
 
-def _positions(table: Tensor | None, width: int) -> tuple[str, int, bool, int]:
-    """(variant, first position, whether the paper's have all sines first, rows) of a table; UserError for another."""
-    if table is None:
+def _positions(tables: list[Tensor], width: int) -> tuple[str, int, bool, int]:
+    """(variant, first position, whether the paper's have all sines first, rows); no sinusoids are learned."""
+    if not tables:
         return "tensor2tensor", 1, False, 1024  # CTranslate2's own, which begin at 1
+    for table in tables:
+        if table.dim() != 2 or table.shape[1] != width or not len(table):
+            raise UserError(f"position_encodings/encodings are {tuple(table.shape)}: (positions, {width}) is needed")
+    table = tables[1]
+    if not torch.equal(*tables):
+        return "learned", 0, False, min(map(len, tables))
     rows = min(len(table), 64)
     tolerance = _BFLOAT16_TOLERANCE if torch.equal(table, table.bfloat16().float()) else _TOLERANCE
     for first in range(4):
@@ -320,7 +324,7 @@ def _positions(table: Tensor | None, width: int) -> tuple[str, int, bool, int]:
             for halved, candidate in ((False, ours), (True, halves)):
                 if (candidate - table[:rows]).abs().max() < tolerance and not (halved and kind != "paper"):
                     return kind, first, halved, len(table)
-    raise UserError("its positions were trained or are of another kind: only sinusoids can be imported")
+    return "learned", 0, False, len(table)
 
 
 def _table(variables: Mapping[str, np.ndarray], name: str) -> np.ndarray:

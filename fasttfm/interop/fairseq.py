@@ -1,9 +1,9 @@
 """fairseq's Transformer for translation, from a checkpoint of fairseq-train and the dictionaries of fairseq-preprocess.
 
 https://github.com/facebookresearch/fairseq
-Layers have BART's names. Sinusoids are tensor2tensor's and count from padding's number + 1, which is 2. A target input
-begins with the end of a sentence. What cut the text is given besides: a SentencePiece model, or the codes of fastBPE or
-subword-nmt, which cut Moses' tokens.
+Layers have BART's names. Positions count from padding's number + 1, which is 2: sinusoids are tensor2tensor's, and a
+learned table has rows before it that no token is at. A target input begins with the end of a sentence. What cut the
+text is given besides: a SentencePiece model, or the codes of fastBPE or subword-nmt, which cut Moses' tokens.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from fasttfm.config.model import TransformerConfig
 from fasttfm.errors import UserError
 from fasttfm.interop.bart import from_bart
 from fasttfm.interop.config_json import Field, configuration, our_activation
-from fasttfm.interop.exchange import Model, with_tables
+from fasttfm.interop.exchange import Model, learned_positions, with_tables
 from fasttfm.interop.fairseq_checkpoint import load
 from fasttfm.interop.fairseq_vocabulary import PAD, Dictionary
 from fasttfm.interop.names import TheirWeights
+from fasttfm.parsing import field
 
 _UNSUPPORTED = {
-    "encoder_learned_pos": "learned positions",
-    "decoder_learned_pos": "learned positions",
     "no_token_positional_embeddings": "no positions",
     "no_scale_embedding": "embeddings that are not scaled",
     "layernorm_embedding": "a norm on the embeddings",
@@ -93,10 +92,11 @@ def read(
     arrangements = [each.arrangement for each in sides]
     config = _config(settings, weights, checkpoint, list(map(len, arrangements)), joint, tables)
     layers = from_bart(weights, config, prefix="")
-    config, result = with_tables(config, layers, arrangements, tables, _output(weights))
-    for side in ("encoder", "decoder"):
-        if f"{side}.embed_positions.weight" in weights:
-            raise UserError(f"{checkpoint}: has {side}.embed_positions.weight: learned positions are not supported")
+    told: list[str] = []
+    if config.positions is not None:
+        learned, told = learned_positions(_learned(weights))
+        layers |= learned
+    config, result = with_tables(config, layers, arrangements, tables, _output(weights), path=checkpoint)
     weights.refuse_rest(
         r"decoder\.output_projection\.weight", r"(encoder|decoder)\.(version|embed_positions\._float_tensor)"
     )
@@ -116,6 +116,7 @@ def read(
             beam=5, length_penalty="power", alpha=1.0, max_len_a=0.0, max_len_b=200, allow_unk=True
         ),
         notes=(
+            *told,
             *(f"{side} text becomes {what}, as its dictionary shows" for side, what in zip(_SIDES, prepared)),
             "searches as fairseq-generate does unless it is told otherwise: beam 5, lenpen 1, at most 200 tokens",
         ),
@@ -146,6 +147,18 @@ def _config(
     norm_first = bool(given.get("encoder_normalize_before"))
     if norm_first != bool(given.get("decoder_normalize_before")):
         raise UserError(f"{path}: encoder_normalize_before and decoder_normalize_before differ: not supported")
+    learned = bool(given.get("encoder_learned_pos"))
+    if learned != bool(given.get("decoder_learned_pos")):
+        raise UserError(f"{path}: encoder_learned_pos and decoder_learned_pos differ, which is not supported")
+    places = {"positional_encoding": "tensor2tensor", "first_position": PAD + 1}
+    if learned:
+        lengths = [len(table) for table in _learned(weights)]
+        for side, length in zip(_SIDES, lengths):
+            if given.get(f"max_{side}_positions", length) != length:
+                raise UserError(
+                    f"{path}: max_{side}_positions is {given[f'max_{side}_positions']}, its weights have {length}"
+                )
+        places = {"positional_encoding": "learned", "max_length": min(lengths)}
     shared = "none"
     if torch.equal(tables[1], _output(weights)):
         shared = "all" if joint and torch.equal(*tables) else "decoder"
@@ -156,19 +169,24 @@ def _config(
         _FIELDS,
         vocab_size=sizes[1],
         source_vocab_size=None if shared == "all" else sizes[0],
-        encoder_layers=_layers(weights, "encoder"),
-        decoder_layers=_layers(weights, "decoder"),
+        **{f"{side}_layers": _layers(given, weights, side, path) for side in ("encoder", "decoder")},
         norm_first=norm_first,
         final_norm=norm_first,
         activation=our_activation(given, path, "activation_fn", "relu", _ACTIVATIONS),
-        positional_encoding="tensor2tensor",
-        first_position=PAD + 1,
         share_embeddings=shared,
+        **places,
     )
 
 
-def _layers(weights: Mapping[str, Tensor], side: str) -> int:
-    return len({name.split(".")[2] for name in weights if name.startswith(f"{side}.layers.")})
+def _learned(weights: TheirWeights) -> list[Tensor]:
+    """The learned positions (L, d) of both sides, from the first token's on."""
+    return [weights[f"{side}.embed_positions.weight"][PAD + 1 :] for side in ("encoder", "decoder")]
+
+
+def _layers(given: Mapping[str, Any], weights: Mapping[str, Tensor], side: str, path: Path) -> int:
+    """The layers of a side: what the settings say, or else what the weights have."""
+    found = len({name.split(".")[2] for name in weights if name.startswith(f"{side}.layers.")})
+    return field(given, f"{side}_layers", int, str(path), found)
 
 
 def _output(weights: TheirWeights) -> Tensor:

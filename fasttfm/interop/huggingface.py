@@ -49,7 +49,9 @@ from fasttfm.interop.replace import Line, Report, replace_modules
 def register() -> None:
     """Makes attn_implementation="fasttfm" known to transformers, with its mask: bool, True where a query may attend.
 
-    A model that writes its attention out has those layers exchanged when it is made, by PreTrainedModel.post_init().
+    A model that writes its attention out has those layers exchanged when it is made: PreTrainedModel.post_init() and
+    set_attn_implementation() are wrapped for all models, because transformers asks no table where attention is written
+    out. Of a model that does not ask for fasttfm by name they change nothing.
     """
     _enter()
     enter_in_tables()
@@ -60,7 +62,7 @@ def register() -> None:
 def _exchange_after(method: str) -> None:
     """Has a method of every model exchange attention that is written out, where fasttfm is asked for by name."""
     before: Any = getattr(PreTrainedModel, method)
-    if hasattr(before, "__wrapped__"):
+    if hasattr(before, _WRAPPED):
         return
 
     @functools.wraps(before)
@@ -70,7 +72,12 @@ def _exchange_after(method: str) -> None:
             _exchange(self)
         return result
 
+    setattr(call, _WRAPPED, True)
     setattr(PreTrainedModel, method, call)
+
+
+_WRAPPED = "_fasttfm_exchanges"
+"""Attribute of a method that is wrapped; whoever wraps it once more with functools.wraps() copies it."""
 
 
 def _exchange(model: nn.Module, dry_run: bool = False) -> list[Line]:
@@ -166,8 +173,8 @@ def boolean_mask(
     """sdpa_mask(): (B, 1, L, S) bool, True where a query may attend, or None where every query attends every key.
 
     A causal mask is always made, because a missing one is none to eager attention; one that says no more than the
-    causal flag is marked, so that attention_forward() need not read it. A model that writes its attention out gets the
-    floats that it adds. Raises ValueError for one whose attention is of its own.
+    causal flag, or than that and sliding_window, is marked, so that attention_forward() need not read it. A model that
+    writes its attention out gets the floats that it adds. Raises ValueError for one whose attention is of its own.
     """
     sizes = {"q_length": q_length, "kv_length": kv_length, "config": config}
     if custom := custom_attention(type(config)):
@@ -175,22 +182,47 @@ def boolean_mask(
             raise ValueError(REFUSAL.format(custom))
         return eager_mask(**sizes, **options)
     mask = sdpa_mask(**sizes, allow_is_causal_skip=allow_is_causal_skip, **options)
-    if mask is None and allow_is_causal_skip and q_length > 1:
+    if not allow_is_causal_skip or q_length == 1:
+        return mask
+    window = None
+    if mask is None:
         mask = sdpa_mask(**sizes, allow_is_causal_skip=False, **options)
-        if mask is not None and not torch.compiler.is_compiling() and not mask.is_inference():
-            setattr(mask, _MARK, mask._version)
+    elif _slides(config, **options):
+        window = options["local_size"] - 1, None  # a query counts among the keys of its window there
+    else:
+        return mask
+    if mask is not None and not torch.compiler.is_compiling() and not mask.is_inference():
+        setattr(mask, _MARK, (mask._version, window))
     return mask
 
 
-_MARK = "_fasttfm_causal"
-"""Attribute of a mask that is the causal one: its version when it was made, which a change in place raises."""
-
-
-def _says_causal(mask: Tensor | None, query: Tensor, key: Tensor) -> bool:
-    """Return whether mask is the causal mask of these queries and keys, as boolean_mask() made it."""
-    if mask is None or torch.compiler.is_compiling() or getattr(mask, _MARK, None) is None:
+def _slides(
+    config: Any,
+    local_size: int | None = None,
+    attention_mask: Tensor | None = None,
+    q_offset: Any = 0,
+    kv_offset: Any = 0,
+    **options: Any,
+) -> bool:
+    """Return whether a mask that may be causal is so in a sliding window, and hides no padding."""
+    window, chunk = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
+    if local_size is None or local_size != window or local_size == chunk or torch.compiler.is_compiling():
         return False
-    return getattr(mask, _MARK) == mask._version and mask.shape[2] == mask.shape[3] == query.shape[2] == key.shape[2]
+    return bool(q_offset == kv_offset) and (attention_mask is None or bool(attention_mask.all()))
+
+
+_MARK = "_fasttfm_causal"
+"""Attribute of a mask that is causal: its version when it was made, which a change in place raises, and its window."""
+
+
+def _looks(mask: Tensor | None, query: Tensor, key: Tensor) -> dict[str, Any]:
+    """F.attention()'s causal and window where mask, as boolean_mask() made it, says no more of queries and keys."""
+    if mask is None or torch.compiler.is_compiling() or not hasattr(mask, _MARK):
+        return {}
+    version, window = getattr(mask, _MARK)
+    if version != mask._version or not mask.shape[2] == mask.shape[3] == query.shape[2] == key.shape[2]:
+        return {}
+    return {"causal": True, "window": window}
 
 
 def attention_forward(
@@ -213,9 +245,10 @@ def attention_forward(
     returns (B, L, H, D).
 
     attention_mask: bool, True attends, or floats that are added; without one every query attends every key, as in eager
-    attention; a window is in it. position_bias (T5) is added to the scores, softcap (Gemma 2) bounds them. s_aux
-    (H,) (gpt-oss) or sinks (B, H, L, 1) are scores of a key without a value. indices (B, L, N) (DeepSeek V3.2): keys
-    that a query may attend. The weights come second where output_attentions asks for them.
+    attention; a window is in it, and is the operator's own where the mask says no more. position_bias (T5) is added to
+    the scores, softcap (Gemma 2) bounds them. s_aux (H,) (gpt-oss) or sinks (B, H, L, 1) are scores of a key without a
+    value. indices (B, L, N) (DeepSeek V3.2): keys that a query may attend. The weights come second where
+    output_attentions asks for them.
     Raises ValueError for is_causal without a mask, and for an argument that would change the result and is not known
     here, such as a paged cache.
     """
@@ -225,8 +258,8 @@ def attention_forward(
             f"attention {NAME!r}: {type(module).__name__} asks for causal attention without a mask, which eager "
             "attention would not give: give a mask, or use 'sdpa'"
         )
-    causal = sinks is None and _says_causal(attention_mask, query, key)  # a causal flag hides the sinks' key
-    if causal:
+    looks = _looks(attention_mask, query, key) if sinks is None else {}  # a causal flag hides the sinks' key
+    if looks:
         attention_mask = None
     if indices is not None:
         chosen = torch.zeros(*indices.shape[:2], key.shape[2], dtype=torch.bool, device=indices.device)
@@ -238,7 +271,7 @@ def attention_forward(
         mask = torch.cat([seen.expand(*rows, -1), sinks.to(seen.dtype).expand(*rows, 1)], -1)
         key, value = (nn.functional.pad(x, (0, 0, 0, 1)) for x in (key, value))
     dropout = dropout if module.training else 0.0
-    arguments: dict[str, Any] = {"mask": mask, "causal": causal, "dropout_p": dropout, "scale": scaling}
+    arguments: dict[str, Any] = {"mask": mask, "dropout_p": dropout, "scale": scaling, **looks}
     arguments |= {"softcap": softcap or 0.0, "sinks": s_aux}
     if options.get("output_attentions") or _recorded():
         weights = F.attention_weights(query, key, **arguments)

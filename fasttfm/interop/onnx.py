@@ -78,7 +78,7 @@ def export(model: Model, folder: Path) -> list[str]:
         "layers": layers,
         "heads": heads,
         "head_size": size,
-        "longest": len(positions(model.config)),
+        "longest": len(positions(model.config, model.weights, "decoder")),
     }
     (folder / "search.json").write_text(json.dumps(search, indent=1) + "\n", encoding="utf-8")
     return ["a source ends in the end's number; tokens in search.json's `never` are not to be chosen"]
@@ -94,7 +94,7 @@ class _Half(nn.Module):
         table = weights["target_embedding.weight"]
         table = weights.get("source_embedding.weight", table) if side == "encoder" else table
         self.register_buffer("embedding", table.float())
-        self.register_buffer("positions", positions(config))
+        self.register_buffer("positions", positions(config, weights, side))
         self.names = {name: name.replace(".", "_") for name in weights if name.startswith(side)}
         for name, buffer in self.names.items():
             self.register_buffer(buffer, weights[name].float())

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fasttfm import functional as F
 from fasttfm.blocks.attention import Attention
 from fasttfm.blocks.cache import DecoderCache
-from fasttfm.blocks.embedding import Sinusoids, embed
+from fasttfm.blocks.embedding import LearnedPositions, Sinusoids, embed
 from fasttfm.blocks.loss import logits, token_loss
 from fasttfm.blocks.merging import Work
 from fasttfm.blocks.packing import Packing
@@ -60,16 +60,22 @@ class Transformer(Model):
         decoder_layers = [DecoderLayer(config) for _ in range(config.decoder_layers)]
         self.decoder = Stack(decoder_layers, self._final_norm(), first_site=self.encoder.sites)
         self.output = nn.Linear(width, config.vocab_size, bias=config.output_bias)
-        self.positions = Sinusoids(
-            config.max_length, width, config.positional_encoding, dtype=torch.float32, first=config.first_position
-        )
+        if config.positional_encoding == "learned":
+            tables: list[Any] = [LearnedPositions(config.max_length, width) for _ in range(2)]
+        else:
+            first = config.first_position
+            sinusoids = Sinusoids(
+                config.max_length, width, config.positional_encoding, dtype=torch.float32, first=first
+            )
+            tables = [sinusoids, sinusoids]
+        self.source_positions, self.target_positions = tables
         _share_tables(self)
         self.register_load_state_dict_post_hook(_share_tables)
         self.reset_parameters()
 
     @classmethod
     def from_preset(cls, name: str, *, vocab_size: int, **changes: Any) -> Transformer:
-        """The model of a preset (fasttfm/presets/NAME.yaml) with a vocabulary and any fields changed.
+        """Build the model of a preset (fasttfm/presets/NAME.yaml) for a vocabulary, with any fields changed.
 
         Raises UserError for an unknown preset, ValueError for a wrong value, TypeError for an unknown field.
         """
@@ -77,7 +83,7 @@ class Transformer(Model):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, checkpoint: str = "best") -> Transformer:
-        """The model of a directory that save_pretrained(), `fasttfm import` or `fasttfm train` made, in float32.
+        """Load the model of a directory that save_pretrained(), `fasttfm import` or `fasttfm train` made, in float32.
 
         checkpoint: of a directory of `fasttfm train`: best, last, average, an update's number, or a path. Raises
         UserError naming what is missing, damaged or of another model.
@@ -100,7 +106,7 @@ class Transformer(Model):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draws fresh weights as config.init says; biases 0 and norms 1 under xavier."""
+        """Draws new initial weights by config.init; with xavier, biases are 0 and norms 1."""
         xavier = self.config.init == "xavier"
         for module in self.modules():
             if isinstance(module, Attention):
@@ -117,7 +123,14 @@ class Transformer(Model):
                     nn.init.xavier_uniform_(module.weight)
                     nn.init.zeros_(module.bias)
         if xavier:
-            for module in (self.source_embedding, self.target_embedding, self.output):  # a shared table is drawn again
+            drawn: list[Any] = [
+                self.source_embedding,
+                self.target_embedding,
+                self.output,
+            ]  # a shared table is drawn again
+            if self.config.positional_encoding == "learned":
+                drawn += [self.source_positions, self.target_positions]
+            for module in drawn:
                 nn.init.normal_(module.weight, std=self.config.d_model**-0.5)
             if self.output.bias is not None:
                 nn.init.zeros_(self.output.bias)
@@ -198,20 +211,21 @@ class Transformer(Model):
 
     def _seed(self) -> Tensor | None:
         """One for all dropouts of a pass, whose sites tell them apart."""
-        return F.draw_seed(self.positions.table.device) if self.training else None
+        return F.draw_seed(self.target_positions.table.device) if self.training else None
 
     def encode(self, source: Tensor, source_lengths: Tensor | None = None) -> Tensor:
         """The encoder's output (B, S, d) for source (B, S)."""
         return self._encode(source, source_lengths, self._seed())
 
-    def _embed(self, embedding: nn.Embedding, tokens: Tensor, site: int, seed: Tensor | None, **given: Any) -> Tensor:
+    def _embed(self, side: str, tokens: Tensor, site: int, seed: Tensor | None, **given: Any) -> Tensor:
         dropout = NO_DROPOUT if seed is None else Dropout(self.config.embedding_dropout_p, seed, site)
-        return embed(tokens, embedding, self.positions, pad_id=self.config.pad_id, dropout=dropout, **given)
+        embedding, positions = getattr(self, f"{side}_embedding"), getattr(self, f"{side}_positions")
+        return embed(tokens, embedding, positions, pad_id=self.config.pad_id, dropout=dropout, **given)
 
     def _encode(self, source: Tensor, lengths: Any, seed: Tensor | None) -> Tensor:
         """(B, S, d) of source (B, S)."""
         packing = lengths if isinstance(lengths, Packing) else None
-        x = self._embed(self.source_embedding, source, _SOURCE_SITE, seed, packing=packing)
+        x = self._embed("source", source, _SOURCE_SITE, seed, packing=packing)
         return self.encoder(x, lengths, seed=seed)
 
     def _decode(
@@ -227,7 +241,7 @@ class Transformer(Model):
         places: dict[str, Any] = {"packing": lengths if isinstance(lengths, Packing) else None}
         if cache is not None:
             places["first_position"] = cache.length
-        x = self._embed(self.target_embedding, target, _TARGET_SITE, seed, **places)
+        x = self._embed("target", target, _TARGET_SITE, seed, **places)
         return self.decoder(x, memory, lengths, memory_lengths, seed=seed, cache=cache)
 
     @torch.no_grad()

@@ -113,7 +113,10 @@ class Translation(Task):
                     f"{data.path}: has a vocabulary for each side, but share_embeddings all needs a joint one: give "
                     "--share-embeddings decoder or none, or run fasttfm prepare without --separate-vocab"
                 )
-        return build(values, sizes)
+        config = build(values, sizes)
+        if config.model.positions is not None:
+            _refuse_longer(config, data)
+        return config
 
     def model(self, config: Any) -> Transformer:
         """A Transformer."""
@@ -153,6 +156,19 @@ class Translation(Task):
             bleu_tokenizer=recipe.valid_bleu_tokenizer,
             **settings_of(recipe, device),
         )
+
+
+def _refuse_longer(config: RunConfig, data: PreparedData) -> None:
+    """Raise UserError where there are fewer learned positions than a sentence may have tokens with its marker."""
+    most, batching = config.model.max_length, config.data
+    limit, name = batching.max_sentence_tokens + 1, "--max-sentence-tokens"
+    if batching.subword_sampling:  # a draw may be as long as its characters
+        limit, name = batching.max_tokens, "--subword-sampling, whose draws have up to --max-tokens"
+    longest = 1 + max(int(side.max(initial=0)) for side in (data.valid.source_lengths, data.valid.target_lengths))
+    if most < limit:
+        raise UserError(f"--max-length {most:,}: {name} needs {limit:,} learned positions: raise --max-length to it")
+    if most < longest:
+        raise UserError(f"--max-length {most:,}: a validation sentence needs {longest:,} learned positions: raise it")
 
 
 def _fewer_layers(weights: dict[str, Tensor], stack: str, layers: int) -> dict[str, Tensor]:

@@ -123,7 +123,6 @@ def test_dropout_is_that_of_attention_and_of_torchs_generator():
         ({"window_size": (2, -3)}, r"window_size=\(2, -3\) has -3: whole numbers from 0 up, or -1"),
         ({"window_size": (0.5, 1)}, r"window_size=\(0.5, 1\) has 0.5"),
         ({"window_size": (True, "a")}, "has True"),
-        ({"return_attn_probs": True}, "return_attn_probs=True is not supported"),
     ],
 )
 def test_what_is_wrong_or_not_computed_is_refused_in_one_line(options, message):
@@ -134,13 +133,6 @@ def test_what_is_wrong_or_not_computed_is_refused_in_one_line(options, message):
         with pytest.raises(ValueError, match=message) as raised:
             function(*given, **options)
         assert "\n" not in str(raised.value)
-
-
-def test_keys_in_pages_are_refused_by_name_whatever_their_rank():
-    q, pages = tensors((6, H, D), (3, 16, H, D))
-    starts, table = torch.tensor([0, 3, 6], dtype=torch.int32), torch.zeros(2, 2, dtype=torch.int32)
-    with pytest.raises(ValueError, match=r"block_table of \(2, 2\) is not supported"):
-        flash_attn.flash_attn_varlen_func(q, pages, pages, starts, starts, 3, 3, block_table=table)
 
 
 def test_heads_that_do_not_fit_are_refused():

@@ -117,3 +117,28 @@ def test_a_diverged_model_is_told():
         model.output.weight[9, 3] = torch.nan
     with pytest.raises(UserError, match="not numbers"):
         search_ids(model, SOURCES[:3], SETTINGS["beam"])
+
+
+def test_sentences_with_options_of_their_own_share_a_search_with_their_like():
+    """Options, lists of allowed tokens and leaving sentences mix; each search has the sentences of its options."""
+    model, draw = model_of("bf16"), random.Random(11)
+    configs = [draw.choice(list(SETTINGS.values())) for _ in SOURCES]
+    allowed = [sorted(draw.sample(range(4, 150), 60)) if number % 3 else None for number in range(len(SOURCES))]
+    alone = [
+        search_ids(model, [source], config, prefixes=[prefix], numbers=[number], allowed=[some], banned=BANNED)[0]
+        for number, (source, config, prefix, some) in enumerate(zip(SOURCES, configs, PREFIXES, allowed))
+    ]
+    gone, found, left = {3, 8, 9}, {}, list(range(len(SOURCES)))
+    with inference(model, batch_invariant=True):
+        running = RunningSearch(model, SETTINGS["beam"], banned=BANNED)
+        while left or not running.idle:
+            for number in [left.pop(0) for _ in range(min(len(left), draw.choice([0, 0, 1, 3])))]:
+                member = Waiting(
+                    number, SOURCES[number], PREFIXES[number], number, allowed[number], (), configs[number]
+                )
+                assert not running.join([member])
+            found.update(running.step())
+            running.drop(gone)
+            groups = {(each.steps.config, each.steps.constraints.allowed is None) for each in running._joined}
+            assert len(groups) == len(running._joined)
+    assert found == {number: alone[number] for number in range(len(SOURCES)) if number not in gone}

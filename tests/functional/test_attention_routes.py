@@ -1,5 +1,6 @@
 """Which way attention takes: decided once a call, from the tensors and settings that are then in force."""
 
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -173,3 +174,21 @@ def test_a_query_walks_through_at_most_six_files_to_its_launch():
     assert files
     assert files[0].endswith("attention/dense.py")
     assert len(files) <= 6, "\n".join(files)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("name", ["sm_60", "sm_70", "sm_75"])
+def test_chips_without_fast_matrix_units_take_a_kernel_for_windows_caps_slopes_and_sinks(name, dtype, monkeypatch):
+    """The softmax between two products of cuBLAS, which they take otherwise, knows of none."""
+    monkeypatch.setattr(launch, "chip", lambda device: CHIPS[name])
+    taken = []
+    for width, keys in itertools.product((64, 128, 256), (20, 300, 1000, 3000)):
+        x = heads(1, 1, 2, width, dtype=dtype)
+        plain, scored = (routes.decide("triton", x, x, keys, p) for p in (True, False))
+        taken.append(plain)
+        if routes.kernels_score("triton", x, x):
+            assert scored in ("short", "flash")
+            assert scored == plain or plain == "softmax"
+        else:  # wide heads of float32, which PyTorch computes
+            assert (width, dtype) == (256, torch.float32)
+    assert "softmax" in taken

@@ -15,6 +15,7 @@ ARCHITECTURES = {
     "post-norm": {},
     "pre-norm": {"norm_first": True, "final_norm": True, "positional_encoding": "tensor2tensor", "activation": "gelu"},
     "without final norms": {"norm_first": True, "layer_norm_eps": 1e-6},
+    "learned positions": {"positional_encoding": "learned", "max_length": 48},
     "three tables": {"share_embeddings": "none", "activation": "silu", "first_position": 2, "output_bias": True},
 }
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import pickle
 import re
 import shutil
 import sys
-import types
-import typing
 
 import pytest
 import torch
@@ -39,13 +36,22 @@ def imported(folder, *more):
 
 
 @pytest.mark.parametrize(
-    ("shared", "pre", "new"),
-    [("all", False, True), ("all", True, False), ("decoder", False, False), ("none", True, True)],
+    ("shared", "pre", "new", "learned"),
+    [
+        ("all", False, True, (0, 0)),
+        ("all", True, False, (0, 0)),
+        ("decoder", False, False, (32, 24)),
+        ("none", True, True, (0, 0)),
+    ],
 )
-def test_the_same_logits_and_translations(tmp_path, shared, pre, new):
-    reference, pieces = write(tmp_path, shared, pre, new)
+def test_the_same_logits_and_translations(tmp_path, capsys, shared, pre, new, learned):
+    reference, pieces = write(tmp_path, shared, pre, new, learned=learned)
     assert imported(tmp_path) == 0
     given = load(tmp_path / "MODEL")
+    assert given.config.positions == (24 if any(learned) else None)
+    told = "note: left out the source's positions behind the 24 that both sides have"
+    assert (told in capsys.readouterr().out) == any(learned)
+    assert (told.removeprefix("note: ") in (tmp_path / "MODEL" / "README.md").read_text()) == any(learned)
     assert given.config.share_embeddings == shared
     model = Transformer(given.config)
     model.load_state_dict(given.weights, strict=False)
@@ -78,40 +84,10 @@ def test_the_same_logits_and_translations(tmp_path, shared, pre, new):
         assert translation == one_line(given.target_tokenizer.decode(written))
 
 
-def omegaconf_of_our_own(monkeypatch):
-    """OmegaConf's classes as its pickles know them: a container has _content, a value _val."""
-    made = {}
-    monkeypatch.setitem(sys.modules, "omegaconf", types.ModuleType("omegaconf"))
-    for module, name in (("dictconfig", "DictConfig"), ("nodes", "AnyNode"), ("base", "ContainerMetadata")):
-        holder = types.ModuleType(f"omegaconf.{module}")
-        made[name] = type(name, (), {"__module__": holder.__name__, "__qualname__": name})
-        setattr(holder, name, made[name])
-        monkeypatch.setitem(sys.modules, holder.__name__, holder)
-
-    def create(value):
-        thing = made["DictConfig" if isinstance(value, dict) else "AnyNode"]()
-        thing._metadata, thing._parent = made["ContainerMetadata"](), None
-        thing._metadata.ref_type, thing._metadata.resolver_cache = typing.Any, collections.defaultdict(dict)
-        if isinstance(value, dict):
-            thing._content = {name: create(each) for name, each in value.items()}
-        else:
-            thing._val = value
-        return thing
-
-    return create
-
-
 @pytest.mark.parametrize("nested", [False, True])
-@pytest.mark.parametrize("writer", ["omegaconf", "our own"])
-def test_settings_of_omegaconf_are_read(tmp_path, monkeypatch, writer, nested):
+def test_settings_of_omegaconf_are_read(tmp_path, monkeypatch, nested):
     """A Namespace in a DictConfig, and encoder and decoder as sections, which hydra makes."""
-    if writer == "omegaconf":
-        omegaconf = pytest.importorskip("omegaconf")
-
-        def create(value):
-            return omegaconf.OmegaConf.create(value, flags={"allow_objects": True})
-    else:
-        create = omegaconf_of_our_own(monkeypatch)
+    omegaconf = pytest.importorskip("omegaconf")
     write(tmp_path, pre=True)
     assert imported(tmp_path) == 0
     expected = load(tmp_path / "MODEL").config
@@ -127,7 +103,8 @@ def test_settings_of_omegaconf_are_read(tmp_path, monkeypatch, writer, nested):
                 sections[name] = value
         sections["decoder"]["ffn_embed_dim"] = "${model.encoder.ffn_embed_dim}"
         model = sections if nested else loaded["cfg"]["model"]
-        loaded["cfg"] = create({"_name": None, "task": {"data": "x"}, "model": model})
+        values = {"_name": None, "task": {"data": "x"}, "model": model}
+        loaded["cfg"] = omegaconf.OmegaConf.create(values, flags={"allow_objects": True})
 
     changed_checkpoint(tmp_path, change)
     shutil.rmtree(tmp_path / "MODEL")
@@ -169,7 +146,9 @@ def test_names_of_old_checkpoints_are_read(tmp_path):
     ("changes", "words"),
     [
         ({"encoder_langtok": "src"}, "tokens of languages are not supported"),
-        ({"encoder_learned_pos": True}, "learned positions are not supported"),
+        ({"encoder_learned_pos": True}, "encoder_learned_pos and decoder_learned_pos differ"),
+        ({"encoder_layers": 3}, "have the layers encoder.layers.0, 1, where encoder_layers is 3"),
+        ({"learned": (8, 8), "max_target_positions": 9}, "max_target_positions is 9"),
         ({"decoder_embed_dim": 64}, "encoder_embed_dim and decoder_embed_dim differ"),
         ({"decoder_normalize_before": True}, "normalize_before differ"),
         ({"activation_fn": "tanh"}, "activation_fn tanh"),
@@ -182,12 +161,12 @@ def test_what_we_have_not_is_named(tmp_path, capsys, changes, words):
     assert words in capsys.readouterr().err
 
 
-def test_learned_positions_are_found_among_the_weights(tmp_path, capsys):
+def test_learned_positions_that_the_settings_do_not_tell_of_are_refused(tmp_path, capsys):
     write(tmp_path)
     learned = {"encoder.embed_positions.weight": torch.randn(66, WIDTH)}
     changed_checkpoint(tmp_path, lambda loaded: loaded["model"].update(learned))
     assert imported(tmp_path) == 2
-    assert "encoder.embed_positions.weight: learned positions are not supported" in capsys.readouterr().err
+    assert "has the weights encoder.embed_positions.weight, for which" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

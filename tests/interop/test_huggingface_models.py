@@ -170,19 +170,30 @@ def test_sinks_take_weight_and_a_cap_bounds_scores() -> None:
 
 
 @torch.no_grad()
-def test_the_window_of_a_mask_is_that_of_the_operator() -> None:
-    """What transformers' mask hides is what window=(sliding_window - 1, 0) hides, with and without padding."""
+def test_the_window_of_a_mask_is_that_of_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What transformers' mask hides is what window=(sliding_window - 1, 0) hides; without padding it is not read."""
     config = transformers.MistralConfig(**TEXT, sliding_window=3)
     q, k, v = (torch.randn(2, 4, 9, 8) for _ in range(3))
-    for lengths in (None, torch.tensor([9, 6])):
+    given: list[dict[str, Any]] = []
+    attend = F.attention
+    monkeypatch.setattr(F, "attention", lambda *x, **options: given.append(options) or attend(*x, **options))
+    for lengths in (None, torch.tensor([9, 9]), torch.tensor([9, 6])):
         padding = None if lengths is None else torch.arange(9) < lengths[:, None]
         mask = transformers.masking_utils.create_sliding_window_causal_mask(
             config=huggingface_config(config), inputs_embeds=q[:, 0], attention_mask=padding, past_key_values=None
         )
         module = torch.nn.Module().eval()
         got, _ = huggingface.attention_forward(module, q, k, v, mask, is_causal=True, sliding_window=3)
-        expected = F.attention(q, k, v, causal=True, window=(2, 0), key_lengths=lengths)
+        expected = attend(q, k, v, causal=True, window=(2, 0), key_lengths=lengths)
         torch.testing.assert_close(got.transpose(1, 2), expected)
+    assert [(each["mask"] is None, each.get("window")) for each in given] == [(True, (2, None))] * 2 + [(False, None)]
+    mask = transformers.masking_utils.create_sliding_window_causal_mask(
+        config=config, inputs_embeds=q[:, 0], attention_mask=None, past_key_values=None
+    )
+    mask[0, ..., 5] = False  # by whoever reads it; the rows share their memory
+    got, _ = huggingface.attention_forward(module, q, k, v, mask, is_causal=True, sliding_window=3)
+    expected = attend(q, k, v, causal=True, window=(2, 0), mask=torch.arange(9) != 5)
+    torch.testing.assert_close(got.transpose(1, 2), expected)
 
 
 def huggingface_config(config: Any) -> Any:

@@ -40,7 +40,7 @@ def greedy(folder, sources: list[list[int]]) -> list[list[int]]:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"encoder_layers": 1},
+        {"encoder_layers": 1, "positional_encoding": "learned", "max_length": 48},
         {
             "share_embeddings": "none",
             "output_bias": True,

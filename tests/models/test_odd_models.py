@@ -196,8 +196,8 @@ def test_a_model_from_the_meta_device_has_its_positions(assign):
 def test_a_position_table_keeps_its_precision_when_it_grows():
     model = tiny(max_length=4).double()
     model(*batch()[:2])
-    assert model.positions.table.dtype == torch.float64
-    assert model.positions.table.shape[0] >= 7
+    assert model.source_positions.table.dtype == torch.float64
+    assert model.source_positions.table.shape[0] >= 7
 
 
 @pytest.mark.parametrize("shared", ["all", "decoder", "none"])

@@ -48,6 +48,22 @@ def test_a_run_learns_logs_validates_saves_and_averages(tiny_data, tiny_values, 
         torch.testing.assert_close(tensor, torch.stack(parts).mean(0))
 
 
+def test_learned_positions_are_trained_and_must_be_enough(tiny_data, tiny_values, tmp_path):
+    values = tiny_values(positional_encoding="learned", max_length=64, max_sentence_tokens=63, max_update=4)
+    train(values, tiny_data, tmp_path / "M", CPU)
+    trained, drawn = weights_of(tmp_path / "M"), Transformer.from_pretrained(tmp_path / "M", "4").config
+    assert drawn.positions == 64
+    for side in ("source", "target"):
+        assert trained[f"{side}_positions.weight"].shape == (64, 32)
+    for changes, message in (
+        ({"max_length": 63, "max_sentence_tokens": 63}, "--max-sentence-tokens needs 64 learned positions"),
+        ({"max_length": 4, "max_sentence_tokens": 3}, "a validation sentence needs"),
+        ({"max_length": 64, "subword_sampling": 0.1}, "--subword-sampling, whose draws have up to --max-tokens"),
+    ):
+        with pytest.raises(UserError, match=message):
+            train(tiny_values(positional_encoding="learned", **changes), tiny_data, tmp_path / "N", CPU)
+
+
 def test_one_seed_gives_the_same_run_twice_and_another_does_not(tiny_data, tiny_values, tmp_path):
     for name, seed in (("one", 1), ("same", 1), ("other", 2)):
         train(tiny_values(seed=seed), tiny_data, tmp_path / name, CPU)

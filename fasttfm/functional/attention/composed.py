@@ -39,23 +39,41 @@ def _whole(query: Tensor, key: Tensor, value: Tensor, options: Options) -> Tenso
 def dropped_weights(scores: Tensor, scale: float, options: Options) -> Tensor:
     """The weights after dropout of products scores (B, H, L, S), which scale is still to multiply, in their dtype."""
     dtype = scores.dtype
-    precise = wide(dtype)
+    scores = masked_scores(scores, scale, options)
+    keys = scores.shape[-1]
+    if options.sinks is not None:
+        sink = options.sinks.to(scores.dtype).view(-1, 1, 1).expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, sink], dim=-1)
+    empty = (scores == -math.inf).all(dim=-1, keepdim=True)
+    weights = torch.softmax(scores.masked_fill(empty, 0.0), dim=-1).masked_fill(empty, 0.0)[..., :keys]
+    weights = weights.to(dtype)
+    kept = torch_route.drop(weights, options)
+    return weights if kept is None else kept
+
+
+def masked_scores(scores: Tensor, scale: float, options: Options) -> Tensor:
+    """Products scores (B, H, L, S) scaled, capped and with what is added to them, float32 at least; -inf where a query
+    does not attend."""
+    precise = wide(scores.dtype)
     scores = scores.to(precise) * scale
     if options.softcap:
         scores = options.softcap * torch.tanh(scores / options.softcap)
     bias = torch_route.bias(scores.shape[-2], scores.shape[-1], scores, options)
-    if bias is not None:
-        hidden = bias == -math.inf
-        scores = (scores + bias).masked_fill(hidden, -math.inf)  # not inf - inf, which float16's products lead to
-    if options.sinks is not None:
-        sink = options.sinks.to(precise).view(-1, 1, 1).expand(*scores.shape[:3], 1)
-        weights = torch.softmax(torch.cat([scores, sink], dim=-1), dim=-1)[..., :-1]
-    else:
-        empty = (scores == -math.inf).all(dim=-1, keepdim=True)
-        weights = torch.softmax(scores.masked_fill(empty, 0.0), dim=-1).masked_fill(empty, 0.0)
-    weights = weights.to(dtype)
-    kept = torch_route.drop(weights, options)
-    return weights if kept is None else kept
+    if bias is None:
+        return scores
+    return (scores + bias).masked_fill(bias == -math.inf, -math.inf)  # not inf - inf, which float16's products lead to
+
+
+def log_sum_exp(query: Tensor, key: Tensor, options: Options) -> Tensor:
+    """The logarithm of the sum of the exponentiated scores, without sinks: (B, H, L) float32, -inf where a query sees
+    no key. Some queries at a time, whatever the options."""
+    parts = []
+    for first in range(0, query.shape[2], _MOST):
+        last = min(first + _MOST, query.shape[2])
+        part = _part(options, (first, last), (0, key.shape[2]))
+        products, left = torch_route.scores(query[:, :, first:last], key, options.scale)
+        parts.append(masked_scores(products, left, part).logsumexp(-1).float())
+    return torch.cat(parts, -1) if parts else query.new_empty(query.shape[:3], dtype=torch.float32)
 
 
 # --------------------------------------------------------------------------------------------------- bands of a window
@@ -73,6 +91,7 @@ def _is_banded(query: Tensor, key: Tensor, options: Options) -> bool:
         and options.seed is None
         and query.device.type == "cpu"
         and not torch.compiler.is_compiling()
+        and query.shape[0] * query.shape[2] > 0
         and options.window + _LEAST < key.shape[2]
     )
 

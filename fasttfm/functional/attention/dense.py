@@ -50,8 +50,8 @@ def attention(
     (Beltagy et al. 2020); what no query of a tile sees is not computed by a kernel.
     softcap, above 0: scores become softcap * tanh(score / softcap), before anything is added (Gemma 2, 2024).
     alibi_slopes (H,) or (B, H): slope times a key's distance from the diagonal is subtracted (Press et al. 2022).
-    sinks (H,): a score of each head that takes weight from a row's keys and has no value; may take a gradient (Xiao et
-    al. 2024; gpt-oss). All combine. A query with no key to attend gives zeros and passes no gradient.
+    sinks (H,): a score of each head that takes weight from a row's keys and has no value, -inf for none; may take a
+    gradient (Xiao et al. 2024; gpt-oss). All combine. A query with no key to attend gives zeros and passes no gradient.
     dropout_p in [0, 1], on the weights; seed (1,) int64 on the same device, drawn from torch's generator where None;
     site, below 2^31, tells the calls of one model apart. scale defaults to D^-0.5.
     Returns (B, H, L, Dv) whose memory is (B, L, H, Dv), so that .transpose(1, 2).flatten(2) copies nothing.

@@ -38,7 +38,7 @@ def varlen_attention(
     seed: Tensor | None = None,
     site: int = 0,
 ) -> Tensor:
-    """attention() over sequences that lie one after the other, on both sides.
+    """attention() over packed sequences: queries and keys of all sequences one after the other, without padding.
 
     query (Tq, H, D), key (Tk, Hk, D), value (Tk, Hk, Dv); float32, float16 or bfloat16, one dtype, any strides; H a
     multiple of Hk, as attention() has it.
@@ -181,14 +181,16 @@ def kernel_backward(
 # ------------------------------------------------------------------------------------------------ by way of padded rows
 
 
-def _padded(x: Tensor, starts: Tensor, length: int) -> Tensor:
+def padded(x: Tensor, starts: Tensor, length: int) -> Tensor:
     """(T, H, D) to (B, H, length, D). Past its end a sequence repeats its last row: of other sequences and of filler it
     must not even see what is not a number."""
+    if not x.shape[0]:
+        return x.new_zeros(starts.shape[0] - 1, x.shape[1], length, x.shape[2])
     index = starts[:-1, None] + torch.arange(length, device=x.device)
     return x[torch.minimum(index, starts[1:, None] - 1).clamp_(min=0)].transpose(1, 2)
 
 
-def _joined(x: Tensor, starts: Tensor, like: Tensor) -> Tensor:
+def packed_again(x: Tensor, starts: Tensor, like: Tensor) -> Tensor:
     """The inverse: (B, H, length, D) to (T, H, D), like's T; zero past the last sequence."""
     rows = like.shape[0]
     position = torch.arange(x.shape[2], device=x.device)
@@ -202,9 +204,9 @@ def _pad(call: Call) -> tuple[Tensor, Tensor, Tensor, Options]:
     """Query, key and value of the padded batch (B, H, ., D), and its options."""
     query_starts, key_starts, max_query, max_key = call.sequences
     return (
-        _padded(call.query, query_starts, max_query),
-        _padded(call.key, key_starts, max_key),
-        _padded(call.value, key_starts, max_key),
+        padded(call.query, query_starts, max_query),
+        padded(call.key, key_starts, max_key),
+        padded(call.value, key_starts, max_key),
         call.options._replace(key_lengths=key_starts[1:] - key_starts[:-1]),
     )
 
@@ -216,7 +218,7 @@ def _padded_forward(call: Call) -> tuple[Tensor, Tensor, Tensor]:
         kept = torch.zeros_like(weights) if route == "explicit" and options.seed is not None else absent(query)
         return query.new_zeros(*query.shape[:2], value.shape[-1]), weights, kept
     output, weights, dropped = routes.forward(route, *_pad(call))
-    return _joined(output, sequences.query_starts, query), weights, absent(query) if dropped is None else dropped
+    return packed_again(output, sequences.query_starts, query), weights, absent(query) if dropped is None else dropped
 
 
 def _padded_backward(grad: Tensor, saved: Saved) -> tuple[Tensor, Tensor, Tensor]:
@@ -226,17 +228,21 @@ def _padded_backward(grad: Tensor, saved: Saved) -> tuple[Tensor, Tensor, Tensor
         return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
     query_starts, key_starts, max_query, _ = call.sequences
     past = torch.arange(max_query, device=grad.device) >= (query_starts[1:] - query_starts[:-1])[:, None]
-    g = _padded(grad, query_starts, max_query).masked_fill(past[:, None, :, None], 0.0)
+    g = padded(grad, query_starts, max_query).masked_fill(past[:, None, :, None], 0.0)
     q, k, v, options = _pad(call)
     d_query, d_key, d_value, _ = routes.backward(call.route, g, q, k, v, output, weights, kept, options)
-    return _joined(d_query, query_starts, query), _joined(d_key, key_starts, key), _joined(d_value, key_starts, value)
+    return (
+        packed_again(d_query, query_starts, query),
+        packed_again(d_key, key_starts, key),
+        packed_again(d_value, key_starts, value),
+    )
 
 
 def _composed(call: Call) -> Tensor:
     """The output of options that are not plain, where no kernel computes them."""
     if call.empty:
         return call.query.new_zeros(*call.query.shape[:2], call.value.shape[-1])
-    return _joined(composed.attention(*_pad(call)), call.sequences.query_starts, call.query)
+    return packed_again(composed.attention(*_pad(call)), call.sequences.query_starts, call.query)
 
 
 # ------------------------------------------------------------------------------------------------------------ operators

@@ -60,7 +60,7 @@ def bias(queries: int, keys: int, like: Tensor, options: Options) -> Tensor | No
     if hidden is None:
         return None if mask is None else mask.to(precise)
     if mask is None:
-        return torch.zeros(hidden.shape, dtype=precise, device=device).masked_fill_(hidden, -math.inf)
+        return torch.zeros_like(hidden, dtype=precise).masked_fill_(hidden, -math.inf)
     return mask.to(precise).masked_fill(hidden, -math.inf)
 
 

@@ -58,6 +58,23 @@ def attention_weights(
     return _softmax(scores, options._replace(scale=left), chosen())[0]
 
 
+@torch.no_grad()
+def log_sum_exp(
+    query: Tensor, key: Tensor, key_lengths: Tensor | None = None, *, causal: Causal = False,
+    causal_offset: int | Tensor = 0, window: Window | None = None, softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, scale: float | None = None,
+) -> Tensor:  # fmt: skip
+    """The logarithm of the sum of a row's exponentiated scores: (B, H, L) float32, -inf where a query sees no key.
+
+    Arguments and errors as attention()'s. Computed by PyTorch, for some queries at a time.
+    """
+    check(query, key, key_lengths, None)
+    options = Options.of(query, key_lengths, None, causal, causal_offset, 0.0, scale, None, 0)
+    shape = (*query.shape[:3], key.shape[2])
+    options = with_scoring(options, query.device, shape, causal, window, softcap, alibi_slopes, None)
+    return composed.log_sum_exp(query, key, options)
+
+
 def _products_alone(x: Tensor, y: Tensor) -> Tensor:
     """x (B, H, M, K) times y (B, H, K, N), each product by itself and of copies: libraries choose the order of a sum by
     the number of products in a batch, by strides, and by where a matrix begins in memory."""

@@ -32,6 +32,12 @@ def registers_of(operand: object) -> Iterator[Register]:
 
 def results_and_sources(i: Instruction) -> tuple[list[Register], list[Register]]:
     """Return what an instruction writes and what it reads; a guarded one keeps, so reads, what it may write."""
+    if i.flow is None:
+        i.flow = _results_and_sources(i)
+    return i.flow
+
+
+def _results_and_sources(i: Instruction) -> tuple[list[Register], list[Register]]:
     first = first_source(i)
     written = [r for o in i.operands[:first] for r in registers_of(o)]
     read = [r for o in i.operands[first:] for r in registers_of(o)]

@@ -181,6 +181,9 @@ class Global:
         if buffer.marks is None:
             return parts, None
         marks = buffer.undefined(width).take(positions, mode="clip")
+        if mask is not None:
+            shape = np.broadcast_shapes(marks.shape, mask.shape)
+            marks = np.where(spread(mask, shape), spread(marks, shape), marks.dtype.type(0))
         return parts, split(marks, size, count) if marks.view(np.uint8).any() else None
 
     def store(self, index, address, guard, size, values) -> None:

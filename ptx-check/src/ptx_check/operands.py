@@ -9,7 +9,8 @@ import numpy as np
 from ptx_check.allocations import POISON
 from ptx_check.control import TYPE_OF, registers_of
 from ptx_check.faults import Unsupported
-from ptx_check.parse import Address, Instruction, Kernel, Name, Number, Register, Vector
+from ptx_check.parse import Address, Instruction, Name, Number, Register, Vector
+from ptx_check.undefined import FRESH
 
 TYPES = {"p": np.bool_, "f16": np.float16, "f32": np.float32, "f64": np.float64}
 TYPES |= {f"{sign}{bits}": getattr(np, f"{word}{bits}") for sign, word in (("u", "uint"), ("i", "int"))
@@ -24,9 +25,17 @@ _SPECIAL = {"%tid.x": "M.tid", "%ctaid.x": "M.ctaid[0]", "%ctaid.y": "M.ctaid[1]
 class Operands:
     """The variables of one block, what they hold, and the lines so far."""
 
-    def __init__(self, number, block, crossing, labels, parameters, space) -> None:
+    def __init__(self, number, block, crossing, labels, parameters, space, marked: frozenset[str] | None) -> None:
         self.number, self.block, self.crossing = number, block, crossing
         self.labels, self.parameters, self.space = labels, parameters, space
+        self.may_have: set[str] | None = None if marked is None else set(marked)
+        """Registers that may have marks here; None: any."""
+        self.marked = marked is None
+        """Whether lines that follow undefined bits are written."""
+        self.points: dict[tuple[int, int], int] = {}
+        """Of an instruction that loads, the line from which on marks are followed."""
+        self.loads: dict[str, tuple[int, list[str]]] = {}
+        """Lines that bring in a register of another block, and where they stand."""
         self.body: list[str] = []
         self.kinds: dict[str, str] = {}
         """Variables that hold a value, and its type."""
@@ -41,10 +50,12 @@ class Operands:
             name = operand.name
             if name not in self.kinds:
                 plain = TYPE_OF[operand.kind]
-                self.emit(f"{variable(name)} = S[{self.crossing[name]}]")
+                lines = [f"{variable(name)} = S[{self.crossing[name]}]"]
                 if operand.kind != "pred":  # what was never written holds anything
                     unknown = self.constant(Number(int(POISON[bits_of_kind(plain) // 8])), plain)
-                    self.emit(f"if {variable(name)} is None: {variable(name)} = {unknown}")
+                    lines.append(f"if {variable(name)} is None: {variable(name)} = {unknown}")
+                self.loads[variable(name)] = len(self.body), lines
+                self.body += lines
                 self.kinds[name] = plain
             return viewed(variable(name), self.kinds[name], kind)
         if isinstance(operand, Number):
@@ -69,15 +80,7 @@ class Operands:
         return "(" + "".join(f"{self.value(operand, kind, i)}, " for operand in operands) + ")"
 
     def constant(self, number: Number, kind: str) -> str:
-        bits = 8 if kind == "p" else int(kind[1:])
-        if kind == "p":
-            made = np.array([[number.value != 0]])
-        else:
-            unsigned: np.ndarray = np.array([[number.value & ((1 << bits) - 1)]], dtype=TYPES[f"u{bits}"])
-            made = unsigned.view(TYPES[kind])
-        name = f"k_{kind}_{number.value & ((1 << 64) - 1):x}"
-        self.space[name] = made
-        return name
+        return f"k_{kind}_{number.value & ((1 << 64) - 1):x}"
 
     def address(self, operand: Address, kind: str, i: Instruction) -> str:
         base = operand.base
@@ -126,9 +129,9 @@ class Operands:
 
     def mark(self, target: object, sources: Iterable[object], text: str, kind: str, i: Instruction) -> None:
         """The result gets these marks (of type `kind`), where it or a source has any."""
-        names = [r.name for source in sources for r in registers_of(source)]
-        if not isinstance(target, Register):
+        if not self.marked or not isinstance(target, Register):
             return
+        names = [r.name for source in sources for r in registers_of(source)]
         plain = TYPE_OF[target.kind]
         if bits_of_kind(kind) != bits_of_kind(plain):
             text = f"({text}).astype({plain})"
@@ -138,16 +141,33 @@ class Operands:
 
     def follow(self, names: Iterable[str], call: str) -> None:
         """Calls where any of these registers has marks."""
-        self.emit(f"if T and not T.keys().isdisjoint({tuple(dict.fromkeys(names))}): {call}")
+        if self.marked:
+            self.emit(f"if T and not T.keys().isdisjoint({tuple(dict.fromkeys(names))}): {call}")
 
     def use(self, operands: Iterable[object], what: str, i: Instruction) -> None:
         """Registers are used: none may have marks."""
+        if not self.marked:
+            return
         names = tuple(dict.fromkeys(r.name for operand in operands for r in registers_of(operand)))
         if names:
             self.follow(names, f"U.used({i.index}, {names}, {self.guard(i)}, {what!r})")
 
+    def point(self, i: Instruction, names: Iterable[str] = (FRESH,)) -> None:
+        """Hands the rest of the block to another function where any of these has marks that nothing here follows."""
+        key = (i.index, int((i.index, 0) in self.points))
+        self.points[key] = len(self.body)
+        if self.may_have is not None:
+            call = f"return BLOCKS[{self.number}].rest({key}, M, S, m, locals())"
+            self.emit(f"if T and U.here({tuple(names)}): {call}")
+
     def load_marks(self, targets: Iterable[object], size: str, kind: str, i: Instruction) -> None:
         """Registers get the marks of what was loaded as elements of type `size`, read as `kind`."""
+        self.point(i)
+        if self.marked:
+            self.put_loaded(targets, size, kind, i)
+
+    def put_loaded(self, targets: Iterable[object], size: str, kind: str, i: Instruction) -> None:
+        """Registers get the marks that were loaded last."""
         targets = list(targets)
         names = [t.name for t in targets if isinstance(t, Register)]
         lines = [f"w = U.fresh({len(targets)}, {size!r})"]
@@ -163,10 +183,10 @@ class Operands:
         self.follow(["", *names], "; ".join(lines))
 
 
-def parameters_of(kernel: Kernel, values: Sequence[int | float]) -> list[np.ndarray]:
+def parameters_of(parameters: list[tuple[str, str]], values: Sequence[int | float]) -> list[np.ndarray]:
     """Launch arguments as the bits that ld.param reads."""
     made = []
-    for (_, kind), value in zip(kernel.parameters, values, strict=True):
+    for (_, kind), value in zip(parameters, values, strict=True):
         bits = int("".join(c for c in kind if c.isdigit()))
         if kind[0] == "f":
             real = np.full((1, 1), value, {16: np.float16, 32: np.float32, 64: np.float64}[bits])
@@ -175,6 +195,17 @@ def parameters_of(kernel: Kernel, values: Sequence[int | float]) -> list[np.ndar
             kept = int(value) & ((1 << bits) - 1)
             made.append(np.full((1, 1), kept, {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}[bits]))
     return made
+
+
+def constant_of(name: str) -> np.ndarray:
+    """Return the constant that a name stands for."""
+    _, kind, digits = name.split("_")
+    value = int(digits, 16)
+    if kind == "p":
+        return np.array([[value != 0]])
+    bits = int(kind[1:])
+    unsigned: np.ndarray = np.array([[value & ((1 << bits) - 1)]], dtype=TYPES[f"u{bits}"])
+    return unsigned.view(TYPES[kind])
 
 
 def bits_of_kind(kind: str) -> int:

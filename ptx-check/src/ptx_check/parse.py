@@ -7,6 +7,7 @@ Source: NVIDIA, "PTX ISA", chapters 4 (syntax) and 11 (directives).
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,9 @@ _FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"')
 _REGISTERS = re.compile(r"\.reg\s+\.(\w+)\s+([^;]+);")
 _LOCAL = re.compile(r"\.local\s+\.align\s+\d+\s+\.b8\s+__local_depot\d+\[(\d+)\]")
 _TABLE = re.compile(r"^\.global\s+\.align\s+\d+\s+\.b8\s+([$\w]+)\[(\d+)\]\s*=\s*\{([^}]*)\};", re.MULTILINE)
+_LABEL = re.compile(r"([$\w]+):(?!:)\s*")
+_PART = re.compile(r"(?:[^,{\[]|\{[^}]*\}|\[[^\]]*\])+")
+_NESTED = re.compile(r"\[[^\]]*\{")
 _GUARD = re.compile(r"@(!?)(%?\w+)\s+(.*)", re.DOTALL)
 
 
@@ -57,6 +61,12 @@ class Name:
     text: str
 
 
+@functools.cache
+def words_of(opcode: str) -> list[str]:
+    """The words of an opcode, a list that nobody changes."""
+    return opcode.split(".")
+
+
 @dataclass(slots=True)
 class Instruction:
     opcode: str
@@ -66,9 +76,12 @@ class Instruction:
     location: Location
     index: int = 0
 
+    flow: Any = field(default=None, compare=False, repr=False)
+    """What control.py found of it."""
+
     @property
     def words(self) -> list[str]:
-        return self.opcode.split(".")
+        return words_of(self.opcode)
 
 
 @dataclass(slots=True)
@@ -138,7 +151,7 @@ class _Reader:
 
     def read(self, body: str) -> None:
         for number, raw in enumerate(body.split("\n"), self.line):
-            loc = _LOCATION.search(raw)
+            loc = _LOCATION.search(raw) if ".loc" in raw else None
             if loc:
                 file, line, column, chain = loc.groups()
                 if line != "0":  # 0: the compiler could not say
@@ -158,7 +171,7 @@ class _Reader:
                 self.scope(text[0])
                 text = text[1:].strip()
                 continue
-            label = re.match(r"([$\w]+):(?!:)\s*", text)
+            label = _LABEL.match(text) if ":" in text else None
             if label:
                 if label[1] in self.targets:  # others are for debuggers
                     self.label(self.named(label[1]))
@@ -188,12 +201,12 @@ class _Reader:
         self.blocks[-1].labels.append(name)
 
     def statement(self, text: str, number: int) -> None:
-        declared = _REGISTERS.match(text + ";")
+        declared = _REGISTERS.match(text + ";") if text.startswith(".reg") else None
         if declared:
             return self.declare(*declared.groups())
         location = Location(self.kernel, number, self.python, self.path)
         guard, negated = None, False
-        guarded = _GUARD.match(text)
+        guarded = _GUARD.match(text) if text.startswith("@") else None
         if guarded:
             negated, text = guarded[1] == "!", guarded[3]
             guard = self.operand(guarded[2], location)
@@ -274,6 +287,8 @@ def _up_to_its_brace(text: str) -> str:
 
 def _split(text: str) -> list[str]:
     """At commas outside of braces."""
+    if not _NESTED.search(text):
+        return [part for part in _PART.findall(text) if part.strip()]
     parts, depth, start = [], 0, 0
     for position, letter in enumerate(text):
         if letter in "{[":

@@ -12,17 +12,15 @@ cache has it. What crosses blocks lies in S as unsigned bits, merged under m whe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
+from dataclasses import replace
 
 import numpy as np
-import torch
 
-from ptx_check import arithmetic, atomics, exact, forms, rounding, undefined
-from ptx_check.control import CARRY, LEAVING, TYPE_OF, first_source, names, registers_of, results_and_sources, uses_of
+from ptx_check import arithmetic, atomics, forms
+from ptx_check.control import CARRY, LEAVING, TYPE_OF, names, registers_of, results_and_sources
 from ptx_check.faults import Unsupported
-from ptx_check.operands import TYPES, variable, viewed
-from ptx_check.parse import Address, Instruction, Kernel, Name, Number, Vector
+from ptx_check.operands import variable, viewed
+from ptx_check.parse import Address, Instruction, Name, Number, Vector
 from ptx_check.products import Product, in_products
 from ptx_check.tensor_instructions import TensorInstructions
 
@@ -31,33 +29,6 @@ _SPACES = {"global": "memory", "shared": "shared", "local": "local"}
 _LOAD_MODES = {"nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "weak", "volatile"}
 _ATOMIC_MODES = {"global", "shared", "shared::cta", "gpu", "cta", "sys", "cluster", "relaxed", "acquire", "release",
                  "acq_rel", "noftz"}  # fmt: skip
-
-
-def translate(kernel: Kernel, tables: Mapping[str, torch.Tensor] = MappingProxyType({})) -> list:
-    """A function for every block; tables: the kernel's constants. Raises Unsupported for an opcode that is not known,
-    with its line."""
-    uses = [uses_of(block) for block in kernel.blocks]
-    crossing = {name: position for position, name in enumerate(sorted(set().union(*(u for u, _ in uses))))}
-    labels = {label: number for number, block in enumerate(kernel.blocks) for label in block.labels}
-    space: dict = {"np": np, **TYPES, **{n: f for n, f in vars(rounding).items() if not n.startswith("_")}}
-    space |= {variable(name): np.full((1, 1), table.data_ptr(), np.uint64) for name, table in tables.items()}
-    space |= {"exact": exact, "anded": undefined.anded, "ored": undefined.ored, "CROSSING": frozenset(crossing)}
-    parameters = {name: position for position, (name, _) in enumerate(kernel.parameters)}
-    everything = [i for block in kernel.blocks for i in block.instructions]
-    products = [i for i in everything if "mma_async" in i.opcode]
-    late = {r.name for i in products for r in registers_of(i.operands[0])}
-    loads = [i for i in everything if i.opcode.startswith("tcgen05.ld")]
-    taken = late | {r.name for i in products for r in registers_of(i.operands[1]) if isinstance(i.operands[1], Vector)}
-    copies = [(names(i.operands[:1]), names(i.operands[1:])) for i in everything if i.words[0] == "mov"]
-    late |= {r.name for i in loads for r in registers_of(i.operands[0])}
-    while late and (earlier := {to for made, given in copies if not late.isdisjoint(given) for to in made} - late):
-        late |= earlier
-    read = {r.name for i in everything for o in i.operands[first_source(i) :] for r in registers_of(o)}
-    lines: list[str] = []
-    for number, block in enumerate(kernel.blocks):
-        lines += _Writer(number, block, crossing, labels, parameters, space, late, taken, read).lines()
-    exec(compile("\n".join(lines), f"<{kernel.name}>", "exec"), space)
-    return [space[f"block_{number}"] for number in range(len(kernel.blocks))]
 
 
 def _last_uses(steps: list[Instruction | Product]) -> list[list[str]]:
@@ -73,18 +44,22 @@ def _last_uses(steps: list[Instruction | Product]) -> list[list[str]]:
     return ending
 
 
-class _Writer(TensorInstructions):
-    def __init__(self, number, block, crossing, labels, parameters, space, late, taken, read) -> None:
-        super().__init__(number, block, crossing, labels, parameters, space)
+class Writer(TensorInstructions):
+    """The lines of one block; marked: registers that may have undefined bits when it begins, None: any."""
+
+    def __init__(self, number, block, crossing, labels, parameters, space, late, taken, read, marked) -> None:
+        super().__init__(number, block, crossing, labels, parameters, space, marked)
         self.late, self.taken, self.read = late, taken, read
         """Registers that asynchronous products write, those that they take, and those that some instruction reads."""
         self.touched: set[str] = set()
         """Of those that products take: touched by others since the last wgmma.fence of this block."""
 
-    def lines(self) -> list[str]:
+    def write(self) -> Writer:
         steps = list(in_products(self.block.instructions))
         end = f"return {self.number + 1}"
+        keeping = self.may_have != set()
         for step, ending in zip(steps, _last_uses(steps)):
+            self.marked = self.following(step)
             if isinstance(step, Product):
                 self.product(step)
             elif step.words[0] in LEAVING and forms.executed(step.opcode):
@@ -96,13 +71,30 @@ class _Writer(TensorInstructions):
             if dead:
                 self.emit(" = ".join(variable(n) for n in dead) + " = None")
         self.tell_touched()
-        self.emit("if T: U.keep(CROSSING)")
+        if keeping:
+            self.emit("U.keep(CROSSING)")
         for name, kind in self.changed.items():
             where, plain = self.crossing[name], TYPE_OF[kind]
             value = viewed(variable(name), self.kinds[name], plain)
             self.emit(f"S[{where}] = {value} if m is None or S[{where}] is None else np.where(m, {value}, S[{where}])")
-        self.body.insert(0, "U = M.undefined; T = U.marks")
-        return [f"def block_{self.number}(M, S, m):", *(f"    {line}" for line in [*self.body, end])]
+        self.emit(end)
+        return self
+
+    def following(self, step: Instruction | Product) -> bool:
+        """Tell whether a step's registers may have marks, and hand them on to its results."""
+        if self.may_have is None:
+            return True
+        found = False
+        for i in step.instructions if isinstance(step, Product) else (step,):
+            written, read = results_and_sources(i)
+            results = {r.name for r in written}
+            taken = not self.may_have.isdisjoint(r.name for r in read)
+            found = found or taken or not self.may_have.isdisjoint(results)
+            if taken and "mma_async" not in i.opcode:  # whose sums are asked whether they have any
+                self.may_have |= results
+            else:
+                self.may_have -= results
+        return found
 
     def leave(self, i: Instruction, base: str) -> str:
         target = -1 if base != "bra" else self.labels[i.operands[0].text]
@@ -117,6 +109,8 @@ class _Writer(TensorInstructions):
     def instruction(self, i: Instruction, base: str) -> None:
         self.check(i, base)
         if base not in _IGNORED:
+            if "L2::cache_hint" in i.opcode:  # whose operand is dropped
+                i = replace(i)
             handler = self._carrying if i.opcode in forms.carrying() else getattr(self, f"_{base}", self._computed)
             handler(i)
 
@@ -154,7 +148,8 @@ class _Writer(TensorInstructions):
         if len(sources) != len(meant.operands):
             raise Unsupported(f"{i.opcode} with {len(sources)} sources", i.location)
         values = [self.value(source, kind, i) for source, kind in zip(sources, meant.operands)]
-        self.mark(target, sources, self._marks_of(i, meant, sources, values), meant.result, i)
+        if self.marked:
+            self.mark(target, sources, self._marks_of(i, meant, sources, values), meant.result, i)
         self.assign(target, meant.expression.format(*values), meant.result, i)
         return None
 
@@ -378,15 +373,18 @@ class _Writer(TensorInstructions):
         for i in p.instructions:
             self.check(i, "mma")
         sums, rows, columns = ([r for part in parts for r in part] for parts in (p.sums, p.rows, p.columns))
-        self.follow([r.name for r in (*sums, *rows, *columns)], "")
-        marks = len(self.body)
-        for i in p.instructions:
-            self.mma_marks(i)
-        self.body[marks:] = [f"    {line}" for line in self.body[marks:]]
+        if self.marked:
+            self.follow([r.name for r in (*sums, *rows, *columns)], "")
+            marks = len(self.body)
+            for i in p.instructions:
+                self.mma_marks(i)
+            self.body[marks:] = [f"    {line}" for line in self.body[marks:]]
         self._multiply(p.instructions[0], (len(p.rows), len(p.columns), p.steps), sums, rows, columns, sums)
 
     def mma_marks(self, i: Instruction) -> None:
         """The sums get the marks of what is multiplied and added."""
+        if not self.marked:
+            return
         of_sums, a, b, _ = i.words[-4:]
         sums, *operands = i.operands
         register = _registers_of_products(i)
@@ -394,7 +392,7 @@ class _Writer(TensorInstructions):
         marks = ["(" + "".join(f"{self.marks(part, register)}, " for part in o.parts) + ")" for o in operands]
         found = f"M.matrices.unknown({(a, b, of_sums)}, {', '.join(marks)})"
         self.follow(names, f"U.loaded(U.origin({tuple(names)}), {found})")
-        self.load_marks(sums.parts, register, register, i)
+        self.put_loaded(sums.parts, register, register, i)
 
     def _multiply(self, i: Instruction, tiles: tuple[int, int, int], sums, a, b, old) -> None:
         register = _registers_of_products(i)
@@ -441,7 +439,9 @@ class _Writer(TensorInstructions):
             f"{from_registers}, {first}, {self.value(right, 'u64', i)}, {self.value(scale, 'p', i)}, {turned}, "
             f"{old}, {names!r}, {marks})"
         )
+        self.point(i)
         self.follow(["", *names, *taken], f"U.summed({i.index}, {names}, {taken}, {self.value(scale, 'p', i)})")
+        self.point(i, names)
         self.assign_elements(sums.parts, "u32", i)
 
 

@@ -51,6 +51,16 @@ class Undefined:
             return marks.view(wanted)
         return marks.astype(f"u{wanted.itemsize}").view(wanted)
 
+    def here(self, names: Iterable[str]) -> frozenset[str]:
+        """Return the registers among these that have marks in threads that run."""
+        running = self.run.active
+        found = []
+        for name in names:
+            marks = self.marks.get(name)
+            if marks is not None and (running is None or isinstance(marks, tuple) or (running & (marks != 0)).any()):
+                found.append(name)
+        return frozenset(found)
+
     def some(self, names: Iterable[str]) -> np.ndarray:
         """Threads in which any bit of any of these registers is undefined."""
         found = np.zeros((1, 1), dtype=bool)

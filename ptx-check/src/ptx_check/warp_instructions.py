@@ -23,6 +23,7 @@ class WarpInstructions(Operands):
         names = tuple(r.name for r in registers_of(source))
         moved = f"M.shuffle({i.index}, '{i.words[2]}', {self.marks(source, 'u32')}, {sources.split(', ', 1)[1]})"
         moved = f"U.put({target.name!r}, {moved} | U.fresh(1, 'u32')[0], {self.guard(i)}, {(*names, '')})"
+        self.point(i)
         self.follow(["", *names, target.name], moved)
         self.assign(target, "v", "u32", i)
 

@@ -1,13 +1,10 @@
 """fasttfm in flash_attn's place: fasttfm.compat.flash_attn, rotary(), cross_entropy() and the residual norms.
 
-flash_attn itself is not imported: of its folder only what is plain PyTorch and only its tests use. Every test asks for
-return_attn_probs, which fasttfm refuses; here it is left out, and where dropout is tested the mask comes from the seed
-that the call drew, by fasttfm.reference.
+flash_attn itself is not imported: of its folder only what is plain PyTorch and only its tests use.
 """
 
 import functools
 import importlib.util
-import math
 import sys
 import types
 from collections.abc import Callable
@@ -33,11 +30,9 @@ def install(folder: Path) -> None:
     torch.cuda.synchronize = lambda *_: None
     package = _module("flash_attn")
     package.__path__ = []
-    for name in ("func", "qkvpacked_func", "kvpacked_func", "varlen_func", "varlen_qkvpacked_func"):
-        setattr(package, f"flash_attn_{name}", _with_mask(getattr(ours, f"flash_attn_{name}")))
-    for name in ("varlen_kvpacked_func", "with_kvcache"):
-        function = getattr(ours, f"flash_attn_{name}", None)
-        setattr(package, f"flash_attn_{name}", _none(name) if function is None else _with_mask(function))
+    for name in vars(ours):
+        if name.startswith("flash_attn_"):
+            setattr(package, name, _window_of_numbers(getattr(ours, name)))
     _module("flash_attn.flash_attn_interface", _get_block_size_n=lambda *_: 1 << 30, USE_TRITON_ROCM=False)
     for name in ("layers", "losses", "ops", "ops.triton", "utils"):
         _module(f"flash_attn.{name}").__path__ = []
@@ -80,77 +75,16 @@ def _none(name: str) -> Callable[..., Any]:
     return skip
 
 
-def _with_mask(function: Callable[..., Tensor]) -> Callable[..., Any]:
-    """function, which with return_attn_probs also gives the scores that flash_attn keeps for its tests."""
+def _window_of_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
+    """function, to which the tests give windows as tensors."""
 
     @functools.wraps(function)
-    def call(*arguments: Any, return_attn_probs: bool = False, **options: Any) -> Any:
+    def call(*arguments: Any, **options: Any) -> Any:
         if isinstance(window := options.get("window_size"), Tensor):
             options["window_size"] = tuple(window.tolist())
-        before = torch.get_rng_state()
-        output = function(*arguments, **options)
-        if not return_attn_probs:
-            return output
-        after = torch.get_rng_state()
-        torch.set_rng_state(before)
-        seed = F.draw_seed()
-        torch.set_rng_state(after)
-        dropped = _dropped(function.__name__, seed, *arguments, **options)
-        return output, torch.zeros(1), dropped
+        return function(*arguments, **options)
 
     return call
-
-
-def _dropped(name: str, seed: Tensor, *arguments: Any, **options: Any) -> Tensor | None:
-    """exp(scores - their maximum) of every pair, negative where dropout fell: (B, H, L, S); None without dropout."""
-    q, k, sizes, rest = _unpacked(name, list(arguments))
-    p = rest[0] if rest else options.get("dropout_p", 0.0)
-    if p == 0.0:
-        return None
-    if sizes is not None:
-        q, k = (_padded(x, starts, longest) for x, (starts, longest) in zip((q, k), sizes))
-    heads = q.shape[2]
-    k = k.repeat_interleave(heads // k.shape[2], dim=2)
-    scores = torch.einsum("blhd,bshd->bhls", q.float(), k.float()) / math.sqrt(q.shape[-1])
-    batch, _, rows, columns = scores.shape
-    lengths = [torch.full((batch,), n) if sizes is None else sizes[i][0].diff() for i, n in enumerate((rows, columns))]
-    surplus = (lengths[1] - lengths[0]).view(-1, 1, 1, 1)
-    distance = torch.arange(columns) - torch.arange(rows)[:, None] - surplus  # of a key from the query's own
-    left, right = options.get("window_size", (-1, -1))
-    right = 0 if options.get("causal") else right
-    if left >= 0:
-        scores = scores.masked_fill(distance < -left, -math.inf)
-    if right >= 0:
-        scores = scores.masked_fill(distance > right, -math.inf)
-    if (slopes := options.get("alibi_slopes")) is not None:
-        scores = scores - slopes.view(-1, heads, 1, 1) * distance.abs()
-    if sizes is not None:
-        scores = scores.masked_fill(torch.arange(columns) >= sizes[1][0].diff().view(-1, 1, 1, 1), -math.inf)
-    kept = reference.keep_mask((batch * heads, rows, columns), p, seed).view(scores.shape)
-    weights = (scores - scores.amax(-1, keepdim=True).clamp_min(-1e30)).exp().to(q.dtype)
-    return torch.where(kept, weights, -weights)
-
-
-def _unpacked(name: str, given: list[Any]) -> tuple[Tensor, Tensor, list[tuple[Tensor, int]] | None, list[Any]]:
-    """Queries, keys, and of packed ones where sequences begin and how long the longest is; the arguments after them."""
-    if "qkvpacked" in name:
-        q, k, _ = given.pop(0).unbind(-3)
-    elif "kvpacked" in name:
-        q, k = given.pop(0), given.pop(0).unbind(-3)[0]
-    else:
-        q, k, _ = (given.pop(0) for _ in range(3))
-    if "varlen" not in name:
-        return q, k, None, given
-    if "qkvpacked" in name:
-        starts, longest = given.pop(0), given.pop(0)
-        return q, k, [(starts, longest)] * 2, given
-    starts_q, starts_k, longest_q, longest_k = (given.pop(0) for _ in range(4))
-    return q, k, [(starts_q, longest_q), (starts_k, longest_k)], given
-
-
-def _padded(x: Tensor, starts: Tensor, longest: int) -> Tensor:
-    sequences = x.split(starts.diff().tolist())
-    return torch.stack([torch.nn.functional.pad(s, (0, 0, 0, 0, 0, longest - s.shape[0])) for s in sequences])
 
 
 def apply_rotary_emb(

@@ -1,0 +1,49 @@
+"""Log-sum-exps, and the weights with their dropout: flash_attn returns them beside the output, for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fasttfm.functional import attention_weights
+from fasttfm.functional.attention.arguments import Sequences
+from fasttfm.functional.attention.packed import packed_again, padded
+from fasttfm.functional.attention.weights import log_sum_exp
+from fasttfm.functional.dropout import wide
+
+
+@torch.no_grad()
+def probabilities(
+    query: Tensor, key: Tensor, lengths: Tensor | None, dropout_p: float, seed: Tensor | None, options: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """The log-sum-exp (B, H, L) float32 of each row's scores, -inf without a key, and exp(scores - their maximum)
+    (B, H, L, S), negative where dropout fell; of no element without dropout. None has a gradient.
+
+    query (B, H, L, D), key (B, Hk, S, D), lengths (B,); options of attention(), whose seed was seed. Q K^T is computed
+    once more for them.
+    """
+    lse = log_sum_exp(query, key, lengths, **options)
+    if seed is None:
+        return lse, query.new_empty(0)
+    dtype = query.dtype
+    query, key = query.to(wide(dtype)), key.to(wide(dtype))
+    options = {"key_lengths": lengths, **options}
+    weights = attention_weights(query, key, **options)
+    kept = attention_weights(query, key, dropout_p=dropout_p, seed=seed, **options)
+    weights = (weights / weights.amax(-1, keepdim=True)).nan_to_num(0.0)
+    return lse, torch.where(kept != 0, weights, -weights).to(dtype)
+
+
+@torch.no_grad()
+def packed_probabilities(
+    query: Tensor, key: Tensor, sequences: Sequences, dropout_p: float, seed: Tensor | None, options: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """The same of packed query (Tq, H, D) and key (Tk, Hk, D): log-sum-exps (H, Tq), and the padded batch's weights."""
+    q, k = (
+        padded(query, sequences.query_starts, sequences.max_query),
+        padded(key, sequences.key_starts, sequences.max_key),
+    )
+    lse, weights = probabilities(q, k, sequences.key_starts.diff(), dropout_p, seed, options)
+    return packed_again(lse[..., None], sequences.query_starts, query)[..., 0].T, weights

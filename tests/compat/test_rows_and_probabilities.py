@@ -1,0 +1,176 @@
+"""Keys in pages and shorter than their room, log-sum-exps and weights: what flash_attn and torch return of them."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.attention.varlen import AuxRequest
+
+from fasttfm import reference
+from fasttfm.compat import flash_attn, varlen
+from fasttfm.functional import draw_seed
+
+H, HK, D, PAGE = 4, 2, 8, 4
+QUERIES, KEYS = torch.tensor([3, 1, 5]), torch.tensor([6, 0, 9])
+TABLE = torch.tensor([[5, 2, 7], [1, 1, 1], [0, 6, 4]])
+
+
+def starts_of(lengths):
+    return torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+
+
+@pytest.fixture
+def case():
+    """Queries, pages, and the same keys and values packed."""
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(int(QUERIES.sum()), H, D, generator=generator, requires_grad=True)
+    pages = [torch.randn(8, PAGE, HK, D, generator=generator, requires_grad=True) for _ in range(2)]
+    rows = [x[TABLE].flatten(1, 2) for x in pages]  # (B, pages * PAGE, HK, D)
+    return q, pages, [torch.cat([x[b, :n] for b, n in enumerate(KEYS.tolist())]) for x in rows]
+
+
+OPTIONS = {
+    "plain": {},
+    "causal": {"causal": True},
+    "window": {"window_size": (3, 1)},
+    "slopes": {"alibi_slopes": torch.tensor([0.5, 0.25, 1.0, 0.1]), "softcap": 2.0},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_pages_are_packed_keys_gradients_too(case, options):
+    q, pages, packed = case
+    starts = starts_of(QUERIES), starts_of(KEYS)
+    expected = flash_attn.flash_attn_varlen_func(q, *packed, *starts, 5, 9, **options)
+    output = flash_attn.flash_attn_varlen_func(q, *pages, *starts, 5, 9, **options, block_table=TABLE)
+    assert torch.equal(output, expected)
+    grad = torch.randn(output.shape)
+    for ours, theirs in zip(*(torch.autograd.grad(x, (q, *pages), grad) for x in (output, expected))):
+        torch.testing.assert_close(ours, theirs)
+    torch.manual_seed(3)
+    dropped = flash_attn.flash_attn_varlen_func(q, *packed, *starts, 5, 9, 0.3, **options)
+    torch.manual_seed(3)
+    assert torch.equal(
+        flash_attn.flash_attn_varlen_func(q, *pages, *starts, 5, 9, 0.3, **options, block_table=TABLE.int()), dropped
+    )
+
+
+def test_varlen_attn_takes_pages_and_keys_shorter_than_their_room(case):
+    q, pages, packed = case
+    starts = starts_of(QUERIES)
+    expected = varlen.varlen_attn(q, *packed, starts, starts_of(KEYS), 5, 9, window_size=(-1, 0), enable_gqa=True)
+    given = {"window_size": (-1, 0), "enable_gqa": True, "seqused_k": KEYS.int()}
+    assert torch.equal(varlen.varlen_attn(q, *pages, starts, None, 5, 9, **given, block_table=TABLE), expected)
+    room = [torch.full((12, 3, HK, D), math.nan) for _ in range(2)]
+    for filled, x in zip(room, packed):
+        for b, part in enumerate(x.split(KEYS.tolist())):
+            filled[: len(part), b] = part
+    room = [x.transpose(0, 1).flatten(0, 1) for x in room]  # what is not a key is not read
+    fixed = torch.tensor([0, 12, 24, 36])
+    torch.testing.assert_close(varlen.varlen_attn(q, *room, starts, fixed, 5, 12, **given), expected)
+
+
+def test_no_sequences_and_no_keys():
+    q, k = torch.zeros(0, H, D), torch.zeros(8, PAGE, H, D)
+    none = torch.zeros(1, dtype=torch.int32)
+    table = torch.zeros(0, 3, dtype=torch.int32)
+    assert flash_attn.flash_attn_varlen_func(q, k, k, none, none, 0, 0, block_table=table).shape == q.shape
+    q, starts = torch.randn(3, H, D), torch.tensor([0, 3])
+    nothing = torch.zeros(1, 2, dtype=torch.int32)
+    given = (q, k, k, starts, torch.zeros(2, dtype=torch.int32), 3, 0)
+    output, lse, _ = flash_attn.flash_attn_varlen_func(*given, block_table=nothing, return_attn_probs=True)
+    assert not output.any()
+    assert (lse == -math.inf).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"block_table": TABLE + 3}, "block_table has page 8: there are 0 to 7"),
+        ({"block_table": TABLE.float()}, r"block_table is torch.float32 \(3, 3\) on cpu: int32 or int64 \(3, 3\)"),
+        ({"block_table": TABLE[:2]}, r"block_table is torch.int64 \(2, 3\) on cpu: int32 or int64 \(3, 3\)"),
+        ({"block_table": TABLE[:, :2]}, "reach from 0 to 9: there is room for 2 pages of 4 in block_table"),
+        ({"max_seqlen_k": 8}, "keys of a sequence reach from 0 to 9, and max_seqlen_k is 8"),
+    ],
+)
+def test_pages_that_do_not_fit_are_refused(case, change, message):
+    q, pages, _ = case
+    given = {"cu_seqlens_q": starts_of(QUERIES), "cu_seqlens_k": starts_of(KEYS), "max_seqlen_q": 5, "max_seqlen_k": 9}
+    with pytest.raises(ValueError, match=message):
+        flash_attn.flash_attn_varlen_func(q, *pages, **({"block_table": TABLE} | given | change))
+
+
+def test_lengths_that_do_not_fit_are_refused(case):
+    q, pages, packed = case
+    starts, key_starts = starts_of(QUERIES), starts_of(KEYS)
+    with pytest.raises(ValueError, match="varlen_attn: block_table needs seqused_k"):
+        varlen.varlen_attn(q, *pages, starts, None, 5, 9, enable_gqa=True, block_table=TABLE)
+    with pytest.raises(
+        ValueError, match="keys of a sequence reach from 1 to 9, more than cu_seq_k leaves room for in key"
+    ):
+        varlen.varlen_attn(
+            q, *packed, starts, key_starts, 5, 9, enable_gqa=True, seqused_k=KEYS + torch.tensor([0, 1, 0])
+        )
+    with pytest.raises(ValueError, match=r"seqused_k is torch.int64 \(2,\) on cpu: int32 or int64 \(3,\)"):
+        varlen.varlen_attn(q, *packed, starts, key_starts, 5, 9, enable_gqa=True, seqused_k=KEYS[:2])
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("queries", [5, 700])
+def test_probabilities_are_those_of_the_formula(options, queries):
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(2, n, h, D, generator=generator) for n, h in ((queries, H), (7, HK), (7, HK)))
+    words = {"window_size": "window"}
+    looks = {words.get(name, name): value for name, value in options.items()}
+    qt, kt, vt = (x.transpose(1, 2).double() for x in (q, k, v))
+    _, weights = reference.attention(qt, kt, vt, causal_offset=7 - queries, **looks)
+    torch.manual_seed(5)
+    output, lse, weights_dropped = flash_attn.flash_attn_func(q, k, v, 0.4, **options, return_attn_probs=True)
+    torch.manual_seed(5)
+    seed = draw_seed()
+    torch.manual_seed(5)
+    assert torch.equal(output, flash_attn.flash_attn_func(q, k, v, 0.4, **options))
+    kept = reference.keep_mask((2 * H, queries, 7), 0.4, seed).view(2, H, queries, 7)
+    unnormalised = (weights / weights.amax(-1, keepdim=True)).nan_to_num(0.0)
+    torch.testing.assert_close(
+        weights_dropped.double(), torch.where(kept, unnormalised, -unnormalised), rtol=1e-4, atol=1e-6
+    )
+    assert lse.shape == (2, H, queries)
+    assert torch.equal(lse == -math.inf, (weights == 0).all(-1))
+    # a sink as large as all keys together takes half of the weight
+    halved, _ = reference.attention(qt[:, :1], kt[:, :1], vt[:, :1], causal_offset=7 - queries, **one_head(looks))
+    for row in range(min(queries, 5)):
+        if lse[0, 0, row] == -math.inf:
+            continue
+        sink, _ = reference.attention(
+            qt[:1, :1], kt[:1, :1], vt[:1, :1], causal_offset=7 - queries, sinks=lse[0, 0, row, None].double(),
+            **one_head(looks),
+        )  # fmt: skip
+        torch.testing.assert_close(2 * sink[0, 0, row], halved[0, 0, row], rtol=1e-4, atol=1e-5)
+
+
+def one_head(looks):
+    return looks | {"alibi_slopes": looks["alibi_slopes"][:1]} if "alibi_slopes" in looks else looks
+
+
+def test_packed_probabilities_are_those_of_each_sequence(case):
+    q, _, packed = case
+    starts, key_starts = starts_of(QUERIES), starts_of(KEYS)
+    _, lse, none = flash_attn.flash_attn_varlen_func(
+        q, *packed, starts, key_starts, 5, 9, causal=True, return_attn_probs=True
+    )
+    assert none.numel() == 0
+    assert lse.shape == (H, len(q))
+    for b in range(3):
+        i, j = (slice(s[b], s[b + 1]) for s in (starts, key_starts))
+        if KEYS[b]:
+            one = flash_attn.flash_attn_func(
+                q[None, i], *(x[None, j] for x in packed), causal=True, return_attn_probs=True
+            )
+            torch.testing.assert_close(lse[:, i], one[1][0])
+        else:
+            assert (lse[:, i] == -math.inf).all()
+    given = (q, *packed, starts, key_starts, 5, 9)
+    _, aux = varlen.varlen_attn(*given, window_size=(-1, 0), enable_gqa=True, return_aux=AuxRequest(lse=True))
+    assert torch.equal(aux, lse)
+    assert isinstance(varlen.varlen_attn(*given, enable_gqa=True, return_aux=AuxRequest()), torch.Tensor)

@@ -1,0 +1,100 @@
+"""Learned positions of the encoder-decoder Transformer: formulas, gradients, and what is longer than their table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from model_dirs import LINES, write_model_dir
+
+from fasttfm.decoding import DecodingConfig, Translator, translate_ids
+from fasttfm.decoding.scoring import score_ids
+from fasttfm.errors import UserError
+from fasttfm.models import Transformer, TransformerConfig
+
+SIZES = {"vocab_size": 20, "d_model": 16, "heads": 2, "d_ff": 16, "encoder_layers": 1, "decoder_layers": 1}
+
+
+def tiny(**fields):
+    torch.manual_seed(0)
+    return Transformer(TransformerConfig(**SIZES, positional_encoding="learned", **{"max_length": 6, **fields})).eval()
+
+
+def by_formula(model, source, target):
+    """The model's layers over embedding * sqrt(d) + row of the side's table."""
+    x, y = (
+        table(tokens) * 16**0.5 + positions.weight[: tokens.shape[1]]
+        for table, positions, tokens in (
+            (model.source_embedding, model.source_positions, source),
+            (model.target_embedding, model.target_positions, target),
+        )
+    )
+    return model.output(model.decoder(y, model.encoder(x)))
+
+
+def test_each_side_adds_its_own_table_and_trains_it():
+    model = tiny()
+    source, target = torch.randint(4, 20, (2, 6)), torch.randint(4, 20, (2, 5))
+    torch.testing.assert_close(model(source, target), by_formula(model, source, target))
+    tables = [model.source_positions.weight, model.target_positions.weight]
+    found = torch.autograd.grad(model(source, target).square().sum(), tables)
+    for ours, expected in zip(found, torch.autograd.grad(by_formula(model, source, target).square().sum(), tables)):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+    assert not torch.equal(*tables)
+    assert not found[1][5].any()  # that no token was at
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_padding_may_be_longer_than_the_table_and_a_sentence_may_not(packed):
+    model = tiny()
+    lengths = torch.tensor([6, 3])
+    source = torch.zeros(2, 8, dtype=torch.int64)
+    for row, length in enumerate(lengths):
+        source[row, :length] = torch.randint(4, 20, (int(length),))
+    sums = (9, 9) if packed else None
+
+    def loss(x, lengths):
+        return model.loss(x, x, x, lengths, lengths, packed_tokens=sums)[0]
+
+    torch.testing.assert_close(loss(source, lengths), loss(source[:, :6], lengths))
+    source[0, 6] = 5
+    sums = (10, 10) if packed else None
+    with pytest.raises(ValueError, match="a sequence has 7 tokens: this model has positions for 6"):
+        loss(source, torch.tensor([7, 3]))
+
+
+def test_first_position_is_of_sinusoids():
+    with pytest.raises(ValueError, match="first_position 2 is of sinusoids"):
+        tiny(first_position=2)
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_search_ends_at_the_last_position(beam):
+    model = tiny()
+    model.output.weight.data[3] -= 100.0  # the end is never likely
+    config = DecodingConfig(beam=beam, max_len_a=0.0, max_len_b=50, allow_unk=True)
+    (written,) = translate_ids(model, [[5, 6, 3]], config)
+    assert len(written) <= 5  # and the begin of an output
+    for source, target in (([4] * 6 + [3], []), ([4, 3], [4] * 6)):
+        with pytest.raises(UserError, match=r"has 7 tokens with its markers: this model has learned positions for 6"):
+            score_ids(model, [source], [target])
+    with pytest.raises(UserError, match="a source has 7 tokens"):
+        translate_ids(model, [[4] * 6 + [3]], config)
+
+
+def test_a_directory_translates_scores_and_cuts_long_lines(tmp_path: Path):
+    folder = write_model_dir(tmp_path / "model", positional_encoding="learned", max_length=24)
+    translator = Translator.from_directory(folder, beam=2, max_len_b=40, workers=1)
+    texts = translator.translate(LINES)
+    assert len(set(texts)) > 3
+    assert not translator.cut_lines
+    long = " ".join(["a dog"] * 30)
+    assert translator.translate([*LINES, long])[: len(LINES)] == texts
+    assert translator.cut_lines == 1
+    assert np.isfinite(translator.score(LINES[:3], texts[:3])).all()
+    with pytest.raises(UserError, match="learned positions for 24"):
+        translator.score([long], ["ein Hund"])
+    with pytest.raises(UserError, match=r"a target has .* learned positions for 24"):
+        translator.translate(["a dog"], [long])
