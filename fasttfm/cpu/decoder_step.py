@@ -36,6 +36,7 @@ def runs_straight(model: Any, memory: Tensor) -> bool:
     linears = [each for layer in layers for each in (layer.linear1, layer.linear2)]
     attentions = [each for layer in layers for each in (layer.self_attn, layer.multihead_attn)]
     linears += [each.out_proj for each in attentions] + [model.output]
+    parameters = list(model.decoder.parameters())
     return (
         untouched(model.target_embedding, EMBEDDING)
         and not model.target_embedding.max_norm
@@ -43,7 +44,8 @@ def runs_straight(model: Any, memory: Tensor) -> bool:
         and all(untouched(each, NORM) and each.weight is not None and each.bias is not None for each in norms)
         and all(untouched(each, LINEAR) for each in linears)
         and all(untouched(each, ATTENTION) for each in attentions)
-        and all(ordinary(each) and each.dtype == memory.dtype for each in model.decoder.parameters())
+        and ordinary(*parameters)
+        and {each.dtype for each in parameters} == {memory.dtype}
         and not torch.is_autocast_enabled("cpu")
     )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import platform
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -69,10 +70,10 @@ def frozen_weights(model: nn.Module, *, batch_invariant: bool = False, int8: boo
 
 def _kept_of(model: nn.Module) -> dict[tuple, _Kept] | None:
     parameters = list(model.parameters())
-    if any(type(p) is not nn.Parameter or p.device.type != "cpu" for p in parameters):
+    if not {(type(p), p.device.type) for p in parameters} <= {(nn.Parameter, "cpu")}:
         return None
     try:
-        now = tuple((p.data_ptr(), p._version) for p in parameters) + _sample(parameters)
+        now = tuple([(p.data_ptr(), p._version) for p in parameters]) + _sample(parameters)
     except RuntimeError:  # made under inference mode: nobody counts their changes
         return {}
     known = _of_models.get(model)
@@ -151,11 +152,15 @@ class FrozenLinear:
     def size(self, rows: int) -> int:
         """The number of rows that so many are filled up to."""
         sizes = () if self._classes is None else self._classes.sizes
-        return next((size for size in sizes if size >= rows), rows)
+        place = bisect_left(sizes, rows)
+        return sizes[place] if place < len(sizes) else rows
 
     def multiply(self, rows: Tensor) -> Tensor:
         """(M, N) of rows (M, K); in int8 the sums scaled by output alone, float32, of rows of integers."""
-        return self._product(rows) if self._classes is None else multiply(self._product, rows, self._classes)
+        classes = self._classes
+        if classes is None or (rows.shape[0] in classes.sizes and not classes.one_thread):
+            return self._product(rows)
+        return multiply(self._product, rows, classes)
 
 
 def _classes(kept: _Kept, no_bias: bool, dtype: torch.dtype, relu: bool, large: int = 0) -> RowClasses | None:

@@ -9,6 +9,7 @@ primitives, which oneDNN makes and keeps for every new one.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
@@ -80,7 +81,7 @@ def multiply(product: Product, rows: Tensor, classes: RowClasses) -> Tensor:
             return multiply(product, rows, RowClasses(classes.sizes))
     count, largest = rows.shape[0], classes.sizes[-1]
     if count <= largest:
-        size = next(size for size in classes.sizes if size >= count)
+        size = classes.sizes[bisect_left(classes.sizes, count)]
         if size == count:
             return product(rows)
         filled = rows.new_zeros(size, rows.shape[1])

@@ -117,6 +117,11 @@ def _enough(needed: int, size: int) -> int:
     return size if needed <= size else max(needed, size * 3 // 2)
 
 
+def _arrays(keys: Tensor, values: Tensor) -> tuple[Any, Any]:
+    """The same memory as the compiled loops take it."""
+    return step_passes.array(keys), step_passes.array(values)
+
+
 class AncestorAttention:
     """Keys and values (P, capacity, H, D) of a layer's self-attention."""
 
@@ -126,6 +131,7 @@ class AncestorAttention:
         """like (., H, ., D)."""
         self.rows = rows
         self._keys, self._values = like.new_empty(0, 0, like.shape[1], like.shape[3]), like.new_empty(0)
+        self._arrays = _arrays(self._keys, self._values)
 
     def attend(self, joint: Tensor) -> Tensor:
         """The joined heads (R, d) of the newest position; joint (R, 3 * d) queries, keys and values."""
@@ -138,7 +144,7 @@ class AncestorAttention:
         """Write what attend() returns into heads, by compiled loops; joint: a product with the scales of its rows and
         its bias."""
         rows = self._ready()
-        keys, values = step_passes.array(self._keys), step_passes.array(self._values)
+        keys, values = self._arrays
         ancestors, slots = rows.ancestors.numpy(), rows.slots.numpy()
         loops.attend_to_ancestors(
             *joint, keys, values, ancestors, slots, rows.positions.numpy(), heads.array, heads.quantized, heads.scales
@@ -159,6 +165,7 @@ class AncestorAttention:
             if seen:
                 new[: old.shape[0], :seen] = old[:, :seen]
         self._keys, self._values = larger
+        self._arrays = _arrays(self._keys, self._values)
 
 
 class MemoryAttention:
@@ -169,6 +176,7 @@ class MemoryAttention:
     def __init__(self, rows: Rows, keys: Tensor, values: Tensor) -> None:
         self.rows = rows
         self._keys, self._values = keys.contiguous(), values.contiguous()
+        self._arrays = _arrays(self._keys, self._values)
 
     def store(self, sentences: Tensor, keys: Tensor, values: Tensor) -> None:
         """keys and values (B, H, S, D) become those of the sentences with these numbers (B,)."""
@@ -183,6 +191,7 @@ class MemoryAttention:
         for new, old in zip(larger, (self._keys, self._values)):
             new[:sentences, :, :before] = old
         self._keys, self._values = larger
+        self._arrays = _arrays(self._keys, self._values)
 
     def attend(self, query: Tensor) -> Tensor:
         """The joined heads (R, d) of query (R, d)."""
@@ -190,7 +199,7 @@ class MemoryAttention:
 
     def attend_into(self, loops: Any, query: tuple, heads: Any) -> None:
         """Write what attend() returns into heads, by compiled loops."""
-        keys, values = step_passes.array(self._keys), step_passes.array(self._values)
+        keys, values = self._arrays
         sentences, lengths = self.rows.sentences.numpy(), self.rows.lengths.numpy()
         loops.attend_to_memory(*query, keys, values, sentences, lengths, heads.array, heads.quantized, heads.scales)
 

@@ -230,7 +230,7 @@ class Operator(Generic[Fields]):
                         return seen(values)  # a meta tensor, another GPU than the current one, another kind of device
                     if x.requires_grad:
                         gradient = True
-            if not checked and not all(_has_storage(values[place]) for place, _ in tensors):
+            if not checked and not all(map(_has_storage, [values[place] for place, _ in tensors])):
                 return seen(values)  # is_grads_batched=True gives tensors without memory, for all gradients at once
             gradient = gradient and _grad_enabled()
             if not _any_autocast() or not _autocast_enabled(device):
@@ -291,7 +291,7 @@ def _without_views(compute: Callable[[Any], Any], internal: int) -> Callable[[An
         if type(outputs) is tuple:
             seen = outputs[:-internal] if internal else outputs
             if any(map(_is_view, seen)):
-                return (*(x.detach() if x._is_view() else x for x in seen), *outputs[len(seen) :])
+                return (*[x.detach() if x._is_view() else x for x in seen], *outputs[len(seen) :])
             return outputs
         return outputs.detach() if outputs is not None and outputs._is_view() else outputs
 
