@@ -12,7 +12,7 @@ LOST_PEER = 75
 
 
 class UserError(Exception):
-    """Something that the user gave cannot be used: a file, a line, an option.
+    """Raised for what the user gave and can correct: a file, a line, an option.
 
     The message is one line that names what was given (file and line where there is one), what is allowed and what to
     do. `fasttfm` prints it without a traceback and exits with status 2; a program that uses the package catches it.
@@ -20,7 +20,7 @@ class UserError(Exception):
 
 
 class ArgumentError(ValueError, AssertionError, RuntimeError):
-    """A value or a shape that a module cannot take.
+    """Raised for a value or a shape that a module cannot take.
 
     torch.nn raises AssertionError in one place and RuntimeError in the next; this is both, and the ValueError that it
     should have been, so that code written for torch.nn keeps catching it.
@@ -28,11 +28,11 @@ class ArgumentError(ValueError, AssertionError, RuntimeError):
 
 
 class ArgumentTypeError(TypeError, AssertionError, RuntimeError):
-    """A dtype that a module cannot take; also what torch.nn raises for it."""
+    """Raised for a dtype that a module cannot take; also the class that torch.nn raises."""
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal has asked the process to end: Ctrl-C, or SIGTERM and SIGHUP, which stop a command in the same way."""
+    """Raised when a signal stops the process: Ctrl-C, SIGTERM or SIGHUP."""
 
     def __init__(self, message: str = "", number: int = signal.SIGINT) -> None:
         """message: one line for the user; number: of the signal."""
@@ -55,7 +55,7 @@ _OUT_OF_MEMORY = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether memory did not suffice: MemoryError, or what torch, its libraries and the loader raise instead."""
+    """Return whether the error means out of memory: MemoryError, or what torch, its libraries or the loader raise."""
     if isinstance(error, UserError):
         return False
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):

@@ -187,7 +187,7 @@ def _parsed(path: Path, parse: Callable[[bytes, type], Any], kind: type) -> Any:
     except OSError as error:
         raise unreadable(path, error) from error
     except Malformed as error:
-        raise UserError(f"{path}: {error}: copy it anew") from None
+        raise UserError(f"{path}: {error}: copy it again") from None
 
 
 def sha256(path: Path) -> str:

@@ -108,7 +108,7 @@ def characters(text: str) -> str:
     return text
 
 
-def field(given: Any, name: str, kind: type, where: str, default: Any = REQUIRED, remedy: str = "copy it anew") -> Any:
+def field(given: Any, name: str, kind: type, where: str, default: Any = REQUIRED, remedy: str = "copy it again") -> Any:
     """given[name], which must be of a kind: dict, list, str, bool, int or float, which a whole number is too.
 
     default: what stands for a field that is not given, or null. Raises UserError, which begins with where.
@@ -126,7 +126,7 @@ def field(given: Any, name: str, kind: type, where: str, default: Any = REQUIRED
     return value
 
 
-def texts(given: Any, name: str, where: str, remedy: str = "copy it anew") -> list[str]:
+def texts(given: Any, name: str, where: str, remedy: str = "copy it again") -> list[str]:
     """The texts of a list in a parsed document; errors as field() raises them."""
     values = field(given, name, list, where, remedy=remedy)
     if wrong := [value for value in values if not isinstance(value, str)]:

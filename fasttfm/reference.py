@@ -24,7 +24,7 @@ _CHUNK_BLOCKS = 65536  # Philox blocks computed at a time: large enough for two 
 
 
 def dropout_threshold(p: float) -> int:
-    """Lanes below it, of 256, are dropped. Raises ValueError unless 0 <= p <= 1."""
+    """The number of byte values, of 256, that dropout drops. Raises ValueError unless 0 <= p <= 1."""
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"dropout_p {p} must lie in [0, 1]")
     return round(p * 256)

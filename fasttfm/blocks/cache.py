@@ -30,12 +30,12 @@ class AttentionCache:
 
     @property
     def rows(self) -> int | None:
-        """B; None while nothing is kept."""
+        """The batch size B; None while the cache is empty."""
         return None if self._keys is None else self._keys.shape[0]
 
     @property
     def complete(self) -> bool:
-        """True if keys and values need not be computed again."""
+        """True if all keys and values are cached, so that none is computed again."""
         return not self.grows and self._keys is not None
 
     def update(self, keys: Tensor | None, values: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -66,7 +66,7 @@ class AttentionCache:
         self._keys, self._values = like.new_empty(shape), like.new_empty(shape)
 
     def attend(self, query: Tensor, key_lengths: Tensor | None = None) -> Tensor:
-        """The joined heads (B, L, H * D) of query (B, H, L, D) over all that is kept, at inference.
+        """The joined heads (B, L, H * D) of query (B, H, L, D) over all cached keys, at inference.
 
         In a cache that grows the queries are its newest positions and see no later one. key_lengths (B,): keys at or
         past it are not attended.
@@ -95,7 +95,7 @@ class AttentionCache:
         return buffer
 
     def reorder(self, rows: Tensor) -> None:
-        """Row r goes on from what row rows[r] was; rows (R,) int64, any number of them."""
+        """Makes row r a copy of the old row rows[r]; rows (R,) int64, any number of them."""
         if self._keys is None or self._values is None:
             return
         if not self.grows:
@@ -165,7 +165,7 @@ class DecoderCache:
         return self.layers[number]
 
     def reorder(self, rows: Tensor, *, memory: bool | None = None) -> None:
-        """Row r goes on from what row rows[r] was; rows (R,) int64: chosen by a beam, ended ones left out, or repeated.
+        """Makes row r a copy of the old row rows[r]; rows (R,) int64, as a beam chooses, drops or repeats them.
 
         memory=False leaves the encoder's keys and values as they are, which saves their copy while every row keeps its
         sentence; they always stay with shared_memory, whose rows keep to sentence-major order and are equally many for
@@ -177,7 +177,7 @@ class DecoderCache:
                 source.reorder(rows)
 
     def keep(self, sentences: Tensor) -> None:
-        """Drops every sentence but these; sentences (B',) int64, rising."""
+        """Keeps only these sentences; sentences (B',) int64, rising."""
         beams = 1
         first = self.layers[0] if self.layers else None
         if first is not None and self.shared_memory and first.target.rows and first.memory.rows:

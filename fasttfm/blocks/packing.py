@@ -12,7 +12,7 @@ from fasttfm.errors import ArgumentError, ArgumentTypeError
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Places of the T elements of B sequences in a batch padded to length S, and in the packed (T, E) tensor.
+    """Positions of the T elements of B sequences, in a batch padded to length S and in the packed (T, E) tensor.
 
         packing = Packing.from_padding_mask(padding)       # (B, S) bool, True is padding
         output = encoder(src, packing=packing)             # zeros at padding, which nothing was computed for
@@ -35,7 +35,7 @@ class Packing:
 
     @classmethod
     def from_padding_mask(cls, key_padding_mask: Tensor) -> Packing:
-        """The packing that leaves out what key_padding_mask (B, S) bool marks True; waits for the device once."""
+        """The packing without the elements that key_padding_mask (B, S) bool marks True; waits for the device once."""
         if key_padding_mask.dtype != torch.bool:
             raise ArgumentTypeError(
                 f"key_padding_mask has dtype {key_padding_mask.dtype}: bool, True for padding, is needed"
@@ -63,7 +63,7 @@ class Packing:
 
     @property
     def tokens(self) -> int:
-        """T."""
+        """The number of elements T."""
         return self.positions.shape[0]
 
     def pack_tokens(self, tokens: Tensor) -> Tensor:

@@ -96,7 +96,9 @@ def read_kind(path: Path) -> str:
     """The kind of model that a model directory holds (a key of config.KINDS); UserError where there is none."""
     settled(path)
     if not (path / CONFIG_FILE).is_file():
-        raise UserError(f"{path}: is not a model directory (it has no {CONFIG_FILE}); fasttfm train --out makes one")
+        raise UserError(
+            f"{path}: is not a model directory (it has no {CONFIG_FILE}); a command that trains or imports makes one"
+        )
     return kind_of(path / CONFIG_FILE)
 
 

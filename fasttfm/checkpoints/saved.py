@@ -36,14 +36,17 @@ def write_run(
     weights: Mapping[str, Tensor],
     tokenizer: Any,
     description: Mapping[str, Any] | None = None,
+    card: str = "",
 ) -> None:
     """Write a model directory without checkpoints, all of it or nothing.
 
-    tokenizer: a TextTokenizer. description: of the data that it was trained on.
+    tokenizer: a TextTokenizer. description: of the data that it was trained on. card: README.md.
     """
     with replacing(folder, "writes a model", "model") as fresh:
         write_file(fresh.path / CONFIG_FILE, config.to_yaml().encode())
         write_tensors(fresh.path / MODEL_FILE, weights)
         if description is not None:
             write_file(fresh.path / DATA_FILE, write_yaml(dict(description), sort_keys=False).encode())
+        if card:
+            write_file(fresh.path / "README.md", card.encode())
         tokenizer.save(fresh.path)

@@ -80,7 +80,7 @@ def resolve_checkpoint(model_dir: str | Path, which: str = "best") -> Path:
         if not steps and (model_dir / MODEL_FILE).is_file():
             return model_dir / MODEL_FILE
         if not steps:
-            raise UserError(f"{model_dir}: has no checkpoint; train a model into it first (fasttfm train --out)")
+            raise UserError(f"{model_dir}: has no checkpoint: train a model into it first")
         last = step_folder(model_dir, steps[-1])
         if which == "last":
             return last

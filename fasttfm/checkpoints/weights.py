@@ -60,7 +60,7 @@ def _refuse_others(model: torch.nn.Module, weights: Mapping[str, Tensor], source
     for name in weights:
         if name not in wanted:
             raise UserError(
-                f"{source}: is of another model: it has {name}, which this one has not; give this model's own"
+                f"{source}: is of another model: it has {name}, which this one lacks; give this model's checkpoint"
             )
 
 

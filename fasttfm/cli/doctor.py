@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fasttfm.cli.env import emulates_bfloat16
+
 _SAMPLE = 0.5
 """Seconds for which the processors' counters are watched."""
 
@@ -81,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def judge(facts: Facts) -> Iterator[Finding]:
-    """Name what is slower than it need be."""
+    """Return a finding for each thing that slows this machine down."""
     yield from _of_settings(facts.environment)
     yield from _of_device(facts) if facts.device else _of_processor(facts)
     if facts.busy_cores > 0.3:
@@ -117,7 +119,7 @@ def _of_processor(facts: Facts) -> Iterator[Finding]:
         )
     if "numba" in facts.missing:
         yield Finding("numba", "not installed: searches and training are slower", 'pip install "fasttfm[cpu]"')
-    if facts.units and not facts.units & {"amx_bf16", "avx512_bf16"}:
+    if emulates_bfloat16(facts.units):
         yield Finding(
             "bfloat16",
             "this processor computes it by way of float32",

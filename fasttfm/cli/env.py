@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Collection
 from typing import Any
 
 from fasttfm.machine import cpuinfo, describe_gpu, gpu, processor, version
@@ -98,6 +99,11 @@ def processor_units() -> list[str]:
     """Return the processor's units for vectors and matrices, by Linux's names; empty elsewhere."""
     flags = cpuinfo("flags").split()
     return [unit for unit in _UNITS if unit in flags]
+
+
+def emulates_bfloat16(units: Collection[str]) -> bool:
+    """Return whether a processor with these units computes bfloat16 by way of float32; False where they are unknown."""
+    return bool(units) and not {"amx_bf16", "avx512_bf16"} & set(units)
 
 
 def _assembler() -> dict[str, dict[str, str | None]]:

@@ -14,7 +14,7 @@ _CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256", "LRU_CACHE_CAPACITY": "256"
 
 
 def choose_settings() -> str:
-    """Set what the user has not set, before torch is loaded; returns what was set, to be shown behind a line."""
+    """Set environment variables that the user has not set, before torch is loaded; returns a text that names them."""
     if "torch" in sys.modules:
         return ""
     chosen = {name: value for name, value in _CACHES.items() if name not in os.environ}

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_check(parser: argparse.ArgumentParser) -> None:
-    """--no-check, of what goes to another tool or comes from one."""
+    """Add --no-check, for models that go to another tool or come from one."""
     parser.add_argument(
         "--no-check",
         dest="check",
@@ -54,11 +54,7 @@ def run(args: argparse.Namespace) -> None:
         told = module.export(model, replacement.path)
         if args.check:
             told = [*told, *check(model, args.format, replacement.path)]
-    output = Output.of(args, "export")
-    output.result(
+    Output.of(args, "export").result(
         f"{args.out}: {args.format}, for {FORMATS[args.format][1]}",
-        out=str(args.out), format=args.format, loaded_by=FORMATS[args.format][1], notes=told,
+        out=str(args.out), format=args.format, loaded_by=FORMATS[args.format][1], told=told,
     )  # fmt: skip
-    if not args.json and not args.quiet:
-        for line in told:
-            print(f"note: {line}")

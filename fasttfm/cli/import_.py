@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import warnings
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -64,7 +63,7 @@ def run(args: argparse.Namespace) -> None:
     """Write the model directory."""
     from fasttfm.errors import UserError
     from fasttfm.interop.check import check
-    from fasttfm.interop.exchange import store
+    from fasttfm.interop.exchange import store, warnings_as_lines
 
     module = importlib.import_module(FORMATS[args.format][0])
     languages = {"source_language": args.source_language, "target_language": args.target_language}
@@ -74,23 +73,18 @@ def run(args: argparse.Namespace) -> None:
             f"--source-language and --target-language do not belong to --format {args.format}: leave them out (a line "
             "for an OPUS-MT of several targets begins with >>deu<<)"
         )
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", RuntimeWarning)
+    with warnings_as_lines() as left_out:
         model = _read(args, module, languages)
-    told = [*model.notes, *(str(each.message) for each in caught if each.category is RuntimeWarning)]
+    told = [*model.notes, *left_out]
     if args.check:
         told += check(model, args.format, args.directory, (args.source_language, args.target_language))
     store(model, args.out, [f"imported from {args.directory.name} ({args.format})", *told])
     size = sum(weight.numel() for weight in model.weights.values())
-    output = Output.of(args, "import")
-    output.result(
+    Output.of(args, "import").result(
         f"{args.out}: {args.format}, {size / 1e6:,.1f} million parameters, {model.config.vocab_size:,} target tokens",
         out=str(args.out), format=args.format, parameters=size, target_tokens=model.config.vocab_size,
-        notes=told,
+        told=told,
     )  # fmt: skip
-    if not args.json and not args.quiet:
-        for line in told:
-            print(f"note: {line}")
 
 
 def _read(args: argparse.Namespace, module: ModuleType, languages: dict[str, str | None]) -> Model:

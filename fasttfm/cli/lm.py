@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from functools import partial
 from operator import eq
+from pathlib import Path
 from typing import Any
 
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import add_device, add_huggingface_export, add_huggingface_import, add_model, add_out
-from fasttfm.cli.paths import INPUT_FILE, INPUT_FOLDER
+from fasttfm.cli.parser import (
+    add_checkpoint,
+    add_device,
+    add_huggingface_export,
+    add_huggingface_import,
+    add_model,
+    add_out,
+)
+from fasttfm.cli.paths import INPUT_FILE, INPUT_FOLDER, MODEL
 from fasttfm.cli.train import add_run_flags, run_task_of_kind
 from fasttfm.cli.verbs import Verb
 from fasttfm.config import KINDS, all_fields, field_types
 from fasttfm.config.flags import add_field_flags
 from fasttfm.errors import UserError
-from fasttfm.files import read_json
 from fasttfm.presets import preset_names
 
 _KINDS = ("gpt", "llama")
@@ -111,23 +119,24 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     add_device(parser)
 
 
-def _model(args: argparse.Namespace) -> tuple[Any, Any]:
-    """The model, on its device, and its tokenizer."""
+def _model(args: argparse.Namespace, folder: Path | None = None) -> tuple[Any, Any]:
+    """The model of a folder, args.model where None, on its device; and its tokenizer."""
     from fasttfm.data.text_tokenizer import load_text_tokenizer
     from fasttfm.decoding.translator import pick_device
 
     device = pick_device(args.device)
-    return _read_model(args).to(device), load_text_tokenizer(args.model)
+    folder = folder or args.model
+    return _read_model(folder, args.checkpoint).to(device), load_text_tokenizer(folder)
 
 
-def _read_model(args: argparse.Namespace) -> Any:
+def _read_model(folder: Path, checkpoint: str) -> Any:
     from fasttfm.checkpoints.model_dir import read_kind
     from fasttfm.models.kinds import model_class
 
-    kind = read_kind(args.model)
+    kind = read_kind(folder)
     if kind not in _KINDS:
-        raise UserError(f"{args.model}: is of a model of kind {kind}: {' or '.join(_KINDS)} is needed")
-    return model_class(kind).from_pretrained(args.model, args.checkpoint)
+        raise UserError(f"{folder}: is of a model of kind {kind}: {' or '.join(_KINDS)} is needed")
+    return model_class(kind).from_pretrained(folder, checkpoint)
 
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
@@ -148,7 +157,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     from fasttfm.training.pretraining import evaluate
 
     if (args.data is None) == (args.text is None):
-        raise UserError("give --data DATA or --text FILE, one of them: what is to be evaluated on")
+        raise UserError("give either --data DATA or --text FILE to evaluate on")
     model, tokenizer = _model(args)
     score = evaluate(model, tokenizer, args.model, data=args.data, text=args.text, row_length=args.row_length)
     Output.of(args, args.verb).result(str(score), **score.record())
@@ -206,8 +215,8 @@ def _generate(args: argparse.Namespace) -> None:
     Output.of(args, args.verb).result("\n---\n".join(texts), texts=texts)
 
 
-def _add_prompt(parser: argparse.ArgumentParser) -> None:
-    _add_model(parser)
+def _add_questions(parser: argparse.ArgumentParser) -> None:
+    """Examples, and how they become prompts."""
     parser.add_argument(
         "--examples",
         type=INPUT_FILE,
@@ -224,24 +233,35 @@ def _add_prompt(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--options", nargs="+", metavar="TEXT", help="options of examples that have none")
     parser.add_argument(
+        "--seed", type=int, default=1, metavar="N", help="seed that chooses the solved examples (default: %(default)s)"
+    )
+    parser.add_argument("--normalize", action="store_true", help="divide each option's log-probability by its bytes")
+
+
+def _questions(args: argparse.Namespace, shots: Sequence[int]) -> tuple[list[Any], list[Any]]:
+    """The examples, and how they are asked with each number of solved ones."""
+    from fasttfm.decoding.prompting import Prompting, read_examples
+
+    examples = read_examples(args.examples, args.options or [])
+    options = {"template": args.template, "seed": args.seed, "normalize": args.normalize}
+    return examples, [Prompting(shots=number, **options) for number in shots]
+
+
+def _add_prompt(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    _add_questions(parser)
+    parser.add_argument(
         "--shots",
         type=int,
         default=0,
         metavar="N",
         help="number of solved examples before each question (default: %(default)s)",
     )
-    parser.add_argument(
-        "--seed", type=int, default=1, metavar="N", help="seed that chooses the solved examples (default: %(default)s)"
-    )
-    parser.add_argument("--normalize", action="store_true", help="divide each option's log-probability by its bytes")
     add_output_flags(parser, "the answers and how many are right")
 
 
 def _prompt(args: argparse.Namespace) -> None:
-    from fasttfm.decoding.prompting import Prompting, read_examples
-
-    examples = read_examples(args.examples, args.options or [])
-    prompting = Prompting(template=args.template, shots=args.shots, seed=args.seed, normalize=args.normalize)
+    examples, (prompting,) = _questions(args, [args.shots])
     model, tokenizer = _model(args)
     answers = prompting.answers(model, tokenizer, examples)
     wanted = [example.answer for example in examples]
@@ -253,6 +273,41 @@ def _prompt(args: argparse.Namespace) -> None:
     )  # fmt: skip
 
 
+def _add_few_shot(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("models", nargs="+", type=MODEL, metavar="MODEL", help=f"model directories made by {_MADE_BY}")
+    add_checkpoint(parser)
+    add_device(parser)
+    _add_questions(parser)
+    parser.add_argument(
+        "--shots",
+        type=int,
+        nargs="+",
+        default=[0, 1, 4],
+        metavar="N",
+        help="numbers of solved examples before each question (default: 0 1 4)",
+    )
+    add_output_flags(parser, "the share of right answers by model and number of solved examples")
+
+
+def _few_shot(args: argparse.Namespace) -> None:
+    examples, prompts = _questions(args, args.shots)
+    rows = []
+    for folder in args.models:
+        model, tokenizer = _model(args, folder)
+        size = sum(parameter.numel() for parameter in model.parameters())
+        right = [
+            sum(answer == example.answer for answer, example in zip(each.answers(model, tokenizer, examples), examples))
+            for each in prompts
+        ]
+        rows.append({"model": str(folder), "parameters": size, "right": right})
+    rows.sort(key=lambda row: row["parameters"])
+    lines = ["\t".join(["model", "parameters", *(f"{number} shots" for number in args.shots)])]
+    for row in rows:
+        shares = (f"{right / len(examples):.1%}" for right in row["right"])
+        lines.append("\t".join([row["model"], f"{row['parameters']:,}", *shares]))
+    Output.of(args, args.verb).result("\n".join(lines), shots=args.shots, examples=len(examples), models=rows)
+
+
 # ------------------------------------------------------------------------------------------------------ Hugging Face
 
 
@@ -261,24 +316,18 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
 
 
 def _import(args: argparse.Namespace) -> None:
-    from fasttfm.interop import gpt, llama
+    from fasttfm.interop.causal import import_folder
 
-    is_llama = read_json(args.folder / "config.json").get("model_type") == "llama"
-    (llama if is_llama else gpt).import_folder(args.folder, args.out)
-    Output.of(args, args.verb).result(f"model: {args.out}", model=str(args.out))
+    told = import_folder(args.folder, args.out)
+    Output.of(args, args.verb).result(f"model: {args.out}", model=str(args.out), told=told)
 
 
 def _export(args: argparse.Namespace) -> None:
     from fasttfm.data.text_tokenizer import load_text_tokenizer
-    from fasttfm.interop import gpt, llama
-    from fasttfm.models.llama import Llama
+    from fasttfm.interop.causal import export_folder
 
-    model = _read_model(args)
-    write = (llama if isinstance(model, Llama) else gpt).write
-    output = Output.of(args, args.verb)
-    for line in write(model, args.out, load_text_tokenizer(args.model)):
-        output.note(line)
-    output.result(f"Hugging Face folder: {args.out}", folder=str(args.out))
+    told = export_folder(_read_model(args.model, args.checkpoint), args.out, load_text_tokenizer(args.model))
+    Output.of(args, args.verb).result(f"Hugging Face folder: {args.out}", folder=str(args.out), told=told)
 
 
 VERBS = {
@@ -289,6 +338,7 @@ VERBS = {
     "prompt": Verb(
         _add_prompt, _prompt, "answer multiple-choice questions by likelihood, with or without solved examples"
     ),
+    "few-shot": Verb(_add_few_shot, _few_shot, "print right answers by model and number of solved examples"),
     "import": Verb(_add_import, _import, "convert a Hugging Face model"),
     "export": Verb(partial(add_huggingface_export, made_by=_MADE_BY), _export, "write a model for Hugging Face"),
 }

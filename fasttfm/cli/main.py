@@ -112,17 +112,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _answer(name: str | None, arguments: list[str]) -> int:
     """Run the command and say how it failed or was stopped, in one line; returns the exit status."""
-    where = f"fasttfm {name}" if name else "fasttfm"
     try:
         status = _run(name, arguments)
         raise_dropped()
         return status
     except UserError as error:
-        return _fail(where, str(error), EXIT_USER_ERROR)
+        return _fail(_called(name, arguments), str(error), EXIT_USER_ERROR)
     except KeyboardInterrupt as interrupt:
         status = interrupted(interrupt)
         stopped = "interrupted" if status == 128 + signal.SIGINT else f"stopped by {signal.Signals(status - 128).name}"
-        return _fail(where, str(interrupt) or stopped, status)
+        return _fail(_called(name, arguments), str(interrupt) or stopped, status)
     except BrokenPipeError:
         # The reader (head, less) has gone. Python would complain once more when it closes stdout at exit.
         _discard_output()
@@ -132,7 +131,13 @@ def _answer(name: str | None, arguments: list[str]) -> int:
         if message is None:
             raise
         _give_up_output()
-        return _fail(where, message, EXIT_USER_ERROR)
+        return _fail(_called(name, arguments), message, EXIT_USER_ERROR)
+
+
+def _called(name: str | None, arguments: list[str]) -> str:
+    """Return what a command calls itself: its verb is known once its module is there."""
+    verbs = {} if name is None else getattr(sys.modules.get(f"fasttfm.cli.{COMMANDS[name][0]}"), "VERBS", {})
+    return " ".join(["fasttfm", *([] if name is None else [name]), *(each for each in arguments[1:2] if each in verbs)])
 
 
 def _told(name: str | None, error: Exception) -> str | None:
@@ -162,7 +167,7 @@ def _run(name: str | None, arguments: list[str]) -> int:
     damage = Damage()
     try:
         try:
-            with checked(args, damage.tell), _warnings_in_a_line(f"fasttfm {name}"):
+            with checked(args, damage.tell), _warnings_in_a_line(_called(name, arguments)):
                 status = args.run(args) or 0
         finally:
             damage.end()

@@ -82,12 +82,12 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
 def _import(args: argparse.Namespace) -> None:
     from fasttfm.interop.bert_dirs import import_folder
 
-    model = import_folder(args.folder, args.out, args.generator)
+    model, told = import_folder(args.folder, args.out, args.generator)
     size = sum(parameter.numel() for parameter in model.parameters())
     tokens = model.config.vocab_size
     Output.of(args, args.verb).result(
         f"{args.out}: {size / 1e6:,.1f} million parameters, {tokens:,} tokens",
-        model=str(args.out), parameters=size, tokens=tokens,
+        model=str(args.out), parameters=size, tokens=tokens, told=told,
     )  # fmt: skip
 
 
@@ -97,10 +97,7 @@ def _export(args: argparse.Namespace) -> None:
     from fasttfm.models.encoders import read_encoder
 
     told = export_folder(read_encoder(args.model, args.checkpoint), args.out, load_text_tokenizer(args.model))
-    output = Output.of(args, args.verb)
-    for line in told:
-        output.note(line)
-    output.result(f"Hugging Face folder: {args.out}", folder=str(args.out))
+    Output.of(args, args.verb).result(f"Hugging Face folder: {args.out}", folder=str(args.out), told=told)
 
 
 VERBS = {

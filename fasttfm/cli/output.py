@@ -12,7 +12,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,15 +43,20 @@ class Output:
         return cls(command, quiet=args.quiet, as_json=args.json)
 
     def note(self, line: str) -> None:
-        """A line on what is done; warnings are told by --quiet too."""
+        """Print a line on the progress of the work; --quiet hides it, except warnings."""
         self.notes.append(line)
         if not self.quiet or line.startswith("warning"):
             stream = sys.stderr if self.as_json or (self.quiet and line.startswith("warning")) else sys.stdout
             print(f"fasttfm {self.command}: {line}", file=stream, flush=True)
 
-    def result(self, line: str, **fields: Any) -> None:
-        """Write the result: the line, or with --json the fields."""
-        print(json.dumps({"command": self.command, **fields}) if self.as_json else line, flush=True)
+    def result(self, line: str, *, told: Sequence[str] | None = None, **fields: Any) -> None:
+        """Write the result: the line, or with --json the fields. told: what was left out or assumed, where anything may
+        be; a line each, or the field `notes`."""
+        if told is not None:
+            fields["notes"] = list(told)
+        notes = [] if self.quiet else [f"note: {each}" for each in told or ()]
+        shown = json.dumps({"command": self.command, **fields}) if self.as_json else "\n".join([line, *notes])
+        print(shown, flush=True)
 
     @contextmanager
     def bar(self, **options: Any) -> Iterator[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,8 +33,15 @@ class Parser(argparse.ArgumentParser):
         return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Called by argparse for what it refuses."""
-        raise UserError(f"{message}; {self.prog} --help lists what there is")
+        """Raise UserError; argparse calls it for a wrong command line."""
+        end = "" if message.endswith("?") else ";"
+        raise UserError(f"{message}{end} {self.prog} --help lists what there is")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse an unknown command with the nearest name in place of all names."""
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            self._unknown(value, action.choices)
+        super()._check_value(action, value)
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """Print like argparse, but report a full disk or a reader that has gone, which argparse ignores."""
@@ -42,9 +50,11 @@ class Parser(argparse.ArgumentParser):
     def _refuse(self, word: str) -> NoReturn:
         if not word.startswith("-"):
             self.error(f"{word!r} was not expected here")
-        flag = word.split("=")[0]
-        near = difflib.get_close_matches(flag.replace("_", "-"), list(self._option_string_actions), n=1, cutoff=0.5)
-        self.error(f"{flag} is unknown: did you mean {near[0]}?" if near else f"{flag} is unknown")
+        self._unknown(word.split("=")[0], self._option_string_actions)
+
+    def _unknown(self, word: str, known: Iterable[str]) -> NoReturn:
+        near = difflib.get_close_matches(word.replace("_", "-"), list(known), n=1, cutoff=0.5)
+        self.error(f"{word} is unknown: did you mean {near[0]}?" if near else f"{word} is unknown")
 
 
 def _whole_number(text: str) -> int:

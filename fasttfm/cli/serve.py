@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import errno
 import os
 import re
 import socket
@@ -174,9 +175,8 @@ def _listening(host: str, port: int) -> socket.socket:
         listener.bind(address)
         listener.listen()  # who connects while models are loaded waits
     except OSError as error:
-        raise UserError(
-            f"{host}:{port}: cannot be listened at: {error.strerror or error}; give another --port"
-        ) from None
+        wrong = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        raise UserError(f"cannot listen on {host}:{port}: {error.strerror or error}; give another {wrong}") from None
     return listener
 
 

@@ -139,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[], Any]) -> int:
-    """The same for any kind of model; command: its name. task: makes the training.task.Task, None for translation."""
+    """Run a training of any kind of model; command: its name. task: makes the training.task.Task; None: translation."""
     if lists_presets(args):
         return 0
     values = gather(args.preset, args.config, flag_values(args, kind=kind), kind=kind)
@@ -159,6 +159,7 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
     import torch  # after the configuration is known to be right, so that a wrong flag is answered at once
 
     from fasttfm.checkpoints.steps import saved_steps
+    from fasttfm.cli.env import emulates_bfloat16, processor_units
     from fasttfm.training.progress import hushed, tell
     from fasttfm.training.run import train
 
@@ -167,6 +168,9 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda was given, but torch sees no GPU here: give --device cpu")
     device = torch.device(args.device) if args.device else None
+    is_on_cpu = args.device == "cpu" or (device is None and not torch.cuda.is_available())
+    if values["training"].get("precision") == "bf16" and is_on_cpu and emulates_bfloat16(processor_units()):
+        tell("warning: this processor has no units for bf16 and takes many times as long: give --precision fp32")
     try:
         with hushed(args.quiet):
             outcome = train(
@@ -178,7 +182,7 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
     if outcome is None:  # of a rank that leaves all this to the first
         return 0
     is_saved = bool(saved_steps(args.out))
-    told = {
+    told: dict[str, Any] = {
         "finished": outcome.reason + ("" if is_saved else "; no update was made, so nothing was saved"),
         "last checkpoint": outcome.score,
         "averaged checkpoint": outcome.average,

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Measure, keep, and say what changed."""
+    """Measure, store the result, and print what changed."""
     device = _device(args.device)
     output = Output.of(args, "tune")
     if device.type == "cpu":

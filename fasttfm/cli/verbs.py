@@ -10,7 +10,7 @@ from fasttfm.cli.parser import Parser
 
 
 class Verb(NamedTuple):
-    """One of them, with what the module of another command has."""
+    """A verb: its arguments, its function and its line of help."""
 
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int | None]

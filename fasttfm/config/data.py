@@ -8,7 +8,7 @@ from fasttfm.config.checks import require_choices, require_rows, require_whole
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataConfig:
-    """Settings of how training and validation batches are cut from prepared data."""
+    """Settings that make batches from prepared data, for training and validation."""
 
     max_tokens: int = 4096
     """Largest batch in tokens: rows times the longer side, with padding and end of sentence counted."""
@@ -30,7 +30,7 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DocumentsConfig:
-    """Settings of how training and validation batches are cut from prepared documents."""
+    """Settings that make batches from prepared documents, for training and validation."""
 
     max_tokens: int = 4096
     """Tokens in a batch, rounded down to a whole number of rows."""
@@ -43,7 +43,7 @@ class DocumentsConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskingConfig:
-    """Settings of how batches are cut from prepared documents and masked."""
+    """Settings that make batches from prepared documents and mask them."""
 
     objective: Literal["mlm", "mlm+nsp", "mlm+sop", "electra"] = "mlm+nsp"
     """mlm: predict masked tokens. mlm+nsp: also whether the second segment follows the first (BERT). mlm+sop: also
@@ -73,7 +73,7 @@ class MaskingConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskConfig:
-    """Settings of how examples become rows and batches."""
+    """Settings that make rows and batches from examples."""
 
     max_tokens: int = 4096
     """Largest batch in tokens, padding counted."""

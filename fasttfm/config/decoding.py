@@ -96,5 +96,5 @@ class DecodingConfig:
             raise ValueError(f"nbest {self.nbest} is more than beam {self.beam}: raise beam or lower nbest")
 
     def longest_output(self, source_tokens: int) -> int:
-        """Most tokens of an output, end-of-sentence not counted, for a source of so many tokens (likewise)."""
+        """Longest output in tokens for a source of so many, both without end-of-sentence."""
         return min(max(int(min(self.max_len_a * source_tokens, _MOST)) + self.max_len_b, self.min_len), _MOST)

@@ -54,7 +54,7 @@ class Rows:
             self.ancestors = torch.nn.functional.pad(self.ancestors, (0, self.ancestors.shape[1]))
 
     def select(self, rows: Tensor) -> None:
-        """Row r goes on from what row rows[r] was."""
+        """Makes row r a copy of the old row rows[r]."""
         more = rows.shape[0] > self.slots.shape[0]
         self._take(rows)
         if more:  # at the first step a sentence has one row; those that share it store what follows apart
@@ -66,7 +66,7 @@ class Rows:
         self._take(rows)
 
     def go_on(self, rows: Tensor, ranks: Tensor) -> None:
-        """Row r goes on from what row rows[r] was, as the row ranks[r] (R,) int32 of its sentence, from 0 on."""
+        """Makes row r a copy of the old row rows[r], as row ranks[r] (R,) int32 of its sentence, counted from 0."""
         self._take(rows)
         self._store_in(self._first_slots[self.sentences] + ranks)
 
@@ -242,7 +242,7 @@ class StepCache:
         self._rows.advance()
 
     def reorder(self, rows: Tensor) -> None:
-        """Row r goes on from what row rows[r] was; rows (R,) int64, sentence by sentence, equally many for each."""
+        """Makes row r a copy of the old row rows[r]; rows (R,) int64, sentence by sentence, equally many for each."""
         self._rows.select(rows)
 
     def keep(self, sentences: Tensor) -> None:

@@ -129,7 +129,7 @@ class TextBatch(TensorBatch):
 
     @property
     def target_tokens(self) -> int:
-        """T."""
+        """The number of elements T."""
         return self.tokens.numel()
 
     @property

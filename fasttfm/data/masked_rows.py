@@ -54,7 +54,7 @@ class MaskedBatch(TensorBatch):
 
     @property
     def target_tokens(self) -> int:
-        """M: what the loss is summed over."""
+        """The number M of tokens that the loss is summed over."""
         return len(self.labels)
 
     @property

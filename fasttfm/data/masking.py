@@ -1,4 +1,4 @@
-"""Hiding tokens of a row, so that a model learns to tell what stood there.
+"""Masks tokens of a row, so that a model learns to predict them.
 
 15% of the tokens are chosen; of these 80% become [MASK], 10% a random token, 10% stay (BERT); 85% and 15% stay where a
 generator replaces them (ELECTRA). What is chosen are tokens, whole words, or the phrases and entities of a list (ERNIE

@@ -31,7 +31,7 @@ _VERSION = re.compile(r"#version: *(\d+)\.(\d+)")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MosesVocabulary(Vocabulary):
-    """Numbered pieces, and what was done to text before it was cut into them."""
+    """Numbered pieces, with the steps that text goes through before it is split into them."""
 
     language: str
     """Of Moses' abbreviations and apostrophes, such as en."""

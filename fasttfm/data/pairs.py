@@ -14,7 +14,7 @@ LABEL = "label"
 
 @dataclass(frozen=True, slots=True)
 class LabelledText:
-    """One or two texts, and what they are."""
+    """One or two texts with their label."""
 
     first: str
     second: str | None

@@ -24,7 +24,7 @@ TOKENIZERS = ("13a", "intl", "char", "zh", "none", "ja-mecab", "ko-mecab", "flor
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One number and what it means."""
+    """A score: one number and its name."""
 
     value: float
     """0 to 100."""

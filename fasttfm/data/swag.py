@@ -18,7 +18,7 @@ ENDINGS = ("ending0", "ending1", "ending2", "ending3")
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """A context and what may follow it."""
+    """A context and its possible continuations."""
 
     context: str
     choices: tuple[str, ...]

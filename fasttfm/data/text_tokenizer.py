@@ -244,7 +244,7 @@ def load_text_tokenizer(folder: Path) -> TextTokenizer:
     settled(folder)
     if (folder / BYTES_FILE).is_file():
         if read_json(folder / BYTES_FILE) != {"first_byte": _FIRST_BYTE}:
-            raise UserError(f"{folder / BYTES_FILE}: is damaged: prepare the data again, or copy the file anew")
+            raise UserError(f"{folder / BYTES_FILE}: is damaged: prepare the data again, or copy the file again")
         return ByteTokenizer()
     if (folder / TOKENIZER_FILE).is_file() and not (folder / PIECES_FILE).is_file():  # else it was made of that one
         return load_tokenizer_file(folder / TOKENIZER_FILE)
@@ -268,4 +268,4 @@ def load_tokenizer_file(path: Path) -> ImportedTokenizer:
     except ImportError:
         raise UserError(f"{path}: needs the package tokenizers: pip install tokenizers") from None
     except Exception as error:  # tokenizers raises Exception itself
-        raise UserError(f"{path}: is damaged or no tokenizer.json ({error}): copy it anew") from None
+        raise UserError(f"{path}: is damaged or no tokenizer.json ({error}): copy it again") from None

@@ -91,8 +91,8 @@ class Tokenizer:
         try:
             self._processor.LoadFromSerializedProto(model)
             ids = tuple(getattr(self._processor, name)() for name in ("pad_id", "unk_id", "bos_id", "eos_id"))
-        except RuntimeError as error:
-            raise ValueError(f"not a SentencePiece model ({error})") from None
+        except RuntimeError:
+            raise ValueError("not a SentencePiece model") from None
         if vocabulary is not None:
             self._number(vocabulary)
         elif ids != (PAD, UNK, BOS, EOS):
@@ -120,7 +120,7 @@ class Tokenizer:
         except FileNotFoundError:
             raise UserError(f"{path}: no such SentencePiece model") from None
         except ValueError as error:
-            raise UserError(f"{path}: {error}: prepare the data again, or copy the file anew") from None
+            raise UserError(f"{path}: {error}: prepare the data again, or copy the file again") from None
         try:
             vocabulary = cls.vocabulary_kind(**{**parse_json(beside.read_bytes(), dict), **changes})
         except (ValueError, TypeError) as error:

@@ -148,7 +148,7 @@ class RunningSearch:
         return self.config.batch_tokens - sum(each.tokens for each in searched)
 
     def drop(self, keys: Collection[Hashable]) -> None:
-        """Sentences that nobody waits for leave at the next step, which gives nothing for them."""
+        """Cancels sentences: they leave at the next step without a result."""
         self.waiting = deque(each for each in self.waiting if each.key not in keys)
         for each in self._joined:
             leaving = {number for number in each.steps.sentences if each.members[number].key in keys}
@@ -161,7 +161,7 @@ class RunningSearch:
             yield from self.step()
 
     def step(self) -> list[tuple[Hashable, list[Hypothesis]]]:
-        """Lets waiting sentences join, takes a step, and gives those that have ended with it."""
+        """Lets waiting sentences join, takes a step, and returns those that ended with it."""
         self._admit()
         if not self._joined:
             return []

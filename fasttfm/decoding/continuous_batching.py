@@ -74,7 +74,7 @@ class ContinuousBatching:
         self._new.append(Waiting(key, source, beginning, number, allowed=allowed, config=config))
 
     def drop(self, keys: Collection[Hashable]) -> None:
-        """Lines that nobody waits for are left out of the next step and of its results."""
+        """Cancels lines: they leave at the next step without a result."""
         self._new = [each for each in self._new if each.key not in keys]
         self._empty = [key for key in self._empty if key not in keys]
         self.search.drop(keys)

@@ -13,7 +13,7 @@ from fasttfm.decoding.decoder import decoder_of
 
 
 class Ensemble(nn.Module):
-    """Stands for a Transformer in searches and scoring: the mean of what several of them say of the next token.
+    """Several Transformers as one, for searches and scoring: it averages their probabilities of the next token.
 
     mean: of their probabilities, or of their logarithms, which one model that finds a token impossible decides alone.
     """
@@ -37,7 +37,7 @@ class Ensemble(nn.Module):
         self.mean = mean
 
     def forward(self, *inputs: Any) -> Tensor:
-        """Log-probabilities (B, L, V) float32, from what a model takes."""
+        """Compute log-probabilities (B, L, V) float32; takes the arguments of a model."""
         return self._together([model(*inputs) for model in self.models])
 
     def cross_attention(self, *inputs: Any, layer: int) -> Tensor:
@@ -83,7 +83,7 @@ class Caches:
         return all(getattr(cache, "moves_nothing", False) for cache in self.caches)
 
     def reorder(self, rows: Tensor) -> None:
-        """Row r goes on from what row rows[r] was."""
+        """Makes row r a copy of the old row rows[r]."""
         for cache in self.caches:
             cache.reorder(rows)
 

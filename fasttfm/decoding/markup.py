@@ -23,7 +23,7 @@ from fasttfm.errors import UserError
 
 @dataclass(slots=True)
 class Element:
-    """A tag with what it encloses."""
+    """A tag with its content."""
 
     name: str
     opening: str

@@ -47,7 +47,7 @@ class Required:
         self._next: dict[State, tuple[int, ...]] = {}
 
     def needs(self, state: State) -> int:
-        """The fewest tokens that meet what is left."""
+        """The fewest tokens that complete the missing phrases."""
         known = self._needs.get(state)
         if known is None:
             known = self._needs[state] = min(self._way_needs(*way) for way in state)
@@ -61,7 +61,7 @@ class Required:
         return needs
 
     def awaited(self, state: State) -> tuple[int, ...]:
-        """Tokens that begin a phrase that is not met, or go on with one."""
+        """Tokens that start or continue a missing phrase."""
         known = self._next.get(state)
         if known is None:
             tokens = set()

@@ -13,7 +13,7 @@ TASKS = ("translation", "text2text-generation")
 
 
 class TranslationPipeline:
-    """Called with a text or a list of texts, gives {"translation_text": ...} for each."""
+    """Translates a text or a list of texts when it is called; gives {"translation_text": ...} for each."""
 
     def __init__(self, translator: Translator) -> None:
         self.translator = translator
@@ -34,7 +34,7 @@ class TranslationPipeline:
 
 
 def pipeline(task: str, model: str | Path, *, device: str | None = None, **options: Any) -> TranslationPipeline:
-    """The pipeline of a model directory.
+    """Return a translation pipeline for a model directory.
 
     task: translation, also as translation_en_to_de. model: what `fasttfm train`, `fasttfm import` or save_pretrained()
     made. options: those of Translator.from_directory, fields of DecodingConfig among them. Raises UserError for an

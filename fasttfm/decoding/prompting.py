@@ -55,7 +55,7 @@ def read_examples(path: Path, options: Sequence[str] = ()) -> list[Example]:
         fields = {name: _text(name, value, where) for name, value in given.items() if name not in ("options", "answer")}
         examples.append(Example(fields, choices, given["answer"]))
     if not examples:
-        raise UserError(f"{path}: holds no example")
+        raise UserError(f"{path}: has no example")
     return examples
 
 

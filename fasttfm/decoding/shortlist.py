@@ -79,7 +79,8 @@ class Shortlist:
             parts = line.split("\t")
             if len(parts) != 2:
                 raise UserError(
-                    f"{path}, line {number:,}: is no `source TAB targets`: fasttfm shortlist makes the file"
+                    f"{path}, line {number:,}: must be source tokens, a tab and target tokens: "
+                    "fasttfm shortlist makes the file"
                 )
             run, targets = (
                 [_number(piece, ids, f"{path}, line {number:,}") for piece in part.split(" ") if piece]

@@ -152,7 +152,7 @@ def _checked(term: str, alternatives: Iterable[str], tokenizer: Tokenizer) -> tu
         )
     phrases = [phrase for text in alternatives for phrase in _phrases(text, tokenizer)]
     if not phrases:
-        raise UserError(f"{term!r} has no translation: give one at least")
+        raise UserError(f"{term!r} has no translation: give at least one")
     return term, phrases
 
 

@@ -66,7 +66,7 @@ class Translation:
 
 
 class Translator:
-    """Translates lines of text, each by itself.
+    """Translates lines of text; the translation of a line does not depend on the others.
 
     On a CPU a line has the same translation and the same scores to the last bit, in every precision, whatever stands
     beside it: batch_tokens, buffer_size and the other lines change nothing. On a GPU, and with batch_invariant off, the
@@ -132,7 +132,7 @@ class Translator:
         shortlist: str | Path | None = None,
         **decoding: Any,
     ) -> Translator:
-        """The model that `fasttfm train` left in a directory.
+        """Load a translator from the model directory that `fasttfm train` made.
 
         checkpoint: best, last, average, an update's number, or the path of a checkpoint. device None: a GPU where there
         is one. precision: type of weights and matrix products, int8 of the products alone; None: int8 for a model of
@@ -192,7 +192,7 @@ class Translator:
         self.close()
 
     def close(self) -> None:
-        """Ends the workers, which start again when they are needed."""
+        """Ends the worker processes; the next call starts them again."""
         if self.workers is not None:
             self.workers.close()
 
@@ -245,7 +245,7 @@ class Translator:
         return results
 
     def translations(self, hypotheses: Sequence[Hypothesis]) -> list[Translation]:
-        """Hypotheses of a search as text."""
+        """Convert the hypotheses of a search to text."""
         decode = self.target_tokenizer.decode
         return [Translation(one_line(decode(each.tokens)), each.score, each.log_probability) for each in hypotheses]
 
@@ -253,7 +253,7 @@ class Translator:
         self, lines: Sequence[str], sources: Mapping[int, Sequence[int]], written: Mapping[int, list[list[int]]],
         results: Sequence[list[Translation]], pattern: re.Pattern[str],
     ) -> None:  # fmt: skip
-        """Puts alignments into the results of lines.
+        """Adds alignments to the translations of lines.
 
         sources, written: index of a line -> its ids with end-of-sentence, and the tokens of each of its results; of the
         lines that have any. pattern: what is a word.
@@ -287,7 +287,7 @@ class Translator:
             first_line += len(buffer)
 
     def stream(self, line: str, prefix: str = "", *, number: int = 1) -> Iterator[str]:
-        """The translation of one line as it is written, in pieces of text that together are what translate() gives.
+        """Yields the translation of one line in pieces while it is searched; joined, they are what translate() gives.
 
         Greedy search (beam 1) or sampling (nbest 1); ValueError for a config that keeps several hypotheses and for
         terminology. number: of the line in the input, which sampling goes by.
@@ -320,7 +320,7 @@ class Translator:
         return [self.beginning(prefixes[row]) for row in rows]
 
     def beginning(self, prefix: str) -> list[int]:
-        """The ids that an output must begin with: the tokenizer's prefix, and the caller's ("" for none)."""
+        """The ids that an output starts with: the tokenizer's prefix, then the caller's ("": none)."""
         return [*self.target_tokenizer.prefix, *self.target_tokenizer.encode(prefix)]
 
     def encode_lines(self, lines: Sequence[str], first_line: int = 1) -> dict[int, list[int]]:

@@ -21,7 +21,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def draw_seed(device: torch.device | str | None = None) -> Tensor:
-    """A fresh (1,) int64 seed from the device's default torch generator.
+    """A new (1,) int64 seed from the device's default torch generator.
 
     torch.manual_seed therefore decides every dropout mask, and a captured CUDA graph draws anew at each replay because
     the seed lies in device memory.

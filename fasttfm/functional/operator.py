@@ -8,26 +8,29 @@ Host time decides how it is done: a training step makes hundreds of calls, and t
 times more per call than the low-level registration here. An eager call on plain tensors does not even need the
 dispatcher, which would run the same Python functions after its detours; a call goes to them directly then, and through
 torch.ops.fasttfm whenever anything looks on: torch.compile, fake tensors, tensor subclasses, dispatch modes,
-torch.func, the profiler. The call is Python written out for the fields of the operator (_CALL), as dataclasses write
-__init__.
+torch.func, the profiler.
+
+Where torch has a public name it is used. Private ones stay for two things that no public name does. Whether anything
+looks on cannot be asked otherwise, and always to go through the dispatcher costs 2.7 times as much with a gradient and
+6 times without (benchmarks.operator_overhead). And what torch.library.register_autograd registers is refused by
+torch.func.grad and lets torch.func.jvp give zeros, so the autograd kernel is registered by hand.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C._functorch import unwrap_if_dead
 from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch.autograd import forward_ad
-from torch.autograd import profiler as _profiler  # noqa: F401 in _CALL
-from torch.nn import Parameter  # noqa: F401 in _CALL
+from torch.autograd import profiler as _profiler
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fasttfm.functional.batching import batching_rule
+from fasttfm.functional.derivative import Gradients, Rule
 from fasttfm.functional.namespace import NAMESPACE
 from fasttfm.functional.record import MASK, REAL, WHOLE, Layout, Mask, Overwritten, Size, Whole, flat, layout_of
 
@@ -57,46 +60,12 @@ _any_autocast = torch._C._is_any_autocast_enabled  # takes no argument: half the
 _autocast_enabled = torch.is_autocast_enabled
 _autocast_dtype = torch.get_autocast_dtype
 _set_autocast = torch.set_autocast_enabled
-_current_gpu: Any = getattr(torch._C, "_cuda_getDevice", None)  # what torch.cuda.current_device() ends in
+_current_gpu = torch.cuda.current_device
 _grad_enabled = torch.is_grad_enabled
 _new: Any = tuple.__new__  # a NamedTuple's own is three times as slow, and Python
 
-_CALL = """
-def _written(_kind, _compute, _differentiate):
-    def __call__(_self, {fields}):
-        if (
-            _compiling() or transformed() or _profiler._is_profiler_enabled or forward_ad._current_level >= 0
-            or (_dispatch_modes() and not _all_see_through())
-            or not ({plain})
-        ):
-            return _self._seen(flat(({fields},)))
-        if {on_cpu}:
-            _device = "cpu"
-        elif {first}.is_cuda and (_device := {first}.get_device()) == _current_gpu() and {on_gpu}:
-            _device = "cuda"
-        else:  # a meta tensor, another GPU than the current one, another kind of device, or several
-            return _self._seen(flat(({fields},)))
-        _gradient = ({gradient}) and _grad_enabled()
-        _call = _new(_kind, ({fields},))
-        if not _any_autocast() or not _autocast_enabled(_device):
-            {settle}
-            return _differentiate(_call, {tensors}) if _gradient else _compute(_call)
-        {cast}
-        _set_autocast(_device, False)
-        try:
-            {settle}
-            return _differentiate(_call, {tensors_cast}) if _gradient else _compute(_call)
-        finally:
-            _set_autocast(_device, True)
-
-    return __call__
-"""
-"""The call of an operator. In braces stand expressions in its fields, whose names begin with no underscore."""
-
 Fields = ParamSpec("Fields")
 MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
-Gradients = dict[str, Tensor | None]
-"""By the names of the tensors; those that are left out have none."""
 
 
 class Operator(Generic[Fields]):
@@ -156,13 +125,13 @@ class Operator(Generic[Fields]):
             return self._settled(layout.build(args))
 
         compute = _without_views(compute, internal)
-        rule = _Rule(name, layout, save, saved, backward, differentiable)
+        rule = Rule(name, layout, save, saved, backward, differentiable)
         direct: Any = rule.refuse
         differentiate: Any = rule.refuse
         if returns != "()":
             direct, differentiate = rule.direct(compute, again), rule.dispatched(run)
         # Python looks for __call__ in the class alone
-        self.__class__ = type(name, (Operator,), {"__call__": self._written_call(layout, compute, direct)})
+        self.__class__ = type(name, (Operator,), {"__call__": self._call(layout, compute, direct)})
 
         def autograd(keys: torch._C.DispatchKeySet, *args: Any) -> Any:
             tensors = [a for a in args if isinstance(a, Tensor)]
@@ -215,16 +184,66 @@ class Operator(Generic[Fields]):
             _library.impl(self.name, cast_and_run(device), f"Autocast{device.upper()}")
         _library.impl(self.name, autograd, "Autograd", with_keyset=True)
 
-    def _written_call(self, layout: Layout, compute: Callable[[Any], Any], differentiate: Callable[..., Any]) -> Any:
-        """_CALL for this operator."""
-        source = _CALL.format(
-            **layout.in_a_call(self._kind, checked=self._check is not None),
-            settle="pass" if self._decide is None else "_call = _self._settled(_call)",
-            cast="pass" if self._cast is None else "_call = _self._cast(_call, _autocast_dtype(_device))",
-        )
-        names: dict[str, Any] = {}
-        exec(source, globals(), names)
-        return names["_written"](self._kind, compute, differentiate)
+    def _call(self, layout: Layout, compute: Callable[[Any], Any], differentiate: Callable[..., Any]) -> Any:
+        """The call of this operator; a closure, which costs half of what a method that asks self would."""
+        kind, seen, checked = self._kind, self._seen, self._check is not None
+        decide, cast = None if self._decide is None else self._settled, self._cast
+        fields_of = layout.flat if layout.nested else None
+        tensors_of = layout.tensors
+        known: dict[tuple[type, ...], list[tuple[int, frozenset]]] = {}
+        """By the types of the fields, where the tensors are and which dtypes they may have."""
+
+        def finish(call: Any, gradient: bool) -> Any:
+            if decide is not None:
+                call = decide(call)
+            return differentiate(call, *tensors_of(call)) if gradient else compute(call)
+
+        def __call__(_: Any, *fields: Any) -> Any:
+            if (
+                _compiling() or transformed() or _profiler._is_profiler_enabled or forward_ad._current_level >= 0
+                or (_dispatch_modes() and not _all_see_through())
+            ):  # fmt: skip
+                return seen(flat(fields))
+            call = _new(kind, fields)
+            values = fields if fields_of is None else fields_of(call)
+            types = tuple(map(type, values))
+            tensors = known.get(types)
+            if tensors is None:
+                tensors = layout.present_tensors(types, checked=checked)
+                if tensors is None:
+                    return seen(values)
+                known[types] = tensors
+            gradient = False
+            if values[0].is_cpu:
+                device = "cpu"
+                for place, dtypes in tensors:
+                    x = values[place]
+                    if x.dtype not in dtypes or not x.is_cpu or x.is_neg():
+                        return seen(values)
+                    if x.requires_grad:
+                        gradient = True
+            else:
+                device, gpu = "cuda", _current_gpu() if values[0].is_cuda else None
+                for place, dtypes in tensors:
+                    x = values[place]
+                    if x.dtype not in dtypes or x.get_device() != gpu or x.is_neg():
+                        return seen(values)  # a meta tensor, another GPU than the current one, another kind of device
+                    if x.requires_grad:
+                        gradient = True
+            if not checked and not all(_has_storage(values[place]) for place, _ in tensors):
+                return seen(values)  # is_grads_batched=True gives tensors without memory, for all gradients at once
+            gradient = gradient and _grad_enabled()
+            if not _any_autocast() or not _autocast_enabled(device):
+                return finish(call, gradient)
+            if cast is not None:
+                call = cast(call, _autocast_dtype(device))
+            _set_autocast(device, False)
+            try:
+                return finish(call, gradient)
+            finally:
+                _set_autocast(device, True)
+
+        return __call__
 
     def _seen(self, args: tuple) -> Any:
         """The call by way of the dispatcher, or, of arguments that it would not take, an error in one line."""
@@ -242,140 +261,6 @@ class Operator(Generic[Fields]):
     if TYPE_CHECKING:
 
         def __call__(self, *fields: Fields.args, **named: Fields.kwargs) -> Any: ...
-
-
-class _Rule(NamedTuple):
-    """The derivative of an operator, as torch.autograd.Function takes it: once for each way to the operator."""
-
-    name: str
-    layout: Layout
-    save: Callable[..., Any]
-    saved: type[tuple] | None
-    backward: Callable[..., Gradients] | None
-    differentiable: int
-
-    def refuse(self, *_: Any) -> Any:
-        """Raise for an operator without a derivative that is differentiated."""
-        raise RuntimeError(
-            f"{NAMESPACE}::{self.name} cannot be differentiated: second derivatives are not implemented; "
-            "use fasttfm.reference for them"
-        )
-
-    def check_unchanged(self, memory: Tensor, version: int) -> None:
-        """Raises where memory that two outputs share was written to: either gradient would miss it."""
-        if memory._version != version:
-            raise RuntimeError(
-                f"{NAMESPACE}::{self.name}: an output was changed in place whose memory another one shares, and both "
-                "were used; clone() one of them first"
-            )
-
-    def direct(self, compute: Callable[..., Any], again: Callable[..., Any] | None) -> Any:
-        """Its forward takes the call, and the tensors in it, which are what autograd sees."""
-        if self.backward is None:
-            return self._undifferentiated(lambda call, *tensors: compute(call))
-        wanted = _wanted(self.layout)
-        save, differentiable = self.save, self.differentiable
-        layout: Any = None if self.saved is None else layout_of(self.saved)
-
-        def forward(ctx: Any, call: Any, *tensors: Any) -> Any:  # as _keep(), whose calls end in these attributes
-            nonlocal layout
-            outputs = compute(call)
-            if type(outputs) is tuple and len(outputs) > differentiable:
-                ctx.non_differentiable = outputs[differentiable:]
-            ctx.materialize_grads = False
-            saved = save(call, outputs)
-            if layout is None:
-                layout = layout_of(saved.__class__)
-            ctx.to_save, ctx.others = layout.parted(saved)
-            ctx.shared = None
-            if again is not None and (once_more := again(call, outputs)) is not None:
-                ctx.shared = once_more.detach(), once_more._version
-                return *outputs, once_more.detach()
-            return outputs
-
-        def backward(ctx: Any, *gradients: Any) -> tuple:
-            if ctx.shared is not None and gradients[-1] is not None:
-                self.check_unchanged(*ctx.shared)
-            saved = layout.merge(ctx.saved_tensors, ctx.others)
-            return None, *self._differentiate(saved, wanted(ctx.needs_input_grad[1:]), gradients)
-
-        return _apply_of(self.name, {"forward": forward, "backward": backward})
-
-    def dispatched(self, run: Callable[..., Any]) -> Any:
-        """Its forward takes the keys that are left to the dispatcher, and what the schema lists."""
-        if self.backward is None:
-            return self._undifferentiated(run)
-        layout, wanted = self.layout, _wanted(self.layout)
-
-        def forward(ctx: Any, keys: Any, *args: Any) -> Any:
-            outputs = run(keys, *args)
-            ctx.count = len(args)
-            self._keep(ctx, layout.build(args), outputs)
-            return outputs
-
-        def backward(ctx: Any, *gradients: Any) -> tuple:
-            wants = wanted([ctx.needs_input_grad[1:][i] for i in layout.positions])
-            gradients = tuple(map(_unwrapped, gradients))
-            saved = ctx.layout.merge(tuple(map(_unwrapped, ctx.saved_tensors)), ctx.others)
-            result: list[Tensor | None] = [None] * ctx.count
-            for i, gradient in zip(layout.positions, self._differentiate(saved, wants, gradients)):
-                result[i] = gradient
-            return None, *result
-
-        return _apply_of(self.name, {"forward": forward, "backward": backward})
-
-    def _undifferentiated(self, compute: Callable[..., Any]) -> Any:
-        """Without a derivative: what refuses the gradients of its outputs."""
-
-        def forward(ctx: Any, *args: Any) -> Any:
-            ctx.set_materialize_grads(False)
-            return compute(*args)
-
-        def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
-            if any(gradient is not None for gradient in gradients):
-                self.refuse()
-            return (None,) * len(ctx.needs_input_grad)
-
-        return _apply_of(self.name, {"forward": forward, "backward": backward})
-
-    def _keep(self, ctx: Any, call: Any, outputs: Any) -> None:
-        if isinstance(outputs, tuple) and len(outputs) > self.differentiable:
-            ctx.mark_non_differentiable(*outputs[self.differentiable :])
-        ctx.set_materialize_grads(False)
-        saved = self.save(call, outputs)
-        ctx.layout = layout = layout_of(self.saved or saved.__class__)
-        tensors, ctx.others = layout.parted(saved)
-        ctx.save_for_backward(*tensors)
-
-    def _differentiate(self, saved: Any, wanted: Any, gradients: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-        """The gradients of the tensors, from those of the outputs, in their order."""
-        if gradients[0] is None and all(gradient is None for gradient in gradients):
-            return [None] * len(self.layout.names)
-        by_name = self.backward(saved, wanted, *gradients)  # type: ignore[misc]
-        results = [by_name.pop(name, None) for name in self.layout.names]
-        if by_name:
-            raise TypeError(f"{NAMESPACE}::{self.name} has no tensor named {', '.join(by_name)}")
-        return results
-
-
-def _apply_of(name: str, methods: dict[str, Any]) -> Any:
-    """The apply of a torch.autograd.Function.
-
-    It is that of C++, which takes tensors as they are: in a direct call nothing of torch.func is on, and from the
-    dispatcher's autograd kernel they come already unwrapped to the level that differentiates.
-    """
-    static = {method: staticmethod(function) for method, function in methods.items()}
-    function: Any = type(name, (torch.autograd.Function,), static)
-    return super(torch.autograd.Function, function).apply
-
-
-def _unwrapped(x: Tensor | None) -> Tensor | None:
-    """The tensor in a wrapper of torch.func whose level has ended, as a pullback of torch.func.vjp meets them."""
-    return None if x is None else unwrap_if_dead(x)
-
-
-def _wanted(layout: Layout) -> Callable[[Any], Any]:
-    return NamedTuple("Wanted", [(name, bool) for name in layout.names])._make
 
 
 def _all_see_through() -> bool:

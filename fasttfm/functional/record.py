@@ -1,18 +1,21 @@
 """Records, which are NamedTuples of tensors, numbers and other records, as the flat arguments of a torch operator.
 
-What takes records apart and puts them together runs in every call of an operator, so it is compiled once a kind of
-record, from the expression that one would write for it by hand.
+What takes records apart runs in every call of an operator, so it is done by attrgetter and itemgetter, in C.
 """
 
 from __future__ import annotations
 
 import functools
 import numbers
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter, itemgetter
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
+
+_new: Any = tuple.__new__  # a NamedTuple's own is three times as slow, and Python
 
 Size = Annotated[int, "may be symbolic"]
 """A number that torch.compile may leave open."""
@@ -25,6 +28,7 @@ REAL = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
 """The dtypes of a tensor of which nothing else is said."""
 WHOLE = frozenset({torch.int32, torch.int64})
 MASK = REAL | {torch.bool}
+_ANY = frozenset(value for value in vars(torch).values() if isinstance(value, torch.dtype))
 
 
 class _Kind(NamedTuple):
@@ -60,66 +64,49 @@ class Layout:
     """Order of the fields of a NamedTuple, and of those that it holds, one after the other."""
 
     def __init__(self, kind: type) -> None:
-        fields = list(_fields(kind))
-        numbers = range(len(fields))
-        self.positions = [i for i in numbers if _is_tensor(fields[i].type)]
+        self.fields = fields = list(_fields(kind))
+        self.positions = [i for i, field in enumerate(fields) if _is_tensor(field.type)]
         """Of the tensors among all fields."""
         self.names = [fields[i].name for i in self.positions]
         """Of the tensors."""
-        self.fields = fields
-        others = [i for i in numbers if i not in self.positions]
-        tensors_in, others_in = (_tuple([f"r{fields[i].path}" for i in part]) for part in (self.positions, others))
-        from_parts = {i: f"t[{n}]" for n, i in enumerate(self.positions)} | {i: f"o[{n}]" for n, i in enumerate(others)}
-        self.parted: Callable[[Any], tuple[tuple, tuple]] = _compiled(f"lambda r: ({tensors_in}, {others_in})")
-        """The tensors of a record and what else it holds."""
-        self.merge: Callable[[tuple, tuple], Any] = _builder(kind, "t, o", [from_parts[i] for i in numbers])
-        """The record from what parted() gave."""
-        self.build: Callable[[tuple], Any] = _builder(kind, "a", [f"a[{i}]" for i in numbers])
+        others = [i for i in range(len(fields)) if i not in self.positions]
+        self.nested = any("." in field.path for field in fields)
+        """Whether the record holds records; where it does not, a plain tuple of its fields reads like it."""
+        self.flat: Callable[[Any], tuple] = self._reader(range(len(fields))) if self.nested else tuple
+        """All fields of a record, one after the other."""
+        self.tensors = self._reader(self.positions)
+        """The tensors of a record."""
+        self.others = self._reader(others)
+        """What else a record holds."""
+        self.build = _builder(kind)
         """The record from all its fields, one after the other."""
+        parts = [*self.positions, *others]
+        self._in_order = _items([parts.index(i) for i in range(len(fields))])
 
-    def in_a_call(self, kind: Any, *, checked: bool) -> dict[str, str]:
-        """Python of a function that has the fields of the record as parameters.
+    def merge(self, tensors: tuple, others: tuple) -> Any:
+        """The record from its tensors and what else it holds."""
+        return self.build(self._in_order((*tensors, *others)))
 
-        fields: their names; first: that of the first one; plain: whether every tensor is plain memory and, if checked,
-        every field as check() wants it, devices and numbers apart; on_cpu, on_gpu: whether every tensor is there; then
-        follow gradient: whether one of them requires a gradient, and tensors: all of them; tensors_cast: those of
-        _call.
-        """
-        names = list(get_type_hints(kind))
-        tensors, plain, gradient, on_cpu, on_gpu = [], [], [], [], []
-        for number, field in enumerate(self.fields[i] for i in self.positions):
-            index, _, inner = field.path[1:].partition("]")
-            read = name = names[int(index)]
-            if inner:
-                name = f"_tensor{number}"
-                read = f"({name} := {read}{inner})"
-            _, optional, dtypes = _TENSORS[field.type]
-            kind_of = f"type({name})" if optional else f"type({read})"
-            check = f"((_type := {kind_of}) is Tensor or _type is Parameter) and not {name}.is_neg()"
-            if checked:
-                check += f" and {name}.dtype in {dtypes}"
-            elif not inner:  # a gradient: is_grads_batched=True gives tensors without memory, for all outputs at once
-                check += f" and _has_storage({name})"
-            there = f"{name} is None or " if optional else ""
-            plain.append(f"({read} is None or {check})" if optional else check)
-            gradient.append(f"({name} is not None and {name}.requires_grad)" if optional else f"{name}.requires_grad")
-            on_cpu.append(f"({there}{name}.is_cpu)")
-            on_gpu.append(f"({there}{name}.get_device() == _device)")
-            tensors.append(name)
-        for field in self.fields if checked else ():
-            index, _, inner = field.path[1:].partition("]")
-            if field.type in _PLAIN and field.name != "route":
-                plain.append(_PLAIN[field.type].format(f"{names[int(index)]}{inner}"))
-        return {
-            "on_cpu": " and ".join(on_cpu),
-            "on_gpu": " and ".join(on_gpu),
-            "fields": ", ".join(names),
-            "first": names[0],
-            "plain": " and ".join(plain),
-            "gradient": " or ".join(gradient),
-            "tensors": ", ".join(tensors),
-            "tensors_cast": ", ".join(f"_call{self.fields[i].path}" for i in self.positions),
-        }
+    def present_tensors(self, types: Sequence[type], *, checked: bool) -> list[tuple[int, frozenset]] | None:
+        """Return the places of the tensors that are not None among all fields, with the dtypes that each may have,
+        where fields of these types may be computed with as they are: plain tensors and, if checked, numbers; else
+        None."""
+        for type_, field in zip(types, self.fields):
+            allowed = _PLAIN.get(field.type) if field.name != "route" and (checked or _is_tensor(field.type)) else None
+            if allowed is not None and type_ not in allowed:
+                return None
+        dtypes = [globals()[_TENSORS[self.fields[i].type].dtypes] if checked else _ANY for i in self.positions]
+        return [(i, allowed) for i, allowed in zip(self.positions, dtypes) if types[i] is not type(None)]
+
+    def _reader(self, places: Sequence[int]) -> Callable[[Any], tuple]:
+        """A function that reads these of all fields from a record, as a tuple."""
+        if not self.nested:
+            return _items(places)
+        paths = [self.fields[i].path for i in places]
+        read = attrgetter(*paths) if paths else None
+        if read is None or len(paths) == 1:
+            return lambda record: () if read is None else (read(record),)
+        return read
 
     def check(self, operator: str, values: tuple) -> None:
         """Raises, in one line, for the first of all fields that is not of its type, of another dtype than the schema
@@ -161,14 +148,15 @@ def _check_tensor(what: str, value: Any, kind: _Kind) -> None:
         raise ValueError(f"{what} has layout {value.layout}: a strided tensor is needed")
 
 
-_PLAIN: dict[Any, str] = {
-    bool: "type({0}) is bool",
-    int: "type({0}) is int",
-    Size: "type({0}) is int",
-    int | None: "({0} is None or type({0}) is int)",
-    float: "(type({0}) is float or type({0}) is int)",
+_PLAIN: dict[Any, set[type]] = {
+    **{type_: {Tensor, Parameter, *([type(None)] if kind.optional else [])} for type_, kind in _TENSORS.items()},
+    bool: {bool},
+    int: {int},
+    Size: {int},
+    int | None: {int, type(None)},
+    float: {float, int},
 }
-"""Python that tells the numbers that a call may hold as they are; of others check() tells."""
+"""The classes whose values a call may hold as they are, by the type of the field; of others check() tells."""
 _WHOLE_NUMBERS = (numbers.Integral, torch.SymInt)
 _NUMBERS: dict[Any, tuple[str, tuple[type, ...]]] = {
     bool: ("True or False", (bool,)),
@@ -209,38 +197,44 @@ class _Field(NamedTuple):
     name: str
     type: Any
     path: str
-    """[1][0]: where in the record it is."""
+    """dropout.seed: where in the record it is."""
 
 
 def _fields(kind: type, path: str = "") -> Iterator[_Field]:
     """Every field, those of nested records in their place."""
-    for i, (name, type_) in enumerate(get_type_hints(kind, include_extras=True).items()):
+    for name, type_ in get_type_hints(kind, include_extras=True).items():
         if _is_record(type_):
-            yield from _fields(type_, f"{path}[{i}]")
+            yield from _fields(type_, f"{path}{name}.")
         else:
-            yield _Field(name, type_, f"{path}[{i}]")
+            yield _Field(name, type_, f"{path}{name}")
 
 
-def _tuple(values: list[str]) -> str:
-    return f"({''.join(f'{value}, ' for value in values)})"
+def _items(places: Sequence[int]) -> Callable[[Any], tuple]:
+    """A function that reads these items, as a tuple."""
+    read = itemgetter(*places) if places else None
+    if read is None or len(places) == 1:
+        return lambda values: () if read is None else (read(values),)
+    return read
 
 
-def _compiled(source: str, names: dict[str, Any] | None = None) -> Any:
-    return eval(source, names or {})
+def _builder(kind: Any) -> Callable[[Sequence[Any]], Any]:
+    """A function that makes the record of all its fields, those of records that it holds in their place."""
+    types = list(get_type_hints(kind, include_extras=True).values())
+    inner = [
+        (place, place + sum(1 for _ in _fields(type_)), _builder(type_))
+        for place, type_ in enumerate(types)
+        if _is_record(type_)
+    ]
+    if not inner:
+        return lambda values: _new(kind, values)
 
+    def build(values: Sequence[Any]) -> Any:
+        values = list(values)
+        for start, stop, built in inner:  # from the first: what stands behind it moves to the place in its record
+            values[start:stop] = (built(values[start:stop]),)
+        return _new(kind, values)
 
-def _builder(kind: type, parameters: str, values: list[str]) -> Any:
-    """A function that makes the record of these values, which are expressions in the parameters."""
-    names: dict[str, Any] = {"new": tuple.__new__}
-    left = iter(values)
-
-    def expression(kind: type) -> str:
-        name = f"record{len(names)}"
-        names[name] = kind
-        types = get_type_hints(kind).values()
-        return f"new({name}, {_tuple([expression(t) if _is_record(t) else next(left) for t in types])})"
-
-    return _compiled(f"lambda {parameters}: {expression(kind)}", names)
+    return build
 
 
 def flat(call: tuple) -> tuple:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from fasttfm.config.model import TransformerConfig
 from fasttfm.errors import UserError
 from fasttfm.files import read_json
 from fasttfm.interop.config_json import Field, configuration, our_activation
+from fasttfm.interop.exchange import shapes
 from fasttfm.interop.names import EncoderDecoderNames, Table, TheirWeights
 from fasttfm.parsing import field
 
@@ -44,20 +44,17 @@ FIELDS = (
 )
 THEIR_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "swish"}
 _ACTIVATIONS = {theirs: ours for ours, theirs in THEIR_ACTIVATIONS.items()} | {"gelu_new": "gelu_tanh", "silu": "silu"}
-_KNOWN = {
+KNOWN = {
     *(each.theirs for each in FIELDS),
-    *("model_type", "activation_function", "decoder_attention_heads", "decoder_ffn_dim", "scale_embedding"),
-    *("tie_word_embeddings", "share_encoder_decoder_embeddings", "vocab_size", "decoder_vocab_size"),
-    *("decoder_start_token_id", "eos_token_id", "pad_token_id", "bos_token_id", "unk_token_id", "forced_eos_token_id"),
-    *("attention_dropout", "activation_dropout", "length_penalty", "num_beams", "suppress_tokens"),
-    # how Hugging Face trains, searches or runs, and what it keeps of where a model came from
-    *("architectures", "is_encoder_decoder", "transformers_version", "torch_dtype", "dtype", "init_std", "use_cache"),
-    *("encoder_layerdrop", "decoder_layerdrop", "num_hidden_layers", "max_length", "early_stopping", "bad_words_ids"),
-    *("id2label", "label2id", "_num_labels", "num_labels", "classif_dropout", "classifier_dropout", "_name_or_path"),
-    *("gradient_checkpointing", "static_position_embeddings", "chunk_size_feed_forward", "return_dict"),
-    *("tokenizer_class", "prefix", "max_new_tokens"),
+    *("activation_function", "decoder_attention_heads", "decoder_ffn_dim", "scale_embedding", "normalize_before"),
+    *("share_encoder_decoder_embeddings", "normalize_embedding", "decoder_vocab_size", "forced_eos_token_id"),
+    *("decoder_start_token_id", "unk_token_id", "attention_dropout", "activation_dropout"),
+    *("length_penalty", "num_beams", "suppress_tokens"),
+    # how they are trained, searched and run
+    *("init_std", "encoder_layerdrop", "decoder_layerdrop", "num_hidden_layers", "max_length", "early_stopping"),
+    *("bad_words_ids", "classif_dropout", "classifier_dropout", "static_position_embeddings", "max_new_tokens"),
 }
-"""Fields of config.json that are read, or that change no logit."""
+"""Fields of config.json that are read, or that change no logit, beside those of every model."""
 OTHER_NAMES = (
     r"lm_head\.weight",
     r"model\.(shared|(encoder|decoder)\.embed_tokens)\.weight",
@@ -70,16 +67,7 @@ def from_bart(weights: TheirWeights, config: TransformerConfig, prefix: str = "m
     """The layers' weights by our names; UserError for one that is missing or of another shape than config says."""
     for side, number in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
         weights.refuse_other_layers(f"{prefix}{side}.layers.", number, f"{side}_layers")
-    result = weights.ours(BART.parameters(config, prefix))
-    for name, tensor in result.items():
-        if name.endswith("in_proj_weight") and tensor.shape != (3 * config.d_model, config.d_model):
-            said = f"width {config.d_model}"
-        elif name.endswith("linear1.weight") and tensor.shape != (config.d_ff, config.d_model):
-            said = f"{config.d_ff} hidden units"
-        else:
-            continue
-        raise UserError(f"{weights.path}: {name} is {tuple(tensor.shape)}, its config.json says {said}")
-    return result
+    return weights.ours(BART.parameters(config, prefix), shapes(config))
 
 
 def tables(
@@ -97,14 +85,6 @@ def tables(
     shared = ["model.shared.weight"] if joint else []
     source, target = (weights.first(name, *shared) for name in of_sides)
     return source, target, None if tied else weights["lm_head.weight"]
-
-
-def tell_unknown_fields(given: Mapping[str, Any], path: Path) -> None:
-    """Warn of fields of a config.json that nobody reads and that may say something of the model."""
-    unknown = [name for name, value in given.items() if name not in _KNOWN and value]
-    if unknown:
-        message = f"{path}: nobody here knows the fields {', '.join(sorted(unknown))}: they were left out"
-        warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 def bart_config(given: Mapping[str, Any], path: Path, vocab_size: int, **fields: Any) -> TransformerConfig:

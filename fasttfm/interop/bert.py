@@ -22,7 +22,15 @@ from fasttfm.data.masking_vocabulary import masking_vocabulary
 from fasttfm.data.text_tokenizer import TextTokenizer
 from fasttfm.errors import UserError
 from fasttfm.interop.bert_relatives import RELATIVES, as_bert
-from fasttfm.interop.config_json import Field, configuration, described, our_activation, read_config, refuse_others
+from fasttfm.interop.config_json import (
+    Field,
+    configuration,
+    described,
+    our_activation,
+    read_config,
+    refuse_others,
+    tell_unknown_fields,
+)
 from fasttfm.interop.names import Parameter, Table, TheirWeights, parameters, theirs
 from fasttfm.interop.weight_files import read_tensors
 from fasttfm.models.albert import Albert, AlbertPretraining
@@ -51,6 +59,14 @@ _FIELDS = (
     Field("init_std", "initializer_range", 0.02),
     Field("layer_norm_eps", "layer_norm_eps", 1e-12),
 )
+_OTHER_FIELDS = {
+    *("embedding_size", "hidden_act", "num_hidden_groups", "abstains", "null_threshold"),
+    *("classifier_dropout", "classifier_dropout_prob", "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds"),
+    *("summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj", "net_structure_type"),
+    *("num_memory_blocks", "gap_size", "down_scale_factor", "directionality", "pooler_fc_size"),
+    *("pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type"),
+}
+"""Fields that are read by themselves, or that published models have and that change nothing."""
 _THEIR_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"}
 _TABLES = {
     "embeddings.word": "embeddings.word_embeddings",
@@ -134,6 +150,8 @@ def read_pretraining(folder: Path) -> BertPretraining:
     if family is _FAMILIES["electra"]:
         raise UserError(f"{folder}: is an ELECTRA: give generator and discriminator together, as two folders")
     sentence = f"{family.sentence}.weight" in weights
+    if sentence:
+        weights[f"{family.prefix}{family.pooler}.weight"]  # which it reads
     config = dataclasses.replace(config, sentence_head=sentence, pooler=_has(weights, family, family.pooler))
     model = AlbertPretraining(config) if isinstance(config, AlbertConfig) else BertPretraining(config)
     fill(model.body, weights, body_parameters(model.body, family))
@@ -280,6 +298,7 @@ def _config(given: Mapping[str, Any], path: Path) -> BertConfig:
         "position_embedding_type": (None, "absolute"),
     }
     refuse_others(given, path, allowed)
+    tell_unknown_fields(given, path, {*allowed, *(each.theirs for each in _FIELDS), *_OTHER_FIELDS})
     albert = given["model_type"] == "albert"
     layers = field(given, "num_hidden_layers", int, str(path))
     groups = field(given, "num_hidden_groups", int, str(path), 1) if albert else layers
@@ -287,12 +306,12 @@ def _config(given: Mapping[str, Any], path: Path) -> BertConfig:
         raise UserError(f"{path}: num_hidden_groups {groups} is not supported: 1 or {layers}, one a layer, are")
     return configuration(
         AlbertConfig if albert else BertConfig,
-        given,
+        {**(dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0) if albert else {}), **given},
         path,
         _FIELDS,
         embedding_size=given.get("embedding_size"),
         share="all" if groups == 1 and albert else "none",
-        activation=our_activation(given, path, "hidden_act", "gelu", _ACTIVATIONS),
+        activation=our_activation(given, path, "hidden_act", "gelu_new" if albert else "gelu", _ACTIVATIONS),
         pad_id=field(given, "pad_token_id", int, str(path), 0),
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from fasttfm.files import read_json
 from fasttfm.folders import replacing
 from fasttfm.interop import bert
 from fasttfm.interop.bert_relatives import RELATIVES
-from fasttfm.interop.exchange import write_imported
+from fasttfm.interop.exchange import warnings_as_lines, write_imported
 from fasttfm.interop.tokenizer_files import read_tokenizer
 from fasttfm.interop.tokenizer_json import write_tokenizer
 from fasttfm.models.bert import BertPretraining
@@ -22,28 +21,29 @@ from fasttfm.models.electra import Electra
 _TASK_HEADS = ("ForQuestionAnswering", "ForSequenceClassification", "ForMultipleChoice", "ForTokenClassification")
 
 
-def import_folder(folder: Path, out: Path, generator: Path | None = None) -> BertPretraining | Electra:
-    """Make a model directory of a folder, with its tokenizer; returns the model.
+def import_folder(
+    folder: Path, out: Path, generator: Path | None = None
+) -> tuple[BertPretraining | Electra, list[str]]:
+    """Make a model directory of a folder, with its tokenizer; returns the model, and what was left out or assumed.
 
     generator: of an ELECTRA, the folder of ElectraForMaskedLM; without it the generator begins with fresh weights,
     which fine-tuning does not need. Raises UserError where something is missing or does not fit.
     """
     given = read_json(folder / "config.json")
     kind, architectures = given.get("model_type"), given.get("architectures")
-    if isinstance(architectures, list) and any(str(each).endswith(_TASK_HEADS) for each in architectures):
-        message = f"{folder}: left out the trained head of {architectures[0]}: fasttfm finetune import keeps it"
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
     if generator is not None and kind != "electra":
         raise UserError(f"--generator belongs to an ELECTRA, and {folder} is of type {kind!r}: leave it out")
-    model = bert.read_electra(folder, generator) if kind == "electra" else bert.read_pretraining(folder)
-    tokenizer = read_tokenizer(folder)
+    with warnings_as_lines() as told:
+        model = bert.read_electra(folder, generator) if kind == "electra" else bert.read_pretraining(folder)
+        tokenizer = read_tokenizer(folder)
+    if isinstance(architectures, list) and any(str(each).endswith(_TASK_HEADS) for each in architectures):
+        told.append(f"{folder}: left out the trained head of {architectures[0]}: fasttfm finetune import keeps it")
     if kind in RELATIVES:
         kind = "bert"
     pairs = {"bert": "mlm+nsp", "albert": "mlm+sop", "electra": "electra"}[kind]
     objective: Any = pairs if kind == "electra" or model.config.sentence_head else "mlm"
     data = MaskingConfig(objective=objective, row_length=min(128, model.config.max_length))
-    write_imported(folder, out, kind, model, data, tokenizer)
-    return model
+    return model, write_imported(folder, out, kind, model, data, tokenizer, told)
 
 
 def export_folder(model: BertPretraining | Electra, out: Path, tokenizer: TextTokenizer) -> list[str]:

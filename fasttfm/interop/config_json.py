@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fasttfm.checkpoints.model_dir import CONFIG_FILE
 from fasttfm.config import convert, field_types
 from fasttfm.errors import UserError
 from fasttfm.files import read_json
 from fasttfm.folders import settled
 from fasttfm.parsing import REQUIRED, field, shown
+
+_OF_EVERY_MODEL = {
+    *("model_type", "vocab_size", "tie_word_embeddings", "pad_token_id", "bos_token_id", "eos_token_id"),
+    # what Hugging Face keeps of where a model came from, and how it is run
+    *("architectures", "is_encoder_decoder", "transformers_version", "torch_dtype", "dtype", "use_cache"),
+    *("id2label", "label2id", "_num_labels", "num_labels", "problem_type", "_name_or_path", "name_or_path"),
+    *("gradient_checkpointing", "chunk_size_feed_forward", "return_dict", "tokenizer_class", "prefix"),
+    *("output_attentions", "output_hidden_states", "output_past", "torchscript", "task_specific_params"),
+    *("_attn_implementation_autoset", "cls_token_id", "sep_token_id", "mask_token_id"),
+}
+"""Fields of config.json that are read elsewhere, or that change no logit."""
 
 
 class Field(NamedTuple):
@@ -26,6 +39,8 @@ def read_config(folder: Path, *kinds: str) -> dict[str, Any]:
     """config.json of a folder, of one of these types of model; UserError where it is missing or of another."""
     path = folder / "config.json"
     settled(folder)
+    if (folder / CONFIG_FILE).is_file() and not path.is_file():
+        raise UserError(f"{folder}: is a model directory of fasttfm already: commands take it as it is")
     given = read_json(path)
     if field(given, "model_type", str, str(path), None) not in kinds:
         raise UserError(
@@ -42,6 +57,14 @@ def refuse_others(given: Mapping[str, Any], path: Path, allowed: Mapping[str, tu
             raise UserError(f"{path}: {name} {shown(given[name])} is not supported")
 
 
+def tell_unknown_fields(given: Mapping[str, Any], path: Path, known: Container[str]) -> None:
+    """Warn of fields of a config.json that nobody reads and that may say something of the model."""
+    names = [name for name, value in given.items() if name not in _OF_EVERY_MODEL and name not in known and value]
+    if names:
+        message = f"{path}: nobody here knows the fields {', '.join(sorted(names))}: they were left out"
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+
 def our_activation(given: Mapping[str, Any], path: Path, name: str, default: str, known: Mapping[str, str]) -> Any:
     """Our name of the activation that field `name` has; known: theirs -> ours. UserError for another one."""
     activation = field(given, name, str, str(path), default)
@@ -55,7 +78,7 @@ def configuration(cls: type, given: Mapping[str, Any], path: Path, fields: Itera
     kinds = field_types(cls)
     for ours, theirs, default in fields:
         if default is REQUIRED and theirs not in given:
-            raise UserError(f"{path}: has no {theirs}: it is cut off; copy it anew")
+            raise UserError(f"{path}: has no {theirs}: it is cut off; copy it again")
         values[ours] = convert(given.get(theirs, default), kinds[ours], f"{path}: {theirs}")
     try:
         return cls(**{name: convert(value, kinds[name], f"{path}: {name}") for name, value in values.items()})

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from fasttfm.data.tokenizer_files import load_tokenizers
 from fasttfm.errors import UserError
 from fasttfm.folders import replacing
 from fasttfm.interop.tokenizer_json import write_tokenizer
+from fasttfm.models import Transformer
 from fasttfm.models.pretrained import read_pretrained, read_values, write_files, write_model, write_pretrained
 from fasttfm.reference import positional_encoding
 from fasttfm.wording import counted
@@ -118,26 +120,42 @@ def write_imported(
     model: Any,
     data: Any,
     tokenizer: TextTokenizer,
+    told: Sequence[str],
     description: Mapping[str, Any] | None = None,
-) -> None:
+) -> list[str]:
     """Make a directory of `fasttfm lm`, `mlm` or `finetune` of what was read from a folder.
 
-    data: its section of that name; description: of the data of a task, as fine-tuning leaves it.
+    data: its section of that name; told: what was left out or assumed, for the model card; description: of the data of
+    a task, as fine-tuning leaves it.
 
     Rows of the vocabulary behind the tokenizer's last token (GPT-2's 50,257 tokens padded to 50,304) have no text: they
-    are left out, and a warning says so. Raises UserError where the tokenizer has more tokens than the model.
+    are left out. Returns all that was left out, for the user. Raises UserError where the tokenizer has more tokens than
+    the model.
     """
+    told = list(told)
     if len(tokenizer) > model.config.vocab_size:
         raise UserError(
             f"{folder}: its tokenizer has {len(tokenizer):,} tokens, but its model {model.config.vocab_size:,}"
         )
     if len(tokenizer) < model.config.vocab_size:
         rows = counted(model.config.vocab_size - len(tokenizer), "row")
-        message = f"{folder}: left out {rows} of the vocabulary behind the tokenizer's {len(tokenizer):,} tokens"
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        told.append(f"{folder}: left out {rows} of the vocabulary behind the tokenizer's {len(tokenizer):,} tokens")
         model = cut_vocabulary(model, len(tokenizer), folder)
     config = RunConfig(kind=kind, model=model.config, data=data, training=TrainingConfig())
-    write_run(out, config, model_weights(model), tokenizer, description)
+    origin = [f"imported from {folder.resolve().name} (Hugging Face)", *told]
+    card = "\n".join([f"# Model of kind {kind}", "", "## Origin", "", *(f"- {line}" for line in origin), ""])
+    write_run(out, config, model_weights(model), tokenizer, description, card)
+    return told
+
+
+@contextmanager
+def warnings_as_lines() -> Iterator[list[str]]:
+    """Inside, a warning of what is left out or assumed becomes a line of the list, which is there in the end."""
+    lines: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RuntimeWarning)
+        yield lines
+    lines += [str(each.message) for each in caught if each.category is RuntimeWarning]
 
 
 def cut_vocabulary(model: Any, size: int, source: Path) -> Any:
@@ -160,6 +178,7 @@ class Arrangement:
                 f"a special token has the number {wrong[0]}, of {size:,} tokens: give the files of one model"
             )
         others = [row for row in range(size) if row not in special]
+        self.their_size = size
         self.rows: list[int | None] = [*special, *others]
         self.impossible = [position for position, row in ((PAD, pad), (BOS, start)) if row is None]
         """Our tokens that theirs has not, and that must not take any probability."""
@@ -178,8 +197,7 @@ class Arrangement:
         """The logits' bias (V,) in our order; None where none is needed."""
         if bias is None and not self.impossible:
             return None
-        zeros = torch.zeros(max(row for row in self.rows if row is not None) + 1)
-        arranged = self.apply(zeros if bias is None else bias.float())
+        arranged = self.apply(torch.zeros(self.their_size) if bias is None else bias.float())
         arranged[self.impossible] = NEVER
         return arranged
 
@@ -199,12 +217,24 @@ def with_tables(
     tables: Sequence[Tensor],
     output: Tensor | None = None,
     bias: Tensor | None = None,
+    *,
+    path: Path,
 ) -> tuple[TransformerConfig, dict[str, Tensor]]:
     """Configuration and weights with embeddings, output and the logits' bias in our order.
 
-    arrangements, tables: of source and target, theirs; output: their table (V, d), read where none is shared.
+    arrangements, tables: of source and target, theirs; output: their table (V, d), read where none is shared; path:
+    where they are from. Raises UserError for a table of another shape than the configuration and the vocabulary say.
     """
     source, target = arrangements
+    for name, given, arrangement in (
+        ("the source's embedding", tables[0], source),
+        ("the target's embedding", tables[1], target),
+        ("the output's table", output, target),
+        ("the output's bias", bias, target),
+    ):
+        wanted = (arrangement.their_size, config.d_model)[: 1 if given is bias else 2]
+        if given is not None and given.shape != wanted:
+            raise UserError(f"{path}: {name} is {tuple(given.shape)}: {wanted} fits its vocabulary and width")
     result = {**weights, "target_embedding.weight": target.apply(tables[1])}
     if config.share_embeddings != "all":
         result["source_embedding.weight"] = source.apply(tables[0])
@@ -214,6 +244,12 @@ def with_tables(
     if arranged is not None:
         result["output.bias"] = arranged
     return dataclasses.replace(config, output_bias=arranged is not None), result
+
+
+def shapes(config: TransformerConfig) -> dict[str, torch.Size]:
+    """Shapes of a model's weights by our names, of which nothing is built."""
+    with torch.device("meta"):
+        return {name: each.shape for name, each in model_weights(Transformer(config)).items()}
 
 
 def learned_positions(tables: Sequence[Tensor]) -> tuple[dict[str, Tensor], list[str]]:
@@ -238,7 +274,7 @@ def numbered_tokenizer(path: Path, vocabulary: Vocabulary, kind: type[Tokenizer]
         what = "SentencePiece model: give the directory" if kind is Tokenizer else "file of codes: give it"
         raise UserError(f"{path}: no such {what} as the other tool saved it") from None
     except ValueError as error:
-        raise UserError(f"{path}: {error}: copy the file anew") from None
+        raise UserError(f"{path}: {error}: copy the file again") from None
 
 
 def positions(config: TransformerConfig, weights: Mapping[str, Tensor], side: str) -> Tensor:

@@ -12,16 +12,21 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fasttfm.checkpoints.model_dir import CONFIG_FILE
 from fasttfm.checkpoints.weights import model_weights, with_weights
-from fasttfm.config.data import DocumentsConfig
 from fasttfm.config.gpt import GPTConfig
 from fasttfm.data.text_tokenizer import TextTokenizer
 from fasttfm.errors import UserError
-from fasttfm.interop.config_json import Field, configuration, described, our_activation, read_config, refuse_others
-from fasttfm.interop.exchange import write_causal, write_imported
+from fasttfm.interop.config_json import (
+    Field,
+    configuration,
+    described,
+    our_activation,
+    read_config,
+    refuse_others,
+    tell_unknown_fields,
+)
+from fasttfm.interop.exchange import write_causal
 from fasttfm.interop.names import Parameter, TheirWeights, parameters, theirs
-from fasttfm.interop.tokenizer_files import read_tokenizer
 from fasttfm.interop.weight_files import read_tensors
 from fasttfm.models.gpt import GPT
 from fasttfm.parsing import field
@@ -64,14 +69,20 @@ FIELDS = (
 )
 
 
+_OTHER_FIELDS = {
+    *("activation_function", "afn", "embd_pdrop", "n_inner", "initializer_range", "reorder_and_upcast_attn"),
+    *("summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj"),
+    *("n_ctx", "n_special", "predict_special_tokens"),
+}
+"""Fields that are read by themselves, or that change no logit of a language model."""
+
+
 def read(folder: Path) -> GPT:
     """The model of a folder of GPT2LMHeadModel or OpenAIGPTLMHeadModel, or of one with more heads, in float32.
 
     Raises UserError for what is missing, cut off or of another architecture.
     """
     path = folder / "config.json"
-    if (folder / CONFIG_FILE).is_file() and not path.is_file():
-        raise UserError(f"{folder}: is a model directory of fasttfm already: fasttfm lm takes it as it is")
     given = read_config(folder, *_FAMILIES)
     config, family = _config(given, path), _FAMILIES[given["model_type"]]
     stripped = {name.removeprefix("transformer."): each for name, each in read_tensors(folder).items()}
@@ -112,13 +123,6 @@ def write(model: GPT, folder: Path, tokenizer: TextTokenizer | None = None) -> l
     return write_causal(folder, fields, weights, tokenizer)
 
 
-def import_folder(folder: Path, out: Path) -> None:
-    """Make a model directory of a Hugging Face folder, with its tokenizer; UserError where one is missing."""
-    model, tokenizer = read(folder), read_tokenizer(folder)
-    data = DocumentsConfig(row_length=model.config.max_length, max_tokens=max(4096, model.config.max_length))
-    write_imported(folder, out, "gpt", model, data, tokenizer)
-
-
 def _parameters(config: GPTConfig, family: _Family) -> Iterator[Parameter]:
     yield from parameters({"embedding": family.embedding, "positions": family.positions}, kinds=("weight",))
     for number in range(config.layers):
@@ -129,7 +133,7 @@ def _parameters(config: GPTConfig, family: _Family) -> Iterator[Parameter]:
 
 def _transposed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Theirs for ours, and ours for theirs."""
-    return {name: each.t() if name.endswith(_TRANSPOSED) else each for name, each in weights.items()}
+    return {name: each.mT if name.endswith(_TRANSPOSED) and each.dim() > 1 else each for name, each in weights.items()}
 
 
 def _config(given: Mapping[str, Any], path: Path) -> GPTConfig:
@@ -141,6 +145,7 @@ def _config(given: Mapping[str, Any], path: Path) -> GPTConfig:
         "tie_word_embeddings": (None, True),
     }
     refuse_others(given, path, allowed)
+    tell_unknown_fields(given, path, {*allowed, *(each.theirs for each in FIELDS), *_OTHER_FIELDS})
     is_first = given["model_type"] == "openai-gpt"
     if is_first:  # whose "gelu" is the formula with tanh
         activation = our_activation(given, path, "afn", "gelu", _ACTIVATIONS | {"gelu": "gelu_tanh"})

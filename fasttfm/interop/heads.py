@@ -22,7 +22,7 @@ from fasttfm.errors import UserError
 from fasttfm.files import read_json
 from fasttfm.folders import replacing
 from fasttfm.interop import bert
-from fasttfm.interop.exchange import write_imported
+from fasttfm.interop.exchange import warnings_as_lines, write_imported
 from fasttfm.interop.names import parameters
 from fasttfm.interop.tokenizer_files import read_tokenizer
 from fasttfm.models.bert import Bert
@@ -96,12 +96,13 @@ def _labels(given: Mapping[str, Any], path: Path) -> list[str]:
     return [str(names[str(number)]) for number in range(len(names))]
 
 
-def import_folder(folder: Path, out: Path, *, abstains: bool = False) -> Trained:
+def import_folder(folder: Path, out: Path, *, abstains: bool = False) -> tuple[Trained, list[str]]:
     """Make a model directory of a folder, with its tokenizer. abstains: it was trained on SQuAD 2.0.
 
-    Raises UserError as read(), and where something is missing.
+    Returns the model, and what was left out or assumed. Raises UserError as read(), and where something is missing.
     """
-    trained, tokenizer = read(folder), read_tokenizer(folder)
+    with warnings_as_lines() as told:
+        trained, tokenizer = read(folder), read_tokenizer(folder)
     if abstains and trained.task != "squad":
         raise UserError(f"--abstains: belongs to models that answer questions, and {folder} is of {trained.task}")
     data = TaskConfig(row_length=min(384, trained.model.config.max_length), max_tokens=8192)
@@ -111,8 +112,7 @@ def import_folder(folder: Path, out: Path, *, abstains: bool = False) -> Trained
         "abstains": abstains or trained.abstains,
         "threshold": trained.threshold,
     }
-    write_imported(folder, out, trained.task, trained.model, data, tokenizer, description)
-    return trained
+    return trained, write_imported(folder, out, trained.task, trained.model, data, tokenizer, told, description)
 
 
 def export_folder(trained: Trained, out: Path, tokenizer: TextTokenizer) -> str:

@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from fasttfm.checkpoints.weights import model_weights, with_weights
-from fasttfm.config.data import DocumentsConfig
 from fasttfm.config.llama import LlamaConfig
 from fasttfm.data.text_tokenizer import TextTokenizer
 from fasttfm.errors import UserError
-from fasttfm.interop.config_json import Field, configuration, described, read_config, refuse_others
-from fasttfm.interop.exchange import write_causal, write_imported
+from fasttfm.interop.config_json import Field, configuration, described, read_config, refuse_others, tell_unknown_fields
+from fasttfm.interop.exchange import write_causal
 from fasttfm.interop.names import Parameter, parameters, theirs
-from fasttfm.interop.tokenizer_files import read_tokenizer
 from fasttfm.interop.weight_files import read_tensors
 from fasttfm.models.llama import Llama
 from fasttfm.parsing import field
@@ -95,14 +93,6 @@ def write(model: Llama, folder: Path, tokenizer: TextTokenizer | None = None) ->
     return write_causal(folder, fields, theirs(model_weights(model), _parameters(config)), tokenizer)
 
 
-def import_folder(folder: Path, out: Path) -> None:
-    """Make a model directory of a Hugging Face folder, with its tokenizer; UserError where one is missing."""
-    model, tokenizer = read(folder), read_tokenizer(folder)
-    length = min(2048, model.config.max_length)
-    data = DocumentsConfig(row_length=length, max_tokens=max(4096, length))
-    write_imported(folder, out, "llama", model, data, tokenizer)
-
-
 def _parameters(config: LlamaConfig) -> Iterator[Parameter]:
     tables = {"embedding": "model.embed_tokens", "decoder.norm": "model.norm"}
     if not config.tie_embeddings:
@@ -122,6 +112,8 @@ def _config(given: Mapping[str, Any], path: Path) -> LlamaConfig:
         "attention_dropout": (None, 0.0),
     }
     refuse_others(given, path, allowed)
+    rotary_names = ("rope_theta", "rope_scaling", "rope_parameters")
+    tell_unknown_fields(given, path, {*allowed, *(each.theirs for each in FIELDS), *rotary_names})
     rotary = _rotary(given, path)
     base = field(rotary, "rope_theta", float, str(path), field(given, "rope_theta", float, str(path), 10_000.0))
     scaling = _SCALINGS[rotary["rope_type"]]

@@ -13,8 +13,8 @@ from typing import Any
 
 from fasttfm.data.tokenizer import Vocabulary
 from fasttfm.errors import UserError
-from fasttfm.interop.bart import OTHER_NAMES, bart_config, decoding, from_bart, tables, tell_unknown_fields
-from fasttfm.interop.config_json import read_config, refuse_others
+from fasttfm.interop.bart import KNOWN, OTHER_NAMES, bart_config, decoding, from_bart, tables
+from fasttfm.interop.config_json import read_config, refuse_others, tell_unknown_fields
 from fasttfm.interop.exchange import Arrangement, Model, numbered_tokenizer, with_tables
 from fasttfm.interop.weight_files import first_line, read_tensors
 from fasttfm.parsing import field
@@ -32,7 +32,7 @@ def read(folder: Path, source_language: str | None = None, target_language: str 
     refuse_others(given, path, {"scale_embedding": (None, True)})
     theirs = _load_tokenizer(folder)
     weights = read_tensors(folder)
-    tell_unknown_fields(given, path)
+    tell_unknown_fields(given, path, KNOWN)
     *embeddings, output = tables(weights, given, path)
     table = embeddings[0]
     pieces = [theirs.convert_ids_to_tokens(row) or f"<{row}>" for row in range(len(table))]
@@ -47,7 +47,7 @@ def read(folder: Path, source_language: str | None = None, target_language: str 
     if output is not None:
         config = dataclasses.replace(config, share_embeddings="none", source_vocab_size=len(arrangement))
     arrangements = (arrangement, arrangement)
-    config, result = with_tables(config, from_bart(weights, config), arrangements, embeddings, output)
+    config, result = with_tables(config, from_bart(weights, config), arrangements, embeddings, output, path=folder)
     weights.refuse_rest(*OTHER_NAMES)
     ours = arrangement.pieces(pieces)
     silent = sorted({*codes.values(), *map(str, theirs.all_special_tokens)} & set(ours))
@@ -76,7 +76,7 @@ def _load_tokenizer(folder: Path) -> Any:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # of every kind, from several libraries
         raise UserError(
-            f"{folder}: its tokenizer cannot be loaded ({first_line(error)}): copy its files anew"
+            f"{folder}: its tokenizer cannot be loaded ({first_line(error)}): copy its files again"
         ) from None
 
 

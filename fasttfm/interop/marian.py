@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,16 +25,16 @@ from fasttfm.files import read_json
 from fasttfm.interop.bart import (
     BART,
     FIELDS,
+    KNOWN,
     OTHER_NAMES,
     THEIR_ACTIVATIONS,
     bart_config,
     decoding,
     from_bart,
     tables,
-    tell_unknown_fields,
 )
 from fasttfm.interop.channels import halves_from_pairs, pairs_from_halves
-from fasttfm.interop.config_json import described, read_config, refuse_others
+from fasttfm.interop.config_json import described, read_config, refuse_others, tell_unknown_fields
 from fasttfm.interop.exchange import Arrangement, Model, number, numbered_tokenizer, suppressed, with_tables
 from fasttfm.interop.names import TheirWeights, theirs
 from fasttfm.interop.weight_files import read_tensors
@@ -178,7 +179,7 @@ def read(folder: Path, **languages: Any) -> Model:
     path, given = folder / "config.json", read_config(folder, "marian")
     refused = {"normalize_before": (None, False), "normalize_embedding": (None, False), "scale_embedding": (True,)}
     refuse_others({"scale_embedding": False, **given}, path, refused)
-    tell_unknown_fields(given, path)
+    tell_unknown_fields(given, path, KNOWN)
     weights = read_tensors(folder)
     joint = field(given, "share_encoder_decoder_embeddings", bool, str(path), True)
     vocabulary = read_json(folder / "vocab.json")
@@ -200,9 +201,18 @@ def read(folder: Path, **languages: Any) -> Model:
     for table, (arrangement, _) in zip(embeddings, sides):
         if len(table) != max(row for row in arrangement.rows if row is not None) + 1:
             raise UserError(f"{folder}: vocab.json does not fit its weights, which have {len(table):,} tokens")
-    bias = weights["final_logits_bias"][0] if "final_logits_bias" in weights else None
+    bias = weights.get("final_logits_bias")
+    if bias is None:
+        message = f"{folder}: its weights have no final_logits_bias: no bias was taken"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+    elif bias.dim() != 2 or len(bias) != 1:
+        raise UserError(f"{folder}: final_logits_bias is {tuple(bias.shape)}: one row is needed")
+    else:
+        bias = bias[0]
     arrangements = [arrangement for arrangement, _ in sides]
-    config, result = with_tables(config, from_bart(weights, config), arrangements, embeddings, output, bias)
+    config, result = with_tables(
+        config, from_bart(weights, config), arrangements, embeddings, output, bias, path=folder
+    )
     _refuse_trained_positions(weights)
     weights.refuse_rest(*OTHER_NAMES)
     tokenizers = [
@@ -221,7 +231,7 @@ def read(folder: Path, **languages: Any) -> Model:
 def ordered_pieces(words: Mapping[str, Any], path: Path) -> list[str]:
     """The pieces of a vocab.json by their numbers; UserError where a number is missing or twice there."""
     if sorted(value for value in words.values() if type(value) is int) != list(range(len(words))):
-        raise UserError(f"{path}: does not number its {len(words):,} pieces one after the other: copy it anew")
+        raise UserError(f"{path}: does not number its {len(words):,} pieces one after the other: copy it again")
     return sorted(words, key=lambda piece: words[piece])
 
 

@@ -53,12 +53,12 @@ class Report:
 
     @property
     def replaced(self) -> list[str]:
-        """Names of the exchanged modules."""
+        """Names of the replaced modules."""
         return [line.name for line in self.lines if line.action != "left"]
 
     @property
     def left(self) -> dict[str, str]:
-        """Names of the modules that were left, and why."""
+        """Names of the modules that were not replaced, and why."""
         return {line.name: line.reason for line in self.lines if line.action == "left"}
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ class Report:
 
 
 def replace_modules(model: nn.Module, dry_run: bool = False) -> Report:
-    """Makes model's torch.nn modules fasttfm.nn's, in place; dry_run only tells what would be done.
+    """Replaces model's torch.nn modules by fasttfm.nn's, in place; with dry_run it only reports what it would do.
 
     Whatever holds the model, its parameters or its sub-modules keeps holding the same objects. Modules of a derived
     class are left, because their forward may be another, and so are sharded, scripted and quantised ones. Replace
@@ -81,7 +81,7 @@ def replace_modules(model: nn.Module, dry_run: bool = False) -> Report:
 
 
 def restore_modules(model: nn.Module, dry_run: bool = False) -> Report:
-    """Makes model's fasttfm.nn modules torch.nn's again, in place: for TorchScript, ONNX, or to compare."""
+    """Replaces model's fasttfm.nn modules by torch.nn's again, in place: for TorchScript, ONNX, or to compare."""
     return _exchange(model, {ours: theirs for theirs, ours in PAIRS}, dry_run)
 
 

@@ -45,7 +45,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
         found = _read_file(index.parent / name)
         missing = [weight for weight, place in places.items() if place == name and weight not in found]
         if missing:
-            raise UserError(f"{index.parent / name}: has no {missing[0]}, unlike {index.name} says: copy both anew")
+            raise UserError(f"{index.parent / name}: has no {missing[0]}, unlike {index.name} says: copy both again")
         weights |= {weight: found[weight] for weight, place in places.items() if place == name}
     return weights
 
@@ -59,7 +59,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
     except (SafetensorError, OSError, ValueError, RuntimeError, EOFError, KeyError) as error:
         if is_out_of_memory(error):
             raise MemoryError(str(error)) from error
-        raise UserError(f"{path}: is cut off or not what its name says ({first_line(error)}): copy it anew") from None
+        raise UserError(f"{path}: is cut off or not what its name says ({first_line(error)}): copy it again") from None
     except Exception as error:  # unpickling raises of every kind
         raise UserError(f"{path}: holds more than weights ({first_line(error)}): it is not loaded") from None
     if not (isinstance(weights, dict) and all(isinstance(each, Tensor) for each in weights.values())):

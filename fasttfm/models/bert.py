@@ -164,7 +164,7 @@ class BertPretraining(Model):
         lengths: Lengths = None,
         positions: Tensor | None = None,
     ) -> Predictions:
-        """Logits; tokens, segments and lengths as Bert takes them.
+        """Compute the logits; tokens, segments and lengths as Bert takes them.
 
         positions (M,) int64: the masked ones, counted over the rows of tokens (or of the packed tokens); None: all. The
         product with the vocabulary is of these alone.

@@ -53,7 +53,7 @@ def read_values(folder: Path, overrides: Mapping[str, Any] | None = None) -> Val
     if not path.is_file():
         missing = "is not a directory" if folder.exists() else "does not exist"
         what = "has no config.yaml" if folder.is_dir() else missing
-        raise UserError(f"{folder}: {what}: give the model directory that fasttfm train --out made")
+        raise UserError(f"{folder}: {what}: give a model directory that training or import made")
     given = read_json(path)
     if given.get("model_type") != MODEL_TYPE:
         raise UserError(
@@ -61,7 +61,7 @@ def read_values(folder: Path, overrides: Mapping[str, Any] | None = None) -> Val
         )
     decoding = given.get("decoding", {})
     if "vocab_size" not in given or not isinstance(decoding, dict):
-        raise UserError(f"{path}: is cut off or was changed: it has no vocab_size or a wrong decoding; copy it anew")
+        raise UserError(f"{path}: is cut off or was changed: it has no vocab_size or a wrong decoding; copy it again")
     values = Values()
     for section, cls, fields in (("model", TransformerConfig, given), ("decoding", DecodingConfig, decoding)):
         for name, kind in field_types(cls).items():

@@ -17,7 +17,7 @@ from fasttfm.nn import (
 
 
 class TimeSeriesTransformer(nn.Module):
-    """Encoder and decoder on a linear map of each series, a linear map behind (sources: time series).
+    """An encoder-decoder Transformer of time series, with a linear map before and after (sources: time series).
 
     d_model: feature size; nhead, num_encoder_layers, num_decoder_layers, dropout as in torch.nn.Transformer;
     dim_feedforward_encoder, dim_feedforward_decoder: width inside the feed-forward networks;
@@ -74,7 +74,7 @@ class TimeSeriesTransformer(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draws fresh weights: Glorot uniform for each matrix, of every layer anew; biases 0, norms 1."""
+        """Draws new initial weights: Glorot uniform for each matrix, biases 0, norms 1."""
         for module in self.modules():
             if isinstance(module, nn.LayerNorm):
                 module.reset_parameters()

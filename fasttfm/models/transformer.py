@@ -75,7 +75,7 @@ class Transformer(Model):
 
     @classmethod
     def from_preset(cls, name: str, *, vocab_size: int, **changes: Any) -> Transformer:
-        """The model of a preset (fasttfm/presets/NAME.yaml) with a vocabulary and any fields changed.
+        """Build the model of a preset (fasttfm/presets/NAME.yaml) for a vocabulary, with any fields changed.
 
         Raises UserError for an unknown preset, ValueError for a wrong value, TypeError for an unknown field.
         """
@@ -83,7 +83,7 @@ class Transformer(Model):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, checkpoint: str = "best") -> Transformer:
-        """The model of a directory that save_pretrained(), `fasttfm import` or `fasttfm train` made, in float32.
+        """Load the model of a directory that save_pretrained(), `fasttfm import` or `fasttfm train` made, in float32.
 
         checkpoint: of a directory of `fasttfm train`: best, last, average, an update's number, or a path. Raises
         UserError naming what is missing, damaged or of another model.
@@ -106,7 +106,7 @@ class Transformer(Model):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draws fresh weights as config.init says; biases 0 and norms 1 under xavier."""
+        """Draws new initial weights by config.init; with xavier, biases are 0 and norms 1."""
         xavier = self.config.init == "xavier"
         for module in self.modules():
             if isinstance(module, Attention):
@@ -123,7 +123,11 @@ class Transformer(Model):
                     nn.init.xavier_uniform_(module.weight)
                     nn.init.zeros_(module.bias)
         if xavier:
-            drawn = [self.source_embedding, self.target_embedding, self.output]  # a shared table is drawn again
+            drawn: list[Any] = [
+                self.source_embedding,
+                self.target_embedding,
+                self.output,
+            ]  # a shared table is drawn again
             if self.config.positional_encoding == "learned":
                 drawn += [self.source_positions, self.target_positions]
             for module in drawn:

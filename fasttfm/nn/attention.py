@@ -74,7 +74,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         packing: Packing | None = None,
         key_packing: Packing | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attention of query over key and value, and its weights where they are asked for.
+        """Attention of query over key and value, and its weights with need_weights.
 
         query (L, N, E), key (S, N, kdim), value (S, N, vdim); batch first: (N, L, E) ...; unbatched: (L, E) ...
         key_padding_mask (N, S), unbatched (S,); attn_mask (L, S) or (N * H, L, S): bool, True hides, or floats that are

@@ -1,10 +1,11 @@
 """One thread that translates the sentences of all clients, many at once.
 
 Sentences join running searches (decoding/continuous_batching.py) whatever their options are, beam and length penalty
-among them. A model has two searches: one for requests of little work, one for those of much, and searches take turns
-such that each gets the same time. So a short request is searched beside long ones, waits for none of them, and pays at
-most for one of their steps at a time. Requests are admitted in turns (queue.py), by source tokens: as many as fit a
-budget, and beyond it, up to twice the budget, one sentence of each request that nothing is searched for.
+among them. A model has two searches, which take turns: one for requests of much work, and one for those of little,
+which gets four times as much time while both go on. So a short request is searched beside long ones, waits for none of
+them, and pays at most for one of their steps at a time; long ones always have a fifth of the time. Requests are
+admitted in turns (queue.py), by source tokens: as many as fit a budget, and beyond it, up to twice the budget, one
+sentence of each request that nothing is searched for.
 
 What takes whole batches only (see takes_options()) is translated batch by batch between these steps. On a CPU a
 sentence's translation is the same to the last bit whatever is searched beside it, so who else asks at the same time
@@ -31,6 +32,9 @@ _MUCH_WORK = 512
 """Rows times steps from which a request is searched beside its like: 128 tokens with a beam of 4. A whole batch has no
 more where joined searches wait for its end."""
 
+_PREFERENCE = 4.0
+"""Time that a search of short requests gets for each second of another one's, while both go on."""
+
 _TURN = 0.05
 """Seconds that the searches of one model go on before those of another do: changing takes milliseconds."""
 
@@ -47,8 +51,10 @@ class _Search(Protocol):
     """Sentences that are translated together, a step at a time."""
 
     model: str
+    preference: float
+    """Time that it gets for each second of another one's."""
     seconds: float
-    """Time that it has had, beyond that of the search with the least when it began."""
+    """Time that it has had, divided by its preference, beyond that of the search with the least when it began."""
 
     @property
     def sentences(self) -> Sequence[Sentence]: ...
@@ -61,8 +67,8 @@ class _Search(Protocol):
 class _Joined:
     """A search that sentences join and leave while it runs."""
 
-    def __init__(self, model: str, translator: Translator) -> None:
-        self.model, self.seconds = model, 0.0
+    def __init__(self, model: str, translator: Translator, preference: float) -> None:
+        self.model, self.preference, self.seconds = model, preference, 0.0
         self._running = ContinuousBatching(translator)
         self._searched: dict[Hashable, Sentence] = {}
         self._numbers = itertools.count()
@@ -90,7 +96,7 @@ class _Batch:
     """Sentences with the same options that are translated as one batch; its only step."""
 
     def __init__(self, model: str, translator: Translator) -> None:
-        self.model, self.seconds = model, 0.0
+        self.model, self.preference, self.seconds = model, 1.0, 0.0
         self._translator = translator
         self.sentences: list[Sentence] = []
 
@@ -180,7 +186,7 @@ class Engine:
                 each.answer.set_exception(error)
             return
         taken = time.perf_counter() - begin
-        search.seconds += taken
+        search.seconds += taken / search.preference
         if not search.sentences:
             del self._searches[key]
         self.counts.step(taken, together, len(ended), sum(each.tokens for each, _ in ended))
@@ -243,7 +249,8 @@ class Engine:
             search: _Search
             if self._can_join(sentence):
                 self._enter(sentence.model)
-                search = _Joined(sentence.model, translator)
+                preference = 1.0 if sentence.request_work >= _MUCH_WORK else _PREFERENCE
+                search = _Joined(sentence.model, translator, preference)
             else:
                 translator = copy.copy(translator)
                 translator.config, translator.aligned = sentence.config, sentence.aligned

@@ -49,19 +49,19 @@ def options(models: Sequence[str] = ()) -> list[Option]:
     """All fields of a request to a server of these models."""
     names = f"one of {', '.join(models)}" if models else "a model's name"
     return [
-        Option("text", "a text or a list of texts", TEXTS, "What to translate; lines stay lines, each by itself."),
-        Option("prefix", "a text or a list of texts", TEXTS, "How the translation of each text must begin."),
-        Option("model", names, {"enum": list(models)}, "Its directory's name; without it the first one translates."),
-        _plain("stream", bool, "Server-sent events, one a text in their order, then the event done."),
+        Option("text", "a text or a list of texts", TEXTS, "Text to translate; each line is translated by itself."),
+        Option("prefix", "a text or a list of texts", TEXTS, "Start of the translation of each text."),
+        Option("model", names, {"enum": list(models)}, "Directory name of the model (default: the first model)."),
+        _plain("stream", bool, "Send server-sent events: one for each text, in order, then the event done."),
         Option(
             "terminology",
             "an object such as {\"dog\": [\"Hund\", \"Hündin\"]}",
             {"type": "object", "additionalProperties": _ALTERNATIVES},
-            "Terms of the source, each with its translations: where it occurs, one of them comes in the translation.",
+            "Terms of the source with their translations; a text with a term gets one of its translations.",
         ),
-        _plain("markup", bool, "Each text is an HTML or XML document, whose tags come in the translation."),
-        _plain("alignment", bool, "Give pairs (word of the text, word of the translation), counted from 0."),
-        _plain("split_sentences", str, "Language of the text (en, ...), whose sentences are translated one by one."),
+        _plain("markup", bool, "Each text is HTML or XML; keep its tags in the translation."),
+        _plain("alignment", bool, "Return pairs (word of the text, word of the translation), counted from 0."),
+        _plain("split_sentences", str, "Language of the text (en, ...); split it into sentences and translate each."),
         *(_of_search(name) for name in SEARCH),
     ]  # fmt: skip
 

@@ -11,6 +11,7 @@ from fasttfm.checkpoints.checkpoint import read_weights, save_checkpoint
 from fasttfm.checkpoints.steps import checkpoints_folder, consecutive_steps, saved_steps, step_folder
 from fasttfm.checkpoints.vocabulary import checkpoint_vocabulary
 from fasttfm.errors import UserError
+from fasttfm.wording import counted
 
 
 def average_weights(checkpoints: list[Path]) -> dict[str, Tensor]:
@@ -48,14 +49,17 @@ def average_last(model_dir: str | Path, last: int | None) -> tuple[Path, list[in
         last = min(5, max(len(steps), 1))
     if last < 1:
         raise UserError(f"--last {last}: give how many checkpoints to average, at least 1")
+    if not model_dir.exists():
+        raise UserError(f"{model_dir}: does not exist: give the model directory that fasttfm train --out made")
     if not steps:
         raise UserError(f"{model_dir}: has no checkpoints; give a model directory that fasttfm train --out made")
     if len(steps) < last:
         older = [step for step in saved_steps(model_dir) if step not in steps]
         kept = f" in a row (that of update {older[-1]:,} is older and was kept for its score)" if older else ""
         raise UserError(
-            f"{model_dir}: has {len(steps)} checkpoints{kept}, {last} were to be averaged: give --last {len(steps)}, "
-            "or fasttfm train with a smaller --save-interval-updates or a larger --keep-interval-updates"
+            f"{model_dir}: has {counted(len(steps), 'checkpoint')}{kept}, fewer than --last {last}: "
+            f"give --last {len(steps)}, or run fasttfm train with a smaller "
+            "--save-interval-updates or a larger --keep-interval-updates"
         )
     chosen = steps[-last:]
     folders = [step_folder(model_dir, step) for step in chosen]

@@ -18,23 +18,23 @@ from typing import Any, Protocol
 
 
 class Callback(Protocol):
-    """Derive from it and define the methods that are needed; the others do nothing.
+    """Base class of callbacks: override the methods that you need; the others do nothing.
 
     A record is a line of train.log.jsonl (see fasttfm.training.log): `kind`, `step` and numbers by name. After a resume
     records that come after the checkpoint come again.
     """
 
     def on_log(self, record: Mapping[str, Any]) -> None:
-        """Training numbers of the last `log_interval` updates (kind train), or an update that was skipped (skipped)."""
+        """Called with numbers of the last `log_interval` updates (kind train), or of a skipped update (skipped)."""
         return
 
     def on_validate(self, record: Mapping[str, Any], translations: Sequence[str]) -> None:
-        """A validation (kind valid), or that of the averaged checkpoint at the end (average).
+        """Called with a validation (kind valid), or that of the averaged checkpoint at the end (average).
 
         translations: one a validation pair; none where only the loss is validated.
         """
         return
 
     def on_save(self, checkpoint: Path) -> None:
-        """The directory of a checkpoint that is whole and on the disk."""
+        """Called with a checkpoint's directory once it is completely on the disk."""
         return

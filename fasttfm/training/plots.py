@@ -109,7 +109,7 @@ def _draw_runs(figure: Figure, logs: list[tuple[str, Records]], over: Axis) -> N
 def _timed_records(model_dir: Path) -> Records:
     records = [record for record in _with(read_log(model_dir), "seconds") if record["kind"] in ("train", "valid")]
     if not records:
-        raise UserError(f"{model_dir / LOG_FILE}: holds no record of training: give directories of fasttfm train --out")
+        raise UserError(f"{model_dir / LOG_FILE}: has no record of training: give directories that training made")
     return records
 
 

@@ -54,7 +54,7 @@ def train(
     settings: str = "",
     callbacks: Sequence[Callback] = (),
 ) -> Outcome | None:
-    """Train, or go on training, a model on prepared data into `model_dir`.
+    """Train a model on prepared data into `model_dir`, or resume its training.
 
     values: from fasttfm.config.gather, of the task's kind. device: None takes a GPU if there is one. task: None for
     translation. init_from: a checkpoint, or a model

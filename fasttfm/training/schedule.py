@@ -8,7 +8,7 @@ from fasttfm.config.training import TrainingConfig
 
 
 def learning_rate(config: TrainingConfig, d_model: int, step: int, seconds: float = 0.0) -> float:
-    """Learning rate of update `step`, which counts from 1; seconds: since the run began, earlier sessions included.
+    """Learning rate of update `step`, counted from 1; seconds: of training so far, with earlier parts of a resumed run.
 
     noam            noam_scale * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5)   (Vaswani et al. 2017, equation 3)
     inverse-sqrt    lr * min(step / warmup, (warmup / step)^0.5)                     (fairseq's inverse_sqrt)

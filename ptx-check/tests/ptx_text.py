@@ -9,7 +9,6 @@ from ptx_check.allocations import bytes_of, mark
 from ptx_check.faults import Fault
 from ptx_check.memory import buffers
 from ptx_check.operands import parameters_of
-from ptx_check.parse import parse
 from ptx_check.run import Code, Launch
 
 HEAD = """.version 8.7
@@ -61,9 +60,14 @@ def run(
             written = tensor.clone()
             mark(tensor)
             bytes_of(tensor.untyped_storage())[:] = written.numpy()
-    code = Code(parse(text))
+    code = Code(text)
     launch = Launch(
-        code, grid, threads, shared, parameters_of(code.kernel, [t.data_ptr() for t in tensors]), buffers(tensors)
+        code,
+        grid,
+        threads,
+        shared,
+        parameters_of(code.facts.parameters, [t.data_ptr() for t in tensors]),
+        buffers(tensors),
     )
     faults = launch.execute()
     left = {name: t.numpy().view(memory[name].dtype) for name, t in zip(names, tensors)}

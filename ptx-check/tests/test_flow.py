@@ -95,8 +95,9 @@ def test_a_signed_parameter_stays_signed_in_a_wider_register(kind, load, registe
     """ignore_index = -100 is an int32 that losses compare with 64-bit labels."""
     body = f"ld.param.b64 %rd1, [p0];\n{load} {register}, [p1];\nst.global.b64 [%rd1], {register};"
     out = torch.zeros(1, dtype=torch.int64)
-    code = Code(parse(text(body, f".param .u64 p0,\n.param .{kind} p1")))
-    launch = Launch(code, (1, 1, 1), 32, 0, parameters_of(code.kernel, [out.data_ptr(), value]), buffers([out]))
+    code = Code(text(body, f".param .u64 p0,\n.param .{kind} p1"))
+    given = parameters_of(code.facts.parameters, [out.data_ptr(), value])
+    launch = Launch(code, (1, 1, 1), 32, 0, given, buffers([out]))
     assert not launch.execute()
     assert out.item() == wanted
 
@@ -104,8 +105,8 @@ def test_a_signed_parameter_stays_signed_in_a_wider_register(kind, load, registe
 def test_half_of_a_parameter():
     body = "ld.param.b64 %rd1, [p0];\nld.param.b32 %r1, [p1+4];\nst.global.b32 [%rd1], %r1;"
     out = torch.zeros(1, dtype=torch.int32)
-    code = Code(parse(text(body, ".param .u64 p0,\n.param .u64 p1")))
-    given = parameters_of(code.kernel, [out.data_ptr(), 7 << 32 | 5])
+    code = Code(text(body, ".param .u64 p0,\n.param .u64 p1"))
+    given = parameters_of(code.facts.parameters, [out.data_ptr(), 7 << 32 | 5])
     assert not Launch(code, (1, 1, 1), 32, 0, given, buffers([out])).execute()
     assert out.item() == 7
 

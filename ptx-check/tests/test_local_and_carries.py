@@ -9,7 +9,6 @@ from test_every_form import COUNT, columns
 
 from ptx_check.forms import carrying
 from ptx_check.memory import buffers
-from ptx_check.parse import parse
 from ptx_check.run import Code, Launch
 
 OWN = "mov.u32 %r1, %tid.x;\nmad.wide.u32 %rd10, %r1, 4, %rd1;\n"
@@ -74,7 +73,7 @@ def test_a_kernel_reads_the_constants_that_it_brings_along():
     body = f"ld.param.b64 %rd1, [p0];\n{body}ld.global.nc.b32 %r3, [%rd21];\nst.global.b32 [%rd10], %r3;\nret;\n}}\n"
     head = HEAD.format(name="probe", target="sm_80", threads=32, parameters=".param .u64 p0")
     out = torch.full((32,), -1, dtype=torch.int32)
-    code = Code(parse(head.replace(".visible", table + ".visible") + body))
+    code = Code(head.replace(".visible", table + ".visible") + body)
     launch = Launch(code, (1, 1, 1), 32, 0, [np.full((1, 1), out.data_ptr(), np.uint64)], buffers([out]))
     assert not launch.execute()
     assert out.tolist() == [1, 2, 4, 0] * 8

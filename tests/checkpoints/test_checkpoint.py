@@ -321,7 +321,7 @@ def test_average_is_the_mean_of_the_newest(tmp_path):
 
 def test_average_of_more_than_there_are_is_refused_with_the_number(tmp_path):
     save(tmp_path, 1)
-    with pytest.raises(UserError, match="has 1 checkpoints, 5 were to be averaged: give --last 1"):
+    with pytest.raises(UserError, match="has 1 checkpoint, fewer than --last 5: give --last 1"):
         average_last(tmp_path, 5)
     with pytest.raises(UserError, match="at least 1"):
         average_last(tmp_path, 0)

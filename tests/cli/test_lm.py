@@ -68,6 +68,26 @@ def test_prompt_prints_each_answer_and_how_many_are_right(made, capsys):
     assert told == f"{right} of 5 right ({right / 5:.1%}), 0 shots"
 
 
+def test_few_shot_tells_by_model_and_number_of_solved_examples_how_many_are_right(made, capsys):
+    examples = [{"text": f"Line {number} of a", "answer": " text"} for number in range(6)]
+    (made / "f.json").write_text(json.dumps(examples))
+    options = ["--examples", str(made / "f.json"), "--template", "{text}{answer}", "--options", " text", "Wxyz"]
+    models = [str(made / "M")] * 2
+    assert main(["lm", "few-shot", *models, "--shots", "0", "2", "--json", *options]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["shots"], told["examples"]) == ([0, 2], 6)
+    for row in told["models"]:
+        for shots, right in zip(told["shots"], row["right"]):
+            assert main(["lm", "prompt", str(made / "M"), "--shots", str(shots), "--json", *options]) == 0
+            assert json.loads(capsys.readouterr().out)["right"] == right
+    assert main(["lm", "few-shot", *models, "--shots", "0", "2", *options]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head == "model\tparameters\t0 shots\t2 shots"
+    assert lines[0].split("\t")[2:] == [f"{right / 6:.1%}" for right in told["models"][0]["right"]]
+    assert main(["lm", "few-shot", *models, "--shots", "9", *options]) == 2
+    assert capsys.readouterr().err.startswith("fasttfm lm few-shot: --shots 9: there are 5 other examples")
+
+
 def test_export_and_import_end_where_they_began(made, capsys):
     pytest.importorskip("transformers")
     assert main(["lm", "export", str(made / "M"), "--out", str(made / "HF")]) == 0

@@ -75,10 +75,15 @@ def test_no_command_prints_help_and_fails(capsys):
     assert "from text to a model:" in capsys.readouterr().err
 
 
-def test_an_unknown_command_lists_the_known_ones(capsys):
-    assert cli.main(["trian"]) == 2
+@pytest.mark.parametrize(
+    ("typed", "told"), [("trian", "did you mean train? fasttfm --help"), ("xyzzy", "is unknown; fasttfm")]
+)
+def test_an_unknown_command_gets_the_nearest_name_and_the_way_to_the_others(capsys, typed, told):
+    assert cli.main([typed]) == 2
     error = capsys.readouterr().err
-    assert all(name in error for name in ("trian", *cli.COMMANDS))
+    assert error.count("\n") == 1
+    assert f"fasttfm: {typed} is unknown" in error
+    assert told in error
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)

@@ -423,3 +423,25 @@ def test_a_run_that_ends_before_its_first_update_names_no_model(data, tmp_path, 
     told = capsys.readouterr().out
     assert "no update was made, so nothing was saved" in told
     assert "model:" not in told
+
+
+@pytest.mark.parametrize(
+    ("units", "precision", "warned"), [(["avx2"], "bf16", 1), (["avx2"], "fp32", 0), (["amx_bf16"], "bf16", 0)]
+)
+def test_a_processor_without_units_for_bf16_is_told_before_the_training(
+    units, precision, warned, monkeypatch, capsys, tmp_path
+):
+    monkeypatch.setattr("fasttfm.cli.env.processor_units", lambda: units)
+    arguments = [
+        "--preset",
+        "demo",
+        "--data",
+        str(tmp_path / "none"),
+        "--out",
+        str(tmp_path / "out"),
+        "--device",
+        "cpu",
+    ]
+    assert main(["train", *arguments, "--workers", "1", "--precision", precision]) == 2
+    told = capsys.readouterr()
+    assert (told.out + told.err).count("give --precision fp32") == warned

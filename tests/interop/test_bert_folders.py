@@ -218,7 +218,10 @@ def test_electra_is_two_folders(tmp_path):
         (lambda folder, config: config.pop("hidden_size"), "has no hidden_size"),
         (lambda folder, config: config.update(hidden_act="mish"), "hidden_act mish is not supported"),
         (lambda folder, config: config.update(intermediate_size=25), "copy both from one model"),
-        (lambda folder, config: config.update(num_hidden_layers=4), "weights have no bert.encoder.layer.3"),
+        (
+            lambda folder, config: config.update(num_hidden_layers=4),
+            "the layers bert.encoder.layer.0, 1, 2, where config.json's num_hidden_layers is 4",
+        ),
         (lambda folder, config: config.update(num_hidden_layers=10**9), "layers 1000000000 must be at most 10,000"),
         (lambda folder, config: config.update(vocab_size=10**12), r"config.json says \(1000000000000, 16\): copy both"),
         (lambda folder, config: config.update(intermediate_size=10**6), "copy both from one model"),

@@ -7,8 +7,10 @@ import json
 import pytest
 import torch
 
+from fasttfm.cli.main import main
 from fasttfm.errors import UserError
-from fasttfm.interop.gpt import import_folder, read, write
+from fasttfm.interop.causal import import_folder
+from fasttfm.interop.gpt import read, write
 from fasttfm.models.gpt import GPT
 
 transformers = pytest.importorskip("transformers")
@@ -73,13 +75,21 @@ def tokenizer_json():
     return made.to_str()
 
 
-def test_a_folder_becomes_a_model_directory(tmp_path):
+def test_a_folder_becomes_a_model_directory(tmp_path, capsys):
     their_model = theirs("gpt2", tmp_path / "theirs")
     with pytest.raises(UserError, match=r"tokenizer\.json"):
         import_folder(tmp_path / "theirs", tmp_path / "M")
     (tmp_path / "theirs" / "tokenizer.json").write_text(tokenizer_json())
-    with pytest.warns(RuntimeWarning, match="left out 22 rows of the vocabulary behind the tokenizer's 15 tokens"):
-        import_folder(tmp_path / "theirs", tmp_path / "M")
+    path = tmp_path / "theirs" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "sliding_window": 4}))
+    assert main(["lm", "import", str(path.parent), "--out", str(tmp_path / "M")]) == 0
+    told = capsys.readouterr().out
+    for line in (
+        f"{path}: nobody here knows the fields sliding_window: they were left out",
+        f"{path.parent}: left out 22 rows of the vocabulary behind the tokenizer's 15 tokens",
+    ):
+        assert f"note: {line}\n" in told
+        assert f"- {line}\n" in (tmp_path / "M" / "README.md").read_text()
     tokens = torch.randint(0, 15, (2, 9))
     model = GPT.from_pretrained(tmp_path / "M")
     torch.testing.assert_close(model(tokens), their_model(tokens).logits[..., :15], rtol=1e-5, atol=1e-5)

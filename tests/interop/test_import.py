@@ -21,6 +21,8 @@ from fasttfm.interop import ctranslate2_read, m2m100, marian
 from fasttfm.interop.check import check
 from fasttfm.interop.exchange import load, store
 
+from .their_folders import write_m2m, write_opus
+
 LONGEST = 20
 
 
@@ -50,28 +52,9 @@ def assert_equal(texts: list[str], theirs: list[str], beam: int) -> None:
 
 @pytest.fixture(scope="module")
 def opus(tmp_path_factory):
-    """A model with random weights as OPUS-MT's are saved: end first, padding last, which also starts a translation."""
-    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("opus")
-    pieces = tokenizer().pieces(range(4, len(tokenizer())))
-    words = ["</s>", "<unk>", ">>deu<<", *pieces[::-1], "<pad>"]
-    (folder / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
-    for side in ("source", "target"):
-        (folder / f"{side}.spm").write_bytes(tokenizer().model)
-    settings = {"source_lang": "en", "target_lang": "de", "tokenizer_class": "MarianTokenizer"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    torch.manual_seed(3)
-    config = transformers.MarianConfig(
-        vocab_size=len(words), d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
-        decoder_attention_heads=2, encoder_ffn_dim=64, decoder_ffn_dim=64, activation_function="swish",
-        max_position_embeddings=64, scale_embedding=True, pad_token_id=len(words) - 1, eos_token_id=0, bos_token_id=0,
-        decoder_start_token_id=len(words) - 1, forced_eos_token_id=None, num_beams=4, init_std=0.3,
-    )  # fmt: skip
-    model = transformers.MarianMTModel(config).eval()
-    with torch.no_grad():
-        model.final_logits_bias.normal_()
-        model.model.shared.weight[-1] = 0.0
-    model.save_pretrained(folder)
+    write_opus(folder)
     return folder
 
 
@@ -163,23 +146,9 @@ def test_what_was_exported_comes_back(tmp_path):
 
 @pytest.fixture(scope="module")
 def m2m(tmp_path_factory):
-    """A model with random weights as M2M-100's are saved."""
-    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("m2m")
-    words = ["<s>", "<pad>", "</s>", "<unk>", *tokenizer().pieces(range(4, len(tokenizer())))]
-    (folder / "v.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
-    (folder / "s.model").write_bytes(tokenizer().model)
-    pieces = transformers.M2M100Tokenizer(str(folder / "v.json"), str(folder / "s.model"), src_lang="en", tgt_lang="de")
-    pieces.save_pretrained(folder)
-    torch.manual_seed(3)
-    config = transformers.M2M100Config(
-        vocab_size=len(words) + 108, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
-        decoder_attention_heads=2, encoder_ffn_dim=64, decoder_ffn_dim=64, max_position_embeddings=64, init_std=0.3,
-    )  # fmt: skip
-    model = transformers.M2M100ForConditionalGeneration(config).eval()
-    with torch.no_grad():
-        model.model.shared.weight[len(words) :] *= 0.1  # else the codes of a hundred languages are all that it says
-    model.save_pretrained(folder)
+    write_m2m(folder)
     return folder
 
 
@@ -478,7 +447,7 @@ HALF, ROW = np.float32(0.5), np.ones(8, np.float32)
                 "encoder/layer_1/ffn/linear_1/weight": np.ones((32, 8), np.float32),
             },
             {},
-            r"encoder\.layers\.1\.linear1\.weight is \(8, 32\), \(64, 32\) fits the decoder's first layer",
+            r"encoder\.layer_1\.ffn\.linear_0\.weight is \(8, 32\), where its configuration says \(64, 32\)",
         ),
         (
             {"decoder/start_from_zero_embedding": np.int8(0)},

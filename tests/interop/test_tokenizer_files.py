@@ -115,7 +115,7 @@ def test_a_folder_without_tokenizer_json_becomes_a_model_that_writes(tmp_path, k
     size = byte_level_files(folder, ["<|endoftext|>"]) if kind == "gpt2" else word_end_files(folder)
     gpt(folder, kind, size + 20)
     assert main(["lm", "import", str(folder), "--out", str(out)]) == 0
-    assert "left out 20 rows" in capsys.readouterr().err
+    assert "left out 20 rows" in capsys.readouterr().out
     assert main(["lm", "generate", str(out), "--prompt", "the cat", "--tokens", "20"]) == 0
     assert capsys.readouterr().out.startswith("the cat")
     (tmp_path / "a.txt").write_text("\n".join(TEXT) + "\n")

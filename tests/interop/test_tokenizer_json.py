@@ -17,7 +17,7 @@ from fasttfm.data.text_tokenizer import (
     train_text_tokenizer,
 )
 from fasttfm.data.tokenizer import BOS, EOS, train_tokenizer
-from fasttfm.interop import bert_dirs, gpt
+from fasttfm.interop import bert_dirs, causal, gpt
 from fasttfm.interop.tokenizer_json import write_tokenizer
 from fasttfm.models.bert import BertPretraining
 from fasttfm.models.gpt import GPT
@@ -92,7 +92,7 @@ def test_an_exported_gpt_is_used_by_name_and_comes_back(tmp_path, name):
     for text in HARD:
         assert tokenizer(text)["input_ids"] == ours.encode(text), text
     assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (EOS, 0)
-    gpt.import_folder(tmp_path / "theirs", tmp_path / "back")
+    causal.import_folder(tmp_path / "theirs", tmp_path / "back")
     back = load_text_tokenizer(tmp_path / "back")
     assert type(back) is type(ours)
     assert back.encode(TEXT[3]) == ours.encode(TEXT[3])

@@ -256,3 +256,27 @@ def test_terms_and_alignments_are_the_translators_whether_lines_join_or_not(tran
     answers = engine.submit(sentences_of("small", translator.config, LINES, [20] * len(LINES), None, required, WORDS))
     assert [each.result(PATIENCE) for each in answers] == ours.translate_nbest(LINES)
     engine.stop()
+
+
+def test_short_requests_have_more_time_than_long_ones_while_both_go_on(engine, monkeypatch):
+    """Four steps to each of the others', by a clock that only steps move."""
+    now, kinds, step = [0.0], [], ContinuousBatching.step
+
+    def watched(self):
+        now[0] += 1.0
+        kinds.append(any(each.config.min_len == 200 for each in self.search.waiting) or self.searched > 1)
+        return step(self)
+
+    monkeypatch.setattr("fasttfm.serving.engine.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr(ContinuousBatching, "step", watched)
+    long = submit(engine, LINES[:1] * 30, beam=4, min_len=200, max_len_b=300)
+    while len(kinds) < 3:
+        threading.Event().wait(0.01)
+    (short,) = submit(engine, ["a dog"], beam=1, min_len=60, max_len_b=70)
+    assert short.result(PATIENCE)
+    of_short = kinds[3:].count(False)
+    of_long = len(kinds[3:]) - of_short
+    assert of_short >= 60
+    assert of_short / of_long > 3, (of_short, of_long)
+    for each in long:
+        each.abandon()

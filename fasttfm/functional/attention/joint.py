@@ -36,7 +36,7 @@ def joint_attention(
     seed: Tensor | None = None,
     site: int = 0,
 ) -> Tensor:
-    """attention() on projections as they lie in memory; the heads of its output are joined.
+    """attention() on projections in the layout of one joint product; the heads of its output are joined.
 
     joint (B, L, 3, H, D): queries, keys and values; or (B, S, 2, Hk, D), keys and values, with query (B, L, H, D).
     biases: those that the projections of joint and of query have added already, (3 * H * D,) or (2 * Hk * D,) and
@@ -74,7 +74,7 @@ def joint_varlen_attention(
     seed: Tensor | None = None,
     site: int = 0,
 ) -> Tensor:
-    """varlen_attention() on projections as they lie in memory; the heads of its output are joined.
+    """varlen_attention() on projections in the layout of one joint product; the heads of its output are joined.
 
     joint (T, 3, H, D): queries, keys and values; or (Tk, 2, Hk, D), keys and values, with query (Tq, H, D).
     biases as joint_attention() takes them, in parts (B, .) for B sequences. query_starts to site as

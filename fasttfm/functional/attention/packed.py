@@ -38,7 +38,7 @@ def varlen_attention(
     seed: Tensor | None = None,
     site: int = 0,
 ) -> Tensor:
-    """attention() over sequences that lie one after the other, on both sides.
+    """attention() over packed sequences: queries and keys of all sequences one after the other, without padding.
 
     query (Tq, H, D), key (Tk, Hk, D), value (Tk, Hk, Dv); float32, float16 or bfloat16, one dtype, any strides; H a
     multiple of Hk, as attention() has it.

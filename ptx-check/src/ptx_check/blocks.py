@@ -8,8 +8,8 @@ rest of its block, which follows all.
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 
 from ptx_check import exact, rounding, undefined
 from ptx_check.control import first_source, names, registers_of, results_and_sources, uses_of
-from ptx_check.operands import TYPES, variable
+from ptx_check.operands import TYPES, constant_of, variable
 from ptx_check.parse import Kernel, Vector
 from ptx_check.translate import Writer
 
@@ -30,10 +30,14 @@ NONE: frozenset[str] = frozenset()
 class Block:
     """A block as a function of the running programs M, registers S that cross blocks, and m, the threads here."""
 
-    def __init__(self, name: str, write: Callable[[frozenset[str] | None], Writer], space: dict) -> None:
+    def __init__(self, name: str, write: Callable[[frozenset[str] | None], Writer], space: dict, codes) -> None:
         self.name, self.write, self.space = name, write, space
-        self.text: list[str] | None = write(NONE).body
+        self.text: list[str] | None = write(NONE).body if codes is None else None
         """Without marks, until it is compiled."""
+        self.codes: dict[Any, Any] = codes or {}
+        """What is compiled, a version by its registers, what follows a point by that; and names."""
+        self.new = False
+        """Whether anything was since it was kept."""
         self.versions: dict[frozenset[str] | None, Callable] = {}
         """By the registers that have marks when it begins; None: any."""
         self.rests: dict[tuple[int, int], Callable] = {}
@@ -46,64 +50,91 @@ class Block:
             if key and len(self.versions) >= _MOST_VERSIONS:
                 key = None
             if key not in self.versions:
-                lines = (self.text if key == NONE else None) or self.write(key).body
-                self.versions[key] = self.compiled("M, S, m", lines)
-                self.text = None if key == NONE else self.text
+                if key not in self.codes:
+                    lines = (self.text if key == NONE else None) or self.write(key).body
+                    self.compile(key, "M, S, m", lines)
+                    self.text = None if key == NONE else self.text
+                self.versions[key] = self.function(key)
         return self.versions[key](run, registers, m)
 
-    @functools.cached_property
-    def names(self) -> set[str]:
-        """Of the registers that it reads or writes."""
-        flows = (results_and_sources(i) for i in self.write(NONE).block.instructions)
-        return {r.name for flow in flows for registers in flow for r in registers}
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the registers that it reads or writes."""
+        if "names" not in self.codes:
+            flows = (results_and_sources(i) for i in self.write(NONE).block.instructions)
+            self.codes["names"] = frozenset(r.name for flow in flows for registers in flow for r in registers)
+            self.new = True
+        return self.codes["names"]
 
     def rest(self, point: tuple[int, int], run, registers: list, m, variables: dict[str, Any]) -> Any:
         """Runs what follows a point, with the variables so far."""
-        if point not in self.rests:
+        if point not in self.rests and point not in self.codes:
             writer, given = self.write(None), sorted(variables.keys() - _OWN)
             position = writer.points[point]
             lines = [f"{name} = L[{name!r}]" for name in given]
             for name, (at, loads) in writer.loads.items():
                 if at < position and name not in variables:
                     lines += loads
-            self.rests[point] = self.compiled("M, S, m, L", [*lines, *writer.body[position:]])
+            self.compile(point, "M, S, m, L", [*lines, *writer.body[position:]])
+        if point not in self.rests:
+            self.rests[point] = self.function(point)
         return self.rests[point](run, registers, m, variables)
 
-    def compiled(self, parameters: str, lines: list[str]) -> Callable:
+    def compile(self, key: Any, parameters: str, lines: list[str]) -> None:
         text = "\n".join(f"    {line}" for line in [_HEADER, *lines])
-        exec(compile(f"def {self.name}({parameters}):\n{text}", f"<{self.name}>", "exec"), self.space)
-        return self.space.pop(self.name)
+        module = compile(f"def {self.name}({parameters}):\n{text}", f"<{self.name}>", "exec")
+        self.codes[key] = next(part for part in module.co_consts if isinstance(part, types.CodeType))
+        self.new = True
+
+    def function(self, key: Any) -> Callable:
+        code = self.codes[key]
+        for name in code.co_names:
+            if name.startswith("k_") and name not in self.space:
+                self.space[name] = constant_of(name)
+        return types.FunctionType(code, self.space)
 
 
-def translate(kernel: Kernel, tables: Mapping[str, torch.Tensor] = MappingProxyType({})) -> list[Block]:
-    """A function for every block; tables: the kernel's constants. Raises Unsupported for an opcode that is not known,
-    with its line."""
-    uses = [uses_of(block) for block in kernel.blocks]
-    crossing = {name: position for position, name in enumerate(sorted(set().union(*(u for u, _ in uses))))}
-    labels = {label: number for number, block in enumerate(kernel.blocks) for label in block.labels}
-    space: dict = {"np": np, **TYPES, **{n: f for n, f in vars(rounding).items() if not n.startswith("_")}}
-    space |= {variable(name): np.full((1, 1), table.data_ptr(), np.uint64) for name, table in tables.items()}
-    space |= {"exact": exact, "anded": undefined.anded, "ored": undefined.ored, "CROSSING": frozenset(crossing)}
-    parameters = {name: position for position, (name, _) in enumerate(kernel.parameters)}
-    everything = [i for block in kernel.blocks for i in block.instructions]
-    products = [i for i in everything if "mma_async" in i.opcode]
-    late = {r.name for i in products for r in registers_of(i.operands[0])}
-    loads = [i for i in everything if i.opcode.startswith("tcgen05.ld")]
-    taken = late | {r.name for i in products for r in registers_of(i.operands[1]) if isinstance(i.operands[1], Vector)}
-    late |= {r.name for i in loads for r in registers_of(i.operands[0])}
-    if late:
-        copies = [(names(i.operands[:1]), names(i.operands[1:])) for i in everything if i.words[0] == "mov"]
-        while earlier := {to for made, given in copies if not late.isdisjoint(given) for to in made} - late:
-            late |= earlier
-    read = {r.name for i in everything for o in i.operands[first_source(i) :] for r in registers_of(o)}
+class Translation:
+    """The blocks of a kernel. kernel: reads it, where it is needed."""
 
-    def writing(number: int) -> Callable[[frozenset[str] | None], Writer]:
-        def write(marked: frozenset[str] | None) -> Writer:
-            block = kernel.blocks[number]
-            return Writer(number, block, crossing, labels, parameters, space, late, taken, read, marked).write()
+    def __init__(self, kernel: Callable[[], Kernel]) -> None:
+        self.read = kernel
+        self.space: dict = {"np": np, **TYPES, **{n: f for n, f in vars(rounding).items() if not n.startswith("_")}}
+        self.space |= {"exact": exact, "anded": undefined.anded, "ored": undefined.ored}
 
-        return write
+    def blocks(self, count: int, crossing: frozenset[str], tables: Mapping[str, torch.Tensor], codes) -> list[Block]:
+        """A function for every block; tables: the kernel's constants; codes: what is compiled already, block by block,
+        or None. Raises Unsupported for an opcode that is not known, with its line."""
+        self.space |= {variable(name): np.full((1, 1), t.data_ptr(), np.uint64) for name, t in tables.items()}
+        made = [Block(f"block_{number}", functools.partial(self.write, number), self.space,
+                      None if codes is None else codes[number]) for number in range(count)]  # fmt: skip
+        self.space |= {"BLOCKS": made, "CROSSING": crossing}
+        return made
 
-    blocks = [Block(f"block_{number}", writing(number), space) for number in range(len(kernel.blocks))]
-    space["BLOCKS"] = blocks
-    return blocks
+    @functools.cached_property
+    def crossing(self) -> dict[str, int]:
+        """Registers that a block reads before it writes them, and where they lie."""
+        read = set().union(*(uses_of(block)[0] for block in self.read().blocks))
+        return {name: position for position, name in enumerate(sorted(read))}
+
+    @functools.cached_property
+    def context(self) -> tuple:
+        """Facts that the writers of all blocks must know."""
+        kernel = self.read()
+        labels = {label: number for number, block in enumerate(kernel.blocks) for label in block.labels}
+        parameters = {name: position for position, (name, _) in enumerate(kernel.parameters)}
+        everything = [i for block in kernel.blocks for i in block.instructions]
+        products = [i for i in everything if "mma_async" in i.opcode]
+        late = {r.name for i in products for r in registers_of(i.operands[0])}
+        vectors = (i.operands[1] for i in products if isinstance(i.operands[1], Vector))
+        taken = late | {r.name for vector in vectors for r in registers_of(vector)}
+        late |= {r.name for i in everything if i.opcode.startswith("tcgen05.ld") for r in registers_of(i.operands[0])}
+        if late:
+            copies = [(names(i.operands[:1]), names(i.operands[1:])) for i in everything if i.words[0] == "mov"]
+            while earlier := {to for made, given in copies if not late.isdisjoint(given) for to in made} - late:
+                late |= earlier
+        read = {r.name for i in everything for o in i.operands[first_source(i) :] for r in registers_of(o)}
+        return self.crossing, labels, parameters, self.space, late, taken, read
+
+    def write(self, number: int, marked: frozenset[str] | None) -> Writer:
+        return Writer(number, self.read().blocks[number], *self.context, marked).write()

@@ -30,13 +30,13 @@ from triton.runtime.autotuner import Autotuner
 from ptx_check import sample
 from ptx_check.allocations import Allocations
 from ptx_check.chips import CHIPS, Chip
+from ptx_check.code import Code, kept
 from ptx_check.cuda import Answers
 from ptx_check.faults import NOTES, Fault, FaultyKernel, Unsupported
 from ptx_check.layouts import compiled_form, shallow_products
 from ptx_check.memory import buffers
 from ptx_check.operands import parameters_of
-from ptx_check.parse import parse
-from ptx_check.run import Code, Launch
+from ptx_check.run import Launch
 
 _FIRST_DEVICE = 96
 """Above the numbers of devices that a machine has; Triton keeps by it what it has compiled for a chip."""
@@ -115,6 +115,7 @@ class Machine:
             if enter is not None:
                 enter(about)
             running.report(shallow)
+            _places[function] = metadata.hash
             running.execute((x, y, z), source, metadata, function, arguments)
             if leave is not None:
                 leave(about)
@@ -129,17 +130,19 @@ class Machine:
         foreign = [t.device for t in tensors if t.device.type != "cpu"]
         if foreign:
             raise ValueError(f"{metadata.name} is launched on a tensor on {foreign[0]}: executed() takes CPU tensors")
-        hidden = len(code.kernel.parameters) - len(given)
+        hidden = len(code.facts.parameters) - len(given)
         values = [v.data_ptr() if isinstance(v, torch.Tensor) else v for v in given] + [0] * hidden
         if metadata.global_scratch_size:
             values[len(given)] = _scratch(metadata, grid, tensors)
         launch = Launch(
-            code, grid, metadata.num_warps * 32, metadata.shared, parameters_of(code.kernel, values),
+            code, grid, metadata.num_warps * 32, metadata.shared, parameters_of(code.facts.parameters, values),
             buffers(tensors), self._checks, self._programs,
         )  # fmt: skip
         faults = launch.execute()
+        if code.text in _places:
+            code.keep(_places[code.text])
         took = time.perf_counter() - began
-        self.launches.append(Done(metadata.name, grid, launch.threads, len(code.instructions), took, launch.left_out))
+        self.launches.append(Done(metadata.name, grid, launch.threads, code.facts.instructions, took, launch.left_out))
         self.notes += [fault for fault in faults if fault.kind in NOTES]
         self.report([fault for fault in faults if fault.kind not in NOTES])
 
@@ -165,9 +168,13 @@ def _scratch(metadata, grid, tensors: list[torch.Tensor]) -> int:
     return memory.data_ptr() + start
 
 
+_places: dict[str, str] = {}
+"""The key in Triton's cache of each PTX that it has compiled."""
+
+
 @functools.lru_cache(maxsize=512)
 def translated(ptx: str) -> Code:
-    return Code(parse(ptx))
+    return Code(ptx, kept(_places[ptx]) if ptx in _places else None)
 
 
 def _given(signature, arguments) -> Iterator[Any]:

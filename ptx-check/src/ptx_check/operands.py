@@ -9,7 +9,7 @@ import numpy as np
 from ptx_check.allocations import POISON
 from ptx_check.control import TYPE_OF, registers_of
 from ptx_check.faults import Unsupported
-from ptx_check.parse import Address, Instruction, Kernel, Name, Number, Register, Vector
+from ptx_check.parse import Address, Instruction, Name, Number, Register, Vector
 from ptx_check.undefined import FRESH
 
 TYPES = {"p": np.bool_, "f16": np.float16, "f32": np.float32, "f64": np.float64}
@@ -80,15 +80,7 @@ class Operands:
         return "(" + "".join(f"{self.value(operand, kind, i)}, " for operand in operands) + ")"
 
     def constant(self, number: Number, kind: str) -> str:
-        bits = 8 if kind == "p" else int(kind[1:])
-        if kind == "p":
-            made = np.array([[number.value != 0]])
-        else:
-            unsigned: np.ndarray = np.array([[number.value & ((1 << bits) - 1)]], dtype=TYPES[f"u{bits}"])
-            made = unsigned.view(TYPES[kind])
-        name = f"k_{kind}_{number.value & ((1 << 64) - 1):x}"
-        self.space[name] = made
-        return name
+        return f"k_{kind}_{number.value & ((1 << 64) - 1):x}"
 
     def address(self, operand: Address, kind: str, i: Instruction) -> str:
         base = operand.base
@@ -161,7 +153,7 @@ class Operands:
             self.follow(names, f"U.used({i.index}, {names}, {self.guard(i)}, {what!r})")
 
     def point(self, i: Instruction, names: Iterable[str] = (FRESH,)) -> None:
-        """Where any of these has marks that nothing here follows, another function runs the rest of the block."""
+        """Hands the rest of the block to another function where any of these has marks that nothing here follows."""
         key = (i.index, int((i.index, 0) in self.points))
         self.points[key] = len(self.body)
         if self.may_have is not None:
@@ -191,10 +183,10 @@ class Operands:
         self.follow(["", *names], "; ".join(lines))
 
 
-def parameters_of(kernel: Kernel, values: Sequence[int | float]) -> list[np.ndarray]:
+def parameters_of(parameters: list[tuple[str, str]], values: Sequence[int | float]) -> list[np.ndarray]:
     """Launch arguments as the bits that ld.param reads."""
     made = []
-    for (_, kind), value in zip(kernel.parameters, values, strict=True):
+    for (_, kind), value in zip(parameters, values, strict=True):
         bits = int("".join(c for c in kind if c.isdigit()))
         if kind[0] == "f":
             real = np.full((1, 1), value, {16: np.float16, 32: np.float32, 64: np.float64}[bits])
@@ -203,6 +195,17 @@ def parameters_of(kernel: Kernel, values: Sequence[int | float]) -> list[np.ndar
             kept = int(value) & ((1 << bits) - 1)
             made.append(np.full((1, 1), kept, {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}[bits]))
     return made
+
+
+def constant_of(name: str) -> np.ndarray:
+    """Return the constant that a name stands for."""
+    _, kind, digits = name.split("_")
+    value = int(digits, 16)
+    if kind == "p":
+        return np.array([[value != 0]])
+    bits = int(kind[1:])
+    unsigned: np.ndarray = np.array([[value & ((1 << bits) - 1)]], dtype=TYPES[f"u{bits}"])
+    return unsigned.view(TYPES[kind])
 
 
 def bits_of_kind(kind: str) -> int:

@@ -12,20 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ptx_check import sample
 from ptx_check.atomics import UFUNCS
-from ptx_check.blocks import translate
 from ptx_check.bulk_copies import BulkCopies
-from ptx_check.control import first_source, is_asynchronous, joins, registers_of, successors, unassigned
+from ptx_check.code import Code, Facts
 from ptx_check.faults import Fault, Unsupported
 from ptx_check.matrices import Matrices
 from ptx_check.memory import Buffer, Global, buffers
 from ptx_check.operands import PARAMETER
-from ptx_check.parse import Kernel
-from ptx_check.races import SharedRaces, Traffic, grain_of
+from ptx_check.races import SharedRaces, Traffic
 from ptx_check.shared import Copies, Local, Shared
 from ptx_check.tensor_memory import Barriers, TensorMemory
 from ptx_check.undefined import Undefined
@@ -42,38 +39,6 @@ _PATIENCE = 200
 """Turns of each of them within which one must end or change memory."""
 
 
-class Code:
-    """A kernel, ready to run."""
-
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
-        self.tables = {name: torch.frombuffer(bytearray(table), dtype=torch.uint8).clone()
-                       for name, table in kernel.tables.items()}  # fmt: skip
-        """The constants that a kernel brings along, in memory of their own."""
-        self.functions = translate(kernel, self.tables)
-        self.instructions = [i for block in kernel.blocks for i in block.instructions]
-        self.never = unassigned(kernel)
-        """Registers that are read on some way without having been written, and their types."""
-        self.asynchronous = any(is_asynchronous(i) or i.opcode.startswith("cp.async.bulk") for i in self.instructions)
-        allocated = (i for i in self.instructions if i.opcode.startswith("tcgen05.alloc"))
-        self.tensor_columns = sum(i.operands[1].value for i in allocated)
-        self.joins = joins(successors(kernel))
-        """Of each block the one in which threads that part at its end come together; their number: the kernel's end."""
-        read = {r.name for i in self.instructions for o in i.operands[first_source(i) :] for r in registers_of(o)}
-        exchanges = (i for i in self.instructions if i.words[0] == "atom" and "global" in i.words)
-        self.waiting = any(r.name in read for i in exchanges for r in registers_of(i.operands[0]))
-        """Whether a program may wait for another: for a lock, or to be the last."""
-        self.shared_grain = grain_of(self._widths("shared"))
-        self.global_grain = grain_of(self._widths("global"))
-
-    def _widths(self, space: str) -> list[int]:
-        widths = [4]
-        for i in self.instructions:
-            if i.words[0] in ("ld", "st") and i.words[1].split("::")[0] == space:
-                widths.append(int("".join(c for c in i.words[-1] if c.isdigit())) // 8)
-        return widths
-
-
 _GUESSED = "unless it comes of what programs that were left out would have written, which this launch reads"
 
 
@@ -85,14 +50,15 @@ class Launch:
         programs: int | None = None,
     ):  # fmt: skip
         self.code, self.grid, self.threads, self.shared, self.checks = code, grid, threads, shared, checks
+        self.facts: Facts = code.facts
         self.parameters, self.known = parameters, [*known, *buffers(code.tables.values())]
         self.faults: dict[tuple, Fault] = {}
-        self.traffic = Traffic(self, code.global_grain)
+        self.traffic = Traffic(self, code.facts.global_grain)
         self.run: Run | None = None
         self.changed = False
         """Whether anything in global memory was, since the last turn."""
         total = grid[0] * grid[1] * grid[2]
-        self.numbers = sample.chosen(total, None if code.waiting else programs)
+        self.numbers = sample.chosen(total, None if self.facts.waiting else programs)
         """The programs that run: a sample alone, unless they may wait for each other."""
         self.left_out = total - len(self.numbers)
         self.guessed = False
@@ -100,7 +66,7 @@ class Launch:
 
     def execute(self) -> list[Fault]:
         """Runs every program; what went wrong, one for each kind and instruction."""
-        step = 1 if self.code.waiting else max(1, LANES // self.threads)
+        step = 1 if self.facts.waiting else max(1, LANES // self.threads)
         chunks = (self.numbers[first : first + step, None] for first in range(0, len(self.numbers), step))
         sampled = self.left_out > 0 or any(buffer.unknown is not None for buffer in self.known)
         if sampled:
@@ -120,7 +86,7 @@ class Launch:
         running: deque[tuple[Run, Iterator[None]]] = deque()
         turns = 0
         while True:
-            while len(running) < (_RESIDENT if self.code.waiting else 1):
+            while len(running) < (_RESIDENT if self.facts.waiting else 1):
                 if (numbers := next(chunks, None)) is None:
                     break
                 run = Run(self, numbers)
@@ -133,8 +99,8 @@ class Launch:
             if not ended:
                 running.append((self.run, steps))
             turns = 0 if ended or self.changed else turns + 1
-            if turns > _PATIENCE * len(running) and self.code.waiting:
-                raise Unsupported(f"programs of kernel {self.code.kernel.name} wait for each other: it may never end")
+            if turns > _PATIENCE * len(running) and self.facts.waiting:
+                raise Unsupported(f"programs of kernel {self.facts.name} wait for each other: it may never end")
 
     def fault(self, kind: str, index: int, message: str, other: int | None) -> None:
         location = self.code.instructions[index].location
@@ -179,17 +145,17 @@ class Run:
         self.code = self.tid.astype(np.int64)
         """(1 or programs, threads): the thread, and warp barriers passed << 10."""
         self.barriers = np.zeros((1, 1), dtype=np.int64)
-        self.undefined = Undefined(self, launch.code.never)
+        self.undefined = Undefined(self, launch.facts.never)
         self.memory = Global(self, launch.known)
         self.shared = Shared(self, launch.shared)
-        self.local = Local(self, launch.code.kernel.local) if launch.code.kernel.local else None
+        self.local = Local(self, launch.facts.local) if launch.facts.local else None
         self.copies = Copies(self)
         self.matrices = Matrices(self)
         self.groups = Groups(self)
-        self.tensor = TensorMemory(self, launch.code.tensor_columns)
+        self.tensor = TensorMemory(self, launch.facts.tensor_columns)
         self.barriers_of_memory = Barriers(self)
         self.bulk = BulkCopies(self)
-        self.races = SharedRaces(self, self.shared.pitch, launch.code.shared_grain)
+        self.races = SharedRaces(self, self.shared.pitch, launch.facts.shared_grain)
         self.traffic = launch.traffic
 
     # -------------------------------------------------------------------------------------------------- control
@@ -198,7 +164,7 @@ class Run:
         """Runs to the end, with a pause after every so many blocks."""
         functions = self.launch.code.functions
         end = len(functions)
-        registers: list = [None] * (4 + len(self.launch.code.kernel.registers))
+        registers: list = [None] * (4 + self.launch.facts.registers)
         paths = [Path(0, None, end)]
         for count in range(1, _MOST_BLOCKS):
             if count % _TURN == 0:
@@ -219,7 +185,7 @@ class Run:
             else:
                 self.branch(paths, block, *following)
         else:
-            raise Unsupported(f"kernel {self.launch.code.kernel.name} runs for {_MOST_BLOCKS} blocks: it may never end")
+            raise Unsupported(f"kernel {self.launch.facts.name} runs for {_MOST_BLOCKS} blocks: it may never end")
         if self.checks:
             self.races.barrier(None)
 
@@ -252,7 +218,7 @@ class Run:
         one, other = (part if live is None else part & live for part in (taken, ~taken))
         if not one.any() or not other.any():
             return self.go(path, target if one.any() else following)
-        join = self.launch.code.joins[block]
+        join = self.launch.facts.joins[block]
         if join == path.join:
             paths.pop()
         else:

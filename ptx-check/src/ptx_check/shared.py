@@ -25,7 +25,7 @@ class Shared:
         self.flat = _views(np.full(run.programs * (self.pitch // 4), POISON[4], dtype=np.uint32))
         self.marks = _views(np.full(run.programs * (self.pitch // 4 if run.checks else 4), 0xFFFFFFFF, dtype=np.uint32))
         """Memory, and of each byte the bits that nobody wrote, as words of every width."""
-        self.proxies = Proxies(run, self.pitch) if run.checks and run.launch.code.asynchronous else None
+        self.proxies = Proxies(run, self.pitch) if run.checks and run.launch.facts.asynchronous else None
         self.rows = {width: np.arange(run.programs, dtype=np.int64)[:, None] * (self.pitch // width) for width in WORDS}
 
     def positions(self, index, address, mask, width) -> np.ndarray:

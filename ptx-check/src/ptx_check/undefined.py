@@ -52,7 +52,7 @@ class Undefined:
         return marks.astype(f"u{wanted.itemsize}").view(wanted)
 
     def here(self, names: Iterable[str]) -> frozenset[str]:
-        """Those of these registers that have marks in threads that run."""
+        """Return the registers among these that have marks in threads that run."""
         running = self.run.active
         found = []
         for name in names:

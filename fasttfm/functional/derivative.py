@@ -1,0 +1,156 @@
+"""The derivative of an operator as torch.autograd.Function takes it, for either way to the operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._C._functorch import unwrap_if_dead
+
+from fasttfm.functional.namespace import NAMESPACE
+from fasttfm.functional.record import Layout, layout_of
+
+Gradients = dict[str, Tensor | None]
+"""By the names of the tensors; those that are left out have none."""
+_new: Any = tuple.__new__
+
+
+class Rule(NamedTuple):
+    """The derivative of an operator, as torch.autograd.Function takes it: once for each way to the operator."""
+
+    name: str
+    layout: Layout
+    save: Callable[..., Any]
+    saved: type[tuple] | None
+    backward: Callable[..., Gradients] | None
+    differentiable: int
+
+    def refuse(self, *_: Any) -> Any:
+        """Raise for an operator without a derivative that is differentiated."""
+        raise RuntimeError(
+            f"{NAMESPACE}::{self.name} cannot be differentiated: second derivatives are not implemented; "
+            "use fasttfm.reference for them"
+        )
+
+    def check_unchanged(self, memory: Tensor, version: int) -> None:
+        """Raises where memory that two outputs share was written to: either gradient would miss it."""
+        if memory._version != version:
+            raise RuntimeError(
+                f"{NAMESPACE}::{self.name}: an output was changed in place whose memory another one shares, and both "
+                "were used; clone() one of them first"
+            )
+
+    def direct(self, compute: Callable[..., Any], again: Callable[..., Any] | None) -> Any:
+        """Its forward takes the call, and the tensors in it, which are what autograd sees."""
+        if self.backward is None:
+            return self._undifferentiated(lambda call, *tensors: compute(call))
+        wanted = _wanted(self.layout)
+        save, differentiable = self.save, self.differentiable
+        kind = self.saved
+        layout: Any = None if kind is None else layout_of(kind)
+
+        def forward(ctx: Any, call: Any, *tensors: Any) -> Any:  # as _keep(), whose calls end in these attributes
+            nonlocal layout
+            outputs = compute(call)
+            if type(outputs) is tuple and len(outputs) > differentiable:
+                ctx.non_differentiable = outputs[differentiable:]
+            ctx.materialize_grads = False
+            saved = save(call, outputs)
+            if layout is None:
+                layout = layout_of(saved.__class__)
+            elif layout.nested and kind is not None:
+                saved = _new(kind, saved)
+            ctx.to_save, ctx.others = layout.tensors(saved), layout.others(saved)
+            ctx.shared = None
+            if again is not None and (once_more := again(call, outputs)) is not None:
+                ctx.shared = once_more.detach(), once_more._version
+                return *outputs, once_more.detach()
+            return outputs
+
+        def backward(ctx: Any, *gradients: Any) -> tuple:
+            if ctx.shared is not None and gradients[-1] is not None:
+                self.check_unchanged(*ctx.shared)
+            saved = layout.merge(ctx.saved_tensors, ctx.others)
+            return None, *self._differentiate(saved, wanted(ctx.needs_input_grad[1:]), gradients)
+
+        return _apply_of(self.name, {"forward": forward, "backward": backward})
+
+    def dispatched(self, run: Callable[..., Any]) -> Any:
+        """Its forward takes the keys that are left to the dispatcher, and what the schema lists."""
+        if self.backward is None:
+            return self._undifferentiated(run)
+        layout, wanted = self.layout, _wanted(self.layout)
+
+        def forward(ctx: Any, keys: Any, *args: Any) -> Any:
+            outputs = run(keys, *args)
+            ctx.count = len(args)
+            self._keep(ctx, layout.build(args), outputs)
+            return outputs
+
+        def backward(ctx: Any, *gradients: Any) -> tuple:
+            wants = wanted([ctx.needs_input_grad[1:][i] for i in layout.positions])
+            gradients = tuple(map(_unwrapped, gradients))
+            saved = ctx.layout.merge(tuple(map(_unwrapped, ctx.saved_tensors)), ctx.others)
+            result: list[Tensor | None] = [None] * ctx.count
+            for i, gradient in zip(layout.positions, self._differentiate(saved, wants, gradients)):
+                result[i] = gradient
+            return None, *result
+
+        return _apply_of(self.name, {"forward": forward, "backward": backward})
+
+    def _undifferentiated(self, compute: Callable[..., Any]) -> Any:
+        """Without a derivative: what refuses the gradients of its outputs."""
+
+        def forward(ctx: Any, *args: Any) -> Any:
+            ctx.set_materialize_grads(False)
+            return compute(*args)
+
+        def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
+            if any(gradient is not None for gradient in gradients):
+                self.refuse()
+            return (None,) * len(ctx.needs_input_grad)
+
+        return _apply_of(self.name, {"forward": forward, "backward": backward})
+
+    def _keep(self, ctx: Any, call: Any, outputs: Any) -> None:
+        if isinstance(outputs, tuple) and len(outputs) > self.differentiable:
+            ctx.mark_non_differentiable(*outputs[self.differentiable :])
+        ctx.set_materialize_grads(False)
+        saved = self.save(call, outputs)
+        if self.saved is not None:
+            saved = _new(self.saved, saved)
+        ctx.layout = layout = layout_of(saved.__class__)
+        ctx.others = layout.others(saved)
+        ctx.save_for_backward(*layout.tensors(saved))
+
+    def _differentiate(self, saved: Any, wanted: Any, gradients: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+        """The gradients of the tensors, from those of the outputs, in their order."""
+        if gradients[0] is None and all(gradient is None for gradient in gradients):
+            return [None] * len(self.layout.names)
+        by_name = self.backward(saved, wanted, *gradients)  # type: ignore[misc]
+        results = [by_name.pop(name, None) for name in self.layout.names]
+        if by_name:
+            raise TypeError(f"{NAMESPACE}::{self.name} has no tensor named {', '.join(by_name)}")
+        return results
+
+
+def _apply_of(name: str, methods: dict[str, Any]) -> Any:
+    """The apply of a torch.autograd.Function.
+
+    It is that of C++, which takes tensors as they are: in a direct call nothing of torch.func is on, and from the
+    dispatcher's autograd kernel they come already unwrapped to the level that differentiates.
+    """
+    static = {method: staticmethod(function) for method, function in methods.items()}
+    function: Any = type(name, (torch.autograd.Function,), static)
+    return super(torch.autograd.Function, function).apply
+
+
+def _unwrapped(x: Tensor | None) -> Tensor | None:
+    """The tensor in a wrapper of torch.func whose level has ended, as a pullback of torch.func.vjp meets them."""
+    return None if x is None else unwrap_if_dead(x)
+
+
+def _wanted(layout: Layout) -> Callable[[Any], Any]:
+    return NamedTuple("Wanted", [(name, bool) for name in layout.names])._make

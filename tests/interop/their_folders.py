@@ -1,0 +1,54 @@
+"""Small models with random weights as Hugging Face's Marian and M2M-100 are saved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from model_dirs import tokenizer
+
+
+def write_opus(folder: Path) -> None:
+    """A model with random weights as OPUS-MT's are saved: end first, padding last, which also starts a translation."""
+    import transformers
+
+    pieces = tokenizer().pieces(range(4, len(tokenizer())))
+    words = ["</s>", "<unk>", ">>deu<<", *pieces[::-1], "<pad>"]
+    (folder / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
+    for side in ("source", "target"):
+        (folder / f"{side}.spm").write_bytes(tokenizer().model)
+    settings = {"source_lang": "en", "target_lang": "de", "tokenizer_class": "MarianTokenizer"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    torch.manual_seed(3)
+    config = transformers.MarianConfig(
+        vocab_size=len(words), d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=64, decoder_ffn_dim=64, activation_function="swish",
+        max_position_embeddings=64, scale_embedding=True, pad_token_id=len(words) - 1, eos_token_id=0, bos_token_id=0,
+        decoder_start_token_id=len(words) - 1, forced_eos_token_id=None, num_beams=4, init_std=0.3,
+    )  # fmt: skip
+    model = transformers.MarianMTModel(config).eval()
+    with torch.no_grad():
+        model.final_logits_bias.normal_()
+        model.model.shared.weight[-1] = 0.0
+    model.save_pretrained(folder)
+
+
+def write_m2m(folder: Path) -> None:
+    """A model with random weights as M2M-100's are saved."""
+    import transformers
+
+    words = ["<s>", "<pad>", "</s>", "<unk>", *tokenizer().pieces(range(4, len(tokenizer())))]
+    (folder / "v.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
+    (folder / "s.model").write_bytes(tokenizer().model)
+    pieces = transformers.M2M100Tokenizer(str(folder / "v.json"), str(folder / "s.model"), src_lang="en", tgt_lang="de")
+    pieces.save_pretrained(folder)
+    torch.manual_seed(3)
+    config = transformers.M2M100Config(
+        vocab_size=len(words) + 108, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=64, decoder_ffn_dim=64, max_position_embeddings=64, init_std=0.3,
+    )  # fmt: skip
+    model = transformers.M2M100ForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        model.model.shared.weight[len(words) :] *= 0.1  # else the codes of a hundred languages are all that it says
+    model.save_pretrained(folder)
