@@ -286,4 +286,5 @@ def long_cases(chip: Chip, kernel: Any, name: str, choose: Callable[..., Tile]) 
         yield case(kind, 64, mask="none", scoring=True)
     if chip.matrix_units:
         yield case("bf16", 128, dropout=False, mask="none", shared=True)
+        yield case("bf16", 128, dropout=False, mask="none", scoring=True)
     yield case("bf16", 64, D=32)
