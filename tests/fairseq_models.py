@@ -137,21 +137,34 @@ def write(folder, shared="all", pre=False, new=True, pieces=None, learned=(0, 0)
     sizes = {"embed_dim": WIDTH, "ffn_embed_dim": INNER, "attention_heads": HEADS, "normalize_before": pre}
     settings = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in sizes.items()}
     settings |= {"arch": "transformer", "share_all_embeddings": shared == "all", "dropout": 0.3, **changes}
-    weights = {**model.state_dict(), "encoder.version": torch.tensor([3.0])}
+    weights = {**model.state_dict(), **{f"{side}.version": torch.tensor([3.0]) for side in ("encoder", "decoder")}}
     if any(learned):
         for side, most in zip(("source", "target"), learned):
             flag = f"{'en' if side == 'source' else 'de'}coder_learned_pos"
             settings = {f"max_{side}_positions": most, flag: True, **settings}
     else:
-        weights["encoder.embed_positions._float_tensor"] = torch.full((1,), torch.nan)
+        weights |= {
+            f"{side}.embed_positions._float_tensor": torch.full((1,), torch.nan) for side in ("encoder", "decoder")
+        }
     namespace = argparse.Namespace(**settings)
     torch.save(
         {
             "args": None if new else namespace,
             "cfg": {"_name": None, "model": namespace, "task": {"data": "x"}} if new else None,
             "model": weights,
-            "optimizer_history": [{"num_updates": 7, "lr_scheduler_state": {"best": None}}],
-            "extra_state": {"epoch": 1, "val_loss": 2.0},
+            # fairseq/trainer.py, state_dict()
+            "criterion": None,
+            "optimizer_history": [
+                {
+                    "criterion_name": "LabelSmoothedCrossEntropyCriterion",
+                    "optimizer_name": "FairseqAdam",
+                    "lr_scheduler_state": {"best": None},
+                    "num_updates": 7,
+                }
+            ],
+            "task_state": {},
+            "extra_state": {"metrics": {}, "previous_training_time": 1.5, "epoch": 1, "val_loss": 2.0},
+            "last_optimizer_state": {"state": {}, "param_groups": [{"lr": 0.0005, "betas": (0.9, 0.98)}]},
         },
         folder / "checkpoint.pt",
     )

@@ -14,6 +14,7 @@ from benchmarks.cases.kernels_rows import (
     linear_cross_entropy,
     residual_layer_norm,
 )
+from benchmarks.cases.kernels_scoring import FORMS, scored
 from benchmarks.measure.case import Case, Setting
 
 PASSES = ("forward", "backward")
@@ -61,6 +62,8 @@ def _attention(setting: Setting) -> list[Case]:
             # the compiled formula of a long row takes minutes on a CPU, FlexAttention is at its best there on a GPU
             compile = (standard and not full) if not setting.on_gpu else standard or length == 4096
             result.append(dense(form, passes, setting, compile=compile))
+            if length == _long(setting)[0]:
+                result += [scored(each, B, heads, length, D, passes, setting, compile=compile) for each in FORMS]
     return result
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fasttfm.checkpoints.model_dir import read_kind
 from fasttfm.checkpoints.run_log import LOG_FILE
@@ -159,7 +160,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
 def _evaluate(args: argparse.Namespace) -> None:
     from fasttfm.data.task_scores import score_file
 
-    numbers = score_file(args.predictions, args.file, args.null_scores, args.threshold)
+    numbers: dict[str, Any] = score_file(args.predictions, args.file, args.null_scores, args.threshold)
     width = max(map(len, numbers))
     shown = {name: f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" for name, value in numbers.items()}
     lines = [f"{name.ljust(width)}  {value}" for name, value in shown.items()]

@@ -182,7 +182,7 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
     if outcome is None:  # of a rank that leaves all this to the first
         return 0
     is_saved = bool(saved_steps(args.out))
-    told = {
+    told: dict[str, Any] = {
         "finished": outcome.reason + ("" if is_saved else "; no update was made, so nothing was saved"),
         "last checkpoint": outcome.score,
         "averaged checkpoint": outcome.average,

@@ -13,6 +13,7 @@ from fasttfm.config.model import TransformerConfig
 from fasttfm.errors import UserError
 from fasttfm.files import read_json
 from fasttfm.interop.config_json import Field, configuration, our_activation
+from fasttfm.interop.exchange import shapes
 from fasttfm.interop.names import EncoderDecoderNames, Table, TheirWeights
 from fasttfm.parsing import field
 
@@ -66,16 +67,7 @@ def from_bart(weights: TheirWeights, config: TransformerConfig, prefix: str = "m
     """The layers' weights by our names; UserError for one that is missing or of another shape than config says."""
     for side, number in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
         weights.refuse_other_layers(f"{prefix}{side}.layers.", number, f"{side}_layers")
-    result = weights.ours(BART.parameters(config, prefix))
-    for name, tensor in result.items():
-        if name.endswith("in_proj_weight") and tensor.shape != (3 * config.d_model, config.d_model):
-            said = f"width {config.d_model}"
-        elif name.endswith("linear1.weight") and tensor.shape != (config.d_ff, config.d_model):
-            said = f"{config.d_ff} hidden units"
-        else:
-            continue
-        raise UserError(f"{weights.path}: {name} is {tuple(tensor.shape)}, its config.json says {said}")
-    return result
+    return weights.ours(BART.parameters(config, prefix), shapes(config))
 
 
 def tables(

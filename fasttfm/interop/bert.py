@@ -150,6 +150,8 @@ def read_pretraining(folder: Path) -> BertPretraining:
     if family is _FAMILIES["electra"]:
         raise UserError(f"{folder}: is an ELECTRA: give generator and discriminator together, as two folders")
     sentence = f"{family.sentence}.weight" in weights
+    if sentence:
+        weights[f"{family.prefix}{family.pooler}.weight"]  # which it reads
     config = dataclasses.replace(config, sentence_head=sentence, pooler=_has(weights, family, family.pooler))
     model = AlbertPretraining(config) if isinstance(config, AlbertConfig) else BertPretraining(config)
     fill(model.body, weights, body_parameters(model.body, family))
@@ -304,12 +306,12 @@ def _config(given: Mapping[str, Any], path: Path) -> BertConfig:
         raise UserError(f"{path}: num_hidden_groups {groups} is not supported: 1 or {layers}, one a layer, are")
     return configuration(
         AlbertConfig if albert else BertConfig,
-        given,
+        {**(dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0) if albert else {}), **given},
         path,
         _FIELDS,
         embedding_size=given.get("embedding_size"),
         share="all" if groups == 1 and albert else "none",
-        activation=our_activation(given, path, "hidden_act", "gelu", _ACTIVATIONS),
+        activation=our_activation(given, path, "hidden_act", "gelu_new" if albert else "gelu", _ACTIVATIONS),
         pad_id=field(given, "pad_token_id", int, str(path), 0),
     )
 

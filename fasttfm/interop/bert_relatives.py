@@ -80,6 +80,8 @@ def _from_roberta(given: Mapping[str, Any], weights: Mapping[str, Tensor], path:
         raise UserError(f"{path}: type_vocab_size {kinds} is not supported: RoBERTa has 1")
     renamed = _renamed(weights, _ROBERTA)
     for name, tensor in renamed.items():
+        if tensor.dim() != 2:  # refused later, as of another shape
+            continue
         if name.endswith(_POSITIONS):
             renamed[name] = tensor[first:]
         elif name.endswith(_TABLE):
@@ -92,7 +94,7 @@ def _from_distilbert(
 ) -> tuple[dict[str, Any], dict]:
     renamed = _renamed(weights, _DISTILBERT)
     for name in [name for name in renamed if name.endswith(_POSITIONS)]:
-        renamed[name.removesuffix(_POSITIONS) + _TABLE] = torch.zeros(2, renamed[name].shape[-1])
+        renamed[name.removesuffix(_POSITIONS) + _TABLE] = torch.zeros(2, *renamed[name].shape[1:])
     return {_DISTILBERT_FIELDS.get(name, name): value for name, value in given.items()}, renamed
 
 

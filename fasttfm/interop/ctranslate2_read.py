@@ -29,7 +29,15 @@ from fasttfm.files import read_json, unreadable
 from fasttfm.folders import settled
 from fasttfm.interop.channels import pairs_from_halves
 from fasttfm.interop.ctranslate2 import NAMES
-from fasttfm.interop.exchange import Arrangement, Model, learned_positions, number, numbered_tokenizer, with_tables
+from fasttfm.interop.exchange import (
+    Arrangement,
+    Model,
+    learned_positions,
+    number,
+    numbered_tokenizer,
+    shapes,
+    with_tables,
+)
 from fasttfm.interop.names import TheirWeights
 from fasttfm.parsing import field
 from fasttfm.reference import positional_encoding
@@ -81,14 +89,15 @@ def read(folder: Path, **languages: Any) -> Model:
     given = _dotted(variables, folder / "model.bin")
     tables = given["encoder.embeddings_0.weight"], given["decoder.embeddings.weight"]
     output, bias = given["decoder.projection.weight"], given.get("decoder.projection.bias")
-    layers = given.ours(NAMES.parameters(config))
-    _refuse_other_shapes(layers, config, folder / "model.bin")
+    layers = given.ours(NAMES.parameters(config), shapes(config))
     given.refuse_rest()
     told: list[str] = []
     if config.positions is not None:
         learned, told = learned_positions(_encodings(variables))
         layers |= learned
-    config, weights = with_tables(config, layers, list(arrangements.values()), tables, output, bias)
+    config, weights = with_tables(
+        config, layers, list(arrangements.values()), tables, output, bias, path=folder / "model.bin"
+    )
     refuse_what_is_no_number(weights, folder / "model.bin")
     tokenizers = [
         _tokenizer(folder, side, arrangements[side].pieces(words[side]), languages.get(f"{side}_language"))
@@ -288,25 +297,6 @@ def _embedding_scale(variable: np.ndarray | None, width: int) -> float:
     if variable is None or (variable.dtype == np.int8 and variable):
         return width**0.5
     return 1.0 if variable.dtype == np.int8 else float(variable)
-
-
-def _refuse_other_shapes(weights: Mapping[str, Tensor], config: TransformerConfig, path: Path) -> None:
-    """Raise UserError for a layer's weight that has another shape than the first one of the decoder says."""
-    width = config.d_model
-    rows = {
-        "in_proj_weight": 3 * width,
-        "linear1.weight": config.d_ff,
-        "linear2.weight": width,
-        "out_proj.weight": width,
-    }
-    for name, weight in weights.items():
-        kind = next((kind for kind in rows if name.endswith(kind)), None)
-        expected = (rows[kind], config.d_ff if kind == "linear2.weight" else width) if kind else None
-        if expected and tuple(weight.shape) != expected:
-            raise UserError(
-                f"{path}: {name} is {tuple(weight.shape)}, {expected} fits the decoder's first layer: layers that "
-                "differ are not supported"
-            )
 
 
 def _encodings(variables: Mapping[str, np.ndarray]) -> list[Tensor]:

@@ -25,6 +25,7 @@ from fasttfm.data.tokenizer_files import load_tokenizers
 from fasttfm.errors import UserError
 from fasttfm.folders import replacing
 from fasttfm.interop.tokenizer_json import write_tokenizer
+from fasttfm.models import Transformer
 from fasttfm.models.pretrained import read_pretrained, read_values, write_files, write_model, write_pretrained
 from fasttfm.reference import positional_encoding
 from fasttfm.wording import counted
@@ -177,6 +178,7 @@ class Arrangement:
                 f"a special token has the number {wrong[0]}, of {size:,} tokens: give the files of one model"
             )
         others = [row for row in range(size) if row not in special]
+        self.their_size = size
         self.rows: list[int | None] = [*special, *others]
         self.impossible = [position for position, row in ((PAD, pad), (BOS, start)) if row is None]
         """Our tokens that theirs has not, and that must not take any probability."""
@@ -195,8 +197,7 @@ class Arrangement:
         """The logits' bias (V,) in our order; None where none is needed."""
         if bias is None and not self.impossible:
             return None
-        zeros = torch.zeros(max(row for row in self.rows if row is not None) + 1)
-        arranged = self.apply(zeros if bias is None else bias.float())
+        arranged = self.apply(torch.zeros(self.their_size) if bias is None else bias.float())
         arranged[self.impossible] = NEVER
         return arranged
 
@@ -216,12 +217,24 @@ def with_tables(
     tables: Sequence[Tensor],
     output: Tensor | None = None,
     bias: Tensor | None = None,
+    *,
+    path: Path,
 ) -> tuple[TransformerConfig, dict[str, Tensor]]:
     """Configuration and weights with embeddings, output and the logits' bias in our order.
 
-    arrangements, tables: of source and target, theirs; output: their table (V, d), read where none is shared.
+    arrangements, tables: of source and target, theirs; output: their table (V, d), read where none is shared; path:
+    where they are from. Raises UserError for a table of another shape than the configuration and the vocabulary say.
     """
     source, target = arrangements
+    for name, given, arrangement in (
+        ("the source's embedding", tables[0], source),
+        ("the target's embedding", tables[1], target),
+        ("the output's table", output, target),
+        ("the output's bias", bias, target),
+    ):
+        wanted = (arrangement.their_size, config.d_model)[: 1 if given is bias else 2]
+        if given is not None and given.shape != wanted:
+            raise UserError(f"{path}: {name} is {tuple(given.shape)}: {wanted} fits its vocabulary and width")
     result = {**weights, "target_embedding.weight": target.apply(tables[1])}
     if config.share_embeddings != "all":
         result["source_embedding.weight"] = source.apply(tables[0])
@@ -231,6 +244,12 @@ def with_tables(
     if arranged is not None:
         result["output.bias"] = arranged
     return dataclasses.replace(config, output_bias=arranged is not None), result
+
+
+def shapes(config: TransformerConfig) -> dict[str, torch.Size]:
+    """Shapes of a model's weights by our names, of which nothing is built."""
+    with torch.device("meta"):
+        return {name: each.shape for name, each in model_weights(Transformer(config)).items()}
 
 
 def learned_positions(tables: Sequence[Tensor]) -> tuple[dict[str, Tensor], list[str]]:

@@ -96,7 +96,7 @@ def read(
     if config.positions is not None:
         learned, told = learned_positions(_learned(weights))
         layers |= learned
-    config, result = with_tables(config, layers, arrangements, tables, _output(weights))
+    config, result = with_tables(config, layers, arrangements, tables, _output(weights), path=checkpoint)
     weights.refuse_rest(
         r"decoder\.output_projection\.weight", r"(encoder|decoder)\.(version|embed_positions\._float_tensor)"
     )

@@ -133,7 +133,7 @@ def _parameters(config: GPTConfig, family: _Family) -> Iterator[Parameter]:
 
 def _transposed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Theirs for ours, and ours for theirs."""
-    return {name: each.t() if name.endswith(_TRANSPOSED) else each for name, each in weights.items()}
+    return {name: each.mT if name.endswith(_TRANSPOSED) and each.dim() > 1 else each for name, each in weights.items()}
 
 
 def _config(given: Mapping[str, Any], path: Path) -> GPTConfig:

@@ -47,7 +47,7 @@ def read(folder: Path, source_language: str | None = None, target_language: str 
     if output is not None:
         config = dataclasses.replace(config, share_embeddings="none", source_vocab_size=len(arrangement))
     arrangements = (arrangement, arrangement)
-    config, result = with_tables(config, from_bart(weights, config), arrangements, embeddings, output)
+    config, result = with_tables(config, from_bart(weights, config), arrangements, embeddings, output, path=folder)
     weights.refuse_rest(*OTHER_NAMES)
     ours = arrangement.pieces(pieces)
     silent = sorted({*codes.values(), *map(str, theirs.all_special_tokens)} & set(ours))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -200,9 +201,18 @@ def read(folder: Path, **languages: Any) -> Model:
     for table, (arrangement, _) in zip(embeddings, sides):
         if len(table) != max(row for row in arrangement.rows if row is not None) + 1:
             raise UserError(f"{folder}: vocab.json does not fit its weights, which have {len(table):,} tokens")
-    bias = weights["final_logits_bias"][0] if "final_logits_bias" in weights else None
+    bias = weights.get("final_logits_bias")
+    if bias is None:
+        message = f"{folder}: its weights have no final_logits_bias: no bias was taken"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+    elif bias.dim() != 2 or len(bias) != 1:
+        raise UserError(f"{folder}: final_logits_bias is {tuple(bias.shape)}: one row is needed")
+    else:
+        bias = bias[0]
     arrangements = [arrangement for arrangement, _ in sides]
-    config, result = with_tables(config, from_bart(weights, config), arrangements, embeddings, output, bias)
+    config, result = with_tables(
+        config, from_bart(weights, config), arrangements, embeddings, output, bias, path=folder
+    )
     _refuse_trained_positions(weights)
     weights.refuse_rest(*OTHER_NAMES)
     tokenizers = [

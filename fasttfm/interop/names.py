@@ -86,9 +86,30 @@ class TheirWeights(dict[str, Tensor]):
         rest = [name for name in self if name not in self._read and not any(re.fullmatch(each, name) for each in known)]
         return f"{rest[0]} and {counted(len(rest) - 1, 'other')}" if len(rest) > 1 else "".join(rest)
 
-    def ours(self, parameters: Iterable[Parameter]) -> dict[str, Tensor]:
-        """These parameters by our names."""
-        return {ours: torch.cat([self[name] for name in theirs]) for ours, theirs in parameters}
+    def ours(
+        self, parameters: Iterable[Parameter], shapes: Mapping[str, torch.Size] | None = None
+    ) -> dict[str, Tensor]:
+        """These parameters by our names; UserError for one of another shape than the one that shapes has."""
+        result = {}
+        for ours, theirs in parameters:
+            result[ours] = self._joined(theirs)
+            if shapes is not None and result[ours].shape != shapes[ours]:
+                raise UserError(
+                    f"{self.path}: {', '.join(theirs)} is {tuple(result[ours].shape)}, where its configuration says "
+                    f"{tuple(shapes[ours])}: copy both from one model"
+                )
+        return result
+
+    def _joined(self, names: tuple[str, ...]) -> Tensor:
+        """Parts one below the other; UserError for those of other shapes."""
+        parts = [self[name] for name in names]
+        for name, part in zip(names, parts):
+            if not part.dim() or part.shape[1:] != parts[0].shape[1:]:
+                raise UserError(
+                    f"{self.path}: {name} is {tuple(part.shape)}, and {names[0]} {tuple(parts[0].shape)}: they do not "
+                    "fit each other"
+                )
+        return torch.cat(parts)
 
 
 def theirs(weights: Mapping[str, Tensor], parameters: Iterable[Parameter]) -> dict[str, Tensor]:

@@ -66,6 +66,7 @@ def test_the_kernels_have_every_operator_in_every_form_and_both_passes():
             "linear + cross entropy",
             "packed attention",
             "residual + dropout + LayerNorm",
+            "scored attention",
         }
         attention = [case for case in results if case.name == "attention"]
         assert {case.shape["mask"] for case in attention} == {

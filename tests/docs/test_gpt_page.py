@@ -35,7 +35,7 @@ def test_the_commands_of_the_first_half_run_one_after_the_other(tmp_path, monkey
             continue
         assert main([*words, *SHORTER.get(words[1], [])]) == 0, line
         ran.append(words[1])
-    assert ran == ["prepare", "train", "evaluate", "generate", "prompt", "export"]
+    assert ran == ["prepare", "train", "evaluate", "generate", "prompt", "few-shot", "export"]
     told = capsys.readouterr().out
     assert "bits per byte" in told
     assert "of 3 right" in told

@@ -1,7 +1,9 @@
 """Mutations of compiled kernels: a launch is kept, its PTX changed in one place and executed again.
 
 A mutation is noticed by a fault, by a refusal, or by memory that differs from what the kernel leaves as it is. One that
-is not noticed is missed, unless these inputs never reach it or a proof (equivalence.py) says that it changes nothing.
+is not noticed is missed, unless these inputs never reach it or a proof says that it changes nothing: one of
+equivalence.py, or for a load without its guard an execution in which what it loads then is undefined, and is used by
+nobody.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from fasttfm.kernels.proof.executed import executed
 from ptx_check import FaultyKernel, Machine, Unsupported
 from ptx_check.machine import translated
 
+_BITS = {"rs": 16, "r": 32, "rd": 64}
 _OPPOSITE = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt"}
 _ADDRESS = r"(@!?%p\d+ )?((?:{0})\.{1}\S* [^;]*?\[ ?{2}\d+)(?: ?\+ ?(\d+))?( ?\])"
 
@@ -46,6 +49,15 @@ def _guard(m: re.Match) -> str:
 
 def _opposite(m: re.Match) -> str:
     return f"@%p{m[2]} " if m[1] else f"@!%p{m[2]} "
+
+
+def _discarded(m: re.Match, after: str) -> str:
+    """The load as it is, behind which its registers are undefined in threads that its guard keeps from it."""
+    statement, _, _ = after.partition(";")
+    lines = [f"{m[0]}{statement};"]
+    for name, letters in re.findall(r"(%(r[sd]?)\d+)", statement.partition("[")[0]):
+        lines.append(f"@{'' if m[1] else '!'}%p{m[2]} mov.b{_BITS[letters]} {name}, %{letters}99998;")
+    return "\n".join(lines) + after[len(statement) + 1 :]
 
 
 KINDS: dict[str, Kind] = {
@@ -107,6 +119,8 @@ class Mutant:
     """PTX that stores outside of all memory where the change makes a difference to a thread."""
     equivalent: bool
     """Whether one of EQUIVALENT covers it."""
+    discarded: str = ""
+    """PTX that has a fault unless what the change loads is used by nobody."""
 
 
 def mutants(ptx: str, most: int = MOST) -> Iterator[Mutant]:
@@ -122,7 +136,9 @@ def mutants(ptx: str, most: int = MOST) -> Iterator[Mutant]:
             line = before.count("\n") + 1
             proof = EQUIVALENT.get(name)
             proven = proof is not None and proof(before, after)
-            yield Mutant(name, line, before + kind.change(match) + after, f"{before}{probe}{match[0]}{after}", proven)
+            unused = before + _discarded(match, after) if name == "guard of a load dropped" else ""
+            probe = f"{before}{probe}{match[0]}{after}"
+            yield Mutant(name, line, before + kind.change(match) + after, probe, proven, unused)
 
 
 OUTCOMES = ("noticed", "missed", "equivalent", "unreached")
@@ -155,7 +171,8 @@ class Kept:
             return "noticed"
         if self.noticed(mutant.probe) != "bounds":
             return "unreached"
-        return "equivalent" if mutant.equivalent else "missed"
+        unused = mutant.discarded and not self.noticed(mutant.discarded)
+        return "equivalent" if mutant.equivalent or unused else "missed"
 
     def again(self, ptx: str) -> None:
         """Executes it with this PTX, on the memory that it began with."""

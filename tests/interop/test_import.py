@@ -447,7 +447,7 @@ HALF, ROW = np.float32(0.5), np.ones(8, np.float32)
                 "encoder/layer_1/ffn/linear_1/weight": np.ones((32, 8), np.float32),
             },
             {},
-            r"encoder\.layers\.1\.linear1\.weight is \(8, 32\), \(64, 32\) fits the decoder's first layer",
+            r"encoder\.layer_1\.ffn\.linear_0\.weight is \(8, 32\), where its configuration says \(64, 32\)",
         ),
         (
             {"decoder/start_from_zero_embedding": np.int8(0)},

@@ -59,7 +59,7 @@ class Block:
 
     @property
     def names(self) -> frozenset[str]:
-        """Of the registers that it reads or writes."""
+        """Names of the registers that it reads or writes."""
         if "names" not in self.codes:
             flows = (results_and_sources(i) for i in self.write(NONE).block.instructions)
             self.codes["names"] = frozenset(r.name for flow in flows for registers in flow for r in registers)
@@ -119,7 +119,7 @@ class Translation:
 
     @functools.cached_property
     def context(self) -> tuple:
-        """What the writers of all blocks must know."""
+        """Facts that the writers of all blocks must know."""
         kernel = self.read()
         labels = {label: number for number, block in enumerate(kernel.blocks) for label in block.labels}
         parameters = {name: position for position, (name, _) in enumerate(kernel.parameters)}

@@ -27,7 +27,7 @@ from ptx_check.races import grain_of
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a launch must know of its kernel besides its blocks."""
+    """A launch needs these of its kernel besides the blocks."""
 
     name: str
     parameters: list[tuple[str, str]]
@@ -86,7 +86,7 @@ class Code:
 
 
 def kept(key: str) -> bytes | None:
-    """What keep() left beside the kernel of this key."""
+    """Read what keep() left beside the kernel of this key; None where there is nothing."""
     path = get_cache_manager(key).get_file(_file())
     return Path(path).read_bytes() if path else None
 

@@ -152,7 +152,22 @@ class Answers(TorchFunctionMode):
                 if before is None
                 else (lambda name=name, before=before: type.__setattr__(torch.Tensor, name, before))
             )
+        gradients = torch.autograd._engine_run_backward
+        torch.autograd._engine_run_backward = self._within(gradients)  # type: ignore[assignment]
+        self._undo.append(lambda: setattr(torch.autograd, "_engine_run_backward", gradients))
         return super().__enter__()
+
+    def _within(self, function: Callable) -> Callable:
+        """Backward functions are answered too: PyTorch leaves a mode while it serves Tensor.backward."""
+
+        def answered(*args: Any, **kwargs: Any) -> Any:
+            super(Answers, self).__enter__()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                super(Answers, self).__exit__(None, None, None)
+
+        return answered
 
     def __exit__(self, *error):
         while self._undo:

@@ -105,10 +105,11 @@ class Matrices:
     def dealt(self, raw: np.ndarray, count: int, turned: bool) -> tuple[np.ndarray, ...]:
         """Rows of matrices as the registers of threads."""
         run = self.run
-        words = np.ascontiguousarray(raw).view(np.uint32).reshape(run.programs, self.warps, count, 8, 4)
+        rows = np.ascontiguousarray(raw).reshape(run.programs, self.warps, count, 8)
         if turned:
-            words = self.transposed(words)
-        return tuple(words[:, :, i].reshape(run.shape) for i in range(count))
+            words = rows.view(np.uint32).reshape(run.programs, self.warps, count, 8, 4)
+            rows = self.transposed(words).view(rows.dtype)[..., 0]
+        return tuple(rows[:, :, i].reshape(run.programs, -1).view(np.uint32) for i in range(count))
 
     def collected(self, values, count: int, turned: bool) -> np.ndarray:
         """The inverse."""
@@ -162,12 +163,18 @@ class Matrices:
     def assemble(self, registers, kind: str, tall: int, rows: int, steps: int, *, in_fours: bool = False) -> np.ndarray:
         registers = [self.run.spread(r) for r in registers]
         programs, each = max(len(r) for r in registers), len(registers) // (rows * steps)
-        words = np.empty((programs, self.warps, rows, tall, 8, steps, each // tall, 4), dtype=registers[0].dtype)
+        kind_of_four = np.complex128 if registers[0].itemsize == 4 else np.dtype((np.void, 32))  # moved as one
+        fours: np.ndarray = np.empty((programs, self.warps, rows, tall, 8, steps, each // tall), dtype=kind_of_four)
         for position, register in enumerate(registers):
             piece, inner = divmod(position, each)
             row, step = divmod(piece, steps)
-            lines = register.reshape(-1, self.warps, 8, 4)
-            words[:, :, row, inner % tall, :, step, inner // tall] = lines[:, :, IN_FOURS] if in_fours else lines
+            lines = np.ascontiguousarray(register).view(kind_of_four).reshape(-1, self.warps, 8)
+            place = fours[:, :, row, inner % tall, :, step, inner // tall]
+            if in_fours:
+                place[:, :, :4], place[:, :, 4:] = lines[:, :, ::2], lines[:, :, 1::2]
+            else:
+                place[...] = lines
+        words = fours.view(registers[0].dtype)
         numbers = elements(words.view(f"u{SIZES[kind]}"), kind)
         return numbers.reshape(programs, self.warps, 8 * tall * rows, -1)
 

@@ -153,7 +153,7 @@ class Operands:
             self.follow(names, f"U.used({i.index}, {names}, {self.guard(i)}, {what!r})")
 
     def point(self, i: Instruction, names: Iterable[str] = (FRESH,)) -> None:
-        """Where any of these has marks that nothing here follows, another function runs the rest of the block."""
+        """Hands the rest of the block to another function where any of these has marks that nothing here follows."""
         key = (i.index, int((i.index, 0) in self.points))
         self.points[key] = len(self.body)
         if self.may_have is not None:
@@ -198,7 +198,7 @@ def parameters_of(parameters: list[tuple[str, str]], values: Sequence[int | floa
 
 
 def constant_of(name: str) -> np.ndarray:
-    """What the name of a constant stands for."""
+    """Return the constant that a name stands for."""
     _, kind, digits = name.split("_")
     value = int(digits, 16)
     if kind == "p":

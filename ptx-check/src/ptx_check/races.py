@@ -67,19 +67,20 @@ class SharedRaces:
         self.events = [event for event in self.events if event[5] is not code]
 
     def compare(self, arrived) -> None:
+        events = meeting(self.events)
         lone = arrived is None and all(
-            a.shape[0] == 1 and (m is None or m.shape[0] == 1) and c.shape[0] == 1 for _, _, a, m, _, c in self.events
+            a.shape[0] == 1 and (m is None or m.shape[0] == 1) and c.shape[0] == 1 for _, _, a, m, _, c in events
         )  # what all programs do alike is compared for one
         rows = 1 if lone else self.run.programs
         table = self.writers[:rows].reshape(-1)
         if self.met:  # then a later access of a warp may hide an earlier one
-            _clear(self.follow(table, arrived, rows, self.events))  # lest threads that store alike be compared with it
-        touched = self.follow(table, arrived, rows, [event for event in self.events if event[0] == "write"])
-        _clear(self.follow(table, arrived, rows, [event for event in self.events if event[0] != "write"], touched))
+            _clear(self.follow(table, arrived, rows, events))  # lest threads that store alike be compared with it
+        touched = self.follow(table, arrived, rows, [event for event in events if event[0] == "write"])
+        _clear(self.follow(table, arrived, rows, [event for event in events if event[0] != "write"], touched))
         if self.exchanged:
-            atomic = [event for event in self.events if event[0] == "exchange"]
+            atomic = [event for event in events if event[0] == "exchange"]
             touched = self.follow(table, arrived, rows, [("written", *event[1:]) for event in atomic])
-            _clear(self.follow(table, arrived, rows, [event for event in self.events if event[0] == "read"], touched))
+            _clear(self.follow(table, arrived, rows, [event for event in events if event[0] == "read"], touched))
 
     def follow(self, table, arrived, rows, events, touched=None) -> list[tuple]:
         """Compares each event with what the table has and notes writers in it. Returns where it did."""
@@ -128,6 +129,22 @@ class SharedRaces:
         self.run.fault("race", index, f"shared memory at byte {byte} is {what} with no barrier between", other)
 
 
+def meeting(events: list[tuple]) -> list[tuple]:
+    """The accesses between whose lowest and highest byte another one lies, if any of them writes."""
+    spans = [(int(e[2].min()), int(e[2].max()) + e[4], position) for position, e in enumerate(events)]
+    kept: list[int] = []
+    near: list[int] = []
+    end = -1
+    for low, high, position in [*sorted(spans), (1 << 60, 0, -1)]:
+        if low >= end:
+            if len(near) > 1 and any(events[n][0] != "read" for n in near):
+                kept += near
+            near = []
+        near.append(position)
+        end = max(end, high)
+    return [events[n] for n in sorted(kept)]
+
+
 def _clear(touched) -> None:
     for words, slots, _ in touched:
         words[slots] = 0
@@ -157,10 +174,16 @@ class Traffic:
         self.clocks = Clocks(launch.grid[0] * launch.grid[1] * launch.grid[2])
         self.reads: list[tuple] = []
         self.held = 0
+        self.made: tuple | None = None
+        """What codes() made last, and of what."""
 
     def codes(self, run) -> np.ndarray:
         """(programs, threads): program, barriers passed, warp barriers passed, thread; never 0."""
-        return ((run.numbers + 1) << _PROGRAM) | (run.barriers << _BARRIERS) | run.code
+        made = self.made
+        if made is None or made[0] is not run or made[1] is not run.barriers or made[2] is not run.code:
+            codes = ((run.numbers + 1) << _PROGRAM) | (run.barriers << _BARRIERS) | run.code
+            made = self.made = run, run.barriers, run.code, codes
+        return made[3]
 
     def read(self, index, buffer: Buffer, offsets, mask, width) -> None:
         run = self.launch.run

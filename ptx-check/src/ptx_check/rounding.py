@@ -15,6 +15,7 @@ from ptx_check import exact
 _TINY = np.float32(2.0**-126)
 _HALF_WAY = np.uint64(1 << 28)
 _BELOW = np.uint64((1 << 29) - 1)
+_MANY = 4096
 
 
 def fma32(a, b, c):
@@ -44,17 +45,16 @@ def bf16_to_f32(bits):
 
 def f32_to_bf16(x):
     """To nearest, ties to even; not a number becomes 0x7fff."""
-    bits = x.view(np.uint32)
-    rounded = ((bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)).astype(
-        np.uint16
-    )
+    if x.size >= _MANY and x.flags.c_contiguous and x.flags.writeable:
+        rounded = torch.from_numpy(x).to(torch.bfloat16).view(torch.uint16).numpy()
+    else:
+        bits = x.view(np.uint32)
+        even = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+        rounded = ((bits + even) >> np.uint32(16)).astype(np.uint16)
     odd = np.isnan(x)
     if odd.any():
         rounded[odd] = 0x7FFF
     return rounded
-
-
-_MANY = 4096
 
 
 def converted(x, kind):
@@ -291,6 +291,8 @@ def bits_of(x, first, count):
 
 def permute(a, b, selector):
     """prmt: four of the eight bytes of b:a; bit 3 of a nibble spreads the byte's sign."""
+    if selector.size == 1 and not int(selector.flat[0]) & 0x8888:
+        return _arranged(a, b, int(selector.flat[0]))
     both = a.astype(np.uint64) | (b.astype(np.uint64) << np.uint64(32))
     made = np.uint32(0)
     for position in range(4):
@@ -299,6 +301,25 @@ def permute(a, b, selector):
         byte = ((both >> shift) & np.uint64(255)).astype(np.uint32)
         byte = np.where(nibble & np.uint32(8), np.where(byte & np.uint32(128), np.uint32(255), np.uint32(0)), byte)
         made = made | (byte << np.uint32(8 * position))
+    return made
+
+
+def _arranged(a, b, selector: int):
+    """The same of one selector for all: bytes that move alike move together."""
+    masks: dict[tuple[bool, int], int] = {}
+    for position in range(4):
+        second, byte = divmod(selector >> 4 * position & 7, 4)
+        key = (bool(second), 8 * (position - byte))
+        masks[key] = masks.get(key, 0) | 0xFF << 8 * byte
+    made = None
+    for (second, left), mask in masks.items():
+        all_bytes = 0xFFFFFFFF
+        whole = (mask << left ^ all_bytes << left) & all_bytes == 0 if left >= 0 else (mask ^ all_bytes) >> -left == 0
+        part = b if second else a
+        part = part if whole else part & np.uint32(mask)
+        if left:
+            part = part << np.uint32(left) if left > 0 else part >> np.uint32(-left)
+        made = part if made is None else made | part
     return made
 
 

@@ -68,3 +68,30 @@ def test_the_answers_can_be_left_out():
     with executed("sm_90", cuda=False):
         assert torch.zeros(1).device.type == "cpu"
         assert not torch.zeros(1).is_cuda
+
+
+class Tripled(torch.autograd.Function):
+    """An operator whose gradient is allocated where its input lies."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.device = x.device
+        return x * 3
+
+    @staticmethod
+    def backward(ctx, gradient):
+        made = torch.empty(gradient.shape, device=ctx.device)
+        return made.copy_(gradient * 3)
+
+
+@pytest.mark.parametrize("by_grad", [True, False])
+def test_backward_functions_are_answered_too(by_grad):
+    with executed("sm_90"):
+        x = torch.randn(4, device="cuda", requires_grad=True)
+        total = Tripled.apply(x).sum()
+        if by_grad:
+            (found,) = torch.autograd.grad(total, x)
+        else:
+            total.backward()
+            found = x.grad
+    assert found.tolist() == [3.0] * 4

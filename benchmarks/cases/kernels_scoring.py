@@ -1,0 +1,130 @@
+"""Causal attention with a window, a soft cap, ALiBi's slopes or sinks, ours beside everybody's.
+
+SDPA takes a window and ALiBi as a mask of all pairs, and has no cap and no sinks; FlexAttention compiles each form.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as nnF
+from torch import Tensor
+
+from benchmarks.cases.operators import case
+from benchmarks.measure import providers as peers
+from benchmarks.measure.case import Case, Setting, Work
+from benchmarks.measure.providers import Provider
+from fasttfm import functional as F
+from fasttfm.kernels.proof.costs import Cost
+
+FORMS = ("window", "softcap", "alibi", "sinks")
+_CAP = 50.0
+"""Gemma 2's."""
+
+
+def scored(form: str, B: int, H: int, L: int, D: int, passes: str, setting: Setting, *, compile: bool) -> Case:
+    """q, k and v (B, H, L, D); form: one of FORMS. A window is an eighth of the keys."""
+    window = max(1, L // 8) if form == "window" else L
+    pairs = sum(min(i + 1, window) for i in range(L))
+    size = setting.dtype.itemsize * D
+    cost = (
+        Cost(4 * B * H * pairs * D, B * H * L * (4 * size + 4), 1),
+        Cost(10 * B * H * pairs * D, B * H * L * (7 * size + 4), 1),
+    )
+    shape = {"B": B, "H": H, "L": L, "D": D, "form": form, "window": window}
+    return case("scored attention", shape, passes, setting, cost, partial(_scored, form, window, B, H, L, D, compile))
+
+
+def _scored(form: str, window: int, B: int, H: int, L: int, D: int, compile: bool, setting: Setting) -> Work:
+    device, dtype = setting.device, setting.dtype
+    slopes = 2.0 ** (-8.0 * torch.arange(1, H + 1, device=device) / H)  # Press et al. 2022
+    sinks = torch.linspace(-1, 1, H, device=device, dtype=dtype)
+    past = torch.arange(L, device=device) - torch.arange(L, device=device)[:, None]
+    hidden = (past > 0) | (past <= -window)
+    looks: dict[str, Any] = {
+        "window": {"window": (window - 1, None)},
+        "softcap": {"softcap": _CAP},
+        "alibi": {"alibi_slopes": slopes},
+        "sinks": {"sinks": sinks},
+    }[form]
+
+    def inputs(i: int) -> tuple[Tensor, ...]:
+        joint = torch.randn(B, L, 3, H, D, dtype=dtype, device=device)
+        q, k, v = (x.detach().requires_grad_() for x in joint.permute(2, 0, 3, 1, 4))
+        return q, k, v
+
+    def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.attention(q, k, v, causal=True, **looks)
+
+    def eager(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.transpose(-2, -1) * D**-0.5
+        if form == "softcap":
+            scores = _CAP * torch.tanh(scores / _CAP)
+        if form == "alibi":
+            scores = scores - (slopes[:, None, None] * past.abs()).to(dtype)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if form == "sinks":
+            scores = torch.cat([scores, sinks.view(-1, 1, 1).expand(B, -1, L, 1)], -1)
+        return torch.softmax(scores, -1)[..., :L] @ v
+
+    def sdpa() -> Provider:
+        if form in ("softcap", "sinks"):
+            return peers.refusing(NotImplementedError(f"scaled_dot_product_attention has no {form}"))
+        mask = ~hidden
+        if form == "alibi":
+            mask = (-slopes[:, None, None] * past.abs()).masked_fill(hidden, float("-inf")).to(dtype)
+        return partial(nnF.scaled_dot_product_attention, attn_mask=mask)
+
+    return Work(
+        inputs=inputs,
+        providers={
+            peers.OURS: ours,
+            peers.EAGER: eager,
+            peers.SDPA: sdpa(),
+            **({peers.FLEX: _flex(form, window, slopes, sinks, L, device)} if compile else {}),
+            peers.FLASH_ATTN: peers.provider(peers.FLASH_ATTN, device, lambda: _flash_attn(form, window, slopes)),
+        },
+        reference=eager,
+    )
+
+
+def _flex(form: str, window: int, slopes: Tensor, sinks: Tensor, L: int, device: torch.device) -> Provider:
+    """https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html"""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    def score(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return _CAP * torch.tanh(score / _CAP) if form == "softcap" else score - slopes[h] * (query - key)
+
+    def seen(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (query >= key) & (query - key < window)
+
+    block_mask = create_block_mask(seen, None, None, L, L, device=device)
+    function = peers.compiled(flex_attention, device)
+    given: dict[str, Any] = {"block_mask": block_mask, "score_mod": score if form in ("softcap", "alibi") else None}
+    if form != "sinks":
+        return partial(function, **given)
+
+    def with_sinks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        output, lse = function(q, k, v, return_lse=True, **given)
+        return output * torch.sigmoid(lse - sinks[:, None])[..., None].to(output.dtype)
+
+    return with_sinks
+
+
+def _flash_attn(form: str, window: int, slopes: Tensor) -> Provider:
+    """https://github.com/Dao-AILab/flash-attention#how-to-use-flashattention"""
+    if form == "sinks":
+        return peers.refusing(NotImplementedError("flash_attn_func has no sinks"))
+    from flash_attn import flash_attn_func
+
+    options = {
+        "window_size": (window - 1, 0) if form == "window" else (-1, -1),
+        "softcap": _CAP if form == "softcap" else 0.0,
+        "alibi_slopes": slopes if form == "alibi" else None,
+    }
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return flash_attn_func(q, k, v, causal=True, **options).transpose(1, 2)
+
+    return run
