@@ -41,12 +41,13 @@ def _scored(form: str, window: int, B: int, H: int, L: int, D: int, compile: boo
     sinks = torch.linspace(-1, 1, H, device=device, dtype=dtype)
     past = torch.arange(L, device=device) - torch.arange(L, device=device)[:, None]
     hidden = (past > 0) | (past <= -window)
-    looks: dict[str, Any] = {
+    all_looks: dict[str, dict[str, Any]] = {
         "window": {"window": (window - 1, None)},
         "softcap": {"softcap": _CAP},
         "alibi": {"alibi_slopes": slopes},
         "sinks": {"sinks": sinks},
-    }[form]
+    }
+    looks = all_looks[form]
 
     def inputs(i: int) -> tuple[Tensor, ...]:
         joint = torch.randn(B, L, 3, H, D, dtype=dtype, device=device)

@@ -10,6 +10,8 @@ there: probabilities() says what they are. Source: Dao, "FlashAttention-2", 2023
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -53,7 +55,7 @@ def flash_attn_func(
     check_rank(name, 4, q=q, k=k, v=v)
     check_heads(name, q=q, k=k, v=v)
     lengths = q.shape[1], k.shape[1]
-    options = {"scale": softmax_scale, "softcap": softcap}
+    options: dict[str, Any] = {"scale": softmax_scale, "softcap": softcap}
     options |= places(name, causal, window_size, lengths, alibi_slopes, lengths[1] - lengths[0])
     seed = _seed(q, dropout_p)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -138,7 +140,7 @@ def flash_attn_varlen_func(
         check_rank(name, 2, block_table=block_table)
         k, v, cu_seqlens_k = used_rows(name, k, v, len(cu_seqlens_q) - 1, cu_seqlens_k, None, block_table, max_seqlen_k)
     lengths, surplus = (max_seqlen_q, max_seqlen_k), surplus_of(cu_seqlens_q, cu_seqlens_k)
-    options = {"scale": softmax_scale, "softcap": softcap}
+    options: dict[str, Any] = {"scale": softmax_scale, "softcap": softcap}
     options |= places(name, causal, window_size, lengths, alibi_slopes, surplus)
     seed = _seed(q, dropout_p)
     sequences = Sequences(cu_seqlens_q, cu_seqlens_k, *lengths)

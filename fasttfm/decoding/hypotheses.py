@@ -99,8 +99,9 @@ class Constraints:
         self.limits = [some.limits[number] for some, numbers in both for number in numbers]
         if self.prefixes is not None or other.prefixes is not None:
             self.prefixes = [some.prefixes[n] if some.prefixes else () for some, numbers in both for n in numbers]
-        if self.allowed is not None:
-            self.allowed = [some.allowed[number] for some, numbers in both for number in numbers]
+        if self.allowed is not None and other.allowed is not None:
+            allowed = (self.allowed, sentences), (other.allowed, others)
+            self.allowed = [some[number] for some, numbers in allowed for number in numbers]
         self._excluded = None
 
     def apply(self, log_probabilities: Tensor, history: Tensor, sentences: list[int], written: list[int]) -> None:

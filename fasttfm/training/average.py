@@ -44,6 +44,7 @@ def average_last(model_dir: str | Path, last: int | None) -> tuple[Path, list[in
     was kept for its score alone may be far older.
     Returns where it was written and the steps it is made of. Raises UserError when there are fewer.
     """
+    model_dir = Path(model_dir)
     steps = consecutive_steps(model_dir)
     if last is None:
         last = min(5, max(len(steps), 1))
