@@ -225,7 +225,7 @@ def size_class(V: int) -> int:
 
 def _alternatives(chip: Chip, classes: int) -> list[ClassTile]:
     """Worth measuring where time is spent: rows of thousands of classes."""
-    tiles = (ClassTile(2048, 4), ClassTile(4096, 8), ClassTile(8192, 16))
+    tiles = (ClassTile(2048, 4), ClassTile(4096, 4), ClassTile(4096, 8), ClassTile(8192, 16))
     return [tile for tile in tiles if tile.columns <= classes] if classes > 2048 else []
 
 
@@ -294,15 +294,18 @@ def scale(gradient: Tensor, factor: Tensor) -> None:
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
     """Every tile that ships in float32; half precision, which needs less, and the lighter kernel at the widest."""
-    for block in {tile.shipped(chip, classes): None for classes in _SIZES}:
+    whole = [block for classes in _SIZES if (block := tile.shipped(chip, classes)).columns >= classes]
+    walked = tile.shipped(chip, _SIZES[-1])
+    for block in whole:
         yield _forward_case(block, "fp32", whole_row=True)
+    for block in (*whole, walked):
         yield from _gradient_cases(block, "fp32")
     for dtype in ("fp32", "bf16", "fp16"):
-        yield _forward_case(block, dtype)
-        yield _forward_case(block, dtype, in_place=False)
+        yield _forward_case(walked, dtype)
+        yield _forward_case(walked, dtype, in_place=False)
     for dtype in ("bf16", "fp16"):
-        yield _forward_case(block, dtype, whole_row=True)
-        yield from _gradient_cases(block, dtype)
+        yield _forward_case(whole[-1], dtype, whole_row=True)
+        yield from _gradient_cases(walked, dtype)
 
 
 def _gradient_cases(block: ClassTile, dtype: str) -> Iterator[CompileCase]:

@@ -42,7 +42,7 @@ ONE_PASS = 8192
 
 @triton.jit
 def _scores(
-    x,  # the matrix of this plane, (L, S)
+    x,  # the tile's first row, (ROWS, S)
     first_row,
     column,
     scale,
@@ -56,10 +56,10 @@ def _scores(
 ):
     """(ROWS, COLUMNS) scores in base 2."""
     HALF: tl.constexpr = x.dtype.element_ty == tl.float16  # whose products easily leave its range
-    rows = first_row + tl.arange(0, ROWS)
+    rows = tl.arange(0, ROWS)
     columns = column + tl.arange(0, COLUMNS)
-    inside = (rows[:, None] < L) & (columns[None, :] < visible)
-    offsets = rows.to(tl.int64)[:, None] * S + columns[None, :]
+    inside = (rows[:, None] < L - first_row) & (columns[None, :] < visible)
+    offsets = rows[:, None] * S + columns[None, :]
     s = tl.load(x + offsets, mask=inside, other=0.0).to(tl.float32) * scale
     return hide(
         s, first_row, column, tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :], masking,
@@ -69,8 +69,8 @@ def _scores(
 
 @triton.jit
 def _store(
-    p,  # of this plane, (L, S)
-    kept,
+    p,  # the tile's first row, (ROWS, S)
+    kept,  # likewise
     weights,  # (ROWS, COLUMNS)
     first_row,
     column,
@@ -82,13 +82,13 @@ def _store(
     COLUMNS: tl.constexpr,
 ):
     """Writes weights, and the same after dropout."""
-    rows = first_row + tl.arange(0, ROWS)
+    rows = tl.arange(0, ROWS)
     columns = column + tl.arange(0, COLUMNS)
-    inside = (rows[:, None] < L) & (columns[None, :] < S)
-    offsets = rows.to(tl.int64)[:, None] * S + columns[None, :]
+    inside = (rows[:, None] < L - first_row) & (columns[None, :] < S)
+    offsets = rows[:, None] * S + columns[None, :]
     tl.store(p + offsets, weights.to(p.dtype.element_ty), mask=inside)
     if dropout.seed is not None:
-        weights = dropped(weights, dropout, plane, rows, column, COLUMNS)
+        weights = dropped(weights, dropout, plane, first_row + rows, column, COLUMNS)
         tl.store(kept + offsets, weights.to(p.dtype.element_ty), mask=inside)
 
 
@@ -113,11 +113,11 @@ def _forward(
     plane = tl.program_id(0) // tiles
     first_row = (tl.program_id(0) % tiles) * ROWS
     b = (plane // H).to(tl.int64)
-    matrix = plane.to(tl.int64) * L * S
-    scores += matrix
-    p += matrix
+    begin = (plane.to(tl.int64) * L + first_row) * S
+    scores += begin
+    p += begin
     if kept is not None:
-        kept += matrix
+        kept += begin
     if masking.mask is not None:
         offset = b * masking.batch_stride + (plane % H).to(tl.int64) * masking.head_stride
         masking = moved(masking, masking.mask + offset)
@@ -189,15 +189,15 @@ def _backward(
     plane = tl.program_id(0) // tiles
     first_row = (tl.program_id(0) % tiles) * ROWS
     rows = first_row + tl.arange(0, ROWS)
-    matrix = plane.to(tl.int64) * L * S
-    p += matrix
-    dkept += matrix
-    dscores += matrix
+    begin = (plane.to(tl.int64) * L + first_row) * S
+    p += begin
+    dkept += begin
+    dscores += begin
     if kept is not None:
-        kept += matrix
+        kept += begin
     if dropout.seed is not None:
         dropout = with_seed(dropout)
-    line = rows.to(tl.int64)[:, None] * S
+    line = tl.arange(0, ROWS)[:, None] * S
     columns = tl.arange(0, COLUMNS)[None, :]
     if ONE:
         inside = (rows[:, None] < L) & (columns < S)

@@ -56,12 +56,15 @@ def _rotate(
     COLUMNS: tl.constexpr,
 ):
     M, H, L, P, D, PAIRS = sizes
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    # Rows are counted without a sign, as 32 bits hold those of a last tile past 2^31: 64-bit divisions took half of all
+    # instructions.
+    rows = tl.program_id(0).to(tl.uint32) * ROWS + tl.arange(0, ROWS).to(tl.uint32)
     pairs = tl.arange(0, COLUMNS)
-    h = rows % H
-    token = rows // H
-    b = token // L
-    line = token % L
+    token = rows // H.to(tl.uint32)
+    h = (rows - token * H).to(tl.int64)
+    b = token // L.to(tl.uint32)
+    line = (token - b * L).to(tl.int64)
+    b = b.to(tl.int64)
     inside = rows < M
     if positions is not None:
         position = tl.load(positions + b * position_strides[0] + line * position_strides[1], mask=inside, other=0)
@@ -73,7 +76,7 @@ def _rotate(
     c = tl.load(cos + angle, mask=turned, other=0.0).to(tl.float32)
     s = tl.load(sin + angle, mask=turned, other=0.0).to(tl.float32) * sign
     x += (b * strides[0] + h * strides[1] + line * strides[2])[:, None]
-    out += (rows * D)[:, None]
+    out += (rows.to(tl.int64) * D)[:, None]
     if INTERLEAVED:
         elements = tl.arange(0, 2 * COLUMNS)
         both = inside[:, None] & (elements < 2 * PAIRS)[None, :]

@@ -357,6 +357,22 @@ def test_a_record_holds_every_loop_and_names_its_columns(tmp_path):
     assert values["bound"] == values["tensor"] == pytest.approx(160 / elements, abs=0.01)
 
 
+@pytest.mark.parametrize(("factor", "told"), [(1.02, (0, 0)), (1.04, (1, 0)), (0.9, (0, 1))])
+def test_what_grew_by_more_than_three_percent_since_a_record_is_named(tmp_path, factor, told):
+    def counted(times: float) -> Counted:
+        loop = Usage(instructions=100, issue=1000.0 * times)
+        return Counted(Resources(64, 0, 1024, 8), Count((loop,), Usage(issue=500.0), True), 4)
+
+    file, case = tmp_path / "ledger.jsonl", usual()
+    record.write(file, [(SM_80, case, counted(1.0))])
+    other_tile = dataclasses.replace(case, name=case.name.rpartition("/")[0] + "/16x16w1s1")
+    new = dataclasses.replace(case, name=f"new/{case.name}")
+    grown, shrunk, known = record.against(file, [(SM_80, case, counted(factor)), (SM_80, new, counted(9.0))])
+    assert ((len(grown), shrunk), known) == (told, 1)
+    assert all(case.name in line for line in grown)
+    assert record.against(file, [(SM_80, other_tile, counted(factor))])[2] == 1
+
+
 def test_a_table_has_a_line_a_loop_and_one_for_the_rest():
     found = Counted(
         Resources(64, 0, 1024, 8), Count((Usage(instructions=40, issue=40.0),), Usage(instructions=9), True), 4
@@ -395,6 +411,7 @@ def test_published_times_reach_a_share_of_the_bound_below_one():
         (["--kernels", "nothing"], "no kernel file begins with nothing"),
         (["--search", "nothing"], "no kernel file begins with nothing"),
         (["--match", "("], "is not a regular expression"),
+        (["--against", "/no/such"], "there is no file /no/such"),
         (["--peer", "/no/such"], "there is no file /no/such"),
         (["no_such.py"], "there is no file no_such.py"),
         (["--workers", "0"], "--workers 0: at least 1"),

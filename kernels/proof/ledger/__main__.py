@@ -2,6 +2,7 @@
 
     ledger --kernels attention --chips sm_80,sm_90   every loop of these cases
     ledger --record benchmarks/results/ledger.jsonl  all cases on all chips, for the record
+    ledger --against benchmarks/results/ledger.jsonl cases that have grown by more than 3% since the record
     ledger --peer lib.so --match 'flash_fwd.*<64,'   the cubins inside a shared library
     ledger my_file.py --chips sm_90                  the Triton kernels that a file launches
     ledger --search attention.forward --chips sm_80  tiles of a case, the best first
@@ -35,15 +36,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     for begin in _names(args.kernels) + _names(args.search or ""):
         if not any(family.startswith(begin) for family in matrix.families()):
             parser.error(f"no kernel file begins with {begin}: there are {', '.join(matrix.families())}")
-    if sum(map(bool, (args.file, args.peer, args.search, args.bytes, args.validate, args.record))) > 1:
-        parser.error("a file, --peer, --search, --bytes, --validate and --record exclude each other: give one")
+    if sum(map(bool, (args.file, args.peer, args.search, args.bytes, args.validate, args.record, args.against))) > 1:
+        named_all = "a file, --peer, --search, --bytes, --validate, --record and --against"
+        parser.error(f"{named_all} exclude each other: give one")
     if args.workers is not None and args.workers < 1:
         parser.error(f"--workers {args.workers}: at least 1")
     try:
         args.match = re.compile(args.match)
     except re.error as error:
         parser.error(f"--match {args.match!r} is not a regular expression: {error}")
-    for file in (args.peer, args.file):
+    for file in (args.peer, args.file, args.against):
         if file is not None and not file.is_file():
             parser.error(f"there is no file {file}")
     if args.record and (args.record.is_dir() or not args.record.parent.is_dir()):
@@ -89,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--bytes", action="store_true", help="row kernels: instructions beside what bandwidth leaves")
     parser.add_argument("--validate", action="store_true", help="the share of the bound that published times reach")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the outcome as JSON, a line a chip")
+    parser.add_argument("--against", type=Path, metavar="FILE", help="name the cases that have grown since this record")
     parser.add_argument("--workers", type=int, help="parallel processes (default: one a core)")
     return parser
 
@@ -134,6 +137,14 @@ def _cases(parser: argparse.ArgumentParser, args: argparse.Namespace, named: Seq
             print(f"{task.chip} {case.name} {case.dtype}: {outcomes[task].error}", file=sys.stderr)
     if args.record:
         record.write(args.record, rows)
+    elif args.against:
+        try:
+            grown, shrunk, known = record.against(args.against, rows)
+        except (ValueError, LookupError, TypeError):
+            return _nothing(f"{args.against} is no record of the ledger")
+        told = f"{len(grown)} grew by more than 3%, {shrunk} shrank by as much"
+        print(*grown, f"{known} of {len(rows)} cases are in the record: {told}", sep="\n")
+        return 1 if grown or len(rows) < len(cases) else 0
     else:
         print(report.table(rows))
     return 0 if len(rows) == len(cases) else 1

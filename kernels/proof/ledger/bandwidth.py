@@ -4,6 +4,7 @@
 
 Below 1 the memory is what such a kernel waits for, if enough warps are resident. Bytes are those that must move:
 each operand once. Cycles are those of the loop that walks over a row, or of the whole program where it has none.
+Attention of short rows is among them, of as many queries as a tile has keys: an element is a score there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from fasttfm.kernels.compile_case import CHIPS, DTYPES
 from fasttfm.kernels.proof import budgets
 from fasttfm.kernels.proof.ledger.products import PRODUCTS, Product
 from fasttfm.kernels.proof.report import aligned
+from fasttfm.kernels.proof.resources import Resources
 
 _MOVED = (
     (r"cross_entropy\.forward/loss", 1),
@@ -41,6 +43,9 @@ _MOVED = (
 pairs both halves."""
 
 
+_SHORT = re.compile(r"attention\.short\.(forward|backward)/.*/D(\d+)/(\d+)x(\d+)w(\d+)s\d+$")
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
     product: Product
@@ -56,8 +61,11 @@ class Share:
         return self.instructions / self.leaves
 
 
-def bytes_moved(name: str, dtype: str) -> int | None:
-    """Bytes that must move for an element of a case's tile; None for a kernel that multiplies matrices."""
+def bytes_moved(name: str, dtype: str) -> float | None:
+    """Bytes that must move for an element of a case's tile; None for a kernel that products bound."""
+    if short := _SHORT.match(name):
+        rows = 4 if short[1] == "forward" else 7  # of q, k, v and out; of q, k, v, dout, dq, dk and dv
+        return rows * int(short[2]) * (4 if dtype == "tf32" else DTYPES[dtype]) / int(short[4])
     tensors = next((number for pattern, number in _MOVED if re.match(pattern, name)), None)
     if tensors is None:
         return None
@@ -78,11 +86,22 @@ def shares(cases: Iterable[tuple[str, str, str, float]]) -> Iterator[Share]:
                 yield Share(product, name, dtype, bound, moved * CHIPS[chip].warp / cycle)
 
 
+def _cycles(chip: str, name: str, needs: Resources) -> float:
+    """Cycles an element. A program of attention's backward pass over short rows goes once around its loop for each tile
+    of queries; what it does outside of it, which is as much again, is taken at an instruction a cycle."""
+    short = _SHORT.match(name)
+    if not short or short[1] == "forward":
+        return needs.bound
+    _, _, _, keys, warps = short.groups()
+    return needs.bound + needs.outside * int(warps) * CHIPS[chip].warp / int(keys) ** 2
+
+
 def recorded() -> list[Share]:
     """The shares of all cases with a bound in budgets.csv, in order of their products."""
     _, known = budgets.read()
     order = list(PRODUCTS)
-    found = shares((chip, name, dtype, needs.bound) for (chip, name, dtype), needs in known.items())
+    bound = {key: _cycles(key[0], key[1], needs) for key, needs in known.items() if needs.bound}
+    found = shares((*key, cycles) for key, cycles in bound.items())
     return sorted(found, key=lambda each: (each.case, each.dtype, order.index(each.product.name)))
 
 

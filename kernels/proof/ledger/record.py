@@ -11,9 +11,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from fasttfm.kernels.chip import Chip
+from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.proof import matrix
+from fasttfm.kernels.proof.budgets import ALLOWED_GROWTH
 from fasttfm.kernels.proof.ledger import units, work
 from fasttfm.kernels.proof.ledger.count import Usage
+from fasttfm.kernels.proof.ledger.counted import Counted
 from fasttfm.kernels.proof.ledger.report import Row
 
 COLUMNS = ("instructions", *units.UNITS, "bound", "by")
@@ -24,17 +28,7 @@ def write(file: Path, rows: Iterable[Row]) -> None:
     """Writes the file anew."""
     by_chip: dict[str, list[dict[str, Any]]] = {}
     for chip, case, found in rows:
-        elements = work.elements(chip, case)
-        needs = found.resources
-        by_chip.setdefault(chip.name, []).append(
-            {
-                "case": case.name,
-                "dtype": case.dtype,
-                "loops": [_columns(loop, elements) for loop in found.count.loops],
-                "outside": _columns(found.count.outside, elements),
-                "needs": [needs.registers, needs.spill, needs.shared, found.warps],
-            }
-        )
+        by_chip.setdefault(chip.name, []).append(_entry(chip, case, found))
     about = {
         "benchmark": "ledger",
         "counted": "not measured",
@@ -47,6 +41,62 @@ def write(file: Path, rows: Iterable[Row]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps({**about, "chip": chip, "cases": cases}) for chip, cases in by_chip.items()]
     file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def _entry(chip: Chip, case: CompileCase, found: Counted) -> dict[str, Any]:
+    elements = work.elements(chip, case)
+    needs = found.resources
+    return {
+        "case": case.name,
+        "dtype": case.dtype,
+        "loops": [_columns(loop, elements) for loop in found.count.loops],
+        "outside": _columns(found.count.outside, elements),
+        "needs": [needs.registers, needs.spill, needs.shared, found.warps],
+    }
+
+
+def against(file: Path, rows: Iterable[Row]) -> tuple[list[str], int, int]:
+    """Hold rows against the record in `file`.
+
+    Returns a line for each case of which a loop, or what is outside of loops, has grown by more than 3%; how many have
+    shrunk by as much; how many the record has. A case with another tile is held against the recorded one, if there is
+    one alone: cycles are those of an element.
+    """
+    recorded: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
+    for line in file.read_text(encoding="utf-8").splitlines():
+        recorded_chip = json.loads(line)  # noqa: TID251 (kernels know nothing of fasttfm)
+        for entry in recorded_chip["cases"]:
+            key = (recorded_chip["chip"], _untiled(entry["case"]), entry["dtype"])
+            recorded.setdefault(key, {})[entry["case"]] = entry
+    grown, shrunk, known = [], 0, 0
+    for chip, case, found in rows:
+        tiles = recorded.get((chip.name, _untiled(case.name), case.dtype), {})
+        before = tiles.get(case.name) or (next(iter(tiles.values())) if len(tiles) == 1 else None)
+        if before is None:
+            continue
+        known += 1
+        parts = [_bounds(each) for each in (before, _entry(chip, case, found))]
+        # A loop more or less leaves their lightest to compare, and what is outside of them.
+        if len(parts[0]) != len(parts[1]):
+            parts = [each[:2] for each in parts]
+        changes = [(then, now) for then, now in zip(*parts) if then or now]
+        if max(now - then * ALLOWED_GROWTH for then, now in changes) > 0:
+            told = ", ".join(f"{then:.1f} -> {now:.1f}" for then, now in changes)
+            grown.append(f"{chip.name} {case.name} {case.dtype}: {told} cycles an element")
+        shrunk += all(now <= then for then, now in changes) and any(
+            now < then / ALLOWED_GROWTH for then, now in changes
+        )
+    return grown, shrunk, known
+
+
+def _untiled(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _bounds(entry: dict[str, Any]) -> list[float]:
+    """The bound of what is outside of loops, then of each loop, the lightest first."""
+    bound = COLUMNS.index("bound")
+    return [entry["outside"][bound], *(loop[bound] for loop in entry["loops"])]
 
 
 def _columns(used: Usage, elements: float) -> list[Any]:
