@@ -137,4 +137,4 @@ class Translation:
         return self.crossing, labels, parameters, self.space, late, taken, read
 
     def write(self, number: int, marked: frozenset[str] | None) -> Writer:
-        return Writer(number, self.read().blocks[number], *self.context, marked).write()
+        return Writer(number, self.read().blocks[number], *self.context, marked=marked).write()
