@@ -118,7 +118,7 @@ class Translation:
         return {name: position for position, name in enumerate(sorted(read))}
 
     @functools.cached_property
-    def context(self) -> tuple:
+    def context(self) -> tuple[Any, Any, Any, Any, Any, Any, Any]:
         """Facts that the writers of all blocks must know."""
         kernel = self.read()
         labels = {label: number for number, block in enumerate(kernel.blocks) for label in block.labels}
@@ -137,4 +137,4 @@ class Translation:
         return self.crossing, labels, parameters, self.space, late, taken, read
 
     def write(self, number: int, marked: frozenset[str] | None) -> Writer:
-        return Writer(number, self.read().blocks[number], *self.context, marked=marked).write()
+        return Writer(number, self.read().blocks[number], *self.context, marked).write()

@@ -153,7 +153,7 @@ class Answers(TorchFunctionMode):
                 else (lambda name=name, before=before: type.__setattr__(torch.Tensor, name, before))
             )
         gradients = torch.autograd._engine_run_backward
-        torch.autograd._engine_run_backward = self._within(gradients)  # type: ignore[assignment]
+        torch.autograd._engine_run_backward = self._within(gradients)
         self._undo.append(lambda: setattr(torch.autograd, "_engine_run_backward", gradients))
         return super().__enter__()
 
