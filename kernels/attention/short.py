@@ -362,6 +362,8 @@ def _cases(chip: Chip) -> Iterator[CompileCase]:
                 if kernel is _backward or choose(chip, kind, width, 1, keys) != choose(chip, kind, width, 2, keys):
                     yield case(kind, width, keys)
         yield case("bf16", 64, 32, dropout=False)
+        if "tf32" in product_kinds(chip) and choose(chip, "tf32", 64, 0, 32) != choose(chip, "tf32", 64, 1, 32):
+            yield case("tf32", 64, 32, dropout=False)
         for kind in every_kind(chip):
             keys = 32 if fits_short(chip, kind, 64, 32) else 16
             for mask in MASKS:
