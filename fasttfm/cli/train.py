@@ -170,7 +170,7 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
     device = torch.device(args.device) if args.device else None
     is_on_cpu = args.device == "cpu" or (device is None and not torch.cuda.is_available())
     if values["training"].get("precision") == "bf16" and is_on_cpu and emulates_bfloat16(processor_units()):
-        tell("warning: this processor has no units for bf16 and takes many times as long: give --precision fp32")
+        tell("warning: this processor has no units for bf16 and takes several times as long: give --precision fp32")
     try:
         with hushed(args.quiet):
             outcome = train(
