@@ -180,8 +180,11 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
 
 
 def _import(args: argparse.Namespace) -> None:
+    import torch
+
     from fasttfm.interop.heads import import_folder
 
+    torch.manual_seed(0)  # of a head that the folder has not: every import gives the same
     trained, left_out = import_folder(args.folder, args.out, abstains=args.abstains)
     told = f"{trained.task}, labels {', '.join(trained.labels)}" if trained.task == "classify" else trained.task
     output = Output.of(args, args.verb)

@@ -80,8 +80,11 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
 
 
 def _import(args: argparse.Namespace) -> None:
+    import torch
+
     from fasttfm.interop.bert_dirs import import_folder
 
+    torch.manual_seed(0)  # of the generator that an ELECTRA comes without: every import gives the same
     model, told = import_folder(args.folder, args.out, args.generator)
     size = sum(parameter.numel() for parameter in model.parameters())
     tokens = model.config.vocab_size
