@@ -159,7 +159,7 @@ def snapshot(folder: Path) -> dict[str, bytes | str]:
 def wrong_ends(situation: Situation, outcome: Outcome) -> list[str]:
     """What is wrong with how a command ended."""
     errors = outcome.errors
-    refusals = re.findall(r"^fasttfm(?: [a-z-]+)?: (?!warning)(?!reading).*", errors, re.MULTILINE)
+    refusals = re.findall(r"^fasttfm(?: [a-z-]+){0,2}: (?!warning)(?!reading).*", errors, re.MULTILINE)
     wrong = []
     for word in ("Traceback", "Exception ignored", "terminate called", "INTERNAL ASSERT", "Segmentation"):
         if word in errors:

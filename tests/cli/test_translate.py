@@ -20,6 +20,7 @@ from fasttfm.checkpoints.checkpoint import MODEL_FILE, save_checkpoint
 from fasttfm.checkpoints.steps import step_folder
 from fasttfm.checkpoints.weights import model_weights
 from fasttfm.cli.main import main
+from fasttfm.cpu import int8
 from fasttfm.data.tokenizer import BOS, EOS, train_tokenizer
 from fasttfm.decoding.translator import Translator
 from fasttfm.models import Transformer
@@ -529,7 +530,9 @@ def test_a_quantized_model_is_smaller_and_translates_as_the_model_does_in_int8(t
     status, in_int8, errors = translate(model_dir, "--precision", "int8")
     assert f"{out}: int8, " in in_int8
     in_int8 = in_int8.partition("before)\n")[2]
-    assert (status, errors) == (0, [])
+    without_route = int8.route() is None  # then float32 takes its place, which a process says once
+    assert status == 0
+    assert [each for each in errors if not (without_route and "int8 computes in float32" in each)] == []
     assert translate(out)[1] == in_int8
     assert translate(out, "--precision", "int8", "--workers", 2)[1] == in_int8
     assert translate(out, "--precision", "fp32")[0] == 0
@@ -537,7 +540,7 @@ def test_a_quantized_model_is_smaller_and_translates_as_the_model_does_in_int8(t
         [float(line.rsplit("||| ", 1)[1]) for line in translate(model_dir, "--nbest", 2, *words)[1].splitlines()]
         for words in ((), ("--precision", "int8"))
     ]
-    assert scores[0] != scores[1]
+    assert (scores[0] == scores[1]) == without_route
     assert scores[0] == pytest.approx(scores[1], rel=0.02)
 
 

@@ -207,7 +207,8 @@ def test_runs_of_tokens_bring_their_own(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("no tab\n", "line 1: is no `source TAB"), ("\tnopiece\n", "is not a token")]
+    ("text", "message"),
+    [("no tab\n", "line 1: must be source tokens, a tab and target tokens"), ("\tnopiece\n", "is not a token")],
 )
 def test_a_file_of_something_else_is_one_line(text, message, tokenizer, tmp_path):
     (tmp_path / "vmap.txt").write_text(text, encoding="utf-8")

@@ -52,7 +52,7 @@ def test_what_cannot_be_drawn_is_told(tmp_path):
     run = run_of(tmp_path / "M")
     for runs, target, words in (
         ([run], "curves.pdf", "ends in .png or .svg"),
-        ([tmp_path / "none"], "curves.png", "holds no record"),
+        ([tmp_path / "none"], "curves.png", "has no record"),
         ([run] * 11, "curves.png", "at most 10"),
         ([run], "none/curves.png", "cannot be written"),
     ):
