@@ -24,16 +24,16 @@ import torch
 
 from benchmarks import command
 from fasttfm.checkpoints.run_log import read_log
-from fasttfm.config.data import MaskingConfig
-from fasttfm.data.documents import PreparedDocuments, RowBatches
-from fasttfm.interop.bert import read_pretraining
-from fasttfm.interop.gpt import read
-from fasttfm.models.encoders import read_encoder
-from fasttfm.models.gpt import GPT
 from fasttfm.parsing import parse_json
 from fasttfm.presets import preset_section
-from fasttfm.training.masked_modelling import MaskedValidator, masked_batches
-from fasttfm.training.pretraining import TextValidator
+from fasttfm.pretraining.config.data import MaskingConfig
+from fasttfm.pretraining.data.documents import PreparedDocuments, RowBatches
+from fasttfm.pretraining.interop.bert import read_pretraining
+from fasttfm.pretraining.interop.gpt import read
+from fasttfm.pretraining.models.encoders import read_encoder
+from fasttfm.pretraining.models.gpt import GPT
+from fasttfm.pretraining.training.language_modelling import TextValidator
+from fasttfm.pretraining.training.masked_modelling import MaskedValidator, masked_batches
 
 
 @dataclass(frozen=True)
