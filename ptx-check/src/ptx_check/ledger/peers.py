@@ -1,4 +1,4 @@
-"""Kernels of others: the cubins inside a shared library, read by the rule that ours are counted by.
+"""Kernels of others: the cubins inside a shared library, read by the rule that Triton's are counted by.
 
 A CUDA library holds an ELF image for each chip and file of kernels. Those that are not compressed are found by their
 magic number, and are NVIDIA's by machine 190; their length follows from their table of sections. An image's text
@@ -10,14 +10,12 @@ from __future__ import annotations
 import re
 import struct
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fasttfm.kernels.compile_case import CHIPS
-from fasttfm.kernels.proof.ledger import count, sass
-from fasttfm.kernels.proof.ledger.count import Count
+from ptx_check.ledger import count, sass, units
+from ptx_check.ledger.count import Count
 
 _MAGIC = b"\x7fELF\x02\x01"
 _CUDA = 190
@@ -72,7 +70,7 @@ def images(library: Path) -> Iterator[Image]:
 def _capability(flags: int) -> int:
     """The chip in an image's flags: the lowest byte, the second one in images of newer tools."""
     low, second = flags & 0xFF, flags >> 8 & 0xFF
-    return low if f"sm_{low}" in CHIPS else second
+    return low if f"sm_{low}" in units.RATES else second
 
 
 def _length(data: bytes, at: int) -> int:
@@ -100,28 +98,16 @@ def peers(library: Path, wanted: re.Pattern[str]) -> Iterator[Peer]:
         found = True
         kernels = image.kernels()
         readable = dict(zip(kernels, _readable(kernels)))
-        if image.chip in CHIPS and any(wanted.search(name) for name in readable.values()):
-            usage = _usage(image.code)
+        if image.chip in units.RATES and any(wanted.search(name) for name in readable.values()):
+            usage = sass.resource_usage(image.code)
             for function in sass.parse(sass.disassemble(image.code)):
                 name = readable.get(function.name, function.name)
                 if wanted.search(name):
-                    counted = count.count(function, CHIPS[image.chip], _warps(name))
-                    registers, spill = usage.get(function.name, (None, None))
+                    counted = count.count(function, image.chip, _warps(name))
+                    registers, spill, _ = usage.get(function.name, (None, None, None))
                     yield Peer(image.chip, name, registers, spill, _warps(name), counted)
     if not found:
         raise ValueError(f"{library} holds no cubin that is not compressed: --peer reads shared libraries of CUDA code")
-
-
-def _usage(image: bytes) -> dict[str, tuple[int, int]]:
-    """Kernel -> registers and bytes of local memory of a thread; nothing for images that cuobjdump refuses alone (some
-    of sm_90)."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(image)
-        file.flush()
-        words = [str(sass.tool("cuobjdump")), "--dump-resource-usage", file.name]
-        output = subprocess.run(words, capture_output=True, text=True, check=False).stdout
-    found = re.findall(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", output)
-    return {name: (int(registers), max(int(stack), int(local))) for name, registers, stack, local in found}
 
 
 def _readable(names: list[str]) -> list[str]:

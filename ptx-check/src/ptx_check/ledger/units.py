@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fasttfm.kernels.proof.ledger.code import Instruction
+from ptx_check.ledger.code import Instruction
 
 UNITS = ("issue", "fp32", "imad", "alu", "mufu", "memory", "tensor")
 """The columns of the ledger; the bound of a loop is the largest of them."""
@@ -42,21 +42,21 @@ class Rates:
     schedulers: int = 4
 
 
-RATES: dict[int, Rates] = {
-    60: Rates(fp32=1, imad=3, alu=1, mufu=4, memory=2, schedulers=2),  # no integer multiply: three XMAD
-    70: Rates(fp32=2, imad=2, alu=2),
-    75: Rates(fp32=2, imad=2, alu=2),
-    80: Rates(fp32=2, imad=2, alu=2, fma=256),
-    86: Rates(fp32=1, imad=2, alu=2, fma=64),
-    89: Rates(fp32=1, imad=2, alu=2, fma=64),
-    90: Rates(fp32=1, imad=2, alu=2, fma=512),
-    100: Rates(fp32=1, imad=2, alu=2, fma=1024),
-    103: Rates(fp32=1, imad=2, alu=2, mufu=4, fma=1024),  # B300: twice the exponentials
-    110: Rates(fp32=1, imad=2, alu=2, fma=1024),
-    120: Rates(fp32=1, imad=2, alu=2, fma=64),
-    121: Rates(fp32=1, imad=2, alu=2, fma=64),
+RATES: dict[str, Rates] = {
+    "sm_60": Rates(fp32=1, imad=3, alu=1, mufu=4, memory=2, schedulers=2),  # no integer multiply: three XMAD
+    "sm_70": Rates(fp32=2, imad=2, alu=2),
+    "sm_75": Rates(fp32=2, imad=2, alu=2),
+    "sm_80": Rates(fp32=2, imad=2, alu=2, fma=256),
+    "sm_86": Rates(fp32=1, imad=2, alu=2, fma=64),
+    "sm_89": Rates(fp32=1, imad=2, alu=2, fma=64),
+    "sm_90": Rates(fp32=1, imad=2, alu=2, fma=512),
+    "sm_100": Rates(fp32=1, imad=2, alu=2, fma=1024),
+    "sm_103": Rates(fp32=1, imad=2, alu=2, mufu=4, fma=1024),  # B300: twice the exponentials
+    "sm_110": Rates(fp32=1, imad=2, alu=2, fma=1024),
+    "sm_120": Rates(fp32=1, imad=2, alu=2, fma=64),
+    "sm_121": Rates(fp32=1, imad=2, alu=2, fma=64),
 }
-"""By compute capability."""
+"""By chip."""
 
 _NAMES = {
     "fp32": "FFMA FADD FMUL FFMA2 FADD2 FMUL2 FSWZADD HFMA2 HADD2 HMUL2",

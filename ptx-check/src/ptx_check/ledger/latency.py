@@ -7,19 +7,15 @@ waits for memory, which scoreboards tell and no count knows, comes on top.
 
 from __future__ import annotations
 
-from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.proof.ledger import units
-from fasttfm.kernels.proof.ledger.count import Usage
-from fasttfm.kernels.proof.resources import Resources, occupancy
-
-_WARPS = {75: 32, 86: 48, 89: 48, 120: 48}
-"""That can reside on a multiprocessor, where they are not 64 (CUDA C++ programming guide, compute capabilities)."""
+from ptx_check.ledger import units
+from ptx_check.ledger.count import Usage
+from ptx_check.ledger.resources import MULTIPROCESSORS, Resources, occupancy
 
 
-def latency(chip: Chip, used: Usage, needs: Resources, warps: int) -> float:
+def latency(chip: str, used: Usage, needs: Resources, warps: int) -> float:
     """Cycles of a scheduler for one warp's trip when the warps that can reside take turns. 0 for AMD's chips, whose
     assembly has no such codes, and for a kernel of which nothing can reside."""
-    if not chip.capability:
+    if chip not in units.RATES:
         return 0.0
-    resident = occupancy(chip, needs, warps) * _WARPS.get(chip.capability, 64) / units.RATES[chip.capability].schedulers
+    resident = occupancy(chip, needs, warps) * MULTIPROCESSORS[chip].warps / units.RATES[chip].schedulers
     return used.stall / resident if resident else 0.0

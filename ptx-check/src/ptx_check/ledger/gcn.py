@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from fasttfm.kernels.proof.ledger.code import Function, Instruction
+from ptx_check.ledger.code import Function, Instruction
 
 _FUNCTION = re.compile(r"^\s*\.type\s+(\w+),@function")
 _LABEL = re.compile(r"^(\.\w+):")
@@ -59,6 +59,11 @@ RATES: dict[str, Rates] = {
     "gfx1100": _rdna(128),
     "gfx1201": _rdna(256),
 }
+
+
+def warp(chip: str) -> int:
+    """Threads of a warp, which AMD calls a wave, of any chip."""
+    return RATES[chip].wave if chip in RATES else 32
 
 
 def parse(text: str) -> list[Function]:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fasttfm.kernels.compile_case import CHIPS
-from fasttfm.kernels.proof.ledger.products import PRODUCTS
-from fasttfm.kernels.proof.report import aligned
+from ptx_check.ledger.gcn import warp
+from ptx_check.ledger.products import PRODUCTS
+from ptx_check.ledger.text_table import aligned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Published:
     def cycles(self) -> float:
         """Cycles of a scheduler for a score element of a thread that the rate comes to."""
         product = PRODUCTS[self.product]
-        flops = 2 * self.products * self.width * CHIPS[product.chip].warp
+        flops = 2 * self.products * self.width * warp(product.chip)
         return flops * product.schedulers * product.clock * 1e9 / (self.tflops * 1e12)
 
     @property

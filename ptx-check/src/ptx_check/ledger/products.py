@@ -1,4 +1,4 @@
-"""The products that the compile matrix's chips stand for: clock, processors and bandwidth, as their vendors print them.
+"""Products, and the chips that they have: clock, processors and bandwidth, as their vendors print them.
 
 Clocks are boost clocks; where a vendor prints a tensor rate, the clock that goes with it, which is what makes that rate
 and the lanes of units.py agree.
@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.compile_case import CHIPS
-from fasttfm.kernels.proof.ledger import gcn, units
+from ptx_check.ledger import gcn, units
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +25,12 @@ class Product:
     @property
     def schedulers(self) -> int:
         """The warp schedulers of all its processors."""
-        chip = CHIPS[self.chip]
-        return self.processors * (units.RATES[chip.capability].schedulers if chip.capability else _simds(chip))
+        of = gcn.RATES[self.chip].simds if self.chip in gcn.RATES else units.RATES[self.chip].schedulers
+        return self.processors * of
 
     def seconds(self, cycles: float, warps: float) -> float:
         """The least time in which as many warps, spread evenly, can take so many cycles of their scheduler each."""
         return cycles * warps / (self.schedulers * self.clock * 1e9)
-
-
-def _simds(chip: Chip) -> int:
-    return gcn.RATES[chip.name].simds
 
 
 PRODUCTS: dict[str, Product] = {

@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from fasttfm.kernels.proof.ledger.code import Function, Instruction
+from ptx_check.ledger.code import Function, Instruction
 
 _SECTION = re.compile(r"^\s*\.section\s+\.text\.([^,\s]+)")
 _LABEL = re.compile(r"^(\.L_\w+):")
@@ -22,22 +22,35 @@ _LAST = frozenset(("BRA", "JMP", "EXIT", "RET", "BRX", "JMX"))
 
 def tool(name: str) -> Path:
     """A program that comes with Triton: nvdisasm, ptxas, cuobjdump."""
-    import triton  # not before: the compile matrix must be able to switch the interpreter off first
+    import triton  # not before: who compiles must be able to switch the interpreter off first
 
     return Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
 
 
-def disassemble(cubin: bytes) -> str:
-    """nvdisasm's text with the encodings. It knows sm_75 and newer; raises ValueError for what it cannot read."""
+def _told(program: str, words: list[str], cubin: bytes) -> subprocess.CompletedProcess[str]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        done = subprocess.run(
-            [str(tool("nvdisasm")), "-c", "-hex", file.name], capture_output=True, text=True, check=False
-        )
+        return subprocess.run([str(tool(program)), *words, file.name], capture_output=True, text=True, check=False)
+
+
+def disassemble(cubin: bytes) -> str:
+    """nvdisasm's text with the encodings. It knows sm_75 and newer; raises ValueError for what it cannot read."""
+    done = _told("nvdisasm", ["-c", "-hex"], cubin)
     if done.returncode:
         raise ValueError(f"nvdisasm cannot read the cubin: {done.stderr.strip()[-300:]}")
     return done.stdout
+
+
+def resource_usage(cubin: bytes) -> dict[str, tuple[int, int, int]]:
+    """Kernel -> registers and bytes of local memory of a thread, bytes of static shared memory; nothing for images that
+    cuobjdump refuses alone (some of sm_90)."""
+    output = _told("cuobjdump", ["--dump-resource-usage"], cubin).stdout
+    found = re.findall(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", output)
+    return {
+        name: (int(registers), max(int(stack), int(local)), int(shared))
+        for name, registers, stack, shared, local in found
+    }
 
 
 def parse(text: str) -> list[Function]:

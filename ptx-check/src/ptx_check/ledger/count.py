@@ -7,9 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.proof.ledger import gcn, units
-from fasttfm.kernels.proof.ledger.code import Function, Instruction, Loop
+from ptx_check.ledger import gcn, units
+from ptx_check.ledger.code import Function, Instruction, Loop
 
 SHORTEST = 24
 """Instructions of a loop that may be one over tiles; shorter ones wait for a barrier."""
@@ -84,11 +83,11 @@ class Count:
         return self.loops[0] if self.products else sum(self.loops[1:], self.loops[0])
 
 
-def usage(instructions: Sequence[Instruction], chip: Chip, warps: int, code: Sequence[Instruction] = ()) -> Usage:
+def usage(instructions: Sequence[Instruction], chip: str, warps: int, code: Sequence[Instruction] = ()) -> Usage:
     """Return what instructions take; warps of the program; code: the whole function, for the shape of tcgen05's."""
-    if not chip.capability:
-        return _amd_usage(instructions, gcn.RATES[chip.name])
-    rates = units.RATES[chip.capability]
+    if chip in gcn.RATES:
+        return _amd_usage(instructions, gcn.RATES[chip])
+    rates = units.RATES[chip]
     kinds = Counter(map(units.unit, instructions))
     tensor = sum(units.tensor_cycles(each, rates, warps, code) for each in instructions if units.unit(each) == "tensor")
     return Usage(
@@ -134,7 +133,7 @@ def _amd_usage(instructions: Sequence[Instruction], rates: gcn.Rates) -> Usage:
     )
 
 
-def count(function: Function, chip: Chip, warps: int) -> Count:
+def count(function: Function, chip: str, warps: int) -> Count:
     """The loops over tiles and the rest of a kernel, for a program of as many warps."""
     code = function.instructions
     loops, products = main_loops(function, chip)
@@ -142,7 +141,7 @@ def count(function: Function, chip: Chip, warps: int) -> Count:
     return Count(tuple(used), usage(function.outside, chip, warps, code), products)
 
 
-def main_loops(function: Function, chip: Chip) -> tuple[list[Loop], bool]:
+def main_loops(function: Function, chip: str) -> tuple[list[Loop], bool]:
     """The innermost loops over tiles, and whether they have tensor instructions: if any has, only those that do, else
     those that read memory. (One that only fills it runs instead of the others.)"""
     loops = [loop for loop in function.loops if loop.inner < SHORTEST <= len(loop.own)]
@@ -150,8 +149,8 @@ def main_loops(function: Function, chip: Chip) -> tuple[list[Loop], bool]:
     return products or [loop for loop in loops if _reads(loop.own)], bool(products)
 
 
-def _has_products(instructions: Iterable[Instruction], chip: Chip) -> bool:
-    return any((units if chip.capability else gcn).unit(each) == "tensor" for each in instructions)
+def _has_products(instructions: Iterable[Instruction], chip: str) -> bool:
+    return any((gcn if chip in gcn.RATES else units).unit(each) == "tensor" for each in instructions)
 
 
 def _reads(instructions: Iterable[Instruction]) -> bool:
