@@ -23,6 +23,7 @@ from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.gpt import GPTClassifierConfig, GPTConfig
 from fasttfm.config.llama import LlamaConfig
 from fasttfm.config.model import TransformerConfig
+from fasttfm.config.task_student import TaskStudentConfig
 from fasttfm.config.training import TrainingConfig
 from fasttfm.errors import UserError
 
@@ -40,6 +41,7 @@ KINDS: dict[str, dict[str, type]] = {
     "albert": {"model": AlbertConfig, "data": MaskingConfig, "training": TrainingConfig},
     "electra": {"model": ElectraConfig, "data": MaskingConfig, "training": TrainingConfig},
     "student": {"model": StudentConfig, "data": MaskingConfig, "training": TrainingConfig},
+    "task-student": {"model": TaskStudentConfig, "data": TaskConfig, "training": TrainingConfig},
     "squad": {"model": BertConfig, "data": TaskConfig, "training": TrainingConfig},
     "choices": {"model": BertClassifierConfig, "data": TaskConfig, "training": TrainingConfig},
     "classify": {"model": BertClassifierConfig, "data": TaskConfig, "training": TrainingConfig},

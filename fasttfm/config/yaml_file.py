@@ -16,6 +16,7 @@ _COMMANDS = {
     **dict.fromkeys(("gpt", "llama"), "fasttfm lm takes it"),
     **dict.fromkeys(("bert", "albert", "electra"), "fasttfm mlm takes it"),
     "student": "fasttfm distill bert takes it, and its folder student is a BERT",
+    "task-student": "fasttfm distill task takes it, and its folder student is a fine-tuned model",
     **dict.fromkeys(
         ("squad", "choices", "classify", "gpt-choices", "gpt-classify"), "fasttfm finetune predict takes it"
     ),
