@@ -15,6 +15,7 @@ from fasttfm.pretraining.config.bert import (
 from fasttfm.pretraining.config.data import DocumentsConfig, MaskingConfig, TaskConfig
 from fasttfm.pretraining.config.gpt import GPTClassifierConfig, GPTConfig
 from fasttfm.pretraining.config.llama import LlamaConfig
+from fasttfm.pretraining.config.task_student import TaskStudentConfig
 
 
 class Kind(NamedTuple):
@@ -42,6 +43,9 @@ KINDS = {
     "albert": Kind(AlbertConfig, MaskingConfig, "mlm"),
     "electra": Kind(ElectraConfig, MaskingConfig, "mlm", body="discriminator."),
     "student": Kind(StudentConfig, MaskingConfig, "distill bert (its folder student is a BERT)"),
+    "task-student": Kind(
+        TaskStudentConfig, TaskConfig, "distill task (its folder student is a fine-tuned model)", body="student.body."
+    ),
     "squad": Kind(BertConfig, TaskConfig, "finetune predict"),
     "choices": Kind(BertClassifierConfig, TaskConfig, "finetune predict"),
     "classify": Kind(BertClassifierConfig, TaskConfig, "finetune predict"),

@@ -11,12 +11,13 @@ from fasttfm.checkpoints.model_dir import read_kind
 from fasttfm.checkpoints.run_log import LOG_FILE
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import add_device, add_huggingface_export, add_huggingface_import, add_model
-from fasttfm.cli.paths import INPUT_FILE, MODEL, OUTPUT_FILE, TRAINED_MODEL
+from fasttfm.cli.paths import INPUT_FILE, MODEL, OUTPUT_FILE
 from fasttfm.cli.train import add_recipe_flags, lists_presets, run_task
 from fasttfm.cli.verbs import Verb
 from fasttfm.config import add_flags
 from fasttfm.errors import UserError
 from fasttfm.presets import preset_names, preset_path
+from fasttfm.pretraining.cli.task_flags import add_task_files, given_columns
 
 _TASKS = {
     "squad": "train to find answers in a context (JSON of SQuAD 1.1 or 2.0)",
@@ -34,19 +35,7 @@ def _add_training(task: str, parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="start from random weights with the shape and vocabulary of MODEL, to measure what pre-training is worth",
     )
-    for name in ("train", "valid"):
-        parser.add_argument(
-            f"--{name}",
-            type=INPUT_FILE,
-            required=True,
-            metavar="FILE",
-            help=f"{'training' if name == 'train' else 'validation'} data, plain or compressed",
-        )
-    parser.add_argument(
-        "--out", type=TRAINED_MODEL, required=True, metavar="MODEL", help="model directory to create or to resume"
-    )
-    if task == "classify":
-        parser.add_argument("--columns", metavar="A,B", help="column of the text, or the two columns of a pair")
+    add_task_files(parser, with_columns=task == "classify")
     add_recipe_flags(parser, preset_names("finetune"))
     add_flags(parser, ["data", "training"], kind=task)
 
@@ -59,12 +48,11 @@ def _train(task: str, args: argparse.Namespace) -> int:
     body = args.init_from or args.like
     args.config = [preset_path(args.preset or _preset_of(body), "finetune"), *args.config]
     args.preset, args.data = None, args.train
-    columns = [name.strip() for name in (getattr(args, "columns", None) or "").split(",") if name.strip()]
     return run_task(
         args,
         kind_of_task(task, body),
         f"fasttfm finetune {task}",
-        lambda: FineTuning(TaskFiles(task, body, args.train, args.valid, columns)),
+        lambda: FineTuning(TaskFiles(task, body, args.train, args.valid, given_columns(args))),
     )
 
 

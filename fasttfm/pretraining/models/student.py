@@ -34,9 +34,7 @@ class Student(BertPretraining):
         """teacher: is set to eval and keeps its weights."""
         super().__init__(config)
         self._teacher = [teacher.eval().requires_grad_(False)]  # in a list, or it would be saved and trained
-        width = teacher.config.d_model
-        self.hidden_map = _map(config, width) if config.hidden_weight else None
-        self.embedding_map = _map(config, width) if config.embedding_weight else None
+        add_maps(self, config, teacher.config.d_model)
 
     def batch_loss(self, batch: Any, *, label_smoothing: float = 0.0, packed: bool = False) -> tuple[Tensor, Tensor]:
         """The weighted losses of a data.masking.MaskedBatch, and the plain one of its hidden tokens, 0-d sums.
@@ -62,26 +60,8 @@ class Student(BertPretraining):
         if config.cosine_weight:
             distance = cosine_loss(hidden.flatten(0, 1)[real], wanted.flatten(0, 1)[real]) / real.sum()
             loss = loss + config.cosine_weight * batch.target_tokens * distance
-        return loss + batch.target_tokens * self._layer_losses(mine, taught, real, batch.lengths), nll
-
-    def _layer_losses(self, mine: Trace, taught: Trace, real: Tensor, lengths: Tensor) -> Tensor:
-        """The mean losses of embeddings, hidden states and attention over the real tokens, weighted, 0-d."""
-        config, tokens = self.config, real.sum()
-        total = torch.zeros((), device=real.device)
-
-        def differ(one: Tensor, other: Tensor, through: nn.Module | None) -> Tensor:
-            return hidden_loss(one.flatten(0, 1)[real], other.flatten(0, 1)[real], through) / tokens
-
-        if config.embedding_weight:
-            total = total + config.embedding_weight * differ(mine.inputs[0], taught.inputs[0], self.embedding_map)
-        for number, layer in enumerate(layer_map(self._teacher[0].config.layers, config.layers)):
-            if config.hidden_weight:
-                between = differ(mine.outputs[number], taught.outputs[layer], self.hidden_map)
-                total = total + config.hidden_weight * between
-            if config.attention_weight:
-                between = attention_loss(mine.scores[number], taught.scores[layer], lengths)
-                total = total + config.attention_weight * between
-        return total
+        layers = layer_losses(self, teacher.config.layers, mine, taught, real, batch.lengths)
+        return loss + batch.target_tokens * layers, nll
 
     @torch.no_grad()
     def copy_layers(self) -> bool:
@@ -106,8 +86,36 @@ class Student(BertPretraining):
         return True
 
 
-def _map(config: StudentConfig, width: int) -> nn.Linear:
-    """From the student's width to the teacher's."""
-    made = nn.Linear(config.d_model, width, bias=False)
-    reset_parameters(made, config.d_model**-0.5)
-    return made
+def add_maps(student: Any, config: Any, width: int) -> None:
+    """Give a student hidden_map and embedding_map, from its width to the teacher's, each where it has a weight."""
+    for name in ("hidden", "embedding"):
+        made = None
+        if getattr(config, f"{name}_weight"):
+            made = nn.Linear(config.d_model, width, bias=False)
+            reset_parameters(made, config.d_model**-0.5)
+        setattr(student, f"{name}_map", made)
+
+
+def layer_losses(
+    student: Any, teacher_layers: int, mine: Trace, taught: Trace, real: Tensor, lengths: Tensor
+) -> Tensor:
+    """The mean losses of embeddings, hidden states and attention over the real tokens, weighted by student.config, 0-d.
+
+    mine, taught: of B rows of L tokens through student and teacher. real (B L,) bool, lengths (B,) int64.
+    """
+    config, tokens = student.config, real.sum()
+    total = torch.zeros((), device=real.device)
+
+    def differ(one: Tensor, other: Tensor, through: nn.Module | None) -> Tensor:
+        return hidden_loss(one.flatten(0, 1)[real], other.flatten(0, 1)[real], through) / tokens
+
+    if config.embedding_weight:
+        total = total + config.embedding_weight * differ(mine.inputs[0], taught.inputs[0], student.embedding_map)
+    for number, layer in enumerate(layer_map(teacher_layers, config.layers)):
+        if config.hidden_weight:
+            between = differ(mine.outputs[number], taught.outputs[layer], student.hidden_map)
+            total = total + config.hidden_weight * between
+        if config.attention_weight:
+            between = attention_loss(mine.scores[number], taught.scores[layer], lengths)
+            total = total + config.attention_weight * between
+    return total

@@ -81,9 +81,14 @@ class Distillation(MaskedModelling):
             )
         if config.data.row_length > min(student.max_length, shape.max_length):
             raise UserError(f"--row-length {config.data.row_length}: is more than the models' --max-length")
-        for name in ("checkpoint_activations", "shard"):
-            if getattr(config.training, name):
-                raise UserError(f"--{name.replace('_', '-')}: a student needs what its layers say: leave it out")
+        refuse_flags(config)
+
+
+def refuse_flags(config: RunConfig) -> None:
+    """UserError for settings under which layers cannot be watched."""
+    for name in ("checkpoint_activations", "shard"):
+        if getattr(config.training, name):
+            raise UserError(f"--{name.replace('_', '-')}: a student needs what its layers say: leave it out")
 
 
 def write_student(model_dir: Path) -> Path:

@@ -38,7 +38,7 @@ from fasttfm.pretraining.models.gpt_heads import MARKERS, GPTClassifier
 from fasttfm.pretraining.models.heads import Answerer, Classifier
 from fasttfm.pretraining.training.task_validation import TaskValidator, answer_judge, label_judge
 from fasttfm.training.task import Task, check_row_length
-from fasttfm.training.validation import settings_of
+from fasttfm.training.validation import DividedValidator, settings_of
 
 TASKS = ("squad", "choices", "classify")
 _GPT = ("gpt", "gpt-choices", "gpt-classify")
@@ -56,8 +56,17 @@ class Split(NamedTuple):
 class TaskFiles:
     """Training and validation file of a task with a model's vocabulary, in the place of a prepared directory."""
 
-    def __init__(self, task: str, body: Path, train: Path, valid: Path, columns: Sequence[str] = ()) -> None:
-        """task: one of TASKS. body: a model directory. columns: of the texts, for task classify.
+    def __init__(
+        self,
+        task: str,
+        body: Path,
+        train: Path,
+        valid: Path,
+        columns: Sequence[str] = (),
+        labels: Sequence[str] | None = None,
+    ) -> None:
+        """task: one of TASKS. body: a model directory. columns, labels: of the texts, for task classify; without labels
+        they are those of the training file.
 
         Raises UserError, with the place, for a file that is not of the task's form.
         """
@@ -70,8 +79,9 @@ class TaskFiles:
         self.labels = [str(number) for number in range(len(ENDINGS))] if task == "choices" else []
         """What the model's scores are of."""
         if task == "classify":
-            self.labels = label_names(self.given["train"], train)
-            label_numbers(self.given["valid"], self.labels, valid)
+            self.labels = list(labels or label_names(self.given["train"], train))
+            for name, path in self.files.items():
+                label_numbers(self.given[name], self.labels, path)
         for name, path in self.files.items():
             if task == "choices" and any(each.label is None for each in self.given[name]):
                 raise UserError(f"{path}: has no column label, which {name} data need: give the labelled file")
@@ -158,7 +168,7 @@ class FineTuning(Task):
 
     def build(self, values: Values, data: TaskFiles) -> RunConfig:
         """The body's shape is that of its directory; epochs become updates, a tenth of them warm-up."""
-        for name, value in body_fields(data.body, self.kind, len(data.labels)).items():
+        for name, value in body_fields(data.body, data.kind, len(data.labels)).items():
             values.put(name, value, f"{data.body}'s config.yaml")
         is_told = "warmup_updates" in values["training"]
         if not is_told:
@@ -188,7 +198,7 @@ class FineTuning(Task):
         except ValueError as error:
             raise UserError(f"{data.files['train']}: {error}: raise --max-tokens") from error
 
-    def validator(self, config: Any, data: TaskFiles, device: torch.device) -> TaskValidator:
+    def validator(self, config: Any, data: TaskFiles, device: torch.device) -> DividedValidator[Any]:
         """Exact match and F1, or accuracy."""
         split = data.split("valid", config.data.row_length, config.data.doc_stride)
         if split.squad is not None:

@@ -82,13 +82,8 @@ class FineTuned:
 
     def threshold(self) -> float:
         """The null score above which the training's best validation took questions for impossible, or the default."""
-        validations = [
-            record
-            for record in read_log(self.path)
-            if record["kind"] == "valid" and isinstance(record.get("threshold"), int | float)
-        ]
-        best = [record for record in validations if record.get("best")]
-        return float((best or validations)[-1]["threshold"]) if validations else self.default_threshold
+        found = threshold_of_training(self.path)
+        return self.default_threshold if found is None else found
 
     def _split(self, given: Any) -> Any:
         sizes = self.config.data
@@ -104,3 +99,14 @@ class FineTuned:
         batches = evaluation_batches(examples, max_tokens)
         with evaluating(self.model, self.device):
             return [(numbers, scores) for numbers, scores, _ in score_examples(self.model, batches, self.device)]
+
+
+def threshold_of_training(model_dir: Path) -> float | None:
+    """The threshold of the best validation in a run's log; None where there is none."""
+    validations = [
+        record
+        for record in read_log(model_dir)
+        if record["kind"] == "valid" and isinstance(record.get("threshold"), int | float)
+    ]
+    best = [record for record in validations if record.get("best")]
+    return float((best or validations)[-1]["threshold"]) if validations else None
