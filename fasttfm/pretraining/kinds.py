@@ -19,7 +19,7 @@ from fasttfm.pretraining.config.task_student import TaskStudentConfig
 
 
 class Kind(NamedTuple):
-    """What a kind of model is made of."""
+    """A kind of model: the sections of its configuration, its command, and where its body is."""
 
     model: type
     """The section `model` of its configuration."""

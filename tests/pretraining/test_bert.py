@@ -13,7 +13,7 @@ from fasttfm.pretraining.config.bert import AlbertConfig, BertConfig, ElectraCon
 from fasttfm.pretraining.models.albert import Albert
 from fasttfm.pretraining.models.bert import Bert, BertPretraining, Packing
 from fasttfm.pretraining.models.electra import Electra, mean_detection_loss, sample
-from fasttfm.pretraining.models.kinds import model_class
+from fasttfm.pretraining.models.kinds import CLASSES
 
 SMALL = {"vocab_size": 31, "d_model": 16, "heads": 2, "d_ff": 24, "layers": 3, "max_length": 12, "init_std": 0.3}
 SMALL |= {"dropout": 0.0, "attention_dropout": 0.0}
@@ -202,6 +202,6 @@ def test_a_preset_is_the_model_that_it_is_named_after(kind, name, size, count):
     assert config.data.objective == {"bert": "mlm+nsp", "albert": "mlm+sop", "electra": "electra"}[kind]
     assert config.data.row_length <= config.model.max_length
     with torch.device("meta"):
-        model = model_class(kind)(config.model)
+        model = CLASSES[kind](config.model)
     body = model.discriminator if kind == "electra" else model.body
     assert count in (None, parameters(body))

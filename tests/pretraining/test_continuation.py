@@ -8,7 +8,8 @@ import torch
 from fasttfm.data.text_tokenizer import ByteTokenizer
 from fasttfm.errors import UserError
 from fasttfm.pretraining.config.gpt import GPTConfig
-from fasttfm.pretraining.decoding.continuation import Sampling, continue_ids, generate
+from fasttfm.pretraining.config.sampling import Sampling
+from fasttfm.pretraining.decoding.continuation import continue_ids, generate
 from fasttfm.pretraining.models.gpt import GPT
 
 END = 3

@@ -15,7 +15,7 @@ from fasttfm.models.distillation import attention_scores
 from fasttfm.pretraining.config.bert import BertConfig, StudentConfig
 from fasttfm.pretraining.data.masked_rows import MaskedBatch
 from fasttfm.pretraining.models.bert import BertPretraining
-from fasttfm.pretraining.models.encoders import read_encoder
+from fasttfm.pretraining.models.kinds import read_model
 from fasttfm.pretraining.models.student import Student
 
 TEACHER = {
@@ -157,7 +157,7 @@ def test_a_student_comes_out_of_one_command(teacher, tmp_path, preset, shape, ca
     one, other = (read_weights(resolve_checkpoint(tmp_path / name, "last")) for name in ("whole", "halves"))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
-    student = read_encoder(tmp_path / "whole" / "student")
+    student = read_model("mlm", tmp_path / "whole" / "student")
     assert student.config.layers == 1
     assert student.config.d_model == (16 if shape else 32)
     capsys.readouterr()

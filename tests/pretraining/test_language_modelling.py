@@ -13,8 +13,9 @@ from fasttfm.checkpoints.steps import resolve_checkpoint
 from fasttfm.cli.main import main
 from fasttfm.config import gather
 from fasttfm.errors import UserError
+from fasttfm.pretraining.config.data import DocumentOptions
 from fasttfm.pretraining.data.documents import PreparedDocuments, RowBatches
-from fasttfm.pretraining.data.prepare_documents import DocumentOptions, prepare_documents
+from fasttfm.pretraining.data.prepare_documents import prepare_documents
 from fasttfm.pretraining.models.gpt import GPT
 from fasttfm.pretraining.training.language_modelling import LanguageModelling, evaluate
 from fasttfm.training.run import train

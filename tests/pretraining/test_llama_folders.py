@@ -10,7 +10,8 @@ import torch
 from fasttfm import functional as F
 from fasttfm.blocks.packing import Packing
 from fasttfm.errors import UserError
-from fasttfm.pretraining.decoding.continuation import Sampling, continue_ids
+from fasttfm.pretraining.config.sampling import Sampling
+from fasttfm.pretraining.decoding.continuation import continue_ids
 from fasttfm.pretraining.interop.llama import read, write
 
 transformers = pytest.importorskip("transformers")

@@ -12,13 +12,13 @@ from fasttfm.checkpoints.steps import resolve_checkpoint
 from fasttfm.config import gather
 from fasttfm.config.training import TrainingConfig
 from fasttfm.errors import UserError
-from fasttfm.pretraining.config.data import MaskingConfig
+from fasttfm.pretraining.config.data import DocumentOptions, MaskingConfig
 from fasttfm.pretraining.data.documents import PreparedDocuments
 from fasttfm.pretraining.data.masking_vocabulary import masking_vocabulary
-from fasttfm.pretraining.data.prepare_documents import DocumentOptions, prepare_documents
+from fasttfm.pretraining.data.prepare_documents import prepare_documents
 from fasttfm.pretraining.interop import bert as interop
 from fasttfm.pretraining.models import electra
-from fasttfm.pretraining.models.encoders import read_encoder_body
+from fasttfm.pretraining.models.kinds import read_body
 from fasttfm.pretraining.training.masked_modelling import MaskedModelling, evaluate, masked_batches
 from fasttfm.training.run import train
 from fasttfm.training.updates import Updates
@@ -196,7 +196,7 @@ def test_a_run_that_stops_and_goes_on_ends_in_the_same_bits(kind, changes, data,
     record = repeated.record()
     assert ("sentence_accuracy" in record) == (changes.get("objective") != "mlm" and kind != "electra")
     assert ("detection_accuracy" in record) == (kind == "electra")
-    body = read_encoder_body(tmp_path / "whole")
+    body = read_body(tmp_path / "whole")
     assert body(torch.ones(1, 5, dtype=torch.int64)).shape == (1, 5, 16)
 
 

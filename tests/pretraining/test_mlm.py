@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fasttfm.cli.main import main
-from fasttfm.pretraining.models.encoders import read_encoder
+from fasttfm.pretraining.models.kinds import read_model
 
 WORDS = "the dog runs over a green field and two men sit in small boats under blue skies".split()  # noqa: SIM905
 TINY = [
@@ -44,7 +44,7 @@ def test_from_text_to_hugging_face_and_back(preset, data, tmp_path, capsys):
     if preset == "electra-tiny":
         source = [f"{folder}/discriminator", "--generator", f"{folder}/generator"]
     assert main(["mlm", "import", *source, "--out", repeated]) == 0
-    one, other = (read_encoder(tmp_path / name) for name in ("M", "A"))
+    one, other = (read_model("mlm", tmp_path / name) for name in ("M", "A"))
     for (name, tensor), parameter in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
         assert torch.equal(tensor, parameter), name
     assert main(["mlm", "evaluate", repeated, "--data", str(data), "--device", "cpu"]) == 0

@@ -3,41 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from functools import partial
 from typing import Any
 
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import (
-    add_attention_picture,
-    add_data,
-    add_device,
-    add_huggingface_export,
-    add_huggingface_import,
-    add_model,
-)
+from fasttfm.cli.parser import add_attention_picture, add_data, add_device, add_huggingface_import, add_model
 from fasttfm.cli.paths import INPUT_FOLDER
-from fasttfm.cli.train import add_run_flags, run_task_of_kind
 from fasttfm.cli.verbs import Verb
-from fasttfm.presets import preset_names
-from fasttfm.pretraining.cli.lm import add_prepare_flags, run_prepare
-from fasttfm.pretraining.kinds import kinds_of
+from fasttfm.pretraining.cli.shared import PREPARE, export_verb, train_verb
 
-_KINDS = kinds_of("mlm")
 _MADE_BY = "fasttfm mlm train or mlm import"
 
 
-def _add_train(parser: argparse.ArgumentParser) -> None:
-    presets = [name for kind in _KINDS for name in preset_names(kind)]
-    add_run_flags(parser, "electra", "fasttfm mlm prepare", presets)  # whose fields are those of all three
+def _task(kind: str) -> Any:
+    from fasttfm.pretraining.training.masked_modelling import MaskedModelling
 
-
-def _train(args: argparse.Namespace) -> int:
-    def task(kind: str) -> Any:
-        from fasttfm.pretraining.training.masked_modelling import MaskedModelling
-
-        return MaskedModelling(kind)
-
-    return run_task_of_kind(args, _KINDS, "fasttfm mlm train", task)
+    return MaskedModelling(kind)
 
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
@@ -66,9 +46,9 @@ def _attention(args: argparse.Namespace) -> None:
     from fasttfm.data.text_tokenizer import load_text_tokenizer
     from fasttfm.decoding.attention_plot import draw_attention
     from fasttfm.pretraining.decoding.text_attention import attention_of_text
-    from fasttfm.pretraining.models.encoders import read_encoder_body
+    from fasttfm.pretraining.models.kinds import read_body
 
-    body = read_encoder_body(args.model, args.checkpoint)
+    body = read_body(args.model, args.checkpoint)
     draw_attention(attention_of_text(body, load_text_tokenizer(args.model), args.text), args.out, args.layers)
     Output.of(args, args.verb).result(str(args.out), picture=str(args.out))
 
@@ -95,22 +75,20 @@ def _import(args: argparse.Namespace) -> None:
     )  # fmt: skip
 
 
-def _export(args: argparse.Namespace) -> None:
-    from fasttfm.data.text_tokenizer import load_text_tokenizer
+def _write(*model: Any) -> list[str]:
     from fasttfm.pretraining.interop.bert_dirs import export_folder
-    from fasttfm.pretraining.models.encoders import read_encoder
 
-    told = export_folder(read_encoder(args.model, args.checkpoint), args.out, load_text_tokenizer(args.model))
-    Output.of(args, args.verb).result(f"Hugging Face folder: {args.out}", folder=str(args.out), told=told)
+    return export_folder(*model)
 
 
 VERBS = {
-    "prepare": Verb(add_prepare_flags, run_prepare, "turn text files into a prepared data directory"),
-    "train": Verb(_add_train, _train, "train a BERT, ALBERT or ELECTRA on prepared documents, or resume"),
+    "prepare": PREPARE,
+    # ELECTRA's fields are those of all three
+    "train": train_verb("mlm", "electra", _task, "train a BERT, ALBERT or ELECTRA on prepared documents, or resume"),
     "evaluate": Verb(
         _add_evaluate, _evaluate, "print losses and accuracies on held-out text, with the same masks each time"
     ),
     "attention": Verb(_add_attention, _attention, "draw the attention weights of a text"),
     "import": Verb(_add_import, _import, "convert a Hugging Face model"),
-    "export": Verb(partial(add_huggingface_export, made_by=_MADE_BY), _export, "write a model for Hugging Face"),
+    "export": export_verb("mlm", _MADE_BY, _write),
 }

@@ -1,9 +1,30 @@
-"""The `data:` sections of the pre-trained family: how documents and examples become rows and batches."""
+"""Text as prepared documents, and the `data:` sections: documents and examples as rows and batches."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from fasttfm.config.checks import require_choices, require_rows, require_whole
+from fasttfm.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DocumentOptions:
+    """Options that decide the content of a prepared directory, besides the text."""
+
+    vocabulary: Literal["pieces", "bytes"] = "pieces"
+    """SentencePiece, or a token a byte."""
+    vocab_size: int = 8000
+    """Size of the vocabulary."""
+    document_separator: str | None = None
+    """A line that ends a document, an empty one with ""; None: a file is a document."""
+    valid_share: float = 0.05
+    """Share of each --text that is held out where --valid is not given."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.valid_share <= 0.5:
+            raise UserError(f"--valid-share {self.valid_share:g}: above 0 and at most 0.5 is allowed")
+        if self.vocab_size < 5:
+            raise UserError(f"--vocab-size {self.vocab_size}: at least 5 are needed, some pieces are special")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

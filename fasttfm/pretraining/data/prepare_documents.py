@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -26,31 +26,12 @@ from fasttfm.data.text_tokenizer import (
 )
 from fasttfm.errors import UserError
 from fasttfm.folders import replacing
+from fasttfm.pretraining.config.data import DocumentOptions
 from fasttfm.pretraining.data.documents import FORMAT, PreparedDocuments
 from fasttfm.wording import counted
 
 _VOCABULARY_LINES = 1_000_000
 _CHUNK = 20_000  # lines cut into tokens at a time
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DocumentOptions:
-    """Options that decide the content of a prepared directory, besides the text."""
-
-    vocabulary: Literal["pieces", "bytes"] = "pieces"
-    """SentencePiece, or a token a byte."""
-    vocab_size: int = 8000
-    """Pieces, special ones included."""
-    document_separator: str | None = None
-    """A line that ends a document, an empty one with ""; None: a file is a document."""
-    valid_share: float = 0.05
-    """The share of the end of each file that is held out for validation, where no files are given for it."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.valid_share <= 0.5:
-            raise UserError(f"--valid-share {self.valid_share:g}: above 0 and at most 0.5 is allowed")
-        if self.vocab_size < 5:
-            raise UserError(f"--vocab-size {self.vocab_size}: at least 5 are needed, some pieces are special")
 
 
 def prepare_documents(

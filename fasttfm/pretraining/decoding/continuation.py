@@ -6,61 +6,23 @@ what stands before it is forgotten.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from fasttfm.blocks.cache import DecoderCache
-from fasttfm.config.decoding import DecodingConfig
 from fasttfm.decoding.batches import inference
 from fasttfm.decoding.greedy import draw_tokens
 from fasttfm.decoding.hypotheses import NOT_A_NUMBER
 from fasttfm.errors import UserError
+from fasttfm.pretraining.config.sampling import Sampling
 
 if TYPE_CHECKING:
     from fasttfm.data.text_tokenizer import TextTokenizer
     from fasttfm.pretraining.models.language_model import LanguageModel
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sampling:
-    """Way in which the next token is drawn."""
-
-    temperature: float = 1.0
-    """What log-probabilities are divided by; 0 takes the likeliest token always."""
-    top_k: int = 0
-    """Only the k likeliest tokens are drawn from; 0: all."""
-    top_p: float = 1.0
-    """Only the fewest likeliest tokens whose probability reaches p are drawn from (Holtzman et al. 2020)."""
-    seed: int = 1
-    """The same one draws the same text."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf:
-            raise UserError(f"--temperature {self.temperature:g}: 0 or more is allowed")
-        if self.top_k < 0:
-            raise UserError(f"--top-k {self.top_k}: 0 (all tokens) or more is allowed")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"--top-p {self.top_p:g}: above 0 and at most 1 is allowed")
-        if self.seed < 0:
-            raise UserError(f"--seed {self.seed}: 0 or more is allowed")
-
-    def decoding(self) -> DecodingConfig:
-        """The same for decoding.greedy."""
-        if self.temperature == 0:
-            return DecodingConfig(beam=1, sampling=True, sampling_topk=1)
-        return DecodingConfig(
-            beam=1,
-            sampling=True,
-            sampling_topk=self.top_k,
-            sampling_topp=self.top_p,
-            temperature=self.temperature,
-        )
 
 
 def continue_ids(

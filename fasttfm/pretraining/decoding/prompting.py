@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fasttfm.decoding.batches import inference
 from fasttfm.errors import UserError
 from fasttfm.files import read_json
 from fasttfm.parsing import told
@@ -71,13 +70,13 @@ class Prompting:
     """Settings of how prompts are written and options compared."""
 
     template: str = "{text} {answer}"
-    """An example with its fields in braces; a prompt ends where {answer} stands."""
+    """How to write an example, with its fields in braces; text after {answer} is ignored."""
     shots: int = 0
-    """Solved examples before each question."""
+    """Number of solved examples before each question."""
     seed: int = 1
-    """Of which ones."""
+    """Seed that chooses the solved examples."""
     normalize: bool = False
-    """Compare log-probabilities per byte of an option, not their sums."""
+    """Divide each option's log-probability by its bytes."""
 
     def __post_init__(self) -> None:
         try:
@@ -135,6 +134,8 @@ def option_scores(model: Any, tokenizer: TextTokenizer, prompt: str, options: Se
 
     Raises UserError for an option that the model has too few positions for.
     """
+    from fasttfm.decoding.batches import inference  # and torch, which the command's flags do without
+
     before = tokenizer.encode(prompt)
     sequences, scored = [], []
     for option in options:

@@ -1,4 +1,4 @@
-"""What the family's folders have in common: model directories made of them, and folders of language models written."""
+"""Model directories made from the folders of the family, and folders of language models written."""
 
 from __future__ import annotations
 

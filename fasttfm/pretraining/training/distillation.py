@@ -16,7 +16,7 @@ from fasttfm.models.distillation import layer_map
 from fasttfm.pretraining.config.bert import BertConfig
 from fasttfm.pretraining.data.documents import PreparedDocuments
 from fasttfm.pretraining.models.bert import BertPretraining
-from fasttfm.pretraining.models.encoders import read_encoder
+from fasttfm.pretraining.models.kinds import read_model
 from fasttfm.pretraining.models.student import Student
 from fasttfm.pretraining.training.masked_modelling import MaskedModelling
 
@@ -37,7 +37,7 @@ class Distillation(MaskedModelling):
             raise UserError(
                 f"{teacher}: is a model of kind {kind}: a teacher is a BERT, as fasttfm mlm train makes one"
             )
-        model = read_encoder(teacher)
+        model = read_model("mlm", teacher)
         assert isinstance(model, BertPretraining)
         self.path, self.teacher = teacher, model
 

@@ -16,7 +16,7 @@ from fasttfm.data.corpus import TextFile
 from fasttfm.data.text_tokenizer import TextTokenizer
 from fasttfm.errors import UserError
 from fasttfm.pretraining.data.documents import Documents, PreparedDocuments, RowBatches
-from fasttfm.pretraining.models.kinds import model_class
+from fasttfm.pretraining.models.kinds import CLASSES
 from fasttfm.training.protocols import TrainingBatches
 from fasttfm.training.task import Task, check_row_length
 from fasttfm.training.validation import DividedValidator, Score, settings_of
@@ -74,7 +74,7 @@ class LanguageModelling(Task):
 
     def model(self, config: Any) -> Any:
         """A model of the kind."""
-        return model_class(self.kind)(config)
+        return CLASSES[self.kind](config)
 
     def batches(self, config: Any, data: PreparedDocuments) -> TrainingBatches:
         """Full rows, shuffled in every epoch."""

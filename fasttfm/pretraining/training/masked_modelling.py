@@ -18,7 +18,7 @@ from fasttfm.pretraining.data.documents import Documents, PreparedDocuments
 from fasttfm.pretraining.data.masked_rows import MaskedBatches
 from fasttfm.pretraining.data.masking import BERT_SHARES, ELECTRA_SHARES, Masker, read_phrases
 from fasttfm.pretraining.data.masking_vocabulary import masking_vocabulary
-from fasttfm.pretraining.models.encoders import read_encoder
+from fasttfm.pretraining.models.kinds import read_model
 from fasttfm.pretraining.training.language_modelling import LanguageModelling
 from fasttfm.training.validation import DividedValidator, Score, settings_of
 from fasttfm.training.workers import Workers
@@ -174,7 +174,7 @@ def evaluate(model_dir: Path, data_dir: Path, checkpoint: str, device: torch.dev
 
     Raises UserError where either cannot be read, or the documents are of another vocabulary.
     """
-    model = read_encoder(model_dir, checkpoint)
+    model = read_model("mlm", model_dir, checkpoint)
     kind = read_kind(model_dir)
     task, config = MaskedModelling(kind), build(read_config(model_dir, kind))
     data = task.open(data_dir)
