@@ -105,7 +105,7 @@ def _kind_of_run(args: argparse.Namespace, allowed: Sequence[str], default: str 
         return kinds[args.preset]
     said = [kind_of(path) for path in args.config if path.is_file()]
     for kind in [*said, default]:
-        if kind in allowed:
+        if kind is not None and kind in allowed:
             return kind
     raise UserError(f"--preset is missing: there are {', '.join(sorted(kinds))}")
 
