@@ -10,6 +10,7 @@ Ends with status 1 where a case neither passes nor is one that Triton does not c
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import re
@@ -19,11 +20,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources
+from triton.runtime.jit import JITFunction
 
 from benchmarks import command
 from ptx_check import FaultyKernel, Unsupported, executed
@@ -86,6 +89,13 @@ def liger_cross_entropy() -> Pairs:
         return (found[0] if isinstance(found, tuple) else found).reshape(1)
 
     return _compared(ours, lambda x: F.cross_entropy(x, target).reshape(1), (7, 130))
+
+
+def _with(name: str, **content: Any) -> ModuleType:
+    """A module of this name and content."""
+    module = ModuleType(name)
+    vars(module).update(content)
+    return module
 
 
 def _joined(*tensors: torch.Tensor) -> torch.Tensor:
@@ -176,42 +186,53 @@ def flash_rotary_of_pairs() -> Pairs:
     return _flash_rotary(True)
 
 
+def _flash_attention(causal: bool, keys: int, width: int) -> Pairs:
+    """flash_attn's attention in Triton: meant for AMD's devices, it compiles for NVIDIA's without one hint."""
+    sys.modules.setdefault("einops", _with("einops", rearrange=None, repeat=None))  # which these do not call
+    from flash_attn.flash_attn_triton_amd.interface_fa import bwd, fwd
+
+    options = (width**-0.5, causal, -1, -1, 0.0)
+
+    class Attention(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v):
+            out, lse, *_ = fwd(q, k, v, None, None, 0.0, *options, False)
+            ctx.save_for_backward(q, k, v, out, lse)
+            return out
+
+        @staticmethod
+        def backward(ctx, gradient):
+            q, k, v, out, lse = ctx.saved_tensors
+            gradients = [torch.empty_like(x) for x in (q, k, v)]
+            bwd(gradient.contiguous(), q, k, v, out, lse, *gradients, None, 0.0, *options, False)
+            return tuple(gradients)
+
+    def theirs(*given: torch.Tensor) -> torch.Tensor:
+        q, k, v = (x.transpose(1, 2) for x in given)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
+
+    def without_hint(kernel: JITFunction, *given: Any, waves_per_eu: int = 0, **options: Any) -> Any:
+        return run(kernel, *given, **options)
+
+    run = JITFunction.run
+    shapes = (1, keys if causal else 50, 2, width), (1, keys, 2, width), (1, keys, 2, width)
+    with mock.patch.object(JITFunction, "run", without_hint):
+        yield from _compared(Attention.apply, theirs, *shapes, dtype=torch.float16)
+
+
 def flash_attention_causal() -> Pairs:
-    from flash_attn.flash_attn_triton import flash_attn_func
-
-    def theirs(*given: torch.Tensor) -> torch.Tensor:
-        q, k, v = (x.transpose(1, 2) for x in given)
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
-
-    ours = lambda q, k, v: flash_attn_func(q, k, v, None, True)  # noqa: E731
-    return _compared(ours, theirs, *[(1, 130, 2, 64)] * 3, dtype=torch.float16)
+    return _flash_attention(True, 130, 64)
 
 
-def flash_attention_with_bias() -> Pairs:
-    from flash_attn.flash_attn_triton import flash_attn_func
-
-    bias = torch.linspace(-2, 2, 2 * 40 * 136).reshape(1, 2, 40, 136)
-
-    def theirs(*given: torch.Tensor) -> torch.Tensor:
-        q, k, v = (x.transpose(1, 2) for x in given)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2)
-
-    ours = lambda q, k, v: flash_attn_func(q, k, v, bias)  # noqa: E731
-    return _compared(ours, theirs, (1, 40, 2, 40), (1, 136, 2, 40), (1, 136, 2, 40), dtype=torch.float16)
-
-
-def flash_attention_of_the_tutorial() -> Pairs:
-    from flash_attn.flash_attn_triton_og import attention
-
-    theirs = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)  # noqa: E731
-    return _compared(lambda q, k, v: attention(q, k, v, 0.125), theirs, *[(1, 1, 256, 64)] * 3, dtype=torch.float16)
+def flash_attention_of_odd_sizes() -> Pairs:
+    return _flash_attention(False, 77, 40)
 
 
 def flash_linear() -> Pairs:
     # Triton 3 has no triton.ops, from which the configurations' pruning comes
-    model = ModuleType("triton.ops.matmul_perf_model")
-    vars(model).update(early_config_prune=lambda configs, *_, **__: configs[:2], estimate_matmul_time=lambda **_: 1.0)
-    sys.modules |= {"triton.ops": ModuleType("triton.ops"), model.__name__: model}
+    name, pruned = "triton.ops.matmul_perf_model", lambda configs, *_, **__: configs[:2]
+    model = _with(name, early_config_prune=pruned, estimate_matmul_time=lambda **_: 1.0)
+    sys.modules |= {"triton.ops": _with("triton.ops"), name: model}
     from flash_attn.ops.triton.linear import triton_dgrad_act, triton_linear_act
 
     class Linear(torch.autograd.Function):
@@ -247,8 +268,8 @@ PACKAGES: dict[str, tuple[Callable[[], Pairs], ...]] = {
     "liger_kernel": (liger_rms_norm, liger_layer_norm, liger_swiglu, liger_geglu, liger_cross_entropy),
     "flash_attn": (
         flash_layer_norm, flash_layer_norm_of_two, flash_rms_norm_with_dropout, flash_cross_entropy,
-        flash_rotary_of_halves, flash_rotary_of_pairs, flash_attention_causal, flash_attention_with_bias,
-        flash_attention_of_the_tutorial, flash_linear,
+        flash_rotary_of_halves, flash_rotary_of_pairs, flash_attention_causal, flash_attention_of_odd_sizes,
+        flash_linear,
     ),
 }  # fmt: skip
 
@@ -256,21 +277,21 @@ PACKAGES: dict[str, tuple[Callable[[], Pairs], ...]] = {
 def found_version(package: str) -> str | None:
     """The version of a package, or None where it is not there.
 
-    What lies in a folder without being installed is imported without its __init__, which may want compiled extensions.
+    One whose __init__ wants compiled extensions that are not there is made importable without it.
     """
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        pass
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         return None
-    if package not in sys.modules:
-        module = ModuleType(package)
-        module.__path__ = list(spec.submodule_search_locations or ())
-        sys.modules[package] = module
-    says = re.search(r"^__version__ = [\"'](.+)[\"']", Path(spec.origin).read_text(encoding="utf-8"), re.MULTILINE)
-    return says[1] if says else "unknown"
+    try:
+        importlib.import_module(package)
+    except ImportError:
+        sys.modules[package] = _with(package, __path__=list(spec.submodule_search_locations or ()))
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        text = Path(spec.origin).read_text(encoding="utf-8")
+        says = re.search(r"^__version__ = [\"'](.+)[\"']", text, re.MULTILINE)
+        return says[1] if says else "unknown"
 
 
 def outcome(case: Callable[[], Pairs], chip: str) -> str:
