@@ -17,8 +17,7 @@ from pathlib import Path
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.proof import budgets, matrix
-from fasttfm.kernels.proof.ledger import counted
-from fasttfm.kernels.proof.resources import Resources
+from fasttfm.kernels.proof.ledger import Resources, counted
 
 FILE = Path(__file__).with_name("sampled.csv")
 

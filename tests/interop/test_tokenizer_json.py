@@ -7,8 +7,6 @@ import random
 import pytest
 import torch
 
-from fasttfm.config.bert import BertConfig
-from fasttfm.config.gpt import GPTConfig
 from fasttfm.data.text_tokenizer import (
     NEWLINE,
     ByteTokenizer,
@@ -17,10 +15,12 @@ from fasttfm.data.text_tokenizer import (
     train_text_tokenizer,
 )
 from fasttfm.data.tokenizer import BOS, EOS, train_tokenizer
-from fasttfm.interop import bert_dirs, causal, gpt
 from fasttfm.interop.tokenizer_json import write_tokenizer
-from fasttfm.models.bert import BertPretraining
-from fasttfm.models.gpt import GPT
+from fasttfm.pretraining.config.bert import BertConfig
+from fasttfm.pretraining.config.gpt import GPTConfig
+from fasttfm.pretraining.interop import bert_dirs, causal, gpt
+from fasttfm.pretraining.models.bert import BertPretraining
+from fasttfm.pretraining.models.gpt import GPT
 
 tokenizers = pytest.importorskip("tokenizers")
 

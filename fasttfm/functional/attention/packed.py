@@ -59,7 +59,7 @@ def varlen_attention(
         shape = (sequences.batch, query.shape[1], max_query, max_key)
         surplus = 0 if key_starts is query_starts else key_starts.diff() - query_starts.diff()
         options = with_scoring(options, query.device, shape, causal, window, softcap, alibi_slopes, sinks, surplus)
-        if not options.plain and not routes.kernels_score(chosen(), query, value):
+        if not options.plain and not routes.kernels_score(chosen(), query):
             call = Call(query, key, value, sequences, options, "explicit")
             _attention.check(call)
             return _composed(call)
@@ -133,11 +133,11 @@ class Call(NamedTuple):
 class Saved(NamedTuple):
     call: Call
     output: Tensor
-    """Empty where the weights are saved."""
+    """Empty where the weights are saved and there are no sinks."""
     saved: Tensor
     """The weights before dropout, padded, or the log-sum-exp (H, Tq), as routes.saves_weights() says."""
     kept: Tensor
-    """The weights after dropout, where the route saves them."""
+    """What routes.forward() gives beside: weights padded, the log-sum-exp (H, Tq)."""
 
 
 class _Backward(NamedTuple):
@@ -214,11 +214,22 @@ def _pad(call: Call) -> tuple[Tensor, Tensor, Tensor, Options]:
 def _padded_forward(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     query, _, value, sequences, options, route = call
     if call.empty:
-        weights = query.new_zeros(sequences.batch, query.shape[1], sequences.max_query, sequences.max_key)
-        kept = torch.zeros_like(weights) if route == "explicit" and options.seed is not None else absent(query)
-        return query.new_zeros(*query.shape[:2], value.shape[-1]), weights, kept
-    output, weights, dropped = routes.forward(route, *_pad(call))
-    return packed_again(output, sequences.query_starts, query), weights, absent(query) if dropped is None else dropped
+        empty_weights, empty_kept = (x.zero_() for x in _fake_saved(call))
+        return query.new_zeros(*query.shape[:2], value.shape[-1]), empty_weights, empty_kept
+    output, weights, kept = routes.forward(route, *_pad(call))
+    if kept is not None and options.sinks is not None:
+        kept = packed_again(kept[..., None], sequences.query_starts, query)[..., 0].T.contiguous()
+    return packed_again(output, sequences.query_starts, query), weights, absent(query) if kept is None else kept
+
+
+def _fake_saved(call: Call) -> tuple[Tensor, Tensor]:
+    """Return empty tensors in the shape of what is saved, the weights among it."""
+    query, sequences = call.query, call.sequences
+    shape = (sequences.batch, query.shape[1], sequences.max_query, sequences.max_key)
+    weights, kept = routes.fake_saved(call.route, query, shape, call.options)
+    if call.options.sinks is not None:
+        kept = query.new_empty(query.shape[1], query.shape[0], dtype=torch.float32)
+    return weights, kept
 
 
 def _padded_backward(grad: Tensor, saved: Saved) -> tuple[Tensor, Tensor, Tensor]:
@@ -261,13 +272,12 @@ def forward(call: Call, covered: bool = False) -> tuple[Tensor, Tensor, Tensor]:
 
 def fake(call: Call) -> tuple[Tensor, ...]:
     """Return empty outputs of forward()'s shapes."""
-    query, sequences = call.query, call.sequences
+    query = call.query
     tokens, heads, _ = query.shape
     output = query.new_empty(tokens, heads, call.value.shape[-1])
     if not routes.saves_weights(call.route):
         return output, query.new_empty(heads, tokens, dtype=torch.float32), absent(query)
-    shape = (sequences.batch, heads, sequences.max_query, sequences.max_key)
-    return output, *routes.fake_saved(call.route, query, shape, call.options.seed)
+    return output, *_fake_saved(call)
 
 
 def backward(grad: Tensor, saved: Saved) -> tuple[Tensor, ...]:
@@ -284,7 +294,8 @@ def _compute_backward(call: _Backward) -> tuple[Tensor, ...]:
     sinks = saved.call.options.sinks
     d_sinks = absent(grad)
     if sinks is not None:
-        d_sinks = routes.sinks_gradient(grad.transpose(0, 1), saved.output.transpose(0, 1), saved.saved, sinks)
+        by_head = grad.transpose(0, 1), saved.output.transpose(0, 1)
+        d_sinks = routes.sinks_gradient(saved.call.route, *by_head, saved.saved, saved.kept, sinks)
     return *backward(grad, saved), d_sinks
 
 
@@ -312,7 +323,7 @@ _attention = Operator(
     "(Tensor, Tensor, Tensor)",
     forward,
     fake,
-    decide=lambda call: routes.decide(call.route, call.query, call.value, call.sequences.max_key, call.options.plain),
+    decide=lambda call: routes.decide(call.route, call.query, call.value, call.sequences.max_key, call.options),
     save=routes.save,
     saved=Saved,
     backward=_differentiate,
