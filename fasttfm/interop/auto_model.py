@@ -31,8 +31,8 @@ from fasttfm.blocks.loss import logits
 from fasttfm.checkpoints.model_dir import CONFIG_FILE
 from fasttfm.checkpoints.weights import model_weights, with_weights
 from fasttfm.config.decoding import DecodingConfig
-from fasttfm.data.text_tokenizer import PIECES_FILE
 from fasttfm.data.tokenizer import BOS, EOS, PAD, Tokenizer
+from fasttfm.data.tokenizer_files import PIECES_FILE
 from fasttfm.folders import MANIFEST
 from fasttfm.interop.auto_model_config import FasttfmConfig, search
 from fasttfm.interop.padding import Rows

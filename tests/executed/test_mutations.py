@@ -15,7 +15,6 @@ from gpu.problems import Problem, _attention, _feed_forward, _norms
 from mutants import KINDS, OUTCOMES, kept_launches, mutants
 
 
-
 def _far_from_zero(problem: Problem) -> Problem:
     """The problem with rows of scores up to 200 away from 0, and in every seventh one score 300 above the others.
 
