@@ -39,13 +39,7 @@ from fasttfm.interop.padding import Rows
 from fasttfm.interop.tokenizer_json import write_tokenizer
 from fasttfm.models import Transformer
 from fasttfm.models.model import recorded_weights
-from fasttfm.models.pretrained import (
-    MODEL_TYPE,
-    copy_tokenizers,
-    describe,
-    read_pretrained,
-    write_files,
-)
+from fasttfm.models.pretrained import MODEL_TYPE, copy_tokenizers, describe, read_pretrained, write_files
 
 _OF_HUB = ("cache_dir", "force_download", "local_files_only", "low_cpu_mem_usage", "proxies", "resume_download",
            "revision", "subfolder", "token", "trust_remote_code", "use_safetensors", "weights_only")  # fmt: skip

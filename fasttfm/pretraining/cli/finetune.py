@@ -162,9 +162,7 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
         "Hugging Face folder of a BERT, ALBERT or RoBERTa with a trained head (for answers also ELECTRA or DistilBERT)",
     )
     parser.add_argument(
-        "--abstains",
-        action="store_true",
-        help="the model was trained on SQuAD 2.0, so it may give no answer",
+        "--abstains", action="store_true", help="the model was trained on SQuAD 2.0, so it may give no answer"
     )
 
 

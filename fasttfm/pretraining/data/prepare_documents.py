@@ -160,12 +160,7 @@ def _trained(parts: Sequence[_Part], options: DocumentOptions) -> TextTokenizer:
 
 
 def _write_split(
-    folder: Path,
-    name: str,
-    parts: Sequence[_Part],
-    tokenizer: TextTokenizer,
-    separator: str | None,
-    threads: int,
+    folder: Path, name: str, parts: Sequence[_Part], tokenizer: TextTokenizer, separator: str | None, threads: int
 ) -> dict[str, int]:
     """Write the tokens and bounds of one split; how many documents, tokens and bytes of text it has."""
     dtype = id_dtype(len(tokenizer))
