@@ -104,9 +104,8 @@ def _kind_of_run(args: argparse.Namespace, allowed: Sequence[str], default: str 
             raise UserError(f"preset {args.preset!r} is unknown: there are {', '.join(sorted(kinds))}")
         return kinds[args.preset]
     said = [kind_of(path) for path in args.config if path.is_file()]
-    for kind in [*said, default]:
-        if kind in allowed:
-            return kind
+    if found := [kind for kind in [*said, default] if kind in allowed]:
+        return str(found[0])
     raise UserError(f"--preset is missing: there are {', '.join(sorted(kinds))}")
 
 
