@@ -14,16 +14,7 @@ from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import add_workers
 from fasttfm.cli.paths import CHECKPOINT_OR_MODEL, INPUT_FILE, TRAINED_MODEL, TRAINING_DATA
 from fasttfm.cli.workers import launch, number_of_workers
-from fasttfm.config import (
-    TRANSFORMER,
-    Values,
-    add_flags,
-    check,
-    dump_yaml,
-    flag_values,
-    gather,
-    with_defaults,
-)
+from fasttfm.config import TRANSFORMER, Values, add_flags, check, dump_yaml, flag_values, gather, with_defaults
 from fasttfm.errors import Stopped, UserError
 from fasttfm.presets import preset_names, preset_summary
 
@@ -60,9 +51,7 @@ def add_run_flags(
 def add_recipe_flags(parser: argparse.ArgumentParser, presets: Sequence[str]) -> None:
     """Add the flags of training besides data, directories and configuration fields; presets: their names."""
     parser.add_argument(
-        "--preset",
-        metavar="NAME",
-        help=f"recipe to start from: {', '.join(presets)}; list: print what each is for",
+        "--preset", metavar="NAME", help=f"recipe to start from: {', '.join(presets)}; list: print what each is for"
     )
     parser.set_defaults(presets=presets)
     parser.add_argument("--device", choices=("cpu", "cuda"), help="device to train on (default: a GPU if there is one)")

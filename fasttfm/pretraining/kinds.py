@@ -5,13 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fasttfm.config.training import TrainingConfig
-from fasttfm.pretraining.config.bert import (
-    AlbertConfig,
-    BertClassifierConfig,
-    BertConfig,
-    ElectraConfig,
-    StudentConfig,
-)
+from fasttfm.pretraining.config.bert import AlbertConfig, BertClassifierConfig, BertConfig, ElectraConfig, StudentConfig
 from fasttfm.pretraining.config.data import DocumentsConfig, MaskingConfig, TaskConfig
 from fasttfm.pretraining.config.gpt import GPTClassifierConfig, GPTConfig
 from fasttfm.pretraining.config.llama import LlamaConfig

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fasttfm.data.text_tokenizer import ByteTokenizer
 from fasttfm.errors import UserError
 from fasttfm.pretraining.config.gpt import GPTConfig
 from fasttfm.pretraining.config.sampling import Sampling
+from fasttfm.pretraining.data.text_tokenizer import ByteTokenizer
 from fasttfm.pretraining.decoding.continuation import continue_ids, generate
 from fasttfm.pretraining.models.gpt import GPT
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from fasttfm.data.text_tokenizer import ByteTokenizer, load_text_tokenizer
 from fasttfm.errors import UserError
 from fasttfm.pretraining.config.data import DocumentOptions
 from fasttfm.pretraining.data.documents import Documents, PreparedDocuments, RowBatches
 from fasttfm.pretraining.data.prepare_documents import prepare_documents
+from fasttfm.pretraining.data.text_tokenizer import ByteTokenizer, load_text_tokenizer
 
 END = 3
 LINES = [f"line {number} of  a  text, with the words that it has" for number in range(60)]

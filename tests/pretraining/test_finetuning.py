@@ -18,9 +18,9 @@ from fasttfm.checkpoints.weights import model_weights
 from fasttfm.cli.main import main
 from fasttfm.config import RunConfig, sections_of
 from fasttfm.config.training import TrainingConfig
-from fasttfm.data.text_tokenizer import train_text_tokenizer
 from fasttfm.pretraining.config.bert import AlbertConfig, BertConfig, ElectraConfig
 from fasttfm.pretraining.config.gpt import GPTConfig
+from fasttfm.pretraining.data.text_tokenizer import train_text_tokenizer
 from fasttfm.pretraining.models.albert import AlbertPretraining
 from fasttfm.pretraining.models.bert import BertPretraining
 from fasttfm.pretraining.models.electra import Electra

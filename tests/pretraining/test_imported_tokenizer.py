@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from fasttfm.data.text_tokenizer import ImportedTokenizer
+from fasttfm.pretraining.data.text_tokenizer import ImportedTokenizer
 
 tokenizers = pytest.importorskip("tokenizers")
 

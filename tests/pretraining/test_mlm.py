@@ -63,8 +63,8 @@ def test_a_wordpiece_vocabulary_comes_along(tmp_path, capsys):
     assert main(["mlm", "prepare", *files, "--out", str(tmp_path / "D")]) == 0
     assert main(["mlm", "evaluate", str(tmp_path / "M"), "--data", str(tmp_path / "D"), "--device", "cpu"]) == 0
     assert "pairs" in capsys.readouterr().out
-    from fasttfm.data.text_tokenizer import load_text_tokenizer
     from fasttfm.pretraining.data.masking_vocabulary import masking_vocabulary
+    from fasttfm.pretraining.data.text_tokenizer import load_text_tokenizer
 
     vocabulary = masking_vocabulary(load_text_tokenizer(tmp_path / "M"))
     assert (vocabulary.begin, vocabulary.end, vocabulary.mask) == (2, 3, 4)

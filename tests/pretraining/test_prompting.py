@@ -7,9 +7,9 @@ import json
 import pytest
 import torch
 
-from fasttfm.data.text_tokenizer import ByteTokenizer
 from fasttfm.errors import UserError
 from fasttfm.pretraining.config.gpt import GPTConfig
+from fasttfm.pretraining.data.text_tokenizer import ByteTokenizer
 from fasttfm.pretraining.decoding.prompting import Example, Prompting, option_scores, read_examples
 from fasttfm.pretraining.models.gpt import GPT
 

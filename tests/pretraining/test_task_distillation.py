@@ -12,18 +12,18 @@ import torch
 from torch.nn.functional import layer_norm
 
 from fasttfm.checkpoints.checkpoint import read_weights
-from fasttfm.checkpoints.saved import write_run
 from fasttfm.checkpoints.steps import resolve_checkpoint
 from fasttfm.checkpoints.weights import model_weights
 from fasttfm.cli.main import main
 from fasttfm.config import RunConfig, sections_of
 from fasttfm.config.training import TrainingConfig
-from fasttfm.data.text_tokenizer import train_text_tokenizer
 from fasttfm.pretraining.config.bert import BertClassifierConfig, BertConfig
 from fasttfm.pretraining.config.task_student import TaskStudentConfig
 from fasttfm.pretraining.data.task_batches import TaskBatch
+from fasttfm.pretraining.data.text_tokenizer import train_text_tokenizer
 from fasttfm.pretraining.models.bert import BertPretraining
 from fasttfm.pretraining.models.heads import Answerer, Classifier
+from fasttfm.pretraining.models.saved import write_run
 from fasttfm.pretraining.models.task_student import TaskStudent, prediction_loss
 from fasttfm.pretraining.training.task_distillation import TaskDistillation
 from fasttfm.pretraining.training.task_prediction import FineTuned

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fasttfm.cli.main import main
-from fasttfm.data.text_tokenizer import load_text_tokenizer
 from fasttfm.errors import UserError
+from fasttfm.pretraining.data.text_tokenizer import load_text_tokenizer
 from fasttfm.pretraining.interop import heads
 from fasttfm.pretraining.training.task_prediction import FineTuned
 

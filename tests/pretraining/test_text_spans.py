@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from fasttfm.data.text_tokenizer import ByteTokenizer, ImportedTokenizer, train_text_tokenizer
+from fasttfm.pretraining.data.text_tokenizer import ByteTokenizer, ImportedTokenizer, train_text_tokenizer
 
 TEXT = "A dog runs.\nZwei M\u00e4nner \u4e2d sitzen,  am Meer.\n\nEnd"
 

@@ -149,8 +149,8 @@ def test_what_is_missing_or_damaged_ends_in_one_line(tmp_path):
 
 
 def test_a_roberta_of_older_files_is_imported_and_its_pairs_are_joined_as_there(tmp_path, capsys):
-    from fasttfm.data.text_tokenizer import load_text_tokenizer
     from fasttfm.pretraining.data.task_inputs import join
+    from fasttfm.pretraining.data.text_tokenizer import load_text_tokenizer
     from fasttfm.pretraining.training.finetuning import markers_of
 
     folder = tmp_path / "H"

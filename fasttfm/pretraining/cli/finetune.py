@@ -10,13 +10,14 @@ from typing import Any
 from fasttfm.checkpoints.model_dir import read_kind
 from fasttfm.checkpoints.run_log import LOG_FILE
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import add_device, add_huggingface_export, add_huggingface_import, add_model
+from fasttfm.cli.parser import add_device, add_model
 from fasttfm.cli.paths import INPUT_FILE, MODEL, OUTPUT_FILE
 from fasttfm.cli.train import add_recipe_flags, lists_presets, run_task
 from fasttfm.cli.verbs import Verb
 from fasttfm.config import add_flags
 from fasttfm.errors import UserError
 from fasttfm.presets import preset_names, preset_path
+from fasttfm.pretraining.cli.shared import add_huggingface_export, add_huggingface_import
 from fasttfm.pretraining.cli.task_flags import add_task_files, given_columns
 
 _TASKS = {
@@ -161,9 +162,7 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
         "Hugging Face folder of a BERT, ALBERT or RoBERTa with a trained head (for answers also ELECTRA or DistilBERT)",
     )
     parser.add_argument(
-        "--abstains",
-        action="store_true",
-        help="the model was trained on SQuAD 2.0, so it may give no answer",
+        "--abstains", action="store_true", help="the model was trained on SQuAD 2.0, so it may give no answer"
     )
 
 

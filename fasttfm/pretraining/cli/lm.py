@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import add_checkpoint, add_device, add_huggingface_import, add_model
+from fasttfm.cli.parser import add_checkpoint, add_device, add_model
 from fasttfm.cli.paths import INPUT_FILE, INPUT_FOLDER, MODEL
 from fasttfm.cli.verbs import Verb
 from fasttfm.config import add_field_flags, field_types, field_values
 from fasttfm.errors import UserError
-from fasttfm.pretraining.cli.shared import PREPARE, export_verb, train_verb
+from fasttfm.pretraining.cli.shared import PREPARE, add_huggingface_import, export_verb, train_verb
 from fasttfm.pretraining.config.sampling import Sampling
 from fasttfm.pretraining.decoding.prompting import Prompting, read_examples
 
@@ -39,8 +39,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 def _model(args: argparse.Namespace, folder: Path | None = None) -> tuple[Any, Any]:
     """The model of a folder, args.model where None, on its device; and its tokenizer."""
-    from fasttfm.data.text_tokenizer import load_text_tokenizer
     from fasttfm.decoding.translator import pick_device
+    from fasttfm.pretraining.data.text_tokenizer import load_text_tokenizer
     from fasttfm.pretraining.models.kinds import read_model
 
     folder = folder or args.model

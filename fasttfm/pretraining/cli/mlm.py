@@ -6,10 +6,10 @@ import argparse
 from typing import Any
 
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import add_attention_picture, add_data, add_device, add_huggingface_import, add_model
+from fasttfm.cli.parser import add_attention_picture, add_data, add_device, add_model
 from fasttfm.cli.paths import INPUT_FOLDER
 from fasttfm.cli.verbs import Verb
-from fasttfm.pretraining.cli.shared import PREPARE, export_verb, train_verb
+from fasttfm.pretraining.cli.shared import PREPARE, add_huggingface_import, export_verb, train_verb
 
 _MADE_BY = "fasttfm mlm train or mlm import"
 
@@ -43,8 +43,8 @@ def _add_attention(parser: argparse.ArgumentParser) -> None:
 
 
 def _attention(args: argparse.Namespace) -> None:
-    from fasttfm.data.text_tokenizer import load_text_tokenizer
     from fasttfm.decoding.attention_plot import draw_attention
+    from fasttfm.pretraining.data.text_tokenizer import load_text_tokenizer
     from fasttfm.pretraining.decoding.text_attention import attention_of_text
     from fasttfm.pretraining.models.kinds import read_body
 

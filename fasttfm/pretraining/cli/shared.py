@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import add_huggingface_export, add_out
-from fasttfm.cli.paths import INPUT_FILE
+from fasttfm.cli.parser import add_model, add_out
+from fasttfm.cli.paths import INPUT_FILE, INPUT_FOLDER
 from fasttfm.cli.train import add_run_flags, lists_presets, run_task
 from fasttfm.cli.verbs import Verb
 from fasttfm.config import add_field_flags, all_fields, field_types, field_values, kind_of
@@ -104,10 +104,23 @@ def _kind_of_run(args: argparse.Namespace, allowed: Sequence[str], default: str 
             raise UserError(f"preset {args.preset!r} is unknown: there are {', '.join(sorted(kinds))}")
         return kinds[args.preset]
     said = [kind_of(path) for path in args.config if path.is_file()]
-    for kind in [*said, default]:
-        if kind is not None and kind in allowed:
-            return kind
+    if found := [kind for kind in [*said, default] if kind in allowed]:
+        return str(found[0])
     raise UserError(f"--preset is missing: there are {', '.join(sorted(kinds))}")
+
+
+def add_huggingface_import(parser: argparse.ArgumentParser, text: str) -> None:
+    """Add the flags of importing a Hugging Face folder; text: which folders."""
+    parser.add_argument("folder", type=INPUT_FOLDER, metavar="FOLDER", help=text)
+    add_out(parser, "MODEL", "model directory to write")
+    add_output_flags(parser, "what was written")
+
+
+def add_huggingface_export(parser: argparse.ArgumentParser, made_by: str) -> None:
+    """Add the flags of exporting to a Hugging Face folder; made_by: the commands that make the model."""
+    add_model(parser, made_by)
+    add_out(parser, "FOLDER", "folder to write")
+    add_output_flags(parser, "what was written")
 
 
 def export_verb(command: str, made_by: str, write: Callable[..., list[str]]) -> Verb:
@@ -117,7 +130,7 @@ def export_verb(command: str, made_by: str, write: Callable[..., list[str]]) -> 
 
 
 def _export(command: str, write: Callable[..., list[str]], args: argparse.Namespace) -> None:
-    from fasttfm.data.text_tokenizer import load_text_tokenizer
+    from fasttfm.pretraining.data.text_tokenizer import load_text_tokenizer
     from fasttfm.pretraining.models.kinds import read_model
 
     told = write(read_model(command, args.model, args.checkpoint), args.out, load_text_tokenizer(args.model))

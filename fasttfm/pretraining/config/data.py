@@ -1,9 +1,9 @@
 """Text as prepared documents, and the `data:` sections: documents and examples as rows and batches."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from fasttfm.config.checks import require_choices, require_rows, require_whole
+from fasttfm.config.checks import require_choices, require_whole
 from fasttfm.errors import UserError
 
 
@@ -37,7 +37,7 @@ class DocumentsConfig:
     """Tokens in a row, at most the model's max_length. Documents follow one another and are cut where a row is full."""
 
     def __post_init__(self) -> None:
-        require_rows(self, 2)
+        _require_rows(self, 2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +60,7 @@ class MaskingConfig:
 
     def __post_init__(self) -> None:
         require_choices(self)
-        require_rows(self, 8)
+        _require_rows(self, 8)
         if not 0 < self.mask_rate < 1:
             raise ValueError(f"mask_rate {self.mask_rate} must lie between 0 and 1")
 
@@ -86,4 +86,12 @@ class TaskConfig:
 
     def __post_init__(self) -> None:
         require_whole(self, 1, "doc_stride", "max_answer")
-        require_rows(self, 16)
+        _require_rows(self, 16)
+
+
+def _require_rows(config: Any, least: int) -> None:
+    """A row has at least `least` tokens, and a batch at least one row."""
+    if config.row_length < least:
+        raise ValueError(f"row_length is {config.row_length}: at least {least} tokens are needed")
+    if config.max_tokens < config.row_length:
+        raise ValueError(f"max_tokens {config.max_tokens} is less than row_length {config.row_length}, a single row")

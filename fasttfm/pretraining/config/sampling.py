@@ -35,9 +35,5 @@ class Sampling:
         if self.temperature == 0:
             return DecodingConfig(beam=1, sampling=True, sampling_topk=1)
         return DecodingConfig(
-            beam=1,
-            sampling=True,
-            sampling_topk=self.top_k,
-            sampling_topp=self.top_p,
-            temperature=self.temperature,
+            beam=1, sampling=True, sampling_topk=self.top_k, sampling_topp=self.top_p, temperature=self.temperature
         )

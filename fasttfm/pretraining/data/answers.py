@@ -59,11 +59,7 @@ def best_span(
 
 
 def predict_answers(
-    data: SquadData,
-    windows: Sequence[Window],
-    scores: Iterable[tuple[np.ndarray, np.ndarray]],
-    *,
-    max_answer: int = 30,
+    data: SquadData, windows: Sequence[Window], scores: Iterable[tuple[np.ndarray, np.ndarray]], *, max_answer: int = 30
 ) -> Predictions:
     """The best answer to every question. scores: of each window, those of starts and of ends, (S,) each."""
     best = [(-np.inf, "")] * len(data)

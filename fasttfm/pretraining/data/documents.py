@@ -25,10 +25,10 @@ import torch
 
 from fasttfm.data.prepared import PreparedFolder, id_dtype, read_description
 from fasttfm.data.tensor_batch import TensorBatch
-from fasttfm.data.text_tokenizer import TextTokenizer, load_text_tokenizer
 from fasttfm.errors import UserError
 from fasttfm.files import unreadable
 from fasttfm.folders import PREPARE_AGAIN, read_manifest, reading
+from fasttfm.pretraining.data.text_tokenizer import TextTokenizer, load_text_tokenizer
 
 FORMAT = "fasttfm prepared documents, version 1"
 

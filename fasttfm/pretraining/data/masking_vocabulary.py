@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fasttfm.data.text_tokenizer import ByteTokenizer, ImportedTokenizer, TextTokenizer
 from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK
 from fasttfm.pretraining.data.masking import MaskingVocabulary
+from fasttfm.pretraining.data.text_tokenizer import ByteTokenizer, ImportedTokenizer, TextTokenizer
 
 _WORD_MARKS = ("\u2581", "\u0120", "\u010a")
 """SentencePiece's for a space; GPT-2's for a space and for a line break."""

@@ -17,17 +17,17 @@ import numpy as np
 
 from fasttfm.data.corpus import TextFile
 from fasttfm.data.prepared import id_dtype, save_description
-from fasttfm.data.text_tokenizer import (
+from fasttfm.errors import UserError
+from fasttfm.folders import replacing
+from fasttfm.pretraining.config.data import DocumentOptions
+from fasttfm.pretraining.data.documents import FORMAT, PreparedDocuments
+from fasttfm.pretraining.data.text_tokenizer import (
     ByteTokenizer,
     TextTokenizer,
     load_pieces,
     load_tokenizer_file,
     train_text_tokenizer,
 )
-from fasttfm.errors import UserError
-from fasttfm.folders import replacing
-from fasttfm.pretraining.config.data import DocumentOptions
-from fasttfm.pretraining.data.documents import FORMAT, PreparedDocuments
 from fasttfm.wording import counted
 
 _VOCABULARY_LINES = 1_000_000
@@ -160,12 +160,7 @@ def _trained(parts: Sequence[_Part], options: DocumentOptions) -> TextTokenizer:
 
 
 def _write_split(
-    folder: Path,
-    name: str,
-    parts: Sequence[_Part],
-    tokenizer: TextTokenizer,
-    separator: str | None,
-    threads: int,
+    folder: Path, name: str, parts: Sequence[_Part], tokenizer: TextTokenizer, separator: str | None, threads: int
 ) -> dict[str, int]:
     """Write the tokens and bounds of one split; how many documents, tokens and bytes of text it has."""
     dtype = id_dtype(len(tokenizer))

@@ -21,7 +21,7 @@ from fasttfm.errors import UserError
 from fasttfm.pretraining.config.sampling import Sampling
 
 if TYPE_CHECKING:
-    from fasttfm.data.text_tokenizer import TextTokenizer
+    from fasttfm.pretraining.data.text_tokenizer import TextTokenizer
     from fasttfm.pretraining.models.language_model import LanguageModel
 
 

@@ -20,7 +20,7 @@ from fasttfm.files import read_json
 from fasttfm.parsing import told
 
 if TYPE_CHECKING:
-    from fasttfm.data.text_tokenizer import TextTokenizer
+    from fasttfm.pretraining.data.text_tokenizer import TextTokenizer
     from fasttfm.pretraining.models.language_model import LanguageModel
 
 _BETWEEN = "\n\n"

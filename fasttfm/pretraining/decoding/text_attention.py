@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from fasttfm.data.text_tokenizer import TextTokenizer
 from fasttfm.decoding.attention_plot import MOST_TOKENS, Attention
 from fasttfm.errors import UserError
 from fasttfm.pretraining.data.masking_vocabulary import masking_vocabulary
+from fasttfm.pretraining.data.text_tokenizer import TextTokenizer
 from fasttfm.pretraining.models.bert import Bert
 
 

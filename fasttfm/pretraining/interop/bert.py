@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fasttfm.data.text_tokenizer import TextTokenizer
 from fasttfm.errors import UserError
 from fasttfm.interop.config_json import (
     Field,
@@ -34,6 +33,7 @@ from fasttfm.models.pretrained import write_files
 from fasttfm.parsing import field
 from fasttfm.pretraining.config.bert import AlbertConfig, BertConfig, ElectraConfig
 from fasttfm.pretraining.data.masking_vocabulary import masking_vocabulary
+from fasttfm.pretraining.data.text_tokenizer import TextTokenizer
 from fasttfm.pretraining.interop.bert_relatives import RELATIVES, as_bert
 from fasttfm.pretraining.models.albert import Albert, AlbertPretraining
 from fasttfm.pretraining.models.bert import Bert, BertPretraining, MaskedHead

@@ -5,17 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fasttfm.data.text_tokenizer import TextTokenizer
 from fasttfm.errors import UserError
 from fasttfm.files import read_json
 from fasttfm.folders import replacing
 from fasttfm.interop.exchange import warnings_as_lines
-from fasttfm.interop.tokenizer_json import write_tokenizer
 from fasttfm.pretraining.config.data import MaskingConfig
+from fasttfm.pretraining.data.text_tokenizer import TextTokenizer
 from fasttfm.pretraining.interop import bert
 from fasttfm.pretraining.interop.bert_relatives import RELATIVES
 from fasttfm.pretraining.interop.folders import write_imported
-from fasttfm.pretraining.interop.tokenizer_files import read_tokenizer
+from fasttfm.pretraining.interop.tokenizer_files import read_tokenizer, write_text_tokenizer
 from fasttfm.pretraining.models.bert import BertPretraining
 from fasttfm.pretraining.models.electra import Electra
 
@@ -53,6 +52,5 @@ def export_folder(model: BertPretraining | Electra, out: Path, tokenizer: TextTo
     with replacing(out, "writes a model", "exported model") as fresh:
         for name, part in bert.parts(model).items():
             bert.write_part(part, fresh.path / name, bert.special_tokens(tokenizer))
-            tokenizer.save(fresh.path / name)
-            told = write_tokenizer(tokenizer, fresh.path / name, "both")
+            told = write_text_tokenizer(tokenizer, fresh.path / name, "both")
     return told

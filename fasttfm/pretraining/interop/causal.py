@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fasttfm.data.text_tokenizer import TextTokenizer
 from fasttfm.files import read_json
 from fasttfm.interop.exchange import warnings_as_lines
 from fasttfm.pretraining.config.data import DocumentsConfig
+from fasttfm.pretraining.data.text_tokenizer import TextTokenizer
 from fasttfm.pretraining.interop import gpt, llama
 from fasttfm.pretraining.interop.folders import write_imported
 from fasttfm.pretraining.interop.tokenizer_files import read_tokenizer

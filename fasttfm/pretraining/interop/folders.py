@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fasttfm.checkpoints.saved import write_run
 from fasttfm.checkpoints.weights import model_weights, with_weights
 from fasttfm.config import RunConfig
 from fasttfm.config.training import TrainingConfig
-from fasttfm.data.text_tokenizer import TextTokenizer
 from fasttfm.errors import UserError
 from fasttfm.folders import replacing
-from fasttfm.interop.tokenizer_json import write_tokenizer
 from fasttfm.models.pretrained import write_files
+from fasttfm.pretraining.data.text_tokenizer import TextTokenizer
+from fasttfm.pretraining.interop.tokenizer_files import write_text_tokenizer
+from fasttfm.pretraining.models.saved import write_run
 from fasttfm.wording import counted
 
 
@@ -35,8 +35,7 @@ def write_causal(
         write_files(fresh.path, {**fields, "bos_token_id": begin, "eos_token_id": end}, weights)
         if tokenizer is None:
             return []
-        tokenizer.save(fresh.path)
-        return write_tokenizer(tokenizer, fresh.path)
+        return write_text_tokenizer(tokenizer, fresh.path)
 
 
 def write_imported(

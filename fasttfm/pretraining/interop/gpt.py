@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fasttfm.checkpoints.weights import model_weights, with_weights
-from fasttfm.data.text_tokenizer import TextTokenizer
 from fasttfm.errors import UserError
 from fasttfm.interop.config_json import (
     Field,
@@ -28,6 +27,7 @@ from fasttfm.interop.names import Parameter, TheirWeights, parameters, theirs
 from fasttfm.interop.weight_files import read_tensors
 from fasttfm.parsing import field
 from fasttfm.pretraining.config.gpt import GPTConfig
+from fasttfm.pretraining.data.text_tokenizer import TextTokenizer
 from fasttfm.pretraining.interop.folders import write_causal
 from fasttfm.pretraining.models.gpt import GPT
 

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fasttfm.data.text_tokenizer import TextTokenizer
 from fasttfm.errors import UserError
 from fasttfm.files import read_json
 from fasttfm.folders import replacing
@@ -24,6 +23,7 @@ from fasttfm.parsing import field
 from fasttfm.pretraining.config.bert import BertClassifierConfig, BertConfig
 from fasttfm.pretraining.config.data import TaskConfig
 from fasttfm.pretraining.data.swag import ENDINGS
+from fasttfm.pretraining.data.text_tokenizer import TextTokenizer
 from fasttfm.pretraining.interop import bert
 from fasttfm.pretraining.interop.folders import write_imported
 from fasttfm.pretraining.interop.tokenizer_files import read_tokenizer

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from fasttfm.checkpoints.weights import model_weights, with_weights
-from fasttfm.data.text_tokenizer import TextTokenizer
 from fasttfm.errors import UserError
 from fasttfm.interop.config_json import Field, configuration, described, read_config, refuse_others, tell_unknown_fields
 from fasttfm.interop.names import Parameter, parameters, theirs
 from fasttfm.interop.weight_files import read_tensors
 from fasttfm.parsing import field
 from fasttfm.pretraining.config.llama import LlamaConfig
+from fasttfm.pretraining.data.text_tokenizer import TextTokenizer
 from fasttfm.pretraining.interop.folders import write_causal
 from fasttfm.pretraining.models.llama import Llama
 

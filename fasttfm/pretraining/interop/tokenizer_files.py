@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face folder: its tokenizer.json, or one made of the files that older ones have.
+"""The tokenizer of a Hugging Face folder, written, or read: its tokenizer.json, or one made of the files of older ones.
 
 vocab.txt                  word pieces: BERT, ELECTRA, DistilBERT
 vocab.json + merges.txt    byte-level BPE: GPT-2, RoBERTa; GPT-1's BPE over lower-cased words, by config.json
@@ -9,17 +9,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fasttfm.data.text_tokenizer import (
+from fasttfm.data.tokenizer_files import PIECES_FILE, TOKENIZER_FILE
+from fasttfm.errors import UserError
+from fasttfm.files import read_json
+from fasttfm.interop.tokenizer_json import Frame, bpe, content_of, write_content, write_tokenizer
+from fasttfm.parsing import field
+from fasttfm.pretraining.data.text_tokenizer import (
     BYTES_FILE,
-    PIECES_FILE,
-    TOKENIZER_FILE,
+    ByteTokenizer,
     ImportedTokenizer,
+    PieceTokenizer,
     TextTokenizer,
     load_text_tokenizer,
 )
-from fasttfm.errors import UserError
-from fasttfm.files import read_json
-from fasttfm.parsing import field
 
 _WORD_PIECES, _BPE, _MERGES, _ADDED = "vocab.txt", "vocab.json", "merges.txt", "added_tokens.json"
 _SPECIAL = ("<|endoftext|>", "<s>", "</s>", "<pad>", "<unk>", "<mask>")
@@ -110,3 +112,28 @@ def _first_bpe(folder: Path) -> Any:
     made.decoder = decoders.BPEDecoder(suffix="</w>")
     made.add_special_tokens(["<unk>"])
     return made
+
+
+def write_text_tokenizer(tokenizer: TextTokenizer, folder: Path, frame: Frame = "none") -> list[str]:
+    """Write what read_tokenizer() and AutoTokenizer read, which gives our ids, into a directory; lines for the user."""
+    tokenizer.save(folder)
+    if isinstance(tokenizer, PieceTokenizer):
+        return write_tokenizer(tokenizer.tokenizer, folder, frame)
+    if isinstance(tokenizer, ByteTokenizer):
+        write_content(_of_bytes(tokenizer), folder, frame, masks=True)
+    return []
+
+
+def _of_bytes(tokenizer: ByteTokenizer) -> dict[str, Any]:
+    names = tokenizer.pieces()
+    vocabulary = {name: number for number, name in enumerate(names[: len(names) - 256])}
+    vocabulary |= {_shown(byte): len(names) - 256 + byte for byte in range(256)}
+    model = bpe(vocabulary, [], unk_token=None, fuse_unk=False, byte_fallback=False)
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    return content_of(model, normalizer=None, pre_tokenizer=byte_level, decoder=byte_level)
+
+
+def _shown(byte: int) -> str:
+    """The character that GPT-2's files have for a byte: itself where it shows, else one from 256 on, in their order."""
+    shown = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    return chr(byte) if byte in shown else chr(256 + sum(each not in shown for each in range(byte)))

@@ -158,11 +158,7 @@ class BertPretraining(Model):
             reset_parameters(self.sentence, config.init_std)
 
     def forward(
-        self,
-        tokens: Tensor,
-        segments: Tensor | None = None,
-        lengths: Lengths = None,
-        positions: Tensor | None = None,
+        self, tokens: Tensor, segments: Tensor | None = None, lengths: Lengths = None, positions: Tensor | None = None
     ) -> Predictions:
         """Compute the logits; tokens, segments and lengths as Bert takes them.
 

@@ -66,12 +66,7 @@ class Electra(Model):
         self.masked = MaskedHead(config.generator())
 
     def forward(
-        self,
-        tokens: Tensor,
-        segments: Tensor | None,
-        lengths: Lengths,
-        positions: Tensor,
-        labels: Tensor,
+        self, tokens: Tensor, segments: Tensor | None, lengths: Lengths, positions: Tensor, labels: Tensor
     ) -> Detection:
         """tokens (B, L) masked, segments and lengths as Bert takes them; positions and labels (M,) int64: where they
         are masked, counted over the rows, and what stood there."""

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from fasttfm.checkpoints.model_dir import read_kind
-from fasttfm.checkpoints.saved import read_run
 from fasttfm.checkpoints.weights import with_weights
 from fasttfm.errors import UserError
 from fasttfm.pretraining.kinds import kinds_of
@@ -15,6 +14,7 @@ from fasttfm.pretraining.models.bert import Bert, BertPretraining
 from fasttfm.pretraining.models.electra import Electra
 from fasttfm.pretraining.models.gpt import GPT
 from fasttfm.pretraining.models.llama import Llama
+from fasttfm.pretraining.models.saved import read_run
 
 CLASSES: dict[str, Any] = {
     "gpt": GPT,

@@ -13,11 +13,11 @@ from fasttfm.blocks.attention import Lengths
 from fasttfm.blocks.cache import DecoderCache
 from fasttfm.blocks.loss import logits, token_loss
 from fasttfm.blocks.packing import Packing
-from fasttfm.checkpoints.saved import read_run
 from fasttfm.checkpoints.weights import with_weights
 from fasttfm.config import sections_of
 from fasttfm.models.model import Model
 from fasttfm.presets import preset_section
+from fasttfm.pretraining.models.saved import read_run
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from fasttfm.checkpoints.model_dir import read_kind
-from fasttfm.checkpoints.saved import read_run, write_run
 from fasttfm.checkpoints.vocabulary import refuse_another_vocabulary
 from fasttfm.config import RunConfig, Values, build, field_types
-from fasttfm.data.text_tokenizer import load_text_tokenizer
 from fasttfm.errors import UserError
 from fasttfm.models.distillation import layer_map
 from fasttfm.pretraining.config.bert import BertConfig
 from fasttfm.pretraining.data.documents import PreparedDocuments
+from fasttfm.pretraining.data.text_tokenizer import load_text_tokenizer
 from fasttfm.pretraining.models.bert import BertPretraining
 from fasttfm.pretraining.models.kinds import read_model
+from fasttfm.pretraining.models.saved import read_run, write_run
 from fasttfm.pretraining.models.student import Student
 from fasttfm.pretraining.training.masked_modelling import MaskedModelling
 

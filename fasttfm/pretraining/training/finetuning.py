@@ -21,7 +21,6 @@ from fasttfm.checkpoints.steps import resolve_checkpoint
 from fasttfm.checkpoints.vocabulary import check_vocabulary
 from fasttfm.checkpoints.weights import load_weights, model_weights
 from fasttfm.config import RunConfig, Values, build, field_types
-from fasttfm.data.text_tokenizer import TextTokenizer, load_text_tokenizer
 from fasttfm.errors import UserError
 from fasttfm.files import sha256
 from fasttfm.folders import VOCABULARY_FILES
@@ -33,11 +32,13 @@ from fasttfm.pretraining.data.swag import ENDINGS, read_swag
 from fasttfm.pretraining.data.task_batches import Examples, TaskBatches
 from fasttfm.pretraining.data.task_examples import answer_examples, choice_examples, class_examples
 from fasttfm.pretraining.data.task_inputs import Markers, Window
+from fasttfm.pretraining.data.text_tokenizer import TextTokenizer, load_text_tokenizer
 from fasttfm.pretraining.kinds import KINDS
 from fasttfm.pretraining.models.gpt_heads import MARKERS, GPTClassifier
 from fasttfm.pretraining.models.heads import Answerer, Classifier
+from fasttfm.pretraining.training.language_modelling import check_row_length
 from fasttfm.pretraining.training.task_validation import TaskValidator, answer_judge, label_judge
-from fasttfm.training.task import Task, check_row_length
+from fasttfm.training.task import Task
 from fasttfm.training.validation import DividedValidator, settings_of
 
 TASKS = ("squad", "choices", "classify")

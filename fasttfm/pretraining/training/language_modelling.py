@@ -13,12 +13,12 @@ from fasttfm.checkpoints.model_dir import read_config, read_kind
 from fasttfm.checkpoints.vocabulary import refuse_another_vocabulary
 from fasttfm.config import RunConfig, Values, build
 from fasttfm.data.corpus import TextFile
-from fasttfm.data.text_tokenizer import TextTokenizer
 from fasttfm.errors import UserError
 from fasttfm.pretraining.data.documents import Documents, PreparedDocuments, RowBatches
+from fasttfm.pretraining.data.text_tokenizer import TextTokenizer
 from fasttfm.pretraining.models.kinds import CLASSES
 from fasttfm.training.protocols import TrainingBatches
-from fasttfm.training.task import Task, check_row_length
+from fasttfm.training.task import Task
 from fasttfm.training.validation import DividedValidator, Score, settings_of
 from fasttfm.training.workers import Workers
 
@@ -53,6 +53,15 @@ class TextValidator(DividedValidator[list[float]]):
         loss, nll, targets = workers.sum(part)
         bits = nll / math.log(2) / self.rows.documents.bytes
         return TextScore(loss=loss / targets, nll=nll / targets, bits_per_byte=bits)
+
+
+def check_row_length(config: Any, remedy: str = "") -> None:
+    """UserError for rows that a model has too few positions for; remedy: what else may be done."""
+    if config.data.row_length > config.model.max_length:
+        raise UserError(
+            f"--row-length {config.data.row_length}: the model has {config.model.max_length} positions: give at most "
+            f"that{remedy}"
+        )
 
 
 class LanguageModelling(Task):

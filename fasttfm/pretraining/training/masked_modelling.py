@@ -11,13 +11,13 @@ import torch
 from fasttfm.checkpoints.model_dir import read_config, read_kind
 from fasttfm.checkpoints.vocabulary import refuse_another_vocabulary
 from fasttfm.config import RunConfig, Values, build
-from fasttfm.data.text_tokenizer import TextTokenizer
 from fasttfm.errors import UserError
 from fasttfm.pretraining.config.data import MaskingConfig
 from fasttfm.pretraining.data.documents import Documents, PreparedDocuments
 from fasttfm.pretraining.data.masked_rows import MaskedBatches
 from fasttfm.pretraining.data.masking import BERT_SHARES, ELECTRA_SHARES, Masker, read_phrases
 from fasttfm.pretraining.data.masking_vocabulary import masking_vocabulary
+from fasttfm.pretraining.data.text_tokenizer import TextTokenizer
 from fasttfm.pretraining.models.kinds import read_model
 from fasttfm.pretraining.training.language_modelling import LanguageModelling
 from fasttfm.training.validation import DividedValidator, Score, settings_of

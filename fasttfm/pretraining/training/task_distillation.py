@@ -12,17 +12,17 @@ import torch
 
 from fasttfm.checkpoints.checkpoint import read_weights
 from fasttfm.checkpoints.model_dir import DATA_FILE
-from fasttfm.checkpoints.saved import read_run, write_run
 from fasttfm.checkpoints.steps import resolve_checkpoint
 from fasttfm.checkpoints.vocabulary import vocabulary_digest
 from fasttfm.config import RunConfig, Values
 from fasttfm.config.checks import shared_fields
-from fasttfm.data.text_tokenizer import load_text_tokenizer
 from fasttfm.errors import UserError
 from fasttfm.files import read_plain_yaml
 from fasttfm.models.distillation import layer_map
 from fasttfm.pretraining.data.task_batches import Examples, evaluation_batches
+from fasttfm.pretraining.data.text_tokenizer import load_text_tokenizer
 from fasttfm.pretraining.kinds import KINDS
+from fasttfm.pretraining.models.saved import read_run, write_run
 from fasttfm.pretraining.models.task_student import TaskStudent
 from fasttfm.pretraining.training.distillation import STUDENT, refuse_flags
 from fasttfm.pretraining.training.finetuning import FineTuning, TaskFiles

@@ -10,10 +10,8 @@ import torch
 
 from fasttfm.checkpoints.model_dir import DATA_FILE, read_kind
 from fasttfm.checkpoints.run_log import read_log
-from fasttfm.checkpoints.saved import read_run
 from fasttfm.checkpoints.weights import with_weights
 from fasttfm.config import RunConfig
-from fasttfm.data.text_tokenizer import TextTokenizer, load_text_tokenizer
 from fasttfm.decoding.batches import evaluating
 from fasttfm.errors import UserError
 from fasttfm.files import read_plain_yaml
@@ -21,9 +19,10 @@ from fasttfm.parsing import field, texts
 from fasttfm.pretraining.data.answers import Predictions
 from fasttfm.pretraining.data.squad import SquadData
 from fasttfm.pretraining.data.task_batches import evaluation_batches
-from fasttfm.pretraining.decoding.tasks import answers_of, score_examples
+from fasttfm.pretraining.data.text_tokenizer import TextTokenizer, load_text_tokenizer
+from fasttfm.pretraining.models.saved import read_run
 from fasttfm.pretraining.training.finetuning import TASKS, make_split, read_task, task_model
-from fasttfm.pretraining.training.task_validation import chosen_labels
+from fasttfm.pretraining.training.task_validation import answers_of, chosen_labels, score_examples
 
 
 @dataclass(frozen=True, slots=True)

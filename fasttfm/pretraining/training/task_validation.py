@@ -1,20 +1,20 @@
-"""Validation of a fine-tuned model: exact match and F1 of answers, accuracy of choices and classes."""
+"""Scores and answers of a fine-tuned model, and its validation: exact match and F1, accuracy of choices and classes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from fasttfm.pretraining.data.answers import Predictions, predict_answers
 from fasttfm.pretraining.data.squad import SquadData
 from fasttfm.pretraining.data.squad_scores import evaluate
-from fasttfm.pretraining.data.task_batches import Examples, evaluation_batches
+from fasttfm.pretraining.data.task_batches import Examples, TaskBatch, evaluation_batches
 from fasttfm.pretraining.data.task_inputs import Window
-from fasttfm.pretraining.decoding.tasks import answers_of, score_examples
 from fasttfm.training.validation import DividedValidator, Score
 from fasttfm.training.workers import Workers
 
@@ -107,3 +107,24 @@ def chosen_labels(scored: Scored, count: int) -> np.ndarray:
     for numbers, scores in scored:
         chosen[numbers] = scores.argmax(dim=-1).numpy()
     return chosen
+
+
+def score_examples(
+    model: Any, batches: Iterable[tuple[np.ndarray, TaskBatch]], device: torch.device
+) -> Iterator[tuple[np.ndarray, torch.Tensor, torch.Tensor]]:
+    """(Their indices, their scores, their labels) of the examples of one batch after the other.
+
+    batches: of evaluation_batches(), with a model in evaluation mode (decoding.batches.evaluating). Scores are float32
+    on the CPU: (2, B, S) of a models.heads.Answerer, (B, C) of a classifier.
+    """
+    for indices, batch in batches:
+        yield indices, model(batch.to(device)).float().cpu(), batch.labels
+
+
+def answers_of(data: SquadData, windows: list[Window], scored: Scored, max_answer: int) -> Predictions:
+    """The answers to all questions, from the scores of all their windows in any order."""
+    by_window: list[tuple[np.ndarray, np.ndarray]] = [(np.empty(0), np.empty(0))] * len(windows)
+    for indices, scores in scored:
+        for row, index in enumerate(indices):
+            by_window[index] = scores[0, row].numpy(), scores[1, row].numpy()
+    return predict_answers(data, windows, by_window, max_answer=max_answer)

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from fasttfm.data.tokenizer import EOS, Tokenizer, train_tokenizer
+from fasttfm.data.tokenizer_files import MASK_PIECE, PIECES_FILE, TOKENIZER_FILE
 from fasttfm.errors import UserError
 from fasttfm.files import read_json
 from fasttfm.folders import settled
 from fasttfm.parsing import characters, decoded, parse_json
 
-MASK_PIECE = "<mask>"
 NEWLINE = "\n"
-PIECES_FILE, BYTES_FILE, TOKENIZER_FILE = "spm.model", "bytes.json", "tokenizer.json"
+BYTES_FILE = "bytes.json"
 _FIRST_BYTE = 5
 _BEGINS = ("<|begin_of_text|>", "<s>", "<bos>")
 """Llama's, and others'."""

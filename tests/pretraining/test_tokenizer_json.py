@@ -7,18 +7,18 @@ import random
 import pytest
 import torch
 
-from fasttfm.data.text_tokenizer import (
+from fasttfm.data.tokenizer import BOS, EOS, train_tokenizer
+from fasttfm.pretraining.config.bert import BertConfig
+from fasttfm.pretraining.config.gpt import GPTConfig
+from fasttfm.pretraining.data.text_tokenizer import (
     NEWLINE,
     ByteTokenizer,
     PieceTokenizer,
     load_text_tokenizer,
     train_text_tokenizer,
 )
-from fasttfm.data.tokenizer import BOS, EOS, train_tokenizer
-from fasttfm.interop.tokenizer_json import write_tokenizer
-from fasttfm.pretraining.config.bert import BertConfig
-from fasttfm.pretraining.config.gpt import GPTConfig
 from fasttfm.pretraining.interop import bert_dirs, causal, gpt
+from fasttfm.pretraining.interop.tokenizer_files import write_text_tokenizer
 from fasttfm.pretraining.models.bert import BertPretraining
 from fasttfm.pretraining.models.gpt import GPT
 
@@ -61,7 +61,7 @@ TOKENIZERS = {
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_ids_and_texts_are_ours(tmp_path, name):
     ours = TOKENIZERS[name]()
-    assert not write_tokenizer(ours, tmp_path)
+    assert not write_text_tokenizer(ours, tmp_path)
     theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert theirs.get_vocab_size() == len(ours)
     for text in texts():
@@ -76,9 +76,9 @@ def test_ids_and_texts_are_ours(tmp_path, name):
 )
 def test_what_cannot_be_written_is_told(tmp_path, options, said):
     ours = PieceTokenizer(train_tokenizer(TEXT, vocab_size=330, **options))
-    (line,) = write_tokenizer(ours, tmp_path)
+    (line,) = write_text_tokenizer(ours, tmp_path)
     assert said in line
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["spm.model"]
 
 
 @pytest.mark.parametrize("name", ["pieces", "bytes"])
