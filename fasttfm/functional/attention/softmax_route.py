@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -68,7 +70,7 @@ def scores_gradient(
     from fasttfm.kernels import masked_softmax
 
     dropout = (options.dropout_p, options.seed, options.site)
-    memory = {"in_place": in_place, "with_kept": with_kept}
+    memory: dict[str, Any] = {"in_place": in_place, "with_kept": with_kept}
     if not mask_gradient:
         return *masked_softmax.backward(grad, p, options.scale, *dropout, cap=cap, **memory), None
     d_scores, kept = masked_softmax.backward(grad, p, 1.0, *dropout, **memory)
