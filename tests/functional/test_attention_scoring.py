@@ -185,6 +185,7 @@ def test_a_window_on_a_cpu_multiplies_its_own_keys_alone(name, monkeypatch):
     ("options", "error", "message"),
     [
         ({"window": (2, -3)}, ValueError, r"window=\(2, -3\) has -3: each side is a whole number from 0 up, or None"),
+        ({"window": (None, 1 << 62)}, ValueError, r"has 4611686018427387904: it must be below 2\^62, and None is no"),
         ({"window": (2.5, 1)}, ValueError, r"window=\(2.5, 1\) has 2.5"),
         ({"window": 3}, TypeError, "window is 3: a tuple or None is needed"),
         ({"softcap": -1.0}, ValueError, "softcap=-1.0 must be 0, which is none, or a number from 1e-30 to 1e.30"),

@@ -262,6 +262,8 @@ WRONG = {
         "cache_lengths reach from 0 to 40, and 2 are appended: ",
     ),
     "negative": ({"cache_lengths": torch.tensor([13, -1, 7])}, "cache_lengths reach from -1"),
+    "more than 64 bits": ({"cache_lengths": 1 << 63}, "cache_lengths=9223372036854775808 must fit 64 bits"),
+    "wide window": ({"window": (1 << 70, 1)}, r"has 1180591620717411303424: it must be below 2\^62"),
     "one number": ({"cache_lengths": 39}, "there is 10 pages of 4 in block_table"),
     "lengths": ({"cache_lengths": torch.ones(2).int()}, r"cache_lengths is torch.int32 \(2,\)"),
     "no lengths": ({"cache_lengths": None}, "cache_lengths is needed beside key"),

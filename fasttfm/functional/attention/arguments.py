@@ -62,6 +62,7 @@ class Options(NamedTuple):
             scale = heads.shape[-1] ** -0.5
         elif not -LARGEST <= scale <= LARGEST:
             raise ValueError(f"scale={scale!r} must be a number between {-LARGEST} and {LARGEST}")
+        scale = scale * 1.0  # a whole number may have more than 64 bits
         # causal and causal_offset of other types are with_scoring()'s to read, or the operator's to refuse
         return cls(key_lengths, mask, causal, causal_offset, dropout_p, scale, seed, site)  # type: ignore[arg-type]
 

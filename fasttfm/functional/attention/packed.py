@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from fasttfm.functional.attention.arguments import Options, Sequences, Window, a
 from fasttfm.functional.attention.dense import shares
 from fasttfm.functional.attention.scoring import Causal, scores_differ, with_scoring
 from fasttfm.functional.backends import chosen, values_are_checked
-from fasttfm.functional.operator import Gradients, Operator, casts
+from fasttfm.functional.operator import Gradients, Operator, Size, casts
 from fasttfm.functional.signature import names_arguments
 
 
@@ -52,11 +53,10 @@ def varlen_attention(
     window that is not two numbers.
     """
     check(query, key, value, query_starts, key_starts)
-    sequences = Sequences(query_starts, key_starts, max_query, max_key)
-    check_values(query, key, sequences)
+    sequences = checked_values(query, key, Sequences(query_starts, key_starts, max_query, max_key))
     options = Options.of(query, None, None, causal, causal_offset, dropout_p, scale, seed, site)
     if scores_differ(causal, causal_offset, window, softcap, alibi_slopes, sinks):
-        shape = (sequences.batch, query.shape[1], max_query, max_key)
+        shape = (sequences.batch, query.shape[1], *sequences[2:])
         surplus = 0 if key_starts is query_starts else key_starts.diff() - query_starts.diff()
         options = with_scoring(options, query.device, shape, causal, window, softcap, alibi_slopes, sinks, surplus)
         if not options.plain and not routes.kernels_score(chosen(), query):
@@ -92,23 +92,31 @@ def check(query: Tensor, key: Tensor, value: Tensor, query_starts: Tensor, key_s
         )
 
 
-def check_values(query: Tensor, key: Tensor, sequences: Sequences) -> None:
-    """Raises ValueError for starts that do not rise from 0 up, end past the rows, or leave a longer sequence than
-    announced; where looking costs nothing, as values_are_checked() says."""
-    queries, keys, max_query, max_key = sequences
+def checked_values(query: Tensor, key: Tensor, sequences: Sequences) -> Sequences:
+    """The sequences, with the longest where looking costs nothing, as values_are_checked() says.
+
+    Raises ValueError for announced lengths that no kernel counts to, and, where it looks, for starts that do not rise
+    from 0 up, end past the rows, or leave a longer sequence than announced.
+    """
+    queries, keys, *announced = sequences
+    for name, most in zip(("query", "key"), announced):
+        if most >= 1 << 31:
+            raise ValueError(f"max_{name} is {most}: it must be below 2^31")
     if not values_are_checked(queries):
-        return
-    for name, starts, rows, most in (
-        ("query", queries, query.shape[0], max_query), ("key", keys, key.shape[0], max_key)
-    ):  # fmt: skip
-        if name == "key" and keys is queries and rows == query.shape[0] and max_key == max_query:
-            return
+        return sequences
+    found: list[Size] = []
+    for name, starts, rows, most in zip(("query", "key"), (queries, keys), (query.shape[0], key.shape[0]), announced):
+        if name == "key" and keys is queries and rows == query.shape[0] and announced[0] == announced[1]:
+            found *= 2
+            break
         values = starts.tolist()
         longest = max((b - a for a, b in itertools.pairwise(values)), default=0)
         if values[0] < 0 or values[-1] > rows or any(b < a for a, b in itertools.pairwise(values)):
             raise ValueError(f"{name}_starts must rise from 0 to at most {rows} rows: {shown(values)}")
         if longest > most:
             raise ValueError(f"max_{name} is {most} but a sequence of {name}_starts has {longest}")
+        found.append(min(operator.index(most), max(longest, 1)))  # memory is made for no longer one
+    return Sequences(queries, keys, *found)
 
 
 def shown(values: list[int]) -> str:
@@ -214,8 +222,8 @@ def _pad(call: Call) -> tuple[Tensor, Tensor, Tensor, Options]:
 def _padded_forward(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     query, _, value, sequences, options, route = call
     if call.empty:
-        empty_weights, empty_kept = (x.zero_() for x in _fake_saved(call))
-        return query.new_zeros(*query.shape[:2], value.shape[-1]), empty_weights, empty_kept
+        weights, none = (x.zero_() for x in _fake_saved(call))
+        return query.new_zeros(*query.shape[:2], value.shape[-1]), weights, none
     output, weights, kept = routes.forward(route, *_pad(call))
     if kept is not None and options.sinks is not None:
         kept = packed_again(kept[..., None], sequences.query_starts, query)[..., 0].T.contiguous()

@@ -167,7 +167,10 @@ def _lengths(
         if key is not None:
             raise ValueError("cache_lengths is needed beside key: that is where it is appended")
         cache_lengths = key_cache.shape[2] * (1 if block_table is None else block_table.shape[-1])
-    return torch.full((len(query),), operator.index(cache_lengths), dtype=torch.int64, device=query.device)
+    number = operator.index(cache_lengths)
+    if not -(1 << 63) <= number < 1 << 63:
+        raise ValueError(f"cache_lengths={number} must fit 64 bits")
+    return torch.full((len(query),), number, dtype=torch.int64, device=query.device)
 
 
 def _check_beside(

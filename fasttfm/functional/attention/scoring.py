@@ -96,6 +96,8 @@ def _sides(window: Window | None) -> Window:
     for side in window:
         if side is not None and (isinstance(side, bool) or not isinstance(side, int | torch.SymInt) or side < 0):
             raise ValueError(f"window={tuple(window)} has {side!r}: each side is a whole number from 0 up, or None")
+        if side is not None and side >= 1 << 62:
+            raise ValueError(f"window={tuple(window)} has {side!r}: it must be below 2^62, and None is no bound")
     return window[0], window[1]
 
 
