@@ -360,8 +360,15 @@ def found_version(package: str) -> str | None:
         version = says[1] if says else "unknown"
     if package not in sys.modules:
         folders = list(spec.submodule_search_locations or ())
-        sys.modules[package] = _with(package, __path__=folders, __spec__=spec, __version__=version)
+        sys.modules[package] = _with(package, __path__=folders, __spec__=spec, __file__=None, __version__=version)
     return version
+
+
+def forget(package: str) -> None:
+    """Lets a package that was imported without its __init__ ask anew what device there is."""
+    if sys.modules[package].__file__ is None:
+        for name in [name for name in sys.modules if name.startswith(f"{package}.")]:
+            del sys.modules[name]
 
 
 def outcome(case: Callable[[], Pairs], chip: str) -> str:
@@ -398,8 +405,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{package} is not installed")
             continue
         for chip in args.chip or CHIPS:
-            for name in [name for name in sys.modules if name.startswith(f"{package}.")]:
-                del sys.modules[name]  # what it has asked of a device, it keeps
+            forget(package)
             began = time.process_time()
             found = {case.__name__: outcome(case, chip) for case in cases}
             others = {name: what for name, what in found.items() if what != "passed"}
