@@ -316,9 +316,13 @@ def small(**changes):
         ({"proxy": ""}, {"fence"}),
         ({"fence": ""}, {"fence"}),
         ({"proxy": "", "fence": f"{PROXY}\n{FENCE}"}, set()),
-        ({"fence": f"{FENCE}\nmov.b32 %r100, 0;"}, {"fence"}),
-        ({"fence": f"{FENCE}\nmov.b32 %r99, %r100;"}, {"fence"}),
-        ({"fence": f"{FENCE}\nmov.b32 %r99, 0;"}, set()),
+        ({"fence": f"{FENCE}\nadd.s32 %r100, %r100, 0;"}, {"fence"}),
+        ({"fence": f"{FENCE}\nadd.s32 %r99, %r100, 0;"}, {"fence"}),
+        ({"fence": f"{FENCE}\nadd.s32 %r99, %r1, 0;"}, set()),
+        ({"fence": f"{FENCE}\nmov.b32 %r99, %r100;\nmov.b32 %r100, %r99;"}, set()),  # where the assembler moves them
+        ({"fence": f"{FENCE}\nadd.s32 %r99, %r1, 0;\nmov.b32 %r100, %r99;"}, {"fence"}),
+        ({"fence": f"{FENCE}\n@%p1 mov.b32 %r100, 0;"}, {"fence"}),
+        ({"fence": "mov.b32 %r100, 0;"}, {"fence"}),
         ({"fence": f"mov.b32 %r99, 0;\nst.shared.b32 [%r99], %r99;\nbar.sync 0;\n{FENCE}"}, {"fence"}),
     ],
 )
@@ -328,5 +332,5 @@ def test_products_need_their_fences(changes, kinds):
 
 
 def test_fragments_in_registers_need_the_fence_too():
-    late = f"{FENCE}\nmov.b32 %r20, %r21;"
+    late = f"{FENCE}\nadd.s32 %r20, %r21, 0;"
     assert wgmma(whole(64, 16), whole(16, 8), "bf16", 128, (False, True), True, 8, fence=late).kinds == {"fence"}

@@ -10,7 +10,6 @@ Ends with status 1 where a case neither passes nor is one that Triton does not c
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import importlib.util
 import re
@@ -188,7 +187,6 @@ def flash_rotary_of_pairs() -> Pairs:
 
 def _flash_attention(causal: bool, keys: int, width: int) -> Pairs:
     """flash_attn's attention in Triton: meant for AMD's devices, it compiles for NVIDIA's without one hint."""
-    sys.modules.setdefault("einops", _with("einops", rearrange=None, repeat=None))  # which these do not call
     from flash_attn.flash_attn_triton_amd.interface_fa import bwd, fwd
 
     options = (width**-0.5, causal, -1, -1, 0.0)
@@ -264,6 +262,77 @@ def flash_linear() -> Pairs:
     return _compared(ours, theirs, (256, 64), dtype=torch.float16)
 
 
+def _recurrence(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kept: torch.Tensor, beta: Any = None) -> Any:
+    """Linear attention, a step at a time: (B, T, H, D) each; kept (B, T, H, D), what stays of the state; beta (B, T,
+    H): by the delta rule."""
+    state, outputs = 0.0, []
+    for t in range(q.shape[1]):
+        state = kept[:, t, :, :, None] * state
+        value = v[:, t]
+        if beta is not None:
+            value = beta[:, t, :, None] * (value - (state * k[:, t, :, :, None]).sum(-2) if t else value)
+        state = state + k[:, t, :, :, None] * value[:, :, None]
+        outputs.append((q[:, t, :, :, None] * state).sum(-2) * q.shape[-1] ** -0.5)
+    return torch.stack(outputs, 1)
+
+
+_STEPS = (1, 70, 2, 32)
+
+
+def fla_retention() -> Pairs:
+    from fla.ops.retention import chunk_retention
+
+    kept = (1 - 2.0 ** (-5 - torch.arange(2.0)))[:, None].expand(_STEPS)
+    return _compared(
+        lambda q, k, v: chunk_retention(q, k, v)[0],
+        lambda q, k, v: _recurrence(q, k, v, kept), *[_STEPS] * 3, dtype=torch.float16,
+    )  # fmt: skip
+
+
+def fla_gla() -> Pairs:
+    from fla.ops.gla import chunk_gla
+
+    return _compared(
+        lambda q, k, v, g: chunk_gla(q, k, v, F.logsigmoid(g))[0],
+        lambda q, k, v, g: _recurrence(q, k, v, g.sigmoid()), *[_STEPS] * 4, dtype=torch.float16,
+    )  # fmt: skip
+
+
+def fla_delta_rule() -> Pairs:
+    from fla.ops.delta_rule import chunk_delta_rule
+
+    def theirs(q, k, v, b):
+        return _recurrence(q, F.normalize(k, dim=-1), v, torch.ones(_STEPS), b.sigmoid())
+
+    return _compared(
+        lambda q, k, v, b: chunk_delta_rule(q, F.normalize(k, dim=-1), v, b.sigmoid())[0],
+        theirs, *[_STEPS] * 3, _STEPS[:3], dtype=torch.float16,
+    )  # fmt: skip
+
+
+def fla_hgrn() -> Pairs:
+    from fla.ops.hgrn import fused_recurrent_hgrn
+
+    def theirs(x, g):
+        state, outputs = 0.0, []
+        for t in range(x.shape[1]):
+            state = g[:, t].sigmoid() * state + x[:, t]
+            outputs.append(state)
+        return torch.stack(outputs, 1)
+
+    return _compared(lambda x, g: fused_recurrent_hgrn(x, F.logsigmoid(g))[0], theirs, (2, 30, 50), (2, 30, 50))
+
+
+def fla_attention() -> Pairs:
+    from fla.ops.attn import parallel_attn
+
+    def theirs(*given: torch.Tensor) -> torch.Tensor:
+        q, k, v = (x.transpose(1, 2) for x in given)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+    return _compared(parallel_attn, theirs, *[_STEPS] * 3, dtype=torch.float16)
+
+
 PACKAGES: dict[str, tuple[Callable[[], Pairs], ...]] = {
     "liger_kernel": (liger_rms_norm, liger_layer_norm, liger_swiglu, liger_geglu, liger_cross_entropy),
     "flash_attn": (
@@ -271,33 +340,42 @@ PACKAGES: dict[str, tuple[Callable[[], Pairs], ...]] = {
         flash_rotary_of_halves, flash_rotary_of_pairs, flash_attention_causal, flash_attention_of_odd_sizes,
         flash_linear,
     ),
+    "fla": (fla_retention, fla_gla, fla_delta_rule, fla_hgrn, fla_attention),
 }  # fmt: skip
 
 
 def found_version(package: str) -> str | None:
     """The version of a package, or None where it is not there.
 
-    One whose __init__ wants compiled extensions that are not there is made importable without it.
+    Its modules are then imported without its __init__, which may want compiled extensions and other packages.
     """
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         return None
+    text = Path(spec.origin).read_text(encoding="utf-8")
+    says = re.search(r"^__version__ = [\"'](.+)[\"']", text, re.MULTILINE)
     try:
-        importlib.import_module(package)
-    except ImportError:
-        sys.modules[package] = _with(package, __path__=list(spec.submodule_search_locations or ()))
-    try:
-        return importlib.metadata.version(package)
+        version = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        text = Path(spec.origin).read_text(encoding="utf-8")
-        says = re.search(r"^__version__ = [\"'](.+)[\"']", text, re.MULTILINE)
-        return says[1] if says else "unknown"
+        version = says[1] if says else "unknown"
+    if package not in sys.modules:
+        folders = list(spec.submodule_search_locations or ())
+        sys.modules[package] = _with(package, __path__=folders, __spec__=spec, __file__=None, __version__=version)
+    return version
+
+
+def forget(package: str) -> None:
+    """Lets a package that was imported without its __init__ ask anew what device there is."""
+    if sys.modules[package].__file__ is None:
+        for name in [name for name in sys.modules if name.startswith(f"{package}.")]:
+            del sys.modules[name]
 
 
 def outcome(case: Callable[[], Pairs], chip: str) -> str:
-    """Run a case on a chip: passed, or what became of it."""
+    """Run a case on a chip: passed, or what became of it. Of fla's kernels, which have dozens of configurations to
+    choose among, one is executed; of others' each."""
     try:
-        with executed(chip) as machine:
+        with executed(chip, configs=1 if case.__name__.startswith("fla_") else None) as machine:
             for actual, expected in case():
                 tolerance = TOLERANCE[actual.dtype]
                 torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
@@ -317,6 +395,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--packages", type=Path, help="a folder that packages were installed in")
     parser.add_argument("--chip", action="append", choices=CHIPS, help="one, or several in turn (default: all)")
     args = parser.parse_args(argv)
+    command.forget_folders()
     if args.packages:
         sys.path.append(str(args.packages))
     failed = 0
@@ -326,6 +405,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{package} is not installed")
             continue
         for chip in args.chip or CHIPS:
+            forget(package)
             began = time.process_time()
             found = {case.__name__: outcome(case, chip) for case in cases}
             others = {name: what for name, what in found.items() if what != "passed"}

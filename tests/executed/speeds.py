@@ -1,27 +1,37 @@
 """How fast ptx-check executes each kernel family, in millions of a thread's instructions a second of one CPU core.
 
-    TRITON_INTERPRET=0 python tests/executed/speeds.py [--chip sm_80] [--times 9]
+    TRITON_INTERPRET=0 python -m tests.executed.speeds [--chip sm_80] [--times 9]
 
-Prints a table of Markdown: of each kernel the launch's programs and threads, the instructions that its threads run, and
-the least CPU time of so many executions: the first of a process that has to read the PTX, the first of one that finds
-it kept, and further ones, with millions of instructions a second. Numbers are of the CPU that runs this, and tell
-nothing of a GPU.
+Of each kernel's launch counts the instructions that its threads run, and measures the least CPU time of so many
+executions: the first of a process that has to read the PTX, the first of one that finds it kept, and further ones.
+Keeps the chip's line in benchmarks/results/ptx-speeds.jsonl and writes the table of docs/ptx.md anew. Numbers are of
+the CPU that runs this, and tell nothing of a GPU.
 """
 
 from __future__ import annotations
 
-import argparse
-import platform
+import math
+import re
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
 
 import torch
-from executed_chips import CHIPS
-from executing import Problem
-from gpu.problems import _attention, _cross_entropy, _embed, _feed_forward, _norms, _rms_norm, _rotary
-from mutants import Kept, kept_launches
 
+from benchmarks import command
+from benchmarks.measure import machine, text_table
+from benchmarks.measure.records import RESULTS, Record, read
 from ptx_check.machine import translated
+
+sys.path[:0] = [str(Path(__file__).parent)]
+
+from executed_chips import CHIPS  # noqa: E402
+from executing import Problem  # noqa: E402
+from gpu.problems import _attention, _cross_entropy, _embed, _feed_forward, _norms, _rms_norm, _rotary  # noqa: E402
+from mutants import Kept, kept_launches  # noqa: E402
 
 FAMILIES: dict[str, Problem] = {
     "attention": _attention(2, 4, 256, 256, 64, 64, causal=True, p=0.1),
@@ -70,34 +80,69 @@ def least(launch: Kept, ptx: str, times: int, *, anew: bool) -> float:
     return min(seconds)
 
 
-def rows(chip: str, times: int) -> Iterator[str]:
+def measured(chip: str, times: int) -> Iterator[dict[str, Any]]:
+    """A row for every kernel of every family: CPU milliseconds, and the instructions that a launch's threads run."""
     for family, problem in FAMILIES.items():
         for launch in kept_launches(problem, chip, torch.bfloat16):
-            total = instructions(launch)
+            instructions_run = instructions(launch)
             new, kept, again = (
-                least(launch, ptx, times, anew=anew)
+                round(1e3 * least(launch, ptx, times, anew=anew), 1)
                 for ptx, anew in ((launch.ptx + "\n", True), (launch.ptx, True), (launch.ptx, False))
             )
             done = launch.machine.launches[-1]
-            programs = done.grid[0] * done.grid[1] * done.grid[2]
-            yield (
-                f"| {family} | {launch.name.strip('_')} | {programs} x {done.threads} | {total / 1e6:,.1f} | "
-                f"{1e3 * new:,.1f} | {1e3 * kept:,.1f} | {1e3 * again:,.1f} | {total / 1e6 / again:,.0f} |"
-            )
+            yield {
+                "family": family, "kernel": launch.name.strip("_"), "programs": math.prod(done.grid),
+                "threads": done.threads, "instructions": instructions_run,
+                "first_ms": new, "kept_ms": kept, "again_ms": again,
+            }  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+HEAD = ("family", "kernel", "programs x threads", "million instructions", "first", "first, kept", "again", "M/s again")
+
+
+def table(record: Record) -> str:
+    """The rows of a record as Markdown."""
+    lines = []
+    for row in record["kernels"]:
+        millions = row["instructions"] / 1e6
+        cells = (f"{row['programs']} x {row['threads']}", f"{millions:,.1f}")
+        cells += tuple(f"{row[name]:,.0f}" for name in ("first_ms", "kept_ms", "again_ms"))
+        lines.append((row["family"], row["kernel"], *cells, f"{1e3 * millions / row['again_ms']:,.0f}"))
+    return text_table.markdown(HEAD, lines, names=2)
+
+
+PAGE = machine.ROOT / "docs" / "ptx.md"
+BEGIN, END = "<!-- speeds: python -m tests.executed.speeds -->", "<!-- end of speeds -->"
+
+
+def section(records: Iterable[Record]) -> str:
+    """What docs/ptx.md has between BEGIN and END."""
+    parts = []
+    for record in records:
+        about = record["machine"]
+        told = f"{record['chip']} in bfloat16, all checks on, on a core of an {about['processor']}"
+        parts += [f"CPU time in ms of launches for {told} (commit {about['commit'][:7]}). It says nothing about a GPU."]
+        parts += [table(record)]
+    return "\n\n".join(parts)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = command.parser("tests.executed.speeds", __doc__)
     parser.add_argument("--chip", choices=(*CHIPS, "sm_100", "sm_120"), default="sm_80")
     parser.add_argument("--times", type=int, default=9, help="executions of each launch (default: 9)")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    print(f"PTX of {args.chip} on one core of {platform.processor() or platform.machine()}, bfloat16\n")
-    print("| family | kernel | programs x threads | million instructions | first ms | kept ms | again ms | M/s again |")
-    print("|---|---|--:|--:|--:|--:|--:|--:|")
-    for row in rows(args.chip, args.times):
-        print(row, flush=True)
+    kernels = list(measured(args.chip, args.times))
+    record = command.keep(
+        args.results, "ptx_speeds", key=itemgetter("chip"), chip=args.chip, times=args.times, kernels=kernels
+    )
+    print(table(record))
+    if args.results == RESULTS:
+        text = PAGE.read_text(encoding="utf-8")
+        content = f"{BEGIN}\n\n{section(read(RESULTS / 'ptx-speeds.jsonl'))}\n\n{END}"
+        PAGE.write_text(re.sub(f"{BEGIN}.*{END}", lambda _: content, text, flags=re.DOTALL), encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(command.run(main))

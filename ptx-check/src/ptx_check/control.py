@@ -157,3 +157,32 @@ def uses_of(block: Block) -> tuple[set[str], set[str]]:
         before |= {r.name for r in read} - defined
         defined |= {r.name for r in written}
     return before, defined
+
+
+class Touched:
+    """Registers of wgmma's products that other instructions of a block touch after its last wgmma.fence.
+
+    The compiler puts copies between a fence and the product that takes them, and the assembler puts them before the
+    fence. So a copy counts only where its source is computed behind the fence, or a product stands in between.
+    """
+
+    def __init__(self, taken: set[str]) -> None:
+        self._taken = taken
+        self._names: set[str] = set()
+        self._written: set[str] = set()
+        self._copying = False
+
+    def fence(self) -> None:
+        self._names, self._written, self._copying = set(), set(), True
+
+    def by(self, i: Instruction) -> None:
+        """An instruction that is no product."""
+        written, read = ({r.name for r in registers} for registers in results_and_sources(i))
+        if not (self._copying and i.words[0] == "mov" and i.guard is None and self._written.isdisjoint(read)):
+            self._names |= (written | read) & self._taken
+            self._written |= written
+
+    def told(self) -> tuple[str, ...]:
+        """Names those touched so far, before a product or the block's end."""
+        names, self._names, self._copying = tuple(sorted(self._names)), set(), False
+        return names

@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from ptx_check import arithmetic, atomics, forms
-from ptx_check.control import CARRY, LEAVING, TYPE_OF, names, registers_of, results_and_sources
+from ptx_check.control import CARRY, LEAVING, TYPE_OF, Touched, names, registers_of, results_and_sources
 from ptx_check.faults import Unsupported
 from ptx_check.operands import variable, viewed
 from ptx_check.parse import Address, Instruction, Name, Number, Vector
@@ -51,8 +51,7 @@ class Writer(TensorInstructions):
         super().__init__(number, block, crossing, labels, parameters, space, marked)
         self.late, self.taken, self.read = late, taken, read
         """Registers that asynchronous products write, those that they take, and those that some instruction reads."""
-        self.touched: set[str] = set()
-        """Of those that products take: touched by others since the last wgmma.fence of this block."""
+        self.touched = Touched(taken)
 
     def write(self) -> Writer:
         steps = list(in_products(self.block.instructions))
@@ -125,7 +124,7 @@ class Writer(TensorInstructions):
         if i.guard is not None:
             self.follow([i.guard.name], f"U.used({i.index}, ({i.guard.name!r},), None, 'a guard')")
         if self.taken and base != "wgmma":
-            self.touched |= {r.name for registers in results_and_sources(i) for r in registers} & self.taken
+            self.touched.by(i)
         if self.late and "mma_async" not in i.opcode:
             early = sorted({r.name for r in results_and_sources(i)[1]} & self.late)
             if base == "mov" and early:  # the compiler copies, and puts side by side, what is on its way
@@ -134,9 +133,8 @@ class Writer(TensorInstructions):
                 self.emit(f"if M.groups.open: M.groups.check({i.index}, {early!r})")
 
     def tell_touched(self) -> None:
-        if self.touched:
-            self.emit(f"M.groups.touched.update({tuple(sorted(self.touched))})")
-        self.touched = set()
+        if names := self.touched.told():
+            self.emit(f"M.groups.touched.update({names})")
 
     def _computed(self, i: Instruction) -> None:
         meant = arithmetic.known(i.opcode, i.location)
@@ -404,7 +402,7 @@ class Writer(TensorInstructions):
     def _wgmma(self, i: Instruction) -> None:
         word = i.words[1]
         if word == "fence":
-            self.touched = set()
+            self.touched.fence()
             self.emit("M.groups.fence()")
             return
         if word == "commit_group":
