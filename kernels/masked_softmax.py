@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fasttfm.kernels.attention.launch import compile_case, launch_options, masking_arguments, variant_name
-from fasttfm.kernels.attention.tile import LOG2E, Masking, Sizes, cap_slope, capped, hide, locate, masking_of
+from fasttfm.kernels.attention.tile import LOG2E, Head, Masking, Sizes, cap_slope, capped, hide, masking_of
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase
@@ -117,14 +117,16 @@ def _forward(
     tiles = (L + ROWS - 1) // ROWS
     plane = tl.program_id(0) // tiles
     first_row = (tl.program_id(0) % tiles) * ROWS
-    head = locate(plane, Sizes(H, L, S), (key_lengths, None, None))
-    masking = masking_of(masking, head, Sizes(H, L, S))
-    visible = head.visible
+    b = (plane // H).to(tl.int64)
     begin = (plane.to(tl.int64) * L + first_row) * S
     scores += begin
     p += begin
     if kept is not None:
         kept += begin
+    masking = masking_of(masking, Head(plane, b, (plane % H).to(tl.int64), 0, 0, L, S, S), Sizes(H, L, S))
+    visible = S
+    if key_lengths is not None:
+        visible = tl.maximum(tl.minimum(tl.load(key_lengths + b), S), 0).to(tl.int32)
     if dropout.seed is not None:
         dropout = with_seed(dropout)
     scale *= LOG2E
