@@ -104,8 +104,9 @@ def _kind_of_run(args: argparse.Namespace, allowed: Sequence[str], default: str 
             raise UserError(f"preset {args.preset!r} is unknown: there are {', '.join(sorted(kinds))}")
         return kinds[args.preset]
     said = [kind_of(path) for path in args.config if path.is_file()]
-    if found := [kind for kind in [*said, default] if kind in allowed]:
-        return str(found[0])
+    for kind in [*said, default]:
+        if kind is not None and kind in allowed:
+            return kind
     raise UserError(f"--preset is missing: there are {', '.join(sorted(kinds))}")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from fasttfm.checkpoints.model_dir import read_kind
 from fasttfm.checkpoints.vocabulary import refuse_another_vocabulary
 from fasttfm.config import RunConfig, Values, build, field_types
+from fasttfm.config.checks import shared_fields
 from fasttfm.errors import UserError
 from fasttfm.models.distillation import layer_map
 from fasttfm.pretraining.config.bert import BertConfig
@@ -94,8 +95,7 @@ def refuse_flags(config: RunConfig) -> None:
 def write_student(model_dir: Path) -> Path:
     """Write the best student of a run as a BERT of its own, MODEL/student, and return where it is."""
     config, weights, _ = read_run(model_dir, "student", "best")
-    fields = {field.name: getattr(config.model, field.name) for field in dataclasses.fields(BertConfig)}
-    run = RunConfig(kind="bert", model=BertConfig(**fields), data=config.data, training=config.training)
+    run = dataclasses.replace(config, kind="bert", model=BertConfig(**shared_fields(config.model, BertConfig)))
     student = {name: each for name, each in weights.items() if name.startswith(("body.", "masked."))}
     write_run(model_dir / STUDENT, run, student, load_text_tokenizer(model_dir))
     return model_dir / STUDENT
