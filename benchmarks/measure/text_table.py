@@ -4,9 +4,17 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fasttfm.kernels.proof.report import aligned
 
-__all__ = ["aligned", "duration", "markdown", "number", "shape_text", "short_dtype"]
+def aligned(lines: Sequence[Sequence[str]], *, names: int = 1) -> str:
+    """Columns side by side; the first `names` of them stand left, as names do."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column < names else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths))
+        ).rstrip()
+        for line in lines
+    )
 
 
 def number(value: float) -> str:

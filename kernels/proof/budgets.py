@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.compile_case import CompileCase
-from fasttfm.kernels.proof.resources import Resources
+from fasttfm.kernels.proof.ledger import Resources
 
 FILE = Path(__file__).with_name("budgets.csv")
 _FIELDS = ("registers", "spill", "shared", "matrix", "bound", "outside")

@@ -6,7 +6,6 @@ from typing import Any
 
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.compile_case import CompileCase
-from fasttfm.kernels.proof.resources import Resources
 
 
 def specialization(case: CompileCase) -> tuple[dict[str, Any], dict[tuple[int, ...], Any], dict[tuple[int, ...], list]]:
@@ -33,19 +32,17 @@ def specialization(case: CompileCase) -> tuple[dict[str, Any], dict[tuple[int, .
     return signature, constants, attributes
 
 
-def compiled(chip: Chip, case: CompileCase) -> tuple[Any, Resources]:
-    """Compile a case with triton.compile(), and read its resources; Triton must not be in its interpreter."""
+def compiled(chip: Chip, case: CompileCase) -> Any:
+    """Compile a case with triton.compile(); Triton must not be in its interpreter."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     from fasttfm.kernels.jit import OPTIONS
-    from fasttfm.kernels.proof import resources
 
     target = GPUTarget("cuda", chip.capability, 32) if chip.capability else GPUTarget("hip", chip.name, chip.warp)
-    result = triton.compile(
+    return triton.compile(
         ASTSource(case.kernel, *specialization(case)),
         target=target,
         options={"num_warps": case.num_warps, "num_stages": case.num_stages, **OPTIONS},
     )
-    return result, resources.read(result, result.metadata.shared)

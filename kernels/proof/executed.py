@@ -14,15 +14,8 @@ from typing import Any
 import torch
 
 from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.proof.ledger import ptx_check
 from fasttfm.kernels.proof.stand_in import replace_everywhere, take_for_device
-
-try:
-    import ptx_check
-except ImportError as error:
-    raise ImportError(
-        "executing kernels needs ptx_check, which is not installed: pip install ./ptx-check in a clone of this "
-        "repository (make install does it)"
-    ) from error
 
 
 @contextlib.contextmanager

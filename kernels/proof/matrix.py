@@ -35,9 +35,8 @@ from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.compile_case import CHIPS, CompileCase
 from fasttfm.kernels.proof import budgets
 from fasttfm.kernels.proof import report as compile_report
-from fasttfm.kernels.proof.ledger import counted
-from fasttfm.kernels.proof.ledger.counted import Counted
-from fasttfm.kernels.proof.resources import Resources
+from fasttfm.kernels.proof.ledger import Resources, counted
+from ptx_check.ledger.counted import Counted
 
 
 @dataclass(frozen=True, slots=True)

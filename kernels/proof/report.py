@@ -8,7 +8,8 @@ from typing import Any
 
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.compile_case import CompileCase
-from fasttfm.kernels.proof.resources import occupancy
+from fasttfm.kernels.proof.ledger import occupancy
+from ptx_check.ledger.text_table import aligned
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "compile-matrix.md"
 """The page of a checkout that shows the report of what is recorded, between these two lines."""
@@ -47,7 +48,7 @@ def by_kernel(rows: Iterable[Row]) -> str:
                 str(max(r.registers for _, r in known)),
                 str(max(r.spill for _, r in known)),
                 str(max(r.shared for _, r in known)),
-                f"{min(occupancy(chip, r, case.num_warps) for case, r in known):.0%}",
+                f"{min(occupancy(chip.name, r, case.num_warps) for case, r in known):.0%}",
                 str(min(must_match)) if must_match else "-",
                 errors,
             )
@@ -66,7 +67,7 @@ def by_case(rows: Iterable[Row]) -> str:
             lines.append((case.name, case.dtype, chip.name, *[""] * 5, outcome.error[:80]))
             continue
         numbers = (measured.registers, measured.spill, measured.shared, case.num_warps)
-        share = f"{occupancy(chip, measured, case.num_warps):.0%}"
+        share = f"{occupancy(chip.name, measured, case.num_warps):.0%}"
         lines.append((case.name, case.dtype, chip.name, *map(str, numbers), share, str(measured.matrix)))
     return aligned(lines, names=3)
 
@@ -74,18 +75,6 @@ def by_case(rows: Iterable[Row]) -> str:
 def _family(case: CompileCase) -> str:
     function = getattr(case.kernel, "fn", case.kernel)  # an interpreted kernel's own module is the interpreter
     return function.__module__.removeprefix("fasttfm.kernels.")
-
-
-def aligned(lines: Sequence[Sequence[str]], *, names: int = 1) -> str:
-    """Columns side by side; the first `names` of them stand left, as names do."""
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column < names else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths))
-        ).rstrip()
-        for line in lines
-    )
 
 
 def write_page(table: str, page: Path = PAGE) -> None:

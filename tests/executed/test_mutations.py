@@ -6,17 +6,37 @@ change nothing that is stored: equal sizes of two sums, shuffles among rows that
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 from equivalence import EQUIVALENT
-from gpu.problems import _attention, _feed_forward, _norms
+from gpu.problems import Problem, _attention, _feed_forward, _norms
 from mutants import KINDS, OUTCOMES, kept_launches, mutants
+
+
+def _far_from_zero(problem: Problem) -> Problem:
+    """The problem with rows of scores up to 200 away from 0, and in every seventh one score 300 above the others.
+
+    Softmax is the same for whatever maximum it subtracts, but for a far one, which overflows: so a wrong one shows.
+    """
+
+    def inputs(device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        made = problem.inputs(device, dtype)
+        mask = made["mask"].float()
+        rows = torch.arange(mask.shape[-2])
+        mask += 100.0 * (rows % 5 - 2)[:, None]
+        chosen = rows[1::7]
+        mask[..., chosen, 7 * chosen % (chosen + 1)] += 300
+        return {**made, "mask": mask.to(dtype)}
+
+    return replace(problem, inputs=inputs)
+
 
 PROBLEMS = {
     "attention, long rows": _attention(1, 1, 127, 300, 64, 64, causal=True, causal_offset=150, mask="bool", p=0.1),
-    "attention, short rows": _attention(1, 1, 23, 27, 64, 64, mask="add", p=0.1),
-    "masked softmax": _attention(1, 1, 45, 77, 64, 64, mask="add", causal=True, p=0.1),
+    "attention, short rows": _far_from_zero(_attention(1, 1, 23, 27, 64, 64, mask="add", p=0.1)),
+    "masked softmax": _far_from_zero(_attention(1, 1, 45, 77, 64, 64, mask="add", causal=True, p=0.1)),
     "layer norm": _norms(203, 500, 0.1)[1],
     "feed-forward": _feed_forward(150, 100, 200, 0.1),
 }

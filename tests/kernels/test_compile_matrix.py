@@ -19,7 +19,7 @@ from fasttfm.kernels.compile_case import CHIPS, CompileCase
 from fasttfm.kernels.proof import budgets
 from fasttfm.kernels.proof import matrix as compile_matrix
 from fasttfm.kernels.proof import report as compile_report
-from fasttfm.kernels.proof.resources import Resources, occupancy
+from fasttfm.kernels.proof.ledger import Resources, occupancy
 
 KERNELS = Path(compile_matrix.__file__).parents[1]
 ALL = dict(compile_matrix.enumerate_cases(CHIPS.values()))
@@ -238,7 +238,7 @@ def test_a_case_must_name_every_parameter():
     ],
 )
 def test_occupancy_follows_the_scarcest_resource(chip, registers, shared, warps, share):
-    assert occupancy(CHIPS[chip], Resources(registers, 0, shared, 0), warps) == pytest.approx(share)
+    assert occupancy(chip, Resources(registers, 0, shared, 0), warps) == pytest.approx(share)
 
 
 def test_the_report_shows_the_worst_of_every_kernel_and_chip():

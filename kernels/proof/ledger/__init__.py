@@ -1,1 +1,13 @@
-"""The ledger of machine code: what every kernel's loops ask of a chip's units, counted without a device."""
+"""The ledger of machine code for the compile matrix: ptx_check counts (ptx-check/), this keeps and compares."""
+
+try:
+    import ptx_check
+except ImportError as error:
+    raise ImportError(
+        "executing kernels and counting their machine code needs ptx_check, which is not installed: "
+        "pip install ./ptx-check in a clone of this repository (make install does it)"
+    ) from error
+
+from ptx_check.ledger.resources import Resources, occupancy
+
+__all__ = ["Resources", "occupancy", "ptx_check"]

@@ -3,13 +3,11 @@
     ledger --kernels attention --chips sm_80,sm_90   every loop of these cases
     ledger --record benchmarks/results/ledger.jsonl  all cases on all chips, for the record
     ledger --against benchmarks/results/ledger.jsonl cases that have grown by more than 3% since the record
-    ledger --peer lib.so --match 'flash_fwd.*<64,'   the cubins inside a shared library
-    ledger my_file.py --chips sm_90                  the Triton kernels that a file launches
     ledger --search attention.forward --chips sm_80  tiles of a case, the best first
     ledger --bytes                                   row kernels beside the bandwidth, of what is recorded
-    ledger --validate                                published times beside the bound
 
-ledger stands for python -m fasttfm.kernels.proof.ledger. docs/ledger.md says what such a count can tell.
+ledger stands for python -m fasttfm.kernels.proof.ledger; `ptx-check ledger` counts other people's kernels. What such a
+count can tell: docs/ledger.md.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from pathlib import Path
 
 from fasttfm.kernels.compile_case import CHIPS, CompileCase
 from fasttfm.kernels.proof import matrix
-from fasttfm.kernels.proof.ledger import bandwidth, collect, peers, published, record, report, search
+from fasttfm.kernels.proof.ledger import bandwidth, record, report, search
 from fasttfm.kernels.proof.ledger.report import Row
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16")
@@ -36,27 +34,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     for begin in _names(args.kernels) + _names(args.search or ""):
         if not any(family.startswith(begin) for family in matrix.families()):
             parser.error(f"no kernel file begins with {begin}: there are {', '.join(matrix.families())}")
-    if sum(map(bool, (args.file, args.peer, args.search, args.bytes, args.validate, args.record, args.against))) > 1:
-        named_all = "a file, --peer, --search, --bytes, --validate, --record and --against"
-        parser.error(f"{named_all} exclude each other: give one")
+    if sum(map(bool, (args.search, args.bytes, args.record, args.against))) > 1:
+        parser.error("--search, --bytes, --record and --against exclude each other: give one")
     if args.workers is not None and args.workers < 1:
         parser.error(f"--workers {args.workers}: at least 1")
     try:
         args.match = re.compile(args.match)
     except re.error as error:
         parser.error(f"--match {args.match!r} is not a regular expression: {error}")
-    for file in (args.peer, args.file, args.against):
-        if file is not None and not file.is_file():
-            parser.error(f"there is no file {file}")
+    if args.against and not args.against.is_file():
+        parser.error(f"there is no file {args.against}")
     if args.record and (args.record.is_dir() or not args.record.parent.is_dir()):
         parser.error(f"--record {args.record}: a file in a folder that is there")
-    if args.validate or args.bytes:
-        print(published.table() if args.validate else bandwidth.table())
+    if args.bytes:
+        print(bandwidth.table())
         return 0
-    if args.peer:
-        return _peer(args)
-    if args.file:
-        return _file(args, named)
     return _search(args, named) if args.search else _cases(parser, args, named)
 
 
@@ -77,36 +69,20 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("file", nargs="?", type=Path, help="a Python file that launches Triton kernels on CPU tensors")
     parser.add_argument("--kernels", default="", help="beginnings of kernel files' names, with commas (default: all)")
     parser.add_argument("--chips", default="", help="with commas (default: all)")
     parser.add_argument("--dtypes", default="", help=f"of {', '.join(DTYPES)}, with commas (default: all)")
     parser.add_argument("--match", default="", help="regular expression that a kernel's name must have a match of")
-    parser.add_argument("--peer", type=Path, metavar="FILE", help="a shared library with CUDA kernels")
     parser.add_argument(
         "--search",
         metavar="FAMILY",
         help="as attention.forward: every tile of its first case, or of each that --match has",
     )
     parser.add_argument("--bytes", action="store_true", help="row kernels: instructions beside what bandwidth leaves")
-    parser.add_argument("--validate", action="store_true", help="the share of the bound that published times reach")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the outcome as JSON, a line a chip")
     parser.add_argument("--against", type=Path, metavar="FILE", help="name the cases that have grown since this record")
     parser.add_argument("--workers", type=int, help="parallel processes (default: one a core)")
     return parser
-
-
-def _file(args: argparse.Namespace, named: Sequence[str]) -> int:
-    try:
-        found = collect.run_file(args.file, named)
-    except (SyntaxError, UnicodeDecodeError) as error:
-        return _nothing(f"{args.file} cannot be read as Python: {error}")
-    except SystemExit as error:
-        return _nothing(
-            f"{args.file} ended with {error!r} before its kernels were counted: it is run without arguments"
-        )
-    print(report.foreign(found, args.match))
-    return 0 if found else _nothing(f"{args.file} launches no Triton kernel")
 
 
 def _nothing(why: str) -> int:
@@ -148,15 +124,6 @@ def _cases(parser: argparse.ArgumentParser, args: argparse.Namespace, named: Seq
     else:
         print(report.table(rows))
     return 0 if len(rows) == len(cases) else 1
-
-
-def _peer(args: argparse.Namespace) -> int:
-    try:
-        found = list(peers.peers(args.peer, args.match))
-    except ValueError as error:
-        return _nothing(str(error))
-    print(report.of_peers(found))
-    return 0 if found else _nothing(f"no kernel of {args.peer} has a match of {args.match.pattern!r}")
 
 
 def _search(args: argparse.Namespace, named: Sequence[str]) -> int:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from fasttfm.kernels.compile_case import CHIPS, DTYPES
 from fasttfm.kernels.proof import budgets
-from fasttfm.kernels.proof.ledger.products import PRODUCTS, Product
-from fasttfm.kernels.proof.report import aligned
-from fasttfm.kernels.proof.resources import Resources
+from fasttfm.kernels.proof.ledger import Resources
+from ptx_check.ledger.products import PRODUCTS, Product
+from ptx_check.ledger.text_table import aligned
 
 _MOVED = (
     (r"cross_entropy\.forward/loss", 1),

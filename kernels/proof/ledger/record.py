@@ -15,10 +15,11 @@ from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.proof import matrix
 from fasttfm.kernels.proof.budgets import ALLOWED_GROWTH
-from fasttfm.kernels.proof.ledger import units, work
-from fasttfm.kernels.proof.ledger.count import Usage
-from fasttfm.kernels.proof.ledger.counted import Counted
+from fasttfm.kernels.proof.ledger import work
 from fasttfm.kernels.proof.ledger.report import Row
+from ptx_check.ledger import units
+from ptx_check.ledger.count import Usage
+from ptx_check.ledger.counted import Counted
 
 COLUMNS = ("instructions", *units.UNITS, "bound", "by")
 """Of a loop, in the order in which the record has them: cycles of a scheduler an element, but for the first."""

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.compile_case import CompileCase
-from fasttfm.kernels.proof.ledger import counted, work
-from fasttfm.kernels.proof.ledger.counted import Counted
-from fasttfm.kernels.proof.resources import occupancy
+from fasttfm.kernels.proof.ledger import counted, occupancy, work
+from ptx_check.ledger.counted import Counted
 
 _SIZES = (16, 32, 64, 128)
 _HELD = (8, 128)
@@ -34,7 +33,7 @@ class Tried:
         if self.counted is None or self.counted.resources.shared > chip.shared_memory:
             return (True,)
         needs = self.counted.resources
-        share = occupancy(chip, needs, self.counted.warps)
+        share = occupancy(chip.name, needs, self.counted.warps)
         return (False, needs.spill, round(needs.bound, 1), -share, needs.shared)
 
 

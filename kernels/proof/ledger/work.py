@@ -6,7 +6,7 @@ import re
 
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.compile_case import CompileCase
-from fasttfm.kernels.proof.ledger.count import Count, Usage
+from ptx_check.ledger.count import Count, Usage
 
 _TILE = re.compile(r"/(\d+)(?:x(\d+))?(?:x(\d+))?w(\d+)s\d+$")
 DEPTH = 64

@@ -2,6 +2,7 @@
 
     ptx-check train_step.py --chips sm_80,sm_90 --report faults.sarif
     ptx-check --table                               which instructions each chip has
+    ptx-check ledger my_file.py --chips sm_90       what its kernels' machine code asks of the chip's units
 
 Exit status 1 where a kernel does something wrong; the script goes on after it.
 """
@@ -21,6 +22,10 @@ def command() -> None:
 
 
 def main(argv: list[str]) -> int:
+    if argv[:1] == ["ledger"]:
+        from ptx_check.ledger import command as ledger
+
+        return ledger.main(argv[1:])
     what, _, rest = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(
         "ptx-check", description=what, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -8,6 +8,7 @@ taken for written. Marks go with their storage.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +19,8 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from ptx_check.cuda import Answers
 
 POISON = {2: np.uint16(0xFFA5), 4: np.uint32(0xFFA5FFA5), 8: np.uint64(0xFFA5FFA5FFA5FFA5)}
 EMPTY = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
@@ -105,11 +108,28 @@ def bytes_of(storage: torch.UntypedStorage) -> np.ndarray:
     return np.frombuffer(raw, dtype=np.uint8)
 
 
+_OF_PYTORCH = ("aten", "prim", "prims", "profiler", "quantized")
+_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+
+
 class Allocations(TorchDispatchMode):
     """Inside the block PyTorch's operators keep the marks."""
 
+    supports_higher_order_operators = True
+    """As torch.library.wrap_triton's, which launches a kernel: the machine keeps the marks of what that writes."""
+
+    def __init__(self, answers: Answers | None = None) -> None:
+        super().__init__()
+        self._answers = answers
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            return func(*args, **(kwargs or {}))
+        if func.namespace in _OF_PYTORCH:
+            result = func(*args, **(kwargs or {}))
+        else:  # a library's operator, written in Python perhaps: PyTorch has both modes off while it runs
+            with self, self._answers.again() if self._answers else contextlib.nullcontext():
+                result = func.redispatch(_CPU, *args, **(kwargs or {}))
         if func.namespace == "aten" and func._schema.name.split("::")[1] in EMPTY:
             if type(result) is torch.Tensor:
                 mark(result)

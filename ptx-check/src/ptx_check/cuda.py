@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -161,13 +161,19 @@ class Answers(TorchFunctionMode):
         """Backward functions are answered too: PyTorch leaves a mode while it serves Tensor.backward."""
 
         def answered(*args: Any, **kwargs: Any) -> Any:
-            super(Answers, self).__enter__()
-            try:
+            with self.again():
                 return function(*args, **kwargs)
-            finally:
-                super(Answers, self).__exit__(None, None, None)
 
         return answered
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Inside the block the mode is on, in code that PyTorch runs with modes off."""
+        super().__enter__()
+        try:
+            yield
+        finally:
+            super().__exit__(None, None, None)
 
     def __exit__(self, *error):
         while self._undo:

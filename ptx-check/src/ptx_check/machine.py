@@ -231,14 +231,15 @@ def executed(
         driver.set_active(machine)
         stack.callback(setattr, knobs.runtime, "add_stages_inspection_hook", knobs.runtime.add_stages_inspection_hook)
         knobs.runtime.add_stages_inspection_hook = _up_to_ptx
-        stack.enter_context(Allocations())
+        answers = Answers(CHIPS[chip]) if cuda else None
+        stack.enter_context(Allocations(answers))
         if configs is not None:
             stack.enter_context(_configurations(configs))
         if programs is not None:
             stack.enter_context(sample.Unknowns())
             stack.enter_context(sample.comparing(machine.differs))
-        if cuda:
-            stack.enter_context(Answers(CHIPS[chip]))
+        if answers is not None:
+            stack.enter_context(answers)
             machine.device = torch.device("cuda", 0)
         yield machine
 

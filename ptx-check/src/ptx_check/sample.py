@@ -79,8 +79,12 @@ def known(tensor: torch.Tensor) -> torch.Tensor:
 class Unknowns(TorchDispatchMode):
     """Inside the block PyTorch's operators hand on what is unknown."""
 
+    supports_higher_order_operators = True
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            return func(*args, **kwargs)
         name = func._schema.name.split("::")[1]
         if not unknown or name in EMPTY:
             return func(*args, **kwargs)

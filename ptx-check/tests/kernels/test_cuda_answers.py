@@ -3,6 +3,7 @@
 import pytest
 import torch
 import triton
+import triton.language as tl
 
 from ptx_check import CHIPS, executed
 
@@ -95,3 +96,33 @@ def test_backward_functions_are_answered_too(by_grad):
             total.backward()
             found = x.grad
     assert found.tolist() == [3.0] * 4
+
+
+@triton.jit
+def _twice(x, out, n, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, 2 * tl.load(x + i, mask=i < n), mask=i < n)
+
+
+@torch.library.custom_op("ptx_check_tests::twice", mutates_args=())
+def _twice_by_an_operator(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(x.shape, device=x.device)
+    assert out.is_cuda
+    _twice[(1,)](x, out, x.numel(), N=64)
+    return out
+
+
+def test_an_operator_of_a_library_is_answered_in_its_body_too():
+    with executed("sm_80") as machine:
+        x = torch.randn(50, device="cuda")
+        assert torch.equal(_twice_by_an_operator(x), 2 * x)
+    assert len(machine.launches) == 1
+
+
+@pytest.mark.parametrize("programs", [None, 4])
+def test_what_an_operator_of_a_library_leaves_unwritten_is_noticed(programs):
+    with executed("sm_80", programs=programs, raising=False) as machine:
+        torch.library.wrap_triton(_twice)[(1,)](x := torch.randn(50), out := torch.empty(60), 50, N=64)
+        assert torch.equal(out[:50], 2 * x)
+        _twice_by_an_operator(out)
+    assert [fault.kind for fault in machine.faults] == ["unwritten"]

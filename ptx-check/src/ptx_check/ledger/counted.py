@@ -1,0 +1,69 @@
+"""A compiled kernel's count: its resources and what its machine code asks for.
+
+nvdisasm knows sm_75 and newer. For sm_60 and sm_70 the PTX that Triton made for them is assembled for sm_75, the
+nearest chip that it does know: the same tile and the same source, another chip's instructions.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ptx_check.ledger import count, gcn, resources, sass
+from ptx_check.ledger.count import Count, Usage
+from ptx_check.ledger.resources import Resources
+
+_OLDER = ("sm_60", "sm_70")
+_STAND_IN = "sm_75"
+"""The chip whose assembler and disassembler are taken for older ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A compiled kernel: what it takes of the chip, and what its machine code asks for."""
+
+    resources: Resources
+    count: Count
+    warps: int
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, written: dict[str, Any]) -> Counted:
+        loops, outside = written["count"]["loops"], written["count"]["outside"]
+        counted = Count(tuple(Usage(**loop) for loop in loops), Usage(**outside), written["count"]["products"])
+        return cls(Resources(**written["resources"]), counted, written["warps"])
+
+
+def of_compiled(chip: str, compiled: Any) -> Counted:
+    """The count of a triton.compile() result."""
+    if "amdgcn" in compiled.asm:
+        functions = gcn.parse(compiled.asm["amdgcn"])
+    else:
+        cubin = assemble(compiled.asm["ptx"], _STAND_IN) if chip in _OLDER else compiled.asm["cubin"]
+        functions = sass.parse(sass.disassemble(cubin))
+    about = compiled.metadata
+    function = next((each for each in functions if each.name == about.name), functions[0])
+    counted = count.count(function, chip, about.num_warps)
+    needs = resources.read(compiled, about.shared)
+    return Counted(replace(needs, outside=counted.outside.instructions), counted, about.num_warps)
+
+
+def assemble(ptx: str, chip: str) -> bytes:
+    """ptxas' cubin of PTX that was written for an older chip. Raises ValueError when it refuses."""
+    text = re.sub(r"^\.target .*$", f".target {chip}", ptx, flags=re.MULTILINE)
+    with tempfile.TemporaryDirectory() as folder:
+        source, result = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+        source.write_text(text)
+        done = subprocess.run(
+            [str(sass.tool("ptxas")), "-v", f"--gpu-name={chip}", str(source), "-o", str(result)],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise ValueError(f"ptxas refuses the PTX for {chip}: {done.stderr.strip()[-300:]}")
+        return result.read_bytes()

@@ -1,0 +1,136 @@
+"""Reads AMD's assembly, as the compiler writes it, and says what its units need for it.
+
+Cycles are those of one SIMD for one instruction of a wave. CDNA (gfx9): 16 lanes work four cycles on a wave of 64,
+transcendental functions and 32-bit integer products go at a quarter of that rate, matrix instructions at the data
+sheets' rate (MI250X 383, MI300X 1,307, MI355X 2,516 TFLOP/s over compute units, four SIMDs and clock). RDNA (gfx11,
+gfx12): 32 lanes take a wave of 32 in a cycle, transcendental ones in four; WMMA as RX 7900 XTX 123 and RX 9070 XT 195
+TFLOP/s over compute units, two SIMDs and clock. Local memory: 128 bytes a cycle and compute unit. Global memory has the
+same estimate as local memory.
+Source: AMD's instruction set guides and whitepapers of CDNA 2 to 4, RDNA 3 and 4.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ptx_check.ledger.code import Function, Instruction
+
+_FUNCTION = re.compile(r"^\s*\.type\s+(\w+),@function")
+_LABEL = re.compile(r"^(\.\w+):")
+_LINE = re.compile(r"^\s+(?P<opcode>(?:[vs]|ds|buffer|global|flat|scratch|tbuffer)_\w+)\s*(?P<operands>[^;]*)")
+_SHAPE = re.compile(r"_(\d+)x(\d+)x(\d+)(?:_(\d)b)?_?(\w*)")
+_SLOW = re.compile(r"v_(exp|log|rcp|rsq|sqrt|sin|cos)_|v_(mul_lo_u32|mul_hi_[ui]32|mad_[ui]64_[ui]32|mul_lo_i32)")
+_TRANSCENDENTAL = re.compile(r"v_(exp|log|rcp|rsq|sqrt|sin|cos)_")
+_FLOAT = re.compile(r"v_(dual_)?(pk_)?(add|sub|subrev|mul|fma|fmac|fmamk|fmaak|mac|mad|fma_mix\w*)_f(16|32)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Cycles of a SIMD for a wave's instruction."""
+
+    vector: float
+    slow: float
+    """Transcendental functions and 32-bit integer products."""
+    memory: float
+    """For each 4 bytes of a lane."""
+    fma: float
+    """Multiply-adds of the matrix unit a cycle in half precision."""
+    single: float
+    """The share of that rate that float32 products go at; 0 where there are none."""
+    issue: float
+    """Of any instruction: five to different units every four cycles on CDNA."""
+    wave: int
+    simds: int
+
+
+def _cdna(fma: float, single: float) -> Rates:
+    return Rates(vector=4.0, slow=16.0, memory=8.0, issue=0.8, wave=64, simds=4, fma=fma, single=single)
+
+
+def _rdna(fma: float) -> Rates:
+    return Rates(vector=1.0, slow=4.0, memory=2.0, issue=1.0, wave=32, simds=2, fma=fma, single=0)
+
+
+RATES: dict[str, Rates] = {
+    "gfx90a": _cdna(128, 1 / 4),
+    "gfx942": _cdna(256, 1 / 8),
+    "gfx950": _cdna(512, 1 / 16),
+    "gfx1100": _rdna(128),
+    "gfx1201": _rdna(256),
+}
+
+
+def warp(chip: str) -> int:
+    """Threads of a warp, which AMD calls a wave, of any chip."""
+    return RATES[chip].wave if chip in RATES else 32
+
+
+def parse(text: str) -> list[Function]:
+    """The functions of an assembly file; an instruction's address is its number."""
+    functions: list[tuple[str, list[tuple[str, str]], dict[str, int]]] = []
+    for line in text.splitlines():
+        if start := _FUNCTION.match(line):
+            functions.append((start[1], [], {}))
+        elif functions and (label := _LABEL.match(line)):
+            functions[-1][2].setdefault(label[1], len(functions[-1][1]))
+        elif functions and (match := _LINE.match(line)):
+            functions[-1][1].append((match["opcode"], match["operands"].strip()))
+    return [
+        Function(name, tuple(_instruction(number, row, labels) for number, row in enumerate(rows)))
+        for name, rows, labels in functions
+    ]
+
+
+def _instruction(number: int, row: tuple[str, str], labels: dict[str, int]) -> Instruction:
+    opcode, operands = row
+    target = labels.get(operands) if opcode.startswith(("s_branch", "s_cbranch")) else None
+    ends = opcode in ("s_branch", "s_endpgm", "s_setpc_b64")
+    return Instruction(number, opcode, operands, target=target, ends=ends)
+
+
+def unit(instruction: Instruction) -> str:
+    """fp32 (float additions and multiplications), alu (other vector instructions), mufu (transcendental), memory,
+    tensor; other for what the scalar unit does."""
+    opcode = instruction.opcode
+    if opcode.startswith(("v_mfma", "v_smfmac", "v_wmma", "v_swmmac")):
+        return "tensor"
+    if opcode.startswith(("ds_", "buffer_", "global_", "flat_", "scratch_", "tbuffer_")):
+        return "memory"
+    if _TRANSCENDENTAL.match(opcode):
+        return "mufu"
+    if opcode.startswith("v_"):
+        return "fp32" if _FLOAT.match(opcode) else "alu"
+    return "other"
+
+
+def vector_cycles(instruction: Instruction, rates: Rates) -> float:
+    """Cycles of the vector lanes."""
+    return rates.slow if _SLOW.match(instruction.opcode) else rates.vector
+
+
+def multiply_adds(instruction: Instruction) -> int:
+    """Multiply-adds that a matrix instruction does for its wave."""
+    match = _SHAPE.search(instruction.opcode)
+    return int(match[1]) * int(match[2]) * int(match[3]) * int(match[4] or 1) if match else 0
+
+
+def tensor_cycles(instruction: Instruction, rates: Rates) -> float:
+    kind = instruction.opcode.rpartition("x")[2].partition("_")[2]
+    share = {"f32": rates.single, "xf32": 0.5, "f64": 1 / 16}.get(kind, 1.0)
+    return multiply_adds(instruction) / (rates.fma * share) if share else 0.0
+
+
+def memory_cycles(instruction: Instruction, rates: Rates) -> float:
+    """Cycles of the path to memory: as much for every 4 bytes of a lane."""
+    return rates.memory * max(4, width(instruction)) / 4
+
+
+def width(instruction: Instruction) -> int:
+    """Bytes that a lane reads or writes."""
+    opcode = instruction.opcode
+    if match := re.search(r"dwordx(\d)", opcode):
+        return 4 * int(match[1])
+    if match := re.search(r"_[biu](8|16|32|64|96|128)(?:_d16\w*|_e\d+)?$", opcode):
+        return int(match[1]) // 8 * (2 if "read2" in opcode or "write2" in opcode or "_2addr_" in opcode else 1)
+    return next((size for name, size in (("byte", 1), ("short", 2), ("permute", 4)) if name in opcode), 4)

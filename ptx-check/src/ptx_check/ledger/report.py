@@ -1,0 +1,61 @@
+"""The ledger as tables for people."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from ptx_check.ledger import peers, units
+from ptx_check.ledger.collect import Found
+from ptx_check.ledger.count import Count, Usage
+from ptx_check.ledger.counted import Counted
+from ptx_check.ledger.latency import latency
+from ptx_check.ledger.peers import Peer
+from ptx_check.ledger.resources import occupancy
+from ptx_check.ledger.text_table import aligned
+
+USED = ("loop", "instr.", *units.UNITS, "bound", "by")
+NEEDS = ("latency", "registers", "spill B", "shared B", "occupancy")
+"""latency: cycles an element by the control codes, of the warps that can reside."""
+
+
+def of_found(rows: Iterable[Found], wanted: re.Pattern[str]) -> str:
+    """The kernels that a file launches; cycles an element of the tile that their constants name, else a thread."""
+    lines: list[tuple[str, ...]] = [("kernel", "chip", *USED, *NEEDS)]
+    for found in rows:
+        settings = " ".join(f"{name}={value}" for name, value in found.constants.items())
+        if wanted.search(f"{found.name} {settings}"):
+            for used, cells in parts(found.counted.count, found.elements()):
+                needs = needs_cells(found.chip, found.counted, used, found.elements())
+                lines.append((f"{found.name} {settings}", found.chip, *cells, *needs))
+    return aligned(lines, names=2)
+
+
+def of_peers(rows: Iterable[Peer]) -> str:
+    """Kernels of a library; cycles an element where the name tells the tile, else a thread."""
+    lines: list[tuple[str, ...]] = [("kernel", "chip", *USED, "registers", "spill B")]
+    for peer in rows:
+        elements = peers.elements(peer.name) or 1.0
+        for _, cells in parts(peer.count, elements):
+            needs = ("?" if number is None else str(number) for number in (peer.registers, peer.spill))
+            lines.append((peer.title, peer.chip, *cells, *needs))
+    return aligned(lines, names=2)
+
+
+def parts(count: Count, elements: float) -> list[tuple[Usage, tuple[str, ...]]]:
+    """Every loop over tiles, lightest first, then (-) what is outside of them, each with its cells."""
+    named = [*((str(number), loop) for number, loop in enumerate(count.loops, 1)), ("-", count.outside)]
+    return [(used, (name, *used_cells(used, elements))) for name, used in named]
+
+
+def used_cells(used: Usage, elements: float) -> tuple[str, ...]:
+    """The cells below USED, without the loop's name."""
+    cycles = (f"{value / elements:.1f}" for value in used.columns.values())
+    return (str(used.instructions), *cycles, f"{used.bound / elements:.1f}", used.busiest)
+
+
+def needs_cells(chip: str, found: Counted, used: Usage, elements: float) -> tuple[str, ...]:
+    """The cells below NEEDS."""
+    needs = found.resources
+    waits, share = latency(chip, used, needs, found.warps) / elements, occupancy(chip, needs, found.warps)
+    return f"{waits:.1f}", str(needs.registers), str(needs.spill), f"{needs.shared:,}", f"{share:.0%}"

@@ -1,0 +1,101 @@
+"""Resources of a chip that a compiled kernel takes, read from its machine code without a device."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from ptx_check.ledger import sass
+
+_NVIDIA_MATRIX = re.compile(r"^\s*(?:@!?%p\d+\s+)?(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)", re.MULTILINE)
+_AMD_MATRIX = re.compile(r"^\s*v_(?:mfma|wmma)_", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Needs of one program of a kernel."""
+
+    registers: int
+    """Per thread; AMD: vector registers, accumulation registers included."""
+    spill: int
+    """Bytes of local memory per thread: registers that did not fit."""
+    shared: int
+    """Bytes of shared memory."""
+    matrix: int
+    """Matrix instructions in the code (mma, wgmma, tcgen05; mfma), each counted once however often a loop runs it."""
+    bound: float = 0.0
+    """Cycles of a scheduler that the busiest unit needs for an element of the tile; 0 where nobody says what one is."""
+    outside: int = 0
+    """Instructions that no loop over tiles holds."""
+
+
+def read(compiled: Any, shared: int) -> Resources:
+    """The resources of a triton.compile() result, which asks for `shared` bytes at launch."""
+    if "amdgcn" in compiled.asm:
+        return _read_amd(compiled.asm["amdgcn"], shared)
+    usage = sass.resource_usage(compiled.asm["cubin"])
+    registers, spill, static_shared = usage.get(compiled.metadata.name) or next(iter(usage.values()))
+    return Resources(registers, spill, max(shared, static_shared), len(_NVIDIA_MATRIX.findall(compiled.asm["ptx"])))
+
+
+def _read_amd(assembly: str, shared: int) -> Resources:
+    def value(field: str) -> int:
+        match = re.search(rf"^\s*\.{field}:\s*(\d+)", assembly, re.MULTILINE)
+        if match is None:
+            raise ValueError(f"the compiled kernel's metadata has no .{field}")
+        return int(match[1])
+
+    return Resources(
+        registers=value("vgpr_count"),
+        spill=value("private_segment_fixed_size"),
+        shared=max(shared, value("group_segment_fixed_size")),
+        matrix=len(_AMD_MATRIX.findall(assembly)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Multiprocessor:
+    """Limits of what resides on one."""
+
+    warps: int
+    programs: int
+    shared: int
+    """Bytes of shared memory on the multiprocessor."""
+    reserved: int
+    """Bytes that the system takes of it for every program."""
+
+
+_KIB = 1024
+_LOCAL_MEMORY = 64 * _KIB
+"""Bytes of local memory that a compute unit of AMD's has."""
+MULTIPROCESSORS = {
+    # CUDA C++ programming guide, table "Technical specifications per compute capability"
+    "sm_60": Multiprocessor(64, 32, 64 * _KIB, 0),
+    "sm_70": Multiprocessor(64, 32, 96 * _KIB, 0),
+    "sm_75": Multiprocessor(32, 16, 64 * _KIB, 0),
+    "sm_80": Multiprocessor(64, 32, 164 * _KIB, _KIB),
+    "sm_86": Multiprocessor(48, 16, 100 * _KIB, _KIB),
+    "sm_89": Multiprocessor(48, 24, 100 * _KIB, _KIB),
+    "sm_90": Multiprocessor(64, 32, 228 * _KIB, _KIB),
+    "sm_100": Multiprocessor(64, 32, 228 * _KIB, _KIB),
+    "sm_120": Multiprocessor(48, 24, 100 * _KIB, _KIB),
+}
+
+
+def occupancy(chip: str, resources: Resources, num_warps: int) -> float:
+    """The share of a multiprocessor's warps that can be resident, estimated from registers, shared memory and warps."""
+    registers = max(resources.registers, 1)
+    if chip not in MULTIPROCESSORS:
+        # CDNA: four SIMDs a compute unit, each with 512 registers a lane (in eights) and at most eight waves.
+        waves = 4 * min(8, 512 // (-(-registers // 8) * 8))
+        programs = waves // num_warps
+        if resources.shared:
+            programs = min(programs, _LOCAL_MEMORY // resources.shared)
+        return programs * num_warps / 32
+    unit = MULTIPROCESSORS[chip]
+    registers_per_warp = -(-registers * 32 // 256) * 256
+    programs = min(unit.programs, unit.warps // num_warps, 65536 // (registers_per_warp * num_warps))
+    if resources.shared:
+        programs = min(programs, unit.shared // (resources.shared + unit.reserved))
+    return programs * num_warps / unit.warps

@@ -1,0 +1,17 @@
+"""Tables for terminals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def aligned(lines: Sequence[Sequence[str]], *, names: int = 1) -> str:
+    """Columns side by side; the first `names` of them stand left, as names do."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column < names else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths))
+        ).rstrip()
+        for line in lines
+    )

@@ -1,0 +1,116 @@
+"""`ptx-check ledger` on files that launch Triton kernels, and on the cubins of a library."""
+
+import re
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from ptx_check.__main__ import main
+from ptx_check.ledger.collect import collected, compiled_for
+
+SOURCE = """
+import torch, triton, triton.language as tl
+{imports}
+
+@triton.jit
+def add(x, y, out, n, BLOCK: tl.constexpr):
+    total = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, n, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        inside = at < n
+        total += tl.exp(tl.load(x + at, mask=inside, other=0.0)) * tl.load(y + at, mask=inside, other=0.0)
+    tl.store(out + tl.arange(0, BLOCK), total)
+
+
+{launch}
+"""
+LAUNCH = "x = torch.ones(5000{device})\n{indent}add[(5,)](x, x, x, 5000, BLOCK=1024)"
+
+
+def counts(capsys, *words) -> list[list[str]]:
+    """The cells of each line, the head's first."""
+    assert main(["ledger", *map(str, words)]) == 0
+    return [re.split(r"  +", line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_the_kernels_that_a_file_launches_are_counted(tmp_path, capsys):
+    file = tmp_path / "mine.py"
+    file.write_text(SOURCE.format(imports="", launch=LAUNCH.format(device="", indent="")))
+    head, *lines = counts(capsys, file, "--chips", "sm_60,sm_80,gfx942")
+    assert "latency" in head
+    loops = [cells for cells in lines if cells[2] == "1"]
+    assert [cells[:2] for cells in loops] == [
+        ["add BLOCK=1024 num_warps=4 num_stages=3", "sm_60"],
+        ["add BLOCK=1024 num_warps=4 num_stages=3", "sm_80"],
+        ["add BLOCK=1024 num_warps=4 num_stages=2", "gfx942"],
+    ]
+    assert [cells[head.index("mufu")] for cells in loops[:2]] == ["4.0", "8.0"]  # an exponential an element
+
+
+@pytest.mark.parametrize(("words", "chips"), [((), ["sm_90"]), (("--chips", "sm_75,sm_120"), ["sm_75", "sm_120"])])
+def test_a_file_that_executes_is_counted_for_its_chip_or_those_that_are_named(tmp_path, capsys, words, chips):
+    inside = LAUNCH.format(device=", device='cuda'", indent="    ")
+    file = tmp_path / "mine.py"
+    file.write_text(
+        SOURCE.format(
+            imports="from ptx_check import executed",
+            launch=f'with executed("sm_90") as machine:\n    {inside}\nassert not machine.faults',
+        )
+    )
+    _, *lines = counts(capsys, file, *words)
+    assert sorted({cells[1] for cells in lines}) == sorted(chips)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("x = (", "cannot be read as Python"),
+        ("import sys; sys.exit(3)", "ended with SystemExit(3)"),
+        ("x = 1", "launches no Triton kernel"),
+    ],
+)
+def test_files_that_hold_no_kernel_end_in_a_line(tmp_path, capsys, text, told):
+    file = tmp_path / "a.py"
+    file.write_text(text)
+    assert main(["ledger", str(file), "--chips", "sm_80"]) == 1
+    assert told in capsys.readouterr().err
+
+
+@triton.jit
+def _twice(x, n, N: tl.constexpr):
+    i = tl.program_id(0) * N + tl.arange(0, N)
+    tl.store(x + i, 2 * tl.load(x + i, mask=i < n), mask=i < n)
+
+
+def test_launches_are_compiled_and_counted_and_nothing_is_computed():
+    with compiled_for("sm_90") as found:
+        _twice[(4,)](x := torch.ones(500), 500, N=128)
+    assert [(each.name, each.chip, each.elements()) for each in found] == [("_twice", "sm_90", 1.0)]
+    assert found[0].counted.count.main.moved > 0
+    assert torch.equal(x, torch.ones(500))
+    with collected() as found:
+        pass
+    assert found == []
+
+
+def test_the_cubins_of_a_library_are_found_and_counted(tmp_path, capsys, monkeypatch):
+    cubins, compile_it = [], triton.compiler.compile
+
+    def kept(*given, **more):
+        result = compile_it(*given, **more)
+        cubins.append(result.asm["cubin"])
+        return result
+
+    monkeypatch.setattr(triton.compiler, "compile", kept)
+    with compiled_for("sm_80"):
+        _twice[(4,)](torch.ones(600), 600, N=256)
+    library = tmp_path / "lib.so"
+    library.write_bytes(b"a library" + cubins[0] + b"and more")
+    head, *lines = counts(capsys, "--peer", library)
+    assert head[:3] == ["kernel", "chip", "loop"]
+    assert lines
+    assert all(cells[:2] == ["_twice", "sm_80"] for cells in lines)
+    assert main(["ledger", "--peer", str(library), "--match", "nothing"]) == 1
+    assert "no kernel of" in capsys.readouterr().err

@@ -1,0 +1,230 @@
+"""The ledger reads machine code, finds its loops, and counts what they ask of each unit. No device is needed."""
+
+import dataclasses
+import re
+
+import pytest
+
+from ptx_check.__main__ import main
+from ptx_check.ledger import count, gcn, latency, published, sass, units
+from ptx_check.ledger.code import Instruction
+from ptx_check.ledger.count import Count, Usage
+from ptx_check.ledger.products import PRODUCTS
+from ptx_check.ledger.resources import Resources
+
+
+def listing(*lines: str, stall: int = 1) -> str:
+    """A function as nvdisasm prints it: lines that end with a colon are labels, others instructions."""
+    upper = stall << 41
+    text, address = ['\t.section\t.text.kernel,"ax",@progbits', ".text.kernel:"], 0
+    for line in lines:
+        if line.endswith(":"):
+            text.append(line)
+            continue
+        text.append(f"        /*{address:04x}*/   {line} ;   /* 0x0000000000000001 */")
+        text.append(f"                            /* 0x{upper:016x} */")
+        address += 16
+    return "\n".join(text)
+
+
+LOOP = (
+    "S2R R0, SR_TID.X",
+    "@P1 BRA `(.L_x_9)",
+    ".L_x_1:",
+    *["LDG.E.128 R4, [R2.64]"] * 2,
+    *["HMMA.16816.F32.BF16 R8, R4, R6, R8"] * 4,
+    *["FFMA R8, R8, R9, R10"] * 6,
+    *["MUFU.EX2 R8, R8"] * 3,
+    *["LOP3.LUT R2, R0, 0x1f, RZ, 0xc0, !PT"] * 5,
+    *["IMAD.WIDE R4, R0, R2, R4"] * 2,
+    *["LDS.128 R4, [R2]"] * 2,
+    *["STL [R1], R4"] * 1,
+    "BAR.SYNC.DEFER_BLOCKING 0x0",
+    "@!P0 BRA `(.L_x_1)",
+    ".L_x_9:",
+    "STG.E [R2.64], R8",
+    "EXIT",
+    ".L_x_2:",
+    "BRA `(.L_x_2)",
+    "NOP",
+)
+
+
+def test_a_loop_is_counted_by_unit_as_by_hand():
+    (function,) = sass.parse(listing(*LOOP, stall=3))
+    counted = count.count(function, "sm_80", warps=4)
+    (loop,) = counted.loops
+    assert loop.instructions == 27
+    assert loop.columns == {
+        "issue": 27,
+        "fp32": (6 + 2) * 2,  # IMAD goes through the lanes of FFMA
+        "imad": 2 * 2,
+        "alu": 5 * 2,
+        "mufu": 3 * 8,
+        "memory": 5 * 4,
+        "tensor": 4 * 8,  # 16 * 8 * 16 multiply-adds, 256 a cycle
+    }
+    assert (loop.bound, loop.busiest) == (32, "tensor")
+    assert (loop.shared, loop.moved, loop.spilled, loop.stall) == (32, 32, 1, 3 * 27)
+    # What no loop holds; the code's end, which branches to itself for ever, is neither a loop nor padding that counts.
+    assert counted.outside.instructions == 2 + 2 + 1
+    assert counted.main is loop
+
+
+def test_the_same_loop_on_a_newer_chip_takes_fewer_cycles_of_the_units_that_grew():
+    (function,) = sass.parse(listing(*LOOP))
+    loop = count.count(function, "sm_90", warps=4).main
+    assert (loop.fp32, loop.imad, loop.tensor, loop.mufu) == (8, 4, 16, 24)
+
+
+def nested(inner: int) -> str:
+    """A loop in a loop; `inner` additions in the inner one, which reads memory."""
+    return listing(
+        ".L_x_1:",
+        *["FADD R1, R1, R2"] * 30,
+        ".L_x_2:",
+        "LDG.E R4, [R2.64]",
+        *["FADD R1, R1, R2"] * inner,
+        "@P0 BRA `(.L_x_2)",
+        "BRA.U !UP0, `(.L_x_1)",
+        "EXIT",
+    )
+
+
+def test_the_innermost_loop_is_the_one_over_tiles_and_one_that_waits_for_a_barrier_is_none():
+    (function,) = sass.parse(nested(30))
+    assert [(len(loop.own), loop.inner, loop.depth) for loop in function.loops] == [(31, 32, 0), (32, 0, 1)]
+    loops, products = count.main_loops(function, "sm_80")
+    assert [len(loop.own) for loop in loops] == [32]
+    assert not products
+    # The inner one is shorter than any loop over tiles; the outer one reads no memory itself, so that nothing is left.
+    (function,) = sass.parse(nested(3))
+    assert count.main_loops(function, "sm_80")[0] == []
+
+
+def test_two_ways_back_to_one_instruction_are_one_loop_and_a_branch_with_a_condition_among_its_operands_goes_on():
+    text = listing(
+        ".L_x_1:",
+        "LDG.E R4, [R2.64]",
+        "@P0 BRA `(.L_x_1)",
+        *["FADD R1, R1, R2"] * 30,
+        "BRA.U !UP0, `(.L_x_1)",
+        "EXIT",
+    )
+    (function,) = sass.parse(text)
+    (loop,) = function.loops
+    assert len(loop.own) == 33
+    assert [each.opcode for each in function.outside] == ["EXIT"]
+
+
+def test_a_group_product_is_shared_by_four_warps():
+    product = Instruction(0, "HGMMA.64x128x16.F32.BF16", "R24, gdesc[UR4], R24")
+    assert units.multiply_adds(product, 4) == 64 * 128 * 16 / 4
+    assert units.tensor_cycles(product, units.RATES["sm_90"], 4) == 64
+    single = dataclasses.replace(product, opcode="HGMMA.64x128x8.F32.TF32")
+    assert units.tensor_cycles(single, units.RATES["sm_90"], 4) == 64  # half the depth at half the rate
+
+
+def test_a_product_of_sm_100_takes_its_shape_from_its_descriptor():
+    descriptor = (128 // 8 << 17) | (128 // 16 << 24)
+    code = [
+        Instruction(0, "UMOV", f"UR6, {descriptor:#x}"),
+        Instruction(16, "UTCHMMA", "gdesc[UR4], gdesc[UR8], tmem[UR10], tmem[UR12], idesc[UR6]"),
+    ]
+    assert units.multiply_adds(code[1], 4, code) == 128 * 128 * 16 / 4
+    assert units.multiply_adds(code[1], 4) == 0  # nothing tells
+
+
+def test_every_rate_gives_the_tensor_rate_that_the_vendor_prints():
+    printed = {"A100": 312, "H100": 989, "H200": 989, "B200": 2250, "RTX 3090": 71, "RTX 4090": 165, "RTX 5090": 209}
+    printed |= {"MI250X die": 191.5, "MI300X": 1307, "MI355X": 2516}
+    for name, teraflops in printed.items():
+        product = PRODUCTS.get(name)
+        if product is not None:
+            rates = units.RATES.get(product.chip) or gcn.RATES[product.chip]
+            rate = 2 * rates.fma * product.schedulers * product.clock / 1e3
+            assert rate == pytest.approx(teraflops, rel=0.02), name
+
+
+GCN = """
+	.type	kernel,@function
+kernel:                                 ; @kernel
+	s_load_dwordx2 s[0:1], s[4:5], 0x0
+.LBB0_1:                                ; =>This Inner Loop Header: Depth=1
+	global_load_dwordx4 v[0:3], v[4:5], off
+{products}
+	v_exp_f32_e32 v1, v1
+	v_mul_lo_u32 v2, v2, v3
+{sums}
+	ds_read_b128 v[0:3], v9
+	s_cbranch_scc1 .LBB0_1
+; %bb.2:
+	scratch_store_dword off, v0, s0
+	s_endpgm
+"""
+
+
+def test_amds_assembly_is_counted_as_by_hand():
+    text = GCN.format(
+        products="\n".join(["\tv_mfma_f32_32x32x8_bf16_1k a[0:15], v[0:1], v[2:3], a[0:15]"] * 3),
+        sums="\n".join(["\tv_pk_fma_f32 v[0:1], v[2:3], v[4:5], v[0:1]"] * 20),
+    )
+    (function,) = gcn.parse(text)
+    counted = count.count(function, "gfx942", warps=4)
+    (loop,) = counted.loops
+    assert loop.instructions == 28
+    assert loop.tensor == 3 * 32 * 32 * 8 / 256
+    assert loop.alu == 20 * 4 + 2 * 16  # every vector instruction: transcendental ones and products of 32 bits 16
+    assert (loop.fp32, loop.mufu) == (80, 16)
+    assert loop.memory == 2 * 4 * 8  # 16 bytes a lane, twice
+    assert (loop.bound, loop.busiest, loop.moved, loop.shared) == (112, "alu", 16, 16)
+    assert counted.outside.spilled == 1
+
+
+def test_the_lightest_of_loops_with_products_bounds_a_kernel_and_loops_without_follow_each_other():
+    light, heavy = Usage(instructions=30, issue=30.0), Usage(instructions=50, issue=50.0)
+    assert Count((light, heavy), Usage(), True).main is light
+    assert Count((light, heavy), Usage(), False).main.issue == 80
+    assert Count((), heavy, False).main is heavy
+
+
+def test_resident_warps_share_the_waiting():
+    used, needs = Usage(stall=1000), Resources(128, 0, 0, 0)
+    assert latency.latency("sm_90", used, needs, 4) == 1000 / (0.25 * 64 / 4)
+    assert latency.latency("gfx942", used, needs, 4) == 0
+
+
+def test_published_times_reach_a_share_of_the_bound_below_one():
+    for each in published.PUBLISHED:
+        assert 0.3 < each.share < 1.0, each
+    assert 0.5 < published.reached() < 0.9
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["mine.py", "--chips", "sm_1"], "unknown chip sm_1: choose from sm_60"),
+        (["--match", "("], "is not a regular expression"),
+        (["--peer", "/no/such"], "there is no file /no/such"),
+        (["no_such.py"], "there is no file no_such.py"),
+        (["--peer", "a", "--validate"], "give one of"),
+        ([], "give one of"),
+    ],
+)
+def test_wrong_arguments_end_in_a_line(words, told, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["ledger", *words])
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_library_without_machine_code_ends_in_a_line(tmp_path, capsys):
+    file = tmp_path / "lib.so"
+    file.write_bytes(b"nothing")
+    assert main(["ledger", "--peer", str(file)]) == 1
+    assert "holds no cubin" in capsys.readouterr().err
+
+
+def test_published_shares_are_printed(capsys):
+    assert main(["ledger", "--validate"]) == 0
+    assert re.search(r"The median share is \d+%", capsys.readouterr().out)
