@@ -222,8 +222,8 @@ def _pad(call: Call) -> tuple[Tensor, Tensor, Tensor, Options]:
 def _padded_forward(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     query, _, value, sequences, options, route = call
     if call.empty:
-        weights, none = (x.zero_() for x in _fake_saved(call))
-        return query.new_zeros(*query.shape[:2], value.shape[-1]), weights, none
+        empty_weights, empty_kept = (x.zero_() for x in _fake_saved(call))
+        return query.new_zeros(*query.shape[:2], value.shape[-1]), empty_weights, empty_kept
     output, weights, kept = routes.forward(route, *_pad(call))
     if kept is not None and options.sinks is not None:
         kept = packed_again(kept[..., None], sequences.query_starts, query)[..., 0].T.contiguous()

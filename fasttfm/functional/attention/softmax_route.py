@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -70,10 +70,10 @@ def scores_gradient(
     from fasttfm.kernels import masked_softmax
 
     dropout = (options.dropout_p, options.seed, options.site)
-    memory: dict[str, Any] = {"in_place": in_place, "with_kept": with_kept}
+    backward = partial(masked_softmax.backward, grad, p, in_place=in_place, with_kept=with_kept)
     if not mask_gradient:
-        return *masked_softmax.backward(grad, p, options.scale, *dropout, cap=cap, **memory), None
-    d_scores, kept = masked_softmax.backward(grad, p, 1.0, *dropout, **memory)
+        return *backward(options.scale, *dropout, cap=cap), None
+    d_scores, kept = backward(1.0, *dropout)
     assert options.mask is not None
     d_mask = d_scores.float().sum_to_size(options.mask.shape).to(options.mask.dtype)
     d_scores = d_scores * options.scale  # not in place: a mask of the scores' own shape shares their memory
