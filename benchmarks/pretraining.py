@@ -24,16 +24,16 @@ import torch
 
 from benchmarks import command
 from fasttfm.checkpoints.run_log import read_log
-from fasttfm.config.data import MaskingConfig
-from fasttfm.data.documents import PreparedDocuments, RowBatches
-from fasttfm.interop.bert import read_pretraining
-from fasttfm.interop.gpt import read
-from fasttfm.models.encoders import read_encoder
-from fasttfm.models.gpt import GPT
 from fasttfm.parsing import parse_json
 from fasttfm.presets import preset_section
-from fasttfm.training.masked_modelling import MaskedValidator, masked_batches
-from fasttfm.training.pretraining import TextValidator
+from fasttfm.pretraining.config.data import MaskingConfig
+from fasttfm.pretraining.data.documents import PreparedDocuments, RowBatches
+from fasttfm.pretraining.interop.bert import read_pretraining
+from fasttfm.pretraining.interop.gpt import read
+from fasttfm.pretraining.models.gpt import GPT
+from fasttfm.pretraining.models.kinds import read_model
+from fasttfm.pretraining.training.language_modelling import TextValidator
+from fasttfm.pretraining.training.masked_modelling import MaskedValidator, masked_batches
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def masked_bits_per_byte(data: Path, model: Path, is_theirs: bool) -> float:
     """Bits of the tokens that are hidden in what the data hold out, over the bytes of these."""
     batches = _masked_batches(data, KINDS["bert"].preset, held_out=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    loaded = (read_pretraining(model) if is_theirs else read_encoder(model, "last")).to(device)
+    loaded = (read_pretraining(model) if is_theirs else read_model("mlm", model, "last")).to(device)
     hidden = torch.cat([batches.batch(indices).labels for indices in batches.in_order()])
     nats = MaskedValidator(batches, device=device)(loaded).nll * len(hidden)
     return nats / math.log(2) / bytes_of(hidden, PreparedDocuments.open(data))

@@ -153,14 +153,31 @@ def masked_softmax(scores: Tensor, sinks: Tensor | None = None) -> Tensor:
     """softmax over the last dimension; a row that is -inf everywhere gives zeros, and no gradient.
 
     sinks (H,): a score of each head that takes weight from those of a row and has no value, so that the weights add up
-    to less than 1 (gpt-oss; Xiao et al. 2024, section 3.3).
+    to less than 1 (gpt-oss; Xiao et al. 2024, section 3.3): nothing where it is -inf, all of it where it is inf.
     """
     keys = scores.shape[-1]
     if sinks is not None:
-        sink = sinks.to(scores.dtype).view(-1, 1, 1).expand(*scores.shape[:3], 1)
+        sink = sinks.to(scores.dtype).clamp(max=min(1e30, torch.finfo(scores.dtype).max))  # inf - inf would be NaN
+        sink = sink.view(-1, 1, 1).expand(*scores.shape[:3], 1)
         scores = torch.cat([scores, sink], dim=-1)
     empty = (scores == -math.inf).all(dim=-1, keepdim=True)
     return torch.softmax(scores.masked_fill(empty, 0.0), dim=-1).masked_fill(empty, 0.0)[..., :keys]
+
+
+def attention_scores(
+    query: Tensor, key: Tensor, *, scale: float | None = None, softcap: float = 0.0, **places: Any
+) -> Tensor:
+    """Q K^T * scale (B, H, L, S), capped and masked: what attention() takes the softmax of.
+
+    query (B, H, L, D), key (B, Hk, S, D); scale defaults to D^-0.5. Hk divides H: H / Hk neighbouring query heads share
+    a head of keys (Ainslie et al. 2023, section 2.2). softcap c, where it is not 0, bounds the scores: c tanh(score /
+    c), before anything is added (Gemma 2, 2024, section 2). places are attention_mask()'s arguments.
+    """
+    key = key.repeat_interleave(query.shape[1] // max(1, key.shape[1]), dim=1)
+    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    return attention_mask(scores, **places)
 
 
 def attention(
@@ -184,21 +201,15 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """softmax(Q K^T * scale) V (equation 1), with dropout on the weights.
 
-    query (B, H, L, D), key (B, Hk, S, D), value (B, Hk, S, Dv); scale defaults to D^-0.5. Hk divides H: H / Hk
-    neighbouring query heads share a head of keys and values (Ainslie et al. 2023, section 2.2). softcap c, where it is
-    not 0, bounds the scores: c tanh(score / c), before anything is added (Gemma 2, 2024, section 2).
+    query, key and scores as attention_scores() has them, value (B, Hk, S, Dv).
     Returns the output (B, H, L, Dv) and the weights before dropout (B, H, L, S). A query without a key gives zeros.
     """
-    batch, heads, queries, width = query.shape
-    scale = width**-0.5 if scale is None else scale
-    key, value = (x.repeat_interleave(heads // max(1, x.shape[1]), dim=1) for x in (key, value))
-    scores = query @ key.transpose(-2, -1) * scale  # (B, H, L, S)
-    if softcap:
-        scores = softcap * torch.tanh(scores / softcap)
-    scores = attention_mask(
-        scores, key_lengths=key_lengths, mask=mask, causal=causal, causal_offset=causal_offset, window=window,
-        alibi_slopes=alibi_slopes,
+    batch, heads, queries, _ = query.shape
+    scores = attention_scores(
+        query, key, scale=scale, softcap=softcap, key_lengths=key_lengths, mask=mask, causal=causal,
+        causal_offset=causal_offset, window=window, alibi_slopes=alibi_slopes,
     )  # fmt: skip
+    value = value.repeat_interleave(heads // max(1, value.shape[1]), dim=1)
     weights = masked_softmax(_wide(scores), sinks).to(query.dtype)  # (B, H, L, S)
     kept = weights
     if seed is not None and dropout_p > 0.0:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fasttfm.reference import attention, rotary
+from fasttfm.reference import attention, attention_scores, rotary
 
 
 def attention_with_cache(
@@ -26,18 +26,21 @@ def attention_with_cache(
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    return_lse: bool = False,
     **options: Any,
-) -> Tensor:
+) -> Tensor | tuple[Tensor, Tensor]:
     """attention() over the keys of a cache, to which key and value (B, Hk, N, .) are appended first, in place.
 
     Key t of sequence b is row t % page of page block_table[b, t // page] (Kwon et al. 2023, section 4.3) of key_cache
     (P, Hk, page, D) and value_cache (P, Hk, page, Dv); without a table of its one page b. cache_lengths (B,): keys
     before the call; cache_starts (B,): where they begin. The last query is at the last key, for causal, window and
     alibi_slopes; options are attention()'s. cos, sin turn queries and keys by rotary(); queries that see all keys have
-    one position, that of the first new key.
+    one position, that of the first new key. return_lse: the logarithm of the sum of a row's exponentiated scores and
+    sink (B, H, L) as well.
     """
     sees_all = not causal and window in (None, (None, None))
-    outputs = []
+    outputs, sums = [], []
     for b, length in enumerate(cache_lengths.tolist()):
         q, new = query[b : b + 1], None if key is None else key[b : b + 1]
         place = torch.arange(length + (0 if key is None else key.shape[2]), device=query.device)  # (S,)
@@ -54,8 +57,10 @@ def attention_with_cache(
         k, v = (x[pages[first:], :, rows[first:]].transpose(0, 1)[None] for x in (key_cache, value_cache))
         slopes = alibi_slopes[b] if alibi_slopes is not None and alibi_slopes.dim() == 2 else alibi_slopes
         offset = k.shape[2] - q.shape[2]
-        output, _ = attention(
-            q, k, v, causal=causal, causal_offset=offset, window=window, alibi_slopes=slopes, **options
-        )
-        outputs.append(output)
-    return torch.cat(outputs)
+        options |= {"causal": causal, "causal_offset": offset, "window": window, "alibi_slopes": slopes}
+        outputs.append(attention(q, k, v, sinks=sinks, **options)[0])
+        scores = attention_scores(q, k, **options)  # (1, H, L, S)
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.view(-1, 1, 1).expand(*scores.shape[:3], 1)], -1)
+        sums.append(scores.logsumexp(-1))
+    return (torch.cat(outputs), torch.cat(sums)) if return_lse else torch.cat(outputs)

@@ -26,4 +26,16 @@ class Chip:
         return 64 if self.name.startswith("gfx9") else 32
 
 
+def named(name: str, shared_memory: int, processors: int) -> Chip:
+    """The Chip of this name, sm_90 or gfx942, whose abilities follow from it."""
+    capability = int(name.removeprefix("sm_")) if name.startswith("sm_") else 0
+    return Chip(
+        name=name,
+        capability=capability,
+        shared_memory=shared_memory,
+        processors=processors,
+        matrix_units=capability >= 80 or name.startswith("gfx9"),
+    )
+
+
 INTERPRETER = Chip(name="interpreter", capability=0, shared_memory=1 << 30, processors=4, matrix_units=False)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from fasttfm.kernels.chip import Chip
+from fasttfm.kernels.chip import Chip, named
 from fasttfm.kernels.parameter import NOTATION, kinds_of
 
 DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -98,32 +98,21 @@ def kernel_case(
     )
 
 
-def _chip(name: str, shared_kib: int, processors: int, *, matrix_units: bool) -> Chip:
-    capability = int(name.removeprefix("sm_")) if name.startswith("sm_") else 0
-    return Chip(
-        name=name,
-        capability=capability,
-        shared_memory=shared_kib * 1024,
-        processors=processors,
-        matrix_units=matrix_units,
-    )
-
-
 CHIPS: dict[str, Chip] = {
     chip.name: chip
     for chip in (
-        _chip("sm_60", 48, 56, matrix_units=False),  # P100
-        _chip("sm_70", 96, 80, matrix_units=False),  # V100: it has tensor cores, Triton does not use them
-        _chip("sm_75", 64, 40, matrix_units=False),  # T4, likewise
-        _chip("sm_80", 163, 108, matrix_units=True),  # A100
-        _chip("sm_86", 99, 82, matrix_units=True),  # RTX 3090
-        _chip("sm_89", 99, 128, matrix_units=True),  # RTX 4090
-        _chip("sm_90", 227, 132, matrix_units=True),  # H100, H200
-        _chip("sm_100", 227, 148, matrix_units=True),  # B200
-        _chip("sm_120", 99, 170, matrix_units=True),  # RTX 5090
-        _chip("gfx90a", 64, 104, matrix_units=True),  # one die of an MI250
-        _chip("gfx942", 64, 304, matrix_units=True),  # MI300X
-        _chip("gfx950", 64, 256, matrix_units=True),  # MI355X
+        named("sm_60", 48 << 10, 56),  # P100
+        named("sm_70", 96 << 10, 80),  # V100: it has tensor cores, Triton does not use them
+        named("sm_75", 64 << 10, 40),  # T4, likewise
+        named("sm_80", 163 << 10, 108),  # A100
+        named("sm_86", 99 << 10, 82),  # RTX 3090
+        named("sm_89", 99 << 10, 128),  # RTX 4090
+        named("sm_90", 227 << 10, 132),  # H100, H200
+        named("sm_100", 227 << 10, 148),  # B200
+        named("sm_120", 99 << 10, 170),  # RTX 5090
+        named("gfx90a", 64 << 10, 104),  # one die of an MI250
+        named("gfx942", 64 << 10, 304),  # MI300X
+        named("gfx950", 64 << 10, 256),  # MI355X
     )
 }
 """The chips that every kernel must compile for, as launch.chip() would describe one product of each."""

@@ -10,9 +10,10 @@ top + log(total), the logarithm of the sum of exponentials, is never formed: at 
 
 A program has a row. It reads the row once for the maximum, the sum of exponentials (rescaled when the maximum grows,
 Milakov and Gimelshein 2018) and the plain sum, and once more, from the last tile back so that the cache still has it,
-to overwrite it with the gradient; a row that fits one tile stays in registers between the two. From and to memory that
-is 2 * M * V elements, with 2 * M * V exponentials: an H200 (4.3 TB/s) needs at least 0.86 ms at M = 25,000, V = 37,000
-in bfloat16, where a gradient beside the logits would take a second 1.85 GB. Statistics are float32.
+to overwrite it with the gradient; a row that fills more than half of one tile stays in registers between the two. From
+and to memory that is 2 * M * V elements, with 2 * M * V exponentials: an H200 (4.3 TB/s) needs at least 0.86 ms at
+M = 25,000, V = 37,000 in bfloat16, where a gradient beside the logits would take a second 1.85 GB. Statistics are
+float32.
 Source: Szegedy et al. 2016; Vaswani et al. 2017 section 5.4; torch.nn.functional.cross_entropy's definition.
 """
 
@@ -97,7 +98,7 @@ def _forward(
     M: Varying,
     V: Size,
     COLUMNS: tl.constexpr,
-    ONE_TILE: tl.constexpr,  # V <= COLUMNS
+    ONE_TILE: tl.constexpr,  # the row stays in registers: COLUMNS / 2 < V <= COLUMNS
     OVERWRITE: tl.constexpr,
 ):
     row = tl.program_id(0)
@@ -110,12 +111,15 @@ def _forward(
         whole = V // COLUMNS * COLUMNS
         picked = tl.load(logits + t, mask=exists, other=float("nan")).to(tl.float32)
         if ONE_TILE:
-            columns = tl.arange(0, COLUMNS)
-            x = tl.load(logits + columns, mask=columns < V, other=float("-inf")).to(tl.float32)
-            top = tl.max(x, axis=0)
-            below = x - top
-            total = tl.sum(tl.exp2(below * LOG2E), axis=0)
-            distance = tl.sum(tl.where(columns < V, below, 0.0), axis=0)
+            # Its first half is whole: it needs no comparisons, and is read and written 16 bytes at a time.
+            HALF: tl.constexpr = COLUMNS // 2
+            columns = HALF + tl.arange(0, HALF)
+            x = tl.load(logits + tl.arange(0, HALF)).to(tl.float32)
+            x2 = tl.load(logits + columns, mask=columns < V, other=float("-inf")).to(tl.float32)
+            top = tl.max(tl.maximum(x, x2), axis=0)
+            below, below2 = x - top, x2 - top
+            total = tl.sum(tl.exp2(below * LOG2E) + tl.exp2(below2 * LOG2E), axis=0)
+            distance = tl.sum(below + tl.where(columns < V, below2, 0.0), axis=0)
         else:
             top = tl.full((), float("-inf"), tl.float32)
             total = tl.zeros((COLUMNS,), tl.float32)
@@ -144,6 +148,8 @@ def _forward(
             if ONE_TILE:
                 tl.debug_barrier()  # every thread of the program has read `picked` before one overwrites it
                 out = _gradient(below, share, scale, smoothing, V)
+                tl.store(logits + tl.arange(0, HALF), out.to(logits.dtype.element_ty))
+                out = _gradient(below2, share, scale, smoothing, V)
                 tl.store(logits + columns, out.to(logits.dtype.element_ty), mask=columns < V)
             else:
                 if whole < V:
@@ -258,7 +264,7 @@ def forward(
         block = tile(chip(logits.device), size_class(V))
         _forward[(M,)](
             logits, target, losses, statistics, factor, label_smoothing, ignore_index, logits.stride(0), M, V,
-            COLUMNS=block.columns, ONE_TILE=block.columns >= V, OVERWRITE=overwrite,
+            COLUMNS=block.columns, ONE_TILE=block.columns >= V > block.columns // 2, OVERWRITE=overwrite,
             num_warps=block.warps, num_stages=1,
         )  # fmt: skip
     return losses, statistics
@@ -298,6 +304,8 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
     walked = tile.shipped(chip, _SIZES[-1])
     for block in whole:
         yield _forward_case(block, "fp32", whole_row=True)
+    yield _forward_case(whole[0], "fp32")  # rows shorter than half of the narrowest tile
+    yield _forward_case(whole[0], "fp32", in_place=False)
     for block in (*whole, walked):
         yield from _gradient_cases(block, "fp32")
     for dtype in ("fp32", "bf16", "fp16"):

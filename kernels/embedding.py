@@ -55,13 +55,15 @@ def _forward(
     token = tl.load(tokens + rows, mask=rows < M, other=0)
     exists = (token >= 0) & (token < V)
     read = inside & (exists & (token != pad_id))[:, None]
-    value = tl.load(weight + token[:, None] * N + columns[None, :], mask=read, other=0.0).to(tl.float32) * scale
+    line = token.to(tl.int32).to(tl.int64) * N  # of those that exist; one instruction, where 64 bits take three
+    value = tl.load(weight + line[:, None] + columns[None, :], mask=read, other=0.0).to(tl.float32) * scale
     if positions is not None:
-        position_offsets = (rows % L)[:, None] * N + columns[None, :]
+        # Without a sign the remainder takes half as many instructions.
+        position_offsets = (rows.to(tl.uint32) % L.to(tl.uint32)).to(tl.int32)[:, None] * N + columns[None, :]
         value += tl.load(positions + position_offsets, mask=read, other=0.0).to(tl.float32)
     value = drop(value, dropout, rows, first_column, COLUMNS)
     # A token that does not exist reads nothing and gives what is not a number, so that it is noticed.
-    value = tl.where((exists | (token == pad_id))[:, None], value, float("nan"))
+    value += tl.where(exists | (token == pad_id), 0.0, float("nan"))[:, None]
     tl.store(y + rows.to(tl.int64)[:, None] * N + columns[None, :], value.to(y.dtype.element_ty), mask=inside)
 
 

@@ -8,7 +8,7 @@ import os
 import torch
 
 from fasttfm.kernels import choice_cache
-from fasttfm.kernels.chip import INTERPRETER, Chip
+from fasttfm.kernels.chip import INTERPRETER, Chip, named
 
 
 @functools.cache
@@ -37,23 +37,11 @@ def _chip_of_device(index: int) -> Chip:
 
 def _described(index: int) -> Chip:
     properties = torch.cuda.get_device_properties(index)
+    processors = properties.multi_processor_count
     if torch.version.hip:
-        name = properties.gcnArchName.split(":")[0]
-        return Chip(
-            name=name,
-            capability=0,
-            shared_memory=65536,
-            processors=properties.multi_processor_count,
-            matrix_units=name.startswith("gfx9"),
-        )
-    capability = properties.major * 10 + properties.minor
-    return Chip(
-        name=f"sm_{capability}",
-        capability=capability,
-        shared_memory=getattr(properties, "shared_memory_per_block_optin", 49152),
-        processors=properties.multi_processor_count,
-        matrix_units=capability >= 80,
-    )
+        return named(properties.gcnArchName.split(":")[0], 65536, processors)
+    shared = getattr(properties, "shared_memory_per_block_optin", 49152)
+    return named(f"sm_{properties.major * 10 + properties.minor}", shared, processors)
 
 
 def chip(device: torch.device) -> Chip:

@@ -1,43 +1,47 @@
 """Scale, mask, softmax and dropout in one pass over scores that cuBLAS made and for weights that cuBLAS takes.
 
-    P = softmax(scores * scale + mask)        W = dropout(P)
-    dscores = factor * P * (dropout'(dW) - rowsum(P * dropout'(dW)))
+    P = softmax(cap(scores * scale) + mask)        W = dropout(P)
+    dscores = factor * cap' * P * (dropout'(dW) - rowsum(P * dropout'(dW)))
 
 For chips on which Triton's products do not reach the tensor cores (V100, T4), for head sizes above 256 and wherever the
-weights themselves are asked for. Forward reads scores and writes P (over them if told so) and, under dropout, W: 2 to 3
-times B * H * L * S elements. Backward reads P and dW, writes dscores (over dW if told so) and, if asked, W once more,
-whose mask it draws anew. Rows of up to ONE_PASS keys stay in registers; longer ones are walked over twice.
+weights themselves are asked for. Windows, ALiBi and sinks are those of attention/tile.py. Forward reads scores and
+writes P (over them if told so) and, under dropout, W: 2 to 3 times B * H * L * S elements. Backward reads P and dW,
+writes dscores (over dW if told so) and, if asked, W once more, whose mask it draws anew; with a soft cap it reads the
+scores, too. Rows of up to ONE_PASS keys stay in registers; longer ones are walked over twice.
 Source: Vaswani et al. 2017, section 3.2.1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from fasttfm.kernels.attention.launch import (
-    clamped,
-    compile_case,
-    launch_options,
-    mask_arguments,
-    variant_name,
-)
-from fasttfm.kernels.attention.tile import LOG2E, Masking, hide, moved
+from fasttfm.kernels.attention.launch import compile_case, launch_options, masking_arguments, variant_name
+from fasttfm.kernels.attention.tile import LOG2E, Head, Masking, Sizes, cap_slope, capped, hide, masking_of
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import choice
 from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
-from fasttfm.kernels.parameter import Int64Pointer, Pointer, Real, Size, Varying
+from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, Pointer, Real, RealOrNone, Size, Varying
 from fasttfm.kernels.philox import Dropout, dropout_arguments, dropped, with_seed
 from fasttfm.kernels.tiles.attention import MASKED_SOFTMAX, Tile
 
 ONE_PASS = 8192
+
+
+class Cap(NamedTuple):
+    """A soft cap and the scores that it was laid on, for its derivative."""
+
+    scores: Pointer
+    """(B, H, L, S), as the forward pass was given them; None: there is no cap."""
+    scale: RealOrNone
+    softcap: RealOrNone
 
 
 @triton.jit
@@ -60,7 +64,7 @@ def _scores(
     columns = column + tl.arange(0, COLUMNS)
     inside = (rows[:, None] < L - first_row) & (columns[None, :] < visible)
     offsets = rows[:, None] * S + columns[None, :]
-    s = tl.load(x + offsets, mask=inside, other=0.0).to(tl.float32) * scale
+    s = capped(tl.load(x + offsets, mask=inside, other=0.0).to(tl.float32) * scale, masking)
     return hide(
         s, first_row, column, tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :], masking,
         L, visible, CAUSAL, True, HALF,
@@ -97,6 +101,7 @@ def _forward(
     scores: Pointer,  # (B, H, L, S)
     p: Pointer,  # (B, H, L, S) out, the weights; may be scores
     kept: Pointer,  # (B, H, L, S) out, after dropout; None without it
+    lse: Float32Pointer,  # (B, H, L) out, log2 of the sum of a row's exponentiated scores; None: not asked for
     key_lengths: Int64Pointer,  # (B,) int or None
     masking: Masking,
     dropout: Dropout,
@@ -118,9 +123,7 @@ def _forward(
     p += begin
     if kept is not None:
         kept += begin
-    if masking.mask is not None:
-        offset = b * masking.batch_stride + (plane % H).to(tl.int64) * masking.head_stride
-        masking = moved(masking, masking.mask + offset)
+    masking = masking_of(masking, Head(plane, b, (plane % H).to(tl.int64), 0, 0, L, S, S), Sizes(H, L, S))
     visible = S
     if key_lengths is not None:
         visible = tl.maximum(tl.minimum(tl.load(key_lengths + b), S), 0).to(tl.int32)
@@ -130,14 +133,22 @@ def _forward(
     if ONE:
         s = _scores(scores, first_row, 0, scale, masking, L, S, visible, CAUSAL, ROWS, COLUMNS)
         peak = tl.max(s, 1)
+        if masking.sinks is not None:
+            peak = tl.maximum(peak, masking.sinks)
         peak = tl.where(peak == float("-inf"), 0.0, peak)  # a row that sees no key: -inf - -inf would be NaN
         weights = tl.exp2(s - peak[:, None])
         total = tl.sum(weights, 1)
-        weights /= tl.where(total == 0.0, 1.0, total)[:, None]
+        if masking.sinks is not None:
+            total += tl.exp2(masking.sinks - peak)
+        total = tl.where(total == 0.0, 1.0, total)
+        weights /= total[:, None]
         _store(p, kept, weights, first_row, 0, L, S, plane, dropout, ROWS, COLUMNS)
     else:
         peak = tl.full((ROWS,), float("-inf"), tl.float32)
         total = tl.zeros((ROWS,), tl.float32)
+        if masking.sinks is not None:
+            peak = tl.maximum(peak, masking.sinks)
+            total += tl.where(masking.sinks == float("-inf"), 0.0, tl.exp2(masking.sinks - peak))
         for column in range(0, visible, COLUMNS):
             s = _scores(
                 scores, first_row, column, scale, masking, L, S, visible,
@@ -156,6 +167,9 @@ def _forward(
             )  # fmt: skip
             weights = tl.exp2(s - peak[:, None]) / total[:, None]
             _store(p, kept, weights, first_row, column, L, S, plane, dropout, ROWS, COLUMNS)
+    if lse is not None:
+        rows = first_row + tl.arange(0, ROWS)
+        tl.store(lse + (plane.to(tl.int64) * L + rows), peak + tl.log2(total), mask=rows < L)
 
 
 @triton.jit
@@ -171,12 +185,22 @@ def _gradient(p, dkept, offsets, inside, plane, rows, column, dropout, COLUMNS: 
     return weights, gradient, kept
 
 
+@triton.jit
+def _uncapped(ds, cap, begin, offsets, inside):
+    """The gradient of the scores before the soft cap from that after it."""
+    if cap.scores is not None:
+        s = tl.load(cap.scores + begin + offsets, mask=inside, other=0.0).to(tl.float32) * (cap.scale * LOG2E)
+        ds *= cap_slope(capped(s, cap), cap)
+    return ds
+
+
 @jit
 def _backward(
     p: Pointer,  # (B, H, L, S), the weights before dropout
     dkept: Pointer,  # (B, H, L, S), gradient of the weights after dropout
     dscores: Pointer,  # (B, H, L, S) out; may be dkept
     kept: Pointer,  # (B, H, L, S) out, the weights after dropout; None: not asked for
+    cap: Cap,
     dropout: Dropout,
     factor: Real,
     L: Varying,
@@ -203,6 +227,7 @@ def _backward(
         inside = (rows[:, None] < L) & (columns < S)
         weights, gradient, dropped = _gradient(p, dkept, line + columns, inside, plane, rows, 0, dropout, COLUMNS)
         ds = weights * (gradient - tl.sum(weights * gradient, 1)[:, None]) * factor
+        ds = _uncapped(ds, cap, begin, line + columns, inside)
         tl.store(dscores + line + columns, ds.to(dscores.dtype.element_ty), mask=inside)
         if kept is not None:
             tl.store(kept + line + columns, dropped.to(kept.dtype.element_ty), mask=inside)
@@ -220,6 +245,7 @@ def _backward(
                 p, dkept, line + column + columns, inside, plane, rows, column, dropout, COLUMNS
             )
             ds = weights * (gradient - total[:, None]) * factor
+            ds = _uncapped(ds, cap, begin, line + column + columns, inside)
             tl.store(dscores + line + column + columns, ds.to(dscores.dtype.element_ty), mask=inside)
             if kept is not None:
                 tl.store(kept + line + column + columns, dropped.to(kept.dtype.element_ty), mask=inside)
@@ -253,17 +279,18 @@ def _tile_of(x: Tensor) -> tuple[Tile, bool]:
 def forward(
     scores: Tensor,
     scale: float,
+    *,
     key_lengths: Tensor | None = None,
-    mask: Tensor | None = None,
     causal: bool = False,
-    causal_offset: int = 0,
     dropout_p: float = 0.0,
     seed: Tensor | None = None,
     site: int = 0,
-    *,
+    lse: Tensor | None = None,
     in_place: bool = False,
+    **places: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """scores (B, H, L, S) contiguous; the rest as fasttfm.functional.attention takes it.
+    """scores (B, H, L, S) contiguous; the rest as fasttfm.functional.attention's Options, places masking_arguments()'s;
+    lse: memory (B, H, L) float32 for the log-sum-exp, in base 2, of rows with a key or a sink.
 
     Returns the weights before dropout, in scores' own memory if in_place, and after it (None without dropout).
     """
@@ -274,14 +301,15 @@ def forward(
     if scores.numel():
         if key_lengths is not None:
             key_lengths = key_lengths.contiguous()
-        mask, mask_strides = mask_arguments(mask, scores.shape)
-        masking = Masking(mask, clamped(causal_offset, queries, keys), *mask_strides)
+        masking = masking_arguments(scores.shape, **places)
         tile, one = _tile_of(scores)
         programs = ceil_div(queries, tile.rows) * batch * heads
         _forward[(programs,)](
-            scores, p, kept, key_lengths, masking, dropout, scale, heads, queries, keys,
+            scores, p, kept, lse, key_lengths, masking, dropout, scale, heads, queries, keys,
             CAUSAL=causal, ONE=one, **launch_options(tile),
         )  # fmt: skip
+    elif lse is not None:
+        lse.zero_()
     return p, kept
 
 
@@ -293,13 +321,14 @@ def backward(
     seed: Tensor | None = None,
     site: int = 0,
     *,
+    cap: tuple[Tensor, float, float] | None = None,
     in_place: bool = False,
     with_kept: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """grad, of the weights after dropout, and p (B, H, L, S) contiguous.
+    """grad, of the weights after dropout, and p (B, H, L, S) contiguous; cap: scores, scale and softcap of forward().
 
-    Returns the gradient of the masked scores times factor, in grad's own memory if in_place, and, if asked, the weights
-    after dropout (p itself without dropout).
+    Returns the gradient of the masked scores times factor, with cap that of the scores before the soft cap, in grad's
+    own memory if in_place, and, if asked, the weights after dropout (p itself without dropout).
     """
     batch, heads, queries, keys = p.shape
     dscores = grad if in_place else torch.empty_like(grad)
@@ -309,7 +338,7 @@ def backward(
         tile, one = _tile_of(p)
         programs = ceil_div(queries, tile.rows) * batch * heads
         _backward[(programs,)](
-            p, grad, dscores, kept, dropout, factor, queries, keys,
+            p, grad, dscores, kept, Cap(*(cap or (None,) * 3)), dropout, factor, queries, keys,
             ONE=one, **launch_options(tile),
         )  # fmt: skip
     return dscores, p if kept is None else kept
@@ -320,7 +349,7 @@ def backward(
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
     """Every tile in half precision, causal with lengths, dropout and a mask; at one size walked rows, and every dtype
-    with every mask."""
+    with every mask, and with a window, a soft cap, ALiBi and sinks."""
     for kind in ("bf16", "fp16"):
         for columns in (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, ONE_PASS):
             yield from _cases(chip, kind, columns)
@@ -329,18 +358,25 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
     for kind in ("bf16", "fp16", "fp32"):
         for mask in ("none", "bool"):
             yield _forward_case(chip, kind, 128, mask=mask)
+        yield from _cases(chip, kind, 128, scoring=True)
+    yield from _cases(chip, "fp16", 1024, scoring=True)
+    yield from _cases(chip, "fp16", 2048, one=False, scoring=True)
 
 
-def _cases(chip: Chip, kind: str, columns: int, *, one: bool = True) -> Iterator[CompileCase]:
-    yield _forward_case(chip, kind, columns, one=one)
-    name = f"masked_softmax.backward/dropout{'' if one else '/walked'}/S{columns}"
-    tile = softmax_tile(chip, columns)
-    yield compile_case(_backward, name, kind, tile, dropout=True, mask="none", ONE=one, S="i32")
+def _cases(chip: Chip, kind: str, columns: int, *, one: bool = True, scoring: bool = False) -> Iterator[CompileCase]:
+    yield _forward_case(chip, kind, columns, mask="none" if scoring else "add", one=one, scoring=scoring)
+    name = f"masked_softmax.backward/dropout{'+cap' * scoring}{'' if one else '/walked'}/S{columns}"
+    variant: dict[str, Any] = {"dropout": True, "mask": "none", "scoring": scoring}
+    variant |= {} if scoring else {"scores": None, "scale": None}
+    yield compile_case(_backward, name, kind, softmax_tile(chip, columns), ONE=one, S="i32", **variant)
 
 
-def _forward_case(chip: Chip, kind: str, columns: int, *, mask: str = "add", one: bool = True) -> CompileCase:
+def _forward_case(
+    chip: Chip, kind: str, columns: int, *, mask: str = "add", one: bool = True, scoring: bool = False
+) -> CompileCase:
     """The keys of a row come in any number."""
-    variant: dict[str, Any] = {"dropout": True, "mask": mask}
+    variant: dict[str, Any] = {"dropout": True, "mask": mask, "scoring": scoring}
     name = f"masked_softmax.forward/{variant_name(**variant)}{'' if one else '/walked'}/S{columns}"
     tile = softmax_tile(chip, columns)
+    variant |= {} if scoring else {"lse": None}
     return compile_case(_forward, name, kind, tile, ONE=one, CAUSAL=True, S="i32", **variant)

@@ -57,26 +57,34 @@ def _rotate(
 ):
     M, H, L, P, D, PAIRS = sizes
     # Rows are counted without a sign, as 32 bits hold those of a last tile past 2^31: 64-bit divisions took half of all
-    # instructions.
+    # instructions. What they give is small, and as signed numbers multiplied in one instruction.
     rows = tl.program_id(0).to(tl.uint32) * ROWS + tl.arange(0, ROWS).to(tl.uint32)
     pairs = tl.arange(0, COLUMNS)
     token = rows // H.to(tl.uint32)
-    h = (rows - token * H).to(tl.int64)
+    h = (rows - token * H).to(tl.int32).to(tl.int64)
     b = token // L.to(tl.uint32)
-    line = (token - b * L).to(tl.int64)
-    b = b.to(tl.int64)
+    line = (token - b * L).to(tl.int32).to(tl.int64)
+    b = b.to(tl.int32).to(tl.int64)
     inside = rows < M
     if positions is not None:
         position = tl.load(positions + b * position_strides[0] + line * position_strides[1], mask=inside, other=0)
     else:
         position = line
+    x += (b * strides[0] + h * strides[1] + line * strides[2])[:, None]
+    out += (rows.to(tl.int32).to(tl.int64) * D)[:, None]
+    if tl.program_id(1) > 0:
+        # What is not turned. Interleaved, in a tile as wide as the pairs, the compiler would give a thread as many of
+        # the tables' elements as of x's, other pairs than it turns.
+        WIDTH: tl.constexpr = 2 * COLUMNS if INTERLEAVED else COLUMNS
+        columns = 2 * PAIRS + (tl.program_id(1) - 1) * WIDTH + tl.arange(0, WIDTH)
+        rest = inside[:, None] & (columns < D)[None, :]
+        tl.store(out + columns[None, :], tl.load(x + columns[None, :], mask=rest, other=0.0), mask=rest)
+        return
     known = inside & (position >= 0) & (position < P)  # no memory but the tables is read, whatever the positions are
-    angle = position[:, None] * PAIRS + pairs[None, :]
+    angle = position.to(tl.int32).to(tl.int64)[:, None] * PAIRS + pairs[None, :]
     turned = known[:, None] & (pairs < PAIRS)[None, :]
     c = tl.load(cos + angle, mask=turned, other=0.0).to(tl.float32)
     s = tl.load(sin + angle, mask=turned, other=0.0).to(tl.float32) * sign
-    x += (b * strides[0] + h * strides[1] + line * strides[2])[:, None]
-    out += (rows.to(tl.int64) * D)[:, None]
     if INTERLEAVED:
         elements = tl.arange(0, 2 * COLUMNS)
         both = inside[:, None] & (elements < 2 * PAIRS)[None, :]
@@ -90,10 +98,6 @@ def _rotate(
         second = tl.load(x + PAIRS + pairs[None, :], mask=both, other=0.0).to(tl.float32)
         tl.store(out + pairs[None, :], (first * c - second * s).to(out.dtype.element_ty), mask=both)
         tl.store(out + PAIRS + pairs[None, :], (second * c + first * s).to(out.dtype.element_ty), mask=both)
-    for start in range(2 * PAIRS, D, COLUMNS):  # what is not turned
-        columns = start + pairs
-        rest = inside[:, None] & (columns < D)[None, :]
-        tl.store(out + columns[None, :], tl.load(x + columns[None, :], mask=rest, other=0.0), mask=rest)
 
 
 def tile(chip: Chip, pairs: int) -> RowTile:
@@ -112,7 +116,8 @@ def rotate(
     if rows:
         block = tile(chip(x.device), cos.shape[1])
         sizes = Sizes(rows, heads, length, cos.shape[0], width, cos.shape[1])
-        _rotate[(ceil_div(rows, block.rows),)](
+        parts = 1 + ceil_div(width - 2 * cos.shape[1], block.columns * (2 if interleaved else 1))
+        _rotate[(ceil_div(rows, block.rows), parts)](
             x, cos, sin, positions, out, -1.0 if inverse else 1.0, sizes, x.stride()[:3],
             (0, 0) if positions is None else positions.expand(batch, length).stride(),
             INTERLEAVED=interleaved, ROWS=block.rows, COLUMNS=block.columns, num_warps=block.warps, num_stages=1,

@@ -138,6 +138,17 @@ def write(folder, shared="all", pre=False, new=True, pieces=None, learned=(0, 0)
     settings = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in sizes.items()}
     settings |= {"arch": "transformer", "share_all_embeddings": shared == "all", "dropout": 0.3, **changes}
     weights = {**model.state_dict(), **{f"{side}.version": torch.tensor([3.0]) for side in ("encoder", "decoder")}}
+    if new:  # fairseq/modules/transformer_layer.py of 0.12: memory for its fast path
+        sizes = {
+            "in_proj": (3 * WIDTH, WIDTH),
+            "out_proj": (WIDTH, WIDTH),
+            "fc1": (INNER, WIDTH),
+            "fc2": (WIDTH, INNER),
+        }
+        for name, (rows, columns) in sizes.items():
+            for number in range(LAYERS):
+                weights[f"encoder.layers.{number}.{name}_weight"] = torch.zeros(rows, columns)
+                weights[f"encoder.layers.{number}.{name}_bias"] = torch.zeros(rows)
     if any(learned):
         for side, most in zip(("source", "target"), learned):
             flag = f"{'en' if side == 'source' else 'de'}coder_learned_pos"

@@ -8,6 +8,7 @@ Files and functions stay short enough to be read in one sitting.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -18,18 +19,25 @@ LEVELS = (
     ("ptx_check",),
     ("fasttfm.kernels",),
     ("fasttfm.errors", "fasttfm.reference", "fasttfm.timing", "fasttfm.wording"),
-    ("fasttfm.parsing", "fasttfm.reference_cache"),
+    ("fasttfm.parsing", "fasttfm.pretraining.commands", "fasttfm.reference_cache"),
     ("fasttfm.locks", "fasttfm.machine", "fasttfm.memory", "fasttfm.presets", "fasttfm.signals"),
     ("fasttfm.files",),
     ("fasttfm.cpu",),
+    ("fasttfm.config.checks",),
+    ("fasttfm.config.data", "fasttfm.config.decoding", "fasttfm.config.model", "fasttfm.config.training"),
+    ("fasttfm.pretraining.config",),
+    ("fasttfm.pretraining.kinds",),
+    ("fasttfm.kinds",),
     ("fasttfm.children", "fasttfm.config", "fasttfm.folders", "fasttfm.functional"),
     ("fasttfm.processes",),
     ("fasttfm.blocks", "fasttfm.checkpoints", "fasttfm.data"),
     ("fasttfm.cpu.decoder_step", "fasttfm.nn"),
     ("fasttfm.compat", "fasttfm.cpu.tuning", "fasttfm.models", "fasttfm.tuning"),
-    ("fasttfm.decoding", "fasttfm.drawing"),
-    ("fasttfm.training", "fasttfm.interop", "fasttfm.serving"),
-    ("fasttfm.cli",),
+    ("fasttfm.decoding", "fasttfm.drawing", "fasttfm.pretraining.data"),
+    ("fasttfm.training", "fasttfm.interop", "fasttfm.pretraining.models", "fasttfm.serving"),
+    ("fasttfm.cli", "fasttfm.pretraining.decoding", "fasttfm.pretraining.interop"),
+    ("fasttfm.pretraining.training",),
+    ("fasttfm.pretraining",),
     ("fasttfm.__main__", "fasttfm"),
     ("fasttfm.hub",),
     ("benchmarks.measure", "benchmarks.peers"),
@@ -93,6 +101,17 @@ def test_no_import_points_up():
             if theirs != ours and below >= level:
                 wrong.append(f"{name} imports {other}")
     assert not wrong, "\n".join(sorted(wrong))
+
+
+def test_the_core_knows_the_pre_trained_family_by_one_file():
+    """By imports in functions too, and by names that importlib is given."""
+    room = "fasttfm.pretraining"
+    core = {name: path for name, path in MODULES.items() if name.startswith("fasttfm") and not name.startswith(room)}
+    assert [name for name, path in core.items() if any(each.startswith(room) for each in imports(name, path))] == [
+        "fasttfm.kinds"
+    ]
+    quoted = re.compile(rf"""["']{re.escape(room)}""")
+    assert not [name for name, path in core.items() if quoted.search(path.read_text(encoding="utf-8"))]
 
 
 def test_no_files_import_each_other_in_a_circle():

@@ -68,7 +68,7 @@ def functions() -> dict[str, Target]:
               "key": f(2, 2, 2, 8), "value": f(2, 2, 2, 8), "cache_lengths": torch.tensor([5, 2]),
               "cache_starts": torch.tensor([1, 0]), "block_table": torch.tensor([[3, 1], [0, 5]]),
               "alibi_slopes": f(2).abs(), "cos": cos, "sin": sin, "interleaved": False, "causal": True,
-              "window": (3, 0), "softcap": 2.0, "sinks": f(2), "scale": 0.5}  # fmt: skip
+              "window": (3, 0), "softcap": 2.0, "sinks": f(2), "scale": 0.5, "return_lse": False}  # fmt: skip
     joint_packed = {"joint": f(9, 3, 2, 8), "query": None, **packed, "covered": False, "causal_offset": 0}
     calls: dict[str, dict[str, Any]] = {
         "attention": heads | more,

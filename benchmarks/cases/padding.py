@@ -58,25 +58,13 @@ def cases(setting: Setting) -> list[Case]:
 
 
 def _case(
-    setting: Setting,
-    name: str,
-    lengths: synthetic.Lengths,
-    preset: str,
-    pairs: int,
-    max_tokens: int,
-    tokens: int,
+    setting: Setting, name: str, lengths: synthetic.Lengths, preset: str, pairs: int, max_tokens: int, tokens: int
 ) -> Case:
     config = training_step.model_config(preset)
     return Case(
         group="padding",
         name=name,
-        shape={
-            "pairs": pairs,
-            "cells": max_tokens,
-            "tokens": tokens,
-            "model": preset,
-            "vocabulary": config.vocab_size,
-        },
+        shape={"pairs": pairs, "cells": max_tokens, "tokens": tokens, "model": preset, "vocabulary": config.vocab_size},
         dtype=str(training_step.precision(setting)).removeprefix("torch."),
         passes="epoch",
         # products and Adam once for all tokens together: more batches than one read the weights more often
@@ -103,12 +91,7 @@ def shuffled(pairs: ParallelTokens, max_tokens: int) -> Iterator[np.ndarray]:
 
 
 def epoch_of(
-    step: Step,
-    batching: Batching,
-    device: torch.device,
-    max_tokens: int,
-    tokens: int,
-    pairs: ParallelTokens,
+    step: Step, batching: Batching, device: torch.device, max_tokens: int, tokens: int, pairs: ParallelTokens
 ) -> Epoch:
     """The first batches, as many as hold that many target tokens; step gives the loss a target token of each."""
     total = torch.zeros((), dtype=torch.float64, device=device)

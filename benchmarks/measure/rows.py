@@ -51,19 +51,10 @@ def record(
         "machine": dict(machine or {}),
     }
     if entry.error is not None and entry.allowed is not None:
-        row["error"] = {
-            "value": rounded(entry.error),
-            "allowed": rounded(entry.allowed),
-            "measure": work.measure,
-        }
+        row["error"] = {"value": rounded(entry.error), "allowed": rounded(entry.allowed), "measure": work.measure}
     if timed and entry.times:
         p20, p50, p80 = np.quantile(entry.times, (0.2, 0.5, 0.8)).tolist()
-        row["time_us"] = {
-            "p20": rounded(p20),
-            "p50": rounded(p50),
-            "p80": rounded(p80),
-            "runs": len(entry.times),
-        }
+        row["time_us"] = {"p20": rounded(p20), "p50": rounded(p50), "p80": rounded(p80), "runs": len(entry.times)}
         row |= {"load": load, "spread": rounded(spread(row["time_us"]))} if load else {}
         row["noisy"] = setting.level != "smoke" and (disturbed(load) or noisy(row))
         row |= _rates(case.cost, p50, ceilings)
@@ -88,9 +79,6 @@ def _rates(cost: Cost | None, p50: float, ceilings: Machine | None) -> Record:
         result["roofline"] = {
             "floor_us": rounded(floor),
             "share": rounded(floor / p50),
-            "ceilings": {
-                "gb_per_s": rounded(ceilings.bandwidth / 1e9),
-                "tflop_per_s": rounded(ceilings.flops / 1e12),
-            },
+            "ceilings": {"gb_per_s": rounded(ceilings.bandwidth / 1e9), "tflop_per_s": rounded(ceilings.flops / 1e12)},
         }
     return result

@@ -21,17 +21,17 @@ import torch
 from torch import Tensor
 
 from fasttfm.cli.parser import Parser
-from fasttfm.config import KINDS
-from fasttfm.config.bert import BertConfig
-from fasttfm.config.gpt import GPTConfig
+from fasttfm.config import sections_of
 from fasttfm.config.training import TrainingConfig
-from fasttfm.data.documents import PreparedDocuments
 from fasttfm.errors import UserError
-from fasttfm.interop.bert import their_config
 from fasttfm.interop.config_json import described
-from fasttfm.interop.gpt import FIELDS
 from fasttfm.memory import peak_memory
 from fasttfm.presets import preset_section
+from fasttfm.pretraining.config.bert import BertConfig
+from fasttfm.pretraining.config.gpt import GPTConfig
+from fasttfm.pretraining.data.documents import PreparedDocuments
+from fasttfm.pretraining.interop.bert import their_config
+from fasttfm.pretraining.interop.gpt import FIELDS
 
 
 class Blocks(torch.utils.data.Dataset):
@@ -101,7 +101,7 @@ def train(kind: str, data: PreparedDocuments, preset: str, out: Path, minutes: f
     except ImportError:
         raise UserError('Hugging Face\'s Trainer is not installed: pip install "fasttfm[hf,trainers]"') from None
     recipe = TrainingConfig(**preset_section(preset, "training", kind))
-    sizes = KINDS[kind]["data"](**preset_section(preset, "data", kind))
+    sizes = sections_of(kind)["data"](**preset_section(preset, "data", kind))
     rows = sizes.max_tokens // sizes.row_length
     set_seed(seed)
     times: list[float] = []

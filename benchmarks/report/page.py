@@ -14,15 +14,7 @@ from benchmarks.measure.machine import ROOT, is_cpu, machine_name, noisy
 from benchmarks.measure.providers import OURS
 from benchmarks.measure.records import GROUPS, RESULTS, Entry, Loaded, grouped, load
 from benchmarks.measure.text_table import duration, number, shape_text, short_dtype
-from benchmarks.report.headline import (
-    GRID_NOTE,
-    Claim,
-    by_case,
-    claims,
-    grid,
-    leading_machine,
-    searches,
-)
+from benchmarks.report.headline import GRID_NOTE, Claim, by_case, claims, grid, leading_machine, searches
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError
 
@@ -175,13 +167,7 @@ def _machines(files: Loaded) -> list[str]:
 
 def write(files: Loaded, out: Path) -> None:
     """report.md in the folder."""
-    blocks = [
-        "# fasttfm: benchmark report",
-        *lead(files),
-        *_claims(files),
-        *_suite(files),
-        *_machines(files),
-    ]
+    blocks = ["# fasttfm: benchmark report", *lead(files), *_claims(files), *_suite(files), *_machines(files)]
     try:
         out.mkdir(parents=True, exist_ok=True)
         (out / "report.md").write_text("\n\n".join(blocks) + "\n", encoding="utf-8")

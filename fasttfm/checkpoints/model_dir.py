@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fasttfm.checkpoints.steps import saved_steps
-from fasttfm.config import FROM_DATA, KINDS, TRANSFORMER, RunConfig, Values, field_types, kind_of, read_yaml
+from fasttfm.config import FROM_DATA, TRANSFORMER, RunConfig, Values, field_types, kind_of, read_yaml, sections_of
 from fasttfm.errors import UserError
 from fasttfm.files import entries, read_plain_yaml, refuse_dangling_link, replace_file, unfinished
 from fasttfm.folders import Verification, has_manifest, settled
@@ -93,7 +93,7 @@ def prepare_model_dir(path: Path, config: RunConfig, data: Data) -> None:
 
 
 def read_kind(path: Path) -> str:
-    """The kind of model that a model directory holds (a key of config.KINDS); UserError where there is none."""
+    """The kind of model that a model directory holds; UserError where there is none."""
     settled(path)
     if not (path / CONFIG_FILE).is_file():
         raise UserError(
@@ -106,7 +106,7 @@ def read_config(path: Path, kind: str = TRANSFORMER) -> Values:
     """config.yaml of a model directory; UserError when there is none, or it is of another kind of model."""
     read_kind(path)
     values = read_yaml(path / CONFIG_FILE, kind)
-    for section, cls in KINDS[kind].items():
+    for section, cls in sections_of(kind).items():
         for name in field_types(cls):
             if name not in values[section]:
                 raise UserError(

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 from functools import partial
 
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import add_checkpoint, add_data, add_device, add_out
 from fasttfm.cli.paths import MODEL
-from fasttfm.cli.train import add_run_flags, run_task
 from fasttfm.cli.verbs import Verb
 from fasttfm.config import add_flags, flag_values
+from fasttfm.kinds import verbs_of
 
 
 def _add_translation(parser: argparse.ArgumentParser) -> None:
@@ -22,24 +21,6 @@ def _add_translation(parser: argparse.ArgumentParser) -> None:
     add_device(parser)
     add_output_flags(parser, "the directory and what was told")
     add_flags(parser, ["decoding"])
-
-
-def _add_bert(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("teacher", type=MODEL, metavar="TEACHER", help="model directory made by fasttfm mlm train")
-    add_run_flags(parser, "student", "fasttfm mlm prepare")
-
-
-def _bert(args: argparse.Namespace) -> int:
-    from fasttfm.checkpoints.steps import saved_steps
-    from fasttfm.training.distillation import Distillation, write_student
-    from fasttfm.training.progress import tell
-
-    args.preset, args.init_from = args.preset or "distilbert", args.teacher
-    status = run_task(args, "student", "fasttfm distill bert TEACHER", lambda: Distillation(args.teacher))
-    is_first = os.environ.get("RANK", "0") == "0"
-    if not status and is_first and args.out is not None and saved_steps(args.out):
-        tell(f"student: {write_student(args.out)}")
-    return status
 
 
 def _translation(args: argparse.Namespace) -> None:
@@ -69,11 +50,5 @@ VERBS = {
         "model on: fasttfm train --preset multi30k-student --data OUT. The same command started again goes on where it "
         "stopped. Search settings that are not given are those of the teacher's config.yaml.",
     ),
-    "bert": Verb(
-        _add_bert,
-        _bert,
-        "train a small BERT from a large one, as DistilBERT or TinyBERT",
-        "Train a student of a BERT on prepared text. The same command started again resumes. Fields that are not given "
-        "are the teacher's, with half its layers. The student alone is then in MODEL/student.",
-    ),
+    **verbs_of("distill"),
 }

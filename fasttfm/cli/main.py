@@ -1,6 +1,6 @@
 """`fasttfm <command>`: finds the command's file, runs it, and turns every expected failure into one line.
 
-Each command is a module of this package with two functions:
+Each command is a module, here or in fasttfm.pretraining.cli, with two functions:
 
     add_arguments(parser)    adds the command's arguments to its parser
     run(args)                does the work; returns an exit status or None for 0
@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from fasttfm import kinds
 from fasttfm.cli.parser import Parser
 from fasttfm.cli.paths import Damage, checked
 from fasttfm.cli.verbs import add_verbs
@@ -33,45 +34,41 @@ from fasttfm.signals import raise_dropped, stoppable, taken_over
 
 GROUPS = {
     "from text to a model": {
-        "prepare": ("prepare", "turn parallel text into a prepared data directory"),
-        "train": ("train", "train a Transformer on prepared data, or resume"),
-        "average": ("average", "average the last checkpoints of a model"),
-        "consolidate": ("consolidate", "join a checkpoint that train --shard wrote in parts"),
-        "recipe": ("recipe", "run a published set-up from download to BLEU"),
-        "distill": ("distill", "train a small translation model or BERT from a large one"),
-        "demo-data": ("demo", "write the built-in English-German demo corpus"),
+        "prepare": ("fasttfm.cli.prepare", "turn parallel text into a prepared data directory"),
+        "train": ("fasttfm.cli.train", "train a Transformer on prepared data, or resume"),
+        "average": ("fasttfm.cli.average", "average the last checkpoints of a model"),
+        "consolidate": ("fasttfm.cli.consolidate", "join a checkpoint that train --shard wrote in parts"),
+        "recipe": ("fasttfm.cli.recipe", "run a published set-up from download to BLEU"),
+        "distill": ("fasttfm.cli.distill", "train a small translation model or BERT from a large one"),
+        "demo-data": ("fasttfm.cli.demo", "write the built-in English-German demo corpus"),
     },
     "translations and scores": {
-        "translate": ("translate", "translate standard input, line by line"),
-        "serve": ("serve", "translate over HTTP"),
-        "score": ("score", "compute BLEU, chrF and TER; compare two systems"),
-        "score-pairs": ("score_pairs", "print the model's log-probability of given translations"),
-        "encode": ("encode", "split text into a model's subwords"),
-        "decode": ("decode", "join a model's subwords to text"),
+        "translate": ("fasttfm.cli.translate", "translate standard input, line by line"),
+        "serve": ("fasttfm.cli.serve", "translate over HTTP"),
+        "score": ("fasttfm.cli.score", "compute BLEU, chrF and TER; compare two systems"),
+        "score-pairs": ("fasttfm.cli.score_pairs", "print the model's log-probability of given translations"),
+        "encode": ("fasttfm.cli.encode", "split text into a model's subwords"),
+        "decode": ("fasttfm.cli.decode", "join a model's subwords to text"),
     },
     "models of other tools and sizes": {
-        "export": ("export", "write a model for CTranslate2, Hugging Face or onnxruntime"),
-        "import": ("import_", "convert another tool's model"),
-        "quantize": ("quantize", "convert a model's matrices to 8 bits"),
-        "shortlist": ("shortlist", "make a vocabulary map that speeds up translation"),
+        "export": ("fasttfm.cli.export", "write a model for CTranslate2, Hugging Face or onnxruntime"),
+        "import": ("fasttfm.cli.import_", "convert another tool's model"),
+        "quantize": ("fasttfm.cli.quantize", "convert a model's matrices to 8 bits"),
+        "shortlist": ("fasttfm.cli.shortlist", "make a vocabulary map that speeds up translation"),
     },
-    "language models": {
-        "lm": ("lm", "train, evaluate and run a GPT or Llama"),
-        "mlm": ("mlm", "train and evaluate a BERT, ALBERT or ELECTRA"),
-        "finetune": ("finetune", "fine-tune for answers, choices or classes"),
-    },
+    "language models": kinds.COMMANDS,
     "pictures": {
-        "plot": ("plot", "draw the curves of training runs in one picture"),
-        "plot-attention": ("plot_attention", "draw the attention weights of one translation"),
+        "plot": ("fasttfm.cli.plot", "draw the curves of training runs in one picture"),
+        "plot-attention": ("fasttfm.cli.plot_attention", "draw the attention weights of one translation"),
     },
     "this machine": {
-        "env": ("env", "print versions and devices, for a bug report"),
-        "doctor": ("doctor", "find what slows this machine down and how to mend it"),
-        "tune": ("tune", "measure and keep this machine's fastest kernel settings"),
-        "completion": ("completion", "print a shell's completion script"),
+        "env": ("fasttfm.cli.env", "print versions and devices, for a bug report"),
+        "doctor": ("fasttfm.cli.doctor", "find what slows this machine down and how to mend it"),
+        "tune": ("fasttfm.cli.tune", "measure and keep this machine's fastest kernel settings"),
+        "completion": ("fasttfm.cli.completion", "print a shell's completion script"),
     },
 }
-"""Title -> command -> (module of fasttfm.cli, the line that `fasttfm --help` shows)."""
+"""Title -> command -> (module, the line that `fasttfm --help` shows)."""
 
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
@@ -88,9 +85,7 @@ _LESS_MEMORY = {
     "serve": "give a smaller model, --precision int8, or --max-tokens",
     "score-pairs": "give shorter lines, or --precision bf16",
     "plot-attention": "give a shorter sentence",
-    "finetune": "give a smaller --max-tokens (and a larger --update-freq), or a smaller --row-length",
-    "lm": "give a smaller --max-tokens (and a larger --update-freq), or a smaller model",
-    "mlm": "give a smaller --max-tokens (and a larger --update-freq), or a smaller model",
+    **kinds.LESS_MEMORY,
 }
 """Command -> what makes it need less memory."""
 
@@ -136,7 +131,7 @@ def _answer(name: str | None, arguments: list[str]) -> int:
 
 def _called(name: str | None, arguments: list[str]) -> str:
     """Return what a command calls itself: its verb is known once its module is there."""
-    verbs = {} if name is None else getattr(sys.modules.get(f"fasttfm.cli.{COMMANDS[name][0]}"), "VERBS", {})
+    verbs = {} if name is None else getattr(sys.modules.get(COMMANDS[name][0]), "VERBS", {})
     return " ".join(["fasttfm", *([] if name is None else [name]), *(each for each in arguments[1:2] if each in verbs)])
 
 
@@ -232,7 +227,7 @@ def build_parser(names: Sequence[str]) -> Parser:
     for name, (module_name, summary) in COMMANDS.items():
         command = subparsers.add_parser(name, help=summary)
         if name in names:
-            module = importlib.import_module(f"fasttfm.cli.{module_name}")
+            module = importlib.import_module(module_name)
             command.description = module.__doc__
             if hasattr(module, "VERBS"):
                 add_verbs(command, module.VERBS)

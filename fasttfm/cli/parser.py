@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fasttfm.cli.output import add_output_flags
 from fasttfm.cli.paths import CHECKPOINT, INPUT_FOLDER, MODEL, OUTPUT_FOLDER, OUTPUT_PICTURE
 from fasttfm.config.convert import to_float
 from fasttfm.errors import UserError
@@ -105,20 +104,6 @@ def add_data(parser: argparse.ArgumentParser, text: str) -> None:
 def add_out(parser: argparse.ArgumentParser, metavar: str, text: str) -> None:
     """--out: the directory to write, which must be given."""
     parser.add_argument("--out", type=OUTPUT_FOLDER, required=True, metavar=metavar, help=text)
-
-
-def add_huggingface_import(parser: argparse.ArgumentParser, text: str) -> None:
-    """Add the flags of importing a Hugging Face folder; text: which folders."""
-    parser.add_argument("folder", type=INPUT_FOLDER, metavar="FOLDER", help=text)
-    add_out(parser, "MODEL", "model directory to write")
-    add_output_flags(parser, "what was written")
-
-
-def add_huggingface_export(parser: argparse.ArgumentParser, made_by: str) -> None:
-    """Add the flags of exporting to a Hugging Face folder; made_by: the commands that make the model."""
-    add_model(parser, made_by)
-    add_out(parser, "FOLDER", "folder to write")
-    add_output_flags(parser, "what was written")
 
 
 def add_attention_picture(parser: argparse.ArgumentParser) -> None:

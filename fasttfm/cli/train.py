@@ -14,19 +14,7 @@ from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import add_workers
 from fasttfm.cli.paths import CHECKPOINT_OR_MODEL, INPUT_FILE, TRAINED_MODEL, TRAINING_DATA
 from fasttfm.cli.workers import launch, number_of_workers
-from fasttfm.config import (
-    TRANSFORMER,
-    Values,
-    add_flags,
-    all_fields,
-    check,
-    dump_yaml,
-    flag_values,
-    gather,
-    kind_of,
-    with_defaults,
-)
-from fasttfm.config.fields import flag_name
+from fasttfm.config import TRANSFORMER, Values, add_flags, check, dump_yaml, flag_values, gather, with_defaults
 from fasttfm.errors import Stopped, UserError
 from fasttfm.presets import preset_names, preset_summary
 
@@ -63,9 +51,7 @@ def add_run_flags(
 def add_recipe_flags(parser: argparse.ArgumentParser, presets: Sequence[str]) -> None:
     """Add the flags of training besides data, directories and configuration fields; presets: their names."""
     parser.add_argument(
-        "--preset",
-        metavar="NAME",
-        help=f"recipe to start from: {', '.join(presets)}; list: print what each is for",
+        "--preset", metavar="NAME", help=f"recipe to start from: {', '.join(presets)}; list: print what each is for"
     )
     parser.set_defaults(presets=presets)
     parser.add_argument("--device", choices=("cpu", "cuda"), help="device to train on (default: a GPU if there is one)")
@@ -92,45 +78,6 @@ def lists_presets(args: argparse.Namespace) -> bool:
         width = max(map(len, args.presets)) + 2
         print("\n".join(f"{name.ljust(width)}{preset_summary(name)}" for name in args.presets))
     return args.preset == "list"
-
-
-def run_task_of_kind(
-    args: argparse.Namespace,
-    allowed: Sequence[str],
-    command: str,
-    task: Callable[[str], Any],
-    default: str | None = None,
-) -> int:
-    """Train a model of one of the kinds that a command is for; task: makes the training.task.Task of a kind.
-
-    default: the kind where neither preset nor configuration says one. UserError for settings of another kind.
-    """
-    if lists_presets(args):
-        return 0
-    kind = _kind_of_run(args, allowed, default)
-    for other in allowed:
-        for name in set(all_fields(other)) - set(all_fields(kind)):
-            if hasattr(args, name):
-                raise UserError(f"{flag_name(name)} belongs to a model of kind {other}, and this one is of kind {kind}")
-    return run_task(args, kind, command, lambda: task(kind))
-
-
-def _kind_of_run(args: argparse.Namespace, allowed: Sequence[str], default: str | None) -> str:
-    """The kind of model that the preset is of, or else a configuration file; allowed: of the command.
-
-    default: where neither says one; UserError where that is None.
-    """
-    kinds = {name: kind for kind in allowed for name in preset_names(kind)}
-    if args.preset is not None:
-        if args.preset not in kinds:
-            raise UserError(f"preset {args.preset!r} is unknown: there are {', '.join(sorted(kinds))}")
-        return kinds[args.preset]
-    for path in args.config:
-        if path.is_file() and kind_of(path) in allowed:
-            return kind_of(path)
-    if default is not None:
-        return default
-    raise UserError(f"--preset is missing: there are {', '.join(sorted(kinds))}")
 
 
 def run(args: argparse.Namespace) -> int:

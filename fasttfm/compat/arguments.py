@@ -1,4 +1,4 @@
-"""Parts that the signatures share: refusals, checks of ranks and heads, triangles and windows at the lower right."""
+"""Parts that the signatures share: checks of ranks and heads, triangles and windows at the lower right."""
 
 from __future__ import annotations
 
@@ -10,17 +10,6 @@ from torch import Tensor
 from fasttfm.functional.signature import is_flag
 
 Window = tuple[int | None, int | None] | None
-
-
-def refuse(function: str, **given: tuple[Any, Any]) -> None:
-    """Raises ValueError for the first argument whose value is not the one that switches it off.
-
-    given: by the argument's name, its value and the value that switches it off.
-    """
-    for name, (value, off) in given.items():
-        if value is not off and (off is None or value != off):
-            shown = f" of {tuple(value.shape)}" if isinstance(value, Tensor) else f"={value!r}"
-            raise ValueError(f"{function}: {name}{shown} is not supported: leave it at {off!r}")
 
 
 def places(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fasttfm.compat.arguments import Window, check_heads, check_rank, places, refuse, surplus_of
+from fasttfm.compat.arguments import Window, check_heads, check_rank, places, surplus_of
 from fasttfm.compat.probabilities import packed_probabilities, probabilities
 from fasttfm.compat.rows import used_rows
 from fasttfm.functional import attention, attention_with_cache, draw_seed, varlen_attention
@@ -205,7 +205,7 @@ def flash_attn_varlen_kvpacked_func(
 @own_names(
     **_OWN, key_cache="k_cache", value_cache="v_cache", cache_lengths="cache_seqlens", cache_starts="cache_leftpad",
     cos="rotary_cos", sin="rotary_sin", interleaved="rotary_interleaved",
-    attention_with_cache="flash_attn_with_kvcache",
+    attention_with_cache="flash_attn_with_kvcache", return_lse="return_softmax_lse",
 )  # fmt: skip
 @names_arguments
 def flash_attn_with_kvcache(
@@ -228,16 +228,16 @@ def flash_attn_with_kvcache(
     alibi_slopes: Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
-) -> Tensor:
+) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of q (B, L, H, D) over k_cache and v_cache (B, S, Hk, D), to which k and v (B, N, Hk, D) are appended
     at cache_seqlens first, in place; gives (B, L, H, D), without a gradient.
 
     block_table (B, pages of a sequence): the caches are pages (P, page, Hk, D), of any size; cache_batch_idx (B,): the
     row of the caches that a sequence has. The last query sees the last key, in a window and with ALiBi too. num_splits
-    changes nothing. Raises ValueError for what is not computed, and for lengths and pages that the cache does not have.
+    changes nothing. With return_softmax_lse also the log-sum-exp (B, H, L) float32 of each row's scores, -inf without a
+    key. Raises ValueError for what does not agree, and for lengths and pages that the cache does not have.
     """
     name = "flash_attn_with_kvcache"
-    refuse(name, return_softmax_lse=(return_softmax_lse, False))
     new = {} if k is None or v is None else {"k": k, "v": v}
     check_rank(name, 4, None, q=q, k_cache=k_cache, v_cache=v_cache, **new)
     check_heads(name, q=q, k_cache=k_cache, v_cache=v_cache, **new)
@@ -252,7 +252,7 @@ def flash_attn_with_kvcache(
         block_table = cache_batch_idx[:, None]
     if window_size is not None:
         window_size = tuple(None if side == -1 else side for side in window_size)  # type: ignore[assignment]
-    return attention_with_cache(
+    result = attention_with_cache(
         q.transpose(1, 2),
         k_cache.transpose(1, 2),
         v_cache.transpose(1, 2),
@@ -269,4 +269,6 @@ def flash_attn_with_kvcache(
         softcap=softcap,
         alibi_slopes=alibi_slopes,
         scale=softmax_scale,
-    ).transpose(1, 2)
+        return_lse=return_softmax_lse,
+    )
+    return (result[0].transpose(1, 2), result[1]) if isinstance(result, tuple) else result.transpose(1, 2)

@@ -32,6 +32,8 @@ def probabilities(
     options = {"key_lengths": lengths, **options}
     weights = attention_weights(query, key, **options)
     kept = attention_weights(query, key, dropout_p=dropout_p, seed=seed, **options)
+    if not weights.numel():
+        return lse, weights.to(dtype)
     weights = (weights / weights.amax(-1, keepdim=True)).nan_to_num(0.0)
     return lse, torch.where(kept != 0, weights, -weights).to(dtype)
 

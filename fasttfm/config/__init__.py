@@ -3,7 +3,6 @@
 from fasttfm.config.convert import convert, to_float, to_int
 from fasttfm.config.fields import (
     FROM_DATA,
-    KINDS,
     SECTIONS,
     TRANSFORMER,
     Values,
@@ -11,6 +10,7 @@ from fasttfm.config.fields import (
     field_help,
     field_types,
     section_of,
+    sections_of,
 )
 from fasttfm.config.flags import add_field_flags, add_flags, field_values, flag_values
 from fasttfm.config.loader import RunConfig, build, check, gather, with_defaults
@@ -18,7 +18,6 @@ from fasttfm.config.yaml_file import dump_yaml, kind_of, read_yaml
 
 __all__ = [
     "FROM_DATA",
-    "KINDS",
     "SECTIONS",
     "TRANSFORMER",
     "RunConfig",
@@ -38,6 +37,7 @@ __all__ = [
     "kind_of",
     "read_yaml",
     "section_of",
+    "sections_of",
     "to_float",
     "to_int",
     "with_defaults",

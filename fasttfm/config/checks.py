@@ -50,14 +50,6 @@ def require_positive(config: Any, *names: str) -> None:
             raise ValueError(f"{name} {value!r} must be a finite number greater than 0")
 
 
-def require_rows(config: Any, least: int) -> None:
-    """A row has at least `least` tokens, and a batch at least one row."""
-    if config.row_length < least:
-        raise ValueError(f"row_length is {config.row_length}: at least {least} tokens are needed")
-    if config.max_tokens < config.row_length:
-        raise ValueError(f"max_tokens {config.max_tokens} is less than row_length {config.row_length}, a single row")
-
-
 def shared_fields(config: Any, cls: type) -> dict[str, Any]:
     """Field -> value of the fields of config that the dataclass cls has too."""
     names = {field.name for field in dataclasses.fields(cls)}

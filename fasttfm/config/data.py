@@ -1,9 +1,6 @@
-"""The `data:` section of a configuration: how what a kind of model learns from becomes rows and batches."""
+"""The `data:` section of a configuration: how prepared data become batches."""
 
 from dataclasses import dataclass
-from typing import Literal
-
-from fasttfm.config.checks import require_choices, require_rows, require_whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,65 +23,3 @@ class DataConfig:
             raise ValueError(f"max_sentence_tokens is {self.max_sentence_tokens}: at least 1 is needed")
         if not 0.0 <= self.subword_sampling <= 1.0:
             raise ValueError(f"subword_sampling is {self.subword_sampling}: between 0 and 1 is needed")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DocumentsConfig:
-    """Settings that make batches from prepared documents, for training and validation."""
-
-    max_tokens: int = 4096
-    """Tokens in a batch, rounded down to a whole number of rows."""
-    row_length: int = 256
-    """Tokens in a row, at most the model's max_length. Documents follow one another and are cut where a row is full."""
-
-    def __post_init__(self) -> None:
-        require_rows(self, 2)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MaskingConfig:
-    """Settings that make batches from prepared documents and mask them."""
-
-    objective: Literal["mlm", "mlm+nsp", "mlm+sop", "electra"] = "mlm+nsp"
-    """mlm: predict masked tokens. mlm+nsp: also whether the second segment follows the first (BERT). mlm+sop: also
-    whether two neighbouring segments are in order (ALBERT). electra: also which tokens a generator replaced."""
-    max_tokens: int = 4096
-    """Largest batch in tokens, padding counted."""
-    row_length: int = 128
-    """Longest row in tokens, special tokens counted; at most the model's max_length."""
-    mask_rate: float = 0.15
-    """Share of a row's tokens to mask; at least one is masked."""
-    whole_words: bool = False
-    """Mask all pieces of a word or none."""
-    phrases: str = ""
-    """Text file with one phrase or entity a line; all words of a phrase are masked or none (ERNIE 1.0)."""
-
-    def __post_init__(self) -> None:
-        require_choices(self)
-        require_rows(self, 8)
-        if not 0 < self.mask_rate < 1:
-            raise ValueError(f"mask_rate {self.mask_rate} must lie between 0 and 1")
-
-    @property
-    def has_pairs(self) -> bool:
-        """True if a row has two segments."""
-        return self.objective in ("mlm+nsp", "mlm+sop")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TaskConfig:
-    """Settings that make rows and batches from examples."""
-
-    max_tokens: int = 4096
-    """Largest batch in tokens, padding counted."""
-    row_length: int = 256
-    """Longest row in tokens, special tokens counted; at most the model's max_length. Longer pairs are truncated; a
-    question's longer context is cut into windows."""
-    doc_stride: int = 128
-    """Tokens from the start of one window of the context to the start of the next."""
-    max_answer: int = 30
-    """Longest predicted answer in tokens."""
-
-    def __post_init__(self) -> None:
-        require_whole(self, 1, "doc_stride", "max_answer")
-        require_rows(self, 16)

@@ -3,8 +3,8 @@
     model     TransformerConfig     data      DataConfig
     training  TrainingConfig        decoding  DecodingConfig
 
-These are of the kind transformer; what other kinds of model have in their place is in KINDS. Field names are unique
-over all sections of a kind, so `--d-model 128` says by itself that it means model.d_model.
+These are of the kind transformer; fasttfm.kinds knows the others. Field names are unique over all sections of a kind,
+so `--d-model 128` says by itself that it means model.d_model.
 """
 
 import ast
@@ -17,51 +17,40 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
-from fasttfm.config.bert import AlbertConfig, BertClassifierConfig, BertConfig, ElectraConfig, StudentConfig
-from fasttfm.config.data import DataConfig, DocumentsConfig, MaskingConfig, TaskConfig
+from fasttfm.config.data import DataConfig
 from fasttfm.config.decoding import DecodingConfig
-from fasttfm.config.gpt import GPTClassifierConfig, GPTConfig
-from fasttfm.config.llama import LlamaConfig
 from fasttfm.config.model import TransformerConfig
 from fasttfm.config.training import TrainingConfig
 from fasttfm.errors import UserError
+from fasttfm.kinds import pretrained_kinds
 
 TRANSFORMER = "transformer"
-KINDS: dict[str, dict[str, type]] = {
-    TRANSFORMER: {
-        "model": TransformerConfig,
-        "data": DataConfig,
-        "training": TrainingConfig,
-        "decoding": DecodingConfig,
-    },
-    "gpt": {"model": GPTConfig, "data": DocumentsConfig, "training": TrainingConfig},
-    "llama": {"model": LlamaConfig, "data": DocumentsConfig, "training": TrainingConfig},
-    "bert": {"model": BertConfig, "data": MaskingConfig, "training": TrainingConfig},
-    "albert": {"model": AlbertConfig, "data": MaskingConfig, "training": TrainingConfig},
-    "electra": {"model": ElectraConfig, "data": MaskingConfig, "training": TrainingConfig},
-    "student": {"model": StudentConfig, "data": MaskingConfig, "training": TrainingConfig},
-    "squad": {"model": BertConfig, "data": TaskConfig, "training": TrainingConfig},
-    "choices": {"model": BertClassifierConfig, "data": TaskConfig, "training": TrainingConfig},
-    "classify": {"model": BertClassifierConfig, "data": TaskConfig, "training": TrainingConfig},
-    "gpt-choices": {"model": GPTClassifierConfig, "data": TaskConfig, "training": TrainingConfig},
-    "gpt-classify": {"model": GPTClassifierConfig, "data": TaskConfig, "training": TrainingConfig},
+SECTIONS: dict[str, type] = {
+    "model": TransformerConfig,
+    "data": DataConfig,
+    "training": TrainingConfig,
+    "decoding": DecodingConfig,
 }
-"""Kind of model -> section -> dataclass; models/kinds.py has the class of each kind's models."""
-SECTIONS = KINDS[TRANSFORMER]
+"""Section -> dataclass of a Transformer's configuration."""
 FROM_DATA = ("vocab_size", "source_vocab_size", "pad_id")
 """Model fields that the prepared data decide, so that no preset and no flag sets them."""
+
+
+def sections_of(kind: str = TRANSFORMER) -> dict[str, type]:
+    """Section -> dataclass of the configuration of a kind of model."""
+    return SECTIONS if kind == TRANSFORMER else pretrained_kinds()[kind].sections
 
 
 class Values(dict[str, dict[str, Any]]):
     """Section -> field -> value, already of the field's type; only what was given, no defaults."""
 
     kind: str
-    """A key of KINDS."""
+    """The kind of model."""
     origins: dict[str, str]
     """Field -> where its value was given: `my.yaml, line 3`, or the flag `--d-model`."""
 
     def __init__(self, kind: str = TRANSFORMER) -> None:
-        super().__init__({section: {} for section in KINDS[kind]})
+        super().__init__({section: {} for section in sections_of(kind)})
         self.kind = kind
         self.origins = {}
 
@@ -96,7 +85,7 @@ def field_help(cls: type) -> dict[str, str]:
 def all_fields(kind: str = TRANSFORMER) -> dict[str, str]:
     """Field name -> section, over a kind's sections. Two may not share a name: a flag could not tell them apart."""
     fields: dict[str, str] = {}
-    for section, cls in KINDS[kind].items():
+    for section, cls in sections_of(kind).items():
         for name in field_types(cls):
             if name in fields:
                 raise TypeError(f"field {name} is in section {fields[name]} and in section {section}")

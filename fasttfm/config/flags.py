@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from fasttfm.config.convert import convert
-from fasttfm.config.fields import FROM_DATA, KINDS, TRANSFORMER, all_fields, field_help, field_types, flag_name
+from fasttfm.config.fields import FROM_DATA, TRANSFORMER, all_fields, field_help, field_types, flag_name, sections_of
 
 
 def add_flags(
@@ -17,8 +17,8 @@ def add_flags(
 
     None is required or has a default.
     """
-    for section in KINDS[kind] if sections is None else sections:
-        cls = KINDS[kind][section]
+    for section in sections_of(kind) if sections is None else sections:
+        cls = sections_of(kind)[section]
         names = [name for name in field_types(cls) if name not in FROM_DATA]
         add_field_flags(parser.add_argument_group(f"{section} settings"), cls, names)
 
@@ -44,7 +44,7 @@ def flag_values(
     args: argparse.Namespace, sections: Iterable[str] | None = None, *, kind: str = TRANSFORMER
 ) -> dict[str, Any]:
     """The fields of `sections` (None: all of the kind) that were given on the command line."""
-    given, wanted = vars(args), tuple(KINDS[kind] if sections is None else sections)
+    given, wanted = vars(args), tuple(sections_of(kind) if sections is None else sections)
     return {name: given[name] for name, section in all_fields(kind).items() if section in wanted and name in given}
 
 

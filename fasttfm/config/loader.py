@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fasttfm.config.convert import convert
-from fasttfm.config.fields import FROM_DATA, KINDS, TRANSFORMER, Values, field_types, flag_name, section_of
+from fasttfm.config.fields import FROM_DATA, TRANSFORMER, Values, field_types, flag_name, section_of, sections_of
 from fasttfm.config.training import TrainingConfig
 from fasttfm.config.yaml_file import dump_yaml, read_yaml
 from fasttfm.errors import UserError
@@ -26,7 +26,7 @@ class RunConfig:
     """All that a run is made of, of any kind of model. Make it with `build`."""
 
     kind: str
-    """A key of KINDS, which says what the sections are."""
+    """The kind of model, which says what the sections are."""
     model: Any
     data: Any
     training: TrainingConfig
@@ -54,7 +54,7 @@ def gather(
 ) -> Values:
     """Join preset, files and overrides (field -> value), without defaults and without what the data decide.
 
-    Later ones win. kind: of the model, a key of KINDS. Raises UserError naming file, line and the nearest known name
+    Later ones win. kind: of the model. Raises UserError naming file, line and the nearest known name
     for what is unknown or of a wrong type.
     """
     values = Values(kind)
@@ -65,7 +65,7 @@ def gather(
             for name, value in fields.items():
                 values.put(name, value, given.origins[name])
     for name, value in (overrides or {}).items():
-        value_type = field_types(KINDS[kind][section_of(name, kind)])[name]
+        value_type = field_types(sections_of(kind)[section_of(name, kind)])[name]
         values.put(name, convert(value, value_type, flag_name(name)), flag_name(name))
     return values
 
@@ -78,12 +78,12 @@ def build(values: Values, from_data: Mapping[str, int | None] | None = None) -> 
     """
     sections: dict[str, dict[str, Any]] = dict(values)
     if from_data is not None:
-        defaults = _defaults(KINDS[values.kind]["model"])
+        defaults = _defaults(sections_of(values.kind)["model"])
         decided = {**{name: defaults[name] for name in FROM_DATA if name in defaults}, **from_data}
         _refuse_other_than(decided, values)
         sections["model"] = {**values["model"], **decided}
     built = {}
-    for section, cls in KINDS[values.kind].items():
+    for section, cls in sections_of(values.kind).items():
         try:
             built[section] = cls(**sections[section])
         except (ValueError, TypeError) as error:
@@ -100,7 +100,7 @@ def check(values: Values) -> None:
 def with_defaults(values: Values) -> dict[str, dict[str, Any]]:
     """`values` with every field that has a default filled in: what --dump-config prints."""
     filled = {}
-    for section, cls in KINDS[values.kind].items():
+    for section, cls in sections_of(values.kind).items():
         filled[section] = {**_defaults(cls), **values.get(section, {})}
     for name in FROM_DATA:
         filled["model"].pop(name, None)
@@ -127,7 +127,7 @@ def _refuse_other_than(decided: Mapping[str, int | None], values: Values) -> Non
 
 def _with_origins(message: str, section: str, values: Values) -> str:
     """A dataclass's message with its fields as the user gave them: by flag, or by file and line."""
-    known = field_types(KINDS[values.kind][section])
+    known = field_types(sections_of(values.kind)[section])
     lines = []
     flags = False
     for name in dict.fromkeys(re.findall(r"\w+", message)):

@@ -7,20 +7,19 @@ from typing import Any
 import yaml
 
 from fasttfm.config.convert import convert
-from fasttfm.config.fields import KINDS, SECTIONS, TRANSFORMER, Values, all_fields, field_types, nearest, section_of
+from fasttfm.config.fields import (
+    SECTIONS,
+    TRANSFORMER,
+    Values,
+    all_fields,
+    field_types,
+    nearest,
+    section_of,
+    sections_of,
+)
 from fasttfm.errors import UserError
+from fasttfm.kinds import pretrained_kinds
 from fasttfm.parsing import Malformed, compose_yaml, construct_yaml, write_yaml
-
-_COMMANDS = {
-    TRANSFORMER: "fasttfm translate and its neighbours take it",
-    **dict.fromkeys(("gpt", "llama"), "fasttfm lm takes it"),
-    **dict.fromkeys(("bert", "albert", "electra"), "fasttfm mlm takes it"),
-    "student": "fasttfm distill bert takes it, and its folder student is a BERT",
-    **dict.fromkeys(
-        ("squad", "choices", "classify", "gpt-choices", "gpt-classify"), "fasttfm finetune predict takes it"
-    ),
-}
-"""Kind of model -> which commands take one."""
 
 
 def kind_of(path: str | Path) -> str:
@@ -32,11 +31,17 @@ def kind_of(path: str | Path) -> str:
 def _kind(entries: list[tuple[str, yaml.Node, int]], path: Path) -> str:
     for name, node, line in entries:
         if name == "kind":
-            if not isinstance(node, yaml.ScalarNode) or node.value not in KINDS:
+            known = (TRANSFORMER, *pretrained_kinds())
+            if not isinstance(node, yaml.ScalarNode) or node.value not in known:
                 given = node.value if isinstance(node, yaml.ScalarNode) else "a list"
-                raise UserError(f"{path}, line {line}: kind {given!r} is unknown: there are {', '.join(KINDS)}")
+                raise UserError(f"{path}, line {line}: kind {given!r} is unknown: there are {', '.join(known)}")
             return str(node.value)
     return TRANSFORMER
+
+
+def _command(kind: str) -> str:
+    """The commands that take a model of a kind."""
+    return "translate" if kind == TRANSFORMER else pretrained_kinds()[kind].command
 
 
 def read_yaml(path: str | Path, kind: str = TRANSFORMER) -> Values:
@@ -45,8 +50,11 @@ def read_yaml(path: str | Path, kind: str = TRANSFORMER) -> Values:
     entries = list(_entries(_compose(path), path, "the file"))
     says = _kind(entries, path)
     if says != kind and (says != TRANSFORMER or any(name == "kind" for name, *_ in entries)):
-        raise UserError(f"{path}: is of a model of kind {says}, where one of kind {kind} is needed: {_COMMANDS[says]}")
-    values, sections = Values(kind), KINDS[kind]
+        raise UserError(
+            f"{path}: is of a model of kind {says}, where one of kind {kind} is needed: fasttfm {_command(says)} "
+            "takes it"
+        )
+    values, sections = Values(kind), sections_of(kind)
     for section, section_node, line in entries:
         if section == "kind":
             continue

@@ -8,6 +8,13 @@ from fasttfm.data.moses_tokenizer import MosesTokenizer
 from fasttfm.data.tokenizer import Tokenizer
 from fasttfm.folders import VOCABULARY_FILES, settled
 
+PIECES_FILE = Tokenizer.file_name.format("")
+"""The SentencePiece model of both sides."""
+TOKENIZER_FILE = "tokenizer.json"
+"""Hugging Face's form of a tokenizer."""
+MASK_PIECE = "<mask>"
+"""The piece of a masked token, in vocabularies that have one."""
+
 
 def load_tokenizers(folder: Path, joint: bool | None = None) -> tuple[Tokenizer, Tokenizer]:
     """Source's and target's tokenizer in a data or model directory, one object for both where the vocabulary is joint.

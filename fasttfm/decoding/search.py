@@ -31,10 +31,7 @@ if TYPE_CHECKING:
 
 
 def translate_ids(
-    model: Transformer,
-    sources: Sequence[Sequence[int]],
-    config: DecodingConfig,
-    max_tokens: int | None = None,
+    model: Transformer, sources: Sequence[Sequence[int]], config: DecodingConfig, max_tokens: int | None = None
 ) -> list[list[int]]:
     """The best target ids, without begin- and end-of-sentence, of each source (ids with end-of-sentence), in order.
 

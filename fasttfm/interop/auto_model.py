@@ -31,21 +31,15 @@ from fasttfm.blocks.loss import logits
 from fasttfm.checkpoints.model_dir import CONFIG_FILE
 from fasttfm.checkpoints.weights import model_weights, with_weights
 from fasttfm.config.decoding import DecodingConfig
-from fasttfm.data.text_tokenizer import PIECES_FILE
 from fasttfm.data.tokenizer import BOS, EOS, PAD, Tokenizer
+from fasttfm.data.tokenizer_files import PIECES_FILE
 from fasttfm.folders import MANIFEST
 from fasttfm.interop.auto_model_config import FasttfmConfig, search
 from fasttfm.interop.padding import Rows
 from fasttfm.interop.tokenizer_json import write_tokenizer
 from fasttfm.models import Transformer
 from fasttfm.models.model import recorded_weights
-from fasttfm.models.pretrained import (
-    MODEL_TYPE,
-    copy_tokenizers,
-    describe,
-    read_pretrained,
-    write_files,
-)
+from fasttfm.models.pretrained import MODEL_TYPE, copy_tokenizers, describe, read_pretrained, write_files
 
 _OF_HUB = ("cache_dir", "force_download", "local_files_only", "low_cpu_mem_usage", "proxies", "resume_download",
            "revision", "subfolder", "token", "trust_remote_code", "use_safetensors", "weights_only")  # fmt: skip

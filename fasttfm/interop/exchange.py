@@ -8,27 +8,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fasttfm.checkpoints.saved import write_run
-from fasttfm.checkpoints.weights import model_weights, with_weights
-from fasttfm.config import RunConfig, build
+from fasttfm.checkpoints.weights import model_weights
+from fasttfm.config import build
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.model import TransformerConfig
-from fasttfm.config.training import TrainingConfig
-from fasttfm.data.text_tokenizer import TextTokenizer
 from fasttfm.data.tokenizer import BOS, PAD, UNK, Tokenizer, Vocabulary
 from fasttfm.data.tokenizer_files import load_tokenizers
 from fasttfm.errors import UserError
-from fasttfm.folders import replacing
 from fasttfm.interop.tokenizer_json import write_tokenizer
 from fasttfm.models import Transformer
-from fasttfm.models.pretrained import read_pretrained, read_values, write_files, write_model, write_pretrained
+from fasttfm.models.pretrained import read_pretrained, read_values, write_model, write_pretrained
 from fasttfm.reference import positional_encoding
-from fasttfm.wording import counted
 
 NEVER = -1e4
 """A logit's bias that makes its token impossible, and that float16 can hold."""
@@ -96,58 +90,6 @@ def export(model: Model, folder: Path) -> list[str]:
     return write_tokenizer(model.source_tokenizer, folder, "end")
 
 
-def write_causal(
-    folder: Path, fields: Mapping[str, Any], weights: Mapping[str, Tensor], tokenizer: TextTokenizer | None
-) -> list[str]:
-    """Write what transformers' AutoModelForCausalLM and AutoTokenizer load; returns lines for the user.
-
-    fields: config.json, without the numbers of special tokens. Raises UserError where the folder holds other files, or
-    nothing can be written.
-    """
-    begin, end = (None, None) if tokenizer is None else (tokenizer.begin, tokenizer.end)
-    with replacing(folder, "writes a model", "exported model") as fresh:
-        write_files(fresh.path, {**fields, "bos_token_id": begin, "eos_token_id": end}, weights)
-        if tokenizer is None:
-            return []
-        tokenizer.save(fresh.path)
-        return write_tokenizer(tokenizer, fresh.path)
-
-
-def write_imported(
-    folder: Path,
-    out: Path,
-    kind: str,
-    model: Any,
-    data: Any,
-    tokenizer: TextTokenizer,
-    told: Sequence[str],
-    description: Mapping[str, Any] | None = None,
-) -> list[str]:
-    """Make a directory of `fasttfm lm`, `mlm` or `finetune` of what was read from a folder.
-
-    data: its section of that name; told: what was left out or assumed, for the model card; description: of the data of
-    a task, as fine-tuning leaves it.
-
-    Rows of the vocabulary behind the tokenizer's last token (GPT-2's 50,257 tokens padded to 50,304) have no text: they
-    are left out. Returns all that was left out, for the user. Raises UserError where the tokenizer has more tokens than
-    the model.
-    """
-    told = list(told)
-    if len(tokenizer) > model.config.vocab_size:
-        raise UserError(
-            f"{folder}: its tokenizer has {len(tokenizer):,} tokens, but its model {model.config.vocab_size:,}"
-        )
-    if len(tokenizer) < model.config.vocab_size:
-        rows = counted(model.config.vocab_size - len(tokenizer), "row")
-        told.append(f"{folder}: left out {rows} of the vocabulary behind the tokenizer's {len(tokenizer):,} tokens")
-        model = cut_vocabulary(model, len(tokenizer), folder)
-    config = RunConfig(kind=kind, model=model.config, data=data, training=TrainingConfig())
-    origin = [f"imported from {folder.resolve().name} (Hugging Face)", *told]
-    card = "\n".join([f"# Model of kind {kind}", "", "## Origin", "", *(f"- {line}" for line in origin), ""])
-    write_run(out, config, model_weights(model), tokenizer, description, card)
-    return told
-
-
 @contextmanager
 def warnings_as_lines() -> Iterator[list[str]]:
     """Inside, a warning of what is left out or assumed becomes a line of the list, which is there in the end."""
@@ -156,15 +98,6 @@ def warnings_as_lines() -> Iterator[list[str]]:
         warnings.simplefilter("always", RuntimeWarning)
         yield lines
     lines += [str(each.message) for each in caught if each.category is RuntimeWarning]
-
-
-def cut_vocabulary(model: Any, size: int, source: Path) -> Any:
-    """A model of the same class, with the first `size` rows of its vocabulary."""
-    config = dataclasses.replace(model.config, vocab_size=size)
-    with torch.device("meta"):
-        wanted = model_weights(type(model)(config))
-    weights = {name: each[: len(wanted[name])] if each.dim() else each for name, each in model_weights(model).items()}
-    return with_weights(lambda: type(model)(config), weights, source).eval()
 
 
 class Arrangement:

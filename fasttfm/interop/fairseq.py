@@ -8,6 +8,7 @@ text is given besides: a SentencePiece model, or the codes of fastBPE or subword
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,8 @@ _FIELDS = (
     Field("relu_dropout", "activation_dropout", 0.0),
 )
 """With fairseq's own defaults (base_architecture)."""
+_COPIES = r"encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)"
+"""Of fairseq 0.12's encoder layers, for its fast path: filled when a checkpoint is loaded, and never trained."""
 _SIDES = ("source", "target")
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_accurate": "gelu_tanh", "swish": "silu"}
 
@@ -98,8 +101,12 @@ def read(
         layers |= learned
     config, result = with_tables(config, layers, arrangements, tables, _output(weights), path=checkpoint)
     weights.refuse_rest(
-        r"decoder\.output_projection\.weight", r"(encoder|decoder)\.(version|embed_positions\._float_tensor)"
+        r"decoder\.output_projection\.weight", r"(encoder|decoder)\.(version|embed_positions\._float_tensor)", _COPIES
     )
+    if any(re.fullmatch(_COPIES, name) for name in weights):
+        told.append(
+            "left out the second copy of the encoder's matrices, which fairseq 0.12 makes when it loads a model"
+        )
     languages = [source_language, target_language]
     if codes:
         languages = [_language(settings, *each) for each in zip(languages, _SIDES)]

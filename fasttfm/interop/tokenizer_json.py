@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fasttfm.data.sentencepiece_model import BPE, BYTE, NORMAL, Normalizer, read_model, read_normalizer
-from fasttfm.data.text_tokenizer import MASK_PIECE, TOKENIZER_FILE, ByteTokenizer, PieceTokenizer, TextTokenizer
 from fasttfm.data.tokenizer import BOS, EOS, HIDDEN_SPACE, PAD, UNK, Tokenizer
+from fasttfm.data.tokenizer_files import MASK_PIECE, TOKENIZER_FILE
 from fasttfm.files import write_file
 
 _SPACE = "\u2581"
@@ -26,27 +26,23 @@ Frame = Literal["none", "end", "both"]
 """What a text gets: nothing, as for a GPT; </s>, as a source of a translation; <s> before it too, as BERT's."""
 
 
-def write_tokenizer(tokenizer: TextTokenizer | Tokenizer, folder: Path, frame: Frame = "none") -> list[str]:
+def write_tokenizer(tokenizer: Tokenizer, folder: Path, frame: Frame = "none") -> list[str]:
     """Write tokenizer.json and tokenizer_config.json, with which AutoTokenizer gives our ids, into a directory.
 
     Returns lines for the user where the tokenizer cannot be written so; its own file is then all that there is.
     """
-    pieces_of = tokenizer.tokenizer if isinstance(tokenizer, PieceTokenizer) else tokenizer
-    if isinstance(pieces_of, Tokenizer):
-        if pieces_of.vocabulary is not None:
-            return [
-                f"no {TOKENIZER_FILE} was written, because the vocabulary is another tool's: use that one's tokenizer"
-            ]
-        normalizer, (kind, pieces) = read_normalizer(pieces_of.model), read_model(pieces_of.model)
-        mask = pieces_of.piece_id(MASK_PIECE)
-        if kind != BPE or normalizer.rules or not normalizer.adds_space:
-            what = "is no BPE" if kind != BPE else "normalizes text"
-            return [f"no {TOKENIZER_FILE} was written, because its SentencePiece model {what}: give transformers ids"]
-        content = _of_pieces(pieces, normalizer)
-    elif isinstance(tokenizer, ByteTokenizer):
-        content, mask = _of_bytes(tokenizer), tokenizer.mask
-    else:
-        return []  # its own file is one
+    if tokenizer.vocabulary is not None:
+        return [f"no {TOKENIZER_FILE} was written, because the vocabulary is another tool's: use that one's tokenizer"]
+    normalizer, (kind, pieces) = read_normalizer(tokenizer.model), read_model(tokenizer.model)
+    if kind != BPE or normalizer.rules or not normalizer.adds_space:
+        what = "is no BPE" if kind != BPE else "normalizes text"
+        return [f"no {TOKENIZER_FILE} was written, because its SentencePiece model {what}: give transformers ids"]
+    write_content(_of_pieces(pieces, normalizer), folder, frame, masks=tokenizer.piece_id(MASK_PIECE) is not None)
+    return []
+
+
+def write_content(content: dict[str, Any], folder: Path, frame: Frame, *, masks: bool) -> None:
+    """Write both files of a tokenizer.json's content; masks: whether it has a piece of masked tokens."""
     if frame != "none":
         content["post_processor"] = _frame(frame)
     settings = {
@@ -56,18 +52,17 @@ def write_tokenizer(tokenizer: TextTokenizer | Tokenizer, folder: Path, frame: F
         "bos_token": _NAMES[BOS],
         "eos_token": _NAMES[EOS],
         **({"cls_token": _NAMES[BOS], "sep_token": _NAMES[EOS]} if frame == "both" else {}),
-        **({"mask_token": MASK_PIECE} if mask is not None else {}),
+        **({"mask_token": MASK_PIECE} if masks else {}),
         "split_special_tokens": True,  # what looks like one in a text is text
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", *(["token_type_ids"] if frame == "both" else []), "attention_mask"],
     }
     for name, value in ((TOKENIZER_FILE, content), ("tokenizer_config.json", settings)):
         write_file(folder / name, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
-    return []
 
 
 def _of_pieces(pieces: list[tuple[str, float, int]], normalizer: Normalizer) -> dict[str, Any]:
-    model = _bpe(
+    model = bpe(
         {piece: number for number, (piece, _, _) in enumerate(pieces)},
         _merges(pieces),
         unk_token=_NAMES[UNK],
@@ -84,7 +79,7 @@ def _of_pieces(pieces: list[tuple[str, float, int]], normalizer: Normalizer) -> 
         {"type": "Prepend", "prepend": _SPACE},
         _replace({"Regex": rf"\A{_SPACE}(?=\n|\z)"}, ""),
     ]
-    return _file(
+    return content_of(
         model,
         normalizer={"type": "Sequence", "normalizers": steps},
         pre_tokenizer={"type": "Split", "pattern": {"String": "\n"}, "behavior": "Isolated", "invert": False},
@@ -113,27 +108,14 @@ def _merges(pieces: list[tuple[str, float, int]]) -> list[list[str]]:
     return merges
 
 
-def _of_bytes(tokenizer: ByteTokenizer) -> dict[str, Any]:
-    names = tokenizer.pieces()
-    vocabulary = {name: number for number, name in enumerate(names[: len(names) - 256])}
-    vocabulary |= {_shown(byte): len(names) - 256 + byte for byte in range(256)}
-    model = _bpe(vocabulary, [], unk_token=None, fuse_unk=False, byte_fallback=False)
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    return _file(model, normalizer=None, pre_tokenizer=byte_level, decoder=byte_level)
-
-
-def _bpe(vocabulary: Mapping[str, int], merges: list[list[str]], **options: Any) -> dict[str, Any]:
+def bpe(vocabulary: Mapping[str, int], merges: list[list[str]], **options: Any) -> dict[str, Any]:
+    """A BPE model as tokenizer.json has it."""
     kept = {"dropout": None, "continuing_subword_prefix": None, "end_of_word_suffix": None, "ignore_merges": False}
     return {"type": "BPE", **kept, **options, "vocab": vocabulary, "merges": merges}
 
 
-def _shown(byte: int) -> str:
-    """The character that GPT-2's files have for a byte: itself where it shows, else one from 256 on, in their order."""
-    shown = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    return chr(byte) if byte in shown else chr(256 + sum(each not in shown for each in range(byte)))
-
-
-def _file(model: Mapping[str, Any], **parts: Any) -> dict[str, Any]:
+def content_of(model: Mapping[str, Any], **parts: Any) -> dict[str, Any]:
+    """The content of a tokenizer.json with this model and these parts beside it."""
     return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "post_processor": None} | {
         **parts,
         "model": model,

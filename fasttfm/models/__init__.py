@@ -1,31 +1,7 @@
-"""Complete models built from fasttfm's modules."""
+"""Complete models built from fasttfm's modules; fasttfm.pretraining.models has GPT, Llama and BERT's family."""
 
-from fasttfm.config.bert import AlbertConfig, BertConfig, ElectraConfig
-from fasttfm.config.gpt import GPTConfig
-from fasttfm.config.llama import LlamaConfig
 from fasttfm.config.model import TransformerConfig
-from fasttfm.models.albert import Albert, AlbertPretraining
-from fasttfm.models.bert import Bert, BertPretraining
-from fasttfm.models.electra import Electra
-from fasttfm.models.gpt import GPT
-from fasttfm.models.llama import Llama
 from fasttfm.models.time_series import TimeSeriesTransformer
 from fasttfm.models.transformer import Transformer
 
-__all__ = [
-    "GPT",
-    "Albert",
-    "AlbertConfig",
-    "AlbertPretraining",
-    "Bert",
-    "BertConfig",
-    "BertPretraining",
-    "Electra",
-    "ElectraConfig",
-    "GPTConfig",
-    "Llama",
-    "LlamaConfig",
-    "TimeSeriesTransformer",
-    "Transformer",
-    "TransformerConfig",
-]
+__all__ = ["TimeSeriesTransformer", "Transformer", "TransformerConfig"]

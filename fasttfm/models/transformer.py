@@ -246,11 +246,7 @@ class Transformer(Model):
 
     @torch.no_grad()
     def attention_weights(
-        self,
-        source: Tensor,
-        target: Tensor,
-        source_lengths: Tensor | None = None,
-        target_lengths: Tensor | None = None,
+        self, source: Tensor, target: Tensor, source_lengths: Tensor | None = None, target_lengths: Tensor | None = None
     ) -> dict[str, list[Tensor]]:
         """Every layer's weights, without dropout: encoder (B, H, S, S), decoder (B, H, L, L), cross (B, H, L, S)."""
         with (

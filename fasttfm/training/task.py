@@ -19,15 +19,6 @@ from fasttfm.training.protocols import TrainingBatches
 from fasttfm.training.validation import DividedValidator
 
 
-def check_row_length(config: Any, remedy: str = "") -> None:
-    """UserError for rows that a model has too few positions for; remedy: what else may be done."""
-    if config.data.row_length > config.model.max_length:
-        raise UserError(
-            f"--row-length {config.data.row_length}: the model has {config.model.max_length} positions: give at most "
-            f"that{remedy}"
-        )
-
-
 class Task(ABC):
     """Makes data, configuration, model, batches and validation of a run (fasttfm.training.run)."""
 

@@ -67,10 +67,7 @@ class DividedValidator(ABC, Generic[Part]):
         self.device, self.label_smoothing, self.autocast = device, label_smoothing, autocast
 
     def __call__(
-        self,
-        model: Any,
-        workers: Workers = ALONE,
-        stoppable: Callable[[], AbstractContextManager[None]] = nullcontext,
+        self, model: Any, workers: Workers = ALONE, stoppable: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> Any:
         """The Score of a model, whose training mode is put back.
 

@@ -15,6 +15,7 @@ Sources: Kwon et al. 2023, section 4 (pages); Dao et al. 2023, "Flash-Decoding" 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -38,7 +39,7 @@ from fasttfm.kernels.attention.launch import (
     unit,
     width_class,
 )
-from fasttfm.kernels.attention.tile import LOG2E, Sizes, block, capped, product
+from fasttfm.kernels.attention.tile import LOG2E, Sizes, block, capped, product, sink_scores
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.jit import jit
@@ -93,7 +94,7 @@ class Parts(NamedTuple):
     output: Float32Pointer
     """(shares, B, H, L, DV); None: there is one share, which writes the output itself."""
     lse: Float32Pointer
-    """(shares, B, H, L): log2 of the sum of the exponentiated scores."""
+    """(shares, B, H, L): log2 of the sum of the exponentiated scores; None: there is one share, and nobody asks."""
     shares: Varying
     B: Varying
 
@@ -183,7 +184,7 @@ def _decode(
     peak = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     if scoring.sinks is not None:
-        peak = tl.load(scoring.sinks + head, mask=exists & (share == 0), other=float("-inf")) * LOG2E
+        peak = sink_scores(tl.load(scoring.sinks + head, mask=exists & (share == 0), other=float("-inf")))
         total = tl.where(peak == float("-inf"), 0.0, 1.0)
     for column in range(begin, end, COLUMNS):
         keys = column + tl.arange(0, COLUMNS)
@@ -203,11 +204,12 @@ def _decode(
         v_tile = _load_scattered(v, page * v_strides[0] + key_head * v_strides[1] + row * v_strides[2], inside, DV)
         acc = acc * fade[:, None] + product(p.to(v_tile.dtype), v_tile, PRECISION)
     acc *= (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
+    line = ((tl.cast(share, tl.int64) * parts.B + b) * H + head) * L + query
     if parts.output is None:
         _store_scattered(out, acc, b * out_strides[0] + head * out_strides[1] + query * out_strides[2], exists, DV)
     else:
-        line = ((tl.cast(share, tl.int64) * parts.B + b) * H + head) * L + query
         _store_scattered(parts.output, acc, line * DV, exists, DV)
+    if parts.lse is not None:
         tl.store(parts.lse + line, peak + tl.log2(tl.where(total == 0.0, 1.0, total)), mask=exists)
 
 
@@ -242,6 +244,7 @@ def _append(
 @jit
 def _merge(
     out: Pointer,  # (B, H, L, DV) through its strides, out
+    row_lse: Float32Pointer,  # (B, H, L) out: log2 of the sum of the exponentiated scores; None: not asked for
     parts: Parts,
     sizes: Sizes,
     strides: Strides,  # of out
@@ -273,6 +276,8 @@ def _merge(
     acc *= (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
     offsets = line // L // H * strides[0] + line // L % H * strides[1] + line % L * strides[2]
     tl.store(out + (offsets[:, None] + column), acc.to(out.dtype.element_ty), mask=inside)
+    if row_lse is not None:
+        tl.store(row_lse + line, peak + tl.log2(tl.where(total == 0.0, 1.0, total)), mask=exists)
 
 
 # ------------------------------------------------------------------------------------------------------------ launches
@@ -308,12 +313,13 @@ def decode(
     softcap: float = 0.0,
     slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    lse: Tensor | None = None,
     tile: Tile | None = None,
     shares: int | None = None,
 ) -> Tensor:
     """query (B, H, L, D), key_cache (P, Hk, rows, D), value_cache (P, Hk, rows, DV), H a multiple of Hk; lengths and
     starts (B,), block_table (B, pages of a sequence); left, right: keys of the window, None all; slopes (B, H) or
-    (1, H) float32, sinks (H,).
+    (1, H) float32, sinks (H,); lse: memory (B, H, L) float32 for the log-sum-exp of the scores, -inf without any.
 
     Returns (B, H, L, DV), heads last in memory.
     """
@@ -331,7 +337,7 @@ def decode(
     programs = ceil_div(queries * group, tile.rows) * batch * key_heads
     shares = shares or shares_of(device, programs, room)
     sizes = Sizes(heads, queries, room)
-    parts = _parts(output, shares)
+    parts = _parts(output, shares, lse)
     reach = room + queries
     scoring = Scoring(
         reach if left is None else min(left, reach),
@@ -351,8 +357,10 @@ def decode(
     if shares > 1:
         tile = rows_tile(_class(value_width))
         _merge[(ceil_div(batch * heads * queries, tile.rows),)](
-            output, parts, sizes, output.stride()[:3], DV=value_width, **launch_options(tile)
+            output, lse, parts, sizes, output.stride()[:3], DV=value_width, **launch_options(tile)
         )
+    if lse is not None:
+        lse *= math.log(2.0)
     return output
 
 
@@ -383,11 +391,11 @@ def _class(*widths: int) -> int:
     return width_class(max(64, *widths))
 
 
-def _parts(output: Tensor, shares: int) -> Parts:
-    """Memory for the results of each share."""
+def _parts(output: Tensor, shares: int, lse: Tensor | None) -> Parts:
+    """Memory for the results of each share; lse: the call's, which one share writes itself."""
     batch = len(output)
     if shares == 1:
-        return Parts(None, None, 1, batch)
+        return Parts(None, lse, 1, batch)
     memory = output.new_empty(shares, *output.shape, dtype=torch.float32)
     return Parts(memory, memory.new_empty(memory.shape[:-1]), shares, batch)
 
@@ -401,11 +409,13 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
 
 
 def _cases(chip: Chip) -> Iterator[CompileCase]:
-    def case(kind: str, width: int, rows: int, *, plain: bool = False, shared: bool = False) -> CompileCase:
+    def case(
+        kind: str, width: int, rows: int, *, plain: bool = False, shared: bool = False, lse: str | None = None
+    ) -> CompileCase:
         tile = decode_tile(chip, kind, width, rows)
         given: dict[str, Any] = {"bounds": ("*i64", None), "scoring": not plain}
-        given |= {"table": None, "output": None, "lse": None} if plain else {}
-        words = "rows" if plain else "pages+scoring+shares"
+        given |= {"table": None, "output": None, "lse": lse} if plain else {}
+        words = "rows" + "+lse" * (lse is not None) if plain else "pages+scoring+shares"
         name = f"attention.decode/{words}{'+grouped' * shared}/D{width}"
         return compile_case(
             _decode, name, kind, tile, dropout=False, mask="none", shared=shared, **given, **head_constants(width)
@@ -416,8 +426,11 @@ def _cases(chip: Chip) -> Iterator[CompileCase]:
             yield case(kind, width, rows, shared=shared)
         for kind in every_kind(chip):
             yield case(kind, 64, 16, plain=True, shared=shared)
+    yield case("bf16", 64, 16, plain=True, lse="*fp32")
     for width, dtype in itertools.product(WIDTHS, ("bf16", "fp16", "fp32")):
-        given = {"strides": ("i32:16",) * 3, "DV": width}
-        yield kernel_case(_merge, f"attention.decode.merge/D{width}", dtype, rows_tile(width), given=given)
+        for lse in (None, "*fp32") if (width, dtype) == (64, "bf16") else (None,):
+            given = {"strides": ("i32:16",) * 3, "DV": width, "row_lse": lse}
+            name = f"attention.decode.merge{'' if lse is None else '/lse'}/D{width}"
+            yield kernel_case(_merge, name, dtype, rows_tile(width), given=given)
         given = {"strides": (("i32:16",) * 3,) * 2, "DV": width}
         yield kernel_case(_append, f"attention.decode.append/D{width}", dtype, rows_tile(width), given=given)

@@ -180,6 +180,7 @@ def _forward(
     )  # fmt: skip
     if masking.sinks is not None:
         highest = tl.maximum(peak, masking.sinks)
+        highest = tl.where(highest == float("-inf"), 0.0, highest)
         fade = tl.exp2(peak - highest)
         total = total * fade + tl.exp2(masking.sinks - highest)
         acc *= fade[:, None]

@@ -104,8 +104,13 @@ def spills(chip: Chip, kind: str, width: int) -> bool:
     return width > LONG_WIDTH(chip, kind)
 
 
+def takes_long(chip: Chip, kind: str, width: int) -> bool:
+    """Return whether the kernels for long rows take heads of this width_class()."""
+    return width <= MAX_WIDTH and not spills(chip, kind, width)
+
+
 def _routes(chip: Chip, kind: str, width: int, keys: int) -> list[str]:
-    if width > MAX_WIDTH or spills(chip, kind, width):
+    if not takes_long(chip, kind, width):
         return ["softmax"]
     return ["short", "flash", "softmax"] if fits_short(chip, kind, width, keys) else ["flash", "softmax"]
 
@@ -171,43 +176,24 @@ def clamped(causal_offset: int, queries: int, keys: int) -> int:
     return max(-queries, min(causal_offset, keys))
 
 
-def prepare(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+def masking_arguments(
+    shape: tuple[int, ...],
     *,
-    key_lengths: Tensor | None = None,
     mask: Tensor | None = None,
-    causal: bool = False,
     causal_offset: int = 0,
-    dropout_p: float = 0.0,
-    scale: float = 1.0,
-    seed: Tensor | None = None,
-    site: int = 0,
     offsets: Tensor | None = None,
     window: int = -1,
     softcap: float = 0.0,
     slopes: Tensor | None = None,
     past: int = 0,
     sinks: Tensor | None = None,
-    packed: Packed | None = None,
-) -> Call:
-    """Arguments as fasttfm.functional.attention's Options; query (B, H, ., .), key, value (B, Hk, ., .), through
-    by_head() when packed."""
-    batch, heads, queries, width = query.shape
-    keys, value_width = value.shape[2:]
-    if key_lengths is not None:
-        key_lengths = key_lengths.contiguous()
-    device = chip(query.device)
-    kind = product_kind(query.dtype, device)
-    mask, mask_strides = mask_arguments(mask, (batch, heads, queries, keys))
-    query_starts = key_starts = None
-    if packed is not None:
-        query_starts, key_starts, queries, keys = packed
-        query_starts, key_starts = query_starts.contiguous(), key_starts.contiguous()
+) -> Masking:
+    """Arguments as fasttfm.functional.attention's Options, on scores of this shape (B, H, L, S)."""
+    _, heads, queries, keys = shape
+    mask, mask_strides = mask_arguments(mask, shape)
     rows, columns = (queries, keys) if offsets is None else (2 * (queries + keys),) * 2
     last = clamped(causal_offset, rows, columns)
-    masking = Masking(
+    return Masking(
         mask,
         last,
         *mask_strides,
@@ -219,6 +205,35 @@ def prepare(
         past=0 if slopes is None else past - (causal_offset - last),
         sinks=None if sinks is None else sinks.float().contiguous(),
     )
+
+
+def prepare(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    key_lengths: Tensor | None = None,
+    causal: bool = False,
+    dropout_p: float = 0.0,
+    scale: float = 1.0,
+    seed: Tensor | None = None,
+    site: int = 0,
+    packed: Packed | None = None,
+    **places: Any,
+) -> Call:
+    """Arguments as fasttfm.functional.attention's Options, places masking_arguments()'s; query (B, H, ., .), key, value
+    (B, Hk, ., .), through by_head() when packed."""
+    batch, heads, queries, width = query.shape
+    keys, value_width = value.shape[2:]
+    if key_lengths is not None:
+        key_lengths = key_lengths.contiguous()
+    device = chip(query.device)
+    kind = product_kind(query.dtype, device)
+    query_starts = key_starts = None
+    if packed is not None:
+        query_starts, key_starts, queries, keys = packed
+        query_starts, key_starts = query_starts.contiguous(), key_starts.contiguous()
+    masking = masking_arguments((batch, heads, queries, keys), **places)
     return Call(
         chip=device,
         kind=kind,

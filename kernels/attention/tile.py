@@ -176,16 +176,6 @@ def line_of(strides, head, first):
 
 
 @triton.jit
-def moved(masking, mask):
-    """The Masking with another pointer."""
-    return Masking(
-        mask, masking.causal_offset, masking.batch_stride, masking.head_stride, masking.query_stride,
-        masking.key_stride, masking.offsets, masking.window, masking.softcap, masking.slopes, masking.slope_stride,
-        masking.past, masking.sinks,
-    )  # fmt: skip
-
-
-@triton.jit
 def offset_of(masking, head, sizes):
     """The causal offset of the head's batch row."""
     offset = masking.causal_offset
@@ -193,6 +183,12 @@ def offset_of(masking, head, sizes):
         rows = sizes.L + sizes.S
         offset += tl.minimum(tl.maximum(tl.load(masking.offsets + head.b), -rows), rows).to(tl.int32)
     return offset
+
+
+@triton.jit
+def sink_scores(x):
+    """Sinks in base 2; inf, which must not be subtracted from itself, as a number that takes all weight as well."""
+    return tl.where(x > 1e30, 1e30, x) * LOG2E
 
 
 @triton.jit
@@ -206,7 +202,7 @@ def masking_of(masking, head, sizes):
         slopes = tl.load(slopes + head.b * masking.slope_stride + head.h) * LOG2E
     sinks = masking.sinks
     if sinks is not None:
-        sinks = tl.load(sinks + head.h) * LOG2E
+        sinks = sink_scores(tl.load(sinks + head.h))
     return Masking(
         mask, offset_of(masking, head, sizes), masking.batch_stride, masking.head_stride, masking.query_stride,
         masking.key_stride, None, masking.window, masking.softcap, slopes, masking.slope_stride, masking.past, sinks,

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from fasttfm.kernels.chip import Chip
+from fasttfm.kernels.chip import Chip, named
 from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.proof import budgets, matrix
 from fasttfm.kernels.proof.ledger import Resources, counted
@@ -22,25 +22,14 @@ from fasttfm.kernels.proof.ledger import Resources, counted
 FILE = Path(__file__).with_name("sampled.csv")
 
 
-def _chip(name: str, shared_kib: int, processors: int) -> Chip:
-    capability = int(name.removeprefix("sm_")) if name.startswith("sm_") else 0
-    return Chip(
-        name=name,
-        capability=capability,
-        shared_memory=shared_kib * 1024,
-        processors=processors,
-        matrix_units=capability >= 80,
-    )
-
-
 CHIPS: dict[str, Chip] = {
     chip.name: chip
     for chip in (
-        _chip("sm_103", 227, 160),  # B300
-        _chip("sm_110", 227, 20),  # Jetson Thor
-        _chip("sm_121", 99, 48),  # DGX Spark
-        _chip("gfx1100", 64, 96),  # RX 7900 XTX
-        _chip("gfx1201", 64, 64),  # RX 9070 XT
+        named("sm_103", 227 << 10, 160),  # B300
+        named("sm_110", 227 << 10, 20),  # Jetson Thor
+        named("sm_121", 99 << 10, 48),  # DGX Spark
+        named("gfx1100", 64 << 10, 96),  # RX 7900 XTX
+        named("gfx1201", 64 << 10, 64),  # RX 9070 XT
     )
 }
 

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import pretraining
 from benchmarks.measure.records import kind, problems
 from fasttfm.cli.main import main
-from fasttfm.data.documents import PreparedDocuments
+from fasttfm.pretraining.data.documents import PreparedDocuments
 
 
 @pytest.fixture
@@ -66,8 +66,8 @@ def test_our_command_is_one_that_lm_train_takes(tmp_path, monkeypatch):
 def test_their_model_is_ours_and_reads_the_same_tokens(text, tmp_path):
     pytest.importorskip("transformers")
     from benchmarks.peers.huggingface_trainer import Blocks, gpt_model
-    from fasttfm.interop.gpt import read
-    from fasttfm.models.gpt import GPT
+    from fasttfm.pretraining.interop.gpt import read
+    from fasttfm.pretraining.models.gpt import GPT
 
     assert main(["lm", "prepare", "--text", str(text), "--out", str(tmp_path / "D"), "--vocab-size", "300"]) == 0
     data = PreparedDocuments.open(tmp_path / "D")

@@ -31,13 +31,13 @@ from fasttfm.checkpoints.shards import MODEL, STATE, save_sharded
 from fasttfm.checkpoints.steps import step_folder
 from fasttfm.cli.main import main
 from fasttfm.data.corpus import read_lines
-from fasttfm.data.documents import PreparedDocuments
 from fasttfm.data.prepared import PreparedData
 from fasttfm.errors import UserError
 from fasttfm.folders import reading
 from fasttfm.hub.package import write_package
 from fasttfm.interop.exchange import load
 from fasttfm.models import Transformer
+from fasttfm.pretraining.data.documents import PreparedDocuments
 
 POINTS = 12
 CALLS = ("mkdir", "write", "fsync", "rename", "replace", "unlink", "rmdir")

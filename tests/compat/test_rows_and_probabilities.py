@@ -81,6 +81,11 @@ def test_no_sequences_and_no_keys():
     output, lse, _ = flash_attn.flash_attn_varlen_func(*given, block_table=nothing, return_attn_probs=True)
     assert not output.any()
     assert (lse == -math.inf).all()
+    q, k = q[None], torch.zeros(1, 0, H, D)
+    output, lse, weights = flash_attn.flash_attn_func(q, k, k, 0.5, return_attn_probs=True)
+    assert not output.any()
+    assert (lse == -math.inf).all()
+    assert weights.shape == (1, H, 3, 0)
 
 
 @pytest.mark.parametrize(

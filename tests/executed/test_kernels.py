@@ -27,6 +27,7 @@ from gpu.problems import (
 
 from fasttfm.functional import backend
 from fasttfm.kernels import masked_softmax
+from fasttfm.kernels.attention import launch as attention_launch
 from fasttfm.kernels.attention.decode import append, decode
 from fasttfm.kernels.proof.executed import executed
 from fasttfm.reference_cache import attention_with_cache
@@ -151,6 +152,13 @@ def test_a_cache_in_pages_is_read_where_the_table_says_and_nowhere_else(chip, dt
         return attention_with_cache(*tensors, **options, window=(30, 0))
 
     assert_as_accurate(output, specified(DTYPES[dtype]), specified(torch.float64))
+
+
+@pytest.mark.parametrize(("chip", "dtype"), list(zip(CHIPS, itertools.cycle(DTYPES))))
+def test_windows_caps_slopes_and_sinks_between_two_products_of_cublas(chip, dtype, monkeypatch):
+    monkeypatch.setattr(attention_launch, "route", lambda *size: "softmax")
+    options = {"causal": "bottom_right", "window": (30, 0), "softcap": 2.0, "slopes": True, "sinks": True}
+    check(_attention(2, 2, 11, 45, 24, 40, **options, lengths=[45, 0], key_heads=1, p=0.1), chip, DTYPES[dtype])
 
 
 @pytest.mark.parametrize("chip", CHIPS)

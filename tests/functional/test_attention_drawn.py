@@ -8,6 +8,7 @@ import torch
 
 from fasttfm import functional as F
 from fasttfm import reference
+from fasttfm.kernels.attention import launch as attention_launch
 
 CLOSE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 LENGTHS = (0, 1, 2, 5, 17, 70, 130)
@@ -65,7 +66,7 @@ class Drawn:
         slopes = self.numbers(*pick(((self.heads,), (self.batch, self.heads))), dtype=torch.bfloat16)
         sinks = self.numbers(self.heads, dtype=pick((torch.float32, self.dtype)))
         if pick((True, False, False)):
-            sinks[0] = pick((-math.inf, 100.0))
+            sinks[0] = pick((-math.inf, 100.0, math.inf))
         return {
             "softcap": pick((1e-6, 0.1, 1.5, 50, 1e30)),
             "alibi_slopes": (slopes.abs() * pick((1, 0, -1, 1e4))).to(pick((torch.float32, self.dtype, torch.float64))),
@@ -130,6 +131,18 @@ def assert_same(call):
         close = max(CLOSE[call.dtype], CLOSE[got.dtype])
         size = max(1.0, float(right.abs().max())) if right.numel() else 1.0
         torch.testing.assert_close(got.double(), right, atol=close * size, rtol=close)
+
+
+@pytest.mark.parametrize("route", ["flash", "softmax"])
+def test_kernels_compute_any_call(route, monkeypatch):
+    monkeypatch.setattr(attention_launch, "route", lambda *size: route)
+    for seed in range(2000, 2012):
+        try:
+            call = Drawn(seed, dtypes=tuple(CLOSE)[1:], lengths=LENGTHS[:5])
+            with F.backend("triton"):
+                assert_same(call)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {[x.shape for x in call.tensors]}, {call.options}") from error
 
 
 @pytest.mark.parametrize("first", range(0, 400, 50))

@@ -12,6 +12,7 @@ import fasttfm
 from fasttfm import functional as F
 from fasttfm import reference
 from fasttfm.functional.attention import routes
+from fasttfm.functional.attention.arguments import Options
 from fasttfm.kernels import launch
 from fasttfm.kernels.attention import launch as attention_launch
 from fasttfm.kernels.compile_case import CHIPS
@@ -178,17 +179,24 @@ def test_a_query_walks_through_at_most_six_files_to_its_launch():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("name", ["sm_60", "sm_70", "sm_75"])
-def test_chips_without_fast_matrix_units_take_a_kernel_for_windows_caps_slopes_and_sinks(name, dtype, monkeypatch):
-    """The softmax between two products of cuBLAS, which they take otherwise, knows of none."""
+def test_chips_without_fast_matrix_units_take_cublas_but_for_windows_that_leave_out_half_of_the_keys(
+    name, dtype, monkeypatch
+):
+    """There a kernel for long rows, which multiplies no more than the window, has as much to do as cuBLAS."""
     monkeypatch.setattr(launch, "chip", lambda device: CHIPS[name])
     taken = []
-    for width, keys in itertools.product((64, 128, 256), (20, 300, 1000, 3000)):
+    for width, keys in itertools.product((64, 128, 256, 300), (20, 300, 1000, 3000)):
         x = heads(1, 1, 2, width, dtype=dtype)
-        plain, scored = (routes.decide("triton", x, x, keys, p) for p in (True, False))
+        options = Options.of(x, None, None, True, 0, 0.0, None, None, 0)
+        plain, wide, narrow = (
+            routes.decide("triton", x, x, keys, options._replace(window=window, softcap=2.0, sinks=torch.ones(1)))
+            for window in (-1, keys // 2, keys // 2 - 1)
+        )
         taken.append(plain)
-        if routes.kernels_score("triton", x, x):
-            assert scored in ("short", "flash")
-            assert scored == plain or plain == "softmax"
-        else:  # wide heads of float32, which PyTorch computes
-            assert (width, dtype) == (256, torch.float32)
-    assert "softmax" in taken
+        assert wide == plain
+        assert routes.kernels_score("triton", x)
+        if width < 256:
+            assert narrow == ("flash" if plain == "softmax" else plain)
+        else:  # wide heads of float32, which no kernel for long rows takes
+            assert narrow == plain or (narrow, dtype) == ("flash", torch.float16)
+    assert set(taken) == {"short", "flash", "softmax"}

@@ -6,7 +6,8 @@ from triton.runtime.interpreter import InterpreterBuilder
 
 from fasttfm import functional as F
 from fasttfm import reference
-from fasttfm.functional.attention import composed
+from fasttfm.functional.attention import composed, routes
+from fasttfm.kernels import masked_softmax
 from fasttfm.kernels.attention import backward as attention_backward
 from fasttfm.kernels.attention import forward as attention_long
 from fasttfm.kernels.attention import launch as attention_launch
@@ -34,6 +35,11 @@ SCORING = {
     "slopes far off": lambda: {"alibi_slopes": torch.rand(H) / 99, "causal": True, "causal_offset": 99},
     "sinks": lambda: {"sinks": torch.randn(H)},
     "sinks of nothing": lambda: {"sinks": torch.randn(H), "key_lengths": torch.tensor([0, 9])},
+    "sinks of all weight and of none": lambda: {
+        "sinks": torch.tensor([torch.inf, -torch.inf]),
+        "key_lengths": torch.tensor([0, 9]),
+    },
+    "largest sinks": lambda: {"sinks": torch.tensor([3.4e38, -3.4e38]), "key_lengths": torch.tensor([0, 9])},
 }
 EVERYTHING = {
     "sinks": torch.randn(H), "alibi_slopes": torch.rand(H), "softcap": 2.0, "window": (18, 1), "causal": "bottom_right",
@@ -84,7 +90,11 @@ def small_tiles(monkeypatch, route):
         monkeypatch.setattr(module, name, lambda *a: small)
     for name in ("forward_tile", "backward_tile"):
         monkeypatch.setattr(attention_short, name, lambda *size: Tile(16, size[-1], 4, 1))
-    monkeypatch.setattr(attention_launch, "route", lambda *a: route)
+    if route == "softmax, walked":
+        monkeypatch.setattr(masked_softmax, "ONE_PASS", 8)
+        monkeypatch.setattr(masked_softmax, "softmax_tile", lambda *a: Tile(4, 16, 4, 1))
+    monkeypatch.setattr(attention_launch, "route", lambda *a: route.split(",")[0])
+    monkeypatch.setattr(routes, "_is_narrow", lambda *a: False)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3])
@@ -98,7 +108,7 @@ def test_pytorch_computes_and_differentiates_it(name, dtype, p):
     torch.testing.assert_close(ours, theirs, **close)
 
 
-@pytest.mark.parametrize("route", ["flash", "short"])
+@pytest.mark.parametrize("route", ["flash", "short", "softmax", "softmax, walked"])
 @pytest.mark.parametrize("name", SCORING)
 def test_kernels_compute_and_differentiate_it(name, route, monkeypatch):
     """Half of the cases with dropout."""
@@ -112,17 +122,16 @@ def test_kernels_compute_and_differentiate_it(name, route, monkeypatch):
     torch.testing.assert_close(ours, theirs, atol=3e-5, rtol=3e-5)
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("route", ["torch", "flash", "softmax"])
 @pytest.mark.parametrize("name", ["window", "bottom right", "offsets of rows", "slopes of rows", "sinks", "everything"])
-def test_packed_sequences_look_at_their_own_lengths(name, backend, monkeypatch):
-    if backend == "triton":
-        small_tiles(monkeypatch, "flash")
+def test_packed_sequences_look_at_their_own_lengths(name, route, monkeypatch):
+    small_tiles(monkeypatch, route)
     options = SCORING.get(name, lambda: {k: v for k, v in EVERYTHING.items() if k != "key_lengths"})()
     options |= {"dropout_p": 0.3, "seed": torch.tensor([6]), "site": 2}
     starts = {"query_starts": torch.tensor([0, 12, 20]), "key_starts": torch.tensor([0, 33, 38])}
     tensors = [x[0].transpose(0, 1).detach().requires_grad_() for x in operands(torch.float32, batch=1)]
     theirs = results(lambda *t, **o: reference.varlen_attention(*t, **starts, **o), tensors, options)
-    with F.backend(backend):
+    with F.backend("torch" if route == "torch" else "triton"):
         ours = results(
             lambda *t, **o: F.varlen_attention(*t, **starts, max_query=12, max_key=33, **o), tensors, options
         )
@@ -176,10 +185,17 @@ def test_a_window_on_a_cpu_multiplies_its_own_keys_alone(name, monkeypatch):
     ("options", "error", "message"),
     [
         ({"window": (2, -3)}, ValueError, r"window=\(2, -3\) has -3: each side is a whole number from 0 up, or None"),
+        ({"window": (None, 1 << 62)}, ValueError, r"has 4611686018427387904: it must be below 2\^62, and None is no"),
         ({"window": (2.5, 1)}, ValueError, r"window=\(2.5, 1\) has 2.5"),
         ({"window": 3}, TypeError, "window is 3: a tuple or None is needed"),
-        ({"softcap": -1.0}, ValueError, "softcap=-1.0 must be a number from 0, which is none, up"),
+        ({"softcap": -1.0}, ValueError, "softcap=-1.0 must be 0, which is none, or a number from 1e-30 to 1e.30"),
         ({"softcap": float("nan")}, ValueError, "softcap=nan must be"),
+        ({"softcap": float("inf")}, ValueError, "softcap=inf must be"),
+        ({"softcap": 1e-40}, ValueError, "softcap=1e-40 must be"),
+        ({"scale": float("nan")}, ValueError, "scale=nan must be a number between -1e.30 and 1e.30"),
+        ({"scale": -1e31}, ValueError, "scale=-1e.31 must be"),
+        ({"alibi_slopes": torch.tensor([1.0, torch.nan])}, ValueError, "alibi_slopes holds a number that is not"),
+        ({"alibi_slopes": torch.tensor([-torch.inf, 1.0])}, ValueError, "alibi_slopes holds a number"),
         ({"causal": "middle"}, ValueError, "causal='middle' must be False, True"),
         ({"causal_offset": torch.tensor([1])}, ValueError, r"causal_offset torch.int64 \(1,\) must be an int"),
         ({"causal_offset": torch.tensor([1.0, 2.0])}, ValueError, "causal_offset torch.float32"),
@@ -195,6 +211,38 @@ def test_wrong_arguments_are_named_in_one_line(options, error, message):
     with pytest.raises(error, match=message) as raised:
         F.attention(*operands(torch.float32), **options)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("route", ["torch", "flash", "short", "softmax", "softmax, walked"])
+def test_a_sink_of_inf_takes_all_weight_and_one_of_nan_is_not_hidden(route, monkeypatch):
+    """The gradients are 0 where no weight is left, also of the sink, whose own weight is 1 whatever it is."""
+    small_tiles(monkeypatch, route)
+    for dtype in (torch.float32, torch.float16):
+        tensors = operands(dtype, key_heads=2)
+        sinks = torch.tensor([torch.inf, 0.5], dtype=dtype)
+        with F.backend("torch" if route == "torch" else "triton"):
+            output, *gradients = results(F.attention, tensors, {"sinks": sinks})
+            assert F.attention(*tensors, sinks=torch.tensor([torch.nan, 0.5]))[:, 0].isnan().all()
+        assert not output[:, 0].any()
+        assert output[:, 1].all()
+        assert not any(each[:, 0].any() for each in gradients[:3])
+        assert gradients[3][0] == 0
+        assert gradients[3][1] != 0
+        assert all(each.isfinite().all() for each in gradients)
+
+
+@pytest.mark.parametrize("route", ["flash", "softmax"])
+def test_a_sink_of_any_size_has_no_gradient_from_rows_past_the_last_sequence(route, monkeypatch):
+    """Of these rows no log-sum-exp is known."""
+    small_tiles(monkeypatch, route)
+    tensors, sinks = [torch.randn(12, H, 8, requires_grad=True) for _ in range(3)], torch.tensor([150.0, 0.0])
+    starts = {"query_starts": torch.tensor([0, 5, 9]), "key_starts": torch.tensor([0, 5, 9])}
+    theirs = results(lambda *t, **o: reference.varlen_attention(*t, **starts, **o), tensors, {"sinks": sinks})
+    with F.backend("triton"):
+        ours = results(
+            lambda *t, **o: F.varlen_attention(*t, **starts, max_query=5, max_key=5, **o), tensors, {"sinks": sinks}
+        )
+    torch.testing.assert_close(ours, theirs, atol=3e-5, rtol=3e-5)
 
 
 @pytest.mark.parametrize("name", ["window", "soft cap", "sinks", "all, added mask"])

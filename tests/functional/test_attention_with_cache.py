@@ -1,11 +1,15 @@
 """Attention over a cache: the specification against keys joined and plain attention, the routes against it."""
 
+import itertools
+import math
+
 import pytest
 import torch
 
 from fasttfm import functional as F
 from fasttfm import reference, reference_cache
 from fasttfm.compat.flash_attn import flash_attn_with_kvcache
+from fasttfm.kernels.attention import decode as kernel
 
 H, D, DV = 4, 8, 6
 LENGTHS, STARTS = [13, 0, 7], [2, 0, 6]
@@ -123,6 +127,66 @@ def test_the_operator_computes_the_specification_and_leaves_the_same_cache(case,
         torch.testing.assert_close(given[name], theirs[name], equal_nan=True)
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_the_specifications_log_sum_exp_is_that_of_its_weights(case):
+    """By two values: of ones the output is the sum of the weights without the sink's, of scores it is as they weigh."""
+    given = problem(**{**CASES[case], "dtype": torch.float64})
+    given["query"].zero_()
+    sinks = given.get("sinks")
+    _, lse = reference_cache.attention_with_cache(**given, return_lse=True)
+    keys = [length + (0 if given.get("key") is None else given["key"].shape[2]) for length in LENGTHS]
+    queries, left, right = given["query"].shape[2], *(given.get("window") or (None, None))
+    right = 0 if given.get("causal") else right
+    starts = given.get("cache_starts", torch.zeros(3, dtype=torch.int32)).tolist()
+    for b, h, i in itertools.product(range(3), range(H), range(queries)):
+        own = i + keys[b] - queries
+        low, high = 0 if left is None else own - left, keys[b] if right is None else own + right + 1
+        seen = range(max(starts[b], low), min(keys[b], high))
+        slope = float(given["alibi_slopes"][b, h]) if "alibi_slopes" in given else 0.0
+        total = sum(math.exp(-slope * abs(j - own)) for j in seen) + (0.0 if sinks is None else math.exp(sinks[h]))
+        assert float(lse[b, h, i]) == pytest.approx(math.log(total) if total else -math.inf, rel=1e-6)
+
+
+@pytest.mark.parametrize("shares", [1, 3])
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("pages", [True, False])
+@pytest.mark.parametrize("case", CASES)
+def test_the_log_sum_exp_is_the_specifications(case, pages, backend, shares, monkeypatch):
+    monkeypatch.setattr(kernel, "shares_of", lambda *a: shares)
+    given = problem(**{"scale": 0.3, **CASES[case]}, pages=pages)
+    wide = {n: x.double() if torch.is_tensor(x) and x.is_floating_point() else x for n, x in copied(given).items()}
+    expected = reference_cache.attention_with_cache(**wide, return_lse=True)
+    with F.backend(backend):
+        output, lse = F.attention_with_cache(**given, return_lse=True)
+    assert lse.dtype == torch.float32
+    torch.testing.assert_close((output.double(), lse.double()), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_parts_of_a_cache_are_put_together_by_their_log_sum_exps(backend):
+    """What it is for: attention over a common beginning and over each text's own rest."""
+    query, keys, values = torch.randn(2, 4, 1, D), torch.randn(2, 2, 30, D), torch.randn(2, 2, 30, D)
+    with F.backend(backend):
+        whole, lse = F.attention_with_cache(query, keys, values, return_lse=True)
+        parts = [F.attention_with_cache(query, keys[:, :, s], values[:, :, s], return_lse=True)
+                 for s in (slice(11), slice(11, None))]  # fmt: skip
+    torch.testing.assert_close(torch.logaddexp(*(sums for _, sums in parts)), lse)
+    merged = sum(output * (sums - lse).exp()[..., None] for output, sums in parts)
+    torch.testing.assert_close(merged, whole)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("shares", [1, 3])
+def test_a_sink_of_inf_takes_all_weight(backend, shares, monkeypatch):
+    monkeypatch.setattr(kernel, "shares_of", lambda *a: shares)
+    given = problem(queries=2, causal=True)
+    expected = reference_cache.attention_with_cache(**copied(given))
+    with F.backend(backend):
+        output = F.attention_with_cache(**given, sinks=torch.tensor([torch.inf, -torch.inf, 3.4e38, -torch.inf]))
+    assert not output[:, ::2].any()
+    torch.testing.assert_close(output[:, 1::2], expected[:, 1::2])
+
+
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_dtypes(dtype, backend):
@@ -173,6 +237,11 @@ def test_nothing_to_compute_and_a_cache_that_is_full(backend):
     with F.backend(backend):
         assert F.attention_with_cache(**empty).shape == (3, H, 0, DV)
         assert F.attention_with_cache(**nobody).shape == (0, H, 1, DV)
+        for width in (0, D):
+            _, lse = F.attention_with_cache(
+                query, torch.zeros(2, H, 4, D), torch.zeros(2, H, 4, width), return_lse=True
+            )
+            torch.testing.assert_close(lse, torch.full((2, H, 5), math.log(4)))
         torch.testing.assert_close(F.attention_with_cache(query, key, value), F.attention(query, key, value))
 
 
@@ -193,6 +262,8 @@ WRONG = {
         "cache_lengths reach from 0 to 40, and 2 are appended: ",
     ),
     "negative": ({"cache_lengths": torch.tensor([13, -1, 7])}, "cache_lengths reach from -1"),
+    "more than 64 bits": ({"cache_lengths": 1 << 63}, "cache_lengths=9223372036854775808 must fit 64 bits"),
+    "wide window": ({"window": (1 << 70, 1)}, r"has 1180591620717411303424: it must be below 2\^62"),
     "one number": ({"cache_lengths": 39}, "there is 10 pages of 4 in block_table"),
     "lengths": ({"cache_lengths": torch.ones(2).int()}, r"cache_lengths is torch.int32 \(2,\)"),
     "no lengths": ({"cache_lengths": None}, "cache_lengths is needed beside key"),
@@ -230,18 +301,19 @@ def test_what_does_not_fit_is_named_and_leaves_the_cache_as_it_was(wrong):
 def test_flash_attn_with_kvcache_is_it_in_other_words(case):
     given = problem(**{**CASES[case], "sinks": None})
     x, mine = copied(given), copied(given)
-    expected = F.attention_with_cache(**mine)
+    expected, sums = F.attention_with_cache(**mine, return_lse=True)
     for name in ("query", "key_cache", "value_cache", "key", "value"):
         if name in x:
             x[name] = x[name].transpose(1, 2)
     window = tuple(-1 if side is None else side for side in x.get("window") or (-1, -1))
-    output = flash_attn_with_kvcache(
+    output, lse = flash_attn_with_kvcache(
         x["query"], x["key_cache"], x["value_cache"], x.get("key"), x.get("value"), x.get("cos"), x.get("sin"),
         x["cache_lengths"].int(), None, x.get("cache_starts"), x["block_table"], causal=x.get("causal", False),
         window_size=window, rotary_interleaved=x.get("interleaved", False), alibi_slopes=x.get("alibi_slopes"),
-        softcap=x.get("softcap", 0.0), softmax_scale=x.get("scale"),
+        softcap=x.get("softcap", 0.0), softmax_scale=x.get("scale"), return_softmax_lse=True,
     )  # fmt: skip
     assert torch.equal(output, expected.transpose(1, 2))
+    assert torch.equal(lse, sums)
     torch.testing.assert_close(x["key_cache"].transpose(1, 2), mine["key_cache"], equal_nan=True)
 
 
@@ -253,7 +325,7 @@ def test_flash_attns_rows_of_a_cache_and_its_refusals():
     assert torch.equal(output, expected)
     for options, message in (
         ({"softcap": -1.0}, "softcap=-1.0 must be"),
-        ({"return_softmax_lse": True}, "return_softmax_lse=True is not supported"),
+        ({"softmax_scale": float("nan")}, "softmax_scale=nan must be"),
         ({"cache_batch_idx": rows[:2]}, r"cache_batch_idx is torch.int64 \(2,\)"),
         ({"cache_seqlens": 10, "cache_batch_idx": rows}, "cache_seqlens reach from 10 to 10"),
     ):

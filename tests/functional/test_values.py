@@ -21,6 +21,8 @@ def packed(starts, most=3, key_starts=None, joint=False):
     [
         ([0, 3, 6], {"most": 2}, "max_query is 2 but a sequence of query_starts has 3"),
         ([0, 3, 6], {"key_starts": [0, 2, 6]}, "max_key is 3 but a sequence of key_starts has 4"),
+        ([0, 3, 6], {"most": 1 << 31}, r"max_query is 2147483648: it must be below 2\^31"),
+        ([0, 3, 6], {"most": 1 << 70}, r"max_query is 1180591620717411303424: it must be"),
         ([0, 4, 3], {"most": 6}, "query_starts must rise from 0 to at most 6 rows: 0, 4, 3"),
         ([-1, 3, 6], {"most": 6}, "query_starts must rise"),
         ([0, 3, 7], {"most": 6}, "query_starts must rise from 0 to at most 6 rows"),
@@ -30,6 +32,15 @@ def packed(starts, most=3, key_starts=None, joint=False):
 def test_starts_that_do_not_fit_are_refused_on_a_cpu(starts, options, message, joint):
     with pytest.raises(ValueError, match=message):
         packed(starts, **options, joint=joint)
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_memory_is_made_for_the_longest_sequence_and_not_for_what_is_announced(joint):
+    """On a CPU, which pads: of 2^31 - 1 there would be none."""
+    torch.manual_seed(1)
+    expected = packed([0, 3, 6], joint=joint)
+    torch.manual_seed(1)
+    assert torch.equal(packed([0, 3, 6], most=(1 << 31) - 1, joint=joint), expected)
 
 
 @pytest.mark.parametrize("positions", [[-1, 0, 1], [0, 1, 4]])

@@ -10,7 +10,7 @@ from fasttfm.training.schedule import learning_rate
 
 PAPERS = [
     ("bert", "bert-base"), ("albert", "albert-base"), ("electra", "electra-small"), ("gpt", "gpt2-small"),
-    ("finetune", "bert"), ("finetune", "gpt"),
+    ("finetune", "bert"), ("finetune", "gpt"), ("task-student", "tinybert-layers"), ("task-student", "tinybert-task"),
 ]  # fmt: skip
 
 

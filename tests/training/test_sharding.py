@@ -14,6 +14,7 @@ from fasttfm.decoding import Translator
 from fasttfm.errors import UserError
 
 from .test_workers import assert_close, assert_same_bits, words
+from .tiny import WITH_NUMBA_AND_WITHOUT
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -28,6 +29,7 @@ RECIPE = {
 RECIPE |= {"save_interval_updates": 3, "valid_interval_updates": 3, "d_ff": 63}  # 63: parts of different sizes
 
 
+@WITH_NUMBA_AND_WITHOUT
 @pytest.mark.timeout(900)  # many processes: minutes where others compute too
 def test_divided_and_whole_models_end_in_the_same_weights(run_ranks, tiny_data, tmp_path):
     """Dropout on: its masks are a rank's own, and the ranks' rows are the same either way. EMA, clipping and batches

@@ -20,7 +20,7 @@ from fasttfm.cli.workers import number_of_workers
 from fasttfm.errors import UserError
 from fasttfm.training.workers import LOST_PEER, share_of_rows
 
-from .tiny import WIDE, run, start, train_command
+from .tiny import WIDE, WITH_NUMBA_AND_WITHOUT, run, start, train_command
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -69,6 +69,7 @@ def test_every_row_of_an_update_is_of_one_rank(size, batches, rows):
             assert sorted(end - begin for begin, end in shares)[-batches // size :] == [rows] * (batches // size)
 
 
+@WITH_NUMBA_AND_WITHOUT
 @pytest.mark.parametrize(
     ("update_freq", "changes"),
     [(4, {"clip_norm": 1.0}), (1, {}), (3, {"packed": True}), (1, {"max_tokens": 32, "subword_sampling": 0.1})],
@@ -98,6 +99,7 @@ def test_ranks_drop_out_differently(tiny_data, tmp_path):
     assert len({_seed(1, step, rank) for step in range(50) for rank in range(4)}) == 200
 
 
+@WITH_NUMBA_AND_WITHOUT
 @pytest.mark.parametrize("changes", [{"ema_decay": 0.9}, {"precision": "bf16", "update_freq": 3}], ids=["ema", "bf16"])
 def test_two_ranks_go_on_bit_by_bit_and_another_number_says_what_changes(run_ranks, tiny_data, tmp_path, changes):
     whole, parts, other = (tmp_path / name for name in ("whole", "parts", "other"))

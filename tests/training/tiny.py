@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TINY = {
     "d_model": 32,
     "heads": 2,
@@ -28,6 +30,12 @@ TINY = {
 
 WIDE = {"d_model": 128, "heads": 32, "d_ff": 64, "max_tokens": 1024}
 """Sizes at which half of a batch enters the passes compiled by numba."""
+
+
+WITH_NUMBA_AND_WITHOUT = pytest.mark.parametrize(
+    "run_ranks", [True, False], ids=["numba", "without numba"], indirect=True
+)
+"""For tests of numbers; others look at what ranks tell each other, which is the same either way."""
 
 
 def train_command(data: Path, out: Path, **changes: object) -> list[str]:

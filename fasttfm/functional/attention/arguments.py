@@ -13,6 +13,9 @@ from fasttfm.functional.operator import Mask, Size, Whole, lower_precision
 Window = tuple[int | None, int | None]
 """Keys before the diagonal and past it that a query may attend, None for no bound."""
 
+LARGEST = 1e30
+"""Of a scale, a soft cap and a slope, in size, and what larger sinks count as: float32 holds it times any distance."""
+
 
 class Options(NamedTuple):
     """Everything but query, key and value, as the kernels name it.
@@ -52,9 +55,14 @@ class Options(NamedTuple):
         seed: Tensor | None,
         site: int,
     ) -> Options:
-        """With the scale and the seed that a call without them takes on heads (..., D)."""
+        """With the scale and the seed that a call without them takes on heads (..., D). Raises ValueError for numbers
+        out of range."""
         dropout_p, seed, site = dropout_for(heads.device, dropout_p, seed, site)
-        scale = heads.shape[-1] ** -0.5 if scale is None else scale
+        if scale is None:
+            scale = heads.shape[-1] ** -0.5
+        elif not -LARGEST <= scale <= LARGEST:
+            raise ValueError(f"scale={scale!r} must be a number between {-LARGEST} and {LARGEST}")
+        scale = scale * 1.0  # a whole number may have more than 64 bits
         # causal and causal_offset of other types are with_scoring()'s to read, or the operator's to refuse
         return cls(key_lengths, mask, causal, causal_offset, dropout_p, scale, seed, site)  # type: ignore[arg-type]
 

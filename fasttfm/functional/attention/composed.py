@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fasttfm.functional.attention import routes, torch_route
-from fasttfm.functional.attention.arguments import Options
+from fasttfm.functional.attention.arguments import LARGEST, Options
 from fasttfm.functional.attention.layout import heads_last
 from fasttfm.functional.dropout import wide
 
@@ -42,13 +42,17 @@ def dropped_weights(scores: Tensor, scale: float, options: Options) -> Tensor:
     scores = masked_scores(scores, scale, options)
     keys = scores.shape[-1]
     if options.sinks is not None:
-        sink = options.sinks.to(scores.dtype).view(-1, 1, 1).expand(*scores.shape[:3], 1)
-        scores = torch.cat([scores, sink], dim=-1)
+        scores = torch.cat([scores, _sink_scores(scores, options.sinks)], dim=-1)
     empty = (scores == -math.inf).all(dim=-1, keepdim=True)
     weights = torch.softmax(scores.masked_fill(empty, 0.0), dim=-1).masked_fill(empty, 0.0)[..., :keys]
     weights = weights.to(dtype)
     kept = torch_route.drop(weights, options)
     return weights if kept is None else kept
+
+
+def _sink_scores(scores: Tensor, sinks: Tensor) -> Tensor:
+    """Sinks (H,) as the column (B, H, L, 1) that scores (B, H, L, S) get; inf must not be subtracted from itself."""
+    return sinks.to(scores.dtype).clamp(max=LARGEST).view(-1, 1, 1).expand(*scores.shape[:3], 1)
 
 
 def masked_scores(scores: Tensor, scale: float, options: Options) -> Tensor:
@@ -65,14 +69,17 @@ def masked_scores(scores: Tensor, scale: float, options: Options) -> Tensor:
 
 
 def log_sum_exp(query: Tensor, key: Tensor, options: Options) -> Tensor:
-    """The logarithm of the sum of the exponentiated scores, without sinks: (B, H, L) float32, -inf where a query sees
-    no key. Some queries at a time, whatever the options."""
+    """The logarithm of the sum of the exponentiated scores: (B, H, L) float32, -inf where a query sees no key and there
+    is no sink. Some queries at a time, whatever the options."""
     parts = []
     for first in range(0, query.shape[2], _MOST):
         last = min(first + _MOST, query.shape[2])
         part = _part(options, (first, last), (0, key.shape[2]))
         products, left = torch_route.scores(query[:, :, first:last], key, options.scale)
-        parts.append(masked_scores(products, left, part).logsumexp(-1).float())
+        lse = masked_scores(products, left, part).logsumexp(-1)
+        if options.sinks is not None:
+            lse = torch.logaddexp(lse, _sink_scores(lse[..., None], options.sinks)[..., 0])
+        parts.append(lse.float())
     return torch.cat(parts, -1) if parts else query.new_empty(query.shape[:3], dtype=torch.float32)
 
 

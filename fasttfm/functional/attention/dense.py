@@ -50,8 +50,9 @@ def attention(
     (Beltagy et al. 2020); what no query of a tile sees is not computed by a kernel.
     softcap, above 0: scores become softcap * tanh(score / softcap), before anything is added (Gemma 2, 2024).
     alibi_slopes (H,) or (B, H): slope times a key's distance from the diagonal is subtracted (Press et al. 2022).
-    sinks (H,): a score of each head that takes weight from a row's keys and has no value, -inf for none; may take a
-    gradient (Xiao et al. 2024; gpt-oss). All combine. A query with no key to attend gives zeros and passes no gradient.
+    sinks (H,): a score of each head that takes weight from a row's keys and has no value, none where it is -inf, all
+    where it is inf; may take a gradient (Xiao et al. 2024; gpt-oss). All combine. A query with no key to attend gives
+    zeros and passes no gradient.
     dropout_p in [0, 1], on the weights; seed (1,) int64 on the same device, drawn from torch's generator where None;
     site, below 2^31, tells the calls of one model apart. scale defaults to D^-0.5.
     Returns (B, H, L, Dv) whose memory is (B, L, H, Dv), so that .transpose(1, 2).flatten(2) copies nothing.
@@ -63,7 +64,7 @@ def attention(
     if scores_differ(causal, causal_offset, window, softcap, alibi_slopes, sinks):
         shape = (*query.shape[:3], key.shape[2])
         options = with_scoring(options, query.device, shape, causal, window, softcap, alibi_slopes, sinks)
-    if not options.plain and not routes.kernels_score(chosen(), query, value):
+    if not options.plain and not routes.kernels_score(chosen(), query):
         _attention.check(_Call(query, key, value, options, chosen()))
         return composed.attention(query, key, value, options)
     if routes.takes_fused(query, key, value, mask, scale=options.scale, seed=options.seed):
@@ -138,11 +139,11 @@ class _Call(NamedTuple):
 class _Saved(NamedTuple):
     call: _Call
     output: Tensor
-    """Empty where the weights are saved."""
+    """Empty where the weights are saved and there are no sinks."""
     saved: Tensor
     """The weights before dropout or the log-sum-exp, as routes.saves_weights() says."""
     kept: Tensor
-    """The weights after dropout, where the route saves them."""
+    """What routes.forward() gives beside."""
 
 
 class _Backward(NamedTuple):
@@ -152,7 +153,7 @@ class _Backward(NamedTuple):
 
 
 def _decide(call: _Call) -> str:
-    return routes.decide(call.route, call.query, call.value, call.key.shape[2], call.options.plain)
+    return routes.decide(call.route, call.query, call.value, call.key.shape[2], call.options)
 
 
 def _compute(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
@@ -181,7 +182,7 @@ def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor, Tensor, Tensor, 
         route, call.grad, query, key, value, output, saved, kept, options, mask_gradient=call.mask_gradient
     )
     sinks = options.sinks
-    d_sinks = absent(query) if sinks is None else routes.sinks_gradient(call.grad, output, saved, sinks)
+    d_sinks = absent(query) if sinks is None else routes.sinks_gradient(route, call.grad, output, saved, kept, sinks)
     return d_query, d_key, d_value, absent(query) if d_mask is None else d_mask, d_sinks
 
 

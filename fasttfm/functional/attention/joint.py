@@ -83,8 +83,8 @@ def joint_varlen_attention(
     """
     _check(joint, query, biases, 4, "(T, 3, H, D), or (Tk, 2, H, D) with (Tq, H, D)")
     packed.check(*_packed_heads(joint, query), query_starts, key_starts)
-    sequences = Sequences(query_starts, key_starts, max_query, max_key)
-    packed.check_values(joint if query is None else query, joint, sequences)
+    announced = Sequences(query_starts, key_starts, max_query, max_key)
+    sequences = packed.checked_values(joint if query is None else query, joint, announced)
     options = Options.of(joint, None, None, causal, causal_offset, dropout_p, scale, seed, site)
     joint_bias, query_bias = biases or (None, None)
     return _packed_attention(joint, query, joint_bias, query_bias, sequences, options, covered, chosen())[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from fasttfm.functional.attention.arguments import Options, Sequences, Window, a
 from fasttfm.functional.attention.dense import shares
 from fasttfm.functional.attention.scoring import Causal, scores_differ, with_scoring
 from fasttfm.functional.backends import chosen, values_are_checked
-from fasttfm.functional.operator import Gradients, Operator, casts
+from fasttfm.functional.operator import Gradients, Operator, Size, casts
 from fasttfm.functional.signature import names_arguments
 
 
@@ -52,14 +53,13 @@ def varlen_attention(
     window that is not two numbers.
     """
     check(query, key, value, query_starts, key_starts)
-    sequences = Sequences(query_starts, key_starts, max_query, max_key)
-    check_values(query, key, sequences)
+    sequences = checked_values(query, key, Sequences(query_starts, key_starts, max_query, max_key))
     options = Options.of(query, None, None, causal, causal_offset, dropout_p, scale, seed, site)
     if scores_differ(causal, causal_offset, window, softcap, alibi_slopes, sinks):
-        shape = (sequences.batch, query.shape[1], max_query, max_key)
+        shape = (sequences.batch, query.shape[1], *sequences[2:])
         surplus = 0 if key_starts is query_starts else key_starts.diff() - query_starts.diff()
         options = with_scoring(options, query.device, shape, causal, window, softcap, alibi_slopes, sinks, surplus)
-        if not options.plain and not routes.kernels_score(chosen(), query, value):
+        if not options.plain and not routes.kernels_score(chosen(), query):
             call = Call(query, key, value, sequences, options, "explicit")
             _attention.check(call)
             return _composed(call)
@@ -92,23 +92,31 @@ def check(query: Tensor, key: Tensor, value: Tensor, query_starts: Tensor, key_s
         )
 
 
-def check_values(query: Tensor, key: Tensor, sequences: Sequences) -> None:
-    """Raises ValueError for starts that do not rise from 0 up, end past the rows, or leave a longer sequence than
-    announced; where looking costs nothing, as values_are_checked() says."""
-    queries, keys, max_query, max_key = sequences
+def checked_values(query: Tensor, key: Tensor, sequences: Sequences) -> Sequences:
+    """The sequences, with the longest where looking costs nothing, as values_are_checked() says.
+
+    Raises ValueError for announced lengths that no kernel counts to, and, where it looks, for starts that do not rise
+    from 0 up, end past the rows, or leave a longer sequence than announced.
+    """
+    queries, keys, *announced = sequences
+    for name, most in zip(("query", "key"), announced):
+        if most >= 1 << 31:
+            raise ValueError(f"max_{name} is {most}: it must be below 2^31")
     if not values_are_checked(queries):
-        return
-    for name, starts, rows, most in (
-        ("query", queries, query.shape[0], max_query), ("key", keys, key.shape[0], max_key)
-    ):  # fmt: skip
-        if name == "key" and keys is queries and rows == query.shape[0] and max_key == max_query:
-            return
+        return sequences
+    found: list[Size] = []
+    for name, starts, rows, most in zip(("query", "key"), (queries, keys), (query.shape[0], key.shape[0]), announced):
+        if name == "key" and keys is queries and rows == query.shape[0] and announced[0] == announced[1]:
+            found *= 2
+            break
         values = starts.tolist()
         longest = max((b - a for a, b in itertools.pairwise(values)), default=0)
         if values[0] < 0 or values[-1] > rows or any(b < a for a, b in itertools.pairwise(values)):
             raise ValueError(f"{name}_starts must rise from 0 to at most {rows} rows: {shown(values)}")
         if longest > most:
             raise ValueError(f"max_{name} is {most} but a sequence of {name}_starts has {longest}")
+        found.append(min(operator.index(most), max(longest, 1)))  # memory is made for no longer one
+    return Sequences(queries, keys, *found)
 
 
 def shown(values: list[int]) -> str:
@@ -133,11 +141,11 @@ class Call(NamedTuple):
 class Saved(NamedTuple):
     call: Call
     output: Tensor
-    """Empty where the weights are saved."""
+    """Empty where the weights are saved and there are no sinks."""
     saved: Tensor
     """The weights before dropout, padded, or the log-sum-exp (H, Tq), as routes.saves_weights() says."""
     kept: Tensor
-    """The weights after dropout, where the route saves them."""
+    """What routes.forward() gives beside: weights padded, the log-sum-exp (H, Tq)."""
 
 
 class _Backward(NamedTuple):
@@ -214,11 +222,22 @@ def _pad(call: Call) -> tuple[Tensor, Tensor, Tensor, Options]:
 def _padded_forward(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     query, _, value, sequences, options, route = call
     if call.empty:
-        weights = query.new_zeros(sequences.batch, query.shape[1], sequences.max_query, sequences.max_key)
-        kept = torch.zeros_like(weights) if route == "explicit" and options.seed is not None else absent(query)
-        return query.new_zeros(*query.shape[:2], value.shape[-1]), weights, kept
-    output, weights, dropped = routes.forward(route, *_pad(call))
-    return packed_again(output, sequences.query_starts, query), weights, absent(query) if dropped is None else dropped
+        weights, none = (x.zero_() for x in _fake_saved(call))
+        return query.new_zeros(*query.shape[:2], value.shape[-1]), weights, none
+    output, weights, kept = routes.forward(route, *_pad(call))
+    if kept is not None and options.sinks is not None:
+        kept = packed_again(kept[..., None], sequences.query_starts, query)[..., 0].T.contiguous()
+    return packed_again(output, sequences.query_starts, query), weights, absent(query) if kept is None else kept
+
+
+def _fake_saved(call: Call) -> tuple[Tensor, Tensor]:
+    """Return empty tensors in the shape of what is saved, the weights among it."""
+    query, sequences = call.query, call.sequences
+    shape = (sequences.batch, query.shape[1], sequences.max_query, sequences.max_key)
+    weights, kept = routes.fake_saved(call.route, query, shape, call.options)
+    if call.options.sinks is not None:
+        kept = query.new_empty(query.shape[1], query.shape[0], dtype=torch.float32)
+    return weights, kept
 
 
 def _padded_backward(grad: Tensor, saved: Saved) -> tuple[Tensor, Tensor, Tensor]:
@@ -261,13 +280,12 @@ def forward(call: Call, covered: bool = False) -> tuple[Tensor, Tensor, Tensor]:
 
 def fake(call: Call) -> tuple[Tensor, ...]:
     """Return empty outputs of forward()'s shapes."""
-    query, sequences = call.query, call.sequences
+    query = call.query
     tokens, heads, _ = query.shape
     output = query.new_empty(tokens, heads, call.value.shape[-1])
     if not routes.saves_weights(call.route):
         return output, query.new_empty(heads, tokens, dtype=torch.float32), absent(query)
-    shape = (sequences.batch, heads, sequences.max_query, sequences.max_key)
-    return output, *routes.fake_saved(call.route, query, shape, call.options.seed)
+    return output, *_fake_saved(call)
 
 
 def backward(grad: Tensor, saved: Saved) -> tuple[Tensor, ...]:
@@ -284,7 +302,8 @@ def _compute_backward(call: _Backward) -> tuple[Tensor, ...]:
     sinks = saved.call.options.sinks
     d_sinks = absent(grad)
     if sinks is not None:
-        d_sinks = routes.sinks_gradient(grad.transpose(0, 1), saved.output.transpose(0, 1), saved.saved, sinks)
+        by_head = grad.transpose(0, 1), saved.output.transpose(0, 1)
+        d_sinks = routes.sinks_gradient(saved.call.route, *by_head, saved.saved, saved.kept, sinks)
     return *backward(grad, saved), d_sinks
 
 
@@ -312,7 +331,7 @@ _attention = Operator(
     "(Tensor, Tensor, Tensor)",
     forward,
     fake,
-    decide=lambda call: routes.decide(call.route, call.query, call.value, call.sequences.max_key, call.options.plain),
+    decide=lambda call: routes.decide(call.route, call.query, call.value, call.sequences.max_key, call.options),
     save=routes.save,
     saved=Saved,
     backward=_differentiate,

@@ -42,7 +42,8 @@ def attention_with_cache(
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
     scale: float | None = None,
-) -> Tensor:
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
     """attention() of new queries over a cache of keys and values, to which key and value are appended first, in place.
 
     query (B, H, L, D); key (B, Hk, N, D), value (B, Hk, N, Dv) or neither; float32, float16 or bfloat16, one dtype, any
@@ -56,10 +57,13 @@ def attention_with_cache(
     and scale are attention()'s. A query that sees no key gives zeros.
     cos, sin (T, R / 2), interleaved: key and query are turned by their positions as rotary() does, key t of a sequence
     by row t; queries that see all keys, neither causal nor in a window, by the row of the first new key.
-    Returns (B, H, L, Dv), heads last in memory. Raises ValueError for what does not agree, before it appends anything.
+    Returns (B, H, L, Dv), heads last in memory; with return_lse also the logarithm of the sum of each row's
+    exponentiated scores (B, H, L) float32, sinks among them, -inf where there is none: the weights are exp(score - it).
+    Raises ValueError for what does not agree, before it appends anything.
     """
     is_flag("causal", causal)
     is_flag("interleaved", interleaved)
+    is_flag("return_lse", return_lse)
     _check_tensors(query, key_cache, value_cache, key, value, sinks)
     options = Options.of(query, None, None, causal, 0, 0.0, scale, None, 0)
     shape = (*query.shape[:3], 0)
@@ -73,7 +77,9 @@ def attention_with_cache(
         _append(key_cache, key, lengths, block_table, chosen())
         _append(value_cache, value, lengths, block_table, chosen())
         lengths = lengths + key.shape[2]
-    return _attention(query, key_cache, value_cache, lengths, cache_starts, block_table, options, chosen())
+    tensors = (query, key_cache, value_cache, lengths, cache_starts, block_table)
+    output, lse = _attention(*tensors, options, return_lse, chosen())
+    return (output, lse) if return_lse else output
 
 
 def _sees_all(options: Options) -> bool:
@@ -161,7 +167,10 @@ def _lengths(
         if key is not None:
             raise ValueError("cache_lengths is needed beside key: that is where it is appended")
         cache_lengths = key_cache.shape[2] * (1 if block_table is None else block_table.shape[-1])
-    return torch.full((len(query),), operator.index(cache_lengths), dtype=torch.int64, device=query.device)
+    number = operator.index(cache_lengths)
+    if not -(1 << 63) <= number < 1 << 63:
+        raise ValueError(f"cache_lengths={number} must fit 64 bits")
+    return torch.full((len(query),), number, dtype=torch.int64, device=query.device)
 
 
 def _check_beside(
@@ -263,21 +272,28 @@ class Call(NamedTuple):
     block_table: Whole | None
     options: Options
     """Of which causal_offset counts from where the last query is at the last key."""
+    with_lse: bool
     route: str
+
+    @property
+    def lse(self) -> Tensor:
+        """Memory for the log-sum-exp, of no element where it is not asked for."""
+        return self.query.new_empty(self.query.shape[:3] if self.with_lse else 0, dtype=torch.float32)
 
 
 def _decide(route: str, *heads: Tensor) -> str:
-    """The kernel, but for wider heads than it takes."""
-    return "torch" if max(x.shape[3] for x in heads) > _MAX_WIDTH else kernel_route(route, *heads)
+    """The kernel, but for wider heads than it takes, and none."""
+    widths = [x.shape[3] for x in heads]
+    return "torch" if max(widths) > _MAX_WIDTH or not min(widths) else kernel_route(route, *heads)
 
 
-def _compute(call: Call) -> Tensor:
+def _compute(call: Call) -> tuple[Tensor, Tensor]:
     if call.route == "torch":
         return _each(call)
     from fasttfm.kernels.attention.decode import decode
 
-    options = call.options
-    return decode(
+    options, lse = call.options, call.lse
+    output = decode(
         *call[:6],
         left=None if options.window == -1 else options.window - options.past,
         right=options.past if options.causal else None,
@@ -285,13 +301,15 @@ def _compute(call: Call) -> Tensor:
         slopes=options.slopes,
         sinks=options.sinks,
         scale=options.scale,
+        lse=lse if call.with_lse else None,
     )
+    return output, lse
 
 
-def _each(call: Call) -> Tensor:
+def _each(call: Call) -> tuple[Tensor, Tensor]:
     """Sequence by sequence: nothing past a sequence's end is read, where fresh memory need not hold numbers. The host
     waits for the lengths."""
-    output = empty_heads_last(call.query, call.value_cache.shape[3])
+    output, lse = empty_heads_last(call.query, call.value_cache.shape[3]), call.lse
     lengths = call.cache_lengths.tolist()
     starts = [0] * len(lengths) if call.cache_starts is None else call.cache_starts.tolist()
     for b, (first, end) in enumerate(zip(starts, lengths)):
@@ -304,7 +322,9 @@ def _each(call: Call) -> Tensor:
             output[b : b + 1] = torch_route.forward(query, key, value, options)[0]
         else:
             output[b : b + 1] = composed.attention(query, key, value, options)
-    return output
+        if call.with_lse:
+            lse[b : b + 1] = composed.log_sum_exp(query, key, options)
+    return output, lse
 
 
 def _rows(cache: Tensor, block_table: Tensor | None, b: int, first: int, end: int) -> Tensor:
@@ -321,8 +341,8 @@ def _rows(cache: Tensor, block_table: Tensor | None, b: int, first: int, end: in
 _attention = Operator(
     "attention_with_cache",
     Call,
-    "Tensor",
+    "(Tensor, Tensor)",
     _compute,
-    lambda call: empty_heads_last(call.query, call.value_cache.shape[3]),
+    lambda call: (empty_heads_last(call.query, call.value_cache.shape[3]), call.lse),
     decide=lambda call: _decide(call.route, call.query, call.value_cache),
 )

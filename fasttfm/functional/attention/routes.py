@@ -31,12 +31,12 @@ _FUSED = fixed("fused_queries"), fixed("fused_keys")
 are a search's (step.py); in bfloat16 its softmax and backward pass are slow."""
 
 
-def decide(asked: str, query: Tensor, value: Tensor, keys: Size, plain: bool = True) -> str:
-    """short, flash, softmax, explicit or, for batch-invariant searches on a CPU, fused; short or flash if not plain.
+def decide(asked: str, query: Tensor, value: Tensor, keys: Size, options: Options | None = None) -> str:
+    """short, flash, softmax, explicit or, for batch-invariant searches on a CPU, fused.
 
     asked: auto, triton or torch, or this function's own answer, which stays. query (..., D), value (..., Dv); keys of
-    the longest row. The kernels' tables decide where a kernel takes the tensors: by chip, dtype (float32 by whether
-    torch allows TF32 now), head size and keys.
+    the longest row; options where they may have a window. The kernels' tables decide where a kernel takes the tensors:
+    by chip, dtype (float32 by whether torch allows TF32 now), head size and keys.
     """
     if asked not in BACKENDS:
         return asked
@@ -51,22 +51,21 @@ def decide(asked: str, query: Tensor, value: Tensor, keys: Size, plain: bool = T
     width = attention_launch.width_class(max(query.shape[-1], value.shape[-1]))
     kind = product_kind(dtype, device_chip)
     route = attention_launch.route(device_chip, kind, width, attention_launch.key_class(keys))
-    return "flash" if route == "softmax" and not plain else route
+    if route == "softmax" and options is not None and _is_narrow(options, keys):
+        return "flash" if attention_launch.takes_long(device_chip, kind, width) else route
+    return route
 
 
-def kernels_score(asked: str, query: Tensor, value: Tensor) -> bool:
+def _is_narrow(options: Options, keys: Size) -> bool:
+    """Return whether a window leaves no more than half of the keys: products of all of them then cost more than the
+    matrix units that cuBLAS has, and a kernel for long rows has not, save."""
+    return options.causal and options.window != -1 and 2 * (options.window + 1) <= keys
+
+
+def kernels_score(asked: str, query: Tensor) -> bool:
     """Return whether kernels take options that are not plain; else PyTorch computes and differentiates them."""
     dtype = torch.get_autocast_dtype(query.device.type) if casts(query) else query.dtype
-    if transformed() or forward_ad._current_level >= 0 or not kernels_take(asked, query.device, dtype):
-        return False
-    from fasttfm.kernels.attention import launch as attention_launch
-    from fasttfm.kernels.launch import chip, product_kind
-
-    device_chip = chip(query.device)
-    width = attention_launch.width_class(max(query.shape[-1], value.shape[-1]))
-    return width <= attention_launch.MAX_WIDTH and not attention_launch.spills(
-        device_chip, product_kind(dtype, device_chip), width
-    )
+    return not transformed() and forward_ad._current_level < 0 and kernels_take(asked, query.device, dtype)
 
 
 def takes_fused(
@@ -111,10 +110,11 @@ def saves_weights(route: str) -> bool:
 
 
 def save(call: Any, outputs: tuple[Tensor, Tensor, Tensor]) -> tuple:
-    """Return what a call keeps for its backward pass: itself and its outputs. Where weights are kept the output is not
-    read again, and may be changed in place."""
+    """Return what a call keeps for its backward pass: itself and its outputs. Where weights are kept and there are no
+    sinks the output is not read again, and may be changed in place."""
     output, saved, kept = outputs
-    return call, absent(output) if saves_weights(call.route) else output, saved, kept
+    read = not saves_weights(call.route) or call.options.sinks is not None
+    return call, output if read else absent(output), saved, kept
 
 
 def writes_where_told(route: str) -> bool:
@@ -132,7 +132,8 @@ def forward(
     sequences: Sequences | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The output (B, H, L, Dv), heads last in memory; the weights before dropout or the log-sum-exp, as saves_weights()
-    says; and from explicit the weights after dropout, if any is dropped.
+    says; and from explicit the weights after dropout, if any is dropped, from softmax the log-sum-exp, if there are
+    sinks.
 
     Where the route writes_where_told(), out: memory for output and log-sum-exp; sequences: of packed rows, which query,
     key, value and out show as the kernels' by_head() does.
@@ -142,7 +143,7 @@ def forward(
     if route == "fused":
         return *torch_route.fused_forward(query, key, value, options), None
     if route == "softmax":
-        return *softmax_route.forward(query, key, value, options), None
+        return softmax_route.forward(query, key, value, options)
     from fasttfm.kernels.attention import forward as attention_long
     from fasttfm.kernels.attention import short as attention_short
 
@@ -153,15 +154,18 @@ def forward(
 def fake(route: str, query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, ...]:
     """Return empty outputs of forward()'s shapes."""
     output = empty_heads_last(query, value.shape[-1])
-    return output, *fake_saved(route, query, (*query.shape[:3], key.shape[2]), options.seed)
+    return output, *fake_saved(route, query, (*query.shape[:3], key.shape[2]), options)
 
 
-def fake_saved(route: str, like: Tensor, shape: tuple, seed: Tensor | None) -> tuple[Tensor, Tensor]:
+def fake_saved(route: str, like: Tensor, shape: tuple, options: Options) -> tuple[Tensor, Tensor]:
     """Return empty tensors in the shape of what is saved of weights of this shape."""
+    lse = like.new_empty(shape[:3], dtype=torch.float32)
     if not saves_weights(route):
-        return like.new_empty(shape[:3], dtype=torch.float32), absent(like)
+        return lse, absent(like)
     weights = like.new_empty(shape)
-    return weights, torch.empty_like(weights) if route == "explicit" and seed is not None else absent(like)
+    if route == "softmax" and options.sinks is not None:
+        return weights, lse
+    return weights, torch.empty_like(weights) if route == "explicit" and options.seed is not None else absent(like)
 
 
 def backward(
@@ -208,9 +212,10 @@ def backward(
     return gradients[0], gradients[1], gradients[2], d_mask
 
 
-def sinks_gradient(grad: Tensor, output: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
-    """Gradient of sinks (H,) from those of output, both (..., H, L, Dv), and the log-sum-exp (..., H, L) in base 2: a
-    sink takes its weight from all others of a row."""
-    weight = torch.exp2(sinks.float()[:, None] * math.log2(math.e) - lse)
+def sinks_gradient(route: str, grad: Tensor, output: Tensor, saved: Tensor, kept: Tensor, sinks: Tensor) -> Tensor:
+    """Gradient of sinks (H,) from that of output, both (..., H, L, Dv), and what forward() gave, whose log-sum-exp is
+    (..., H, L): a sink takes its weight, at most 1, from all others of a row."""
+    lse = kept if saves_weights(route) else saved
+    weight = torch.exp2((sinks.float()[:, None] * math.log2(math.e) - lse).clamp(max=0.0))
     gradient = -weight * (grad.float() * output.float()).sum(-1)
     return gradient.sum(-1).view(-1, sinks.shape[0]).sum(0).to(sinks.dtype)

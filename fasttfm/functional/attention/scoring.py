@@ -3,13 +3,13 @@ soft caps, ALiBi's slopes, sinks."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fasttfm.functional.attention.arguments import Options, Window
+from fasttfm.functional.attention.arguments import LARGEST, Options, Window
+from fasttfm.functional.backends import values_are_checked
 from fasttfm.functional.signature import is_flag
 
 Causal = bool | str
@@ -72,8 +72,8 @@ def with_scoring(
         is_flag("causal", causal)
     if causal:
         right = 0
-    if not (isinstance(softcap, int | float) and 0.0 <= softcap < math.inf):
-        raise ValueError(f"softcap={softcap!r} must be a number from 0, which is none, up")
+    if not (isinstance(softcap, int | float) and (softcap == 0 or 1e-30 <= softcap <= LARGEST)):
+        raise ValueError(f"softcap={softcap!r} must be 0, which is none, or a number from 1e-30 to {LARGEST}")
     return options._replace(
         causal=right is not None,
         causal_offset=offset + (right or 0),
@@ -96,6 +96,8 @@ def _sides(window: Window | None) -> Window:
     for side in window:
         if side is not None and (isinstance(side, bool) or not isinstance(side, int | torch.SymInt) or side < 0):
             raise ValueError(f"window={tuple(window)} has {side!r}: each side is a whole number from 0 up, or None")
+        if side is not None and side >= 1 << 62:
+            raise ValueError(f"window={tuple(window)} has {side!r}: it must be below 2^62, and None is no bound")
     return window[0], window[1]
 
 
@@ -114,6 +116,8 @@ def _slopes(slopes: Tensor, batch: Any, heads: Any) -> Tensor:
         )
     if slopes.requires_grad:
         raise ValueError("alibi_slopes requires a gradient: none is computed, give alibi_slopes.detach()")
+    if values_are_checked(slopes) and not bool((slopes.abs() <= LARGEST).all()):
+        raise ValueError(f"alibi_slopes holds a number that is not between {-LARGEST} and {LARGEST}")
     return (slopes if slopes.dim() == 2 else slopes[None]).float()
 
 

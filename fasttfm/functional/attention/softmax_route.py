@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from fasttfm.functional.attention import torch_route
@@ -9,13 +12,14 @@ from fasttfm.functional.attention.arguments import Options
 from fasttfm.functional.attention.layout import heads_last, planes
 
 
-def forward(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Tensor]:
-    """The output and the weights before dropout (B, H, L, S)."""
+def forward(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The output, the weights before dropout (B, H, L, S), and with sinks the log-sum-exp (B, H, L) in base 2."""
     from fasttfm.kernels import masked_softmax
 
     scores, left = torch_route.scores(query, key, options.scale)
-    p, kept = masked_softmax.forward(scores, **options._replace(scale=left).arguments(), in_place=True)
-    return heads_last(torch_route.product(p if kept is None else kept, value)), p
+    lse = None if options.sinks is None else query.new_empty(query.shape[:3], dtype=torch.float32)
+    p, kept = masked_softmax.forward(scores, **options._replace(scale=left).arguments(), lse=lse, in_place=True)
+    return heads_last(torch_route.product(p if kept is None else kept, value)), p, lse
 
 
 def backward(
@@ -28,10 +32,14 @@ def backward(
     mask_gradient: bool,
     out: tuple[Tensor, ...] | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of query, key, value, and of the additive mask if asked for; out as operand_gradients() takes it."""
+    """Gradients of query, key, value, and of the additive mask if asked for; out as operand_gradients() takes it.
+
+    The scores, which a soft cap's derivative needs, are computed once more: p lies where they were.
+    """
     grad = planes(grad).view(grad.shape)  # copied once at most
     d_kept = torch_route.product_transposed(grad, value)
-    d_scores, kept, d_mask = scores_gradient(d_kept, p, options, mask_gradient, in_place=True, with_kept=True)
+    cap = (*torch_route.scores(query, key, options.scale), options.softcap) if options.softcap else None
+    d_scores, kept, d_mask = scores_gradient(d_kept, p, options, mask_gradient, cap, in_place=True, with_kept=True)
     return *torch_route.operand_gradients(grad, d_scores, query, key, kept, out), d_mask
 
 
@@ -43,21 +51,33 @@ def weights(scores: Tensor, options: Options) -> tuple[Tensor, Tensor | None]:
 
 
 def scores_gradient(
-    grad: Tensor, p: Tensor, options: Options, mask_gradient: bool, *, in_place: bool = False, with_kept: bool = False
+    grad: Tensor,
+    p: Tensor,
+    options: Options,
+    mask_gradient: bool,
+    cap: tuple[Tensor, float, float] | None = None,
+    *,
+    in_place: bool = False,
+    with_kept: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The gradient of the scores before they were scaled, the weights after dropout, and if asked for the gradient of
     the additive mask.
 
-    grad is that of the weights after dropout, p the weights before it, both contiguous; in_place: grad's memory may be
-    taken; with_kept: the weights after dropout are of use, or else they may be p.
+    grad is that of the weights after dropout, p the weights before it, both contiguous; cap: products, what of the
+    scale is left to multiply them by, and soft cap; in_place: grad's memory may be taken; with_kept: the weights after
+    dropout are of use, or else they may be p.
     """
     from fasttfm.kernels import masked_softmax
 
     dropout = (options.dropout_p, options.seed, options.site)
-    factor = 1.0 if mask_gradient else options.scale
-    d_scores, kept = masked_softmax.backward(grad, p, factor, *dropout, in_place=in_place, with_kept=with_kept)
+    memory: dict[str, Any] = {"in_place": in_place, "with_kept": with_kept}
     if not mask_gradient:
-        return d_scores, kept, None
+        return *masked_softmax.backward(grad, p, options.scale, *dropout, cap=cap, **memory), None
+    d_scores, kept = masked_softmax.backward(grad, p, 1.0, *dropout, **memory)
     assert options.mask is not None
     d_mask = d_scores.float().sum_to_size(options.mask.shape).to(options.mask.dtype)
-    return d_scores * options.scale, kept, d_mask  # not in place: a mask of the scores' own shape shares their memory
+    d_scores = d_scores * options.scale  # not in place: a mask of the scores' own shape shares their memory
+    if cap is not None:
+        products, left, softcap = cap
+        d_scores *= 1.0 - torch.tanh(products.float() * (left / softcap)).square()
+    return d_scores, kept, d_mask

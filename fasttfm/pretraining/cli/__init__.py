@@ -1,0 +1,1 @@
+"""The commands lm, mlm and finetune, and the verbs of distill for BERTs."""

@@ -1,0 +1,1 @@
+"""Shapes of the pre-trained models, and how their text becomes batches."""

@@ -1,0 +1,1 @@
+"""Documents, masked rows, and the files of tasks: SQuAD, SWAG, labelled texts."""

@@ -1,0 +1,1 @@
+"""Trained models at work: continuations, prompts, answers, attention in a text."""

@@ -1,0 +1,1 @@
+"""Hugging Face's folders of GPT, Llama and BERT's family, read and written."""

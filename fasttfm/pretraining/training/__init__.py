@@ -1,0 +1,1 @@
+"""Pre-training on documents, distillation of a BERT, and fine-tuning for a task."""
