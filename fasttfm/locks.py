@@ -43,9 +43,11 @@ def locked(model_dir: Path, doing: str = "training into it") -> Iterator[None]:
                 f"{model_dir}: its disk has no locks ({error.strerror}), so two runs could spoil each other: give "
                 "--out a directory on another disk"
             ) from error
-        file.truncate(0)
-        file.write(json.dumps(identity()))
-        file.flush()
+        try:
+            file.truncate(0)
+            os.write(file.fileno(), json.dumps(identity()).encode())  # at once: nothing is left for the end to write
+        except OSError as error:
+            raise UserError(f"{file.name}: {error.strerror}: free some space, or give another --out") from error
         yield
 
 

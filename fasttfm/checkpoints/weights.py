@@ -30,8 +30,7 @@ def with_weights(make: Callable[[], M], weights: Mapping[str, Tensor], source: P
 
     What does not fit is refused before memory is taken: a configuration may tell of any size.
     """
-    with torch.device("meta"):
-        _refuse_others(make(), weights, source)
+    refuse_others(make, weights, source)
     model = make()
     load_weights(model, weights, source)
     return model
@@ -43,6 +42,15 @@ def load_weights(model: torch.nn.Module, weights: Mapping[str, Tensor], source: 
     with torch.no_grad():
         for name, tensor in model_weights(model).items():
             tensor.copy_(weights[name])
+
+
+def refuse_others(make: Callable[[], torch.nn.Module], weights: Mapping[str, Tensor], source: Path) -> None:
+    """Raise UserError naming `source` and the first parameter that does not fit the model that make() gives.
+
+    No memory is taken for it.
+    """
+    with torch.device("meta"):
+        _refuse_others(make(), weights, source)
 
 
 def _refuse_others(model: torch.nn.Module, weights: Mapping[str, Tensor], source: Path) -> None:

@@ -65,7 +65,7 @@ TRAINED_MODEL = PathKind(writes=True, is_file=False)
 """A model directory that is created, or gone on with."""
 SHARED_FOLDER = PathKind(writes=True, is_file=False)
 """Files of several commands lie there, such as downloads."""
-_CHECKPOINTS = "checkpoints"
+_CHECKPOINTS, _CONFIG_FILE = "checkpoints", "config.yaml"
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,12 @@ def refuse_overwriting(given: Sequence[_Given]) -> None:
                 _refuse_pair(output, other)
         if output.kind.is_file:
             _refuse_file(output, given)
+        elif (
+            output.kind.replaces and output.path.name == _CHECKPOINTS and (output.path.parent / _CONFIG_FILE).is_file()
+        ):
+            raise UserError(
+                f"{output.flag} {output.path}: has the name of the checkpoints of {output.path.parent}: choose another"
+            )
     _refuse_streams(given)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fasttfm.checkpoints.weights import model_weights
+from fasttfm.checkpoints.weights import model_weights, refuse_others
 from fasttfm.config import build
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.model import TransformerConfig
@@ -50,7 +50,8 @@ def load(model_dir: Path, checkpoint: str = "best") -> Model:
 
     Raises UserError naming what is missing, damaged or of another model.
     """
-    config, weights, _ = read_pretrained(model_dir, checkpoint)
+    config, weights, saved = read_pretrained(model_dir, checkpoint)
+    refuse_others(lambda: Transformer(config), weights, saved)
     source, target = load_tokenizers(model_dir)
     for tokenizer, size in ((source, config.source_vocab_size or config.vocab_size), (target, config.vocab_size)):
         if len(tokenizer) != size:

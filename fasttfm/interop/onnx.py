@@ -12,8 +12,10 @@ Written in plain PyTorch from the formulas of reference.py: an exporter knows no
 from __future__ import annotations
 
 import json
+import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +48,7 @@ def export(model: Model, folder: Path) -> list[str]:
     batch, length, target = (torch.export.Dim(name) for name in ("batch", "source_length", "target_length"))
     kept, over_source = {1: batch, 3: target}, {1: batch, 3: length}
     options: dict[str, Any] = {"opset_version": _OPSET, "external_data": False, "verbose": False}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter, about itself
+    with _quiet():
         torch.onnx.export(
             encoder,
             (source, mask),
@@ -82,6 +83,19 @@ def export(model: Model, folder: Path) -> list[str]:
     }
     (folder / "search.json").write_text(json.dumps(search, indent=1) + "\n", encoding="utf-8")
     return ["a source ends in the end's number; tokens in search.json's `never` are not to be chosen"]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Inside, nobody warns: the exporter does, of itself, in dozens of lines."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 class _Half(nn.Module):

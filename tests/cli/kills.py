@@ -111,6 +111,14 @@ WRITERS = {
         command("export B --format marian-hf --no-check --out out"),
         lambda: files("out"),
     ),
+    **{
+        f"export {form}": Writer(
+            command(f"export A --format {form} --no-check --out out"),
+            command(f"export B --format {form} --no-check --out out"),
+            lambda: files("out"),
+        )
+        for form in ("ctranslate2", "pretrained")
+    },
     "import": Writer(
         command("import marian-A --format marian-hf --no-check --out out"),
         command("import marian-B --format marian-hf --no-check --out out"),
