@@ -7,6 +7,7 @@ import pytest
 from benchmarks.measure import check, machine
 from benchmarks.measure.records import RESULTS
 
+
 @pytest.fixture(autouse=True)
 def history():
     if machine.git("rev-parse", "--is-shallow-repository") != "false":
