@@ -179,7 +179,7 @@ def test_a_query_walks_through_at_most_six_files_to_its_launch():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("name", ["sm_60", "sm_70", "sm_75"])
-def test_chips_without_fast_matrix_units_take_cublas_but_for_windows_that_leave_out_half_of_the_keys(
+def test_chips_without_fast_matrix_units_take_cublas_but_for_windows_that_leave_a_quarter_of_the_keys(
     name, dtype, monkeypatch
 ):
     """There a kernel for long rows, which multiplies no more than the window, has as much to do as cuBLAS."""
@@ -190,7 +190,7 @@ def test_chips_without_fast_matrix_units_take_cublas_but_for_windows_that_leave_
         options = Options.of(x, None, None, True, 0, 0.0, None, None, 0)
         plain, wide, narrow = (
             routes.decide("triton", x, x, keys, options._replace(window=window, softcap=2.0, sinks=torch.ones(1)))
-            for window in (-1, keys // 2, keys // 2 - 1)
+            for window in (-1, keys // 4, keys // 4 - 1)
         )
         taken.append(plain)
         assert wide == plain

@@ -33,6 +33,7 @@ _MOVED = (
     (r"layer_norm\w*\.backward/.*(ds|twice|dropout)", 4),
     (r"layer_norm\w*\.backward", 3),
     (r"layer_norm_wide\.column_sums", 2),
+    (r"masked_softmax\.backward/.*cap", 4),
     (r"masked_softmax\.(forward/.*dropout|backward)", 3),
     (r"masked_softmax\.forward", 2),
     (r"partial_sums", 1),
