@@ -10,9 +10,9 @@ top + log(total), the logarithm of the sum of exponentials, is never formed: at 
 
 A program has a row. It reads the row once for the maximum, the sum of exponentials (rescaled when the maximum grows,
 Milakov and Gimelshein 2018) and the plain sum, and once more, from the last tile back so that the cache still has it,
-to overwrite it with the gradient; a row that fills more than half of one tile stays in registers between the two. From and to memory that
-is 2 * M * V elements, with 2 * M * V exponentials: an H200 (4.3 TB/s) needs at least 0.86 ms at M = 25,000, V = 37,000
-in bfloat16, where a gradient beside the logits would take a second 1.85 GB. Statistics are float32.
+to overwrite it with the gradient; a row that fills more than half of one tile stays in registers between the two. From
+and to memory that is 2 * M * V elements, with 2 * M * V exponentials: an H200 (4.3 TB/s) needs at least 0.86 ms at M =
+25,000, V = 37,000 in bfloat16, where a gradient beside the logits would take a second 1.85 GB. Statistics are float32.
 Source: Szegedy et al. 2016; Vaswani et al. 2017 section 5.4; torch.nn.functional.cross_entropy's definition.
 """
 
