@@ -34,7 +34,7 @@ def of_case(chip: Chip, case: CompileCase) -> Counted:
     except (OSError, ValueError, LookupError, TypeError):  # not there, or half written by a process that ended
         pass
     result = counting.of_compiled(chip.name, compiling.compiled(chip, case))
-    bound = round(work.main(case, result.count).bound / work.elements(chip, case), 2)
+    bound = round(result.count.main.bound / work.elements(chip, case), 2)
     result = replace(result, resources=replace(result.resources, bound=bound))
     _keep(file, result)
     return result

@@ -34,7 +34,7 @@ def tried(chip: Chip, rows: Sequence[Tried]) -> str:
         if each.counted is None:
             lines.append((name, chip.name, *[""] * (len(lines[0]) - 3), each.error))
             continue
-        main, elements = work.main(each.case, each.counted.count), work.elements(chip, each.case)
+        main, elements = each.counted.count.main, work.elements(chip, each.case)
         cells = needs_cells(chip.name, each.counted, main, elements)
         lines.append((name, chip.name, *used_cells(main, elements), *cells))
     return aligned(lines, names=2)

@@ -6,7 +6,6 @@ import re
 
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.compile_case import CompileCase
-from ptx_check.ledger.count import Count, Usage
 
 _TILE = re.compile(r"/(\d+)(?:x(\d+))?(?:x(\d+))?w(\d+)s\d+$")
 DEPTH = 64
@@ -26,11 +25,3 @@ def tile_elements(name: str, warp: int) -> float:
         raise ValueError(f"the case {name} does not end in a tile such as 64x32w4s2")
     rows, columns, depth, warps = (int(part or 0) for part in match.groups())
     return rows * (columns or 1) * ((depth or DEPTH) / DEPTH) / (warps * warp)
-
-
-_WHOLE = re.compile(r"rotary/")
-
-
-def main(case: CompileCase, count: Count) -> Usage:
-    """Return the bound of a case: its loop over tiles, or the whole program where the loop serves rare cases."""
-    return count.outside if _WHOLE.match(case.name) else count.main
