@@ -19,15 +19,15 @@ import pytest
 import torch
 from model_dirs import TEXT, write_model_dir
 
-from fasttfm.checkpoints.saved import write_run
 from fasttfm.checkpoints.weights import model_weights
 from fasttfm.cli.main import main
 from fasttfm.config import RunConfig, sections_of
 from fasttfm.config.training import TrainingConfig
-from fasttfm.data.text_tokenizer import train_text_tokenizer
 from fasttfm.folders import is_unfinished
 from fasttfm.parsing import parse_yaml, write_yaml
+from fasttfm.pretraining.data.text_tokenizer import train_text_tokenizer
 from fasttfm.pretraining.models.kinds import CLASSES
+from fasttfm.pretraining.models.saved import write_run
 from fasttfm.pretraining.training.finetuning import task_model
 
 from .test_spoiled_folders import CONTENTS, Fault, spoilt_weights

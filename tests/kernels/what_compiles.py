@@ -57,10 +57,12 @@ def record(chip: str) -> list[Launch]:
 
     knobs.runtime.jit_cache_hook = hook
     stand_in(chip)
-    use_triton = backends.use_triton
-    for name, module in list(sys.modules.items()):
-        if name.startswith("fasttfm.") and getattr(module, "use_triton", None) is use_triton:
-            module.use_triton = lambda device, choice=None: True
+    on_chip = {"use_triton": lambda device, choice=None: True, "values_are_checked": lambda values: False}
+    for name, answer in on_chip.items():
+        asked = getattr(backends, name)
+        for file, module in list(sys.modules.items()):
+            if file.startswith("fasttfm.") and getattr(module, name, None) is asked:
+                setattr(module, name, answer)
     return seen
 
 
