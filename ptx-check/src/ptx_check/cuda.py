@@ -130,8 +130,27 @@ def _property(name: str, answer: Any) -> property:
     return property(answered)
 
 
-class Answers(TorchFunctionMode):
-    """Inside the block torch.cuda answers as on a chip, and a device means the CPU."""
+class OnCpu(TorchFunctionMode):
+    """Inside the block a device means the CPU."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name == "cuda":
+            return args[0]
+        if name == "pin_memory":
+            return args[0]
+        if name == "get_device":
+            return 0
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": _on_cpu(kwargs["device"])}
+        if name in ("to", "new_empty", "type", "full_like", "_to"):
+            args = tuple(_on_cpu(a) if isinstance(a, (str, torch.device)) else a for a in args)
+        return func(*args, **kwargs)
+
+
+class Answers(OnCpu):
+    """Inside the block torch.cuda answers as on a chip, too."""
 
     def __init__(self, chip: Chip) -> None:
         super().__init__()
@@ -179,21 +198,6 @@ class Answers(TorchFunctionMode):
         while self._undo:
             self._undo.pop()()
         return super().__exit__(*error)
-
-    def __torch_function__(self, func, types, args=(), kwargs=None) -> Any:
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if name == "cuda":
-            return args[0]
-        if name == "pin_memory":
-            return args[0]
-        if name == "get_device":
-            return 0
-        if "device" in kwargs:
-            kwargs = {**kwargs, "device": _on_cpu(kwargs["device"])}
-        if name in ("to", "new_empty", "type", "full_like", "_to"):
-            args = tuple(_on_cpu(a) if isinstance(a, (str, torch.device)) else a for a in args)
-        return func(*args, **kwargs)
 
 
 def _on_cpu(device: Any) -> Any:

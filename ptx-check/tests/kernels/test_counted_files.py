@@ -49,7 +49,14 @@ def test_the_kernels_that_a_file_launches_are_counted(tmp_path, capsys):
     assert [cells[head.index("mufu")] for cells in loops[:2]] == ["4.0", "8.0"]  # an exponential an element
 
 
-@pytest.mark.parametrize(("words", "chips"), [((), ["sm_90"]), (("--chips", "sm_75,sm_120"), ["sm_75", "sm_120"])])
+@pytest.mark.parametrize(
+    ("words", "chips"),
+    [
+        ((), ["sm_90"]),
+        (("--chips", "sm_75,sm_120"), ["sm_75", "sm_120"]),
+        (("--chips", "sm_86,gfx942"), ["sm_86", "gfx942"]),
+    ],
+)
 def test_a_file_that_executes_is_counted_for_its_chip_or_those_that_are_named(tmp_path, capsys, words, chips):
     inside = LAUNCH.format(device=", device='cuda'", indent="    ")
     file = tmp_path / "mine.py"

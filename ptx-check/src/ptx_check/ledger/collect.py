@@ -126,18 +126,17 @@ class _Compiling:
 
 @contextlib.contextmanager
 def compiled_for(chip: str) -> Iterator[list[Found]]:
-    """Inside the block launches compile for the chip and start nothing; gives what was compiled. torch.cuda
-    answers as on the chip where it is one that executed() knows."""
+    """Inside the block launches compile for the chip and start nothing; gives what was compiled. A device
+    means the CPU, and torch.cuda answers as on the chip where it is one that executed() knows."""
     from triton.runtime import driver
 
     from ptx_check.chips import CHIPS
-    from ptx_check.cuda import Answers
+    from ptx_check.cuda import Answers, OnCpu
 
     with contextlib.ExitStack() as stack:
         stack.callback(setattr, driver, "_active", driver._active)
         driver.set_active(_Compiling(chip))
-        if chip in CHIPS:
-            stack.enter_context(Answers(CHIPS[chip]))
+        stack.enter_context(Answers(CHIPS[chip]) if chip in CHIPS else OnCpu())
         yield stack.enter_context(collected())
 
 
