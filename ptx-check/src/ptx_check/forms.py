@@ -106,7 +106,7 @@ wgmma.mma_async.sync.aligned({_SIZES.format(32)}).s32(.s8|.u8)(.s8|.u8)[.satfini
 wgmma.mma_async.sync.aligned({_SIZES.format(8)}).f32.tf32.tf32
 elect.sync redux.sync(.min|.max)[.abs][.NaN].f32
 mbarrier(.init|.inval|.try_wait.parity|.arrive.expect_tx){_SHARED}.b64
-cvta[.to].global.u64
+cvta[.to].global.u64 cvta[.to].local.u64 call(.vprintf|.__assertfail)
 tensormap.replace.tile(.global_address|.global_stride).shared::cta.b1024.b64
 tensormap.replace.tile(.rank|.box_dim|.global_dim|.element_stride|.elemtype){_MAP}
 tensormap.replace.tile(.interleave_layout|.swizzle_mode|.fill_mode){_MAP}
