@@ -2,8 +2,8 @@
 
     EXECUTED_BEFORE=keys.json python -m pytest -p tests.executed.unchanged ...
 
-A case is rehearsed first: its kernels are compiled and their launches noted, but not executed. What comes of that is its
-key, a digest of every launch (PTX without what is for debuggers, grid, shapes, numbers), of the machine that executes
+A case is rehearsed first: its kernels are compiled and their launches noted, but not executed. What comes of that is
+its key, a digest of every launch (PTX without what is for debuggers, grid, shapes, numbers), of the machine that executes
 PTX, of the tests' own text and of the versions of PyTorch, NumPy and Triton. Where the key is among those in the
 file, whose form is {key: properties}, the case has passed before and is left at that. Else it is executed; where it
 launched the same as in its rehearsal, its properties name the key, by which it is known the next time. A case that
@@ -105,7 +105,7 @@ class Unchanged:
             Exception,
             pytest.skip.Exception,
             pytest.fail.Exception,
-        ):  # numbers are missing: it goes as far as it does
+        ):  # numbers are missing
             return self.launches
         finally:
             self.rehearsing = False

@@ -13,25 +13,26 @@ import re
 import numpy as np
 
 NAMES = ("vprintf", "__assertfail")
-_CALL = re.compile(
-    r"\{[ \t]*//[ \t]*callseq[^\n]*(?:(?!// callseq).)*?call(?:\.uni)?\s+(?:\([^)]*\)\s*,\s*)?(\w+)\s*,"
-    r"(?:(?!// callseq).)*?\}[ \t]*//[ \t]*callseq[^\n]*",
-    re.DOTALL,
-)
-_ARGUMENT = re.compile(r"st\.param\.\w+\s+\[\w+(?:\s*\+\s*0)?\]\s*,\s*([^;\s]+)\s*;")
+_CALL = re.compile(r"call(?:\.uni)?\s+(?:\([^)]*\)\s*,\s*)?(\w+)\s*,\s*\(([^)]*)\)\s*;")
+_SEQUENCE = re.compile(r"\{[ \t]*// callseq.*?\}[ \t]*// callseq[^\n]*", re.DOTALL)
+_ARGUMENT = re.compile(r"st\.param\.\w+\s+\[(\w+)\]\s*,\s*([^;\s]+)\s*;")
+_RESULT = re.compile(r"\.param\s[^;]*;|ld\.param\.\w+\s+%\w+\s*,\s*\[retval\d+\]\s*;")
 _CONVERSION = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?(ll|l)?([a-zA-Z%])")
 
 
 def as_instructions(body: str) -> str:
     """PTX in which each call of these functions is one instruction, call.NAME with its arguments; lines stay."""
 
-    def called(match: re.Match) -> str:
-        if match[1] not in NAMES:
-            return match[0]
-        lines = match[0].count("\n")
-        return f"call.{match[1]} {', '.join(_ARGUMENT.findall(match[0]))};" + "\n" * lines
+    def called(sequence: re.Match) -> str:
+        call = _CALL.search(sequence[0])
+        if call is None or call[1] not in NAMES:
+            return sequence[0]
+        given = dict(_ARGUMENT.findall(sequence[0]))
+        arguments = ", ".join(given[name.strip()] for name in call[2].split(","))
+        text = _RESULT.sub("", _ARGUMENT.sub("", sequence[0]))
+        return _CALL.sub(f"call.{call[1]} {arguments};" + "\n" * call[0].count("\n"), text)
 
-    return _CALL.sub(called, body)
+    return _SEQUENCE.sub(called, body)
 
 
 class Calls:
@@ -46,7 +47,8 @@ class Calls:
         mask = run.where(guard)
         here = np.broadcast_to(True if mask is None else mask, run.shape)
         pattern = _text(text)
-        offset, columns = 0, []
+        offset = 0
+        columns: list[list] = []
         for length, letter in _CONVERSION.findall(pattern):
             if letter == "%":
                 continue

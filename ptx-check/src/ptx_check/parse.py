@@ -217,7 +217,7 @@ class _Reader:
         operands = tuple(self.operand(part, location) for part in _split(rest))
         block = self.blocks[-1]
         block.instructions.append(Instruction(opcode, operands, guard, negated, location))
-        if opcode.split(".")[0] in ("bra", "ret", "exit"):
+        if opcode.split(".")[0] in ("bra", "ret", "exit", "trap"):
             self.blocks.append(Block())
         return None
 

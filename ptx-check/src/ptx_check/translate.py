@@ -133,9 +133,9 @@ class Writer(TensorInstructions):
                 self.emit(f"if M.groups.open: M.groups.check({i.index}, {early!r})")
 
     def tell_touched(self, taken: tuple[str, ...] = ()) -> None:
-        for where, names in zip(("touched", "late"), self.touched.told(taken)):
-            if names:
-                self.emit(f"M.groups.{where}.update({names})")
+        for where, touched in zip(("touched", "late"), self.touched.told(taken)):
+            if touched:
+                self.emit(f"M.groups.{where}.update({touched})")
 
     def _computed(self, i: Instruction) -> None:
         meant = arithmetic.known(i.opcode, i.location)

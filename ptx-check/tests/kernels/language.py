@@ -37,6 +37,8 @@ class Feature:
     """The first chip that the compiler has it for."""
     without: tuple[str, ...] = ()
     """Chips that the compiler does not have it for."""
+    refused: tuple[str, ...] = ()
+    """Chips for which it compiles to instructions that the machine refuses."""
     grid: int | tuple[int, ...] = 1
 
     def compiles(self, chip: str) -> bool:

@@ -140,7 +140,8 @@ def _uint64_remainder(x, y):
     return (x.to(tl.int64).to(tl.uint64, bitcast=True) % 1000).to(tl.int64)
 
 
-@feature(lambda x, y: torch.minimum(x, y) * 3 + torch.maximum(x, y).abs(), dtype=torch.int64, low=-(2**40), high=2**40, **EXACT)  # fmt: skip
+@feature(lambda x, y: torch.minimum(x, y) * 3 + torch.maximum(x, y).abs(), dtype=torch.int64,
+         low=-(2**40), high=2**40, **EXACT)  # fmt: skip
 def _int64(x, y):
     return tl.minimum(x, y) * 3 + tl.abs(tl.maximum(x, y))
 

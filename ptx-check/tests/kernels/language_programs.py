@@ -240,7 +240,7 @@ def _pointers_that_walk(x, y, out, spare):
 
 @feature(lambda x, y: x * 2, **POINTERS, **EXACT)
 def _places_of_64_bits(x, y, out, spare):
-    i = tl.max_constancy(tl.program_id(0).to(tl.int64), 1) * 512 + tl.arange(0, 512).to(tl.int64)
+    i = tl.program_id(0).to(tl.int64) * 512 + tl.max_constancy(tl.arange(0, 512), 1).to(tl.int64)
     tl.store(out + i, tl.load(x + i) * 2)
 
 

@@ -142,7 +142,8 @@ def _gather_along_rows(x, y):
     return tl.gather(x, tl.abs((y * 7).to(tl.int32)) % x.shape[0], 0)
 
 
-@feature(lambda x, y: torch.bincount(x[x < 40], minlength=64).int(), shape=(64,), dtype=torch.int32, low=0, high=64, **EXACT)  # fmt: skip
+@feature(lambda x, y: torch.bincount(x[x < 40], minlength=64).int(),
+         shape=(64,), dtype=torch.int32, low=0, high=64, **EXACT)  # fmt: skip
 def _histogram_with_a_mask(x, y):
     flat = tl.ravel(x)
     return tl.histogram(flat, 64, mask=flat < 40)
@@ -207,7 +208,8 @@ def _join_of_joins(x, y):
     return tl.join(tl.join(x, y), tl.join(y, x))
 
 
-@feature(lambda x, y: x.view(M, N // 2, 2).sum(2, dtype=torch.int16), shape=(M, N // 2), dtype=torch.int16, low=-99, high=99, **EXACT)  # fmt: skip
+@feature(lambda x, y: x.view(M, N // 2, 2).sum(2, dtype=torch.int16),
+         shape=(M, N // 2), dtype=torch.int16, low=-99, high=99, **EXACT)  # fmt: skip
 def _split_of_int16(x, y):
     a, b = tl.reshape(x, (x.shape[0], x.shape[1] // 2, 2)).split()
     return a + b
@@ -256,7 +258,7 @@ def _dot_of_a_transposed_tile(x, y):
 
 @feature(lambda x, y: x.int() @ y.int().T * 2, shape=(M, M), dtype=torch.int8, low=-128, high=128, since=80, **EXACT)
 def _dot_of_int8_into_sums(x, y):
-    return tl.dot(x, tl.trans(y), tl.dot(x, tl.trans(y)))
+    return tl.dot(x, tl.trans(y), tl.dot(x, tl.trans(y), out_dtype=tl.int32), out_dtype=tl.int32)
 
 
 @feature(lambda x, y: x @ y.T, shape=(M, M), tolerance=1e-4, since=80)
@@ -273,7 +275,7 @@ def _scaled(x: Tensor, y: Tensor) -> Tensor:
     return x.view(torch.float8_e5m2).float() / 4 @ (y.view(torch.float8_e5m2).float() * 2).T
 
 
-@feature(_scaled, shape=(M, M), dtype=torch.uint8, low=0, high=0x70, since=80)
+@feature(_scaled, shape=(M, M), dtype=torch.uint8, low=0, high=0x70, since=80, refused=("sm_120",))
 def _dot_scaled_of_fp8(x, y):
     of_x = tl.full((x.shape[0], 1), 125, tl.uint8)
     of_y = tl.full((y.shape[0], 1), 128, tl.uint8)
@@ -286,7 +288,8 @@ def _of_fp4(x: Tensor) -> Tensor:
     return torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])[codes & 7] * (1 - 2 * (codes >> 3))
 
 
-@feature(lambda x, y: _of_fp4(x) @ _of_fp4(y).T * 2, shape=(M, M), dtype=torch.uint8, low=0, high=256, since=80)
+@feature(lambda x, y: _of_fp4(x) @ _of_fp4(y).T * 2, shape=(M, M), dtype=torch.uint8, low=0, high=256, since=80,
+         refused=("sm_120",))  # fmt: skip
 def _dot_scaled_of_fp4(x, y):
     of_x = tl.full((x.shape[0], 2), 127, tl.uint8)
     of_y = tl.full((y.shape[0], 2), 128, tl.uint8)

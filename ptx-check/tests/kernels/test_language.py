@@ -1,6 +1,8 @@
 """Everyday features of Triton's language, executed and compared with torch: each on a chip in turn in `make test`, on
 every chip in the command that makes the record (python -m tests.executed)."""
 
+from pathlib import Path
+
 import language_atomics  # noqa: F401 (these fill FEATURES)
 import language_memory  # noqa: F401
 import language_operators  # noqa: F401
@@ -16,7 +18,7 @@ from language import CHIPS, FEATURES
 
 from ptx_check import Unsupported, executed
 
-CASES = [(feature, chip) for feature in FEATURES for chip in CHIPS if feature.compiles(chip)]
+CASES = [(f, chip) for f in FEATURES for chip in CHIPS if f.compiles(chip) and chip not in f.refused]
 IN_TURN = [chips[n % len(chips)] for n, chips in enumerate([[c for c in CASES if c[0] is f] for f in FEATURES])]
 
 
@@ -33,6 +35,24 @@ def test_a_feature_gives_what_torch_gives(feature, chip):
 @cases([case for case in CASES if case not in IN_TURN])
 def test_a_feature_on_every_chip(feature, chip):
     feature.check(chip)
+
+
+@pytest.mark.parametrize(
+    ("feature", "chip"), [(f, chip) for f in FEATURES for chip in f.refused], ids=lambda v: getattr(v, "name", v)
+)
+def test_a_feature_that_is_refused(feature, chip):
+    with pytest.raises(Unsupported):
+        feature.check(chip)
+
+
+def test_the_page_tells_how_many_features_each_chip_has():
+    page = Path(__file__).parents[3] / "docs" / "ptx.md"
+    if not page.is_file():
+        pytest.skip("needs the repository's documentation")
+    counts = {chip: sum(chip == each for _, each in CASES) for chip in CHIPS}
+    row = " | ".join(f"{counts[chip]}" for chip in CHIPS)
+    assert f"| {' | '.join(CHIPS)} |" in page.read_text()
+    assert f"| of {len(FEATURES)} features | {row} |" in page.read_text()
 
 
 @triton.jit
@@ -85,7 +105,8 @@ def test_a_kernel_prints_what_its_threads_hold(chip, capsys):
         _told[(1,)](x, torch.empty(32), num_warps=1)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 64
-    assert "pid (0, 0, 0) idx ( 5) of x (operand 0) 0.312500" in lines[5] or "0.312500" in lines[5]
+    assert lines[5] == "pid (0, 0, 0) idx ( 5) of x: (operand 0) 0.312500"
+    assert lines[37] == "pid (0, 0, 0) idx ( 5) of x: (operand 1) 5"
 
 
 @pytest.mark.parametrize("chip", ["sm_60", "sm_90"])
