@@ -6,13 +6,12 @@
 
 Runs tests/executed and ptx-check/tests/kernels whole, chip after chip, and after each of them puts its line into
 benchmarks/results/executed.jsonl, so that an interrupted run keeps the chips before. A case that passed before, and of
-which nothing has changed since, is not executed again (unchanged.py): the record says at which commit it was. Ends with
-status 1 where a case failed; the record names it.
+which nothing has changed since, is not executed again (unchanged.py): the record says at which commit it was. An
+interrupted run goes on where it was. Ends with status 1 where a case failed; the record names it.
 """
 
 import json
 import os
-import tempfile
 import time
 from collections.abc import Sequence
 from operator import itemgetter
@@ -21,6 +20,7 @@ from typing import Any
 
 from benchmarks import command
 from benchmarks.measure import machine, records
+from fasttfm.kernels import choice_cache
 from fasttfm.parsing import parse_json
 from tests.pytest_runs import counts, run_tests
 
@@ -35,21 +35,27 @@ def expression(chip: str) -> str:
     return f"not ({' or '.join(CHIPS)})" if chip == NO_CHIP else chip
 
 
+def kept_file(chip: str) -> Path:
+    """Cases that passed, in the user's cache folder, so that an interrupted run goes on where it was."""
+    return choice_cache.folder().with_name("executed") / f"{chip.replace(' ', '-')}.jsonl"
+
+
 def execute(chip: str, workers: int, before: records.Record | None = None) -> dict[str, Any]:
-    """Runs a chip's cases: how many, those that passed, names of the others, mutations by subject, and the keys of
+    """Runs a chip's cases: how many, those that passed, names of the others, and mutations by subject, and the keys of
     those that passed by the commit at which they were executed. before: the record that has keys of an earlier run."""
     commits = {key: commit for commit, keys in (before or {}).get("keys", {}).items() for key in keys}
     known: dict[str, list] = {key: [] for key in commits}
     for subject in (before or {}).get("mutations", []):
         if subject.get("key") in known:
             known[subject["key"]].append(("mutations", json.dumps(subject)))
+    file, now = kept_file(chip), machine.git("rev-parse", "HEAD") or "unknown"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a", encoding="utf-8") as lines:
+        lines.writelines(json.dumps(entry) + "\n" for entry in known.items())
     chosen = ["-p", "tests.executed.unchanged", "-m", "executed or not executed", "-k", expression(chip)]
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "keys.json"
-        file.write_text(json.dumps(known), encoding="utf-8")
-        cases = run_tests([*chosen, *map(str, TESTS)], workers, {"TRITON_INTERPRET": "0", "EXECUTED_BEFORE": str(file)})
+    cases = run_tests([*chosen, *map(str, TESTS)], workers, {"TRITON_INTERPRET": "0", "EXECUTED_BEFORE": str(file)})
+    file.unlink()
     mutations, keys, kept = [], {}, 0
-    now = machine.describe()["commit"]
     for case in cases:
         told = {entry.get("name"): entry.get("value", "") for entry in case.iter("property")}
         kept += "kept" in told
@@ -86,6 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     file, written = args.results / "executed.jsonl", []
     before = {by_chip(record): record for record in records.read(file)} if file.exists() and not args.all else {}
     for chip in args.chip or names:
+        if args.all:
+            kept_file(chip).unlink(missing_ok=True)
         began = time.perf_counter()
         found = execute(chip, args.workers, before.get(chip))
         seconds = round(time.perf_counter() - began, 1)

@@ -1,12 +1,13 @@
 """Cases that passed, and of which nothing has changed since, are not executed again: a plugin of pytest.
 
-    EXECUTED_BEFORE=keys.json python -m pytest -p tests.executed.unchanged ...
+    EXECUTED_BEFORE=keys.jsonl python -m pytest -p tests.executed.unchanged ...
 
 A case is rehearsed first: its kernels are compiled and their launches noted, but not executed. What comes of that is
-its key, a digest of every launch (PTX without what is for debuggers, grid, shapes, numbers), of the machine that executes
-PTX, of the tests' own text and of the versions of PyTorch, NumPy and Triton. Where the key is among those in the
-file, whose form is {key: properties}, the case has passed before and is left at that. Else it is executed; where it
-launched the same as in its rehearsal, its properties name the key, by which it is known the next time. A case that
+its key, a digest of every launch (PTX without what is for debuggers, grid, shapes, numbers), of the machine that
+executes PTX, of the tests' own text and of the versions of PyTorch, NumPy and Triton. Where the key is in the file, a
+line of JSON [key, properties] each, the case has passed before and is left at that. Else it is executed; where it
+launched the same as in its rehearsal, its properties name the key, and the file gets it, by which it is known the next
+time, after an interrupted run too. A case that
 launches nothing in this process, or whose launches depend on numbers that kernels compute, has no key: it is always
 executed.
 """
@@ -69,8 +70,10 @@ def _described(value: Any) -> Any:
 class Unchanged:
     """The plugin."""
 
-    def __init__(self, before: dict[str, list]) -> None:
-        self.before = before
+    def __init__(self, file: Path | None) -> None:
+        self.file = file
+        lines = file.read_text(encoding="utf-8").splitlines() if file is not None and file.exists() else []
+        self.before: dict[str, list] = dict(map(json.loads, lines))
         self.launches: set[str] = set()
         self.rehearsing = False
 
@@ -119,6 +122,9 @@ class Unchanged:
         if key in self.before:
             pyfuncitem.user_properties += [("key", key), ("kept", key), *map(tuple, self.before[key])]
         elif self.launched(pyfuncitem) == expected and expected:
+            if self.file is not None:
+                with self.file.open("a", encoding="utf-8") as lines:
+                    lines.write(json.dumps([key, pyfuncitem.user_properties]) + "\n")
             pyfuncitem.user_properties.append(("key", key))
         return True
 
@@ -126,7 +132,7 @@ class Unchanged:
 @pytest.hookimpl
 def pytest_configure(config: pytest.Config) -> None:
     file = os.environ.get(VARIABLE)
-    plugin = Unchanged(json.loads(Path(file).read_text(encoding="utf-8")) if file else {})
+    plugin = Unchanged(Path(file) if file else None)
     config.pluginmanager.register(plugin)
     for name, how in (("launcher_cls", plugin.launchers), ("execute", plugin.execute)):
         patch = mock.patch.object(Machine, name, functools.partialmethod(_by, how))

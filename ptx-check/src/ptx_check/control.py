@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from ptx_check.forms import carrying
 from ptx_check.parse import Address, Block, Instruction, Kernel, Register, Vector
 
-NO_RESULT = ("st", "bar", "cp", "stmatrix", "bra", "ret", "exit", "trap", "fence", "membar", "red", "prefetch", "prefetchu",
-             "griddepcontrol", "tensormap", "call")  # fmt: skip
+NO_RESULT = ("st", "bar", "cp", "stmatrix", "bra", "ret", "exit", "trap", "fence", "membar", "red", "prefetch",
+             "prefetchu", "griddepcontrol", "tensormap", "call")  # fmt: skip
 """Opcodes whose first operand is read."""
 CARRY = Register("%cc", "pred")
 """What sums of several words carry."""
