@@ -353,26 +353,28 @@ def add_layer_norm(team, x, scales, x_bias, residual, weight, bias, eps, rows, y
 
 @inlined(fastmath=FAST)
 def _add_layer_norm(begin, end, x, scales, x_bias, residual, weight, bias, eps, y, s, quantized, out_scales):
-    width = x.shape[1]
-    flat = x.reshape(-1)
+    width = np.uintp(x.shape[1])
+    flat, added, flat_y, flat_s = x.reshape(-1), residual.reshape(-1), y.reshape(-1), s.reshape(-1)
     row = np.empty(width, np.float32)
     for r in range(begin, end):
+        first = r * width
         for n in range(width):
-            added = _entry(flat, r * width + n, scales, x_bias, r, n)
-            s[r, n] = round_to(added + read(residual[r, n]), s[r, n])
+            value = _entry(flat, first + n, scales, x_bias, r, n) + read(added[first + n])
+            flat_s[first + n] = round_to(value, flat_s[first + n])
         for n in range(width):
-            row[n] = read(s[r, n])
+            row[n] = read(flat_s[first + n])
         total = np.float32(0.0)
         for n in range(width):  # nothing is written here: whether sums are vectors would depend on where arrays lie
             total += row[n]
         mean = total / np.float32(width)
         squares = np.float32(0.0)
         for n in range(width):
-            row[n] -= mean
-            squares += row[n] * row[n]
+            centred = row[n] - mean
+            squares += centred * centred
         rstd = np.float32(1.0) / np.sqrt(squares / np.float32(width) + np.float32(eps))
         for n in range(width):
-            y[r, n] = round_to(row[n] * rstd * read(weight[n]) + read(bias[n]), y[r, n])
+            normed = (row[n] - mean) * rstd * read(weight[n]) + read(bias[n])
+            flat_y[first + n] = round_to(normed, flat_y[first + n])
         _quantize(y, r, quantized, out_scales)
 
 
