@@ -37,7 +37,7 @@ from fasttfm.folders import reading
 from fasttfm.hub.package import write_package
 from fasttfm.interop.exchange import load
 from fasttfm.models import Transformer
-from fasttfm.pretraining.data.documents import PreparedDocuments
+from fasttfm_pretraining.data.documents import PreparedDocuments
 
 POINTS = 12
 CALLS = ("mkdir", "write", "fsync", "rename", "replace", "unlink", "rmdir")
