@@ -11,10 +11,10 @@ import torch
 from fasttfm.checkpoints.checkpoint import read_weights
 from fasttfm.checkpoints.steps import resolve_checkpoint
 from fasttfm.cli.main import main
-from fasttfm.models.distillation import attention_scores
 from fasttfm_pretraining.config.bert import BertConfig, StudentConfig
 from fasttfm_pretraining.data.masked_rows import MaskedBatch
 from fasttfm_pretraining.models.bert import BertPretraining
+from fasttfm_pretraining.models.distillation import attention_scores
 from fasttfm_pretraining.models.kinds import read_model
 from fasttfm_pretraining.models.student import Student
 

@@ -10,9 +10,9 @@ from fasttfm.config.checks import (
     require_finite,
     require_positive,
     require_whole,
-    shared_fields,
 )
 from fasttfm.config.model import TransformerConfig
+from fasttfm_pretraining.config.shared import shared_fields
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,8 +4,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from fasttfm.config.checks import MOST_LAYERS, require_finite, require_whole, shared_fields
+from fasttfm.config.checks import MOST_LAYERS, require_finite, require_whole
 from fasttfm.config.model import TransformerConfig
+from fasttfm_pretraining.config.shared import shared_fields
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

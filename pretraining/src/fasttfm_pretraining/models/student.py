@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from fasttfm import functional as F
-from fasttfm.models.distillation import (
+from fasttfm.checkpoints.weights import layer_map
+from fasttfm.models.layers import reset_parameters
+from fasttfm_pretraining.config.bert import StudentConfig
+from fasttfm_pretraining.models.bert import BertPretraining, inputs
+from fasttfm_pretraining.models.distillation import (
     Trace,
     attention_loss,
     cosine_loss,
     hidden_loss,
-    layer_map,
     soft_target_loss,
     watch,
 )
-from fasttfm.models.layers import reset_parameters
-from fasttfm_pretraining.config.bert import StudentConfig
-from fasttfm_pretraining.models.bert import BertPretraining, inputs
 
 
 class Student(BertPretraining):

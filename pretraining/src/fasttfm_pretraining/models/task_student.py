@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fasttfm.config.checks import shared_fields
-from fasttfm.models.distillation import soft_target_loss, watch
+from fasttfm_pretraining.config.shared import shared_fields
 from fasttfm_pretraining.config.task_student import TaskStudentConfig
 from fasttfm_pretraining.models.bert import Bert
+from fasttfm_pretraining.models.distillation import soft_target_loss, watch
 from fasttfm_pretraining.models.heads import Answerer, Classifier, TaskModel
 from fasttfm_pretraining.models.student import add_maps, layer_losses
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from fasttfm.checkpoints.model_dir import read_kind
 from fasttfm.checkpoints.vocabulary import refuse_another_vocabulary
+from fasttfm.checkpoints.weights import layer_map
 from fasttfm.config import RunConfig, Values, build, field_types
-from fasttfm.config.checks import shared_fields
 from fasttfm.errors import UserError
-from fasttfm.models.distillation import layer_map
 from fasttfm_pretraining.config.bert import BertConfig
+from fasttfm_pretraining.config.shared import shared_fields
 from fasttfm_pretraining.data.documents import PreparedDocuments
 from fasttfm_pretraining.data.text_tokenizer import load_text_tokenizer
 from fasttfm_pretraining.models.bert import BertPretraining

@@ -14,13 +14,13 @@ from fasttfm.checkpoints.checkpoint import read_weights
 from fasttfm.checkpoints.model_dir import DATA_FILE
 from fasttfm.checkpoints.steps import resolve_checkpoint
 from fasttfm.checkpoints.vocabulary import vocabulary_digest
+from fasttfm.checkpoints.weights import layer_map
 from fasttfm.config import RunConfig, Values
-from fasttfm.config.checks import shared_fields
 from fasttfm.errors import UserError
 from fasttfm.files import read_plain_yaml
-from fasttfm.models.distillation import layer_map
 from fasttfm.training.validation import DividedValidator, Score, settings_of
 from fasttfm.training.workers import Workers
+from fasttfm_pretraining.config.shared import shared_fields
 from fasttfm_pretraining.data.task_batches import Examples, evaluation_batches
 from fasttfm_pretraining.data.text_tokenizer import load_text_tokenizer
 from fasttfm_pretraining.kinds import KINDS

@@ -66,17 +66,6 @@ def attention_scores(attention: Any, y: Tensor) -> Tensor:
     return query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
 
 
-def layer_map(teacher_layers: int, student_layers: int) -> list[int]:
-    """Choose the teacher's layer (from 0) that each of the student's learns from: every k-th, the last the last.
-
-    Raises ValueError where the teacher's number of layers is not a multiple of the student's.
-    """
-    if student_layers < 1 or teacher_layers % student_layers:
-        raise ValueError(f"{student_layers} layers cannot be spread evenly over the teacher's {teacher_layers}")
-    step = teacher_layers // student_layers
-    return [step * (number + 1) - 1 for number in range(student_layers)]
-
-
 class Trace:
     """Values that a pass through a stack of layers leaves behind, while watch() is entered."""
 

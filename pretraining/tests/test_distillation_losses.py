@@ -7,17 +7,17 @@ import torch
 from torch import nn
 from torch.autograd import gradcheck
 
+from fasttfm.checkpoints.weights import layer_map
 from fasttfm.models import TransformerConfig
-from fasttfm.models.distillation import (
+from fasttfm.models.layers import EncoderLayer, Stack
+from fasttfm_pretraining.models.distillation import (
     attention_loss,
     attention_scores,
     cosine_loss,
     hidden_loss,
-    layer_map,
     soft_target_loss,
     watch,
 )
-from fasttfm.models.layers import EncoderLayer, Stack
 
 
 def draw(*shape: int, seed: int = 0, grad: bool = True) -> torch.Tensor:
