@@ -34,7 +34,7 @@ LEVELS = (
     ("fasttfm.training", "fasttfm.interop", "fasttfm.serving"),
     ("fasttfm.cli",),
     ("fasttfm.__main__", "fasttfm"),
-    ("fasttfm.hub",),
+    ("scripts.hub",),
     ("fasttfm_pretraining.config",),
     ("fasttfm_pretraining.kinds",),
     ("fasttfm_pretraining.data",),
@@ -61,6 +61,7 @@ def modules() -> dict[str, Path]:
         ("benchmarks", ROOT / "benchmarks"),
         ("fasttfm_pretraining", ROOT / "pretraining" / "src" / "fasttfm_pretraining"),
         ("pretraining", ROOT / "pretraining"),
+        ("scripts.hub", ROOT / "scripts" / "hub"),
         ("ptx_check", ROOT / "ptx-check" / "src" / "ptx_check"),
     ):
         for path in sorted(folder.rglob("*.py")):

@@ -14,15 +14,15 @@ from pathlib import Path
 
 from fasttfm import __version__
 from fasttfm.folders import replacing
-from fasttfm.hub import texts
-from fasttfm.hub.sources import place, relative, sources
+from scripts.hub import texts
+from scripts.hub.sources import place, relative, sources
 
 NAME = "fasttfm"
 BACKENDS = ("cpu", "cuda", "rocm")
 VERSION = 0
 """The major version of the hub's package; 0: its layers may still change."""
 
-_LAYERS = "fasttfm.hub.layers"
+_LAYERS = Path(__file__).with_name("layers.py")
 _SOURCE = Path("torch-ext") / NAME
 
 
@@ -49,12 +49,9 @@ def write_package(out: Path, *, repo_id: str = "fasttfm/fasttfm", version: int =
 
 def _sources() -> dict[str, str]:
     """Path in the package -> text."""
-    found = sources([_LAYERS])
     files = {"__init__.py": texts.INIT}
-    for module, file in found.items():
-        if module == "fasttfm.hub":
-            continue
-        where = place(module.replace(_LAYERS, "fasttfm.layers"), file)
+    for module, file in sources("fasttfm.layers", _LAYERS).items():
+        where = place(module, file)
         files[where.as_posix()] = relative(file.read_text(encoding="utf-8"), where)
     files["functional/namespace.py"] = texts.NAMESPACE
     return files

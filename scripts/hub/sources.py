@@ -1,4 +1,4 @@
-"""The source files that a module needs of this package, with relative imports alone."""
+"""The source files that a module needs of fasttfm, with relative imports alone."""
 
 import ast
 import importlib.util
@@ -7,19 +7,19 @@ from pathlib import Path, PurePosixPath
 TOP = "fasttfm"
 
 
-def sources(names: list[str]) -> dict[str, Path]:
-    """Module -> its file, for the modules named and every module of ours that they import, lazily too."""
-    found: dict[str, Path] = {}
-    waiting = list(names)
+def sources(name: str, file: Path) -> dict[str, Path]:
+    """Module -> its file, for this one and every module of fasttfm that it imports, lazily too."""
+    found: dict[str, Path] = {name: file}
+    waiting = _imports(file.read_text(encoding="utf-8"))
     while waiting:
         name = waiting.pop()
         if name in found or name == TOP:
             continue
-        file = _file(name)
-        if file is None:
+        source = _file(name)
+        if source is None:
             raise ModuleNotFoundError(f"there is no module {name}")
-        found[name] = file
-        waiting += [name.rpartition(".")[0], *_imports(file.read_text(encoding="utf-8"))]
+        found[name] = source
+        waiting += [name.rpartition(".")[0], *_imports(source.read_text(encoding="utf-8"))]
     return dict(sorted(found.items()))
 
 
