@@ -25,11 +25,11 @@ help:
 
 install: .venv/.installed
 
-.venv/.installed: setup.py constraints.txt ptx-check/pyproject.toml
+.venv/.installed: setup.py constraints.txt pretraining/pyproject.toml ptx-check/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "fasttfm needs Python 3.10 or newer; this is " + sys.version.split()[0] + ". Choose another: make PYTHON=python3.12")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ptx-check \
-		--editable '.[dev]'
+		--editable '.[dev]' --editable pretraining
 	touch $@
 
 demo: install
@@ -96,4 +96,4 @@ bench: install
 	@$(BIN)/python -m benchmarks $(BENCH)
 
 clean:
-	rm -rf .venv build *.egg-info ptx-check/build ptx-check/src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build *.egg-info {pretraining,ptx-check}/build {pretraining,ptx-check}/src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
