@@ -42,6 +42,7 @@ class _Thread(threading.local):
     """State of frozen_weights() on this thread."""
 
     kept: dict[tuple, _Kept] | None = None
+    model: nn.Module | None = None
     batch_invariant = False
     int8 = False
 
@@ -63,12 +64,18 @@ def frozen_weights(model: nn.Module, *, batch_invariant: bool = False, int8: boo
     cpu/int8.py says, where that is exact and faster than float32 (int8.route()).
     """
     int8 = int8 and integers.route() is not None
-    before = _thread.kept, _thread.batch_invariant, _thread.int8
-    _thread.kept, _thread.batch_invariant, _thread.int8 = _kept_of(model), batch_invariant, int8
+    before = _thread.kept, _thread.model, _thread.batch_invariant, _thread.int8
+    kept = _thread.kept if froze(model) else _kept_of(model)
+    _thread.kept, _thread.model, _thread.batch_invariant, _thread.int8 = kept, model, batch_invariant, int8
     try:
         yield
     finally:
-        _thread.kept, _thread.batch_invariant, _thread.int8 = before
+        _thread.kept, _thread.model, _thread.batch_invariant, _thread.int8 = before
+
+
+def froze(model: nn.Module) -> bool:
+    """Return whether this thread is inside frozen_weights() of this model."""
+    return _thread.model is model
 
 
 def _kept_of(model: nn.Module) -> dict[tuple, _Kept] | None:
