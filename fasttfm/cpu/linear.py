@@ -218,7 +218,7 @@ def _kept_product(
             kept[key] = _Kept(weight, True, product, lambda weight, bias: Int8Product(weight, bias, relu))
             return kept[key]
         packed = weight.numel() >= _LEAST and dtype in _packed_dtypes()
-        panels = packed and _takes_panels(weight, dtype)
+        panels = packed and dtype == torch.float32 and weight.shape[1] % 4 == 0 and float32_route() == "panels"
         make = _panel_product if panels else _packed_product if packed else _plain_product
 
         def of_kind(weight: Tensor, other_bias: Tensor) -> Product:
@@ -228,14 +228,11 @@ def _kept_product(
     return kept[key]
 
 
-def _takes_panels(weight: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether the product is our own (panels.py): measured faster than oneDNN's on some processors."""
-    return (
-        dtype == torch.float32
-        and weight.shape[1] % 4 == 0  # panels.UNROLLED
-        and torch.backends.cpu.get_cpu_capability() in _PANELS
-        and step_passes.usable()
-    )
+def float32_route() -> str:
+    """Return whose float32 products frozen weights are multiplied by here: "panels", "oneDNN" or "PyTorch"."""
+    if torch.float32 not in _packed_dtypes():
+        return "PyTorch"
+    return "panels" if torch.backends.cpu.get_cpu_capability() in _PANELS and step_passes.usable() else "oneDNN"
 
 
 def _panel_product(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, relu: bool) -> Product:
