@@ -64,13 +64,14 @@ def source_of(kernel: JITCallable) -> tuple[tuple[str, str], ...]:
     waiting: list[tuple[str, Any]] = [("", kernel)]
     while waiting:
         name, value = waiting.pop()
-        if name in found or getattr(value, "__module__", "").partition(".")[0] == "triton":
+        code = isinstance(value, JITCallable | type) or inspect.isroutine(value)
+        if name in found or (code and str(value.__module__).partition(".")[0] == "triton"):
             continue
         if not isinstance(value, JITCallable):
             if not inspect.isroutine(value):  # decorators: a kernel calls nothing else that is no JITCallable
                 found[name] = inspect.getsource(value) if isinstance(value, type) else repr(value)
             continue
-        tree = ast.parse(inspect.cleandoc(value.src))
+        tree = ast.parse(value.src)
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef) and ast.get_docstring(node, clean=False) is not None:
                 node.body = node.body[1:] or [ast.Pass()]
