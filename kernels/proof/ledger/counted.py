@@ -12,6 +12,7 @@ import hashlib
 import inspect
 import json
 import os
+import re
 import tempfile
 from dataclasses import replace
 from importlib import metadata
@@ -69,7 +70,8 @@ def source_of(kernel: JITCallable) -> tuple[tuple[str, str], ...]:
             continue
         if not isinstance(value, JITCallable):
             if not inspect.isroutine(value):  # decorators: a kernel calls nothing else that is no JITCallable
-                found[name] = inspect.getsource(value) if isinstance(value, type) else repr(value)
+                text = inspect.getsource(value) if isinstance(value, type) else repr(value)
+                found[name] = re.sub(" at 0x[0-9a-f]+", "", text)  # of annotations, another in each process
             continue
         tree = ast.parse(value.src)
         for node in ast.walk(tree):
