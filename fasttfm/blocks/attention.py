@@ -12,14 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from fasttfm import functional as F
-from fasttfm.blocks import merging
 from fasttfm.blocks.cache import AttentionCache
+from fasttfm.blocks.forward_pass import ALONE, Pass
 from fasttfm.blocks.inspect import ATTENTION, ordinary, untouched
 from fasttfm.blocks.merging import Projection
 from fasttfm.blocks.packing import Packing
 from fasttfm.blocks.residual import Output, last_product
 from fasttfm.cpu.linear import linear
 from fasttfm.cpu.step_cache import AncestorAttention, MemoryAttention
+from fasttfm.functional.attention.arguments import Options
+from fasttfm.functional.attention.joint import joined_heads
 from fasttfm.functional.dropout import NO_DROPOUT, Dropout
 from fasttfm.functional.merging import attention_bias_parts
 from fasttfm.functional.operator import casts
@@ -54,7 +56,7 @@ def projections(weight: Tensor, bias: Tensor | None, *, split: bool, sums: bool)
         weights = weight.split(sizes)
         biases = (None, None) if bias is None else bias.split(sizes)  # type: ignore[assignment]
     if not sums:
-        return [Projection(w, b) for w, b in zip(weights, biases)]
+        return list(map(Projection, weights, biases))
     return [Projection(w, None if b is None else b.detach(), b) for w, b in zip(weights, biases)]
 
 
@@ -105,10 +107,11 @@ def packed(
     )
 
 
-def attend(attention: Any, y: Tensor, *inputs: Any, **options: Any) -> Output:
+def attend(attention: Any, y: Tensor, *inputs: Any, now: Pass = ALONE, **options: Any) -> Output:
     """attention(y, ...) as a sub-layer's output; the arguments are those of Attention.forward()."""
-    if untouched(attention, ATTENTION) and attention.takes(y):
-        return last_product(attention.joined_heads(y, *inputs, **options), attention.out_proj)
+    if now.plain or (untouched(attention, ATTENTION) and attention.takes(y)):
+        heads = attention.joined_heads(y, *inputs, now=now, **options)
+        return last_product(heads, attention.out_proj, now=now)
     return Output(attention(y, *inputs, **options))
 
 
@@ -141,6 +144,7 @@ class Attention(nn.Module):
         memory_lengths: Lengths = None,
         causal: bool = False,
         dropout: Dropout = NO_DROPOUT,
+        now: Pass = ALONE,
         cache: AttentionCache | AncestorAttention | MemoryAttention | None = None,
     ) -> Tensor:
         """Concat(head_1 .. head_H), (B, L, d), of y (B, L, d) over itself, or over a memory (B, S, d).
@@ -151,15 +155,19 @@ class Attention(nn.Module):
         if cache is not None:
             return self._cached(y, memory, memory_lengths, cache)
         if memory is None:
-            projected, memory_lengths = self._project(y, lengths), lengths
+            projected, memory_lengths = self._project(y, lengths, now), lengths
         else:
-            projected = self._project_memory(y, memory, lengths, memory_lengths)
+            projected = self._project_memory(y, memory, lengths, memory_lengths, now)
         if isinstance(lengths, Packing):
             assert isinstance(memory_lengths, Packing)
             query = None if projected.query is None else projected.query.flatten(0, 1)
             rows = Projected(projected.joint.flatten(0, 1), query, projected.biases)
             return packed(rows, lengths, memory_lengths, causal=causal, dropout=dropout)[None]
         assert not isinstance(memory_lengths, Packing)
+        if now.checked:
+            scale = projected.joint.shape[-1] ** -0.5
+            options = Options(memory_lengths, None, causal, 0, dropout.dropout_p, scale, dropout.seed, dropout.site)
+            return joined_heads(projected.joint, projected.query, projected.biases, options, now.choice)
         return dense(projected, key_lengths=memory_lengths, causal=causal, dropout=dropout)
 
     def weights(
@@ -186,24 +194,27 @@ class Attention(nn.Module):
         longest = key_lengths.longest if isinstance(key_lengths, Packing) else keys.shape[1]
         return sums_bias(self.in_proj_bias, rows, longest, x.shape[-1] // self.heads, x)
 
-    def _project(self, y: Tensor, lengths: Lengths) -> Projected:
+    def _project(self, y: Tensor, lengths: Lengths, now: Pass = ALONE) -> Projected:
         """Queries, keys and values (B, L, 3, H, D) of y (B, L, d)."""
-        projection = merging.self_projection(self)
-        if projection is None:
-            sums = self._sums(y, lengths, y, lengths)
+        if now.weights is not None:
+            projection = now.weights.self_projection(self)
+        else:
+            sums = now.choice != "torch" and self._sums(y, lengths, y, lengths)
             (projection,) = projections(self.in_proj_weight, self.in_proj_bias, split=False, sums=sums)
         bias_sums = projection.bias_sums
         return Projected(project(y, projection, self.heads), None, None if bias_sums is None else (bias_sums, None))
 
-    def _project_memory(self, y: Tensor, memory: Tensor, lengths: Lengths, memory_lengths: Lengths) -> Projected:
+    def _project_memory(
+        self, y: Tensor, memory: Tensor, lengths: Lengths, memory_lengths: Lengths, now: Pass = ALONE
+    ) -> Projected:
         """Keys and values (B, S, 2, H, D) of a memory (B, S, d), queries (B, L, H, D) of y (B, L, d)."""
-        to_query, product = merging.query_projection(self), merging.memory_product(self, memory)
-        if to_query is None or product is None:
-            sums = self._sums(y, lengths, memory, memory_lengths)
+        if now.weights is not None:
+            to_query = now.weights.query_projection(self)
+            joint, memory_sums = now.weights.memory_product(self, memory)
+        else:
+            sums = now.choice != "torch" and self._sums(y, lengths, memory, memory_lengths)
             to_query, to_memory = projections(self.in_proj_weight, self.in_proj_bias, split=True, sums=sums)
             joint, memory_sums = project(memory, to_memory, self.heads), to_memory.bias_sums
-        else:
-            joint, memory_sums = product
         query = project(y, to_query, self.heads).squeeze(-3)
         return Projected(joint, query, None if memory_sums is None else (memory_sums, to_query.bias_sums))
 

@@ -26,6 +26,7 @@ ATTENTION = frozenset({"attention"})
 """Of blocks.attention."""
 LAYER = frozenset({"layer"})
 """Of models, which take the residual stream itself."""
+_NOTHING: frozenset[Any] = frozenset()
 
 
 def untouched(module: nn.Module, kinds: frozenset[Any]) -> bool:
@@ -51,6 +52,49 @@ def hooked(module: nn.Module) -> bool:
     )
 
 
+_PLACES: dict[str, frozenset[Any]] = {
+    **dict.fromkeys(("linear1", "linear2", "out_proj"), LINEAR),
+    **dict.fromkeys(("norm1", "norm2", "norm3"), NORM),
+    **dict.fromkeys(("self_attn", "multihead_attn"), ATTENTION),
+}
+"""Which class stands where in a layer."""
+
+
+def plain_width(layer: Any) -> int:
+    """The width of a layer of models, if no module in it is more than its class and its parameters are ordinary and of
+    one width; else 0. Asked once in a pass, so that nothing else has to be."""
+    if torch.compiler.is_compiling() or _has_any_global_hook():
+        return 0
+    width = 0
+    waiting: list[tuple[Any, frozenset[Any]]] = [(layer, LAYER)]
+    for module, kinds in waiting:
+        kind = type(module)
+        if (
+            (kind not in kinds and kind.__dict__.get("stands_for") not in kinds)
+            or module._forward_hooks
+            or module._forward_pre_hooks
+            or module._backward_hooks
+            or module._backward_pre_hooks
+            or "forward" in module.__dict__
+            or getattr(module, "_compiled_call_impl", None) is not None
+        ):
+            return 0
+        if kinds is NORM:
+            width = width or module.normalized_shape[-1]
+        for parameter in module._parameters.values():
+            if parameter is None:
+                continue
+            if type(parameter) is not nn.Parameter or parameter.is_nested:
+                return 0
+            if kinds is NORM and parameter.shape != (width,):
+                return 0
+        for name, child in module._modules.items():
+            waiting.append((child, _PLACES.get(name, _NOTHING)))
+    hidden = layer.linear1.weight.shape[0]
+    fits = layer.linear1.weight.shape == (hidden, width) and layer.linear2.weight.shape == (width, hidden)
+    return width if fits else 0
+
+
 def ordinary(*tensors: Tensor | None) -> bool:
     """Return whether all are tensors that the operators take: no DTensor, quantised or nested tensor."""
     for tensor in tensors:
@@ -70,4 +114,7 @@ def fused_activation(activation: object) -> str | None:
         return "gelu_tanh" if activation.approximate == "tanh" else "gelu"
     if activation is torch.relu:
         return "relu"
-    return next((name for name in FUSED if ACTIVATIONS[name] is activation), None)
+    for name in FUSED:
+        if ACTIVATIONS[name] is activation:
+            return name
+    return None

@@ -1,9 +1,9 @@
-"""The one door to merged launches: an optional pass over a model, which no layer takes notice of.
+"""Weights that a forward pass reads in the place of parameters, which merges launches of many layers.
 
-A training step reads some two hundred parameters. Inside merged() one node of the autograd graph a stack of layers
-(functional/parameters.py) reads them all: it casts them together, projects the memory to the keys and values of all
-decoder layers by one product, and adds up in one launch the gradients of biases and norms that kernels leave in parts.
-The blocks ask read() for what to take in a parameter's place; outside of merged() that is the parameter.
+A training step reads some two hundred parameters. A Weights object makes one node of the autograd graph a stack of
+layers (functional/parameters.py) read them all: it casts them together, projects the memory to the keys and values of
+all decoder layers by one product, and adds up in one launch the gradients of biases and norms that kernels leave in
+parts. A model makes it where a pass begins, and its layers are given it.
 
 Nothing is merged without gradients or kernels, under torch.compile, for parameters that are not ordinary float32
 tensors, and where any module in a stack has hooks or is of another class than was built.
@@ -11,19 +11,15 @@ tensors, and where any module in a stack has hooks or is of another class than w
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fasttfm.blocks.inspect import ATTENTION, LINEAR, NORM, fused_activation, hooked, untouched
+from fasttfm.blocks.inspect import NORM, fused_activation, hooked, plain_width, untouched
 from fasttfm.functional.merging import attention_bias_parts, feed_forward_bias_parts, norm_adds_bias, norm_parts
 from fasttfm.functional.parameters import Slice, Sum, read_parameters
-
-_thread = threading.local()
 
 
 class Projection(NamedTuple):
@@ -55,80 +51,43 @@ class Work(NamedTuple):
     """Of the encoder's output, for a decoder."""
 
 
-class _Reading:
+class Weights:
     """Tensors that a pass takes in the place of parameters."""
 
     def __init__(self) -> None:
         self.values: dict[Hashable, Tensor] = {}
         """By the parameter's id, or by what is read and the attention's id."""
         self.sums: dict[Hashable, Tensor] = {}
-        """What takes the gradient of a bias in its place; keys likewise."""
-        self.memory_numbers: dict[int, int] = {}
+        """What takes the gradient of a bias in its place, in parts; keys likewise."""
+        self._memory_numbers: dict[int, int] = {}
         """The place of an attention over the memory, by its id, among those of its stack."""
-        self.products: tuple[Tensor, ...] = ()
+        self._products: tuple[Tensor, ...] = ()
         """Keys and values (B, S, 2, H, D) of the memory for each of them, once they are computed."""
 
+    def self_projection(self, attention: Any) -> Projection:
+        """To queries, keys and values."""
+        bias = id(attention.in_proj_bias)
+        return Projection(self.values[id(attention.in_proj_weight)], self.values[bias], self.sums.get(bias))
 
-def _reading() -> _Reading | None:
-    return None if torch.compiler.is_compiling() else getattr(_thread, "reading", None)
+    def query_projection(self, attention: Any) -> Projection:
+        """To the queries of attention over a memory."""
+        key = _query(attention, "bias")
+        return Projection(self.values[_query(attention, "weight")], self.values[key], self.sums.get(key))
 
-
-def read(parameter: Any) -> Any:
-    """Return what a block reads in the place of a parameter, or of None."""
-    reading = _reading()
-    return parameter if reading is None else reading.values.get(id(parameter), parameter)
-
-
-def gradient_parts(bias: Any) -> Tensor | None:
-    """Return the tensor that takes the gradient of a bias, in parts, if it is not what is read of it."""
-    reading = _reading()
-    return None if reading is None else reading.sums.get(id(bias))
-
-
-def self_projection(attention: Any) -> Projection | None:
-    """To queries, keys and values; None where the attention's own parameters are to be read."""
-    reading, bias = _reading(), attention.in_proj_bias
-    if reading is None or id(attention.in_proj_weight) not in reading.values:
-        return None
-    return Projection(read(attention.in_proj_weight), read(bias), reading.sums.get(id(bias)))
+    def memory_product(self, attention: Any, memory: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Keys and values (B, S, 2, H, D) of the memory (B, S, d), and what takes the gradient of their bias. One
+        product makes those of all layers."""
+        if not self._products:
+            product = nn.functional.linear(memory, self.values["memory weight"], self.values["memory bias"])
+            heads = product.view(*memory.shape[:2], -1, 2, attention.heads, memory.shape[2] // attention.heads)
+            self._products = heads.unbind(2)
+        return self._products[self._memory_numbers[id(attention)]], self.sums.get(_memory(attention))
 
 
-def query_projection(attention: Any) -> Projection | None:
-    """To the queries of attention over a memory; None as in self_projection()."""
-    reading, key = _reading(), _query(attention, "bias")
-    if reading is None or key not in reading.values:
-        return None
-    return Projection(reading.values[_query(attention, "weight")], reading.values[key], reading.sums.get(key))
-
-
-def memory_product(attention: Any, memory: Tensor) -> tuple[Tensor, Tensor | None] | None:
-    """Keys and values (B, S, 2, H, D) of the memory (B, S, d), and what takes the gradient of their bias; None as in
-    self_projection(). One product makes those of all layers.
-    """
-    reading = _reading()
-    if reading is None or id(attention) not in reading.memory_numbers:
-        return None
-    if not reading.products:
-        product = nn.functional.linear(memory, reading.values["memory weight"], reading.values["memory bias"])
-        heads = product.view(*memory.shape[:2], -1, 2, attention.heads, memory.shape[2] // attention.heads)
-        reading.products = heads.unbind(2)
-    return reading.products[reading.memory_numbers[id(attention)]], reading.sums.get(_memory(attention))
-
-
-@contextlib.contextmanager
-def merged(*works: Work) -> Iterator[None]:
-    """Inside, on this thread, blocks read the parameters of these stacks through one node each, if that is of use."""
-    before = getattr(_thread, "reading", None)
-    _thread.reading = _read_together(works)
-    try:
-        yield
-    finally:
-        _thread.reading = before
-
-
-def _read_together(works: tuple[Work, ...]) -> _Reading | None:
+def read_together(*works: Work) -> Weights | None:
+    """The weights of a pass through these stacks, read through one node each; None where that is of no use."""
     like = next(works[0].stack.parameters(), None)
-    if like is None or not torch.is_grad_enabled() or not norm_adds_bias(like):
+    if torch.compiler.is_compiling() or like is None or not torch.is_grad_enabled() or not norm_adds_bias(like):
         return None
     plans = []
     for work in works:
@@ -137,16 +96,19 @@ def _read_together(works: tuple[Work, ...]) -> _Reading | None:
         plans.append(_Plan(work, like.device))
         if not plans[-1].complete:
             return None
-    reading = _Reading()
+    weights = Weights()
     for plan in plans:
-        plan.add_to(reading)
-    return reading
+        plan.add_to(weights)
+    return weights
 
 
-def _is_plain(stack: nn.Module) -> bool:
-    """Return whether nothing under the stack has hooks, and all parameters are float32 and ordinary."""
-    return not any(hooked(module) for module in stack.modules()) and all(
-        type(p) is nn.Parameter and p.dtype == torch.float32 for p in stack.parameters()
+def _is_plain(stack: Any) -> bool:
+    """Return whether nothing in the stack is more than its class, and all parameters are float32."""
+    return (
+        not hooked(stack)
+        and all(map(plain_width, stack.layers))
+        and (stack.norm is None or untouched(stack.norm, NORM))
+        and all(type(p) is nn.Parameter and p.dtype == torch.float32 for p in stack.parameters())
     )
 
 
@@ -173,10 +135,6 @@ class _Plan:
         self.sums: dict[Hashable, Sum] = {}
         layers: list[Any] = list(dict.fromkeys(work.stack.layers))  # a layer may be used several times
         self.cross = [layer.multihead_attn for layer in layers if hasattr(layer, "multihead_attn")]
-        attentions = [layer.self_attn for layer in layers] + self.cross
-        if not all(untouched(attention, ATTENTION) for attention in attentions):
-            self.complete = False
-            return
         for layer in layers:
             self._self_attention(layer.self_attn)
             if hasattr(layer, "multihead_attn"):
@@ -187,15 +145,15 @@ class _Plan:
         self._norms(work.stack.norm)
         self._memory()
 
-    def add_to(self, reading: _Reading) -> None:
+    def add_to(self, weights: Weights) -> None:
         """Makes the node, and tells what it gives."""
         groups = (list(self.products.values()), list(self.biases.values()), list(self.sums.values()))
         products, biases, sums = read_parameters(*groups, self.dtype)
-        reading.values |= dict(zip(self.products, products)) | dict(zip(self.biases, biases))
+        weights.values |= dict(zip(self.products, products)) | dict(zip(self.biases, biases))
         memory = {_memory(attention) for attention in self.cross}
         for key, value in zip(self.sums, sums):
-            (reading.sums if key in self.biases or key in memory else reading.values)[key] = value
-        reading.memory_numbers |= {id(attention): number for number, attention in enumerate(self.cross)}
+            (weights.sums if key in self.biases or key in memory else weights.values)[key] = value
+        weights._memory_numbers |= {id(attention): number for number, attention in enumerate(self.cross)}
 
     def _parts(self, kind: Callable[..., int | None], *arguments: Any) -> int | None:
         """Into how many parts a kind of gradient comes: asked once, not once a layer."""
@@ -205,21 +163,15 @@ class _Plan:
         return self.parts[key]
 
     def _linear(self, module: Any) -> bool:
-        """Return whether the module is a linear layer with a bias; the plan is not complete where it is not."""
-        if untouched(module, LINEAR) and module.bias is not None:
-            return True
-        self.complete = False
-        return False
+        """Return whether the module has a bias; the plan is not complete where it has none."""
+        self.complete = self.complete and module.bias is not None
+        return module.bias is not None
 
     def _norms(self, *norms: Any) -> None:
         for norm in norms:
-            if norm is None:
-                continue
-            if not untouched(norm, NORM):
-                self.complete = False
-                return
-            self._vector(norm.weight)
-            self._vector(norm.bias)
+            if norm is not None:
+                self._vector(norm.weight)
+                self._vector(norm.bias)
 
     def _whole(self, parameter: Tensor) -> None:
         self.products[id(parameter)] = [Slice(parameter)]

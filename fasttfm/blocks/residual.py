@@ -3,26 +3,29 @@
     post-norm   x' = LayerNorm(x + dropout(Sublayer(x)))      the paper
     pre-norm    x' = x + dropout(Sublayer(LayerNorm(x)))      tensor2tensor
 
-A layer writes both as
+A stream takes both as
 
     y, x = x.branch(norm)              what the sub-layer reads
     x = x.join(sublayer(y), norm, dropout)
 
-and each addition is one pass with the LayerNorm that reads it: its own, or with pre-norm that of the next sub-layer,
-for which the addition waits. Where a kernel takes that pass it also adds the bias of the product before it.
+for one sub-layer after the other, and each addition is one pass with the LayerNorm that reads it: its own, or with
+pre-norm that of the next sub-layer, for which the addition waits. Where a kernel takes that pass it also adds the bias
+of the product before it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from fasttfm import functional as F
+from fasttfm.blocks.forward_pass import ALONE, Pass
 from fasttfm.blocks.inspect import LINEAR, NORM, ordinary, untouched
-from fasttfm.blocks.merging import read
 from fasttfm.cpu.linear import linear
-from fasttfm.functional.dropout import Dropout
+from fasttfm.functional.dropout import Dropout, dropout_for
+from fasttfm.functional.layer_norm import add_and_normalise, check
 from fasttfm.functional.merging import norm_adds_bias
 
 
@@ -52,6 +55,8 @@ class Residual(NamedTuple):
     """Pre-norm: an output that is still to be added, and its dropout."""
     ends_bare: bool = False
     """Pre-norm: no norm follows the layer's last output, which therefore keeps its bias."""
+    now: Pass = ALONE
+    """What its stack tells the layer."""
 
     @classmethod
     def of(cls, x: Tensor | Residual, norm_first: bool) -> Residual:
@@ -63,18 +68,27 @@ class Residual(NamedTuple):
         if self.normed is not None:
             return self.normed, self
         if self.waiting is None:
-            y, stream = _begin(self.stream, norm)
+            y, stream = _begin(self.stream, norm, self.now)
         else:
             output, dropout = self.waiting
-            y, stream = _add_and_normalise(output, self.stream, norm, dropout, post_norm=False)
-        return y, Residual(stream, True, ends_bare=self.ends_bare)
+            y, stream = _add_and_normalise(output, self.stream, norm, dropout, self.now, post_norm=False)
+        return y, Residual(stream, True, None, None, self.ends_bare, self.now)
 
     def join(self, output: Output, norm: Any, dropout: Dropout | nn.Module) -> Residual:
         """The stream with a sub-layer's output added; norm is the sub-layer's own."""
         if self.norm_first:
-            return Residual(self.stream, True, None, (output, dropout), self.ends_bare)
-        y, stream = _add_and_normalise(output, self.stream, norm, dropout, post_norm=True)
-        return Residual(stream, False, y)
+            return Residual(self.stream, True, None, (output, dropout), self.ends_bare, self.now)
+        y, stream = _add_and_normalise(output, self.stream, norm, dropout, self.now, post_norm=True)
+        return Residual(stream, False, y, None, False, self.now)
+
+    def through(self, *sublayers: tuple[Callable[[Tensor], Output], Any, Dropout | nn.Module]) -> Residual:
+        """The stream after a layer's sub-layers, in order: what computes one's output from what it reads, its norm, and
+        the dropout of its output."""
+        stream = self
+        for sublayer, norm, dropout in sublayers:
+            y, stream = stream.branch(norm)  # (..., N)
+            stream = stream.join(sublayer(y), norm, dropout)
+        return stream
 
     def value(self, norm: Any = None) -> Tensor:
         """Return the end of the stream, (..., N); with the final norm of a pre-norm stack, its output."""
@@ -89,16 +103,15 @@ class Residual(NamedTuple):
         return self if isinstance(x, Residual) else self.value()
 
 
-def last_product(x: Tensor, module: Any, *, leave_bias: bool = True) -> Output:
+def last_product(x: Tensor, module: Any, *, leave_bias: bool = True, now: Pass = ALONE) -> Output:
     """module(x), the linear layer that a sub-layer ends in; its bias is left to the norm where that can add it."""
-    if not (untouched(module, LINEAR) and ordinary(x, module.weight, module.bias)):
+    if not (now.plain or (untouched(module, LINEAR) and ordinary(x, module.weight, module.bias))):
         return Output(module(x))
-    return linear_output(x, module.weight, module.bias, leave_bias=leave_bias)
+    return linear_output(x, *now.read(module.weight, module.bias), leave_bias=leave_bias and now.choice != "torch")
 
 
 def linear_output(x: Tensor, weight: Tensor, bias: Tensor | None, *, leave_bias: bool = True) -> Output:
     """last_product() of the parameters themselves, for callers that read them without calling their module."""
-    weight, bias = read(weight), read(bias)
     if bias is not None and leave_bias and norm_adds_bias(x):
         return Output(linear(x, weight), bias)
     return Output(linear(x, weight, bias))
@@ -109,29 +122,27 @@ def _fuses(norm: Any, stream: Tensor) -> bool:
     return untouched(norm, NORM) and len(norm.normalized_shape) == 1 and ordinary(stream, norm.weight, norm.bias)
 
 
-def _begin(x: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
+def _begin(x: Tensor, norm: Any, now: Pass) -> tuple[Tensor, Tensor]:
     """(norm(x), x), both gradients in one pass."""
-    if _fuses(norm, x) and norm.normalized_shape == tuple(x.shape[-1:]) and x.is_floating_point():
-        return F.branch_layer_norm(x, read(norm.weight), read(norm.bias), norm.eps)
+    if (now.plain or _fuses(norm, x)) and norm.normalized_shape == tuple(x.shape[-1:]) and x.is_floating_point():
+        weight, bias = now.read(norm.weight, norm.bias)
+        return F.branch_layer_norm(x, weight, bias, norm.eps)
     return norm(x), x
 
 
 def _add_and_normalise(
-    output: Output, stream: Tensor, norm: Any, dropout: Any, *, post_norm: bool
+    output: Output, stream: Tensor, norm: Any, dropout: Any, now: Pass, *, post_norm: bool
 ) -> tuple[Tensor, Tensor]:
     """s = stream + dropout(output) and y = norm(s). Returns y and the next stream: s, or with post_norm y once more, so
     that the gradients of its two uses meet in one pass. Under autocast y has output's dtype, the stream keeps its own.
     """
-    if isinstance(dropout, Dropout) and _fuses(norm, stream) and ordinary(output.value):
-        return F.residual_layer_norm(
-            output.value,
-            stream,
-            read(norm.weight),
-            read(norm.bias),
-            norm.eps,
-            x_bias=output.bias,
-            post_norm=post_norm,
-            **dropout.options(),
+    if now.plain or (isinstance(dropout, Dropout) and _fuses(norm, stream) and ordinary(output.value)):
+        weight, bias = (norm.weight, norm.bias) if now.weights is None else now.read(norm.weight, norm.bias)
+        if not now.checked:
+            check(output.value, weight, bias, output.bias, stream)
+            dropout = dropout_for(stream.device, *dropout)
+        return add_and_normalise(
+            output.value, stream, weight, bias, norm.eps, output.bias, dropout, post_norm, now.choice
         )
     s = _add(output.whole(), stream, dropout)
     y = norm(s)

@@ -9,15 +9,16 @@ post-norm to the last bit.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fasttfm.blocks.inspect import ATTENTION, EMBEDDING, LAYER, LINEAR, NORM, ordinary, untouched
+from fasttfm.blocks.inspect import EMBEDDING, LINEAR, NORM, ordinary, plain_width, untouched
 from fasttfm.cpu import step_passes
-from fasttfm.cpu.linear import FrozenLinear, frozen, frozen_in_int8
+from fasttfm.cpu.linear import LEAST_ROWS, FrozenLinear, frozen, frozen_in_int8, kept_with_weights
 from fasttfm.cpu.step_cache import StepCache
 from fasttfm.cpu.step_passes import array
 
@@ -33,19 +34,16 @@ def runs_straight(model: Any, memory: Tensor) -> bool:
     if frozen_in_int8() and memory.dtype != torch.float32:
         return False
     norms = [each for layer in layers for each in (layer.norm1, layer.norm2, layer.norm3)] + [norm] * (norm is not None)
-    linears = [each for layer in layers for each in (layer.linear1, layer.linear2)]
-    attentions = [each for layer in layers for each in (layer.self_attn, layer.multihead_attn)]
-    linears += [each.out_proj for each in attentions] + [model.output]
-    parameters = list(model.decoder.parameters())
+    embedding, output = model.target_embedding, model.output
     return (
-        untouched(model.target_embedding, EMBEDDING)
-        and not model.target_embedding.max_norm
-        and all(untouched(each, LAYER) and each.activation is nn.functional.relu for each in layers)
-        and all(untouched(each, NORM) and each.weight is not None and each.bias is not None for each in norms)
-        and all(untouched(each, LINEAR) for each in linears)
-        and all(untouched(each, ATTENTION) for each in attentions)
-        and ordinary(*parameters)
-        and {each.dtype for each in parameters} == {memory.dtype}
+        all(plain_width(each) and each.activation is nn.functional.relu for each in layers)
+        and all(each.weight is not None and each.bias is not None for each in norms)
+        and (norm is None or untouched(norm, NORM))
+        and untouched(embedding, EMBEDDING)
+        and not embedding.max_norm
+        and untouched(output, LINEAR)
+        and ordinary(embedding.weight, output.weight, output.bias)
+        and {each.dtype for each in model.decoder.parameters()} == {memory.dtype}
         and not torch.is_autocast_enabled("cpu")
     )
 
@@ -74,21 +72,45 @@ class _Layer:
         self.norms = [_arrays(each) for each in norms]
 
 
+def _products(model: Any, norms: list[Any]) -> tuple[list[_Layer], FrozenLinear]:
+    """The layers of a decoder, whose norms come in this order, and the product to the vocabulary."""
+    following = [*norms, model.decoder.norm]
+    layers = [_Layer(each, following[3 * n : 3 * n + 3]) for n, each in enumerate(model.decoder.layers)]
+    return layers, FrozenLinear(model.output.weight, model.output.bias)
+
+
 class _Rows:
     """Rows between two passes: R of them, and zeros up to a number that products are made of."""
 
     def __init__(self, rows: int, width: int, dtype: torch.dtype, int8: bool) -> None:
-        self.values = torch.zeros(rows, width, dtype=dtype)
-        self.array = array(self.values)
-        self.integers = torch.zeros(rows, width, dtype=torch.int8) if int8 else None
-        self.quantized = None if self.integers is None else self.integers.numpy()
+        self.count = rows
+        self.memory = torch.zeros(max(rows, LEAST_ROWS), width, dtype=torch.int8 if int8 else dtype)
+        """What products read."""
+        self.values = array(torch.zeros(rows, width, dtype=dtype)) if int8 else array(self.memory[:rows])
         self.scales = np.zeros(rows, np.float32) if int8 else None
+        self.arrays = self.values, self.memory[:rows].numpy() if int8 else None, self.scales
+        """What a pass writes to: the values, and in int8 the rows as integers with their scales."""
 
-    def times(self, product: FrozenLinear) -> tuple[Any, Any, Any]:
-        """The product as an array, the scales of its rows and its bias, which are still to be used in int8."""
-        if self.integers is None:
-            return array(product.multiply(self.values)), None, None
-        return product.multiply(self.integers).numpy(), self.scales, product.bias
+    def times(self, linear: FrozenLinear) -> tuple[Callable[[], Tensor], Any, Any]:
+        """The call that multiplies the rows by a weight; scales of rows and its bias are still to be used in int8."""
+        return linear.of_first(self.memory, self.count), self.scales, linear.bias
+
+
+class _Buffers:
+    """Memory between the products of a number of rows, and these products layer by layer."""
+
+    def __init__(self, layers: list[_Layer], rows: int, width: int, dtype: torch.dtype) -> None:
+        int8 = layers[0].joint.int8
+        self.x, self.heads = x, heads = [_Rows(rows, width, dtype, int8) for _ in range(2)]
+        self.hidden = hidden = _Rows(rows, layers[0].hidden.outputs if int8 else 1, dtype, int8)
+        self.stream = array(torch.zeros(rows, width, dtype=dtype))
+        self.layers: list[Any] = [
+            (
+                x.times(each.joint), heads.times(each.self_output), x.times(each.query), heads.times(each.cross_output),
+                x.times(each.hidden), hidden.times(each.output) if int8 else each.output.of_rows(rows), each.norms,
+            )
+            for each in layers
+        ]  # fmt: skip
 
 
 class DecoderStep:
@@ -97,72 +119,59 @@ class DecoderStep:
     def __init__(self, model: Any) -> None:
         layers = list(model.decoder.layers)
         self.pre_norm = layers[0].norm_first
-        following = [*(layer.norm1 for layer in layers[1:]), model.decoder.norm]
-        self.layers = [
-            _Layer(each, [each.norm2, each.norm3, after] if self.pre_norm else [each.norm1, each.norm2, each.norm3])
-            for each, after in zip(layers, following)
-        ]
-        self.first = _arrays(layers[0].norm1) if self.pre_norm else None
-        self.output = FrozenLinear(model.output.weight, model.output.bias)
+        norms = [each for layer in layers for each in (layer.norm1, layer.norm2, layer.norm3)]
+        key = "decoder step", self.pre_norm, *[each.eps for each in norms]
+        self.layers, self.output = kept_with_weights(key, lambda: _products(model, norms[self.pre_norm :]))
+        self.first = _arrays(norms[0]) if self.pre_norm else None
         self._output_weights = model.output.weight, model.output.bias
         self._selected: tuple[Tensor, list[FrozenLinear]] | None = None
         self.table, self.positions = model.target_embedding.weight, model.target_positions
         self.pad = model.config.pad_id
         self.int8 = self.output.int8
         self._table_of_positions: Any = None
-        self._buffers: dict[int, tuple[_Rows, _Rows, _Rows, Any]] = {}
-        self._zeros = np.zeros(self.table.shape[0] if model.output.bias is None else 0, np.float32)
+        self._buffers: dict[int, _Buffers] = {}
 
     def __call__(self, tokens: Tensor, cache: StepCache) -> Tensor:
         """Logits (R, V) of the token after tokens (R,), as the product gives them; the cache grows by one position."""
-        loops = step_passes.loops()
-        count = tokens.shape[0]
-        x, heads, hidden, stream = self._rows(self.output.size(count))
-        places, positions = self._places(cache.length + 1), cache.positions.numpy()
-        start = x.array if self.first is None else stream
-        scale = self.table.shape[1] ** 0.5
-        loops.embed(tokens.numpy(), array(self.table), places, positions, scale, self.pad, start)
+        loops, team, count = step_passes.loops(), step_passes.team(), tokens.shape[0]
+        size, width = self.output.size(count), self.table.shape[1]
+        if size not in self._buffers:
+            self._buffers[size] = _Buffers(self.layers, size, width, self.table.dtype)
+        buffers = self._buffers[size]
+        x, heads, (_, *hidden), stream = buffers.x.arrays, buffers.heads.arrays, buffers.hidden.arrays, buffers.stream
+        (ancestors, slots, positions), memory_rows, caches = cache.arrays()
+        residual = stream if self.pre_norm else x[0]  # with post-norm x is the stream
+        end = count, x[0], stream, *x[1:]
+
+        start = x[0] if self.first is None else stream
+        places = self._places(cache.length + 1)
+        loops.embed(tokens.numpy(), array(self.table), places, positions, width**0.5, self.pad, start)
         if self.first is not None:
-            zeros = np.zeros_like(stream)
-            self._add_norm(loops, (zeros, None, None), self.first, count, x, stream)
+            loops.add_layer_norm(team, np.zeros_like(stream), None, None, residual, *self.first, *end)
         elif self.int8:
-            loops.quantize_rows(step_passes.team(), x.array[:count], x.quantized, x.scales)
-        for number, layer in enumerate(self.layers):
-            self_cache, memory = cache.layer(number)
-            self_cache.attend_into(loops, x.times(layer.joint), heads)
-            self._add_norm(loops, heads.times(layer.self_output), layer.norms[0], count, x, stream)
-            memory.attend_into(loops, x.times(layer.query), heads)
-            self._add_norm(loops, heads.times(layer.cross_output), layer.norms[1], count, x, stream)
-            self._add_norm(loops, self._hidden(loops, x, layer, count, hidden), layer.norms[2], count, x, stream)
+            loops.quantize_rows(team, x[0][:count], *x[1:])
+        as_array = Tensor.numpy if self.int8 or self.table.dtype == torch.float32 else array
+        for layer, (own, memory) in zip(buffers.layers, caches):
+            (joint, *a), (self_output, *b), (query, *c), (cross_output, *d), (network, *e), last, norms = layer
+            loops.attend_to_ancestors(team, as_array(joint()), *a, *own, ancestors, slots, positions, *heads)
+            loops.add_layer_norm(team, as_array(self_output()), *b, residual, *norms[0], *end)
+            loops.attend_to_memory(team, as_array(query()), *c, *memory, *memory_rows, *heads)
+            loops.add_layer_norm(team, as_array(cross_output()), *d, residual, *norms[1], *end)
+            if self.int8:
+                loops.quantize_relu(team, network().numpy(), *e, count, *hidden)
+                product, *e = last
+                y = product()
+            else:
+                y = last(network()[:size])
+            loops.add_layer_norm(team, as_array(y), *e, residual, *norms[2], *end)
         cache.advance()
-        return self._logits(loops, x, count)
+        return self._logits(loops, buffers.x, count)
 
     def _places(self, length: int) -> Any:
         """float32 array of at least so many positions."""
         if self._table_of_positions is None or len(self._table_of_positions) < length:
             self._table_of_positions = self.positions.rows(length, self.table.device).detach().float().numpy()
         return self._table_of_positions
-
-    def _rows(self, size: int) -> tuple[_Rows, _Rows, _Rows, Any]:
-        """The buffers for `size` rows: what products read, attention's heads, the hidden layer, and the stream."""
-        if size not in self._buffers:
-            width, dtype = self.table.shape[1], self.table.dtype
-            hidden = self.layers[0].hidden.outputs if self.int8 else 1
-            made = [_Rows(size, each, dtype, self.int8) for each in (width, width, hidden)]
-            self._buffers[size] = (made[0], made[1], made[2], array(torch.zeros(size, width, dtype=dtype)))
-        return self._buffers[size]
-
-    def _add_norm(self, loops: Any, product: tuple, norm: _Norm, count: int, x: _Rows, stream: Any) -> None:
-        """The stream with a product added, and x its norm; with post-norm x is the stream."""
-        residual = stream if self.pre_norm else x.array
-        results = x.array, stream, x.quantized, x.scales
-        loops.add_layer_norm(step_passes.team(), *product, residual, *norm, count, *results)
-
-    def _hidden(self, loops: Any, x: _Rows, layer: _Layer, count: int, hidden: _Rows) -> tuple[Any, Any, Any]:
-        if not self.int8:
-            return array(layer.output.multiply(layer.hidden.multiply(x.values))), None, None
-        loops.quantize_relu(step_passes.team(), *x.times(layer.hidden), count, hidden.quantized, hidden.scales)
-        return hidden.times(layer.output)
 
     def select_outputs(self, tokens: Tensor | None) -> None:
         """From now on only the logits of these tokens (U,) int64 are computed, the others are -inf; None: all."""
@@ -188,8 +197,8 @@ class DecoderStep:
         return logits.index_copy_(1, tokens, computed)
 
     def _scaled_sums(self, loops: Any, x: _Rows, product: FrozenLinear, count: int) -> Tensor:
-        if x.integers is None:
-            return product.multiply(x.values)[:count]
-        sums = product.multiply(x.integers)[:count]
+        sums = product.of_first(x.memory, x.count)()[:count]
+        if not self.int8:
+            return sums
         loops.scale_rows(step_passes.team(), sums.numpy(), x.scales, product.bias, False, sums.numpy())
         return sums

@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -28,7 +29,7 @@ from fasttfm.cpu.row_classes import Product, RowClasses, large_size, multiply, r
 from fasttfm.cpu.thresholds import fixed
 
 _LEAST = fixed("packed_weight")
-_ROWS = fixed("packed_rows")
+LEAST_ROWS = _ROWS = fixed("packed_rows")
 _PANELS: tuple[str, ...] = fixed("panels")
 
 _STRIDE = 509
@@ -126,7 +127,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool 
     """
     if weight.is_meta and not x.is_meta:  # torch gives uninitialised memory
         raise ValueError(f"weight {tuple(weight.shape)} is on meta and x on {x.device}: load it first")
-    if not frozen(x):
+    if _thread.kept is None or not frozen(x):
         y = nnF.linear(x, weight, bias)
         return y.relu_() if relu else y
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else weight.dtype
@@ -156,8 +157,10 @@ class FrozenLinear:
         )
         self._classes = _classes(kept, bias is None, weight.dtype, relu)
         self._product: Product = kept.product
+        self._exact: Product = kept.exact or kept.product
         if isinstance(kept.product, Int8Product):
             self._product, self.bias = kept.product.multiply, kept.product.bias.numpy()
+            self._exact = self._product
 
     def size(self, rows: int) -> int:
         """The number of rows that so many are filled up to."""
@@ -165,12 +168,30 @@ class FrozenLinear:
         place = bisect_left(sizes, rows)
         return sizes[place] if place < len(sizes) else rows
 
-    def multiply(self, rows: Tensor) -> Tensor:
-        """(M, N) of rows (M, K); in int8 the sums scaled by output alone, float32, of rows of integers."""
+    def of_rows(self, count: int) -> Product:
+        """The call that takes M rows (M, K) to (M, N); in int8 rows of integers to sums scaled by output alone."""
+        if self._classes is not None and self._splits(count):
+            return functools.partial(multiply, self._product, classes=self._classes)
+        return self._exact if count >= _ROWS else self._product
+
+    def of_first(self, memory: Tensor, count: int) -> Callable[[], Tensor]:
+        """The call that multiplies the first rows of memory (M, K), M at least LEAST_ROWS; so many of them count."""
+        fills = self._exact is not self._product and count < _ROWS and not self._splits(count)
+        rows = memory[: _ROWS if fills else count]
+        return functools.partial(self._exact if fills else self.of_rows(count), rows)
+
+    def _splits(self, count: int) -> bool:
         classes = self._classes
-        if classes is None or (rows.shape[0] in classes.sizes and not classes.one_thread):
-            return self._product(rows)
-        return multiply(self._product, rows, classes)
+        return classes is not None and (count not in classes.sizes or classes.one_thread)
+
+
+def kept_with_weights(key: tuple, make: Callable[[], Any]) -> Any:
+    """The result of make(), kept under this key while the weights stay what they are."""
+    kept: Any = _thread.kept
+    key = (*key, _thread.batch_invariant, _thread.int8, torch.get_num_threads())
+    if key not in kept:
+        kept[key] = make()
+    return kept[key]
 
 
 def _classes(kept: _Kept, no_bias: bool, dtype: torch.dtype, relu: bool, large: int = 0) -> RowClasses | None:
@@ -200,6 +221,8 @@ class _Kept:
     """The same kind of product with another weight and bias."""
     invariant: bool = False
     """Whether a row has the same bits beside any others."""
+    exact: Product | None = None
+    """The product of LEAST_ROWS or more, which need not be filled up."""
     classes: dict[tuple[int, int], RowClasses] = field(default_factory=dict)
     """By number of threads and large row count, of those that somebody has asked for."""
 
@@ -214,17 +237,21 @@ def _kept_product(
         if key in kept:  # another thread was quicker
             return kept[key]
         if int8:
-            product = Int8Product(weight, bias, relu)
-            kept[key] = _Kept(weight, True, product, lambda weight, bias: Int8Product(weight, bias, relu))
+            of_ints = Int8Product(weight, bias, relu)
+            kept[key] = _Kept(weight, True, of_ints, lambda weight, bias: Int8Product(weight, bias, relu))
             return kept[key]
         packed = weight.numel() >= _LEAST and dtype in _packed_dtypes()
         panels = packed and dtype == torch.float32 and weight.shape[1] % 4 == 0 and float32_route() == "panels"
+        fills = packed and not panels and dtype == torch.float32
         make = _panel_product if panels else _packed_product if packed else _plain_product
 
         def of_kind(weight: Tensor, other_bias: Tensor) -> Product:
-            return make(weight, None if bias is None else other_bias, dtype, relu)
+            product = make(weight, None if bias is None else other_bias, dtype, relu)
+            return _filled_up(product) if fills else product
 
-        kept[key] = _Kept(weight, packed, make(weight, bias, dtype, relu), of_kind, panels)
+        exact = make(weight, bias, dtype, relu)
+        product = _filled_up(exact) if fills else exact
+        kept[key] = _Kept(weight, packed, product, of_kind, panels, exact)
     return kept[key]
 
 
@@ -242,15 +269,19 @@ def _panel_product(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, relu
 
 
 def _packed_product(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, relu: bool) -> Product:
+    """oneDNN's product of LEAST_ROWS or more in float32, of any number in half precision."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().to(dtype).contiguous())
     bias = None if bias is None else bias.detach().to(dtype)
-    activation = "relu" if relu else "none"
+    options: dict[str, Any] = {"attr": "relu" if relu else "none", "scalars": [], "algorithm": ""}
+    return functools.partial(torch.ops.mkldnn._linear_pointwise, W=packed, B=bias, **options)
+
+
+def _filled_up(exact: Product) -> Product:
+    """The product of any number of rows."""
 
     def product(rows: Tensor) -> Tensor:
         count = rows.shape[0]
-        if count < _ROWS and dtype == torch.float32:
-            rows = nnF.pad(rows, (0, 0, 0, _ROWS - count))
-        return torch.ops.mkldnn._linear_pointwise(rows, packed, bias, activation, [], "")[:count]
+        return exact(rows if count >= _ROWS else nnF.pad(rows, (0, 0, 0, _ROWS - count)))[:count]
 
     return product
 

@@ -131,27 +131,16 @@ class AncestorAttention:
         """like (., H, ., D)."""
         self.rows = rows
         self._keys, self._values = like.new_empty(0, 0, like.shape[1], like.shape[3]), like.new_empty(0)
-        self._arrays = _arrays(self._keys, self._values)
+        self.arrays = _arrays(self._keys, self._values)
 
     def attend(self, joint: Tensor) -> Tensor:
         """The joined heads (R, d) of the newest position; joint (R, 3 * d) queries, keys and values."""
-        rows = self._ready()
+        rows = self.make_room()
         return step_passes.attend_to_ancestors(
             joint, self._keys, self._values, rows.ancestors, rows.slots, rows.positions
         )
 
-    def attend_into(self, loops: Any, joint: tuple, heads: Any) -> None:
-        """Write what attend() returns into heads, by compiled loops; joint: a product with the scales of its rows and
-        its bias."""
-        rows = self._ready()
-        keys, values = self._arrays
-        ancestors, slots = rows.ancestors.numpy(), rows.slots.numpy()
-        loops.attend_to_ancestors(
-            step_passes.team(), *joint, keys, values, ancestors, slots, rows.positions.numpy(), heads.array,
-            heads.quantized, heads.scales,
-        )  # fmt: skip
-
-    def _ready(self) -> Rows:
+    def make_room(self) -> Rows:
         """The rows, for whose newest position there is memory."""
         rows = self.rows
         capacity = rows.ancestors.shape[1]
@@ -166,7 +155,7 @@ class AncestorAttention:
             if seen:
                 new[: old.shape[0], :seen] = old[:, :seen]
         self._keys, self._values = larger
-        self._arrays = _arrays(self._keys, self._values)
+        self.arrays = _arrays(self._keys, self._values)
 
 
 class MemoryAttention:
@@ -177,7 +166,7 @@ class MemoryAttention:
     def __init__(self, rows: Rows, keys: Tensor, values: Tensor) -> None:
         self.rows = rows
         self._keys, self._values = keys.contiguous(), values.contiguous()
-        self._arrays = _arrays(self._keys, self._values)
+        self.arrays = _arrays(self._keys, self._values)
 
     def store(self, sentences: Tensor, keys: Tensor, values: Tensor) -> None:
         """keys and values (B, H, S, D) become those of the sentences with these numbers (B,)."""
@@ -192,18 +181,11 @@ class MemoryAttention:
         for new, old in zip(larger, (self._keys, self._values)):
             new[:sentences, :, :before] = old
         self._keys, self._values = larger
-        self._arrays = _arrays(self._keys, self._values)
+        self.arrays = _arrays(self._keys, self._values)
 
     def attend(self, query: Tensor) -> Tensor:
         """The joined heads (R, d) of query (R, d)."""
         return step_passes.attend_to_memory(query, self._keys, self._values, self.rows.sentences, self.rows.lengths)
-
-    def attend_into(self, loops: Any, query: tuple, heads: Any) -> None:
-        """Write what attend() returns into heads, by compiled loops."""
-        keys, values = self._arrays
-        sentences, lengths = self.rows.sentences.numpy(), self.rows.lengths.numpy()
-        results = heads.array, heads.quantized, heads.scales
-        loops.attend_to_memory(step_passes.team(), *query, keys, values, sentences, lengths, *results)
 
 
 class StepCache:
@@ -228,6 +210,7 @@ class StepCache:
         self.capacity = capacity
         self.straight = straight
         self.source_lengths = None
+        self._room = 0, 0
         self._rows = Rows(keys.shape[0], rows_per_sentence, lengths.long().contiguous())
         self._layers = [
             (AncestorAttention(self._rows, keys), MemoryAttention(self._rows, keys, values))
@@ -247,6 +230,21 @@ class StepCache:
     def layer(self, number: int) -> tuple[AncestorAttention, MemoryAttention]:
         """The caches of one decoder layer."""
         return self._layers[number]
+
+    def arrays(self) -> tuple[Any, Any, list[Any]]:
+        """Memory of all that a position is stored in and read from, as the compiled loops take it: ancestors, slots and
+        positions; sentences and lengths; and of each layer the keys and values of both attentions."""
+        rows = self._rows
+        room = rows.slot_count, rows.ancestors.shape[1]
+        if room != self._room:
+            for own, _ in self._layers:
+                own.make_room()
+            self._room = room
+        return (
+            (rows.ancestors.numpy(), rows.slots.numpy(), rows.positions.numpy()),
+            (rows.sentences.numpy(), rows.lengths.numpy()),
+            [(own.arrays, memory.arrays) for own, memory in self._layers],
+        )
 
     def advance(self) -> None:
         """All layers have seen the newest position."""

@@ -28,24 +28,18 @@ _DTYPES = (torch.float32, torch.bfloat16)
 def takes(name: str, *tensors: Tensor) -> bool:
     """Return whether the pass of that name (thresholds.LEAST) takes these tensors, and is the faster way; never in a
     search, whose bits must not depend on how many rows there are."""
-    return (
-        tensors[0].device.type == "cpu"
-        and tensors[0].numel() >= thresholds.least(name)
-        and all(type(x) is Tensor and x.device.type == "cpu" and x.dtype in _DTYPES for x in tensors)
-        and not frozen(tensors[0])
-        and usable()
-        and _has_team()
-    )
+    if not tensors[0].is_cpu or tensors[0].numel() < thresholds.least(name):
+        return False
+    for x in tensors:
+        if type(x) is not Tensor or not x.is_cpu or x.dtype not in _DTYPES:
+            return False
+    return not frozen(tensors[0]) and usable() and _has_team()
 
 
-def draws(shape: tuple[int, int, int], seed: Tensor) -> bool:
-    """Return whether keep_mask() is the faster way to the mask."""
-    return (
-        type(seed) is Tensor
-        and seed.device.type == "cpu"
-        and math.prod(shape) >= thresholds.least("keep_mask")
-        and usable()
-    )
+def drawn(shape: tuple[int, int, int], p: float, seed: Tensor, site: int) -> Tensor:
+    """reference.keep_mask(), in one pass where that is the faster way."""
+    passes = type(seed) is Tensor and seed.is_cpu and math.prod(shape) >= thresholds.least("keep_mask") and usable()
+    return (keep_mask if passes else reference.keep_mask)(shape, p, seed, site)
 
 
 def keep_mask(shape: tuple[int, int, int], p: float, seed: Tensor, site: int) -> Tensor:
@@ -113,13 +107,9 @@ def _kept(before: Tensor, keep: Tensor) -> tuple:
 
 def takes_norm(name: str, x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
     """Return whether residual_layer_norm() takes these, or its gradient; name: as takes() has it."""
-    return (
-        weight is not None
-        and bias is not None
-        and all(p.dim() == 1 and p.dtype == torch.float32 and p.is_contiguous() for p in (weight, bias))
-        and residual.dtype in (torch.float32, x.dtype)
-        and takes(name, x, residual)
-    )
+    if weight is None or bias is None or residual.dtype not in (torch.float32, x.dtype) or not takes(name, x, residual):
+        return False
+    return all(p.dim() == 1 and p.dtype == torch.float32 and p.is_contiguous() for p in (weight, bias))
 
 
 def residual_layer_norm(

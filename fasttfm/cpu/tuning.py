@@ -15,9 +15,9 @@ import torch
 
 from fasttfm import functional as F
 from fasttfm.cpu import thresholds
+from fasttfm.cpu.training_passes import drawn
 from fasttfm.functional.attention import torch_route
 from fasttfm.functional.attention.arguments import Options
-from fasttfm.functional.dropout import drawn
 from fasttfm.kernels.choice_cache import Answer
 from fasttfm.timing import Clock, Timing, measure
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.shapes import length_batches, round_length
@@ -76,7 +77,7 @@ def search_ids(
     with inference(model) as device:
         count = 1 if workers is None else workers.count
         lengths = [*map(len, sources)]
-        work = config.beam * sum(lengths) * sum(each.numel() for each in model.parameters())
+        work = config.beam * sum(lengths) * sum(map(Tensor.numel, model.parameters()))
         single_thread = workers is not None  # also where the work is not worth starting them
         if workers is not None and not (workers.pids or work >= workers.least_work):
             workers = None

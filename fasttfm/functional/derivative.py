@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -34,20 +35,19 @@ class Rule(NamedTuple):
             "use fasttfm.reference for them"
         )
 
-    def check_unchanged(self, memory: Tensor, version: int) -> None:
+    def refuse_changed(self) -> None:
         """Raises where memory that two outputs share was written to: either gradient would miss it."""
-        if memory._version != version:
-            raise RuntimeError(
-                f"{NAMESPACE}::{self.name}: an output was changed in place whose memory another one shares, and both "
-                "were used; clone() one of them first"
-            )
+        raise RuntimeError(
+            f"{NAMESPACE}::{self.name}: an output was changed in place whose memory another one shares, and both "
+            "were used; clone() one of them first"
+        )
 
     def direct(self, compute: Callable[..., Any], again: Callable[..., Any] | None) -> Any:
         """Its forward takes the call, and the tensors in it, which are what autograd sees."""
         if self.backward is None:
             return self._undifferentiated(lambda call, *tensors: compute(call))
         wanted = _wanted(self.layout)
-        save, differentiable = self.save, self.differentiable
+        save, differentiable, differentiate = self.save, self.differentiable, self._differentiate
         kind = self.saved
         layout: Any = None if kind is None else layout_of(kind)
 
@@ -70,10 +70,10 @@ class Rule(NamedTuple):
             return outputs
 
         def backward(ctx: Any, *gradients: Any) -> tuple:
-            if ctx.shared is not None and gradients[-1] is not None:
-                self.check_unchanged(*ctx.shared)
+            if ctx.shared is not None and gradients[-1] is not None and ctx.shared[0]._version != ctx.shared[1]:
+                self.refuse_changed()
             saved = layout.merge(ctx.saved_tensors, ctx.others)
-            return None, *self._differentiate(saved, wanted(ctx.needs_input_grad[1:]), gradients)
+            return None, *differentiate(saved, wanted(ctx.needs_input_grad[1:]), gradients)
 
         return _apply_of(self.name, {"forward": forward, "backward": backward})
 
@@ -130,7 +130,8 @@ class Rule(NamedTuple):
         if gradients[0] is None and all(gradient is None for gradient in gradients):
             return [None] * len(self.layout.names)
         by_name = self.backward(saved, wanted, *gradients)  # type: ignore[misc]
-        results = [by_name.pop(name, None) for name in self.layout.names]
+        pop = by_name.pop
+        results = list(map(pop, self.layout.names, self.layout.nothing))
         if by_name:
             raise TypeError(f"{NAMESPACE}::{self.name} has no tensor named {', '.join(by_name)}")
         return results
@@ -153,4 +154,5 @@ def _unwrapped(x: Tensor | None) -> Tensor | None:
 
 
 def _wanted(layout: Layout) -> Callable[[Any], Any]:
-    return NamedTuple("Wanted", [(name, bool) for name in layout.names])._make
+    kind = NamedTuple("Wanted", [(name, bool) for name in layout.names])  # type: ignore[misc]
+    return functools.partial(_new, kind)

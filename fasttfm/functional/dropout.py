@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -11,13 +12,16 @@ from fasttfm import reference
 from fasttfm.cpu import training_passes
 from fasttfm.functional.record import Whole
 
-_HALF = (torch.float16, torch.bfloat16)
 _INT32 = 1 << 31
+dropout_scale = functools.cache(reference.dropout_scale)
+LEAST_P = 1 / 512
+"""A smaller probability, or just this, is rounded to 0 of 256."""
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of statistics: float32 for half precision, dtype itself otherwise."""
-    return torch.float32 if dtype in _HALF else dtype
+_WIDE = {value: value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+_WIDE |= dict.fromkeys((torch.float16, torch.bfloat16), torch.float32)
+wide = _WIDE.__getitem__
+"""The dtype of statistics: float32 for half precision, the dtype itself otherwise."""
 
 
 def draw_seed(device: torch.device | str | None = None) -> Tensor:
@@ -44,14 +48,9 @@ class Dropout(NamedTuple):
         return {"dropout_p": self.dropout_p, "seed": self.seed, "site": self.site}
 
     @property
-    def active(self) -> bool:
-        """True if any element can be dropped; p below 1/512 rounds to no dropout."""
-        return self.seed is not None and reference.dropout_threshold(self.dropout_p) > 0
-
-    @property
     def scale(self) -> float:
         """Factor of kept values."""
-        return reference.dropout_scale(self.dropout_p) if self.active else 1.0
+        return 1.0 if self.seed is None else dropout_scale(self.dropout_p)
 
 
 NO_DROPOUT = Dropout()
@@ -78,18 +77,11 @@ def dropout_for(device: torch.device, dropout_p: float, seed: Tensor | None, sit
     return Dropout(dropout_p, seed, site)
 
 
-def drawn(shape: tuple[int, int, int], p: float, seed: Tensor, site: int) -> Tensor:
-    """reference.keep_mask(), in one pass where that can be had."""
-    if training_passes.draws(shape, seed):
-        return training_passes.keep_mask(shape, p, seed, site)
-    return reference.keep_mask(shape, p, seed, site)
-
-
 def keep_mask(x: Tensor, dropout: Dropout) -> Tensor:
     """The keep mask of x (M, N), (M, N) bool, or an empty tensor (0,) where nothing is dropped."""
-    if dropout.seed is None or not dropout.active:
+    if dropout.seed is None:
         return x.new_empty(0, dtype=torch.bool)
-    return drawn((1, *x.shape), dropout.dropout_p, dropout.seed, dropout.site)[0].contiguous()
+    return training_passes.drawn((1, *x.shape), dropout.dropout_p, dropout.seed, dropout.site)[0].contiguous()
 
 
 def as_factor(keep: Tensor, dtype: torch.dtype) -> Tensor:

@@ -7,9 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fasttfm import reference
 from fasttfm.functional.backends import chosen, kernel_route
-from fasttfm.functional.dropout import Dropout, as_factor, dropout_for, fake_keep_mask, keep_mask, wide
+from fasttfm.functional.dropout import Dropout, as_factor, dropout_for, dropout_scale, fake_keep_mask, keep_mask, wide
 from fasttfm.functional.operator import Gradients, Operator, Size, Whole
 from fasttfm.functional.signature import names_arguments
 
@@ -140,7 +139,7 @@ def _mask_(x: Tensor, tokens: Tensor, keep: Tensor, table: _Table) -> Tensor:
     """Dropout, and zero rows at pad_id, on x (B, L, N) in place."""
     if keep.numel():
         x *= as_factor(keep, x.dtype).view(x.shape)
-        x *= reference.dropout_scale(table.dropout.dropout_p)
+        x *= dropout_scale(table.dropout.dropout_p)
     if table.pad_id is not None:
         x.masked_fill_((tokens == table.pad_id)[..., None], 0.0)
     return x

@@ -56,14 +56,24 @@ def feed_forward(
     computed again; torch.nn keeps M * F elements more, with dropout twice that and M * F bytes. Raises ValueError for
     shapes or dtypes that do not agree, a dropout_p outside [0, 1] or an unknown activation.
     """
-    _check(x, weight1, bias1, weight2, bias2)
+    check(x, weight1, bias1, weight2, bias2)
     dropout = dropout_for(x.device, dropout_p, seed, site)
     if activation not in FUSED:
         raise ValueError(f"feed_forward: activation is {activation!r}: choose {', '.join(FUSED)}")
-    return _feed_forward(x, weight1, bias1, weight2, bias2, bias1_parts, activation, dropout, chosen())[0]
+    return network(x, weight1, bias1, weight2, bias2, bias1_parts, activation, dropout)
 
 
-def _check(x: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bias2: Tensor | None) -> None:
+def network(
+    x: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bias2: Tensor | None,
+    bias1_parts: Tensor | None, activation: str, dropout: Dropout, choice: str | None = None,
+) -> Tensor:  # fmt: skip
+    """feed_forward() of shapes that are known to agree; dropout as dropout_for() makes it, choice as chosen()."""
+    call = x, weight1, bias1, weight2, bias2, bias1_parts, activation, dropout
+    return _feed_forward(*call, choice or chosen())[0]
+
+
+def check(x: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bias2: Tensor | None) -> None:
+    """Raises ValueError for shapes that feed_forward() does not take."""
     if weight1.dim() != 2 or weight2.dim() != 2 or x.dim() == 0:
         raise ValueError(
             f"feed_forward takes x (..., N), weight1 (F, N) and weight2 (N', F): got {tuple(x.shape)}, "
@@ -123,7 +133,7 @@ class _Backward(NamedTuple):
 
 def _decide(call: _Call) -> str:
     """torch; table: a kernel's choice between its ways; fused: its own products, where Triton was asked for by name."""
-    if call.route in ("fused", "table"):
+    if call.route in ("torch", "fused", "table"):
         return call.route
     if kernel_route(call.route, call.x) == "torch":
         return "torch"
@@ -173,7 +183,7 @@ def _compute(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _check_dtype(x: Tensor, *others: Tensor | None) -> None:
-    if any(t is not None and t.dtype != x.dtype for t in others):
+    if {t.dtype for t in others if t is not None} - {x.dtype}:
         raise ValueError(
             "feed_forward takes tensors of one dtype: got x "
             + ", ".join([str(x.dtype), *(str(t.dtype) for t in others if t is not None)])

@@ -28,7 +28,7 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     computed in float32 for half precision. Returns (..., N) in x's dtype, under autocast too, so that the residual
     stream keeps its dtype. Raises ValueError for shapes that do not agree.
     """
-    _check(x, weight, bias)
+    check(x, weight, bias)
     return _layer_norm(x, weight, bias, eps, False, chosen())[0]
 
 
@@ -40,7 +40,7 @@ def branch_layer_norm(
 
     As layer_norm() in all else; gradients of both outputs flow back in one pass, where two uses of x would be added.
     """
-    _check(x, weight, bias)
+    check(x, weight, bias)
     y, _, _, *again = _layer_norm(x, weight, bias, eps, True, chosen())
     return y, again[0] if again else x
 
@@ -68,11 +68,18 @@ def residual_layer_norm(
     1/256; seed (1,) int64 on x's device, drawn from torch's generator when None; site, below 2^31, tells the dropouts
     of one model apart. Raises ValueError for shapes that do not agree or a dropout_p outside [0, 1].
     """
-    _check(x, weight, bias, x_bias)
-    if x.shape != residual.shape:
-        raise ValueError(f"x {tuple(x.shape)} and residual {tuple(residual.shape)} must have one shape")
+    check(x, weight, bias, x_bias, residual)
     dropout = dropout_for(x.device, dropout_p, seed, site)
-    y, s, _, _, _, *again = _residual_layer_norm(x, x_bias, residual, weight, bias, eps, dropout, post_norm, chosen())
+    return add_and_normalise(x, residual, weight, bias, eps, x_bias, dropout, post_norm)
+
+
+def add_and_normalise(
+    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, x_bias: Tensor | None,
+    dropout: Dropout, post_norm: bool, choice: str | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """residual_layer_norm() of shapes that are known to agree; dropout as dropout_for() makes it, choice: chosen()."""
+    call = x, x_bias, residual, weight, bias, eps, dropout, post_norm
+    y, s, _, _, _, *again = _residual_layer_norm(*call, choice or chosen())
     if post_norm:
         return y, again[0] if again else y
     return y, s
@@ -84,7 +91,10 @@ def norm_route(choice: str, *tensors: Tensor) -> str:
     return route if route == "torch" or tensors[0].shape[-1] <= MAX_COLUMNS else "torch"
 
 
-def _check(x: Tensor, weight: Tensor | None, bias: Tensor | None, x_bias: Tensor | None = None) -> None:
+def check(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, x_bias: Tensor | None = None, residual: Tensor | None = None
+) -> None:
+    """Raises ValueError for shapes that do not agree."""
     columns = x.shape[-1:]
     if not columns or columns[0] == 0:
         raise ValueError(f"layer_norm: x {tuple(x.shape)} must have a last dimension of at least 1 to normalise")
@@ -98,6 +108,8 @@ def _check(x: Tensor, weight: Tensor | None, bias: Tensor | None, x_bias: Tensor
                 f"layer_norm: {name} {tuple(parameter.shape)} must be ({columns[0]},), "
                 f"the last dimension of x {tuple(x.shape)}"
             )
+    if residual is not None and x.shape != residual.shape:
+        raise ValueError(f"x {tuple(x.shape)} and residual {tuple(residual.shape)} must have one shape")
 
 
 # ------------------------------------------------------------------------------------------------------- layer_norm
@@ -143,9 +155,9 @@ def _normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     if x.is_cpu and weight is None and x.dtype != dtype:
         weight = torch.ones(x.shape[-1], dtype=dtype)
     # Half-precision x with float32 parameters is a pair that torch takes on the CPU alone, statistics in float32.
-    taken = x if x.is_cpu else cast(x, dtype)
-    y, mean, rstd = torch.native_layer_norm(taken, [x.shape[-1]], _cast(weight, dtype), _cast(bias, dtype), eps)
-    return cast(y, x.dtype), mean.view(-1), rstd.view(-1)
+    taken = x if x.is_cpu or x.dtype is dtype else x.to(dtype)
+    y, mean, rstd = torch.native_layer_norm(taken, [x.shape[-1]], *_cast(weight, bias, dtype), eps)
+    return y if y.dtype is x.dtype else y.to(x.dtype), mean.view(-1), rstd.view(-1)
 
 
 def _normalise_backward(dy: Tensor, saved: _Saved) -> tuple[Tensor, Tensor, Tensor]:
@@ -159,29 +171,27 @@ def _normalise_backward(dy: Tensor, saved: _Saved) -> tuple[Tensor, Tensor, Tens
         x = x.to(dtype).sub_(mean)
         mean = torch.zeros_like(mean)
     dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
-        cast(dy, dtype),
+        dy if dy.dtype is dtype else dy.to(dtype),
         x,
         [x.shape[-1]],
         mean,
         rstd.view(-1, 1),
-        _cast(weight, dtype),
-        _cast(bias, dtype),
+        *_cast(weight, bias, dtype),
         [True, weight is not None, bias is not None],
     )
-    absent = x.new_empty(0)
-    return (
-        cast(dx, saved.x.dtype),
-        absent if weight is None else cast(dweight, weight.dtype),
-        absent if bias is None else cast(dbias, bias.dtype),
-    )
+    gradients = [dx, dweight, dbias]
+    for place, like in enumerate((saved.x, weight, bias)):
+        if like is None:
+            gradients[place] = x.new_empty(0)
+        elif gradients[place].dtype is not like.dtype:
+            gradients[place] = gradients[place].to(like.dtype)
+    return gradients[0], gradients[1], gradients[2]
 
 
-def _cast(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if parameter is None else cast(parameter, dtype)
-
-
-def _optional_rows(x: Tensor | None) -> Tensor | None:
-    return None if x is None else as_rows(x)
+def _cast(weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+    """Both in dtype."""
+    weight = weight if weight is None or weight.dtype is dtype else weight.to(dtype)
+    return weight, bias if bias is None or bias.dtype is dtype else bias.to(dtype)
 
 
 def _compute(call: _Norm) -> tuple[Tensor, Tensor, Tensor]:
@@ -215,16 +225,13 @@ def _differentiate(
     if dy is None:
         return {"x": ds}
     dx, dweight, dbias = _layer_norm_backward(dy, ds, saved)
-    return {"x": dx, **_parameter_gradients(saved.norm, dweight, dbias)}
-
-
-def _parameter_gradients(saved: _Saved, dweight: Tensor, dbias: Tensor) -> dict[str, Tensor | None]:
-    return {"weight": None if saved.weight is None else dweight, "bias": None if saved.bias is None else dbias}
+    norm = saved.norm
+    return {"x": dx, "weight": None if norm.weight is None else dweight, "bias": None if norm.bias is None else dbias}
 
 
 def _compute_backward(call: _NormBackward) -> tuple[Tensor, Tensor, Tensor]:
     saved = call.saved.norm
-    dy, ds = as_rows(call.dy), _optional_rows(call.ds)
+    dy, ds = as_rows(call.dy), None if call.ds is None else as_rows(call.ds)
     if call.saved.route == "triton":
         from fasttfm.kernels import layer_norm as kernel
 
@@ -243,11 +250,7 @@ def _fake_backward(call: _NormBackward) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _fake_parameters(saved: _Saved) -> tuple[Tensor, Tensor]:
-    absent = saved.x.new_empty(0)
-    return (
-        absent if saved.weight is None else torch.empty_like(saved.weight),
-        absent if saved.bias is None else torch.empty_like(saved.bias),
-    )
+    return tuple(saved.x.new_empty(0) if p is None else torch.empty_like(p) for p in saved[3:])  # type: ignore[return-value]
 
 
 _layer_norm_backward = Operator(
@@ -322,9 +325,8 @@ def _residual_compute(call: _ResidualNorm) -> tuple[Tensor, Tensor, Tensor, Tens
             alike = residual.dtype == weight.dtype == bias.dtype == rows.dtype
             if alike and step_passes.takes(rows):
                 y, s = step_passes.add_layer_norm(rows, residual, weight, bias, eps)
-                absent = x.new_empty(0)
-                return shaped(y, x), shaped(s, x), absent, absent, x.new_empty(0, dtype=torch.bool)
-        name = "residual_layer_norm" if dropout.active else "residual_layer_norm_without_dropout"
+                return shaped(y, x), shaped(s, x), x.new_empty(0), x.new_empty(0), x.new_empty(0, dtype=torch.bool)
+        name = "residual_layer_norm" if dropout.seed is not None else "residual_layer_norm_without_dropout"
         if training_passes.takes_norm(name, rows, residual, weight, bias):
             y, s, *saved = training_passes.residual_layer_norm(rows, residual, weight, bias, eps, *dropout)  # type: ignore[arg-type]
             return shaped(y, x), shaped(s, x), *saved  # type: ignore[return-value]
@@ -332,7 +334,7 @@ def _residual_compute(call: _ResidualNorm) -> tuple[Tensor, Tensor, Tensor, Tens
         keep = keep_mask(rows, dropout)
         s = add_kept(rows, residual, keep, dropout.dropout_p)
         y, mean, rstd = _normalise(s, weight, bias, eps)
-        y = cast(y, x.dtype)
+        y = y if y.dtype is x.dtype else y.to(x.dtype)
     return shaped(y, x), shaped(s, x), mean, rstd, keep
 
 
@@ -364,17 +366,19 @@ def _residual_differentiate(
         dy = saved.norm.x.new_zeros(saved.norm.x.shape, dtype=saved.dtype)
     dx, dresidual, dweight, dbias, dx_bias = _residual_layer_norm_backward(dy, dy2, ds, saved)
     return {
-        "x": dresidual if saved.one_gradient else dx,
+        "x": dx if dx.shape == dresidual.shape else dresidual,
         "x_bias": None if saved.x_bias is None else dx_bias,
         "residual": dresidual,
-        **_parameter_gradients(saved.norm, dweight, dbias),
+        "weight": None if saved.norm.weight is None else dweight,
+        "bias": None if saved.norm.bias is None else dbias,
     }
 
 
 def _residual_compute_backward(call: _ResidualBackward) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x (in its dtype), residual, weight, bias and x_bias; x's is empty where it equals residual's."""
     saved, s = call.saved, call.saved.norm.x
-    dy, dy2, ds = as_rows(call.dy), _optional_rows(call.dy2), _optional_rows(call.ds)
+    dy, ds = as_rows(call.dy), None if call.ds is None else as_rows(call.ds)
+    dy2 = None if call.dy2 is None else as_rows(call.dy2)
     absent = s.new_empty(0)
     if saved.route == "triton":
         from fasttfm.kernels import layer_norm as kernel
@@ -436,7 +440,7 @@ _residual_layer_norm = Operator(
     "(Tensor, Tensor, Tensor, Tensor, Tensor)",
     _residual_compute,
     _residual_fake,
-    decide=lambda call: norm_route(call.route, call.x, call.residual),
+    decide=lambda call: call.route if call.route == "torch" else norm_route(call.route, call.x, call.residual),
     save=_residual_save,
     backward=_residual_differentiate,
     internal=3,

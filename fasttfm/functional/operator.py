@@ -52,7 +52,6 @@ _autocast_keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | tor
 
 # Looked up once: each is asked in every call.
 _has_storage = torch._C._has_storage
-_is_view = Tensor._is_view
 _compiling = torch.compiler.is_dynamo_compiling
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 transformed = torch._C._are_functorch_transforms_active
@@ -187,16 +186,11 @@ class Operator(Generic[Fields]):
     def _call(self, layout: Layout, compute: Callable[[Any], Any], differentiate: Callable[..., Any]) -> Any:
         """The call of this operator; a closure, which costs half of what a method that asks self would."""
         kind, seen, checked = self._kind, self._seen, self._check is not None
-        decide, cast = None if self._decide is None else self._settled, self._cast
+        decide, cast = self._decide, self._cast
         fields_of = layout.flat if layout.nested else None
         tensors_of = layout.tensors
         known: dict[tuple[type, ...], list[tuple[int, frozenset]]] = {}
         """By the types of the fields, where the tensors are and which dtypes they may have."""
-
-        def finish(call: Any, gradient: bool) -> Any:
-            if decide is not None:
-                call = decide(call)
-            return differentiate(call, *tensors_of(call)) if gradient else compute(call)
 
         def __call__(_: Any, *fields: Any) -> Any:
             if (
@@ -230,18 +224,24 @@ class Operator(Generic[Fields]):
                         return seen(values)  # a meta tensor, another GPU than the current one, another kind of device
                     if x.requires_grad:
                         gradient = True
-            if not checked and not all(map(_has_storage, [values[place] for place, _ in tensors])):
-                return seen(values)  # is_grads_batched=True gives tensors without memory, for all gradients at once
-            gradient = gradient and _grad_enabled()
-            if not _any_autocast() or not _autocast_enabled(device):
-                return finish(call, gradient)
-            if cast is not None:
-                call = cast(call, _autocast_dtype(device))
-            _set_autocast(device, False)
+            if not checked:
+                for place, _ in tensors:
+                    if not _has_storage(values[place]):
+                        return seen(values)  # is_grads_batched=True: no memory, for all gradients at once
+            autocast = _any_autocast() and _autocast_enabled(device)
+            if autocast:
+                if cast is not None:
+                    call = cast(call, _autocast_dtype(device))
+                _set_autocast(device, False)
             try:
-                return finish(call, gradient)
+                if decide is not None:
+                    route = decide(call)
+                    if route != call[-1]:
+                        call = _new(kind, (*call[:-1], route))
+                return differentiate(call, *tensors_of(call)) if gradient and _grad_enabled() else compute(call)
             finally:
-                _set_autocast(device, True)
+                if autocast:
+                    _set_autocast(device, True)
 
         return __call__
 
@@ -289,9 +289,9 @@ def _without_views(compute: Callable[[Any], Any], internal: int) -> Callable[[An
     def run(call: Any) -> Any:
         outputs = compute(call)
         if type(outputs) is tuple:
-            seen = outputs[:-internal] if internal else outputs
-            if any(map(_is_view, seen)):
-                return (*[x.detach() if x._is_view() else x for x in seen], *outputs[len(seen) :])
+            for place in range(len(outputs) - internal):
+                if outputs[place]._is_view():
+                    outputs = (*outputs[:place], outputs[place].detach(), *outputs[place + 1 :])
             return outputs
         return outputs.detach() if outputs is not None and outputs._is_view() else outputs
 

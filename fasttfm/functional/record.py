@@ -69,6 +69,7 @@ class Layout:
         """Of the tensors among all fields."""
         self.names = [fields[i].name for i in self.positions]
         """Of the tensors."""
+        self.nothing = [None] * len(self.names)
         others = [i for i in range(len(fields)) if i not in self.positions]
         self.nested = any("." in field.path for field in fields)
         """Whether the record holds records; where it does not, a plain tuple of its fields reads like it."""
@@ -78,14 +79,12 @@ class Layout:
         """The tensors of a record."""
         self.others = self._reader(others)
         """What else a record holds."""
-        self.build = _builder(kind)
+        self.build = build = _builder(kind)
         """The record from all its fields, one after the other."""
         parts = [*self.positions, *others]
-        self._in_order = _items([parts.index(i) for i in range(len(fields))])
-
-    def merge(self, tensors: tuple, others: tuple) -> Any:
+        in_order = _items([parts.index(i) for i in range(len(fields))])
+        self.merge: Callable[[tuple, tuple], Any] = lambda tensors, others: build(in_order((*tensors, *others)))
         """The record from its tensors and what else it holds."""
-        return self.build(self._in_order((*tensors, *others)))
 
     def present_tensors(self, types: Sequence[type], *, checked: bool) -> list[tuple[int, frozenset]] | None:
         """Return the places of the tensors that are not None among all fields, with the dtypes that each may have,
@@ -226,7 +225,7 @@ def _builder(kind: Any) -> Callable[[Sequence[Any]], Any]:
         if _is_record(type_)
     ]
     if not inner:
-        return lambda values: _new(kind, values)
+        return functools.partial(_new, kind)
 
     def build(values: Sequence[Any]) -> Any:
         values = list(values)

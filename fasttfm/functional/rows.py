@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fasttfm import reference
-from fasttfm.functional.dropout import Dropout, as_factor
+from fasttfm.functional.dropout import Dropout, as_factor, dropout_scale
 
 
 def as_rows(x: Tensor) -> Tensor:
@@ -33,10 +32,10 @@ def add_kept(x: Tensor, residual: Tensor, keep: Tensor, dropout_p: float) -> Ten
         dtype = torch.promote_types(x.dtype, residual.dtype)
         x, base = cast(x, dtype), cast(residual, dtype)
     if keep.numel():
-        s = torch.addcmul(base, x, as_factor(keep, x.dtype), value=reference.dropout_scale(dropout_p))
+        s = torch.addcmul(base, x, as_factor(keep, x.dtype), value=dropout_scale(dropout_p))
     else:
         s = torch.add(base, x)
-    return cast(s, residual.dtype)
+    return s if s.dtype is residual.dtype else s.to(residual.dtype)
 
 
 def branch_gradient(ds: Tensor, keep: Tensor, dropout: Dropout, dtype: torch.dtype) -> Tensor:
@@ -45,4 +44,5 @@ def branch_gradient(ds: Tensor, keep: Tensor, dropout: Dropout, dtype: torch.dty
     if not keep.numel():
         return ds.to(dtype, copy=True)
     dx = ds * as_factor(keep, ds.dtype)
-    return cast(dx.mul_(reference.dropout_scale(dropout.dropout_p)), dtype)
+    dx.mul_(dropout_scale(dropout.dropout_p))
+    return dx if dx.dtype is dtype else dx.to(dtype)

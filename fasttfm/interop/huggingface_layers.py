@@ -7,6 +7,7 @@ is ReLU or GELU. What has been exchanged, wrapped or hooked is called instead.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -72,21 +73,28 @@ class _Bart:
     Its sub-modules are those of the class that stands beside it among the bases.
     """
 
-    def _joined(self: Any, output: Tensor, residual: Tensor, norm: Any) -> Tensor:
-        return _join(output, residual, norm, Dropout(self.dropout if self.training else 0.0))
+    def _through(self: Any, x: Tensor, *attentions: tuple[Any, nn.Module, dict[str, Any]]) -> Tensor:
+        """x (B, L, E) to the same; of each attention its norm and arguments, besides what it reads."""
+        dropout = Dropout(self.dropout if self.training else 0.0)
 
-    def _feed_forward(self: Any, x: Tensor) -> Tensor:
+        def attends(attention: Any, options: dict[str, Any]) -> Callable[[Tensor], Output]:
+            return lambda y: Output(attention(y, **options)[0])
+
+        sublayers = [(attends(attention, options), norm, dropout) for attention, norm, options in attentions]
+        network = self._feed_forward, self.final_layer_norm, dropout
+        return Residual.of(x, norm_first=False).through(*sublayers, network).value()
+
+    def _feed_forward(self: Any, x: Tensor) -> Output:
         p = self.activation_dropout if self.training else 0.0
         y = _network(x, self.fc1, self.activation_fn, self.fc2, p)
-        return self.fc2(nn.functional.dropout(self.activation_fn(self.fc1(x)), p=p)) if y is None else y
+        return Output(self.fc2(nn.functional.dropout(self.activation_fn(self.fc1(x)), p=p)) if y is None else y)
 
 
 class _Encoder(_Bart):
     def forward(self: Any, hidden_states: Tensor, attention_mask: Tensor, **options: Any) -> Tensor:
         """hidden_states (B, S, E) to the same shape."""
-        output, _ = self.self_attn(hidden_states, attention_mask=attention_mask, **options)
-        x = self._joined(output, hidden_states, self.self_attn_layer_norm)
-        x = self._joined(self._feed_forward(x), x, self.final_layer_norm)
+        given = {"attention_mask": attention_mask, **options}
+        x = self._through(hidden_states, (self.self_attn, self.self_attn_layer_norm, given))
         if x.dtype == torch.float16 and not torch.isfinite(x).all():  # as transformers does
             limit = torch.finfo(x.dtype).max - 1000
             x = x.clamp(-limit, limit)
@@ -105,20 +113,13 @@ class _Decoder(_Bart):
         **options: Any,
     ) -> Tensor:
         """hidden_states (B, L, E) to the same shape; encoder_hidden_states (B, S, E)."""
-        output, _ = self.self_attn(
-            hidden_states, past_key_values=past_key_values, attention_mask=attention_mask, **options
-        )
-        x = self._joined(output, hidden_states, self.self_attn_layer_norm)
+        options["past_key_values"] = past_key_values
+        own = {"attention_mask": attention_mask, **options}
+        cross = {"key_value_states": encoder_hidden_states, "attention_mask": encoder_attention_mask, **options}
+        attentions = [(self.self_attn, self.self_attn_layer_norm, own)]
         if encoder_hidden_states is not None:
-            output, _ = self.encoder_attn(
-                x,
-                key_value_states=encoder_hidden_states,
-                attention_mask=encoder_attention_mask,
-                past_key_values=past_key_values,
-                **options,
-            )
-            x = self._joined(output, x, self.encoder_attn_layer_norm)
-        return self._joined(self._feed_forward(x), x, self.final_layer_norm)
+            attentions.append((self.encoder_attn, self.encoder_attn_layer_norm, cross))
+        return self._through(hidden_states, *attentions)
 
 
 class FusedBartEncoderLayer(_Encoder, BartEncoderLayer):

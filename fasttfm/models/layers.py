@@ -8,6 +8,8 @@ or derived: then it is called with the tensor.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,22 +18,24 @@ from torch.utils.checkpoint import checkpoint
 
 from fasttfm.blocks.attention import Attention, Lengths, attend
 from fasttfm.blocks.cache import DecoderCache, LayerCache
-from fasttfm.blocks.dropout import NO_DROPOUTS, DecoderSite, Dropouts, EncoderSite
+from fasttfm.blocks.dropout import Site
 from fasttfm.blocks.feed_forward import feed_forward
-from fasttfm.blocks.inspect import LAYER, untouched
+from fasttfm.blocks.forward_pass import ALONE, Pass
+from fasttfm.blocks.inspect import LAYER, ordinary, plain_width, untouched
+from fasttfm.blocks.merging import Weights
 from fasttfm.blocks.residual import Output, Residual
 from fasttfm.config.model import TransformerConfig
 from fasttfm.functional.activations import ACTIVATIONS
-from fasttfm.functional.dropout import Dropout
+from fasttfm.functional.backends import chosen, kernel_route
 
 SITES_PER_LAYER = 8
 """Numbers reserved for the dropouts of a layer."""
 
 
 class _Layer(nn.Module):
-    """Base of encoder and decoder layers."""
+    """Base of encoder and decoder layers: attentions, then a feed-forward network, each with a norm."""
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: TransformerConfig, *attentions: str) -> None:
         super().__init__()
         self.norm_first = config.norm_first
         self.activation = ACTIVATIONS[config.activation]
@@ -40,11 +44,17 @@ class _Layer(nn.Module):
         self.relu_dropout_p = config.relu_dropout
         self.linear1 = nn.Linear(config.d_model, config.d_ff)
         self.linear2 = nn.Linear(config.d_ff, config.d_model)
+        for name in attentions:
+            setattr(self, name, Attention(config.d_model, config.heads))
+        for number in range(1, len(attentions) + 2):
+            setattr(self, f"norm{number}", nn.LayerNorm(config.d_model, config.layer_norm_eps))
 
-    def feed_forward(self, y: Tensor, dropout: Dropout, stream: Residual) -> Output:
-        """max(0, y W1 + b1) W2 + b2, or with GELU or SiLU in the place of max, to be joined to the stream."""
-        leave_bias = not stream.ends_bare
-        return feed_forward(y, self.linear1, self.activation, dropout, self.linear2, leave_bias=leave_bias)
+    def network(self, stream: Residual, now: Pass) -> Callable[[Tensor], Output]:
+        """max(0, y W1 + b1) W2 + b2 of y (B, L, d), or with GELU or SiLU in place of max, to be joined to stream."""
+        return partial(
+            feed_forward, linear1=self.linear1, activation=self.activation, linear2=self.linear2,
+            dropout=now.dropout(Site.HIDDEN, self.relu_dropout_p), leave_bias=not stream.ends_bare, now=now,
+        )  # fmt: skip
 
 
 class EncoderLayer(_Layer):
@@ -53,35 +63,23 @@ class EncoderLayer(_Layer):
     stands_for = "layer"
 
     def __init__(self, config: TransformerConfig, *, causal: bool = False) -> None:
-        super().__init__(config)
+        super().__init__(config, "self_attn")
         self.causal = causal
-        self.self_attn = Attention(config.d_model, config.heads)
-        self.norm1 = nn.LayerNorm(config.d_model, config.layer_norm_eps)
-        self.norm2 = nn.LayerNorm(config.d_model, config.layer_norm_eps)
 
     def forward(
-        self,
-        x: Tensor | Residual,
-        lengths: Lengths = None,
-        *,
-        dropouts: Dropouts = NO_DROPOUTS,
-        cache: LayerCache | None = None,
+        self, x: Tensor | Residual, lengths: Lengths = None, *, now: Pass = ALONE, cache: LayerCache | None = None
     ) -> Any:
         """x (B, S, d) to the same; lengths: of the rows; cache: x is the new positions after those that it keeps."""
-        drop, site = dropouts, EncoderSite
-        weights_dropout = drop(site.ATTENTION_WEIGHTS, self.attention_dropout_p)
-        self_cache = None if cache is None else cache.target
+        drop, site = now.dropout, Site
         stream = Residual.of(x, self.norm_first)
-
-        y, stream = stream.branch(self.norm1)  # (B, S, d)
-        z = attend(
-            self.self_attn, y, lengths=lengths, causal=self.causal, dropout=weights_dropout, cache=self_cache
-        )  # (B, S, d)
-        stream = stream.join(z, self.norm1, drop(site.ATTENTION, self.dropout_p))
-
-        y, stream = stream.branch(self.norm2)  # (B, S, d)
-        z = self.feed_forward(y, drop(site.HIDDEN, self.relu_dropout_p), stream)  # (B, S, d), inside (B, S, d_ff)
-        return stream.join(z, self.norm2, drop(site.FEED_FORWARD, self.dropout_p)).like(x)
+        attention = partial(
+            attend, self.self_attn, lengths=lengths, causal=self.causal, cache=None if cache is None else cache.target,
+            dropout=drop(site.SELF_ATTENTION_WEIGHTS, self.attention_dropout_p), now=now,
+        )  # fmt: skip
+        return stream.through(
+            (attention, self.norm1, drop(site.SELF_ATTENTION, self.dropout_p)),  # (B, S, d)
+            (self.network(stream, now), self.norm2, drop(site.FEED_FORWARD, self.dropout_p)),  # inside (B, S, d_ff)
+        ).like(x)
 
 
 class DecoderLayer(_Layer):
@@ -90,12 +88,7 @@ class DecoderLayer(_Layer):
     stands_for = "layer"
 
     def __init__(self, config: TransformerConfig) -> None:
-        super().__init__(config)
-        self.self_attn = Attention(config.d_model, config.heads)
-        self.multihead_attn = Attention(config.d_model, config.heads)
-        self.norm1 = nn.LayerNorm(config.d_model, config.layer_norm_eps)
-        self.norm2 = nn.LayerNorm(config.d_model, config.layer_norm_eps)
-        self.norm3 = nn.LayerNorm(config.d_model, config.layer_norm_eps)
+        super().__init__(config, "self_attn", "multihead_attn")
 
     def forward(
         self,
@@ -104,33 +97,29 @@ class DecoderLayer(_Layer):
         lengths: Lengths = None,
         memory_lengths: Lengths = None,
         *,
-        dropouts: Dropouts = NO_DROPOUTS,
+        now: Pass = ALONE,
         cache: LayerCache | None = None,
     ) -> Any:
         """x (B, L, d) to the same; memory (B, S, d), not read once the cache is complete.
 
         lengths, memory_lengths: of the rows of both; cache: x is the new positions after those that it keeps.
         """
-        drop, site = dropouts, DecoderSite
-        self_dropout = drop(site.SELF_ATTENTION_WEIGHTS, self.attention_dropout_p)
-        cross_dropout = drop(site.CROSS_ATTENTION_WEIGHTS, self.attention_dropout_p)
+        drop, site, p = now.dropout, Site, self.attention_dropout_p
         self_cache, memory_cache = (None, None) if cache is None else cache
         stream = Residual.of(x, self.norm_first)
-
-        y, stream = stream.branch(self.norm1)  # (B, L, d)
-        z = attend(self.self_attn, y, lengths=lengths, causal=True, dropout=self_dropout, cache=self_cache)  # (B, L, d)
-        stream = stream.join(z, self.norm1, drop(site.SELF_ATTENTION, self.dropout_p))
-
-        y, stream = stream.branch(self.norm2)  # (B, L, d)
-        z = attend(
-            self.multihead_attn, y, memory, lengths=lengths, memory_lengths=memory_lengths, dropout=cross_dropout,
-            cache=memory_cache,
-        )  # (B, L, d)  # fmt: skip
-        stream = stream.join(z, self.norm2, drop(site.CROSS_ATTENTION, self.dropout_p))
-
-        y, stream = stream.branch(self.norm3)  # (B, L, d)
-        z = self.feed_forward(y, drop(site.HIDDEN, self.relu_dropout_p), stream)  # (B, L, d), inside (B, L, d_ff)
-        return stream.join(z, self.norm3, drop(site.FEED_FORWARD, self.dropout_p)).like(x)
+        own = partial(
+            attend, self.self_attn, lengths=lengths, causal=True, cache=self_cache,
+            dropout=drop(site.SELF_ATTENTION_WEIGHTS, p), now=now,
+        )  # fmt: skip
+        cross = partial(
+            attend, self.multihead_attn, memory=memory, lengths=lengths, memory_lengths=memory_lengths,
+            cache=memory_cache, dropout=drop(site.CROSS_ATTENTION_WEIGHTS, p), now=now,
+        )  # fmt: skip
+        return stream.through(
+            (own, self.norm1, drop(site.SELF_ATTENTION, self.dropout_p)),  # (B, L, d)
+            (cross, self.norm2, drop(site.CROSS_ATTENTION, self.dropout_p)),  # (B, L, d)
+            (self.network(stream, now), self.norm3, drop(site.FEED_FORWARD, self.dropout_p)),  # inside (B, L, d_ff)
+        ).like(x)
 
 
 class Stack(nn.Module):
@@ -155,27 +144,41 @@ class Stack(nn.Module):
         """Return the first of the sites that come after."""
         return self.first_site + SITES_PER_LAYER * len(self.layers)
 
-    def forward(self, x: Tensor, *inputs: Any, seed: Tensor | None = None, cache: DecoderCache | None = None) -> Tensor:
-        """x (B, L, d) to the same; inputs: what the layers take besides. seed (1,) int64 of all dropouts, or None."""
+    def forward(
+        self,
+        x: Tensor,
+        *inputs: Any,
+        seed: Tensor | None = None,
+        weights: Weights | None = None,
+        cache: DecoderCache | None = None,
+    ) -> Tensor:
+        """x (B, L, d) to the same; inputs: what the layers take besides.
+
+        seed (1,) int64 of all dropouts, or None; weights: what is read in the place of parameters.
+        """
         stream: Any = x
+        choice = chosen() if kernel_route(chosen(), x) == "triton" else "torch"
+        is_plain = ordinary(x)  # and what a layer hands on, unless it is more than its class
         for number, layer in enumerate(self.layers):
-            options: dict[str, Any] = {"dropouts": Dropouts(seed, self.first_site + SITES_PER_LAYER * number)}
+            is_plain = is_plain and plain_width(layer) == x.shape[-1]
+            checked = is_plain and number > 0
+            now = Pass(seed, self.first_site + SITES_PER_LAYER * number, is_plain, checked, choice, weights)
+            options: dict[str, Any] = {"now": now}
             if cache is not None:
                 options["cache"] = cache.layer(number)
-            if untouched(layer, LAYER):
-                last = number == len(self.layers) - 1
-                ends_bare = layer.norm_first and last and self.norm is None
-                stream = Residual.of(stream, layer.norm_first)._replace(ends_bare=ends_bare)
+            ours = is_plain or untouched(layer, LAYER)
+            if ours:
+                ends_bare = layer.norm_first and self.norm is None and number == len(self.layers) - 1
+                stream = Residual.of(stream, layer.norm_first)._replace(ends_bare=ends_bare, now=now)
             elif isinstance(stream, Residual):
                 stream = stream.value()
             if self.checkpoint_activations and cache is None and torch.is_grad_enabled():
                 # our dropouts are drawn from the seed; those of another layer from torch's generator
-                others = not untouched(layer, LAYER)
-                stream = checkpoint(layer, stream, *inputs, use_reentrant=False, preserve_rng_state=others, **options)
+                stream = checkpoint(layer, stream, *inputs, use_reentrant=False, preserve_rng_state=not ours, **options)
             else:
                 stream = layer(stream, *inputs, **options)
         if isinstance(stream, Residual):
-            return stream.value(self.norm)
+            return stream._replace(now=Pass(choice=choice, weights=weights)).value(self.norm)
         return stream if self.norm is None else self.norm(stream)
 
 

@@ -6,11 +6,10 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fasttfm.blocks.attention import Attention, Lengths
-from fasttfm.blocks.merging import Rows, Work, merged
+from fasttfm.blocks.merging import Rows, Weights, Work, read_together
 from fasttfm.blocks.packing import Packing
 from fasttfm.models.layers import Stack
 
@@ -33,12 +32,10 @@ def rows_of(tokens: Tensor, lengths: Lengths) -> Rows:
     return Rows(tokens.shape[0], tokens.numel(), tokens.shape[1])
 
 
-def merged_pass(*works: Work) -> contextlib.AbstractContextManager[None]:
-    """The pass through these stacks with its launches merged, where that is of use."""
+def weights_of_pass(*works: Work) -> Weights | None:
+    """Tensors that a pass through these stacks reads in the place of parameters; None where merging is of no use."""
     # a layer that is computed again reads the parameters themselves
-    if torch.compiler.is_compiling() or works[0].stack.checkpoint_activations:
-        return contextlib.nullcontext()
-    return merged(*works)
+    return None if works[0].stack.checkpoint_activations else read_together(*works)
 
 
 @contextlib.contextmanager

@@ -10,16 +10,15 @@ from torch import Tensor, nn
 
 from fasttfm import functional as F
 from fasttfm.blocks.attention import Attention
-from fasttfm.blocks.cache import DecoderCache
 from fasttfm.blocks.embedding import LearnedPositions, Sinusoids, embed
 from fasttfm.blocks.loss import logits, token_loss
-from fasttfm.blocks.merging import Work
+from fasttfm.blocks.merging import Weights, Work
 from fasttfm.blocks.packing import Packing
 from fasttfm.checkpoints.weights import model_weights, with_weights
 from fasttfm.config.model import TransformerConfig
 from fasttfm.functional.dropout import NO_DROPOUT, Dropout
 from fasttfm.models.layers import SITES_PER_LAYER, DecoderLayer, EncoderLayer, Stack
-from fasttfm.models.model import Model, merged_pass, recorded_weights, rows_of
+from fasttfm.models.model import Model, recorded_weights, rows_of, weights_of_pass
 from fasttfm.models.pretrained import read_pretrained, write_pretrained
 from fasttfm.presets import preset_section
 
@@ -167,9 +166,9 @@ class Transformer(Model):
             source, target = (x.pack_tokens(tokens) for x, tokens in zip(lengths, (source, target)))
             targets = targets._replace(tokens=lengths[1].pack_tokens(targets.tokens))
         source_rows, target_rows = rows_of(source, lengths[0]), rows_of(target, lengths[1])
-        with merged_pass(Work(self.encoder, source_rows), Work(self.decoder, target_rows, source_rows)):
-            memory = self._encode(source, lengths[0], seed)  # (B, S, d)
-            hidden = self._decode(target, lengths[1], memory, lengths[0], seed)  # (B, L, d)
+        weights = weights_of_pass(Work(self.encoder, source_rows), Work(self.decoder, target_rows, source_rows))
+        memory = self._encode(source, lengths[0], seed, weights)  # (B, S, d)
+        hidden = self._decode(target, lengths[1], memory, lengths[0], seed, weights)  # (B, L, d)
         if targets is None:
             return logits(hidden, self.output)
         smoothing, pad_id = targets.label_smoothing, self.config.pad_id
@@ -222,11 +221,11 @@ class Transformer(Model):
         embedding, positions = getattr(self, f"{side}_embedding"), getattr(self, f"{side}_positions")
         return embed(tokens, embedding, positions, pad_id=self.config.pad_id, dropout=dropout, **given)
 
-    def _encode(self, source: Tensor, lengths: Any, seed: Tensor | None) -> Tensor:
+    def _encode(self, source: Tensor, lengths: Any, seed: Tensor | None, weights: Weights | None = None) -> Tensor:
         """(B, S, d) of source (B, S)."""
         packing = lengths if isinstance(lengths, Packing) else None
         x = self._embed("source", source, _SOURCE_SITE, seed, packing=packing)
-        return self.encoder(x, lengths, seed=seed)
+        return self.encoder(x, lengths, seed=seed, weights=weights)
 
     def _decode(
         self,
@@ -235,14 +234,12 @@ class Transformer(Model):
         memory: Tensor,
         memory_lengths: Any,
         seed: Tensor | None,
-        cache: DecoderCache | None = None,
+        weights: Weights | None = None,
     ) -> Tensor:
-        """(B, L, d) of target inputs (B, L) over the encoder's output (B, S, d); cache: of the targets before them."""
-        places: dict[str, Any] = {"packing": lengths if isinstance(lengths, Packing) else None}
-        if cache is not None:
-            places["first_position"] = cache.length
-        x = self._embed("target", target, _TARGET_SITE, seed, **places)
-        return self.decoder(x, memory, lengths, memory_lengths, seed=seed, cache=cache)
+        """(B, L, d) of target inputs (B, L) over the encoder's output (B, S, d)."""
+        packing = lengths if isinstance(lengths, Packing) else None
+        x = self._embed("target", target, _TARGET_SITE, seed, packing=packing)
+        return self.decoder(x, memory, lengths, memory_lengths, seed=seed, weights=weights)
 
     @torch.no_grad()
     def attention_weights(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,8 +11,10 @@ from torch import Tensor, nn
 from torch.nn.modules.activation import MultiheadAttention as TorchAttention
 from torch.nn.modules.normalization import LayerNorm as TorchNorm
 
+from fasttfm.blocks.dropout import Site, dropout_of
+from fasttfm.blocks.feed_forward import feed_forward
 from fasttfm.blocks.inspect import ordinary, untouched
-from fasttfm.blocks.residual import Output, linear_output
+from fasttfm.blocks.residual import Output, Residual, linear_output
 from fasttfm.errors import ArgumentError, ArgumentTypeError
 from fasttfm.functional import draw_seed
 from fasttfm.functional.signature import checks_arguments, renamed
@@ -58,6 +61,13 @@ class Layer(nn.Module):
         _adopt(self)
 
     __prepare_scriptable__ = refuse_scripting
+
+    def _network(self: Any, stream: Residual, seed: Tensor | None) -> Callable[[Tensor], Output]:
+        """The feed-forward network, whose output is joined to stream."""
+        return partial(
+            feed_forward, linear1=self.linear1, activation=self.activation, linear2=self.linear2,
+            dropout=dropout_of(self.dropout, seed, Site.HIDDEN), leave_bias=not stream.ends_bare,
+        )  # fmt: skip
 
 
 def _adopt(layer: nn.Module) -> None:

@@ -9,10 +9,9 @@ from torch import Tensor
 from torch.nn.modules.transformer import TransformerDecoderLayer as TorchDecoderLayer
 
 from fasttfm.blocks.cache import DecoderCache, LayerCache
-from fasttfm.blocks.dropout import DecoderSite, dropout_of
-from fasttfm.blocks.feed_forward import feed_forward
+from fasttfm.blocks.dropout import Site, dropout_of
 from fasttfm.blocks.packing import Packing
-from fasttfm.blocks.residual import Residual
+from fasttfm.blocks.residual import Output, Residual
 from fasttfm.errors import ArgumentError, ArgumentTypeError
 from fasttfm.functional.signature import names_arguments
 from fasttfm.nn import masks
@@ -65,29 +64,26 @@ class TransformerDecoderLayer(Layer, torch.nn.TransformerDecoderLayer):
         check_input(self.multihead_attn, "memory", memory)
         dropouts = (self.dropout, self.dropout1, self.dropout2, self.dropout3)
         seed = seed_for(tgt.device, dropouts, (self.self_attn, self.multihead_attn))
-        site = DecoderSite
         stream = Residual.of(tgt, self.norm_first)
 
-        y, stream = stream.branch(self.norm1)
-        z = attend(
-            self.self_attn, y, y, tgt_mask, tgt_key_padding_mask, tgt_is_causal, SELF_NAMES,
-            seed=seed, site=site.SELF_ATTENTION_WEIGHTS, cache=self_cache, packing=packing,
-        )  # fmt: skip
-        stream = stream.join(z, self.norm1, dropout_of(self.dropout1, seed, site.SELF_ATTENTION))
+        def own(y: Tensor) -> Output:
+            return attend(
+                self.self_attn, y, y, tgt_mask, tgt_key_padding_mask, tgt_is_causal, SELF_NAMES,
+                seed=seed, site=Site.SELF_ATTENTION_WEIGHTS, cache=self_cache, packing=packing,
+            )  # fmt: skip
 
-        y, stream = stream.branch(self.norm2)
-        z = attend(
-            self.multihead_attn, y, memory, memory_mask, memory_key_padding_mask, memory_is_causal, CROSS_NAMES,
-            seed=seed, site=site.CROSS_ATTENTION_WEIGHTS, cache=memory_cache, packing=packing,
-            key_packing=memory_packing,
-        )  # fmt: skip
-        stream = stream.join(z, self.norm2, dropout_of(self.dropout2, seed, site.CROSS_ATTENTION))
+        def cross(y: Tensor) -> Output:
+            return attend(
+                self.multihead_attn, y, memory, memory_mask, memory_key_padding_mask, memory_is_causal, CROSS_NAMES,
+                seed=seed, site=Site.CROSS_ATTENTION_WEIGHTS, cache=memory_cache, packing=packing,
+                key_packing=memory_packing,
+            )  # fmt: skip
 
-        y, stream = stream.branch(self.norm3)
-        hidden_dropout = dropout_of(self.dropout, seed, site.HIDDEN)
-        ends_in_norm = not self.norm_first
-        z = feed_forward(y, self.linear1, self.activation, hidden_dropout, self.linear2, leave_bias=ends_in_norm)
-        return stream.join(z, self.norm3, dropout_of(self.dropout3, seed, site.FEED_FORWARD)).value()
+        return stream.through(
+            (own, self.norm1, dropout_of(self.dropout1, seed, Site.SELF_ATTENTION)),
+            (cross, self.norm2, dropout_of(self.dropout2, seed, Site.CROSS_ATTENTION)),
+            (self._network(stream, seed), self.norm3, dropout_of(self.dropout3, seed, Site.FEED_FORWARD)),
+        ).value()
 
 
 def _overrides(layer: Any) -> bool:

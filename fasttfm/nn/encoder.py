@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.transformer import TransformerEncoderLayer as TorchEncoderLayer
 
-from fasttfm.blocks.dropout import EncoderSite, dropout_of
-from fasttfm.blocks.feed_forward import feed_forward
+from fasttfm.blocks.dropout import Site, dropout_of
 from fasttfm.blocks.inspect import ordinary
 from fasttfm.blocks.packing import Packing
-from fasttfm.blocks.residual import Residual
+from fasttfm.blocks.residual import Output, Residual
 from fasttfm.functional.signature import checks_arguments, names_arguments
 from fasttfm.nn import masks
 from fasttfm.nn._layers import Layer, argument_names, attend, check_input, seed_for
@@ -48,21 +47,18 @@ class TransformerEncoderLayer(Layer, torch.nn.TransformerEncoderLayer):
             return super().forward(src, src_mask, src_key_padding_mask, is_causal)
         check_input(self.self_attn, "src", src)
         seed = seed_for(src.device, (self.dropout, self.dropout1, self.dropout2), (self.self_attn,))
-        site = EncoderSite
         stream = Residual.of(src, self.norm_first)
 
-        y, stream = stream.branch(self.norm1)
-        z = attend(
-            self.self_attn, y, y, src_mask, src_key_padding_mask, is_causal, NAMES,
-            seed=seed, site=site.ATTENTION_WEIGHTS, packing=packing,
-        )  # fmt: skip
-        stream = stream.join(z, self.norm1, dropout_of(self.dropout1, seed, site.ATTENTION))
+        def attention(y: Tensor) -> Output:
+            return attend(
+                self.self_attn, y, y, src_mask, src_key_padding_mask, is_causal, NAMES,
+                seed=seed, site=Site.SELF_ATTENTION_WEIGHTS, packing=packing,
+            )  # fmt: skip
 
-        y, stream = stream.branch(self.norm2)
-        hidden_dropout = dropout_of(self.dropout, seed, site.HIDDEN)
-        ends_in_norm = not self.norm_first
-        z = feed_forward(y, self.linear1, self.activation, hidden_dropout, self.linear2, leave_bias=ends_in_norm)
-        return stream.join(z, self.norm2, dropout_of(self.dropout2, seed, site.FEED_FORWARD)).value()
+        return stream.through(
+            (attention, self.norm1, dropout_of(self.dropout1, seed, Site.SELF_ATTENTION)),
+            (self._network(stream, seed), self.norm2, dropout_of(self.dropout2, seed, Site.FEED_FORWARD)),
+        ).value()
 
 
 def _overrides(layer: Any) -> bool:

@@ -5,8 +5,6 @@ GPT's shape: pre-norm layers with GELU, learned to predict the next token; the o
 
 from __future__ import annotations
 
-import contextlib
-
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +13,7 @@ from fasttfm.blocks.attention import Attention
 from fasttfm.blocks.cache import DecoderCache
 from fasttfm.blocks.embedding import Sinusoids, embed
 from fasttfm.blocks.loss import logits, token_loss
-from fasttfm.blocks.merging import Rows, Work, merged
+from fasttfm.blocks.merging import Rows, Work, read_together
 from fasttfm.config.model import TransformerConfig
 from fasttfm.functional.dropout import NO_DROPOUT, Dropout
 from fasttfm.models.layers import SITES_PER_LAYER, EncoderLayer, Stack
@@ -49,10 +47,8 @@ class LanguageModel(nn.Module):
         first = 0 if cache is None else cache.length
         indices = {"pad_id": self.config.pad_id, "first_position": first}
         x = embed(tokens, self.embedding, self.positions, dropout=dropout, **indices)
-        with contextlib.ExitStack() as door:
-            if not torch.compiler.is_compiling():
-                door.enter_context(merged(Work(self.decoder, Rows(tokens.shape[0], tokens.numel(), tokens.shape[1]))))
-            return self.decoder(x, lengths, seed=seed, cache=cache)
+        weights = read_together(Work(self.decoder, Rows(tokens.shape[0], tokens.numel(), tokens.shape[1])))
+        return self.decoder(x, lengths, seed=seed, weights=weights, cache=cache)
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Logits (B, L, V) for the token after each of tokens (B, L)."""

@@ -90,7 +90,7 @@ def test_layers_that_share_parameters_share_no_mask():
     model = tiny(True, dropout=0.5, decoder_layers=2)
     seen = []
     layer = model.decoder.layers[0]
-    layer.register_forward_pre_hook(lambda _, inputs, options: seen.append(options["dropouts"]), with_kwargs=True)
+    layer.register_forward_pre_hook(lambda _, inputs, options: seen.append(options["now"]), with_kwargs=True)
     model.loss(tokens(2, 5))
     assert len(seen) == 2
     assert seen[0].seed is seen[1].seed

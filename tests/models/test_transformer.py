@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import nn
 
-from fasttfm import functional as F
 from fasttfm import reference
-from fasttfm.blocks import attention, embedding, feed_forward, residual
+from fasttfm.cpu import training_passes
 from fasttfm.decoding.decoder import decoder_of
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer, TransformerConfig
@@ -247,24 +244,8 @@ def test_each_dropout_place_acts_in_training_only_and_follows_the_seed(index):
 
 def test_no_two_dropouts_share_a_mask(monkeypatch):
     model = tiny(dropout=0.5, attention_dropout=0.5, relu_dropout=0.5)
-    sites = []
-
-    def noted(operator):
-        def call(*args, **options):
-            sites.append(options["site"])
-            return operator(*args, **options)
-
-        return call
-
-    for block, name in (
-        (attention, "joint_attention"),
-        (embedding, "embed"),
-        (feed_forward, "feed_forward"),
-        (residual, "residual_layer_norm"),
-    ):
-        functions = SimpleNamespace(**{each: getattr(F, each) for each in F.__all__})
-        setattr(functions, name, noted(getattr(F, name)))
-        monkeypatch.setattr(block, "F", functions)
+    sites, drawn = [], training_passes.drawn
+    monkeypatch.setattr(training_passes, "drawn", lambda *call: (sites.append(int(call[3])), drawn(*call))[1])
     source, target, *lengths = batch()
     model(source, target, *lengths)
     assert len(sites) == 2 + 2 * 4 + 2 * 6  # embeddings; encoder and decoder layers

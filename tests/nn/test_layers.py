@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import fasttfm.nn
 from fasttfm import reference
-from fasttfm.blocks.dropout import DecoderSite, EncoderSite
+from fasttfm.blocks.dropout import Site
 from fasttfm.functional import draw_seed
 
 from .twins import as_floats, causal, compare, hides_some, share, twins
@@ -167,9 +167,9 @@ def test_encoder_layer_drops_in_its_four_places() -> None:
     got = layer(x)
     torch.manual_seed(5)
     seed = draw_seed()
-    site = EncoderSite
-    attended = dropped_attention(layer.self_attn, x, x, p, seed, site.ATTENTION_WEIGHTS)
-    y = sub_layer_norm(attended, x, layer.norm1, p, seed, site.ATTENTION)
+    site = Site
+    attended = dropped_attention(layer.self_attn, x, x, p, seed, site.SELF_ATTENTION_WEIGHTS)
+    y = sub_layer_norm(attended, x, layer.norm1, p, seed, site.SELF_ATTENTION)
     one, two = layer.linear1, layer.linear2
     z = reference.feed_forward(y, one.weight, one.bias, two.weight, two.bias, dropout_p=p, seed=seed, site=site.HIDDEN)
     torch.testing.assert_close(got, sub_layer_norm(z, y, layer.norm2, p, seed, site.FEED_FORWARD))
@@ -183,7 +183,7 @@ def test_decoder_layer_drops_in_its_six_places() -> None:
     got = layer(x, memory)
     torch.manual_seed(5)
     seed = draw_seed()
-    site = DecoderSite
+    site = Site
     attended = dropped_attention(layer.self_attn, x, x, p, seed, site.SELF_ATTENTION_WEIGHTS)
     y = sub_layer_norm(attended, x, layer.norm1, p, seed, site.SELF_ATTENTION)
     crossed = dropped_attention(layer.multihead_attn, y, memory, p, seed, site.CROSS_ATTENTION_WEIGHTS)

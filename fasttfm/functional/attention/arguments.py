@@ -112,11 +112,6 @@ class Sequences(NamedTuple):
         return self.query_starts.shape[0] - 1
 
 
-def absent(like: Tensor) -> Tensor:
-    """Return a stand-in for an output that a call does not have: an operator returns the same number always."""
-    return like.new_empty(0)
-
-
 def autocast_operands(call: Any, dtype: torch.dtype) -> Any:
     """Query, key and value as matrix products take them; an additive mask keeps its precision."""
     query, key, value = (lower_precision(x, dtype) for x in (call.query, call.key, call.value))

@@ -7,8 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fasttfm.functional.attention.arguments import absent
-
 Biases = tuple[Tensor | None, Tensor | None]
 """Of the joint projection and of the query's."""
 
@@ -40,8 +38,12 @@ def bias_gradients(biases: Biases, gradients: Biases, sums: BiasSums | None, bat
     """The gradients of both biases, from the gradients (B, L, ..., H, D) of what they were added to, or from their sums
     over L where a kernel made them; empty where there is no bias. batch: parts that are wanted of a bias given as
     (batch, N)."""
+    assert gradients[0] is not None
+    empty = gradients[0].new_empty(0)
+    if biases[0] is None:
+        return empty, gradients[0].new_empty(0)
     joint, query = (
-        absent(gradients[0]) if bias is None or d is None else _bias_gradient(bias, d, parts, batch)  # type: ignore[arg-type]
+        empty if bias is None or d is None else _bias_gradient(bias, d, parts, batch)
         for bias, d, parts in zip(biases, gradients, sums or (None, None))
     )
     return joint, query

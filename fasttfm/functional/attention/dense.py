@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fasttfm.functional.attention import composed, routes, torch_route
-from fasttfm.functional.attention.arguments import Options, Window, absent, autocast_operands
+from fasttfm.functional.attention.arguments import Options, Window, autocast_operands
 from fasttfm.functional.attention.layout import empty_heads_last
 from fasttfm.functional.attention.scoring import Causal, scores_differ, with_scoring
 from fasttfm.functional.backends import chosen
@@ -159,7 +159,7 @@ def _decide(call: _Call) -> str:
 
 def _compute(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
     output, saved, kept = routes.forward(call.route, call.query, call.key, call.value, call.options)
-    return output, saved, absent(output) if kept is None else kept
+    return output, saved, output.new_empty(0) if kept is None else kept
 
 
 def _fake(call: _Call) -> tuple[Tensor, ...]:
@@ -183,17 +183,19 @@ def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor, Tensor, Tensor, 
         route, call.grad, query, key, value, output, saved, kept, options, mask_gradient=call.mask_gradient
     )
     sinks = options.sinks
-    d_sinks = absent(query) if sinks is None else routes.sinks_gradient(route, call.grad, output, saved, kept, sinks)
-    return d_query, d_key, d_value, absent(query) if d_mask is None else d_mask, d_sinks
+    d_sinks = (
+        query.new_empty(0) if sinks is None else routes.sinks_gradient(route, call.grad, output, saved, kept, sinks)
+    )
+    return d_query, d_key, d_value, query.new_empty(0) if d_mask is None else d_mask, d_sinks
 
 
 def _fake_backward(call: _Backward) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     query, key, value, options, _ = call.saved.call
     mask = options.mask
-    d_mask = mask.new_empty(mask.shape) if mask is not None and call.mask_gradient else absent(query)
+    d_mask = mask.new_empty(mask.shape) if mask is not None and call.mask_gradient else query.new_empty(0)
     d_query, d_key, d_value = (empty_heads_last(x, x.shape[-1]) for x in (query, key, value))
     sinks = options.sinks
-    return d_query, d_key, d_value, d_mask, absent(query) if sinks is None else sinks.new_empty(sinks.shape)
+    return d_query, d_key, d_value, d_mask, query.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape)
 
 
 _attention_backward = Operator(

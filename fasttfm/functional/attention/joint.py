@@ -7,13 +7,14 @@ packed sequences likewise, for a model that computes no padding anywhere.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fasttfm.functional.attention import packed, routes
-from fasttfm.functional.attention.arguments import Options, Sequences, absent
+from fasttfm.functional.attention.arguments import Options, Sequences
 from fasttfm.functional.attention.bias_sums import BiasSums, bias_gradients
 from fasttfm.functional.attention.dense import check
 from fasttfm.functional.attention.layout import by_head, by_part, in_planes, joined
@@ -51,9 +52,18 @@ def joint_attention(
     check(*_heads(joint, query)[:2], key_lengths, mask)
     if mask is not None and (mask.requires_grad or biases is not None):
         raise ValueError("joint_attention's mask takes no gradient and no biases: attention() takes both")
-    options = Options.of(joint, key_lengths, mask, causal, 0, dropout_p, scale, seed, site)
+    return joined_heads(
+        joint, query, biases, Options.of(joint, key_lengths, mask, causal, 0, dropout_p, scale, seed, site)
+    )
+
+
+def joined_heads(
+    joint: Tensor, query: Tensor | None, biases: tuple[Tensor, Tensor | None] | None, options: Options,
+    choice: str | None = None,
+) -> Tensor:  # fmt: skip
+    """joint_attention() of shapes that are known to agree; choice as chosen()."""
     joint_bias, query_bias = biases or (None, None)
-    return _attention(joint, query, joint_bias, query_bias, options, chosen())[0]
+    return _attention(joint, query, joint_bias, query_bias, options, choice or chosen())[0]
 
 
 @names_arguments
@@ -136,14 +146,17 @@ def _heads(joint: Tensor, query: Tensor | None) -> tuple[Tensor, Tensor, Tensor]
     return parts if query is None else (query.transpose(1, 2), *parts)  # type: ignore[return-value]
 
 
-def _parts(joint: Tensor, query: Tensor | None) -> list[Tensor]:
-    """Query, where it comes by itself, and joint as (., B, H, ., D), which one launch copies."""
-    return [by_part(x) for x in ([joint] if query is None else [query.unsqueeze(2), joint])]
+def _parts(joint: Tensor, query: Tensor | None) -> tuple[Tensor, ...]:
+    """Joint, and query where it comes by itself, as (., B, H, ., D), which one launch copies."""
+    return (by_part(joint),) if query is None else (by_part(joint), by_part(query.unsqueeze(2)))
 
 
-def _heads_of(parts: list[Tensor]) -> tuple[Tensor, ...]:
+def _heads_of(joint: Tensor, query: Tensor | None = None) -> tuple[Tensor, ...]:
     """Queries, keys and values of _parts()."""
-    return tuple(x for part in parts for x in part.unbind(0))
+    return joint.unbind(0) if query is None else (query[0], *joint.unbind(0))
+
+
+_contiguous_like = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
 
 
 def _empty_output(query: Tensor, route: str) -> Tensor:
@@ -159,10 +172,10 @@ def _compute(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = _heads(call.joint, call.query)
         output, lse = _empty_output(q, call.route), q.new_empty(q.shape[:3], dtype=torch.float32)
         routes.forward(call.route, q, k, v, call.options, (by_head(output, q), lse))
-        return output, lse, absent(output)
-    q, k, v = _heads_of([in_planes(part) for part in _parts(call.joint, call.query)])
+        return output, lse, output.new_empty(0)
+    q, k, v = _heads_of(*map(in_planes, _parts(call.joint, call.query)))
     output, saved, kept = routes.forward(call.route, q, k, v, call.options)
-    return joined(output), saved, absent(output) if kept is None else kept
+    return joined(output), saved, output.new_empty(0) if kept is None else kept
 
 
 def _fake(call: _Call) -> tuple[Tensor, ...]:
@@ -186,13 +199,13 @@ def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     (joint, query, joint_bias, query_bias, options, route), output, saved, kept = call.saved
     d_joint = torch.empty_like(joint)
     d_query = None if query is None else torch.empty_like(query)
-    memory: list[Tensor] = []
+    memory: tuple[Tensor, ...] = ()
     heads: tuple[Tensor, ...]
     out: tuple[Tensor, ...]
     if routes.saves_weights(route):  # by products, which read and write planes
-        parts = [in_planes(part) for part in _parts(joint, query)]
-        memory = [torch.empty_like(part, memory_format=torch.contiguous_format) for part in parts]
-        heads, out = _heads_of(parts), _heads_of(memory)
+        parts = tuple(map(in_planes, _parts(joint, query)))
+        memory = tuple(map(_contiguous_like, parts))
+        heads, out = _heads_of(*parts), _heads_of(*memory)
     else:
         heads, out = _heads(joint, query), _heads(d_joint, d_query)
         output = by_head(output, heads[0])
@@ -205,15 +218,15 @@ def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     for part, written in zip(_parts(d_joint, d_query), memory):
         part.copy_(written)
     d_biases = bias_gradients((joint_bias, query_bias), (d_joint, d_query), sums, joint.shape[0])
-    return d_joint, absent(joint) if d_query is None else d_query, *d_biases
+    return d_joint, joint.new_empty(0) if d_query is None else d_query, *d_biases
 
 
 def _fake_backward(call: _Backward | _PackedBackward) -> tuple[Tensor, ...]:
     joint, query, *biases = call.saved.call[:4]
     return (
         torch.empty_like(joint),
-        absent(joint) if query is None else torch.empty_like(query),
-        *(absent(joint) if bias is None else bias.new_empty(bias.shape) for bias in biases),
+        joint.new_empty(0) if query is None else torch.empty_like(query),
+        *(joint.new_empty(0) if bias is None else bias.new_empty(bias.shape) for bias in biases),
     )
 
 
@@ -307,7 +320,7 @@ def _packed_compute_backward(call: _PackedBackward) -> tuple[Tensor, Tensor, Ten
         packed.kernel_backward(grad, state, out, None if sums is None else sums.of_heads())
     row = (d_joint[None], None if d_query is None else d_query[None])
     d_biases = bias_gradients(biases, row, sums, sequences.batch)
-    return d_joint, absent(joint) if d_query is None else d_query, *d_biases
+    return d_joint, joint.new_empty(0) if d_query is None else d_query, *d_biases
 
 
 _packed_attention_backward = Operator(

@@ -34,7 +34,8 @@ def planes(x: Tensor, heads: Size | None = None) -> Tensor:
     heads: of the keys, where H query heads share these: to (B * heads, H / heads * L, D), so that the products of heads
     that share are one.
     """
-    heads = x.shape[1] if heads is None else heads
+    if heads is None or heads == x.shape[1]:
+        return x.flatten(0, 1)
     return x.reshape(x.shape[0] * heads, _group(x, heads) * x.shape[2], x.shape[3])
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fasttfm.functional.attention import composed, routes
-from fasttfm.functional.attention.arguments import Options, Sequences, Window, absent, autocast_operands
+from fasttfm.functional.attention.arguments import Options, Sequences, Window, autocast_operands
 from fasttfm.functional.attention.dense import shares
 from fasttfm.functional.attention.scoring import Causal, scores_differ, with_scoring
 from fasttfm.functional.backends import chosen, values_are_checked
@@ -227,7 +227,7 @@ def _padded_forward(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     output, weights, kept = routes.forward(route, *_pad(call))
     if kept is not None and options.sinks is not None:
         kept = packed_again(kept[..., None], sequences.query_starts, query)[..., 0].T.contiguous()
-    return packed_again(output, sequences.query_starts, query), weights, absent(query) if kept is None else kept
+    return packed_again(output, sequences.query_starts, query), weights, query.new_empty(0) if kept is None else kept
 
 
 def _fake_saved(call: Call) -> tuple[Tensor, Tensor]:
@@ -275,7 +275,7 @@ def forward(call: Call, covered: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     if routes.saves_weights(call.route):
         return _padded_forward(call)
     output, lse = _kernel_forward(call, covered)
-    return output, lse, absent(output)
+    return output, lse, output.new_empty(0)
 
 
 def fake(call: Call) -> tuple[Tensor, ...]:
@@ -284,7 +284,7 @@ def fake(call: Call) -> tuple[Tensor, ...]:
     tokens, heads, _ = query.shape
     output = query.new_empty(tokens, heads, call.value.shape[-1])
     if not routes.saves_weights(call.route):
-        return output, query.new_empty(heads, tokens, dtype=torch.float32), absent(query)
+        return output, query.new_empty(heads, tokens, dtype=torch.float32), query.new_empty(0)
     return output, *_fake_saved(call)
 
 
@@ -300,7 +300,7 @@ def backward(grad: Tensor, saved: Saved) -> tuple[Tensor, ...]:
 def _compute_backward(call: _Backward) -> tuple[Tensor, ...]:
     grad, saved = call
     sinks = saved.call.options.sinks
-    d_sinks = absent(grad)
+    d_sinks = grad.new_empty(0)
     if sinks is not None:
         by_head = grad.transpose(0, 1), saved.output.transpose(0, 1)
         d_sinks = routes.sinks_gradient(saved.call.route, *by_head, saved.saved, saved.kept, sinks)
@@ -309,7 +309,7 @@ def _compute_backward(call: _Backward) -> tuple[Tensor, ...]:
 
 def _fake_backward(call: _Backward) -> tuple[Tensor, ...]:
     sinks = call.saved.call.options.sinks
-    d_sinks = absent(call.grad) if sinks is None else sinks.new_empty(sinks.shape)
+    d_sinks = call.grad.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape)
     return *(x.new_empty(x.shape) for x in call.saved.call[:3]), d_sinks
 
 

@@ -21,7 +21,7 @@ from torch.autograd import forward_ad
 from fasttfm.cpu.linear import batch_invariant
 from fasttfm.cpu.thresholds import fixed
 from fasttfm.functional.attention import softmax_route, torch_route
-from fasttfm.functional.attention.arguments import Options, Sequences, absent
+from fasttfm.functional.attention.arguments import Options, Sequences
 from fasttfm.functional.attention.layout import empty_heads_last
 from fasttfm.functional.backends import BACKENDS, chosen, kernels_take
 from fasttfm.functional.operator import Size, casts, transformed
@@ -41,7 +41,7 @@ def decide(asked: str, query: Tensor, value: Tensor, keys: Size, options: Option
     if asked not in BACKENDS:
         return asked
     device, dtype = query.device, query.dtype
-    if not kernels_take(asked, device, dtype):
+    if asked == "torch" or not kernels_take(asked, device, dtype):
         # torch's own kernel takes one sequence after the other, PyTorch's products all of them at once
         return "fused" if batch_invariant(query) and query.shape[-1] == value.shape[-1] else "explicit"
     from fasttfm.kernels.attention import launch as attention_launch
@@ -115,7 +115,7 @@ def save(call: Any, outputs: tuple[Tensor, Tensor, Tensor]) -> tuple:
     sinks the output is not read again, and may be changed in place."""
     output, saved, kept = outputs
     read = not saves_weights(call.route) or call.options.sinks is not None
-    return call, output if read else absent(output), saved, kept
+    return call, output if read else output.new_empty(0), saved, kept
 
 
 def writes_where_told(route: str) -> bool:
@@ -162,11 +162,11 @@ def fake_saved(route: str, like: Tensor, shape: tuple, options: Options) -> tupl
     """Return empty tensors in the shape of what is saved of weights of this shape."""
     lse = like.new_empty(shape[:3], dtype=torch.float32)
     if not saves_weights(route):
-        return lse, absent(like)
+        return lse, like.new_empty(0)
     weights = like.new_empty(shape)
     if route == "softmax" and options.sinks is not None:
         return weights, lse
-    return weights, torch.empty_like(weights) if route == "explicit" and options.seed is not None else absent(like)
+    return weights, torch.empty_like(weights) if route == "explicit" and options.seed is not None else like.new_empty(0)
 
 
 def backward(

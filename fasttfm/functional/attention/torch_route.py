@@ -19,7 +19,7 @@ from fasttfm.cpu import training_passes
 from fasttfm.cpu.thresholds import fixed
 from fasttfm.functional.attention.arguments import Options
 from fasttfm.functional.attention.layout import heads_last, planes
-from fasttfm.functional.dropout import as_factor, drawn, wide
+from fasttfm.functional.dropout import as_factor, dropout_scale, wide
 
 
 def bias(queries: int, keys: int, like: Tensor, options: Options) -> Tensor | None:
@@ -93,7 +93,7 @@ def _softmax(scores: Tensor) -> Tensor:
 
 def _takes_pass(name: str, options: Options, *tensors: Tensor) -> bool:
     """Return whether softmax or its gradient is a pass; a mask is added by PyTorch."""
-    return options.mask is None and training_passes.takes(name, *tensors) and all(x.is_contiguous() for x in tensors)
+    return options.mask is None and training_passes.takes(name, *tensors) and all(map(Tensor.is_contiguous, tensors))
 
 
 def _seen(options: Options) -> tuple[Tensor | None, bool, int]:
@@ -144,18 +144,18 @@ def drop(p: Tensor, options: Options) -> Tensor | None:
     if options.seed is None:
         return None
     batch, heads, queries, keys = p.shape
-    keep = drawn((batch * heads, queries, keys), options.dropout_p, options.seed, options.site).view(p.shape)
-    return (p * reference.dropout_scale(options.dropout_p)).mul_(as_factor(keep, p.dtype))
+    keep = training_passes.drawn((batch * heads, queries, keys), options.dropout_p, options.seed, options.site)
+    return (p * dropout_scale(options.dropout_p)).mul_(as_factor(keep.view(p.shape), p.dtype))
 
 
 def product(x: Tensor, y: Tensor) -> Tensor:
     """x (B, H, L, M) times y (B, Hk, M, N), Hk a divisor of H: (B, H, L, N) contiguous."""
-    return torch.bmm(planes(x, y.shape[1]), planes(y)).view(*x.shape[:3], y.shape[3])
+    return torch.bmm(planes(x, y.shape[1]), y.flatten(0, 1)).view(*x.shape[:3], y.shape[3])
 
 
 def product_transposed(x: Tensor, y: Tensor) -> Tensor:
     """x (B, H, L, M) times y (B, Hk, N, M) transposed: (B, H, L, N) contiguous."""
-    return torch.bmm(planes(x, y.shape[1]), planes(y).transpose(1, 2)).view(*x.shape[:3], y.shape[2])
+    return torch.bmm(planes(x, y.shape[1]), y.flatten(0, 1).transpose(1, 2)).view(*x.shape[:3], y.shape[2])
 
 
 def scores(query: Tensor, key: Tensor, scale: float) -> tuple[Tensor, float]:
@@ -213,7 +213,7 @@ def backward(
     out: tuple[Tensor, ...] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of query, key, value, and of the additive mask if asked for. out as operand_gradients() takes it."""
-    grad = planes(grad).view(grad.shape)  # copied once at most
+    grad = grad.flatten(0, 1).view(grad.shape)  # copied once at most
     d_weights = product_transposed(grad, value)
     d_scores, d_mask = scores_gradient(d_weights, p, kept, options, mask_gradient)
     return *operand_gradients(grad, d_scores, query, key, p if kept is None else kept, out), d_mask
@@ -225,8 +225,8 @@ def operand_gradients(
     """Return gradients of query, key, value from that of Q K^T and weights after dropout; in out, whose planes()
     must be views, or without it heads last."""
     heads = key.shape[1]  # where query heads share them, the products of keys and values add these up
-    g, ds, q, p = (planes(x, heads) for x in (grad, d_scores, query, weights))
-    factors = (ds, planes(key)), (ds.transpose(1, 2), q), (p.transpose(1, 2), g)
+    g, ds, q, p = planes(grad, heads), planes(d_scores, heads), planes(query, heads), planes(weights, heads)
+    factors = (ds, key.flatten(0, 1)), (ds.transpose(1, 2), q), (p.transpose(1, 2), g)
     if out is not None:
         for memory, (x, y) in zip(out, factors):
             torch.bmm(x, y, out=planes(memory, heads))

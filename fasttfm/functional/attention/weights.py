@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fasttfm.cpu.linear import batch_invariant
 from fasttfm.functional.attention import composed, routes, softmax_route, torch_route
-from fasttfm.functional.attention.arguments import Options, Window, absent
+from fasttfm.functional.attention.arguments import Options, Window
 from fasttfm.functional.attention.dense import check
 from fasttfm.functional.attention.layout import grouped
 from fasttfm.functional.attention.scoring import Causal, scores_differ, with_scoring
@@ -114,12 +114,12 @@ def _compute(call: _Call) -> tuple[Tensor, Tensor]:
     else:
         p = torch_route.weights(scores, options.scale, options)
         kept = torch_route.drop(p, options)
-    return (p, absent(p)) if kept is None else (kept, p)
+    return (p, p.new_empty(0)) if kept is None else (kept, p)
 
 
 def _fake(call: _Call) -> tuple[Tensor, Tensor]:
     like = call.scores.new_empty(call.scores.shape)
-    return like, absent(like) if call.options.seed is None else torch.empty_like(like)
+    return like, like.new_empty(0) if call.options.seed is None else torch.empty_like(like)
 
 
 def _save(call: _Call, outputs: tuple[Tensor, Tensor]) -> tuple:
@@ -139,12 +139,12 @@ def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor]:
         d_scores, _, d_mask = softmax_route.scores_gradient(grad.contiguous(), p, options, mask_gradient)
     else:
         d_scores, d_mask = torch_route.scores_gradient(grad, p, dropped, options, mask_gradient, in_place=False)
-    return d_scores, absent(weights) if d_mask is None else d_mask
+    return d_scores, weights.new_empty(0) if d_mask is None else d_mask
 
 
 def _fake_backward(call: _Backward) -> tuple[Tensor, Tensor]:
     weights, mask = call.saved.weights, call.saved.options.mask
-    d_mask = mask.new_empty(mask.shape) if mask is not None and call.mask_gradient else absent(weights)
+    d_mask = mask.new_empty(mask.shape) if mask is not None and call.mask_gradient else weights.new_empty(0)
     return torch.empty_like(weights), d_mask
 
 

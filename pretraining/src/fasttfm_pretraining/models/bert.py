@@ -24,7 +24,7 @@ from fasttfm.blocks.packing import Packing
 from fasttfm.cpu.linear import linear
 from fasttfm.functional.activations import ACTIVATIONS
 from fasttfm.models.layers import SITES_PER_LAYER, EncoderLayer, Stack, reset_parameters
-from fasttfm.models.model import Model, merged_pass, recorded_weights, rows_of
+from fasttfm.models.model import Model, recorded_weights, rows_of, weights_of_pass
 from fasttfm_pretraining.config.bert import BertConfig
 
 
@@ -77,8 +77,8 @@ class Bert(Model):
         if self.embedding_projection is not None:
             x = self.embedding_projection(x)
         seed = F.draw_seed(x.device) if self.training else None
-        with merged_pass(Work(self.encoder, rows_of(tokens, lengths))):
-            return self.encoder(x, lengths, seed=seed)
+        weights = weights_of_pass(Work(self.encoder, rows_of(tokens, lengths)))
+        return self.encoder(x, lengths, seed=seed, weights=weights)
 
     def pooled(self, hidden: Tensor, lengths: Lengths = None) -> Tensor:
         """tanh(W hidden + b) of each sequence's first token, (B, d). Raises ValueError for a body without pooler."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fasttfm import functional as F
 from fasttfm.blocks.attention import Lengths
 from fasttfm.blocks.cache import DecoderCache, LayerCache
-from fasttfm.blocks.dropout import NO_DROPOUTS, Dropouts
+from fasttfm.blocks.forward_pass import ALONE, Pass
 from fasttfm.blocks.packing import Packing
 from fasttfm.cpu.linear import linear
 from fasttfm.models.layers import Stack, reset_parameters
@@ -58,12 +58,12 @@ class LlamaLayer(nn.Module):
         turns: Turns,
         lengths: Lengths = None,
         *,
-        dropouts: Dropouts = NO_DROPOUTS,
+        now: Pass = ALONE,
         cache: LayerCache | None = None,
     ) -> Tensor:
         """x (B, L, d), or packed (1, T, d), to the same; cache: x is the new positions after those that it keeps.
 
-        dropouts: of the stack, whose layers all take them; this one has none.
+        now: of the stack, whose layers all take it; this one has no dropouts and reads its own parameters.
         """
         y = self.norm1(x)
         q, k, v = (
