@@ -225,6 +225,28 @@ def suppressed(decoding: DecodingConfig) -> list[int]:
     return [PAD, BOS] if decoding.allow_unk else [PAD, UNK, BOS]
 
 
+def piece_names(tokenizer: Tokenizer, special: Mapping[int, str]) -> list[str]:
+    """A tokenizer's pieces for a format that tells them apart by name, special tokens under the names given.
+
+    A piece that no text is cut into, such as the <s> of a model that begins with another token, has its number behind
+    its name where an earlier one has that name. UserError where text is cut into it.
+    """
+    names = tokenizer.pieces(range(len(tokenizer)))
+    for position, name in special.items():
+        names[position] = name
+    numbers: dict[str, int] = {}
+    for position, name in enumerate(names):
+        if name in numbers:
+            if tokenizer.cuts_into(name):
+                raise UserError(
+                    f"piece {position} of the vocabulary is {name!r}, and so is piece {numbers[name]} in this format, "
+                    "which tells pieces by their names: export this model as onnx or pretrained"
+                )
+            names[position] = f"{name}#{position}"
+        numbers[names[position]] = position
+    return names
+
+
 def number(pieces: Sequence[str], piece: str, path: Path) -> int:
     """The number of a special token; UserError where there is none."""
     try:
