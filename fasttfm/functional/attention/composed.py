@@ -37,6 +37,8 @@ def _whole(query: Tensor, key: Tensor, value: Tensor, options: Options) -> Tenso
             return sinks.attention(query, key, value, options)
         return torch_route.fused_forward(query, key, value, options)[0]  # torch differentiates its own kernel
     weights, share = _weights(*_products(query, key, options), options)
+    if share is not None and weights.dtype != value.dtype:  # gradients of a row cancel before they are rounded
+        weights, share = weights * share, None
     weights = weights.to(value.dtype)
     kept = torch_route.drop(weights, options)
     output = torch_route.product(weights if kept is None else kept, value)
@@ -69,7 +71,8 @@ def _tanh(products: Tensor, factor: float) -> Tensor:
     scaled = products.to(wide(products.dtype))
     if factor != 1.0:
         scaled = scaled * factor
-    return scaled.tanh() if scaled._is_view() else scaled.tanh_()  # the gradient of a view would be copied
+    apart = torch.compiler.is_compiling() or scaled._is_view()  # the gradient of a view would be copied
+    return scaled.tanh() if apart else scaled.tanh_()
 
 
 def dropped_weights(products: Tensor, scale: float, options: Options) -> Tensor:
