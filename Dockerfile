@@ -18,7 +18,8 @@ ARG TORCH_INDEX=
 RUN pip install --no-cache-dir ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch==2.13.0
 
 COPY . /src
-RUN pip install --no-cache-dir --constraint /src/constraints.txt "/src[cpu,plots,tensorboard]" && rm -rf /src
+RUN pip install --no-cache-dir --constraint /src/constraints.txt "/src[cpu,plots,tensorboard]" \
+    /src/pretraining && rm -rf /src
 
 RUN useradd --create-home --uid 1000 fasttfm
 USER 1000

@@ -25,11 +25,11 @@ help:
 
 install: .venv/.installed
 
-.venv/.installed: setup.py constraints.txt ptx-check/pyproject.toml
+.venv/.installed: setup.py constraints.txt pretraining/pyproject.toml ptx-check/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "fasttfm needs Python 3.10 or newer; this is " + sys.version.split()[0] + ". Choose another: make PYTHON=python3.12")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ptx-check \
-		--editable '.[dev]'
+		--editable '.[dev]' --editable pretraining
 	touch $@
 
 demo: install
@@ -43,11 +43,15 @@ types: install
 	@$(BIN)/mypy
 
 # The second run executes a part of the kernels' PTX, for which Triton must not be in its interpreter; the third takes
-# tests whose numbers the processor decides, on another that this one can stand for, each day the next.
+# tests whose numbers the processor decides, on another that this one can stand for, each day the next. All three run,
+# and one that fails fails it.
 tests: install
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations 20  # a core each
-	TRITON_INTERPRET=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) tests/executed ptx-check/tests/kernels
-	if [ "$$(uname -m)" = x86_64 ]; then $(BIN)/python -m tests.processors --in-turn --workers $(WORKERS); fi
+	@status=0
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 20 || status=$$?  # a core each
+	TRITON_INTERPRET=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) tests/executed ptx-check/tests/kernels || \
+		status=$$?
+	if [ "$$(uname -m)" = x86_64 ]; then $(BIN)/python -m tests.processors --in-turn --workers $(WORKERS) || status=$$?; fi
+	exit $$status
 
 test: lint types tests
 
@@ -96,4 +100,4 @@ bench: install
 	@$(BIN)/python -m benchmarks $(BENCH)
 
 clean:
-	rm -rf .venv build *.egg-info ptx-check/build ptx-check/src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build *.egg-info {pretraining,ptx-check}/build {pretraining,ptx-check}/src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

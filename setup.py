@@ -28,7 +28,7 @@ extras = {
     "plots": ["matplotlib>=3.8"],
     "tensorboard": ["tensorboard>=2.15"],
     "hf": ["transformers>=5.20"],  # replacements in its models; import of M2M-100 and NLLB; AutoModelForSeq2SeqLM
-    "hub": ["kernels>=0.17"],  # loads what python -m fasttfm.hub writes
+    "hub": ["kernels>=0.17"],  # loads what python -m scripts.hub writes
     "sentences": ["sentencex>=1.0"],  # translate --split-sentences
     "moses": ["sacremoses>=0.1.1"],  # models of fairseq with codes of fastBPE or subword-nmt
     "xliff": ["lxml>=5.0"],  # translate --format
@@ -69,7 +69,7 @@ setup(
     packages=sorted(packages),
     package_dir={"fasttfm": "fasttfm", "fasttfm.kernels": "kernels"},
     package_data={
-        "fasttfm": ["py.typed", "**/*.yaml", "serving/*.html", "hub/templates/*"],
+        "fasttfm": ["py.typed", "**/*.yaml", "serving/*.html"],
         "fasttfm.kernels.proof": ["*.csv"],
         "fasttfm.kernels.tiles": ["tuned/*"],
     },

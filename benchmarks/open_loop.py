@@ -101,10 +101,12 @@ def serve(kind: str, model: Path, workers: int, folder: Path, port: Connection) 
     from fasttfm.serving.app import App
     from fasttfm.serving.limits import Limits
 
-    torch.set_num_threads(workers)
+    ours = kind == "fasttfm"
+    torch.set_num_threads(
+        workers if ours else 1
+    )  # PyTorch's threads would slow CTranslate2's down (peers/ctranslate2.py)
     listener = socket.create_server(("127.0.0.1", 0))
     limits = Limits(queue=100_000, seconds=_PATIENCE)
-    ours = kind == "fasttfm"
     translator: Any = Translator.from_directory(model, workers=1) if ours else CTranslate2(model, folder, workers)
     app = App({"model": translator}, limits, workers=workers if ours else 1)
     port.send(listener.getsockname()[1])

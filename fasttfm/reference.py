@@ -104,6 +104,11 @@ def dropout(x: Tensor, p: float, seed: Tensor | None, site: int = 0) -> Tensor:
 # -------------------------------------------------------------------------------------------------------- attention
 
 
+LOWEST = torch.finfo(torch.float32).min / math.log2(math.e)
+"""About -2.36e38: an additive mask below it hides a key as -inf does. In base 2, in which kernels compute, float32
+holds nothing lower; masks filled with the lowest float32 or bfloat16 mean just that."""
+
+
 def attention_mask(
     scores: Tensor,
     *,
@@ -117,11 +122,11 @@ def attention_mask(
     """scores (B, H, L, S) with -inf where a query may not attend; an additive mask and ALiBi's distances are added.
 
     key_lengths (B,): keys at or past it are hidden. mask broadcastable to (B, H, L, S): bool, True where the query may
-    attend, or floats that are added. On the diagonal query i stands at key i + causal_offset, an int or one for each
-    batch row (B,); causal="bottom_right" moves it such that the last query stands at the last key. causal: no keys past
-    the diagonal. window (left, right): no more than so many keys before the diagonal and past it, None for no bound
-    (Beltagy et al. 2020, section 3.1; Jiang et al. 2023, section 2). alibi_slopes (H,) or (B, H): slope times the
-    distance from the diagonal is subtracted (Press et al. 2022, section 3).
+    attend, or floats that are added, and below LOWEST hide. On the diagonal query i stands at key i + causal_offset, an
+    int or one for each batch row (B,); causal="bottom_right" moves it such that the last query stands at the last key.
+    causal: no keys past the diagonal. window (left, right): no more than so many keys before the diagonal and past it,
+    None for no bound (Beltagy et al. 2020, section 3.1; Jiang et al. 2023, section 2). alibi_slopes (H,) or (B, H):
+    slope times the distance from the diagonal is subtracted (Press et al. 2022, section 3).
     """
     *_, queries, keys = scores.shape
     key = torch.arange(keys, device=scores.device)
@@ -134,7 +139,7 @@ def attention_mask(
     if alibi_slopes is not None:
         scores = scores - alibi_slopes[..., None, None].to(_wide(scores).dtype) * past.abs()
     if mask is not None and mask.dtype != torch.bool:
-        scores = scores + mask
+        scores = (scores + mask).masked_fill(mask < LOWEST, -math.inf)
     elif mask is not None:
         scores = scores.masked_fill(~mask, -math.inf)
     left, right = window or (None, None)

@@ -4,12 +4,17 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
 import yaml
 
 import fasttfm
+from fasttfm import kinds
+from fasttfm.config import read_yaml
+from fasttfm.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.skipif(not (ROOT / "setup.py").is_file(), reason="needs the checkout")
@@ -157,7 +162,68 @@ def test_the_machine_of_ptx_is_a_distribution_of_its_own_that_make_install_bring
     assert "ptx-check" not in (ROOT / "setup.py").read_text()
 
 
-def test_without_it_commands_of_the_proof_say_what_to_install():
+def test_the_pre_trained_family_is_a_distribution_of_the_same_version():
+    declared = (ROOT / "pretraining" / "pyproject.toml").read_text()
+    assert re.search(r'^version = "(.+)"$', declared, re.MULTILINE)[1] == fasttfm.__version__
+    assert f'dependencies = ["fasttfm=={fasttfm.__version__}"]' in declared
+    assert 'pretraining = "fasttfm_pretraining.kinds"' in declared
+    assert "--editable pretraining" in (ROOT / "Makefile").read_text()
+    assert "pretraining" not in (ROOT / "setup.py").read_text()
+    assert (ROOT / "pretraining" / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+
+
+def test_its_wheel_and_source_distribution_have_everything(tmp_path):
+    """Every module, every preset, and the entry point by which fasttfm finds them."""
+    source = tmp_path / "pretraining"
+    shutil.copytree(ROOT / "pretraining", source, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
+    for build in ("build_wheel", "build_sdist"):
+        script = f"from setuptools import build_meta; build_meta.{build}({str(tmp_path)!r})"
+        subprocess.run([sys.executable, "-c", script], cwd=source, capture_output=True, check=True)
+    package = source / "src" / "fasttfm_pretraining"
+    wanted = {
+        path.relative_to(source / "src").as_posix()
+        for path in package.rglob("*.*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {Path(name).suffix for name in wanted} == {".py", ".typed", ".yaml"}
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+        assert wanted <= {*wheel.namelist()}
+        (entry_points,) = (name for name in wheel.namelist() if name.endswith("/entry_points.txt"))
+        assert "[fasttfm.kinds]\npretraining = fasttfm_pretraining.kinds" in wheel.read(entry_points).decode()
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
+        names = archive.getnames()
+        assert wanted <= {name.partition("/src/")[2] for name in names}
+        assert any(name.endswith("/LICENSE") for name in names)
+
+
+def test_without_it_its_commands_say_what_to_install():
+    """What imports nothing of it works; its commands, verbs and kinds of model end in a line and exit status 2."""
+    script = (
+        "import sys; from fasttfm import kinds; kinds.provider = lambda: None; "
+        "from fasttfm.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+
+    def run(*words):
+        return subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=False)
+
+    way = "pip install ./pretraining in a clone of this repository (make install does it)"
+    for words in (["lm", "train"], ["mlm"], ["finetune", "--help"], ["distill", "bert", "T", "--data", "D"]):
+        done = run(*words)
+        assert (done.returncode, done.stdout) == (2, ""), words
+        assert re.fullmatch(rf"fasttfm {words[0]}: \w[^\n]+ fasttfm-pretraining, [^\n]+{re.escape(way)}\n", done.stderr)
+    for words in (["--help"], ["distill", "translation", "--help"], ["train", "--preset", "list"]):
+        done = run(*words)
+        assert (done.returncode, done.stderr) == (0, ""), words
+
+
+def test_without_it_a_model_of_another_kind_says_what_to_install(tmp_path, monkeypatch):
+    (tmp_path / "config.yaml").write_text("kind: gpt\n")
+    monkeypatch.setattr(kinds, "provider", lambda: None)
+    with pytest.raises(UserError, match=r"line 1: kind 'gpt' is unknown.* pip install \./pretraining"):
+        read_yaml(tmp_path / "config.yaml")
+
+
+def test_without_ptx_check_commands_of_the_proof_say_what_to_install():
     script = "import sys; sys.modules['ptx_check'] = None; import fasttfm.kernels.proof.executed"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.stderr.strip().endswith("pip install ./ptx-check in a clone of this repository (make install does it)")

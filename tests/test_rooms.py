@@ -19,32 +19,34 @@ LEVELS = (
     ("ptx_check",),
     ("fasttfm.kernels",),
     ("fasttfm.errors", "fasttfm.reference", "fasttfm.timing", "fasttfm.wording"),
-    ("fasttfm.parsing", "fasttfm.pretraining.commands", "fasttfm.reference_cache"),
+    ("fasttfm.kinds", "fasttfm.parsing", "fasttfm.reference_cache"),
     ("fasttfm.locks", "fasttfm.machine", "fasttfm.memory", "fasttfm.presets", "fasttfm.signals"),
     ("fasttfm.files",),
     ("fasttfm.cpu",),
     ("fasttfm.config.checks",),
     ("fasttfm.config.data", "fasttfm.config.decoding", "fasttfm.config.model", "fasttfm.config.training"),
-    ("fasttfm.pretraining.config",),
-    ("fasttfm.pretraining.kinds",),
-    ("fasttfm.kinds",),
     ("fasttfm.children", "fasttfm.config", "fasttfm.folders", "fasttfm.functional"),
     ("fasttfm.processes",),
     ("fasttfm.blocks", "fasttfm.checkpoints", "fasttfm.data"),
     ("fasttfm.cpu.decoder_step", "fasttfm.nn"),
     ("fasttfm.compat", "fasttfm.cpu.tuning", "fasttfm.models", "fasttfm.tuning"),
-    ("fasttfm.decoding", "fasttfm.drawing", "fasttfm.pretraining.data"),
-    ("fasttfm.training", "fasttfm.interop", "fasttfm.pretraining.models", "fasttfm.serving"),
-    ("fasttfm.cli", "fasttfm.pretraining.decoding", "fasttfm.pretraining.interop"),
-    ("fasttfm.pretraining.training",),
-    ("fasttfm.pretraining",),
+    ("fasttfm.decoding", "fasttfm.drawing"),
+    ("fasttfm.training", "fasttfm.interop", "fasttfm.serving"),
+    ("fasttfm.cli",),
     ("fasttfm.__main__", "fasttfm"),
-    ("fasttfm.hub",),
+    ("scripts.hub",),
+    ("fasttfm_pretraining.config",),
+    ("fasttfm_pretraining.kinds",),
+    ("fasttfm_pretraining.data",),
+    ("fasttfm_pretraining.models",),
+    ("fasttfm_pretraining.decoding", "fasttfm_pretraining.interop"),
+    ("fasttfm_pretraining.training",),
+    ("fasttfm_pretraining",),
     ("benchmarks.measure", "benchmarks.peers"),
     ("benchmarks.command",),
     ("benchmarks.cases", "benchmarks"),
     ("benchmarks.report",),
-    ("benchmarks.__main__",),
+    ("benchmarks.__main__", "pretraining"),
 )
 """From the ground up; rooms of one level do not know each other. A file that is not named belongs to the longest name
 that begins its own."""
@@ -57,12 +59,15 @@ def modules() -> dict[str, Path]:
         ("fasttfm", ROOT / "fasttfm"),
         ("fasttfm.kernels", ROOT / "kernels"),
         ("benchmarks", ROOT / "benchmarks"),
+        ("fasttfm_pretraining", ROOT / "pretraining" / "src" / "fasttfm_pretraining"),
+        ("pretraining", ROOT / "pretraining"),
+        ("scripts.hub", ROOT / "scripts" / "hub"),
         ("ptx_check", ROOT / "ptx-check" / "src" / "ptx_check"),
     ):
         for path in sorted(folder.rglob("*.py")):
             parts = path.relative_to(folder).with_suffix("").parts
-            if parts[0] == "kernels" and top == "fasttfm":
-                continue  # the link
+            if (parts[0] == "kernels" and top == "fasttfm") or (top == "pretraining" and len(parts) > 1):
+                continue  # the link; the package and its tests, of which only the benchmark is beside them
             name = ".".join([top, *(part for part in parts if part != "__init__")])
             results[name] = path
     return results
@@ -103,15 +108,21 @@ def test_no_import_points_up():
     assert not wrong, "\n".join(sorted(wrong))
 
 
-def test_the_core_knows_the_pre_trained_family_by_one_file():
-    """By imports in functions too, and by names that importlib is given."""
-    room = "fasttfm.pretraining"
-    core = {name: path for name, path in MODULES.items() if name.startswith("fasttfm") and not name.startswith(room)}
-    assert [name for name, path in core.items() if any(each.startswith(room) for each in imports(name, path))] == [
-        "fasttfm.kinds"
-    ]
-    quoted = re.compile(rf"""["']{re.escape(room)}""")
+def test_the_core_does_not_know_the_pre_trained_family():
+    """It is a distribution of its own, which the core finds by an entry point: no import, no name for importlib."""
+    room = "fasttfm_pretraining"
+    core = {name: path for name, path in MODULES.items() if name.split(".")[0] in ("fasttfm", "benchmarks")}
+    assert not [name for name, path in core.items() if any(each.startswith(room) for each in imports(name, path))]
+    quoted = re.compile(rf"""["']{room}""")
     assert not [name for name, path in core.items() if quoted.search(path.read_text(encoding="utf-8"))]
+
+
+def test_the_pre_trained_family_takes_nothing_private_of_the_core():
+    for name, path in MODULES.items():
+        if name.startswith("fasttfm_pretraining"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "fasttfm":
+                    assert not [alias.name for alias in node.names if alias.name.startswith("_")], name
 
 
 def test_no_files_import_each_other_in_a_circle():

@@ -118,8 +118,7 @@ class Unread:
 def same_threads() -> Iterator[None]:
     """The CPU threads that torch computes with are afterwards what they were.
 
-    OpenMP keeps one number for the whole thread: CTranslate2 with a thread for each of several workers sets it to 1,
-    and whoever came after it was timed with one core.
+    OpenMP keeps one number for a whole thread, and a provider may set it.
     """
     threads = torch.get_num_threads()
     try:

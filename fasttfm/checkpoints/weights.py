@@ -96,3 +96,14 @@ def refuse_what_is_no_number(weights: Mapping[str, Tensor], source: Path) -> Non
                 f"{source}: {name} holds NaN or infinity: that training diverged; give an earlier checkpoint, or train "
                 "anew with a lower learning rate"
             )
+
+
+def layer_map(teacher_layers: int, student_layers: int) -> list[int]:
+    """Choose the teacher's layer (from 0) that each of the student's learns from: every k-th, the last the last.
+
+    Raises ValueError where the teacher's number of layers is not a multiple of the student's.
+    """
+    if student_layers < 1 or teacher_layers % student_layers:
+        raise ValueError(f"{student_layers} layers cannot be spread evenly over the teacher's {teacher_layers}")
+    step = teacher_layers // student_layers
+    return [step * (number + 1) - 1 for number in range(student_layers)]

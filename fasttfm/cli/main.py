@@ -1,6 +1,6 @@
 """`fasttfm <command>`: finds the command's file, runs it, and turns every expected failure into one line.
 
-Each command is a module, here or in fasttfm.pretraining.cli, with two functions:
+Each command is a module, here or of another distribution (fasttfm.kinds), with two functions:
 
     add_arguments(parser)    adds the command's arguments to its parser
     run(args)                does the work; returns an exit status or None for 0
@@ -56,7 +56,7 @@ GROUPS = {
         "quantize": ("fasttfm.cli.quantize", "convert a model's matrices to 8 bits"),
         "shortlist": ("fasttfm.cli.shortlist", "make a vocabulary map that speeds up translation"),
     },
-    "language models": kinds.COMMANDS,
+    "language models": {name: ("", summary) for name, summary in kinds.COMMANDS.items()},
     "pictures": {
         "plot": ("fasttfm.cli.plot", "draw the curves of training runs in one picture"),
         "plot-attention": ("fasttfm.cli.plot_attention", "draw the attention weights of one translation"),
@@ -68,7 +68,7 @@ GROUPS = {
         "completion": ("fasttfm.cli.completion", "print a shell's completion script"),
     },
 }
-"""Title -> command -> (module, the line that `fasttfm --help` shows)."""
+"""Title -> command -> (module, the line that `fasttfm --help` shows); no module where fasttfm.kinds knows it."""
 
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
@@ -85,7 +85,6 @@ _LESS_MEMORY = {
     "serve": "give a smaller model, --precision int8, or --max-tokens",
     "score-pairs": "give shorter lines, or --precision bf16",
     "plot-attention": "give a shorter sentence",
-    **kinds.LESS_MEMORY,
 }
 """Command -> what makes it need less memory."""
 
@@ -131,14 +130,20 @@ def _answer(name: str | None, arguments: list[str]) -> int:
 
 def _called(name: str | None, arguments: list[str]) -> str:
     """Return what a command calls itself: its verb is known once its module is there."""
-    verbs = {} if name is None else getattr(sys.modules.get(COMMANDS[name][0]), "VERBS", {})
+    verbs = {} if name is None else getattr(sys.modules.get(_module_of(name)), "VERBS", {})
     return " ".join(["fasttfm", *([] if name is None else [name]), *(each for each in arguments[1:2] if each in verbs)])
+
+
+def _module_of(name: str) -> str:
+    """Return the module of a command; '' where it is not installed."""
+    return COMMANDS[name][0] or kinds.module_of(name)
 
 
 def _told(name: str | None, error: Exception) -> str | None:
     """One line for a limit of the machine that the command has met; None for what is a bug."""
     if is_out_of_memory(error):
-        remedy = _LESS_MEMORY.get(name or "", "close other programs, or use a machine with more") + limit_remedy()
+        less = _LESS_MEMORY.get(name or "") or kinds.less_memory(name)
+        remedy = (less or "close other programs, or use a machine with more") + limit_remedy()
         return f"out of memory: {remedy} ({str(error).strip() or 'MemoryError'})"
     if isinstance(error, OSError) and error.errno is not None:  # None: raised by hand somewhere, which is a bug
         prefix = f"{error.filename}: " if error.filename else ""
@@ -148,6 +153,7 @@ def _told(name: str | None, error: Exception) -> str | None:
 
 
 def _run(name: str | None, arguments: list[str]) -> int:
+    kinds.refuse_missing(arguments)
     parser = build_parser([] if name is None else [name])
     try:
         args = parser.parse_args(arguments, argparse.Namespace(arguments=arguments))
@@ -224,9 +230,9 @@ def build_parser(names: Sequence[str]) -> Parser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the versions that matter and stop")
     subparsers = parser.add_subparsers(metavar="command", title="commands", parser_class=Parser)
-    for name, (module_name, summary) in COMMANDS.items():
+    for name, (_, summary) in COMMANDS.items():
         command = subparsers.add_parser(name, help=summary)
-        if name in names:
+        if name in names and (module_name := _module_of(name)):
             module = importlib.import_module(module_name)
             command.description = module.__doc__
             if hasattr(module, "VERBS"):

@@ -1,6 +1,5 @@
 """Checks that several sections make of their fields: each raises ValueError, whose message begins with the field."""
 
-import dataclasses
 import math
 import typing
 from functools import cache
@@ -48,12 +47,6 @@ def require_positive(config: Any, *names: str) -> None:
         value = getattr(config, name)
         if not 0 < value < math.inf:
             raise ValueError(f"{name} {value!r} must be a finite number greater than 0")
-
-
-def shared_fields(config: Any, cls: type) -> dict[str, Any]:
-    """Field -> value of the fields of config that the dataclass cls has too."""
-    names = {field.name for field in dataclasses.fields(cls)}
-    return {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.name in names}
 
 
 @cache

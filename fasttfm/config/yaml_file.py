@@ -18,7 +18,7 @@ from fasttfm.config.fields import (
     sections_of,
 )
 from fasttfm.errors import UserError
-from fasttfm.kinds import pretrained_kinds
+from fasttfm.kinds import pretrained_kinds, refuse_unknown
 from fasttfm.parsing import Malformed, compose_yaml, construct_yaml, write_yaml
 
 
@@ -31,11 +31,10 @@ def kind_of(path: str | Path) -> str:
 def _kind(entries: list[tuple[str, yaml.Node, int]], path: Path) -> str:
     for name, node, line in entries:
         if name == "kind":
-            known = (TRANSFORMER, *pretrained_kinds())
-            if not isinstance(node, yaml.ScalarNode) or node.value not in known:
-                given = node.value if isinstance(node, yaml.ScalarNode) else "a list"
-                raise UserError(f"{path}, line {line}: kind {given!r} is unknown: there are {', '.join(known)}")
-            return str(node.value)
+            kind = str(node.value) if isinstance(node, yaml.ScalarNode) else "a list"
+            if kind != TRANSFORMER:
+                refuse_unknown(kind, f"{path}, line {line}")
+            return kind
     return TRANSFORMER
 
 

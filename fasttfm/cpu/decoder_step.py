@@ -126,7 +126,7 @@ class DecoderStep:
             zeros = np.zeros_like(stream)
             self._add_norm(loops, (zeros, None, None), self.first, count, x, stream)
         elif self.int8:
-            loops.quantize_rows(x.array[:count], x.quantized, x.scales)
+            loops.quantize_rows(step_passes.team(), x.array[:count], x.quantized, x.scales)
         for number, layer in enumerate(self.layers):
             self_cache, memory = cache.layer(number)
             self_cache.attend_into(loops, x.times(layer.joint), heads)
@@ -155,12 +155,13 @@ class DecoderStep:
     def _add_norm(self, loops: Any, product: tuple, norm: _Norm, count: int, x: _Rows, stream: Any) -> None:
         """The stream with a product added, and x its norm; with post-norm x is the stream."""
         residual = stream if self.pre_norm else x.array
-        loops.add_layer_norm(*product, residual, *norm, count, x.array, stream, x.quantized, x.scales)
+        results = x.array, stream, x.quantized, x.scales
+        loops.add_layer_norm(step_passes.team(), *product, residual, *norm, count, *results)
 
     def _hidden(self, loops: Any, x: _Rows, layer: _Layer, count: int, hidden: _Rows) -> tuple[Any, Any, Any]:
         if not self.int8:
             return array(layer.output.multiply(layer.hidden.multiply(x.values))), None, None
-        loops.quantize_relu(*x.times(layer.hidden), count, hidden.quantized, hidden.scales)
+        loops.quantize_relu(step_passes.team(), *x.times(layer.hidden), count, hidden.quantized, hidden.scales)
         return hidden.times(layer.output)
 
     def select_outputs(self, tokens: Tensor | None) -> None:
@@ -190,5 +191,5 @@ class DecoderStep:
         if x.integers is None:
             return product.multiply(x.values)[:count]
         sums = product.multiply(x.integers)[:count]
-        loops.scale_rows(sums.numpy(), x.scales, product.bias, False, sums.numpy())
+        loops.scale_rows(step_passes.team(), sums.numpy(), x.scales, product.bias, False, sums.numpy())
         return sums

@@ -1,8 +1,9 @@
-"""Linear layers of a model that is only read: on the CPU their weights are laid out once for oneDNN's products.
+"""Linear layers of a model that is only read: on the CPU their weights are laid out once, for products of few rows.
 
 A search multiplies the same matrices by a few rows, hundreds of times. torch.nn.functional.linear hands float32 to a
-library that lays the matrix out anew in every call, and for few rows that costs more than the product. What whole
-searches gain stands in benchmarks/results, group decoding.
+library that lays the matrix out anew in every call, and for few rows that costs more than the product. oneDNN's
+products take what was laid out before; in float32, on processors where that was measured, our own do (panels.py). What
+whole searches gain stands in benchmarks/results, group decoding.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from torch import Tensor, nn
 from torch.nn import functional as nnF
 
 from fasttfm.cpu import int8 as integers
+from fasttfm.cpu import step_passes
 from fasttfm.cpu.int8 import Int8Product
 from fasttfm.cpu.row_classes import Product, RowClasses, large_size, multiply, row_classes
 from fasttfm.cpu.thresholds import fixed
 
 _LEAST = fixed("packed_weight")
 _ROWS = fixed("packed_rows")
+_PANELS: tuple[str, ...] = fixed("panels")
 
 _STRIDE = 509
 """Of the elements that are looked at to see whether a weight has changed."""
@@ -39,6 +42,7 @@ class _Thread(threading.local):
     """State of frozen_weights() on this thread."""
 
     kept: dict[tuple, _Kept] | None = None
+    model: nn.Module | None = None
     batch_invariant = False
     int8 = False
 
@@ -60,12 +64,18 @@ def frozen_weights(model: nn.Module, *, batch_invariant: bool = False, int8: boo
     cpu/int8.py says, where that is exact and faster than float32 (int8.route()).
     """
     int8 = int8 and integers.route() is not None
-    before = _thread.kept, _thread.batch_invariant, _thread.int8
-    _thread.kept, _thread.batch_invariant, _thread.int8 = _kept_of(model), batch_invariant, int8
+    before = _thread.kept, _thread.model, _thread.batch_invariant, _thread.int8
+    kept = _thread.kept if froze(model) else _kept_of(model)
+    _thread.kept, _thread.model, _thread.batch_invariant, _thread.int8 = kept, model, batch_invariant, int8
     try:
         yield
     finally:
-        _thread.kept, _thread.batch_invariant, _thread.int8 = before
+        _thread.kept, _thread.model, _thread.batch_invariant, _thread.int8 = before
+
+
+def froze(model: nn.Module) -> bool:
+    """Return whether this thread is inside frozen_weights() of this model."""
+    return _thread.model is model
 
 
 def _kept_of(model: nn.Module) -> dict[tuple, _Kept] | None:
@@ -168,7 +178,7 @@ def _classes(kept: _Kept, no_bias: bool, dtype: torch.dtype, relu: bool, large: 
     used."""
     if _thread.int8:
         return RowClasses()
-    if not _thread.batch_invariant:
+    if not _thread.batch_invariant or kept.invariant:
         return None
     key = torch.get_num_threads(), large
     if key not in kept.classes:
@@ -184,10 +194,12 @@ class _Kept:
     weight: Tensor
     """The weight itself, so that nothing else gets its memory."""
     packed: bool
-    """Whether it was laid out as oneDNN wants it."""
+    """Whether it was laid out."""
     product: Product
     of_kind: Callable[[Tensor, Tensor], Product]
     """The same kind of product with another weight and bias."""
+    invariant: bool = False
+    """Whether a row has the same bits beside any others."""
     classes: dict[tuple[int, int], RowClasses] = field(default_factory=dict)
     """By number of threads and large row count, of those that somebody has asked for."""
 
@@ -206,13 +218,27 @@ def _kept_product(
             kept[key] = _Kept(weight, True, product, lambda weight, bias: Int8Product(weight, bias, relu))
             return kept[key]
         packed = weight.numel() >= _LEAST and dtype in _packed_dtypes()
-        make = _packed_product if packed else _plain_product
+        panels = packed and dtype == torch.float32 and weight.shape[1] % 4 == 0 and float32_route() == "panels"
+        make = _panel_product if panels else _packed_product if packed else _plain_product
 
         def of_kind(weight: Tensor, other_bias: Tensor) -> Product:
             return make(weight, None if bias is None else other_bias, dtype, relu)
 
-        kept[key] = _Kept(weight, packed, make(weight, bias, dtype, relu), of_kind)
+        kept[key] = _Kept(weight, packed, make(weight, bias, dtype, relu), of_kind, panels)
     return kept[key]
+
+
+def float32_route() -> str:
+    """Return whose float32 products frozen weights are multiplied by here: "panels", "oneDNN" or "PyTorch"."""
+    if torch.float32 not in _packed_dtypes():
+        return "PyTorch"
+    return "panels" if torch.backends.cpu.get_cpu_capability() in _PANELS and step_passes.usable() else "oneDNN"
+
+
+def _panel_product(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, relu: bool) -> Product:
+    from fasttfm.cpu.panels import PanelProduct
+
+    return PanelProduct(weight.to(dtype), None if bias is None else bias.to(dtype), relu)
 
 
 def _packed_product(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, relu: bool) -> Product:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from fasttfm.cpu.step_loops import FAST, bits_of, exp, from_bits, inlined, loop, read
+from fasttfm.cpu.thread_team import over_threads
 
 _BLOCK = np.uintp(64)
 _SIGN = np.int32(0x7FFFFFFF)
@@ -31,10 +32,15 @@ def of_sort_key(key):
 
 
 @loop(fastmath=FAST)
-def log_sum_exp(x, out):
+def log_sum_exp(team, x, out):
+    over_threads(_log_sum_exp, team, np.uintp(x.shape[0]), np.uintp(1), (x, out))
+
+
+@inlined(fastmath=FAST)
+def _log_sum_exp(begin, end, x, out):
     width = np.uintp(x.shape[1])
     flat = x.reshape(-1)
-    for r in range(np.uintp(x.shape[0])):
+    for r in range(begin, end):
         first = r * width
         key, size = sort_key(read(flat[first])), np.int32(0)
         for n in range(width):
@@ -49,10 +55,15 @@ def log_sum_exp(x, out):
 
 
 @loop()
-def largest_of_rows(x, sums, values, ids):
+def largest_of_rows(team, x, sums, values, ids):
+    over_threads(_largest_of_rows, team, np.uintp(x.shape[0]), np.uintp(1), (x, sums, values, ids))
+
+
+@inlined()
+def _largest_of_rows(begin, end, x, sums, values, ids):
     width, most = np.uintp(x.shape[1]), values.shape[1]
     flat = x.reshape(-1)
-    for r in range(np.uintp(x.shape[0])):
+    for r in range(begin, end):
         count, start = 0, r * width
         for first in range(np.uintp(0), width, _BLOCK):
             last = min(first + _BLOCK, width)

@@ -147,8 +147,9 @@ class AncestorAttention:
         keys, values = self._arrays
         ancestors, slots = rows.ancestors.numpy(), rows.slots.numpy()
         loops.attend_to_ancestors(
-            *joint, keys, values, ancestors, slots, rows.positions.numpy(), heads.array, heads.quantized, heads.scales
-        )
+            step_passes.team(), *joint, keys, values, ancestors, slots, rows.positions.numpy(), heads.array,
+            heads.quantized, heads.scales,
+        )  # fmt: skip
 
     def _ready(self) -> Rows:
         """The rows, for whose newest position there is memory."""
@@ -201,7 +202,8 @@ class MemoryAttention:
         """Write what attend() returns into heads, by compiled loops."""
         keys, values = self._arrays
         sentences, lengths = self.rows.sentences.numpy(), self.rows.lengths.numpy()
-        loops.attend_to_memory(*query, keys, values, sentences, lengths, heads.array, heads.quantized, heads.scales)
+        results = heads.array, heads.quantized, heads.scales
+        loops.attend_to_memory(step_passes.team(), *query, keys, values, sentences, lengths, *results)
 
 
 class StepCache:

@@ -1,5 +1,8 @@
 """The loops of step_passes.py, for numba: arrays in, arrays out, C-contiguous; nothing is checked here.
 
+A loop runs over a team of threads (thread_team.py). What it computes of a row depends on that row alone, and so on
+neither the parts nor the number of threads.
+
 float32 is computed as it is; uint16 holds bfloat16 and int16 float16, widened where they are read and rounded to the
 nearest even where they are written.
 """
@@ -15,8 +18,12 @@ from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic, overload
 from numba.np.arrayobj import make_array
 
+from fasttfm.cpu.thread_team import over_threads
+
 FAST = {"reassoc", "contract", "nsz", "arcp"}
 """Sums may be taken in vectors; infinities and NaN keep their meaning."""
+_PART = np.uintp(1 << 12)
+"""Numbers of a part of rows: about a microsecond, as long as it takes to hand one out."""
 
 loop = functools.partial(njit, nogil=True, cache=True)
 """What Python calls."""
@@ -213,16 +220,32 @@ def _add_heads(sums, flat, first, heads, size, scores, count, t):
             sums[column + d] += weight * read(flat[first + column + d])
 
 
+@inlined()
+def _rows(columns):
+    """Return the number of rows of a part."""
+    return max(np.uintp(1), _PART // max(np.uintp(1), np.uintp(columns)))
+
+
 @loop(fastmath=FAST)
-def attend_to_ancestors(joint, scales, bias, keys, values, ancestors, slots, positions, out, quantized, out_scales):
+def attend_to_ancestors(
+    team, joint, scales, bias, keys, values, ancestors, slots, positions, out, quantized, out_scales
+):
+    given = (joint, scales, bias, keys, values, ancestors, slots, positions, out, quantized, out_scales)
+    over_threads(_attend_to_ancestors, team, np.uintp(slots.shape[0]), np.uintp(2), given)
+
+
+@inlined(fastmath=FAST)
+def _attend_to_ancestors(
+    begin, end, joint, scales, bias, keys, values, ancestors, slots, positions, out, quantized, out_scales
+):
     # Everything is indexed flat and without sign: views are counted references, signed indices may mean "from the end".
     # All heads of a position are read at once: they lie side by side, and after those of the position before.
     capacity, heads, size = np.uintp(keys.shape[1]), np.uintp(keys.shape[2]), np.uintp(keys.shape[3])
     one, two = np.uintp(1), np.uintp(2)
     columns, width = np.uintp(ancestors.shape[1]), heads * size
     line = np.uintp(64 // keys.itemsize)
-    row_count, most = np.uintp(slots.shape[0]), np.uintp(0)
-    for r in range(row_count):
+    most = np.uintp(0)
+    for r in range(begin, end):
         most = max(most, np.uintp(positions[r]) + one)
     flat_joint, flat_keys, flat_values = joint.reshape(-1), keys.reshape(-1), values.reshape(-1)
     flat_out, flat_ancestors = out.reshape(-1), ancestors.reshape(-1)
@@ -231,12 +254,12 @@ def attend_to_ancestors(joint, scales, bias, keys, values, ancestors, slots, pos
     q = np.empty(width, np.float32)
     sums = np.empty(width, np.float32)
     firsts = np.empty(most, np.uintp)
-    for r in range(np.uintp(slots.shape[0])):
+    for r in range(begin, end):
         position = np.uintp(positions[r])
         count = position + one
         for t in range(position):
             firsts[t] = (np.uintp(flat_ancestors[r * columns + t]) * capacity + t) * width
-        if r + one < row_count:  # what the next row reads lies in many places, which no processor foresees
+        if r + one < end:  # what the next row reads lies in many places, which no processor foresees
             for t in range(min(position, np.uintp(positions[r + one]))):
                 soon = (np.uintp(flat_ancestors[(r + one) * columns + t]) * capacity + t) * width
                 if soon != firsts[t]:
@@ -268,9 +291,15 @@ def attend_to_ancestors(joint, scales, bias, keys, values, ancestors, slots, pos
 
 
 @loop(fastmath=FAST)
-def attend_to_memory(query, scales, bias, keys, values, sentences, lengths, out, quantized, out_scales):
-    # Rows of one sentence that follow one another read a head's keys and values one after the other, while they are in
-    # the nearest cache.
+def attend_to_memory(team, query, scales, bias, keys, values, sentences, lengths, out, quantized, out_scales):
+    given = (query, scales, bias, keys, values, sentences, lengths, out, quantized, out_scales)
+    over_threads(_attend_to_memory, team, np.uintp(sentences.shape[0]), np.uintp(2), given)
+
+
+@inlined(fastmath=FAST)
+def _attend_to_memory(start, stop, query, scales, bias, keys, values, sentences, lengths, out, quantized, out_scales):
+    # Rows of one sentence that follow one another are of the part where the first stands. They read a head's keys and
+    # values one after the other, while they are in the nearest cache.
     heads, longest, size = np.uintp(keys.shape[1]), np.uintp(keys.shape[2]), np.uintp(keys.shape[3])
     one, two = np.uintp(1), np.uintp(2)
     flat_query, flat_out = query.reshape(-1), out.reshape(-1)
@@ -279,9 +308,11 @@ def attend_to_memory(query, scales, bias, keys, values, sentences, lengths, out,
     scores = np.empty(longest, np.float32)
     q = np.empty(size, np.float32)
     sums = np.empty(size, np.float32)
-    rows, begin = np.uintp(sentences.shape[0]), np.uintp(0)
+    rows, begin = np.uintp(sentences.shape[0]), start
+    while begin and begin < stop and sentences[begin] == sentences[begin - one]:
+        begin += one
     total, line = np.uintp(flat_keys.shape[0]), np.uintp(64 // keys.itemsize)
-    while begin < rows:
+    while begin < stop:
         sentence, end = np.uintp(sentences[begin]), begin + one
         while end < rows and np.uintp(sentences[end]) == sentence:
             end += one
@@ -315,43 +346,62 @@ def attend_to_memory(query, scales, bias, keys, values, sentences, lengths, out,
 
 
 @loop(fastmath=FAST)
-def add_layer_norm(x, scales, x_bias, residual, weight, bias, eps, rows, y, s, quantized, out_scales):
-    width = x.shape[1]
-    flat = x.reshape(-1)
+def add_layer_norm(team, x, scales, x_bias, residual, weight, bias, eps, rows, y, s, quantized, out_scales):
+    given = (x, scales, x_bias, residual, weight, bias, eps, y, s, quantized, out_scales)
+    over_threads(_add_layer_norm, team, np.uintp(rows), _rows(x.shape[1]), given)
+
+
+@inlined(fastmath=FAST)
+def _add_layer_norm(begin, end, x, scales, x_bias, residual, weight, bias, eps, y, s, quantized, out_scales):
+    width = np.uintp(x.shape[1])
+    flat, added, flat_y, flat_s = x.reshape(-1), residual.reshape(-1), y.reshape(-1), s.reshape(-1)
     row = np.empty(width, np.float32)
-    for r in range(rows):
-        total = np.float32(0.0)
+    for r in range(begin, end):
+        first = r * width
         for n in range(width):
-            added = _entry(flat, r * width + n, scales, x_bias, r, n)
-            rounded = round_to(added + read(residual[r, n]), s[r, n])
-            s[r, n] = rounded
-            row[n] = read(rounded)
+            value = _entry(flat, first + n, scales, x_bias, r, n) + read(added[first + n])
+            flat_s[first + n] = round_to(value, flat_s[first + n])
+        for n in range(width):
+            row[n] = read(flat_s[first + n])
+        total = np.float32(0.0)
+        for n in range(width):  # nothing is written here: whether sums are vectors would depend on where arrays lie
             total += row[n]
         mean = total / np.float32(width)
         squares = np.float32(0.0)
         for n in range(width):
-            row[n] -= mean
-            squares += row[n] * row[n]
+            centred = row[n] - mean
+            squares += centred * centred
         rstd = np.float32(1.0) / np.sqrt(squares / np.float32(width) + np.float32(eps))
         for n in range(width):
-            y[r, n] = round_to(row[n] * rstd * read(weight[n]) + read(bias[n]), y[r, n])
+            normed = (row[n] - mean) * rstd * read(weight[n]) + read(bias[n])
+            flat_y[first + n] = round_to(normed, flat_y[first + n])
         _quantize(y, r, quantized, out_scales)
 
 
 @loop()
-def quantize_rows(x, quantized, scales):
+def quantize_rows(team, x, quantized, scales):
+    over_threads(_quantize_rows, team, np.uintp(x.shape[0]), _rows(x.shape[1]), (x, quantized, scales))
+
+
+@inlined()
+def _quantize_rows(begin, end, x, quantized, scales):
     row = np.empty(x.shape[1], np.float32)
-    for r in range(x.shape[0]):
+    for r in range(begin, end):
         for n in range(x.shape[1]):
             row[n] = read(x[r, n])
         _quantize_row(row, quantized[r], scales, r)
 
 
 @loop()
-def scale_rows(x, scales, bias, relu, y):
-    rows, width = x.shape
+def scale_rows(team, x, scales, bias, relu, y):
+    over_threads(_scale_rows, team, np.uintp(x.shape[0]), _rows(x.shape[1]), (x, scales, bias, relu, y))
+
+
+@inlined()
+def _scale_rows(begin, end, x, scales, bias, relu, y):
+    width = x.shape[1]
     zero = np.float32(0.0)
-    for r in range(rows):
+    for r in range(begin, end):
         scale = scales[r]
         if relu:
             for n in range(width):
@@ -363,11 +413,17 @@ def scale_rows(x, scales, bias, relu, y):
 
 
 @loop()
-def quantize_relu(x, scales, bias, rows, quantized, out_scales):
+def quantize_relu(team, x, scales, bias, rows, quantized, out_scales):
     """The rectified rows in int8."""
+    given = (x, scales, bias, quantized, out_scales)
+    over_threads(_quantize_relu, team, np.uintp(rows), _rows(x.shape[1]), given)
+
+
+@inlined()
+def _quantize_relu(begin, end, x, scales, bias, quantized, out_scales):
     width = x.shape[1]
     row = np.empty(width, np.float32)
-    for r in range(rows):
+    for r in range(begin, end):
         scale = scales[r]
         for n in range(width):
             value = x[r, n] * scale + bias[n]

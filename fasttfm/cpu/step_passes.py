@@ -50,7 +50,7 @@ def attend_to_ancestors(
     """
     out = joint.new_empty(joint.shape[0], joint.shape[1] // 3)
     loops().attend_to_ancestors(
-        array(joint), None, None, array(keys), array(values), ancestors.numpy(), slots.numpy(),
+        team(), array(joint), None, None, array(keys), array(values), ancestors.numpy(), slots.numpy(),
         positions.numpy(), array(out), None, None,
     )  # fmt: skip
     return out
@@ -61,7 +61,17 @@ def attend_to_memory(query: Tensor, keys: Tensor, values: Tensor, sentences: Ten
     keys and values (B, H, S, D) at b = sentences[r]; sentences (R,) int32, lengths (B,) int64."""
     out = torch.empty_like(query)
     loops().attend_to_memory(
-        array(query), None, None, array(keys), array(values), sentences.numpy(), lengths.numpy(), array(out), None, None
+        team(),
+        array(query),
+        None,
+        None,
+        array(keys),
+        array(values),
+        sentences.numpy(),
+        lengths.numpy(),
+        array(out),
+        None,
+        None,
     )
     return out
 
@@ -70,7 +80,19 @@ def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, ep
     """s = residual + x and y = LayerNorm(s); all (M, N) of one dtype, weight and bias (N,). Returns y and s."""
     y, s = torch.empty_like(x), torch.empty_like(x)
     loops().add_layer_norm(
-        array(x), None, None, array(residual), array(weight), array(bias), eps, len(x), array(y), array(s), None, None
+        team(),
+        array(x),
+        None,
+        None,
+        array(residual),
+        array(weight),
+        array(bias),
+        eps,
+        len(x),
+        array(y),
+        array(s),
+        None,
+        None,
     )
     return y, s
 
@@ -78,14 +100,14 @@ def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, ep
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """int8 (M, K) and scales (M,) float32 of x (M, K), as cpu/int8.py says."""
     quantized, scales = torch.empty(x.shape, dtype=torch.int8), torch.empty(x.shape[0])
-    loops().quantize_rows(array(x), quantized.numpy(), scales.numpy())
+    loops().quantize_rows(team(), array(x), quantized.numpy(), scales.numpy())
     return quantized, scales
 
 
 def scale_rows(x: Tensor, scales: Tensor, bias: Tensor, relu: bool, dtype: torch.dtype) -> Tensor:
     """x * scales + bias, then max(0, .) with relu: x (M, N), scales (M,) and bias (N,) float32; (M, N) of dtype."""
     y = x if dtype == torch.float32 else torch.empty(x.shape, dtype=dtype)
-    loops().scale_rows(array(x), scales.numpy(), array(bias), relu, array(y))
+    loops().scale_rows(team(), array(x), scales.numpy(), array(bias), relu, array(y))
     return y
 
 
@@ -97,10 +119,10 @@ def likeliest(logits: Tensor, k: int, forbid: Callable[[Tensor], None]) -> tuple
     from fasttfm.cpu import search_loops
 
     sums = torch.empty(logits.shape[0])
-    search_loops.log_sum_exp(array(logits), sums.numpy())
+    search_loops.log_sum_exp(team(), array(logits), sums.numpy())
     forbid(logits)
     values, ids = torch.empty(logits.shape[0], k), torch.empty(logits.shape[0], k, dtype=torch.int64)
-    search_loops.largest_of_rows(array(logits), sums.numpy(), values.numpy(), ids.numpy())
+    search_loops.largest_of_rows(team(), array(logits), sums.numpy(), values.numpy(), ids.numpy())
     return values, ids
 
 
@@ -116,3 +138,10 @@ def loops() -> Any:
     from fasttfm.cpu import step_loops
 
     return step_loops
+
+
+def team() -> tuple[int, int]:
+    """The threads that a loop runs over."""
+    from fasttfm.cpu import thread_team
+
+    return thread_team.team()

@@ -152,7 +152,7 @@ class ParallelTokens:
 
 @dataclass(eq=False)
 class PreparedFolder:
-    """A prepared directory, opened for reading: of pairs, or of documents (fasttfm.pretraining.data.documents)."""
+    """A prepared directory, opened for reading: of pairs, or of documents (fasttfm-pretraining's)."""
 
     path: Path
     description: dict[str, Any]

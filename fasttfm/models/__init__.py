@@ -1,4 +1,4 @@
-"""Complete models built from fasttfm's modules; fasttfm.pretraining.models has GPT, Llama and BERT's family."""
+"""Complete models built from fasttfm's modules; fasttfm_pretraining.models has GPT, Llama and BERT's family."""
 
 from fasttfm.config.model import TransformerConfig
 from fasttfm.models.time_series import TimeSeriesTransformer

@@ -1,6 +1,6 @@
 """The recipes that come with the package: one commented YAML file each, model and training together.
 
-Those of translation lie in this folder, those of another kind of model in one of the kind's name.
+Those of translation lie in this folder, those of another kind of model in the folder of whoever brings it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fasttfm.errors import UserError
+from fasttfm.kinds import provider
 from fasttfm.parsing import parse_yaml
 
 _FOLDER = Path(__file__).parent
@@ -40,10 +41,14 @@ def preset_section(name: str, section: str, kind: str = _TRANSFORMER) -> dict[st
 
 def preset_summary(name: str) -> str:
     """Return the description of a preset of any kind: the first sentence of the comment that its file begins with."""
-    lines = next(_FOLDER.rglob(f"{name}.yaml")).read_text(encoding="utf-8").splitlines()
+    path = _FOLDER / f"{name}.yaml"
+    if not path.exists() and (found := provider()):
+        path = next(found.PRESETS.rglob(path.name))
+    lines = path.read_text(encoding="utf-8").splitlines()
     comment = " ".join(line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines))
     return re.split(r"(?<=[.:]) (?=[A-Z])", comment)[0].rstrip(":.")
 
 
 def _folder(kind: str) -> Path:
-    return _FOLDER if kind == _TRANSFORMER else _FOLDER / kind
+    found = provider() if kind != _TRANSFORMER else None
+    return found.PRESETS / kind if found else _FOLDER

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fasttfm.checkpoints.weights import layer_map
 from fasttfm.config import RunConfig, Values, build
 from fasttfm.data.batches import TokenBatches, collate
 from fasttfm.data.prepared import PreparedData
@@ -21,7 +22,6 @@ from fasttfm.decoding import DecodingConfig, translate_ids
 from fasttfm.decoding.translator import one_line
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer
-from fasttfm.models.distillation import layer_map
 from fasttfm.training.progress import tell
 from fasttfm.training.task import Task
 from fasttfm.training.validation import DividedValidator, Score, settings_of

@@ -311,7 +311,8 @@ def hide(
     CHECKED: tl.constexpr,  # whether the tile reaches past the visible keys or the diagonal
     OVERFLOWS: tl.constexpr = False,  # whether a score may be inf, a product out of its dtype's range
 ):
-    """The scores with what is added to them, and -inf where the query may not attend."""
+    """The scores with what is added to them, and -inf where the query may not attend: what a mask adds hides a key
+    where it is -inf in base 2, from reference.LOWEST downwards."""
     if masking.slopes is not None:
         past = rows - columns + (row - column + masking.causal_offset - masking.past)
         s -= tl.abs(past).to(tl.float32) * masking.slopes

@@ -331,6 +331,21 @@ def test_products_need_their_fences(changes, kinds):
     assert small(**changes).kinds == kinds
 
 
-def test_fragments_in_registers_need_the_fence_too():
-    late = f"{FENCE}\nadd.s32 %r20, %r21, 0;"
-    assert wgmma(whole(64, 16), whole(16, 8), "bf16", 128, (False, True), True, 8, fence=late).kinds == {"fence"}
+TWICE = "wgmma.commit_group.sync.aligned;"
+
+
+@pytest.mark.parametrize(
+    ("fence", "kinds", "notes"),
+    [
+        (FENCE, set(), set()),
+        (f"add.s32 %r20, %r21, 0;\n{FENCE}", set(), set()),
+        (f"{FENCE}\nadd.s32 %r20, %r21, 0;", set(), {"fenced"}),  # where the assembler injects another
+        ("add.s32 %r20, %r21, 0;", {"fence"}, set()),
+        (f"{FENCE}\n{TWICE}\nadd.s32 %r20, %r21, 0;", {"fence"}, set()),  # behind the products that it was for
+        (f"{FENCE}\nadd.s32 %r100, %r20, 0;", {"fence"}, set()),  # the sums
+    ],
+)
+def test_fragments_in_registers_need_the_fence_too(fence, kinds, notes):
+    ran = wgmma(whole(64, 16), whole(16, 8), "bf16", 128, (False, True), True, 8, fence=fence)
+    assert ran.kinds - {"fenced"} == kinds
+    assert ran.kinds & {"fenced"} == notes

@@ -42,3 +42,36 @@ def test_the_assembler_takes_what_a_chip_is_said_to_have_and_nothing_else(chip, 
         command = [str(assembler), "-arch", target, "-o", "/dev/null", str(tmp_path / "one.ptx")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert (done.returncode == 0) == bool(family.on(chip)), (family.name, done.stderr[:500])
+
+
+BETWEEN = """ld.param.b64 %rd1, [probe_param_0];
+ld.global.v4.b32 {%r20, %r21, %r22, %r23}, [%rd1];
+ld.global.v4.b32 {%r24, %r25, %r26, %r27}, [%rd1+16];
+mov.b32 %r30, 0;
+mov.b32 %r31, 0;
+mov.b32 %r32, 0;
+mov.b32 %r33, 0;
+mov.b64 %rd2, 4611686293305294848;
+wgmma.fence.sync.aligned;
+wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%r30, %r31, %r32, %r33}, {%r20, %r21, %r22, %r23}, %rd2, 1, 1, 1, 0;
+CHANGED
+wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%r30, %r31, %r32, %r33}, {%r24, %r25, %r26, %r27}, %rd2, 1, 1, 1, 0;
+wgmma.commit_group.sync.aligned;
+wgmma.wait_group.sync.aligned 0;
+st.global.v4.b32 [%rd1+32], {%r30, %r31, %r32, %r33};
+ret;
+}
+"""
+
+
+@pytest.mark.parametrize(("changed", "injected"), [("", False), ("mul.f32 %r24, %r25, %r26;", True)])
+def test_the_assembler_injects_a_fence_for_fragments_that_are_computed_behind_it(changed, injected, tmp_path):
+    """Why that is a note and no fault (control.Touched): ptxas says so."""
+    assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    if not shutil.which(str(assembler)):
+        pytest.skip("this Triton comes without ptxas")
+    head = HEAD.format(name="probe", target="sm_90a", threads=128, parameters=".param .u64 probe_param_0")
+    (tmp_path / "one.ptx").write_text(head + BETWEEN.replace("CHANGED", changed))
+    command = [str(assembler), "-v", "-arch", "sm_90a", "-o", "/dev/null", str(tmp_path / "one.ptx")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ("warpgroup.arrive is injected" in done.stderr) == injected, done.stderr

@@ -35,10 +35,10 @@ from fasttfm.data.corpus import read_lines
 from fasttfm.data.prepared import PreparedData
 from fasttfm.errors import UserError
 from fasttfm.folders import reading
-from fasttfm.hub.package import write_package
 from fasttfm.interop.exchange import load
 from fasttfm.models import Transformer
-from fasttfm.pretraining.data.documents import PreparedDocuments
+from fasttfm_pretraining.data.documents import PreparedDocuments
+from scripts.hub.package import write_package
 
 POINTS = 12
 CALLS = ("mkdir", "write", "fsync", "rename", "replace", "unlink", "rmdir")

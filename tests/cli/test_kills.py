@@ -23,7 +23,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_kill_leaves_the_old_or_the_new_or_what_is_refused_and_the_command_ends_well_when_run_again(name, tmp_path):
     """tests/cli/kills.py says what is tried, and fails where it is not so."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("kills.py")), str(tmp_path), name]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

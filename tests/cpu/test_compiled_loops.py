@@ -12,34 +12,37 @@ pytest.importorskip("numba")
 from numba.core.caching import NullCache
 from numba.core.dispatcher import Dispatcher
 
-from fasttfm.cpu import search_loops, step_loops, training_loops
+from fasttfm.cpu import panels, search_loops, step_loops, training_loops
 
 PROGRAM = """
 import hashlib
 import numpy as np
-from fasttfm.cpu import search_loops, step_loops, thread_team, training_loops
+import torch
+from fasttfm.cpu import panels, search_loops, step_loops, thread_team, training_loops
 
 random = np.random.default_rng(0)
 draw = lambda *shape: random.standard_normal(shape).astype(np.float32)
 rows, heads, size = 8, 2, 16
-out = np.empty((rows, heads * size), np.float32)
 bits = hashlib.sha256()
-for _ in range(20):
+for threads in 20 * (1, 3):  # over a team too
+    team, out = (threads, thread_team.start()), np.empty((rows, heads * size), np.float32)
     sentences, lengths = np.repeat(np.arange(4, dtype=np.int32), 2), np.array([34, 12, 40, 65])
     keys, values = draw(4, heads, 70, size), draw(4, heads, 70, size)
-    step_loops.attend_to_memory(draw(rows, 32), None, None, keys, values, sentences, lengths, out, None, None)
+    step_loops.attend_to_memory(team, draw(rows, 32), None, None, keys, values, sentences, lengths, out, None, None)
     bits.update(out)
     ancestors = np.repeat(np.arange(rows, dtype=np.int32)[:, None], 96, 1)
     positions = np.array([0, 3, 7, 15, 31, 33, 40, 70])
     step_loops.attend_to_ancestors(
-        draw(rows, 96), None, None, draw(rows, 96, heads, size), draw(rows, 96, heads, size), ancestors,
+        team, draw(rows, 96), None, None, draw(rows, 96, heads, size), draw(rows, 96, heads, size), ancestors,
         np.arange(rows, dtype=np.int32), positions, out, None, None,
     )
     bits.update(out)
     sums = np.empty(rows, np.float32)
-    search_loops.log_sum_exp(draw(rows, 340), sums)
+    search_loops.log_sum_exp(team, draw(rows, 340), sums)
     bits.update(sums)
-for threads in (1, 3):  # over a team too
+    product = panels.PanelProduct(torch.from_numpy(draw(40, 32)), None, False)
+    bits.update(product(torch.from_numpy(draw(rows, 32))).numpy())
+for threads in (1, 3):
     team, out = (threads, thread_team.start()), draw(2, 300, 130)
     training_loops.softmax(team, draw(2, 300, 130), np.array([130, 77]), True, 9, np.float32(1.3), out)
     bits.update(out)
@@ -59,7 +62,7 @@ def test_loops_loaded_from_disk_give_the_bits_of_those_just_compiled(tmp_path):
     assert first == second
 
 
-@pytest.mark.parametrize("loops", [step_loops, search_loops, training_loops], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("loops", [panels, step_loops, search_loops, training_loops], ids=lambda each: each.__name__)
 def test_a_function_is_called_from_python_or_inlined(loops):
     functions = [each for each in vars(loops).values() if isinstance(each, Dispatcher)]
     assert functions

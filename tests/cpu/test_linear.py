@@ -29,13 +29,18 @@ def layer_of(rows=(3, 5), inputs=192, outputs=256, dtype=torch.float32):
 def laid_out(monkeypatch):
     """Shapes of the weights in the order in which they were laid out."""
     seen = []
-    make = module._packed_product
 
-    def watch(weight, *arguments):
-        seen.append(tuple(weight.shape))
-        return make(weight, *arguments)
+    def watch(name):
+        make = getattr(module, name)
 
-    monkeypatch.setattr(module, "_packed_product", watch)
+        def watched(weight, *arguments):
+            seen.append(tuple(weight.shape))
+            return make(weight, *arguments)
+
+        monkeypatch.setattr(module, name, watched)
+
+    watch("_packed_product")
+    watch("_panel_product")
     return seen
 
 

@@ -17,7 +17,7 @@ from fasttfm.cpu import thresholds, training_passes
 from fasttfm.functional.attention import torch_route
 from fasttfm.functional.attention.arguments import Options
 from fasttfm.models import Transformer, TransformerConfig
-from fasttfm.pretraining.models.gpt import GPT, GPTConfig
+from fasttfm_pretraining.models.gpt import GPT, GPTConfig
 
 pytest.importorskip("numba")
 

@@ -18,7 +18,7 @@ PUBLIC = {
     "functional.md": "fasttfm.functional",
     "nn.md": "fasttfm.nn",
     "models.md": "fasttfm.models",
-    "pretraining.md": "fasttfm.pretraining.models",
+    "pretraining.md": "fasttfm_pretraining.models",
 }
 ON_ANOTHER_PAGE = {"ArgumentError", "ArgumentTypeError", "backend", "__version__"}
 OF_DEMO = "demo/model"

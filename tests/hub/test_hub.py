@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from fasttfm.errors import UserError
-from fasttfm.hub.__main__ import main
-from fasttfm.hub.package import BACKENDS, write_package
+from scripts.hub.__main__ import main
+from scripts.hub.package import BACKENDS, write_package
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,7 +10,7 @@ import pytest
 from fasttfm.errors import UserError
 from fasttfm.interop import bart
 from fasttfm.interop.config_json import read_config
-from fasttfm.pretraining.interop import bert, gpt
+from fasttfm_pretraining.interop import bert, gpt
 
 WRONG = (None, [], {}, [[1]], "x", "", "64", -1, 0, 3.5, 1e300, True, 1 << 62, 10**30, "\ud800", float("nan"))
 SIZES = {"vocab_size": 64, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 16,

@@ -25,10 +25,10 @@ from fasttfm.config import RunConfig, sections_of
 from fasttfm.config.training import TrainingConfig
 from fasttfm.folders import is_unfinished
 from fasttfm.parsing import parse_yaml, write_yaml
-from fasttfm.pretraining.data.text_tokenizer import train_text_tokenizer
-from fasttfm.pretraining.models.kinds import CLASSES
-from fasttfm.pretraining.models.saved import write_run
-from fasttfm.pretraining.training.finetuning import task_model
+from fasttfm_pretraining.data.text_tokenizer import train_text_tokenizer
+from fasttfm_pretraining.models.kinds import CLASSES
+from fasttfm_pretraining.models.saved import write_run
+from fasttfm_pretraining.training.finetuning import task_model
 
 from .test_spoiled_folders import CONTENTS, Fault, spoilt_weights
 

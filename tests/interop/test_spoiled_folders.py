@@ -20,13 +20,12 @@ import pytest
 import torch
 from fairseq_models import write as write_fairseq
 from model_dirs import write_model_dir
-from pretraining.test_gpt_folders import tokenizer_json
 from safetensors.torch import load_file, save_file
 
 from fasttfm.cli.main import main
 from fasttfm.interop.ctranslate2_read import _TYPES, _read_variables
 
-from .their_folders import write_m2m, write_opus
+from .their_folders import tokenizer_json, write_m2m, write_opus
 
 transformers = pytest.importorskip("transformers")
 

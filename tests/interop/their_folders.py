@@ -1,10 +1,11 @@
-"""Small models with random weights as Hugging Face's Marian and M2M-100 are saved."""
+"""Small models with random weights as Hugging Face's Marian and M2M-100 are saved, and a small tokenizer.json."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from model_dirs import tokenizer
 
@@ -52,3 +53,11 @@ def write_m2m(folder: Path) -> None:
     with torch.no_grad():
         model.model.shared.weight[len(words) :] *= 0.1  # else the codes of a hundred languages are all that it says
     model.save_pretrained(folder)
+
+
+def tokenizer_json() -> str:
+    """A tokenizer.json of fifteen characters, the last of them the end of a text."""
+    tokenizers = pytest.importorskip("tokenizers")
+    vocabulary = {character: number for number, character in enumerate("abcdefghij klm")} | {"<|endoftext|>": 14}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
+    return made.to_str()

@@ -337,6 +337,32 @@ def test_a_row_with_no_key_to_attend_gives_zeros_and_no_gradient(take, route, dt
         assert not any(g[1].any() for g in (d_q, d_k, d_v))
 
 
+@pytest.mark.parametrize("route", [*ROUTES, "explicit"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_lowest_number_in_a_mask_hides_and_one_that_base_2_reaches_does_not(take, route, dtype):
+    """The same in the reference, in kernels and in PyTorch: a row that is hidden whole gives zeros, and one of -2.3e38
+    the mean."""
+    take(route)
+    q, k, v = (torch.randn(1, 2, 6, 8).to(dtype).requires_grad_() for _ in range(3))
+    mask = torch.zeros(6, 6, dtype=dtype)
+    mask[:, 4:] = mask[2] = torch.finfo(dtype).min
+    mask[3] = -2.3e38
+    infinite = mask.masked_fill(mask < reference.LOWEST, -math.inf)
+    assert torch.isinf(infinite).sum(1).tolist() == [2, 2, 6, 0, 2, 2]
+    with F.backend("torch" if route == "explicit" else "auto"):
+        outputs = [F.attention(q, k, v, mask=each) for each in (mask, infinite)]
+        weights = [F.attention_weights(q, k, mask=each) for each in (mask, infinite)]
+    specified = [reference.attention(q, k, v, mask=each) for each in (mask, infinite)]
+    for one, other in (outputs, weights, (specified[0][0], specified[1][0])):
+        assert torch.equal(one, other)
+        for a, b in zip(*(torch.autograd.grad(x.square().sum(), (q, k), retain_graph=True) for x in (one, other))):
+            assert torch.equal(a, b)
+    assert not outputs[0][:, :, 2].any()
+    assert not specified[0][0][:, :, 2].any()
+    for output in (outputs[0], specified[0][0]):
+        torch.testing.assert_close(output[:, :, 3], v.mean(2), atol=2e-2, rtol=2e-2)
+
+
 def test_tiles_do_not_change_the_dropout_mask():
     inputs = tensors(torch.float32, 1, 2, 35, 40, 8, 40)
     inputs["value"] = torch.eye(40).expand(1, 2, 40, 40)  # so that the output is the weights after dropout

@@ -62,6 +62,7 @@ print(json.dumps({
     "grown": budgets.regressions(dropped.resources, plain.resources),
     "shrunk": budgets.regressions(plain.resources, dropped.resources),
     "amd": [len(amd.count.loops), amd.resources.bound],
+    "text": [text for _, text in counted.source_of(named("sm_80", "attention.forward").kernel)],
     "again": counted.of_case(chip, named("sm_80", "embedding", "embedding.forward/plain")) == plain,
 }))
 """
@@ -83,6 +84,14 @@ def test_a_planted_heavier_kernel_is_noticed(tmp_path):
     assert not any(line.startswith("bound ") for line in told["shrunk"]), told
     assert told["again"], "a kept count must be what was counted"
     assert told["amd"][1] > 0
+
+
+def test_a_kernels_text_is_that_of_all_that_it_names_without_comments(tmp_path):
+    texts = counted_anew(tmp_path)["text"]
+    assert any("def hide(" in text for text in texts)
+    assert any("1.442695" in text for text in texts)  # LOG2E
+    assert not any("#" in text for text in texts)
+    assert not any("0x" in text and " at " in text for text in texts)  # an address would be another in each process
 
 
 def usual(**changes) -> CompileCase:
@@ -111,7 +120,7 @@ def test_a_record_holds_every_loop_and_names_its_columns(tmp_path):
     loop = Usage(instructions=100, issue=100.0, tensor=160.0)
     found = Counted(Resources(64, 0, 1024, 8, bound=2.5), Count((loop,), Usage(), True), 4)
     case = usual()
-    record.write(tmp_path / "ledger.jsonl", [(SM_80, case, found)])
+    record.write(tmp_path / "ledger.jsonl", {"sm_80": [record.entry_of(SM_80, case, found)]})
     (line,) = records.read(tmp_path / "ledger.jsonl")  # which holds it against its schema
     assert line["counted"] == "not measured"
     (said,), complaints = check.check(tmp_path / "ledger.jsonl")
@@ -125,6 +134,18 @@ def test_a_record_holds_every_loop_and_names_its_columns(tmp_path):
     assert values["bound"] == values["tensor"] == pytest.approx(160 / elements, abs=0.01)
 
 
+def test_a_record_keeps_what_was_counted_before_with_its_commit(tmp_path):
+    file, case = tmp_path / "ledger.jsonl", usual()
+    first, second = (record.entry_of(SM_80, case, counted_as(b)) | {"key": str(b)} for b in (2.5, 3.5))
+    assert record.counted_before(file) == {}
+    record.write(file, {"sm_80": [first], "sm_90": [second]})
+    commit = records.read(file)[0]["commit"]
+    assert record.counted_before(file)["sm_80", "2.5"] == {"commit": commit, **first}
+    record.write(file, {"sm_80": [{**first, "commit": "0" * 40}, {**second, "commit": commit}]})
+    told = [(line["chip"], [entry.get("commit") for entry in line["cases"]]) for line in records.read(file)]
+    assert told == [("sm_80", ["0" * 40, None]), ("sm_90", [None])]
+
+
 @pytest.mark.parametrize(("factor", "told"), [(1.02, (0, 0)), (1.04, (1, 0)), (0.9, (0, 1))])
 def test_what_grew_by_more_than_three_percent_since_a_record_is_named(tmp_path, factor, told):
     def counted(times: float) -> Counted:
@@ -132,7 +153,7 @@ def test_what_grew_by_more_than_three_percent_since_a_record_is_named(tmp_path, 
         return Counted(Resources(64, 0, 1024, 8), Count((loop,), Usage(issue=500.0), True), 4)
 
     file, case = tmp_path / "ledger.jsonl", usual()
-    record.write(file, [(SM_80, case, counted(1.0))])
+    record.write(file, {"sm_80": [record.entry_of(SM_80, case, counted(1.0))]})
     other_tile = dataclasses.replace(case, name=case.name.rpartition("/")[0] + "/16x16w1s1")
     new = dataclasses.replace(case, name=f"new/{case.name}")
     grown, shrunk, known = record.against(file, [(SM_80, case, counted(factor)), (SM_80, new, counted(9.0))])

@@ -87,6 +87,7 @@ def launched(monkeypatch):
         defaults = {"num_warps": 4, "num_stages": 3 if here[-1].startswith("sm_") else 2}  # Triton's own
         seen.add(tile_of(full_name(self.fn), {name: named[name] for name in constexprs(self.fn)}, defaults | kwargs))
         seen.add(variant_of(self.fn, named))
+        self.grid = (1,) * len(self.grid)  # one program: nobody looks at the numbers
         return run(self, *args, **kwargs)
 
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", logged)

@@ -43,7 +43,8 @@ def attention(
     Hk divides H: H / Hk neighbouring query heads share a head of keys and values (grouped-query attention, Ainslie et
     al. 2023; multi-query attention where Hk is 1), which is read where it is and never repeated in memory.
     key_lengths (B,) int: keys at or past it are not attended. mask, broadcastable to (B, H, L, S): bool, True where
-    the query may attend, or floats that are added to the scaled scores and may take a gradient.
+    the query may attend, or floats that are added to the scaled scores and may take a gradient; below -2.36e38 they
+    hide a key, as -inf does.
     causal: query i sees keys up to the diagonal, which is at key i + causal_offset, an int or (B,) int of each batch
     row; causal="bottom_right" moves it such that the last query is at the last key, of key_lengths where given.
     window (left, right): query i sees no more than so many keys before the diagonal and past it, None for no bound

@@ -31,6 +31,8 @@ def bias(queries: int, keys: int, like: Tensor, options: Options) -> Tensor | No
     device, precise = like.device, wide(like.dtype)
     if mask is not None and mask.dim() == 0:
         mask = mask.view(1)  # a 0-d tensor would not take part in type promotion
+    if mask is not None and mask.dtype not in (torch.bool, torch.float16):  # which reaches no further than -65,504
+        mask = mask.masked_fill(mask < reference.LOWEST, -math.inf)
     hidden: Tensor | None = None
     if options.offsets is not None or options.window != -1 or options.slopes is not None:
         last = torch.arange(queries, device=device)[:, None] + causal_offset  # the key of a query's right border

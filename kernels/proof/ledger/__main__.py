@@ -1,7 +1,7 @@
 """Demands of the kernels' machine code on each chip's units, counted without a GPU: a lower bound, and no time.
 
     ledger --kernels attention --chips sm_80,sm_90   every loop of these cases
-    ledger --record benchmarks/results/ledger.jsonl  all cases on all chips, for the record
+    ledger --record benchmarks/results/ledger.jsonl  all cases on all chips, for the record: those that have changed
     ledger --against benchmarks/results/ledger.jsonl cases that have grown by more than 3% since the record
     ledger --search attention.forward --chips sm_80  tiles of a case, the best first
     ledger --bytes                                   row kernels beside the bandwidth, of what is recorded
@@ -15,12 +15,12 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from fasttfm.kernels.compile_case import CHIPS, CompileCase
 from fasttfm.kernels.proof import matrix
-from fasttfm.kernels.proof.ledger import bandwidth, record, report, search
+from fasttfm.kernels.proof.ledger import bandwidth, counted, record, report, search
 from fasttfm.kernels.proof.ledger.report import Row
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16")
@@ -46,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"there is no file {args.against}")
     if args.record and (args.record.is_dir() or not args.record.parent.is_dir()):
         parser.error(f"--record {args.record}: a file in a folder that is there")
+    if args.record and (args.kernels or args.dtypes or args.match.pattern):
+        parser.error("--record takes all cases of a chip: leave out --kernels, --dtypes and --match")
     if args.bytes:
         print(bandwidth.table())
         return 0
@@ -79,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         help="as attention.forward: every tile of its first case, or of each that --match has",
     )
     parser.add_argument("--bytes", action="store_true", help="row kernels: instructions beside what bandwidth leaves")
-    parser.add_argument("--record", type=Path, metavar="FILE", help="write the outcome as JSON, a line a chip")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="keep the outcome as JSON, a line a chip")
     parser.add_argument("--against", type=Path, metavar="FILE", help="name the cases that have grown since this record")
     parser.add_argument("--workers", type=int, help="parallel processes (default: one a core)")
     return parser
@@ -104,26 +106,47 @@ def _cases(parser: argparse.ArgumentParser, args: argparse.Namespace, named: Seq
     cases = _listed(args, named, args.kernels)
     if not cases:
         parser.error(f"no case of these kernels, chips and dtypes has a match of {args.match.pattern!r}")
-    outcomes = matrix.compile_tasks(list(cases), args.workers, matrix.progress_line())
-    rows: list[Row] = []
-    for task, case in cases.items():
-        if (found := outcomes[task].counted) is not None:
-            rows.append((CHIPS[task.chip], case, found))
-        else:
-            print(f"{task.chip} {case.name} {case.dtype}: {outcomes[task].error}", file=sys.stderr)
     if args.record:
-        record.write(args.record, rows)
-    elif args.against:
+        return _record(args.record, cases, args.workers)
+    rows = _rows(cases, args.workers)
+    if args.against:
         try:
-            grown, shrunk, known = record.against(args.against, rows)
+            grown, shrunk, known = record.against(args.against, list(rows.values()))
         except (ValueError, LookupError, TypeError):
             return _nothing(f"{args.against} is no record of the ledger")
         told = f"{len(grown)} grew by more than 3%, {shrunk} shrank by as much"
         print(*grown, f"{known} of {len(rows)} cases are in the record: {told}", sep="\n")
         return 1 if grown or len(rows) < len(cases) else 0
-    else:
-        print(report.table(rows))
+    print(report.table(list(rows.values())))
     return 0 if len(rows) == len(cases) else 1
+
+
+def _rows(cases: Mapping[matrix.Task, CompileCase], workers: int | None) -> dict[matrix.Task, Row]:
+    """What compiles, counted; says what does not."""
+    outcomes = matrix.compile_tasks(list(cases), workers, matrix.progress_line())
+    rows: dict[matrix.Task, Row] = {}
+    for task, case in cases.items():
+        if (found := outcomes[task].counted) is not None:
+            rows[task] = CHIPS[task.chip], case, found
+        else:
+            print(f"{task.chip} {case.name} {case.dtype}: {outcomes[task].error}", file=sys.stderr)
+    return rows
+
+
+def _record(file: Path, cases: Mapping[matrix.Task, CompileCase], workers: int | None) -> int:
+    """Counts, chip after chip, what compiles otherwise than when it was recorded; the rest stays as it is."""
+    before, missing = record.counted_before(file), 0
+    for chip in dict.fromkeys(task.chip for task in cases):
+        keys = {task: (chip, counted.digest(CHIPS[chip], case)) for task, case in cases.items() if task.chip == chip}
+        rows = _rows({task: cases[task] for task, key in keys.items() if key not in before}, workers)
+        made = {task: record.entry_of(*row) | {"key": keys[task][1]} for task, row in rows.items()}
+        entries = [
+            made[task] if task in made else before[key] for task, key in keys.items() if task in made or key in before
+        ]
+        record.write(file, {chip: entries})
+        missing += len(keys) - len(entries)
+        print(f"{chip}: {len(entries)} cases, {len(rows)} of them counted now", flush=True)
+    return 1 if missing else 0
 
 
 def _search(args: argparse.Namespace, named: Sequence[str]) -> int:

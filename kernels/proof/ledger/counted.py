@@ -6,6 +6,7 @@ depends on: the kernel's source, the arguments, the options, Triton and the ledg
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import inspect
@@ -15,6 +16,10 @@ import tempfile
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from triton.runtime.jit import JITCallable
 
 from fasttfm.kernels import choice_cache
 from fasttfm.kernels.chip import Chip
@@ -28,7 +33,7 @@ from ptx_check.ledger.counted import Counted
 
 def of_case(chip: Chip, case: CompileCase) -> Counted:
     """A case's count, from the cache if it is there. Raises what the compiler raises."""
-    file = _folder() / f"{_digest(chip, case)}.json"
+    file = _folder() / f"{digest(chip, case)}.json"
     try:
         return Counted.from_json(json.loads(file.read_text()))  # noqa: TID251 (kernels know nothing of fasttfm)
     except (OSError, ValueError, LookupError, TypeError):  # not there, or half written by a process that ended
@@ -44,11 +49,41 @@ def _folder() -> Path:
     return choice_cache.folder().with_name("ledger")
 
 
-def _digest(chip: Chip, case: CompileCase) -> str:
+def digest(chip: Chip, case: CompileCase) -> str:
+    """The same for two cases that compile alike, whatever lines their kernels' statements are in."""
     described = [sorted(map(repr, part.items())) for part in compiling.specialization(case)]
     options = (case.num_warps, case.num_stages, metadata.version("triton"))
-    parts = (chip, case.name, case.kernel.cache_key, described, options, _own_digest())
+    parts = (chip, case.name, source_of(case.kernel), described, options, _own_digest())
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+@functools.cache
+def source_of(kernel: JITCallable) -> tuple[tuple[str, str], ...]:
+    """The statements of a kernel and of all that it calls and names, by name, without comments and docstrings."""
+    found: dict[str, str] = {}
+    waiting: list[tuple[str, Any]] = [("", kernel)]
+    while waiting:
+        name, value = waiting.pop()
+        if name in found or getattr(value, "__module__", "").partition(".")[0] == "triton":
+            continue
+        if not isinstance(value, JITCallable):
+            if not inspect.isroutine(value):  # decorators: a kernel calls nothing else that is no JITCallable
+                found[name] = inspect.getsource(value) if isinstance(value, type) else repr(value)
+            continue
+        tree = ast.parse(inspect.cleandoc(value.src))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and ast.get_docstring(node, clean=False) is not None:
+                node.body = node.body[1:] or [ast.Pass()]
+        found[name] = ast.unparse(tree)
+        named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        named |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        scope = value.fn.__globals__
+        modules = [scope[each] for each in named if isinstance(scope.get(each), ModuleType)]
+        for each in named:
+            for place in (scope, *map(vars, modules)):
+                if each in place and not isinstance(place[each], ModuleType):
+                    waiting.append((f"{value.fn.__module__}.{each}", place[each]))
+    return tuple(sorted(found.items()))
 
 
 @functools.cache

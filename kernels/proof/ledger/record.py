@@ -6,7 +6,7 @@ import datetime
 import json
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,30 +21,50 @@ from ptx_check.ledger import units
 from ptx_check.ledger.count import Usage
 from ptx_check.ledger.counted import Counted
 
+Entry = dict[str, Any]
+"""A case in a record."""
 COLUMNS = ("instructions", *units.UNITS, "bound", "by")
 """Of a loop, in the order in which the record has them: cycles of a scheduler an element, but for the first."""
 
 
-def write(file: Path, rows: Iterable[Row]) -> None:
-    """Writes the file anew."""
-    by_chip: dict[str, list[dict[str, Any]]] = {}
-    for chip, case, found in rows:
-        by_chip.setdefault(chip.name, []).append(_entry(chip, case, found))
+def counted_before(file: Path) -> dict[tuple[str, str], Entry]:
+    """The entries of a record by chip and key, each with its commit: they hold as they are while their key does."""
+    return {
+        (line["chip"], entry["key"]): {"commit": line["commit"], **entry}
+        for line in _lines(file)
+        for entry in line["cases"]
+        if "key" in entry
+    }
+
+
+def write(file: Path, by_chip: Mapping[str, Sequence[Entry]]) -> None:
+    """Puts a line for each of these chips in the place of the one there is; other chips' lines stay."""
+    commit = matrix.commit()
     about = {
         "benchmark": "ledger",
         "counted": "not measured",
         "command": shlex.join(["python", "-m", "fasttfm.kernels.proof.ledger", *sys.argv[1:]]),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": matrix.commit(),
+        "commit": commit,
         "triton": metadata.version("triton"),
         "columns": list(COLUMNS),
     }
+    lines = {line["chip"]: line for line in _lines(file)}
+    for chip, entries in by_chip.items():
+        cases = [{k: v for k, v in entry.items() if (k, v) != ("commit", commit)} for entry in entries]
+        lines[chip] = {**about, "chip": chip, "cases": cases}
     file.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps({**about, "chip": chip, "cases": cases}) for chip, cases in by_chip.items()]
-    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines.values()), encoding="utf-8")
 
 
-def _entry(chip: Chip, case: CompileCase, found: Counted) -> dict[str, Any]:
+def _lines(file: Path) -> list[dict[str, Any]]:
+    """A record's lines; none where there is no file."""
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    return [json.loads(line) for line in text.splitlines()]  # noqa: TID251 (kernels know nothing of fasttfm)
+
+
+def entry_of(chip: Chip, case: CompileCase, found: Counted) -> Entry:
+    """A case as a record has it, but for its key."""
     elements = work.elements(chip, case)
     needs = found.resources
     return {
@@ -63,9 +83,8 @@ def against(file: Path, rows: Iterable[Row]) -> tuple[list[str], int, int]:
     shrunk by as much; how many the record has. A case with another tile is held against the recorded one, if there is
     one alone: cycles are those of an element.
     """
-    recorded: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
-    for line in file.read_text(encoding="utf-8").splitlines():
-        recorded_chip = json.loads(line)  # noqa: TID251 (kernels know nothing of fasttfm)
+    recorded: dict[tuple[str, ...], dict[str, Entry]] = {}
+    for recorded_chip in _lines(file):
         for entry in recorded_chip["cases"]:
             key = (recorded_chip["chip"], _untiled(entry["case"]), entry["dtype"])
             recorded.setdefault(key, {})[entry["case"]] = entry
@@ -76,7 +95,7 @@ def against(file: Path, rows: Iterable[Row]) -> tuple[list[str], int, int]:
         if before is None:
             continue
         known += 1
-        parts = [_bounds(each) for each in (before, _entry(chip, case, found))]
+        parts = [_bounds(each) for each in (before, entry_of(chip, case, found))]
         # A loop more or less leaves their lightest to compare, and what is outside of them.
         if len(parts[0]) != len(parts[1]):
             parts = [each[:2] for each in parts]
@@ -94,7 +113,7 @@ def _untiled(name: str) -> str:
     return name.rpartition("/")[0]
 
 
-def _bounds(entry: dict[str, Any]) -> list[float]:
+def _bounds(entry: Entry) -> list[float]:
     """The bound of what is outside of loops, then of each loop, the lightest first."""
     bound = COLUMNS.index("bound")
     return [entry["outside"][bound], *(loop[bound] for loop in entry["loops"])]

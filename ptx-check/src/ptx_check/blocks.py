@@ -127,7 +127,7 @@ class Translation:
         products = [i for i in everything if "mma_async" in i.opcode]
         late = {r.name for i in products for r in registers_of(i.operands[0])}
         vectors = (i.operands[1] for i in products if isinstance(i.operands[1], Vector))
-        taken = late | {r.name for vector in vectors for r in registers_of(vector)}
+        taken = {r.name: True for vector in vectors for r in registers_of(vector)} | dict.fromkeys(late, False)
         late |= {r.name for i in everything if i.opcode.startswith("tcgen05.ld") for r in registers_of(i.operands[0])}
         if late:
             copies = [(names(i.operands[:1]), names(i.operands[1:])) for i in everything if i.words[0] == "mov"]

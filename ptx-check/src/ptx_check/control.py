@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator
 from ptx_check.forms import carrying
 from ptx_check.parse import Address, Block, Instruction, Kernel, Register, Vector
 
-NO_RESULT = ("st", "bar", "cp", "stmatrix", "bra", "ret", "exit", "fence", "membar", "red", "prefetch", "prefetchu",
-             "griddepcontrol", "tensormap")  # fmt: skip
+NO_RESULT = ("st", "bar", "cp", "stmatrix", "bra", "ret", "exit", "trap", "fence", "membar", "red", "prefetch",
+             "prefetchu", "griddepcontrol", "tensormap", "call")  # fmt: skip
 """Opcodes whose first operand is read."""
 CARRY = Register("%cc", "pred")
 """What sums of several words carry."""
-LEAVING = ("bra", "ret", "exit")
+LEAVING = ("bra", "ret", "exit", "trap")
 
 
 def registers_of(operand: object) -> Iterator[Register]:
@@ -163,26 +163,42 @@ class Touched:
     """Registers of wgmma's products that other instructions of a block touch after its last wgmma.fence.
 
     The compiler puts copies between a fence and the product that takes them, and the assembler puts them before the
-    fence. So a copy counts only where its source is computed behind the fence, or a product stands in between.
+    fence. So a copy counts only where its source is computed behind the fence, or a product stands in between. It also
+    computes fragments there, between products too; the assembler then injects another fence (ptxas: C7519), so these
+    are told apart. They count where a product on its way has taken the register, or behind wgmma.commit_group.
     """
 
-    def __init__(self, taken: set[str]) -> None:
+    def __init__(self, taken: dict[str, bool]) -> None:
         self._taken = taken
+        """The registers, and whether they are of fragments alone."""
         self._names: set[str] = set()
+        self._late: set[str] = set()
         self._written: set[str] = set()
-        self._copying = False
+        self._busy: set[str] = set()
+        """Taken by products since the fence."""
+        self._copying = self._open = False
 
     def fence(self) -> None:
-        self._names, self._written, self._copying = set(), set(), True
+        self._names, self._late, self._written, self._busy = set(), set(), set(), set()
+        self._copying = self._open = True
+
+    def commit(self) -> None:
+        self._open = False
 
     def by(self, i: Instruction) -> None:
         """An instruction that is no product."""
         written, read = ({r.name for r in registers} for registers in results_and_sources(i))
         if not (self._copying and i.words[0] == "mov" and i.guard is None and self._written.isdisjoint(read)):
-            self._names |= (written | read) & self._taken
+            touched = (written | read) & self._taken.keys()
+            late = {name for name in touched - self._busy if self._open and self._taken[name]}
+            self._late |= late
+            self._names |= touched - late
             self._written |= written
 
-    def told(self) -> tuple[str, ...]:
-        """Names those touched so far, before a product or the block's end."""
-        names, self._names, self._copying = tuple(sorted(self._names)), set(), False
-        return names
+    def told(self, taken: Iterable[str] = ()) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Names those touched so far, before the block's end or a product that takes these, and those among the
+        fragments that another fence is injected for."""
+        names, late = tuple(sorted(self._names)), tuple(sorted(self._late))
+        self._names, self._late, self._copying = set(), set(), False
+        self._busy |= set(taken)
+        return names, late

@@ -13,11 +13,13 @@ KINDS = {
     "unwritten": "memory or a register that nobody wrote, or a copy that was not waited for, is used",
     "fence": "a matrix product with no wgmma.fence or fence.proxy.async between it and what it takes",
     "value": "threads of one instruction store different values at one place",
+    "assertion": "tl.device_assert: what it asks for does not hold",
     "product": "a product in a layout deeper than itself, which the compiler multiplies wrongly",
 }
 
 NOTES = {
     "redundant": "reads that no barrier orders before a store, by threads that hold copies of what its thread has read",
+    "fenced": "fragments of a product that are computed behind its wgmma.fence: the assembler injects another there",
     "rounding": "threads of one instruction store numbers at one place that differ in their last bits alone",
 }
 """What is told and is no fault."""

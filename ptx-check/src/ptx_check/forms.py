@@ -57,6 +57,7 @@ cvt.sat.s16(.u16|.u32|.u64|.s32|.s64) cvt.sat.s32(.u32|.u64|.s64) cvt.sat.s64.u6
 cvt{_ROUND}(.f32|.f64|.f16){_ANY} cvt{_ROUND}.bf16{_INT}
 cvt{_WHOLE}[.ftz][.sat]{_ANY}.f32 cvt{_WHOLE}[.sat]{_ANY}(.f64|.f16) cvt{_WHOLE}{_INT}.bf16
 cvt{_WHOLE}[.ftz][.sat].f32.f32 cvt{_WHOLE}[.sat].f64.f64 cvt{_WHOLE}[.sat].f16.f16
+cvt.sat.f32.f32 cvt.ftz[.sat].f32.f32
 cvt[.ftz][.sat].f32.f16 cvt[.ftz].f32.bf16 cvt[.ftz][.sat].f64.f32 cvt[.sat].f64.f16
 cvt{_ROUND}[.ftz][.sat].f32.f64 cvt{_ROUND}[.sat].f16.f64 cvt{_ROUND}[.ftz][.sat].f16.f32
 cvt(.rn|.rz).relu.f16.f32 cvt(.rn|.rz)[.relu].bf16.f32 cvt(.rn|.rz)[.relu](.f16x2|.bf16x2).f32
@@ -106,7 +107,7 @@ wgmma.mma_async.sync.aligned({_SIZES.format(32)}).s32(.s8|.u8)(.s8|.u8)[.satfini
 wgmma.mma_async.sync.aligned({_SIZES.format(8)}).f32.tf32.tf32
 elect.sync redux.sync(.min|.max)[.abs][.NaN].f32
 mbarrier(.init|.inval|.try_wait.parity|.arrive.expect_tx){_SHARED}.b64
-cvta[.to].global.u64
+cvta[.to].global.u64 cvta[.to].local.u64 call(.vprintf|.__assertfail)
 tensormap.replace.tile(.global_address|.global_stride).shared::cta.b1024.b64
 tensormap.replace.tile(.rank|.box_dim|.global_dim|.element_stride|.elemtype){_MAP}
 tensormap.replace.tile(.interleave_layout|.swizzle_mode|.fill_mode){_MAP}
@@ -121,7 +122,7 @@ tcgen05.st.sync.aligned(.16x32bx2|.32x32b)(.x1|.x2|.x4|.x8|.x16|.x32|.x64|.x128)
 tcgen05.mma.cta_group::1(.kind::f16|.kind::tf32|.kind::f8f6f4|.kind::i8)
 tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64
 tcgen05(.fence::before_thread_sync|.fence::after_thread_sync)
-bra[.uni] ret[.uni] exit membar(.cta|.gl|.sys) fence[.sc|.acq_rel]{_SCOPE} fence.mbarrier_init.release.cluster
+bra[.uni] ret[.uni] exit trap membar(.cta|.gl|.sys) fence[.sc|.acq_rel]{_SCOPE} fence.mbarrier_init.release.cluster
 fence.proxy(.alias|.async|.async.global|.async.shared::cta|.async.shared::cluster)
 fence.proxy.tensormap::generic.acquire.gpu
 prefetch.global(.L1|.L2) prefetchu.L1 griddepcontrol(.wait|.launch_dependents)

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from ptx_check.calls import as_instructions
 from ptx_check.faults import Location, Unsupported
 
 _PARAMETER = re.compile(r"\.param\s+\.(\w+)\s.*?(\w+)\s*[,)\n]")
@@ -111,7 +112,7 @@ def parse(text: str) -> Kernel:
     entry = re.search(r"\.visible\s+\.entry\s+(\w+)\s*\((.*?)\)\s*.*?\{", text, re.DOTALL)
     if entry is None or not re.search(r"^\.target\s+\w+", text, re.MULTILINE):
         raise Unsupported("this is no PTX of one kernel: .target or .visible .entry is missing")
-    body = _up_to_its_brace(text[entry.end() :])
+    body = as_instructions(_up_to_its_brace(text[entry.end() :]))
     parameters = [(name, kind) for kind, name in _PARAMETER.findall(entry[2] + "\n")]
     reader = _Reader(entry[1], dict(_FILE.findall(text)), 1 + text[: entry.end()].count("\n"))
     reader.targets = set(re.findall(r"\bbra(?:\.uni)?\s+([$\w]+)", body))
@@ -216,7 +217,7 @@ class _Reader:
         operands = tuple(self.operand(part, location) for part in _split(rest))
         block = self.blocks[-1]
         block.instructions.append(Instruction(opcode, operands, guard, negated, location))
-        if opcode.split(".")[0] in ("bra", "ret", "exit"):
+        if opcode.split(".")[0] in ("bra", "ret", "exit", "trap"):
             self.blocks.append(Block())
         return None
 

@@ -171,6 +171,9 @@ class Traffic:
         self.instructions: dict[int, np.ndarray] = {}
         self.added: dict[int, np.ndarray] = {}
         """Who touched each place by atomic operations; _SEVERAL: more than one program."""
+        self.atomic: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
+        """Every atomic operation on a buffer: places, and who touched them; as long as there are not too many."""
+        self.held_atomic = 0
         self.clocks = Clocks(launch.grid[0] * launch.grid[1] * launch.grid[2])
         self.reads: list[tuple] = []
         self.held = 0
@@ -240,9 +243,20 @@ class Traffic:
         if self.clocks.known is not None and several.any():
             for lane in np.flatnonzero(several).tolist():
                 program = (int(codes[lane]) >> _PROGRAM) - 1
-                if self.clocks.all_told(buffer.base, int(slots[lane]), program):
+                place = int(slots[lane])
+                if self.clocks.all_told(buffer.base, place, program) or self.all_ordered(buffer, place, codes[lane]):
                     wrong[lane] = False
         return wrong
+
+    def all_ordered(self, buffer, place: int, code) -> bool:
+        """Return whether every atomic operation at a place comes before what a thread does now."""
+        if self.held_atomic > _HELD:
+            return False
+        for slots, codes in self.atomic[buffer.base]:
+            before = codes[slots == place]
+            if before.size and self.unordered(before, np.full(before.shape, code))[0].any():
+                return False
+        return True
 
     def report(self, index, buffer, slots, before, codes, wrong, foreign, late) -> None:
         run = self.launch.run
@@ -284,6 +298,9 @@ class Traffic:
         for step in range(max(1, width // self.grain)):
             slots = first + step
             self.compare(index, buffer, self.writers.get(buffer.base), slots, codes)
+            self.held_atomic += slots.size
+            if self.held_atomic <= _HELD:
+                self.atomic.setdefault(buffer.base, []).append((slots, codes))
             before = table[slots]
             table[slots] = np.where((before != 0) & ((before >> _PROGRAM) != (codes >> _PROGRAM)), _SEVERAL, codes)
             foreign = (table[slots] >> _PROGRAM) != (codes >> _PROGRAM)

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ptx_check import sample
 from ptx_check.atomics import UFUNCS
 from ptx_check.bulk_copies import BulkCopies
+from ptx_check.calls import Calls
 from ptx_check.code import Code, Facts
 from ptx_check.faults import Fault, Unsupported
 from ptx_check.matrices import Matrices
@@ -155,6 +156,7 @@ class Run:
         self.tensor = TensorMemory(self, launch.facts.tensor_columns)
         self.barriers_of_memory = Barriers(self)
         self.bulk = BulkCopies(self)
+        self.calls = Calls(self)
         self.races = SharedRaces(self, self.shared.pitch, launch.facts.shared_grain)
         self.traffic = launch.traffic
 

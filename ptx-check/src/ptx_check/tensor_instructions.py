@@ -41,7 +41,7 @@ class TensorInstructions(WarpInstructions):
         return self.emit(f"M.barriers_of_memory.invalidate({call})")
 
     def _cvta(self, i: Instruction) -> None:
-        """Move: addresses in global memory are generic ones too."""
+        """Move: addresses in global memory are generic ones too, and those in a thread's own go to calls alone."""
         target, source = i.operands
         self.mark(target, (source,), self.marks(source, "u64"), "u64", i)
         self.assign(target, self.value(source, "u64", i), "u64", i)

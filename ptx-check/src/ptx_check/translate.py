@@ -132,9 +132,10 @@ class Writer(TensorInstructions):
             elif early:
                 self.emit(f"if M.groups.open: M.groups.check({i.index}, {early!r})")
 
-    def tell_touched(self) -> None:
-        if names := self.touched.told():
-            self.emit(f"M.groups.touched.update({names})")
+    def tell_touched(self, taken: tuple[str, ...] = ()) -> None:
+        for where, touched in zip(("touched", "late"), self.touched.told(taken)):
+            if touched:
+                self.emit(f"M.groups.{where}.update({touched})")
 
     def _computed(self, i: Instruction) -> None:
         meant = arithmetic.known(i.opcode, i.location)
@@ -275,6 +276,15 @@ class Writer(TensorInstructions):
         if "L2::cache_hint" in i.words:
             i.operands = i.operands[:-1]
 
+    def _call(self, i: Instruction) -> None:
+        text, *others = i.operands
+        self.use([text], "an address", i)
+        given = f"{i.index}, {self.guard(i)}, {self.value(text, 'u64', i)}"
+        if i.words[1] == "vprintf":
+            self.emit(f"M.calls.printed({given}, {self.value(others[0], 'u64', i)})")
+        else:
+            self.emit(f"M.calls.failed({given})")
+
     def _red(self, i: Instruction) -> None:
         self._exchange(i, Name("_"), *i.operands)
 
@@ -406,6 +416,7 @@ class Writer(TensorInstructions):
             self.emit("M.groups.fence()")
             return
         if word == "commit_group":
+            self.touched.commit()
             self.emit(f"M.groups.commit({i.index})")
         elif word == "wait_group":
             self.emit(f"M.groups.wait({i.index}, {i.operands[0].value})")
@@ -426,7 +437,7 @@ class Writer(TensorInstructions):
         columns, depth = (int(n) for n in shape[4:].split("k"))
         names = tuple(part.name for part in sums.parts)
         taken = names + (tuple(part.name for part in left.parts) if from_registers else ())
-        self.tell_touched()
+        self.tell_touched(taken)
         self.emit(f"M.groups.check_fence({i.index}, {taken})")
         self.use([right, scale] if from_registers else [left, right, scale], "a descriptor or a scale", i)
         marks = f"U.taken({taken[len(names) :]}, u32) if T else None" if from_registers else "None"

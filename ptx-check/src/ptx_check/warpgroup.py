@@ -8,7 +8,8 @@ elements of the rows. A swizzle exchanges address bits 4 to 6 by those that lie 
 
 A product may read its operands, and its sums be unfinished, until wgmma.wait_group: sums that are used before are
 reported, and memory that is written before is a race. wgmma.fence must lie between any other instruction that touches
-its registers and the product, and before the first; fence.proxy.async between what threads wrote and the product that
+its registers and the product, and before the first (fragments that are computed behind it, for which the assembler
+injects another, are a note: control.py); fence.proxy.async between what threads wrote and the product that
 reads it (shared.py).
 Source: NVIDIA, "PTX ISA", chapters 9.7.15.5 (layouts and descriptors) and 9.7.15.5.2 (fragments).
 """
@@ -98,16 +99,20 @@ class Groups:
         """(group, instruction, addresses) of operands that may still be read."""
         self.touched: set[str] = set()
         """Registers that other instructions read or wrote since the last wgmma.fence."""
+        self.late: set[str] = set()
+        """Fragments that they did, for which the assembler injects another fence."""
         self.fenced = False
 
     def fence(self) -> None:
-        self.touched, self.fenced = set(), True
+        self.touched, self.late, self.fenced = set(), set(), True
 
     def check_fence(self, index: int, names) -> None:
         """A product takes registers: a fence must have come since others touched them."""
         if self.run.checks and (not self.fenced or not self.touched.isdisjoint(names)):
             message = "a product takes registers that others touched with no wgmma.fence in between"
             self.run.fault("fence", index, message)
+        elif self.run.checks and not self.late.isdisjoint(names):
+            self.run.fault("fenced", index, "fragments of a product are computed behind its wgmma.fence")
 
     def commit(self, index: int) -> None:
         self.committed += 1

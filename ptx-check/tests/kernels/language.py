@@ -14,6 +14,7 @@ from torch import Tensor
 from ptx_check import executed
 
 M, N = 16, 32
+CHIPS = ("sm_60", "sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,14 @@ class Feature:
     """Of the result."""
     since: int = 60
     """The first chip that the compiler has it for."""
-    grid: int = 1
+    without: tuple[str, ...] = ()
+    """Chips that the compiler does not have it for."""
+    refused: tuple[str, ...] = ()
+    """Chips for which it compiles to instructions that the machine refuses."""
+    grid: int | tuple[int, ...] = 1
+
+    def compiles(self, chip: str) -> bool:
+        return int(chip[3:]) >= self.since and chip not in self.without
 
     def inputs(self) -> tuple[Tensor, Tensor]:
         if self.dtype.is_floating_point:
@@ -50,7 +58,9 @@ class Feature:
         with executed(chip):
             out = torch.empty(self.shape, dtype=wanted.dtype)
             if self.of_pointers:
-                self.function[(self.grid,)](x, y, out, torch.zeros(1024, dtype=torch.int32))
+                self.function[self.grid if isinstance(self.grid, tuple) else (self.grid,)](
+                    x, y, out, torch.zeros(1024, dtype=torch.int32)
+                )
             else:
                 _on_tiles[(1,)](x, y, out, M=M, N=N, SIZE=out.numel(), F=self.function)
         error = (out.double() - wanted.double()).abs().max().item()

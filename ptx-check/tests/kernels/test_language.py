@@ -1,23 +1,58 @@
-"""Everyday features of Triton's language, executed and compared with torch."""
+"""Everyday features of Triton's language, executed and compared with torch: each on a chip in turn in `make test`, on
+every chip in the command that makes the record (python -m tests.executed)."""
 
-import language_memory  # noqa: F401 (these three fill FEATURES)
+from pathlib import Path
+
+import language_atomics  # noqa: F401 (these fill FEATURES)
+import language_memory  # noqa: F401
+import language_operators  # noqa: F401
+import language_programs  # noqa: F401
+import language_shapes  # noqa: F401
 import language_tiles  # noqa: F401
 import language_values  # noqa: F401
 import pytest
 import torch
 import triton
 import triton.language as tl
-from language import FEATURES
+from language import CHIPS, FEATURES
 
 from ptx_check import Unsupported, executed
 
+CASES = [(f, chip) for f in FEATURES for chip in CHIPS if f.compiles(chip) and chip not in f.refused]
+IN_TURN = [chips[n % len(chips)] for n, chips in enumerate([[c for c in CASES if c[0] is f] for f in FEATURES])]
 
-@pytest.mark.parametrize("chip", ["sm_80", "sm_90", "sm_100"])
-@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
+
+def cases(which):
+    return pytest.mark.parametrize(("feature", "chip"), which, ids=[f"{f.name} {chip}" for f, chip in which])
+
+
+@cases(IN_TURN)
 def test_a_feature_gives_what_torch_gives(feature, chip):
-    if int(chip[3:]) < feature.since:
-        pytest.skip(f"the compiler has it from sm_{feature.since} on")
     feature.check(chip)
+
+
+@pytest.mark.executed
+@cases([case for case in CASES if case not in IN_TURN])
+def test_a_feature_on_every_chip(feature, chip):
+    feature.check(chip)
+
+
+@pytest.mark.parametrize(
+    ("feature", "chip"), [(f, chip) for f in FEATURES for chip in f.refused], ids=lambda v: getattr(v, "name", v)
+)
+def test_a_feature_that_is_refused(feature, chip):
+    with pytest.raises(Unsupported):
+        feature.check(chip)
+
+
+def test_the_page_tells_how_many_features_each_chip_has():
+    page = Path(__file__).parents[3] / "docs" / "ptx.md"
+    if not page.is_file():
+        pytest.skip("needs the repository's documentation")
+    counts = {chip: sum(chip == each for _, each in CASES) for chip in CHIPS}
+    row = " | ".join(f"{counts[chip]}" for chip in CHIPS)
+    assert f"| {' | '.join(CHIPS)} |" in page.read_text()
+    assert f"| of {len(FEATURES)} features | {row} |" in page.read_text()
 
 
 @triton.jit
@@ -52,6 +87,36 @@ def test_products_of_four_warps(chip, given, of, sums):
         out = torch.empty(64, 64, dtype=sums)
         _square[(1,)](x, y, out, N=64, OF=of, SUMS=language[sums])
     assert torch.equal(out.double(), x.double() @ y.double().T)
+
+
+@triton.jit
+def _told(x, out):
+    i = tl.arange(0, 32)
+    a = tl.load(x + i)
+    tl.device_print("of x", a, i)
+    tl.device_assert(a < 3, "too large")
+    tl.store(out + i, a)
+
+
+@pytest.mark.parametrize("chip", ["sm_60", "sm_90"])
+def test_a_kernel_prints_what_its_threads_hold(chip, capsys):
+    x = torch.arange(32.0) / 16
+    with executed(chip):
+        _told[(1,)](x, torch.empty(32), num_warps=1)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 64
+    assert lines[5] == "pid (0, 0, 0) idx ( 5) of x: (operand 0) 0.312500"
+    assert lines[37] == "pid (0, 0, 0) idx ( 5) of x: (operand 1) 5"
+
+
+@pytest.mark.parametrize("chip", ["sm_60", "sm_90"])
+@pytest.mark.parametrize(("largest", "kinds"), [(2.0, set()), (4.0, {"assertion"})])
+def test_an_assertion_that_does_not_hold_is_a_fault(chip, largest, kinds):
+    x = torch.linspace(0, largest, 32)
+    with executed(chip, raising=False) as machine:
+        _told[(1,)](x, torch.empty(32), num_warps=1, debug=True)
+    assert {fault.kind for fault in machine.faults} == kinds
+    assert all("too large" in fault.message for fault in machine.faults)
 
 
 @triton.jit

@@ -1,0 +1,94 @@
+"""The verbs of `fasttfm distill` that train a small BERT from a large one: bert and task."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from fasttfm.cli.paths import MODEL
+from fasttfm.cli.train import add_recipe_flags, add_run_flags, run_task
+from fasttfm.cli.verbs import Verb
+from fasttfm.config import add_flags
+from fasttfm.config.flags import add_field_flags
+from fasttfm.errors import UserError
+from fasttfm.presets import preset_names
+from fasttfm_pretraining.cli.task_flags import add_task_files, given_columns
+from fasttfm_pretraining.config.task_student import LOSSES, TaskStudentConfig
+
+
+def _add_bert(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("teacher", type=MODEL, metavar="TEACHER", help="model directory made by fasttfm mlm train")
+    add_run_flags(parser, "student", "fasttfm mlm prepare")
+
+
+def _bert(args: argparse.Namespace) -> int:
+    from fasttfm.checkpoints.steps import saved_steps
+    from fasttfm.training.progress import tell
+    from fasttfm_pretraining.training.distillation import Distillation, write_student
+
+    args.preset, args.init_from = args.preset or "distilbert", args.teacher
+    status = run_task(args, "student", "fasttfm distill bert TEACHER", lambda: Distillation(args.teacher))
+    is_first = os.environ.get("RANK", "0") == "0"
+    if not status and is_first and args.out is not None and saved_steps(args.out):
+        tell(f"student: {write_student(args.out)}")
+    return status
+
+
+_STAGES = ("tinybert-layers", "tinybert-task")
+
+
+def _add_task(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("teacher", type=MODEL, metavar="TEACHER", help="model directory made by fasttfm finetune")
+    parser.add_argument(
+        "--init-from",
+        type=MODEL,
+        required=True,
+        metavar="STUDENT",
+        help="student to begin with: of fasttfm distill bert for the layers, then of this command for the task",
+    )
+    add_task_files(parser)
+    add_recipe_flags(parser, preset_names("task-student"))
+    add_field_flags(parser.add_argument_group("model settings"), TaskStudentConfig, LOSSES)
+    add_flags(parser, ["data", "training"], kind="task-student")
+
+
+def _task(args: argparse.Namespace) -> int:
+    from fasttfm.checkpoints.model_dir import read_kind
+    from fasttfm.checkpoints.steps import saved_steps
+    from fasttfm.training.progress import tell
+    from fasttfm_pretraining.training.task_distillation import TaskDistillation, write_task_student
+    from fasttfm_pretraining.training.task_prediction import FineTuned
+
+    if args.preset is None and not args.config:
+        raise UserError(f"--preset is missing: {_STAGES[0]}, then {_STAGES[1]} with --init-from its model")
+    args.data = args.train
+    files = (args.init_from, args.train, args.valid, given_columns(args))
+    status = run_task(
+        args,
+        "task-student",
+        "fasttfm distill task TEACHER",
+        lambda: TaskDistillation(FineTuned.load(args.teacher), *files),
+    )
+    is_first = os.environ.get("RANK", "0") == "0"
+    if not status and is_first and not args.dump_config and args.preset != "list" and saved_steps(args.out):
+        student = write_task_student(args.out, read_kind(args.teacher))
+        tell(f"next: --preset {_STAGES[1]} --init-from {args.out}" if student is None else f"student: {student}")
+    return status
+
+
+VERBS = {
+    "bert": Verb(
+        _add_bert,
+        _bert,
+        "train a small BERT from a large one, as DistilBERT or TinyBERT",
+        "Train a student of a BERT on prepared text. The same command started again resumes. Fields that are not given "
+        "are the teacher's, with half its layers. The student alone is then in MODEL/student.",
+    ),
+    "task": Verb(
+        _add_task,
+        _task,
+        "train a small BERT from a fine-tuned one on its task, as TinyBERT",
+        "Train a student of a fine-tuned BERT on its task: its layers with --preset tinybert-layers, then its "
+        "answers with --preset tinybert-task. The student alone is then in MODEL/student.",
+    ),
+}

@@ -1,0 +1,251 @@
+"""Prepared documents: running text as tokens on disk, and rows of it that are full and keep documents apart.
+
+    data.yaml          what is inside, the options, counts and the SHA-256 of every text
+    spm.model          the SentencePiece model; or bytes.json, or tokenizer.json
+    {train,valid}.ids           all tokens, one document after the other, uint16 (or int32)
+    {train,valid}.offsets.npy   document i is ids[offsets[i]:offsets[i + 1]], int64; its last token is `end`
+    sha256sums         of all these (see fasttfm.folders)
+
+A row is the next `row_length` tokens of the documents, wherever these begin and end: no cell is padding. A model is
+given each token's predecessor, `begin` before the first of a document; a document's part of a row is a sequence of its
+own, which sees nothing of its neighbours and counts its positions from 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tokenize import TokenError
+from typing import Any
+
+import numpy as np
+import torch
+
+from fasttfm.data.prepared import PreparedFolder, id_dtype, read_description
+from fasttfm.data.tensor_batch import TensorBatch
+from fasttfm.errors import UserError
+from fasttfm.files import unreadable
+from fasttfm.folders import PREPARE_AGAIN, read_manifest, reading
+from fasttfm_pretraining.data.text_tokenizer import TextTokenizer, load_text_tokenizer
+
+FORMAT = "fasttfm prepared documents, version 1"
+
+
+class Documents:
+    """The documents of one split. A slice of their tokens is read when it is asked for."""
+
+    def __init__(
+        self,
+        path: Path | None,
+        dtype: np.dtype,
+        offsets: np.ndarray,
+        text_bytes: int,
+        end: int,
+        begin: int | None = None,
+    ) -> None:
+        """path: of the tokens. offsets (documents + 1,) int64. text_bytes: of the text that they are of.
+
+        begin: what a model is given before the first token of a document; None: end.
+        """
+        self._path, self._dtype = path, dtype
+        self._ids: np.ndarray | None = None
+        self.offsets = offsets
+        self.bytes = text_bytes
+        """UTF-8 bytes of the text, a line break a line counted: what bits per byte are divided by."""
+        self.end = end
+        self.begin = end if begin is None else begin
+
+    @classmethod
+    def from_lists(
+        cls, documents: Sequence[Sequence[int]], end: int, text_bytes: int = 0, begin: int | None = None
+    ) -> Documents:
+        """Documents that are in memory, without `end`, which is added."""
+        whole = [[*document, end] for document in documents]
+        made = cls(None, np.dtype(np.int64), np.cumsum([0, *map(len, whole)]), text_bytes, end, begin)
+        made._ids = np.array([token for document in whole for token in document], np.int64)
+        return made
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of all documents, their ends included."""
+        return int(self.offsets[-1])
+
+    def read(self, begin: int, end: int) -> np.ndarray:
+        """Tokens [begin, end) of all, int64."""
+        if self._ids is not None:
+            return self._ids[begin:end]
+        assert self._path is not None
+        try:
+            # no memory map: where a file is cut off while it is mapped, the system ends the process without a word
+            ids = np.fromfile(self._path, self._dtype, end - begin, offset=begin * self._dtype.itemsize)
+        except OSError as error:
+            raise unreadable(self._path, error) from error
+        if len(ids) != end - begin:
+            raise UserError(f"{self._path}: was cut off while it was read: run fasttfm lm prepare again")
+        return ids.astype(np.int64)
+
+    def row(self, number: int, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Row `number` of rows of so many tokens, the last of which may be shorter: inputs, targets, lengths.
+
+        inputs and targets (tokens,) int64; lengths (sequences,) int64: of the documents' parts, one after the other.
+        """
+        begin = number * length
+        end = min(begin + length, self.tokens)
+        targets = self.read(max(begin - 1, 0), end)
+        before, targets = (self.end, targets) if begin == 0 else (int(targets[0]), targets[1:])
+        first, last = np.searchsorted(self.offsets, (begin, end), side="right")
+        starts = np.unique([begin, *self.offsets[first:last]])
+        lengths = np.diff([*starts[starts < end], end])
+        inputs = np.array([before, *targets[:-1]], np.int64)
+        opening, after = np.searchsorted(self.offsets[:-1], (begin, end))
+        inputs[self.offsets[opening:after] - begin] = self.begin
+        return inputs, targets, lengths
+
+
+@dataclass(frozen=True, slots=True)
+class TextBatch(TensorBatch):
+    """N sequences, one after the other: T tokens without padding."""
+
+    tokens: torch.Tensor
+    """(1, T) int64: inputs."""
+    targets: torch.Tensor
+    """(1, T) int64: what comes after each of them."""
+    lengths: torch.Tensor
+    """(N,) int64."""
+    longest: int
+    """No sequence has more tokens."""
+    rows: int
+    """That the sequences are cut from."""
+
+    @property
+    def source_tokens(self) -> int:
+        """Everything is predicted."""
+        return 0
+
+    @property
+    def target_tokens(self) -> int:
+        """The number of elements T."""
+        return self.tokens.numel()
+
+    @property
+    def cells(self) -> int:
+        """T: nothing is padding."""
+        return self.tokens.numel()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows and tokens."""
+        return self.rows, self.tokens.numel()
+
+    @property
+    def is_even(self) -> bool:
+        """True if all sequences are equally long, so that tokens.view(N, longest) has one a row."""
+        return len(self.lengths) * self.longest == self.tokens.numel()
+
+
+class RowBatches:
+    """Batches of rows, shuffled anew in every epoch; position (epoch, batch) is all the state there is."""
+
+    unit = "row"
+    skipped = 0
+    padding_ratio = 0.0
+
+    def __init__(self, documents: Documents, row_length: int, max_tokens: int, seed: int = 0) -> None:
+        """max_tokens: of a batch, at least row_length."""
+        self.documents, self.row_length, self.max_tokens, self.seed = documents, row_length, max_tokens, seed
+        self.rows = -(-documents.tokens // row_length)
+        self.rows_per_batch = max_tokens // row_length
+
+    def __len__(self) -> int:
+        return -(-self.rows // self.rows_per_batch)
+
+    @property
+    def target_tokens(self) -> int:
+        """Number of target tokens of an epoch."""
+        return self.documents.tokens
+
+    @property
+    def shapes(self) -> int:
+        """Full batches, the last one, and those with the last row."""
+        return min(3, len(self))
+
+    def epoch(self, epoch: int) -> list[np.ndarray]:
+        """The numbers of the rows of each batch, drawn from (seed, epoch) alone."""
+        order = np.random.default_rng([self.seed, epoch]).permutation(self.rows)
+        return np.split(order, range(self.rows_per_batch, self.rows, self.rows_per_batch))
+
+    def in_order(self) -> list[np.ndarray]:
+        """The same without shuffling: for validation."""
+        return np.split(np.arange(self.rows), range(self.rows_per_batch, self.rows, self.rows_per_batch))
+
+    def largest(self) -> np.ndarray:
+        """The first rows."""
+        return np.arange(min(self.rows, self.rows_per_batch))
+
+    def batch(self, indices: np.ndarray, epoch: int = 0) -> Any:
+        """The TextBatch of these rows."""
+        rows = [self.documents.row(int(number), self.row_length) for number in indices]
+        tokens, targets, lengths = (torch.from_numpy(np.concatenate(part)) for part in zip(*rows))
+        return TextBatch(tokens[None], targets[None], lengths, int(lengths.max()), len(indices))
+
+
+@dataclass(eq=False)
+class PreparedDocuments(PreparedFolder):
+    """A prepared directory of documents."""
+
+    tokenizer: TextTokenizer
+    train: Documents
+    valid: Documents
+
+    @classmethod
+    def open(cls, path: Path | str) -> PreparedDocuments:
+        path = Path(path)
+        with reading(path, PREPARE_AGAIN):
+            description = _description(path)
+            read_manifest(path)
+            tokenizer = load_text_tokenizer(path)
+            dtype = id_dtype(len(tokenizer))
+            splits = []
+            for split in ("train", "valid"):
+                offsets = _offsets(path / f"{split}.offsets.npy")
+                ids = path / f"{split}.ids"
+                size = ids.stat().st_size if ids.is_file() else -1
+                if size != offsets[-1] * dtype.itemsize:
+                    raise UserError(
+                        f"{ids}: is missing, cut off or of another vocabulary: run fasttfm lm prepare again"
+                    )
+                splits.append(
+                    Documents(ids, dtype, offsets, int(description[split]["bytes"]), tokenizer.end, tokenizer.begin)
+                )
+        return cls(path, description, tokenizer, *splits)
+
+    @property
+    def model_files(self) -> list[Path]:
+        """The tokenizer's file, which a model directory copies."""
+        return [self.path / self.tokenizer.file]
+
+
+def _description(path: Path) -> dict[str, Any]:
+    content = read_description(path, FORMAT)
+    with suppress(KeyError, TypeError):
+        if content is not None and all(isinstance(content[split]["bytes"], int) for split in ("train", "valid")):
+            return content
+    what = "is a model directory" if (path / "config.yaml").exists() else "holds no prepared documents"
+    raise UserError(f"{path}: {what}: give the directory that fasttfm lm prepare made")
+
+
+def _offsets(path: Path) -> np.ndarray:
+    try:
+        offsets = np.load(path)
+        if offsets.dtype == np.int64 and offsets.ndim == 1 and offsets[0] == 0 and (np.diff(offsets) > 0).all():
+            return offsets
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except (ValueError, EOFError, SyntaxError, TokenError, TypeError, IndexError):
+        pass
+    raise UserError(f"{path}: is damaged: move it away and run fasttfm lm prepare again")

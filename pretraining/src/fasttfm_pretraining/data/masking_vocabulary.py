@@ -1,0 +1,49 @@
+"""Facts of prepared documents' tokenizer that masking needs: its markers, and where words begin."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK
+from fasttfm_pretraining.data.masking import MaskingVocabulary
+from fasttfm_pretraining.data.text_tokenizer import ByteTokenizer, ImportedTokenizer, TextTokenizer
+
+_WORD_MARKS = ("\u2581", "\u0120", "\u010a")
+"""SentencePiece's for a space; GPT-2's for a space and for a line break."""
+_CONTINUES = "##"
+"""WordPiece's, on pieces that begin no word."""
+_SPECIAL = {
+    "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<pad>", "<unk>", "<s>", "</s>", "<mask>", "<|endoftext|>",
+}  # fmt: skip
+_BEGINS = ("[CLS]", "<s>", "<bos>")
+
+
+def masking_vocabulary(tokenizer: TextTokenizer) -> MaskingVocabulary:
+    """Markers and word beginnings of a tokenizer. Raises ValueError for one that has no token to hide with.
+
+    In a vocabulary of ours the start and the end of a sentence are [CLS] and [SEP]; in another tool's they are by name.
+    """
+    if tokenizer.mask is None:
+        raise ValueError("the vocabulary has no piece that stands for a hidden token")
+    size = len(tokenizer)
+    special = {PAD, UNK, BOS, EOS, tokenizer.mask}
+    begin = BOS
+    pieces = tokenizer.pieces()
+    if isinstance(tokenizer, ImportedTokenizer):
+        special = {number for number, piece in enumerate(pieces) if piece in _SPECIAL} | {tokenizer.mask}
+        special |= set(tokenizer.textless(size))
+        begin = next((pieces.index(piece) for piece in _BEGINS if piece in pieces), tokenizer.end)
+    if isinstance(tokenizer, ByteTokenizer):
+        begins = [piece in (" ", "\n") for piece in pieces]  # a word takes the space before it
+    elif any(piece.startswith(_CONTINUES) for piece in pieces):
+        begins = [not piece.startswith(_CONTINUES) for piece in pieces]
+    else:
+        begins = [piece.startswith(_WORD_MARKS) or piece == "\n" for piece in pieces]
+    return MaskingVocabulary(
+        size=size,
+        begin=begin,
+        end=tokenizer.end,
+        mask=tokenizer.mask,
+        is_special=np.isin(np.arange(size), sorted(special)),
+        begins_word=np.array(begins),
+    )

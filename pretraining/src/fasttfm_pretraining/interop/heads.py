@@ -1,0 +1,156 @@
+"""BERTs with the trained head of a task, from Hugging Face's folders and back: fasttfm finetune import and export.
+
+    squad      ...ForQuestionAnswering           qa_outputs, two scores a token: of every family
+    classify   ...ForSequenceClassification      a pooler with tanh and a linear layer: BERT, ALBERT, RoBERTa
+    choices    ...ForMultipleChoice              the same with one score a row
+
+A head of another shape (ELECTRA's and DistilBERT's classifiers) is refused by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fasttfm.errors import UserError
+from fasttfm.files import read_json
+from fasttfm.folders import replacing
+from fasttfm.interop.exchange import warnings_as_lines
+from fasttfm.interop.names import parameters
+from fasttfm.parsing import field
+from fasttfm_pretraining.config.bert import BertClassifierConfig, BertConfig
+from fasttfm_pretraining.config.data import TaskConfig
+from fasttfm_pretraining.data.swag import ENDINGS
+from fasttfm_pretraining.data.text_tokenizer import TextTokenizer
+from fasttfm_pretraining.interop import bert
+from fasttfm_pretraining.interop.check import check_part
+from fasttfm_pretraining.interop.folders import write_imported
+from fasttfm_pretraining.interop.tokenizer_files import read_tokenizer, write_text_tokenizer
+from fasttfm_pretraining.models.bert import Bert
+from fasttfm_pretraining.models.heads import Answerer, Classifier
+
+_TASKS = {"squad": "ForQuestionAnswering", "classify": "ForSequenceClassification", "choices": "ForMultipleChoice"}
+_HEADS: dict[str, dict[str, str | tuple[str, ...]]] = {
+    "squad": {"span": "qa_outputs"},
+    "classify": {"classifier": "classifier"},
+    "choices": {"classifier": "classifier"},
+}
+_POOLED = ("bert", "albert", "roberta")
+"""The types of model whose classifiers are a pooler with tanh and a linear layer."""
+
+
+class Trained(NamedTuple):
+    """A model with its head, and what it answers with."""
+
+    task: str
+    """squad, classify or choices."""
+    model: Answerer | Classifier
+    labels: list[str]
+    abstains: bool = False
+    """Whether it may answer that there is no answer."""
+    threshold: float = 0.0
+    """The null score above which it does."""
+
+
+def read(folder: Path) -> Trained:
+    """The model of a folder, in float32.
+
+    Raises UserError for a head that is not one of the three, of another shape, or that weights have besides it.
+    """
+    path = folder / "config.json"
+    given = read_json(path)
+    architectures, kind = given.get("architectures"), given.get("model_type")
+    name = str(architectures[0]) if isinstance(architectures, list) and architectures else "no architecture"
+    task = next((task for task, ending in _TASKS.items() if name.endswith(ending)), None)
+    if task is None:
+        raise UserError(f"{path}: is of {name}, without a task's head: BERTs {', '.join(_TASKS.values())} have one")
+    if task != "squad" and kind not in _POOLED:
+        raise UserError(f"{path}: the head of {name} is not supported: those of {', '.join(_POOLED)} are")
+    labels = _labels(given, path) if task == "classify" else []
+    family, body_config, weights = bert.read_family(folder)
+    fields = dataclasses.asdict(body_config) | {"pooler": task != "squad", "sentence_head": False}
+    model: Answerer | Classifier
+    if task == "squad":
+        model = Answerer(BertConfig(**fields))
+    else:
+        model = Classifier(BertClassifierConfig(**fields, labels=len(labels) or 1))
+    bert.fill(model.body, weights, bert.body_parameters(model.body, family))
+    bert.fill(model, weights, parameters(_HEADS[task]))
+    weights.refuse_rest(*bert.OTHER_NAMES)
+    if task == "choices":
+        labels = [str(number) for number in range(len(ENDINGS))]
+    abstains = field(given, "abstains", bool, str(path), False)
+    return Trained(task, model.eval(), labels, abstains, field(given, "null_threshold", float, str(path), 0.0))
+
+
+def _labels(given: Mapping[str, Any], path: Path) -> list[str]:
+    """The classes by their numbers; UserError for a regression, and for classes of which several may hold."""
+    problem = field(given, "problem_type", str, str(path), "single_label_classification")
+    names = field(given, "id2label", dict, str(path), {"0": "LABEL_0", "1": "LABEL_1"})
+    if problem != "single_label_classification" or len(names) < 2:
+        raise UserError(
+            f"{path}: problem_type {problem} with {len(names)} labels: one label of two or more is supported"
+        )
+    if set(names) != {str(number) for number in range(len(names))}:
+        raise UserError(f"{path}: id2label: its numbers must be 0 to {len(names) - 1}")
+    return [str(names[str(number)]) for number in range(len(names))]
+
+
+def import_folder(folder: Path, out: Path, *, abstains: bool = False, check: bool = False) -> tuple[Trained, list[str]]:
+    """Make a model directory of a folder, with its tokenizer. abstains: it was trained on SQuAD 2.0. check: whether
+    transformers, where it is installed, must score as the model does.
+
+    Returns the model, and what was left out or assumed. Raises UserError as read(), and where something is missing.
+    """
+    with warnings_as_lines() as told:
+        trained, tokenizer = read(folder), read_tokenizer(folder)
+    if abstains and trained.task != "squad":
+        raise UserError(f"--abstains: belongs to models that answer questions, and {folder} is of {trained.task}")
+    told += check_part(_part(trained), folder) if check else []
+    data = TaskConfig(row_length=min(384, trained.model.config.max_length), max_tokens=8192)
+    description = {
+        "labels": trained.labels,
+        "columns": [],
+        "abstains": abstains or trained.abstains,
+        "threshold": trained.threshold,
+    }
+    return trained, write_imported(folder, out, trained.task, trained.model, data, tokenizer, told, description)
+
+
+def export_folder(
+    trained: Trained, out: Path, tokenizer: TextTokenizer, *, check: bool = False
+) -> tuple[str, list[str]]:
+    """Write what transformers' AutoModelFor... loads, with the tokenizer; returns the class, and lines for the user.
+    check: as of import_folder(). UserError as write_part().
+
+    An ELECTRA with a classifier goes out as the ALBERT of unshared layers that computes the same.
+    """
+    task, _, labels, abstains, threshold = trained
+    names = {str(number): name for number, name in enumerate(labels)}
+    fields: dict[str, Any] = bert.special_tokens(tokenizer)
+    if task == "squad":
+        fields |= {"abstains": abstains, "null_threshold": threshold}
+    elif task == "classify":
+        fields |= {"id2label": names, "label2id": {name: int(number) for number, name in names.items()}}
+        fields["problem_type"] = "single_label_classification"
+    part = _part(trained)
+    with replacing(out, "writes a model", "exported model") as fresh:
+        bert.write_part(part, fresh.path, fields)
+        told = write_text_tokenizer(tokenizer, fresh.path, "both")
+        told += check_part(part, fresh.path) if check else []
+    return part.architecture, told
+
+
+def _part(trained: Trained) -> bert.TransformersModel:
+    """The model of theirs that a model with its head is."""
+    task, model, *_ = trained
+    return bert.TransformersModel(_kind(model.body, task), model.body, task_head=(_TASKS[task], model, _HEADS[task]))
+
+
+def _kind(body: Bert, task: str) -> str:
+    """Name the model of theirs that computes what a body does."""
+    if body.embedding_projection is None and body.config.share == "none":
+        return "bert"
+    return "electra" if task == "squad" and body.config.share == "none" else "albert"

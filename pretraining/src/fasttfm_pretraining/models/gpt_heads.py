@@ -1,0 +1,71 @@
+"""GPT with the head of a task, as GPT-1 is fine-tuned (Radford et al. 2018, sections 3.2 and 3.3).
+
+    start text extract, or start first delimiter second extract
+    score = dropout(hidden state of extract) W              (B, labels), or one for each of C choices
+    loss = cross entropy of the scores + 0.5 * mean loss of predicting the text's tokens
+
+The three markers are new tokens at the end of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fasttfm.blocks.loss import token_loss
+from fasttfm.cpu.linear import linear
+from fasttfm.models.layers import reset_parameters
+from fasttfm_pretraining.config.gpt import GPTClassifierConfig
+from fasttfm_pretraining.models.gpt import GPT
+from fasttfm_pretraining.models.heads import TaskModel
+from fasttfm_pretraining.models.language_model import IGNORED
+
+MARKERS = 3
+"""start, delimiter and extract."""
+
+
+class GPTClassifier(TaskModel):
+    """A GPT with a score for each class, or for each of the choices of an example."""
+
+    def __init__(self, config: GPTClassifierConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.body = GPT(config)
+        self.classifier = nn.Linear(config.d_model, config.labels)
+        reset_parameters(self.classifier, 0.02)
+
+    def forward(self, batch: Any, packed: bool = False) -> Tensor:
+        """The scores of a data.task_batches.TaskBatch, (B, labels), or (B, C) of C choices, float32."""
+        return self._scores(self.body.hidden(batch.tokens, _lengths(batch)), batch)
+
+    def batch_loss(self, batch: Any, *, label_smoothing: float = 0.0, packed: bool = False) -> tuple[Tensor, Tensor]:
+        """The loss above summed over examples, and the task's alone without smoothing and gradient; 0-d.
+
+        packed has no meaning: rows are padded on the right, where no token sees the padding.
+        """
+        hidden = self.body.hidden(batch.tokens, _lengths(batch))  # (R, S, d)
+        loss, nll = self.loss_of(self._scores(hidden, batch), batch.labels, label_smoothing)
+        if self.config.lm_weight:
+            text, _, _ = token_loss(hidden, self.body.output, next_tokens(batch), label_smoothing=0.0, pad_id=IGNORED)
+            predicted = batch.source_tokens - len(batch.tokens)
+            loss = loss + self.config.lm_weight * len(batch.labels) * text / predicted
+        return loss, nll
+
+    def _scores(self, hidden: Tensor, batch: Any) -> Tensor:
+        last = hidden[torch.arange(len(hidden), device=hidden.device), batch.lengths - 1]  # (R, d)
+        last = nn.functional.dropout(last, self.config.dropout, self.training)
+        return linear(last, self.classifier.weight, self.classifier.bias).float().view(len(batch.labels), -1)
+
+
+def next_tokens(batch: Any) -> Tensor:
+    """Return the token that follows each, (R, S) int64; IGNORED after the last and at padding."""
+    targets = torch.full_like(batch.tokens, IGNORED)
+    targets[:, :-1] = batch.tokens[:, 1:]
+    positions = torch.arange(batch.tokens.shape[1], device=targets.device)
+    return targets.masked_fill(positions >= batch.lengths[:, None] - 1, IGNORED)
+
+
+def _lengths(batch: Any) -> Tensor | None:
+    return None if batch.source_tokens == batch.tokens.numel() else batch.lengths

@@ -1,0 +1,134 @@
+"""Base of language models: from hidden states to the next token, to its loss, and one step of a text."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fasttfm.blocks.attention import Lengths
+from fasttfm.blocks.cache import DecoderCache
+from fasttfm.blocks.loss import logits, token_loss
+from fasttfm.blocks.packing import Packing
+from fasttfm.checkpoints.weights import with_weights
+from fasttfm.config import sections_of
+from fasttfm.models.model import Model
+from fasttfm.presets import preset_section
+from fasttfm_pretraining.models.saved import read_run
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from fasttfm_pretraining.data.documents import TextBatch
+
+IGNORED = -100
+"""A target that carries no loss."""
+
+
+class LanguageModel(Model):
+    """p(token | the tokens before it)."""
+
+    kind: ClassVar[str]
+    """Its name in fasttfm_pretraining.kinds, which is also the folder of its presets and its module in interop."""
+    config: Any
+    """Has vocab_size, and max_length, the most tokens of a sequence."""
+    embedding: nn.Embedding
+    output: nn.Linear
+
+    @classmethod
+    def from_preset(cls, name: str, *, vocab_size: int, **changes: Any) -> Self:
+        """The model of a preset (presets/KIND/NAME.yaml) with a vocabulary and any fields changed."""
+        fields = {**preset_section(name, "model", cls.kind), "vocab_size": vocab_size, **changes}
+        return cls(sections_of(cls.kind)["model"](**fields))
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, checkpoint: str = "best") -> Self:
+        """The model of a directory of `fasttfm lm train` or `fasttfm lm import`, in float32.
+
+        checkpoint: best, last, average, an update's number, or a path. Hugging Face's folders are read by
+        interop.gpt.read() and interop.llama.read(). Raises UserError naming what is missing, damaged or of another
+        model.
+        """
+        config, weights, saved = read_run(Path(folder), cls.kind, checkpoint)
+        return with_weights(lambda: cls(config.model), weights, saved).eval()
+
+    def share_table(self) -> None:
+        """Make the embedding's table that of the output, now and after loading."""
+        _share_table(self)
+        self.register_load_state_dict_post_hook(_share_table)
+
+    @abstractmethod
+    def hidden(self, tokens: Tensor, lengths: Lengths = None, cache: DecoderCache | None = None) -> Tensor:
+        """Return the last layer's output (B, L, d) for tokens (B, L), after those that a cache has seen."""
+
+    def places(self, tokens: Tensor, lengths: Lengths, cache: DecoderCache | None) -> tuple[int, Tensor | None]:
+        """The position of the first of tokens, and the position of each where they are packed (T,).
+
+        Raises ValueError for more than config.max_length positions.
+        """
+        packing = lengths if isinstance(lengths, Packing) else None
+        first = 0 if cache is None else cache.length
+        longest = first + tokens.shape[1] if packing is None else packing.longest
+        if longest > self.config.max_length:
+            raise ValueError(f"a sequence has {longest} tokens: this model has positions for {self.config.max_length}")
+        return first, None if packing is None else packing.columns
+
+    def forward(
+        self, tokens: Tensor, lengths: Lengths = None, *, targets: Tensor | None = None, label_smoothing: float = 0.0
+    ) -> Any:
+        """Logits (B, L, V) for the token after each of tokens (B, L) int64.
+
+        lengths (B,): tokens before padding; None where nothing is padded; or a Packing, and then tokens are (1, T).
+        targets, of tokens' shape, IGNORED where there is none: what batch_loss() asks for by calling the model, so that
+        whoever wraps it (FSDP) takes part; then the two losses come back. Raises ValueError for more than
+        config.max_length positions.
+        """
+        hidden = self.hidden(tokens, lengths)
+        if targets is None:
+            return logits(hidden, self.output)
+        return token_loss(hidden, self.output, targets, label_smoothing=label_smoothing, pad_id=IGNORED)[:2]
+
+    def batch_loss(
+        self, batch: TextBatch, *, label_smoothing: float = 0.0, packed: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """(label-smoothed loss, loss without smoothing and without gradient), sums over all targets, 0-d each.
+
+        No sequence sees another. packed has no meaning: nothing is padded.
+        """
+        tokens, targets, lengths = batch.tokens, batch.targets, None
+        if batch.is_even:
+            tokens, targets = (x.view(-1, batch.longest) for x in (tokens, targets))
+        else:
+            lengths = Packing.from_lengths(batch.lengths, batch.longest, batch.target_tokens)
+        return self(tokens, lengths, targets=targets, label_smoothing=label_smoothing)
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor, cache: DecoderCache) -> Tensor:
+        """Logits (R, V) float32 for the token after tokens (R, n), which come after those that the cache has seen."""
+        return logits(self.hidden(tokens, cache=cache)[:, -1], self.output).float()
+
+    @torch.no_grad()
+    def log_probabilities(self, sequences: list[list[int]], scored: list[int]) -> Tensor:
+        """ln p of the last `scored[i]` tokens of each sequence given those before them, (N,) float32.
+
+        A sequence has at least one token more than are scored.
+        """
+        device = self.embedding.weight.device
+        longest = max(map(len, sequences)) - 1
+        lengths = torch.tensor([len(each) - 1 for each in sequences], device=device)
+        tokens = torch.tensor([token for each in sequences for token in each[:-1]], device=device)[None]
+        targets = torch.tensor([token for each in sequences for token in each[1:]], device=device)
+        rows = torch.repeat_interleave(torch.arange(len(sequences), device=device), lengths)
+        ends = lengths.cumsum(0)[rows]
+        counted = torch.arange(len(rows), device=device) >= ends - torch.tensor(scored, device=device)[rows]
+        hidden = self.hidden(tokens, Packing.from_lengths(lengths, longest, tokens.shape[1]))[0, counted]
+        chosen = logits(hidden, self.output).float().log_softmax(-1).gather(1, targets[counted, None])[:, 0]
+        return chosen.new_zeros(len(sequences)).index_add_(0, rows[counted], chosen)
+
+
+def _share_table(model: LanguageModel, _: Any = None) -> None:
+    """Makes the shared table one parameter again, which load_state_dict(assign=True) does not."""
+    model.output.weight = model.embedding.weight

@@ -1,0 +1,101 @@
+"""Distillation of a BERT into a smaller one on prepared documents: fasttfm distill bert."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from fasttfm.checkpoints.model_dir import read_kind
+from fasttfm.checkpoints.vocabulary import refuse_another_vocabulary
+from fasttfm.checkpoints.weights import layer_map
+from fasttfm.config import RunConfig, Values, build, field_types
+from fasttfm.errors import UserError
+from fasttfm_pretraining.config.bert import BertConfig
+from fasttfm_pretraining.config.shared import shared_fields
+from fasttfm_pretraining.data.documents import PreparedDocuments
+from fasttfm_pretraining.data.text_tokenizer import load_text_tokenizer
+from fasttfm_pretraining.models.bert import BertPretraining
+from fasttfm_pretraining.models.kinds import read_model
+from fasttfm_pretraining.models.saved import read_run, write_run
+from fasttfm_pretraining.models.student import Student
+from fasttfm_pretraining.training.masked_modelling import MaskedModelling
+
+STUDENT = "student"
+"""The folder in a model directory that holds the student alone."""
+_OF_THE_DATA = ("vocab_size", "pad_id")
+_NONE = ("pooler", "sentence_head")
+
+
+class Distillation(MaskedModelling):
+    """The hidden tokens of each row, and what a teacher says of them."""
+
+    def __init__(self, teacher: Path) -> None:
+        """teacher: a model directory of a BERT. Raises UserError for another one."""
+        super().__init__("student")
+        kind = read_kind(teacher)
+        if kind != "bert":
+            raise UserError(
+                f"{teacher}: is a model of kind {kind}: a teacher is a BERT, as fasttfm mlm train makes one"
+            )
+        model = read_model("mlm", teacher)
+        assert isinstance(model, BertPretraining)
+        self.path, self.teacher = teacher, model
+
+    def build(self, values: Values, data: PreparedDocuments) -> RunConfig:
+        """Build the student: what nobody gives is as the teacher has it, with half its layers."""
+        refuse_another_vocabulary(data, self.path)
+        given, source = values["model"], f"{self.path}'s config.yaml"
+        if values["data"].setdefault("objective", "mlm") != "mlm":
+            raise UserError("--objective: a student learns from hidden tokens alone: leave it out, or give mlm")
+        shape = self.teacher.config
+        for name in field_types(BertConfig):
+            if name not in (*_OF_THE_DATA, *_NONE, *given):
+                layers = max(1, shape.layers // 2)
+                values.put(name, layers if name == "layers" else getattr(shape, name), source)
+        config = build(values, {"vocab_size": len(data.tokenizer)})
+        self._check(config)
+        return config
+
+    def model(self, config: Any) -> Student:
+        """The student, with the teacher beside it."""
+        return Student(config, self.teacher)
+
+    def initialise(self, model: Any, init_from: Path, model_dir: Path) -> None:
+        """With the teacher's own layers where the widths are equal; else fresh."""
+        model.copy_layers()
+
+    def _check(self, config: RunConfig) -> None:
+        student, shape = config.model, self.teacher.config
+        try:
+            layer_map(shape.layers, student.layers)
+        except ValueError as error:
+            raise UserError(f"--layers {student.layers}: {error}: give a divisor of these") from None
+        if student.cosine_weight and student.d_model != shape.d_model:
+            raise UserError(
+                f"--d-model {student.d_model}: directions are compared at the teacher's width {shape.d_model}: give "
+                "--cosine-weight 0, or --preset tinybert"
+            )
+        if student.attention_weight and student.heads != shape.heads:
+            raise UserError(
+                f"--heads {student.heads}: attention is compared head by head, the teacher has {shape.heads}"
+            )
+        if config.data.row_length > min(student.max_length, shape.max_length):
+            raise UserError(f"--row-length {config.data.row_length}: is more than the models' --max-length")
+        refuse_flags(config)
+
+
+def refuse_flags(config: RunConfig) -> None:
+    """UserError for settings under which layers cannot be watched."""
+    for name in ("checkpoint_activations", "shard"):
+        if getattr(config.training, name):
+            raise UserError(f"--{name.replace('_', '-')}: a student needs what its layers say: leave it out")
+
+
+def write_student(model_dir: Path) -> Path:
+    """Write the best student of a run as a BERT of its own, MODEL/student, and return where it is."""
+    config, weights, _ = read_run(model_dir, "student", "best")
+    run = dataclasses.replace(config, kind="bert", model=BertConfig(**shared_fields(config.model, BertConfig)))
+    student = {name: each for name, each in weights.items() if name.startswith(("body.", "masked."))}
+    write_run(model_dir / STUDENT, run, student, load_text_tokenizer(model_dir))
+    return model_dir / STUDENT

@@ -1,0 +1,207 @@
+"""BERT, ALBERT and ELECTRA themselves: the papers' sizes, padded and packed rows, sharing, what a loss is."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from fasttfm.config import build, gather
+from fasttfm.functional import backend
+from fasttfm_pretraining.config.bert import AlbertConfig, BertConfig, ElectraConfig
+from fasttfm_pretraining.models.albert import Albert
+from fasttfm_pretraining.models.bert import Bert, BertPretraining, Packing
+from fasttfm_pretraining.models.electra import Electra, mean_detection_loss, sample
+from fasttfm_pretraining.models.kinds import CLASSES
+
+SMALL = {"vocab_size": 31, "d_model": 16, "heads": 2, "d_ff": 24, "layers": 3, "max_length": 12, "init_std": 0.3}
+SMALL |= {"dropout": 0.0, "attention_dropout": 0.0}
+
+
+def parameters(model):
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def rows():
+    """Tokens, segments and lengths of three padded rows."""
+    torch.manual_seed(1)
+    lengths = torch.tensor([8, 3, 5])
+    padding = torch.arange(8) >= lengths[:, None]
+    return torch.randint(1, 31, (3, 8)).masked_fill(padding, 0), torch.randint(0, 2, (3, 8)), lengths
+
+
+def test_bert_base_has_the_parameters_of_its_paper():
+    with torch.device("meta"):
+        assert parameters(Bert(BertConfig(vocab_size=30522))) == 109_482_240
+        large = BertConfig(vocab_size=30522, d_model=1024, heads=16, d_ff=4096, layers=24)
+        assert parameters(Bert(large)) == 335_141_888
+
+
+@pytest.mark.parametrize(
+    ("embedding_size", "share", "count", "millions"),
+    [
+        (128, "all", 11_683_584, 12), (128, "attention", 63_647_232, 64), (128, "ffn", 37_686_528, 38),
+        (128, "none", 89_650_176, 89), (768, "all", 31_114_752, 31), (768, "attention", 83_078_400, 83),
+        (768, "ffn", 57_117_696, 57), (768, "none", 109_081_344, 108),
+    ],
+)  # fmt: skip
+def test_albert_has_the_parameters_of_its_table(embedding_size, share, count, millions):
+    with torch.device("meta"):
+        model = Albert(AlbertConfig(vocab_size=30000, embedding_size=embedding_size, share=share))
+    assert parameters(model) == count
+    # Lan et al. 2020, table 4, in whole millions, some of them without the 0.6 million of the pooler
+    assert abs(count / 1e6 - millions) < 1.1
+
+
+def test_electra_small_has_the_parameters_of_its_paper():
+    with torch.device("meta"):
+        model = Electra(ElectraConfig(vocab_size=30522))
+    assert parameters(model.discriminator) == 13_483_008  # what transformers' ElectraModel has
+    assert round(parameters(model) / 1e6) == 14  # Clark et al. 2020, table 1
+    assert model.generator.embeddings is model.discriminator.embeddings
+
+
+@pytest.mark.parametrize("share", ["none", "attention", "ffn", "all"])
+def test_packed_and_padded_rows_are_the_same(share):
+    config = AlbertConfig(**SMALL, embedding_size=8, share=share)
+    torch.manual_seed(0)
+    model = Albert(config).double()
+    tokens, segments, lengths = rows()
+    padded = model(tokens, segments, lengths)
+    packing = Packing.from_lengths(lengths, 8, int(lengths.sum()))
+    packed = model(packing.pack_tokens(tokens), packing.pack_tokens(segments), packing)
+    torch.testing.assert_close(packed[0], packing.pack(padded))
+    torch.testing.assert_close(model.pooled(packed, packing), model.pooled(padded, lengths))
+    for row, length in enumerate(lengths):  # neither padding nor a neighbour is seen
+        alone = model(tokens[row : row + 1, :length], segments[row : row + 1, :length])
+        torch.testing.assert_close(alone[0], padded[row, :length])
+
+
+@pytest.mark.parametrize("share", ["none", "attention", "ffn", "all"])
+def test_the_kernels_give_the_same_gradients(share):
+    torch.manual_seed(0)
+    model = BertPretraining(BertConfig(**SMALL, share=share))
+    tokens, segments, lengths = rows()
+    positions, labels = torch.tensor([1, 9, 17]), torch.tensor([3, 4, 5])
+    gradients = []
+    for route in ("torch", "triton"):
+        model.zero_grad()
+        with backend(route):
+            said = model(tokens, segments, lengths, positions)
+            loss = torch.nn.functional.cross_entropy(said.masked, labels)
+            (loss + torch.nn.functional.cross_entropy(said.sentence, torch.tensor([0, 1, 0]))).backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    for plain, kernel in zip(*gradients):
+        torch.testing.assert_close(kernel, plain, rtol=1e-4, atol=2e-5)
+
+
+def test_what_is_shared_is_one_parameter():
+    def sizes(share):
+        layers = Bert(BertConfig(**SMALL, share=share)).encoder.layers
+        return layers[0].self_attn is layers[2].self_attn, layers[0].linear1 is layers[2].linear1
+
+    assert sizes("none") == (False, False)
+    assert sizes("attention") == (True, False)
+    assert sizes("ffn") == (False, True)
+    assert sizes("all") == (True, True)
+
+
+def test_a_row_beyond_the_positions_is_refused():
+    with pytest.raises(ValueError, match="13 tokens: this model has positions for 12"):
+        Bert(BertConfig(**SMALL))(torch.ones(1, 13, dtype=torch.int64))
+
+
+def test_attention_weights_are_of_every_layer_and_leave_padding_out():
+    tokens, segments, lengths = rows()
+    for share in ("none", "all"):
+        weights = Bert(BertConfig(**SMALL, share=share)).attention_weights(tokens, segments, lengths)
+        assert [tuple(each.shape) for each in weights] == [(3, 2, 8, 8)] * 3
+        torch.testing.assert_close(weights[2].sum(-1), torch.ones(3, 2, 8))
+        assert weights[2][1, :, :, 3:].abs().max() == 0
+
+
+def test_the_generator_samples_from_its_distribution():
+    torch.manual_seed(0)
+    shares = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    counts = torch.bincount(sample(shares.log().expand(20_000, 4)), minlength=4)
+    expected = shares * 20_000
+    assert ((counts - expected) ** 2 / expected).sum() < 16.27  # chi-square, 3 degrees of freedom, p = 0.001
+    assert (counts > 0).all()
+
+
+def test_the_discriminator_sees_samples_and_a_right_guess_is_no_replacement():
+    torch.manual_seed(0)
+    fields = {**SMALL, "heads": 4, "generator_size": 0.5}
+    model = Electra(ElectraConfig(**fields, embedding_size=8))
+    tokens, segments, lengths = rows()
+    positions = torch.tensor([1, 9, 17])
+    labels = tokens.flatten()[positions]
+    with torch.no_grad():  # a generator that is sure of 7
+        model.masked.bias[7] = 1e4
+    labels[0] = 7
+    said = model(tokens, segments, lengths, positions, labels)
+    assert said.tokens.flatten()[positions].tolist() == [7, 7, 7]
+    wanted = torch.zeros(24, dtype=torch.bool)
+    wanted[positions] = torch.tensor([False, True, True]) & (labels != 7)
+    assert torch.equal(said.is_replaced.flatten(), wanted)
+    mean_detection_loss(said, lengths).backward()
+    assert all(parameter.grad is None for parameter in model.generator.encoder.parameters())  # nothing through samples
+    assert model.discriminator.encoder.layers[0].linear1.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "message"),
+    [
+        (BertConfig, {"heads": 3}, "not a multiple of heads"),
+        (BertConfig, {"share": "some"}, "share 'some' is unknown"),
+        (BertConfig, {"activation": "mish"}, "activation 'mish' is unknown"),
+        (BertConfig, {"pooler": False}, "sentence_head needs pooler"),
+        (BertConfig, {"layers": 0}, "layers 0 must be"),
+        (ElectraConfig, {"share": "all"}, "ELECTRA's layers are not shared"),
+        (ElectraConfig, {"generator_size": 0.0}, r"must lie in \(0, 1\]"),
+        (ElectraConfig, {"heads": 8, "generator_size": 0.3}, "choose another"),
+    ],
+)
+def test_a_wrong_value_is_refused(config, changes, message):
+    fields = {name: value for name, value in SMALL.items() if name in {f.name for f in dataclasses.fields(config)}}
+    with pytest.raises(ValueError, match=message):
+        config(**{**fields, **changes})
+
+
+@pytest.mark.parametrize("share", ["none", "all"])
+def test_layers_computed_again_give_the_same_bits(share):
+    torch.manual_seed(0)
+    model = BertPretraining(BertConfig(**{**SMALL, "dropout": 0.3, "attention_dropout": 0.2}, share=share)).train()
+    tokens, segments, lengths = rows()
+    gradients = []
+    for again in (False, True):
+        model.zero_grad()
+        model.checkpoint_activations(again)
+        torch.manual_seed(1)
+        said = model(tokens, segments, lengths, torch.tensor([1, 9, 17]))
+        (said.masked.square().sum() + said.sentence.square().sum()).backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "size", "count"),
+    [
+        ("bert", "bert-base", 30522, 109_482_240),
+        ("albert", "albert-base", 30000, 11_683_584),
+        ("electra", "electra-small", 30522, 13_483_008),
+        ("bert", "bert-tiny", 2000, None),
+        ("albert", "albert-tiny", 2000, None),
+        ("electra", "electra-tiny", 2000, None),
+    ],
+)
+def test_a_preset_is_the_model_that_it_is_named_after(kind, name, size, count):
+    values = gather(name, kind=kind)
+    config = build(values, {"vocab_size": size})
+    assert config.data.objective == {"bert": "mlm+nsp", "albert": "mlm+sop", "electra": "electra"}[kind]
+    assert config.data.row_length <= config.model.max_length
+    with torch.device("meta"):
+        model = CLASSES[kind](config.model)
+    body = model.discriminator if kind == "electra" else model.body
+    assert count in (None, parameters(body))

@@ -1,0 +1,278 @@
+"""Fine-tuning from a model directory to predictions and their score, at tiny size."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from fasttfm.checkpoints.checkpoint import read_weights, save_checkpoint
+from fasttfm.checkpoints.steps import resolve_checkpoint, step_folder
+from fasttfm.checkpoints.weights import model_weights
+from fasttfm.cli.main import main
+from fasttfm.config import RunConfig, sections_of
+from fasttfm.config.training import TrainingConfig
+from fasttfm_pretraining.config.bert import AlbertConfig, BertConfig, ElectraConfig
+from fasttfm_pretraining.config.gpt import GPTConfig
+from fasttfm_pretraining.data.text_tokenizer import train_text_tokenizer
+from fasttfm_pretraining.models.albert import AlbertPretraining
+from fasttfm_pretraining.models.bert import BertPretraining
+from fasttfm_pretraining.models.electra import Electra
+from fasttfm_pretraining.models.gpt import GPT
+
+NAMES = ["Ada", "Bob", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hal"]
+PLACES = ["Rome", "Oslo", "Lima", "Cairo", "Delhi", "Quito"]
+SIZE = {"d_model": 32, "heads": 2, "d_ff": 64, "layers": 2, "max_length": 64, "dropout": 0.0, "attention_dropout": 0.0}
+FAST = [
+    *(
+        "--preset",
+        "tiny",
+        "--row-length",
+        "48",
+        "--max-tokens",
+        "512",
+        "--log-interval",
+        "5",
+        "--workers",
+        "1",
+        "--threads",
+        "1",
+        "--lr",
+        "3e-3",
+    ),
+    *("--precision", "fp32", "--no-tensorboard"),
+]
+
+
+def squad(count: int, seed: int, impossible: bool = False) -> dict:
+    """Contexts such as "Ada lives in Rome. Bob lives in Oslo." and questions for the place of one of the names."""
+    draw = random.Random(seed)
+    paragraphs = []
+    for number in range(count):
+        names, places = draw.sample(NAMES, 2), draw.sample(PLACES, 2)
+        context = " ".join(f"{name} lives in {place}." for name, place in zip(names, places))
+        asked = draw.randrange(2)
+        answers = [{"text": places[asked], "answer_start": context.index(places[asked])}]
+        entry = {"id": f"{seed}-{number}", "question": f"Where does {names[asked]} live?", "answers": answers}
+        if impossible:
+            entry |= {"is_impossible": False}
+            if number % 2:
+                entry |= {"question": "Who was king?", "is_impossible": True, "answers": []}
+        paragraphs.append({"context": context, "qas": [entry]})
+    return {"version": "v2.0" if impossible else "1.1", "data": [{"title": "t", "paragraphs": paragraphs}]}
+
+
+def texts() -> list[str]:
+    given = [p["context"] + " " + p["qas"][0]["question"] for p in squad(60, 9)["data"][0]["paragraphs"]]
+    return [*given, "Who was king?"] * 2
+
+
+@pytest.fixture(scope="module")
+def bodies(tmp_path_factory) -> dict[str, Path]:
+    """Directories of a model of every kind as pre-training leaves them."""
+    folder, tokenizer = tmp_path_factory.mktemp("bodies"), train_text_tokenizer(texts(), 420)
+    made = {}
+    for kind, config_class, model_class in (
+        ("bert", BertConfig, BertPretraining),
+        ("albert", AlbertConfig, AlbertPretraining),
+        ("electra", ElectraConfig, Electra),
+        ("gpt", GPTConfig, GPT),
+    ):
+        torch.manual_seed(4)
+        more = {"embedding_size": 16} if kind in ("albert", "electra") else {}
+        config = config_class(vocab_size=len(tokenizer), **SIZE, **more)
+        made[kind] = folder / kind
+        made[kind].mkdir()
+        tokenizer.save(made[kind])
+        run = RunConfig(kind=kind, model=config, data=sections_of(kind)["data"](), training=TrainingConfig())
+        (made[kind] / "config.yaml").write_text(run.to_yaml())
+        save_checkpoint(step_folder(made[kind], 1), model_weights(model_class(config)), {"step": 1, "best_step": 1})
+    return made
+
+
+def write(path: Path, content: object) -> str:
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(path)
+
+
+def test_answers_are_learnt_predicted_and_scored(tmp_path, bodies, capsys):
+    train, valid = write(tmp_path / "train.json", squad(300, 1)), write(tmp_path / "valid.json", squad(40, 2))
+    command = ["finetune", "squad", "--init-from", str(bodies["bert"]), "--train", train, "--valid", valid]
+    assert main([*command, "--out", str(tmp_path / "model"), *FAST, "--max-update", "60"]) == 0
+    predictions = str(tmp_path / "predictions.json")
+    assert main(["finetune", "predict", str(tmp_path / "model"), valid, "--out", predictions]) == 0
+    other = write(tmp_path / "other.json", {**squad(40, 2), "version": "v2.0"})
+    assert main(["finetune", "predict", str(tmp_path / "model"), other, "--out", str(tmp_path / "other.out")]) == 0
+    for wrong in ("0", "-5"):
+        capsys.readouterr()
+        asked = ["finetune", "predict", str(tmp_path / "model"), valid, "--out", str(tmp_path / "none.json")]
+        assert main([*asked, "--max-tokens", wrong]) == 2
+        assert f"--max-tokens {wrong}: at least 1 is needed" in capsys.readouterr().err
+    answers = Path(predictions).read_bytes()
+    assert Path(tmp_path / "other.out").read_bytes() == answers, "a model of answers alone always gives one"
+    capsys.readouterr()
+    assert main(["finetune", "evaluate", predictions, valid, "--json"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert scores["total"] == 40
+    records = [json.loads(line) for line in (tmp_path / "model" / "train.log.jsonl").read_text().splitlines()]
+    best = max(record["f1"] for record in records if record["kind"] == "valid")
+    assert scores["f1"] == pytest.approx(best)
+    assert scores["exact"] > 30  # one of the two places of a context
+    assert (tmp_path / "model" / "curve.png").is_file()
+
+
+def test_an_interrupted_run_ends_in_the_same_bits(tmp_path, bodies):
+    train, valid = write(tmp_path / "train.json", squad(40, 1)), write(tmp_path / "valid.json", squad(8, 2))
+    command = ["finetune", "squad", "--init-from", str(bodies["bert"]), "--train", train, "--valid", valid, *FAST]
+    command += ["--schedule", "constant", "--warmup-updates", "2"]
+    assert main([*command, "--out", str(tmp_path / "whole"), "--max-update", "8"]) == 0
+    assert main([*command, "--out", str(tmp_path / "halves"), "--max-update", "3"]) == 0
+    assert main([*command, "--out", str(tmp_path / "halves"), "--max-update", "8"]) == 0
+    one, other = (read_weights(resolve_checkpoint(tmp_path / name, "last")) for name in ("whole", "halves"))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_it_begins_with_the_body_and_a_fresh_head_or_all_fresh(tmp_path, bodies):
+    train, valid = write(tmp_path / "train.json", squad(20, 1)), write(tmp_path / "valid.json", squad(4, 2))
+    body = read_weights(resolve_checkpoint(bodies["bert"]))
+    for flag, same in (("--init-from", True), ("--like", False)):
+        out = tmp_path / flag.strip("-")
+        command = ["finetune", "squad", flag, str(bodies["bert"]), "--train", train, "--valid", valid, *FAST]
+        assert main([*command, "--rates", "body.*=0", "--max-update", "1", "--out", str(out)]) == 0
+        weights = read_weights(resolve_checkpoint(out, "last"))
+        assert "span.weight" in weights
+        assert not any(name.startswith("body.pooler") for name in weights)
+        for name in ("body.embeddings.word.weight", "body.encoder.layers.1.linear2.weight"):
+            assert torch.equal(weights[name], body[name]) is same
+
+
+@pytest.mark.parametrize(("kind", "prefix"), [("albert", "body."), ("electra", "discriminator.")])
+@pytest.mark.parametrize("task", ["squad", "classify"])
+def test_albert_and_electra_s_discriminator_are_bodies_too(tmp_path, bodies, kind, prefix, task):
+    train, valid = write(tmp_path / "train.json", squad(20, 1)), write(tmp_path / "valid.json", squad(4, 2))
+    if task == "classify":
+        train = valid = write(tmp_path / "a.tsv", "sentence\tlabel\n" + "Ada lives in Rome.\t1\nWho was king?\t0\n" * 4)
+    command = ["finetune", task, "--init-from", str(bodies[kind]), "--train", train, "--valid", valid, *FAST]
+    assert main([*command, "--rates", "body.*=0", "--max-update", "1", "--out", str(tmp_path / "model")]) == 0
+    weights = read_weights(resolve_checkpoint(tmp_path / "model", "last"))
+    body = read_weights(resolve_checkpoint(bodies[kind]))
+    kept = [name for name in weights if name.startswith("body.") and not name.startswith("body.pooler.")]
+    assert any("embedding_projection" in name for name in kept)
+    assert all(torch.equal(weights[name], body[prefix + name.removeprefix("body.")]) for name in kept)
+    assert any(name.startswith("body.pooler.") for name in weights) is (task == "classify")
+
+
+def test_impossible_questions_are_told_by_a_threshold(tmp_path, bodies, capsys):
+    train = write(tmp_path / "train.json", squad(200, 1, impossible=True))
+    valid = write(tmp_path / "valid.json", squad(40, 2, impossible=True))
+    out, predictions, null = str(tmp_path / "model"), str(tmp_path / "p.json"), str(tmp_path / "null.json")
+    command = ["finetune", "squad", "--init-from", str(bodies["bert"]), "--train", train, "--valid", valid]
+    assert main([*command, "--out", out, *FAST, "--max-epoch", "4"]) == 0
+    assert main(["finetune", "predict", out, valid, "--out", predictions, "--null-scores", null]) == 0
+    capsys.readouterr()
+    assert main(["finetune", "evaluate", predictions, valid, "--json"]) == 0
+    by_training = json.loads(capsys.readouterr().out)
+    assert by_training["NoAns_exact"] > 90  # these questions have words that no other has
+    for hide in (lambda asked: asked.update(answers=[]), lambda asked: asked.pop("answers")):
+        content = json.loads(Path(valid).read_text())
+        for asked in (asked for part in content["data"] for each in part["paragraphs"] for asked in each["qas"]):
+            hide(asked)
+        unseen = write(tmp_path / "unseen.json", {**content, "version": "1.1"})
+        assert main(["finetune", "predict", out, unseen, "--out", str(tmp_path / "unseen.out")]) == 0
+        assert Path(tmp_path / "unseen.out").read_bytes() == Path(predictions).read_bytes()
+    assert main(["finetune", "predict", out, valid, "--out", predictions, "--threshold", "1e8"]) == 0
+    capsys.readouterr()
+    assert (
+        main(["finetune", "evaluate", predictions, valid, "--null-scores", null, "--threshold", "1e8", "--json"]) == 0
+    )
+    searched = json.loads(capsys.readouterr().out)
+    assert searched["NoAns_exact"] == 0  # with that threshold every question gets an answer
+    assert searched["best_f1"] == pytest.approx(by_training["f1"])
+
+
+def swag(count: int, seed: int) -> str:
+    """The ending that belongs is the one that says the place again."""
+    draw = random.Random(seed)
+    lines = ["video-id,sent1,sent2,ending0,ending1,ending2,ending3,label"]
+    for number in range(count):
+        right, *wrong = draw.sample(PLACES, 4)
+        label = draw.randrange(4)
+        endings = [*wrong[:label], right, *wrong[label:]]
+        lines.append(f"v{number},Ada lives in {right}.,Where? In,{','.join(endings)},{label}")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt"])
+def test_choices_are_learnt(tmp_path, bodies, kind, capsys):
+    train, valid = write(tmp_path / "train.csv", swag(64, 1)), write(tmp_path / "valid.csv", swag(32, 2))
+    out, predictions = str(tmp_path / "model"), str(tmp_path / "p.json")
+    command = ["finetune", "choices", "--init-from", str(bodies[kind]), "--train", train, "--valid", valid]
+    assert main([*command, "--out", out, *FAST, "--max-epoch", "2"]) == 0
+    assert main(["finetune", "predict", out, valid, "--out", predictions]) == 0
+    capsys.readouterr()
+    assert main(["finetune", "evaluate", predictions, valid, "--json"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    records = [json.loads(line) for line in Path(out, "train.log.jsonl").read_text().splitlines()]
+    assert scores["accuracy"] == pytest.approx(max(each["accuracy"] for each in records if each["kind"] == "valid"))
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt"])
+def test_classes_are_learnt(tmp_path, bodies, kind, capsys):
+    draw = random.Random(3)
+    rows = [(draw.choice(NAMES), draw.choice(PLACES)) for _ in range(150)]
+    lines = [f"{name} lives in {place}.\t{'warm' if place in PLACES[2:5] else 'cold'}" for name, place in rows]
+    train = write(tmp_path / "train.tsv", "sentence\tlabel\n" + "\n".join(lines[:120]) + "\n")
+    valid = write(tmp_path / "valid.tsv", "sentence\tlabel\n" + "\n".join(lines[120:]) + "\n")
+    out, predictions = str(tmp_path / "model"), str(tmp_path / "p.json")
+    command = ["finetune", "classify", "--init-from", str(bodies[kind]), "--train", train, "--valid", valid]
+    assert main([*command, "--out", out, *FAST, "--max-tokens", "128", "--max-epoch", "10"]) == 0
+    assert main(["finetune", "predict", out, valid, "--out", predictions]) == 0
+    capsys.readouterr()
+    assert main(["finetune", "evaluate", predictions, valid]) == 0
+    assert float(capsys.readouterr().out.split()[1]) > 90
+    assert set(json.loads(Path(predictions).read_text()).values()) == {"warm", "cold"}
+
+
+@pytest.mark.parametrize(("kind", "rate"), [("bert", 3e-5), ("electra", 3e-5), ("gpt", 6.25e-5)])
+def test_an_imported_body_takes_its_family_s_recipe_and_one_trained_here_another(tmp_path, bodies, kind, rate, capsys):
+    body = tmp_path / "body"
+    shutil.copytree(bodies[kind], body)
+    table = write(tmp_path / "a.tsv", "sentence\tlabel\nAda\t1\nBob\t0\n")
+    command = ["finetune", "classify", "--init-from", str(body), "--train", table, "--valid", table, "--out", "M"]
+    for expected in (rate, 5e-4):
+        assert main([*command, "--dump-config"]) == 0
+        assert yaml.safe_load(capsys.readouterr().out)["training"]["lr"] == expected
+        (body / "train.log.jsonl").write_text("")  # as training leaves one
+
+
+def test_what_does_not_fit_ends_in_one_line(tmp_path, bodies, capsys):
+    train, valid = write(tmp_path / "train.json", squad(9, 1)), write(tmp_path / "valid.json", squad(4, 2))
+    cut = copy.deepcopy(squad(4, 2))
+    cut["data"][0]["paragraphs"][1]["qas"][0]["answers"][0]["answer_start"] += 1
+    wrong = write(tmp_path / "wrong.json", cut)
+    command = ["finetune", "squad", "--init-from", str(bodies["bert"]), "--train", train]
+    out = ["--out", str(tmp_path / "model"), *FAST]
+    for arguments, message in (
+        ([*command, "--valid", wrong, *out], "article 1, paragraph 2, question 1 (2-1), answer 1"),
+        ([*command, "--valid", valid, *out, "--row-length", "100"], "--row-length 100: the model has 64 positions"),
+        (
+            ["finetune", "squad", "--init-from", str(bodies["gpt"]), "--train", train, "--valid", valid, *out],
+            "is a GPT",
+        ),
+        (["finetune", "predict", str(bodies["bert"]), valid, "--out", "p.json"], "has no task"),
+        (
+            [*command, "--valid", valid, "--max-tokens", "10", *out[:2], "--workers", "1"],
+            "is less than data.row_length",
+        ),
+    ):
+        assert main(arguments) == 2
+        error = capsys.readouterr().err.strip()
+        assert message in error
+        assert "\n" not in error

@@ -1,0 +1,261 @@
+"""Pre-training of encoders: the loss of Hugging Face's models update by update, exact resume, fixed validation."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from fasttfm.checkpoints.checkpoint import read_weights
+from fasttfm.checkpoints.steps import resolve_checkpoint
+from fasttfm.config import gather
+from fasttfm.config.training import TrainingConfig
+from fasttfm.errors import UserError
+from fasttfm.training.run import train
+from fasttfm.training.updates import Updates
+from fasttfm_pretraining.config.data import DocumentOptions, MaskingConfig
+from fasttfm_pretraining.data.documents import PreparedDocuments
+from fasttfm_pretraining.data.masking_vocabulary import masking_vocabulary
+from fasttfm_pretraining.data.prepare_documents import prepare_documents
+from fasttfm_pretraining.interop import bert as interop
+from fasttfm_pretraining.models import electra
+from fasttfm_pretraining.models.kinds import read_body
+from fasttfm_pretraining.training.masked_modelling import MaskedModelling, evaluate, masked_batches
+
+CPU = torch.device("cpu")
+SIZES = {"d_model": 16, "heads": 2, "d_ff": 24, "layers": 2, "max_length": 32}
+RUN = {
+    **SIZES,
+    "row_length": 32,
+    "max_tokens": 256,
+    "dropout": 0.1,
+    "optimizer": "adamw",
+    "schedule": "constant",
+    "warmup_updates": 0,
+    "lr": 1e-3,
+    "label_smoothing": 0.0,
+    "valid_interval_updates": 3,
+    "save_interval_updates": 3,
+    "log_interval": 1,
+    "tensorboard": False,
+    "threads": 1,
+}
+FIFTY = TrainingConfig(
+    optimizer="adamw", schedule="constant", warmup_updates=0, lr=2e-3, adam_betas=(0.9, 0.999), adam_eps=1e-8,
+    weight_decay=0.01, label_smoothing=0.0, max_update=50,
+)  # fmt: skip
+WORDS = "the a dog cat runs sits under over green small house boat two men blue sky and then it".split()  # noqa: SIM905
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Documents of made-up sentences, in bytes."""
+    folder = tmp_path_factory.mktemp("documents")
+    lines = [" ".join(WORDS[(n * k + k * k) % len(WORDS)] for k in range(1, 7)) for n in range(120)]
+    text = "\n\n".join("\n".join(lines[n : n + 6]) for n in range(0, 120, 6))
+    (folder / "text.txt").write_text(text + "\n")
+    options = DocumentOptions(vocabulary="bytes", document_separator="", valid_share=0.2)
+    prepare_documents([folder / "text.txt"], folder / "D", options, say=lambda line: None)
+    return folder / "D"
+
+
+def values(kind, **changes):
+    return gather(overrides={**RUN, **changes}, kind=kind)
+
+
+def theirs_of(folder, objective):
+    """A Hugging Face model without dropout, saved."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {
+        "vocab_size": 261, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24,
+        "num_hidden_layers": 2, "max_position_embeddings": 32, "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0, "initializer_range": 0.1,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    if objective == "mlm+nsp":
+        model = transformers.BertForPreTraining(transformers.BertConfig(**sizes))
+    else:
+        config = transformers.AlbertConfig(**sizes, embedding_size=8, classifier_dropout_prob=0.0)
+        model = transformers.AlbertForPreTraining(config)
+    model.save_pretrained(folder)
+    return model.train()
+
+
+@pytest.mark.parametrize("objective", ["mlm+nsp", "mlm+sop"])
+def test_fifty_updates_are_those_of_hugging_face_and_plain_torch(objective, data, tmp_path):
+    theirs = theirs_of(tmp_path, objective)
+    ours = interop.read_pretraining(tmp_path).train()
+    documents = PreparedDocuments.open(data)
+    config = MaskingConfig(objective=objective, row_length=32, max_tokens=256)
+    batches = masked_batches(config, documents.train, documents.tokenizer, 1)
+    updates = Updates(ours, batches, FIFTY, CPU)
+    optimizer = torch.optim.AdamW(theirs.parameters(), 2e-3, (0.9, 0.999), 1e-8, 0.01)
+    order = [(epoch, indices) for epoch in range(9) for indices in batches.epoch(epoch)]
+    losses = []
+    for epoch, indices in order[:50]:
+        updates.forget_sums()
+        assert updates.perform()
+        mine = float(updates.totals[0]) / updates.sums.target_tokens
+
+        batch = batches.batch(indices, epoch)
+        labels = torch.full(batch.tokens.shape, -100)
+        labels.view(-1)[batch.positions] = batch.labels
+        mask = (torch.arange(batch.tokens.shape[1]) < batch.lengths[:, None]).long()
+        pairs = {"next_sentence_label" if objective == "mlm+nsp" else "sentence_order_label": batch.sentence_labels}
+        loss = theirs(batch.tokens, mask, batch.segments, labels=labels, **pairs).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert mine == pytest.approx(float(loss.detach()), rel=2e-5)
+        losses.append(mine)
+    assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
+
+
+def their_electra(folder):
+    """Hugging Face's discriminator and generator without dropout and with one table of embeddings, saved."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {
+        "vocab_size": 261, "embedding_size": 8, "num_hidden_layers": 2, "max_position_embeddings": 32,
+        "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.1,
+    }  # fmt: skip
+    large = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
+    small = {"hidden_size": 8, "num_attention_heads": 1, "intermediate_size": 12}
+    torch.manual_seed(0)
+    discriminator = transformers.ElectraForPreTraining(transformers.ElectraConfig(**sizes, **large))
+    generator = transformers.ElectraForMaskedLM(transformers.ElectraConfig(**sizes, **small))
+    generator.electra.embeddings = discriminator.electra.embeddings
+    generator.generator_lm_head.weight = generator.electra.embeddings.word_embeddings.weight
+    discriminator.save_pretrained(folder / "d")
+    generator.save_pretrained(folder / "g")
+    return discriminator.train(), generator.train()
+
+
+def test_fifty_updates_of_electra_are_those_of_hugging_face_and_plain_torch(data, tmp_path, monkeypatch):
+    """The words that the generator draws are handed over: chance decides between two of like probability."""
+    drawn, sample = [], electra.sample
+
+    def kept_sample(masked):
+        drawn.append(sample(masked))
+        return drawn[-1]
+
+    monkeypatch.setattr(electra, "sample", kept_sample)
+    discriminator, generator = their_electra(tmp_path)
+    ours = interop.read_electra(tmp_path / "d", tmp_path / "g").train()
+    documents = PreparedDocuments.open(data)
+    batches = masked_batches(
+        MaskingConfig(objective="electra", row_length=32, max_tokens=256), documents.train, documents.tokenizer, 1
+    )
+    updates = Updates(ours, batches, FIFTY, CPU)
+    parameters = dict.fromkeys([*discriminator.parameters(), *generator.parameters()])
+    optimizer = torch.optim.AdamW(parameters, 2e-3, (0.9, 0.999), 1e-8, 0.01)
+    order = [(epoch, indices) for epoch in range(9) for indices in batches.epoch(epoch)]
+    losses = []
+    for epoch, indices in order[:50]:
+        updates.forget_sums()
+        assert updates.perform()
+        mine = float(updates.totals[0]) / updates.sums.target_tokens
+
+        batch = batches.batch(indices, epoch)
+        mask = (torch.arange(batch.tokens.shape[1]) < batch.lengths[:, None]).long()
+        labels, seen, is_replaced = torch.full_like(batch.tokens, -100), batch.tokens.clone(), torch.zeros_like(mask)
+        labels.view(-1)[batch.positions] = batch.labels
+        seen.view(-1)[batch.positions] = drawn[-1]
+        is_replaced.view(-1)[batch.positions] = (drawn[-1] != batch.labels).long()
+        filled = generator(batch.tokens, mask, batch.segments, labels=labels).loss
+        told = discriminator(seen, mask, batch.segments, labels=is_replaced).loss
+        loss = filled + 50 * told
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert mine == pytest.approx(float(loss.detach()), rel=2e-5)
+        losses.append(mine)
+    assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("bert", {}),
+        ("bert", {"objective": "mlm", "whole_words": True, "packed": True}),
+        ("albert", {"embedding_size": 8, "share": "attention", "dropout": 0.1}),
+        ("electra", {"embedding_size": 8, "generator_size": 0.5}),
+    ],
+)
+def test_a_run_that_stops_and_goes_on_ends_in_the_same_bits(kind, changes, data, tmp_path):
+    task = MaskedModelling(kind)
+    whole = train(values(kind, max_update=6, **changes), data, tmp_path / "whole", CPU, task=task)
+    train(values(kind, max_update=3, **changes), data, tmp_path / "parts", CPU, task=task)
+    parts = train(values(kind, max_update=6, **changes), data, tmp_path / "parts", CPU, task=task)
+    assert parts.score == whole.score
+    one, other = (read_weights(resolve_checkpoint(tmp_path / name, "last")) for name in ("whole", "parts"))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+    repeated = evaluate(tmp_path / "whole", data, "last", CPU)
+    assert repeated == whole.score
+    record = repeated.record()
+    assert ("sentence_accuracy" in record) == (changes.get("objective") != "mlm" and kind != "electra")
+    assert ("detection_accuracy" in record) == (kind == "electra")
+    body = read_body(tmp_path / "whole")
+    assert body(torch.ones(1, 5, dtype=torch.int64)).shape == (1, 5, 16)
+
+
+def test_packed_rows_have_the_loss_of_padded_ones(data):
+    documents = PreparedDocuments.open(data)
+    for kind, objective in (("bert", "mlm+nsp"), ("electra", "electra")):
+        config = MaskedModelling(kind).build(values(kind, objective=objective, dropout=0.0), documents)
+        model = MaskedModelling(kind).model(config.model).eval()
+        batches = masked_batches(config.data, documents.train, documents.tokenizer)
+        batch = max(
+            (batches.batch(indices) for indices in batches.in_order()),
+            key=lambda each: int(each.lengths.max() - each.lengths.min()),
+        )
+        assert batch.lengths.min() < batch.lengths.max()
+        losses = []
+        for packed in (False, True):
+            torch.manual_seed(0)
+            losses.append(model.batch_loss(batch, packed=packed)[0])
+        torch.testing.assert_close(*losses)
+
+
+def test_the_markers_are_those_of_the_vocabulary(data):
+    documents = PreparedDocuments.open(data)
+    vocabulary = masking_vocabulary(documents.tokenizer)
+    assert (vocabulary.begin, vocabulary.end, vocabulary.mask, vocabulary.size) == (2, 3, 4, 261)
+    assert vocabulary.is_special.nonzero()[0].tolist() == [0, 1, 2, 3, 4]
+    assert vocabulary.begins_word.nonzero()[0].tolist() == [5 + ord("\n"), 5 + ord(" ")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("bert", {"objective": "electra"}, "not for a model of kind bert: give --preset electra"),
+        ("electra", {"objective": "mlm"}, "not for a model of kind electra: give --preset bert-tiny or albert-tiny"),
+        ("bert", {"row_length": 64}, "--row-length 64: the model has 32 positions"),
+        ("bert", {"objective": "mlm", "sentence_head": True}, "do not go together"),
+        ("bert", {"phrases": "no-such-file.txt"}, "--phrases no-such-file.txt: no such file"),
+        ("bert", {"mask_rate": 1.0}, "--mask-rate 1.0 must lie between 0 and 1"),
+    ],
+)
+def test_what_does_not_fit_ends_in_one_line(kind, changes, message, data, tmp_path):
+    with pytest.raises(UserError, match=message) as raised:
+        train(values(kind, max_update=1, **changes), data, tmp_path / "M", CPU, task=MaskedModelling(kind))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_vocabulary_without_a_mask_is_refused(data, tmp_path, monkeypatch):
+    documents = PreparedDocuments.open(data)
+    monkeypatch.setattr(type(documents.tokenizer), "mask", None)
+    with pytest.raises(UserError, match=r"has no piece for a hidden token \(\[MASK\]\): prepare it with fasttfm mlm"):
+        MaskedModelling("bert").open(data)
+
+
+def test_the_rows_of_validation_are_hidden_alike_whatever_the_seed(data):
+    documents = PreparedDocuments.open(data)
+    task, drawn = MaskedModelling("bert"), []
+    for seed in (1, 2):
+        config = task.build(values("bert", seed=seed), documents)
+        batches = task.validator(config, documents, CPU).batches
+        drawn.append(batches.batch(batches.in_order()[0]))
+        assert not dataclasses.replace(config.data).phrases
+    assert torch.equal(drawn[0].tokens, drawn[1].tokens)

@@ -1,0 +1,154 @@
+"""Rows of documents: nothing lost, pairs half true, the same in every run whatever the division among ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from fasttfm_pretraining.data.documents import Documents
+from fasttfm_pretraining.data.masked_rows import MaskedBatches
+from fasttfm_pretraining.data.masking import Masker, MaskingVocabulary
+
+LINE = 5
+SIZE = 1000
+VOCABULARY = MaskingVocabulary(
+    size=SIZE, begin=2, end=3, mask=4, is_special=np.arange(SIZE) < 5, begins_word=np.arange(SIZE) % 2 == 0
+)
+
+
+def in_memory(documents):
+    """Documents in memory."""
+    return Documents.from_lists(documents, 3)
+
+
+def row_of(made, number, epoch):
+    return made.row(number, np.random.default_rng([made.seed, epoch, number]))
+
+
+def corpus(documents=40, length=90):
+    random = np.random.default_rng(0)
+    return in_memory([random.integers(6 + 20 * n, 26 + 20 * n, length + n % 3) for n in range(documents)])
+
+
+def batches(given=None, **changes):
+    options = {"row_length": 32, "max_tokens": 256, "seed": 7, "line": LINE, **changes}
+    return MaskedBatches(given or corpus(), Masker(VOCABULARY), **options)
+
+
+def test_every_token_of_the_documents_is_in_one_row():
+    made = batches()
+    seen = []
+    for indices in made.epoch(3):
+        for number in indices:
+            row, second, label = row_of(made, int(number), 3)
+            assert (row[0], row[-1], second, label) == (2, 3, len(row), 0)
+            assert len(row) <= 32
+            seen += row[1:-1].tolist()
+    wanted = np.delete(made.corpus.read(0, made.corpus.tokens), made.corpus.offsets[1:] - 1)
+    left_out = Counter(wanted.tolist()) - Counter(seen)
+    assert not Counter(seen) - Counter(wanted.tolist())
+    assert made.skipped <= left_out.total() <= 3 * made.skipped  # ends of documents that are too short for a row
+    assert 0 < made.skipped < 40
+
+
+def test_a_batch_holds_what_its_rows_say():
+    for pairs in (None, "nsp", "sop"):
+        made = batches(pairs=pairs)
+        for indices in made.epoch(0):
+            batch = made.batch(indices, 0)
+            assert batch.cells <= 256
+            assert batch.source_tokens + batch.target_tokens == batch.lengths.sum()
+            original = batch.tokens.flatten().clone()
+            original[batch.positions] = batch.labels
+            for position, number in enumerate(indices):
+                row, second, label = row_of(made, int(number), 0)
+                assert original.view(batch.shape)[position].tolist() == [*row, *[0] * (batch.shape[1] - len(row))]
+                if pairs is not None:
+                    kinds = [0] * second + [1] * (len(row) - second) + [0] * (batch.shape[1] - len(row))
+                    assert batch.segments[position].tolist() == kinds
+                    assert batch.sentence_labels[position] == label
+                    assert row[second - 1] == 3
+
+
+def test_chance_follows_from_seed_epoch_and_row_alone():
+    made, repeated = batches(pairs="nsp"), batches(pairs="nsp")
+    assert all(np.array_equal(one, other) for one, other in zip(made.epoch(2), repeated.epoch(2)))
+    indices = made.epoch(2)[0]
+    whole = repeated.batch(indices, 2)
+    parts = [made.batch(indices[:3], 2), made.batch(indices[3:], 2)]
+    assert torch.equal(whole.tokens, torch.cat([part.tokens for part in parts]))
+    assert torch.equal(whole.labels, torch.cat([part.labels for part in parts]))
+    assert not torch.equal(whole.tokens, made.batch(indices, 3).tokens)
+    assert not torch.equal(whole.tokens, batches(pairs="nsp", seed=8).batch(indices, 2).tokens)
+
+
+def test_half_of_the_next_sentences_are_of_another_document():
+    made, labels = batches(pairs="nsp"), []
+    for epoch in range(12):
+        for number in range(len(made.spans.begins)):
+            row, second, label = row_of(made, number, epoch)
+            documents = {int(token - 6) // 20 for token in row[second:-1]} | {int(row[1] - 6) // 20}
+            assert (len(documents) == 1) == (label == 0)
+            labels.append(label)
+    share = np.mean(labels)
+    assert abs(share - 0.5) < 3.3 * 0.5 / len(labels) ** 0.5  # p = 0.001
+
+
+def test_half_of_the_pairs_are_exchanged_and_make_the_text_put_back():
+    made, labels = batches(pairs="sop"), []
+    for number in range(len(made.spans.begins)):
+        row, second, label = row_of(made, number, 0)
+        first, last = row[1 : second - 1].tolist(), row[second:-1].tolist()
+        text = made.corpus.read(int(made.spans.begins[number]), int(made.spans.ends[number])).tolist()
+        assert (last + first if label else first + last) == text
+        labels.append(label)
+    assert 0.3 < np.mean(labels) < 0.7
+
+
+def test_a_pair_is_cut_at_a_line_or_else_at_a_word():
+    text = [11] * 8 + [LINE] + [11] * 8
+    made = batches(in_memory([text] * 4), pairs="sop")
+    for number in range(4):
+        row, second, label = row_of(made, number, 0)
+        first = row[1 : second - 1] if label == 0 else row[second:-1]
+        assert first.tolist() == text[:9]
+    made = batches(in_memory([[11] * 9 + [12] * 8]), pairs="sop")  # even numbers begin words
+    cuts = set()
+    for epoch in range(30):
+        row, second, label = row_of(made, 0, epoch)
+        cuts.add(len(row[1 : second - 1]) if label == 0 else len(row[second:-1]))
+    assert cuts <= set(range(9, 17))
+    assert len(cuts) > 2
+
+
+def test_one_document_lends_its_other_spans():
+    made = batches(in_memory([np.arange(6, 300)]), pairs="nsp")
+    for epoch in range(5):
+        for number in range(len(made.spans.begins)):
+            row, second, label = row_of(made, number, epoch)
+            begin = made.corpus.read(0, made.corpus.tokens)[made.spans.begins[number]]
+            inside = begin <= row[second] < begin + 29
+            assert inside == (label == 0)
+    alone = batches(in_memory([np.arange(6, 20)]), pairs="nsp")  # nothing else to lend
+    assert {row_of(alone, 0, epoch)[2] for epoch in range(10)} == {0, 1}
+
+
+def test_rows_of_like_length_are_together():
+    random = np.random.default_rng(0)
+    made = batches(in_memory([random.integers(6, SIZE, n) for n in random.integers(1, 60, 200)]))
+    assert made.skipped > 0
+    assert made.padding_ratio < 0.25
+    cells = tokens = 0
+    for indices in made.epoch(0):
+        batch = made.batch(indices)
+        cells, tokens = cells + batch.cells, tokens + batch.source_tokens + batch.target_tokens
+    assert made.padding_ratio == pytest.approx(1 - tokens / cells)
+    assert made.target_tokens == sum(made.batch(indices).target_tokens for indices in made.in_order())
+
+
+def test_documents_without_a_row_are_refused():
+    with pytest.raises(ValueError, match="no document has a span of 4 tokens"):
+        batches(in_memory([[7, 8, 9]]))

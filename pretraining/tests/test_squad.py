@@ -1,0 +1,243 @@
+"""SQuAD files: what is read, and the one line that a wrong file ends in."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fasttfm.data.tokenizer import train_tokenizer
+from fasttfm.errors import UserError
+from fasttfm_pretraining.data import task_inputs
+from fasttfm_pretraining.data.squad import Answer, read_squad
+from fasttfm_pretraining.data.task_inputs import Markers, answer_tokens, join, question_windows
+
+CONTEXT = "The Normans gave their name to Normandy, a region in France."
+FILE = {
+    "version": "1.1",
+    "data": [
+        {"title": "Empty", "paragraphs": []},
+        {
+            "title": "Normans",
+            "paragraphs": [
+                {
+                    "context": CONTEXT,
+                    "qas": [
+                        {
+                            "id": "q1",
+                            "question": "Where is Normandy?",
+                            "answers": [
+                                {"text": "France", "answer_start": 53},
+                                {"text": "in France", "answer_start": 50},
+                            ],
+                        },
+                        {"id": "q2", "question": "Who?", "answers": [{"text": "The Normans", "answer_start": 0}]},
+                    ],
+                }
+            ],
+        },
+    ],
+}
+QA = Path(__file__).resolve().parents[3] / "shared" / "data" / "qa"
+
+
+def write(folder: Path, content: object, name: str = "squad.json") -> Path:
+    path = folder / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return path
+
+
+def test_questions_come_with_all_their_answers(tmp_path):
+    data = read_squad(write(tmp_path, FILE))
+    assert [question.id for question in data.questions] == ["q1", "q2"]
+    assert data.questions[0].answers == (Answer("France", 53), Answer("in France", 50))
+    assert data.questions[0].context == CONTEXT
+    assert not data.may_be_impossible
+
+
+def test_a_packed_file_reads_as_the_plain_one_does(tmp_path):
+    packed = tmp_path / "squad.json.gz"
+    packed.write_bytes(gzip.compress(json.dumps(FILE).encode()))
+    assert read_squad(packed) == read_squad(write(tmp_path, FILE))
+
+
+def test_version_2_has_impossible_questions(tmp_path):
+    content = copy.deepcopy(FILE)
+    content["version"] = "v2.0"
+    assert read_squad(write(tmp_path, content)).may_be_impossible
+    asked = content["data"][1]["paragraphs"][0]["qas"][1]
+    asked |= {"is_impossible": True, "answers": [], "plausible_answers": [{"text": "The Normans", "answer_start": 0}]}
+    assert read_squad(write(tmp_path, content)).questions[1].answers == ()
+
+
+def changed(*path, value):
+    """FILE with one thing at a path of keys put in the place of another, or left out where value is None."""
+    content = copy.deepcopy(FILE)
+    inner = content
+    for key in path[:-1]:
+        inner = inner[key]
+    if value is None:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = value
+    return content
+
+
+PARAGRAPH = ("data", 1, "paragraphs", 0)
+SPOT = "article 2, paragraph 1"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([], "holds no object with a list named data"),
+        ({"version": "1.1"}, "has no data"),
+        ({"data": []}, "has no question"),
+        (changed("data", 1, value=7), "article 2: is a whole number, it must be an object"),
+        (changed("data", 1, "paragraphs", value=None), "article 2: has no paragraphs"),
+        (changed(*PARAGRAPH, "context", value=None), f"{SPOT}: has no context"),
+        (changed(*PARAGRAPH, "qas", value="q"), f"{SPOT}: qas is a text, it must be a list"),
+        (changed(*PARAGRAPH, "qas", 1, "id", value=3), f"{SPOT}, question 2: id is a whole number, it must be a text"),
+        (changed(*PARAGRAPH, "qas", 1, "id", value="q1"), "two questions have the id 'q1'"),
+        (changed(*PARAGRAPH, "qas", 0, "is_impossible", value="no"), f"{SPOT}, question 1 (q1): is_impossible is 'no'"),
+        (changed(*PARAGRAPH, "qas", 0, "is_impossible", value=True), "is impossible and yet has 2 answers"),
+        (
+            changed(*PARAGRAPH, "qas", 0, "answers", 1, "answer_start", value=51),
+            f"{SPOT}, question 1 (q1), answer 2: the context has 'n France.' at answer_start 51, not 'in France'",
+        ),
+        (changed(*PARAGRAPH, "qas", 0, "answers", 0, "answer_start", value=-9), "at answer_start -9"),
+        (changed(*PARAGRAPH, "qas", 0, "answers", 0, "answer_start", value=True), "answer_start is true or false"),
+        (changed(*PARAGRAPH, "qas", 0, "answers", 0, "text", value=" "), "answer 1: is empty"),
+    ],
+)
+def test_a_wrong_file_says_where(tmp_path, content, message):
+    path = write(tmp_path, content)
+    with pytest.raises(UserError) as error:
+        read_squad(path)
+    assert str(error.value).startswith(f"{path}: ")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_cut_off_json_says_line_and_column(tmp_path):
+    text = json.dumps(FILE, indent=1)
+    lines = text[:200].count("\n") + 1
+    with pytest.raises(UserError, match=rf"is cut off at line {lines}, column \d+"):
+        read_squad(write(tmp_path, text[:200]))
+    with pytest.raises(UserError, match=r"is not JSON at line 2, column 3"):
+        read_squad(write(tmp_path, '{"data":\n  x}'))
+
+
+def test_a_cut_off_archive_is_told(tmp_path):
+    packed = tmp_path / "squad.json.gz"
+    packed.write_bytes(gzip.compress(json.dumps(FILE).encode())[:-20])
+    with pytest.raises(UserError, match="the gzip data is cut off or damaged after"):
+        read_squad(packed)
+
+
+def test_bytes_that_are_no_text_are_told(tmp_path):
+    path = tmp_path / "squad.json"
+    path.write_bytes(b'{"data":\n "\xff"}')
+    with pytest.raises(UserError, match="line 2 is not valid UTF-8"):
+        read_squad(path)
+    with pytest.raises(UserError, match="no such file"):
+        read_squad(tmp_path / "none.json")
+
+
+# Windows
+
+MARKERS = Markers(2, 3, 3)
+
+
+def tokenizer_of(*lines: str, vocab_size: int = 300):
+    return train_tokenizer([*lines] * 3, vocab_size=vocab_size)
+
+
+def test_an_answer_s_tokens_decode_to_its_text(tmp_path):
+    data = read_squad(write(tmp_path, FILE))
+    tokenizer = tokenizer_of(CONTEXT, "Where is Normandy? Who?")
+    windows = question_windows(data.questions, tokenizer, MARKERS, max_length=200, doc_stride=50)
+    assert len(windows) == 2
+    for window in windows:
+        first, last = window.answer
+        assert first > 0
+        answer = data.questions[window.question].answers[0]
+        text = CONTEXT[window.spans[first - window.first, 0] : window.spans[last - window.first, 1]]
+        assert answer.text in text
+        assert tokenizer.decode(window.row.tokens[first : last + 1]) == text.strip()
+
+
+def test_a_character_that_is_spelt_in_bytes_is_in_its_answer():
+    text = "aaa \u4e2d aaa"
+    tokenizer = train_tokenizer(["aaa bbb"] * 4, vocab_size=270)
+    spans = np.array(tokenizer.spans(text))
+    first, last = answer_tokens(spans, 4, 5)
+    assert tokenizer.decode(tokenizer.encode(text)[first : last + 1]).strip() == "\u4e2d"
+
+
+def test_windows_cover_the_context_and_each_token_is_best_in_one(tmp_path):
+    data = read_squad(write(tmp_path, FILE))
+    tokenizer = tokenizer_of("The in a", vocab_size=270)
+    whole = tokenizer.encode(CONTEXT)
+    windows = [
+        window
+        for window in question_windows(data.questions, tokenizer, MARKERS, max_length=30, doc_stride=7)
+        if window.question == 1
+    ]
+    width = 30 - 3 - len(tokenizer.encode("Who?"))
+    assert len(windows) > 2
+    owned: list[int] = []
+    for number, window in enumerate(windows):
+        part = window.row.tokens[window.first : -1].tolist()
+        assert part == whole[7 * number : 7 * number + width]
+        assert len(window.row.tokens) <= 30
+        owned += [7 * number + position for position in np.flatnonzero(window.best)]
+    assert sorted(owned) == list(range(len(whole)))
+    # the answer, at the context's beginning, is in the first window alone
+    assert [window.answer != (0, 0) for window in windows] == [True] + [False] * (len(windows) - 1)
+
+
+def test_an_impossible_question_points_to_the_first_marker(tmp_path):
+    content = changed(*PARAGRAPH, "qas", 1, "answers", value=[])
+    data = read_squad(write(tmp_path, content))
+    windows = question_windows(data.questions, tokenizer_of(CONTEXT), MARKERS, max_length=200, doc_stride=50)
+    assert windows[1].answer == (0, 0)
+
+
+def test_join_cuts_the_longer_text():
+    row = join(Markers(7, 8, 9), [10, 11, 12, 13], [20, 21], max_length=6)
+    assert row.tokens.tolist() == [7, 10, 8, 20, 21, 9] or row.tokens.tolist() == [7, 10, 11, 8, 20, 9]
+    assert join(Markers(7, 8, 9), [10, 11], [20, 21], max_length=9).second == 4
+    alone = join(Markers(7, 8, 9), [10, 11, 12], None, max_length=4)
+    assert (alone.tokens.tolist(), alone.second) == ([7, 10, 11, 9], 4)
+
+
+@pytest.mark.skipif(not QA.is_dir(), reason="no folder of real question answering data")
+@pytest.mark.parametrize(
+    ("name", "questions", "impossible"),
+    [("squad1_sample_valid", 377, 0), ("squad2_sample", 5349, 2774), ("xquad.de", 1190, 0)],
+)
+def test_real_files_are_read_whole(name, questions, impossible):
+    data = read_squad(QA / f"{name}.json.gz")
+    assert len(data) == questions
+    assert sum(not question.answers for question in data.questions) == impossible
+    assert data.may_be_impossible == bool(impossible)
+
+
+def test_windows_of_a_long_context_take_memory_in_proportion():
+    """Of twice as many tokens twice as much."""
+    peaks = []
+    for tokens in (20_000, 40_000):
+        begins = task_inputs._window_begins(tokens, 300, 128)
+        tracemalloc.start()
+        owners = task_inputs._owners(tokens, 300, begins)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert (np.diff(owners) >= 0).all()
+        assert owners[-1] == len(begins) - 1
+    assert peaks[1] < 2.5 * peaks[0] < 10e6

@@ -1,0 +1,178 @@
+"""SWAG and labelled pairs: what is read, the line of what is wrong, and the batches made of it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from fasttfm.errors import UserError
+from fasttfm_pretraining.data.pairs import LabelledText, label_names, label_numbers, read_pairs
+from fasttfm_pretraining.data.swag import Choices, read_swag
+from fasttfm_pretraining.data.task_batches import Examples, TaskBatches, evaluation_batches
+from fasttfm_pretraining.data.task_inputs import Row
+
+HEADER = ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label\n"
+LINE = '0,v1,7,"A man stands, still. He",A man stands,He,gold,runs.,"sits, down.",waits,is a cat.,1\n'
+
+
+def test_swag_s_choices_begin_with_the_second_sentence(tmp_path):
+    path = tmp_path / "train.csv"
+    path.write_text(HEADER + LINE)
+    assert read_swag(path) == [Choices("A man stands", ("He runs.", "He sits, down.", "He waits", "He is a cat."), 1)]
+    path.write_text(HEADER.replace(",label", "") + LINE.replace(",1\n", "\n"))
+    assert read_swag(path)[0].label is None
+    path.write_text(path.read_text().replace("ending3", "ending3,label").replace("a cat.", "a cat.,-1"))
+    assert read_swag(path, answered=False)[0].label is None  # a test file, whose labels hold a place
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (HEADER, "has no rows"),
+        (HEADER + LINE + "1,v1,7\n", "line 3: has 3 fields, the header has 12"),
+        (HEADER + LINE.replace(",1\n", ",4\n"), "line 2: label is '4', it must be 0, 1, 2 or 3"),
+        (HEADER.replace("sent2", "sent3") + LINE, "line 2: has no column sent2"),
+        (HEADER.replace("sent2", "sent1") + LINE, "line 1: two columns are named 'sent1'"),
+        (HEADER + LINE + '1,v1,"cut', "line 3: unexpected end of data"),
+    ],
+)
+def test_a_wrong_swag_file_says_its_line(tmp_path, text, message):
+    path = tmp_path / "train.csv"
+    path.write_text(text)
+    with pytest.raises(UserError) as error:
+        read_swag(path)
+    assert message in str(error.value)
+    assert str(error.value).startswith(str(path))
+
+
+def test_pairs_in_three_forms_are_the_same(tmp_path):
+    rows = [('A "quoted" one.', "Second.", "yes"), ("Other.", "Last, one.", "no")]
+    (tmp_path / "a.tsv").write_text("left\tright\tlabel\n" + "".join("\t".join(row) + "\n" for row in rows))
+    (tmp_path / "a.csv").write_text('left,right,label\n"A ""quoted"" one.",Second.,yes\n' + 'Other.,"Last, one.",no\n')
+    objects = [dict(zip(("left", "right", "label"), row)) for row in rows]
+    packed = gzip.compress("".join(json.dumps(each) + "\n" for each in objects).encode())
+    (tmp_path / "a.jsonl.gz").write_bytes(packed)
+    expected = [LabelledText(*row) for row in rows]
+    for name in ("a.tsv", "a.csv", "a.jsonl.gz"):
+        assert read_pairs(tmp_path / name) == expected
+
+
+def test_single_texts_and_chosen_columns(tmp_path):
+    (tmp_path / "a.tsv").write_text("sentence\tlabel\nfine\t1\n")
+    assert read_pairs(tmp_path / "a.tsv") == [LabelledText("fine", None, "1")]
+    (tmp_path / "b.tsv").write_text("id\tx\ty\tlabel\n7\tone\ttwo\t0\n")
+    assert read_pairs(tmp_path / "b.tsv", ["y"]) == [LabelledText("two", None, "0")]
+    with pytest.raises(UserError, match="name the one or two texts with --columns"):
+        read_pairs(tmp_path / "b.tsv")
+    with pytest.raises(UserError, match="line 2: has no column z"):
+        read_pairs(tmp_path / "b.tsv", ["z"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"text": "a", "label": "x"}\n{"text": "b"', "line 2: is cut off at column 13"),
+        ("[1]\n", "line 1: is a list, it must be an object"),
+        ('{"text": ["a"], "label": 1}\n', "line 1: text is a list"),
+        ("", "has no rows"),
+    ],
+)
+def test_wrong_json_lines_say_their_line(tmp_path, text, message):
+    (tmp_path / "a.jsonl").write_text(text)
+    with pytest.raises(UserError, match="a.jsonl: .*" + message.replace("(", r"\(")):
+        read_pairs(tmp_path / "a.jsonl")
+
+
+def test_the_name_tells_the_form(tmp_path):
+    with pytest.raises(UserError, match=r"must end in \.csv, \.tsv or \.jsonl"):
+        read_pairs(tmp_path / "a.parquet")
+
+
+def test_labels_come_from_the_data():
+    examples = [LabelledText("t", None, label) for label in ("10", "9", "10", "2")]
+    names = label_names(examples, "f.tsv")
+    assert names == ["2", "9", "10"]
+    assert label_numbers(examples, names, "f.tsv") == [2, 1, 2, 0]
+    assert label_names([LabelledText("t", None, each) for each in "ba"], "f.tsv") == ["a", "b"]
+    with pytest.raises(UserError, match="row 2 has the label '3', the model knows 1, 2"):
+        label_numbers([LabelledText("t", None, "1"), LabelledText("t", None, "3")], ["1", "2"], "f.tsv")
+    with pytest.raises(UserError, match="every row has the label '1'"):
+        label_names([LabelledText("t", None, "1")] * 2, "f.tsv")
+    with pytest.raises(UserError, match="row 1 has no label"):
+        label_names([LabelledText("t", None, None)], "f.tsv")
+
+
+# Batches
+
+
+def examples_of(lengths, choices=1):
+    rows = [[Row(np.full(length, 5), length // 2)] * choices for length in lengths]
+    return Examples(rows, np.arange(len(lengths)))
+
+
+def test_an_epoch_has_every_example_once_within_the_budget():
+    lengths = np.random.default_rng(0).integers(3, 40, 200)
+    batches = TaskBatches(examples_of(lengths), max_tokens=160, seed=3)
+    order = batches.epoch(1)
+    assert sorted(np.concatenate(order).tolist()) == list(range(200))
+    assert len(order) == len(batches)
+    for indices in order:
+        batch = batches.batch(indices)
+        assert batch.tokens.numel() <= 160
+        assert batch.labels.tolist() == indices.tolist()
+        assert batch.lengths.tolist() == lengths[indices].tolist()
+    assert [each.tolist() for each in batches.epoch(1)] == [each.tolist() for each in order]
+    assert [each.tolist() for each in batches.epoch(2)] != [each.tolist() for each in order]
+    largest = batches.batch(batches.largest()).tokens.numel()
+    assert largest == max(batches.batch(indices).tokens.numel() for indices in order)
+    cells = sum(batches.batch(indices).tokens.numel() for indices in order)
+    assert batches.padding_ratio == pytest.approx(1 - lengths.sum() / cells)
+
+
+def test_choices_stay_together_and_count_in_the_budget():
+    batches = TaskBatches(examples_of([10, 12, 9, 30], choices=4), max_tokens=100)
+    assert batches.skipped == 1
+    batch = batches.batch(batches.largest())
+    assert batch.tokens.shape[0] == 4 * len(batch)
+    assert batch.tokens.numel() <= 100
+    with pytest.raises(ValueError, match="no example"):
+        TaskBatches(examples_of([30], choices=4), max_tokens=100)
+
+
+def test_segments_begin_with_the_second_text_and_end_with_it():
+    batch = examples_of([4, 6]).batch([0, 1], 7)
+    assert batch.segments.tolist() == [[0, 0, 1, 1, 0, 0, 0], [0, 0, 0, 1, 1, 1, 0]]
+    assert batch.tokens.tolist() == [[5] * 4 + [0] * 3, [5] * 6 + [0]]
+    assert (batch.target_tokens, batch.source_tokens) == (2, 10)
+
+
+def test_evaluation_sees_every_example_once():
+    lengths = np.random.default_rng(1).integers(3, 40, 50)
+    seen = [index for group, batch in evaluation_batches(examples_of(lengths), 100) for index in group]
+    assert sorted(seen) == list(range(50))
+
+
+@pytest.mark.parametrize(
+    ("name", "read"), [("a.csv.gz", read_swag), ("a.tsv.gz", read_pairs), ("a.jsonl.gz", read_pairs)]
+)
+def test_a_packed_file_that_is_cut_off_says_where(tmp_path, name, read):
+    rows = {
+        "a.csv.gz": HEADER + LINE * 3000,
+        "a.tsv.gz": "text\tlabel\n" + "".join(f"some text {n * 7919}\t{n % 2}\n" for n in range(3000)),
+        "a.jsonl.gz": "".join(json.dumps({"text": f"text {n * 7919}", "label": n % 2}) + "\n" for n in range(3000)),
+    }
+    packed = gzip.compress(rows[name].encode())
+    (tmp_path / name).write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(UserError, match=r"cut off or damaged after .*[\d,]+") as error:
+        read(tmp_path / name)
+    assert str(error.value).startswith(str(tmp_path / name))
+    assert "\n" not in str(error.value)
+
+
+def test_bytes_that_are_no_text_say_their_line(tmp_path):
+    (tmp_path / "a.csv").write_bytes((HEADER + LINE).encode() + b'1,v1,7,"A\xff",b,c,d,e,f,g,h,1\n')
+    with pytest.raises(UserError, match=r"a\.csv: .*line 3"):
+        read_swag(tmp_path / "a.csv")

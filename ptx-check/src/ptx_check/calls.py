@@ -1,0 +1,75 @@
+"""Functions that kernels call: vprintf of tl.device_print, and __assertfail of tl.device_assert.
+
+PTX declares a call's arguments in braces of its own, stores them and calls; parse.py reads that as one instruction. The
+values to print lie in a thread's own memory, one behind the other, each at a multiple of its size.
+Source: NVIDIA, "CUDA C++ Programming Guide", chapters on formatted output and assertion; "PTX ISA", chapter 9.7.12.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+
+import numpy as np
+
+NAMES = ("vprintf", "__assertfail")
+_CALL = re.compile(r"call(?:\.uni)?\s+(?:\([^)]*\)\s*,\s*)?(\w+)\s*,\s*\(([^)]*)\)\s*;")
+_SEQUENCE = re.compile(r"\{[ \t]*// callseq.*?\}[ \t]*// callseq[^\n]*", re.DOTALL)
+_ARGUMENT = re.compile(r"st\.param\.\w+\s+\[(\w+)\]\s*,\s*([^;\s]+)\s*;")
+_RESULT = re.compile(r"\.param\s[^;]*;|ld\.param\.\w+\s+%\w+\s*,\s*\[retval\d+\]\s*;")
+_CONVERSION = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?(ll|l)?([a-zA-Z%])")
+
+
+def as_instructions(body: str) -> str:
+    """PTX in which each call of these functions is one instruction, call.NAME with its arguments; lines stay."""
+
+    def called(sequence: re.Match) -> str:
+        call = _CALL.search(sequence[0])
+        if call is None or call[1] not in NAMES:
+            return sequence[0]
+        given = dict(_ARGUMENT.findall(sequence[0]))
+        arguments = ", ".join(given[name.strip()] for name in call[2].split(","))
+        text = _RESULT.sub("", _ARGUMENT.sub("", sequence[0]))
+        return _CALL.sub(f"call.{call[1]} {arguments};" + "\n" * call[0].count("\n"), text)
+
+    return _SEQUENCE.sub(called, body)
+
+
+class Calls:
+    """What a chunk of programs calls."""
+
+    def __init__(self, run) -> None:
+        self.run = run
+
+    def printed(self, index: int, guard, text, values) -> None:
+        """Prints a line a thread, programs and threads in order."""
+        run = self.run
+        mask = run.where(guard)
+        here = np.broadcast_to(True if mask is None else mask, run.shape)
+        pattern = _text(text)
+        offset = 0
+        columns: list[list] = []
+        for length, letter in _CONVERSION.findall(pattern):
+            if letter == "%":
+                continue
+            size = 8 if length or letter in "fegapsFEGA" else 4
+            offset = -(-offset // size) * size
+            place = values.astype(np.uint32) + np.uint32(offset)
+            (read,) = run.local.load(index, place, guard, size, 1, None)
+            kind = "f8" if letter in "fegFEGA" else f"{'i' if letter in 'di' else 'u'}{size}"
+            columns.append(np.broadcast_to(read, run.shape).view(kind)[here].tolist())
+            offset += size
+        plain = re.sub(r"(%[-+ #0]*\d*(?:\.\d+)?)(?:ll|l)", r"\1", pattern).replace("%p", "0x%016x")
+        for row in zip(*columns) if columns else [()] * int(here.sum()):
+            print(plain % row, end="")
+
+    def failed(self, index: int, guard, message) -> None:
+        """A fault, where any thread comes here."""
+        mask = self.run.where(guard)
+        if mask is None or mask.any():
+            self.run.fault("assertion", index, f"device_assert: {_text(message)}")
+
+
+def _text(address) -> str:
+    """The characters at an address, which is the same in all threads."""
+    return ctypes.string_at(int(address.flat[0])).decode(errors="replace")

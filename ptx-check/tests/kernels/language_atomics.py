@@ -1,0 +1,200 @@
+"""Features of the language that are about memory that programs share, and random numbers, the rest."""
+
+from __future__ import annotations
+
+import torch
+import triton.language as tl
+from language import EXACT, POINTERS, WHOLE, feature
+from language_memory import _uniforms, _words
+from torch import Tensor
+
+FOUR = {"grid": 4, "of_pointers": True}
+"""Programs, each of 128 elements."""
+
+
+# ------------------------------------------------------------------------------------------------------------ atomics
+
+
+def _folded(function, first: int):
+    """What four programs leave, one after the other, of 128 places that begin with a number."""
+
+    def wanted(x: Tensor, y: Tensor) -> Tensor:
+        held = torch.full((128,), first, dtype=x.dtype)
+        for row in x.view(4, 128):
+            held = function(held, row)
+        return held
+
+    return wanted
+
+
+@feature(_folded(torch.bitwise_or, 0), shape=(128,), **WHOLE, **FOUR)
+def _atomic_or(x, y, out, spare):
+    i = tl.arange(0, 128)
+    tl.atomic_or(spare + i, tl.load(x + tl.program_id(0) * 128 + i))
+    tl.debug_barrier()
+    if tl.atomic_add(spare + 1000, 1) == 3:
+        tl.store(out + i, tl.atomic_or(spare + i, 0))
+
+
+@feature(_folded(torch.bitwise_xor, 0), shape=(128,), **WHOLE, **FOUR)
+def _atomic_xor(x, y, out, spare):
+    i = tl.arange(0, 128)
+    tl.atomic_xor(spare + i, tl.load(x + tl.program_id(0) * 128 + i))
+    tl.debug_barrier()
+    if tl.atomic_add(spare + 1000, 1) == 3:
+        tl.store(out + i, tl.atomic_xor(spare + i, 0))
+
+
+@feature(lambda x, y: x.view(4, 128)[0] & 0xFF, shape=(128,), **WHOLE | {"dtype": torch.int32}, **POINTERS)
+def _atomic_and(x, y, out, spare):
+    i = tl.arange(0, 128)
+    tl.atomic_xchg(spare + i, tl.load(x + i))
+    tl.debug_barrier()
+    tl.atomic_and(spare + i, 0xFF)
+    tl.debug_barrier()
+    tl.store(out + i, tl.atomic_and(spare + i, -1))
+
+
+@feature(_folded(torch.minimum, 0), shape=(128,), **WHOLE, **FOUR)
+def _atomic_min(x, y, out, spare):
+    i = tl.arange(0, 128)
+    tl.atomic_min(spare + i, tl.load(x + tl.program_id(0) * 128 + i))
+    tl.debug_barrier()
+    if tl.atomic_add(spare + 1000, 1) == 3:
+        tl.store(out + i, tl.atomic_min(spare + i, 0))
+
+
+@feature(_folded(torch.maximum, 0), shape=(128,), dtype=torch.int32, low=0, high=99, **EXACT, **FOUR)
+def _atomic_max_of_uint32(x, y, out, spare):
+    i = tl.arange(0, 128)
+    held = spare.to(tl.pointer_type(tl.uint32), bitcast=True) + i
+    tl.atomic_max(held, tl.load(x + tl.program_id(0) * 128 + i).to(tl.uint32))
+    tl.debug_barrier()
+    if tl.atomic_add(spare + 1000, 1) == 3:
+        tl.store(out + i, tl.load(held).to(tl.int32))
+
+
+@feature(lambda x, y: x.view(4, 128).sum(0), shape=(128,), tolerance=1e-4, **FOUR)
+def _atomic_add_of_float32(x, y, out, spare):
+    i = tl.arange(0, 128)
+    sums = spare.to(tl.pointer_type(tl.float32), bitcast=True) + i
+    tl.atomic_add(sums, tl.load(x + tl.program_id(0) * 128 + i))
+    tl.debug_barrier()
+    if tl.atomic_add(spare + 1000, 1) == 3:
+        tl.store(out + i, tl.load(sums))
+
+
+@feature(lambda x, y: x.view(4, 128).float().cumsum(0).half()[-1], shape=(128,), dtype=torch.float16, tolerance=1e-2,
+         since=70, **FOUR)  # fmt: skip
+def _atomic_add_of_half(x, y, out, spare):
+    i = tl.arange(0, 128)
+    sums = spare.to(tl.pointer_type(tl.float16), bitcast=True) + i
+    tl.atomic_add(sums, tl.load(x + tl.program_id(0) * 128 + i))
+    tl.debug_barrier()
+    if tl.atomic_add(spare + 1000, 1) == 3:
+        tl.store(out + i, tl.load(sums))
+
+
+@feature(lambda x, y: x.view(4, 128).float().sum(0).bfloat16(), shape=(128,), dtype=torch.bfloat16, tolerance=3e-2,
+         since=90, **FOUR)  # fmt: skip
+def _atomic_add_of_bfloat16(x, y, out, spare):
+    i = tl.arange(0, 128)
+    sums = spare.to(tl.pointer_type(tl.bfloat16), bitcast=True) + i
+    tl.atomic_add(sums, tl.load(x + tl.program_id(0) * 128 + i))
+    tl.debug_barrier()
+    if tl.atomic_add(spare + 1000, 1) == 3:
+        tl.store(out + i, tl.load(sums))
+
+
+@feature(lambda x, y: x.view(4, 128).long().sum(0), shape=(128,), **WHOLE, **FOUR)
+def _atomic_add_of_int64(x, y, out, spare):
+    i = tl.arange(0, 128)
+    sums = spare.to(tl.pointer_type(tl.int64), bitcast=True) + i
+    tl.atomic_add(sums, tl.load(x + tl.program_id(0) * 128 + i).to(tl.int64), sem="relaxed")
+    tl.debug_barrier()
+    if tl.atomic_add(spare + 1000, 1, sem="acq_rel", scope="sys") == 3:
+        tl.store(out + i, tl.load(sums))
+
+
+@feature(lambda x, y: torch.where(torch.arange(128) % 2 == 0, x.view(4, 128).sum(0), 0).int(), shape=(128,), **WHOLE,
+         **FOUR)  # fmt: skip
+def _atomic_add_with_a_mask(x, y, out, spare):
+    i = tl.arange(0, 128)
+    tl.atomic_add(spare + i, tl.load(x + tl.program_id(0) * 128 + i), mask=i % 2 == 0)
+    tl.debug_barrier()
+    if tl.atomic_add(spare + 1000, 1) == 3:
+        tl.store(out + i, tl.load(spare + i))
+
+
+@feature(lambda x, y: torch.tensor([0, 5, 5, 5]), shape=(4,), grid=4, **POINTERS, **WHOLE)
+def _atomic_cas_of_int64(x, y, out, spare):
+    held = spare.to(tl.pointer_type(tl.int64), bitcast=True)
+    zero, five = tl.zeros((), tl.int64), tl.full((), 5, tl.int64)
+    tl.store(out + tl.program_id(0), tl.atomic_cas(held, zero, five, sem="acq_rel"))
+
+
+@feature(lambda x, y: x.view(4, 128)[3], shape=(128,), **POINTERS, **EXACT)
+def _atomic_xchg_of_float32(x, y, out, spare):
+    i = tl.arange(0, 128)
+    held = spare.to(tl.pointer_type(tl.float32), bitcast=True) + i
+    tl.atomic_xchg(held, tl.load(x + 384 + i), scope="cta")
+    tl.debug_barrier()
+    tl.store(out + i, tl.atomic_xchg(held, 0.0))
+
+
+# ----------------------------------------------------------------------------------------------------- random numbers
+
+
+def _sum_of_words(x: Tensor, y: Tensor) -> Tensor:
+    return sum(word.int().long() * (place + 1) for place, word in enumerate(_words()))
+
+
+@feature(_sum_of_words, **POINTERS, **EXACT)
+def _randint4x(x, y, out, spare):
+    i = tl.arange(0, 512)
+    a, b, c, d = tl.randint4x(5, i)
+    a, b = a.to(tl.int32, bitcast=True).to(tl.int64), b.to(tl.int32, bitcast=True).to(tl.int64)
+    c, d = c.to(tl.int32, bitcast=True).to(tl.int64), d.to(tl.int32, bitcast=True).to(tl.int64)
+    tl.store(out + i, a + 2 * b + 3 * c + 4 * d)
+
+
+@feature(lambda x, y: sum(_uniforms()), **POINTERS)
+def _rand4x(x, y, out, spare):
+    i = tl.arange(0, 512)
+    a, b, c, d = tl.rand4x(5, i)
+    tl.store(out + i, a + b + c + d)
+
+
+def _normals(x: Tensor, y: Tensor) -> Tensor:
+    u, v, s, t = _uniforms()
+    turn = 6.283185307179586
+    one, two = (-2 * u.clamp(min=1e-7).log()).sqrt(), (-2 * s.clamp(min=1e-7).log()).sqrt()
+    return one * (turn * v).cos() + one * (turn * v).sin() + two * (turn * t).cos() + two * (turn * t).sin()
+
+
+@feature(_normals, tolerance=1e-4, **POINTERS)
+def _randn4x(x, y, out, spare):
+    i = tl.arange(0, 512)
+    a, b, c, d = tl.randn4x(5, i)
+    tl.store(out + i, a + b + c + d)
+
+
+@feature(lambda x, y: _words()[1].int(), **POINTERS, **EXACT)
+def _philox(x, y, out, spare):
+    i = tl.arange(0, 512)
+    zero = i * 0
+    _, b, _, _ = tl.philox(tl.load(spare) + 5, i, zero, zero, zero)
+    tl.store(out + i, b.to(tl.int32, bitcast=True))
+
+
+@feature(lambda x, y: _uniforms()[0] + _normal_of(_uniforms()[0], _uniforms()[1]), tolerance=1e-4, **POINTERS)
+def _uniform_and_normal(x, y, out, spare):
+    i = tl.arange(0, 512)
+    a, b, _, _ = tl.randint4x(5, i.to(tl.int64))
+    u, v = tl.uint_to_uniform_float(a), tl.uint_to_uniform_float(b)
+    first, _ = tl.pair_uniform_to_normal(u, v)
+    tl.store(out + i, u + first)
+
+
+def _normal_of(u: Tensor, v: Tensor) -> Tensor:
+    return (-2 * u.clamp(min=1e-7).log()).sqrt() * torch.cos(6.283185307179586 * v)

@@ -1,0 +1,91 @@
+"""Products of panels: the numbers of float64, the same bits beside any rows, and nothing written outside of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as nnF
+
+pytest.importorskip("numba")
+
+from fasttfm.cpu import linear as linear_module
+from fasttfm.cpu import thresholds
+from fasttfm.cpu.linear import FrozenLinear, frozen_weights
+from fasttfm.cpu.panels import BLOCK, PANEL, TILE, UNROLLED, PanelProduct, _multiply, team
+
+ROWS = (*range(2 * TILE + 2), 31, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5)
+
+
+def product_of(inputs=48, outputs=40, bias=True, relu=False, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(outputs, inputs, generator=generator)
+    given = torch.randn(outputs, generator=generator) if bias else None
+    return weight, given, PanelProduct(weight, given, relu)
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("outputs", [1, PANEL - 1, PANEL, PANEL + 1, 8 * PANEL + 9])
+def test_it_is_the_product_of_float64_for_any_number_of_rows(outputs, bias, relu):
+    for inputs in (UNROLLED, 52, 516):
+        weight, given, product = product_of(inputs, outputs, bias, relu)
+        for rows in ROWS:
+            x = torch.randn(rows, inputs)
+            expected = nnF.linear(x.double(), weight.double(), None if given is None else given.double())
+            expected = expected.relu() if relu else expected
+            torch.testing.assert_close(product(x).double(), expected, rtol=1e-5, atol=1e-5 * inputs**0.5)
+
+
+def test_a_row_has_the_same_bits_beside_any_others_and_with_any_number_of_threads(threads):
+    _, _, product = product_of(512, 200)
+    x = torch.randn(700, 512) * torch.exp2(torch.randint(-6, 7, (700, 512)))
+    threads(1)
+    alone = torch.cat([product(row[None]) for row in x])
+    for count in (1, 2, 3):
+        threads(count)
+        for rows in (*ROWS, len(x)):
+            assert torch.equal(product(x[:rows]), alone[:rows]), (count, rows)
+            assert torch.equal(product(x[len(x) - rows :]), alone[len(x) - rows :]), (count, rows)
+
+
+def test_rows_that_are_a_view_and_a_weight_that_needs_a_gradient():
+    weight, bias, _ = product_of()
+    product = PanelProduct(weight.requires_grad_(), bias.requires_grad_(), False)
+    x = torch.randn(48, 9).t()
+    torch.testing.assert_close(product(x), nnF.linear(x, weight, bias).detach(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_are_not_finite_stay_in_their_row(value):
+    weight, bias, product = product_of(relu=True)
+    x = torch.randn(20, 48)
+    x[7, 5] = value
+    expected = nnF.linear(x, weight, bias).relu()
+    torch.testing.assert_close(product(x), expected, rtol=1e-5, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("outputs", [PANEL, PANEL + 3, 2 * PANEL - 1])
+@pytest.mark.parametrize("rows", [1, 5, 6, 7, BLOCK + 1])
+def test_nothing_is_written_before_or_behind_the_output(rows, outputs):
+    product = product_of(48, outputs)[2]
+    around = np.full((rows + 4, outputs), 7.0, np.float32)
+    _multiply(team(), np.ones((rows, 48), np.float32), product._panels, product._bias, False, around[2:-2])
+    assert (around[:2] == 7).all()
+    assert (around[-2:] == 7).all()
+    assert (around[2:-2] != 7).any(axis=1).all()
+
+
+@pytest.mark.parametrize(("inputs", "taken"), [(256, True), (254, False)])
+def test_linear_takes_it_where_the_processor_is_one_that_it_was_measured_on(monkeypatch, inputs, taken):
+    layer = torch.nn.Linear(inputs, 256)
+    x = torch.randn(3, inputs)
+    for processors, expected in (((torch.backends.cpu.get_cpu_capability(),), taken), ((), False)):
+        monkeypatch.setattr(linear_module, "_PANELS", processors)
+        with torch.inference_mode(), frozen_weights(torch.nn.Sequential(layer), batch_invariant=True):
+            linear_module._thread.kept.clear()
+            product = FrozenLinear(layer.weight, layer.bias)
+            assert isinstance(product._product, PanelProduct) == expected
+            assert product.size(3) == 3 or not expected, "rows are not filled up"
+            torch.testing.assert_close(product.multiply(x), layer(x), rtol=1e-5, atol=1e-5)
+    assert thresholds.FIXED["panels"].decides_search

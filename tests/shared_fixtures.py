@@ -1,0 +1,147 @@
+"""Fixtures of all tests, of those in pretraining/tests too: the interpreter switch, and where real corpora lie."""
+
+import argparse
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+from quick_interpreter import make_quick
+
+# The same examples in every run: what is green on one machine is green on another. To look for others:
+# pytest --hypothesis-profile=default
+hypothesis.settings.register_profile("fixed", derandomize=True, database=None, deadline=None)
+hypothesis.settings.load_profile("fixed")
+
+# A shell has its background commands ignore Ctrl-C, and what tests start would inherit that.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# What somebody has tuned on this machine decides no test, and no test writes there.
+_CACHE = tempfile.TemporaryDirectory(prefix="fasttfm-tests-")  # removed when Python ends
+os.environ["FASTTFM_CACHE"] = _CACHE.name
+
+_ENTERED: list[object] = []
+"""Contexts that end with Python."""
+
+# Before any kernel is imported: without a GPU the kernels run on CPU tensors through Triton's interpreter.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
+    make_quick()
+
+
+@pytest.fixture(scope="session")
+def corpora() -> Path:
+    """The folder of real corpora: $FASTTFM_DATA, else shared/data beside the project."""
+    folder = Path(os.environ.get("FASTTFM_DATA", Path(__file__).parents[2] / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"no real corpora: {folder} does not exist (set FASTTFM_DATA)")
+    return folder
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_tuned() -> Iterator[None]:
+    """What a file's tests have tuned decides nothing in the files after it."""
+    yield
+    for path in Path(_CACHE.name).iterdir():
+        shutil.rmtree(path)
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[Callable[[int], None]]:
+    """Sets the number of threads of a test; the next one has again what this one had, whatever it did."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    if torch.get_num_threads() != before:
+        torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def gradients() -> Iterator[None]:
+    """A test that leaves PyTorch without gradients fails, and not the hundred tests after it."""
+    yield
+    if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
+        for context in (torch.inference_mode(False), torch.enable_grad()):
+            context.__enter__()
+            _ENTERED.append(context)
+        pytest.fail("gradients are off after this test: it entered a context and did not leave it")
+
+
+@pytest.fixture(autouse=True)
+def hangup() -> Iterator[None]:
+    """Under nohup the hangup signal is ignored, also by what a test starts: not while a test runs."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    if ignored:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    if ignored:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+@pytest.fixture(autouse=True)
+def advised_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every line that a command fails with names flags of that command alone, whatever the test is about."""
+    from fasttfm.cli import main
+
+    answer, fail, words = main._answer, main._fail, []
+
+    def noted(name: str | None, arguments: list[str]) -> int:
+        words[:] = arguments
+        return answer(name, arguments)
+
+    def checked(where: str, message: str, status: int) -> int:
+        if where != "fasttfm" and "is unknown" not in message:
+            known = _flags(words).union(words)
+            # the flags of another command, which the line names, and of pip are not meant
+            advised = re.findall(
+                r"(?<!\S)\(?(--[a-z][a-z0-9-]+)", re.sub(r"(fasttfm [a-z]|pip install).*", "", message)
+            )
+            assert known.issuperset(advised), f"{words[:2]} has no {set(advised) - known}: {message}"
+        return fail(where, message, status)
+
+    monkeypatch.setattr(main, "_answer", noted)
+    monkeypatch.setattr(main, "_fail", checked)
+
+
+def _flags(words: list[str]) -> set[str]:
+    """The flags of the command, and verb, that these arguments begin with."""
+    from fasttfm.cli import main
+
+    parser = main.build_parser(words[:1])
+    for word in words[:2]:
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction) and word in action.choices:
+                parser = action.choices[word]
+    return set(parser._option_string_actions)
+
+
+def unlinkable() -> str:
+    """The path on account of which Inductor cannot link for the CPU; '' where it can."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    paths = (str(Path(torch.__file__).parent), sysconfig.get_config_var("LIBDIR") or "", cache_dir())
+    return next((path for path in paths if " " in path), "")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    needs_gpu = pytest.mark.skip(reason="needs a CUDA or ROCm device")
+    for item in items:
+        if item.get_closest_marker("gpu"):  # not by keyword: the folder of these tests has that name too
+            item.add_marker(needs_gpu)
+    compiled = [item for item in items if "inductor" in item.keywords]
+    path = unlinkable() if compiled else ""
+    if path:
+        reason = f"PyTorch's Inductor gives paths unquoted to the linker (pytorch#191010), and one has a space: {path}"
+        for item in compiled:
+            item.add_marker(pytest.mark.skip(reason=reason))
