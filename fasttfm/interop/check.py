@@ -132,7 +132,8 @@ def _by_onnxruntime(model: Model, folder: Path, line: str) -> list[int]:
     keys, values = encoder.run(None, {"source": source, "source_mask": mask})
     memory = {"memory_keys": keys, "memory_values": values, "source_mask": mask}
     past = [np.zeros((search["layers"], 1, search["heads"], 0, search["head_size"]), np.float32)] * 2
-    token, forced, written = search["start"], [*search["target_prefix"]], []
+    token, forced = search["start"], [*search["target_prefix"]]
+    written: list[int] = []
     while len(written) < _LONGEST and token != EOS:
         logits, *past = step.run(None, {"tokens": np.array([token]), "keys": past[0], "values": past[1], **memory})
         logits[:, _unwritten(model)] = -np.inf
