@@ -209,6 +209,13 @@ class Tokenizer:
         number = self._processor.PieceToId(piece)
         return not (self._processor.IsUnknown(number) or self._processor.IsControl(number))
 
+    def numbered_share(self) -> float:
+        """The share of the SentencePiece model's pieces, bytes and special ones apart, that the vocabulary numbers."""
+        count, model = self._processor.GetPieceSize(), self._processor
+        others = (model.IsControl, model.IsUnknown, model.IsByte, model.IsUnused)
+        text = [model.IdToPiece(number) for number in range(count) if not any(each(number) for each in others)]
+        return sum(piece in self._ids for piece in text) / max(1, len(text))
+
     def _refuse_imported(self) -> None:
         if self.vocabulary is not None:
             raise UserError(

@@ -32,9 +32,9 @@ from fasttfm.interop.ctranslate2 import NAMES
 from fasttfm.interop.exchange import (
     Arrangement,
     Model,
+    fitting_tokenizer,
     learned_positions,
     number,
-    numbered_tokenizer,
     shapes,
     with_tables,
 )
@@ -183,6 +183,9 @@ def _vocabulary(folder: Path, side: str) -> list[str]:
     pieces = read_json(path, list)
     if not all(isinstance(piece, str) for piece in pieces):
         raise UserError(f"{path}: has entries that are not texts: copy it again")
+    if len(set(pieces)) < len(pieces):
+        twice = next(piece for piece in pieces if pieces.count(piece) > 1)
+        raise UserError(f"{path}: has {twice!r} twice: copy it again")
     return pieces
 
 
@@ -205,7 +208,9 @@ def _arrangement(
 def _ends(variables: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
     """Return whether sources end with their end token: as config.json says, or by what translations begin with. Where
     that is <s> the model is OpenNMT's, whose sources have no end; else whoever cuts a text adds it."""
-    if settings.get("add_source_eos") or variables.get("decoder/start_from_zero_embedding", 0):
+    if field(settings, "add_source_eos", bool, "config.json", False) or variables.get(
+        "decoder/start_from_zero_embedding", 0
+    ):
         return True
     return _start_token(settings, "config.json") in (settings.get("eos_token", "</s>"), "<pad>")
 
@@ -386,4 +391,4 @@ def _tokenizer(folder: Path, side: str, pieces: list[str], language: str | None,
             f"{_SENTENCEPIECE[side][0]}"
         )
     vocabulary = Vocabulary(pieces=pieces, prefix=prefix, silent=silent, codes=not prefix, ends=ends)
-    return numbered_tokenizer(path, vocabulary)
+    return fitting_tokenizer(path, vocabulary)

@@ -24,6 +24,8 @@ from fasttfm.models import Transformer
 from fasttfm.models.pretrained import read_pretrained, read_values, write_model, write_pretrained
 from fasttfm.reference import positional_encoding
 
+_NUMBERED = 0.5
+"""Of a SentencePiece model's pieces; a vocabulary may leave out what its training text never had."""
 NEVER = -1e4
 """A logit's bias that makes its token impossible, and that float16 can hold."""
 
@@ -209,6 +211,19 @@ def numbered_tokenizer(path: Path, vocabulary: Vocabulary, kind: type[Tokenizer]
         raise UserError(f"{path}: no such {what} as the other tool saved it") from None
     except ValueError as error:
         raise UserError(f"{path}: {error}: copy the file again") from None
+
+
+def fitting_tokenizer(path: Path, vocabulary: Vocabulary) -> Tokenizer:
+    """A numbered_tokenizer() whose SentencePiece model cuts text into pieces that have numbers; UserError for one of
+    which most have none, such as the other side's."""
+    tokenizer = numbered_tokenizer(path, vocabulary)
+    share = tokenizer.numbered_share()
+    if share < _NUMBERED:
+        raise UserError(
+            f"{path}: {share:.0%} of its pieces are in the vocabulary, {_NUMBERED:.0%} are needed: it is of another "
+            "model, or of the other side"
+        )
+    return tokenizer
 
 
 def positions(config: TransformerConfig, weights: Mapping[str, Tensor], side: str) -> Tensor:

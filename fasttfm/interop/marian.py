@@ -38,8 +38,8 @@ from fasttfm.interop.config_json import described, read_config, refuse_others, t
 from fasttfm.interop.exchange import (
     Arrangement,
     Model,
+    fitting_tokenizer,
     number,
-    numbered_tokenizer,
     piece_names,
     suppressed,
     with_tables,
@@ -224,7 +224,7 @@ def read(folder: Path, **languages: Any) -> Model:
     _refuse_trained_positions(weights)
     weights.refuse_rest(*OTHER_NAMES)
     tokenizers = [
-        numbered_tokenizer(folder / name, Vocabulary(pieces=pieces, prefix=[], codes=True))
+        fitting_tokenizer(folder / name, Vocabulary(pieces=pieces, prefix=[], codes=True))
         for name, (_, pieces) in zip(("source.spm", "target.spm"), sides)
     ]
     return Model(

@@ -11,7 +11,7 @@ from model_dirs import LINES
 
 from fasttfm.cli.main import main
 from fasttfm.config.decoding import DecodingConfig
-from fasttfm.data.tokenizer import BOS, EOS, PAD
+from fasttfm.data.tokenizer import BOS, EOS, PAD, train_tokenizer
 from fasttfm.decoding import Translator
 from fasttfm.decoding.search import search_ids
 from fasttfm.errors import UserError
@@ -130,3 +130,19 @@ def test_an_import_compares_and_tells(name, tmp_path, monkeypatch, capsys):
 def test_what_is_not_supported_is_refused_by_name(name, how, message, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=message):
         read(converted(name, tmp_path, monkeypatch, **how))
+
+
+def test_another_model_s_sentencepiece_model_is_refused(tmp_path, monkeypatch, capsys):
+    """The two sides' exchanged, too."""
+    other = train_tokenizer(["日本語の文字ばかりの文章です", "次の行もそうです"], vocab_size=285)
+    folder = converted("opus_mt", tmp_path, monkeypatch)
+    (folder / "target.spm").write_bytes(other.model)
+    words = ["import", str(folder), "--format", "ctranslate2", "--out", str(tmp_path / "MODEL")]
+    assert main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "target.spm: 4% of its pieces are in the vocabulary, 50% are needed" in line
+    path = folder / "shared_vocabulary.json"
+    listed = json.loads(path.read_text())
+    path.write_text(json.dumps([*listed[:-1], listed[-2]]))
+    assert main(words) == 2
+    assert f"shared_vocabulary.json: has {listed[-2]!r} twice" in capsys.readouterr().err
