@@ -208,9 +208,8 @@ def _arrangement(
 def _ends(variables: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
     """Return whether sources end with their end token: as config.json says, or by what translations begin with. Where
     that is <s> the model is OpenNMT's, whose sources have no end; else whoever cuts a text adds it."""
-    if field(settings, "add_source_eos", bool, "config.json", False) or variables.get(
-        "decoder/start_from_zero_embedding", 0
-    ):
+    ended = field(settings, "add_source_eos", bool, "config.json", False)
+    if ended or variables.get("decoder/start_from_zero_embedding", 0):
         return True
     return _start_token(settings, "config.json") in (settings.get("eos_token", "</s>"), "<pad>")
 
