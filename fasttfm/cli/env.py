@@ -159,7 +159,7 @@ def _chip(other: str | None) -> Any:
     """The Chip of that name, else that of the device, else None."""
     from fasttfm.errors import UserError
     from fasttfm.kernels import launch
-    from fasttfm.kernels.compile_case import CHIPS
+    from fasttfm.kernels.chip import CHIPS
 
     if other is not None and other not in CHIPS:
         raise UserError(f"--chip {other}: one of {', '.join(CHIPS)} is allowed")

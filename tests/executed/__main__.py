@@ -55,7 +55,8 @@ def execute(chip: str, workers: int, before: records.Record | None = None) -> di
     chosen = ["-p", "tests.executed.unchanged", "-m", "executed or not executed", "-k", expression(chip)]
     cases = run_tests([*chosen, *map(str, TESTS)], workers, {"TRITON_INTERPRET": "0", "EXECUTED_BEFORE": str(file)})
     file.unlink()
-    mutations, keys, kept = [], {}, 0
+    mutations, kept = [], 0
+    keys: dict[str, list[str]] = {}
     for case in cases:
         told = {entry.get("name"): entry.get("value", "") for entry in case.iter("property")}
         kept += "kept" in told

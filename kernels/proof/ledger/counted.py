@@ -12,6 +12,7 @@ import hashlib
 import inspect
 import json
 import os
+import re
 import tempfile
 from dataclasses import replace
 from importlib import metadata
@@ -23,8 +24,8 @@ from triton.runtime.jit import JITCallable
 
 from fasttfm.kernels import choice_cache
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.proof import compiling
+from fasttfm.kernels.proof.compile_case import CompileCase
 from fasttfm.kernels.proof.ledger import work
 from ptx_check.ledger import code, count, gcn, resources, sass, units
 from ptx_check.ledger import counted as counting
@@ -64,13 +65,15 @@ def source_of(kernel: JITCallable) -> tuple[tuple[str, str], ...]:
     waiting: list[tuple[str, Any]] = [("", kernel)]
     while waiting:
         name, value = waiting.pop()
-        if name in found or getattr(value, "__module__", "").partition(".")[0] == "triton":
+        code = isinstance(value, JITCallable | type) or inspect.isroutine(value)
+        if name in found or (code and str(value.__module__).partition(".")[0] == "triton"):
             continue
         if not isinstance(value, JITCallable):
             if not inspect.isroutine(value):  # decorators: a kernel calls nothing else that is no JITCallable
-                found[name] = inspect.getsource(value) if isinstance(value, type) else repr(value)
+                text = inspect.getsource(value) if isinstance(value, type) else repr(value)
+                found[name] = re.sub(" at 0x[0-9a-f]+", "", text)  # of annotations, another in each process
             continue
-        tree = ast.parse(inspect.cleandoc(value.src))
+        tree = ast.parse(value.src)
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef) and ast.get_docstring(node, clean=False) is not None:
                 node.body = node.body[1:] or [ast.Pass()]
