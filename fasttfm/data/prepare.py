@@ -182,8 +182,12 @@ _NOUNS = {"train": "training", "valid": "validation"}
 def _vocabularies(models: Sequence[Path]) -> list[Tokenizer]:
     """The vocabulary of both sides, or the source's and the target's; none where no models are given."""
     if len(models) == 1 and models[0].is_dir():
-        return list(dict.fromkeys(load_tokenizers(models[0])))
-    return [Tokenizer.load(model) for model in models]
+        given = list(dict.fromkeys(load_tokenizers(models[0])))
+    else:
+        given = [Tokenizer.load(model) for model in models]
+    if given and not given[0].source_end:
+        raise UserError(f"{models[0]}: is of a model whose sources have no end (OpenNMT), which is not trained here")
+    return given
 
 
 def _warn_of_text(name: str, text: ParallelText, stored: StoredText, say: Callable[[str], None]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 UNIGRAM, BPE = 1, 2  # TrainerSpec.ModelType
-NORMAL, UNUSED, BYTE = 1, 5, 6  # ModelProto.SentencePiece.Type
+NORMAL, USER_DEFINED, UNUSED, BYTE = 1, 4, 5, 6  # ModelProto.SentencePiece.Type
 
 
 def read_model(model: bytes) -> tuple[int, list[tuple[str, float, int]]]:

@@ -57,6 +57,8 @@ class Vocabulary:
     """Besides the first four, what is not text: such as the codes of languages."""
     codes: bool = False
     """Whether a line may begin with a code such as >>deu<<, which is one piece (OPUS-MT)."""
+    ends: bool = True
+    """Whether a source has the end of a sentence behind it; OpenNMT's have not."""
 
     def __post_init__(self) -> None:
         for each in (self.pieces, self.prefix, self.silent):
@@ -82,11 +84,13 @@ class Tokenizer:
     vocabulary_kind: type[Vocabulary] = Vocabulary
     prefix: list[int]
     """The ids that every line begins with."""
+    source_end: list[int]
+    """The ids that every source ends with: of the end of a sentence, or none."""
 
     def __init__(self, model: bytes, vocabulary: Vocabulary | None = None):
         """model: the bytes of a SentencePiece model. Raises ValueError when they are not one or its ids differ."""
         self.model = model
-        self.vocabulary, self.prefix = vocabulary, []
+        self.vocabulary, self.prefix, self.source_end = vocabulary, [], [EOS]
         self._processor = spm.SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(model)
@@ -102,6 +106,7 @@ class Tokenizer:
         self.vocabulary = vocabulary
         self._ids = {piece: number for number, piece in reversed(list(enumerate(vocabulary.pieces)))}
         self.prefix = [self._ids[piece] for piece in vocabulary.prefix]
+        self.source_end = [EOS] if vocabulary.ends else []
         silent = {*vocabulary.prefix, *vocabulary.silent}
         numbers = (number for number, piece in enumerate(vocabulary.pieces) if piece in silent)
         self._silent = {PAD, UNK, BOS, EOS, *numbers}
@@ -200,8 +205,16 @@ class Tokenizer:
         return None if number == UNK else number
 
     def cuts_into(self, piece: str) -> bool:
-        """Return whether the SentencePiece model itself has a piece, however a vocabulary numbers it."""
-        return not self._processor.IsUnknown(self._processor.PieceToId(piece))
+        """Return whether text is cut into a piece by the SentencePiece model, however a vocabulary numbers it."""
+        number = self._processor.PieceToId(piece)
+        return not (self._processor.IsUnknown(number) or self._processor.IsControl(number))
+
+    def numbered_share(self) -> float:
+        """The share of the SentencePiece model's pieces, bytes and special ones apart, that the vocabulary numbers."""
+        count, model = self._processor.GetPieceSize(), self._processor
+        others = (model.IsControl, model.IsUnknown, model.IsByte, model.IsUnused)
+        text = [model.IdToPiece(number) for number in range(count) if not any(each(number) for each in others)]
+        return sum(piece in self._ids for piece in text) / max(1, len(text))
 
     def _refuse_imported(self) -> None:
         if self.vocabulary is not None:

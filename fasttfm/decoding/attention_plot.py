@@ -63,17 +63,18 @@ def attention_of(translator: Translator, sentence: str) -> Attention:
         raise UserError(
             f"the sentence has {len(source):,} tokens, a picture can show {MOST_TOKENS}: give a shorter one"
         )
-    target = translate_ids(translator.model, [[*source, EOS]], translator.config)[0]
+    read = [*source, *translator.source_tokenizer.source_end]
+    target = translate_ids(translator.model, [read], translator.config)[0]
     shown = target[:MOST_TOKENS]
     with inference(translator.model) as device:
-        ids = torch.tensor([[*source, EOS]], device=device), torch.tensor([[BOS, *shown]], device=device)
+        ids = torch.tensor([read], device=device), torch.tensor([[BOS, *shown]], device=device)
         lengths = [torch.tensor([each.shape[1]], device=device) for each in ids]
         weights = translator.model.attention_weights(*ids, *lengths)
         weights = {kind: [layer[0].float().cpu() for layer in weights[kind]] for kind in KINDS}
     pieces = translator.target_tokenizer.pieces
     return Attention(
         weights=weights,
-        source=[*translator.source_tokenizer.pieces(source), "</s>"],
+        source=[*translator.source_tokenizer.pieces(source), *("</s>" for _ in read[len(source) :])],
         read=["<s>", *pieces(shown)],
         written=pieces([*target, EOS][: len(shown) + 1]),
         translation=translator.target_tokenizer.decode(target),

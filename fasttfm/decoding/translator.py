@@ -307,7 +307,7 @@ class Translator:
         """The natural logarithm of the probability of each target, end-of-sentence included, given its source."""
         return score_ids(
             self.model,
-            [[*self.source_tokenizer.prefix, *self.source_tokenizer.encode(source), EOS] for source in sources],
+            [self._source(source) or [EOS] for source in sources],
             [[*self.target_tokenizer.prefix, *self.target_tokenizer.encode(target)] for target in targets],
             max_tokens=self.config.batch_tokens,
         )
@@ -324,7 +324,8 @@ class Translator:
         return [*self.target_tokenizer.prefix, *self.target_tokenizer.encode(prefix)]
 
     def encode_lines(self, lines: Sequence[str], first_line: int = 1) -> dict[int, list[int]]:
-        """Ids with end-of-sentence of the lines that have any text, by their index in lines; long ones are cut off."""
+        """Ids of the lines that have any text, as the model reads them, by their index in lines; long ones are cut
+        off."""
         longest = self.config.max_source_length
         sources = {}
         for row, line in enumerate(lines):
@@ -334,8 +335,13 @@ class Translator:
                 self.first_cut_line = self.first_cut_line or first_line + row
                 ids = ids[:longest]
             if ids:
-                sources[row] = [*ids, EOS]
+                sources[row] = [*ids, *self.source_tokenizer.source_end]
         return sources
+
+    def _source(self, line: str) -> list[int]:
+        """The ids of a line, however long it is."""
+        tokenizer = self.source_tokenizer
+        return [*tokenizer.prefix, *tokenizer.encode(line), *tokenizer.source_end]
 
 
 def one_line(text: str) -> str:

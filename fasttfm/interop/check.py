@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fasttfm.checkpoints.weights import with_weights
@@ -22,15 +23,17 @@ from fasttfm.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from fasttfm.decoding.search import search_ids
 from fasttfm.errors import UserError, is_out_of_memory
 from fasttfm.files import read_json
-from fasttfm.interop.ctranslate2 import words
-from fasttfm.interop.exchange import NEVER, Model
+from fasttfm.interop.exchange import NEVER, Model, piece_names
+from fasttfm.interop.tokenizer_json import SPECIAL_PIECES
 from fasttfm.interop.weight_files import first_line
 from fasttfm.models import Transformer
 
 _TEXTS, _PIECES, _LONGEST = 3, 7, 16
 _TIE = 0.02
 """Difference of two logits up to which rounding may decide; quantized weights are scaled back by both tools alike."""
-_PACKAGES = {"ctranslate2": "ctranslate2", "marian-hf": "transformers", "m2m100": "transformers"}
+_PACKAGES = {
+    "ctranslate2": "ctranslate2", "marian-hf": "transformers", "m2m100": "transformers", "onnx": "onnxruntime",
+}  # fmt: skip
 
 
 def check(model: Model, form: str, folder: Path, languages: Sequence[str | None] = (None, None)) -> list[str]:
@@ -49,6 +52,8 @@ def check(model: Model, form: str, folder: Path, languages: Sequence[str | None]
         with torch.inference_mode(), contextlib.redirect_stderr(io.StringIO()):  # bars of progress
             if form == "ctranslate2":
                 theirs = _by_ctranslate2(model, folder, lines)
+            elif form == "onnx":
+                theirs = [_by_onnxruntime(model, folder, line) for line in lines]
             else:
                 theirs = _by_transformers(model, form, folder, lines, languages)
     except Exception as error:  # of every kind, from several libraries
@@ -75,12 +80,22 @@ def _texts(tokenizer: Tokenizer) -> list[str]:
 
 
 def _source(model: Model, line: str) -> list[int]:
-    return [*model.source_tokenizer.prefix, *model.source_tokenizer.encode(line)]
+    """The ids of a line with what sources end with."""
+    tokenizer = model.source_tokenizer
+    return [*tokenizer.prefix, *tokenizer.encode(line), *tokenizer.source_end]
 
 
-def _names(tokenizer: Tokenizer) -> list[str]:
-    """Return CTranslate2's names of our tokens."""
-    return words(tokenizer) if tokenizer.vocabulary is None else tokenizer.pieces(range(len(tokenizer)))
+def _names(model: Model, folder: Path) -> list[list[str]]:
+    """Return CTranslate2's names of our source's and target's tokens: of a model that came from there its pieces, of
+    one that goes there the lists that were written."""
+    if model.folder is None:
+        return [each.pieces(range(len(each))) for each in (model.source_tokenizer, model.target_tokenizer)]
+    return [_vocabulary(folder, side) for side in ("source", "target")]
+
+
+def _vocabulary(folder: Path, side: str) -> list[str]:
+    shared = folder / "shared_vocabulary.json"
+    return read_json(shared if shared.exists() else folder / f"{side}_vocabulary.json", list)
 
 
 def _unwritten(model: Model) -> list[int]:
@@ -92,14 +107,13 @@ def _unwritten(model: Model) -> list[int]:
 def _by_ctranslate2(model: Model, folder: Path, lines: Sequence[str]) -> list[list[int]]:
     import ctranslate2
 
-    source, target = (_names(each) for each in (model.source_tokenizer, model.target_tokenizer))
-    files = [folder / f"{name}_vocabulary.json" for name in ("shared", "target")]
-    known = read_json(next(path for path in files if path.exists()), list)
+    source, target = _names(model, folder)
+    known = _vocabulary(folder, "target")
     suppressed = [[target[number]] for number in _unwritten(model) if target[number] in known]
-    end = [] if read_json(folder / "config.json").get("add_source_eos") else [source[EOS]]
+    ended = len(model.source_tokenizer.source_end) if read_json(folder / "config.json").get("add_source_eos") else 0
     prefix = [target[number] for number in model.target_tokenizer.prefix]
     results = ctranslate2.Translator(str(folder), compute_type="float32", intra_threads=1).translate_batch(
-        [[*(source[number] for number in _source(model, line)), *end] for line in lines],
+        [[source[number] for number in ids[: len(ids) - ended]] for ids in (_source(model, line) for line in lines)],
         target_prefix=[prefix] * len(lines) if prefix else None,
         beam_size=1,
         max_decoding_length=_LONGEST,
@@ -108,13 +122,33 @@ def _by_ctranslate2(model: Model, folder: Path, lines: Sequence[str]) -> list[li
     return [_numbers(target, each.hypotheses[0]) for each in results]
 
 
+def _by_onnxruntime(model: Model, folder: Path, line: str) -> list[int]:
+    import onnxruntime
+
+    search = read_json(folder / "search.json")
+    encoder, step = (onnxruntime.InferenceSession(str(folder / f"{name}.onnx")) for name in ("encoder", "step"))
+    source = np.array([_source(model, line)])
+    mask = np.ones(source.shape, dtype=bool)
+    keys, values = encoder.run(None, {"source": source, "source_mask": mask})
+    memory = {"memory_keys": keys, "memory_values": values, "source_mask": mask}
+    past = [np.zeros((search["layers"], 1, search["heads"], 0, search["head_size"]), np.float32)] * 2
+    token, forced = search["start"], [*search["target_prefix"]]
+    written: list[int] = []
+    while len(written) < _LONGEST and token != EOS:
+        logits, *past = step.run(None, {"tokens": np.array([token]), "keys": past[0], "values": past[1], **memory})
+        logits[:, _unwritten(model)] = -np.inf
+        token = forced.pop(0) if forced else int(logits.argmax())
+        written.append(token)
+    return written[:-1] if token == EOS else written
+
+
 def _by_transformers(
     model: Model, form: str, folder: Path, lines: Sequence[str], languages: Sequence[str | None]
 ) -> list[list[int]]:
     import transformers
 
-    names = model.target_tokenizer.pieces(range(len(model.target_tokenizer)))
-
+    ours = model.target_tokenizer  # of an import with their names, of an export with those that were written
+    names = ours.pieces(range(len(ours))) if model.folder is None else piece_names(ours, SPECIAL_PIECES)
     forced: dict[str, Any] = {}
     tokenizer: Any
     if form == "m2m100":
@@ -148,7 +182,7 @@ def _numbers(names: Sequence[str], pieces: Sequence[str]) -> list[int]:
 
 def _agree(model: Model, network: Transformer, line: str, theirs: list[int]) -> bool:
     """Return whether a greedy search here writes what they have written."""
-    source, prefix = [*_source(model, line), EOS], model.target_tokenizer.prefix
+    source, prefix = _source(model, line), model.target_tokenizer.prefix
     greedy = DecodingConfig(beam=1, length_penalty="none", max_len_a=0.0, max_len_b=_LONGEST, allow_unk=True)
     ours = search_ids(network, [source], greedy, prefixes=[prefix])[0][0].tokens
     both = [each[len(prefix) :] if each[: len(prefix)] == prefix else each for each in (ours, theirs)]

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from fasttfm.config.model import TransformerConfig
 from fasttfm.data.moses_tokenizer import MosesTokenizer
-from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
+from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK
 from fasttfm.errors import UserError
-from fasttfm.interop.exchange import Model, positions
+from fasttfm.interop.exchange import Model, piece_names, positions
 from fasttfm.interop.names import EncoderDecoderNames, Table, theirs
 
 SPECIAL = {PAD: "<blank>", UNK: "<unk>", BOS: "<s>", EOS: "</s>"}
@@ -45,10 +45,10 @@ NAMES = EncoderDecoderNames(_ENCODER_LAYER, _DECODER_LAYER, "layer_{}")
 def export(model: Model, folder: Path) -> list[str]:
     """Write what ctranslate2.Translator() loads, and the tokenizers' files beside it; returns lines for the user.
 
-    It takes pieces, and adds the end of a sentence itself.
+    It takes pieces, and adds the end of a sentence itself where sources have one.
     """
-    names = [words(tokenizer) for tokenizer in (model.source_tokenizer, model.target_tokenizer)]
-    write(model.config, model.weights, folder, *names, add_source_eos=True)
+    names = [piece_names(tokenizer, SPECIAL) for tokenizer in (model.source_tokenizer, model.target_tokenizer)]
+    write(model.config, model.weights, folder, *names, add_source_eos=bool(model.source_tokenizer.source_end))
     told = ["padding, begin-of-sentence and the unknown token: give suppress_sequences and disable_unk to exclude them"]
     for side, tokenizer in (("source", model.source_tokenizer), ("target", model.target_tokenizer)):
         if isinstance(tokenizer, MosesTokenizer):
@@ -111,19 +111,6 @@ def write(
     spec.validate()
     spec.optimize()
     spec.save(str(folder))
-
-
-def words(tokenizer: Tokenizer) -> list[str]:
-    """A tokenizer's pieces as an exported model has them, no name twice."""
-    names = tokenizer.pieces(range(len(tokenizer)))
-    for position, name in SPECIAL.items():
-        names[position] = name
-    seen: set[str] = set()
-    for position, name in enumerate(names):
-        if name in seen:
-            names[position] = f"{name}#{position}"
-        seen.add(names[position])
-    return names
 
 
 def _array(x: Tensor) -> Any:

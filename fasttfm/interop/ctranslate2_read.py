@@ -32,9 +32,9 @@ from fasttfm.interop.ctranslate2 import NAMES
 from fasttfm.interop.exchange import (
     Arrangement,
     Model,
+    fitting_tokenizer,
     learned_positions,
     number,
-    numbered_tokenizer,
     shapes,
     with_tables,
 )
@@ -100,7 +100,13 @@ def read(folder: Path, **languages: Any) -> Model:
     )
     refuse_what_is_no_number(weights, folder / "model.bin")
     tokenizers = [
-        _tokenizer(folder, side, arrangements[side].pieces(words[side]), languages.get(f"{side}_language"))
+        _tokenizer(
+            folder,
+            side,
+            arrangements[side].pieces(words[side]),
+            languages.get(f"{side}_language"),
+            ends=_ends(variables, settings),
+        )
         for side in ("source", "target")
     ]
     return Model(
@@ -177,6 +183,9 @@ def _vocabulary(folder: Path, side: str) -> list[str]:
     pieces = read_json(path, list)
     if not all(isinstance(piece, str) for piece in pieces):
         raise UserError(f"{path}: has entries that are not texts: copy it again")
+    if len(set(pieces)) < len(pieces):
+        twice = next(piece for piece in pieces if pieces.count(piece) > 1)
+        raise UserError(f"{path}: has {twice!r} twice: copy it again")
     return pieces
 
 
@@ -191,20 +200,26 @@ def _arrangement(
     start: int | None = None
     if not variables.get("decoder/start_from_zero_embedding", 0):
         name = _start_token(settings, where)
-        if not field(settings, "add_source_eos", bool, where, False) and name not in (names["eos"], "<pad>"):
-            raise UserError(
-                f"{where}: add_source_eos is false and decoder_start_token {name}, as in OpenNMT, where sources have "
-                "no end, which is not supported: say true there if this model was trained with ends of sources"
-            )
         beside = side == "source" and name not in pieces  # a table of its own, which nothing begins with
         start = eos if beside else number(pieces, name, folder / f"{side}_vocabulary.json")
     return Arrangement(len(pieces), pad=pad, unk=unk, start=start, eos=eos)
 
 
+def _ends(variables: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+    """Return whether sources end with their end token: as config.json says, or by what translations begin with. Where
+    that is <s> the model is OpenNMT's, whose sources have no end; else whoever cuts a text adds it."""
+    ended = field(settings, "add_source_eos", bool, "config.json", False)
+    if ended or variables.get("decoder/start_from_zero_embedding", 0):
+        return True
+    return _start_token(settings, "config.json") in (settings.get("eos_token", "</s>"), "<pad>")
+
+
 def _notes(variables: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> Iterator[str]:
     """Return what was assumed, for the user."""
     yield "searches as CTranslate2 does unless it is told otherwise: beam 2, length penalty 1"
-    if not settings.get("add_source_eos"):
+    if not _ends(variables, settings):
+        yield "sources have no end token, as OpenNMT's: if these have one, write add_source_eos true in config.json"
+    elif not settings.get("add_source_eos"):
         yield "sources end with their end token, which config.json leaves to whoever cuts the text"
     if "decoder/position_encodings/encodings" not in variables:
         yield "has no table of positions: CTranslate2's sinusoids, which count from 1, were taken"
@@ -363,15 +378,16 @@ def _language(words: list[str], side: str, code: str | None, folder: Path) -> tu
     return prefix, tokens
 
 
-def _tokenizer(folder: Path, side: str, pieces: list[str], language: str | None) -> Tokenizer:
+def _tokenizer(folder: Path, side: str, pieces: list[str], language: str | None, *, ends: bool) -> Tokenizer:
     prefix, silent = _language(pieces, side, language, folder)
     codes = folder / f"{side}.codes"  # of our own export
     if codes.exists():
-        return MosesTokenizer.load(codes, pieces=pieces)
+        return MosesTokenizer.load(codes, pieces=pieces, ends=ends)
     path = next((folder / name for name in _SENTENCEPIECE[side] if (folder / name).exists()), None)
     if path is None:
         raise UserError(
             f"{folder}: has no SentencePiece model, which CTranslate2's converters do not copy: put it there as "
             f"{_SENTENCEPIECE[side][0]}"
         )
-    return numbered_tokenizer(path, Vocabulary(pieces=pieces, prefix=prefix, silent=silent, codes=not prefix))
+    vocabulary = Vocabulary(pieces=pieces, prefix=prefix, silent=silent, codes=not prefix, ends=ends)
+    return fitting_tokenizer(path, vocabulary)

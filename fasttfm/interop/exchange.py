@@ -24,6 +24,8 @@ from fasttfm.models import Transformer
 from fasttfm.models.pretrained import read_pretrained, read_values, write_model, write_pretrained
 from fasttfm.reference import positional_encoding
 
+_NUMBERED = 0.5
+"""Of a SentencePiece model's pieces; a vocabulary may leave out what its training text never had."""
 NEVER = -1e4
 """A logit's bias that makes its token impossible, and that float16 can hold."""
 
@@ -211,6 +213,19 @@ def numbered_tokenizer(path: Path, vocabulary: Vocabulary, kind: type[Tokenizer]
         raise UserError(f"{path}: {error}: copy the file again") from None
 
 
+def fitting_tokenizer(path: Path, vocabulary: Vocabulary) -> Tokenizer:
+    """A numbered_tokenizer() whose SentencePiece model cuts text into pieces that have numbers; UserError for one of
+    which most have none, such as the other side's."""
+    tokenizer = numbered_tokenizer(path, vocabulary)
+    share = tokenizer.numbered_share()
+    if share < _NUMBERED:
+        raise UserError(
+            f"{path}: {share:.0%} of its pieces are in the vocabulary, {_NUMBERED:.0%} are needed: it is of another "
+            "model, or of the other side"
+        )
+    return tokenizer
+
+
 def positions(config: TransformerConfig, weights: Mapping[str, Tensor], side: str) -> Tensor:
     """The learned positions of a model's encoder or decoder, or sinusoids (at least 1,024, d) for systems that make
     none themselves."""
@@ -223,6 +238,28 @@ def positions(config: TransformerConfig, weights: Mapping[str, Tensor], side: st
 def suppressed(decoding: DecodingConfig) -> list[int]:
     """Our special tokens that a search never writes."""
     return [PAD, BOS] if decoding.allow_unk else [PAD, UNK, BOS]
+
+
+def piece_names(tokenizer: Tokenizer, special: Mapping[int, str]) -> list[str]:
+    """A tokenizer's pieces for a format that tells them apart by name, special tokens under the names given.
+
+    A piece that no text is cut into, such as the <s> of a model that begins with another token, has its number behind
+    its name where an earlier one has that name. UserError where text is cut into it.
+    """
+    names = tokenizer.pieces(range(len(tokenizer)))
+    for position, name in special.items():
+        names[position] = name
+    numbers: dict[str, int] = {}
+    for position, name in enumerate(names):
+        if name in numbers:
+            if tokenizer.cuts_into(name):
+                raise UserError(
+                    f"piece {position} of the vocabulary is {name!r}, and so is piece {numbers[name]} in this format, "
+                    "which tells pieces by their names: export this model as onnx or pretrained"
+                )
+            names[position] = f"{name}#{position}"
+        numbers[names[position]] = position
+    return names
 
 
 def number(pieces: Sequence[str], piece: str, path: Path) -> int:

@@ -15,7 +15,7 @@ from fasttfm.data.tokenizer import Vocabulary
 from fasttfm.errors import UserError
 from fasttfm.interop.bart import KNOWN, OTHER_NAMES, bart_config, decoding, from_bart, tables
 from fasttfm.interop.config_json import read_config, refuse_others, tell_unknown_fields
-from fasttfm.interop.exchange import Arrangement, Model, numbered_tokenizer, with_tables
+from fasttfm.interop.exchange import Arrangement, Model, fitting_tokenizer, with_tables
 from fasttfm.interop.weight_files import first_line, read_tensors
 from fasttfm.parsing import field
 
@@ -57,7 +57,7 @@ def read(folder: Path, source_language: str | None = None, target_language: str 
             shown = "none was given" if language is None else f"{language} is unknown"
             raise UserError(f"--{side}-language: {shown}: give one of {', '.join(sorted(codes)[:8])}, ...")
         vocabulary = Vocabulary(pieces=ours, prefix=[codes[language]], silent=silent)
-        sides.append(numbered_tokenizer(folder / _SENTENCEPIECE, vocabulary))
+        sides.append(fitting_tokenizer(folder / _SENTENCEPIECE, vocabulary))
     return Model(
         config=config,
         weights=result,

@@ -35,8 +35,17 @@ from fasttfm.interop.bart import (
 )
 from fasttfm.interop.channels import halves_from_pairs, pairs_from_halves
 from fasttfm.interop.config_json import described, read_config, refuse_others, tell_unknown_fields
-from fasttfm.interop.exchange import Arrangement, Model, number, numbered_tokenizer, suppressed, with_tables
+from fasttfm.interop.exchange import (
+    Arrangement,
+    Model,
+    fitting_tokenizer,
+    number,
+    piece_names,
+    suppressed,
+    with_tables,
+)
 from fasttfm.interop.names import TheirWeights, theirs
+from fasttfm.interop.tokenizer_json import SPECIAL_PIECES
 from fasttfm.interop.weight_files import read_tensors
 from fasttfm.models.pretrained import SPECIAL_TOKENS, write_files
 from fasttfm.parsing import field
@@ -75,6 +84,7 @@ def refuse_other_than_marian(model: Model) -> None:
     """Raise UserError for what MarianMTModel has not."""
     config = model.config
     for wrong, what in (
+        (not model.source_tokenizer.source_end, "sources without an end"),
         (config.norm_first, "norm_first"),
         (config.positional_encoding != "paper", f"positional_encoding {config.positional_encoding}"),
         (config.first_position != 0, f"first_position {config.first_position}"),
@@ -159,9 +169,7 @@ def _write_tokenizer(model: Model, folder: Path) -> None:
 
 
 def _numbers(tokenizer: Tokenizer) -> dict[str, int]:
-    names = tokenizer.pieces(range(len(tokenizer)))
-    names[:4] = ["<pad>", "<unk>", "<s>", "</s>"]
-    return {name: position for position, name in enumerate(names)}
+    return {name: position for position, name in enumerate(piece_names(tokenizer, SPECIAL_PIECES))}
 
 
 def _write_json(path: Path, value: Any) -> None:
@@ -216,7 +224,7 @@ def read(folder: Path, **languages: Any) -> Model:
     _refuse_trained_positions(weights)
     weights.refuse_rest(*OTHER_NAMES)
     tokenizers = [
-        numbered_tokenizer(folder / name, Vocabulary(pieces=pieces, prefix=[], codes=True))
+        fitting_tokenizer(folder / name, Vocabulary(pieces=pieces, prefix=[], codes=True))
         for name, (_, pieces) in zip(("source.spm", "target.spm"), sides)
     ]
     return Model(

@@ -75,6 +75,7 @@ def export(model: Model, folder: Path) -> list[str]:
         "end": EOS,
         "never": suppressed(model.decoding),
         "source_prefix": model.source_tokenizer.prefix,
+        "source_end": model.source_tokenizer.source_end,
         "target_prefix": model.target_tokenizer.prefix,
         "layers": layers,
         "heads": heads,
@@ -82,7 +83,8 @@ def export(model: Model, folder: Path) -> list[str]:
         "longest": len(positions(model.config, model.weights, "decoder")),
     }
     (folder / "search.json").write_text(json.dumps(search, indent=1) + "\n", encoding="utf-8")
-    return ["a source ends in the end's number; tokens in search.json's `never` are not to be chosen"]
+    ends = "ends in the end's number" if model.source_tokenizer.source_end else "has no end's number behind it"
+    return [f"a source {ends}; tokens in search.json's `never` are not to be chosen"]
 
 
 @contextmanager

@@ -9,17 +9,18 @@ written without the package tokenizers.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from fasttfm.data.sentencepiece_model import BPE, BYTE, NORMAL, Normalizer, read_model, read_normalizer
+from fasttfm.data.sentencepiece_model import BPE, BYTE, NORMAL, USER_DEFINED, Normalizer, read_model, read_normalizer
 from fasttfm.data.tokenizer import BOS, EOS, HIDDEN_SPACE, PAD, UNK, Tokenizer
 from fasttfm.data.tokenizer_files import MASK_PIECE, TOKENIZER_FILE
 from fasttfm.files import write_file
 
 _SPACE = "\u2581"
-_NAMES = {PAD: "<pad>", UNK: "<unk>", BOS: "<s>", EOS: "</s>"}
+SPECIAL_PIECES = {PAD: "<pad>", UNK: "<unk>", BOS: "<s>", EOS: "</s>"}
+"""Names of the special tokens in a vocabulary that was made here."""
 
 
 Frame = Literal["none", "end", "both"]
@@ -37,21 +38,30 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, frame: Frame = "none") -
     if kind != BPE or normalizer.rules or not normalizer.adds_space:
         what = "is no BPE" if kind != BPE else "normalizes text"
         return [f"no {TOKENIZER_FILE} was written, because its SentencePiece model {what}: give transformers ids"]
-    write_content(_of_pieces(pieces, normalizer), folder, frame, masks=tokenizer.piece_id(MASK_PIECE) is not None)
+    if whole := [piece for piece, _, kind in pieces if kind == USER_DEFINED and piece != "\n"]:
+        return [f"no {TOKENIZER_FILE} was written, because {whole[0]!r} is never cut: give transformers ids"]
+    masks = tokenizer.piece_id(MASK_PIECE) is not None
+    write_content(_of_pieces(pieces, normalizer), folder, frame, [piece for piece, _, _ in pieces[:4]], masks=masks)
     return []
 
 
-def write_content(content: dict[str, Any], folder: Path, frame: Frame, *, masks: bool) -> None:
-    """Write both files of a tokenizer.json's content; masks: whether it has a piece of masked tokens."""
+def write_content(
+    content: dict[str, Any], folder: Path, frame: Frame, special: Sequence[str] = (*SPECIAL_PIECES.values(),), *,
+    masks: bool,
+) -> None:  # fmt: skip
+    """Write both files of a tokenizer.json's content.
+
+    special: the first four pieces; masks: whether it has a piece of masked tokens.
+    """
     if frame != "none":
-        content["post_processor"] = _frame(frame)
+        content["post_processor"] = _frame(frame, special)
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "pad_token": _NAMES[PAD],
-        "unk_token": _NAMES[UNK],
-        "bos_token": _NAMES[BOS],
-        "eos_token": _NAMES[EOS],
-        **({"cls_token": _NAMES[BOS], "sep_token": _NAMES[EOS]} if frame == "both" else {}),
+        "pad_token": special[PAD],
+        "unk_token": special[UNK],
+        "bos_token": special[BOS],
+        "eos_token": special[EOS],
+        **({"cls_token": special[BOS], "sep_token": special[EOS]} if frame == "both" else {}),
         **({"mask_token": MASK_PIECE} if masks else {}),
         "split_special_tokens": True,  # what looks like one in a text is text
         "clean_up_tokenization_spaces": False,
@@ -65,7 +75,7 @@ def _of_pieces(pieces: list[tuple[str, float, int]], normalizer: Normalizer) -> 
     model = bpe(
         {piece: number for number, (piece, _, _) in enumerate(pieces)},
         _merges(pieces),
-        unk_token=_NAMES[UNK],
+        unk_token=pieces[UNK][0],
         fuse_unk=True,
         byte_fallback=any(kind == BYTE for _, _, kind in pieces),
     )
@@ -126,14 +136,14 @@ def _replace(pattern: Mapping[str, str], content: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": pattern, "content": content}
 
 
-def _frame(frame: Frame) -> dict[str, Any]:
+def _frame(frame: Frame, names: Sequence[str]) -> dict[str, Any]:
     """<s> text </s> and <s> text </s> other </s>, or the same without <s>."""
 
     def special(position: int, side: int) -> dict[str, Any]:
-        return {"SpecialToken": {"id": _NAMES[position], "type_id": side}}
+        return {"SpecialToken": {"id": names[position], "type_id": side}}
 
     first, second = ({"Sequence": {"id": name, "type_id": side}} for side, name in enumerate("AB"))
     single = [*([special(BOS, 0)] if frame == "both" else []), first, special(EOS, 0)]
-    tokens = {_NAMES[each]: {"id": _NAMES[each], "ids": [each], "tokens": [_NAMES[each]]} for each in (BOS, EOS)}
+    tokens = {names[each]: {"id": names[each], "ids": [each], "tokens": [names[each]]} for each in (BOS, EOS)}
     pair = [*single, second, special(EOS, 1)]
     return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens}

@@ -88,7 +88,7 @@ def test_a_head_comes_in_and_goes_out_with_its_scores(family, head, tmp_path):
     model = FineTuned.load(tmp_path / "M")
     if trained.task == "classify":
         assert model.labels == ["cold", "mild", "warm"]
-    name = heads.export_folder(trained, tmp_path / "B", load_text_tokenizer(tmp_path / "M"))
+    name, _ = heads.export_folder(trained, tmp_path / "B", load_text_tokenizer(tmp_path / "M"))
     repeated, told = getattr(transformers, name).from_pretrained(tmp_path / "B", output_loading_info=True)
     assert not told["missing_keys"]
     assert not told["unexpected_keys"]
@@ -111,7 +111,7 @@ def test_an_electra_with_a_classifier_goes_out_as_the_albert_that_computes_the_s
     trained = heads.Trained("classify", Classifier(config).eval(), ["cold", "mild", "warm"])
     saved("Bert", "Model", (tmp_path / "T").absolute().parent)
     tokenizer = heads.read_tokenizer(tmp_path)
-    assert heads.export_folder(trained, tmp_path / "B", tokenizer) == "AlbertForSequenceClassification"
+    assert heads.export_folder(trained, tmp_path / "B", tokenizer)[0] == "AlbertForSequenceClassification"
     repeated = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "B").eval()
     tokens, segments, mask = rows()
     expected = scores(trained.model, tokens, segments)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from interop.test_spoiled_exports import COMMANDS, export_words, write_model
 from model_dirs import PAIRS, write_model_dir
 
 from fasttfm.checkpoints.checkpoint import read_weights, save_checkpoint
@@ -102,6 +103,25 @@ def average() -> str:
     return digest(sorted((name, each.numpy().tobytes()) for name, each in read_weights(AVERAGE).items()))
 
 
+def of_family(kind: str, verb: str) -> Writer:
+    """Export and import of language models, BERTs and fine-tuned ones."""
+
+    def run(name: str) -> None:
+        words = export_words(kind, Path(f"{kind}-{name}"), Path("out"))
+        assert (
+            main(words if verb == "export" else [words[0], "import", f"theirs-{name}", "--no-check", "--out", "out"])
+            == 0
+        )
+
+    def old() -> None:
+        for seed, name in enumerate("AB"):
+            write_model(kind, Path(f"{kind}-{name}"), seed)
+            assert main(export_words(kind, Path(f"{kind}-{name}"), Path(f"theirs-{name}"))) == 0
+        run("A")
+
+    return Writer(old, lambda: run("B"), lambda: files("out"))
+
+
 AVERAGE = Path("A/checkpoints/average")
 WRITERS = {
     "prepare": Writer(command(f"prepare {PREPARE} 60 --out data"), command(f"prepare {PREPARE} 64 --out data"), pairs),
@@ -117,8 +137,10 @@ WRITERS = {
             command(f"export B --format {form} --no-check --out out"),
             lambda: files("out"),
         )
-        for form in ("ctranslate2", "pretrained")
+        for form in ("ctranslate2", "pretrained", "onnx")
     },
+    **{f"{COMMANDS[kind]} export": of_family(kind, "export") for kind in ("gpt", "bert", "squad")},
+    **{f"{COMMANDS[kind]} import": of_family(kind, "import") for kind in ("gpt", "bert", "squad")},
     "import": Writer(
         command("import marian-A --format marian-hf --no-check --out out"),
         command("import marian-B --format marian-hf --no-check --out out"),

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import InterpreterBuilder
 
 from fasttfm import functional as F
 from fasttfm import reference
-from fasttfm.functional.attention import composed, routes
+from fasttfm.functional.attention import composed, routes, sinks
 from fasttfm.kernels import masked_softmax
 from fasttfm.kernels.attention import backward as attention_backward
 from fasttfm.kernels.attention import forward as attention_long
@@ -256,3 +257,65 @@ def test_gradients_are_those_of_finite_differences(name):
         options["key_lengths"] = torch.tensor([6, 0])
     tensors = [x[:, :, : (5, 6, 6)[n], :4].detach().requires_grad_() for n, x in enumerate(operands(torch.float64))]
     assert torch.autograd.gradcheck(lambda *t: F.attention(*t, **options), tensors)
+
+
+SUNK = {
+    "alone": dict,
+    "causal": lambda: {"causal": True},
+    "bottom right": lambda: {"causal": "bottom_right", "alibi_slopes": torch.rand(H)},
+    "window": lambda: {"window": (40, 0)},
+    "lengths": lambda: {"key_lengths": torch.tensor([0, 90])},
+    "of all weight and of none": lambda: {
+        "sinks": torch.tensor([torch.inf, -torch.inf]),
+        "key_lengths": torch.tensor([0, 90]),
+    },
+    "largest": lambda: {"sinks": torch.tensor([3.4e38, -3.4e38]), "key_lengths": torch.tensor([0, 90])},
+    "bool mask": lambda: {"mask": torch.rand(B, 1, 200, 260) > 0.3},
+}
+
+
+@pytest.mark.parametrize("key_heads", [1, H])
+@pytest.mark.parametrize("name", SUNK)
+def test_sinks_beside_long_rows_are_computed_by_torch_s_kernel(name, key_heads, monkeypatch):
+    """Gradients too, that of the sinks among them."""
+    calls = []
+    attention = sinks.attention
+    monkeypatch.setattr(sinks, "attention", lambda *a: calls.append(1) or attention(*a))
+    tensors = [torch.randn(B, h, n, 8, requires_grad=True) for h, n in ((H, 200), (key_heads, 260), (key_heads, 260))]
+    options = {"sinks": torch.randn(H), **SUNK[name]()}
+    ours, theirs = (results(f, tensors, options) for f in (F.attention, expected))
+    torch.testing.assert_close(ours, theirs, atol=3e-5, rtol=3e-5)
+    assert calls
+
+
+class Passes(TorchDispatchMode):
+    """Names the operators that write so many numbers or more."""
+
+    def __init__(self, numbers):
+        super().__init__()
+        self.numbers, self.names = numbers, []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        output = function(*args, **(kwargs or {}))
+        tensors = [x for x in (output if isinstance(output, tuple | list) else [output]) if torch.is_tensor(x)]
+        if not function.is_view and any(x.numel() >= self.numbers for x in tensors):
+            self.names.append(function.overloadpacket.__name__)
+        return output
+
+
+@pytest.mark.parametrize(
+    ("options", "forward", "backward"),
+    [
+        ({"softcap": 50.0}, ["bmm", "tanh_", "add", "_softmax"], 4),  # there: of bmm, softmax, add's factor, tanh
+        ({"sinks": torch.randn(H)}, [], 0),
+    ],
+)
+def test_so_many_passes_are_made_over_the_scores(options, forward, backward):
+    """A product, a mask and a softmax by themselves are three; plain PyTorch takes seven for a cap, and eight."""
+    tensors = [torch.randn(B, H, 128, 8, requires_grad=True) for _ in range(3)]
+    with Passes(B * H * 128 * 128) as passes:
+        output = F.attention(*tensors, causal=True, **options)
+        assert passes.names == forward
+        passes.names.clear()
+        output.sum().backward()
+        assert len(passes.names) == backward, passes.names

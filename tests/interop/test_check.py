@@ -36,6 +36,14 @@ def test_both_ways_end_in_a_comparison(tmp_path, capsys, form, fields):
         assert line.replace("note: ", "- ") in card
 
 
+def test_graphs_are_compared_with_onnxruntime(tmp_path, capsys):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model_dir = write_model_dir(tmp_path / "model", trained=False, encoder_layers=1, output_bias=True)
+    assert command("export", model_dir, "--format", "onnx", "--out", tmp_path / "there") == 0
+    assert "note: 3 texts are translated as onnxruntime translates them" in capsys.readouterr().out.splitlines()
+
+
 @pytest.mark.parametrize("form", PACKAGES)
 @pytest.mark.parametrize(
     "part",

@@ -454,16 +454,7 @@ HALF, ROW = np.float32(0.5), np.ones(8, np.float32)
             {"decoder_start_token": None},
             "decoder_start_token is null",
         ),
-        (
-            {"decoder/start_from_zero_embedding": np.int8(0)},
-            {"decoder_start_token": "x"},
-            "add_source_eos is false and",
-        ),
-        (
-            {"decoder/start_from_zero_embedding": np.int8(0)},
-            {"decoder_start_token": "x", "add_source_eos": True},
-            "has no token x",
-        ),
+        ({"decoder/start_from_zero_embedding": np.int8(0)}, {"decoder_start_token": "x"}, "has no token x"),
         ({"decoder/num_heads": np.int16(5), "encoder/num_heads": np.int16(5)}, {}, "32 is not a multiple of heads 5"),
         ({}, {"layer_norm_epsilon": "x"}, "layer_norm_epsilon is .* it must be a number"),
         ({"encoder/newer": HALF}, {}, "has encoder/newer, which is not supported"),

@@ -53,7 +53,7 @@ def drawn(kind: str, several: Sequence[Any], most: int) -> list[Any]:
     return [(number, several[number]) for number in sorted(chosen)]
 
 
-def write_model(kind: str, folder: Path) -> None:
+def write_model(kind: str, folder: Path, seed: int = 1) -> None:
     """A good model directory."""
     if kind in FORMATS:
         for name in FORMATS[kind]:
@@ -67,7 +67,7 @@ def write_model(kind: str, folder: Path) -> None:
         more |= {"pooler": kind != "squad", "sentence_head": False}
         more |= {"labels": 1 if kind == "choices" else 2} if kind != "squad" else {}
     config = sections_of(kind)["model"](vocab_size=len(tokenizer), **SIZE, **more)
-    torch.manual_seed(1)
+    torch.manual_seed(seed)
     model = task_model(kind, config) if kind in LABELS else CLASSES[kind](config)
     run = RunConfig(kind=kind, model=config, data=sections_of(kind)["data"](), training=TrainingConfig())
     description = {"labels": LABELS[kind], "columns": [], "abstains": False} if kind in LABELS else None
@@ -78,7 +78,7 @@ def export_words(kind: str, model: Path, out: Path) -> list[str]:
     """The command line that exports it."""
     if kind in FORMATS:
         return ["export", str(model), "--format", kind, "--no-check", "--out", str(out)]
-    return [COMMANDS[kind], "export", str(model), "--out", str(out)]
+    return [COMMANDS[kind], "export", str(model), "--no-check", "--out", str(out)]
 
 
 def contents(folder: Path) -> dict[str, bytes]:

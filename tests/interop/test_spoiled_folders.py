@@ -91,7 +91,7 @@ def write_folder(kind: str, folder: Path) -> None:
 def import_words(kind: str, folder: Path, out: Path) -> list[str]:
     """The command line that imports it."""
     if kind in CLASSES:
-        return [CLASSES[kind][2], "import", str(folder), "--out", str(out)]
+        return [CLASSES[kind][2], "import", str(folder), "--no-check", "--out", str(out)]
     given = folder / "checkpoint.pt" if kind == "fairseq" else folder
     words = ["import", str(given), "--format", kind, "--no-check", "--out", str(out)]
     if kind == "fairseq":

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fasttfm.functional.attention import routes, torch_route
+from fasttfm.functional.attention import routes, sinks, torch_route
 from fasttfm.functional.attention.arguments import LARGEST, Options
-from fasttfm.functional.attention.layout import heads_last
+from fasttfm.functional.attention.layout import heads_last, planes
+from fasttfm.functional.backends import values_are_checked
 from fasttfm.functional.dropout import wide
 
 
@@ -29,43 +30,102 @@ def attention(query: Tensor, key: Tensor, value: Tensor, options: Options) -> Te
 
 
 def _whole(query: Tensor, key: Tensor, value: Tensor, options: Options) -> Tensor:
-    bounded = options.softcap != 0.0 or options.sinks is not None
-    if not bounded and routes.takes_fused(query, key, value, options.mask, scale=options.scale, seed=options.seed):
+    if options.softcap == 0.0 and routes.takes_fused(
+        query, key, value, options.mask, scale=options.scale, seed=options.seed
+    ):
+        if options.sinks is not None:
+            return sinks.attention(query, key, value, options)
         return torch_route.fused_forward(query, key, value, options)[0]  # torch differentiates its own kernel
-    weights = dropped_weights(*torch_route.scores(query, key, options.scale), options)
-    return heads_last(torch_route.product(weights, value))
+    weights, share = _weights(*_products(query, key, options), options)
+    if share is not None and weights.dtype != value.dtype:  # gradients of a row cancel before they are rounded
+        weights, share = weights * share, None
+    weights = weights.to(value.dtype)
+    kept = torch_route.drop(weights, options)
+    output = torch_route.product(weights if kept is None else kept, value)
+    return heads_last(output if share is None else (output * share).to(output.dtype))
 
 
-def dropped_weights(scores: Tensor, scale: float, options: Options) -> Tensor:
-    """The weights after dropout of products scores (B, H, L, S), which scale is still to multiply, in their dtype."""
-    dtype = scores.dtype
-    scores = masked_scores(scores, scale, options)
-    keys = scores.shape[-1]
-    if options.sinks is not None:
-        scores = torch.cat([scores, _sink_scores(scores, options.sinks)], dim=-1)
-    empty = (scores == -math.inf).all(dim=-1, keepdim=True)
-    weights = torch.softmax(scores.masked_fill(empty, 0.0), dim=-1).masked_fill(empty, 0.0)[..., :keys]
-    weights = weights.to(dtype)
+def _products(query: Tensor, key: Tensor, options: Options) -> tuple[Tensor, float]:
+    """Q K^T (B, H, L, S), or of a soft cap what tanh makes of it, and what is left to multiply it by."""
+    cap = options.softcap
+    factor = options.scale / (cap or 1.0)
+    if wide(query.dtype) == query.dtype and _SMALL <= abs(factor) <= 1 / _SMALL:
+        power, factor = factor, 1.0  # of queries there are fewer than of scores
+    else:
+        power, left = torch_route.split_scale(options.scale, query.dtype)
+        factor = left / (cap or 1.0)
+    if power != 1.0:
+        query = query * power
+    if not cap:
+        return torch_route.product_transposed(query, key), factor
+    products = torch.bmm(planes(query, key.shape[1]), planes(key).transpose(1, 2))
+    return _tanh(products, factor).view(*query.shape[:3], key.shape[2]), cap
+
+
+_SMALL = 2.0**-20
+"""A factor that takes no query of a usual size out of range."""
+
+
+def _tanh(products: Tensor, factor: float) -> Tensor:
+    """tanh(products * factor), float32 at least; may take the products' memory."""
+    scaled = products.to(wide(products.dtype))
+    if factor != 1.0:
+        scaled = scaled * factor
+    apart = torch.compiler.is_compiling() or scaled._is_view()  # the gradient of a view would be copied
+    return scaled.tanh() if apart else scaled.tanh_()
+
+
+def dropped_weights(products: Tensor, scale: float, options: Options) -> Tensor:
+    """The weights after dropout of products (B, H, L, S), which scale is still to multiply, in their dtype."""
+    dtype = products.dtype
+    if options.softcap:
+        products, scale = _tanh(products, scale / options.softcap), options.softcap
+    weights, share = _weights(products, scale, options)
+    weights = (weights if share is None else weights * share).to(dtype)
     kept = torch_route.drop(weights, options)
     return weights if kept is None else kept
 
 
-def _sink_scores(scores: Tensor, sinks: Tensor) -> Tensor:
-    """Sinks (H,) as the column (B, H, L, 1) that scores (B, H, L, S) get; inf must not be subtracted from itself."""
-    return sinks.to(scores.dtype).clamp(max=LARGEST).view(-1, 1, 1).expand(*scores.shape[:3], 1)
+def _weights(products: Tensor, factor: float, options: Options) -> tuple[Tensor, Tensor | None]:
+    """Weights of products (B, H, L, S), float32 at least, and what a row of them is still to be multiplied by,
+    (B, H, L, 1); None for 1.
+
+    Of rows with a sink these are the exponentials, which the sum is to divide: rows of output are shorter.
+    """
+    if options.sinks is not None and products.shape[-1]:
+        scores = masked_scores(products, factor, options)
+        sunk = _sinks(scores, options.sinks)[:, None]
+        largest = torch.maximum(scores.detach().amax(-1, keepdim=True), sunk.detach()).clamp(min=-LARGEST)
+        weights = (scores - largest).exp_()
+        total = weights.sum(-1, keepdim=True) + (sunk - largest).exp()
+        return weights, total.masked_fill(total == 0.0, 1.0).reciprocal()  # 0: there is neither key nor sink
+    addend, share = torch_route.bias(products.shape[-2], products.shape[-1], products, options), None
+    if addend is not None:
+        empty = (addend == -math.inf).all(dim=-1, keepdim=True)
+        if not values_are_checked(empty) or bool(empty.any()):
+            addend, share = addend.masked_fill(empty, 0.0), (~empty).to(addend.dtype)
+    return torch.softmax(_added(products, factor, addend), dim=-1), share
 
 
-def masked_scores(scores: Tensor, scale: float, options: Options) -> Tensor:
-    """Products scores (B, H, L, S) scaled, capped and with what is added to them, float32 at least; -inf where a query
-    does not attend."""
-    precise = wide(scores.dtype)
-    scores = scores.to(precise) * scale
-    if options.softcap:
-        scores = options.softcap * torch.tanh(scores / options.softcap)
-    bias = torch_route.bias(scores.shape[-2], scores.shape[-1], scores, options)
-    if bias is None:
-        return scores
-    return (scores + bias).masked_fill(bias == -math.inf, -math.inf)  # not inf - inf, which float16's products lead to
+def _sinks(scores: Tensor, sinks: Tensor) -> Tensor:
+    """Sinks (H, 1) in scores' dtype; inf must not be subtracted from itself."""
+    return sinks.to(scores.dtype).clamp(max=LARGEST)[:, None]
+
+
+def masked_scores(products: Tensor, factor: float, options: Options) -> Tensor:
+    """Products (B, H, L, S) times a factor with what is added to them, float32 at least; -inf where a query does not
+    attend."""
+    return _added(products, factor, torch_route.bias(products.shape[-2], products.shape[-1], products, options))
+
+
+def _added(products: Tensor, factor: float, addend: Tensor | None) -> Tensor:
+    if addend is None:
+        scores = products.to(wide(products.dtype))
+        return scores if factor == 1.0 else scores * factor
+    scores = torch.add(addend, products, alpha=factor)
+    if products.dtype == torch.float16:  # whose products may be inf, and inf - inf is NaN
+        scores = scores.masked_fill(addend == -math.inf, -math.inf)
+    return scores
 
 
 def log_sum_exp(query: Tensor, key: Tensor, options: Options) -> Tensor:
@@ -75,10 +135,9 @@ def log_sum_exp(query: Tensor, key: Tensor, options: Options) -> Tensor:
     for first in range(0, query.shape[2], _MOST):
         last = min(first + _MOST, query.shape[2])
         part = _part(options, (first, last), (0, key.shape[2]))
-        products, left = torch_route.scores(query[:, :, first:last], key, options.scale)
-        lse = masked_scores(products, left, part).logsumexp(-1)
+        lse = masked_scores(*_products(query[:, :, first:last], key, part), part).logsumexp(-1)
         if options.sinks is not None:
-            lse = torch.logaddexp(lse, _sink_scores(lse[..., None], options.sinks)[..., 0])
+            lse = torch.logaddexp(lse, _sinks(lse, options.sinks))
         parts.append(lse.float())
     return torch.cat(parts, -1) if parts else query.new_empty(query.shape[:3], dtype=torch.float32)
 

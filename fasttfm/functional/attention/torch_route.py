@@ -241,7 +241,7 @@ def operand_gradients(
 # --------------------------------------------------------------------------------------------- torch's fused CPU kernel
 
 
-def _fused_mask(query: Tensor, key: Tensor, options: Options) -> dict[str, Any]:
+def fused_mask(query: Tensor, key: Tensor, options: Options) -> dict[str, Any]:
     """The mask as that kernel takes it; it gives zeros to a query that sees no key, as it must."""
     key_lengths, mask, causal, causal_offset, *_ = options
     if causal and causal_offset == 0 and key_lengths is None and mask is None and options.plain:
@@ -256,8 +256,12 @@ def _fused_mask(query: Tensor, key: Tensor, options: Options) -> dict[str, Any]:
 
 def fused_forward(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Tensor]:
     """The output and the log-sum-exp (B, H, L) of the scores."""
-    if not query.stride(-1) == key.stride(-1) == value.stride(-1) == 1:
-        query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
+    query, key, value = with_unit_strides(query, key, value)
     attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    output, lse = attend(query, key, value, 0.0, scale=options.scale, **_fused_mask(query, key, options))
+    output, lse = attend(query, key, value, 0.0, scale=options.scale, **fused_mask(query, key, options))
     return heads_last(output), lse
+
+
+def with_unit_strides(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors whose last dimension is one after the other in memory, as that kernel takes them."""
+    return tuple(x if x.stride(-1) == 1 else x.contiguous() for x in tensors)

@@ -172,7 +172,7 @@ def _import(args: argparse.Namespace) -> None:
     from fasttfm_pretraining.interop.heads import import_folder
 
     torch.manual_seed(0)  # of a head that the folder has not: every import gives the same
-    trained, left_out = import_folder(args.folder, args.out, abstains=args.abstains)
+    trained, left_out = import_folder(args.folder, args.out, abstains=args.abstains, check=args.check)
     told = f"{trained.task}, labels {', '.join(trained.labels)}" if trained.task == "classify" else trained.task
     output = Output.of(args, args.verb)
     output.result(f"{args.out}: {told}", model=str(args.out), task=trained.task, told=left_out)
@@ -186,8 +186,8 @@ def _export(args: argparse.Namespace) -> None:
     if model.kind != model.task:
         raise UserError(f"{args.model}: is a GPT with its own marker tokens, which no class of transformers has")
     trained = Trained(model.task, model.model, model.labels, model.abstains, model.threshold())
-    name = export_folder(trained, args.out, model.tokenizer)
-    Output.of(args, "finetune export").result(f"{args.out}: {name}", folder=str(args.out), architecture=name)
+    name, told = export_folder(trained, args.out, model.tokenizer, check=args.check)
+    Output.of(args, "finetune export").result(f"{args.out}: {name}", folder=str(args.out), architecture=name, told=told)
 
 
 VERBS = {

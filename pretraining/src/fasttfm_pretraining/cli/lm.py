@@ -183,14 +183,14 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
 def _import(args: argparse.Namespace) -> None:
     from fasttfm_pretraining.interop.causal import import_folder
 
-    told = import_folder(args.folder, args.out)
+    told = import_folder(args.folder, args.out, check=args.check)
     Output.of(args, args.verb).result(f"model: {args.out}", model=str(args.out), told=told)
 
 
-def _write(*model: Any) -> list[str]:
+def _write(*model: Any, check: bool) -> list[str]:
     from fasttfm_pretraining.interop.causal import export_folder
 
-    return export_folder(*model)
+    return export_folder(*model, check=check)
 
 
 VERBS = {

@@ -66,7 +66,7 @@ def _import(args: argparse.Namespace) -> None:
     from fasttfm_pretraining.interop.bert_dirs import import_folder
 
     torch.manual_seed(0)  # of the generator that an ELECTRA comes without: every import gives the same
-    model, told = import_folder(args.folder, args.out, args.generator)
+    model, told = import_folder(args.folder, args.out, args.generator, check=args.check)
     size = sum(parameter.numel() for parameter in model.parameters())
     tokens = model.config.vocab_size
     Output.of(args, args.verb).result(
@@ -75,10 +75,10 @@ def _import(args: argparse.Namespace) -> None:
     )  # fmt: skip
 
 
-def _write(*model: Any) -> list[str]:
+def _write(*model: Any, check: bool) -> list[str]:
     from fasttfm_pretraining.interop.bert_dirs import export_folder
 
-    return export_folder(*model)
+    return export_folder(*model, check=check)
 
 
 VERBS = {

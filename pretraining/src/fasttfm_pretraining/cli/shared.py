@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from fasttfm.cli.export import add_check
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import add_model, add_out
 from fasttfm.cli.paths import INPUT_FILE, INPUT_FOLDER
@@ -114,6 +115,7 @@ def add_huggingface_import(parser: argparse.ArgumentParser, text: str) -> None:
     """Add the flags of importing a Hugging Face folder; text: which folders."""
     parser.add_argument("folder", type=INPUT_FOLDER, metavar="FOLDER", help=text)
     add_out(parser, "MODEL", "model directory to write")
+    add_check(parser)
     add_output_flags(parser, "what was written")
 
 
@@ -121,11 +123,13 @@ def add_huggingface_export(parser: argparse.ArgumentParser, made_by: str) -> Non
     """Add the flags of exporting to a Hugging Face folder; made_by: the commands that make the model."""
     add_model(parser, made_by)
     add_out(parser, "FOLDER", "folder to write")
+    add_check(parser)
     add_output_flags(parser, "what was written")
 
 
 def export_verb(command: str, made_by: str, write: Callable[..., list[str]]) -> Verb:
-    """The verb that writes a model's Hugging Face folder. write: (model, folder, tokenizer) to lines for the user."""
+    """The verb that writes a model's Hugging Face folder. write: (model, folder, tokenizer, check) to lines for
+    the user."""
     add_arguments = partial(add_huggingface_export, made_by=made_by)
     return Verb(add_arguments, partial(_export, command, write), "write a model for Hugging Face")
 
@@ -134,5 +138,6 @@ def _export(command: str, write: Callable[..., list[str]], args: argparse.Namesp
     from fasttfm_pretraining.data.text_tokenizer import load_text_tokenizer
     from fasttfm_pretraining.models.kinds import read_model
 
-    told = write(read_model(command, args.model, args.checkpoint), args.out, load_text_tokenizer(args.model))
+    model, tokenizer = read_model(command, args.model, args.checkpoint), load_text_tokenizer(args.model)
+    told = write(model, args.out, tokenizer, check=args.check)
     Output.of(args, args.verb).result(f"Hugging Face folder: {args.out}", folder=str(args.out), told=told)

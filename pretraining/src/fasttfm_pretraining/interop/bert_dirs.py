@@ -13,6 +13,7 @@ from fasttfm_pretraining.config.data import MaskingConfig
 from fasttfm_pretraining.data.text_tokenizer import TextTokenizer
 from fasttfm_pretraining.interop import bert
 from fasttfm_pretraining.interop.bert_relatives import RELATIVES
+from fasttfm_pretraining.interop.check import check_part
 from fasttfm_pretraining.interop.folders import write_imported
 from fasttfm_pretraining.interop.tokenizer_files import read_tokenizer, write_text_tokenizer
 from fasttfm_pretraining.models.bert import BertPretraining
@@ -22,12 +23,13 @@ _TASK_HEADS = ("ForQuestionAnswering", "ForSequenceClassification", "ForMultiple
 
 
 def import_folder(
-    folder: Path, out: Path, generator: Path | None = None
+    folder: Path, out: Path, generator: Path | None = None, *, check: bool = False
 ) -> tuple[BertPretraining | Electra, list[str]]:
     """Make a model directory of a folder, with its tokenizer; returns the model, and what was left out or assumed.
 
     generator: of an ELECTRA, the folder of ElectraForMaskedLM; without it the generator begins with fresh weights,
-    which fine-tuning does not need. Raises UserError where something is missing or does not fit.
+    which fine-tuning does not need. check: whether transformers, where it is installed, must score as the model does.
+    Raises UserError where something is missing or does not fit.
     """
     given = read_json(folder / "config.json")
     kind, architectures = given.get("model_type"), given.get("architectures")
@@ -36,6 +38,10 @@ def import_folder(
     with warnings_as_lines() as told:
         model = bert.read_electra(folder, generator) if kind == "electra" else bert.read_pretraining(folder)
         tokenizer = read_tokenizer(folder)
+    if check:
+        folders = {"": folder, "discriminator": folder, "generator": generator}
+        for name, part in bert.parts(model).items():
+            told += check_part(part, where) if (where := folders[name]) is not None else []
     if isinstance(architectures, list) and any(str(each).endswith(_TASK_HEADS) for each in architectures):
         told.append(f"{folder}: left out the trained head of {architectures[0]}: fasttfm finetune import keeps it")
     if kind in RELATIVES:
@@ -46,11 +52,18 @@ def import_folder(
     return model, write_imported(folder, out, kind, model, data, tokenizer, told)
 
 
-def export_folder(model: BertPretraining | Electra, out: Path, tokenizer: TextTokenizer) -> list[str]:
-    """Write what transformers loads, with the tokenizer; of an ELECTRA two folders. Returns lines for the user."""
+def export_folder(
+    model: BertPretraining | Electra, out: Path, tokenizer: TextTokenizer, *, check: bool = False
+) -> list[str]:
+    """Write what transformers loads, with the tokenizer; of an ELECTRA two folders. Returns lines for the user.
+
+    check: as of import_folder().
+    """
     told: list[str] = []
+    compared: list[str] = []
     with replacing(out, "writes a model", "exported model") as fresh:
         for name, part in bert.parts(model).items():
             bert.write_part(part, fresh.path / name, bert.special_tokens(tokenizer))
             told = write_text_tokenizer(tokenizer, fresh.path / name, "both")
-    return told
+            compared = check_part(part, fresh.path / name) if check else []
+    return [*told, *compared]

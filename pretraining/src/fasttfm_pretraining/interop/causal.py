@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from fasttfm.files import read_json
@@ -9,6 +10,7 @@ from fasttfm.interop.exchange import warnings_as_lines
 from fasttfm_pretraining.config.data import DocumentsConfig
 from fasttfm_pretraining.data.text_tokenizer import TextTokenizer
 from fasttfm_pretraining.interop import gpt, llama
+from fasttfm_pretraining.interop.check import check_language_model
 from fasttfm_pretraining.interop.folders import write_imported
 from fasttfm_pretraining.interop.tokenizer_files import read_tokenizer
 from fasttfm_pretraining.models.gpt import GPT
@@ -17,8 +19,10 @@ from fasttfm_pretraining.models.llama import Llama
 _LONGEST_ROW = 2048
 
 
-def import_folder(folder: Path, out: Path) -> list[str]:
+def import_folder(folder: Path, out: Path, *, check: bool = False) -> list[str]:
     """Make a model directory of a Hugging Face folder; returns what was left out or assumed.
+
+    check: whether transformers, where it is installed, must score as the model does.
 
     Raises UserError for what is missing, cut off or of another architecture.
     """
@@ -26,11 +30,18 @@ def import_folder(folder: Path, out: Path) -> list[str]:
     with warnings_as_lines() as told:
         model = module.read(folder)
         tokenizer = read_tokenizer(folder)
+    told += check_language_model(model, folder) if check else []
     length = min(_LONGEST_ROW, model.config.max_length)
     data = DocumentsConfig(row_length=length, max_tokens=max(4096, length))
     return write_imported(folder, out, model.kind, model, data, tokenizer, told)
 
 
-def export_folder(model: GPT | Llama, out: Path, tokenizer: TextTokenizer) -> list[str]:
-    """Write what transformers' AutoModelForCausalLM and AutoTokenizer load; returns lines for the user."""
-    return llama.write(model, out, tokenizer) if isinstance(model, Llama) else gpt.write(model, out, tokenizer)
+def export_folder(model: GPT | Llama, out: Path, tokenizer: TextTokenizer, *, check: bool = False) -> list[str]:
+    """Write what transformers' AutoModelForCausalLM and AutoTokenizer load; returns lines for the user.
+
+    check: as of import_folder().
+    """
+    compare = partial(check_language_model, model) if check else None
+    if isinstance(model, Llama):
+        return llama.write(model, out, tokenizer, compare)
+    return gpt.write(model, out, tokenizer, compare)

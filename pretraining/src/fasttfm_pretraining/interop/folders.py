@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,16 @@ from fasttfm_pretraining.data.text_tokenizer import TextTokenizer
 from fasttfm_pretraining.interop.tokenizer_files import write_text_tokenizer
 from fasttfm_pretraining.models.saved import write_run
 
+Compare = Callable[[Path], list[str]]
+"""Compares a model with a folder of it, and returns lines for the user or raises UserError."""
+
 
 def write_causal(
-    folder: Path, fields: Mapping[str, Any], weights: Mapping[str, Tensor], tokenizer: TextTokenizer | None
+    folder: Path,
+    fields: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    tokenizer: TextTokenizer | None,
+    compare: Compare | None = None,
 ) -> list[str]:
     """Write what transformers' AutoModelForCausalLM and AutoTokenizer load; returns lines for the user.
 
@@ -33,9 +40,8 @@ def write_causal(
     begin, end = (None, None) if tokenizer is None else (tokenizer.begin, tokenizer.end)
     with replacing(folder, "writes a model", "exported model") as fresh:
         write_files(fresh.path, {**fields, "bos_token_id": begin, "eos_token_id": end}, weights)
-        if tokenizer is None:
-            return []
-        return write_text_tokenizer(tokenizer, fresh.path)
+        told = [] if tokenizer is None else write_text_tokenizer(tokenizer, fresh.path)
+        return told if compare is None else [*told, *compare(fresh.path)]
 
 
 def write_imported(

@@ -28,7 +28,7 @@ from fasttfm.interop.weight_files import read_tensors
 from fasttfm.parsing import field
 from fasttfm_pretraining.config.gpt import GPTConfig
 from fasttfm_pretraining.data.text_tokenizer import TextTokenizer
-from fasttfm_pretraining.interop.folders import write_causal
+from fasttfm_pretraining.interop.folders import Compare, write_causal
 from fasttfm_pretraining.models.gpt import GPT
 
 _ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
@@ -95,7 +95,9 @@ def read(folder: Path) -> GPT:
     return model.eval()
 
 
-def write(model: GPT, folder: Path, tokenizer: TextTokenizer | None = None) -> list[str]:
+def write(
+    model: GPT, folder: Path, tokenizer: TextTokenizer | None = None, compare: Compare | None = None
+) -> list[str]:
     """Write what transformers' AutoModelForCausalLM and AutoTokenizer load; returns lines for the user.
 
     Raises UserError where the folder holds other files, or nothing can be written.
@@ -120,7 +122,7 @@ def write(model: GPT, folder: Path, tokenizer: TextTokenizer | None = None) -> l
             raise UserError(f"d_ff {config.d_ff}: Hugging Face's GPT-1 has {4 * config.d_model}, 4 times d_model")
         fields["n_inner"] = config.d_ff
     weights = {f"transformer.{name}": weight for name, weight in ours.items()}
-    return write_causal(folder, fields, weights, tokenizer)
+    return write_causal(folder, fields, weights, tokenizer, compare)
 
 
 def _parameters(config: GPTConfig, family: _Family) -> Iterator[Parameter]:

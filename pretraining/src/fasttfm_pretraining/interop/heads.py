@@ -25,8 +25,9 @@ from fasttfm_pretraining.config.data import TaskConfig
 from fasttfm_pretraining.data.swag import ENDINGS
 from fasttfm_pretraining.data.text_tokenizer import TextTokenizer
 from fasttfm_pretraining.interop import bert
+from fasttfm_pretraining.interop.check import check_part
 from fasttfm_pretraining.interop.folders import write_imported
-from fasttfm_pretraining.interop.tokenizer_files import read_tokenizer
+from fasttfm_pretraining.interop.tokenizer_files import read_tokenizer, write_text_tokenizer
 from fasttfm_pretraining.models.bert import Bert
 from fasttfm_pretraining.models.heads import Answerer, Classifier
 
@@ -97,8 +98,9 @@ def _labels(given: Mapping[str, Any], path: Path) -> list[str]:
     return [str(names[str(number)]) for number in range(len(names))]
 
 
-def import_folder(folder: Path, out: Path, *, abstains: bool = False) -> tuple[Trained, list[str]]:
-    """Make a model directory of a folder, with its tokenizer. abstains: it was trained on SQuAD 2.0.
+def import_folder(folder: Path, out: Path, *, abstains: bool = False, check: bool = False) -> tuple[Trained, list[str]]:
+    """Make a model directory of a folder, with its tokenizer. abstains: it was trained on SQuAD 2.0. check: whether
+    transformers, where it is installed, must score as the model does.
 
     Returns the model, and what was left out or assumed. Raises UserError as read(), and where something is missing.
     """
@@ -106,6 +108,7 @@ def import_folder(folder: Path, out: Path, *, abstains: bool = False) -> tuple[T
         trained, tokenizer = read(folder), read_tokenizer(folder)
     if abstains and trained.task != "squad":
         raise UserError(f"--abstains: belongs to models that answer questions, and {folder} is of {trained.task}")
+    told += check_part(_part(trained), folder) if check else []
     data = TaskConfig(row_length=min(384, trained.model.config.max_length), max_tokens=8192)
     description = {
         "labels": trained.labels,
@@ -116,13 +119,15 @@ def import_folder(folder: Path, out: Path, *, abstains: bool = False) -> tuple[T
     return trained, write_imported(folder, out, trained.task, trained.model, data, tokenizer, told, description)
 
 
-def export_folder(trained: Trained, out: Path, tokenizer: TextTokenizer) -> str:
-    """Write what transformers' AutoModelFor... loads, with the tokenizer; returns the class. UserError as write_part().
+def export_folder(
+    trained: Trained, out: Path, tokenizer: TextTokenizer, *, check: bool = False
+) -> tuple[str, list[str]]:
+    """Write what transformers' AutoModelFor... loads, with the tokenizer; returns the class, and lines for the user.
+    check: as of import_folder(). UserError as write_part().
 
     An ELECTRA with a classifier goes out as the ALBERT of unshared layers that computes the same.
     """
-    task, model, labels, abstains, threshold = trained
-    kind = _kind(model.body, task)
+    task, _, labels, abstains, threshold = trained
     names = {str(number): name for number, name in enumerate(labels)}
     fields: dict[str, Any] = bert.special_tokens(tokenizer)
     if task == "squad":
@@ -130,11 +135,18 @@ def export_folder(trained: Trained, out: Path, tokenizer: TextTokenizer) -> str:
     elif task == "classify":
         fields |= {"id2label": names, "label2id": {name: int(number) for number, name in names.items()}}
         fields["problem_type"] = "single_label_classification"
-    part = bert.TransformersModel(kind, model.body, task_head=(_TASKS[task], model, _HEADS[task]))
+    part = _part(trained)
     with replacing(out, "writes a model", "exported model") as fresh:
         bert.write_part(part, fresh.path, fields)
-        tokenizer.save(fresh.path)
-    return part.architecture
+        told = write_text_tokenizer(tokenizer, fresh.path, "both")
+        told += check_part(part, fresh.path) if check else []
+    return part.architecture, told
+
+
+def _part(trained: Trained) -> bert.TransformersModel:
+    """The model of theirs that a model with its head is."""
+    task, model, *_ = trained
+    return bert.TransformersModel(_kind(model.body, task), model.body, task_head=(_TASKS[task], model, _HEADS[task]))
 
 
 def _kind(body: Bert, task: str) -> str:

@@ -18,7 +18,7 @@ from fasttfm.interop.weight_files import read_tensors
 from fasttfm.parsing import field
 from fasttfm_pretraining.config.llama import LlamaConfig
 from fasttfm_pretraining.data.text_tokenizer import TextTokenizer
-from fasttfm_pretraining.interop.folders import write_causal
+from fasttfm_pretraining.interop.folders import Compare, write_causal
 from fasttfm_pretraining.models.llama import Llama
 
 _LAYER = {
@@ -69,7 +69,9 @@ def read(folder: Path) -> Llama:
     return model.eval()
 
 
-def write(model: Llama, folder: Path, tokenizer: TextTokenizer | None = None) -> list[str]:
+def write(
+    model: Llama, folder: Path, tokenizer: TextTokenizer | None = None, compare: Compare | None = None
+) -> list[str]:
     """Write what transformers' AutoModelForCausalLM and AutoTokenizer load; returns lines for the user.
 
     Raises UserError where the folder holds other files, or nothing can be written.
@@ -90,7 +92,7 @@ def write(model: Llama, folder: Path, tokenizer: TextTokenizer | None = None) ->
         "rope_parameters": {"rope_theta": config.rotary_base, **rotary},
         "rope_scaling": None if kind == "default" else rotary,  # what transformers before version 5 read
     }
-    return write_causal(folder, fields, theirs(model_weights(model), _parameters(config)), tokenizer)
+    return write_causal(folder, fields, theirs(model_weights(model), _parameters(config)), tokenizer, compare)
 
 
 def _parameters(config: LlamaConfig) -> Iterator[Parameter]:
