@@ -103,7 +103,6 @@ def dropout(x: Tensor, p: float, seed: Tensor | None, site: int = 0) -> Tensor:
 
 # -------------------------------------------------------------------------------------------------------- attention
 
-
 LOWEST = torch.finfo(torch.float32).min / math.log2(math.e)
 """About -2.36e38: an additive mask below it hides a key as -inf does; in base 2, as kernels compute, it is."""
 

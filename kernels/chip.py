@@ -39,3 +39,22 @@ def named(name: str, shared_memory: int, processors: int) -> Chip:
 
 
 INTERPRETER = Chip(name="interpreter", capability=0, shared_memory=1 << 30, processors=4, matrix_units=False)
+
+CHIPS: dict[str, Chip] = {
+    chip.name: chip
+    for chip in (
+        named("sm_60", 48 << 10, 56),  # P100
+        named("sm_70", 96 << 10, 80),  # V100: it has tensor cores, Triton does not use them
+        named("sm_75", 64 << 10, 40),  # T4, likewise
+        named("sm_80", 163 << 10, 108),  # A100
+        named("sm_86", 99 << 10, 82),  # RTX 3090
+        named("sm_89", 99 << 10, 128),  # RTX 4090
+        named("sm_90", 227 << 10, 132),  # H100, H200
+        named("sm_100", 227 << 10, 148),  # B200
+        named("sm_120", 99 << 10, 170),  # RTX 5090
+        named("gfx90a", 64 << 10, 104),  # one die of an MI250
+        named("gfx942", 64 << 10, 304),  # MI300X
+        named("gfx950", 64 << 10, 256),  # MI355X
+    )
+}
+"""The chips that every kernel must compile for, as launch.chip() would describe one product of each."""

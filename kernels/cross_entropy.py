@@ -19,8 +19,6 @@ Source: Szegedy et al. 2016; Vaswani et al. 2017 section 5.4; torch.nn.functiona
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 import triton
 import triton.language as tl
@@ -28,7 +26,6 @@ from torch import Tensor
 
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import choice
-from fasttfm.kernels.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, Pointer, Real, Size, Stride, Varying
@@ -219,8 +216,6 @@ def _scale(
         tl.store(row, x.to(gradient.dtype.element_ty), mask=columns < V)
 
 
-# --------------------------------------------------------------------------------------------------------- launches
-
 _SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 
@@ -264,8 +259,8 @@ def forward(
         block = tile(chip(logits.device), size_class(V))
         _forward[(M,)](
             logits, target, losses, statistics, factor, label_smoothing, ignore_index, logits.stride(0), M, V,
-            COLUMNS=block.columns, ONE_TILE=block.columns >= V > block.columns // 2, OVERWRITE=overwrite,
-            num_warps=block.warps, num_stages=1,
+            ONE_TILE=block.columns >= V > block.columns // 2, OVERWRITE=overwrite,
+            **block.options(),
         )  # fmt: skip
     return losses, statistics
 
@@ -280,7 +275,7 @@ def backward(
         block = tile(chip(logits.device), size_class(V))
         _backward[(M, ceil_div(V, block.columns))](
             logits, target, statistics, gradient, factor, label_smoothing, ignore_index, logits.stride(0), M, V,
-            COLUMNS=block.columns, num_warps=block.warps, num_stages=1,
+            **block.options(),
         )  # fmt: skip
     return gradient
 
@@ -290,38 +285,4 @@ def scale(gradient: Tensor, factor: Tensor) -> None:
     M, V = gradient.shape
     if M:
         block = tile(chip(gradient.device), size_class(V))
-        _scale[(M, ceil_div(V, block.columns))](
-            gradient, factor, gradient.stride(0), V, COLUMNS=block.columns, num_warps=block.warps, num_stages=1
-        )
-
-
-# ---------------------------------------------------------------------------------------------------- compile cases
-
-
-def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile that ships in float32; half precision, which needs less, and the lighter kernel at the widest."""
-    whole = [block for classes in _SIZES if (block := tile.shipped(chip, classes)).columns >= classes]
-    walked = tile.shipped(chip, _SIZES[-1])
-    for block in whole:
-        yield _forward_case(block, "fp32", whole_row=True)
-    yield _forward_case(whole[0], "fp32")  # rows shorter than half of the narrowest tile
-    yield _forward_case(whole[0], "fp32", in_place=False)
-    for block in (*whole, walked):
-        yield from _gradient_cases(block, "fp32")
-    for dtype in ("fp32", "bf16", "fp16"):
-        yield _forward_case(walked, dtype)
-        yield _forward_case(walked, dtype, in_place=False)
-    for dtype in ("bf16", "fp16"):
-        yield _forward_case(whole[-1], dtype, whole_row=True)
-        yield from _gradient_cases(walked, dtype)
-
-
-def _gradient_cases(block: ClassTile, dtype: str) -> Iterator[CompileCase]:
-    yield kernel_case(_backward, "cross_entropy.backward", dtype, block)
-    yield kernel_case(_scale, "cross_entropy.scale", dtype, block)
-
-
-def _forward_case(block: ClassTile, dtype: str, *, whole_row: bool = False, in_place: bool = True) -> CompileCase:
-    variant = f"{'in_place' if in_place else 'loss+statistics'}{'+whole_row' if whole_row else ''}"
-    given = {"V": "i32", "ONE_TILE": whole_row, "OVERWRITE": in_place, "statistics" if in_place else "factor": None}
-    return kernel_case(_forward, f"cross_entropy.forward/{variant}", dtype, block, given=given)
+        _scale[(M, ceil_div(V, block.columns))](gradient, factor, gradient.stride(0), V, **block.options())

@@ -14,19 +14,19 @@ Source: Vaswani et al. 2017, sections 3.4, 3.5 and 5.4.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Any
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, Pointer, Real, Size, Varying
 from fasttfm.kernels.philox import Dropout, drop, dropout_arguments, dropped, with_seed
-from fasttfm.kernels.tiles.rows import EMBEDDING, RowTile
+from fasttfm.kernels.tiles.rows import EMBEDDING
+from fasttfm.kernels.tiles.table import Tile
 
 _NONE = -(1 << 31)
 """Stands for no padding: no token is that, where -1 may be one by mistake."""
@@ -45,9 +45,8 @@ def _forward(
     L: Varying,
     N: Size,
     V: Varying,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     first_column = tl.program_id(1) * COLUMNS
     columns = first_column + tl.arange(0, COLUMNS)
@@ -80,9 +79,8 @@ def _sum_rows(
     M: Varying,
     L: Varying,
     N: Size,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """out[r] = scale * sum of the rows of dropout'(dy) in run r that are not padding."""
     run = tl.program_id(0)
     first_column = tl.program_id(1) * COLUMNS
@@ -113,12 +111,10 @@ def _sum_rows(
     tl.store(out + run.to(tl.int64) * N + columns, result.to(out.dtype.element_ty), mask=column_inside)
 
 
-# --------------------------------------------------------------------------------------------------------- launches
-
 _COLUMNS = (64, 128, 256)
 
 
-def tile(chip: Chip, N: int) -> RowTile:
+def tile(chip: Chip, N: int) -> Tile:
     """Part of some rows, 2,048 elements."""
     return EMBEDDING(chip, min(_COLUMNS[-1], max(_COLUMNS[0], power_of_two(N))))
 
@@ -131,42 +127,30 @@ def forward(
     scale: float,
     pad_id: int | None,
     first_position: int,
-    dropout_p: float,
-    seed: Tensor | None,
-    site: int,
+    **dropout: Any,
 ) -> Tensor:
-    """tokens (B, L) int64, weight (V, N), positions (P, N) or None, all contiguous. Returns (B, L, N)."""
+    """tokens (B, L) int64, weight (V, N), positions (P, N) or None, all contiguous; dropout as dropout_arguments()
+    takes it. Returns (B, L, N)."""
     (B, L), (V, N) = tokens.shape, weight.shape
     M = B * L
     y = torch.empty(B, L, N, dtype=weight.dtype, device=weight.device)
     if y.numel():
         block = tile(chip(weight.device), N)
-        dropout = dropout_arguments(dropout_p, seed, site)
         _forward[(ceil_div(M, block.rows), ceil_div(N, block.columns))](
             tokens, weight, None if positions is None else positions[first_position:], y,
-            dropout, scale, _NONE if pad_id is None else pad_id, M, L, N, V,
-            ROWS=block.rows, COLUMNS=block.columns, num_warps=block.warps, num_stages=1,
+            dropout_arguments(**dropout), scale, _NONE if pad_id is None else pad_id, M, L, N, V, **block.options(),
         )  # fmt: skip
     return y
 
 
-def weight_gradient(
-    dy: Tensor,
-    tokens: Tensor,
-    vocabulary: int,
-    *,
-    scale: float,
-    pad_id: int | None,
-    dropout_p: float,
-    seed: Tensor | None,
-    site: int,
-) -> Tensor:
-    """dy (B, L, N), tokens (B, L) contiguous. Returns (vocabulary, N) in dy's dtype."""
+def weight_gradient(dy: Tensor, tokens: Tensor, vocabulary: int, *, scale: float, **options: Any) -> Tensor:
+    """dy (B, L, N), tokens (B, L) contiguous; options: pad_id and dropout, as forward() takes them. Returns
+    (vocabulary, N) in dy's dtype."""
     flat = tokens.view(-1)
     ordered, order = torch.sort(flat.to(torch.int32), stable=True)  # half the passes of a sort of int64, 6 launches
     starts = torch.searchsorted(ordered, _every_token(vocabulary, dy.device))
     out = torch.empty(vocabulary, dy.shape[-1], dtype=dy.dtype, device=dy.device)
-    return _sum(dy, flat, order, starts, out, tokens.shape[1], scale, pad_id, dropout_p, seed, site)
+    return _sum(dy, flat, order, starts, out, tokens.shape[1], scale, **options)
 
 
 def _every_token(vocabulary: int, device: torch.device) -> Tensor:
@@ -182,12 +166,10 @@ def _every_token(vocabulary: int, device: torch.device) -> Tensor:
 _every: dict[tuple[int, torch.device], Tensor] = {}
 
 
-def position_gradient(
-    dy: Tensor, tokens: Tensor, *, pad_id: int | None, dropout_p: float, seed: Tensor | None, site: int
-) -> Tensor:
-    """dy (B, L, N), tokens (B, L) contiguous. Returns (L, N) float32."""
+def position_gradient(dy: Tensor, tokens: Tensor, **options: Any) -> Tensor:
+    """dy, tokens and options as weight_gradient() takes them. Returns (L, N) float32."""
     out = torch.empty(dy.shape[1:], dtype=torch.float32, device=dy.device)
-    return _sum(dy, tokens, None, None, out, tokens.shape[1], 1.0, pad_id, dropout_p, seed, site)
+    return _sum(dy, tokens, None, None, out, tokens.shape[1], 1.0, **options)
 
 
 def _sum(
@@ -198,40 +180,16 @@ def _sum(
     out: Tensor,
     length: int,
     scale: float,
+    *,
     pad_id: int | None,
-    dropout_p: float,
-    seed: Tensor | None,
-    site: int,
+    **dropout: Any,
 ) -> Tensor:
     runs, N = out.shape
     if out.numel():
         block = tile(chip(dy.device), N)
-        dropout = dropout_arguments(dropout_p, seed, site)
         _sum_rows[(runs, ceil_div(N, block.columns))](
-            dy, tokens, order, starts, out, dropout, scale,
+            dy, tokens, order, starts, out, dropout_arguments(**dropout), scale,
             _NONE if pad_id is None else pad_id, tokens.numel(), max(1, length), N,
-            ROWS=block.rows, COLUMNS=block.columns, num_warps=block.warps, num_stages=1,
+            **block.options(),
         )  # fmt: skip
     return out
-
-
-# ---------------------------------------------------------------------------------------------------- compile cases
-
-
-def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile in float32, with positions and dropout; half precision, which needs less, and without, at one."""
-    for columns in _COLUMNS:
-        block = tile(chip, columns)
-        yield kernel_case(_forward, "embedding.forward/positions+dropout", "fp32", block)
-        yield from _sum_cases("fp32", block)
-    for dtype in ("fp16", "bf16"):
-        yield kernel_case(_forward, "embedding.forward/positions+dropout", dtype, block)
-        yield from _sum_cases(dtype, block)
-        yield kernel_case(_forward, "embedding.forward/plain", dtype, block, given={"positions": None, "seed": None})
-        yield kernel_case(_sum_rows, "embedding.sum_rows/weight", dtype, block, given={"seed": None})
-
-
-def _sum_cases(dtype: str, block: RowTile) -> Iterator[CompileCase]:
-    yield kernel_case(_sum_rows, "embedding.sum_rows/weight+dropout", dtype, block)
-    by_position = {"order": None, "starts": None, "out": "*fp32"}
-    yield kernel_case(_sum_rows, "embedding.sum_rows/positions+dropout", dtype, block, given=by_position)

@@ -12,28 +12,23 @@ keep is dropout's mask (M, F), scale its 1 / (1 - p), which rides in the product
                                             (1 + tanh w) / 2, and nothing cancels
     of both     f'(u) = Phi(u) + u * Phi'(u)
 
-Of a ReLU backward needs one bit an element, that it was positive and that dropout kept. The forward kernel writes it as
-bits, M * F / 8 bytes: an eighth of a bool mask, and a sixteenth of what reading half-precision hidden for its sign
-costs. torch.nn keeps the ReLU's output, the dropout mask and the dropped output, in half precision 5 bytes for each
-hidden element; here hidden and the bits are kept, 2.125 bytes.
+Of a ReLU backward needs one bit an element, that it was positive and that dropout kept: the forward kernel writes M * F
+bits, and 2.125 bytes an element are kept where torch.nn keeps 5 in half precision. GELU's derivative depends on all of
+`before`, so that is kept, and hidden, which dW2 needs, is not: the epilogue of dout W2 reads `before` anyway and writes
+hidden again, for half the memory between the passes. The forward pass rounds `before` first and computes hidden from
+what is stored, so that both passes have the same hidden, bit by bit.
 
-GELU's derivative depends on all of `before`, so that is what is kept: M * F elements. hidden, which dW2 needs, is not
-kept as well: the epilogue of dout W2 reads `before` anyway and writes hidden again, M * F elements more in the backward
-pass for half the memory between the passes. The forward pass rounds `before` first and computes hidden from what is
-stored, so that both passes have the same hidden, bit by bit.
-
-Cost: forward 2 * M * N * F FLOPs a product, backward twice that. The epilogues hide under the products and save the
-separate passes over hidden, each of which reads and writes 2 * M * F elements: on an H200 (4.3 TB/s) 48 us at
-M = 25,000, F = 2048 in half precision, for bias and activation, for dropout, and for the two of them in backward. GELU
-writes 2 * M * F elements more: forward `before`, backward hidden. Where a chip's matrix units are out of Triton's reach
-(tiles/feed_forward.py), cuBLAS computes the products, and _activate and _gate, one pass each, do the rest.
+Cost: forward 2 * M * N * F FLOPs a product, backward twice that. The epilogues hide under the products and save passes
+over hidden of 2 * M * F elements each, 48 us on an H200 (4.3 TB/s) at M = 25,000, F = 2048 in half precision: for bias
+and activation, for dropout, and for the two of them in backward. GELU writes 2 * M * F elements more. Where matrix
+units are out of Triton's reach (tiles/feed_forward.py), cuBLAS computes the products, and _activate and _gate, one pass
+each, do the rest.
 Source: Vaswani et al. 2017, equation 2; dropout on the hidden activation, tensor2tensor. GELU: Hendrycks and Gimpel
 2016; the approximation by tanh, section 2 there, is GPT-2's, the other one BERT's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -41,29 +36,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.compile_case import CompileCase, kernel_case
+from fasttfm.kernels import product
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div, chip, product_kind
 from fasttfm.kernels.parameter import Float32Pointer, Int32Pointer, Pointer, Shape
 from fasttfm.kernels.philox import Dropout, dropout_arguments, lanes, select
-from fasttfm.kernels.product import (
-    BiasParts,
-    ProductSizes,
-    bias_gradients,
-    gate_launch,
-    needs_neighbours,
-    parts_for,
-    product_launch,
-    route_of,
-    row_sums,
-    tile_of_product,
-    tile_offsets,
-)
+from fasttfm.kernels.product import BiasParts, ProductSizes
 from fasttfm.kernels.residual_add import drop_
 from fasttfm.kernels.residual_add import tile as pass_tile
 from fasttfm.kernels.scaled_product import scaled_linear, scaled_mm
-from fasttfm.kernels.tiles.feed_forward import GATE, of_two_results, product_tile
 
 
 @triton.jit
@@ -113,16 +94,11 @@ def _forward(
     bits: Int32Pointer,  # (M, ceil(N / 32)) out: bit j of word w tells whether hidden[:, 32 w + j] is open; or None
     sizes: ProductSizes,
     dropout: Dropout,
-    ACTIVATION: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    NEIGHBOURS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    ACTIVATION: tl.constexpr, EVEN_K: tl.constexpr, NEIGHBOURS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     M, N, _ = sizes
-    _, tile_n, rows, columns, value = tile_of_product(
+    _, tile_n, rows, columns, value = product.tile_of_product(
         x, weight, sizes, True, EVEN_K, NEIGHBOURS, ROWS, COLUMNS, DEPTH, PRECISION
     )
     if bias is not None:
@@ -142,7 +118,7 @@ def _forward(
         words, words_inside = _words(bits, rows, tile_n, M, N, COLUMNS)
         tl.store(words, tl.sum(opened, axis=2), mask=words_inside)
     else:
-        inside, offsets = tile_offsets(rows, columns, M, N)
+        inside, offsets = product.tile_offsets(rows, columns, M, N)
         tl.store(before + offsets, rounded, mask=inside)
         value, _ = _gelu(rounded.to(tl.float32), ACTIVATION)
         value, _ = _dropped(value, value, dropout, rows, tile_n * COLUMNS, COLUMNS)
@@ -160,18 +136,14 @@ def _backward(
     parts: BiasParts,
     sizes: ProductSizes,
     dropout: Dropout,
-    ACTIVATION: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    ACTIVATION: tl.constexpr, EVEN_K: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     M, N, K = sizes
-    tile_m, tile_n, rows, columns, value = tile_of_product(
+    tile_m, tile_n, rows, columns, value = product.tile_of_product(
         dout, weight, sizes, False, EVEN_K, False, ROWS, COLUMNS, DEPTH, PRECISION
     )
-    inside, offsets = tile_offsets(rows, columns, M, N)
+    inside, offsets = product.tile_offsets(rows, columns, M, N)
     if ACTIVATION == "relu":
         if bits is not None:
             words, words_inside = _words(bits, rows, tile_n, M, N, COLUMNS)
@@ -191,7 +163,7 @@ def _backward(
         tl.store(parts.first + tile_m.to(tl.int64) * N + columns, tl.sum(value, axis=0), mask=columns < N)
     if parts.second is not None:  # noqa: SIM102 (the outer one is decided when compiling, the inner one when running)
         if tile_n == 0:  # dout's rows are in the cache now
-            row_sums(dout, parts.second + tile_m.to(tl.int64) * K, rows, M, K, DEPTH)
+            product.row_sums(dout, parts.second + tile_m.to(tl.int64) * K, rows, M, K, DEPTH)
 
 
 @jit
@@ -200,15 +172,13 @@ def _activate(
     hidden: Pointer,  # (M, N) out
     dropout: Dropout,
     shape: Shape,
-    ACTIVATION: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    ACTIVATION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """Apply _forward's epilogue with GELU to a product that cuBLAS left in memory."""
     M, N = shape
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     first_column = tl.program_id(1) * COLUMNS
-    inside, offsets = tile_offsets(rows, first_column + tl.arange(0, COLUMNS), M, N)
+    inside, offsets = product.tile_offsets(rows, first_column + tl.arange(0, COLUMNS), M, N)
     value, _ = _gelu(tl.load(before + offsets, mask=inside, other=0.0).to(tl.float32), ACTIVATION)
     value, _ = _dropped(value, value, dropout, rows, first_column, COLUMNS)
     tl.store(hidden + offsets, value.to(hidden.dtype.element_ty), mask=inside)
@@ -222,10 +192,8 @@ def _gate(
     parts: Float32Pointer,  # (programs along rows, N) out, or None
     dropout: Dropout,
     shape: Shape,
-    ACTIVATION: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    ACTIVATION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """Apply _backward's epilogue to a product that cuBLAS left in memory."""
     M, N = shape
     first_column = tl.program_id(0) * COLUMNS
@@ -234,7 +202,7 @@ def _gate(
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for tile in range(program, tl.cdiv(M, ROWS), tl.num_programs(1)):
         rows = tile * ROWS + tl.arange(0, ROWS)
-        inside, offsets = tile_offsets(rows, columns, M, N)
+        inside, offsets = product.tile_offsets(rows, columns, M, N)
         kept_value = tl.load(kept + offsets, mask=inside, other=0.0).to(tl.float32)
         if ACTIVATION == "relu":
             value = tl.load(dhidden + offsets, mask=inside, other=0.0)
@@ -250,9 +218,6 @@ def _gate(
         tl.store(parts + program * N + columns, tl.sum(total, axis=0), mask=columns < N)
 
 
-# --------------------------------------------------------------------------------------------------------- launches
-
-
 def feed_forward(
     x: Tensor,
     weight1: Tensor,
@@ -261,18 +226,16 @@ def feed_forward(
     bias2: Tensor | None,
     *,
     activation: str = "relu",
-    dropout_p: float = 0.0,
-    seed: Tensor | None = None,
-    site: int = 0,
     route: str | None = None,
+    **dropping: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x (M, N) contiguous; weights and biases of any strides, of one dtype with x; activation relu, gelu or gelu_tanh.
 
-    route fused or cublas; None takes what the table says. Returns out (M, N'); what backward needs of the hidden layer,
-    (M, F): hidden, with GELU what it is applied to; and, of ReLU by the fused route, the bits (M, ceil(F / 32)) int32,
-    else an empty tensor.
+    route fused or cublas; None takes what the table says; dropping as dropout_arguments() takes it. Returns out
+    (M, N'); what backward needs of the hidden layer, (M, F): hidden, with GELU what it is applied to; and, of ReLU by
+    the fused route, the bits (M, ceil(F / 32)) int32, else an empty tensor.
     """
-    dropout = dropout_arguments(dropout_p, seed, site)
+    dropout = dropout_arguments(**dropping)
     bits = x.new_empty(0, dtype=torch.int32)
     if (route or forward_route(x, activation, dropout.seed is not None)) == "fused":
         hidden, kept, bits = _fused_forward(x, weight1, bias1, activation, dropout)
@@ -288,8 +251,8 @@ def feed_forward(
 
 def forward_route(x: Tensor, activation: str, dropped: bool) -> str:
     """fused or cublas, as the table has it for this tensor's chip and dtype."""
-    product = "forward+gelu" if activation != "relu" else "forward+dropout" if dropped else "forward"
-    return route_of(product, x.dtype, x.device)
+    which = "forward+gelu" if activation != "relu" else "forward+dropout" if dropped else "forward"
+    return product.route_of(which, x.dtype, x.device)
 
 
 def _fused_forward(
@@ -302,12 +265,12 @@ def _fused_forward(
     before = None if relu else torch.empty_like(hidden)
     bits = x.new_empty((M, ceil_div(N, 32)) if relu else 0, dtype=torch.int32)
     if M:
-        grid, options = product_launch(x.dtype, x.device, M, N, K)
+        grid, options = product.product_launch(x.dtype, x.device, M, N, K)
         weight, bias = weight.contiguous(), None if bias is None else bias.contiguous()
         device = chip(x.device)
         _forward[grid](
-            x, weight, bias, before, hidden, bits if relu else None, ProductSizes(M, N, K), dropout,
-            ACTIVATION=activation, NEIGHBOURS=needs_neighbours(device, product_kind(x.dtype, device)), **options,
+            x, weight, bias, before, hidden, bits if relu else None, ProductSizes(M, N, K), dropout, **options,
+            ACTIVATION=activation, NEIGHBOURS=product.needs_neighbours(device, product_kind(x.dtype, device)),
         )  # fmt: skip
     return hidden, hidden if before is None else before, bits
 
@@ -325,9 +288,8 @@ def _run_activate(before: Tensor, activation: str, dropout: Dropout) -> Tensor:
     if M:
         tile = pass_tile(chip(before.device), N)
         _activate[(ceil_div(M, tile.rows), ceil_div(N, tile.columns))](
-            before, hidden, dropout, Shape(M, N),
-            ACTIVATION=activation, ROWS=tile.rows, COLUMNS=tile.columns, num_warps=tile.warps, num_stages=1,
-        )  # fmt: skip
+            before, hidden, dropout, Shape(M, N), ACTIVATION=activation, **tile.options()
+        )
     return hidden
 
 
@@ -343,44 +305,42 @@ def feed_forward_backward(
     bias2: bool,
     activation: str = "relu",
     scale: float = 1.0,
-    dropout_p: float = 0.0,
-    seed: Tensor | None = None,
-    site: int = 0,
     route: str | None = None,
     in_parts: bool = False,
+    **dropping: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """dout (M, N') contiguous; kept and bits as feed_forward returned them; bias1, bias2: whether to return theirs.
 
-    scale: what dropout multiplies by; dropout_p, seed and site tell GELU what it dropped. Returns dx, dweight1, dbias1,
+    scale: what dropout multiplies by; dropping tells GELU what it dropped. Returns dx, dweight1, dbias1,
     dweight2, dbias2, a bias gradient that was not asked for being empty. in_parts: that of bias1 comes as
     (sum_programs(), F) float32, which are still to be added up.
     """
     relu = activation == "relu"
-    dropout = Dropout(*dropout_arguments(dropout_p, seed, site)[:3], scale)
+    dropout = Dropout(*dropout_arguments(**dropping)[:3], scale)
     hidden = None if relu else torch.empty_like(kept)
     (M, N), K = kept.shape, dout.shape[1]
-    if (route or route_of("backward", x.dtype, x.device)) == "fused":
+    if (route or product.route_of("backward", x.dtype, x.device)) == "fused":
         dbefore = torch.empty_like(kept)
-        grid, options = product_launch(dout.dtype, dout.device, M, N, K, two_results=not relu)
+        grid, options = product.product_launch(dout.dtype, dout.device, M, N, K, two_results=not relu)
         tiles = ceil_div(M, options["ROWS"])
-        parts = BiasParts(parts_for(dout, tiles, N, bias1), parts_for(dout, tiles, K, bias2))
+        parts = BiasParts(product.parts_for(dout, tiles, N, bias1), product.parts_for(dout, tiles, K, bias2))
         has_bits = bits.numel() > 0
         if M:
             _backward[grid](
                 dout, weight2.contiguous(), None if has_bits else kept, bits if has_bits else None, dbefore, hidden,
                 parts, ProductSizes(M, N, K), dropout, ACTIVATION=activation, **options,
             )  # fmt: skip
-        dbias1, dbias2 = bias_gradients(dout, parts, in_parts)
+        dbias1, dbias2 = product.bias_gradients(dout, parts, in_parts)
     else:
         dbefore = scaled_mm(dout, weight2, scale)
-        tile, programs = gate_launch(dbefore)
-        parts = BiasParts(parts_for(dbefore, programs, N, bias1), None)
+        tile, programs = product.gate_launch(dbefore)
+        parts = BiasParts(product.parts_for(dbefore, programs, N, bias1), None)
         if M:
             _gate[(ceil_div(N, tile.columns), programs)](
                 dbefore, kept, hidden, parts.first, dropout, Shape(M, N),
-                ACTIVATION=activation, ROWS=tile.rows, COLUMNS=tile.columns, num_warps=tile.warps, num_stages=1,
+                ACTIVATION=activation, **tile.options(),
             )  # fmt: skip
-        dbias1, _ = bias_gradients(dbefore, parts, in_parts)
+        dbias1, _ = product.bias_gradients(dbefore, parts, in_parts)
         dbias2 = dout.sum(0) if bias2 else dout.new_empty(0)
     return (
         torch.mm(dbefore, weight1),
@@ -389,54 +349,3 @@ def feed_forward_backward(
         scaled_mm(dout.t(), kept if hidden is None else hidden, scale),
         dbias2,
     )
-
-
-# ---------------------------------------------------------------------------------------------------- compile cases
-
-
-def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile that ships, for every kind of product, with dropout; the lighter variants in bfloat16."""
-    relu: dict[str, Any] = {"ACTIVATION": "relu", "before": None}
-    relu_backward: dict[str, Any] = {"ACTIVATION": "relu", "hidden": None, "seed": None}
-    gelu: dict[str, Any] = {"ACTIVATION": "gelu", "bits": None}
-    for kind in ("fp32", "tf32", "fp16", "bf16"):
-        if kind == "tf32" and chip.capability < 80:
-            continue
-        small, large = (product_tile.shipped(chip, kind, size) for size in ("small", "large"))
-        even: dict[str, Any] = {"EVEN_K": True, "PRECISION": "tf32" if kind == "tf32" else "ieee"}
-        odd = even | {"EVEN_K": False, "K": "i32"}
-        lighter = kind == "bf16"
-        neighbours = {"NEIGHBOURS": needs_neighbours(chip, kind)}
-        for tile in dict.fromkeys((small, large)):
-            given = even | relu
-            yield kernel_case(_forward, "feed_forward.forward/dropout", kind, tile, given=given | neighbours)
-            if lighter:
-                yield kernel_case(
-                    _forward, "feed_forward.forward/plain", kind, tile, given=given | {"seed": None} | neighbours
-                )
-            yield kernel_case(_forward, "feed_forward.forward/erf+dropout", kind, tile, given=even | gelu | neighbours)
-            given = even | relu_backward
-            yield kernel_case(_backward, "feed_forward.backward/bits", kind, tile, given=given | {"kept": None})
-            if lighter:
-                yield kernel_case(_backward, "feed_forward.backward/sign", kind, tile, given=given | {"bits": None})
-        for tile in dict.fromkeys(map(of_two_results, (small, large))):
-            yield kernel_case(_backward, "feed_forward.backward/erf+dropout", kind, tile, given=even | gelu)
-        yield kernel_case(
-            _forward, "feed_forward.forward/dropout+odd-depth", kind, small, given=odd | relu | neighbours
-        )
-        if lighter:
-            given = odd | gelu
-            yield kernel_case(
-                _forward, "feed_forward.forward/erf+dropout+odd-depth", kind, small, given=given | neighbours
-            )
-            for name, variant in (("tanh+dropout", {"ACTIVATION": "gelu_tanh"}), ("erf", {"seed": None})):
-                given = even | gelu | variant
-                yield kernel_case(_forward, f"feed_forward.forward/{name}", kind, large, given=given | neighbours)
-                tile = of_two_results(large)
-                yield kernel_case(_backward, f"feed_forward.backward/{name}", kind, tile, given=given)
-    for dtype in ("fp32", "fp16", "bf16"):
-        yield kernel_case(_gate, "feed_forward.gate", dtype, GATE(chip), given=relu_backward)
-        yield kernel_case(_gate, "feed_forward.gate/erf", dtype, GATE(chip), given={"ACTIVATION": "gelu"})
-        for N in (128, 256, 512) if dtype == "bf16" else (512,):
-            given = {"ACTIVATION": "gelu"}
-            yield kernel_case(_activate, "feed_forward.activate/erf", dtype, pass_tile(chip, N), given=given)

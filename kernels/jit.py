@@ -60,10 +60,6 @@ class _Parameters:
         """
         leaves = [leaf for name, kind in self.kinds for leaf in _variables(name, kind)]
         of = {ending: [name for name, kind in leaves if kind.endswith(ending)] for ending in ("Pointer", "Pointers")}
-        targets = [
-            name if isinstance(kind, str) else f"({', '.join(field for field, _ in _variables(name, kind))},)"
-            for name, kind in self.kinds
-        ]
         within = {n: f"{-LARGEST - 1} <= {n} <= {LARGEST}" for n, kind in leaves if kind in _BOUNDED}
         within |= {n: f"({n} is None or {within[n]})" for n, kind in leaves if kind == "VaryingOrNone"}
         bounded = " and ".join(within.values()) or True
@@ -72,7 +68,7 @@ class _Parameters:
         key += [f"{name} is None" for name, kind in leaves if kind in _OR_NONE]
         key += [f"None if {name} is None else {name}.dtype" for name in of["Pointer"]]
         lines = [
-            f"{', '.join(targets)}, = arguments",
+            f"{', '.join(_target(*each) for each in self.kinds)}, = arguments",
             f"if not ({bounded}): refuse(arguments)",
             f"addresses = {' | '.join(f'(0 if {n} is None else {n}.data_ptr())' for n in of['Pointer']) or 0}",
             "several = []",
@@ -98,11 +94,7 @@ class _Parameters:
 
     def refuse_large(self, arguments: tuple) -> None:
         """Raises ValueError for the first argument, or field of one, that does not fit 32 bits."""
-        values = [
-            leaf
-            for (_, kind), argument in zip(self.kinds, arguments)
-            for leaf in (argument if isinstance(kind, tuple) else (argument,))
-        ]
+        values = [leaf for (_, kind), argument in zip(self.kinds, arguments) for leaf in _leaves(kind, argument)]
         for (name, kind), value in zip(each_of(self.kinds), values):
             if kind in _BOUNDED and value is not None and not -LARGEST - 1 <= value <= LARGEST:
                 reason = f"a kernel takes 32-bit numbers: at most {LARGEST:,}"
@@ -111,7 +103,21 @@ class _Parameters:
 
 def _variables(name: str, kind: Any) -> list[tuple[str, str]]:
     """(variable, kind) of a parameter, or of each field of a NamedTuple."""
-    return [(name, kind)] if isinstance(kind, str) else [(f"{name}_{f}", k) for f, k in zip(kind._fields, kind)]
+    if isinstance(kind, str):
+        return [(name, kind)]
+    return [leaf for field, each in zip(kind._fields, kind) for leaf in _variables(f"{name}_{field}", each)]
+
+
+def _target(name: str, kind: Any) -> str:
+    """Left side of the assignment to the variables."""
+    if isinstance(kind, str):
+        return name
+    return f"({', '.join(_target(f'{name}_{field}', each) for field, each in zip(kind._fields, kind))},)"
+
+
+def _leaves(kind: Any, argument: Any) -> list:
+    """The argument, or the leaves of each field of a NamedTuple."""
+    return [argument] if isinstance(kind, str) else [leaf for pair in zip(kind, argument) for leaf in _leaves(*pair)]
 
 
 def _neutral(kind: Any, argument: Any) -> Any:

@@ -26,29 +26,22 @@ Source: Ba et al. 2016; placement of dropout, Vaswani et al. 2017 section 5.4.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.compile_case import CompileCase, kernel_case
+from fasttfm.kernels.choices import choice
 from fasttfm.kernels.jit import jit
-from fasttfm.kernels.launch import ceil_div, chip
-from fasttfm.kernels.layer_norm_tile import programs_of, tile
+from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.layer_norm_wide import wide_backward
-from fasttfm.kernels.parameter import (
-    Float32Pointer,
-    ParameterPointer,
-    Pointer,
-    Real,
-    ResidualPointer,
-    Shape,
-)
+from fasttfm.kernels.parameter import Float32Pointer, ParameterPointer, Pointer, Real, ResidualPointer, Shape
 from fasttfm.kernels.partial_sums import add_parts
 from fasttfm.kernels.philox import Dropout, drop, dropout_arguments, dropped, with_seed
-from fasttfm.kernels.tiles.rows import MAX_COLUMNS, NARROWEST
+from fasttfm.kernels.tiles.rows import LAYER_NORM_BACKWARD, LAYER_NORM_FORWARD, MAX_COLUMNS, NARROWEST
+from fasttfm.kernels.tiles.table import Tile
 
 WIDEST = 4096
 """Columns of a row that backward keeps in registers, with its sums of dweight and dbias."""
@@ -68,9 +61,8 @@ def _forward(
     dropout: Dropout,
     eps: Real,
     shape: Shape,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     M, N = shape
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, COLUMNS)
@@ -121,9 +113,8 @@ def _backward(
     x_parts: Float32Pointer,  # (programs, N) out: what it adds to dx_bias; or None
     dropout: Dropout,
     shape: Shape,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     M, N = shape
     program = tl.program_id(0)
     programs = tl.num_programs(0)
@@ -184,88 +175,69 @@ def _backward(
         tl.store(x_parts + program * N + columns, tl.sum(dx_bias, axis=0), mask=column_inside)
 
 
-# --------------------------------------------------------------------------------------------------------- launches
+def _alternatives(chip: Chip, columns: int, direction: str) -> tuple[Tile, ...]:
+    """Half and twice the rows, half and twice the elements a thread."""
+    shipped = row_tile.shipped(chip, columns, direction)
+    tiles = [Tile(shipped.rows, columns, shipped.warps * 2), Tile(shipped.rows, columns, shipped.warps // 2)]
+    if shipped.rows > 1:
+        tiles.append(Tile(shipped.rows // 2, columns, max(1, shipped.warps // 2)))
+    if columns <= 1024:
+        tiles.append(Tile(2 * shipped.rows, columns, shipped.warps * 2))
+    return tuple(tile for tile in tiles if 1 <= tile.warps <= 16)
+
+
+@choice("layer_norm.tile", alternatives=_alternatives)
+def row_tile(chip: Chip, columns: int, direction: str) -> Tile:
+    """Whole rows of a power of two columns; direction forward or backward."""
+    return (LAYER_NORM_BACKWARD if direction == "backward" else LAYER_NORM_FORWARD)(chip, columns)
+
+
+def tile(chip: Chip, N: int, *, backward: bool) -> Tile:
+    """The tile for rows of N columns. Raises ValueError above MAX_COLUMNS."""
+    if N > MAX_COLUMNS:
+        raise ValueError(f"LayerNorm over {N} columns: the kernel holds a row in registers, at most {MAX_COLUMNS}")
+    return row_tile(chip, max(NARROWEST, power_of_two(N)), "backward" if backward else "forward")
+
+
+def _programs(chip: Chip, tile: Tile, M: int) -> int:
+    """Programs that share the row tiles in backward: 24 warps a processor as registers allow."""
+    return min(ceil_div(M, tile.rows), max(1, 24 // tile.warps) * chip.processors)
 
 
 def sum_programs(M: int, N: int, device: torch.device) -> int | None:
     """Into how many parts a backward pass over (M, N) sums the gradients of its parameters; None: they come summed."""
     if not M or N > WIDEST:
         return None
-    return programs_of(chip(device), tile(chip(device), N, backward=True), M)
+    return _programs(chip(device), tile(chip(device), N, backward=True), M)
 
 
-def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """x (M, N) contiguous, weight and bias (N,) or None. Returns y (M, N), mean and rstd (M,) float32."""
-    y, _, mean, rstd = _run_forward(x, None, None, weight, bias, eps, 0.0, None, 0)
-    assert mean is not None
-    return y, mean, rstd
-
-
-def rms_norm(
+def forward(
     x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor | None,
-    eps: float,
-    *,
-    dropout_p: float = 0.0,
-    seed: Tensor | None = None,
-    site: int = 0,
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """x, residual (M, N) contiguous, residual or None; weight (N,) or None.
-
-    Returns y in x's dtype, s in residual's or None without one, and rstd (M,) float32.
-    """
-    y, s, _, rstd = _run_forward(x, None, residual, weight, None, eps, dropout_p, seed, site, rms=True)
-    return y, s, rstd
-
-
-def residual_layer_norm(
-    x: Tensor,
-    x_bias: Tensor | None,
-    residual: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
     *,
-    dropout_p: float = 0.0,
-    seed: Tensor | None = None,
-    site: int = 0,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x, residual (M, N) contiguous; x_bias, weight, bias (N,) or None, or (P, N) as in residual_layer_norm_backward().
-
-    Returns y in x's dtype, s in residual's, mean and rstd (M,) float32.
-    """
-    y, s, mean, rstd = _run_forward(x, x_bias, residual, weight, bias, eps, dropout_p, seed, site)
-    assert s is not None
-    assert mean is not None
-    return y, s, mean, rstd
-
-
-def _run_forward(
-    x: Tensor,
-    x_bias: Tensor | None,
-    residual: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    dropout_p: float,
-    seed: Tensor | None,
-    site: int,
-    *,
+    residual: Tensor | None = None,
+    x_bias: Tensor | None = None,
     rms: bool = False,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+    **dropout: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x, residual (M, N) contiguous; weight, bias, x_bias (N,) or None, or (P, N) as in backward(); rms: RMSNorm;
+    dropout as dropout_arguments() takes it.
+
+    Returns y in x's dtype; what was normalised, s in residual's dtype or x itself; mean (empty with rms) and rstd (M,)
+    float32.
+    """
     M, N = x.shape
     y = torch.empty_like(x)
-    s = None if residual is None else torch.empty_like(residual)
+    s = x if residual is None else torch.empty_like(residual)
     rstd = torch.empty(M, dtype=torch.float32, device=x.device)
-    mean = None if rms else torch.empty_like(rstd)
+    mean = rstd.new_empty(0) if rms else torch.empty_like(rstd)
     if M:
         block = tile(chip(x.device), N, backward=False)
-        dropout = dropout_arguments(dropout_p, seed, site)
-        x_bias, weight, bias = _values(x_bias), _values(weight), _values(bias)
         _forward[(ceil_div(M, block.rows),)](
-            x, x_bias, residual, weight, bias, y, s, mean, rstd, dropout, eps, Shape(M, N),
-            ROWS=block.rows, COLUMNS=block.columns, num_warps=block.warps, num_stages=1,
+            x, _values(x_bias), residual, _values(weight), _values(bias), y, None if residual is None else s,
+            None if rms else mean, rstd, dropout_arguments(**dropout), eps, Shape(M, N), **block.options(),
         )  # fmt: skip
     return y, s, mean, rstd
 
@@ -277,24 +249,7 @@ def _values(parameter: Tensor | None) -> Tensor | None:
     return (parameter[0] if parameter.dim() == 2 else parameter).contiguous()
 
 
-def layer_norm_backward(
-    dy: Tensor,
-    ds: Tensor | None,
-    x: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dx (M, N) in x's dtype, dweight and dbias (N,) in their parameters' dtypes, empty where there is none.
-
-    ds (M, N) or None: a gradient of x from elsewhere, to be added.
-    """
-    _, dx, dweight, dbias, _ = residual_layer_norm_backward(dy, None, ds, x, mean, rstd, weight, bias, None)
-    return dx, dweight, dbias
-
-
-def residual_layer_norm_backward(
+def backward(
     dy: Tensor,
     dy2: Tensor | None,
     ds: Tensor | None,
@@ -305,42 +260,40 @@ def residual_layer_norm_backward(
     bias: Tensor | None,
     x_bias: Tensor | None,
     *,
-    dropout_p: float = 0.0,
-    seed: Tensor | None = None,
-    site: int = 0,
     x_dtype: torch.dtype | None = None,
+    **dropout: Any,
 ) -> tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor]:
-    """dy, s, dy2 and ds (or None) (M, N) contiguous. Returns dx, dresidual, dweight, dbias, dx_bias.
+    """dy, s, dy2 and ds (or None) (M, N) contiguous; the rest as forward() took and gave it, mean None with rms.
 
-    dx comes in x_dtype; None: it equals dresidual and is returned as None. mean None: it was rms_norm(). Parameters
-    given as (P, N), P being sum_programs(), have their gradients returned as P float32 parts of the sum.
+    Returns dx, ds_total, dweight, dbias, dx_bias, those of missing parameters empty. dx comes in x_dtype; None: it
+    equals ds_total and is returned as None. Parameters given as (P, N), P being sum_programs(), have their gradients
+    returned as P float32 parts of the sum.
     """
     M, N = s.shape
     dresidual = torch.empty_like(s)
     dx = None if x_dtype is None else torch.empty_like(s, dtype=x_dtype)
     parametric = weight is not None or bias is not None
-    dropout = dropout_arguments(dropout_p, seed, site)
+    dropping = dropout_arguments(**dropout)
+    x_parts = None
     if N > WIDEST:
         dy = dy if dy2 is None else dy + dy2
-        parts = wide_backward(dy, ds, s, mean, rstd, _values(weight), dresidual, dx, dropout, sums=parametric)
-        x_parts = None
+        parts = wide_backward(dy, ds, s, mean, rstd, _values(weight), dresidual, dx, dropping, sums=parametric)
     else:
         device = chip(s.device)
         block = tile(device, N, backward=True)
-        programs = programs_of(device, block, M)
+        programs = _programs(device, block, M)
         sums = 1 if mean is None else 2
         parts = torch.empty(sums, programs, N, dtype=torch.float32, device=s.device) if parametric else None
-        x_parts = torch.empty(programs, N, dtype=torch.float32, device=s.device) if x_bias is not None else None
+        if x_bias is not None:
+            x_parts = torch.empty(programs, N, dtype=torch.float32, device=s.device)
         if M:
             _backward[(programs,)](
-                dy, dy2, ds, s, mean, rstd, _values(weight), dresidual, dx, parts, x_parts, dropout, Shape(M, N),
-                ROWS=block.rows, COLUMNS=block.columns, num_warps=block.warps, num_stages=1,
+                dy, dy2, ds, s, mean, rstd, _values(weight), dresidual, dx, parts, x_parts, dropping, Shape(M, N),
+                **block.options(),
             )  # fmt: skip
-    weight_parts, bias_parts = (None, None) if parts is None else (parts[0], parts[-1])
     if x_bias is not None and x_parts is None:  # a wide row's
-        dx_bias = (dresidual if dx is None else dx).sum(0, dtype=torch.float32).to(x_bias.dtype)
-        dweight, dbias = _summed((weight, weight_parts), (bias, bias_parts), like=s)
-        return dx, dresidual, dweight, dbias, dx_bias
+        x_parts = (dresidual if dx is None else dx).sum(0, keepdim=True, dtype=torch.float32)
+    weight_parts, bias_parts = (None, None) if parts is None else (parts[0], parts[-1])
     dweight, dbias, dx_bias = _summed((weight, weight_parts), (bias, bias_parts), (x_bias, x_parts), like=s)
     return dx, dresidual, dweight, dbias, dx_bias
 
@@ -358,67 +311,3 @@ def _summed(*pairs: tuple[Tensor | None, Tensor | None], like: Tensor) -> list[T
             sums.append((parts, gradients[-1]))
     add_parts(sums)
     return gradients
-
-
-# ---------------------------------------------------------------------------------------------------- compile cases
-
-
-def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile in its heaviest variant (residual, dropout, both parameters); the lighter ones at N = 512, and every
-    combination of dtypes that a model has, under autocast or not."""
-    columns = NARROWEST
-    while columns <= MAX_COLUMNS:
-        for dtype in ("fp32", "bf16"):
-            yield _forward_case(chip, columns, dtype)
-            if columns <= WIDEST:
-                yield _backward_case(chip, columns, dtype)
-        columns *= 2
-    yield _forward_case(chip, 512, "fp16")
-    yield _backward_case(chip, 512, "fp16")
-    for dtype in ("fp16", "bf16"):
-        for others in ({"residual": "fp32"}, {"parameter": dtype}):
-            yield _forward_case(chip, 512, dtype, others)
-            yield _backward_case(chip, 512, dtype, others)
-        yield _forward_case(chip, 512, dtype, {"parameter": dtype}, without=_PLAIN)
-    for dtype in ("fp32", "fp16", "bf16"):
-        yield _forward_case(chip, 512, dtype, without=_PLAIN)
-        yield _forward_case(chip, 512, dtype, without=("seed",))
-        yield _backward_case(chip, 512, dtype, without=("ds", "dy2", "seed", "dx"))
-        yield _backward_case(chip, 512, dtype, without=("dy2", "seed", "dx"))
-        yield _backward_case(chip, 512, dtype, without=("ds", "dy2"))
-        yield _backward_case(chip, 512, dtype, without=("ds",))
-        yield _forward_case(chip, 512, dtype, without=("mean", "bias"))
-        yield _forward_case(chip, 512, dtype, without=(*_PLAIN, "mean", "bias"))
-        yield _backward_case(chip, 512, dtype, without=("dy2", "mean"))
-        yield _backward_case(chip, 512, dtype, without=("ds", "dy2", "seed", "dx", "mean"))
-
-
-_PLAIN = ("residual", "x_bias", "s", "seed")
-"""What LayerNorm alone is not given."""
-_SAME: dict[str, str] = {}
-"""The residual stream has x's dtype, parameters are float32."""
-
-
-def _forward_case(
-    chip: Chip, N: int, dtype: str, dtypes: Mapping[str, str] = _SAME, *, without: tuple[str, ...] = ()
-) -> CompileCase:
-    words = ["rms"] * ("mean" in without)
-    words += ["residual"] * ("residual" not in without) + ["dropout"] * ("seed" not in without)
-    block = tile(chip, N, backward=False)
-    name = f"layer_norm.forward/{_variant(words, dtypes)}/N{N}"
-    return kernel_case(_forward, name, dtype, block, dtypes=dtypes, given=dict.fromkeys(without))
-
-
-def _backward_case(
-    chip: Chip, N: int, dtype: str, dtypes: Mapping[str, str] = _SAME, *, without: tuple[str, ...] = ("dy2",)
-) -> CompileCase:
-    words = ["rms"] * ("mean" in without)
-    words += ["ds"] * ("ds" not in without) + ["twice"] * ("dy2" not in without) + ["dropout"] * ("seed" not in without)
-    block = tile(chip, N, backward=True)
-    name = f"layer_norm.backward/{_variant(words, dtypes)}/N{N}"
-    return kernel_case(_backward, name, dtype, block, dtypes=dtypes, given=dict.fromkeys(without))
-
-
-def _variant(words: list[str], dtypes: Mapping[str, str]) -> str:
-    """The variant in a case's name."""
-    return "+".join([*(words or ["plain"]), *(f"{dtype}-{what}" for what, dtype in dtypes.items())])

@@ -7,28 +7,30 @@ pre-norm site, where narrower rows take 5.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
-from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div, chip
-from fasttfm.kernels.parameter import (
-    Float32Pointer,
-    ParameterPointer,
-    Pointer,
-    ResidualPointer,
-    Shape,
-)
+from fasttfm.kernels.parameter import Float32Pointer, ParameterPointer, Pointer, ResidualPointer, Shape
 from fasttfm.kernels.philox import Dropout, dropped, with_seed
 from fasttfm.kernels.tiles.rows import COLUMN_SUMS, LAYER_NORM_WIDE
 
 _SHARES = 32
 """Programs among which the rows of a block of columns are divided for their sums."""
+
+
+@triton.jit
+def _load(dy, s, weight, rows, columns, M, N):
+    """The elements of a tile that are inside, their places, dy * weight and s."""
+    inside = (rows < M)[:, None] & (columns < N)[None, :]
+    offsets = rows.to(tl.int64)[:, None] * N + columns[None, :]
+    gradient = tl.load(dy + offsets, mask=inside, other=0.0).to(tl.float32)
+    if weight is not None:
+        gradient *= tl.load(weight + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
+    return inside, offsets, gradient, tl.load(s + offsets, mask=inside, other=0.0).to(tl.float32)
 
 
 @jit
@@ -43,9 +45,8 @@ def _backward(
     dx: Pointer,  # (M, N) out, or None: the same as dresidual
     dropout: Dropout,
     shape: Shape,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """Block of columns by block, once for the two means and once for all else."""
     M, N = shape
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -58,24 +59,14 @@ def _backward(
     along_normal = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, N, COLUMNS):
         columns = start + tl.arange(0, COLUMNS)
-        inside = row_inside[:, None] & (columns < N)[None, :]
-        offsets = rows.to(tl.int64)[:, None] * N + columns[None, :]
-        gradient = tl.load(dy + offsets, mask=inside, other=0.0).to(tl.float32)
-        if weight is not None:
-            gradient *= tl.load(weight + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
-        value = tl.load(s + offsets, mask=inside, other=0.0).to(tl.float32)
+        inside, offsets, gradient, value = _load(dy, s, weight, rows, columns, M, N)
         along_mean += gradient
         along_normal += gradient * (value - row_mean) * row_rstd
     along_mean = tl.sum(along_mean, axis=1)[:, None] / N if mean is not None else 0.0
     along_normal = tl.sum(along_normal, axis=1)[:, None] / N
     for start in range(0, N, COLUMNS):
         columns = start + tl.arange(0, COLUMNS)
-        inside = row_inside[:, None] & (columns < N)[None, :]
-        offsets = rows.to(tl.int64)[:, None] * N + columns[None, :]
-        gradient = tl.load(dy + offsets, mask=inside, other=0.0).to(tl.float32)
-        if weight is not None:
-            gradient *= tl.load(weight + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
-        value = tl.load(s + offsets, mask=inside, other=0.0).to(tl.float32)
+        inside, offsets, gradient, value = _load(dy, s, weight, rows, columns, M, N)
         total = row_rstd * (gradient - along_mean - (value - row_mean) * row_rstd * along_normal)
         if ds is not None:
             total += tl.load(ds + offsets, mask=inside, other=0.0).to(tl.float32)
@@ -94,9 +85,8 @@ def _column_sums(
     rstd: Float32Pointer,  # (M,)
     parts: Float32Pointer,  # (2, programs, N) out, (1, programs, N) for RMSNorm
     shape: Shape,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """Add the rows of program (., p) to dweight and dbias, for a block of columns."""
     M, N = shape
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -109,10 +99,7 @@ def _column_sums(
     for tile in range(program, tl.cdiv(M, ROWS), programs):
         rows = tile * ROWS + tl.arange(0, ROWS)
         row_inside = rows < M
-        inside = row_inside[:, None] & column_inside[None, :]
-        offsets = rows.to(tl.int64)[:, None] * N + columns[None, :]
-        gradient = tl.load(dy + offsets, mask=inside, other=0.0).to(tl.float32)
-        value = tl.load(s + offsets, mask=inside, other=0.0).to(tl.float32)
+        _, _, gradient, value = _load(dy, s, None, rows, columns, M, N)
         if mean is not None:
             row_mean = tl.load(mean + rows, mask=row_inside, other=0.0)[:, None]
         row_rstd = tl.load(rstd + rows, mask=row_inside, other=0.0)[:, None]
@@ -125,9 +112,6 @@ def _column_sums(
     tl.store(sums, tl.sum(dweight, axis=0), mask=column_inside)
     if mean is not None:
         tl.store(sums + programs * N, tl.sum(dbias, axis=0), mask=column_inside)
-
-
-# --------------------------------------------------------------------------------------------------------- launches
 
 
 def wide_backward(
@@ -155,28 +139,11 @@ def wide_backward(
     if M:
         _backward[(ceil_div(M, block.rows),)](
             dy, ds, s, mean, rstd, weight, dresidual, dx, dropout, Shape(M, N),
-            ROWS=block.rows, COLUMNS=block.columns, num_warps=block.warps, num_stages=1,
+            **block.options(),
         )  # fmt: skip
         if parts is not None:
             _column_sums[(ceil_div(N, columns.columns), shares)](
                 dy, s, mean, rstd, parts, Shape(M, N),
-                ROWS=columns.rows, COLUMNS=columns.columns, num_warps=columns.warps, num_stages=1,
+                **columns.options(),
             )  # fmt: skip
     return parts
-
-
-def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """With dropout and a gradient of s, for every combination of dtypes that a model has."""
-    dtypes: list[tuple[str, dict[str, str]]] = [("fp32", {})]
-    for dtype in ("fp16", "bf16"):
-        dtypes += [(dtype, {}), (dtype, {"residual": "fp32"}), (dtype, {"parameter": dtype})]
-    for dtype, others in dtypes:
-        suffix = "".join(f"+{kind}-{what}" for what, kind in others.items())
-        name = f"layer_norm_wide.backward/ds+dropout{suffix}"
-        yield kernel_case(_backward, name, dtype, LAYER_NORM_WIDE(chip), dtypes=others)
-        if "parameter" not in others:
-            name = f"layer_norm_wide.column_sums/rows{suffix}"
-            yield kernel_case(_column_sums, name, dtype, COLUMN_SUMS(chip), dtypes=others)
-    rms = {"mean": None}
-    yield kernel_case(_backward, "layer_norm_wide.backward/rms+ds+dropout", "bf16", LAYER_NORM_WIDE(chip), given=rms)
-    yield kernel_case(_column_sums, "layer_norm_wide.column_sums/rms+rows", "bf16", COLUMN_SUMS(chip), given=rms)

@@ -4,7 +4,7 @@
     dscores = factor * cap' * P * (dropout'(dW) - rowsum(P * dropout'(dW)))
 
 For chips on which Triton's products do not reach the tensor cores (V100, T4), for head sizes above 256 and wherever the
-weights themselves are asked for. Windows, ALiBi and sinks are those of attention/tile.py. Forward reads scores and
+weights themselves are asked for. Windows, ALiBi and sinks are those of attention/steps.py. Forward reads scores and
 writes P (over them if told so) and, under dropout, W: 2 to 3 times B * H * L * S elements. Backward reads P and dW,
 writes dscores (over dW if told so) and, if asked, W once more, whose mask it draws anew; with a soft cap it reads the
 scores, too. Rows of up to ONE_PASS keys stay in registers; longer ones are walked over twice.
@@ -13,7 +13,6 @@ Source: Vaswani et al. 2017, section 3.2.1.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -21,11 +20,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fasttfm.kernels.attention.launch import compile_case, launch_options, masking_arguments, variant_name
-from fasttfm.kernels.attention.tile import LOG2E, Head, Masking, Sizes, cap_slope, capped, hide, masking_of
+from fasttfm.kernels.attention import steps
+from fasttfm.kernels.attention.launch import masking_arguments
+from fasttfm.kernels.attention.problem import Head, Masking, Sizes
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import choice
-from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, Pointer, Real, RealOrNone, Size, Varying
@@ -54,18 +53,16 @@ def _scores(
     L,
     S,
     visible,
-    CAUSAL: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    CAUSAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """(ROWS, COLUMNS) scores in base 2."""
     HALF: tl.constexpr = x.dtype.element_ty == tl.float16  # whose products easily leave its range
     rows = tl.arange(0, ROWS)
     columns = column + tl.arange(0, COLUMNS)
     inside = (rows[:, None] < L - first_row) & (columns[None, :] < visible)
     offsets = rows[:, None] * S + columns[None, :]
-    s = capped(tl.load(x + offsets, mask=inside, other=0.0).to(tl.float32) * scale, masking)
-    return hide(
+    s = steps.capped(tl.load(x + offsets, mask=inside, other=0.0).to(tl.float32) * scale, masking)
+    return steps.hide(
         s, first_row, column, tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :], masking,
         L, visible, CAUSAL, True, HALF,
     )  # fmt: skip
@@ -82,9 +79,8 @@ def _store(
     S,
     plane,
     dropout,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """Writes weights, and the same after dropout."""
     rows = tl.arange(0, ROWS)
     columns = column + tl.arange(0, COLUMNS)
@@ -111,9 +107,8 @@ def _forward(
     S: Size,
     CAUSAL: tl.constexpr,
     ONE: tl.constexpr,  # a tile holds the whole row
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     tiles = (L + ROWS - 1) // ROWS
     plane = tl.program_id(0) // tiles
     first_row = (tl.program_id(0) % tiles) * ROWS
@@ -123,13 +118,13 @@ def _forward(
     p += begin
     if kept is not None:
         kept += begin
-    masking = masking_of(masking, Head(plane, b, (plane % H).to(tl.int64), 0, 0, L, S, S), Sizes(H, L, S))
+    masking = steps.masking_of(masking, Head(plane, b, (plane % H).to(tl.int64), 0, 0, L, S, S), Sizes(H, L, S))
     visible = S
     if key_lengths is not None:
         visible = tl.maximum(tl.minimum(tl.load(key_lengths + b), S), 0).to(tl.int32)
     if dropout.seed is not None:
         dropout = with_seed(dropout)
-    scale *= LOG2E
+    scale *= steps.LOG2E
     if ONE:
         s = _scores(scores, first_row, 0, scale, masking, L, S, visible, CAUSAL, ROWS, COLUMNS)
         peak = tl.max(s, 1)
@@ -150,10 +145,7 @@ def _forward(
             peak = tl.maximum(peak, masking.sinks)
             total += tl.where(masking.sinks == float("-inf"), 0.0, tl.exp2(masking.sinks - peak))
         for column in range(0, visible, COLUMNS):
-            s = _scores(
-                scores, first_row, column, scale, masking, L, S, visible,
-                CAUSAL, ROWS, COLUMNS,
-            )  # fmt: skip
+            s = _scores(scores, first_row, column, scale, masking, L, S, visible, CAUSAL, ROWS, COLUMNS)
             highest = tl.maximum(peak, tl.max(s, 1))
             base = tl.where(highest == float("-inf"), 0.0, highest)
             total = total * tl.exp2(peak - base) + tl.sum(tl.exp2(s - base[:, None]), 1)
@@ -161,10 +153,7 @@ def _forward(
         peak = tl.where(peak == float("-inf"), 0.0, peak)
         total = tl.where(total == 0.0, 1.0, total)
         for column in range(0, S, COLUMNS):
-            s = _scores(
-                scores, first_row, column, scale, masking, L, S, visible,
-                CAUSAL, ROWS, COLUMNS,
-            )  # fmt: skip
+            s = _scores(scores, first_row, column, scale, masking, L, S, visible, CAUSAL, ROWS, COLUMNS)
             weights = tl.exp2(s - peak[:, None]) / total[:, None]
             _store(p, kept, weights, first_row, column, L, S, plane, dropout, ROWS, COLUMNS)
     if lse is not None:
@@ -189,8 +178,8 @@ def _gradient(p, dkept, offsets, inside, plane, rows, column, dropout, COLUMNS: 
 def _uncapped(ds, cap, begin, offsets, inside):
     """The gradient of the scores before the soft cap from that after it."""
     if cap.scores is not None:
-        s = tl.load(cap.scores + begin + offsets, mask=inside, other=0.0).to(tl.float32) * (cap.scale * LOG2E)
-        ds *= cap_slope(capped(s, cap), cap)
+        s = tl.load(cap.scores + begin + offsets, mask=inside, other=0.0).to(tl.float32) * (cap.scale * steps.LOG2E)
+        ds *= steps.cap_slope(steps.capped(s, cap), cap)
     return ds
 
 
@@ -206,9 +195,8 @@ def _backward(
     L: Varying,
     S: Size,
     ONE: tl.constexpr,  # a tile holds the whole row
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     tiles = (L + ROWS - 1) // ROWS
     plane = tl.program_id(0) // tiles
     first_row = (tl.program_id(0) % tiles) * ROWS
@@ -251,9 +239,6 @@ def _backward(
                 tl.store(kept + line + column + columns, dropped.to(kept.dtype.element_ty), mask=inside)
 
 
-# ------------------------------------------------------------------------------------------------------------ tiles
-
-
 def _alternatives(chip: Chip, columns: int) -> list[Tile]:
     rows = [rows for rows in (1, 2, 4, 8, 16, 32) if 1024 <= rows * min(columns, ONE_PASS) <= 8192]
     return [Tile(r, min(columns, ONE_PASS), warps, 1) for r in rows for warps in (1, 2, 4, 8)]
@@ -271,9 +256,6 @@ def _tile_of(x: Tensor) -> tuple[Tile, bool]:
     if columns > ONE_PASS:
         return softmax_tile(chip(x.device), 2048), False
     return softmax_tile(chip(x.device), columns), True
-
-
-# --------------------------------------------------------------------------------------------------------- launches
 
 
 def forward(
@@ -306,7 +288,7 @@ def forward(
         programs = ceil_div(queries, tile.rows) * batch * heads
         _forward[(programs,)](
             scores, p, kept, lse, key_lengths, masking, dropout, scale, heads, queries, keys,
-            CAUSAL=causal, ONE=one, **launch_options(tile),
+            CAUSAL=causal, ONE=one, **tile.options(),
         )  # fmt: skip
     elif lse is not None:
         lse.zero_()
@@ -339,44 +321,6 @@ def backward(
         programs = ceil_div(queries, tile.rows) * batch * heads
         _backward[(programs,)](
             p, grad, dscores, kept, Cap(*(cap or (None,) * 3)), dropout, factor, queries, keys,
-            ONE=one, **launch_options(tile),
+            ONE=one, **tile.options(),
         )  # fmt: skip
     return dscores, p if kept is None else kept
-
-
-# ---------------------------------------------------------------------------------------------------- compile cases
-
-
-def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile in half precision, causal with lengths, dropout and a mask; at one size walked rows, and every dtype
-    with every mask, and with a window, a soft cap, ALiBi and sinks."""
-    for kind in ("bf16", "fp16"):
-        for columns in (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, ONE_PASS):
-            yield from _cases(chip, kind, columns)
-        yield from _cases(chip, kind, 2048, one=False)
-    yield from _cases(chip, "fp32", 128)
-    for kind in ("bf16", "fp16", "fp32"):
-        for mask in ("none", "bool"):
-            yield _forward_case(chip, kind, 128, mask=mask)
-        yield from _cases(chip, kind, 128, scoring=True)
-    yield from _cases(chip, "fp16", 1024, scoring=True)
-    yield from _cases(chip, "fp16", 2048, one=False, scoring=True)
-
-
-def _cases(chip: Chip, kind: str, columns: int, *, one: bool = True, scoring: bool = False) -> Iterator[CompileCase]:
-    yield _forward_case(chip, kind, columns, mask="none" if scoring else "add", one=one, scoring=scoring)
-    name = f"masked_softmax.backward/dropout{'+cap' * scoring}{'' if one else '/walked'}/S{columns}"
-    variant: dict[str, Any] = {"dropout": True, "mask": "none", "scoring": scoring}
-    variant |= {} if scoring else {"scores": None, "scale": None}
-    yield compile_case(_backward, name, kind, softmax_tile(chip, columns), ONE=one, S="i32", **variant)
-
-
-def _forward_case(
-    chip: Chip, kind: str, columns: int, *, mask: str = "add", one: bool = True, scoring: bool = False
-) -> CompileCase:
-    """The keys of a row come in any number."""
-    variant: dict[str, Any] = {"dropout": True, "mask": mask, "scoring": scoring}
-    name = f"masked_softmax.forward/{variant_name(**variant)}{'' if one else '/walked'}/S{columns}"
-    tile = softmax_tile(chip, columns)
-    variant |= {} if scoring else {"lse": None}
-    return compile_case(_forward, name, kind, tile, ONE=one, CAUSAL=True, S="i32", **variant)

@@ -13,14 +13,30 @@
         ROWS: tl.constexpr,
     ):
 
-What is one thing is one parameter: a NamedTuple whose fields are declared likewise. jit.py reads here which integers
-Triton must not specialise on and which must fit 32 bits, compile_case.py what the compile matrix compiles a kernel for.
-To Triton and to a type checker these annotations mean nothing. They are read by name, so that a kernel file needs
-`from __future__ import annotations`.
+What is one thing is one parameter: a NamedTuple whose fields are declared likewise, or are such tuples. jit.py reads
+here which integers Triton must not specialise on and which must fit 32 bits, proof/compile_case.py what the compile
+matrix compiles a kernel for. To Triton and to a type checker these annotations mean nothing. They are read by name, so
+that a kernel file needs `from __future__ import annotations`.
+
+    Pointer           to elements of the dtype that the call computes from
+    ResidualPointer   to elements of the residual stream's dtype, which may be another
+    ParameterPointer  to elements of the dtype of a model's parameters, float32 as a rule
+    MaskPointer       to uint8 (not zero: may attend) or to elements of the call's dtype (added to the scores)
+    Float32Pointer, Int64Pointer, Int32Pointer, Int8Pointer
+    Pointers, Int64Pointers  tuples of such; each of the latter may be None
+    Size              a whole number of a model, most often a multiple of 16: Triton compiles a kernel of its own for it
+    Stride            elements between neighbours, likewise; may need 64 bits
+    Strides           a tuple of such, or of such tuples
+    Varying           a whole number that changes from batch to batch or layer to layer. Triton would compile a kernel
+                      anew whenever it becomes 1 or a multiple of 16, and knowing that would make it no faster
+    Varyings          a tuple of such, of any length
+    Real              a Python float
+    VaryingOrNone, RealOrNone  or None, for which Triton compiles a kernel without what needs it
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -51,55 +67,9 @@ if TYPE_CHECKING:
     RealOrNone: TypeAlias = Any
     MaskPointer: TypeAlias = Any
 else:
-    Pointer = _Kind()
-    """To elements of the dtype that the call computes from."""
-    ResidualPointer = _Kind()
-    """To elements of the residual stream's dtype, which may be another."""
-    ParameterPointer = _Kind()
-    """To elements of the dtype of a model's parameters, float32 as a rule."""
-    Float32Pointer = _Kind()
-    Int64Pointer = _Kind()
-    Int64Pointers = _Kind()
-    """A tuple of such, of which each may be None."""
-    Int32Pointer = _Kind()
-    Int8Pointer = _Kind()
-    MaskPointer = _Kind()
-    """To uint8 (not zero: may attend) or to elements of the call's dtype (added to the scores)."""
-    Pointers = _Kind()
-    """A tuple of pointers."""
-    Varyings = _Kind()
-    """A tuple of such, of any length."""
-    Size = _Kind()
-    """A whole number of a model, most often a multiple of 16, for which Triton compiles a kernel of its own."""
-    Stride = _Kind()
-    """Elements between neighbours, likewise; may need 64 bits."""
-    Strides = _Kind()
-    """A tuple of such, or of such tuples."""
-    Varying = _Kind()
-    """A whole number that changes from batch to batch or layer to layer. Triton would compile a kernel anew whenever it
-    becomes 1 or a multiple of 16, and knowing that would make it no faster."""
-    Real = _Kind()
-    """A Python float."""
-    VaryingOrNone = _Kind()
-    RealOrNone = _Kind()
-    """Such a number, or None, for which Triton compiles a kernel without what needs it."""
-
-NOTATION = {
-    "Pointer": "*{dtype}",
-    "ResidualPointer": "*{residual}",
-    "ParameterPointer": "*{parameter}",
-    "Float32Pointer": "*fp32",
-    "Int64Pointer": "*i64",
-    "Int32Pointer": "*i32",
-    "Int8Pointer": "*i8",
-    "Size": "i32:16",
-    "Stride": "i32:16",
-    "Varying": "i32",
-    "Real": "fp32",
-    "VaryingOrNone": "i32",
-    "RealOrNone": "fp32",
-}
-"""How compile_case.py writes an argument for such a parameter."""
+    Pointer = ResidualPointer = ParameterPointer = MaskPointer = _Kind()
+    Float32Pointer = Int64Pointer = Int32Pointer = Int8Pointer = Pointers = Int64Pointers = _Kind()
+    Size = Stride = Strides = Varying = Varyings = Real = VaryingOrNone = RealOrNone = _Kind()
 
 
 class Shape(NamedTuple):
@@ -119,11 +89,14 @@ def _kind(name: str, scope: dict[str, Any]) -> Any:
     group = scope.get(name)
     if not (isinstance(group, type) and issubclass(group, tuple)):
         return name
-    return group(*(kind.__forward_arg__ for kind in group.__annotations__.values()))
+    within = vars(sys.modules[group.__module__])
+    return group(*(_kind(kind.__forward_arg__, within) for kind in group.__annotations__.values()))
 
 
 def each_of(kinds: Iterable[tuple[str, Any]]) -> list[tuple[str, str]]:
     """(name, kind) of parameters, with those of its fields in place of a NamedTuple's."""
     return [
-        leaf for name, kind in kinds for leaf in ([(name, kind)] if isinstance(kind, str) else zip(kind._fields, kind))
+        leaf
+        for name, kind in kinds
+        for leaf in ([(name, kind)] if isinstance(kind, str) else each_of(zip(kind._fields, kind)))
     ]

@@ -6,13 +6,11 @@ Reads 4 * P * N bytes for P programs: a few percent of what the programs themsel
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import triton.language as tl
 from torch import Tensor
 
-from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div, chip
 from fasttfm.kernels.parameter import Pointers, Varyings
@@ -28,9 +26,8 @@ def _add_parts(
     outs: Pointers,  # (N,) out, of one dtype
     programs: Varyings,  # P
     columns: Varyings,  # N
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     which = tl.program_id(1)
     source, target, P, N = parts[0].to(tl.int64), outs[0].to(tl.int64), programs[0], columns[0]
     for i in tl.static_range(1, len(parts)):
@@ -65,14 +62,5 @@ def _launch(sums: Sequence[tuple[Tensor, Tensor]]) -> None:
     tile = PARTIAL_SUMS(chip(parts[0].device))
     _add_parts[(ceil_div(max(out.shape[0] for out in outs), tile.columns), len(sums))](
         parts, outs, *zip(*(p.shape for p in parts)),
-        ROWS=tile.rows, COLUMNS=tile.columns, num_warps=tile.warps, num_stages=1,
+        **tile.options(),
     )  # fmt: skip
-
-
-def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """One sum, some, and as many as fit."""
-    for dtype in ("fp32", "fp16", "bf16"):
-        for count in (1, 3, _LARGEST):
-            pointers: dict[str, tuple] = {"parts": ("*fp32",) * count, "outs": (f"*{dtype}",) * count}
-            integers = dict.fromkeys(("programs", "columns"), ("i32",) * count)
-            yield kernel_case(_add_parts, f"partial_sums/{count}", dtype, PARTIAL_SUMS(chip), given=pointers | integers)

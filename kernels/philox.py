@@ -240,9 +240,9 @@ def drop(values, dropout, rows, first_column, COLUMNS: tl.constexpr):
     return values
 
 
-def dropout_arguments(p: float, seed: Tensor | None, site: int) -> Dropout:
-    """Dropout with rate p; seed None drops nothing."""
-    threshold = round(p * LEVELS)
+def dropout_arguments(dropout_p: float = 0.0, seed: Tensor | None = None, site: int = 0) -> Dropout:
+    """Dropout with this rate; seed None drops nothing."""
+    threshold = round(dropout_p * LEVELS)
     if seed is None or threshold == 0:
         return Dropout(None, site, 0, 1.0)
     return Dropout(seed, site, threshold, LEVELS / (LEVELS - threshold) if threshold < LEVELS else 0.0)

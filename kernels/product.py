@@ -18,7 +18,7 @@ from fasttfm.kernels.launch import ceil_div, chip, interpreted, product_kind
 from fasttfm.kernels.parameter import Float32Pointer, Size, Varying
 from fasttfm.kernels.partial_sums import add_parts
 from fasttfm.kernels.tiles.feed_forward import GATE, epilogue_route, of_two_results, product_tile, size_class
-from fasttfm.kernels.tiles.rows import RowTile
+from fasttfm.kernels.tiles.table import Tile
 
 
 class ProductSizes(NamedTuple):
@@ -136,9 +136,6 @@ def row_sums(
         tl.store(out + depth, tl.sum(part.to(tl.float32), axis=0), mask=depth < K)
 
 
-# --------------------------------------------------------------------------------------------------------- launches
-
-
 def product_launch(
     dtype: torch.dtype, device: torch.device, M: int, N: int, K: int, *, two_results: bool = False
 ) -> tuple[tuple[int], dict[str, Any]]:
@@ -150,12 +147,8 @@ def product_launch(
     upcast = interpreted() and kind == "bf16"
     return (ceil_div(M, tile.rows) * ceil_div(N, tile.columns),), {
         "EVEN_K": K % tile.depth == 0,
-        "ROWS": tile.rows,
-        "COLUMNS": tile.columns,
-        "DEPTH": tile.depth,
         "PRECISION": "upcast" if upcast else "tf32" if kind == "tf32" else "ieee",
-        "num_warps": tile.warps,
-        "num_stages": tile.stages,
+        **tile.options(),
     }
 
 
@@ -165,7 +158,7 @@ def route_of(product: str, dtype: torch.dtype, device: torch.device) -> str:
     return epilogue_route(described, product_kind(dtype, described), product)
 
 
-def gate_launch(like: Tensor) -> tuple[RowTile, int]:
+def gate_launch(like: Tensor) -> tuple[Tile, int]:
     """Tile, and programs among which rows are divided, of a pass over (M, N) that sums over rows."""
     device = chip(like.device)
     return GATE(device), _gate_programs(device, like.shape[0])

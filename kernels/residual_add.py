@@ -7,19 +7,19 @@ Source: Vaswani et al. 2017 section 5.4.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Any
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.parameter import Pointer, Shape
 from fasttfm.kernels.philox import Dropout, drop, dropout_arguments
-from fasttfm.kernels.tiles.rows import NARROWEST, RESIDUAL_ADD, RowTile
+from fasttfm.kernels.tiles.rows import NARROWEST, RESIDUAL_ADD
+from fasttfm.kernels.tiles.table import Tile
 
 
 @jit
@@ -29,9 +29,8 @@ def _add_dropped(
     out: Pointer,  # (M, N) out
     dropout: Dropout,
     shape: Shape,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """out = residual + dropout(x)."""
     M, N = shape
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -46,21 +45,19 @@ def _add_dropped(
     tl.store(out + offsets, value.to(out.dtype.element_ty), mask=inside)
 
 
-def tile(chip: Chip, N: int) -> RowTile:
+def tile(chip: Chip, N: int) -> Tile:
     """Part of a few rows, 2,048 elements."""
     return RESIDUAL_ADD(chip, min(512, max(NARROWEST, power_of_two(N))))
 
 
-def residual_add(
-    x: Tensor, residual: Tensor, *, dropout_p: float = 0.0, seed: Tensor | None = None, site: int = 0
-) -> Tensor:
-    """residual + dropout(x), (M, N) contiguous, in residual's dtype."""
-    return _run_add(x, residual, torch.empty_like(residual), dropout_arguments(dropout_p, seed, site))
+def residual_add(x: Tensor, residual: Tensor, **dropout: Any) -> Tensor:
+    """residual + dropout(x), (M, N) contiguous, in residual's dtype; dropout as dropout_arguments() takes it."""
+    return _run_add(x, residual, torch.empty_like(residual), dropout_arguments(**dropout))
 
 
-def dropout(x: Tensor, *, dropout_p: float, seed: Tensor | None, site: int, dtype: torch.dtype) -> Tensor:
+def dropout(x: Tensor, dtype: torch.dtype, **dropout: Any) -> Tensor:
     """dropout(x), (M, N) contiguous, in dtype: also its own derivative."""
-    return _run_add(x, None, torch.empty_like(x, dtype=dtype), dropout_arguments(dropout_p, seed, site))
+    return _run_add(x, None, torch.empty_like(x, dtype=dtype), dropout_arguments(**dropout))
 
 
 def drop_(x: Tensor, dropout: Dropout) -> Tensor:
@@ -74,13 +71,6 @@ def _run_add(x: Tensor, residual: Tensor | None, out: Tensor, dropout: Dropout) 
         block = tile(chip(x.device), N)
         _add_dropped[(ceil_div(M, block.rows), ceil_div(N, block.columns))](
             x, residual, out, dropout, Shape(M, N),
-            ROWS=block.rows, COLUMNS=block.columns, num_warps=block.warps, num_stages=1,
+            **block.options(),
         )  # fmt: skip
     return out
-
-
-def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile, with dropout and a residual."""
-    for dtype in ("fp32", "fp16", "bf16"):
-        for N in (128, 256, 512):
-            yield kernel_case(_add_dropped, "residual_add", dtype, tile(chip, N))

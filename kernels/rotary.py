@@ -11,19 +11,17 @@ line of the tables from cache. Source: Su et al. 2021, equation 34.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import triton.language as tl
 from torch import Tensor
 
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.parameter import Int64Pointer, ParameterPointer, Pointer, Real, Size, Strides, Varying, Varyings
-from fasttfm.kernels.tiles.rows import ROTARY, RowTile
+from fasttfm.kernels.tiles.rows import ROTARY
+from fasttfm.kernels.tiles.table import Tile
 
 _FEWEST = 16
 
@@ -51,10 +49,8 @@ def _rotate(
     sizes: Sizes,
     strides: Strides,  # of x: batch, head, row
     position_strides: Varyings,  # sequence, row; 0 where sequences share positions
-    INTERLEAVED: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    INTERLEAVED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     M, H, L, P, D, PAIRS = sizes
     # Rows are counted without a sign, as 32 bits hold those of a last tile past 2^31: 64-bit divisions took half of all
     # instructions. What they give is small, and as signed numbers multiplied in one instruction.
@@ -100,7 +96,7 @@ def _rotate(
         tl.store(out + PAIRS + pairs[None, :], (second * c + first * s).to(out.dtype.element_ty), mask=both)
 
 
-def tile(chip: Chip, pairs: int) -> RowTile:
+def tile(chip: Chip, pairs: int) -> Tile:
     """Heads of a few tokens, 1,024 pairs."""
     return ROTARY(chip, max(_FEWEST, power_of_two(pairs)))
 
@@ -120,15 +116,6 @@ def rotate(
         _rotate[(ceil_div(rows, block.rows), parts)](
             x, cos, sin, positions, out, -1.0 if inverse else 1.0, sizes, x.stride()[:3],
             (0, 0) if positions is None else positions.expand(batch, length).stride(),
-            INTERLEAVED=interleaved, ROWS=block.rows, COLUMNS=block.columns, num_warps=block.warps, num_stages=1,
+            INTERLEAVED=interleaved, **block.options(),
         )  # fmt: skip
     return out.transpose(1, 2)
-
-
-def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile in both orders of pairs in float32, which takes the most registers; at one size every dtype."""
-    for dtype, sizes in (("fp32", (16, 32, 64, 128)), ("fp16", (32,)), ("bf16", (32,))):
-        for pairs, interleaved in itertools.product(sizes, (False, True)):
-            given = {"strides": ("i32:16",) * 3, "position_strides": ("i32",) * 2, "INTERLEAVED": interleaved}
-            name = "rotary/interleaved" if interleaved else "rotary/halves"
-            yield kernel_case(_rotate, name, dtype, tile(chip, pairs), given=given)

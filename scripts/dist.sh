@@ -29,7 +29,7 @@ grep -F 'pip install "fasttfm[plots]"' said.txt
 fasttfm lm train 2> said.txt && { echo "lm needs a distribution that is not installed"; exit 1; }
 grep -F "pip install ./pretraining" said.txt
 pip install --quiet --disable-pip-version-check --constraint "$root/constraints.txt" "$root"/dist/fasttfm_pretraining-*.whl
-fasttfm lm prepare --text text/train.en --bytes --out letters
+fasttfm lm prepare --text text/valid.en --bytes --out letters
 fasttfm lm train --preset gpt-tiny --data letters --out gpt --max-update 2 --warmup-updates 1 --threads 1
 python -c "import fasttfm, fasttfm.kernels; assert fasttfm.__file__.startswith('$folder'), fasttfm.__file__"
 python -m benchmarks --list 2> said.txt && { echo "the benchmarks need an extra that is not installed"; exit 1; }

@@ -39,6 +39,7 @@ def environment(other: str | None = None) -> dict[str, Any]:
     import torch
 
     from fasttfm.cpu import int8
+    from fasttfm.cpu.linear import float32_route
     from fasttfm.functional.backends import chosen
 
     chip = _chip(other)
@@ -50,6 +51,7 @@ def environment(other: str | None = None) -> dict[str, Any]:
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "units": processor_units(),
+            "float32": float32_route(),
             "int8": int8.route(),
             "tuned": _tuned_passes(),
         },
@@ -76,6 +78,7 @@ def text(result: dict[str, Any]) -> str:
         ("versions", ", ".join(f"{name} {version or '(none)'}" for name, version in result["versions"].items())),
         ("system", result["system"]),
         ("processor", f"{cpu['name']}, {cores}, {threads}, {units}"),
+        ("float32", f"a search multiplies by {'panels of its own' if cpu['float32'] == 'panels' else cpu['float32']}"),
         ("int8", cpu["int8"] or "none that is exact and faster than float32: --precision int8 computes in float32"),
         ("device", shown),
     ]
@@ -156,7 +159,7 @@ def _chip(other: str | None) -> Any:
     """The Chip of that name, else that of the device, else None."""
     from fasttfm.errors import UserError
     from fasttfm.kernels import launch
-    from fasttfm.kernels.compile_case import CHIPS
+    from fasttfm.kernels.chip import CHIPS
 
     if other is not None and other not in CHIPS:
         raise UserError(f"--chip {other}: one of {', '.join(CHIPS)} is allowed")

@@ -42,6 +42,7 @@ class _Thread(threading.local):
     """State of frozen_weights() on this thread."""
 
     kept: dict[tuple, _Kept] | None = None
+    model: nn.Module | None = None
     batch_invariant = False
     int8 = False
 
@@ -63,12 +64,18 @@ def frozen_weights(model: nn.Module, *, batch_invariant: bool = False, int8: boo
     cpu/int8.py says, where that is exact and faster than float32 (int8.route()).
     """
     int8 = int8 and integers.route() is not None
-    before = _thread.kept, _thread.batch_invariant, _thread.int8
-    _thread.kept, _thread.batch_invariant, _thread.int8 = _kept_of(model), batch_invariant, int8
+    before = _thread.kept, _thread.model, _thread.batch_invariant, _thread.int8
+    kept = _thread.kept if froze(model) else _kept_of(model)
+    _thread.kept, _thread.model, _thread.batch_invariant, _thread.int8 = kept, model, batch_invariant, int8
     try:
         yield
     finally:
-        _thread.kept, _thread.batch_invariant, _thread.int8 = before
+        _thread.kept, _thread.model, _thread.batch_invariant, _thread.int8 = before
+
+
+def froze(model: nn.Module) -> bool:
+    """Return whether this thread is inside frozen_weights() of this model."""
+    return _thread.model is model
 
 
 def _kept_of(model: nn.Module) -> dict[tuple, _Kept] | None:
@@ -211,7 +218,7 @@ def _kept_product(
             kept[key] = _Kept(weight, True, product, lambda weight, bias: Int8Product(weight, bias, relu))
             return kept[key]
         packed = weight.numel() >= _LEAST and dtype in _packed_dtypes()
-        panels = packed and _takes_panels(weight, dtype)
+        panels = packed and dtype == torch.float32 and weight.shape[1] % 4 == 0 and float32_route() == "panels"
         make = _panel_product if panels else _packed_product if packed else _plain_product
 
         def of_kind(weight: Tensor, other_bias: Tensor) -> Product:
@@ -221,14 +228,11 @@ def _kept_product(
     return kept[key]
 
 
-def _takes_panels(weight: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether the product is our own (panels.py): measured faster than oneDNN's on some processors."""
-    return (
-        dtype == torch.float32
-        and weight.shape[1] % 4 == 0  # panels.UNROLLED
-        and torch.backends.cpu.get_cpu_capability() in _PANELS
-        and step_passes.usable()
-    )
+def float32_route() -> str:
+    """Return whose float32 products frozen weights are multiplied by here: "panels", "oneDNN" or "PyTorch"."""
+    if torch.float32 not in _packed_dtypes():
+        return "PyTorch"
+    return "panels" if torch.backends.cpu.get_cpu_capability() in _PANELS and step_passes.usable() else "oneDNN"
 
 
 def _panel_product(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, relu: bool) -> Product:

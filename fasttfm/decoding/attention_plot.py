@@ -20,6 +20,7 @@ from fasttfm.data.tokenizer import BOS, EOS
 from fasttfm.decoding.batches import inference
 from fasttfm.decoding.search import translate_ids
 from fasttfm.decoding.translator import Translator
+from fasttfm.drawing import drawing
 from fasttfm.errors import UserError
 from fasttfm.files import replace_file
 
@@ -85,13 +86,6 @@ def draw_attention(attention: Attention, path: str | Path, layers: Sequence[int]
     layers: numbers from 1, all when None. Characters that no installed font has are written as \\u3042. Raises
     UserError for a layer that is not there, a suffix that cannot be drawn, and when matplotlib is not installed.
     """
-    try:
-        from matplotlib.cm import ScalarMappable
-        from matplotlib.colors import Normalize
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UserError('matplotlib is not installed: pip install "fasttfm[plots]"') from None
-
     chosen = list(range(1, attention.layers + 1)) if layers is None else list(layers)
     for layer in chosen:
         if not 1 <= layer <= attention.layers:
@@ -107,44 +101,47 @@ def draw_attention(attention: Attention, path: str | Path, layers: Sequence[int]
         "cross": (attention.written, attention.source),
         "decoder": (attention.read, attention.read),
     }
-    text = set("".join(attention.source + attention.read + attention.written))
-    fonts, unknown = _fonts_for(frozenset(text))
+    with drawing(layout="constrained") as figure:
+        from matplotlib.cm import ScalarMappable
+        from matplotlib.colors import Normalize
 
-    heads = max(weights.shape[0] for _, _, weights in rows)
-    longest = max(len(attention.source), len(attention.read))
-    panel = max(1.6, 0.13 * longest)  # inches; 0.13 inches hold a label of 8 points
-    label = 0.085 * max(len(_readable(piece, unknown)) for piece in attention.source + attention.read) + 0.2
-    width, height = 0.6 + label + heads * (panel + 0.12), 1.0 + len(rows) * (panel + 0.3) + 3 * label
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.subplots(len(rows), heads, squeeze=False)
-    for row, (kind, layer, weights) in enumerate(rows):
-        asking, looked_at = labels[kind]
-        last_of_kind = row + 1 == len(rows) or rows[row + 1][0] != kind
-        for head, axis in enumerate(axes[row]):
-            if head >= weights.shape[0]:
-                axis.set_axis_off()
-                continue
-            axis.imshow(weights[head].numpy(), cmap="Blues", vmin=0, vmax=1, aspect="equal", interpolation="nearest")
-            axis.set_title(f"{KINDS[kind]}, layer {layer}, head 1" if head == 0 else f"head {head + 1}", fontsize=8)
-            if head == 0:
-                axis.title.set_horizontalalignment("left")
-                axis.title.set_position((0, 1))
-            for ticks, names, wanted, turn in (
-                (axis.yaxis, asking, head == 0, 0),
-                (axis.xaxis, looked_at, last_of_kind, 90),
-            ):
-                ticks.set_ticks(range(len(names)))
-                shown = [_readable(name, unknown) for name in names] if wanted else []
-                ticks.set_ticklabels(shown, fontsize=8, rotation=turn, family=fonts, parse_math=False)
-                ticks.set_tick_params(length=2 if wanted else 0)
-    figure.colorbar(ScalarMappable(Normalize(0, 1), "Blues"), ax=axes[0, -1], shrink=0.8, label="weight")
-    try:
-        # the format is told, because matplotlib would append .png to a name without a suffix
-        format = Path(path).suffix[1:] or "png"
+        fonts, unknown = _fonts_for(frozenset("".join(attention.source + attention.read + attention.written)))
+        heads = max(weights.shape[0] for _, _, weights in rows)
+        longest = max(len(attention.source), len(attention.read))
+        panel = max(1.6, 0.13 * longest)  # inches; 0.13 inches hold a label of 8 points
+        label = 0.085 * max(len(_readable(piece, unknown)) for piece in attention.source + attention.read) + 0.2
+        width, height = 0.6 + label + heads * (panel + 0.12), 1.0 + len(rows) * (panel + 0.3) + 3 * label
+        figure.set_size_inches(width, height)
+        axes = figure.subplots(len(rows), heads, squeeze=False)
+        for row, (kind, layer, weights) in enumerate(rows):
+            asking, looked_at = labels[kind]
+            last_of_kind = row + 1 == len(rows) or rows[row + 1][0] != kind
+            for head, axis in enumerate(axes[row]):
+                if head >= weights.shape[0]:
+                    axis.set_axis_off()
+                    continue
+                axis.imshow(weights[head].numpy(), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+                axis.set_title(
+                    f"{KINDS[kind]}, layer {layer}, head 1" if head == 0 else f"head {head + 1}",
+                    fontsize=8,
+                    loc="left" if head == 0 else "center",
+                )
+                for ticks, names, wanted, turn in (
+                    (axis.yaxis, asking, head == 0, 0),
+                    (axis.xaxis, looked_at, last_of_kind, 90),
+                ):
+                    shown = [_readable(name, unknown) for name in names] if wanted else []
+                    ticks.set_ticks(range(len(names)))
+                    ticks.set_ticklabels(shown, fontsize=8, rotation=turn, family=fonts, parse_math=False)
+                    ticks.set_tick_params(length=2 if wanted else 0)
+        figure.colorbar(ScalarMappable(Normalize(0, 1), "Blues"), ax=axes[0, -1], shrink=0.8, label="weight")
         picture = io.BytesIO()
-        figure.savefig(picture, format=format, dpi=min(110, _MOST_PIXELS / max(width, height)))
-    except ValueError as error:
-        raise UserError(f"{path}: {error}".replace("\n", " ")) from None
+        try:
+            # the format is told, because matplotlib would append .png to a name without a suffix
+            format = Path(path).suffix[1:] or "png"
+            figure.savefig(picture, format=format, dpi=min(110, _MOST_PIXELS / max(width, height)))
+        except ValueError as error:
+            raise UserError(f"{path}: {error}".replace("\n", " ")) from None
     replace_file(Path(path), picture.getvalue())
 
 

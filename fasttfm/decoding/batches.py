@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fasttfm.cpu.linear import frozen_weights
+from fasttfm.cpu.linear import froze, frozen_weights
 from fasttfm.data.shapes import round_length
 from fasttfm.data.tokenizer import PAD
 
@@ -70,9 +70,11 @@ def inference(model: nn.Module, *, batch_invariant: bool = False) -> Iterator[to
     Gives the model's device.
     """
     training, int8 = model.training, multiplies_in_int8(model)
-    model.eval()
+    if not froze(model):
+        model.eval()
     try:
         with torch.inference_mode(), frozen_weights(model, batch_invariant=batch_invariant, int8=int8):
             yield next(model.parameters()).device
     finally:
-        model.train(training)
+        if training:
+            model.train()

@@ -189,7 +189,7 @@ def _compute(call: _Norm) -> tuple[Tensor, Tensor, Tensor]:
     if call.route == "triton":
         from fasttfm.kernels import layer_norm as kernel
 
-        y, mean, rstd = kernel.layer_norm(rows, call.weight, call.bias, call.eps)
+        y, _, mean, rstd = kernel.forward(rows, call.weight, call.bias, call.eps)
     else:
         y, mean, rstd = _normalise(rows, call.weight, call.bias, call.eps)
     return shaped(y, call.x), mean, rstd
@@ -229,7 +229,7 @@ def _compute_backward(call: _NormBackward) -> tuple[Tensor, Tensor, Tensor]:
         from fasttfm.kernels import layer_norm as kernel
 
         x, mean, rstd, weight, bias = saved
-        dx, dweight, dbias = kernel.layer_norm_backward(dy, ds, as_rows(x), mean, rstd, weight, bias)
+        _, dx, dweight, dbias, _ = kernel.backward(dy, None, ds, as_rows(x), mean, rstd, weight, bias, None)
     else:
         dx, dweight, dbias = _normalise_backward(dy, saved)
         if ds is not None:
@@ -311,7 +311,9 @@ def _residual_compute(call: _ResidualNorm) -> tuple[Tensor, Tensor, Tensor, Tens
     if route == "triton":
         from fasttfm.kernels import layer_norm as kernel
 
-        y, s, mean, rstd = kernel.residual_layer_norm(rows, x_bias, residual, weight, bias, eps, **dropout._asdict())
+        y, s, mean, rstd = kernel.forward(
+            rows, weight, bias, eps, residual=residual, x_bias=x_bias, **dropout._asdict()
+        )
         keep = x.new_empty(0, dtype=torch.bool)
     else:
         if x_bias is not None:
@@ -378,7 +380,7 @@ def _residual_compute_backward(call: _ResidualBackward) -> tuple[Tensor, Tensor,
         from fasttfm.kernels import layer_norm as kernel
 
         _, mean, rstd, weight, bias = saved.norm
-        dx, dresidual, dweight, dbias, dx_bias = kernel.residual_layer_norm_backward(
+        dx, dresidual, dweight, dbias, dx_bias = kernel.backward(
             dy, dy2, ds, as_rows(s), mean, rstd, weight, bias, saved.x_bias,
             x_dtype=None if saved.one_gradient else saved.dtype, **saved.dropout._asdict(),
         )  # fmt: skip

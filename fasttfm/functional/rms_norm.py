@@ -110,7 +110,8 @@ def _compute(call: _Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if route == "triton":
         from fasttfm.kernels import layer_norm as kernel
 
-        y, s, rstd = kernel.rms_norm(rows, stream, weight, eps, **dropout._asdict())
+        y, summed, _, rstd = kernel.forward(rows, weight, None, eps, residual=stream, rms=True, **dropout._asdict())
+        s = None if stream is None else summed
     else:
         s = None
         if stream is not None:
@@ -159,7 +160,7 @@ def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor, Tensor]:
     if saved.route == "triton":
         from fasttfm.kernels import layer_norm as kernel
 
-        dx, dresidual, dweight, _, _ = kernel.residual_layer_norm_backward(
+        dx, dresidual, dweight, _, _ = kernel.backward(
             dy, None, ds, rows, None, saved.rstd, weight, None, None,
             x_dtype=None if saved.one_gradient else saved.dtype, **saved.dropout._asdict(),
         )  # fmt: skip

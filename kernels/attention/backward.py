@@ -13,7 +13,6 @@ every time, where a sum afterwards would write and read GROUP times as much.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,41 +20,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fasttfm.kernels.attention.forward import long_cases
-from fasttfm.kernels.attention.launch import distinct, launch_options, like_heads, prepare, stages_for, strides, unit
-from fasttfm.kernels.attention.tile import (
-    LOG2E,
-    LineStrides,
-    Masking,
-    Sizes,
-    block,
-    cap_slope,
-    capped,
-    hide_keys,
-    key_range,
-    keys_of,
-    line_of,
-    load_keys,
-    load_rows,
-    load_tile,
-    locate,
-    locate_queries,
-    masking_of,
-    member_of,
-    offset_of,
-    product,
-    rows_of,
-    sizes_of_keys,
-    store_tile,
-    window_range,
-)
+from fasttfm.kernels.attention import steps
+from fasttfm.kernels.attention.launch import like_heads, prepare, stages_for, strides, unit
+from fasttfm.kernels.attention.problem import LineStrides, Problem, Rows, Tiling, View
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import choice
-from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div
-from fasttfm.kernels.parameter import Float32Pointer, Int64Pointers, Pointer, Real, Strides
-from fasttfm.kernels.philox import Dropout, keep_transposed, lanes_of, select, with_seed
+from fasttfm.kernels.parameter import Float32Pointer, Pointer, Strides
+from fasttfm.kernels.philox import keep_transposed, lanes_of, select, with_seed
 from fasttfm.kernels.tiles.attention import BACKWARD_KEYS, BACKWARD_QUERIES, Tile
 
 
@@ -66,45 +39,40 @@ def _walk_keys(
     dout_tile,  # (ROWS, DV)
     lse_tile,  # (ROWS,)
     delta_tile,  # (ROWS,)
-    k,  # first key of the head
-    v,
+    k,  # Rows of keys
+    v,  # Rows of values
     first,
     last,
     first_row,
-    head,
-    masking,
-    dropout,
-    scale,
-    k_stride,
-    v_stride,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    PRECISION: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    view,
+    T,  # Tiling
     CHECKED: tl.constexpr,
 ):
     """Adds what the key tiles from first to last give to dQ."""
-    rows = first_row + tl.arange(0, ROWS)
-    for column in range(first, last, COLUMNS):
+    head, masking, dropout, scale = view
+    rows = first_row + tl.arange(0, T.ROWS)
+    for column in range(first, last, T.COLUMNS):
         offset = tl.cast(column, tl.int64)
-        k_tile = load_keys(k + offset * k_stride, k_stride, head.visible - column, COLUMNS, D, not CHECKED)
-        s = product(q_tile, tl.trans(k_tile), PRECISION) * scale  # (ROWS, COLUMNS)
-        s = capped(s, masking)
+        k_tile = steps.load_keys(
+            k.first + offset * k.stride, k.stride, head.visible - column, T.COLUMNS, T.D, not CHECKED
+        )
+        s = steps.product(q_tile, tl.trans(k_tile), T.PRECISION) * scale  # (ROWS, COLUMNS)
+        s = steps.capped(s, masking)
         if masking.softcap is not None:
-            slope = cap_slope(s, masking)
-        s = hide_keys(s, first_row, column, head, masking, CAUSAL, CHECKED)
+            slope = steps.cap_slope(s, masking)
+        s = steps.hide_keys(s, first_row, column, head, masking, T.CAUSAL, CHECKED)
         p = tl.exp2(s - lse_tile[:, None])
-        v_tile = load_keys(v + offset * v_stride, v_stride, head.visible - column, COLUMNS, DV, not CHECKED)
-        dp = product(dout_tile, tl.trans(v_tile), PRECISION)
+        v_tile = steps.load_keys(
+            v.first + offset * v.stride, v.stride, head.visible - column, T.COLUMNS, T.DV, not CHECKED
+        )
+        dp = steps.product(dout_tile, tl.trans(v_tile), T.PRECISION)
         if dropout.seed is not None:
-            lane = lanes_of(dropout, head.plane, rows, column, COLUMNS)
+            lane = lanes_of(dropout, head.plane, rows, column, T.COLUMNS)
             dp = select(dp, lane, dropout.threshold) * dropout.keep_scale
         ds = p * (dp - delta_tile[:, None])
         if masking.softcap is not None:
             ds *= slope
-        acc += product(ds.to(k_tile.dtype), k_tile, PRECISION)
+        acc += steps.product(ds.to(k_tile.dtype), k_tile, T.PRECISION)
     return acc
 
 
@@ -118,61 +86,49 @@ def _backward_queries(
     dq: Pointer,  # (B, H, L, D) out
     lse: Float32Pointer,  # (B, H, L), of the forward pass
     delta: Float32Pointer,  # (B, H, L) out
-    spans: Int64Pointers,  # key_lengths, query_starts, key_starts, each or None
-    masking: Masking,
-    dropout: Dropout,
-    scale: Real,
-    sizes: Sizes,
+    problem: Problem,
     strides: Strides,  # of q, k, v, out, dout, dq
     lse_strides: LineStrides,  # of lse, delta
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    PRECISION: tl.constexpr,
-    GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    head, first_row = locate_queries(sizes, spans, CAUSAL, ROWS)
+    D: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    head, first_row = steps.locate_queries(problem, CAUSAL, ROWS)
     if first_row >= head.queries:
         return
     q_strides, k_strides, v_strides, out_strides, dout_strides, dq_strides = strides
+    dropout = problem.dropout
     if dropout.seed is not None:
         dropout = with_seed(dropout)
     row = head.first_query + first_row
     count = head.queries - first_row
-    k = rows_of(k, k_strides, keys_of(head, GROUP), head.first_key)
-    v = rows_of(v, v_strides, keys_of(head, GROUP), head.first_key)
-    masking = masking_of(masking, head, sizes)
-    q_tile = load_tile(q, q_strides, head, row, count, ROWS, D)
-    out_tile = load_tile(out, out_strides, head, row, count, ROWS, DV)
-    dout_tile = load_tile(dout, dout_strides, head, row, count, ROWS, DV)
+    keys = Rows(steps.rows_of(k, k_strides, steps.keys_of(head, GROUP), head.first_key), k_strides[2])
+    values = Rows(steps.rows_of(v, v_strides, steps.keys_of(head, GROUP), head.first_key), v_strides[2])
+    masking = steps.masking_of(problem.masking, head, problem.sizes)
+    q_tile = steps.load_tile(q, q_strides, head, row, count, ROWS, D)
+    out_tile = steps.load_tile(out, out_strides, head, row, count, ROWS, DV)
+    dout_tile = steps.load_tile(dout, dout_strides, head, row, count, ROWS, DV)
     rows = tl.arange(0, ROWS)
     inside = rows < count
-    line = line_of(lse_strides, head, row) + rows
+    line = steps.line_of(lse_strides, head, row) + rows
     lse_tile = tl.load(lse + line, mask=inside, other=float("inf"))  # no weight in rows that do not exist
     delta_tile = tl.sum(out_tile.to(tl.float32) * dout_tile.to(tl.float32), 1)
     tl.store(delta + line, delta_tile, mask=inside)
 
-    end, free = key_range(head.visible, first_row, masking.causal_offset, CAUSAL, ROWS, COLUMNS)
-    acc = tl.zeros((ROWS, block(D)), tl.float32)
+    end, free = steps.key_range(head.visible, first_row, masking.causal_offset, CAUSAL, ROWS, COLUMNS)
+    acc = tl.zeros((ROWS, steps.block(D)), tl.float32)
     first = 0
     if masking.window is not None:
-        start, first = window_range(first_row, masking, free, ROWS, COLUMNS)
+        start, first = steps.window_range(first_row, masking, free, ROWS, COLUMNS)
         free = tl.maximum(free, first)
+    T: tl.constexpr = Tiling(D, DV, CAUSAL, PRECISION, ROWS, COLUMNS)
+    view = View(head, masking, dropout, problem.scale * steps.LOG2E)
+    if masking.window is not None:
         acc = _walk_keys(
-            acc, q_tile, dout_tile, lse_tile, delta_tile, k, v, start, first, first_row, head, masking, dropout,
-            scale * LOG2E, k_strides[2], v_strides[2], D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, True,
-        )  # fmt: skip
-    acc = _walk_keys(
-        acc, q_tile, dout_tile, lse_tile, delta_tile, k, v, first, free, first_row, head, masking, dropout,
-        scale * LOG2E, k_strides[2], v_strides[2], D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, False,
-    )  # fmt: skip
-    acc = _walk_keys(
-        acc, q_tile, dout_tile, lse_tile, delta_tile, k, v, free, end, first_row, head, masking, dropout,
-        scale * LOG2E, k_strides[2], v_strides[2], D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, True,
-    )  # fmt: skip
-    store_tile(dq, acc * scale, dq_strides, head, row, count, ROWS, D)
+            acc, q_tile, dout_tile, lse_tile, delta_tile, keys, values, start, first, first_row, view, T, True
+        )
+    acc = _walk_keys(acc, q_tile, dout_tile, lse_tile, delta_tile, keys, values, first, free, first_row, view, T, False)
+    acc = _walk_keys(acc, q_tile, dout_tile, lse_tile, delta_tile, keys, values, free, end, first_row, view, T, True)
+    steps.store_tile(dq, acc * problem.scale, dq_strides, head, row, count, ROWS, D)
 
 
 @triton.jit
@@ -181,56 +137,47 @@ def _walk_queries(
     dv_tile,  # (COLUMNS, DV), dV so far
     k_tile,  # (COLUMNS, D)
     v_tile,  # (COLUMNS, DV)
-    q,  # first query of the head
-    dout,
-    lse,
+    q,  # Rows of queries
+    dout,  # Rows
+    lse,  # of the first row
     delta,
     first,
     last,
     first_column,
-    head,
-    masking,
-    dropout,
-    scale,
-    q_stride,
-    dout_stride,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    PRECISION: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    view,
+    T,  # Tiling
     CHECKED: tl.constexpr,
 ):
     """Adds what the query tiles from first to last give to dK and dV.
 
     Keys past the visible ones gather rubbish, each in a row of its own, which the caller discards.
     """
-    for row in range(first, last, ROWS):
-        rows = row + tl.arange(0, ROWS)
+    head, masking, dropout, scale = view
+    for row in range(first, last, T.ROWS):
+        rows = row + tl.arange(0, T.ROWS)
         offset = tl.cast(row, tl.int64)
         count = head.queries - row
-        q_tile = load_rows(q + offset * q_stride, q_stride, count, ROWS, D)
+        q_tile = steps.load_rows(q.first + offset * q.stride, q.stride, count, T.ROWS, T.D)
         lse_tile = tl.load(lse + rows, mask=rows < head.queries, other=float("inf"))
-        s = product(k_tile, tl.trans(q_tile), PRECISION) * scale  # (COLUMNS, ROWS)
-        s = capped(s, masking)
+        s = steps.product(k_tile, tl.trans(q_tile), T.PRECISION) * scale  # (COLUMNS, ROWS)
+        s = steps.capped(s, masking)
         if masking.softcap is not None:
-            slope = cap_slope(s, masking)
-        s = hide_keys(s, row, first_column, head, masking, CAUSAL, CHECKED, True)
+            slope = steps.cap_slope(s, masking)
+        s = steps.hide_keys(s, row, first_column, head, masking, T.CAUSAL, CHECKED, True)
         p = tl.exp2(s - lse_tile[None, :])
-        dout_tile = load_rows(dout + offset * dout_stride, dout_stride, count, ROWS, DV)
+        dout_tile = steps.load_rows(dout.first + offset * dout.stride, dout.stride, count, T.ROWS, T.DV)
         delta_tile = tl.load(delta + rows, mask=rows < head.queries, other=0.0)
-        dp = product(v_tile, tl.trans(dout_tile), PRECISION)
+        dp = steps.product(v_tile, tl.trans(dout_tile), T.PRECISION)
         kept = p
         if dropout.seed is not None:
-            keep = keep_transposed(dropout, head.plane, rows, first_column, COLUMNS)
+            keep = keep_transposed(dropout, head.plane, rows, first_column, T.COLUMNS)
             kept = tl.where(keep, p, 0.0)
             dp = tl.where(keep, dp * dropout.keep_scale, 0.0)
-        dv_tile += product(kept.to(dout_tile.dtype), dout_tile, PRECISION)
+        dv_tile += steps.product(kept.to(dout_tile.dtype), dout_tile, T.PRECISION)
         ds = p * (dp - delta_tile[None, :])
         if masking.softcap is not None:
             ds *= slope
-        dk_tile += product(ds.to(q_tile.dtype), q_tile, PRECISION)
+        dk_tile += steps.product(ds.to(q_tile.dtype), q_tile, T.PRECISION)
     return dk_tile, dv_tile
 
 
@@ -246,36 +193,30 @@ def _backward_keys(
     delta: Float32Pointer,  # (B, H, L), of _backward_queries
     strides: Strides,  # of q, k, v, dout, dk, dv
     lse_strides: LineStrides,  # of lse, delta
-    spans: Int64Pointers,  # key_lengths, query_starts, key_starts, each or None
-    masking: Masking,
-    dropout: Dropout,
-    scale: Real,
-    sizes: Sizes,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    PRECISION: tl.constexpr,
-    GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    sizes = sizes_of_keys(sizes, GROUP)
+    problem: Problem,
+    D: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    sizes = steps.sizes_of_keys(problem.sizes, GROUP)
     tiles = (sizes.S + COLUMNS - 1) // COLUMNS
-    head = locate(tl.program_id(0) // tiles, sizes, spans)
+    head = steps.locate(tl.program_id(0) // tiles, sizes, problem.spans)
     first_column = (tl.program_id(0) % tiles) * COLUMNS
     if first_column >= head.keys:
         return
     q_strides, k_strides, v_strides, dout_strides, dk_strides, dv_strides = strides
+    masking = problem.masking
+    dropout = problem.dropout
     if dropout.seed is not None:
         dropout = with_seed(dropout)
+    T: tl.constexpr = Tiling(D, DV, CAUSAL, PRECISION, ROWS, COLUMNS)
     column = head.first_key + first_column
     count = head.keys - first_column
-    k_tile = load_tile(k, k_strides, head, column, count, COLUMNS, D)
-    v_tile = load_tile(v, v_strides, head, column, count, COLUMNS, DV)
+    k_tile = steps.load_tile(k, k_strides, head, column, count, COLUMNS, D)
+    v_tile = steps.load_tile(v, v_strides, head, column, count, COLUMNS, DV)
 
     first = 0  # rows from it on see some key of the tile
     free = 0  # rows from it on see all of them
-    offset = offset_of(masking, head, sizes)
+    offset = steps.offset_of(masking, head, sizes)
     if CAUSAL:
         first = tl.maximum(first_column - offset, 0) // ROWS * ROWS
         free = (tl.maximum(first_column + COLUMNS - 1 - offset, 0) + ROWS - 1) // ROWS * ROWS
@@ -286,39 +227,34 @@ def _backward_keys(
         end = tl.minimum(end, border + COLUMNS - 1)
         last = tl.maximum(free, border // ROWS * ROWS)  # rows from it on do not see all of the tile
         whole = tl.minimum(last, end)
-    dk_tile = tl.zeros((COLUMNS, block(D)), tl.float32)
-    dv_tile = tl.zeros((COLUMNS, block(DV)), tl.float32)
+    dk_tile = tl.zeros((COLUMNS, steps.block(D)), tl.float32)
+    dv_tile = tl.zeros((COLUMNS, steps.block(DV)), tl.float32)
     for member in range(GROUP):
-        reader = member_of(head, member, GROUP)
-        q_rows = rows_of(q, q_strides, reader, head.first_query)
-        dout_rows = rows_of(dout, dout_strides, reader, head.first_query)
-        line = line_of(lse_strides, reader, head.first_query)
-        reader_masking = masking_of(masking, reader, sizes)
+        reader = steps.member_of(head, member, GROUP)
+        queries = Rows(steps.rows_of(q, q_strides, reader, head.first_query), q_strides[2])
+        douts = Rows(steps.rows_of(dout, dout_strides, reader, head.first_query), dout_strides[2])
+        line = steps.line_of(lse_strides, reader, head.first_query)
+        reader_masking = steps.masking_of(masking, reader, sizes)
+        lses = lse + line
+        deltas = delta + line
+        part = tl.minimum(free, end)
+        view = View(reader, reader_masking, dropout, problem.scale * steps.LOG2E)
         if CAUSAL:
             dk_tile, dv_tile = _walk_queries(
-                dk_tile, dv_tile, k_tile, v_tile, q_rows, dout_rows, lse + line, delta + line,
-                first, tl.minimum(free, end), first_column, reader, reader_masking, dropout, scale * LOG2E,
-                q_strides[2], dout_strides[2], D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, True,
-            )  # fmt: skip
+                dk_tile, dv_tile, k_tile, v_tile, queries, douts, lses, deltas, first, part, first_column, view, T, True
+            )
         dk_tile, dv_tile = _walk_queries(
-            dk_tile, dv_tile, k_tile, v_tile, q_rows, dout_rows, lse + line, delta + line,
-            free, whole, first_column, reader, reader_masking, dropout, scale * LOG2E,
-            q_strides[2], dout_strides[2], D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, False,
-        )  # fmt: skip
+            dk_tile, dv_tile, k_tile, v_tile, queries, douts, lses, deltas, free, whole, first_column, view, T, False
+        )
         if masking.window is not None:
             dk_tile, dv_tile = _walk_queries(
-                dk_tile, dv_tile, k_tile, v_tile, q_rows, dout_rows, lse + line, delta + line,
-                last, end, first_column, reader, reader_masking, dropout, scale * LOG2E,
-                q_strides[2], dout_strides[2], D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, True,
-            )  # fmt: skip
+                dk_tile, dv_tile, k_tile, v_tile, queries, douts, lses, deltas, last, end, first_column, view, T, True
+            )
     seen = (first_column + tl.arange(0, COLUMNS))[:, None] < head.visible
-    dk_tile = tl.where(seen, dk_tile * scale, 0.0)
+    dk_tile = tl.where(seen, dk_tile * problem.scale, 0.0)
     dv_tile = tl.where(seen, dv_tile * dropout.keep_scale, 0.0)
-    store_tile(dk, dk_tile, dk_strides, head, column, count, COLUMNS, D)
-    store_tile(dv, dv_tile, dv_strides, head, column, count, COLUMNS, DV)
-
-
-# ------------------------------------------------------------------------------------------------------------ tiles
+    steps.store_tile(dk, dk_tile, dk_strides, head, column, count, COLUMNS, D)
+    steps.store_tile(dv, dv_tile, dv_strides, head, column, count, COLUMNS, DV)
 
 
 def _alternatives(chip: Chip, kind: str, width: int, extras: int) -> list[Tile]:
@@ -336,9 +272,6 @@ def queries_tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
 def keys_tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
     """For dK and dV; arguments as forward.forward_tile()'s."""
     return BACKWARD_KEYS(chip, kind, width, extras)
-
-
-# --------------------------------------------------------------------------------------------------------- launches
 
 
 def backward(
@@ -365,24 +298,15 @@ def backward(
     if call.planes and call.queries:
         stages = stages_for(call.chip, of_queries, key, value, gradients=True)
         _backward_queries[(ceil_div(call.queries, of_queries.rows) * call.planes,)](
-            query, key, value, output, grad, dq, lse, delta, *call.arguments,
+            query, key, value, output, grad, dq, lse, delta, call.problem,
             strides(query, key, value, output, grad, dq), LineStrides(*lse.stride()[:2]),
-            **call.constants, **launch_options(of_queries, stages),
+            **call.constants, **of_queries.options(stages),
         )  # fmt: skip
     if call.planes and call.keys:
         stages = stages_for(call.chip, of_keys, query, grad, gradients=True)
         _backward_keys[(ceil_div(call.keys, of_keys.columns) * call.key_planes,)](
             query, key, value, grad, dk, dv, lse, delta,
-            strides(query, key, value, grad, dk, dv), LineStrides(*lse.stride()[:2]), *call.arguments,
-            **call.constants, **launch_options(of_keys, stages),
+            strides(query, key, value, grad, dk, dv), LineStrides(*lse.stride()[:2]), call.problem,
+            **call.constants, **of_keys.options(stages),
         )  # fmt: skip
     return dq, dk, dv
-
-
-# ---------------------------------------------------------------------------------------------------- compile cases
-
-
-def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """The cases of both kernels: every tile in the heaviest variant that takes it, as in forward.py."""
-    yield from distinct(long_cases(chip, _backward_queries, "attention.backward.queries", queries_tile))
-    yield from distinct(long_cases(chip, _backward_keys, "attention.backward.keys", keys_tile))

@@ -14,34 +14,18 @@ Sources: Kwon et al. 2023, section 4 (pages); Dao et al. 2023, "Flash-Decoding" 
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from fasttfm.kernels.attention.forward import WIDTHS
-from fasttfm.kernels.attention.launch import (
-    compile_case,
-    distinct,
-    every_kind,
-    head_constants,
-    launch_options,
-    like_heads,
-    precision,
-    product_kinds,
-    stages_for,
-    strides,
-    unit,
-    width_class,
-)
-from fasttfm.kernels.attention.tile import LOG2E, Sizes, block, capped, product, sink_scores
+from fasttfm.kernels.attention import steps
+from fasttfm.kernels.attention.launch import like_heads, precision, stages_for, strides, unit, width_class
+from fasttfm.kernels.attention.problem import Sizes
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div, chip, product_kind
 from fasttfm.kernels.parameter import (
@@ -73,7 +57,7 @@ class Pages(NamedTuple):
 
 
 class Scoring(NamedTuple):
-    """Keys that a query sees, and what becomes of its scores, as tile.Masking has it."""
+    """Keys that a query sees, and what becomes of its scores, as Masking has it."""
 
     left: Varying
     """Keys before a query's own."""
@@ -102,9 +86,9 @@ class Parts(NamedTuple):
 @triton.jit
 def _load_scattered(x, offsets, inside, WIDTH: tl.constexpr):
     """(len(offsets), block(WIDTH)): the rows of x that begin at the offsets, zero where not inside."""
-    column = tl.arange(0, block(WIDTH))[None, :]
+    column = tl.arange(0, steps.block(WIDTH))[None, :]
     known = inside[:, None]
-    if block(WIDTH) != WIDTH:
+    if steps.block(WIDTH) != WIDTH:
         known = known & (column < WIDTH)
     return tl.load(x + (offsets[:, None] + column), mask=known, other=0.0)
 
@@ -112,7 +96,7 @@ def _load_scattered(x, offsets, inside, WIDTH: tl.constexpr):
 @triton.jit
 def _store_scattered(x, values, offsets, inside, WIDTH: tl.constexpr):
     """The inverse of _load_scattered(); casts to x's dtype."""
-    column = tl.arange(0, block(WIDTH))[None, :]
+    column = tl.arange(0, steps.block(WIDTH))[None, :]
     known = inside[:, None] & (column < WIDTH)
     tl.store(x + (offsets[:, None] + column), values.to(x.dtype.element_ty), mask=known)
 
@@ -142,13 +126,9 @@ def _decode(
     scale: Real,
     sizes: Sizes,  # S: the most keys that there is room for
     strides: Strides,  # of q, k, v, out: batch or page, head, row
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    PRECISION: tl.constexpr,
-    GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    D: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     H, L, S = sizes
     q_strides, k_strides, v_strides, out_strides = strides
     tiles = (L * GROUP + ROWS - 1) // ROWS
@@ -177,20 +157,20 @@ def _decode(
     end = tl.minimum(end, begin + reach)
 
     q_tile = _load_scattered(q, b * q_strides[0] + head * q_strides[1] + query * q_strides[2], exists, D)
-    scale *= LOG2E
+    scale *= steps.LOG2E
     if scoring.slopes is not None:
-        slope = tl.load(scoring.slopes + b * scoring.slope_stride + head, mask=exists, other=0.0) * LOG2E
-    acc = tl.zeros((ROWS, block(DV)), tl.float32)
+        slope = tl.load(scoring.slopes + b * scoring.slope_stride + head, mask=exists, other=0.0) * steps.LOG2E
+    acc = tl.zeros((ROWS, steps.block(DV)), tl.float32)
     peak = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     if scoring.sinks is not None:
-        peak = sink_scores(tl.load(scoring.sinks + head, mask=exists & (share == 0), other=float("-inf")))
+        peak = steps.sink_scores(tl.load(scoring.sinks + head, mask=exists & (share == 0), other=float("-inf")))
         total = tl.where(peak == float("-inf"), 0.0, 1.0)
     for column in range(begin, end, COLUMNS):
         keys = column + tl.arange(0, COLUMNS)
         page, row, inside = _places(keys, pages, b, keys < end)
         k_tile = _load_scattered(k, page * k_strides[0] + key_head * k_strides[1] + row * k_strides[2], inside, D)
-        s = capped(product(q_tile, tl.trans(k_tile), PRECISION) * scale, scoring)  # (ROWS, COLUMNS)
+        s = steps.capped(steps.product(q_tile, tl.trans(k_tile), PRECISION) * scale, scoring)  # (ROWS, COLUMNS)
         if scoring.slopes is not None:
             s -= slope[:, None] * tl.abs(keys[None, :] - own[:, None]).to(tl.float32)
         seen = inside[None, :] & (keys[None, :] >= low[:, None]) & (keys[None, :] < high[:, None])
@@ -202,7 +182,7 @@ def _decode(
         total = total * fade + tl.sum(p, 1)
         peak = highest
         v_tile = _load_scattered(v, page * v_strides[0] + key_head * v_strides[1] + row * v_strides[2], inside, DV)
-        acc = acc * fade[:, None] + product(p.to(v_tile.dtype), v_tile, PRECISION)
+        acc = acc * fade[:, None] + steps.product(p.to(v_tile.dtype), v_tile, PRECISION)
     acc *= (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
     line = ((tl.cast(share, tl.int64) * parts.B + b) * H + head) * L + query
     if parts.output is None:
@@ -222,10 +202,8 @@ def _append(
     B: Varying,
     sizes: Sizes,  # H: heads of keys; L: rows to append; S: the most rows that there is room for
     strides: Strides,  # of x, cache
-    DV: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    DV: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """Writes x behind the rows of its sequences; what there is no room or page for is left out."""
     H, L, S = sizes
     line = tl.cast(tl.program_id(0), tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -248,10 +226,8 @@ def _merge(
     parts: Parts,
     sizes: Sizes,
     strides: Strides,  # of out
-    DV: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    DV: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """The sum over shares of 2^(LSE - max LSE) O, divided by the sum of the weights."""
     H, L, _ = sizes
     count = tl.cast(parts.B, tl.int64) * H * L
@@ -278,9 +254,6 @@ def _merge(
     tl.store(out + (offsets[:, None] + column), acc.to(out.dtype.element_ty), mask=inside)
     if row_lse is not None:
         tl.store(row_lse + line, peak + tl.log2(tl.where(total == 0.0, 1.0, total)), mask=exists)
-
-
-# ------------------------------------------------------------------------------------------------------------ launches
 
 
 def decode_tile(chip: Chip, kind: str, width: int, rows: int) -> Tile:
@@ -352,12 +325,12 @@ def decode(
         (lengths.contiguous(), None if starts is None else starts.contiguous()),
         pages, scale, sizes, strides(query, key_cache, value_cache, output),
         D=width, DV=value_width, PRECISION=precision(kind), GROUP=group,
-        **launch_options(tile, stages_for(device, tile, key_cache, value_cache)),
+        **tile.options(stages_for(device, tile, key_cache, value_cache)),
     )  # fmt: skip
     if shares > 1:
         tile = rows_tile(_class(value_width))
         _merge[(ceil_div(batch * heads * queries, tile.rows),)](
-            output, lse, parts, sizes, output.stride()[:3], DV=value_width, **launch_options(tile)
+            output, lse, parts, sizes, output.stride()[:3], DV=value_width, **tile.options()
         )
     if lse is not None:
         lse *= math.log(2.0)
@@ -374,7 +347,7 @@ def append(cache: Tensor, x: Tensor, lengths: Tensor, block_table: Tensor | None
     pages, room = _pages(cache, block_table)
     _append[(ceil_div(batch * heads * new, tile.rows),)](
         x, cache, lengths.contiguous(), pages, batch, Sizes(heads, new, room), strides(x, cache),
-        DV=width, **launch_options(tile),
+        DV=width, **tile.options(),
     )  # fmt: skip
 
 
@@ -398,39 +371,3 @@ def _parts(output: Tensor, shares: int, lse: Tensor | None) -> Parts:
         return Parts(None, lse, 1, batch)
     memory = output.new_empty(shares, *output.shape, dtype=torch.float32)
     return Parts(memory, memory.new_empty(memory.shape[:-1]), shares, batch)
-
-
-# ---------------------------------------------------------------------------------------------------- compile cases
-
-
-def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile with pages, shares and all scoring; at one size every dtype without."""
-    yield from distinct(_cases(chip))
-
-
-def _cases(chip: Chip) -> Iterator[CompileCase]:
-    def case(
-        kind: str, width: int, rows: int, *, plain: bool = False, shared: bool = False, lse: str | None = None
-    ) -> CompileCase:
-        tile = decode_tile(chip, kind, width, rows)
-        given: dict[str, Any] = {"bounds": ("*i64", None), "scoring": not plain}
-        given |= {"table": None, "output": None, "lse": lse} if plain else {}
-        words = "rows" + "+lse" * (lse is not None) if plain else "pages+scoring+shares"
-        name = f"attention.decode/{words}{'+grouped' * shared}/D{width}"
-        return compile_case(
-            _decode, name, kind, tile, dropout=False, mask="none", shared=shared, **given, **head_constants(width)
-        )
-
-    for shared in (False, True):
-        for width, kind, rows in itertools.product(WIDTHS, product_kinds(chip), (16, 32)):
-            yield case(kind, width, rows, shared=shared)
-        for kind in every_kind(chip):
-            yield case(kind, 64, 16, plain=True, shared=shared)
-    yield case("bf16", 64, 16, plain=True, lse="*fp32")
-    for width, dtype in itertools.product(WIDTHS, ("bf16", "fp16", "fp32")):
-        for lse in (None, "*fp32") if (width, dtype) == (64, "bf16") else (None,):
-            given = {"strides": ("i32:16",) * 3, "DV": width, "row_lse": lse}
-            name = f"attention.decode.merge{'' if lse is None else '/lse'}/D{width}"
-            yield kernel_case(_merge, name, dtype, rows_tile(width), given=given)
-        given = {"strides": (("i32:16",) * 3,) * 2, "DV": width}
-        yield kernel_case(_append, f"attention.decode.append/D{width}", dtype, rows_tile(width), given=given)

@@ -16,7 +16,6 @@ Source: Vaswani et al. 2017, equation 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -24,51 +23,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fasttfm.kernels.attention.launch import (
-    MASKS,
-    compile_case,
-    distinct,
-    every_kind,
-    extras,
-    head_constants,
-    launch_options,
-    like_heads,
-    positive,
-    prepare,
-    product_kinds,
-    spills,
-    stages_for,
-    strides,
-    unit,
-    variant_name,
-)
-from fasttfm.kernels.attention.tile import (
-    LOG2E,
-    LineStrides,
-    Masking,
-    Sizes,
-    block,
-    hide_keys,
-    key_range,
-    keys_of,
-    line_of,
-    load_keys,
-    load_tile,
-    locate_queries,
-    masking_of,
-    product,
-    rows_of,
-    store_tile,
-    unscaled,
-    window_range,
-)
+from fasttfm.kernels.attention import steps
+from fasttfm.kernels.attention.launch import like_heads, positive, prepare, stages_for, strides, unit
+from fasttfm.kernels.attention.problem import LineStrides, Problem, Rows, Tiling, View
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import choice
-from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div
-from fasttfm.kernels.parameter import Float32Pointer, Int64Pointers, Pointer, Real, Strides
-from fasttfm.kernels.philox import Dropout, lanes_of, select, with_seed
+from fasttfm.kernels.parameter import Float32Pointer, Pointer, Strides
+from fasttfm.kernels.philox import lanes_of, select, with_seed
 from fasttfm.kernels.tiles.attention import FORWARD, Tile
 
 
@@ -78,33 +41,26 @@ def _walk(
     peak,  # (ROWS,), the running maximum
     total,  # (ROWS,), the running sum
     q_tile,  # (ROWS, D)
-    k,  # first key of the head
-    v,
+    k,  # Rows of keys
+    v,  # Rows of values
     first,
     last,
     first_row,
-    head,
-    masking,
-    dropout,
-    scale,
-    k_stride,
-    v_stride,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    PRECISION: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    view,
+    T,  # Tiling
     CHECKED: tl.constexpr,
 ):
     """Takes the key tiles from first to last into the running softmax."""
-    rows = first_row + tl.arange(0, ROWS)
-    for column in range(first, last, COLUMNS):
+    head, masking, dropout, scale = view
+    rows = first_row + tl.arange(0, T.ROWS)
+    for column in range(first, last, T.COLUMNS):
         offset = tl.cast(column, tl.int64)
-        k_tile = load_keys(k + offset * k_stride, k_stride, head.visible - column, COLUMNS, D, not CHECKED)
-        s = product(q_tile, tl.trans(k_tile), PRECISION)  # (ROWS, COLUMNS)
-        s, factor = unscaled(s, masking, scale)
-        s = hide_keys(s, first_row, column, head, masking, CAUSAL, CHECKED)
+        k_tile = steps.load_keys(
+            k.first + offset * k.stride, k.stride, head.visible - column, T.COLUMNS, T.D, not CHECKED
+        )
+        s = steps.product(q_tile, tl.trans(k_tile), T.PRECISION)  # (ROWS, COLUMNS)
+        s, factor = steps.unscaled(s, masking, scale)
+        s = steps.hide_keys(s, first_row, column, head, masking, T.CAUSAL, CHECKED)
         highest = tl.maximum(peak, tl.max(s, 1) * factor)
         base = highest
         if CHECKED or masking.mask is not None:
@@ -113,12 +69,13 @@ def _walk(
         fade = tl.exp2(peak - base)
         total = total * fade + tl.sum(p, 1)
         peak = highest
-        v_tile = load_keys(v + offset * v_stride, v_stride, head.visible - column, COLUMNS, DV, not CHECKED)
+        v_tile = steps.load_keys(
+            v.first + offset * v.stride, v.stride, head.visible - column, T.COLUMNS, T.DV, not CHECKED
+        )
         weights = p.to(v_tile.dtype)
         if dropout.seed is not None:
-            lane = lanes_of(dropout, head.plane, rows, column, COLUMNS)
-            weights = select(weights, lane, dropout.threshold)
-        acc = acc * fade[:, None] + product(weights, v_tile, PRECISION)
+            weights = select(weights, lanes_of(dropout, head.plane, rows, column, T.COLUMNS), dropout.threshold)
+        acc = acc * fade[:, None] + steps.product(weights, v_tile, T.PRECISION)
     return acc, peak, total
 
 
@@ -131,53 +88,38 @@ def _forward(
     lse: Float32Pointer,  # (B, H, L) out: log2 of the sum of the exponentiated scores; 0 where no key is seen
     strides: Strides,  # of q, k, v, out
     lse_strides: LineStrides,
-    spans: Int64Pointers,  # key_lengths, query_starts, key_starts, each or None
-    masking: Masking,
-    dropout: Dropout,
-    scale: Real,
-    sizes: Sizes,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    PRECISION: tl.constexpr,
-    GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    head, first_row = locate_queries(sizes, spans, CAUSAL, ROWS)
+    problem: Problem,
+    D: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    head, first_row = steps.locate_queries(problem, CAUSAL, ROWS)
     if first_row >= head.queries:
         return
     q_strides, k_strides, v_strides, out_strides = strides
+    dropout = problem.dropout
     if dropout.seed is not None:
         dropout = with_seed(dropout)
     row = head.first_query + first_row
     count = head.queries - first_row
-    k = rows_of(k, k_strides, keys_of(head, GROUP), head.first_key)
-    v = rows_of(v, v_strides, keys_of(head, GROUP), head.first_key)
-    masking = masking_of(masking, head, sizes)
-    q_tile = load_tile(q, q_strides, head, row, count, ROWS, D)
-    scale = tl.maximum(scale * LOG2E, 1e-37)  # of 0 times -inf there would be no number
+    keys = Rows(steps.rows_of(k, k_strides, steps.keys_of(head, GROUP), head.first_key), k_strides[2])
+    values = Rows(steps.rows_of(v, v_strides, steps.keys_of(head, GROUP), head.first_key), v_strides[2])
+    masking = steps.masking_of(problem.masking, head, problem.sizes)
+    q_tile = steps.load_tile(q, q_strides, head, row, count, ROWS, D)
+    scale = tl.maximum(problem.scale * steps.LOG2E, 1e-37)  # of 0 times -inf there would be no number
+    view = View(head, masking, dropout, scale)
+    T: tl.constexpr = Tiling(D, DV, CAUSAL, PRECISION, ROWS, COLUMNS)
 
-    end, free = key_range(head.visible, first_row, masking.causal_offset, CAUSAL, ROWS, COLUMNS)
-    acc = tl.zeros((ROWS, block(DV)), tl.float32)
+    end, free = steps.key_range(head.visible, first_row, masking.causal_offset, CAUSAL, ROWS, COLUMNS)
+    acc = tl.zeros((ROWS, steps.block(DV)), tl.float32)
     peak = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     first = 0
     if masking.window is not None:
-        start, first = window_range(first_row, masking, free, ROWS, COLUMNS)
+        start, first = steps.window_range(first_row, masking, free, ROWS, COLUMNS)
         free = tl.maximum(free, first)
-        acc, peak, total = _walk(
-            acc, peak, total, q_tile, k, v, start, first, first_row, head, masking, dropout, scale,
-            k_strides[2], v_strides[2], D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, True,
-        )  # fmt: skip
-    acc, peak, total = _walk(
-        acc, peak, total, q_tile, k, v, first, free, first_row, head, masking, dropout, scale,
-        k_strides[2], v_strides[2], D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, False,
-    )  # fmt: skip
-    acc, peak, total = _walk(
-        acc, peak, total, q_tile, k, v, free, end, first_row, head, masking, dropout, scale,
-        k_strides[2], v_strides[2], D, DV, CAUSAL, PRECISION, ROWS, COLUMNS, True,
-    )  # fmt: skip
+        acc, peak, total = _walk(acc, peak, total, q_tile, keys, values, start, first, first_row, view, T, True)
+    acc, peak, total = _walk(acc, peak, total, q_tile, keys, values, first, free, first_row, view, T, False)
+    acc, peak, total = _walk(acc, peak, total, q_tile, keys, values, free, end, first_row, view, T, True)
     if masking.sinks is not None:
         highest = tl.maximum(peak, masking.sinks)
         highest = tl.where(highest == float("-inf"), 0.0, highest)
@@ -187,13 +129,10 @@ def _forward(
         peak = highest
     empty = total == 0.0
     acc *= (dropout.keep_scale / tl.where(empty, 1.0, total))[:, None]
-    store_tile(out, acc, out_strides, head, row, count, ROWS, DV)
+    steps.store_tile(out, acc, out_strides, head, row, count, ROWS, DV)
     rows = tl.arange(0, ROWS)
     logarithm = tl.where(empty, 0.0, peak + tl.log2(tl.where(empty, 1.0, total)))
-    tl.store(lse + line_of(lse_strides, head, row) + rows, logarithm, mask=rows < count)
-
-
-# ------------------------------------------------------------------------------------------------------------ tiles
+    tl.store(lse + steps.line_of(lse_strides, head, row) + rows, logarithm, mask=rows < count)
 
 
 def _alternatives(chip: Chip, kind: str, width: int, extras: int) -> list[Tile]:
@@ -206,9 +145,6 @@ def forward_tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
     """kind as launch.product_kind() names it; width 64, 128 or 256: the larger head size, at most; extras as
     launch.extras() counts them."""
     return FORWARD(chip, kind, width, extras)
-
-
-# --------------------------------------------------------------------------------------------------------- launches
 
 
 def forward(
@@ -232,8 +168,8 @@ def forward(
         tile = tile or forward_tile(*call.size_class)
         _forward[(ceil_div(call.queries, tile.rows) * call.planes,)](
             query, key, value, output, lse,
-            strides(query, key, value, output), LineStrides(*lse.stride()[:2]), *call.arguments,
-            **call.constants, **launch_options(tile, stages_for(call.chip, tile, key, value)),
+            strides(query, key, value, output), LineStrides(*lse.stride()[:2]), call.problem,
+            **call.constants, **tile.options(stages_for(call.chip, tile, key, value)),
         )  # fmt: skip
     return output, lse
 
@@ -242,50 +178,3 @@ def outputs(query: Tensor, value_width: int) -> tuple[Tensor, Tensor]:
     """Memory for the output and the log-sum-exp."""
     lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
     return like_heads(query, value_width), lse
-
-
-# ---------------------------------------------------------------------------------------------------- compile cases
-
-WIDTHS = (64, 128, 256)
-"""Head sizes that tiles are chosen for. Narrower heads take the tile of 64 and need less of everything."""
-
-
-def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile in the heaviest variant that takes it; at one size every dtype with every mask, packed,
-    and with shared keys."""
-    yield from distinct(long_cases(chip, _forward, "attention.forward", forward_tile))
-
-
-def long_cases(chip: Chip, kernel: Any, name: str, choose: Callable[..., Tile]) -> Iterator[CompileCase]:
-    """The cases of a kernel for long rows whose tile choose() says, as forward_tile() does."""
-
-    def case(
-        kind: str, width: int, *, dropout: bool = True, mask: str = "add", packed: bool = False, shared: bool = False,
-        scoring: bool = False, D: int | None = None,
-    ) -> CompileCase:  # fmt: skip
-        tile = choose(chip, kind, width, extras(kind, dropout, mask != "none", shared=shared, scored=scoring))
-        variant: dict[str, Any] = {"dropout": dropout, "mask": mask, "packed": packed, "shared": shared}
-        variant |= {"scoring": scoring}
-        full = f"{name}/{variant_name(**variant)}/D{D or width}"
-        return compile_case(kernel, full, kind, tile, **variant, **head_constants(D or width))
-
-    for width in WIDTHS:
-        for kind in product_kinds(chip):
-            if spills(chip, kind, width):
-                continue  # the route takes another way
-            yield case(kind, width)
-            if choose(chip, kind, width, 1) != choose(chip, kind, width, 2):
-                yield case(kind, width, mask="none")
-            if kind in ("bf16", "fp16"):
-                yield case(kind, width, dropout=False, mask="none")
-    for kind in every_kind(chip):
-        for mask in MASKS:
-            yield case(kind, 64, mask=mask)
-        yield case(kind, 64, mask="none", packed=True)
-    for kind in product_kinds(chip):
-        yield case(kind, 64, mask="none", shared=True)
-        yield case(kind, 64, mask="none", scoring=True)
-    if chip.matrix_units:
-        yield case("bf16", 128, dropout=False, mask="none", shared=True)
-        yield case("bf16", 128, dropout=False, mask="none", scoring=True)
-    yield case("bf16", 64, D=32)

@@ -1,20 +1,17 @@
-"""The host side that all attention kernels share: the route, what is passed on, how a case of theirs is compiled."""
+"""The host side that all attention kernels share: the route, and what is passed on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fasttfm.kernels.attention.tile import Masking, Sizes
+from fasttfm.kernels.attention.problem import Masking, Problem, Sizes
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import choice
-from fasttfm.kernels.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.launch import chip, interpreted, product_kind
-from fasttfm.kernels.parameter import each_of, kinds_of
 from fasttfm.kernels.philox import dropout_arguments
 from fasttfm.kernels.tiles.attention import LONG_WIDTH, SHORT_KEYS, Tile
 
@@ -52,15 +49,14 @@ class Call:
     """Batch times heads of keys."""
     queries: int
     keys: int
-    arguments: tuple
-    """spans, masking, dropout, scale and sizes, which follow the tensors in every kernel."""
+    problem: Problem
     constants: dict[str, Any]
 
     @property
     def size_class(self) -> tuple:
         """Return what tiles depend on: chip, kind, the larger head size in classes from 64 on, and extras()."""
         width = width_class(max(64, self.constants["D"], self.constants["DV"]))
-        masking, dropout = self.arguments[1:3]
+        masking, dropout = self.problem.masking, self.problem.dropout
         scored = any(x is not None for x in (masking.window, masking.softcap, masking.slopes))
         shared = self.constants["GROUP"] > 1
         beside = extras(self.kind, dropout.seed is not None, masking.mask is not None, shared=shared, scored=scored)
@@ -157,20 +153,6 @@ def like_heads(x: Tensor, width: int | None = None) -> Tensor:
     return x.new_empty(batch, length, heads, x.shape[3] if width is None else width).transpose(1, 2)
 
 
-def mask_arguments(mask: Tensor | None, shape: tuple[int, ...]) -> tuple[Tensor | None, tuple[int, int, int, int]]:
-    """The mask as kernels take it, and its strides once broadcast to shape (B, H, L, S)."""
-    if mask is None:
-        return None, (0, 0, 0, 0)
-    mask = mask.expand(shape)
-    strides = mask.stride()
-    return mask.view(torch.uint8) if mask.dtype == torch.bool else mask, (
-        strides[0],
-        strides[1],
-        strides[2],
-        strides[3],
-    )
-
-
 def clamped(causal_offset: int, queries: int, keys: int) -> int:
     """An offset with the same meaning that can be added to a row in 32 bits: past the ends all or no keys are seen."""
     return max(-queries, min(causal_offset, keys))
@@ -190,13 +172,14 @@ def masking_arguments(
 ) -> Masking:
     """Arguments as fasttfm.functional.attention's Options, on scores of this shape (B, H, L, S)."""
     _, heads, queries, keys = shape
-    mask, mask_strides = mask_arguments(mask, shape)
+    if mask is not None:
+        mask = mask.expand(shape)
     rows, columns = (queries, keys) if offsets is None else (2 * (queries + keys),) * 2
     last = clamped(causal_offset, rows, columns)
     return Masking(
-        mask,
+        mask.view(torch.uint8) if mask is not None and mask.dtype == torch.bool else mask,
         last,
-        *mask_strides,
+        (0, 0, 0, 0) if mask is None else mask.stride(),
         offsets=offsets,
         window=None if window == -1 else last - clamped(causal_offset - window, rows, columns),
         softcap=softcap or None,
@@ -233,7 +216,6 @@ def prepare(
     if packed is not None:
         query_starts, key_starts, queries, keys = packed
         query_starts, key_starts = query_starts.contiguous(), key_starts.contiguous()
-    masking = masking_arguments((batch, heads, queries, keys), **places)
     return Call(
         chip=device,
         kind=kind,
@@ -241,9 +223,9 @@ def prepare(
         key_planes=batch * key.shape[1],
         queries=queries,
         keys=keys,
-        arguments=(
-            (key_lengths, query_starts, key_starts), masking, dropout_arguments(dropout_p, seed, site), scale,
-            Sizes(heads, queries, keys),
+        problem=Problem(
+            (key_lengths, query_starts, key_starts), masking_arguments((batch, heads, queries, keys), **places),
+            dropout_arguments(dropout_p, seed, site), scale, Sizes(heads, queries, keys),
         ),
         constants={
             "D": width, "DV": value_width, "CAUSAL": causal, "PRECISION": precision(kind),
@@ -267,11 +249,6 @@ def precision(kind: str) -> str:
     return "upcast" if kind == "bf16" and interpreted() else "ieee"
 
 
-def launch_options(tile: Tile, stages: int | None = None) -> dict[str, int]:
-    """A tile as a launch takes it; stages: fewer than its own."""
-    return {"ROWS": tile.rows, "COLUMNS": tile.columns, "num_warps": tile.warps, "num_stages": stages or tile.stages}
-
-
 def stages_for(chip: Chip, tile: Tile, *walked: Tensor, gradients: bool = False) -> int:
     """The stages with which a loop over `walked`, the operands that it loads in each step, is right.
 
@@ -288,88 +265,3 @@ def stages_for(chip: Chip, tile: Tile, *walked: Tensor, gradients: bool = False)
         return 1
     even = {x.data_ptr() % 16 == 0 and all(step % 16 == 0 for step in x.stride()[:-1]) for x in walked}
     return tile.stages if len(even) == 1 else 1
-
-
-def compile_case(
-    kernel: Any,
-    name: str,
-    kind: str,
-    tile: Tile,
-    *,
-    dropout: bool,
-    mask: str,
-    packed: bool = False,
-    sums: bool = False,
-    shared: bool = False,
-    scoring: bool = False,
-    **constants: Any,
-) -> CompileCase:
-    """A kernel of the attention family as a model calls it: heads of a whole number of 16 bytes, and so strides.
-
-    name: family, kernel, variant; the tile is added. mask: none, bool or add. packed: sequences one after the other.
-    sums: with those that a projection's bias gets. shared: query heads share heads of keys. scoring: with a window, a
-    soft cap, ALiBi and sinks. constants: the kernel's own, but for those that follow from the other arguments.
-    """
-    element = "fp32" if kind == "tf32" else kind
-    known: dict[str, Any] = {
-        "mask": {"none": None, "bool": "*u8", "add": f"*{element}"}[mask],
-        "strides": (("i32:16",) * 3,) * list(kinds_of(kernel).values()).count("Pointer"),
-        "sum_strides": ("i32:16",) * 2,
-        "key_stride": 1,
-        "PRECISION": "tf32" if kind == "tf32" else "ieee",
-        "GROUP": SHARED if shared else 1,
-    }
-    known |= {"offsets": None, "window": None, "softcap": None, "slopes": None, "sinks": None} if not scoring else {}
-    known |= {} if dropout else {"seed": None}
-    known["spans"] = (None, "*i64", "*i64") if packed else ("*i64", None, None)
-    known |= {} if sums else {"dq_sums": None, "dk_sums": None, "dv_sums": None}
-    known |= constants
-    taken = {*kernel.arg_names, *(name for name, _ in each_of(kinds_of(kernel).items()))}
-    given = {name: value for name, value in known.items() if name in taken}
-    return kernel_case(kernel, name, kind, tile, given=given)
-
-
-def head_constants(width: int, *, causal: bool = True) -> dict[str, Any]:
-    """The constants of kernels that multiply by heads of this size, a power of two."""
-    return {"D": width, "DV": width, "CAUSAL": causal}
-
-
-def product_kinds(chip: Chip) -> tuple[str, ...]:
-    """Return the types of products that compile differently: with matrix units float16 takes what bfloat16 takes."""
-    if chip.capability >= 80:
-        return ("bf16", "fp32", "tf32")
-    return ("bf16", "fp32") if chip.matrix_units else ("bf16", "fp16", "fp32")
-
-
-def distinct(cases: Iterable[CompileCase]) -> Iterator[CompileCase]:
-    """Each once."""
-    yield from {(case.name, case.dtype): case for case in cases}.values()
-
-
-MASKS = ("none", "bool", "add")
-"""Of a call: none, one that allows, one that is added to the scores."""
-
-
-def every_kind(chip: Chip) -> tuple[str, ...]:
-    """Return all types of products, float16 as well where it takes what bfloat16 takes."""
-    return tuple(dict.fromkeys((*product_kinds(chip), "fp16")))
-
-
-SHARED = 4
-"""Query heads of a head of keys, in cases that share."""
-
-
-def variant_name(
-    *, dropout: bool, mask: str, packed: bool = False, sums: bool = False, shared: bool = False, scoring: bool = False
-) -> str:
-    """The variant in a case's name."""
-    words = (
-        "causal",
-        "packed" if packed else "lengths",
-        "dropout" * dropout,
-        f"{mask}-mask" * (mask != "none"),
-        "sums" * sums,
-        "shared" * shared,
-        "scoring" * scoring,
-    )
-    return "+".join(word for word in words if word)

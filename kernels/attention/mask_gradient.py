@@ -9,44 +9,20 @@ each writes a part of its own and the parts are added in a fixed order: no atomi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
-from fasttfm.kernels.attention.launch import (
-    compile_case,
-    head_constants,
-    launch_options,
-    prepare,
-    product_kinds,
-    spills,
-    strides,
-    unit,
-    variant_name,
-)
-from fasttfm.kernels.attention.tile import (
-    LOG2E,
-    LineStrides,
-    Masking,
-    Sizes,
-    capped,
-    head_of,
-    hide,
-    keys_of,
-    line_of,
-    load_tile,
-    masking_of,
-    product,
-)
+from fasttfm.kernels.attention import steps
+from fasttfm.kernels.attention.launch import prepare, strides, unit
+from fasttfm.kernels.attention.problem import LineStrides, Problem
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div
-from fasttfm.kernels.parameter import Float32Pointer, Int64Pointers, Pointer, Real, Strides, Varying
-from fasttfm.kernels.philox import Dropout, keep_mask, with_seed
+from fasttfm.kernels.parameter import Float32Pointer, Pointer, Strides, Varying
+from fasttfm.kernels.philox import keep_mask, with_seed
 from fasttfm.kernels.tiles.attention import MASK_GRADIENT, Tile
 
 
@@ -59,27 +35,17 @@ def _gradient(
     lse: Float32Pointer,  # (B, H, L), of the forward pass
     delta: Float32Pointer,  # (B, H, L), sum of dO * O
     parts: Float32Pointer,  # (shares, MB, MH, ML, MS) out
-    spans: Int64Pointers,  # key_lengths or None; None and None: packed sequences take no mask
-    masking: Masking,
-    dropout: Dropout,
-    scale: Real,
-    sizes: Sizes,
+    problem: Problem,  # packed sequences take no mask
     planes: Varying,  # B * H
     shares: Varying,
     strides: Strides,  # of q, k, v, dout
     lse_strides: LineStrides,  # of lse, delta
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    PRECISION: tl.constexpr,
-    GROUP: tl.constexpr,
-    MB: tl.constexpr,  # whether the mask has batches, heads, queries, keys of its own
-    MH: tl.constexpr,
-    ML: tl.constexpr,
-    MS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    D: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
+    # whether the mask has batches, heads, queries, keys of its own
+    MB: tl.constexpr, MH: tl.constexpr, ML: tl.constexpr, MS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    spans, masking, dropout, scale, sizes = problem
     H, L, S = sizes
     q_strides, k_strides, v_strides, dout_strides = strides
     row_tiles = (L + ROWS - 1) // ROWS
@@ -118,27 +84,27 @@ def _gradient(
         rest = reader // columns_read
         row = (mask_row + rest % rows_read) * ROWS
         rest = rest // rows_read
-        head = head_of(mask_batch + rest // heads, mask_head + rest % heads, sizes, spans)
+        head = steps.head_of(mask_batch + rest // heads, mask_head + rest % heads, sizes, spans)
         row_offset = tl.cast(row, tl.int64)
         column_offset = tl.cast(column, tl.int64)
         rows = row + tl.arange(0, ROWS)
-        q_tile = load_tile(q, q_strides, head, row_offset, L - row, ROWS, D)
+        q_tile = steps.load_tile(q, q_strides, head, row_offset, L - row, ROWS, D)
         count = head.visible - column
-        k_tile = load_tile(k, k_strides, keys_of(head, GROUP), column_offset, count, COLUMNS, D)
-        dout_tile = load_tile(dout, dout_strides, head, row_offset, L - row, ROWS, DV)
-        v_tile = load_tile(v, v_strides, keys_of(head, GROUP), column_offset, count, COLUMNS, DV)
-        line = line_of(lse_strides, head, rows)
+        k_tile = steps.load_tile(k, k_strides, steps.keys_of(head, GROUP), column_offset, count, COLUMNS, D)
+        dout_tile = steps.load_tile(dout, dout_strides, head, row_offset, L - row, ROWS, DV)
+        v_tile = steps.load_tile(v, v_strides, steps.keys_of(head, GROUP), column_offset, count, COLUMNS, DV)
+        line = steps.line_of(lse_strides, head, rows)
         lse_tile = tl.load(lse + line, mask=rows < L, other=float("inf"))  # no weight in rows past the end
         delta_tile = tl.load(delta + line, mask=rows < L, other=0.0)
-        s = product(q_tile, tl.trans(k_tile), PRECISION) * (scale * LOG2E)  # (ROWS, COLUMNS)
-        s = capped(s, masking)
+        s = steps.product(q_tile, tl.trans(k_tile), PRECISION) * (scale * steps.LOG2E)  # (ROWS, COLUMNS)
+        s = steps.capped(s, masking)
         # Keys as they lie: a mask's tile is read, and its gradient written, in rows of neighbours.
-        s = hide(
+        s = steps.hide(
             s, row, column, tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :],
-            masking_of(masking, head, sizes), head.queries, head.visible, CAUSAL, True,
+            steps.masking_of(masking, head, sizes), head.queries, head.visible, CAUSAL, True,
         )  # fmt: skip
         p = tl.exp2(s - lse_tile[:, None])
-        dp = product(dout_tile, tl.trans(v_tile), PRECISION)
+        dp = steps.product(dout_tile, tl.trans(v_tile), PRECISION)
         if dropout.seed is not None:
             keep = keep_mask(dropout.seed, dropout.site, head.plane, rows, column, dropout.threshold, COLUMNS)
             dp = tl.where(keep, dp * dropout.keep_scale, 0.0)
@@ -197,26 +163,8 @@ def gradient(
     parts = torch.empty(shares, *shape, dtype=torch.float32, device=mask.device)
     delta = (output.float() * grad.float()).sum(-1).contiguous()
     _gradient[(tiles * shares,)](
-        query, key, value, grad, lse, delta, parts, *call.arguments, call.planes, shares,
+        query, key, value, grad, lse, delta, parts, call.problem, call.planes, shares,
         strides(query, key, value, grad), LineStrides(*lse.stride()[:2]),
-        **call.constants, MB=whole[0], MH=whole[1], ML=whole[2], MS=whole[3], **launch_options(tile),
+        **call.constants, MB=whole[0], MH=whole[1], ML=whole[2], MS=whole[3], **tile.options(),
     )  # fmt: skip
     return parts.sum(0).view(mask.shape).to(mask.dtype)
-
-
-def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile, for a mask shared by all heads; at one size with shared keys."""
-    whole: dict[str, Any] = {"MB": True, "MH": False, "ML": True, "MS": True}
-
-    def case(kind: str, width: int, *, shared: bool = False, scoring: bool = False) -> CompileCase:
-        tile = gradient_tile(chip, kind, width, 2)
-        variant: dict[str, Any] = {"dropout": True, "mask": "add", "shared": shared, "scoring": scoring}
-        name = f"attention.mask_gradient/{variant_name(**variant)}/D{width}"
-        return compile_case(_gradient, name, kind, tile, **variant, **head_constants(width), **whole)
-
-    for width in (64, 128, 256):
-        for kind in dict.fromkeys((*product_kinds(chip), "fp16")):
-            if not spills(chip, kind, width):  # else the route takes another way
-                yield case(kind, width)
-    yield case("bf16", 64, shared=True)
-    yield case("bf16", 64, scoring=True)

@@ -16,64 +16,21 @@ Source: Vaswani et al. 2017, equation 1.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import triton.language as tl
 from torch import Tensor
 
-from fasttfm.kernels.attention.forward import WIDTHS, outputs
-from fasttfm.kernels.attention.launch import (
-    MASKS,
-    compile_case,
-    distinct,
-    every_kind,
-    extras,
-    fits_short,
-    head_constants,
-    key_class,
-    launch_options,
-    like_heads,
-    positive,
-    prepare,
-    product_kinds,
-    strides,
-    unit,
-    variant_name,
-)
-from fasttfm.kernels.attention.tile import (
-    LOG2E,
-    LineStrides,
-    Masking,
-    Sizes,
-    block,
-    cap_slope,
-    capped,
-    hide,
-    hide_keys,
-    keys_of,
-    line_of,
-    load_keys,
-    load_rows,
-    load_tile,
-    locate,
-    masking_of,
-    member_of,
-    product,
-    rows_of,
-    sizes_of_keys,
-    store_rows,
-    store_tile,
-    unscaled,
-)
+from fasttfm.kernels.attention import steps
+from fasttfm.kernels.attention.forward import outputs
+from fasttfm.kernels.attention.launch import key_class, like_heads, positive, prepare, strides, unit
+from fasttfm.kernels.attention.problem import LineStrides, Problem
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import choice
-from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div
-from fasttfm.kernels.parameter import Float32Pointer, Int64Pointers, Pointer, Real, Strides
-from fasttfm.kernels.philox import Dropout, keep_mask, keep_transposed, lanes_of, select, with_seed
+from fasttfm.kernels.parameter import Float32Pointer, Pointer, Strides
+from fasttfm.kernels.philox import keep_mask, keep_transposed, lanes_of, select, with_seed
 from fasttfm.kernels.tiles.attention import SHORT_BACKWARD, SHORT_FORWARD, Tile
 
 
@@ -84,23 +41,15 @@ def _forward(
     v: Pointer,  # (B, H // GROUP, S, DV)
     out: Pointer,  # (B, H, L, DV) out
     lse: Float32Pointer,  # (B, H, L) out: log2 of the sum of the exponentiated scores; 0 where no key is seen
-    spans: Int64Pointers,  # key_lengths, query_starts, key_starts, each or None
-    masking: Masking,
-    dropout: Dropout,
-    scale: Real,
-    sizes: Sizes,
+    problem: Problem,
     strides: Strides,  # of q, k, v, out
     lse_strides: LineStrides,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    PRECISION: tl.constexpr,
-    GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    D: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    spans, masking, dropout, scale, sizes = problem
     tiles = (sizes.L + ROWS - 1) // ROWS
-    head = locate(tl.program_id(0) // tiles, sizes, spans)
+    head = steps.locate(tl.program_id(0) // tiles, sizes, spans)
     first_row = (tl.program_id(0) % tiles) * ROWS
     if first_row >= head.queries:
         return
@@ -108,23 +57,23 @@ def _forward(
     rows = first_row + tl.arange(0, ROWS)
     count = head.queries - first_row
     row = head.first_query + first_row
-    q_tile = load_tile(q, q_strides, head, row, count, ROWS, D)
-    k_rows = rows_of(k, k_strides, keys_of(head, GROUP), head.first_key)
-    v_rows = rows_of(v, v_strides, keys_of(head, GROUP), head.first_key)
+    q_tile = steps.load_tile(q, q_strides, head, row, count, ROWS, D)
+    k_rows = steps.rows_of(k, k_strides, steps.keys_of(head, GROUP), head.first_key)
+    v_rows = steps.rows_of(v, v_strides, steps.keys_of(head, GROUP), head.first_key)
     if masking.mask is None:
-        k_tile = load_keys(k_rows, k_strides[2], head.visible, COLUMNS, D)
-        v_tile = load_keys(v_rows, v_strides[2], head.visible, COLUMNS, DV)
+        k_tile = steps.load_keys(k_rows, k_strides[2], head.visible, COLUMNS, D)
+        v_tile = steps.load_keys(v_rows, v_strides[2], head.visible, COLUMNS, DV)
     else:
         # Keys as they lie: a mask's tile is read in rows of neighbours.
-        k_tile = load_rows(k_rows, k_strides[2], head.visible, COLUMNS, D)
-        v_tile = load_rows(v_rows, v_strides[2], head.visible, COLUMNS, DV)
-    masking = masking_of(masking, head, sizes)
-    scale = tl.maximum(scale * LOG2E, 1e-37)  # of 0 times -inf there would be no number
-    s, factor = unscaled(product(q_tile, tl.trans(k_tile), PRECISION), masking, scale)  # (ROWS, COLUMNS)
+        k_tile = steps.load_rows(k_rows, k_strides[2], head.visible, COLUMNS, D)
+        v_tile = steps.load_rows(v_rows, v_strides[2], head.visible, COLUMNS, DV)
+    masking = steps.masking_of(masking, head, sizes)
+    scale = tl.maximum(scale * steps.LOG2E, 1e-37)  # of 0 times -inf there would be no number
+    s, factor = steps.unscaled(steps.product(q_tile, tl.trans(k_tile), PRECISION), masking, scale)  # (ROWS, COLUMNS)
     if masking.mask is None:
-        s = hide_keys(s, first_row, 0, head, masking, CAUSAL, True)
+        s = steps.hide_keys(s, first_row, 0, head, masking, CAUSAL, True)
     else:
-        s = hide(
+        s = steps.hide(
             s, first_row, 0, tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :], masking, head.queries,
             head.visible, CAUSAL, True,
         )  # fmt: skip
@@ -145,9 +94,10 @@ def _forward(
             keep = keep_mask(seeded.seed, seeded.site, head.plane, rows, 0, dropout.threshold, COLUMNS)
             weights = tl.where(keep, weights, 0.0)
     total = tl.where(total == 0.0, 1.0, total)
-    acc = product(weights, v_tile, PRECISION) * (dropout.keep_scale / total)[:, None]
-    store_tile(out, acc, out_strides, head, row, count, ROWS, DV)
-    tl.store(lse + line_of(lse_strides, head, head.first_query) + rows, peak + tl.log2(total), mask=rows < head.queries)
+    acc = steps.product(weights, v_tile, PRECISION) * (dropout.keep_scale / total)[:, None]
+    steps.store_tile(out, acc, out_strides, head, row, count, ROWS, DV)
+    first = head.first_query
+    tl.store(lse + steps.line_of(lse_strides, head, first) + rows, peak + tl.log2(total), mask=rows < head.queries)
 
 
 @jit
@@ -163,61 +113,53 @@ def _backward(
     dq_sums: Float32Pointer,  # (B, H, D) out: dq summed over L, what a projection's bias gets of it; None: not wanted
     dk_sums: Float32Pointer,  # (B, H // GROUP, D) out: dk summed over S; None with dq_sums
     dv_sums: Float32Pointer,  # (B, H // GROUP, DV) out, likewise
-    spans: Int64Pointers,  # key_lengths, query_starts, key_starts, each or None
-    masking: Masking,
-    dropout: Dropout,
-    scale: Real,
-    sizes: Sizes,
+    problem: Problem,
     strides: Strides,  # of q, k, v, dout, dq, dk, dv
     sum_strides: Strides,  # from one b to the next: of dq_sums, and of dk_sums and dv_sums
     lse_strides: LineStrides,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    PRECISION: tl.constexpr,
-    GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    sizes = sizes_of_keys(sizes, GROUP)
-    head = locate(tl.program_id(0), sizes, spans)
+    D: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    spans, masking, dropout, scale, sizes = problem
+    sizes = steps.sizes_of_keys(sizes, GROUP)
+    head = steps.locate(tl.program_id(0), sizes, spans)
     q_strides, k_strides, v_strides, dout_strides, dq_strides, dk_strides, dv_strides = strides
-    k_tile = load_tile(k, k_strides, head, head.first_key, head.visible, COLUMNS, D)
-    v_tile = load_tile(v, v_strides, head, head.first_key, head.visible, COLUMNS, DV)
+    k_tile = steps.load_tile(k, k_strides, head, head.first_key, head.visible, COLUMNS, D)
+    v_tile = steps.load_tile(v, v_strides, head, head.first_key, head.visible, COLUMNS, DV)
     if dropout.seed is not None:
         dropout = with_seed(dropout)
-    dk_tile = tl.zeros((COLUMNS, block(D)), tl.float32)
-    dv_tile = tl.zeros((COLUMNS, block(DV)), tl.float32)
+    dk_tile = tl.zeros((COLUMNS, steps.block(D)), tl.float32)
+    dv_tile = tl.zeros((COLUMNS, steps.block(DV)), tl.float32)
     for member in range(GROUP):
-        reader = member_of(head, member, GROUP)
-        q_rows = rows_of(q, q_strides, reader, head.first_query)
-        dout_rows = rows_of(dout, dout_strides, reader, head.first_query)
-        dq_rows = rows_of(dq, dq_strides, reader, head.first_query)
-        lse_rows = lse + line_of(lse_strides, reader, head.first_query)
-        reader_masking = masking_of(masking, reader, sizes)
+        reader = steps.member_of(head, member, GROUP)
+        q_rows = steps.rows_of(q, q_strides, reader, head.first_query)
+        dout_rows = steps.rows_of(dout, dout_strides, reader, head.first_query)
+        dq_rows = steps.rows_of(dq, dq_strides, reader, head.first_query)
+        lse_rows = lse + steps.line_of(lse_strides, reader, head.first_query)
+        reader_masking = steps.masking_of(masking, reader, sizes)
         if dq_sums is not None:
-            dq_sum = tl.zeros((block(D),), tl.float32)
+            dq_sum = tl.zeros((steps.block(D),), tl.float32)
         for row in range(0, head.queries, ROWS):
             rows = row + tl.arange(0, ROWS)
             offset = tl.cast(row, tl.int64)
             count = head.queries - row
-            q_tile = load_rows(q_rows + offset * q_strides[2], q_strides[2], count, ROWS, D)
-            dout_tile = load_rows(dout_rows + offset * dout_strides[2], dout_strides[2], count, ROWS, DV)
+            q_tile = steps.load_rows(q_rows + offset * q_strides[2], q_strides[2], count, ROWS, D)
+            dout_tile = steps.load_rows(dout_rows + offset * dout_strides[2], dout_strides[2], count, ROWS, DV)
             # no weight past the last row
             lse_tile = tl.load(lse_rows + rows, mask=rows < head.queries, other=float("inf"))
-            s = product(k_tile, tl.trans(q_tile), PRECISION) * (scale * LOG2E)  # (COLUMNS, ROWS)
-            s = capped(s, masking)
+            s = steps.product(k_tile, tl.trans(q_tile), PRECISION) * (scale * steps.LOG2E)  # (COLUMNS, ROWS)
+            s = steps.capped(s, masking)
             if masking.softcap is not None:
-                slope = cap_slope(s, masking)
-            s = hide_keys(s, row, 0, reader, reader_masking, CAUSAL, True, True)
+                slope = steps.cap_slope(s, masking)
+            s = steps.hide_keys(s, row, 0, reader, reader_masking, CAUSAL, True, True)
             p = tl.exp2(s - lse_tile[None, :])
-            dp = product(v_tile, tl.trans(dout_tile), PRECISION)
+            dp = steps.product(v_tile, tl.trans(dout_tile), PRECISION)
             kept = p
             if dropout.seed is not None:
                 keep = keep_transposed(dropout, reader.plane, rows, 0, COLUMNS)
                 kept = tl.where(keep, p, 0.0)
                 dp = tl.where(keep, dp * dropout.keep_scale, 0.0)
-            dv_tile += product(kept.to(dout_tile.dtype), dout_tile, PRECISION)
+            dv_tile += steps.product(kept.to(dout_tile.dtype), dout_tile, PRECISION)
             # The log-sum-exp of large scores is rounded so far that the weights add up to total and not to 1. dS
             # cancels only if delta is the mean of dP under these very weights; the row is at hand.
             total = tl.sum(p, 0)
@@ -228,31 +170,28 @@ def _backward(
             if masking.softcap is not None:
                 ds *= slope
             ds = ds.to(k_tile.dtype)
-            dk_tile += product(ds, q_tile, PRECISION)
+            dk_tile += steps.product(ds, q_tile, PRECISION)
             if COLUMNS >= 8 * ROWS:
                 # Before sm_90 Triton shares out every product of the loop as it does this one: by columns, if they are
                 # more than its rows. Eight warps would then share 16 queries' scores, and compute each four times.
-                dq_tile = tl.trans(product(tl.trans(k_tile), ds, PRECISION)) * scale
+                dq_tile = tl.trans(steps.product(tl.trans(k_tile), ds, PRECISION)) * scale
             else:
-                dq_tile = product(tl.trans(ds), k_tile, PRECISION) * scale
-            store_rows(dq_rows + offset * dq_strides[2], dq_tile, dq_strides[2], count, ROWS, D)
+                dq_tile = steps.product(tl.trans(ds), k_tile, PRECISION) * scale
+            steps.store_rows(dq_rows + offset * dq_strides[2], dq_tile, dq_strides[2], count, ROWS, D)
             if dq_sums is not None:
                 dq_sum += tl.sum(dq_tile, 0)  # rows past the end have no weights, and so no gradient
         if dq_sums is not None:
-            column = tl.arange(0, block(D))
+            column = tl.arange(0, steps.block(D))
             tl.store(dq_sums + head.b * sum_strides[0] + reader.h * D + column, dq_sum, mask=column < D)
     if dq_sums is not None:
-        column = tl.arange(0, block(D))
+        column = tl.arange(0, steps.block(D))
         dk_sum = tl.sum(dk_tile, 0) * scale
         tl.store(dk_sums + head.b * sum_strides[1] + head.h * D + column, dk_sum, mask=column < D)
-        column = tl.arange(0, block(DV))
+        column = tl.arange(0, steps.block(DV))
         dv_sum = tl.sum(dv_tile, 0) * dropout.keep_scale
         tl.store(dv_sums + head.b * sum_strides[1] + head.h * DV + column, dv_sum, mask=column < DV)
-    store_tile(dk, dk_tile * scale, dk_strides, head, head.first_key, head.keys, COLUMNS, D)
-    store_tile(dv, dv_tile * dropout.keep_scale, dv_strides, head, head.first_key, head.keys, COLUMNS, DV)
-
-
-# ------------------------------------------------------------------------------------------------------------ tiles
+    steps.store_tile(dk, dk_tile * scale, dk_strides, head, head.first_key, head.keys, COLUMNS, D)
+    steps.store_tile(dv, dv_tile * dropout.keep_scale, dv_strides, head, head.first_key, head.keys, COLUMNS, DV)
 
 
 def _alternatives(chip: Chip, kind: str, width: int, extras: int, keys: int) -> list[Tile]:
@@ -269,9 +208,6 @@ def forward_tile(chip: Chip, kind: str, width: int, extras: int, keys: int) -> T
 def backward_tile(chip: Chip, kind: str, width: int, extras: int, keys: int) -> Tile:
     """The tile of the backward pass; arguments as forward_tile()'s."""
     return SHORT_BACKWARD(chip, kind, width, keys, extras)
-
-
-# --------------------------------------------------------------------------------------------------------- launches
 
 
 def forward(
@@ -291,9 +227,9 @@ def forward(
     if call.planes and call.queries:
         tile = tile or forward_tile(*call.size_class, key_class(call.keys))
         _forward[(ceil_div(call.queries, tile.rows) * call.planes,)](
-            query, key, value, output, lse, *call.arguments,
+            query, key, value, output, lse, call.problem,
             strides(query, key, value, output), LineStrides(*lse.stride()[:2]),
-            **call.constants, **launch_options(tile),
+            **call.constants, **tile.options(),
         )  # fmt: skip
     return output, lse
 
@@ -323,54 +259,8 @@ def backward(
         dq_sums, dk_sums, dv_sums = sums or (None, None, None)
         sum_strides = (0, 0) if sums is None else (sums[0].stride(0), sums[1].stride(0))
         _backward[(call.key_planes,)](
-            query, key, value, grad, dq, dk, dv, lse, dq_sums, dk_sums, dv_sums, *call.arguments,
+            query, key, value, grad, dq, dk, dv, lse, dq_sums, dk_sums, dv_sums, call.problem,
             strides(query, key, value, grad, dq, dk, dv), sum_strides, LineStrides(*lse.stride()[:2]),
-            **call.constants, **launch_options(tile),
+            **call.constants, **tile.options(),
         )  # fmt: skip
     return dq, dk, dv
-
-
-# ---------------------------------------------------------------------------------------------------- compile cases
-
-
-def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """The cases of both kernels: every tile in the heaviest variant that takes it, as in forward.py."""
-    yield from distinct(_cases(chip))
-
-
-def _cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile in the heaviest variant that takes it; at one size every dtype with every mask, packed,
-    and with shared keys."""
-    for kernel, name, choose in ((_forward, "forward", forward_tile), (_backward, "backward", backward_tile)):
-
-        def case(
-            kind: str, width: int, keys: int, *, dropout: bool = True, mask: str = "none", packed: bool = False,
-            shared: bool = False, scoring: bool = False, D: int | None = None, kernel: Any = kernel, name: str = name,
-            choose: Any = choose,
-        ) -> CompileCase:  # fmt: skip
-            tile = choose(chip, kind, width, extras(kind, dropout, mask != "none", shared=shared, scored=scoring), keys)
-            sums = kernel is _backward and mask == "none" and not (shared or scoring)
-            variant: dict[str, Any] = {
-                "dropout": dropout, "mask": mask, "packed": packed, "sums": sums, "shared": shared, "scoring": scoring
-            }  # fmt: skip
-            full = f"attention.short.{name}/{variant_name(**variant)}/D{D or width}"
-            return compile_case(kernel, full, kind, tile, **variant, **head_constants(D or width))
-
-        for kind, width, keys in itertools.product(product_kinds(chip), WIDTHS[:2], (16, 32, 64, 128)):
-            if fits_short(chip, kind, width, keys):
-                yield case(kind, width, keys, mask="add")
-                if kernel is _backward or choose(chip, kind, width, 1, keys) != choose(chip, kind, width, 2, keys):
-                    yield case(kind, width, keys)
-        yield case("bf16", 64, 32, dropout=False)
-        if "tf32" in product_kinds(chip) and choose(chip, "tf32", 64, 0, 32) != choose(chip, "tf32", 64, 1, 32):
-            yield case("tf32", 64, 32, dropout=False)
-        for kind in every_kind(chip):
-            keys = 32 if fits_short(chip, kind, 64, 32) else 16
-            for mask in MASKS:
-                yield case(kind, 64, keys, mask=mask)
-            yield case(kind, 64, keys, packed=True)
-        for kind in product_kinds(chip):
-            keys = 32 if fits_short(chip, kind, 64, 32) else 16
-            yield case(kind, 64, keys, shared=True)
-            yield case(kind, 64, keys, scoring=True)
-        yield case("bf16", 64, 32, D=32)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.compile_case import CompileCase
+from fasttfm.kernels.proof.compile_case import CompileCase
 from fasttfm.kernels.proof.ledger import Resources
 
 FILE = Path(__file__).with_name("budgets.csv")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.compile_case import CompileCase
+from fasttfm.kernels.proof.compile_case import CompileCase
 
 
 def specialization(case: CompileCase) -> tuple[dict[str, Any], dict[tuple[int, ...], Any], dict[tuple[int, ...], list]]:

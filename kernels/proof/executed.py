@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.proof.ledger import ptx_check
 from fasttfm.kernels.proof.stand_in import replace_everywhere, take_for_device
 

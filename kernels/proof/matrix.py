@@ -5,7 +5,7 @@
     python -m fasttfm.kernels.proof.matrix --heaviest                          two cases a kernel and chip
     python -m fasttfm.kernels.proof.matrix --update-budgets                    record what came out
 
-What is compiled is what the kernel files list: compile_case.py says how, philox.py shows it. The first run takes a
+What is compiled is what cases/ lists: compile_case.py says how, residual_add.py shows it. The first run takes a
 second a case or so; Triton's cache on disk (TRITON_CACHE_DIR, else ~/.triton) makes the next one quick.
 """
 
@@ -30,11 +30,11 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-import fasttfm.kernels
-from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.compile_case import CHIPS, CompileCase
+from fasttfm.kernels.chip import CHIPS, Chip
 from fasttfm.kernels.proof import budgets
+from fasttfm.kernels.proof import cases as listed
 from fasttfm.kernels.proof import report as compile_report
+from fasttfm.kernels.proof.compile_case import CompileCase
 from fasttfm.kernels.proof.ledger import Resources, counted
 from ptx_check.ledger.counted import Counted
 
@@ -59,11 +59,10 @@ class Outcome:
 
 @functools.cache
 def families() -> dict[str, Callable[[Chip], Iterable[CompileCase]]]:
-    """Kernel file, as attention.forward, -> its compile_cases."""
-    root = "fasttfm.kernels."
-    names = [module.name.removeprefix(root) for module in pkgutil.walk_packages(fasttfm.kernels.__path__, root)]
-    modules = {name: importlib.import_module(root + name) for name in names if name.split(".")[0] != "proof"}
-    return {name: module.compile_cases for name, module in modules.items() if hasattr(module, "compile_cases")}
+    """Kernel file, as attention.forward, -> the compile_cases of the file of its name in cases/."""
+    root = f"{listed.__name__}."
+    names = [module.name for module in pkgutil.walk_packages(listed.__path__, root) if not module.ispkg]
+    return {name.removeprefix(root): importlib.import_module(name).compile_cases for name in names}
 
 
 def enumerate_cases(chips: Iterable[Chip], wanted: Sequence[str] = ()) -> Iterator[tuple[Task, CompileCase]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.compile_case import CompileCase
+from fasttfm.kernels.proof.compile_case import CompileCase
 from fasttfm.kernels.proof.ledger import occupancy
 from ptx_check.ledger.text_table import aligned
 

@@ -15,8 +15,8 @@ from importlib import metadata
 from pathlib import Path
 
 from fasttfm.kernels.chip import Chip, named
-from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.proof import budgets, matrix
+from fasttfm.kernels.proof.compile_case import CompileCase
 from fasttfm.kernels.proof.ledger import Resources, counted
 
 FILE = Path(__file__).with_name("sampled.csv")

@@ -20,8 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from fasttfm.kernels import launch
-from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.chip import CHIPS, Chip
 from fasttfm.kernels.jit import Kernel
 
 _FIRST_DEVICE = 64

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fasttfm.kernels import choice_cache, choices
-from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.proof.matrix import families
 
 

@@ -13,22 +13,7 @@ larger tile spills on the other chip. None of them has been timed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from fasttfm.kernels.tiles.table import Table
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """A block of scores and how it is computed."""
-
-    rows: int
-    """Queries."""
-    columns: int
-    """Keys."""
-    warps: int
-    stages: int
-
+from fasttfm.kernels.tiles.table import Table, Tile
 
 # Most keys of a row that the kernels for short rows take: a program holds all keys and values of a head, their
 # gradients and its scores.

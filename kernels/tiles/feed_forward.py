@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import choice
 from fasttfm.kernels.launch import ceil_div
-from fasttfm.kernels.tiles.rows import RowTile
-from fasttfm.kernels.tiles.table import Table
+from fasttfm.kernels.tiles.table import Table, Tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +18,11 @@ class ProductTile:
     depth: int
     warps: int
     stages: int
+
+    def options(self) -> dict[str, int]:
+        """A launch's constants and options."""
+        sizes = {"ROWS": self.rows, "COLUMNS": self.columns, "DEPTH": self.depth}
+        return {**sizes, "num_warps": self.warps, "num_stages": self.stages}
 
 
 # fused: a Triton product with the epilogue in it; cublas: cuBLAS and a pass of its own for what remains.
@@ -58,7 +62,7 @@ _PRODUCT = Table(
 
 # Of the pass that does what remains of backward after cuBLAS; 16 elements a thread.
 GATE = Table(
-    RowTile,
+    Tile,
     """
     chips | rows columns warps
     amd   | 16   128     2

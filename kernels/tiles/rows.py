@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fasttfm.kernels.tiles.table import Table
+from fasttfm.kernels.tiles.table import Table, Tile
 
 MAX_COLUMNS = 16384
 """Columns of the widest row that LayerNorm's kernels take."""
@@ -17,24 +17,20 @@ NARROWEST = 128
 
 
 @dataclass(frozen=True, slots=True)
-class RowTile:
-    rows: int
-    columns: int
-    warps: int
-
-
-@dataclass(frozen=True, slots=True)
 class ClassTile:
     """A part of one row of logits."""
 
     columns: int
     warps: int
 
+    def options(self) -> dict[str, int]:
+        return {"COLUMNS": self.columns, "num_warps": self.warps, "num_stages": 1}
+
 
 # Whole rows: 2,048 elements or one row a program, 32 elements a thread, 16 on AMD's chips. With 16 everywhere the sums
 # over a row, and whatever a thread does once, took a fifth more instructions an element.
 LAYER_NORM_FORWARD = Table(
-    RowTile,
+    Tile,
     """
     chips  columns | rows columns warps
     *      128     | 16   128     2
@@ -51,7 +47,7 @@ LAYER_NORM_FORWARD = Table(
 
 # The sums of the parameters' gradients stay in registers too: 8 elements a thread, the widest rows 4.
 LAYER_NORM_BACKWARD = Table(
-    RowTile,
+    Tile,
     """
     chips  columns | rows columns warps
     amd    128     | 16   128     4
@@ -73,7 +69,7 @@ LAYER_NORM_BACKWARD = Table(
 
 # Rows of more columns than stay in registers, 2,048 at a time.
 LAYER_NORM_WIDE = Table(
-    RowTile,
+    Tile,
     """
     chips | rows columns warps
     amd   | 1    2048    4
@@ -83,7 +79,7 @@ LAYER_NORM_WIDE = Table(
 
 # A block of columns over many rows, for sums along them.
 COLUMN_SUMS = Table(
-    RowTile,
+    Tile,
     """
     chips | rows columns warps
     amd   | 16   128     2
@@ -92,7 +88,7 @@ COLUMN_SUMS = Table(
 )
 
 RESIDUAL_ADD = Table(
-    RowTile,
+    Tile,
     """
     chips  columns | rows columns warps
     amd    128     | 16   128     2
@@ -106,7 +102,7 @@ RESIDUAL_ADD = Table(
 
 # Pairs of a head: 1,024, which are 16 elements a thread.
 ROTARY = Table(
-    RowTile,
+    Tile,
     """
     chips  pairs   | rows columns warps
     amd    16      | 64   16      2
@@ -121,7 +117,7 @@ ROTARY = Table(
 )
 
 EMBEDDING = Table(
-    RowTile,
+    Tile,
     """
     chips  columns | rows columns warps
     amd    64      | 32   64      2
@@ -135,7 +131,7 @@ EMBEDDING = Table(
 
 # With fewer elements than threads two warps would add up one column in two orders and both store their sum.
 PARTIAL_SUMS = Table(
-    RowTile,
+    Tile,
     """
     chips | rows columns warps
     amd   | 32   32      1

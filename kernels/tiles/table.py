@@ -20,8 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.chip import CHIPS, Chip
 
 Answer = TypeVar("Answer")
 
@@ -32,6 +31,21 @@ GROUPS: dict[str, Callable[[Chip], bool]] = {
     "simt": lambda chip: not chip.matrix_units,  # no matrix units in Triton's reach; the interpreter too
     "interpreter": lambda chip: chip.name == "interpreter",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A block of a matrix and how it is computed; of attention, rows are queries and columns keys."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int = 1
+
+    def options(self, stages: int | None = None) -> dict[str, int]:
+        """A launch's constants and options; stages: fewer than its own."""
+        sizes = {"ROWS": self.rows, "COLUMNS": self.columns}
+        return {**sizes, "num_warps": self.warps, "num_stages": stages or self.stages}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from benchmarks.__main__ import main
 from benchmarks.measure import check
 from benchmarks.measure.machine import ROOT
 from fasttfm.kernels.attention import launch as attention_launch
-from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.tiles.feed_forward import epilogue_route
 
 NOTEBOOK = ROOT / "notebooks" / "p100.ipynb"

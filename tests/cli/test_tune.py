@@ -12,7 +12,7 @@ from fasttfm.cli import main
 from fasttfm.cpu import thresholds
 from fasttfm.cpu import tuning as cpu_tuning
 from fasttfm.kernels import choice_cache, choices
-from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.chip import CHIPS
 
 CHIP = CHIPS["sm_90"]
 

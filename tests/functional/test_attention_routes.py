@@ -15,7 +15,7 @@ from fasttfm.functional.attention import routes
 from fasttfm.functional.attention.arguments import Options
 from fasttfm.kernels import launch
 from fasttfm.kernels.attention import launch as attention_launch
-from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.chip import CHIPS
 
 
 def heads(*shape, **options):

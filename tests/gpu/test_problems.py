@@ -6,7 +6,8 @@ from fasttfm.kernels.attention import backward as attention_backward
 from fasttfm.kernels.attention import forward as attention
 from fasttfm.kernels.attention import launch as attention_launch
 from fasttfm.kernels.attention import short as attention_short
-from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.chip import CHIPS
+from fasttfm.kernels.proof.attention_case import WIDTHS, product_kinds
 
 from .problems import ATTENTION
 
@@ -28,12 +29,12 @@ def tiles(chip, kind, width, extras, keys):
 @pytest.mark.parametrize("chip", CHIPS)
 def test_the_problems_meet_every_tile_of_attention(chip):
     classes = {(attention_launch.width_class(p.width), p.extras, attention_launch.key_class(p.keys)) for p in ATTENTION}
-    for kind in attention_launch.product_kinds(CHIPS[chip]):
+    for kind in product_kinds(CHIPS[chip]):
         met = set().union(*(tiles(CHIPS[chip], kind, *size) for size in classes))
         named = set().union(
             *(
                 tiles(CHIPS[chip], kind, width, extras, keys)
-                for width in attention.WIDTHS
+                for width in WIDTHS
                 for extras in (0, 1, 2)
                 for keys in (16, 32, 64, 128, 256)
             )

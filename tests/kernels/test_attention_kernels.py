@@ -16,7 +16,7 @@ from fasttfm.kernels.attention import forward as attention
 from fasttfm.kernels.attention import launch as attention_launch
 from fasttfm.kernels.attention import mask_gradient as attention_mask_gradient
 from fasttfm.kernels.attention import short as attention_short
-from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.tiles.attention import Tile
 
 ROUTES = ("short", "flash", "softmax")

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fasttfm.kernels import choice_cache, choices
+from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.choice_cache import Answer, System
-from fasttfm.kernels.compile_case import CHIPS
 
 SM_80, SM_90 = CHIPS["sm_80"], CHIPS["sm_90"]
 

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.measure import records
-from fasttfm.kernels.compile_case import CHIPS, CompileCase
+from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.proof import budgets
 from fasttfm.kernels.proof import matrix as compile_matrix
 from fasttfm.kernels.proof import report as compile_report
+from fasttfm.kernels.proof.compile_case import CompileCase
 from fasttfm.kernels.proof.ledger import Resources, occupancy
 
 KERNELS = Path(compile_matrix.__file__).parents[1]
@@ -49,7 +50,7 @@ def test_every_kernel_that_a_file_launches_is_in_the_matrix(file):
     launched = launched_kernels(file)
     family = ".".join(file.relative_to(KERNELS).with_suffix("").parts)
     listed = {case.kernel.__name__ for task, case in ALL.items() if task.family == family}
-    assert launched <= listed, f"kernels/{file.name} launches what its compile_cases() does not list"
+    assert launched <= listed, f"kernels/{file.name} launches what proof/cases does not list"
 
 
 def test_every_chip_has_cases_of_every_kernel_file():
@@ -115,10 +116,10 @@ def test_every_case_compiles_within_its_budget_on_every_chip(request):
 
 SPOILED = """
 import dataclasses
-from fasttfm.kernels import residual_add
+from fasttfm.kernels.proof.cases import residual_add
 from fasttfm.kernels.proof import budgets
 from fasttfm.kernels.proof.ledger import counted
-from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.chip import CHIPS
 chip = CHIPS["sm_80"]
 case = next(iter(residual_add.compile_cases(chip)))
 large = dataclasses.replace(case, arguments={**case.arguments, "ROWS": 64, "COLUMNS": 256}, num_warps=1)

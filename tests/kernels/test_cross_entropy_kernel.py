@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from fasttfm import functional, reference
 from fasttfm.functional.backends import backend
 from fasttfm.kernels import cross_entropy as kernel
-from fasttfm.kernels.chip import INTERPRETER
-from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.chip import CHIPS, INTERPRETER
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 PAD = 0

@@ -6,7 +6,7 @@ from accuracy import assert_as_accurate
 
 from fasttfm import reference
 from fasttfm.kernels.attention.decode import append, decode, shares_of
-from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.proof.launch_log import LaunchLog
 from fasttfm.kernels.tiles.attention import Tile
 from fasttfm.reference_cache import attention_with_cache

@@ -10,7 +10,8 @@ from fasttfm import functional, reference
 from fasttfm.functional.backends import backend
 from fasttfm.kernels import feed_forward as kernel
 from fasttfm.kernels import product
-from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.chip import CHIPS
+from fasttfm.kernels.proof import matrix
 from fasttfm.kernels.tiles.feed_forward import GATE, ProductTile, epilogue_route, product_tile
 
 SEED = torch.tensor([-0x1234567890ABCDEF])
@@ -219,7 +220,7 @@ def test_two_runs_give_the_same_bits():
 
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=list(CHIPS))
 def test_every_tile_that_a_chip_can_take_is_listed_for_compilation(chip):
-    cases = [case for case in kernel.compile_cases(chip) if case.arguments["ACTIVATION"] == "relu"]
+    cases = [case for case in matrix.families()["feed_forward"](chip) if case.arguments["ACTIVATION"] == "relu"]
     for kind in ("fp32", "fp16", "bf16"):
         for size in ("large", "small"):
             to = product_tile(chip, kind, size)

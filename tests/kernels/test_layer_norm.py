@@ -13,9 +13,9 @@ from fasttfm.functional.backends import backend
 from fasttfm.kernels import layer_norm as kernel
 from fasttfm.kernels import layer_norm_wide as wide_kernel
 from fasttfm.kernels import residual_add as add_kernel
-from fasttfm.kernels.chip import INTERPRETER
-from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.chip import CHIPS, INTERPRETER
 from fasttfm.kernels.philox import dropout_arguments
+from fasttfm.kernels.proof import matrix
 from fasttfm.kernels.tiles.rows import LAYER_NORM_WIDE
 
 SEED = torch.tensor([0x1234567890ABCDEF])
@@ -199,7 +199,7 @@ def test_no_rows_give_no_output_and_zero_parameter_gradients():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_statistics_are_float32_whatever_the_dtype(dtype):
     x = (torch.randn(4, 96) * 3 + 100).to(dtype)
-    _, mean, rstd = kernel.layer_norm(x, None, None, 1e-5)
+    _, _, mean, rstd = kernel.forward(x, None, None, 1e-5)
     assert mean.dtype == rstd.dtype == torch.float32
     torch.testing.assert_close(mean, x.double().mean(-1).float(), rtol=1e-6, atol=0)
     torch.testing.assert_close(rstd, (x.double().var(-1, correction=0) + 1e-5).rsqrt().float(), rtol=1e-5, atol=0)
@@ -208,7 +208,7 @@ def test_statistics_are_float32_whatever_the_dtype(dtype):
 def test_a_large_mean_does_not_swallow_the_variance():
     """Mean of squares less square of the mean would leave no digit of it."""
     x = torch.randn(3, 64) + 3000.0
-    y, _, _ = kernel.layer_norm(x, None, None, 1e-5)
+    y, *_ = kernel.forward(x, None, None, 1e-5)
     torch.testing.assert_close(y.double(), reference.layer_norm(x.double(), None, None), rtol=0, atol=2e-3)
 
 
@@ -245,9 +245,7 @@ def test_the_kernels_drop_exactly_what_the_reference_drops(columns):
     ones = torch.ones(19, columns)
     kept = reference.keep_mask((1, 19, columns), 0.4, SEED, site=3)[0]
     expected = kept * reference.dropout_scale(0.4)
-    _, s, *_ = kernel.residual_layer_norm(
-        ones, None, torch.zeros_like(ones), None, None, 1e-5, dropout_p=0.4, seed=SEED, site=3
-    )
+    _, s, *_ = kernel.forward(ones, None, None, 1e-5, residual=torch.zeros_like(ones), dropout_p=0.4, seed=SEED, site=3)
     added = add_kernel.residual_add(ones, torch.zeros_like(ones), dropout_p=0.4, seed=SEED, site=3)
     alone = add_kernel.dropout(ones, dropout_p=0.4, seed=SEED, site=3, dtype=torch.float32)
     dropped = add_kernel.drop_(ones.clone(), dropout_arguments(0.4, SEED, 3))
@@ -287,7 +285,9 @@ def test_residual_add_equals_the_reference(x, stream):
 
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=list(CHIPS))
 def test_every_tile_that_a_chip_can_take_is_listed_for_compilation(chip):
-    cases = itertools.chain(*(file.compile_cases(chip) for file in (kernel, wide_kernel, add_kernel)))
+    cases = itertools.chain(
+        *(matrix.families()[name](chip) for name in ("layer_norm", "layer_norm_wide", "residual_add"))
+    )
     listed = {(case.kernel, case.arguments["ROWS"], case.arguments["COLUMNS"], case.num_warps) for case in cases}
     for columns in (1, 100, 128, 129, 500, 512, 1000, 2000, 3000, 5000, 10000, 16384):
         wide = columns > kernel.WIDEST

@@ -14,8 +14,9 @@ import pytest
 from benchmarks.measure import check, records
 from benchmarks.measure.records import load
 from fasttfm.errors import UserError
-from fasttfm.kernels.compile_case import CHIPS, CompileCase
+from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.proof import budgets, matrix
+from fasttfm.kernels.proof.compile_case import CompileCase
 from fasttfm.kernels.proof.ledger import Resources, bandwidth, record, search, work
 from fasttfm.kernels.proof.ledger import report as ledger_report
 from fasttfm.kernels.proof.ledger.__main__ import main
@@ -46,7 +47,7 @@ def test_a_count_that_grew_by_more_than_three_percent_is_a_regression():
 
 COMPILED = """
 import json
-from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.proof import budgets, matrix
 from fasttfm.kernels.proof.ledger import counted
 

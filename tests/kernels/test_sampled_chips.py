@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.proof import budgets, matrix, sampled
 
 CASES = list(sampled.cases())

@@ -8,8 +8,7 @@ import pkgutil
 import pytest
 
 import fasttfm.kernels.tiles
-from fasttfm.kernels.chip import INTERPRETER
-from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.chip import CHIPS, INTERPRETER
 from fasttfm.kernels.tiles.table import Table, relative
 
 ROOT = "fasttfm.kernels.tiles."

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fasttfm.kernels import choice_cache, choices
+from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.choice_cache import Answer, System
-from fasttfm.kernels.compile_case import CHIPS
 from fasttfm.kernels.proof import tuned
 from fasttfm.kernels.tiles.feed_forward import product_tile
 

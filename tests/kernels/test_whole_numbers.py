@@ -20,7 +20,7 @@ TABLE = {"scale": 1.0, "first_position": 0, **DROPPED}
     ("name", "call"),
     [
         ("site", lambda n: residual_add.residual_add(X, X, **DROPPED, site=n)),
-        ("site", lambda n: layer_norm.residual_layer_norm(X, None, X, None, None, 1e-5, **DROPPED, site=n)),
+        ("site", lambda n: layer_norm.forward(X, None, None, 1e-5, residual=X, **DROPPED, site=n)),
         ("site", lambda n: feed_forward.feed_forward(X, W, None, W, None, **DROPPED, site=n, route="fused")),
         ("site", lambda n: embedding.forward(TOKENS, W, None, **TABLE, pad_id=None, site=n)),
         ("pad_id", lambda n: embedding.forward(TOKENS, W, None, **TABLE, pad_id=n, site=0)),

@@ -20,7 +20,7 @@ import torch
 from triton import knobs
 
 from fasttfm.functional import backends
-from fasttfm.kernels.compile_case import CHIPS
+from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.proof import matrix as compile_matrix
 from fasttfm.kernels.proof.stand_in import stand_in
 from fasttfm.models import Transformer, TransformerConfig

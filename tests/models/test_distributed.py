@@ -1,11 +1,12 @@
 """Two processes (gloo, CPU) that share a model by FSDP2 or by tensor parallelism find the gradients that one finds."""
 
-import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 import torch
+from forked import Popen
 from numba_passes import skip_without
 
 from .distributed_worker import model_and_batch
@@ -18,9 +19,7 @@ def test_two_processes_agree_with_one(kind: str, numba: str, tmp_path: Path) -> 
     skip_without(numba)
     worker = Path(__file__).with_name("distributed_worker.py")
     processes = [
-        subprocess.Popen(
-            [sys.executable, str(worker), kind, str(rank), str(tmp_path), numba], stderr=subprocess.PIPE, text=True
-        )
+        Popen([sys.executable, str(worker), kind, str(rank), str(tmp_path), numba], stderr=PIPE, text=True)
         for rank in range(2)
     ]
     for process in processes:

@@ -44,7 +44,7 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run_ranks(request: pytest.FixtureRequest) -> Callable[..., tuple[list[list[int]], str]]:
-    """ranks.run_ranks(), with numba where it is installed; WITH_NUMBA_AND_WITHOUT of tiny.py asks for both."""
+    """ranks.run_ranks(), with numba where it is installed, unless a test's parameter says otherwise."""
     numba = getattr(request, "param", usable())
     if numba and not usable():
         pytest.skip("numba is not installed")

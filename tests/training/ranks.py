@@ -3,20 +3,20 @@
     python ranks.py '[{"size": 2, "words": ["train", ...], "fault": null}, ...]'
 
 Prints a JSON list: of each run the exit statuses of its ranks, and the passes compiled by numba that they have entered;
-with "numba": false it is as if numba were not installed, and with "least" passes are entered from so many elements.
+with "numba": false it is as if numba were not installed. Passes are entered however small a batch is.
 
-A fault is [rank, update, kind]: before its update's step the rank raises a UserError, hangs for HANGS, is killed, or
-gets a signal, by kind "error", "hang", "SIGKILL" or "SIGTERM"; with "nan" the loss of its part of the update is no
-number; with "validation" it gets a SIGTERM in that validation (they count from 1).
+A fault is [rank, update, kind]: before its update's step the rank raises a UserError, hangs until rank 0 ends, is
+killed, or gets a signal, by kind "error", "hang", "SIGKILL" or "SIGTERM"; with "nan" the loss of its part of the
+update is no number; with "validation" it gets a SIGTERM in that validation (they count from 1).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,10 +26,9 @@ from fasttfm.cpu import thresholds, training_passes
 from fasttfm.cpu.step_passes import usable
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from forked import run
 from numba_passes import passes_entered
 
-HANGS = 25
-"""Seconds."""
 PATIENCE = 1500
 """Seconds that a list of runs may take on a machine that is busy with much else."""
 
@@ -41,11 +40,11 @@ PASSES = {"softmax", "softmax_gradient", "residual_layer_norm", "residual_layer_
 def run_ranks(*runs: dict, numba: bool = True) -> tuple[list[list[int]], str]:
     """The exit statuses of each run's ranks, and all that was written to standard error.
 
-    Every run that succeeds must have been of a size that enters the passes compiled by numba, and without numba must
-    not have entered any.
+    Every run that succeeds must have entered the passes compiled by numba, and without numba must not have entered
+    any.
     """
     command = [sys.executable, str(Path(__file__)), json.dumps([{"numba": numba, **run} for run in runs])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout.splitlines()[-1])
     for statuses, entered in results:
@@ -54,7 +53,8 @@ def run_ranks(*runs: dict, numba: bool = True) -> tuple[list[list[int]], str]:
     return [statuses for statuses, _ in results], done.stderr
 
 
-def _inject(fault: list | None, rank: int) -> None:
+def _inject(fault: list | None, rank: int, first: int) -> None:
+    """first: the process of rank 0."""
     from fasttfm.errors import UserError
     from fasttfm.training.optimization import Optimization
     from fasttfm.training.translation import Validator
@@ -86,7 +86,7 @@ def _inject(fault: list | None, rank: int) -> None:
         count += 1
         if count == update:
             if kind == "hang":
-                time.sleep(HANGS)
+                _wait_for_the_end_of(first)
                 os._exit(0)
             if kind == "error":
                 raise UserError("this rank has met a wall")
@@ -94,6 +94,13 @@ def _inject(fault: list | None, rank: int) -> None:
         return step(self, lr)
 
     Optimization.step = failing  # type: ignore[method-assign]
+
+
+def _wait_for_the_end_of(process: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        while True:
+            os.kill(process, 0)
+            time.sleep(0.1)
 
 
 def _exchange_in(bucket: int) -> None:
@@ -110,7 +117,6 @@ def _run(
     bucket: int = 0,
     *,
     numba: bool = True,
-    least: int | None = None,
 ) -> tuple[list[int], list[str]]:
     entered = tempfile.TemporaryFile("w+b")  # noqa: SIM115 (the ranks write to it)
     with socket.socket() as free:
@@ -126,9 +132,8 @@ def _run(
             if size == 1:
                 del os.environ["WORLD_SIZE"]
             passes_entered(numba, lambda name: os.write(entered.fileno(), f"{name}\n".encode()))
-            if least is not None:
-                thresholds._forced.update(dict.fromkeys(thresholds.LEAST, least))
-            _inject(fault, rank)
+            thresholds._forced.update(dict.fromkeys(thresholds.LEAST, 1))
+            _inject(fault, rank, children[0] if rank else os.getpid())
             if bucket:
                 _exchange_in(bucket)
             sys.argv = ["fasttfm", *words]

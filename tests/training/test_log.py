@@ -3,11 +3,11 @@
 import io
 import json
 import os
-import subprocess
 import sys
 import threading
 
 import pytest
+from forked import run
 
 from fasttfm.checkpoints.run_log import read_log
 from fasttfm.errors import UserError
@@ -116,7 +116,7 @@ def test_nobody_who_reads_is_no_reason_to_stop(tmp_path):
     )
     reader, writer = os.pipe()
     os.close(reader)
-    assert subprocess.run([sys.executable, "-c", program], stderr=writer, check=False).returncode == 7
+    assert run([sys.executable, "-c", program], stderr=writer).returncode == 7
     os.close(writer)
 
 

@@ -14,7 +14,6 @@ from fasttfm.decoding import Translator
 from fasttfm.errors import UserError
 
 from .test_workers import assert_close, assert_same_bits, words
-from .tiny import WITH_NUMBA_AND_WITHOUT
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -29,7 +28,6 @@ RECIPE = {
 RECIPE |= {"save_interval_updates": 3, "valid_interval_updates": 3, "d_ff": 63}  # 63: parts of different sizes
 
 
-@WITH_NUMBA_AND_WITHOUT
 @pytest.mark.timeout(900)  # many processes: minutes where others compute too
 def test_divided_and_whole_models_end_in_the_same_weights(run_ranks, tiny_data, tmp_path):
     """Dropout on: its masks are a rank's own, and the ranks' rows are the same either way. EMA, clipping and batches
@@ -74,6 +72,7 @@ def test_one_batch_an_update_gives_a_divided_model_the_bits_of_a_whole_one(run_r
     assert_same_bits(whole, parts)
 
 
+@pytest.mark.parametrize("run_ranks", [False], ids=["without numba"], indirect=True)
 def test_four_ranks_divide_a_model_too(run_ranks, tiny_data, tmp_path):
     """Dropout on; a matrix of 63 rows leaves the last rank a smaller part; each batch is two ranks'."""
     changes = {**RECIPE, "update_freq": 2, "max_update": 4, "valid_interval_updates": 0, "dropout": 0.2}
@@ -103,10 +102,12 @@ def test_a_checkpoint_in_parts_is_consolidated(run_ranks, tiny_data, tmp_path, c
     states = [read_state(step_folder(model, 6)) for model in (parts, whole)]
     assert states[0].values == states[1].values
     assert all(torch.equal(tensor, states[1].tensors[name]) for name, tensor in states[0].tensors.items())
-    assert main(["consolidate", str(parts), "--out", str(whole)]) == 0  # as after a kill at its end
+    assert (
+        main(["consolidate", str(parts), "--checkpoint", "last", "--out", str(whole)]) == 0
+    )  # as after a kill at its end
     assert_same_bits(parts, whole)
     (whole / "train.log.jsonl").touch()  # it was trained on
-    assert main(["consolidate", str(parts), "--out", str(whole)]) == 2
+    assert main(["consolidate", str(parts), "--checkpoint", "last", "--out", str(whole)]) == 2
     assert "is not empty (train.log.jsonl)" in capsys.readouterr().err
     for damaged in (step_folder(parts, 6) / "shards").glob("*.distcp"):
         content = bytearray(damaged.read_bytes())

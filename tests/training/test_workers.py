@@ -17,10 +17,12 @@ from fasttfm.checkpoints.checkpoint import read_weights
 from fasttfm.checkpoints.run_log import read_log
 from fasttfm.checkpoints.steps import resolve_checkpoint, saved_steps, step_folder
 from fasttfm.cli.workers import number_of_workers
+from fasttfm.cpu.step_passes import usable
 from fasttfm.errors import UserError
 from fasttfm.training.workers import LOST_PEER, share_of_rows
 
-from .tiny import WIDE, WITH_NUMBA_AND_WITHOUT, run, start, train_command
+from . import ranks
+from .tiny import run, start, train_command
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -28,7 +30,7 @@ TIMES = ("seconds", "tokens_per_second", "peak_memory", "batch_shapes", "gradien
 
 
 def words(data, out, **changes):
-    command = train_command(data, out, **{**WIDE, **changes})
+    command = train_command(data, out, **changes)
     return command[command.index("train") :]
 
 
@@ -69,18 +71,29 @@ def test_every_row_of_an_update_is_of_one_rank(size, batches, rows):
             assert sorted(end - begin for begin, end in shares)[-batches // size :] == [rows] * (batches // size)
 
 
-@WITH_NUMBA_AND_WITHOUT
 @pytest.mark.parametrize(
-    ("update_freq", "changes"),
-    [(4, {"clip_norm": 1.0}), (1, {}), (3, {"packed": True}), (1, {"max_tokens": 32, "subword_sampling": 0.1})],
-    ids=["1x4 2x2 4x1", "a batch in parts", "batches and a half", "fewer rows than ranks, sampling"],
+    ("run_ranks", "update_freq", "changes"),
+    [
+        (False, 4, {"clip_norm": 1.0}),
+        (True, 1, {}),
+        (True, 3, {"packed": True}),
+        (True, 1, {"max_tokens": 32, "subword_sampling": 0.1}),
+        (False, 1, {"max_tokens": 32, "subword_sampling": 0.1}),
+    ],
+    ids=[
+        "1x4 2x2 4x1, without numba",
+        "a batch in parts",
+        "batches and a half",
+        "fewer rows than ranks, sampling",
+        "fewer rows than ranks, sampling, without numba",
+    ],
+    indirect=["run_ranks"],
 )
 def test_one_two_and_four_ranks_end_in_the_same_weights(run_ranks, tiny_data, tmp_path, update_freq, changes):
     """Without dropout, whose masks are a rank's own; 2e-5 beside steps of Adam that sum up to 12 x 0.005."""
     changes = {"dropout": 0.0, "update_freq": update_freq, "adam_eps": 1e-4, "valid_interval_updates": 0, **changes}
     sizes = (1, 2, 4)
-    least = 1 if "max_tokens" in changes else None  # so few rows are passed to numba by no size of the model
-    runs = [{"size": n, "words": words(tiny_data, tmp_path / str(n), **changes), "least": least} for n in sizes]
+    runs = [{"size": n, "words": words(tiny_data, tmp_path / str(n), **changes)} for n in sizes]
     statuses, stderr = run_ranks(*runs)
     assert statuses == [[0] * size for size in sizes], stderr
     for size in (2, 4):
@@ -99,8 +112,12 @@ def test_ranks_drop_out_differently(tiny_data, tmp_path):
     assert len({_seed(1, step, rank) for step in range(50) for rank in range(4)}) == 200
 
 
-@WITH_NUMBA_AND_WITHOUT
-@pytest.mark.parametrize("changes", [{"ema_decay": 0.9}, {"precision": "bf16", "update_freq": 3}], ids=["ema", "bf16"])
+@pytest.mark.parametrize(
+    ("run_ranks", "changes"),
+    [(False, {"ema_decay": 0.9}), (True, {"precision": "bf16", "update_freq": 2})],
+    ids=["ema, without numba", "bf16"],
+    indirect=["run_ranks"],
+)
 def test_two_ranks_go_on_bit_by_bit_and_another_number_says_what_changes(run_ranks, tiny_data, tmp_path, changes):
     whole, parts, other = (tmp_path / name for name in ("whole", "parts", "other"))
     statuses, stderr = run_ranks(
@@ -122,9 +139,22 @@ def test_two_ranks_go_on_bit_by_bit_and_another_number_says_what_changes(run_ran
     assert stderr.count("finished: max_update 12 is reached") == 3  # rank 0 alone tells
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(tiny_data, tmp_path_factory):
+    """The model of two ranks that nothing has happened to."""
+    out = tmp_path_factory.mktemp("uninterrupted") / "M"
+    statuses, stderr = ranks.run_ranks(
+        {"size": 2, "words": words(tiny_data, out, save_interval_updates=2)}, numba=usable()
+    )
+    assert statuses == [[0, 0]], stderr
+    return out
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("kind", ["error", "SIGKILL"])
-def test_a_rank_that_fails_ends_all_and_is_the_only_one_to_tell(run_ranks, tiny_data, tmp_path, rank, kind):
+def test_a_rank_that_fails_ends_all_and_is_the_only_one_to_tell(
+    run_ranks, uninterrupted, tiny_data, tmp_path, rank, kind
+):
     out = tmp_path / "M"
     command = words(tiny_data, out, save_interval_updates=2)
     (statuses, repeated), stderr = run_ranks(
@@ -139,9 +169,7 @@ def test_a_rank_that_fails_ends_all_and_is_the_only_one_to_tell(run_ranks, tiny_
     )
     # a kill may strike while the checkpoint of update 4 is being written
     assert re.search(rf"going on from update {'[24]' if kind == 'SIGKILL' else 4} in {re.escape(str(out))}", stderr)
-    whole = tmp_path / "whole"
-    assert run_ranks({"size": 2, "words": words(tiny_data, whole, save_interval_updates=2)})[0] == [[0, 0]]
-    assert_same_bits(whole, out)
+    assert_same_bits(uninterrupted, out)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -159,8 +187,8 @@ def test_a_signal_to_one_rank_saves_once(run_ranks, tiny_data, tmp_path, rank):
 def test_ranks_divide_validation_and_find_what_one_finds(run_ranks, tiny_data, tmp_path):
     """With weights that never move; of 5 ranks some have no batch, and parts of the 12 pairs differ in size."""
     changes = {"lr": 1e-30, "max_update": 4, "average_last": 0}
-    sizes = (1, 2, 5)  # of 5, each has too few rows to enter the passes by itself
-    runs = [{"size": n, "words": words(tiny_data, tmp_path / str(n), **changes), "least": 1} for n in sizes]
+    sizes = (1, 2, 5)
+    runs = [{"size": n, "words": words(tiny_data, tmp_path / str(n), **changes)} for n in sizes]
     statuses, stderr = run_ranks(*runs)
     assert statuses == [[0] * run["size"] for run in runs], stderr
     (one,) = [record for record in read_log(tmp_path / "1") if record["kind"] == "valid"]
@@ -314,17 +342,17 @@ def test_a_killed_worker_ends_the_run_and_a_killed_launcher_too(tiny_data, tmp_p
 @needs_proc
 def test_torchrun_restarts_from_the_last_checkpoint(tiny_data, tmp_path):
     """And --workers is the same run."""
-    changes = {"max_update": 200, "save_interval_updates": 10, "valid_interval_updates": 0, "log_interval": 1}
+    changes = {"max_update": 60, "save_interval_updates": 10, "valid_interval_updates": 0, "log_interval": 1}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*torchrun, "--max-restarts", "1", "-m", "fasttfm", *words(tiny_data, tmp_path / "M", **changes)]
     process = start(command)
-    wait_for(process, "update 60,")
+    wait_for(process, "update 20,")
     os.kill(ranks_of(process.pid)[1], signal.SIGKILL)
     stdout, stderr = process.communicate(timeout=300)
     assert process.returncode == 0, stderr
     assert re.search(r"going on from update \d+", stderr)
-    assert stdout.count("finished: max_update 200 is reached") == 1
-    launched = run([*train_command(tiny_data, tmp_path / "N", **WIDE, **changes), "--workers", "2"])
+    assert stdout.count("finished: max_update 60 is reached") == 1
+    launched = run([*train_command(tiny_data, tmp_path / "N", **changes), "--workers", "2"])
     assert launched.returncode == 0
     assert_same_bits(tmp_path / "M", tmp_path / "N")
 

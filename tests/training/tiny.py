@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from forked import Popen
 
 TINY = {
     "d_model": 32,
@@ -27,15 +27,6 @@ TINY = {
     "threads": 1,
 }
 """A recipe that goes through every part of the trainer in 12 updates."""
-
-WIDE = {"d_model": 128, "heads": 32, "d_ff": 64, "max_tokens": 1024}
-"""Sizes at which half of a batch enters the passes compiled by numba."""
-
-
-WITH_NUMBA_AND_WITHOUT = pytest.mark.parametrize(
-    "run_ranks", [True, False], ids=["numba", "without numba"], indirect=True
-)
-"""For tests of numbers; others look at what ranks tell each other, which is the same either way."""
 
 
 def train_command(data: Path, out: Path, **changes: object) -> list[str]:
@@ -61,9 +52,9 @@ def train_command(data: Path, out: Path, **changes: object) -> list[str]:
     return command
 
 
-def start(command: list[str], **options) -> subprocess.Popen:
+def start(command: list[str], **options) -> Popen:
     """Run a command with its output captured; the caller ends or waits for it."""
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+    return Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
 PATIENCE = 900

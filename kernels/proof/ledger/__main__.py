@@ -18,8 +18,9 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from fasttfm.kernels.compile_case import CHIPS, CompileCase
+from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.proof import matrix
+from fasttfm.kernels.proof.compile_case import CompileCase
 from fasttfm.kernels.proof.ledger import bandwidth, counted, record, report, search
 from fasttfm.kernels.proof.ledger.report import Row
 

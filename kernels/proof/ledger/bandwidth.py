@@ -13,8 +13,9 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from fasttfm.kernels.compile_case import CHIPS, DTYPES
+from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.proof import budgets
+from fasttfm.kernels.proof.compile_case import DTYPES
 from fasttfm.kernels.proof.ledger import Resources
 from ptx_check.ledger.products import PRODUCTS, Product
 from ptx_check.ledger.text_table import aligned

@@ -24,8 +24,8 @@ from triton.runtime.jit import JITCallable
 
 from fasttfm.kernels import choice_cache
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.proof import compiling
+from fasttfm.kernels.proof.compile_case import CompileCase
 from fasttfm.kernels.proof.ledger import work
 from ptx_check.ledger import code, count, gcn, resources, sass, units
 from ptx_check.ledger import counted as counting

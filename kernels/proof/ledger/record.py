@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.compile_case import CompileCase
 from fasttfm.kernels.proof import matrix
 from fasttfm.kernels.proof.budgets import ALLOWED_GROWTH
+from fasttfm.kernels.proof.compile_case import CompileCase
 from fasttfm.kernels.proof.ledger import work
 from fasttfm.kernels.proof.ledger.report import Row
 from ptx_check.ledger import units

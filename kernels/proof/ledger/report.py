@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.compile_case import CompileCase
+from fasttfm.kernels.proof.compile_case import CompileCase
 from fasttfm.kernels.proof.ledger import work
 from fasttfm.kernels.proof.ledger.search import Tried
 from ptx_check.ledger.counted import Counted

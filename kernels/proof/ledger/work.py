@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.compile_case import CompileCase
+from fasttfm.kernels.proof.compile_case import CompileCase
 
 _TILE = re.compile(r"/(\d+)(?:x(\d+))?(?:x(\d+))?w(\d+)s\d+$")
 DEPTH = 64

@@ -1,4 +1,4 @@
-"""Steps of every attention kernel: find its head, load and store rows, multiply, hide keys, draw the keep-mask.
+"""Steps of every attention kernel: find its head, load and store rows, multiply, hide keys.
 
 Scores are in base 2: s = q k^T * scale * log2(e), where unscaled() may leave scale to the exponent; weights are
 exp2(s - log-sum-exp). A hidden key has the score -inf and therefore the weight 0; a row that sees no key at all has the
@@ -6,8 +6,6 @@ log-sum-exp 0, so that its weights are exp2(-inf) = 0 again when a backward pass
 
 The kernels of this folder share their parameters' meaning:
 
-    spans           (key_lengths, query_starts, key_starts): (B,) int or None, how many keys of a sequence are visible;
-                    (B + 1,) int or None, the tensors are packed, and b's sequence begins there among queries and keys
     strides         (batch, head, row) of every tensor (B, H, rows, width), each annotated Pointer, in their order
     lse_strides     (batch, head) of tensors (B, H, rows), whose rows are neighbours
     GROUP           query heads that read one head of keys and values: k, v, dk, dv have H // GROUP heads
@@ -16,82 +14,13 @@ The kernels of this folder share their parameters' meaning:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import triton
 import triton.language as tl
 
-from fasttfm.kernels.parameter import (
-    Float32Pointer,
-    Int64Pointer,
-    MaskPointer,
-    RealOrNone,
-    Stride,
-    Varying,
-    VaryingOrNone,
-)
+from fasttfm.kernels.attention.problem import Head, Masking, Sizes
 from fasttfm.kernels.philox import spread
 
 LOG2E = tl.constexpr(1.4426950408889634)
-
-
-class Sizes(NamedTuple):
-    H: Varying
-    """Query heads."""
-    L: Varying
-    """The most queries of a sequence."""
-    S: Varying
-    """The most keys."""
-
-
-class Masking(NamedTuple):
-    """Keys that a query may attend, and what becomes of its scores.
-
-    Query i sees keys up to i + causal_offset, where CAUSAL, and from i + causal_offset - window on.
-    """
-
-    mask: MaskPointer
-    """(B, H, L, S) through its strides, or None; in what a kernel calls that of its head, (L, S)."""
-    causal_offset: Varying
-    batch_stride: Stride
-    """0 where the mask is broadcast, as the others."""
-    head_stride: Stride
-    query_stride: Stride
-    key_stride: Stride
-    offsets: Int64Pointer = None
-    """(B,) added to causal_offset, or None; added to it in that of a head."""
-    window: VaryingOrNone = None
-    softcap: RealOrNone = None
-    """Scores lie between this and its negative, before anything is added to them."""
-    slopes: Float32Pointer = None
-    """ALiBi's (B, H), or None; in that of a head its slope, in base 2."""
-    slope_stride: Stride = 0
-    """From one b to the next."""
-    past: Varying = 0
-    """Keys past the diagonal that causal_offset lets a query see."""
-    sinks: Float32Pointer = None
-    """(H,), or None: scores that take weight and have no value; in that of a head its sink, in base 2."""
-
-
-class LineStrides(NamedTuple):
-    batch: Varying
-    head: Varying
-
-
-class Head(NamedTuple):
-    """A head of a sequence, as a program sees it: device values."""
-
-    plane: Any
-    """b * H + h"""
-    b: Any
-    h: Any
-    first_query: Any
-    """Where packed sequences begin in their tensors; else 0."""
-    first_key: Any
-    queries: Any
-    keys: Any
-    visible: Any
-    """Keys that lengths leave."""
 
 
 @triton.constexpr_function
@@ -125,7 +54,7 @@ def head_of(batch, head, sizes, spans):
 @triton.jit
 def locate(plane, sizes, spans):
     """The Head of a plane."""
-    return head_of(plane // sizes[0], plane % sizes[0], sizes, spans)
+    return head_of(plane // sizes.H, plane % sizes.H, sizes, spans)
 
 
 @triton.jit
@@ -153,13 +82,13 @@ def member_of(head, member, GROUP: tl.constexpr):
 
 
 @triton.jit
-def locate_queries(sizes, spans, CAUSAL: tl.constexpr, ROWS: tl.constexpr):
+def locate_queries(problem, CAUSAL: tl.constexpr, ROWS: tl.constexpr):
     """The Head of this program and the first of its ROWS queries, which may not exist."""
-    tiles = (sizes[1] + ROWS - 1) // ROWS
+    tiles = (problem.sizes.L + ROWS - 1) // ROWS
     tile = tl.program_id(0) % tiles
     if CAUSAL:
         tile = tiles - 1 - tile  # the longest rows first, so that the last programs to run are short
-    return locate(tl.program_id(0) // tiles, sizes, spans), tile * ROWS
+    return locate(tl.program_id(0) // tiles, problem.sizes, problem.spans), tile * ROWS
 
 
 @triton.jit
@@ -196,7 +125,7 @@ def masking_of(masking, head, sizes):
     """The head's Masking."""
     mask = masking.mask
     if mask is not None:
-        mask += head.b * masking.batch_stride + head.h * masking.head_stride
+        mask += head.b * masking.mask_strides[0] + head.h * masking.mask_strides[1]
     slopes = masking.slopes
     if slopes is not None:
         slopes = tl.load(slopes + head.b * masking.slope_stride + head.h) * LOG2E
@@ -204,8 +133,8 @@ def masking_of(masking, head, sizes):
     if sinks is not None:
         sinks = sink_scores(tl.load(sinks + head.h))
     return Masking(
-        mask, offset_of(masking, head, sizes), masking.batch_stride, masking.head_stride, masking.query_stride,
-        masking.key_stride, None, masking.window, masking.softcap, slopes, masking.slope_stride, masking.past, sinks,
+        mask, offset_of(masking, head, sizes), masking.mask_strides, None, masking.window, masking.softcap, slopes,
+        masking.slope_stride, masking.past, sinks,
     )  # fmt: skip
 
 
@@ -317,7 +246,7 @@ def hide(
         past = rows - columns + (row - column + masking.causal_offset - masking.past)
         s -= tl.abs(past).to(tl.float32) * masking.slopes
     if masking.mask is not None:
-        row_stride, column_stride = masking.query_stride, masking.key_stride
+        row_stride, column_stride = masking.mask_strides[2], masking.mask_strides[3]
         inside = (rows < queries - row) & (columns < visible - column)
         mask = masking.mask + (tl.cast(row, tl.int64) * row_stride + tl.cast(column, tl.int64) * column_stride)
         pointers = mask + (rows * row_stride + columns * column_stride)

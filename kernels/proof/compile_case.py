@@ -1,8 +1,8 @@
-"""Cases that a kernel file must compile: one for every kernel and tile that its launch functions can choose.
+"""Cases that must compile: one for every kernel and tile that its launch functions can choose.
 
-Each kernel file has, beside its launch functions,
+A kernel file has, beside its launch functions, a pure tile(chip, ...size classes...) that they call; the file of the
+same name in cases/ has
 
-    def tile(chip, ...size classes...) -> Tile                pure, from kernels/tiles; the launch function calls it
     def compile_cases(chip: Chip) -> Iterator[CompileCase]    everything that `tile` can return on that chip
 
 so that the compile matrix covers what really runs, chip by chip, without a device. residual_add.py is the worked
@@ -23,8 +23,24 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from fasttfm.kernels.chip import Chip, named
-from fasttfm.kernels.parameter import NOTATION, kinds_of
+from fasttfm.kernels.parameter import kinds_of
+
+NOTATION = {
+    "Pointer": "*{dtype}",
+    "ResidualPointer": "*{residual}",
+    "ParameterPointer": "*{parameter}",
+    "Float32Pointer": "*fp32",
+    "Int64Pointer": "*i64",
+    "Int32Pointer": "*i32",
+    "Int8Pointer": "*i8",
+    "Size": "i32:16",
+    "Stride": "i32:16",
+    "Varying": "i32",
+    "Real": "fp32",
+    "VaryingOrNone": "i32",
+    "RealOrNone": "fp32",
+}
+"""How a case writes an argument for such a parameter."""
 
 DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}
 """The dtypes that kernels take, as Triton spells them, and their bytes."""
@@ -96,23 +112,3 @@ def kernel_case(
         num_stages=stages,
         matrix_product="PRECISION" in kernel.arg_names,
     )
-
-
-CHIPS: dict[str, Chip] = {
-    chip.name: chip
-    for chip in (
-        named("sm_60", 48 << 10, 56),  # P100
-        named("sm_70", 96 << 10, 80),  # V100: it has tensor cores, Triton does not use them
-        named("sm_75", 64 << 10, 40),  # T4, likewise
-        named("sm_80", 163 << 10, 108),  # A100
-        named("sm_86", 99 << 10, 82),  # RTX 3090
-        named("sm_89", 99 << 10, 128),  # RTX 4090
-        named("sm_90", 227 << 10, 132),  # H100, H200
-        named("sm_100", 227 << 10, 148),  # B200
-        named("sm_120", 99 << 10, 170),  # RTX 5090
-        named("gfx90a", 64 << 10, 104),  # one die of an MI250
-        named("gfx942", 64 << 10, 304),  # MI300X
-        named("gfx950", 64 << 10, 256),  # MI355X
-    )
-}
-"""The chips that every kernel must compile for, as launch.chip() would describe one product of each."""

@@ -1,0 +1,1 @@
+"""Compile cases, a file for each kernel file of the same name."""

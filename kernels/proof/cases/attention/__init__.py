@@ -1,0 +1,1 @@
+"""Compile cases of the kernels of attention/."""

@@ -1,0 +1,52 @@
+"""Compile cases of attention/decode.py."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from fasttfm.kernels.attention.decode import _append, _decode, _merge, decode_tile, rows_tile
+from fasttfm.kernels.chip import Chip
+from fasttfm.kernels.proof.attention_case import (
+    WIDTHS,
+    attention_case,
+    distinct,
+    every_kind,
+    head_constants,
+    product_kinds,
+)
+from fasttfm.kernels.proof.compile_case import CompileCase, kernel_case
+
+
+def compile_cases(chip: Chip) -> Iterator[CompileCase]:
+    """Every tile with pages, shares and all scoring; at one size every dtype without."""
+    yield from distinct(_cases(chip))
+
+
+def _cases(chip: Chip) -> Iterator[CompileCase]:
+    def case(
+        kind: str, width: int, rows: int, *, plain: bool = False, shared: bool = False, lse: str | None = None
+    ) -> CompileCase:
+        tile = decode_tile(chip, kind, width, rows)
+        given: dict[str, Any] = {"bounds": ("*i64", None), "scoring": not plain}
+        given |= {"table": None, "output": None, "lse": lse} if plain else {}
+        words = "rows" + "+lse" * (lse is not None) if plain else "pages+scoring+shares"
+        name = f"attention.decode/{words}{'+grouped' * shared}/D{width}"
+        return attention_case(
+            _decode, name, kind, tile, dropout=False, mask="none", shared=shared, **given, **head_constants(width)
+        )
+
+    for shared in (False, True):
+        for width, kind, rows in itertools.product(WIDTHS, product_kinds(chip), (16, 32)):
+            yield case(kind, width, rows, shared=shared)
+        for kind in every_kind(chip):
+            yield case(kind, 64, 16, plain=True, shared=shared)
+    yield case("bf16", 64, 16, plain=True, lse="*fp32")
+    for width, dtype in itertools.product(WIDTHS, ("bf16", "fp16", "fp32")):
+        for lse in (None, "*fp32") if (width, dtype) == (64, "bf16") else (None,):
+            given = {"strides": ("i32:16",) * 3, "DV": width, "row_lse": lse}
+            name = f"attention.decode.merge{'' if lse is None else '/lse'}/D{width}"
+            yield kernel_case(_merge, name, dtype, rows_tile(width), given=given)
+        given = {"strides": (("i32:16",) * 3,) * 2, "DV": width}
+        yield kernel_case(_append, f"attention.decode.append/D{width}", dtype, rows_tile(width), given=given)

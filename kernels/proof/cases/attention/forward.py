@@ -1,0 +1,63 @@
+"""Compile cases of attention/forward.py, and the list that kernels for long rows share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from fasttfm.kernels.attention.forward import _forward, forward_tile
+from fasttfm.kernels.attention.launch import extras, spills
+from fasttfm.kernels.chip import Chip
+from fasttfm.kernels.proof.attention_case import (
+    MASKS,
+    WIDTHS,
+    attention_case,
+    distinct,
+    every_kind,
+    head_constants,
+    product_kinds,
+    variant_name,
+)
+from fasttfm.kernels.proof.compile_case import CompileCase
+from fasttfm.kernels.tiles.attention import Tile
+
+
+def compile_cases(chip: Chip) -> Iterator[CompileCase]:
+    """Every tile in the heaviest variant that takes it; at one size every dtype with every mask, packed,
+    and with shared keys."""
+    yield from distinct(long_cases(chip, _forward, "attention.forward", forward_tile))
+
+
+def long_cases(chip: Chip, kernel: Any, name: str, choose: Callable[..., Tile]) -> Iterator[CompileCase]:
+    """The cases of a kernel for long rows whose tile choose() says, as forward_tile() does."""
+
+    def case(
+        kind: str, width: int, *, dropout: bool = True, mask: str = "add", packed: bool = False, shared: bool = False,
+        scoring: bool = False, D: int | None = None,
+    ) -> CompileCase:  # fmt: skip
+        tile = choose(chip, kind, width, extras(kind, dropout, mask != "none", shared=shared, scored=scoring))
+        variant: dict[str, Any] = {"dropout": dropout, "mask": mask, "packed": packed, "shared": shared}
+        variant |= {"scoring": scoring}
+        full = f"{name}/{variant_name(**variant)}/D{D or width}"
+        return attention_case(kernel, full, kind, tile, **variant, **head_constants(D or width))
+
+    for width in WIDTHS:
+        for kind in product_kinds(chip):
+            if spills(chip, kind, width):
+                continue  # the route takes another way
+            yield case(kind, width)
+            if choose(chip, kind, width, 1) != choose(chip, kind, width, 2):
+                yield case(kind, width, mask="none")
+            if kind in ("bf16", "fp16"):
+                yield case(kind, width, dropout=False, mask="none")
+    for kind in every_kind(chip):
+        for mask in MASKS:
+            yield case(kind, 64, mask=mask)
+        yield case(kind, 64, mask="none", packed=True)
+    for kind in product_kinds(chip):
+        yield case(kind, 64, mask="none", shared=True)
+        yield case(kind, 64, mask="none", scoring=True)
+    if chip.matrix_units:
+        yield case("bf16", 128, dropout=False, mask="none", shared=True)
+        yield case("bf16", 128, dropout=False, mask="none", scoring=True)
+    yield case("bf16", 64, D=32)

@@ -1,0 +1,65 @@
+"""Compile cases of attention/short.py."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from fasttfm.kernels.attention.launch import extras, fits_short
+from fasttfm.kernels.attention.short import _backward, _forward, backward_tile, forward_tile
+from fasttfm.kernels.chip import Chip
+from fasttfm.kernels.proof.attention_case import (
+    MASKS,
+    WIDTHS,
+    attention_case,
+    distinct,
+    every_kind,
+    head_constants,
+    product_kinds,
+    variant_name,
+)
+from fasttfm.kernels.proof.compile_case import CompileCase
+
+
+def compile_cases(chip: Chip) -> Iterator[CompileCase]:
+    """The cases of both kernels: every tile in the heaviest variant that takes it, as in forward.py."""
+    yield from distinct(_cases(chip))
+
+
+def _cases(chip: Chip) -> Iterator[CompileCase]:
+    """Every tile in the heaviest variant that takes it; at one size every dtype with every mask, packed,
+    and with shared keys."""
+    for kernel, name, choose in ((_forward, "forward", forward_tile), (_backward, "backward", backward_tile)):
+
+        def case(
+            kind: str, width: int, keys: int, *, dropout: bool = True, mask: str = "none", packed: bool = False,
+            shared: bool = False, scoring: bool = False, D: int | None = None, kernel: Any = kernel, name: str = name,
+            choose: Any = choose,
+        ) -> CompileCase:  # fmt: skip
+            tile = choose(chip, kind, width, extras(kind, dropout, mask != "none", shared=shared, scored=scoring), keys)
+            sums = kernel is _backward and mask == "none" and not (shared or scoring)
+            variant: dict[str, Any] = {
+                "dropout": dropout, "mask": mask, "packed": packed, "sums": sums, "shared": shared, "scoring": scoring
+            }  # fmt: skip
+            full = f"attention.short.{name}/{variant_name(**variant)}/D{D or width}"
+            return attention_case(kernel, full, kind, tile, **variant, **head_constants(D or width))
+
+        for kind, width, keys in itertools.product(product_kinds(chip), WIDTHS[:2], (16, 32, 64, 128)):
+            if fits_short(chip, kind, width, keys):
+                yield case(kind, width, keys, mask="add")
+                if kernel is _backward or choose(chip, kind, width, 1, keys) != choose(chip, kind, width, 2, keys):
+                    yield case(kind, width, keys)
+        yield case("bf16", 64, 32, dropout=False)
+        if "tf32" in product_kinds(chip) and choose(chip, "tf32", 64, 0, 32) != choose(chip, "tf32", 64, 1, 32):
+            yield case("tf32", 64, 32, dropout=False)
+        for kind in every_kind(chip):
+            keys = 32 if fits_short(chip, kind, 64, 32) else 16
+            for mask in MASKS:
+                yield case(kind, 64, keys, mask=mask)
+            yield case(kind, 64, keys, packed=True)
+        for kind in product_kinds(chip):
+            keys = 32 if fits_short(chip, kind, 64, 32) else 16
+            yield case(kind, 64, keys, shared=True)
+            yield case(kind, 64, keys, scoring=True)
+        yield case("bf16", 64, 32, D=32)

@@ -1,0 +1,29 @@
+"""Compile cases of embedding.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fasttfm.kernels.chip import Chip
+from fasttfm.kernels.embedding import _COLUMNS, _forward, _sum_rows, tile
+from fasttfm.kernels.proof.compile_case import CompileCase, kernel_case
+from fasttfm.kernels.tiles.table import Tile
+
+
+def compile_cases(chip: Chip) -> Iterator[CompileCase]:
+    """Every tile in float32, with positions and dropout; half precision, which needs less, and without, at one."""
+    for columns in _COLUMNS:
+        block = tile(chip, columns)
+        yield kernel_case(_forward, "embedding.forward/positions+dropout", "fp32", block)
+        yield from _sum_cases("fp32", block)
+    for dtype in ("fp16", "bf16"):
+        yield kernel_case(_forward, "embedding.forward/positions+dropout", dtype, block)
+        yield from _sum_cases(dtype, block)
+        yield kernel_case(_forward, "embedding.forward/plain", dtype, block, given={"positions": None, "seed": None})
+        yield kernel_case(_sum_rows, "embedding.sum_rows/weight", dtype, block, given={"seed": None})
+
+
+def _sum_cases(dtype: str, block: Tile) -> Iterator[CompileCase]:
+    yield kernel_case(_sum_rows, "embedding.sum_rows/weight+dropout", dtype, block)
+    by_position = {"order": None, "starts": None, "out": "*fp32"}
+    yield kernel_case(_sum_rows, "embedding.sum_rows/positions+dropout", dtype, block, given=by_position)

@@ -1,0 +1,71 @@
+"""Compile cases of layer_norm.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from fasttfm.kernels.chip import Chip
+from fasttfm.kernels.layer_norm import WIDEST, _backward, _forward, tile
+from fasttfm.kernels.proof.compile_case import CompileCase, kernel_case
+from fasttfm.kernels.tiles.rows import MAX_COLUMNS, NARROWEST
+
+
+def compile_cases(chip: Chip) -> Iterator[CompileCase]:
+    """Every tile in its heaviest variant (residual, dropout, both parameters); the lighter ones at N = 512, and every
+    combination of dtypes that a model has, under autocast or not."""
+    columns = NARROWEST
+    while columns <= MAX_COLUMNS:
+        for dtype in ("fp32", "bf16"):
+            yield _forward_case(chip, columns, dtype)
+            if columns <= WIDEST:
+                yield _backward_case(chip, columns, dtype)
+        columns *= 2
+    yield _forward_case(chip, 512, "fp16")
+    yield _backward_case(chip, 512, "fp16")
+    for dtype in ("fp16", "bf16"):
+        for others in ({"residual": "fp32"}, {"parameter": dtype}):
+            yield _forward_case(chip, 512, dtype, others)
+            yield _backward_case(chip, 512, dtype, others)
+        yield _forward_case(chip, 512, dtype, {"parameter": dtype}, without=_PLAIN)
+    for dtype in ("fp32", "fp16", "bf16"):
+        yield _forward_case(chip, 512, dtype, without=_PLAIN)
+        yield _forward_case(chip, 512, dtype, without=("seed",))
+        yield _backward_case(chip, 512, dtype, without=("ds", "dy2", "seed", "dx"))
+        yield _backward_case(chip, 512, dtype, without=("dy2", "seed", "dx"))
+        yield _backward_case(chip, 512, dtype, without=("ds", "dy2"))
+        yield _backward_case(chip, 512, dtype, without=("ds",))
+        yield _forward_case(chip, 512, dtype, without=("mean", "bias"))
+        yield _forward_case(chip, 512, dtype, without=(*_PLAIN, "mean", "bias"))
+        yield _backward_case(chip, 512, dtype, without=("dy2", "mean"))
+        yield _backward_case(chip, 512, dtype, without=("ds", "dy2", "seed", "dx", "mean"))
+
+
+_PLAIN = ("residual", "x_bias", "s", "seed")
+"""What LayerNorm alone is not given."""
+_SAME: dict[str, str] = {}
+"""The residual stream has x's dtype, parameters are float32."""
+
+
+def _forward_case(
+    chip: Chip, N: int, dtype: str, dtypes: Mapping[str, str] = _SAME, *, without: tuple[str, ...] = ()
+) -> CompileCase:
+    words = ["rms"] * ("mean" in without)
+    words += ["residual"] * ("residual" not in without) + ["dropout"] * ("seed" not in without)
+    block = tile(chip, N, backward=False)
+    name = f"layer_norm.forward/{_variant(words, dtypes)}/N{N}"
+    return kernel_case(_forward, name, dtype, block, dtypes=dtypes, given=dict.fromkeys(without))
+
+
+def _backward_case(
+    chip: Chip, N: int, dtype: str, dtypes: Mapping[str, str] = _SAME, *, without: tuple[str, ...] = ("dy2",)
+) -> CompileCase:
+    words = ["rms"] * ("mean" in without)
+    words += ["ds"] * ("ds" not in without) + ["twice"] * ("dy2" not in without) + ["dropout"] * ("seed" not in without)
+    block = tile(chip, N, backward=True)
+    name = f"layer_norm.backward/{_variant(words, dtypes)}/N{N}"
+    return kernel_case(_backward, name, dtype, block, dtypes=dtypes, given=dict.fromkeys(without))
+
+
+def _variant(words: list[str], dtypes: Mapping[str, str]) -> str:
+    """The variant in a case's name."""
+    return "+".join([*(words or ["plain"]), *(f"{dtype}-{what}" for what, dtype in dtypes.items())])
