@@ -104,8 +104,7 @@ def dropout(x: Tensor, p: float, seed: Tensor | None, site: int = 0) -> Tensor:
 # -------------------------------------------------------------------------------------------------------- attention
 
 LOWEST = torch.finfo(torch.float32).min / math.log2(math.e)
-"""About -2.36e38: an additive mask below it hides a key as -inf does. In base 2, in which kernels compute, float32
-holds nothing lower; masks filled with the lowest float32 or bfloat16 mean just that."""
+"""About -2.36e38: an additive mask below it hides a key as -inf does; in base 2, as kernels compute, it is."""
 
 
 def attention_mask(

@@ -147,6 +147,25 @@ def test_a_record_keeps_what_was_counted_before_with_its_commit(tmp_path):
     assert told == [("sm_80", ["0" * 40, None]), ("sm_90", [None])]
 
 
+def test_attention_without_windows_caps_slopes_and_sinks_has_not_grown_since_the_record():
+    """The bound of every case as it compiles now (budgets.csv) beside that of the record, which is of before them."""
+    _, now = budgets.read()
+    compared, grown = 0, []
+    for line in records.read(records.RESULTS / "ledger.jsonl"):
+        bound, tensor = (line["columns"].index(name) for name in ("bound", "tensor"))
+        for entry in line["cases"]:
+            needs = now.get((line["chip"], entry["case"], entry["dtype"]))
+            if needs is None or not needs.bound or not entry["case"].startswith("attention.") or not entry["loops"]:
+                continue
+            loops = [loop[bound] for loop in entry["loops"]]
+            before = loops[0] if any(loop[tensor] for loop in entry["loops"]) else sum(loops)  # as Count.main
+            compared += 1
+            if needs.bound > before * budgets.ALLOWED_GROWTH:
+                grown.append((line["chip"], entry["case"], entry["dtype"], before, needs.bound))
+    assert compared > 1000
+    assert not grown
+
+
 @pytest.mark.parametrize(("factor", "told"), [(1.02, (0, 0)), (1.04, (1, 0)), (0.9, (0, 1))])
 def test_what_grew_by_more_than_three_percent_since_a_record_is_named(tmp_path, factor, told):
     def counted(times: float) -> Counted:

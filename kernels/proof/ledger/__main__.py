@@ -123,7 +123,7 @@ def _cases(parser: argparse.ArgumentParser, args: argparse.Namespace, named: Seq
 
 
 def _rows(cases: Mapping[matrix.Task, CompileCase], workers: int | None) -> dict[matrix.Task, Row]:
-    """Count what compiles, and say what does not."""
+    """Counts the cases that compile; says which do not."""
     outcomes = matrix.compile_tasks(list(cases), workers, matrix.progress_line())
     rows: dict[matrix.Task, Row] = {}
     for task, case in cases.items():

@@ -36,7 +36,7 @@ def as_instructions(body: str) -> str:
 
 
 class Calls:
-    """The calls of a chunk of programs."""
+    """Executes the calls of a chunk of programs."""
 
     def __init__(self, run) -> None:
         self.run = run

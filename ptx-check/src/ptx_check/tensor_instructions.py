@@ -40,6 +40,15 @@ class TensorInstructions(WarpInstructions):
             return self.emit(f"M.barriers_of_memory.init({call}, {count[0].value})")
         return self.emit(f"M.barriers_of_memory.invalidate({call})")
 
+    def _call(self, i: Instruction) -> None:
+        text, *others = i.operands
+        self.use([text], "an address", i)
+        given = f"{i.index}, {self.guard(i)}, {self.value(text, 'u64', i)}"
+        if i.words[1] == "vprintf":
+            self.emit(f"M.calls.printed({given}, {self.value(others[0], 'u64', i)})")
+        else:
+            self.emit(f"M.calls.failed({given})")
+
     def _cvta(self, i: Instruction) -> None:
         """Move: addresses in global memory are generic ones too, and those in a thread's own go to calls alone."""
         target, source = i.operands

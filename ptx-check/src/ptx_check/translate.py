@@ -276,15 +276,6 @@ class Writer(TensorInstructions):
         if "L2::cache_hint" in i.words:
             i.operands = i.operands[:-1]
 
-    def _call(self, i: Instruction) -> None:
-        text, *others = i.operands
-        self.use([text], "an address", i)
-        given = f"{i.index}, {self.guard(i)}, {self.value(text, 'u64', i)}"
-        if i.words[1] == "vprintf":
-            self.emit(f"M.calls.printed({given}, {self.value(others[0], 'u64', i)})")
-        else:
-            self.emit(f"M.calls.failed({given})")
-
     def _red(self, i: Instruction) -> None:
         self._exchange(i, Name("_"), *i.operands)
 
