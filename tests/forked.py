@@ -223,7 +223,9 @@ def _become(request: dict, files: list[int]) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "ask":
         _, _, address, executable, *words = sys.argv
-        with _ask(address, words, os.getcwd(), dict(os.environ), [0, 1, 2], wait=True, executable=executable) as answer:
+        # not the parent of what the server forks
+        environment = {name: value for name, value in os.environ.items() if name != "FASTTFM_PARENT"}
+        with _ask(address, words, os.getcwd(), environment, [0, 1, 2], wait=True, executable=executable) as answer:
             status = int(answer.makefile().readline().split()[1])
         sys.exit(128 - status if status < 0 else status)
     sys.path.insert(1, str(ROOT))
