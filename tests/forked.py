@@ -208,6 +208,9 @@ def _become(request: dict, files: list[int]) -> None:
     sys.path[:] = [first, *named, *(entry for entry in sys.path[1:] if entry not in named)]
     sys.argv[:] = words[1:] if words[0] in ("-c", "-m") else words
     if words[0] == "-m":
+        for name in (sys.argv[0], f"{sys.argv[0]}.__main__"):
+            if not hasattr(sys.modules.get(name), "__path__"):  # no package
+                sys.modules.pop(name, None)  # or runpy would warn that it was imported before
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     elif words[0] == "-c":
         sys.argv[0] = "-c"
@@ -220,7 +223,9 @@ def _become(request: dict, files: list[int]) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "ask":
         _, _, address, executable, *words = sys.argv
-        with _ask(address, words, os.getcwd(), dict(os.environ), [0, 1, 2], wait=True, executable=executable) as answer:
+        # not the parent of what the server forks
+        environment = {name: value for name, value in os.environ.items() if name != "FASTTFM_PARENT"}
+        with _ask(address, words, os.getcwd(), environment, [0, 1, 2], wait=True, executable=executable) as answer:
             status = int(answer.makefile().readline().split()[1])
         sys.exit(128 - status if status < 0 else status)
     sys.path.insert(1, str(ROOT))

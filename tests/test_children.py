@@ -139,8 +139,9 @@ def search(root: str) -> int:
         return len(list(workers.each(tests._who, [(0.0, 1)] * 4))) - 4
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("number", "workers"), [(signal.SIGTERM, 1), (signal.SIGTERM, 2), (signal.SIGINT, 2), (signal.SIGHUP, 2)]
+)
 def test_a_recipe_that_is_stopped_waits_for_what_training_saves(recipe, tmp_path, number, workers):
     shutil.copytree(recipe / "runs" / "multi30k-dry" / "data", tmp_path / "data")
     words = f"recipe multi30k --dry-run --work {tmp_path} --train {SMALL} --max-update 1000000 --log-interval 1"

@@ -1,10 +1,10 @@
 """Drawing depends on no display, no setting of matplotlib and no name of a folder."""
 
 import os
-import subprocess
 import sys
 
 import pytest
+from forked import run
 
 SCRIPT = """
 import json, os, sys
@@ -37,13 +37,12 @@ def test_a_curve_is_drawn_without_a_word(tmp_path, name, environment, settings):
     if settings is not None:
         (tmp_path / "matplotlibrc").write_bytes(settings)
     try:
-        done = subprocess.run(
+        done = run(
             [sys.executable, "-c", SCRIPT, name],
             cwd=tmp_path,
             env={**os.environ, **environment},
             capture_output=True,
             text=True,
-            check=False,
         )
     except OSError:
         pytest.skip("this disk does not take such a name")

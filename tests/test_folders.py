@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked import run
 
 from fasttfm.errors import UserError
 from fasttfm.folders import Verification, is_unfinished, read_manifest, replacing
@@ -170,7 +171,7 @@ def test_a_kill_after_any_change_leaves_old_or_new_files_and_the_next_run_goes_o
     for moment in range(1, 20):
         folder = tmp_path / str(moment)
         write(folder, a="old", b="old")
-        killed = subprocess.run([sys.executable, "-c", _KILLED, str(folder), str(moment)], check=False)
+        killed = run([sys.executable, "-c", _KILLED, str(folder), str(moment)])
         if killed.returncode != -signal.SIGKILL:
             break
         if not is_unfinished(folder):

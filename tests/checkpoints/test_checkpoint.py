@@ -11,6 +11,7 @@ import sys
 
 import pytest
 import torch
+from forked import Popen, run
 from torch import nn
 
 from fasttfm.checkpoints.checkpoint import (
@@ -208,7 +209,7 @@ except UserError as error:
 def test_a_full_disk_while_saving_loses_nothing_and_says_what_to_do(tmp_path):
     save(tmp_path, 1, 1.5)
     script = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
-    result = subprocess.run(script, capture_output=True, text=True)
+    result = run(script, capture_output=True, text=True)
     assert result.returncode == 2, result.stderr
     assert result.stderr == ""
     assert str(step_folder(tmp_path, 2)) in result.stdout
@@ -233,7 +234,7 @@ while True:
 
 def test_kill_9_while_saving_leaves_only_complete_checkpoints(tmp_path):
     for attempt in range(4):
-        process = subprocess.Popen([sys.executable, "-c", SAVE_FOR_EVER, str(tmp_path)], stdout=subprocess.PIPE)
+        process = Popen([sys.executable, "-c", SAVE_FOR_EVER, str(tmp_path)], stdout=subprocess.PIPE)
         for _ in range(3 + attempt):  # what it says, not how long it took, tells that it has saved
             process.stdout.readline()
         with pytest.raises(subprocess.TimeoutExpired):

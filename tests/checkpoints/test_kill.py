@@ -1,11 +1,11 @@
 """kill -9 before each call of the operating system in a save, and the order of calls that a power cut needs."""
 
 import os
-import subprocess
 import sys
 
 import pytest
 import torch
+from forked import run
 
 from fasttfm.checkpoints.background import Background
 from fasttfm.checkpoints.checkpoint import save_checkpoint
@@ -101,7 +101,7 @@ print(number - 1)
 @pytest.mark.parametrize("scenario", ["first", "next", "beside", "again", "average"])
 def test_kill_9_before_each_call_of_a_save_leaves_whole_checkpoints(tmp_path, scenario):
     command = [sys.executable, "-c", EVERY_CALL, str(tmp_path), scenario]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    done = run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 15  # calls
 

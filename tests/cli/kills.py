@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import hashlib
 import io
 import os
 import shutil
 import signal
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +33,7 @@ from fasttfm.checkpoints.checkpoint import read_weights, save_checkpoint
 from fasttfm.checkpoints.shards import MODEL, STATE, save_sharded
 from fasttfm.checkpoints.steps import step_folder
 from fasttfm.cli.main import main
+from fasttfm.data import demo
 from fasttfm.data.corpus import read_lines
 from fasttfm.data.prepared import PreparedData
 from fasttfm.errors import UserError
@@ -38,7 +41,7 @@ from fasttfm.folders import reading
 from fasttfm.interop.exchange import load
 from fasttfm.models import Transformer
 from fasttfm_pretraining.data.documents import PreparedDocuments
-from scripts.hub.package import write_package
+from scripts.hub import package
 
 POINTS = 12
 CALLS = ("mkdir", "write", "fsync", "rename", "replace", "unlink", "rmdir")
@@ -151,7 +154,9 @@ WRITERS = {
     "average": Writer(command("average A --last 2"), command("average A --last 3"), average),
     "consolidate": Writer(None, command("consolidate parts --out out"), lambda: model("out")),
     "hub": Writer(
-        lambda: write_package(Path("out"), version=1), lambda: write_package(Path("out")), lambda: files("out")
+        lambda: package.write_package(Path("out"), version=1),
+        lambda: package.write_package(Path("out")),
+        lambda: files("out"),
     ),
     "demo-data": Writer(None, command("demo-data --out out"), lambda: files("out")),
     "shortlist": Writer(
@@ -283,7 +288,10 @@ def points(calls: int) -> list[int]:
 
 if __name__ == "__main__":
     root, name = Path(sys.argv[1]), sys.argv[2]
+    warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    demo.SPLITS.update(test=5, valid=3, train=200)
+    package._sources = functools.cache(package._sources)
     (root / "world").mkdir(parents=True)
     os.chdir(root / "world")
     with contextlib.redirect_stdout(io.StringIO()):

@@ -38,7 +38,7 @@ CHUNKS = 10
 LITTLE_MEMORY_EVERY = 50
 """One in so many situations gets a process of its own with little memory, which takes seconds."""
 ENOUGH = 10
-"""A command that goes on for more seconds, as a server does, gets SIGTERM."""
+"""A command that goes on for more seconds gets SIGTERM; a server, which has nothing to do, after 3."""
 LONGEST = 60
 """A situation that takes more seconds than this hangs."""
 
@@ -105,7 +105,7 @@ def complaints_about(
             situation.faults.append(f"{kilobytes} kB of memory")
             outcome = run_with_little_memory(situation, kilobytes)
         else:
-            with time_limit(), ended_after(ENOUGH):
+            with time_limit(), ended_after(3 if situation.command == "serve" else ENOUGH):
                 outcome = run_here(situation, folder)
         after = snapshot(folder / "user")
     shutil.rmtree(folder, ignore_errors=True)

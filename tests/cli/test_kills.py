@@ -5,11 +5,11 @@ import errno
 import io
 import os
 import resource
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from forked import run
 from kills import WRITERS
 from model_dirs import LINES, write_model_dir
 
@@ -25,8 +25,8 @@ def test_a_kill_leaves_the_old_or_the_new_or_what_is_refused_and_the_command_end
     """tests/cli/kills.py says what is tried, and fails where it is not so."""
     path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("kills.py")), str(tmp_path), name]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    command = [sys.executable, str(Path(__file__).with_name("kills.py")), str(tmp_path), name]
+    done = run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     found = ast.literal_eval(done.stdout)
     assert found["new"] >= 1

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+from forked import run
 
 from fasttfm.checkpoints.checkpoint import read_meta, read_weights, save_checkpoint
 from fasttfm.checkpoints.steps import resolve_checkpoint, saved_steps, step_folder
@@ -242,12 +243,12 @@ def test_a_full_disk_ends_in_one_line_and_the_run_goes_on_when_there_is_room(dat
         "import resource, sys; from fasttfm.cli.main import main; "
         "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1]))); sys.exit(main(sys.argv[2:]))"
     )
-    full = subprocess.run([sys.executable, "-c", script, "9000", *words], capture_output=True, text=True)
+    full = run([sys.executable, "-c", script, "9000", *words], capture_output=True, text=True)
     assert full.returncode == 2
     assert "Traceback" not in full.stderr
     assert re.match(r"fasttfm train: .*step-000000002: cannot save the checkpoint", full.stderr.splitlines()[-1])
     assert saved_steps(out) == []
-    process = subprocess.run([sys.executable, "-c", script, "10000000", *words], capture_output=True, text=True)
+    process = run([sys.executable, "-c", script, "10000000", *words], capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     assert saved_steps(out) == [2, 4, 6]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked import Popen
 from model_dirs import resolve
 from safetensors.torch import load_file, save_file
 
@@ -93,7 +94,7 @@ def test_a_reader_that_goes_away_ends_the_workers(model_dir, tmp_path):
     text.write_text("a dog runs\nover the green grass\n" * 2_000)
     words = [sys.executable, "-m", "fasttfm", "translate", str(model_dir), "--workers", "2", "--buffer-size", "8"]
     with text.open() as lines:
-        process = subprocess.Popen(words, stdin=lines, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = Popen(words, stdin=lines, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stderr is not None
     assert process.stdout.readline()
@@ -390,7 +391,7 @@ def test_a_damaged_model_ends_in_one_line(translate, model_dir, tmp_path):
 
 def test_a_reader_that_leaves_early_causes_no_complaint(model_dir):
     command = [sys.executable, "-m", "fasttfm.cli.main", "translate", str(model_dir), "--buffer-size", "1"]
-    process = subprocess.Popen(
+    process = Popen(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -5,7 +5,6 @@ import hashlib
 import io
 import itertools
 import math
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sentencepiece as spm
+from forked import run
 
 from fasttfm.data import sampling
 from fasttfm.data.demo import demo_pairs
@@ -135,7 +135,7 @@ def test_every_process_draws_the_same(tokenizer, lines, tmp_path):
     tokenizer.save(tmp_path / "spm.model")
     (tmp_path / "text").write_text("\n".join(text), encoding="utf-8")
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "spm.model"), str(tmp_path / "text")]
-    other = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    other = run(command, capture_output=True, text=True, check=True).stdout.strip()
     drawn = SubwordSampler(tokenizer, 0.2).sample(
         encoded(tokenizer, text), sentence_keys(1, 2, np.arange(len(text)), 0)
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from ended_processes import PATIENCE, wait_for_end
+from forked import Popen
 
 from fasttfm.decoding import DecodingConfig, search_ids
 from fasttfm.decoding.search import search_workers
@@ -120,7 +121,7 @@ with tests.search_workers(tests.tiny_model(), 2) as workers:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nobody_is_left_when_the_program_is_ended_at_work(number):
     program = PROGRAM.format(root=str(Path(__file__).parents[2]))
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     pids = [int(word) for word in process.stdout.readline().split()]
     assert len(pids) == 2

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import subprocess
 from pathlib import Path
+
+from forked import run
 
 from fasttfm.children import command_line
 from fasttfm.cli.main import main
@@ -34,12 +35,8 @@ def test_every_command_of_the_page_does_what_it_says(tmp_path, monkeypatch):
         words, _, read = words.partition(" < ")
         more = ["--device", "cpu", "--workers", "1"] if words.split()[0] in ("train", "translate") else []
         more += ["--max-update", "2"] if words.split()[0] == "train" else []
-        done = subprocess.run(
-            command_line(*shlex.split(words), *more),
-            input=Path(read).read_bytes() if read else b"",
-            capture_output=True,
-            check=False,
-        )
+        text = Path(read).read_bytes() if read else b""
+        done = run(command_line(*shlex.split(words), *more), input=text, capture_output=True)
         assert done.returncode == 0, done.stderr.decode()
         if write:
             Path(write).write_bytes(done.stdout)

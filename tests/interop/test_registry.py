@@ -87,12 +87,13 @@ def test_the_causal_mask_is_made_marked_and_read_when_it_was_changed() -> None:
 
 
 def test_an_older_transformers_is_named_in_a_line() -> None:
-    import subprocess
     import sys
+
+    from forked import run
 
     code = "import sys, types; t = types.ModuleType('transformers'); t.__version__ = '4.48.0'; "
     code += "sys.modules['transformers'] = t; import fasttfm.interop.huggingface"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = run([sys.executable, "-c", code], capture_output=True, text=True)
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith(
         "ImportError: fasttfm.interop.huggingface needs transformers 5.20 or newer; 4.48.0 is installed"

@@ -2,13 +2,13 @@
 
 import copy
 import pickle
-import subprocess
 import sys
 import warnings
 from typing import Any
 
 import pytest
 import torch
+from forked import run
 from torch import Tensor, nn
 
 import fasttfm
@@ -190,6 +190,6 @@ def test_an_object_that_only_claims_a_class_is_left_alone() -> None:
 
 def test_huggingface_without_transformers_says_what_to_install() -> None:
     code = "import sys; sys.modules['transformers'] = None; import fasttfm.interop.huggingface"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    result = run([sys.executable, "-c", code], capture_output=True, text=True)
     last = result.stderr.strip().splitlines()[-1]
     assert last.startswith("ModuleNotFoundError: fasttfm.interop.huggingface needs the package transformers")

@@ -2,7 +2,6 @@
 
 import logging
 import re
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked import run
 from torch import Tensor, nn
 
 import fasttfm.nn
@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 def upstream_cases(*arguments: str) -> int:
     """Cases of torch.testing that agree; fails where one differs."""
     command = [sys.executable, str(HERE / "upstream_cases.py"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    done = run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     print(done.stdout)
     actual = re.search(r"^(\d+) cases agree, 0 differ$", done.stdout, re.MULTILINE)

@@ -16,6 +16,7 @@ from contextlib import suppress
 
 import pytest
 import requests
+from forked import Popen
 from model_dirs import LINES, PAIRS
 
 pytest.importorskip("starlette")
@@ -234,7 +235,7 @@ def test_a_listed_page_may_ask_and_is_answered_as_cors_wants(translator):
 def launched(model_dir):
     """The address of a server that the command has started, and its process."""
     command = [sys.executable, "-m", "fasttfm", "serve", str(model_dir), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+    with Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         try:
             yield server.stdout.readline().split(" at ")[1].strip(), server
         finally:
