@@ -306,7 +306,7 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
                 source.packed(memory),
                 source.lengths,
                 self.model._seed(),
-                cache,
+                cache=cache,
             )
         scores = target.unpacked(logits(hidden, self.model.output))
         output = Seq2SeqLMOutput(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fasttfm import functional as F
 from fasttfm.blocks.attention import Attention
+from fasttfm.blocks.cache import DecoderCache
 from fasttfm.blocks.embedding import LearnedPositions, Sinusoids, embed
 from fasttfm.blocks.loss import logits, token_loss
 from fasttfm.blocks.merging import Weights, Work
@@ -235,11 +236,14 @@ class Transformer(Model):
         memory_lengths: Any,
         seed: Tensor | None,
         weights: Weights | None = None,
+        cache: DecoderCache | None = None,
     ) -> Tensor:
-        """(B, L, d) of target inputs (B, L) over the encoder's output (B, S, d)."""
-        packing = lengths if isinstance(lengths, Packing) else None
-        x = self._embed("target", target, _TARGET_SITE, seed, packing=packing)
-        return self.decoder(x, memory, lengths, memory_lengths, seed=seed, weights=weights)
+        """(B, L, d) of target inputs (B, L) over the encoder's output (B, S, d); cache: of the targets before them."""
+        places: dict[str, Any] = {"packing": lengths if isinstance(lengths, Packing) else None}
+        if cache is not None:
+            places["first_position"] = cache.length
+        x = self._embed("target", target, _TARGET_SITE, seed, **places)
+        return self.decoder(x, memory, lengths, memory_lengths, seed=seed, weights=weights, cache=cache)
 
     @torch.no_grad()
     def attention_weights(
