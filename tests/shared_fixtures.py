@@ -1,7 +1,6 @@
 """Fixtures of all tests, of those in pretraining/tests too: the interpreter switch, and where real corpora lie."""
 
 import argparse
-import importlib.util
 import os
 import re
 import shutil
@@ -14,7 +13,6 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
-from quick_interpreter import make_quick
 
 # The same examples in every run: what is green on one machine is green on another. To look for others:
 # pytest --hypothesis-profile=default
@@ -35,8 +33,6 @@ _ENTERED: list[object] = []
 # Before any kernel is imported: without a GPU the kernels run on CPU tensors through Triton's interpreter.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
-if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
-    make_quick()
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import torch
@@ -120,8 +121,12 @@ class DecoderStep:
         layers = list(model.decoder.layers)
         self.pre_norm = layers[0].norm_first
         norms = [each for layer in layers for each in (layer.norm1, layer.norm2, layer.norm3)]
-        key = "decoder step", self.pre_norm, *[each.eps for each in norms]
-        self.layers, self.output = kept_with_weights(key, lambda: _products(model, norms[self.pre_norm :]))
+        # An ensemble's weights are kept together: which member's, its address tells, for as long as it lives.
+        key = "decoder step", id(model), self.pre_norm, *[each.eps for each in norms]
+        of_model, *products = kept_with_weights(key, lambda: (ref(model), *_products(model, norms[self.pre_norm :])))
+        if of_model() is not model:
+            products = [*_products(model, norms[self.pre_norm :])]
+        self.layers, self.output = products
         self.first = _arrays(norms[0]) if self.pre_norm else None
         self._output_weights = model.output.weight, model.output.bias
         self._selected: tuple[Tensor, list[FrozenLinear]] | None = None

@@ -109,6 +109,6 @@ def kernel_route(choice: str, *tensors: torch.Tensor) -> str:
 
     choice as chosen() gives it, or this function's own answer, which stays.
     """
-    if choice == "torch" or (choice == "auto" and not tensors[0].is_cuda):
+    if choice == "torch" or (choice == "auto" and not use_triton(tensors[0].device, choice)):
         return "torch"
     return "triton" if kernels_take(choice, tensors[0].device, *[t.dtype for t in tensors]) else "torch"

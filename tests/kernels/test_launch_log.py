@@ -8,7 +8,7 @@ from pathlib import Path
 import keep_mask
 import pytest
 import torch
-from quick_interpreter import without_computing
+from uncomputed import without_computing
 
 from fasttfm import functional as F
 from fasttfm.functional import backend, embed

@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 import torch
-from quick_interpreter import without_computing
+from uncomputed import without_computing
 
 from fasttfm.functional import backend
 from fasttfm.kernels.proof.launch_log import LaunchLog

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from quick_interpreter import without_computing
+from uncomputed import without_computing
 
 import fasttfm.nn
 from fasttfm.functional import backend
