@@ -9,11 +9,11 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import Popen
 
 import pytest
 import torch
 from ended_processes import PATIENCE, wait_for_end
-from forked import Popen
 
 from fasttfm.decoding import DecodingConfig, search_ids
 from fasttfm.decoding.search import search_workers

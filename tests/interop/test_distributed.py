@@ -2,11 +2,10 @@
 
 import sys
 from pathlib import Path
-from subprocess import PIPE
+from subprocess import PIPE, Popen
 
 import pytest
 import torch
-from forked import Popen
 from numba_passes import skip_without
 
 from .distributed_worker import model_and_batch

@@ -10,9 +10,9 @@ import subprocess
 import sys
 import threading
 from multiprocessing.connection import Connection
+from subprocess import Popen
 
 import pytest
-from forked import Popen
 from model_dirs import LINES
 
 requests = pytest.importorskip("requests")

@@ -26,7 +26,8 @@ from fasttfm.cpu import thresholds, training_passes
 from fasttfm.cpu.step_passes import usable
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from forked import run
+from subprocess import run
+
 from numba_passes import passes_entered
 
 PATIENCE = 1500

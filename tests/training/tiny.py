@@ -5,8 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-
-from forked import Popen
+from subprocess import Popen
 
 TINY = {
     "d_model": 32,
