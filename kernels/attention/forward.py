@@ -18,13 +18,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from fasttfm.kernels.attention import steps
-from fasttfm.kernels.attention.launch import like_heads, positive, prepare, stages_for, strides, unit
+from fasttfm.kernels.attention.launch import outputs, positive, prepare, stages_for, strides, unit
 from fasttfm.kernels.attention.problem import LineStrides, Problem, Rows, Tiling, View
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import choice
@@ -172,9 +171,3 @@ def forward(
             **call.constants, **tile.options(stages_for(call.chip, tile, key, value)),
         )  # fmt: skip
     return output, lse
-
-
-def outputs(query: Tensor, value_width: int) -> tuple[Tensor, Tensor]:
-    """Memory for the output and the log-sum-exp."""
-    lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
-    return like_heads(query, value_width), lse

@@ -147,6 +147,12 @@ def strides(*tensors: Tensor) -> tuple[tuple[int, ...], ...]:
     return tuple([x.stride()[:3] for x in tensors])
 
 
+def outputs(query: Tensor, value_width: int) -> tuple[Tensor, Tensor]:
+    """Memory for the output and the log-sum-exp."""
+    lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
+    return like_heads(query, value_width), lse
+
+
 def like_heads(x: Tensor, width: int | None = None) -> Tensor:
     """An empty (B, H, L, width) whose memory is (B, L, H, width); x (B, H, L, ...)."""
     batch, heads, length = x.shape[:3]

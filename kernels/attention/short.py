@@ -22,8 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fasttfm.kernels.attention import steps
-from fasttfm.kernels.attention.forward import outputs
-from fasttfm.kernels.attention.launch import key_class, like_heads, positive, prepare, strides, unit
+from fasttfm.kernels.attention.launch import key_class, like_heads, outputs, positive, prepare, strides, unit
 from fasttfm.kernels.attention.problem import LineStrides, Problem
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import choice

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import datetime
 import functools
 import importlib
@@ -104,8 +105,6 @@ def unrecorded(cases: Mapping[Task, CompileCase]) -> list[Task]:
 
 
 def _start_worker() -> None:
-    # Before any kernel is imported: in the interpreter Triton cannot compile.
-    os.environ.pop("TRITON_INTERPRET", None)
     _parent.append(os.getppid())
 
 
@@ -129,8 +128,18 @@ def _run(task: Task) -> Outcome:
         return Outcome(None, f"{type(error).__name__}: {reason[:400]}")
 
 
-def _pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
-    return concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker)
+@contextlib.contextmanager
+def _pool(workers: int) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
+    """Processes in which Triton compiles: whoever imports it for its interpreter cannot compile with it any more."""
+    interpreted = os.environ.pop("TRITON_INTERPRET", None)
+    try:
+        with concurrent.futures.ProcessPoolExecutor(
+            workers, multiprocessing.get_context("spawn"), _start_worker
+        ) as pool:
+            yield pool
+    finally:
+        if interpreted is not None:
+            os.environ["TRITON_INTERPRET"] = interpreted
 
 
 def compile_tasks(
