@@ -62,10 +62,10 @@ class PanelProduct:
 
 
 def _tile(rows):
-    """Return tile(x, first, panels, place, next, bias, relu, out, output, columns) for so many rows of x (M, K).
+    """Return tile(x, first, panels, place, following, bias, relu, out, output, columns) for so many rows of x (M, K).
 
-    It multiplies rows first, first + 1, ... of x by the panel at `place`, asks for the one `next` numbers behind, and
-    writes `columns` numbers of each row from `output` on.
+    It multiplies rows first, first + 1, ... of x by the panel at `place`, asks for the one `following` numbers
+    behind, and writes `columns` numbers of each row from `output` on.
     """
 
     @intrinsic
