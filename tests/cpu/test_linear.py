@@ -102,7 +102,10 @@ def test_weights_are_laid_out_once_and_anew_when_they_have_changed(laid_out):
     check(1)
     layer.load_state_dict({name: 3.0 * value for name, value in layer.state_dict().items()})
     check(1)
-    layer.double().float()
+    layer.double()
+    with torch.no_grad():
+        layer.weight.mul_(0.5)
+    layer.float()  # perhaps where it was before: freed memory comes back
     check(1)
     layer.weight = nn.Parameter(layer.weight.detach() + 1.0)
     check(1)
