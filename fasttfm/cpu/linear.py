@@ -240,8 +240,8 @@ def _kept_product(
             of_ints = Int8Product(weight, bias, relu)
             kept[key] = _Kept(weight, True, of_ints, lambda weight, bias: Int8Product(weight, bias, relu))
             return kept[key]
-        packed = weight.numel() >= _LEAST and dtype in _packed_dtypes()
-        panels = packed and dtype == torch.float32 and weight.shape[1] % 4 == 0 and float32_route() == "panels"
+        panels = dtype == torch.float32 and weight.shape[1] % 4 == 0 and float32_route() == "panels"
+        packed = panels or (weight.numel() >= _LEAST and dtype in _packed_dtypes())
         fills = packed and not panels and dtype == torch.float32
         make = _panel_product if panels else _packed_product if packed else _plain_product
 

@@ -22,7 +22,7 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 from torch import Tensor
 
-from fasttfm.cpu.step_loops import inlined, loop
+from fasttfm.cpu.loop_parts import inlined, loop
 from fasttfm.cpu.thread_team import over_threads, team
 
 VECTOR, VECTORS, TILE = 8, 2, 6
