@@ -175,10 +175,15 @@ class FrozenLinear:
         return self._exact if count >= _ROWS else self._product
 
     def of_first(self, memory: Tensor, count: int) -> Callable[[], Tensor]:
-        """The call that multiplies the first rows of memory (M, K), M at least LEAST_ROWS; so many of them count."""
+        """The call that multiplies the first rows of memory (M, K), M at least LEAST_ROWS; so many of them count.
+
+        What it returns may lie in the same memory each time.
+        """
         fills = self._exact is not self._product and count < _ROWS and not self._splits(count)
         rows = memory[: _ROWS if fills else count]
-        return functools.partial(self._exact if fills else self.of_rows(count), rows)
+        product = self._exact if fills else self.of_rows(count)
+        of = getattr(product, "of", None)  # PanelProduct's, which needs not look at its rows again
+        return functools.partial(product, rows) if of is None else of(rows)
 
     def _splits(self, count: int) -> bool:
         classes = self._classes
