@@ -61,7 +61,7 @@ class PanelProduct:
         return self.of(rows.detach().contiguous())()
 
     def of(self, rows: Tensor) -> Callable[[], Tensor]:
-        """The call that multiplies what these rows hold then, contiguous, and writes it to the same memory each time."""
+        """The call that multiplies what these rows hold then, contiguous, and writes it to one memory each time."""
         out = torch.empty(rows.shape[0], self._outputs)
         given = rows.numpy(), self._panels, self._bias, self._relu, out.numpy()
 
