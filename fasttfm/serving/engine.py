@@ -41,7 +41,7 @@ _TURN = 0.05
 
 
 def settle() -> None:
-    """Let the garbage collector never look again at what is there now, modules and models: it would stop all threads."""
+    """Let the garbage collector pass over what is there now, modules and models: walking them stops all threads."""
     gc.collect()
     gc.freeze()
 
