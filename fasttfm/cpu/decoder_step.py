@@ -73,8 +73,8 @@ class _Rows:
         self.arrays = self.values, self.memory[:rows].numpy() if int8 else None, self.scales
         """What a pass writes to: the values, and in int8 the rows as integers with their scales."""
 
-    def times(self, linear: FrozenLinear) -> tuple[Callable[[], Tensor], Any, Any]:
-        """The call that multiplies the rows by a weight; scales of rows and its bias are still to be used in int8."""
+    def times(self, linear: FrozenLinear) -> tuple[Callable[[], Any], Any, Any]:
+        """The call that multiplies the rows by a weight, to an array; in int8 rows' scales and bias are to be used."""
         return linear.of_first(self.memory, self.count), self.scales, linear.bias
 
 
@@ -84,15 +84,17 @@ class _Buffers:
     def __init__(self, layers: list[_Layer], rows: int, width: int, dtype: torch.dtype) -> None:
         int8 = layers[0].joint.int8
         self.x, self.heads = x, heads = [_Rows(rows, width, dtype, int8) for _ in range(2)]
-        self.hidden = hidden = _Rows(rows, layers[0].hidden.outputs if int8 else 1, dtype, int8)
+        self.hidden = hidden = _Rows(rows, layers[0].hidden.outputs if int8 else 1, dtype, int8)  # kept in int8 alone
         self.stream = array(torch.zeros(rows, width, dtype=dtype))
-        self.layers: list[Any] = [
-            (
-                x.times(each.joint), heads.times(each.self_output), x.times(each.query), heads.times(each.cross_output),
-                x.times(each.hidden), hidden.times(each.output) if int8 else each.output.of_rows(rows), each.norms,
-            )
-            for each in layers
-        ]  # fmt: skip
+        self.layers: list[Any] = []
+        for each in layers:
+            attention = (
+                x.times(each.joint), heads.times(each.self_output), x.times(each.query), heads.times(each.cross_output)
+            )  # fmt: skip
+            network: Any = (None,) * 3, (each.hidden.followed_by(each.output, x.memory, rows), None, None)
+            if int8:
+                network = x.times(each.hidden), hidden.times(each.output)
+            self.layers.append((*attention, *network, each.norms))
 
 
 class DecoderStep:
@@ -135,20 +137,15 @@ class DecoderStep:
             loops.add_layer_norm(team, np.zeros_like(stream), None, None, residual, *self.first, *end)
         elif self.int8:
             loops.quantize_rows(team, x[0][:count], *x[1:])
-        as_array = Tensor.numpy if self.int8 or self.table.dtype == torch.float32 else array
         for layer, (own, memory) in zip(buffers.layers, caches):
-            (joint, *a), (self_output, *b), (query, *c), (cross_output, *d), (network, *e), last, norms = layer
-            loops.attend_to_ancestors(team, as_array(joint()), *a, *own, ancestors, slots, positions, *heads)
-            loops.add_layer_norm(team, as_array(self_output()), *b, residual, *norms[0], *end)
-            loops.attend_to_memory(team, as_array(query()), *c, *memory, *memory_rows, *heads)
-            loops.add_layer_norm(team, as_array(cross_output()), *d, residual, *norms[1], *end)
+            (joint, *a), (self_output, *b), (query, *c), (cross_output, *d), (network, *e), (last, *f), norms = layer
+            loops.attend_to_ancestors(team, joint(), *a, *own, ancestors, slots, positions, *heads)
+            loops.add_layer_norm(team, self_output(), *b, residual, *norms[0], *end)
+            loops.attend_to_memory(team, query(), *c, *memory, *memory_rows, *heads)
+            loops.add_layer_norm(team, cross_output(), *d, residual, *norms[1], *end)
             if self.int8:
-                loops.quantize_relu(team, network().numpy(), *e, count, *hidden)
-                product, *e = last
-                y = product()
-            else:
-                y = last(network()[:size])
-            loops.add_layer_norm(team, as_array(y), *e, residual, *norms[2], *end)
+                loops.quantize_relu(team, network(), *e, count, *hidden)
+            loops.add_layer_norm(team, last(), *f, residual, *norms[2], *end)
         cache.advance()
         return self._logits(loops, buffers.x, count)
 
@@ -182,7 +179,7 @@ class DecoderStep:
         return logits.index_copy_(1, tokens, computed)
 
     def _scaled_sums(self, loops: Any, x: _Rows, product: FrozenLinear, count: int) -> Tensor:
-        sums = product.of_first(x.memory, x.count)()[:count]
+        sums = product.multiply_first(x.memory, x.count)[:count]
         if not self.int8:
             return sums
         loops.scale_rows(step_passes.team(), sums.numpy(), x.scales, product.bias, False, sums.numpy())

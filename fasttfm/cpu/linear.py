@@ -174,16 +174,38 @@ class FrozenLinear:
             return functools.partial(multiply, self._product, classes=self._classes)
         return self._exact if count >= _ROWS else self._product
 
-    def of_first(self, memory: Tensor, count: int) -> Callable[[], Tensor]:
+    def of_first(self, memory: Tensor, count: int) -> Callable[[], Any]:
         """The call that multiplies the first rows of memory (M, K), M at least LEAST_ROWS; so many of them count.
 
-        What it returns may lie in the same memory each time.
+        It returns an array as the loops take it, which may lie in the same memory each time.
         """
-        fills = self._exact is not self._product and count < _ROWS and not self._splits(count)
-        rows = memory[: _ROWS if fills else count]
-        product = self._exact if fills else self.of_rows(count)
+        product, rows = self._first(memory, count)
         of = getattr(product, "of", None)  # PanelProduct's, which needs not look at its rows again
-        return functools.partial(product, rows) if of is None else of(rows)
+        return (lambda: step_passes.array(product(rows))) if of is None else of(rows)
+
+    def multiply_first(self, memory: Tensor, count: int) -> Tensor:
+        """The product of the same rows, in memory of its own."""
+        product, rows = self._first(memory, count)
+        return product(rows)
+
+    def followed_by(self, other: FrozenLinear, memory: Tensor, count: int) -> Callable[[], Any]:
+        """As of_first(), the call that multiplies the first rows by this weight and the result by another."""
+        product, rows = self._first(memory, count)
+        last = other.of_rows(count)
+        if not (hasattr(product, "of") and hasattr(last, "of")):
+            return lambda: step_passes.array(last(product(rows)[:count]))
+        between = torch.empty(count, self.outputs)
+        first, second = product.of(rows, between), last.of(between)
+
+        def both() -> Any:
+            first()
+            return second()
+
+        return both
+
+    def _first(self, memory: Tensor, count: int) -> tuple[Any, Tensor]:
+        fills = self._exact is not self._product and count < _ROWS and not self._splits(count)
+        return self._exact if fills else self.of_rows(count), memory[: _ROWS if fills else count]
 
     def _splits(self, count: int) -> bool:
         classes = self._classes

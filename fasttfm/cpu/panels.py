@@ -14,6 +14,7 @@ Cost: 2 * M * N * K operations; N * K numbers are read for each 96 rows, and M *
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,16 +59,18 @@ class PanelProduct:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """The product, by as many threads as PyTorch has."""
-        return self.of(rows.detach().contiguous())()
-
-    def of(self, rows: Tensor) -> Callable[[], Tensor]:
-        """The call that multiplies what these rows hold then, contiguous, and writes it to one memory each time."""
         out = torch.empty(rows.shape[0], self._outputs)
+        self.of(rows.detach().contiguous(), out)()
+        return out
+
+    def of(self, rows: Tensor, out: Tensor | None = None) -> Callable[[], Any]:
+        """The call that multiplies what these rows hold then, contiguous, into out (M, N); it returns out as an array."""
+        out = torch.empty(rows.shape[0], self._outputs) if out is None else out
         given = rows.numpy(), self._panels, self._bias, self._relu, out.numpy()
 
-        def product() -> Tensor:
+        def product() -> Any:
             _multiply(team(), *given)
-            return out
+            return given[-1]
 
         return product
 

@@ -43,7 +43,7 @@ class Going(NamedTuple):
 
     def rows(self, before: int) -> Tensor:
         """(b' * K,) int64: the old row that each new one goes on from; before: old rows of a sentence."""
-        count = len(self.parents)
+        count = self.parents.shape[0]
         indices = torch.arange(count, device=self.parents.device) if self.kept is None else self.kept
         return (indices[:, None] * before + self.parents).flatten()
 
@@ -119,7 +119,7 @@ class Steps:
         if len(set(self.written)) <= 1:
             self.history[:, longest - 1 :] = self.tokens[:, None]
         else:
-            ends = torch.tensor(self.written, device=rows.device).repeat_interleave(len(rows) // len(self.written))
+            ends = torch.tensor(self.written, device=rows.device).repeat_interleave(rows.shape[0] // len(self.written))
             self.history.scatter_(1, ends[:, None], self.tokens[:, None])
         self.written = [each + 1 for each in self.written]
 

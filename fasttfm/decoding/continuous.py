@@ -173,7 +173,7 @@ class RunningSearch:
         begin = 0
         for each in self._joined:
             steps = each.steps
-            end, rows = begin + len(steps.tokens), steps.rows
+            end, rows = begin + steps.tokens.shape[0], steps.rows
             after = steps.extend(logits[begin:end])
             results += [(each.members[sentence].key, steps.best(sentence)) for sentence in after.ended]
             options = steps.config, steps.constraints.allowed is None
