@@ -64,7 +64,7 @@ class PanelProduct:
         return out
 
     def of(self, rows: Tensor, out: Tensor | None = None) -> Callable[[], Any]:
-        """The call that multiplies what these rows hold then, contiguous, into out (M, N); it returns out as an array."""
+        """The call that multiplies what these rows hold then, contiguous, into out (M, N), and returns out as array."""
         out = torch.empty(rows.shape[0], self._outputs) if out is None else out
         given = rows.numpy(), self._panels, self._bias, self._relu, out.numpy()
 
