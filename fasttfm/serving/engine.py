@@ -125,9 +125,11 @@ class _Batch:
 class Engine:
     """Translates what is submitted; see the module."""
 
-    def __init__(self, translators: Mapping[str, Translator], counts: Counts, *, queue: int) -> None:
-        """queue: most sentences that may wait."""
+    def __init__(self, translators: Mapping[str, Translator], counts: Counts, *, queue: int, workers: int = 1) -> None:
+        """queue: most sentences that may wait. workers: engines that share the budget of batch_tokens; with all of it
+        for each, a step of the long requests would take as long for one core as it takes all cores together."""
         self.translators = translators
+        self.workers = workers
         self.counts = counts
         self.queue = queue
         self._waiting = FairQueue()
@@ -217,7 +219,7 @@ class Engine:
                 return True
             if isinstance(search, _Batch) and self._takes_lines.get(sentence.model):  # others take steps meanwhile
                 return sum(each.work for each in search.sentences) + sentence.work <= _MUCH_WORK
-            budget = self.translators[sentence.model].config.batch_tokens
+            budget = self.translators[sentence.model].config.batch_tokens // self.workers
             left = budget - sum(each.tokens for each in search.sentences)
             tokens = min(sentence.tokens, budget)  # a longer one must get its turn too
             return left >= tokens or (not searched[sentence.request] and left + budget >= tokens)

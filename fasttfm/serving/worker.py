@@ -37,7 +37,7 @@ def begin(weights: int, control_descriptor: int, count: int) -> None:
         for each in translators.values():
             prepare(each.model)
         settle()
-        numbers = {_fork(translators, control, number): number for number in range(count)}
+        numbers = {_fork(translators, control, number, count): number for number in range(count)}
     except Exception as error:
         control.send(("failed", " ".join(str(error).splitlines())))
         return
@@ -46,17 +46,17 @@ def begin(weights: int, control_descriptor: int, count: int) -> None:
             pid, status = os.wait()
             number = numbers.pop(pid)
             control.send(("ended", number, status))
-            numbers[_fork(translators, control, number)] = number
+            numbers[_fork(translators, control, number, count)] = number
 
 
-def _fork(translators: Mapping[str, Translator], control: Connection, number: int) -> int:
+def _fork(translators: Mapping[str, Translator], control: Connection, number: int, count: int) -> int:
     """The process id of a new worker, of which the server has been told."""
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if not pid:
         ours.close()
         os.close(control.fileno())
-        _work(translators, Connection(theirs.detach()))
+        _work(translators, Connection(theirs.detach()), count)
     theirs.close()
     control.send(("begun", number, pid))
     send_handle(control, ours.fileno(), os.getppid())
@@ -93,11 +93,11 @@ class _Told:
             self.send("answer", number, None, " ".join(str(error).splitlines()))
 
 
-def _work(translators: Mapping[str, Translator], server: Connection) -> NoReturn:
+def _work(translators: Mapping[str, Translator], server: Connection, count: int) -> NoReturn:
     """A worker: translates what it is sent until the server hangs up."""
     threading.Thread(target=end_with, args=(server.fileno(),), daemon=True).start()
     told = _Told(server)
-    engine = Engine(translators, told, queue=sys.maxsize)
+    engine = Engine(translators, told, queue=sys.maxsize, workers=count)
     answers: dict[int, Answer] = {}
     while True:
         try:

@@ -157,6 +157,18 @@ def test_a_short_request_does_not_wait_for_much_work_of_another(engine, monkeypa
         each.abandon()
 
 
+@pytest.mark.parametrize(("workers", "most"), [(1, 64), (4, 16)])
+def test_engines_share_the_budget(translator, monkeypatch, workers, most):
+    together = watch(monkeypatch)
+    engine = Engine({"small": translator}, Metrics(), queue=100, workers=workers)
+    config = dataclasses.replace(translator.config, min_len=9)
+    assert translator.config.batch_tokens == 1024
+    for each in engine.submit(sentences_of("small", config, LINES[:1] * 90, [16] * 90)):
+        each.result(PATIENCE)
+    engine.stop()
+    assert max(together) == most
+
+
 def test_a_short_request_does_not_wait_for_the_terms_of_another(engine, translator):
     """They are searched in small batches, between which joined searches take steps."""
     config = dataclasses.replace(translator.config, beam=8, min_len=20)
