@@ -18,7 +18,7 @@ from typing import Any
 
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import Choice
-from fasttfm.kernels.tiles.table import Table, Tile
+from fasttfm.kernels.tiles.table import Table, Tile, tiles
 
 
 def _each(tiles: str, stages: Iterable[int]) -> list[Tile]:
@@ -73,7 +73,7 @@ LONG_WIDTH = Table(
 # on purpose, so that more programs run at a time.
 FORWARD = Choice(
     "attention.forward",
-    Table("""
+    tiles("""
     kind  width  extras | simt     amd      sm_80       sm_86,sm_89  sm_90       sm_100      sm_120
     # sm_80: 32x32w8 spills 8 bytes, and with extras 3 16x64w8; sm_86, sm_89: 32x16w8 spills 16 bytes
     fp32  64     3      | -        -        16x32w8     -            -           -           -
@@ -101,7 +101,7 @@ FORWARD = Choice(
 # attention/backward.py, dQ.
 BACKWARD_QUERIES = Choice(
     "attention.backward_queries",
-    Table("""
+    tiles("""
     kind  width  extras | simt     amd      sm_80       sm_86,sm_89  sm_90       sm_100     sm_120
     fp32  64     *      | 32x32w8  32x32w8  32x32w8     32x32w8      32x32w8     32x32w8    32x32w8
     fp32  128    *      | 16x16w8  16x16w8  -           -            -           -          -
@@ -131,7 +131,7 @@ BACKWARD_QUERIES = Choice(
 # warps share 128 keys, or of 32 keys 128 queries; of 64 keys they would compute every score twice.
 BACKWARD_KEYS = Choice(
     "attention.backward_keys",
-    Table("""
+    tiles("""
     kind  width  extras | simt     amd      sm_80       sm_86,sm_89  sm_90       sm_100     sm_120
     fp32  64     0,1    | 16x32w8  16x32w8  16x32w8     16x32w8      16x16w8     16x16w8    16x16w8
     # sm_80, sm_86, sm_89: with shared keys 16x32 spills 8 bytes
@@ -159,7 +159,7 @@ BACKWARD_KEYS = Choice(
 )
 
 # attention/mask_gradient.py.
-MASK_GRADIENT = Table("""
+MASK_GRADIENT = tiles("""
 kind  width | simt     amd      sm_90    sm_100   sm_80+
 fp32  64    | 16x16w4  16x16w4  16x16w4  16x16w4  16x16w4
 fp32  *     | 16x16w8  16x16w8  -        -        -
@@ -172,7 +172,7 @@ half  256   | 16x16w8  16x32w4  64x32w8  16x16w8  16x32w4  # sm_90: 16x32w4 spil
 """)
 
 # attention/decode.py; rows: those that read a head of keys, 16 at most, or more.
-DECODE = Table("""
+DECODE = tiles("""
 kind  width  rows | simt,amd  sm_86,sm_89  sm_90      sm_80+
 fp32  64     *    | -         16x32w4      16x32w8    16x32w4    # sm_90: 4 warps spill 8 bytes
 fp32  128    *    | -         16x32w8      16x32w8    16x32w8
@@ -189,7 +189,7 @@ fp32  256    *    | -         16x16w4      16x16w8    16x16w8    # sm_86, sm_89:
 # row in shared memory, 2,126 instructions a head with dropout on sm_80 where one takes 1,346.
 SHORT_FORWARD = Choice(
     "attention.short.forward",
-    Table("""
+    tiles("""
     kind  width  extras  keys | simt     amd      sm_80     sm_86,sm_89  sm_90,sm_100  sm_120
     fp32  64     *       16   | 16x16w2  16x16w2  16x16w2   16x16w2      16x16w2       16x16w2
     fp32  64     *       32   | 32x32w4  32x32w4  32x32w4   32x32w4      32x32w4       -
@@ -215,7 +215,7 @@ SHORT_FORWARD = Choice(
 # attention/short.py, backward. Warps share keys and head size, and with them dK and dV.
 SHORT_BACKWARD = Choice(
     "attention.short.backward",
-    Table("""
+    tiles("""
     kind  width  extras  keys | simt     amd      sm_80     sm_86,sm_89  sm_90     sm_100    sm_120
     fp32  64     *       16   | 16x16w4  16x16w4  16x16w4   16x16w4      16x16w4   16x16w4   16x16w4
     # sm_86, sm_89, sm_90: 8 warps spill 8 bytes, with extras 3 on sm_86 and sm_89 16 warps do
@@ -247,7 +247,7 @@ SHORT_BACKWARD = Choice(
 # has elements of its own, no copies of another's, so that it overwrites in place nothing but what it has read itself.
 MASKED_SOFTMAX = Choice(
     "masked_softmax",
-    Table("""
+    tiles("""
     keys | sm_86,sm_89  sm_90     sm_120     nvidia     *
     16   | -            -         -          128x16w4   128x16w2
     32   | -            -         -          64x32w4    64x32w2

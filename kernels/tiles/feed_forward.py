@@ -10,7 +10,7 @@ from dataclasses import replace
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import Choice
 from fasttfm.kernels.launch import ceil_div
-from fasttfm.kernels.tiles.table import Table, Tile
+from fasttfm.kernels.tiles.table import Table, Tile, tiles
 
 # fused: a Triton product with the epilogue in it; cublas: cuBLAS and a pass of its own for what remains.
 # From a model on paper, not yet measured: a Triton product costs about a fifth more than cuBLAS's where it uses matrix
@@ -48,7 +48,7 @@ def _tile_alternatives(chip: Chip, kind: str, size: str) -> list[Tile]:
 # size_class()'s.
 PRODUCT: Choice[Tile] = Choice(
     "feed_forward.tile",
-    Table("""
+    tiles("""
     kind  size  | interpreter  simt          amd            sm_90           sm_100          sm_80+
     fp32  *     | 32x64x32w4   64x64x16w8s2  64x64x16w8s2   64x64x16w8s2    64x64x16w8s3    64x64x16w8s2
     *     small | 32x64x32w4   64x64x16w8s2  64x64x32w4s2   64x64x32w4s3    64x64x32w8s3    64x64x32w4s3

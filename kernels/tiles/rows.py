@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import Choice
-from fasttfm.kernels.tiles.table import Table, Tile
+from fasttfm.kernels.tiles.table import Tile, tiles
 
 MAX_COLUMNS = 16384
 """Columns of the widest row that LayerNorm's kernels take."""
@@ -32,7 +32,7 @@ def _layer_norm_alternatives(chip: Chip, columns: int, direction: str) -> list[T
 # sums of the parameters' gradients stay in registers too, 8 elements a thread, the widest rows 4.
 LAYER_NORM: Choice[Tile] = Choice(
     "layer_norm.tile",
-    Table("""
+    tiles("""
     columns direction | sm_80     sm_86,sm_89,sm_120  amd         *
     128     forward   | -         -                   -           16x128w2
     256     forward   | -         -                   -           8x256w2
@@ -53,13 +53,13 @@ LAYER_NORM: Choice[Tile] = Choice(
 )
 
 # Rows of more columns than stay in registers, 2,048 at a time.
-LAYER_NORM_WIDE = Table("| amd *\n | 1x2048w4 1x2048w8")
+LAYER_NORM_WIDE = tiles("| amd *\n | 1x2048w4 1x2048w8")
 
 # A block of columns over many rows, for sums along them.
-COLUMN_SUMS = Table("| amd *\n | 16x128w2 16x128w4")
+COLUMN_SUMS = tiles("| amd *\n | 16x128w2 16x128w4")
 
 # 2,048 elements, 16 a thread: of elementwise passes and of the embedding.
-BLOCK = Table("""
+BLOCK = tiles("""
 columns | amd       *
 64      | 32x64w2   32x64w4
 128     | 16x128w2  16x128w4
@@ -68,7 +68,7 @@ columns | amd       *
 """)
 
 # Pairs of a head: 1,024, which are 16 elements a thread.
-ROTARY = Table("""
+ROTARY = tiles("""
 pairs | amd       *
 16    | 64x16w2   64x16w4
 32    | 32x32w2   32x32w4
@@ -77,7 +77,7 @@ pairs | amd       *
 """)
 
 # With fewer elements than threads two warps would add up one column in two orders and both store their sum.
-PARTIAL_SUMS = Table("| amd *\n | 32x32w1 32x32w2")
+PARTIAL_SUMS = tiles("| amd *\n | 32x32w1 32x32w2")
 
 
 def _row_alternatives(chip: Chip, classes: int) -> list[Tile]:
@@ -90,7 +90,7 @@ def _row_alternatives(chip: Chip, classes: int) -> list[Tile]:
 # that one reads while another computes.
 CROSS_ENTROPY = Choice(
     "cross_entropy.row",
-    Table("""
+    tiles("""
     classes           | *
     512               | 512w1
     1024              | 1024w2

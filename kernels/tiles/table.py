@@ -1,6 +1,6 @@
 """Tables of tiles: what a kernel takes on each chip for each size.
 
-    FORWARD = Table('''
+    FORWARD = tiles('''
         kind  width | simt     sm_80,sm_86  sm_90       sm_80+
         half  64    | 32x32w8  64x32w4s2    128x64w4s3  64x32w4
         tf32  64    | -        -            64x64w4     64x32w4
@@ -75,7 +75,7 @@ class Tile:
 class Table(Generic[Answer]):
     """(chip, *size) -> the answer of the first cell that fits."""
 
-    def __init__(self, text: str, answer: Callable[[str], Answer] = Tile.parse) -> None:
+    def __init__(self, text: str, answer: Callable[[str], Answer]) -> None:
         """answer: makes the answer of what a cell says."""
         head, *lines = [line for raw in text.splitlines() if (line := raw.partition("#")[0].strip())]
         self.parts, self.chips = _sides(head)
@@ -113,6 +113,11 @@ class Table(Generic[Answer]):
                         return row, column
         what = ", ".join(f"{name} {value}" for name, value in zip(self.parts, size))
         raise ValueError(f"no tile is listed for {chip.name}, {what}: fill a cell of its table in kernels/tiles")
+
+
+def tiles(text: str) -> Table[Tile]:
+    """A table whose cells are tiles."""
+    return Table(text, Tile.parse)
 
 
 def _sides(line: str) -> tuple[list[str], list[str]]:
