@@ -17,7 +17,7 @@ from fasttfm.kernels.tiles.attention import Tile
 def rows(request, monkeypatch):
     if request.param == "walked":
         monkeypatch.setattr(masked_softmax, "ONE_PASS", 8)
-        monkeypatch.setattr(masked_softmax, "softmax_tile", lambda chip, columns: Tile(4, 16, 4, 1))
+        monkeypatch.setattr(masked_softmax, "MASKED_SOFTMAX", lambda chip, columns: Tile(4, 16, 4, 1))
     with F.backend("triton"):
         yield
 
