@@ -122,7 +122,7 @@ class Translation:
         """Facts that the writers of all blocks must know."""
         kernel = self.read()
         labels = {label: number for number, block in enumerate(kernel.blocks) for label in block.labels}
-        parameters = {name: position for position, (name, _) in enumerate(kernel.parameters)}
+        parameters = {name: (position, kind) for position, (name, kind) in enumerate(kernel.parameters)}
         everything = [i for block in kernel.blocks for i in block.instructions]
         products = [i for i in everything if "mma_async" in i.opcode]
         late = {r.name for i in products for r in registers_of(i.operands[0])}

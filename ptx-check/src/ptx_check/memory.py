@@ -6,6 +6,7 @@ nobody wrote are marked (allocations.py); what is loaded from them is followed t
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable
 
 import numpy as np
@@ -88,6 +89,25 @@ def buffers(tensors: Iterable[torch.Tensor]) -> list[Buffer]:
     return [Buffer(*of) for of in by_storage.values()]
 
 
+_FAR = 1 << 40
+
+
+def pointed_at(known: list[Buffer], address: int) -> list[Buffer]:
+    """Look for tensors that a launch was not given, but whose addresses it was, as elements of 64 bits: those whose
+    storage has this address."""
+    words = np.concatenate([buffer.view(8) for buffer in known if buffer.size >= 8] or [np.zeros(0, np.uint64)])
+    near = set(words[(words <= np.uint64(address)) & (words + np.uint64(_FAR) > np.uint64(address))].tolist())
+    if not near:
+        return []
+    every = (each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter))
+    alive = (each for each in every if each.layout == torch.strided and each.device.type == "cpu")
+    found = buffers(each for each in alive if each.data_ptr() in near)
+    found = [each for each in found if each.base <= address < each.base + each.size]
+    for buffer in found:
+        buffer.footprint = None if known[0].footprint is None else sample.Footprint(buffer.size)
+    return [] if {buffer.base for buffer in known}.issuperset(buffer.base for buffer in found) else found
+
+
 class Global:
     """Loads and stores of a running chunk of programs."""
 
@@ -124,6 +144,9 @@ class Global:
                 pieces.append((candidate, offsets, lanes))
                 left &= ~lanes
         if left.any():
+            if further := pointed_at(self.known, int(address[left][0])):
+                self.known += further
+                return self.scattered(index, address, mask, width)
             self.run.fault("bounds", index, self.beside(address[left], width))
         return pieces
 
