@@ -28,6 +28,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import make_tensordesc_arg
 from triton.runtime import driver
 from triton.runtime.autotuner import Autotuner
+from triton.runtime.jit import TensorWrapper
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ptx_check import sample
@@ -203,6 +204,7 @@ def _given(signature, arguments, maps: Iterator[Any]) -> Iterator[Any]:
         elif kind.startswith("tensordesc"):
             yield from make_tensordesc_arg(value, next(maps, None))
         elif kind != "constexpr":
+            value = value.base if isinstance(value, TensorWrapper) else value
             if not (isinstance(value, (torch.Tensor, int, float))):
                 raise Unsupported(f"a kernel argument of type {type(value).__name__}")
             yield value

@@ -23,7 +23,7 @@ _LOCATION = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)[^/]*(?://\s*(.*))?")
 _FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"')
 _REGISTERS = re.compile(r"\.reg\s+\.(\w+)\s+([^;]+);")
 _LOCAL = re.compile(r"\.local\s+\.align\s+\d+\s+\.b8\s+__local_depot\d+\[(\d+)\]")
-_TABLE = re.compile(r"^\.global\s+\.align\s+\d+\s+\.b8\s+([$\w]+)\[(\d+)\]\s*=\s*\{([^}]*)\};", re.MULTILINE)
+_TABLE = re.compile(r"^\.global\s+\.align\s+\d+\s+\.b8\s+([$\w]+)\[(\d+)\](?:\s*=\s*\{([^}]*)\})?;", re.MULTILINE)
 _LABEL = re.compile(r"([$\w]+):(?!:)\s*")
 _PART = re.compile(r"(?:[^,{\[]|\{[^}]*\}|\[[^\]]*\])+")
 _NESTED = re.compile(r"\[[^\]]*\{")
@@ -125,7 +125,7 @@ def parse(text: str) -> Kernel:
     blocks = [block for block in reader.blocks if block.instructions or block.labels]
     for index, instruction in enumerate(i for block in blocks for i in block.instructions):
         instruction.index = index
-    tables = {name: bytes(int(n) for n in numbers.split(",")).ljust(int(size), b"\0")
+    tables = {name: bytes(map(int, filter(None, numbers.split(",")))).ljust(int(size), b"\0")
               for name, size, numbers in _TABLE.findall(text)}  # fmt: skip
     return Kernel(entry[1], parameters, blocks, reader.registers, functions.local, tables)
 

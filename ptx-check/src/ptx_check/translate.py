@@ -47,10 +47,12 @@ def _last_uses(steps: list[Instruction | Product]) -> list[list[str]]:
 class Writer(TensorInstructions):
     """The lines of one block; marked: registers that may have undefined bits when it begins, None: any."""
 
-    def __init__(self, number, block, crossing, labels, parameters, space, late, taken, read, marked) -> None:
+    def __init__(self, number, block, crossing, labels, parameters, space, late, taken, read, begun, marked) -> None:
         super().__init__(number, block, crossing, labels, parameters, space, marked)
         self.late, self.taken, self.read = late, taken, read
         """Registers that asynchronous products write, those that they take, and those that some instruction reads."""
+        self.begun = begun
+        """Places at which the compiler loops over cas of a word, beginning with a plain load."""
         self.touched = Touched(taken)
 
     def write(self) -> Writer:
@@ -243,6 +245,8 @@ class Writer(TensorInstructions):
         self.use(i.operands[1:], "an address", i)
         kept = "None" if i.guard is None else self.values(targets, f"u{8 * size}", i)
         call = f"M.{_SPACES[space]}.load({i.index}, {address}, {self.guard(i)}, {size}, {len(targets)}, {kept})"
+        if space == "global" and size == 4 and i.operands[1] in self.begun and i.guard is None:
+            call = f"M.memory.glance({i.index}, {address})"
         self.emit(f"v = {call}")
         self.load_marks(targets, f"u{8 * size}", kind, i)
         for position, target in enumerate(targets):

@@ -120,6 +120,17 @@ def test_an_assertion_that_does_not_hold_is_a_fault(chip, largest, kinds):
 
 
 @triton.jit
+def _told_nothing(x):
+    tl.device_assert(tl.load(x) < 3)
+
+
+def test_an_assertion_without_a_word():
+    with executed("sm_80", raising=False) as machine:
+        _told_nothing[(1,)](torch.full((1,), 4.0), debug=True)
+    assert [fault.kind for fault in machine.faults] == ["assertion"]
+
+
+@triton.jit
 def _by_two_processors(x, out, sums, N: tl.constexpr):
     row = tl.program_id(0) + tl.program_id(1) * tl.num_programs(0)
     i = row * 16 * N + tl.arange(0, 16)[:, None] * N + tl.arange(0, N)[None, :]

@@ -24,6 +24,19 @@ def test_sums_by_atomic_operations(chip, dtype):
     assert torch.equal(out, torch.zeros(20, dtype=dtype).index_add(0, positions, x))
 
 
+@pytest.mark.parametrize("chip", ["sm_60", "sm_80", "sm_90"])
+@pytest.mark.parametrize("count", [20, 19])
+def test_sums_of_bfloat16_of_several_programs(chip, count):
+    """Before sm_90 the compiler loops over cas of words of two numbers, the last of which ends behind a tensor of odd
+    length."""
+    x, positions = torch.randint(-2, 3, (512,)).bfloat16(), torch.randint(0, count, (512,))
+    positions[0] = count - 1
+    with executed(chip):
+        out = torch.zeros(count, dtype=torch.bfloat16)
+        _add_up[(2,)](x, positions, out, N=256)
+    assert torch.equal(out, torch.zeros(count).index_add(0, positions, x.float()).bfloat16())
+
+
 @triton.jit
 def _count(out, counter):
     position = tl.atomic_add(counter, 1)
@@ -88,6 +101,20 @@ def test_configurations_are_chosen_anew_for_every_chip():
 def test_no_configuration_at_all_is_refused():
     with pytest.raises(ValueError, match="at least 1"), executed("sm_80", configs=0):
         pass
+
+
+@triton.jit
+def _widened(x, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.load(x + i).to(tl.float32))
+
+
+def test_bytes_that_are_given_as_another_type():
+    x = torch.randn(64).to(torch.float8_e5m2)
+    with executed("sm_80"):
+        out = torch.empty(64)
+        _widened[(1,)](triton.reinterpret(x.view(torch.uint8), tl.float8e5), out, N=64)
+    assert torch.equal(out, x.float())
 
 
 @triton.jit
