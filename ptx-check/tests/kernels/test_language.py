@@ -131,6 +131,37 @@ def test_an_assertion_without_a_word():
 
 
 @triton.jit
+def _sum_in_range(a, b):
+    tl.device_assert(a + b < 600)
+    return a + b
+
+
+@triton.jit
+def _sums_in_range(x, out, SCAN: tl.constexpr):
+    i = tl.arange(0, 512)
+    a = tl.load(x + i)
+    if SCAN:
+        tl.store(out + i, tl.associative_scan(a, 0, _sum_in_range))
+    else:
+        tl.store(out, tl.reduce(a, 0, _sum_in_range))
+
+
+@pytest.mark.parametrize("chip", ["sm_60", "sm_80", "sm_90"])
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("most", [1, 2])
+def test_an_assertion_within_a_sum(chip, scan, most):
+    x = torch.full((512,), most, dtype=torch.int32)
+    with executed(chip, raising=False) as machine:
+        out = torch.zeros(512, dtype=torch.int32)
+        _sums_in_range[(1,)](x, out, SCAN=scan, debug=True)
+    if most == 1:
+        assert not machine.faults
+        assert out.tolist() == (list(range(1, 513)) if scan else [512] + [0] * 511)
+    else:
+        assert "assertion" in {fault.kind for fault in machine.faults}
+
+
+@triton.jit
 def _by_two_processors(x, out, sums, N: tl.constexpr):
     row = tl.program_id(0) + tl.program_id(1) * tl.num_programs(0)
     i = row * 16 * N + tl.arange(0, 16)[:, None] * N + tl.arange(0, N)[None, :]
