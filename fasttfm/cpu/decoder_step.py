@@ -15,11 +15,12 @@ from weakref import ref
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fasttfm.blocks.inspect import EMBEDDING, LINEAR, NORM, ordinary, plain_width, untouched
+from fasttfm.blocks.inspect import LINEAR, ordinary, untouched
 from fasttfm.cpu import step_passes
-from fasttfm.cpu.linear import LEAST_ROWS, FrozenLinear, frozen, frozen_in_int8, kept_with_weights
+from fasttfm.cpu.encoder_pass import norm_arrays, norms_of, plain_stack
+from fasttfm.cpu.linear import LEAST_ROWS, FrozenLinear, frozen_in_int8, kept_with_weights
 from fasttfm.cpu.step_cache import StepCache
 from fasttfm.cpu.step_passes import array
 
@@ -29,32 +30,13 @@ _SELECTED = 256
 
 def runs_straight(model: Any, memory: Tensor) -> bool:
     """Return whether DecoderStep computes what a Transformer's modules would, none of which is hooked or wrapped."""
-    layers, norm = list(model.decoder.layers), model.decoder.norm
-    if not (frozen(memory) and layers and layers[0].norm_first == (norm is not None)):
-        return False
-    if frozen_in_int8() and memory.dtype != torch.float32:
-        return False
-    norms = [each for layer in layers for each in (layer.norm1, layer.norm2, layer.norm3)] + [norm] * (norm is not None)
     embedding, output = model.target_embedding, model.output
     return (
-        all(plain_width(each) and each.activation is nn.functional.relu for each in layers)
-        and all(each.weight is not None and each.bias is not None for each in norms)
-        and (norm is None or untouched(norm, NORM))
-        and untouched(embedding, EMBEDDING)
-        and not embedding.max_norm
+        not (frozen_in_int8() and memory.dtype != torch.float32)
+        and plain_stack(model.decoder, embedding, memory)
         and untouched(output, LINEAR)
         and ordinary(embedding.weight, output.weight, output.bias)
-        and {each.dtype for each in model.decoder.parameters()} == {memory.dtype}
-        and not torch.is_autocast_enabled("cpu")
     )
-
-
-_Norm = tuple[Any, Any, float]
-
-
-def _arrays(norm: nn.LayerNorm) -> _Norm:
-    """Its weight and bias (d,) as arrays, and its eps."""
-    return array(norm.weight), array(norm.bias), norm.eps
 
 
 class _Layer:
@@ -70,13 +52,12 @@ class _Layer:
         self.cross_output = FrozenLinear(cross.out_proj.weight, cross.out_proj.bias)
         self.hidden = FrozenLinear(layer.linear1.weight, layer.linear1.bias, relu=True)
         self.output = FrozenLinear(layer.linear2.weight, layer.linear2.bias)
-        self.norms = [_arrays(each) for each in norms]
+        self.norms = [norm_arrays(each) for each in norms]
 
 
 def _products(model: Any, norms: list[Any]) -> tuple[list[_Layer], FrozenLinear]:
     """The layers of a decoder, whose norms come in this order, and the product to the vocabulary."""
-    following = [*norms, model.decoder.norm]
-    layers = [_Layer(each, following[3 * n : 3 * n + 3]) for n, each in enumerate(model.decoder.layers)]
+    layers = [_Layer(each, norms[3 * n : 3 * n + 3]) for n, each in enumerate(model.decoder.layers)]
     return layers, FrozenLinear(model.output.weight, model.output.bias)
 
 
@@ -118,16 +99,15 @@ class DecoderStep:
     """A Transformer's step with a StepCache in a few compiled calls; made inside frozen_weights() and used there."""
 
     def __init__(self, model: Any) -> None:
-        layers = list(model.decoder.layers)
-        self.pre_norm = layers[0].norm_first
-        norms = [each for layer in layers for each in (layer.norm1, layer.norm2, layer.norm3)]
+        self.pre_norm = model.decoder.layers[0].norm_first
+        norms = norms_of(model.decoder)
         # An ensemble's weights are kept together: which member's, its address tells, for as long as it lives.
         key = "decoder step", id(model), self.pre_norm, *[each.eps for each in norms]
         of_model, *products = kept_with_weights(key, lambda: (ref(model), *_products(model, norms[self.pre_norm :])))
         if of_model() is not model:
             products = [*_products(model, norms[self.pre_norm :])]
         self.layers, self.output = products
-        self.first = _arrays(norms[0]) if self.pre_norm else None
+        self.first = norm_arrays(norms[0]) if self.pre_norm else None
         self._output_weights = model.output.weight, model.output.bias
         self._selected: tuple[Tensor, list[FrozenLinear]] | None = None
         self.table, self.positions = model.target_embedding.weight, model.target_positions

@@ -175,10 +175,15 @@ class FrozenLinear:
         return self._exact if count >= _ROWS else self._product
 
     def of_first(self, memory: Tensor, count: int) -> Callable[[], Tensor]:
-        """The call that multiplies the first rows of memory (M, K), M at least LEAST_ROWS; so many of them count."""
+        """The call that multiplies the first rows of memory (M, K), M at least LEAST_ROWS; so many of them count.
+
+        What it returns may lie in the same memory each time.
+        """
         fills = self._exact is not self._product and count < _ROWS and not self._splits(count)
         rows = memory[: _ROWS if fills else count]
-        return functools.partial(self._exact if fills else self.of_rows(count), rows)
+        product = self._exact if fills else self.of_rows(count)
+        of = getattr(product, "of", None)  # PanelProduct's, which needs not look at its rows again
+        return functools.partial(product, rows) if of is None else of(rows)
 
     def _splits(self, count: int) -> bool:
         classes = self._classes
@@ -240,8 +245,8 @@ def _kept_product(
             of_ints = Int8Product(weight, bias, relu)
             kept[key] = _Kept(weight, True, of_ints, lambda weight, bias: Int8Product(weight, bias, relu))
             return kept[key]
-        packed = weight.numel() >= _LEAST and dtype in _packed_dtypes()
-        panels = packed and dtype == torch.float32 and weight.shape[1] % 4 == 0 and float32_route() == "panels"
+        panels = dtype == torch.float32 and weight.shape[1] % 4 == 0 and float32_route() == "panels"
+        packed = panels or (weight.numel() >= _LEAST and dtype in _packed_dtypes())
         fills = packed and not panels and dtype == torch.float32
         make = _panel_product if panels else _packed_product if packed else _plain_product
 

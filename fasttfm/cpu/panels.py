@@ -13,6 +13,8 @@ Cost: 2 * M * N * K operations; N * K numbers are read for each 96 rows, and M *
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from llvmlite import ir
@@ -22,7 +24,7 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 from torch import Tensor
 
-from fasttfm.cpu.step_loops import inlined, loop
+from fasttfm.cpu.loop_parts import inlined, loop
 from fasttfm.cpu.thread_team import over_threads, team
 
 VECTOR, VECTORS, TILE = 8, 2, 6
@@ -56,9 +58,18 @@ class PanelProduct:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """The product, by as many threads as PyTorch has."""
+        return self.of(rows.detach().contiguous())()
+
+    def of(self, rows: Tensor) -> Callable[[], Tensor]:
+        """The call that multiplies what these rows hold then, contiguous, and writes it to one memory each time."""
         out = torch.empty(rows.shape[0], self._outputs)
-        _multiply(team(), rows.detach().contiguous().numpy(), self._panels, self._bias, self._relu, out.numpy())
-        return out
+        given = rows.numpy(), self._panels, self._bias, self._relu, out.numpy()
+
+        def product() -> Tensor:
+            _multiply(team(), *given)
+            return out
+
+        return product
 
 
 def _tile(rows):

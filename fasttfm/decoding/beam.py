@@ -244,8 +244,9 @@ def start_cache(model: Transformer, sources: Sequence[Sequence[int]], steps: Ste
     # Without padding attention needs no mask, in the encoder and at every step. It sums in another order with one.
     is_padded = batch_invariant or any(len(each) < source.shape[1] for each in sources)
     known = lengths if is_padded else None
-    cache = decoder_of(model).start_cache(
-        model.encode(source, known), known, rows_per_sentence=steps.rows, max_length=steps.last_step + 1
+    decoder = decoder_of(model)
+    cache = decoder.start_cache(
+        decoder.encode(source, known), known, rows_per_sentence=steps.rows, max_length=steps.last_step + 1
     )
     compute_allowed(cache, steps.constraints.allowed)
     return cache
