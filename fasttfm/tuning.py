@@ -5,8 +5,6 @@ have, are run once to see which decisions they ask for; then each decision is me
 give, on all the work that asked for it, while the other decisions stay as they are.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 report.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """The configuration and the search of our models as transformers has them."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Common parts of the files of BART's relatives: Hugging Face's Marian and M2M-100, and fairseq's Transformer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

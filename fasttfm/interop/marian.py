@@ -4,8 +4,6 @@ https://huggingface.co/docs/transformers/model_doc/marian
 Post-norm, scaled embeddings, the paper's sinusoids with all sines before all cosines, no embedding of a first token.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import warnings
@@ -148,7 +146,7 @@ def _length_penalty(decoding: DecodingConfig) -> tuple[float, list[str]]:
 
 
 def _write_tokenizer(model: Model, folder: Path) -> None:
-    source, target = model.source_tokenizer, model.target_tokenizer
+    source, target = model.tokenizers
     for name, tokenizer in (("source.spm", source), ("target.spm", target)):
         (folder / name).write_bytes(tokenizer.model)
     separate = model.config.share_embeddings != "all"
@@ -223,17 +221,11 @@ def read(folder: Path, **languages: Any) -> Model:
     )
     _refuse_trained_positions(weights)
     weights.refuse_rest(*OTHER_NAMES)
-    tokenizers = [
+    source, target = (
         fitting_tokenizer(folder / name, Vocabulary(pieces=pieces, prefix=[], codes=True))
         for name, (_, pieces) in zip(("source.spm", "target.spm"), sides)
-    ]
-    return Model(
-        config=config,
-        weights=pairs_from_halves(result, config.d_model),
-        source_tokenizer=tokenizers[0],
-        target_tokenizer=tokenizers[1],
-        decoding=decoding(folder, given),
     )
+    return Model(config, pairs_from_halves(result, config.d_model), (source, target), decoding(folder, given))
 
 
 def ordered_pieces(words: Mapping[str, Any], path: Path) -> list[str]:
