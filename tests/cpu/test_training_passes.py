@@ -106,7 +106,7 @@ def test_softmax_of_what_is_not_finite_is_that_of_pytorch(value, dtype, plain):
 @pytest.mark.parametrize("p", [0.0, 0.3])
 def test_residual_layer_norm_and_its_gradients_are_those_of_pytorch(p, post_norm, dtype, plain):
     """A branch of dtype on a float32 stream, as under autocast; float32 sums over rows are taken in other orders."""
-    from fasttfm.functional.layer_norm import residual_layer_norm
+    from fasttfm.functional.residual_norm import residual_layer_norm
 
     rows, width = 517, 96
 

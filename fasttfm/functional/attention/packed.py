@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from fasttfm.functional.attention import composed, routes
-from fasttfm.functional.attention.arguments import Options, Sequences, Window, autocast_operands
+from fasttfm.functional.attention.arguments import Options, Sequences, Window
 from fasttfm.functional.attention.dense import shares
 from fasttfm.functional.attention.scoring import Causal, scores_differ, with_scoring
 from fasttfm.functional.backends import chosen, values_are_checked
-from fasttfm.functional.operator import Gradients, Operator, Size, casts
+from fasttfm.functional.operator import Gradients, Operator, Size, casts, lowered
 from fasttfm.functional.signature import names_arguments
 
 
@@ -335,5 +335,5 @@ _attention = Operator(
     save=routes.save,
     saved=Saved,
     backward=_differentiate,
-    autocast=autocast_operands,
+    autocast=lowered("query", "key", "value"),  # an additive mask keeps its precision
 )
