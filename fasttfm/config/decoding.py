@@ -34,6 +34,9 @@ class DecodingConfig:
     """Divisor of the log-probability: gnmt ((5 + length) / 6)^alpha, power length^alpha, avg length, none 1."""
     alpha: float = 0.6
     """Exponent of the length penalty: 0.6 with gnmt in the paper, fairseq's lenpen with power."""
+    early_stopping: bool = False
+    """End a sentence's search as soon as `beam` of its hypotheses have ended, as fairseq and CTranslate2 do; false:
+    when nothing better can come."""
     coverage_penalty: float = 0.0
     """Factor of the sum over source tokens of log(min(1, attention received)), added to each hypothesis's score."""
     alignment_layer: int = 0

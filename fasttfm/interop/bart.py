@@ -49,9 +49,9 @@ KNOWN = {
     *("activation_function", "decoder_attention_heads", "decoder_ffn_dim", "scale_embedding", "normalize_before"),
     *("share_encoder_decoder_embeddings", "normalize_embedding", "decoder_vocab_size", "forced_eos_token_id"),
     *("decoder_start_token_id", "unk_token_id", "attention_dropout", "activation_dropout"),
-    *("length_penalty", "num_beams", "suppress_tokens"),
+    *("length_penalty", "num_beams", "early_stopping", "suppress_tokens"),
     # how they are trained, searched and run
-    *("init_std", "encoder_layerdrop", "decoder_layerdrop", "num_hidden_layers", "max_length", "early_stopping"),
+    *("init_std", "encoder_layerdrop", "decoder_layerdrop", "num_hidden_layers", "max_length"),
     *("bad_words_ids", "classif_dropout", "classifier_dropout", "static_position_embeddings", "max_new_tokens"),
 }
 """Fields of config.json that are read, or that change no logit, beside those of every model."""
@@ -105,6 +105,7 @@ def decoding(folder: Path, given: Mapping[str, Any]) -> DecodingConfig:
         return DecodingConfig(
             beam=field(settings, "num_beams", int, where, 1) or 1,
             length_penalty="power",
+            early_stopping=settings.get("early_stopping") is True,
             alpha=float(field(settings, "length_penalty", float, where, 1.0)),
             allow_unk=settings.get("unk_token_id") not in suppressed or not suppressed,
         )

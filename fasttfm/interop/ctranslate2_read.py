@@ -114,7 +114,7 @@ def read(folder: Path, **languages: Any) -> Model:
         weights=pairs_from_halves(weights, config.d_model) if halved else weights,
         source_tokenizer=tokenizers[0],
         target_tokenizer=tokenizers[1],
-        decoding=DecodingConfig(beam=2, length_penalty="power", alpha=1.0, allow_unk=True),
+        decoding=DecodingConfig(beam=2, length_penalty="power", alpha=1.0, early_stopping=True, allow_unk=True),
         notes=(*told, *_notes(variables, settings)),
     )
 

@@ -120,7 +120,7 @@ def read(
         source_tokenizer=tokenizers[1 if joint else 0],
         target_tokenizer=tokenizers[1],
         decoding=DecodingConfig(
-            beam=5, length_penalty="power", alpha=1.0, max_len_a=0.0, max_len_b=200, allow_unk=True
+            beam=5, length_penalty="power", alpha=1.0, early_stopping=True, max_len_a=0.0, max_len_b=200, allow_unk=True
         ),
         notes=(
             *told,

@@ -71,7 +71,7 @@ def export(model: Model, folder: Path) -> list[str]:
             **SPECIAL_TOKENS,
             "num_beams": model.decoding.beam,
             "length_penalty": penalty,
-            "early_stopping": "never",
+            "early_stopping": model.decoding.early_stopping or "never",
             "max_length": _LONGEST,
             "suppress_tokens": suppressed(model.decoding),
         },

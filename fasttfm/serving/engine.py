@@ -13,6 +13,7 @@ changes nothing but the time. Sentences that nobody waits for any more leave at 
 """
 
 import copy
+import gc
 import itertools
 import threading
 import time
@@ -37,6 +38,12 @@ _PREFERENCE = 4.0
 
 _TURN = 0.05
 """Seconds that the searches of one model go on before those of another do: changing takes milliseconds."""
+
+
+def settle() -> None:
+    """Let the garbage collector pass over what is there now, modules and models: walking them stops all threads."""
+    gc.collect()
+    gc.freeze()
 
 
 class QueueFull(Exception):
@@ -128,6 +135,7 @@ class Engine:
         self._changed = threading.Condition()
         self._stopping = False
         self._inside = ExitStack()
+        self._settled = False
         self._model: str | None = None
         """Whose weights are prepared for a search now."""
         self._takes_lines: dict[str, bool] = {}
@@ -158,6 +166,9 @@ class Engine:
         while True:
             with self._changed:
                 while not (self._waiting or self._searches):
+                    if self._takes_lines and not self._settled:  # all that a search imports is there
+                        self._settled = True
+                        settle()
                     self._enter(None)  # weights and modules may change while nothing is searched
                     self._takes_lines.clear()
                     if self._stopping:

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from fasttfm.decoding.search import prepare
 from fasttfm.decoding.translator import Translation, Translator
 from fasttfm.processes import end_with, read_shared
-from fasttfm.serving.engine import Engine
+from fasttfm.serving.engine import Engine, settle
 from fasttfm.serving.queue import Answer
 
 
@@ -36,6 +36,7 @@ def begin(weights: int, control_descriptor: int, count: int) -> None:
         translators = read_shared(weights)
         for each in translators.values():
             prepare(each.model)
+        settle()
         numbers = {_fork(translators, control, number): number for number in range(count)}
     except Exception as error:
         control.send(("failed", " ".join(str(error).splitlines())))

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import itertools
+import queue
 import threading
 from types import SimpleNamespace
 
@@ -83,6 +85,18 @@ def test_lines_that_are_added_between_steps_get_what_the_translator_gives(transl
         while running.searched:
             found |= running.step()
     assert [found[number] for number in range(len(lines))] == expected
+
+
+def test_the_garbage_collector_leaves_what_stays_alone_from_the_first_pause_on(engine, monkeypatch):
+    """It would stop all threads for a quarter of a second each time."""
+    calls: queue.Queue[str] = queue.Queue()
+    monkeypatch.setattr(gc, "freeze", lambda: calls.put("frozen"))
+    assert calls.empty()
+    submit(engine, LINES[:1])[0].result(PATIENCE)
+    assert calls.get(timeout=PATIENCE) == "frozen"
+    submit(engine, LINES[:1])[0].result(PATIENCE)
+    engine.stop()
+    assert calls.empty(), "once is enough"
 
 
 def test_a_line_that_is_dropped_leaves_with_the_next_step(translator):
