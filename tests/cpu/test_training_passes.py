@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from waiting import PATIENCE
 
 from fasttfm import reference
 from fasttfm.cpu import thresholds, training_passes
@@ -230,7 +231,7 @@ if not pid:
     os._exit(0 if training_passes.team() == (1, 0) and draw() == count else 9)
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert done.stdout == "0\n"
 
 

@@ -6,7 +6,7 @@ import signal
 
 import numpy as np
 import pytest
-from ended_processes import is_alive, wait_for_end
+from waiting import is_alive, wait_for_end
 
 from fasttfm.data.demo import demo_pairs
 from fasttfm.data.prepared import ParallelTokens

@@ -65,9 +65,9 @@ def test_bits_are_the_same_in_every_batch_and_order(dtype, size, beam):
 def test_bits_are_the_same_with_any_number_of_threads(dtype, size, threads):
     d_model, heads = SIZES[size]
     model = model_of(dtype, d_model=d_model, heads=heads, norm_first=False)
-    settings = DecodingConfig(beam=4, nbest=4, max_len_a=0.0, max_len_b=7)
+    settings = DecodingConfig(beam=4, nbest=4, max_len_a=0.0, max_len_b=4)
     results = []
-    for count in (1, 2, 3, 8, 1):
+    for count in (1, 2, 3, 8):
         threads(count)
         results.append(search_ids(model, BATCH, settings, max_tokens=10_000))
     assert all(each == results[0] for each in results)

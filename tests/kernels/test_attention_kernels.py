@@ -137,7 +137,7 @@ def calls(draw):
 
 
 @pytest.mark.parametrize("route", ROUTES)
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(call=calls())
 def test_kernel_equals_reference(take, route, call):
     shape, dtype, options, mask, mask_shape = call
