@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> None:
     """Write the directory and say what the other tool must be told."""
     from fasttfm.folders import replacing
     from fasttfm.interop.check import check
-    from fasttfm.interop.exchange import load
+    from fasttfm.interop.exchange import add_notes, load
 
     module = importlib.import_module(FORMATS[args.format][0])
     model = load(args.model, args.checkpoint)
@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> None:
         told = module.export(model, replacement.path)
         if args.check:
             told = [*told, *check(model, args.format, replacement.path)]
+        add_notes(replacement.path, [f"exported from {args.model.name} ({args.format})", *told])
     Output.of(args, "export").result(
         f"{args.out}: {args.format}, for {FORMATS[args.format][1]}",
         out=str(args.out), format=args.format, loaded_by=FORMATS[args.format][1], told=told,

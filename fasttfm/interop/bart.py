@@ -4,16 +4,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.model import TransformerConfig
 from fasttfm.errors import UserError
-from fasttfm.files import read_json
-from fasttfm.interop.config_json import Field, configuration, our_activation
+from fasttfm.interop.config_json import Field, configuration, our_activation, read_search, tell_search
 from fasttfm.interop.exchange import shapes
 from fasttfm.interop.names import EncoderDecoderNames, Table, TheirWeights
-from fasttfm.parsing import field
+from fasttfm.parsing import field, shown
+from fasttfm.reference import positional_encoding
 
 _ENCODER_LAYER: Table = {
     "self_attn.in_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -44,21 +45,20 @@ THEIR_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_
 _ACTIVATIONS = {theirs: ours for ours, theirs in THEIR_ACTIVATIONS.items()} | {"gelu_new": "gelu_tanh", "silu": "silu"}
 KNOWN = {
     *(each.theirs for each in FIELDS),
-    *("activation_function", "decoder_attention_heads", "decoder_ffn_dim", "scale_embedding", "normalize_before"),
-    *("share_encoder_decoder_embeddings", "normalize_embedding", "decoder_vocab_size", "forced_eos_token_id"),
+    *("activation_function", "decoder_attention_heads", "decoder_ffn_dim", "add_bias_logits"),
+    *("share_encoder_decoder_embeddings", "decoder_vocab_size", "forced_eos_token_id"),
     *("decoder_start_token_id", "unk_token_id", "attention_dropout", "activation_dropout"),
-    *("length_penalty", "num_beams", "early_stopping", "suppress_tokens"),
+    *("length_penalty", "num_beams", "early_stopping", "no_repeat_ngram_size", "suppress_tokens"),
     # how they are trained, searched and run
     *("init_std", "encoder_layerdrop", "decoder_layerdrop", "num_hidden_layers", "max_length"),
     *("bad_words_ids", "classif_dropout", "classifier_dropout", "static_position_embeddings", "max_new_tokens"),
 }
 """Fields of config.json that are read, or that change no logit, beside those of every model."""
-OTHER_NAMES = (
-    r"lm_head\.weight",
-    r"model\.(shared|(encoder|decoder)\.embed_tokens)\.weight",
-    r"model\.(encoder|decoder)\.embed_positions\.weights?",
-)
-"""Names that a table has beside the one that is read, and sinusoids, which are computed."""
+SHARED = r"model\.shared\.weight"
+"""Written, and not read, where every side has a table of its own."""
+_READ = ("num_beams", "length_penalty", "early_stopping", "no_repeat_ngram_size", "suppress_tokens")
+_OF_SEARCHES = ("max_length", "max_new_tokens", "bad_words_ids", "forced_eos_token_id")
+"""Fields that config.json had before there was a generation_config.json."""
 
 
 def from_bart(weights: TheirWeights, config: TransformerConfig, prefix: str = "model.") -> dict[str, Tensor]:
@@ -78,26 +78,83 @@ def tables(
     tied = field(given, "tie_word_embeddings", bool, str(path), True)
     of_sides = [f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder")]
     if tied and joint:
-        table = weights.first("model.shared.weight", *of_sides, "lm_head.weight")
-        return table, table, None
+        names = ("model.shared.weight", *of_sides, "lm_head.weight")
+        origin = next((name for name in names if name in weights), names[0])
+        weights.refuse_other_copies(dict.fromkeys(names, origin))
+        for name in ("vocab_size", "decoder_vocab_size"):
+            _refuse_other_size(given, path, name, weights[origin])
+        return weights[origin], weights[origin], None
     shared = ["model.shared.weight"] if joint else []
     source, target = (weights.first(name, *shared) for name in of_sides)
+    for name, table in (("vocab_size", source), ("decoder_vocab_size", target)):
+        _refuse_other_size(given, path, name, table)
+    if tied:
+        weights.refuse_other_copies({"lm_head.weight": of_sides[1]})
     return source, target, None if tied else weights["lm_head.weight"]
 
 
-def bart_config(given: Mapping[str, Any], path: Path, vocab_size: int, **fields: Any) -> TransformerConfig:
-    """Our configuration for Hugging Face's config.json of Marian or M2M-100; UserError for what we have not."""
+def _refuse_other_size(given: Mapping[str, Any], path: Path, name: str, table: Tensor) -> None:
+    if table.dim() != 2 or given.get(name) not in (None, len(table)):
+        raise UserError(
+            f"{path}: {name} is {shown(given.get(name))}, where its weights' table is {tuple(table.shape)}: copy both "
+            "from one model"
+        )
+
+
+def refuse_trained_positions(weights: TheirWeights, name: str, variant: str, padding: int | None = None) -> None:
+    """Raise UserError for positions in a file that are not the sinusoids that are computed here.
+
+    name: of their table; padding: the row that is zero.
+    """
+    for side in ("encoder", "decoder"):
+        table = weights.get(f"model.{side}.embed_positions.{name}")
+        if table is None:
+            continue
+        same = table.dim() == 2 and table.shape[1] % 2 == 0
+        if same:
+            ours = positional_encoding(table.shape[0], table.shape[1], variant)
+            ours = torch.cat([ours[:, 0::2], ours[:, 1::2]], dim=1) if variant == "paper" else ours
+            rows = [row for row in range(len(table)) if row != padding]
+            same = torch.allclose(table[rows], ours[rows], atol=1e-2)
+        if not same:
+            raise UserError(
+                f"{weights.path}: model.{side}.embed_positions.{name} is not sinusoids: only they are supported"
+            )
+
+
+def bart_config(
+    given: Mapping[str, Any], path: Path, vocab_size: int, activation: str, **fields: Any
+) -> TransformerConfig:
+    """Our configuration for Hugging Face's config.json of Marian or M2M-100; UserError for what we have not.
+
+    activation: where that does not say one.
+    """
     for name in ("attention_heads", "ffn_dim"):
         if given.get(f"encoder_{name}") != given.get(f"decoder_{name}"):
             raise UserError(f"{path}: encoder_{name} and decoder_{name} differ, which is not supported")
-    activation = our_activation(given, path, "activation_function", "relu", _ACTIVATIONS)
-    return configuration(TransformerConfig, given, path, FIELDS, vocab_size=vocab_size, activation=activation, **fields)
+    if given.get("num_hidden_layers") not in (None, given.get("encoder_layers")):
+        raise UserError(f"{path}: num_hidden_layers and encoder_layers differ: they are one field")
+    fields["activation"] = our_activation(given, path, "activation_function", activation, _ACTIVATIONS)
+    return configuration(TransformerConfig, given, path, FIELDS, vocab_size=vocab_size, **fields)
 
 
-def decoding(folder: Path, given: Mapping[str, Any]) -> DecodingConfig:
-    """Return Hugging Face's search settings: generation_config.json, or what an older config.json says."""
+def decoding(folder: Path, given: Mapping[str, Any], eos: int, start: int | None) -> DecodingConfig:
+    """Return Hugging Face's search settings: generation_config.json, or what an older config.json says.
+
+    Warns of those that have no counterpart here. eos, start: the tokens that end and begin a translation; UserError
+    where a file says others.
+    """
     path = folder / "generation_config.json"
-    settings, where = {**given, **(read_json(path) if path.exists() else {})}, str(path)
+    search = read_search(folder)
+    settings, where = {**given, **search}, str(path)
+    for name, number in (("eos_token_id", eos), ("decoder_start_token_id", start)):
+        for file, says in ((folder / "config.json", given.get(name)), (path, search.get(name))):
+            if says not in (None, number, [number]):
+                raise UserError(
+                    f"{file}: {name} is {shown(says)}, of the vocabulary it is {number}: copy both from one model"
+                )
+    older = {name: given[name] for name in _OF_SEARCHES if name in given}
+    tell_search(folder, {**older, **search}, (*_READ, "eos_token_id", "decoder_start_token_id"))
     suppressed = field(settings, "suppress_tokens", list, where, [])
     try:
         return DecodingConfig(
@@ -105,6 +162,7 @@ def decoding(folder: Path, given: Mapping[str, Any]) -> DecodingConfig:
             length_penalty="power",
             early_stopping=settings.get("early_stopping") is True,
             alpha=float(field(settings, "length_penalty", float, where, 1.0)),
+            no_repeat_ngram=field(settings, "no_repeat_ngram_size", int, where, 0) or 0,
             allow_unk=settings.get("unk_token_id") not in suppressed or not suppressed,
         )
     except ValueError as error:

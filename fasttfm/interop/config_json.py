@@ -24,6 +24,12 @@ _OF_EVERY_MODEL = {
 """Fields of config.json that are read elsewhere, or that change no logit."""
 
 
+_OF_NO_SEARCH = {
+    *("pad_token_id", "bos_token_id", "unk_token_id", "transformers_version", "_from_model_config", "use_cache"),
+}
+"""Fields of generation_config.json that change no search."""
+
+
 class Field(NamedTuple):
     """A field of one of our configurations."""
 
@@ -57,9 +63,26 @@ def refuse_others(given: Mapping[str, Any], path: Path, allowed: Mapping[str, tu
 
 def tell_unknown_fields(given: Mapping[str, Any], path: Path, known: Container[str]) -> None:
     """Warn of fields of a config.json that nobody reads and that may say something of the model."""
-    names = [name for name, value in given.items() if name not in _OF_EVERY_MODEL and name not in known and value]
+    names = [
+        name for name, value in given.items() if name not in _OF_EVERY_MODEL and name not in known and value is not None
+    ]
     if names:
         message = f"{path}: nobody here knows the fields {', '.join(sorted(names))}: they were left out"
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+
+def read_search(folder: Path) -> dict[str, Any]:
+    """generation_config.json of a folder; nothing where there is none."""
+    path = folder / "generation_config.json"
+    return read_json(path) if path.exists() or path.is_symlink() else {}
+
+
+def tell_search(folder: Path, given: Mapping[str, Any], read: Container[str]) -> None:
+    """Warn of settings of a search that are left out; given: of generation_config.json or an older config.json."""
+    left = [f"{name} {shown(value)}" for name, value in given.items()
+            if name not in read and name not in _OF_NO_SEARCH and value not in (None, False)]  # fmt: skip
+    if left:
+        message = f"{folder}: left out how it is searched with there: {', '.join(left)}"
         warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 

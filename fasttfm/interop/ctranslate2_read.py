@@ -80,11 +80,11 @@ def read(folder: Path, **languages: Any) -> Model:
     joint = words["source"] == words["target"]
     try:
         config, halved = _config(variables, settings, joint, arrangements)
+        given = _dotted(variables, folder / "model.bin")
     except KeyError as error:
         raise UserError(f"{folder / 'model.bin'}: has no {error.args[0]}: it is of another architecture") from None
     except (UserError, ValueError) as error:
         raise UserError(f"{folder}: {error}") from None
-    given = _dotted(variables, folder / "model.bin")
     tables = given["encoder.embeddings_0.weight"], given["decoder.embeddings.weight"]
     output, bias = given["decoder.projection.weight"], given.get("decoder.projection.bias")
     layers = given.ours(NAMES.parameters(config), shapes(config))
@@ -131,12 +131,16 @@ def _read_variables(path: Path) -> dict[str, np.ndarray]:
         variables = {}
         for _ in range(reader.number("I")):
             name = reader.text()
+            if name in variables:
+                raise ValueError(f"has {name} twice")
             variables[name] = reader.array()
         for _ in range(reader.number("I")):
             alias, name = reader.text(), reader.text()
             variables[alias] = variables[name]
             if f"{name}_scale" in variables:  # a weight of whole numbers, whose scale has no alias of its own
                 variables.setdefault(f"{alias}_scale", variables[f"{name}_scale"])
+        if reader.read(1):
+            raise ValueError("it goes on behind its end")
     except (ValueError, KeyError) as error:
         raise UserError(f"{path}: is cut off or damaged ({error}): copy it again") from None
     return variables
@@ -235,7 +239,11 @@ def _config(
     arrangements: Mapping[str, Arrangement],
 ) -> tuple[TransformerConfig, bool]:
     """The configuration, and whether the sinusoids are the paper's with all sines first."""
-    source, target = (_table(variables, name) for name in ("encoder/embeddings_0", "decoder/embeddings"))
+    names = ("encoder/embeddings_0", "decoder/embeddings", "decoder/projection")
+    source, target, output = (_table(variables, name) for name in names)
+    for name, table in zip(names, (source, target, output)):
+        if table.ndim != 2:
+            raise UserError(f"{name}/weight is {table.shape}: a matrix is needed")
     width = target.shape[1]
     _refuse_others(variables, settings)
     for side in _SIDES:
@@ -251,7 +259,6 @@ def _config(
         raise UserError(f"activation {activation} is not supported: ReLU, GELU and Swish are")
     kind, first, halved, length = _positions(_encodings(variables), width)
     tied = joint and source.shape == target.shape and np.array_equal(source, target)
-    output = _table(variables, "decoder/projection")
     if not (output.shape == target.shape and np.array_equal(output, target)):
         shared = "none"
     else:
@@ -262,7 +269,7 @@ def _config(
         source_vocab_size=None if shared == "all" else len(arrangements["source"]),
         d_model=width,
         heads=int(variables["decoder/num_heads"]),
-        d_ff=len(variables["decoder/layer_0/ffn/linear_0/bias"]),
+        d_ff=variables["decoder/layer_0/ffn/linear_0/bias"].size,
         encoder_layers=layers[0],
         decoder_layers=layers[1],
         norm_first=pre_norm,
@@ -292,6 +299,10 @@ def _refuse_others(variables: Mapping[str, np.ndarray], settings: Mapping[str, A
             raise UserError(f"{name} is not zero, which is not supported")
         if kind not in (*_VALUES, *_WITHOUT_EFFECT, *_OFF, *_WEIGHTS):
             raise UserError(f"has {name}, which is not supported: it is of another architecture")
+        if kind in _VALUES and kind != "encodings" and values.size != 1:
+            raise UserError(f"{name} has {values.size} numbers: one is needed")
+        if kind == "weight_scale" and variables[name.removesuffix("_scale")].dtype not in _WHOLE:
+            raise UserError(f"has {name}, and its weight is not of whole numbers: it is of another architecture")
         if kind in _OF_BOTH_SIDES and (side == "encoder" or f"encoder/{rest}" not in variables):
             other = f"{'decoder' if side == 'encoder' else 'encoder'}/{rest}"
             if other not in variables:
@@ -335,11 +346,18 @@ def _positions(tables: list[Tensor], width: int) -> tuple[str, int, bool, int]:
     return "learned", 0, False, len(table)
 
 
+_WHOLE = (np.int8, np.int16)
+
+
 def _table(variables: Mapping[str, np.ndarray], name: str) -> np.ndarray:
     """A weight in float32; whole numbers were multiplied by a scale, one a row or one for all."""
     weight = variables[f"{name}/weight"]
-    if weight.dtype in (np.int8, np.int16):
+    if not (weight.dtype in _WHOLE or weight.dtype.kind == "f"):
+        raise UserError(f"{name}/weight is {weight.dtype}: floats, or whole numbers of 8 or 16 bits are needed")
+    if weight.dtype in _WHOLE:
         scale = variables[f"{name}/weight_scale"].astype(np.float32)
+        if scale.shape not in ((), (1,), weight.shape[:1]):
+            raise UserError(f"{name}/weight_scale is {scale.shape}, its weight {weight.shape}: one a row is needed")
         return weight.astype(np.float32) / (scale[:, None] if scale.ndim else scale)
     return weight.astype(np.float32)
 

@@ -17,6 +17,7 @@ from fasttfm.config.model import TransformerConfig
 from fasttfm.data.tokenizer import BOS, PAD, UNK, Tokenizer, Vocabulary
 from fasttfm.data.tokenizer_files import load_tokenizers
 from fasttfm.errors import UserError
+from fasttfm.files import write_file
 from fasttfm.interop.tokenizer_json import write_tokenizer
 from fasttfm.models import Transformer
 from fasttfm.models.pretrained import read_pretrained, read_values, write_model, write_pretrained
@@ -90,6 +91,13 @@ def export(model: Model, folder: Path) -> list[str]:
     if model.source_tokenizer is not model.target_tokenizer:
         return ["no tokenizer.json was written, because it has one vocabulary and this model has two"]
     return write_tokenizer(model.source_tokenizer, folder, "end")
+
+
+def add_notes(folder: Path, lines: Sequence[str]) -> None:
+    """Write what an export left out, assumed or was compared with into the folder's model card, README.md."""
+    path = folder / "README.md"
+    card = path.read_text(encoding="utf-8") if path.exists() else "# Model exported by fasttfm\n"
+    write_file(path, "\n".join([card, "## Export", "", *(f"- {line}" for line in lines), ""]).encode())
 
 
 @contextmanager

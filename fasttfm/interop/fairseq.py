@@ -98,9 +98,7 @@ def read(
         learned, told = learned_positions(_learned(weights))
         layers |= learned
     config, result = with_tables(config, layers, arrangements, tables, _output(weights), path=checkpoint)
-    weights.refuse_rest(
-        r"decoder\.output_projection\.weight", r"(encoder|decoder)\.(version|embed_positions\._float_tensor)", _COPIES
-    )
+    weights.refuse_rest(r"(encoder|decoder)\.version", _COPIES)
     if any(re.fullmatch(_COPIES, name) for name in weights):
         told.append(
             "left out the second copy of the encoder's matrices, which fairseq 0.12 makes when it loads a model"

@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fasttfm.checkpoints.weights import refuse_what_is_no_number
 from fasttfm.errors import UserError, is_out_of_memory
 from fasttfm.files import unreadable
 from fasttfm.interop.names import TheirWeights
-from fasttfm.interop.weight_files import first_line
+from fasttfm.interop.weight_files import first_line, plain_weights
 
 _INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
 _DEEPEST = 30
@@ -61,9 +60,8 @@ def load(path: Path) -> tuple[dict[str, Any], TheirWeights]:
     settings = _settings(loaded) if isinstance(loaded, dict) else None
     if not isinstance(weights, dict) or not settings:
         raise UserError(f"{path}: has no weights (model) or no settings (cfg, args): give one of fairseq-train")
-    floats = _renamed({name: each.float() for name, each in weights.items() if isinstance(each, Tensor)})
-    refuse_what_is_no_number({name: each for name, each in floats.items() if "_float_tensor" not in name}, path)
-    return settings, TheirWeights(path, floats)
+    found = {name: each for name, each in weights.items() if not str(name).endswith("embed_positions._float_tensor")}
+    return settings, TheirWeights(path, _renamed(plain_weights(found, path)))
 
 
 def _renamed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

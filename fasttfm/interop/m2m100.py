@@ -11,7 +11,15 @@ from typing import Any
 
 from fasttfm.data.tokenizer import Vocabulary
 from fasttfm.errors import UserError, optional
-from fasttfm.interop.bart import KNOWN, OTHER_NAMES, bart_config, decoding, from_bart, tables
+from fasttfm.interop.bart import (
+    KNOWN,
+    SHARED,
+    bart_config,
+    decoding,
+    from_bart,
+    refuse_trained_positions,
+    tables,
+)
 from fasttfm.interop.config_json import read_config, refuse_others, tell_unknown_fields
 from fasttfm.interop.exchange import Arrangement, Model, fitting_tokenizer, with_tables
 from fasttfm.interop.weight_files import first_line, read_tensors
@@ -27,10 +35,10 @@ def read(folder: Path, source_language: str | None = None, target_language: str 
     unknown one, and for a file that is missing, cut off or of another architecture.
     """
     path, given = folder / "config.json", read_config(folder, "m2m_100")
-    refuse_others(given, path, {"scale_embedding": (None, True)})
+    refuse_others(given, path, allowed := {"scale_embedding": (None, True), "is_decoder": (None, False)})
     theirs = _load_tokenizer(folder)
     weights = read_tensors(folder)
-    tell_unknown_fields(given, path, KNOWN)
+    tell_unknown_fields(given, path, {*KNOWN, *allowed})
     *embeddings, output = tables(weights, given, path)
     table = embeddings[0]
     pieces = [theirs.convert_ids_to_tokens(row) or f"<{row}>" for row in range(len(table))]
@@ -41,12 +49,13 @@ def read(folder: Path, source_language: str | None = None, target_language: str 
     )
     first = field(given, "pad_token_id", int, str(path), 1) + 1
     fields = {"positional_encoding": "tensor2tensor", "first_position": first}
-    config = bart_config(given, path, len(arrangement), norm_first=True, final_norm=True, **fields)
+    config = bart_config(given, path, len(arrangement), "relu", norm_first=True, final_norm=True, **fields)
     if output is not None:
         config = dataclasses.replace(config, share_embeddings="none", source_vocab_size=len(arrangement))
     arrangements = (arrangement, arrangement)
     config, result = with_tables(config, from_bart(weights, config), arrangements, embeddings, output, path=folder)
-    weights.refuse_rest(*OTHER_NAMES)
+    refuse_trained_positions(weights, "weights", "tensor2tensor", padding=first - 1)
+    weights.refuse_rest(SHARED)
     ours = arrangement.pieces(pieces)
     silent = sorted({*codes.values(), *map(str, theirs.all_special_tokens)} & set(ours))
     sides = []
@@ -56,7 +65,7 @@ def read(folder: Path, source_language: str | None = None, target_language: str 
             raise UserError(f"--{side}-language: {shown}: give one of {', '.join(sorted(codes)[:8])}, ...")
         vocabulary = Vocabulary(pieces=ours, prefix=[codes[language]], silent=silent)
         sides.append(fitting_tokenizer(folder / _SENTENCEPIECE, vocabulary))
-    return Model(config, result, (sides[0], sides[1]), decoding(folder, given))
+    return Model(config, result, (sides[0], sides[1]), decoding(folder, given, theirs.eos_token_id, start))
 
 
 def _load_tokenizer(folder: Path) -> Any:

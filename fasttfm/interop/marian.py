@@ -24,11 +24,12 @@ from fasttfm.interop.bart import (
     BART,
     FIELDS,
     KNOWN,
-    OTHER_NAMES,
+    SHARED,
     THEIR_ACTIVATIONS,
     bart_config,
     decoding,
     from_bart,
+    refuse_trained_positions,
     tables,
 )
 from fasttfm.interop.channels import halves_from_pairs, pairs_from_halves
@@ -42,12 +43,11 @@ from fasttfm.interop.exchange import (
     suppressed,
     with_tables,
 )
-from fasttfm.interop.names import TheirWeights, theirs
+from fasttfm.interop.names import theirs
 from fasttfm.interop.tokenizer_json import SPECIAL_PIECES
 from fasttfm.interop.weight_files import read_tensors
 from fasttfm.models.pretrained import SPECIAL_TOKENS, write_files
 from fasttfm.parsing import field
-from fasttfm.reference import positional_encoding
 
 _EPSILON = 1e-5
 _LONGEST = 512
@@ -183,9 +183,10 @@ def read(folder: Path, **languages: Any) -> Model:
     Raises UserError for a file that is missing, cut off or of another architecture.
     """
     path, given = folder / "config.json", read_config(folder, "marian")
-    refused = {"normalize_before": (None, False), "normalize_embedding": (None, False), "scale_embedding": (True,)}
+    off = ("normalize_before", "normalize_embedding", "add_final_layer_norm", "is_decoder")
+    refused = {**dict.fromkeys(off, (None, False)), "scale_embedding": (True,)}
     refuse_others({"scale_embedding": False, **given}, path, refused)
-    tell_unknown_fields(given, path, KNOWN)
+    tell_unknown_fields(given, path, {*KNOWN, *refused})
     weights = read_tensors(folder)
     joint = field(given, "share_encoder_decoder_embeddings", bool, str(path), True)
     vocabulary = read_json(folder / "vocab.json")
@@ -198,7 +199,8 @@ def read(folder: Path, **languages: Any) -> Model:
         start = field(given, "decoder_start_token_id", int, str(path), pad)
         arrangement = Arrangement(len(pieces), pad=pad, unk=unk, start=start, eos=eos)
         sides.append((arrangement, arrangement.pieces(pieces)))
-    config = bart_config(given, path, len(sides[1][0]), positional_encoding="paper")
+    search = decoding(folder, given, eos, start)  # of the target, the last one
+    config = bart_config(given, path, len(sides[1][0]), "gelu", positional_encoding="paper")
     if not joint:
         config = dataclasses.replace(config, share_embeddings="decoder", source_vocab_size=len(sides[0][0]))
     *embeddings, output = tables(weights, given, path, joint=joint)
@@ -219,13 +221,13 @@ def read(folder: Path, **languages: Any) -> Model:
     config, result = with_tables(
         config, from_bart(weights, config), arrangements, embeddings, output, bias, path=folder
     )
-    _refuse_trained_positions(weights)
-    weights.refuse_rest(*OTHER_NAMES)
+    refuse_trained_positions(weights, "weight", "paper")
+    weights.refuse_rest(SHARED)
     source, target = (
         fitting_tokenizer(folder / name, Vocabulary(pieces=pieces, prefix=[], codes=True))
         for name, (_, pieces) in zip(("source.spm", "target.spm"), sides)
     )
-    return Model(config, pairs_from_halves(result, config.d_model), (source, target), decoding(folder, given))
+    return Model(config, pairs_from_halves(result, config.d_model), (source, target), search)
 
 
 def ordered_pieces(words: Mapping[str, Any], path: Path) -> list[str]:
@@ -233,17 +235,3 @@ def ordered_pieces(words: Mapping[str, Any], path: Path) -> list[str]:
     if sorted(value for value in words.values() if type(value) is int) != list(range(len(words))):
         raise UserError(f"{path}: does not number its {len(words):,} pieces one after the other: copy it again")
     return sorted(words, key=lambda piece: words[piece])
-
-
-def _refuse_trained_positions(weights: TheirWeights) -> None:
-    """Raise UserError for positions in a file that are not the sinusoids that are computed here."""
-    for side in ("encoder", "decoder"):
-        table = weights.get(f"model.{side}.embed_positions.weight")
-        if table is None:
-            continue
-        rows, width = table.shape
-        ours = positional_encoding(rows, width, "paper")
-        if not torch.allclose(table, torch.cat([ours[:, 0::2], ours[:, 1::2]], dim=1), atol=1e-2):
-            raise UserError(
-                f"{weights.path}: model.{side}.embed_positions.weight is not sinusoids: only they are supported"
-            )

@@ -6,7 +6,7 @@ in_proj, theirs may be several modules, whose parameters are the parts of ours o
 
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +39,11 @@ class TheirWeights(dict[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         self._read.add(name)
-        return super().__getitem__(name)
+        weight = super().__getitem__(name)
+        if not weight.is_floating_point():
+            kind = str(weight.dtype).removeprefix("torch.")
+            raise UserError(f"{self.path}: {name} holds {kind}: quantized weights are not read, save it as floats")
+        return weight
 
     def get(self, name: str, default: Any = None) -> Any:
         """The weight of that name, or default."""
@@ -80,6 +84,15 @@ class TheirWeights(dict[str, Tensor]):
             message = f"{self.path}: left out the weights {rest}, for which this model has no place"
             warnings.warn(message, RuntimeWarning, stacklevel=3)
 
+    def refuse_other_copies(self, copies: Mapping[str, str]) -> None:
+        """Raise UserError where a weight that is tied to another one, name -> that one's, has other numbers."""
+        for name, origin in copies.items():
+            if name in self and origin in self and not torch.equal(self[name], self[origin]):
+                raise UserError(
+                    f"{self.path}: {name} has other numbers than {origin}, though its configuration ties them: copy "
+                    "both from one model"
+                )
+
     def _rest(self, known: tuple[str, ...]) -> str:
         rest = [name for name in self if name not in self._read and not any(re.fullmatch(each, name) for each in known)]
         return f"{rest[0]} and {counted(len(rest) - 1, 'other')}" if len(rest) > 1 else "".join(rest)
@@ -108,6 +121,16 @@ class TheirWeights(dict[str, Tensor]):
                     "fit each other"
                 )
         return torch.cat(parts)
+
+
+def renamed(weights: Mapping[str, Tensor], new_name: Callable[[str], str], path: Path) -> dict[str, Tensor]:
+    """Weights by new names; UserError, which names path, where two would have the same."""
+    old: dict[str, str] = {}
+    for name in weights:
+        if (new := new_name(name)) in old:
+            raise UserError(f"{path}: has {old[new]} and {name}, two names of one weight: it is of several models")
+        old[new] = name
+    return {new: weights[name] for new, name in old.items()}
 
 
 def theirs(weights: Mapping[str, Tensor], parameters: Iterable[Parameter]) -> dict[str, Tensor]:

@@ -1,6 +1,8 @@
 """Weights as Hugging Face's libraries save them: model.safetensors or pytorch_model.bin, whole or in several files."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -41,10 +43,13 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
         if not (index.parent / name).exists():
             raise UserError(f"{index.parent / name}: is missing: {index.name} says that it has weights")
         found = _read_file(index.parent / name)
-        missing = [weight for weight, place in places.items() if place == name and weight not in found]
-        if missing:
-            raise UserError(f"{index.parent / name}: has no {missing[0]}, unlike {index.name} says: copy both again")
-        weights |= {weight: found[weight] for weight, place in places.items() if place == name}
+        told = {weight for weight, place in places.items() if place == name}
+        for verb, others in (("has no", told - found.keys()), ("has", found.keys() - told)):
+            if others:
+                raise UserError(
+                    f"{index.parent / name}: {verb} {min(others)}, unlike {index.name} says: copy both again"
+                )
+        weights |= found
     return weights
 
 
@@ -60,11 +65,20 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         raise UserError(f"{path}: is cut off or not what its name says ({first_line(error)}): copy it again") from None
     except Exception as error:  # unpickling raises of every kind
         raise UserError(f"{path}: holds more than weights ({first_line(error)}): it is not loaded") from None
-    if not (isinstance(weights, dict) and all(isinstance(each, Tensor) for each in weights.values())):
+    if not isinstance(weights, dict):
         raise UserError(f"{path}: holds more than weights: it is not loaded")
-    floats = {name: each.float() for name, each in weights.items()}
-    refuse_what_is_no_number(floats, path)
-    return floats
+    return plain_weights(weights, path)
+
+
+def plain_weights(weights: Mapping[Any, Any], path: Path) -> dict[str, Tensor]:
+    """Weights of a file, floats among them in float32; UserError for what is no plain tensor of numbers, by name."""
+    for name, each in weights.items():
+        if not (isinstance(name, str) and isinstance(each, Tensor)):
+            raise UserError(f"{path}: holds more than weights ({name!r}): it is not loaded")
+        if each.layout != torch.strided or each.is_nested or each.is_quantized or each.is_meta:
+            raise UserError(f"{path}: {name} is a sparse, nested, quantized or empty tensor: save it as plain numbers")
+    refuse_what_is_no_number(weights, path)
+    return {name: each.float() if each.is_floating_point() else each for name, each in weights.items()}
 
 
 def first_line(error: BaseException) -> str:

@@ -198,6 +198,8 @@ def test_a_window_on_a_cpu_multiplies_its_own_keys_alone(name, monkeypatch):
         ({"alibi_slopes": torch.tensor([1.0, torch.nan])}, ValueError, "alibi_slopes holds a number that is not"),
         ({"alibi_slopes": torch.tensor([-torch.inf, 1.0])}, ValueError, "alibi_slopes holds a number"),
         ({"causal": "middle"}, ValueError, "causal='middle' must be False, True"),
+        ({"causal_offset": 1 << 61, "window": (1, 0)}, ValueError, "causal_offset=2305843009213693952 must be below"),
+        ({"key_lengths": torch.tensor([1, 2]).byte()}, ValueError, "key_lengths has dtype torch.uint8: int32 or"),
         ({"causal_offset": torch.tensor([1])}, ValueError, r"causal_offset torch.int64 \(1,\) must be an int"),
         ({"causal_offset": torch.tensor([1.0, 2.0])}, ValueError, "causal_offset torch.float32"),
         ({"alibi_slopes": torch.ones(3)}, ValueError, r"alibi_slopes torch.float32 \(3,\) must be floats \(2,\)"),
@@ -286,6 +288,23 @@ def test_sinks_beside_long_rows_are_computed_by_torch_s_kernel(name, key_heads, 
     ours, theirs = (results(f, tensors, options) for f in (F.attention, expected))
     torch.testing.assert_close(ours, theirs, atol=3e-5, rtol=3e-5)
     assert calls
+
+
+def test_second_derivatives_of_sinks_beside_long_rows_are_refused():
+    """That of the sinks alone, too, which what their gradient is made of would give, and wrong."""
+    tensors = [torch.randn(B, H, n, 8) for n in (200, 260, 260)]
+    sunk = torch.randn(H, requires_grad=True)
+    (first,) = torch.autograd.grad(F.attention(*tensors, sinks=sunk).sin().sum(), sunk, create_graph=True)
+    with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
+        torch.autograd.grad(first.square().sum(), sunk, materialize_grads=True)
+
+
+def test_slopes_are_as_exact_as_the_queries():
+    tensors = [torch.randn(B, H, n, 8, dtype=torch.float64) for n in (5, 70, 70)]
+    slopes = torch.tensor([0.1, 0.7], dtype=torch.float64)  # which float32 rounds
+    for options in ({"alibi_slopes": slopes}, {"alibi_slopes": slopes.expand(B, H), "causal": "bottom_right"}):
+        ours, theirs = (f(*tensors, **options) for f in (F.attention, expected))
+        torch.testing.assert_close(ours, theirs, atol=1e-13, rtol=1e-12)
 
 
 class Passes(TorchDispatchMode):

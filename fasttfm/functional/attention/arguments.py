@@ -35,7 +35,7 @@ class Options(NamedTuple):
     window: Size = -1
     softcap: float = 0.0
     slopes: Tensor | None = None
-    """(B, H) or (1, H) float32, of ALiBi."""
+    """(B, H) or (1, H) float32, beside float64 of it, of ALiBi."""
     past: Size = 0
     """Keys past the diagonal that causal_offset lets a query see: ALiBi counts from the diagonal."""
     sinks: Tensor | None = None

@@ -64,7 +64,7 @@ def attention(
     options = Options.of(query, key_lengths, mask, causal, causal_offset, dropout_p, scale, seed, site)
     if scores_differ(causal, causal_offset, window, softcap, alibi_slopes, sinks):
         shape = (*query.shape[:3], key.shape[2])
-        options = with_scoring(options, query.device, shape, causal, window, softcap, alibi_slopes, sinks)
+        options = with_scoring(options, query, shape, causal, window, softcap, alibi_slopes, sinks)
     if not options.plain and not routes.kernels_score(chosen(), query):
         _attention.check(_Call(query, key, value, options, chosen()))
         return composed.attention(query, key, value, options)
@@ -119,7 +119,7 @@ def _check_masks(query: Tensor, key: Tensor, key_lengths: Tensor | None, mask: T
             raise ValueError(f"{name} is on {given.device} and query on {query.device}: both must be on one device")
     if key_lengths is not None and (key_lengths.dim() != 1 or key_lengths.shape[0] != query.shape[0]):
         raise ValueError(f"key_lengths {tuple(key_lengths.shape)} must be ({query.shape[0]},), one length a batch row")
-    if key_lengths is not None and (key_lengths.is_floating_point() or key_lengths.dtype == torch.bool):
+    if key_lengths is not None and key_lengths.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"key_lengths has dtype {key_lengths.dtype}: int32 or int64 is needed")
     if mask is not None:
         full = (*query.shape[:3], key.shape[2])

@@ -58,7 +58,7 @@ def varlen_attention(
     if scores_differ(causal, causal_offset, window, softcap, alibi_slopes, sinks):
         shape = (sequences.batch, query.shape[1], *sequences[2:])
         surplus = 0 if key_starts is query_starts else key_starts.diff() - query_starts.diff()
-        options = with_scoring(options, query.device, shape, causal, window, softcap, alibi_slopes, sinks, surplus)
+        options = with_scoring(options, query, shape, causal, window, softcap, alibi_slopes, sinks, surplus)
         if not options.plain and not routes.kernels_score(chosen(), query):
             call = Call(query, key, value, sequences, options, "explicit")
             _attention.check(call)

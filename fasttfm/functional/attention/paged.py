@@ -67,7 +67,7 @@ def attention_with_cache(
     _check_tensors(query, key_cache, value_cache, key, value, sinks)
     options = Options.of(query, None, None, causal, 0, 0.0, scale, None, 0)
     shape = (*query.shape[:3], 0)
-    options = with_scoring(options, query.device, shape, causal, window, softcap, alibi_slopes, sinks)
+    options = with_scoring(options, query, shape, causal, window, softcap, alibi_slopes, sinks)
     lengths = _lengths(query, key_cache, key, block_table, cache_lengths)
     _check_beside(query, key_cache, lengths, cache_starts, block_table)
     longest = _check_values(key_cache, key, lengths, cache_starts, block_table)

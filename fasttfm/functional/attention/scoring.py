@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fasttfm.functional.attention.arguments import LARGEST, Options, Window
 from fasttfm.functional.backends import values_are_checked
+from fasttfm.functional.dropout import wide
 from fasttfm.functional.signature import is_flag
 
 Causal = bool | str
@@ -37,7 +38,7 @@ def scores_differ(
 
 def with_scoring(
     options: Options,
-    device: torch.device,
+    query: Tensor,
     shape: tuple[Any, Any, Any, Any],
     causal: Causal,
     window: Window | None,
@@ -53,12 +54,14 @@ def with_scoring(
     """
     batch, heads, queries, keys = shape
     for name, x in (("causal_offset", options.causal_offset), ("alibi_slopes", alibi_slopes), ("sinks", sinks)):
-        if isinstance(x, Tensor) and x.device != device:
-            raise ValueError(f"{name} is on {x.device} and query on {device}: both must be on one device")
+        if isinstance(x, Tensor) and x.device != query.device:
+            raise ValueError(f"{name} is on {x.device} and query on {query.device}: both must be on one device")
     left, right = _sides(window)
     offset, offsets = options.causal_offset, None
     if isinstance(offset, Tensor):
         offset, offsets = 0, _checked("causal_offset", offset, (batch,))
+    elif isinstance(offset, int) and abs(offset) >= 1 << 61:  # with a window's side it would leave 64 bits
+        raise ValueError(f"causal_offset={offset} must be below 2^61 in size beside what changes scores")
     if causal == "bottom_right":
         if surplus is None and options.key_lengths is not None:
             surplus = options.key_lengths.clamp(0, keys) - queries
@@ -80,7 +83,7 @@ def with_scoring(
         offsets=offsets,
         window=-1 if left is None else left + (right or 0),
         softcap=float(softcap),
-        slopes=None if alibi_slopes is None else _slopes(alibi_slopes, batch, heads),
+        slopes=None if alibi_slopes is None else _slopes(alibi_slopes, batch, heads).to(wide(query.dtype)),
         past=right or 0,
         sinks=None if sinks is None else _sinks(sinks, heads),
     )
@@ -108,7 +111,7 @@ def _checked(name: str, x: Tensor, shape: tuple) -> Tensor:
 
 
 def _slopes(slopes: Tensor, batch: Any, heads: Any) -> Tensor:
-    """(B, H) or (1, H) float32."""
+    """(B, H) or (1, H)."""
     if slopes.shape not in ((heads,), (batch, heads)) or not slopes.is_floating_point():
         raise ValueError(
             f"alibi_slopes {slopes.dtype} {tuple(slopes.shape)} must be floats ({heads},), one a head, or "
@@ -118,7 +121,7 @@ def _slopes(slopes: Tensor, batch: Any, heads: Any) -> Tensor:
         raise ValueError("alibi_slopes requires a gradient: none is computed, give alibi_slopes.detach()")
     if values_are_checked(slopes) and not bool((slopes.abs() <= LARGEST).all()):
         raise ValueError(f"alibi_slopes holds a number that is not between {-LARGEST} and {LARGEST}")
-    return (slopes if slopes.dim() == 2 else slopes[None]).float()
+    return slopes if slopes.dim() == 2 else slopes[None]
 
 
 def _sinks(sinks: Tensor, heads: Any) -> Tensor:

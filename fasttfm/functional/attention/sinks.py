@@ -39,14 +39,29 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, sinks, mask, output, lse = ctx.saved_tensors
+        return *_Gradients.apply(grad, *ctx.saved_tensors, ctx.causal, ctx.scale), None, None, None
+
+
+class _Gradients(torch.autograd.Function):
+    """Those of query, key, value and sinks, whose own are refused: made of what they compute they would be wrong."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor, mask: Tensor | None,
+        output: Tensor, lse: Tensor, causal: bool, scale: float,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
         differentiate = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        gradients = differentiate(
-            grad, query, key, value, output, lse, 0.0, ctx.causal, attn_mask=mask, scale=ctx.scale
-        )
+        gradients = differentiate(grad, query, key, value, output, lse, 0.0, causal, attn_mask=mask, scale=scale)
         weight = (_bounded(sinks) - lse.clamp(min=-LARGEST)).exp()
         d_sinks = -(weight * (grad * output).sum(-1)).sum((0, 2))
-        return *gradients, d_sinks.to(sinks.dtype), None, None, None
+        return *gradients, d_sinks.to(sinks.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor | None) -> Any:
+        raise RuntimeError(
+            "attention with sinks beside long rows: second derivatives are not implemented; use fasttfm.reference for "
+            "them"
+        )
 
 
 def _bounded(sinks: Tensor) -> Tensor:

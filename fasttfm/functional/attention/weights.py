@@ -45,7 +45,7 @@ def attention_weights(
     options = Options.of(query, key_lengths, mask, causal, causal_offset, dropout_p, scale, seed, site)
     if scores_differ(causal, causal_offset, window, softcap, alibi_slopes, sinks):
         shape = (*query.shape[:3], key.shape[2])
-        options = with_scoring(options, query.device, shape, causal, window, softcap, alibi_slopes, sinks)
+        options = with_scoring(options, query, shape, causal, window, softcap, alibi_slopes, sinks)
     dtype = torch.get_autocast_dtype(query.device.type) if casts(query) else query.dtype
     power, left = torch_route.split_scale(options.scale, dtype)
     query = query if power == 1.0 else query * power
@@ -71,7 +71,7 @@ def log_sum_exp(
     check(query, key, key_lengths, None)
     options = Options.of(query, key_lengths, None, causal, causal_offset, 0.0, scale, None, 0)
     shape = (*query.shape[:3], key.shape[2])
-    options = with_scoring(options, query.device, shape, causal, window, softcap, alibi_slopes, None)
+    options = with_scoring(options, query, shape, causal, window, softcap, alibi_slopes, None)
     return composed.log_sum_exp(query, key, options)
 
 

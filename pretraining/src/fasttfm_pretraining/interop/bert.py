@@ -27,7 +27,7 @@ from fasttfm.interop.config_json import (
     refuse_others,
     tell_unknown_fields,
 )
-from fasttfm.interop.names import Parameter, Table, TheirWeights, parameters, theirs
+from fasttfm.interop.names import Parameter, Table, TheirWeights, parameters, renamed, theirs
 from fasttfm.interop.weight_files import read_tensors
 from fasttfm.models.pretrained import write_files
 from fasttfm.parsing import field
@@ -124,8 +124,8 @@ _FAMILIES = {
          "generator_lm_head.bias"), "",
     ),
 }  # fmt: skip
-OTHER_NAMES = (r".*\.position_ids", r".*predictions\.decoder\.(weight|bias)", r"generator_lm_head\.weight")
-"""Names that a table or a bias has beside the one that is read, and numbers of positions."""
+POSITIONS = r".*\.position_ids"
+"""Numbers of positions, which are computed."""
 _REPLACED = {"transform": "discriminator_predictions.dense", "output": "discriminator_predictions.dense_prediction"}
 
 
@@ -162,7 +162,7 @@ def read_pretraining(folder: Path) -> BertPretraining:
         warnings.warn(message, RuntimeWarning, stacklevel=2)
     if model.sentence is not None:
         fill(model, weights, parameters({"sentence": family.sentence}))
-    weights.tell_rest(*OTHER_NAMES)
+    weights.tell_rest(POSITIONS)
     return model.eval()
 
 
@@ -182,7 +182,7 @@ def read_electra(discriminator: Path, generator: Path | None = None) -> Electra:
     fill(model.discriminator, weights, body_parameters(model.discriminator, family))
     if f"{_REPLACED['output']}.weight" in weights:
         fill(model.replaced, weights, parameters(_REPLACED))
-    weights.tell_rest(*OTHER_NAMES)
+    weights.tell_rest(POSITIONS)
     if generator is None:
         return model.eval()
     layers = (each for each in body_parameters(model.generator, family) if not each.ours.startswith("embeddings."))
@@ -271,20 +271,23 @@ def read_family(folder: Path) -> tuple[_Family, BertConfig, TheirWeights]:
     if given["model_type"] in RELATIVES:
         given, weights = as_bert(given, weights, path)
     config, family = _config(given, path), _FAMILIES[given["model_type"]]
-    if f"{family.prefix}{_TABLES['embeddings.word']}.weight" not in weights:  # the bare body has no prefix
-        heads = tuple(
-            name for name in weights if name.startswith(("cls.", "predictions.", "sop_", "generator_", "disc"))
-        )
-        weights = {name if name in heads else family.prefix + name: each for name, each in weights.items()}
-    # what TensorFlow called gamma and beta
-    renamed = {name.replace("gamma", "weight").replace("beta", "bias"): each for name, each in weights.items()}
-    weights = TheirWeights(folder, renamed)
+    table = f"{family.prefix}{_TABLES['embeddings.word']}.weight"
+    heads = ("cls.", "predictions.", "sop_", "generator_", "disc")
+    prefix = "" if table in weights else family.prefix  # the bare body has none
+
+    def our_name(name: str) -> str:
+        name = name if name.startswith(heads) else prefix + name
+        return name.replace("gamma", "weight").replace("beta", "bias")  # as TensorFlow called them
+
+    weights = TheirWeights(folder, renamed(weights, our_name, folder))
     layers, said = (1, "num_hidden_groups") if config.share == "all" else (config.layers, "num_hidden_layers")
     weights.refuse_other_layers(family.prefix + family.layer.partition("{")[0], layers, f"config.json's {said}")
     with torch.device("meta"):  # of whatever size config.json tells, nothing is built before it fits the weights
         body = _body(dataclasses.replace(config, sentence_head=False, pooler=False))
     for _ in _fitting(body, weights, body_parameters(body, family)):
         pass
+    *_, output, bias = family.masked
+    weights.refuse_other_copies({output: table, f"{output.removesuffix('weight')}bias": bias})
     return family, config, weights
 
 

@@ -8,14 +8,18 @@ from typing import Any
 from fasttfm.errors import UserError
 from fasttfm.files import read_json
 from fasttfm.folders import replacing
-from fasttfm.interop.exchange import warnings_as_lines
+from fasttfm.interop.exchange import add_notes, warnings_as_lines
 from fasttfm_pretraining.config.data import MaskingConfig
 from fasttfm_pretraining.data.text_tokenizer import TextTokenizer
 from fasttfm_pretraining.interop import bert
 from fasttfm_pretraining.interop.bert_relatives import RELATIVES
 from fasttfm_pretraining.interop.check import check_part
 from fasttfm_pretraining.interop.folders import write_imported
-from fasttfm_pretraining.interop.tokenizer_files import read_tokenizer, write_text_tokenizer
+from fasttfm_pretraining.interop.tokenizer_files import (
+    read_tokenizer,
+    tell_other_tokens,
+    write_text_tokenizer,
+)
 from fasttfm_pretraining.models.bert import BertPretraining
 from fasttfm_pretraining.models.electra import Electra
 
@@ -38,6 +42,7 @@ def import_folder(
     with warnings_as_lines() as told:
         model = bert.read_electra(folder, generator) if kind == "electra" else bert.read_pretraining(folder)
         tokenizer = read_tokenizer(folder)
+        tell_other_tokens(folder / "config.json", given, tokenizer)
     if check:
         folders = {"": folder, "discriminator": folder, "generator": generator}
         for name, part in bert.parts(model).items():
@@ -66,4 +71,5 @@ def export_folder(
             bert.write_part(part, fresh.path / name, bert.special_tokens(tokenizer))
             told = write_text_tokenizer(tokenizer, fresh.path / name, "both")
             compared = check_part(part, fresh.path / name) if check else []
-    return [*told, *compared]
+        add_notes(fresh.path, told := [*told, *compared])
+    return told

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fasttfm.errors import UserError
+from fasttfm.interop.names import renamed
 from fasttfm.parsing import field
 
 RELATIVES = ("roberta", "distilbert")
@@ -64,8 +65,8 @@ def as_bert(given: Mapping[str, Any], weights: Mapping[str, Tensor], path: Path)
     """
     convert: Callable[..., tuple[dict[str, Any], dict]]
     convert = _from_roberta if given["model_type"] == "roberta" else _from_distilbert
-    config, renamed = convert(given, weights, path)
-    return config | {"model_type": "bert", "type_vocab_size": 2}, renamed
+    config, ours = convert(given, weights, path)
+    return config | {"model_type": "bert", "type_vocab_size": 2}, ours
 
 
 def _from_roberta(given: Mapping[str, Any], weights: Mapping[str, Tensor], path: Path) -> tuple[dict[str, Any], dict]:
@@ -78,31 +79,38 @@ def _from_roberta(given: Mapping[str, Any], weights: Mapping[str, Tensor], path:
     kinds = field(given, "type_vocab_size", int, str(path), 1)
     if kinds != 1:
         raise UserError(f"{path}: type_vocab_size {kinds} is not supported: RoBERTa has 1")
-    renamed = _renamed(weights, _ROBERTA)
-    for name, tensor in renamed.items():
+    ours = _renamed(weights, _ROBERTA, path)
+    for name, tensor in ours.items():
         if tensor.dim() != 2:  # refused later, as of another shape
             continue
         if name.endswith(_POSITIONS):
-            renamed[name] = tensor[first:]
+            ours[name] = tensor[first:]
+        elif name.endswith(_TABLE) and len(tensor) == 1:
+            ours[name] = tensor.repeat(2, 1)
         elif name.endswith(_TABLE):
-            renamed[name] = tensor[:1].repeat(2, 1)
-    return {**given, "max_position_embeddings": positions, "pad_token_id": first - 1}, renamed
+            raise UserError(f"{path.parent}: {name} has {len(tensor)} rows: RoBERTa has one kind of segment")
+    return {**given, "max_position_embeddings": positions, "pad_token_id": first - 1}, ours
 
 
 def _from_distilbert(
     given: Mapping[str, Any], weights: Mapping[str, Tensor], path: Path
 ) -> tuple[dict[str, Any], dict]:
-    renamed = _renamed(weights, _DISTILBERT)
-    for name in [name for name in renamed if name.endswith(_POSITIONS)]:
-        renamed[name.removesuffix(_POSITIONS) + _TABLE] = torch.zeros(2, *renamed[name].shape[1:])
-    return {_DISTILBERT_FIELDS.get(name, name): value for name, value in given.items()}, renamed
+    for theirs, field_of_bert in _DISTILBERT_FIELDS.items():
+        if theirs != field_of_bert and field_of_bert in given:
+            raise UserError(f"{path}: {field_of_bert} is not a field of DistilBERT, which says {theirs}")
+    ours = _renamed(weights, _DISTILBERT, path)
+    for name in [name for name in ours if name.endswith(_POSITIONS)]:
+        segments = name.removesuffix(_POSITIONS) + _TABLE
+        if segments in ours:
+            raise UserError(f"{path.parent}: has {segments}, and DistilBERT has no segments: it is of another model")
+        ours[segments] = torch.zeros(2, *ours[name].shape[1:])
+    return {_DISTILBERT_FIELDS.get(name, name): value for name, value in given.items()}, ours
 
 
-def _renamed(weights: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
-    result = {}
-    for name, tensor in weights.items():
-        renamed = name
+def _renamed(weights: Mapping[str, Tensor], names: Mapping[str, str], path: Path) -> dict[str, Tensor]:
+    def our_name(name: str) -> str:
         for pattern, ours in names.items():
-            renamed = re.sub(pattern, ours, renamed)
-        result[renamed] = tensor
-    return result
+            name = re.sub(pattern, ours, name)
+        return name
+
+    return renamed(weights, our_name, path.parent)

@@ -6,13 +6,14 @@ from functools import partial
 from pathlib import Path
 
 from fasttfm.files import read_json
+from fasttfm.interop.config_json import read_search, tell_search
 from fasttfm.interop.exchange import warnings_as_lines
 from fasttfm_pretraining.config.data import DocumentsConfig
 from fasttfm_pretraining.data.text_tokenizer import TextTokenizer
 from fasttfm_pretraining.interop import gpt, llama
 from fasttfm_pretraining.interop.check import check_language_model
 from fasttfm_pretraining.interop.folders import write_imported
-from fasttfm_pretraining.interop.tokenizer_files import read_tokenizer
+from fasttfm_pretraining.interop.tokenizer_files import read_tokenizer, tell_other_tokens
 from fasttfm_pretraining.models.gpt import GPT
 from fasttfm_pretraining.models.llama import Llama
 
@@ -29,7 +30,10 @@ def import_folder(folder: Path, out: Path, *, check: bool = False) -> list[str]:
     module = llama if read_json(folder / "config.json").get("model_type") == "llama" else gpt
     with warnings_as_lines() as told:
         model = module.read(folder)
-        tokenizer = read_tokenizer(folder)
+        tokenizer, search = read_tokenizer(folder), read_search(folder)
+        for name, given in (("config", read_json(folder / "config.json")), ("generation_config", search)):
+            tell_other_tokens(folder / f"{name}.json", given, tokenizer, begins=True)
+        tell_search(folder, search, ("eos_token_id",))
     told += check_language_model(model, folder) if check else []
     length = min(_LONGEST_ROW, model.config.max_length)
     data = DocumentsConfig(row_length=length, max_tokens=max(4096, length))

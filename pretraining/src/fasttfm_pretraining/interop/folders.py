@@ -15,6 +15,7 @@ from fasttfm.config import RunConfig
 from fasttfm.config.training import TrainingConfig
 from fasttfm.errors import UserError
 from fasttfm.folders import replacing
+from fasttfm.interop.exchange import add_notes
 from fasttfm.models.pretrained import write_files
 from fasttfm.wording import counted
 from fasttfm_pretraining.data.text_tokenizer import TextTokenizer
@@ -41,7 +42,9 @@ def write_causal(
     with replacing(folder, "writes a model", "exported model") as fresh:
         write_files(fresh.path, {**fields, "bos_token_id": begin, "eos_token_id": end}, weights)
         told = [] if tokenizer is None else write_text_tokenizer(tokenizer, fresh.path)
-        return told if compare is None else [*told, *compare(fresh.path)]
+        told += [] if compare is None else compare(fresh.path)
+        add_notes(fresh.path, told)
+        return told
 
 
 def write_imported(

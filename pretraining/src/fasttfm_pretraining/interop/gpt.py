@@ -23,7 +23,7 @@ from fasttfm.interop.config_json import (
     refuse_others,
     tell_unknown_fields,
 )
-from fasttfm.interop.names import Parameter, TheirWeights, parameters, theirs
+from fasttfm.interop.names import Parameter, TheirWeights, parameters, renamed, theirs
 from fasttfm.interop.weight_files import read_tensors
 from fasttfm.parsing import field
 from fasttfm_pretraining.config.gpt import GPTConfig
@@ -85,13 +85,15 @@ def read(folder: Path) -> GPT:
     path = folder / "config.json"
     given = read_config(folder, *_FAMILIES)
     config, family = _config(given, path), _FAMILIES[given["model_type"]]
-    stripped = {name.removeprefix("transformer."): each for name, each in read_tensors(folder).items()}
+    stripped = renamed(read_tensors(folder), lambda name: name.removeprefix("transformer."), folder)
+    table = f"{family.embedding}.weight"
     if "lm_head.weight" in stripped:  # tied; a model with two heads is saved with this name of the two
-        stripped.setdefault(f"{family.embedding}.weight", stripped["lm_head.weight"])
+        stripped.setdefault(table, stripped["lm_head.weight"])
     weights = TheirWeights(folder, _transposed(stripped))
     weights.refuse_other_layers("h.", config.layers, "config.json's n_layer")
     model = with_weights(lambda: GPT(config), weights.ours(_parameters(config, family)), folder)
-    weights.tell_rest(r"lm_head\.weight", r"h\.\d+\.attn\.(masked_)?bias", "position_ids")
+    weights.refuse_other_copies({"lm_head.weight": table})
+    weights.tell_rest(r"h\.\d+\.attn\.(masked_)?bias", "position_ids")
     return model.eval()
 
 

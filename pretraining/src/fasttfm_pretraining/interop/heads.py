@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from fasttfm.errors import UserError
 from fasttfm.files import read_json
 from fasttfm.folders import replacing
-from fasttfm.interop.exchange import warnings_as_lines
+from fasttfm.interop.exchange import add_notes, warnings_as_lines
 from fasttfm.interop.names import parameters
 from fasttfm.parsing import field
 from fasttfm_pretraining.config.bert import BertClassifierConfig, BertConfig
@@ -27,7 +27,11 @@ from fasttfm_pretraining.data.text_tokenizer import TextTokenizer
 from fasttfm_pretraining.interop import bert
 from fasttfm_pretraining.interop.check import check_part
 from fasttfm_pretraining.interop.folders import write_imported
-from fasttfm_pretraining.interop.tokenizer_files import read_tokenizer, write_text_tokenizer
+from fasttfm_pretraining.interop.tokenizer_files import (
+    read_tokenizer,
+    tell_other_tokens,
+    write_text_tokenizer,
+)
 from fasttfm_pretraining.models.bert import Bert
 from fasttfm_pretraining.models.heads import Answerer, Classifier
 
@@ -78,7 +82,7 @@ def read(folder: Path) -> Trained:
         model = Classifier(BertClassifierConfig(**fields, labels=len(labels) or 1))
     bert.fill(model.body, weights, bert.body_parameters(model.body, family))
     bert.fill(model, weights, parameters(_HEADS[task]))
-    weights.refuse_rest(*bert.OTHER_NAMES)
+    weights.refuse_rest(bert.POSITIONS)
     if task == "choices":
         labels = [str(number) for number in range(len(ENDINGS))]
     abstains = field(given, "abstains", bool, str(path), False)
@@ -106,6 +110,7 @@ def import_folder(folder: Path, out: Path, *, abstains: bool = False, check: boo
     """
     with warnings_as_lines() as told:
         trained, tokenizer = read(folder), read_tokenizer(folder)
+        tell_other_tokens(folder / "config.json", read_json(folder / "config.json"), tokenizer)
     if abstains and trained.task != "squad":
         raise UserError(f"--abstains: belongs to models that answer questions, and {folder} is of {trained.task}")
     told += check_part(_part(trained), folder) if check else []
@@ -140,6 +145,7 @@ def export_folder(
         bert.write_part(part, fresh.path, fields)
         told = write_text_tokenizer(tokenizer, fresh.path, "both")
         told += check_part(part, fresh.path) if check else []
+        add_notes(fresh.path, told)
     return part.architecture, told
 
 

@@ -65,7 +65,9 @@ def read(folder: Path) -> Llama:
     weights = read_tensors(folder)
     weights.refuse_other_layers("model.layers.", config.layers, "config.json's num_hidden_layers")
     model = with_weights(lambda: Llama(config), weights.ours(_parameters(config)), folder)
-    weights.refuse_rest(r".*rotary_emb\.inv_freq", *([r"lm_head\.weight"] if config.tie_embeddings else []))
+    if config.tie_embeddings:
+        weights.refuse_other_copies({"lm_head.weight": "model.embed_tokens.weight"})
+    weights.refuse_rest(r".*rotary_emb\.inv_freq")
     return model.eval()
 
 

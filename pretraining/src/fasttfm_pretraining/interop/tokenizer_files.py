@@ -6,6 +6,8 @@ vocab.json + merges.txt    byte-level BPE: GPT-2, RoBERTa; GPT-1's BPE over lowe
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from fasttfm.data.tokenizer_files import PIECES_FILE, TOKENIZER_FILE
 from fasttfm.errors import UserError
 from fasttfm.files import read_json
 from fasttfm.interop.tokenizer_json import Frame, bpe, content_of, write_content, write_tokenizer
-from fasttfm.parsing import field
+from fasttfm.parsing import field, shown
 from fasttfm_pretraining.data.text_tokenizer import (
     BYTES_FILE,
     ByteTokenizer,
@@ -112,6 +114,18 @@ def _first_bpe(folder: Path) -> Any:
     made.decoder = decoders.BPEDecoder(suffix="</w>")
     made.add_special_tokens(["<unk>"])
     return made
+
+
+def tell_other_tokens(path: Path, given: Mapping[str, Any], tokenizer: TextTokenizer, *, begins: bool = False) -> None:
+    """Warn of special tokens that a file's settings number otherwise than the tokenizer, whose numbers hold.
+
+    begins: whether texts begin with a token of their own, as language models' do.
+    """
+    ours = {"eos_token_id": tokenizer.end, "sep_token_id": tokenizer.end, "mask_token_id": tokenizer.mask}
+    for name, number in (ours | ({"bos_token_id": tokenizer.begin} if begins else {})).items():
+        if given.get(name) not in (None, number, [number]):
+            told = f"{path}: says {name} {shown(given[name])}, but its tokenizer {number}, which is taken"
+            warnings.warn(told, RuntimeWarning, stacklevel=2)
 
 
 def write_text_tokenizer(tokenizer: TextTokenizer, folder: Path, frame: Frame = "none") -> list[str]:
