@@ -47,7 +47,7 @@ def _last_uses(steps: list[Instruction | Product]) -> list[list[str]]:
 class Writer(TensorInstructions):
     """The lines of one block; marked: registers that may have undefined bits when it begins, None: any."""
 
-    def __init__(self, number, block, crossing, labels, parameters, space, late, taken, read, begun, marked) -> None:
+    def __init__(self, number, block, marked, crossing, labels, parameters, space, late, taken, read, begun) -> None:
         super().__init__(number, block, crossing, labels, parameters, space, marked)
         self.late, self.taken, self.read = late, taken, read
         """Registers that asynchronous products write, those that they take, and those that some instruction reads."""
