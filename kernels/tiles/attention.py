@@ -124,6 +124,7 @@ BACKWARD_QUERIES = Table(
     sm_100                           fp16,bf16  64     0      | 64    64       8      2
     amd                              fp16,bf16  64     *      | 32    32       4      1
     sm_86,sm_89                      fp16,bf16  64     2,3    | 32    64       4      2    # 64x32 spills 8 bytes
+    sm_100                           fp16,bf16  64     1      | 128   32       4      2    # 64x32: 21 cycles for 14
     sm_80,sm_86,sm_89,sm_90,sm_100   fp16,bf16  64     1,2,3  | 64    32       4      2
     sm_120                           fp16,bf16  64     1,2,3  | 64    32       8      2
     simt                             fp16,bf16  128    *      | 16    16       8      1
@@ -168,7 +169,7 @@ BACKWARD_KEYS = Table(
     sm_100                          fp16,bf16  64     0      | 64    64       8      2
     sm_86,sm_89,sm_120              fp16,bf16  64     0,1    | 128   32       8      2
     amd                             fp16,bf16  64     *      | 32    32       4      1
-    sm_100                          fp16,bf16  64     1      | 32    64       8      2
+    sm_100                          fp16,bf16  64     1      | 32    128      8      2    # 32x64: 47 cycles for 32
     sm_80+                          fp16,bf16  64     2,3    | 32    64       8      1
     simt                            fp16,bf16  128    *      | 16    16       8      1
     sm_100                          fp16,bf16  128    0      | 32    64       8      2
