@@ -113,7 +113,8 @@ BACKWARD_QUERIES = Choice(
     tf32  128    2,3    | -        -        16x32w4     16x32w4      16x32w4     16x32w4    16x32w8
     tf32  256    *      | -        -        16x32w8     16x32w8      16x32w8     16x32w8    16x32w8
     half  64     0      | 32x32w8  32x32w4  128x64w8s2  128x64w8s2   128x64w8s2  64x64w8s2  128x64w8s2
-    half  64     1      | 32x32w8  32x32w4  128x64w8s2  64x32w4s2    128x64w8s2  64x32w4s2  64x32w8s2
+    # sm_100: 64x32 counts 21 cycles for 14
+    half  64     1      | 32x32w8  32x32w4  128x64w8s2  64x32w4s2    128x64w8s2  128x32w4s2  64x32w8s2
     # sm_86, sm_89: 64x32 spills 8 bytes; sm_100 with extras 3: two stages spill 40 bytes
     half  64     2      | 32x32w8  32x32w4  64x32w4s2   32x64w4s2    64x32w4s2   64x32w4s2  64x32w8s2
     half  64     3      | 32x32w8  32x32w4  64x32w4s2   32x64w4s2    64x32w4s2   64x32w4    64x32w8s2
@@ -146,7 +147,8 @@ BACKWARD_KEYS = Choice(
     tf32  128    *      | -        -        32x32w8     32x32w8      32x32w8     32x32w8    32x32w8
     tf32  256    *      | -        -        16x16w8     16x16w8      16x16w8     16x16w8    16x16w8
     half  64     0      | 16x32w8  32x32w4  32x128w8s2  128x32w8s2   64x128w8    64x64w8s2  128x32w8s2
-    half  64     1      | 16x32w8  32x32w4  32x128w8    128x32w8s2   32x128w8s2  32x64w8s2  128x32w8s2
+    # sm_100: 32x64 counts 47 cycles for 32
+    half  64     1      | 16x32w8  32x32w4  32x128w8    128x32w8s2   32x128w8s2  32x128w8s2  128x32w8s2
     half  64     2,3    | 16x32w8  32x32w4  32x64w8     32x64w8      32x64w8     32x64w8    32x64w8
     # amd: 32x32w8 spills 108 bytes; sm_90 with shared keys: 32x128 spills
     half  128    0      | 16x16w8  16x64w8  16x128w8    32x64w8s2    32x128w8s2  32x64w8s2  32x64w8s2
