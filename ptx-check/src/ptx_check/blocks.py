@@ -118,7 +118,7 @@ class Translation:
         return {name: position for position, name in enumerate(sorted(read))}
 
     @functools.cached_property
-    def context(self) -> tuple[Any, ...]:
+    def context(self) -> tuple[Any, Any, Any, Any, Any, Any, Any, Any]:
         """Facts that the writers of all blocks must know."""
         kernel = self.read()
         labels = {label: number for number, block in enumerate(kernel.blocks) for label in block.labels}

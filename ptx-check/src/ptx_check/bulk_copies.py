@@ -17,6 +17,7 @@ import torch
 from ptx_check.faults import Unsupported
 from ptx_check.memory import WORDS, spread
 from ptx_check.races import COLLECTIVE
+from ptx_check.rounding import to_tf32
 from ptx_check.tensor_memory import issuing
 from ptx_check.warpgroup import read_operand
 
@@ -29,6 +30,7 @@ _SIZES = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 9: 8, 10: 2, 11: 4}
 """Bytes of an element, by the map's number for its type; without those that lose their subnormal numbers."""
 _SUMMED = {2: "u32", 3: "s32", 4: "u64", 5: "s64", 6: "f16", 7: "f32", 9: "f64", 10: "bf16"}
 """Types that elements are summed as."""
+_TF32 = 11
 _NAN = {2: 0x7FFF, 4: 0x7FFFFFFF, 8: 0x7FFFFFFFFFFFFFFF}
 _WRITING, _READING = (np.full((1, 1), COLLECTIVE | number, np.int64) for number in (1, 2))
 """The threads that copies into shared memory, and out of it, are in the table of races."""
@@ -80,6 +82,8 @@ class Tile(NamedTuple):
     fill: int
     kind: str
     """The type of sums into the tensor; empty where there are none."""
+    rounded: bool
+    """Whether float32 is rounded to tf32 on its way."""
 
 
 class Arriving(NamedTuple):
@@ -162,7 +166,7 @@ class BulkCopies:
         outside, taken, inside = (self.of_all(programs, each) for each in (outside, taken, inside))
         issuers = self.of_all(programs, np.ones((len(programs), 1), dtype=bool))
         fill, kind = _NAN.get(size, 0) if words[0, 21] else 0, _SUMMED.get(int(words[0, 18]), "")
-        return Tile(size, programs, outside, taken, inside, issuers, fill, kind)
+        return Tile(size, programs, outside, taken, inside, issuers, fill, kind, bool(words[0, 18] == _TF32))
 
     def of_all(self, programs, values) -> np.ndarray:
         whole = np.zeros((self.run.programs, values.shape[1]), values.dtype)
@@ -214,6 +218,8 @@ class BulkCopies:
                 np.copyto(data[:, part], found[0][:, :end], where=some[:, :end])
                 if unknown is not None:
                     np.copyto(marks[:, part], unknown[0][:, :end], where=some[:, :end])
+        if tile.rounded:
+            data = np.where(np.isfinite(data.view(np.float32)), to_tf32(data.view(np.float32), "rn").view(word), data)
         spots = self.spots(index, tile)
         run.shared.flat[tile.size][spots] = 0
         if run.checks:

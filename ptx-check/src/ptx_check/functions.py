@@ -71,7 +71,7 @@ class Functions:
         return SEQUENCE.sub(called, body)
 
     def _place(self, size: int) -> int:
-        """Of so many bytes."""
+        """Take a place of so many bytes."""
         place = -(-self.local // _ALIGNMENT) * _ALIGNMENT
         self.local = place + size
         return place

@@ -142,7 +142,7 @@ class Machine:
         given = list(_given(source.signature.values(), arguments, maps))
         code = translated(ptx if self._rewrite is None else self._rewrite(ptx))
         tensors = [value for value in given if isinstance(value, torch.Tensor)]
-        tensors += [value.base for value in tree_leaves(arguments) if isinstance(value, TensorDescriptor)]
+        tensors += [_unwrapped(value.base) for value in tree_leaves(arguments) if isinstance(value, TensorDescriptor)]
         foreign = [t.device for t in tensors if t.device.type != "cpu"]
         if foreign:
             raise ValueError(f"{metadata.name} is launched on a tensor on {foreign[0]}: executed() takes CPU tensors")
@@ -195,6 +195,15 @@ def translated(ptx: str) -> Code:
     return Code(ptx, kept(_places[ptx]) if ptx in _places else None)
 
 
+_HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+"""Types of numbers that go to a kernel as their bits."""
+
+
+def _unwrapped(value: Any) -> Any:
+    """The tensor that triton.reinterpret gives another type."""
+    return value.base if isinstance(value, TensorWrapper) else value
+
+
 def _given(signature, arguments, maps: Iterator[Any]) -> Iterator[Any]:
     """The arguments that the compiled kernel takes, tuples flattened. maps: of each tensor descriptor what its map must
     say; nothing on chips without."""
@@ -202,9 +211,11 @@ def _given(signature, arguments, maps: Iterator[Any]) -> Iterator[Any]:
         if isinstance(kind, tuple):
             yield from _given(kind, value, maps)
         elif kind.startswith("tensordesc"):
-            yield from make_tensordesc_arg(value, next(maps, None))
+            yield from map(_unwrapped, make_tensordesc_arg(value, next(maps, None)))
+        elif kind in _HALVES:
+            yield torch.tensor(value, dtype=_HALVES[kind]).view(torch.uint16).item()
         elif kind != "constexpr":
-            value = value.base if isinstance(value, TensorWrapper) else value
+            value = _unwrapped(value)
             if not (isinstance(value, (torch.Tensor, int, float))):
                 raise Unsupported(f"a kernel argument of type {type(value).__name__}")
             yield value
@@ -269,24 +280,30 @@ def executed(
 def _tuning(once: Callable, most: int | None) -> Iterator[None]:
     """Inside the block autotuners know of no choice that was made outside of it, nor outside of those made here: times
     on a CPU say nothing. Each configuration is timed by `once`; most: no more than so many, the first."""
-    run, chosen = Autotuner.run, Autotuner.prune_configs
-    caches: dict[Autotuner, dict] = {}
+    before: dict[Autotuner, dict[str, Any]] = {}
 
     def anew(tuner: Autotuner, *args: Any, **options: Any) -> Any:
-        state, before = vars(tuner), dict(vars(tuner))
-        state.update(cache=caches.setdefault(tuner, {}), cache_results=False, do_bench=once)
-        try:
-            return run(tuner, *args, **options)
-        finally:
-            for name in ("cache", "cache_results", "do_bench"):
-                state.pop(name)
-                state.update({name: before[name]} if name in before else {})
+        if tuner not in before:
+            before[tuner] = {name: vars(tuner)[name] for name in _CHOICES if name in vars(tuner)}
+            vars(tuner).update(zip(_CHOICES, ({}, False, once)))
+        return _RUN(tuner, *args, **options)
 
-    with (
-        mock.patch.object(Autotuner, "run", anew),
-        mock.patch.object(Autotuner, "prune_configs", lambda *given: list(chosen(*given))[:most]),
-    ):
-        yield
+    def first(*given: Any) -> list:
+        return list(_PRUNE(*given))[:most]
+
+    with mock.patch.object(Autotuner, "run", anew), mock.patch.object(Autotuner, "prune_configs", first):
+        try:
+            yield
+        finally:
+            for tuner, state in before.items():
+                for name in _CHOICES:
+                    vars(tuner).pop(name, None)
+                vars(tuner).update(state)
+
+
+_RUN, _PRUNE = Autotuner.run, Autotuner.prune_configs
+_CHOICES = ("cache", "cache_results", "do_bench")
+"""Attributes of an autotuner: what it has chosen, whether it reads and keeps that on disk, and what times it."""
 
 
 def _up_to_ptx(backend=None, stages=None, options=None, language=None, capability=None):

@@ -16,7 +16,7 @@ from ptx_check.calls import as_instructions
 from ptx_check.faults import Location, Unsupported
 from ptx_check.functions import Functions, up_to_its_brace
 
-_PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)\s.*?(\w+)(\[128\])?\s*[,)\n]")
+_PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)\s.*?(\w+)(?:\[(\d+)\])?\s*[,)\n]")
 MAP = "map64"
 """The type of a tensor map that is handed over whole: here the 64 bits of its address."""
 _LOCATION = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)[^/]*(?://\s*(.*))?")
@@ -118,7 +118,7 @@ def parse(text: str) -> Kernel:
     body = as_instructions(up_to_its_brace(text[entry.end() :]))
     functions = Functions(text, sum(int(size) for size in _LOCAL.findall(body)))
     body = functions.written_out(body)
-    parameters = [(name, MAP if array else kind) for kind, name, array in _PARAMETER.findall(entry[2] + "\n")]
+    parameters = [(name, _whole(kind, count)) for kind, name, count in _PARAMETER.findall(entry[2] + "\n")]
     reader = _Reader(entry[1], dict(_FILE.findall(text)), 1 + text[: entry.end()].count("\n"))
     reader.targets = set(re.findall(r"\bbra(?:\.uni)?\s+([$\w]+)", body))
     reader.read(body)
@@ -128,6 +128,13 @@ def parse(text: str) -> Kernel:
     tables = {name: bytes(map(int, filter(None, numbers.split(",")))).ljust(int(size), b"\0")
               for name, size, numbers in _TABLE.findall(text)}  # fmt: skip
     return Kernel(entry[1], parameters, blocks, reader.registers, functions.local, tables)
+
+
+def _whole(kind: str, count: str) -> str:
+    """The type of a parameter of this kind, or of so many bytes: a number of 16 bits, or a tensor map."""
+    if count not in ("", "2", "128"):
+        raise Unsupported(f"a parameter of {count} bytes")
+    return {"2": "b16", "128": MAP}.get(count, kind)
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from ptx_check.memory import WORDS, Buffer, spread
 _THREAD, _WARP, _EPOCH = 0x3FF, 0x3E0, 10
 COLLECTIVE = 1 << 30
 """The thread that matrix instructions read shared memory as: none of the program's own."""
+COLLECTIVE_CODE = np.full((1, 1), COLLECTIVE, np.int64)
 
 
 def conflicting(one, other):

@@ -344,10 +344,8 @@ class Run:
             source = (self.lane.astype(np.int64) - lane).astype(np.int64)
         elif mode == "down":
             source = self.lane + lane
-        elif mode == "idx":
+        else:  # idx
             source = (lane & ~segment) | (self.lane & segment)
-        else:
-            raise Unsupported(f"shfl of mode {mode}", self.launch.code.instructions[index].location)
         source = source.astype(np.int64)
         inside = source >= last if mode == "up" else source <= last
         source = np.where(inside, source, self.lane) + (self.warp.astype(np.int64) << 5)
@@ -378,12 +376,7 @@ class Run:
             if taking is not None:
                 value = value | ~taking if mode == "all" else value & taking
         warps = value.reshape(value.shape[0], -1, 32)
-        if mode in ("any", "all"):
-            votes = warps.any(2) if mode == "any" else warps.all(2)
-        elif mode == "ballot":
-            votes = _ballot(value)
-        else:
-            raise Unsupported(f"vote of mode {mode}", self.launch.code.instructions[index].location)
+        votes = _ballot(value) if mode == "ballot" else warps.any(2) if mode == "any" else warps.all(2)
         return np.repeat(votes, 32, axis=1)
 
     def reduce(self, index: int, operation: str, value, members=None) -> np.ndarray:

@@ -15,6 +15,7 @@ from ptx_check.allocations import POISON
 from ptx_check.faults import Unsupported
 from ptx_check.matrices import SIZES, elements, marked
 from ptx_check.memory import spread
+from ptx_check.races import COLLECTIVE_CODE
 from ptx_check.rounding import f16_to_f32, f32_to_f16, halves, pack
 from ptx_check.warpgroup import pattern_of, read_operand
 
@@ -391,9 +392,6 @@ class TensorMemory:
         if self.run.checks:
             going = mask & (self.done[..., 0] < entry[0])
             self.run.races.read(index, address, going, 2, COLLECTIVE_CODE)
-
-
-COLLECTIVE_CODE = np.full((1, 1), 1 << 30, np.int64)
 
 
 def positions(descriptor: np.ndarray, rows: int, depth: int, size: int, turned: bool) -> np.ndarray:

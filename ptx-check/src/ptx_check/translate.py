@@ -338,10 +338,9 @@ class Writer(TensorInstructions):
         self.emit(f"M.matrices.store({i.index}, {address}, {count}, {'trans' in i.words}, {values}, {marks})")
 
     def _fragments(self, i: Instruction) -> int:
-        words = [w for w in i.words[1:] if w != "trans"]
-        if words[:3] != ["sync", "aligned", "m8n8"] or words[-1] != "b16" or i.guard is not None:
+        if i.guard is not None:
             raise Unsupported(f"form of {i.opcode}", i.location)
-        return int(words[3][1:])
+        return int(i.words[4][1:])
 
     def _mma(self, i: Instruction) -> None:
         if i.guard is not None:

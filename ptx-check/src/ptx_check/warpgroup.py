@@ -22,7 +22,7 @@ import numpy as np
 
 from ptx_check.faults import Unsupported
 from ptx_check.matrices import IN_FOURS, SIZES, elements, in_registers, marked, sum_marks, summed
-from ptx_check.races import COLLECTIVE
+from ptx_check.races import COLLECTIVE_CODE
 
 _SWIZZLES = {1: 128, 2: 64, 3: 32}
 """The descriptor's two highest bits -> bytes that a row of the pattern has."""
@@ -157,7 +157,7 @@ class Groups:
     def log(self, entry) -> None:
         _, index, address, mask = entry
         if self.run.checks:
-            self.run.races.read(index, address, mask, 2, np.full((1, 1), COLLECTIVE, np.int64))
+            self.run.races.read(index, address, mask, 2, COLLECTIVE_CODE)
 
     def multiply(
         self, index, kinds, held, columns, depth, from_registers, left, right, scale, turned, old, names, marks

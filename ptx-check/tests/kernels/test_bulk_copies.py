@@ -188,6 +188,21 @@ def test_descriptors_that_the_host_makes(chip, dtype, tile):
     assert torch.equal(y, x / 2)
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_descriptor_of_the_host_may_round_to_tf32(wrapped):
+    x = torch.randn(16, 32)
+    x[0, 0] = float("inf")
+    with executed("sm_90"):
+        y = torch.empty_like(x)
+        of = triton.reinterpret(x.view(torch.int32), tl.float32) if wrapped else x
+        source = TensorDescriptor(of, list(x.shape), list(x.stride()), [16, 32], round_f32_to_tf32=not wrapped)
+        halved_by_the_hosts[1, 1](source, TensorDescriptor.from_tensor(y, [16, 32]), 16, 32)
+    bits = x.view(torch.int32)
+    rounded = (bits + 0xFFF + (bits >> 13 & 1) & ~0x1FFF).view(torch.float32)
+    rounded[0, 0] = float("inf")
+    assert torch.equal(y, (x if wrapped else rounded) / 2)
+
+
 @triton.jit
 def first_planes(sources, y, SIZE: tl.constexpr, N: tl.constexpr):
     i = tl.arange(0, SIZE * N)

@@ -93,6 +93,7 @@ def test_configurations_are_chosen_anew_for_every_chip():
                 for _ in range(2):
                     _chosen[lambda chosen: (triton.cdiv(30, chosen["N"]),)](x, torch.empty(32), 30)
             assert {done.grid[0] for done in machine.launches} == {2, 1}
+            assert machine.launches
             assert len(machine.launches) == 2 + 2
     assert not _chosen.cache
     assert _chosen.do_bench is _never
@@ -115,6 +116,20 @@ def test_bytes_that_are_given_as_another_type():
         out = torch.empty(64)
         _widened[(1,)](triton.reinterpret(x.view(torch.uint8), tl.float8e5), out, N=64)
     assert torch.equal(out, x.float())
+
+
+@triton.jit
+def _with_halves(out, a: tl.float16, b: tl.bfloat16, c: tl.float64):
+    tl.store(out, a)
+    tl.store(out + 1, b)
+    tl.store(out + 2, c)
+
+
+def test_numbers_of_16_and_64_bits_that_a_kernel_is_given():
+    with executed("sm_80"):
+        out = torch.empty(3)
+        _with_halves[(1,)](out, -1.1, 1e30, 2.5)
+    assert out.tolist() == [torch.tensor(-1.1).half().item(), torch.tensor(1e30).bfloat16().item(), 2.5]
 
 
 @triton.jit
