@@ -88,7 +88,7 @@ _custom.register_autograd(
 )
 
 WAYS: dict[str, Callable[..., Tensor]] = {
-    "fasttfm": _operator,
+    "fasttfm": _operator.call,
     "dispatcher": _operator.dispatched,
     "autograd_function": _Function.apply,
     "custom_op": _custom,

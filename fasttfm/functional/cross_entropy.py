@@ -134,7 +134,7 @@ _cross_entropy_backward = Operator(
     "Tensor",
     _compute_backward,
     lambda call: call.saved.call.logits.new_empty(call.saved.call.logits.shape),
-)
+).call
 _cross_entropy = Operator(
     "cross_entropy",
     _Call,
@@ -142,10 +142,11 @@ _cross_entropy = Operator(
     _compute,
     _fake,
     decide=_decide,
+    internal=1,
     save=lambda call, outputs: (call, outputs[2]),
     saved=_Saved,
     backward=_differentiate,
-)
+).call
 
 # ------------------------------------------------------------------------------------------------------ inplace=True
 
@@ -204,7 +205,7 @@ def _scale_in_place(call: _Scale) -> None:
         call.gradient.mul_(call.factor)
 
 
-_scale_gradient_ = Operator("scale_gradient_", _Scale, "()", _scale_in_place, lambda call: None)
+_scale_gradient_ = Operator("scale_gradient_", _Scale, "()", _scale_in_place, lambda call: None).call
 _cross_entropy_consume = Operator(
     "cross_entropy_consume",
     _Consumed,
@@ -214,4 +215,4 @@ _cross_entropy_consume = Operator(
     decide=_decide,
     save=_save_gradient,
     backward=_return_gradient,
-)
+).call

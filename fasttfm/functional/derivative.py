@@ -63,14 +63,15 @@ class Rule(NamedTuple):
             elif layout.nested and kind is not None:
                 saved = _new(kind, saved)
             ctx.to_save, ctx.others = layout.tensors(saved), layout.others(saved)
-            ctx.shared = None
-            if again is not None and (once_more := again(call, outputs)) is not None:
-                ctx.shared = once_more.detach(), once_more._version
-                return *outputs, once_more.detach()
-            return outputs
+            if again is None:
+                return outputs
+            once_more = again(call, outputs)
+            ctx.shared = None if once_more is None else (once_more.detach(), once_more._version)
+            return outputs if once_more is None else (*outputs, once_more.detach())
 
         def backward(ctx: Any, *gradients: Any) -> tuple:
-            if ctx.shared is not None and gradients[-1] is not None and ctx.shared[0]._version != ctx.shared[1]:
+            shared = None if again is None else ctx.shared
+            if shared is not None and gradients[-1] is not None and shared[0]._version != shared[1]:
                 self.refuse_changed()
             saved = layout.merge(ctx.saved_tensors, ctx.others)
             return None, *differentiate(saved, wanted(ctx.needs_input_grad[1:]), gradients)

@@ -204,7 +204,7 @@ def _fake_backward(call: _Backward) -> tuple[Tensor, Tensor]:
     return grad.new_empty(rows.vocabulary, width), grad.new_empty(rows.positions, width, dtype=wide(grad.dtype))
 
 
-_embed_backward = Operator("embed_backward", _Backward, "(Tensor, Tensor)", _compute_backward, _fake_backward)
+_embed_backward = Operator("embed_backward", _Backward, "(Tensor, Tensor)", _compute_backward, _fake_backward).call
 _embed = Operator(
     "embed",
     _Call,
@@ -214,5 +214,6 @@ _embed = Operator(
     decide=lambda call: kernel_route(call.route, call.weight),
     save=_save,
     backward=_differentiate,
+    internal=1,
     rows=("tokens",),
-)
+).call

@@ -72,21 +72,22 @@ def network(
 
 def check(x: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bias2: Tensor | None) -> None:
     """Raises ValueError for shapes that feed_forward() does not take."""
-    if weight1.dim() != 2 or weight2.dim() != 2 or x.dim() == 0:
+    w1, w2, last = weight1.shape, weight2.shape, x.shape[-1:]
+    if len(w1) != 2 or len(w2) != 2 or not last:
         raise ValueError(
             f"feed_forward takes x (..., N), weight1 (F, N) and weight2 (N', F): got {tuple(x.shape)}, "
-            f"{tuple(weight1.shape)} and {tuple(weight2.shape)}"
+            f"{tuple(w1)} and {tuple(w2)}"
         )
     for name, given, wanted in (
-        ("x's last dimension", x.shape[-1:], weight1.shape[1:]),
-        ("weight2's last dimension", weight2.shape[1:], weight1.shape[:1]),
-        ("bias1", weight1.shape[:1] if bias1 is None else bias1.shape, weight1.shape[:1]),
-        ("bias2", weight2.shape[:1] if bias2 is None else bias2.shape, weight2.shape[:1]),
+        ("x's last dimension", last, (w1[1],)),
+        ("weight2's last dimension", (w2[1],), (w1[0],)),
+        ("bias1", (w1[0],) if bias1 is None else bias1.shape, (w1[0],)),
+        ("bias2", (w2[0],) if bias2 is None else bias2.shape, (w2[0],)),
     ):
         if given != wanted:
             raise ValueError(
-                f"feed_forward: {name} is {tuple(given)} but must be {tuple(wanted)} for weight1 "
-                f"{tuple(weight1.shape)} and weight2 {tuple(weight2.shape)}"
+                f"feed_forward: {name} is {tuple(given)} but must be {wanted} for weight1 {tuple(w1)} and weight2 "
+                f"{tuple(w2)}"
             )
 
 
@@ -306,7 +307,7 @@ _feed_forward_backward = Operator(
     "(Tensor, Tensor, Tensor, Tensor, Tensor)",
     _compute_backward,
     _fake_backward,
-)
+).call
 _feed_forward = Operator(
     "feed_forward",
     _Call,
@@ -316,6 +317,7 @@ _feed_forward = Operator(
     decide=_decide,
     save=_save,
     backward=_differentiate,
+    internal=2,
     rows=("x",),
     autocast=lowered("x", "weight1", "bias1", "weight2", "bias2"),
-)
+).call

@@ -209,7 +209,7 @@ def fake_parameters(saved: Normalised) -> tuple[Tensor, Tensor]:
 
 _layer_norm_backward = Operator(
     "layer_norm_backward", _NormBackward, "(Tensor, Tensor, Tensor)", _compute_backward, _fake_backward
-)
+).call
 _layer_norm = Operator(
     "layer_norm",
     _Norm,
@@ -222,4 +222,4 @@ _layer_norm = Operator(
     again=lambda call, outputs: call.x if call.branch else None,
     internal=2,
     rows=("x",),
-)
+).call

@@ -193,7 +193,7 @@ def _empty(call: _Edge) -> Tensor:
     return call.hidden.new_empty(0)
 
 
-_gradient_edge = Operator("gradient_edge", _Edge, "Tensor", _empty, _empty)
+_gradient_edge = Operator("gradient_edge", _Edge, "Tensor", _empty, _empty).call
 """An empty tensor in whose graph hidden and weight lie, for the price of no memory."""
 
 _linear_cross_entropy = Operator(
@@ -204,7 +204,8 @@ _linear_cross_entropy = Operator(
     _fake,
     decide=lambda call: kernel_route(call.route, call.hidden),
     save=_save,
+    internal=2,
     saved=_Saved,
     backward=_differentiate,
     autocast=_autocast,
-)
+).call

@@ -200,5 +200,5 @@ scale_gradients = Operator(
     "(Tensor, Tensor)",
     _scale_both,
     lambda call: (torch.empty_like(call.first), torch.empty_like(call.second)),
-)
+).call
 """Two gradients that the forward pass computed, times that of the loss."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec
+from typing import Any, Generic, ParamSpec
 
 import torch
 from torch import Tensor
@@ -67,7 +67,7 @@ Fields = ParamSpec("Fields")
 
 
 class Operator(Generic[Fields]):
-    """One torch operator, torch.ops.fasttfm.<name>; call it with the fields of its call, a NamedTuple.
+    """One torch operator, torch.ops.fasttfm.<name>; `call` takes the fields of its call, a NamedTuple.
 
     compute(call): the outputs; autograd and autocast are off while it runs.
     fake(call): empty outputs of the right shapes, dtypes and strides.
@@ -128,8 +128,7 @@ class Operator(Generic[Fields]):
         differentiate: Any = rule.refuse
         if returns != "()":
             direct, differentiate = rule.direct(compute, again), rule.dispatched(run)
-        # Python looks for __call__ in the class alone
-        self.__class__ = type(name, (Operator,), {"__call__": self._call(layout, compute, direct)})
+        self.call: Callable[Fields, Any] = self._call(layout, compute, direct)
 
         def autograd(keys: torch._C.DispatchKeySet, *args: Any) -> Any:
             tensors = [a for a in args if isinstance(a, Tensor)]
@@ -191,7 +190,7 @@ class Operator(Generic[Fields]):
         known: dict[tuple[type, ...], list[tuple[int, frozenset]]] = {}
         """By the types of the fields, where the tensors are and which dtypes they may have."""
 
-        def __call__(_: Any, *fields: Any) -> Any:
+        def call_directly(*fields: Any) -> Any:
             if (
                 _compiling() or transformed() or _profiler._is_profiler_enabled or forward_ad._current_level >= 0
                 or (_dispatch_modes() and not _all_see_through())
@@ -242,7 +241,7 @@ class Operator(Generic[Fields]):
                 if autocast:
                     _set_autocast(device, True)
 
-        return __call__
+        return call_directly
 
     def _seen(self, args: tuple) -> Any:
         """The call by way of the dispatcher, or, of arguments that it would not take, an error in one line."""
@@ -257,9 +256,9 @@ class Operator(Generic[Fields]):
         route = self._decide(call)
         return call if route == call[-1] else _new(self._kind, (*call[:-1], route))
 
-    if TYPE_CHECKING:
-
-        def __call__(self, *fields: Fields.args, **named: Fields.kwargs) -> Any: ...
+    def __call__(self, *fields: Fields.args, **named: Fields.kwargs) -> Any:
+        """The same as call(), an attribute later."""
+        return self.call(*fields, **named)
 
 
 def _all_see_through() -> bool:
@@ -312,8 +311,7 @@ def _unshared(outputs: Any) -> Any:
 
 def casts(x: Tensor) -> bool:
     """Return whether autocast is on for x's device, and will bring all operands to one dtype."""
-    device = x.device.type
-    return device in _AUTOCAST_DEVICES and torch.is_autocast_enabled(device)
+    return _any_autocast() and (device := x.device.type) in _AUTOCAST_DEVICES and _autocast_enabled(device)
 
 
 def lowered(*names: str) -> Callable[[Any, torch.dtype], Any]:

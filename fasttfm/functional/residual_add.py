@@ -91,7 +91,7 @@ _residual_add_backward = Operator(
     "Tensor",
     _compute_backward,
     lambda call: call.ds.new_empty(call.ds.shape, dtype=call.saved.dtype),
-)
+).call
 _residual_add = Operator(
     "residual_add",
     _Call,
@@ -102,5 +102,6 @@ _residual_add = Operator(
     save=_save,
     saved=_Saved,
     backward=_differentiate,
+    internal=1,
     rows=("x", "residual"),
-)
+).call

@@ -303,7 +303,7 @@ def _fake_backward(call: _Backward) -> tuple[Tensor, ...]:
 
 _residual_norm_backward = Operator(
     "residual_norm_backward", _Backward, "(Tensor, Tensor, Tensor, Tensor, Tensor)", _compute_backward, _fake_backward
-)
+).call
 _residual_norm = Operator(
     "residual_norm",
     _Call,
@@ -317,4 +317,4 @@ _residual_norm = Operator(
     rows=("x", "residual"),
     differentiable=2,
     again=lambda call, outputs: outputs[0] if call.post_norm else None,
-)
+).call

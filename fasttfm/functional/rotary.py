@@ -149,11 +149,11 @@ def _compute(call: _Call) -> Tensor:
 
 
 def _differentiate(saved: _Saved, wanted: _Call, grad: Tensor) -> Gradients:
-    turn = _rotary if torch._C._has_storage(grad) else _rotary.dispatched  # a gradient without memory: all at once
+    turn = _rotary if torch._C._has_storage(grad) else _operator.dispatched  # a gradient without memory: all at once
     return {"x": turn(grad, *saved._replace(inverse=not saved.inverse))}
 
 
-_rotary = Operator(
+_operator = Operator(
     "rotary",
     _Call,
     "Tensor",
@@ -165,3 +165,4 @@ _rotary = Operator(
     backward=_differentiate,
     rows=("x", "positions"),
 )
+_rotary = _operator.call

@@ -66,7 +66,7 @@ def attention(
         shape = (*query.shape[:3], key.shape[2])
         options = with_scoring(options, query, shape, causal, window, softcap, alibi_slopes, sinks)
     if not options.plain and not routes.kernels_score(chosen(), query):
-        _attention.check(_Call(query, key, value, options, chosen()))
+        _operator.check(_Call(query, key, value, options, chosen()))
         return composed.attention(query, key, value, options)
     if routes.takes_fused(query, key, value, mask, scale=options.scale, seed=options.seed):
         return torch_route.fused_forward(query, key, value, options)[0]  # torch differentiates its own kernel
@@ -75,18 +75,18 @@ def attention(
 
 def check(query: Tensor, key: Tensor, key_lengths: Tensor | None, mask: Tensor | None) -> None:
     """Raises ValueError for arguments of attention() that do not agree."""
-    if query.dim() != 4 or key.dim() != 4:
+    q, k = query.shape, key.shape  # each asking makes a tuple anew
+    if len(q) != 4 or len(k) != 4:
         raise ValueError(
-            f"query {tuple(query.shape)} and key {tuple(key.shape)} must have four dimensions: "
-            "(B, H, L, D) and (B, H, S, D)"
+            f"query {tuple(q)} and key {tuple(k)} must have four dimensions: (B, H, L, D) and (B, H, S, D)"
         )
-    if query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3] or not shares(query.shape[1], key.shape[1]):
+    if q[0] != k[0] or q[3] != k[3] or not shares(q[1], k[1]):
         raise ValueError(
-            f"query {tuple(query.shape)} and key {tuple(key.shape)} must agree in batch, heads and head size "
+            f"query {tuple(q)} and key {tuple(k)} must agree in batch, heads and head size "
             "(only the query may have a multiple of the key's heads)"
         )
-    if query.shape[3] == 0:
-        raise ValueError(f"query {tuple(query.shape)} has heads of size 0: there is nothing to multiply")
+    if q[3] == 0:
+        raise ValueError(f"query {tuple(q)} has heads of size 0: there is nothing to multiply")
     if query.device != key.device:
         raise ValueError(f"key is on {key.device} and query on {query.device}: both must be on one device")
     if query.dtype != key.dtype and not casts(query):
@@ -104,10 +104,10 @@ def shares(query_heads: Size, key_heads: Size) -> bool:
 
 def check_value(query: Tensor, key: Tensor, value: Tensor) -> None:
     """Raise ValueError for values that do not fit the queries and keys."""
-    if value.dim() != 4 or value.shape[:3] != key.shape[:3]:
+    k, v = key.shape, value.shape
+    if len(v) != 4 or v[:3] != k[:3]:
         raise ValueError(
-            f"value {tuple(value.shape)} and key {tuple(key.shape)} must agree in batch, heads and length: "
-            "(B, H, S, Dv) and (B, H, S, D)"
+            f"value {tuple(v)} and key {tuple(k)} must agree in batch, heads and length: (B, H, S, Dv) and (B, H, S, D)"
         )
     if query.dtype != value.dtype and not casts(query):
         raise ValueError(f"query {query.dtype} and value {value.dtype} must have one dtype")
@@ -200,8 +200,8 @@ def _fake_backward(call: _Backward) -> tuple[Tensor, Tensor, Tensor, Tensor, Ten
 
 _attention_backward = Operator(
     "attention_backward", _Backward, "(Tensor, Tensor, Tensor, Tensor, Tensor)", _compute_backward, _fake_backward
-)
-_attention = Operator(
+).call
+_operator = Operator(
     "attention",
     _Call,
     "(Tensor, Tensor, Tensor)",
@@ -211,6 +211,8 @@ _attention = Operator(
     save=routes.save,
     saved=_Saved,
     backward=_differentiate,
+    internal=2,
     rows=("query", "key", "value", "key_lengths"),
     autocast=lowered("query", "key", "value"),  # an additive mask keeps its precision
 )
+_attention = _operator.call

@@ -228,7 +228,7 @@ def _fake_backward(call: _Backward | _PackedBackward) -> tuple[Tensor, ...]:
 
 _attention_backward = Operator(
     "joint_attention_backward", _Backward, "(Tensor, Tensor, Tensor, Tensor)", _compute_backward, _fake_backward
-)
+).call
 _attention = Operator(
     "joint_attention",
     _Call,
@@ -239,9 +239,10 @@ _attention = Operator(
     save=routes.save,
     saved=_Saved,
     backward=lambda saved, _, grad, *_others: _by_name(saved.call, _attention_backward(grad, saved)),
+    internal=2,
     rows=("joint", "query", "key_lengths"),
     autocast=lowered("joint", "query"),
-)
+).call
 
 # -------------------------------------------------------------------------------------------------- packed sequences
 
@@ -325,7 +326,7 @@ _packed_attention_backward = Operator(
     "(Tensor, Tensor, Tensor, Tensor)",
     _packed_compute_backward,
     _fake_backward,
-)
+).call
 _packed_attention = Operator(
     "joint_attention_packed",
     _PackedCall,
@@ -335,6 +336,7 @@ _packed_attention = Operator(
     decide=lambda call: routes.decide(call.route, call.joint, call.joint, call.sequences.max_key),
     save=routes.save,
     saved=_PackedSaved,
+    internal=2,
     backward=lambda saved, _, grad, *_others: _by_name(saved.call, _packed_attention_backward(grad, saved)),
     autocast=lowered("joint", "query"),
-)
+).call

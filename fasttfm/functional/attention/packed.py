@@ -61,7 +61,7 @@ def varlen_attention(
         options = with_scoring(options, query, shape, causal, window, softcap, alibi_slopes, sinks, surplus)
         if not options.plain and not routes.kernels_score(chosen(), query):
             call = Call(query, key, value, sequences, options, "explicit")
-            _attention.check(call)
+            _operator.check(call)
             return _composed(call)
     return _attention(query, key, value, sequences, options, chosen())[0]
 
@@ -324,8 +324,8 @@ _attention_backward = Operator(
     "(Tensor, Tensor, Tensor, Tensor)",
     _compute_backward,
     _fake_backward,
-)
-_attention = Operator(
+).call
+_operator = Operator(
     "attention_packed",
     Call,
     "(Tensor, Tensor, Tensor)",
@@ -334,6 +334,8 @@ _attention = Operator(
     decide=lambda call: routes.decide(call.route, call.query, call.value, call.sequences.max_key, call.options),
     save=routes.save,
     saved=Saved,
+    internal=2,
     backward=_differentiate,
     autocast=lowered("query", "key", "value"),  # an additive mask keeps its precision
 )
+_attention = _operator.call

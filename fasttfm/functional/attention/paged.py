@@ -259,7 +259,7 @@ _append = Operator(
     _write,
     lambda call: None,
     decide=lambda call: "torch" if call.cache.stride(3) != 1 else _decide(call.route, call.cache),
-)
+).call
 
 
 class Call(NamedTuple):
@@ -345,4 +345,4 @@ _attention = Operator(
     _compute,
     lambda call: (empty_heads_last(call.query, call.value_cache.shape[3]), call.lse),
     decide=lambda call: _decide(call.route, call.query, call.value_cache),
-)
+).call

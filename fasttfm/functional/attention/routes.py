@@ -74,12 +74,12 @@ def takes_fused(
 ) -> bool:
     """Return whether attention() is torch's own kernel, gradients too: where that is the faster way on a CPU."""
     return (
-        query.device.type == "cpu"
+        query.is_cpu
+        and seed is None
+        and query.dtype == key.dtype == value.dtype == torch.float32
         and chosen() != "triton"
         and not casts(query)
         and not (transformed() or forward_ad._current_level >= 0)  # of which torch's kernel knows little
-        and query.dtype == key.dtype == value.dtype == torch.float32
-        and seed is None
         and scale > 0.0  # its masks are -inf times the scale
         and value.shape[3] == query.shape[3]
         and _long(query, key)

@@ -53,7 +53,7 @@ def attention_weights(
     scores = _products_alone(rows, columns) if batch_invariant(query) else rows @ columns
     scores = scores.view(*query.shape[:3], key.shape[2])  # (B, H, L, S), in autocast's dtype
     if not options.plain:
-        _softmax.check(_Call(scores, options, chosen()))
+        _operator.check(_Call(scores, options, chosen()))
         return composed.dropped_weights(scores, left, options)
     return _softmax(scores, options._replace(scale=left), chosen())[0]
 
@@ -150,8 +150,8 @@ def _fake_backward(call: _Backward) -> tuple[Tensor, Tensor]:
 
 _softmax_backward = Operator(
     "attention_softmax_backward", _Backward, "(Tensor, Tensor)", _compute_backward, _fake_backward
-)
-_softmax = Operator(
+).call
+_operator = Operator(
     "attention_softmax",
     _Call,
     "(Tensor, Tensor)",
@@ -161,5 +161,7 @@ _softmax = Operator(
     save=_save,
     saved=_Saved,
     backward=_differentiate,
+    internal=1,
     rows=("scores", "key_lengths"),
 )
+_softmax = _operator.call
