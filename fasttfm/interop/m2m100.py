@@ -72,7 +72,7 @@ def read(folder: Path, source_language: str | None = None, target_language: str 
         weights=result,
         source_tokenizer=sides[0],
         target_tokenizer=sides[1],
-        decoding=decoding(folder, given, theirs.eos_token_id, start),
+        decoding=decoding(folder, given, theirs.eos_token_id, start, theirs.pad_token_id),
     )
 
 
