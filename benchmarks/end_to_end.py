@@ -4,14 +4,16 @@
     python -m benchmarks end_to_end multi30k --text FOLDER --work FOLDER [-- --max-minutes 30 ...]
     python -m benchmarks end_to_end multi30k --text FOLDER --work FOLDER --peer torch.nn --minutes 30
     python -m benchmarks end_to_end tatoeba-enja --text FOLDER --work FOLDER
+    python -m benchmarks end_to_end multi30k-fast --text FOLDER [-- --seed 1]     the speedrun, docs/speedrun.md
 
 FOLDER holds train, valid and test files named as in CORPORA, plain or gzip. What follows -- goes to `fasttfm train`.
-The demo corpus writes itself, into a folder that goes afterwards where --work names none.
+The demo corpus writes itself. Where --work names no folder, that of the demo and of the speedrun goes afterwards.
 Like the commands themselves it can be stopped and started again: training resumes, and a finished run is only scored.
 With --peer the plain torch.nn trainer (peers/torch_nn_trainer.py) takes the place of `fasttfm train` and `translate`:
 the same prepared data, the preset's model and batches, the minutes given, greedy search. It starts anew each time.
 """
 
+import itertools
 import subprocess
 import sys
 import tempfile
@@ -33,6 +35,7 @@ from fasttfm.parsing import parse_json
 
 BUILT_IN = "demo"
 """The corpus that needs no files."""
+STEPS = ("prepare", "train", "translate", "score")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +51,10 @@ class Corpus:
     vocab_size: int = 8000
     prepare: tuple[str, ...] = ()
     train: tuple[str, ...]
+    translate: tuple[str, ...] = ()
     score: tuple[str, ...] = ()
+    goal: tuple[float, float] | None = None
+    """BLEU, and the minutes from text to score that it is to be reached in."""
 
 
 _MULTI30K = ("--preset", "multi30k", "--seed", "1")
@@ -56,7 +62,13 @@ _MULTI30K = ("--preset", "multi30k", "--seed", "1")
 CORPORA = {
     BUILT_IN: Corpus(vocab_size=2000, train=("--preset", "demo")),
     "multi30k": Corpus(test="test_2016_flickr", train=_MULTI30K),
-    "multi30k-fast": Corpus(test="valid", vocab_size=4000, train=("--preset", "multi30k-fast")),
+    "multi30k-fast": Corpus(
+        test="valid",
+        vocab_size=4000,
+        train=("--preset", "multi30k-fast", "--no-tensorboard"),
+        translate=("--checkpoint", "last"),
+        goal=(39.0, 20.0),
+    ),
     "wmt-news": Corpus(train=_MULTI30K),
     "tatoeba-enja": Corpus(
         target="ja",
@@ -137,20 +149,26 @@ def training_fields(log: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def run(name: str, text: Path, work: Path, more: Sequence[str]) -> dict[str, Any]:
     """Prepares, trains, translates the test set and scores it. Returns the record, without the machine."""
-    model, output = work / "model", work / "output.txt"
+    corpus, model, output = CORPORA[name], work / "model", work / "output.txt"
+    marks = [time.perf_counter()]
     data = prepare(name, text, work)
-    train_command = ["train", *CORPORA[name].train, *more]
+    marks.append(time.perf_counter())
+    train_command = ["train", *corpus.train, *more]
     fasttfm([*train_command, "--data", str(data), "--out", str(model)])
     lines = source_lines(name, text)
-    started = time.perf_counter()
+    marks.append(time.perf_counter())
     with output.open("wb") as out:
-        fasttfm(["translate", str(model)], input=lines, stdout=out)
-    seconds = time.perf_counter() - started
+        fasttfm(["translate", str(model), *corpus.translate], input=lines, stdout=out)
+    marks.append(time.perf_counter())
+    scores = scored(name, text, output)
+    marks.append(time.perf_counter())
+    seconds = dict(zip(STEPS, (end - begin for begin, end in itertools.pairwise(marks))))
     return {
         "corpus": name,
         "train_command": " ".join(["fasttfm", *train_command]),
-        "translate_seconds": round(seconds, 1),
-        **scored(name, text, output),
+        "translate_seconds": round(seconds["translate"], 1),
+        "minutes_of": {step: round(each / 60, 2) for step, each in seconds.items()},
+        **scores,
         **training_fields(read_log(model)),
     }
 
@@ -189,6 +207,11 @@ def keep(record: dict[str, Any], folder: Path) -> None:
     print(
         f"BLEU {record['bleu']:.2f} after {record['training_minutes']} minutes of training; kept in {file}", flush=True
     )
+    goal = CORPORA[record["corpus"]].goal if record["corpus"] in CORPORA else None
+    if goal is not None:
+        minutes = sum(record["minutes_of"].values())
+        reached = "reached" if record["bleu"] >= goal[0] and minutes <= goal[1] else "not reached"
+        print(f"{minutes:.2f} minutes from text to score: {goal[0]} in {goal[1]:g} minutes is {reached}")
 
 
 def _built_in_text(work: Path) -> Path:
@@ -215,7 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m benchmarks end_to_end", description="From raw text to BLEU.")
     parser.add_argument("corpus", choices=CORPORA)
     parser.add_argument("--text", type=Path, help="folder of train, valid and test files; demo writes its own")
-    parser.add_argument("--work", type=Path, help="folder for prepared data, model and output; demo needs none")
+    parser.add_argument("--work", type=Path, help="folder for prepared data, model and output")
     parser.add_argument("--peer", choices=[TORCH_NN], help="train with this in fasttfm's place")
     parser.add_argument("--minutes", type=float, help="of training with --peer")
     parser.add_argument("--threads", type=int, default=0, help="of the CPU, with --peer; 0: what PyTorch takes")
@@ -224,7 +247,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if bool(args.peer) != (args.minutes is not None) or (args.peer and more):
         parser.error("--peer and --minutes go together, and nothing after -- goes with them")
-    if args.corpus != BUILT_IN and (args.text is None or args.work is None):
+    needs_work = args.corpus != BUILT_IN and CORPORA[args.corpus].goal is None
+    if (args.corpus != BUILT_IN and args.text is None) or (needs_work and args.work is None):
         parser.error(f"{args.corpus} needs --text and --work: only {BUILT_IN} brings its own text")
     with tempfile.TemporaryDirectory() as folder:
         work = args.work or Path(folder)

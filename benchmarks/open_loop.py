@@ -6,6 +6,8 @@ Requests come at random times (a Poisson process), four of one short sentence fo
 capacity is found: how many a second are answered while sixteen clients ask again as soon as they are answered. Then
 requests come at half, 80% and 95% of it. Times count from the moment that a request should have been sent. CTranslate2,
 with the same weights behind the same HTTP front, takes the same requests, one search after the other as it is made for.
+It ends a sentence's search when as many hypotheses as the beam has have ended; ours is measured with this rule
+(--early-stopping) and with its own.
 Appends one line to benchmarks/results/open-loop.jsonl. Source of the method: Tene, coordinated omission (wrk2).
 """
 
@@ -20,7 +22,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -36,6 +38,8 @@ from fasttfm.parsing import parse_json
 
 LOADS = (0.5, 0.8, 0.95)
 """Shares of the capacity."""
+EARLY_STOPPING = {"fasttfm": False, "fasttfm, early stopping": True}
+"""Our providers."""
 _CLIENTS = 16
 _MOST_AT_ONCE = 256
 _BURST = 64
@@ -101,13 +105,18 @@ def serve(kind: str, model: Path, workers: int, folder: Path, port: Connection) 
     from fasttfm.serving.app import App
     from fasttfm.serving.limits import Limits
 
-    ours = kind == "fasttfm"
+    ours = kind in EARLY_STOPPING
     torch.set_num_threads(
         workers if ours else 1
     )  # PyTorch's threads would slow CTranslate2's down (peers/ctranslate2.py)
     listener = socket.create_server(("127.0.0.1", 0))
     limits = Limits(queue=100_000, seconds=_PATIENCE)
-    translator: Any = Translator.from_directory(model, workers=1) if ours else CTranslate2(model, folder, workers)
+    translator: Any
+    if ours:
+        translator = Translator.from_directory(model, workers=1)
+        translator.config = replace(translator.config, early_stopping=EARLY_STOPPING[kind])
+    else:
+        translator = CTranslate2(model, folder, workers)
     app = App({"model": translator}, limits, workers=workers if ours else 1)
     port.send(listener.getsockname()[1])
     uvicorn.Server(uvicorn.Config(app.starlette, log_level="warning", lifespan="off")).run(sockets=[listener])
@@ -191,7 +200,7 @@ def measure(
     """A row for each provider and load."""
     processes = multiprocessing.get_context("spawn")
     measured = []
-    for provider in ("fasttfm", "CTranslate2"):
+    for provider in (*EARLY_STOPPING, "CTranslate2"):
         ours, theirs = processes.Pipe()
         server = processes.Process(target=partial(serve, provider, model, workers, folder / "exported", theirs))
         server.start()

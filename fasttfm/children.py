@@ -5,8 +5,6 @@ A child therefore takes over its parent's sys.path before it imports anything. T
 made here.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

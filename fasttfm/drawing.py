@@ -1,7 +1,5 @@
 """Pictures without a display and without the user's settings: what is drawn looks the same wherever it is drawn."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys
@@ -11,14 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fasttfm.errors import UserError
+from fasttfm.errors import optional
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 @contextmanager
-def drawing(**settings: Any) -> Iterator[Figure]:
+def drawing(**settings: Any) -> "Iterator[Figure]":
     """A matplotlib Figure made with `settings`, to be drawn and saved in the block.
 
     Agg draws it. MPLBACKEND and matplotlibrc files do not matter, warnings about a font without a sign or a home folder
@@ -58,11 +56,7 @@ def _matplotlib() -> Any:
     try:
         if folder is not None:
             os.chdir(Path(__file__).parent)
-        import matplotlib
-
-        return matplotlib
-    except ImportError:
-        raise UserError('matplotlib is not installed: pip install "fasttfm[plots]"') from None
+        return optional("matplotlib", "plots")
     finally:
         os.environ.update(hidden)
         if folder is not None:

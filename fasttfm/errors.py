@@ -1,9 +1,9 @@
 """Messages that a user is meant to see: the exceptions of the package, and the status of a command that was stopped."""
 
-from __future__ import annotations
-
 import errno
+import importlib
 import signal
+from typing import Any
 
 ENDING_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 """Besides Ctrl-C, what asks a process to end: a cluster that wants its machine back, a terminal that was closed."""
@@ -17,6 +17,16 @@ class UserError(Exception):
     The message is one line that names what was given (file and line where there is one), what is allowed and what to
     do. `fasttfm` prints it without a traceback and exits with status 2; a program that uses the package catches it.
     """
+
+
+def optional(module: str, extra: str) -> Any:
+    """The imported module of a package that one of fasttfm's extras brings; UserError where it is not installed."""
+    package = module.partition(".")[0]
+    try:
+        importlib.import_module(package)
+        return importlib.import_module(module)
+    except ImportError:
+        raise UserError(f'{package} is not installed: pip install "fasttfm[{extra}]"') from None
 
 
 class ArgumentError(ValueError, AssertionError, RuntimeError):

@@ -4,8 +4,6 @@ A file that cannot be read is not a damaged file: the disk may not be mounted, o
 what was read and is wrong is called damaged, and what may be healthy is never advised to be deleted.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

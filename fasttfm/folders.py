@@ -9,8 +9,6 @@ Nothing that the manifest does not list is ever replaced, and whoever reads begi
 folder itself stays where it is, so that it may be a link, a mounted disk or the folder that a shell stands in.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

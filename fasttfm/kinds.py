@@ -4,8 +4,6 @@ The core itself knows one kind, the Transformer that translates. fasttfm-pretrai
 group `fasttfm.kinds`; no file of the core imports it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module

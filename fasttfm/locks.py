@@ -3,8 +3,6 @@
 A lock is a file that is locked while its process lives; it holds the process's identity, for whoever is refused.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

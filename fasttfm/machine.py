@@ -1,7 +1,5 @@
 """Facts of where this process runs: versions of packages, the processor and the GPU."""
 
-from __future__ import annotations
-
 import platform
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -32,7 +30,7 @@ def processor() -> str:
     return cpuinfo("model name") or platform.processor()
 
 
-def gpu() -> torch.device | None:
+def gpu() -> "torch.device | None":
     """The one that torch computes on; None without one."""
     import torch
 

@@ -1,7 +1,5 @@
 """Memory of this process: how much it has taken at most, and the limit that a shell or a cluster has put on it."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

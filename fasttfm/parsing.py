@@ -5,8 +5,6 @@ nested at most DEEPEST deep. Everything else raises Malformed, which says what i
 that are not UTF-8, half of a surrogate pair, NaN, a field that is given twice, a tag or an alias of YAML.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import reprlib
@@ -208,6 +206,8 @@ def _at(place: _Place) -> str:
 
 # YAML
 
+_YAML = "tag:yaml.org,2002:"
+
 
 class _Loader(yaml.SafeLoader):
     """YAML 1.2's core schema, plain values alone.
@@ -256,10 +256,6 @@ def _number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int | float:
     raise Malformed(f"{text[:40]!r} is not a number", node.start_mark.line + 1)
 
 
-def _text(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> str:
-    return str(loader.construct_scalar(node))
-
-
 def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in node.value:
@@ -271,12 +267,8 @@ def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[str, Any]:
     return result
 
 
-def _sequence(loader: yaml.SafeLoader, node: yaml.SequenceNode) -> list[Any]:
-    return [loader.construct_object(value, deep=True) for value in node.value]
-
-
 def _refuse_tag(loader: yaml.SafeLoader, node: yaml.Node) -> None:
-    raise Malformed(f"the tag {node.tag.replace('tag:yaml.org,2002:', '!!')} is not taken", node.start_mark.line + 1)
+    raise Malformed(f"the tag {node.tag.replace(_YAML, '!!')} is not taken", node.start_mark.line + 1)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -284,26 +276,18 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-for _tag, _pattern, _first in (
-    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    ("int", WHOLE_NUMBER.pattern, "-+0123456789"),
-    ("float", NUMBER.pattern, "-+.0123456789"),
+for _tag, _constructor, _pattern, _first in (
+    ("null", yaml.SafeLoader.construct_yaml_null, r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", _truth, r"true|True|TRUE|false|False|FALSE", [*"tTfF"]),
+    ("int", _number, WHOLE_NUMBER.pattern, [*"-+0123456789"]),
+    ("float", _number, NUMBER.pattern, [*"-+.0123456789"]),
+    ("str", yaml.SafeLoader.construct_yaml_str, "", []),
+    ("seq", yaml.SafeLoader.construct_yaml_seq, "", []),
+    ("map", _mapping, "", []),
 ):
-    _regexp = re.compile(rf"(?:{_pattern})\Z", re.ASCII)
+    _Loader.add_constructor(f"{_YAML}{_tag}", _constructor)
     for _class in (_Loader, _Dumper):  # what is written is quoted where either schema would read another type
-        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _regexp, list(_first))
-_CONSTRUCTORS: dict[str, Any] = {
-    "null": lambda loader, node: None,
-    "bool": _truth,
-    "int": _number,
-    "float": _number,
-    "str": _text,
-    "map": _mapping,
-    "seq": _sequence,
-}
-for _tag, _constructor in _CONSTRUCTORS.items():
-    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _constructor)
+        _class.add_implicit_resolver(f"{_YAML}{_tag}", re.compile(rf"(?:{_pattern})\Z", re.ASCII), _first)
 _Loader.add_constructor(None, _refuse_tag)
 
 

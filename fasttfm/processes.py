@@ -10,8 +10,6 @@ A worker ends with its program, however that ends: it watches the socket that jo
 are left to the program, which then ends its workers.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import select
@@ -23,8 +21,9 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import IO, Any, NoReturn
 
@@ -68,14 +67,15 @@ class WorkerPool:
         """Of the workers that run."""
         self._remedy = remedy
         self._prepare = prepare
-        self._lock = threading.Lock()
+        self._lock, self._telling = threading.Lock(), threading.Lock()
+        self._ended = ""
+        """Who was ended, once that is known."""
         self._end: weakref.finalize | None = None
         self._control: Connection | None = None
-        self._workers: list[Connection] = []
         self._idle: SimpleQueue[Connection] = SimpleQueue()
         """Workers that call() may take."""
 
-    def __enter__(self) -> WorkerPool:
+    def __enter__(self) -> "WorkerPool":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -85,7 +85,7 @@ class WorkerPool:
         """Ends the processes, whatever they are doing."""
         if self._end is not None:
             self._end()
-        self._end, self._control, self._workers, self.pids = None, None, [], []
+        self._end, self._control, self.pids = None, None, []
 
     def each(self, function: Callable[..., Any], calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
         """(number of the call, function(model, *call)) for every call, as they are finished; begun in their order.
@@ -93,81 +93,65 @@ class WorkerPool:
         function: of a module, so that its name says which it is. What it raises is raised; UserError for a worker that
         was killed.
         """
-        with self._lock:
-            try:
-                if self._end is None:
-                    self._start()
-                yield from self._share(function, calls)
-            except BaseException:
-                self.close()  # what is still being computed is nobody's any more
-                raise
+        started = self._started()
+        threads = ThreadPoolExecutor(self.count, "calls")  # one waits for each worker
+        try:
+            numbers = {threads.submit(self._ask, *started, function, call): n for n, call in enumerate(calls)}
+            for done in as_completed(numbers):
+                yield numbers[done], done.result()
+        except BaseException:
+            self.close()  # what is still being computed is nobody's any more
+            raise
+        finally:
+            threads.shutdown(cancel_futures=True)
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """function(model, *arguments) by a worker that is free; at most `count` threads may call at once.
 
         Raises as each() does.
         """
-        with self._lock:
-            if self._end is None:
-                self._start()
-            control, idle = self._control, self._idle
-        assert control is not None
-        worker = idle.get()
+        control, idle = self._started()
         try:
-            try:
-                worker.send((function, arguments))
-                result, failure = worker.recv()
-            except (EOFError, OSError):
-                self._tell_who_ended(control)
-            if failure is not None:
-                raise _with_origin(*failure)
+            return self._ask(control, idle, function, arguments)
         except BaseException:
             with self._lock:
                 if self._control is control:  # else another thread has ended them
                     self.close()
             raise
-        idle.put(worker)
+
+    def _started(self) -> tuple[Connection, "SimpleQueue[Connection]"]:
+        """The connection that tells who ends, and the workers that are free."""
+        with self._lock:
+            if self._end is None:
+                try:
+                    self._start()
+                except BaseException:
+                    self.close()
+                    raise
+            assert self._control is not None
+            return self._control, self._idle
+
+    def _ask(
+        self, control: Connection, idle: "SimpleQueue[Connection]", function: Callable[..., Any], call: Call
+    ) -> Any:
+        worker = idle.get()
+        try:
+            worker.send((function, call))
+            result, failure = worker.recv()
+        except (EOFError, OSError):
+            self._tell_who_ended(control)
+        finally:
+            idle.put(worker)
+        if failure is not None:
+            raise _with_origin(*failure)
         return result
-
-    def _share(self, function: Callable[..., Any], calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
-        control = self._control
-        assert control is not None
-        waiting = iter(enumerate(calls))
-        busy: dict[Connection, int] = {}
-
-        def begin(worker: Connection) -> None:
-            number, call = next(waiting, (None, None))
-            if number is not None:
-                try:
-                    worker.send((function, call))
-                except OSError:
-                    self._tell_who_ended(control)
-                busy[worker] = number
-
-        for worker in self._workers:
-            begin(worker)
-        while busy:
-            ready: list[Any] = wait([*busy, control])
-            if control in ready:
-                self._tell_who_ended(control)
-            for worker in ready:
-                try:
-                    result, failure = worker.recv()
-                except (EOFError, OSError):
-                    self._tell_who_ended(control)
-                if failure is not None:
-                    raise _with_origin(*failure)
-                number = busy.pop(worker)
-                begin(worker)
-                yield number, result
 
     def _start(self) -> None:
         pairs = [socket.socketpair() for _ in range(self.count + 1)]
         ours, theirs = zip(*pairs)
         process = start_process(serve, (self.model, self._prepare), theirs)
         control, *workers = (Connection(each.detach()) for each in ours)
-        self._control, self._workers = control, workers
-        self._idle = SimpleQueue()
+        self._control, self._idle, self._ended = control, SimpleQueue(), ""
         for worker in workers:
             self._idle.put(worker)
         self._end = weakref.finalize(self, end_group, process, control, *workers)
@@ -182,12 +166,15 @@ class WorkerPool:
         self.pids = value
 
     def _tell_who_ended(self, control: Connection) -> NoReturn:
-        try:
-            number, status = control.recv()
-        except (EOFError, OSError):
-            raise UserError(f"the process that had started the workers was ended: {self._remedy}") from None
-        how = f"was ended by {signal_name(os.WTERMSIG(status))}" if os.WIFSIGNALED(status) else "ended"
-        raise UserError(f"worker {number} {how}: {self._remedy}")
+        with self._telling:  # one thread reads it, and whoever has lost a worker says the same
+            if not self._ended:
+                try:
+                    number, status = control.recv()
+                    how = f"was ended by {signal_name(os.WTERMSIG(status))}" if os.WIFSIGNALED(status) else "ended"
+                    self._ended = f"worker {number} {how}"
+                except (EOFError, OSError):
+                    self._ended = "the process that had started the workers was ended"
+            raise UserError(f"{self._ended}: {self._remedy}")
 
 
 def can_fork(model: nn.Module) -> bool:

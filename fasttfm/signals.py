@@ -6,8 +6,6 @@ is raised after LLVM has taken it: the process ends by SIGSEGV. A signal that st
 again a moment later, when that code is over, and a command that ends as if nothing had happened is reported as stopped.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

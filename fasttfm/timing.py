@@ -5,8 +5,6 @@ alike. Before each run the L2 cache is overwritten, and the device is kept busy 
 are queued by the time the clock starts: what is measured is device time, not the host's.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ have, are run once to see which decisions they ask for; then each decision is me
 give, on all the work that asked for it, while the other decisions stay as they are.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -45,9 +43,7 @@ class Measured:
 
     def as_answer(self) -> Answer:
         """The answer that the cache keeps."""
-        return Answer(
-            *self.decision, choices.as_written(self.best), self._median(self.best), self._median(self.shipped)
-        )
+        return Answer(*self.decision, str(self.best), self._median(self.best), self._median(self.shipped))
 
     def line(self) -> str:
         """Return the line that a person wants to read."""
@@ -55,19 +51,12 @@ class Measured:
         before, after = self._median(self.shipped), self._median(self.best)
         what = f"{name} {' '.join(map(str, size_class))}:"
         if not self.changed:
-            return f"{what} {_text(self.shipped)} stays, {before:.1f} us"
-        return f"{what} {_text(self.shipped)} -> {_text(self.best)}, {before:.1f} -> {after:.1f} us"
+            return f"{what} {self.shipped} stays, {before:.1f} us"
+        return f"{what} {self.shipped} -> {self.best}, {before:.1f} -> {after:.1f} us"
 
     def _median(self, answer: Any) -> float:
-        timing = self.times[_text(answer)]
+        timing = self.times[str(answer)]
         return timing.median_us if isinstance(timing, Timing) else float("nan")
-
-
-def _text(answer: Any) -> str:
-    written = choices.as_written(answer)
-    if isinstance(written, dict):
-        return " ".join(f"{name}={value}" for name, value in written.items())
-    return str(written)
 
 
 def decisions_of(work: Mapping[str, Work], chip: Chip) -> dict[Decision, list[str]]:
@@ -106,16 +95,16 @@ def tune(
 
         def provider(answer: Any, decision: Decision = decision, names: list[str] = names) -> Work:
             def run() -> None:
-                choices.keep(chip, {**in_force, decision: choices.as_written(answer)})
+                choices.keep(chip, {**in_force, decision: str(answer)})
                 for name in names:
                     work[name]()
 
             return run
 
-        times = measure({_text(a): provider(a) for a in answers}, clock, seconds=seconds_per_decision, warm_up=1)
+        times = measure({str(a): provider(a) for a in answers}, clock, seconds=seconds_per_decision, warm_up=1)
         measured = Measured(decision, shipped, _fastest(answers, times), times)
         if measured.changed:
-            in_force[decision] = choices.as_written(measured.best)
+            in_force[decision] = str(measured.best)
         choices.keep(chip, in_force)
         yield measured
     progress(len(decisions), len(decisions))
@@ -123,11 +112,11 @@ def tune(
 
 def _fastest(answers: list[Any], times: Mapping[str, Timing | str]) -> Any:
     """The shipped answer (the first) unless another is clearly faster, or the shipped one cannot run."""
-    known = [(t.median_us, i) for i, a in enumerate(answers) if isinstance(t := times[_text(a)], Timing)]
+    known = [(t.median_us, i) for i, a in enumerate(answers) if isinstance(t := times[str(a)], Timing)]
     if not known:
         return answers[0]
     best_time, best = min(known)
-    shipped = times[_text(answers[0])]
+    shipped = times[str(answers[0])]
     if isinstance(shipped, Timing) and best_time > shipped.median_us * (1 - LEAST_GAIN):
         return answers[0]
     return answers[best]

@@ -1,7 +1,5 @@
 """Numbers and their nouns in what a user reads."""
 
-from __future__ import annotations
-
 
 def counted(count: int, noun: str) -> str:
     """1 line, 2 lines, 1,000 lines."""

@@ -1,20 +1,16 @@
 """Decisions that depend on the chip: which tile a kernel takes, which route an operator goes.
 
-A kernel file states such a decision as a pure function of the chip and a size class, with the alternatives that are
-worth measuring, and calls it like the function:
+Such a decision is a pure function of the chip and a size class, most often a table (tiles/table.py), with the
+alternatives that are worth measuring, and is called like the function:
 
-    @choice("layer_norm.rows", alternatives=lambda chip, columns: ...)
-    def tile(chip: Chip, columns: int) -> Tile: ...
+    LAYER_NORM = Choice("layer_norm.tile", Table(...), lambda chip, columns, direction: ...)
 
-The function's own answer is the table that ships. `fasttfm tune` measures the alternatives on the user's device and
-keeps what was faster (choice_cache.py); that then goes before the shipped answer. Nothing is measured behind the user's
-back.
+The function's own answer is what ships. `fasttfm tune` measures the alternatives on the user's device and keeps what
+was faster (choice_cache.py); that then goes before the shipped answer. Nothing is measured behind the user's back.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
@@ -26,11 +22,11 @@ Answer = TypeVar("Answer")
 CHOICES: dict[str, Choice] = {}
 """Every choice of the kernel files that have been imported, by name."""
 
-_kept: dict[Chip, dict[tuple[str, tuple], Any]] = {}
+_kept: dict[Chip, dict[tuple[str, tuple], str]] = {}
 
 
 class Choice(Generic[Answer]):
-    """One decision. Its answers are strings or frozen dataclasses."""
+    """One decision, whose answers are tiles or names; kept and compared as the text that str() makes of them."""
 
     def __init__(
         self, name: str, shipped: Callable[..., Answer], alternatives: Callable[..., Sequence[Answer]]
@@ -39,12 +35,11 @@ class Choice(Generic[Answer]):
             raise ValueError(f"two choices are called {name}")
         self.name = name
         self.shipped = shipped
-        """(chip, *size class) -> the answer of the table that ships."""
+        """(chip, *size class) -> the answer that ships."""
         self.alternatives = alternatives
         """(chip, *size class) -> what may be taken instead."""
         self._answers: dict[tuple, Answer] = {}
         CHOICES[name] = self
-        functools.update_wrapper(self, shipped)
 
     def __call__(self, chip: Chip, *size_class: Any) -> Answer:
         # By name, not by chip: hashing a dataclass costs more than a launch can spare for this.
@@ -67,35 +62,23 @@ class Choice(Generic[Answer]):
             )
             return None
 
-    def parse(self, chip: Chip, size_class: tuple, written: Any) -> Answer:
-        """The answer that as_written() wrote. Raises ValueError when it is none of shipped answer and alternatives."""
+    def parse(self, chip: Chip, size_class: tuple, written: str) -> Answer:
+        """The answer of this text. Raises ValueError when it is none of shipped answer and alternatives."""
         for answer in (self.shipped(chip, *size_class), *self.alternatives(chip, *size_class)):
-            if as_written(answer) == written:
+            if str(answer) == written:
                 return answer
         raise ValueError(f"{written} is no answer that {self.name} can give for {size_class} on {chip.name}")
 
 
-def choice(
-    name: str, *, alternatives: Callable[..., Sequence[Answer]]
-) -> Callable[[Callable[..., Answer]], Choice[Answer]]:
-    """Makes a pure function of (chip, *size class) a Choice that `fasttfm tune` can measure."""
-    return lambda shipped: Choice(name, shipped, alternatives)
-
-
-def as_written(answer: Any) -> Any:
-    """An answer as JSON can hold it."""
-    return dataclasses.asdict(answer) if dataclasses.is_dataclass(answer) and not isinstance(answer, type) else answer
-
-
-def keep(chip: Chip, answers: dict[tuple[str, tuple], Any]) -> None:
-    """From now on answers so on this chip: (choice, size class) -> answer as_written(). What is not listed is answered
-    as shipped."""
+def keep(chip: Chip, answers: dict[tuple[str, tuple], str]) -> None:
+    """From now on answers so on this chip: (choice, size class) -> answer as text. What is not listed is answered as
+    shipped."""
     _kept[chip] = dict(answers)
     for known in CHOICES.values():
         known._answers.clear()
 
 
-def kept(chip: Chip) -> dict[tuple[str, tuple], Any]:
+def kept(chip: Chip) -> dict[tuple[str, tuple], str]:
     """Return what keep() was last told for a chip."""
     return _kept.get(chip, {})
 

@@ -24,12 +24,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.choices import choice
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, Pointer, Real, Size, Stride, Varying
-from fasttfm.kernels.tiles.rows import CROSS_ENTROPY, ClassTile
+from fasttfm.kernels.tiles.rows import CROSS_ENTROPY
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -224,18 +222,6 @@ def size_class(V: int) -> int:
     return min(_SIZES[-1], max(_SIZES[0], power_of_two(V)))
 
 
-def _alternatives(chip: Chip, classes: int) -> list[ClassTile]:
-    """Worth measuring where time is spent: rows of thousands of classes."""
-    tiles = (ClassTile(2048, 4), ClassTile(4096, 4), ClassTile(4096, 8), ClassTile(8192, 16))
-    return [tile for tile in tiles if tile.columns <= classes] if classes > 2048 else []
-
-
-@choice("cross_entropy.row", alternatives=_alternatives)
-def tile(chip: Chip, classes: int) -> ClassTile:
-    """Tile of a row whose size_class() is `classes`."""
-    return CROSS_ENTROPY(chip, classes)
-
-
 def forward(
     logits: Tensor,
     target: Tensor,
@@ -256,7 +242,7 @@ def forward(
     losses = torch.empty(2, M, dtype=torch.float32, device=logits.device)
     statistics = torch.empty_like(losses) if keep_statistics else None
     if M:
-        block = tile(chip(logits.device), size_class(V))
+        block = CROSS_ENTROPY(chip(logits.device), size_class(V))
         _forward[(M,)](
             logits, target, losses, statistics, factor, label_smoothing, ignore_index, logits.stride(0), M, V,
             ONE_TILE=block.columns >= V > block.columns // 2, OVERWRITE=overwrite,
@@ -272,7 +258,7 @@ def backward(
     M, V = logits.shape
     gradient = torch.empty(M, V, dtype=logits.dtype, device=logits.device)
     if M:
-        block = tile(chip(logits.device), size_class(V))
+        block = CROSS_ENTROPY(chip(logits.device), size_class(V))
         _backward[(M, ceil_div(V, block.columns))](
             logits, target, statistics, gradient, factor, label_smoothing, ignore_index, logits.stride(0), M, V,
             **block.options(),
@@ -284,5 +270,5 @@ def scale(gradient: Tensor, factor: Tensor) -> None:
     """gradient (M, V) *= factor, a 0-d tensor, in place; touches no memory when it is 1."""
     M, V = gradient.shape
     if M:
-        block = tile(chip(gradient.device), size_class(V))
+        block = CROSS_ENTROPY(chip(gradient.device), size_class(V))
         _scale[(M, ceil_div(V, block.columns))](gradient, factor, gradient.stride(0), V, **block.options())

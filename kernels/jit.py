@@ -45,82 +45,64 @@ def jit(function: Callable[..., Any]) -> Any:
     return InterpretedKernel(function) if triton.knobs.runtime.interpret else Kernel(function)
 
 
-class _Parameters:
-    """Parameters of a kernel, but for its constants."""
+def _kinds(kernel: Any) -> dict[str, Any]:
+    """kinds_of() without the constants."""
+    return {name: kind for name, kind in kinds_of(kernel).items() if kind != "tl.constexpr"}
 
-    def __init__(self, kernel: Any) -> None:
-        self.kinds = [(name, kind) for name, kind in kinds_of(kernel).items() if kind != "tl.constexpr"]
-        self.family = kernel.fn.__module__.removeprefix("fasttfm.kernels.")
 
-    def key(self) -> Callable[[tuple, dict[str, Any]], tuple | None]:
-        """(arguments, constants) -> all that Triton may compile another kernel for, the first pointer's device among
-        it; None where that is more than this looks at, addresses that do not divide by 16. Raises as refuse_large().
+def _key_of(kernel: Any) -> Callable[[tuple, dict[str, Any]], tuple | None]:
+    """(arguments, constants) -> all that Triton may compile a kernel anew for, the first pointer's device among it;
+    None where that is more than this looks at, addresses that do not divide by 16.
 
-        It is written out for the kernel, because every launch asks.
-        """
-        leaves = [leaf for name, kind in self.kinds for leaf in _variables(name, kind)]
-        of = {ending: [name for name, kind in leaves if kind.endswith(ending)] for ending in ("Pointer", "Pointers")}
-        within = {n: f"{-LARGEST - 1} <= {n} <= {LARGEST}" for n, kind in leaves if kind in _BOUNDED}
-        within |= {n: f"({n} is None or {within[n]})" for n, kind in leaves if kind == "VaryingOrNone"}
-        bounded = " and ".join(within.values()) or True
-        key = [f"{of['Pointer'][0]}.get_device()" if of["Pointer"] else f"{of['Pointers'][0]}[0].get_device()"]
-        key += [name for name, kind in leaves if kind in ("Size", "Stride", "Strides")]
-        key += [f"{name} is None" for name, kind in leaves if kind in _OR_NONE]
-        key += [f"None if {name} is None else {name}.dtype" for name in of["Pointer"]]
-        lines = [
-            f"{', '.join(_target(*each) for each in self.kinds)}, = arguments",
-            f"if not ({bounded}): refuse(arguments)",
-            f"addresses = {' | '.join(f'(0 if {n} is None else {n}.data_ptr())' for n in of['Pointer']) or 0}",
-            "several = []",
-        ]
-        for name in of["Pointers"]:
-            lines += [
-                f"several.append(len({name}))",
-                f"for pointer in {name}:",
-                "    several.append(None if pointer is None else pointer.dtype)",
-                "    if pointer is not None: addresses |= pointer.data_ptr()",
-            ]
+    It is written out for the kernel, because every launch asks. Raises ValueError for a number that does not fit.
+    """
+    kinds = _kinds(kernel)
+    leaves = each_of(kinds.items())
+    of = {ending: [n for n, _, kind in leaves if kind.endswith(ending)] for ending in ("Pointer", "Pointers")}
+    bounded = [(variable, name, kind) for variable, name, kind in leaves if kind in _BOUNDED]
+    within = f"{-LARGEST - 1} <= {{}} <= {LARGEST}".format
+    fits = [f"({n} is None or {within(n)})" if kind in _OR_NONE else within(n) for n, _, kind in bounded]
+    key = [f"{of['Pointer'][0]}.get_device()" if of["Pointer"] else f"{of['Pointers'][0]}[0].get_device()"]
+    key += [n for n, _, kind in leaves if kind in ("Size", "Stride", "Strides")]
+    key += [f"{n} is None" for n, _, kind in leaves if kind in _OR_NONE]
+    key += [f"None if {n} is None else {n}.dtype" for n in of["Pointer"]]
+    lines = [
+        f"{', '.join(_target(*each) for each in kinds.items())}, = arguments",
+        f"if not ({' and '.join(fits) or True}): refuse([{', '.join(f'({name!r}, {n})' for n, name, _ in bounded)}])",
+        f"addresses = {' | '.join(f'(0 if {n} is None else {n}.data_ptr())' for n in of['Pointer']) or 0}",
+        "several = []",
+    ]
+    for name in of["Pointers"]:
         lines += [
-            "if addresses % 16: return None",
-            f"return ({', '.join(key)}, *several, *constants, *constants.values())",
+            f"several.append(len({name}))",
+            f"for pointer in {name}:",
+            "    several.append(None if pointer is None else pointer.dtype)",
+            "    if pointer is not None: addresses |= pointer.data_ptr()",
         ]
-        scope: dict[str, Any] = {"refuse": self.refuse_large}
-        exec("def key(arguments, constants):\n    " + "\n    ".join(lines), scope)
-        return scope["key"]
+    lines += [
+        "if addresses % 16: return None",
+        f"return ({', '.join(key)}, *several, *constants, *constants.values())",
+    ]
 
-    def neutral(self, arguments: tuple) -> list:
-        """The arguments with one and the same number for every Varying."""
-        return [_neutral(kind, argument) for (_, kind), argument in zip(self.kinds, arguments)]
+    def refuse(numbers: list[tuple[str, int | None]]) -> None:
+        name, value = next((n, v) for n, v in numbers if v is not None and not -LARGEST - 1 <= v <= LARGEST)
+        family = kernel.fn.__module__.removeprefix("fasttfm.kernels.")
+        raise ValueError(f"{family}: {name} is {value:,}, and a kernel takes 32-bit numbers: at most {LARGEST:,}")
 
-    def refuse_large(self, arguments: tuple) -> None:
-        """Raises ValueError for the first argument, or field of one, that does not fit 32 bits."""
-        values = [leaf for (_, kind), argument in zip(self.kinds, arguments) for leaf in _leaves(kind, argument)]
-        for (name, kind), value in zip(each_of(self.kinds), values):
-            if kind in _BOUNDED and value is not None and not -LARGEST - 1 <= value <= LARGEST:
-                reason = f"a kernel takes 32-bit numbers: at most {LARGEST:,}"
-                raise ValueError(f"{self.family}: {name} is {value:,}, and {reason}")
-
-
-def _variables(name: str, kind: Any) -> list[tuple[str, str]]:
-    """(variable, kind) of a parameter, or of each field of a NamedTuple."""
-    if isinstance(kind, str):
-        return [(name, kind)]
-    return [leaf for field, each in zip(kind._fields, kind) for leaf in _variables(f"{name}_{field}", each)]
+    scope: dict[str, Any] = {"refuse": refuse}
+    exec("def key(arguments, constants):\n    " + "\n    ".join(lines), scope)
+    return scope["key"]
 
 
 def _target(name: str, kind: Any) -> str:
-    """Left side of the assignment to the variables."""
+    """Left side of the assignment to the variables that each_of() names."""
     if isinstance(kind, str):
         return name
     return f"({', '.join(_target(f'{name}_{field}', each) for field, each in zip(kind._fields, kind))},)"
 
 
-def _leaves(kind: Any, argument: Any) -> list:
-    """The argument, or the leaves of each field of a NamedTuple."""
-    return [argument] if isinstance(kind, str) else [leaf for pair in zip(kind, argument) for leaf in _leaves(*pair)]
-
-
 def _neutral(kind: Any, argument: Any) -> Any:
+    """The argument with one and the same number for every Varying."""
     if isinstance(kind, tuple):
         return type(kind)(*map(_neutral, kind, argument))
     if kind == "Varyings":
@@ -133,13 +115,13 @@ class InterpretedKernel(InterpretedFunction):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
-        self._parameters = _Parameters(self)
+        self._key = _key_of(self)
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         run = super().__getitem__(grid)
 
         def launch(*arguments: Any, **constants: Any) -> None:
-            self._parameters.refuse_large(arguments)
+            self._key(arguments, constants)  # refuses what does not fit
             run(*arguments, **constants)
 
         return launch
@@ -152,8 +134,7 @@ class Kernel(JITFunction):
         super().__init__(function)
         self._launched: dict[tuple | None, tuple[CompiledKernel, tuple]] = {}
         self._constants = [p.name for p in self.params if p.is_constexpr]
-        self._parameters = _Parameters(self)
-        self._key = self._parameters.key()
+        self._key = _key_of(self)
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*arguments: Any, **constants: Any) -> None:
@@ -167,7 +148,8 @@ class Kernel(JITFunction):
 
     def _compiled(self, key: tuple | None, grid: tuple, arguments: tuple, constants: dict[str, Any]) -> tuple | None:
         """The kernel that Triton compiles, or has compiled, and its constants; None where a hook keeps it from that."""
-        compiled = self.run(*self._parameters.neutral(arguments), grid=grid, warmup=True, **constants, **OPTIONS)
+        neutral = map(_neutral, _kinds(self).values(), arguments)
+        compiled = self.run(*neutral, grid=grid, warmup=True, **constants, **OPTIONS)
         if compiled is None:
             return None
         if not isinstance(compiled, CompiledKernel):  # but a promise of one

@@ -64,3 +64,11 @@ def product_kind(dtype: torch.dtype, chip: Chip) -> str:
         return _KINDS[dtype]
     tf32 = chip.capability >= 80 and torch.backends.cuda.matmul.fp32_precision == "tf32"
     return "tf32" if tf32 else "fp32"
+
+
+def precision(kind: str) -> str:
+    """The precision of tl.dot for products of this kind: tf32, ieee, or upcast: the interpreter multiplies bfloat16
+    wrongly, so that its operands become float32."""
+    if kind == "tf32":
+        return "tf32"
+    return "upcast" if kind == "bf16" and interpreted() else "ieee"

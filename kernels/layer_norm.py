@@ -33,14 +33,13 @@ import triton.language as tl
 from torch import Tensor
 
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.choices import choice
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.layer_norm_wide import wide_backward
 from fasttfm.kernels.parameter import Float32Pointer, ParameterPointer, Pointer, Real, ResidualPointer, Shape
 from fasttfm.kernels.partial_sums import add_parts
 from fasttfm.kernels.philox import Dropout, drop, dropout_arguments, dropped, with_seed
-from fasttfm.kernels.tiles.rows import LAYER_NORM_BACKWARD, LAYER_NORM_FORWARD, MAX_COLUMNS, NARROWEST
+from fasttfm.kernels.tiles.rows import LAYER_NORM, MAX_COLUMNS, NARROWEST
 from fasttfm.kernels.tiles.table import Tile
 
 WIDEST = 4096
@@ -175,28 +174,11 @@ def _backward(
         tl.store(x_parts + program * N + columns, tl.sum(dx_bias, axis=0), mask=column_inside)
 
 
-def _alternatives(chip: Chip, columns: int, direction: str) -> tuple[Tile, ...]:
-    """Half and twice the rows, half and twice the elements a thread."""
-    shipped = row_tile.shipped(chip, columns, direction)
-    tiles = [Tile(shipped.rows, columns, shipped.warps * 2), Tile(shipped.rows, columns, shipped.warps // 2)]
-    if shipped.rows > 1:
-        tiles.append(Tile(shipped.rows // 2, columns, max(1, shipped.warps // 2)))
-    if columns <= 1024:
-        tiles.append(Tile(2 * shipped.rows, columns, shipped.warps * 2))
-    return tuple(tile for tile in tiles if 1 <= tile.warps <= 16)
-
-
-@choice("layer_norm.tile", alternatives=_alternatives)
-def row_tile(chip: Chip, columns: int, direction: str) -> Tile:
-    """Whole rows of a power of two columns; direction forward or backward."""
-    return (LAYER_NORM_BACKWARD if direction == "backward" else LAYER_NORM_FORWARD)(chip, columns)
-
-
 def tile(chip: Chip, N: int, *, backward: bool) -> Tile:
     """The tile for rows of N columns. Raises ValueError above MAX_COLUMNS."""
     if N > MAX_COLUMNS:
         raise ValueError(f"LayerNorm over {N} columns: the kernel holds a row in registers, at most {MAX_COLUMNS}")
-    return row_tile(chip, max(NARROWEST, power_of_two(N)), "backward" if backward else "forward")
+    return LAYER_NORM(chip, max(NARROWEST, power_of_two(N)), "backward" if backward else "forward")
 
 
 def _programs(chip: Chip, tile: Tile, M: int) -> int:

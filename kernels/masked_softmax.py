@@ -23,8 +23,6 @@ from torch import Tensor
 from fasttfm.kernels.attention import steps
 from fasttfm.kernels.attention.launch import masking_arguments
 from fasttfm.kernels.attention.problem import Head, Masking, Sizes
-from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.choices import choice
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, Pointer, Real, RealOrNone, Size, Varying
@@ -45,43 +43,23 @@ class Cap(NamedTuple):
 
 @triton.jit
 def _scores(
-    x,  # the tile's first row, (ROWS, S)
-    first_row,
-    column,
-    scale,
-    masking,  # of this plane
-    L,
-    S,
-    visible,
-    CAUSAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    x, first_row, column, scale, masking, L, S, visible, CAUSAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
-    """(ROWS, COLUMNS) scores in base 2."""
+    """(ROWS, COLUMNS) scores in base 2 from `column` on; x: the tile's first row, masking: its plane's."""
     HALF: tl.constexpr = x.dtype.element_ty == tl.float16  # whose products easily leave its range
     rows = tl.arange(0, ROWS)
     columns = column + tl.arange(0, COLUMNS)
     inside = (rows[:, None] < L - first_row) & (columns[None, :] < visible)
     offsets = rows[:, None] * S + columns[None, :]
     s = steps.capped(tl.load(x + offsets, mask=inside, other=0.0).to(tl.float32) * scale, masking)
-    return steps.hide(
-        s, first_row, column, tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :], masking,
-        L, visible, CAUSAL, True, HALF,
-    )  # fmt: skip
+    return steps.hide(s, first_row, column, masking, L, visible, CAUSAL, True, "plain", HALF)
 
 
 @triton.jit
 def _store(
-    p,  # the tile's first row, (ROWS, S)
-    kept,  # likewise
-    weights,  # (ROWS, COLUMNS)
-    first_row,
-    column,
-    L,
-    S,
-    plane,
-    dropout,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    p, kept, weights, first_row, column, L, S, plane, dropout, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
-    """Writes weights, and the same after dropout."""
+    """Writes weights (ROWS, COLUMNS), and the same after dropout; p and kept: the tile's first row in each."""
     rows = tl.arange(0, ROWS)
     columns = column + tl.arange(0, COLUMNS)
     inside = (rows[:, None] < L - first_row) & (columns[None, :] < S)
@@ -239,23 +217,12 @@ def _backward(
                 tl.store(kept + line + column + columns, dropped.to(kept.dtype.element_ty), mask=inside)
 
 
-def _alternatives(chip: Chip, columns: int) -> list[Tile]:
-    rows = [rows for rows in (1, 2, 4, 8, 16, 32) if 1024 <= rows * min(columns, ONE_PASS) <= 8192]
-    return [Tile(r, min(columns, ONE_PASS), warps, 1) for r in rows for warps in (1, 2, 4, 8)]
-
-
-@choice("masked_softmax", alternatives=_alternatives)
-def softmax_tile(chip: Chip, columns: int) -> Tile:
-    """columns: a power of two, at least 16, all keys of a row; above ONE_PASS the width of a step of the walk."""
-    return MASKED_SOFTMAX(chip, min(columns, ONE_PASS))
-
-
 def _tile_of(x: Tensor) -> tuple[Tile, bool]:
     keys = x.shape[-1]
     columns = max(16, power_of_two(keys))
     if columns > ONE_PASS:
-        return softmax_tile(chip(x.device), 2048), False
-    return softmax_tile(chip(x.device), columns), True
+        return MASKED_SOFTMAX(chip(x.device), 2048), False
+    return MASKED_SOFTMAX(chip(x.device), columns), True
 
 
 def forward(

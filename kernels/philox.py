@@ -114,17 +114,18 @@ def lanes(seed, site, plane, rows, first_column, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def lanes_spread(seed, site, plane, rows, first_column, COLUMNS: tl.constexpr):
-    """lanes() in the order of spread(); first_column is a multiple of COLUMNS.
+def lanes_spread(dropout, plane, rows, first_column, COLUMNS: tl.constexpr):
+    """lanes() in the order of spread(), of a Dropout that with_seed() returned and that drops something.
 
-    What a thread holds of a block is chosen by comparisons with numbers of columns. Where a thread holds neighbours
-    these are known when compiling, and cost nothing; tl.join before a product would give the product another layout.
+    first_column is a multiple of COLUMNS. What a thread holds of a block is chosen by comparisons with numbers of
+    columns. Where a thread holds neighbours these are known when compiling, and cost nothing; tl.join before a product
+    would give the product another layout.
     """
     UNIT: tl.constexpr = unit_of(COLUMNS)
     PARTS: tl.constexpr = 16 // UNIT
     R: tl.constexpr = rows.shape[0]
     units = tl.arange(0, COLUMNS // UNIT)
-    w0, w1, w2, w3 = _words(seed, site, plane, rows, first_column // 16 + units // PARTS)
+    w0, w1, w2, w3 = _words(dropout.seed, dropout.site, plane, rows, first_column // 16 + units // PARTS)
     # (R, sets of four threads, pairs of a thread, threads, halves of a pair), of which words have no pairs
     w0 = tl.reshape(w0, (R, COLUMNS // (4 * UNIT), 1, 4))
     w1 = tl.reshape(w1, (R, COLUMNS // (4 * UNIT), 1, 4))
@@ -217,12 +218,6 @@ def with_seed(dropout):
     """A Dropout that drops something with the seed's value for its pointer: a kernel reads it once. (No function of
     Triton's before 3.7 returns a tuple that holds None.)"""
     return Dropout(tl.load(dropout.seed), dropout.site, dropout.threshold, dropout.keep_scale)
-
-
-@triton.jit
-def lanes_of(dropout, plane, rows, first_column, COLUMNS: tl.constexpr):
-    """lanes_spread() of a Dropout that with_seed() returned and that drops something."""
-    return lanes_spread(dropout.seed, dropout.site, plane, rows, first_column, COLUMNS)
 
 
 @triton.jit

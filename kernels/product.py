@@ -14,10 +14,11 @@ import triton.language as tl
 from torch import Tensor
 
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.launch import ceil_div, chip, interpreted, product_kind
+from fasttfm.kernels.launch import ceil_div, chip, precision, product_kind
 from fasttfm.kernels.parameter import Float32Pointer, Size, Varying
 from fasttfm.kernels.partial_sums import add_parts
-from fasttfm.kernels.tiles.feed_forward import GATE, epilogue_route, of_two_results, product_tile, size_class
+from fasttfm.kernels.tiles.feed_forward import PRODUCT, ROUTE, of_two_results, size_class
+from fasttfm.kernels.tiles.rows import COLUMN_SUMS
 from fasttfm.kernels.tiles.table import Tile
 
 
@@ -120,15 +121,8 @@ def tile_offsets(rows, columns, M, N):
 
 
 @triton.jit
-def row_sums(
-    a,  # (M, K)
-    out,  # (K,) float32 out
-    rows,
-    M,
-    K,
-    DEPTH: tl.constexpr,
-):
-    """The sum of these rows."""
+def row_sums(a, out, rows, M, K, DEPTH: tl.constexpr):
+    """Writes the sum of these rows of a (M, K) to out (K,) float32."""
     for start in range(0, K, DEPTH):
         depth = start + tl.arange(0, DEPTH)
         inside = (rows < M)[:, None] & (depth < K)[None, :]
@@ -142,31 +136,30 @@ def product_launch(
     """Grid and options of a product (M, K) by (K, N) with its epilogue, which may have two results."""
     described = chip(device)
     kind = product_kind(dtype, described)
-    tile = product_tile(described, kind, size_class(described, M, N, K))
+    tile = PRODUCT(described, kind, size_class(described, M, N, K))
     tile = of_two_results(tile) if two_results else tile
-    upcast = interpreted() and kind == "bf16"
     return (ceil_div(M, tile.rows) * ceil_div(N, tile.columns),), {
         "EVEN_K": K % tile.depth == 0,
-        "PRECISION": "upcast" if upcast else "tf32" if kind == "tf32" else "ieee",
+        "PRECISION": precision(kind),
         **tile.options(),
     }
 
 
 def route_of(product: str, dtype: torch.dtype, device: torch.device) -> str:
-    """fused or cublas, as the table has it; product as epilogue_route() takes it."""
+    """fused or cublas, as the table has it; product as ROUTE takes it."""
     described = chip(device)
-    return epilogue_route(described, product_kind(dtype, described), product)
+    return ROUTE(described, product_kind(dtype, described), product)
 
 
 def gate_launch(like: Tensor) -> tuple[Tile, int]:
     """Tile, and programs among which rows are divided, of a pass over (M, N) that sums over rows."""
     device = chip(like.device)
-    return GATE(device), _gate_programs(device, like.shape[0])
+    return COLUMN_SUMS(device), _gate_programs(device, like.shape[0])
 
 
 def _gate_programs(chip: Chip, M: int) -> int:
     """Programs among which the rows of a block of columns are divided: they fill the chip at a hidden width of 512."""
-    return min(ceil_div(M, GATE(chip).rows), chip.processors)
+    return min(ceil_div(M, COLUMN_SUMS(chip).rows), chip.processors)
 
 
 def sum_programs(

@@ -18,7 +18,7 @@ from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.parameter import Pointer, Shape
 from fasttfm.kernels.philox import Dropout, drop, dropout_arguments
-from fasttfm.kernels.tiles.rows import NARROWEST, RESIDUAL_ADD
+from fasttfm.kernels.tiles.rows import BLOCK, NARROWEST
 from fasttfm.kernels.tiles.table import Tile
 
 
@@ -47,7 +47,7 @@ def _add_dropped(
 
 def tile(chip: Chip, N: int) -> Tile:
     """Part of a few rows, 2,048 elements."""
-    return RESIDUAL_ADD(chip, min(512, max(NARROWEST, power_of_two(N))))
+    return BLOCK(chip, min(512, max(NARROWEST, power_of_two(N))))
 
 
 def residual_add(x: Tensor, residual: Tensor, **dropout: Any) -> Tensor:

@@ -7,7 +7,7 @@ import triton.language as tl
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Int8Pointer, Int64Pointer, Size, Varying
-from fasttfm.kernels.philox import Dropout, keep_mask, keep_transposed, lanes_of, select, spread
+from fasttfm.kernels.philox import Dropout, keep_mask, keep_transposed, lanes_spread, select, spread
 
 
 @jit
@@ -32,7 +32,7 @@ def _write_as_attention_does(
     else:
         columns = first_column + spread(COLUMNS)
         ones = tl.full((ROWS, COLUMNS), 1.0, tl.float32).to(HOW)  # the interpreter makes no bfloat16 of nothing
-        kept = select(ones, lanes_of(dropout, plane, rows, first_column, COLUMNS), threshold)
+        kept = select(ones, lanes_spread(dropout, plane, rows, first_column, COLUMNS), threshold)
     inside = (rows[:, None] < R) & (columns[None, :] < C)
     offsets = (plane.to(tl.int64) * R + rows[:, None]) * C + columns[None, :]
     tl.store(out + offsets, (kept != 0).to(tl.int8), mask=inside)

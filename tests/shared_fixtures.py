@@ -1,22 +1,33 @@
 """Fixtures of all tests, of those in pretraining/tests too: the interpreter switch, and where real corpora lie."""
 
 import argparse
+import importlib.util
 import os
+import random
 import re
 import shutil
 import signal
 import sysconfig
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
+import numpy as np
 import pytest
 import torch
+from quick_interpreter import make_quick
 
 # The same examples in every run: what is green on one machine is green on another. To look for others:
-# pytest --hypothesis-profile=default
-hypothesis.settings.register_profile("fixed", derandomize=True, database=None, deadline=None)
+# pytest --hypothesis-profile=default. How long an example takes, or its drawing, tells nothing on a busy machine.
+hypothesis.settings.register_profile(
+    "fixed",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("fixed")
 
 # A shell has its background commands ignore Ctrl-C, and what tests start would inherit that.
@@ -33,6 +44,37 @@ _ENTERED: list[object] = []
 # Before any kernel is imported: without a GPU the kernels run on CPU tensors through Triton's interpreter.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
+    make_quick()
+
+
+def _seed(name: str) -> None:
+    number = zlib.crc32(name.encode())
+    random.seed(number)
+    np.random.seed(number)  # noqa: NPY002 (what packages draw)
+    torch.manual_seed(number)
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """What a file draws when it is imported is the same whatever was imported before."""
+    _seed(f"import of {collector.nodeid}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What a test draws is the same whatever ran before, in whichever process."""
+    _seed(item.nodeid)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef, request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a fixture of several tests draws is the same whichever of them asks first, and so is what that one draws."""
+    if fixturedef.scope == "function":
+        yield
+    else:
+        _seed(fixturedef.argname)
+        yield
+        _seed(request._pyfuncitem.nodeid)
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +91,7 @@ def nothing_tuned() -> Iterator[None]:
     """What a file's tests have tuned decides nothing in the files after it."""
     yield
     for path in Path(_CACHE.name).iterdir():
-        shutil.rmtree(path)
+        shutil.rmtree(path, ignore_errors=True)  # a process that still ends may write there
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE, wait_for_end, wait_until
 
 from fasttfm.checkpoints.steps import saved_steps
 from fasttfm.children import calling, command_line, run_to_end
@@ -22,8 +22,6 @@ from fasttfm.folders import replacing
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX")
 
 ROOT = Path(__file__).parents[1]
-PATIENCE = 600
-"""Seconds that a command may take on a machine that is busy with much else."""
 SMALL = "--d-model 16 --heads 2 --d-ff 32 --encoder-layers 1 --decoder-layers 1 --max-tokens 512 --device cpu"
 PLANTED = "open({told!r}, 'a').write(__name__ + chr(10))\nraise ImportError('of the working folder')\n"
 
@@ -178,17 +176,7 @@ def test_training_saves_and_ends_when_its_recipe_is_killed(recipe, tmp_path):
     rest = process.stderr.read()  # to its end: nobody writes there any more
     assert "fasttfm train: stopped after update" in rest
     assert len(saved_steps(tmp_path / "model")) == 1
-    deadline = time.monotonic() + PATIENCE
-    while _is_running(child):  # its files are closed before it has ended
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def _is_running(process: str) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{process}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    wait_for_end([int(child)])  # its files are closed before it has ended
 
 
 def test_a_child_that_is_killed_is_told(tmp_path):
@@ -200,11 +188,11 @@ def test_ctrl_z_stops_a_child_too_until_its_parent_goes_on():
     child = "import time, os; print(os.getpid(), flush=True); time.sleep(600)"
     call = f"import sys; from fasttfm.children import run_to_end; run_to_end([sys.executable, '-c', {child!r}])"
 
+    def state(process: int) -> str:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+
     def wait_for(states: str, *pids: int) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while any(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in states for pid in pids):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: all(state(pid) in states for pid in pids))
 
     with subprocess.Popen([sys.executable, "-c", call], cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None

@@ -99,7 +99,7 @@ def test_every_extra_that_an_error_names_exists(metadata):
     named = {
         extra
         for path in (ROOT / "fasttfm").rglob("*.py")
-        for extra in re.findall(r"fasttfm\[(\w+)\]", path.read_text())
+        for extra in re.findall(r"""(?:fasttfm\[|optional\([^()]+, ")(\w+)["\]]""", path.read_text())
     }
     assert {"plots", "tensorboard"} <= named <= set(metadata["extras_require"])
     assert {line for extra, lines in metadata["extras_require"].items() for line in lines} == set(

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from waiting import PATIENCE
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
 
@@ -38,7 +39,7 @@ def run(tmp_path, number, body, setup=""):
     body = "\n".join(f"    {line}" for line in body.splitlines())
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     command = [sys.executable, "-c", PROGRAM.format(body=body, setup=setup), str(int(number))]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def assert_stopped(done, number):

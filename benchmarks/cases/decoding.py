@@ -1,4 +1,5 @@
-"""Group decoding: whole translations, batch 1 to 128, beam 1, 4 and 8, beside Hugging Face and CTranslate2.
+"""Group decoding: whole translations, batch 1 to 128, beam 1, 4 and 8, beside Hugging Face and CTranslate2; on a CPU
+also short and long ones, and with a large vocabulary.
 
 The model is paper-base with random weights, the same in every provider, and every output has exactly `length` tokens,
 because a model that has learnt nothing ends nowhere: all do the same work, and throughput is target tokens/s. (Ours and
@@ -37,6 +38,10 @@ Hypotheses = list[list[list[int]]]
 """Of each sentence its K hypotheses, without begin- and end-of-sentence."""
 SOURCE = 27
 """Source tokens, end-of-sentence counted: the mean of WMT14 English-German."""
+_OTHER_LENGTHS = (8, 60)
+"""Tokens of short and long sentences, on both sides."""
+_VOCABULARY, _LARGE_VOCABULARY = 8_000, 32_000
+"""Of a CPU's searches; on a GPU paper-base has its own."""
 WORKERS = ", a worker a core"
 """What providers are called that search batches of their own on as many cores as the others compute one with."""
 NOT_INVARIANT = "fasttfm, not batch-invariant"
@@ -65,12 +70,16 @@ def cases(setting: Setting) -> list[Case]:
                 and (not quick or (batch, beam) == (batches[-1], 4))
             ):
                 result.append(_case(setting, torch.bfloat16, batch, beam, length))
+    if not (quick or setting.on_gpu):
+        for batch in (1, 32):
+            result += [_case(setting, setting.dtype, batch, 4, length, source=length) for length in _OTHER_LENGTHS]
+            result.append(_case(setting, setting.dtype, batch, 4, SOURCE, vocabulary=_LARGE_VOCABULARY))
     return result
 
 
-def _config(setting: Setting) -> TransformerConfig:
+def _config(setting: Setting, vocabulary: int = _VOCABULARY) -> TransformerConfig:
     config = model_config("paper-base")
-    changes: dict[str, Any] = {"vocab_size": 8_000, "dropout": 0.0} if not setting.on_gpu else {"dropout": 0.0}
+    changes: dict[str, Any] = {"vocab_size": vocabulary, "dropout": 0.0} if not setting.on_gpu else {"dropout": 0.0}
     if setting.level == "smoke":
         changes |= {"vocab_size": 200, "d_model": 64, "heads": 2, "d_ff": 128, "encoder_layers": 1, "decoder_layers": 2}
     return dataclasses.replace(config, **changes)
@@ -87,16 +96,19 @@ def random_model(config: TransformerConfig, seed: int) -> Transformer:
     return model
 
 
-def _case(setting: Setting, dtype: torch.dtype, batch: int, beam: int, length: int) -> Case:
-    config = _config(setting)
+def _case(
+    setting: Setting, dtype: torch.dtype, batch: int, beam: int, length: int,
+    *, source: int = SOURCE, vocabulary: int = _VOCABULARY,
+) -> Case:  # fmt: skip
+    config = _config(setting, vocabulary)
     return Case(
         group="decoding",
         name="paper-base",
-        shape={"batch": batch, "beam": beam, "source": SOURCE, "length": length, "vocabulary": config.vocab_size},
+        shape={"batch": batch, "beam": beam, "source": source, "length": length, "vocabulary": config.vocab_size},
         dtype=str(dtype).removeprefix("torch."),
         passes="decode",
-        cost=search_cost(config, batch=batch, beam=beam, source=SOURCE, length=length, size=dtype.itemsize),
-        make=partial(_work, config, dtype, batch, beam, length),
+        cost=search_cost(config, batch=batch, beam=beam, source=source, length=length, size=dtype.itemsize),
+        make=partial(_work, config, dtype, batch, beam, length, source),
     )
 
 
@@ -112,7 +124,9 @@ def search_cost(config: TransformerConfig, *, batch: int, beam: int, source: int
     return Cost(flops=int(flops), bytes=int(size * (encoder + cross + length * decoder + caches)))
 
 
-def _work(config: TransformerConfig, dtype: torch.dtype, batch: int, beam: int, length: int, setting: Setting) -> Work:
+def _work(
+    config: TransformerConfig, dtype: torch.dtype, batch: int, beam: int, length: int, source: int, setting: Setting
+) -> Work:
     weights = random_model(config, setting.seed).state_dict()
 
     def ours(as_dtype: torch.dtype) -> Transformer:
@@ -135,7 +149,7 @@ def _work(config: TransformerConfig, dtype: torch.dtype, batch: int, beam: int, 
                 providers[f"{INT8}{WORKERS}"] = search(in_int8, workers=setting.threads)
     providers |= _peers(config, weights, dtype, batch, beam, length, setting)
     return Work(
-        inputs=lambda i: (synthetic.sources(batch, SOURCE, config.vocab_size, seed=1_000 * setting.seed + i),),
+        inputs=lambda i: (synthetic.sources(batch, source, config.vocab_size, seed=1_000 * setting.seed + i),),
         providers=providers,
         reference=lambda sources: (sources, _expected(exact, beam, length, tuple(map(tuple, sources)))),
         error=partial(error, exact) if dtype == torch.float32 else partial(error, exact, sentences=_LOSSY, best=1),

@@ -228,25 +228,30 @@ GRID_NOTE = (
 
 
 def grid(entries: Sequence[Entry]) -> tuple[list[str], list[list[str]]]:
-    """(head, rows) of one machine's searches: batches and lengths down, beams and dtypes across, a line a tool."""
+    """(head, rows) of one machine's searches: a line a tool; down batches, lengths and vocabularies other than the
+    smallest, across beams and dtypes."""
     cells = grouped(entries, _place)
     downs = sorted({down for down, _ in cells})
     acrosses = sorted({across for _, across in cells}, key=lambda across: (across[1] != "float32", across))
     head = ["sentences × words", *(f"beam {beam}, {short_dtype(dtype)}" for beam, dtype in acrosses)]
-    rows = [
-        [f"{batch} × {length}", *(_cell(cells.get(((batch, length), across), [])) for across in acrosses)]
-        for batch, length in downs
-    ]
+    usual = downs[0][0] if downs else 0
+    rows = []
+    for down in downs:
+        vocabulary, length, batch = down
+        size = "" if vocabulary == usual else f", vocabulary {vocabulary:,}"
+        rows.append([f"{batch} × {length}{size}", *(_cell(cells.get((down, across), [])) for across in acrosses)])
     return head, rows
 
 
-def _place(entry: Entry) -> tuple[tuple[int, int], tuple[int, str]]:
+def _place(entry: Entry) -> tuple[tuple[int, int, int], tuple[int, str]]:
     shape = entry.record["shape"]
-    return (shape["batch"], shape["length"]), (shape["beam"], entry.record["dtype"])
+    return (shape["vocabulary"], shape["length"], shape["batch"]), (shape["beam"], entry.record["dtype"])
 
 
 def _cell(rows: Sequence[Entry]) -> str:
     """The fastest row of each tool."""
+    if not rows:
+        return ""
     if not _quiet(rows):
         return "too noisy to say"
     tools = grouped(sorted(rows, key=lambda row: row.p50), lambda row: re.split(r" int8|, ", row.provider)[0])

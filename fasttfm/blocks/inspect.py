@@ -26,6 +26,8 @@ ATTENTION = frozenset({"attention"})
 """Of blocks.attention."""
 LAYER = frozenset({"layer"})
 """Of models, which take the residual stream itself."""
+STACK = frozenset({"stack"})
+"""Of models, which runs the layers of a side."""
 _NOTHING: frozenset[Any] = frozenset()
 
 

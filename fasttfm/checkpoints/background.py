@@ -5,8 +5,6 @@ operating system are those of writing at once, in the same order, by one thread:
 checkpoints whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path

@@ -10,8 +10,6 @@ A checkpoint is written under a temporary name, synced to the disk and then rena
 leaves the earlier ones as they were. `last` is the newest step, `best` the one whose validation score is best.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

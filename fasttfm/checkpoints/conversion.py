@@ -1,7 +1,5 @@
 """From a model directory to a new one with a checkpoint in another form: parts made whole, or matrices in int8."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

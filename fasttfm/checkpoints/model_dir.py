@@ -7,13 +7,13 @@ MODEL/config.yaml             the kind of model, and the resolved configuration,
       train.log.jsonl, hypotheses/, tensorboard/
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Protocol
 
 from fasttfm.checkpoints.steps import saved_steps
 from fasttfm.config import FROM_DATA, TRANSFORMER, RunConfig, Values, field_types, kind_of, read_yaml, sections_of
+from fasttfm.config.fields import flag_name
+from fasttfm.config.flags import written
 from fasttfm.errors import UserError
 from fasttfm.files import entries, read_plain_yaml, refuse_dangling_link, replace_file, unfinished
 from fasttfm.folders import Verification, has_manifest, settled
@@ -129,7 +129,7 @@ def _refuse_other_recipe(path: Path, config: RunConfig) -> None:
             else:
                 remedy = f"go on with the old value ({_flag(name, old)}) or give another --out"
             raise UserError(
-                f"{path}: this run was begun with {section}.{name} {_show(old)}, now it is {_show(value)}: {remedy}"
+                f"{path}: this run was begun with {section}.{name} {written(old)}, now it is {written(value)}: {remedy}"
             )
 
 
@@ -157,13 +157,6 @@ def _refuse_other_data(path: Path, data: Data) -> None:
 
 def _flag(name: str, value: object) -> str:
     """The words of the command line that set a field to a value."""
-    flag = name.replace("_", "-")
     if isinstance(value, bool):
-        return f"--{flag}" if value else f"--no-{flag}"
-    return f"--{flag} {_show(value)}"
-
-
-def _show(value: object) -> str:
-    if isinstance(value, tuple):
-        return ",".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+        return flag_name(name if value else f"no_{name}")
+    return f"{flag_name(name)} {written(value)}"

@@ -6,8 +6,6 @@ running kernel: within one kernel the lock tells whether the owner is alive, wha
 kernel, and of an owner who is not named, is left alone for a day.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -5,8 +5,6 @@ what translating in int8 does (cpu/int8.py), they are the same integers. Embeddi
 where it is one of them, norms and biases stay as they are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """Reads the record of a run, train.log.jsonl; fasttfm.training.log writes it and says what a record holds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -8,8 +8,6 @@ As any checkpoint it is complete or not there at all, and read as one: read_weig
 the parts together. All ranks must see the same directory.
 """
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Mapping

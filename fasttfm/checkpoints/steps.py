@@ -1,7 +1,5 @@
 """Checkpoints of a model directory: their names, what these mean, and which of them are kept."""
 
-from __future__ import annotations
-
 import re
 import stat
 from pathlib import Path

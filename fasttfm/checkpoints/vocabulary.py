@@ -1,7 +1,5 @@
 """Identity of a checkpoint's vocabulary: another one of the same size would load, and translate nonsense."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

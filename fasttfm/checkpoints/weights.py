@@ -1,7 +1,5 @@
 """Weights by name: taken from a model, put into one, and checked to be numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar

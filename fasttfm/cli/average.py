@@ -1,7 +1,5 @@
 """Averages the last checkpoints of a model."""
 
-from __future__ import annotations
-
 import argparse
 
 from fasttfm.cli.output import Output, add_output_flags

@@ -1,7 +1,5 @@
 """Prints a script that makes a shell complete fasttfm's commands, flags and files. Needs shtab (extra: completion)."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 
@@ -23,12 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Print the script. Raises UserError without shtab."""
     from fasttfm.cli.main import COMMANDS, build_parser
-    from fasttfm.errors import UserError
+    from fasttfm.errors import optional
 
-    try:
-        import shtab
-    except ModuleNotFoundError:
-        raise UserError('shtab is not installed: pip install "fasttfm[completion]"') from None
+    shtab = optional("shtab", "completion")
     parser = build_parser(list(COMMANDS))
     _complete_files(parser, shtab.FILE)
     print(shtab.complete(parser, args.shell))

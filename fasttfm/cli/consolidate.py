@@ -2,24 +2,15 @@
 on without --shard. Every other command reads checkpoints in parts too.
 """
 
-from __future__ import annotations
-
 import argparse
 
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.paths import CHECKPOINT, MODEL, OUTPUT_FOLDER
+from fasttfm.cli.parser import add_model, add_out
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", type=MODEL, metavar="MODEL", help="model directory made by fasttfm train --shard")
-    parser.add_argument(
-        "--checkpoint",
-        type=CHECKPOINT,
-        default="best",
-        metavar="WHICH",
-        help="best, last, or the number of an update (default: %(default)s)",
-    )
-    parser.add_argument("--out", type=OUTPUT_FOLDER, required=True, metavar="WHOLE", help="model directory to create")
+    add_model(parser, "fasttfm train --shard")
+    add_out(parser, "WHOLE", "model directory to create")
     add_output_flags(parser, "what was written")
 
 

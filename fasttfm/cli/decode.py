@@ -2,8 +2,6 @@
 removed.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 

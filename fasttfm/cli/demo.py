@@ -1,14 +1,12 @@
 """Writes English and German sentences from a small grammar as train, valid and test (.en and .de), always the same."""
 
-from __future__ import annotations
-
 import argparse
 
-from fasttfm.cli.paths import OUTPUT_FOLDER
+from fasttfm.cli.parser import add_out
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=OUTPUT_FOLDER, required=True, metavar="DIR", help="directory to write")
+    add_out(parser, "DIR", "directory to write")
 
 
 def run(args) -> None:

@@ -1,7 +1,5 @@
 """Trains a small model from a large one."""
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 

@@ -3,8 +3,6 @@
 The exit status is 1 if it finds something.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Reads lines of text and writes their subwords, or token numbers, separated by spaces."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from typing import TYPE_CHECKING
@@ -22,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ids", action="store_true", help="token numbers in place of subwords")
 
 
-def load_tokenizer(args: argparse.Namespace) -> Tokenizer:
+def load_tokenizer(args: argparse.Namespace) -> "Tokenizer":
     """The tokenizer that encode and decode are asked for."""
     from fasttfm.data.tokenizer import Tokenizer
     from fasttfm.data.tokenizer_files import load_tokenizers

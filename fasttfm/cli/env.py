@@ -2,8 +2,6 @@
 report.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Collection
@@ -185,7 +183,7 @@ def _routes(chip: Any) -> dict[str, str]:
         routes[f"attention {kind}"] = ", ".join(f"{keys} keys {route}" for keys, route in of_keys.items())
     for kind in _DTYPES:
         passes = ("forward", "forward+dropout", "backward")
-        of_pass = {name: feed_forward.epilogue_route(chip, kind, name) for name in passes}
+        of_pass = {name: feed_forward.ROUTE(chip, kind, name) for name in passes}
         if chosen() == "triton":
             of_pass = dict.fromkeys(passes, "fused")
         routes[f"feed_forward {kind}"] = ", ".join(f"{name} {route}" for name, route in of_pass.items())

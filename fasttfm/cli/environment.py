@@ -5,8 +5,6 @@ because its batches come in few shapes. How OpenMP's threads wait is left alone:
 neighbour, and halve the speed of an idle machine.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

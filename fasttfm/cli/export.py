@@ -1,13 +1,11 @@
 """Converts a model and its tokenizer to files that another tool loads."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import add_checkpoint
-from fasttfm.cli.paths import MODEL, OUTPUT_FOLDER
+from fasttfm.cli.parser import add_checkpoint, add_out
+from fasttfm.cli.paths import MODEL
 
 FORMATS = {
     "ctranslate2": ("fasttfm.interop.ctranslate2", "ctranslate2.Translator"),
@@ -26,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=FORMATS,
         help="; ".join(f"{name}: for {reader}" for name, (_, reader) in FORMATS.items()),
     )
-    parser.add_argument("--out", type=OUTPUT_FOLDER, required=True, metavar="DIR", help="directory to write")
+    add_out(parser, "DIR", "directory to write")
     add_check(parser)
     add_checkpoint(parser)
     add_output_flags(parser, "what was written")

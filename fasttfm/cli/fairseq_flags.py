@@ -1,7 +1,5 @@
 """fairseq-train's flags in `fasttfm train`: what differs only by name is taken, what has no counterpart is told so."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any

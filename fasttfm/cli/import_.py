@@ -1,7 +1,5 @@
 """Converts another tool's model to a model directory for translate, export and serve. Runs no code from its files."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 from types import ModuleType
@@ -9,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from fasttfm.cli.export import add_check
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.paths import INPUT, INPUT_FILE, OUTPUT_FOLDER
+from fasttfm.cli.parser import add_out
+from fasttfm.cli.paths import INPUT, INPUT_FILE
 
 if TYPE_CHECKING:
     from fasttfm.interop.exchange import Model
@@ -37,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=FORMATS,
         help="; ".join(f"{name}: {what}" for name, (_, what) in FORMATS.items()),
     )
-    parser.add_argument("--out", type=OUTPUT_FOLDER, required=True, metavar="MODEL", help="model directory to write")
+    add_out(parser, "MODEL", "model directory to write")
     for name, what in (
         ("dict", "dict.LANG.txt"),
         ("spm", "SentencePiece model"),
@@ -87,7 +86,7 @@ def run(args: argparse.Namespace) -> None:
     )  # fmt: skip
 
 
-def _read(args: argparse.Namespace, module: ModuleType, languages: dict[str, str | None]) -> Model:
+def _read(args: argparse.Namespace, module: ModuleType, languages: dict[str, str | None]) -> "Model":
     from fasttfm.errors import UserError
 
     if args.format == "fairseq":

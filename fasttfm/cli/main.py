@@ -10,8 +10,6 @@ the command's own --help begins with. Only the module of the command that was as
 `fasttfm --help` needs neither torch nor time.
 """
 
-from __future__ import annotations
-
 import argparse
 import errno
 import importlib

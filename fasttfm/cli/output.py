@@ -6,8 +6,6 @@
 On a terminal progress is a bar with the time left, anywhere else there are plain lines.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -38,7 +36,7 @@ class Output:
         """What was told, also where nobody was to see it."""
 
     @classmethod
-    def of(cls, args: argparse.Namespace, command: str) -> Output:
+    def of(cls, args: argparse.Namespace, command: str) -> "Output":
         """The output that the command line asks for."""
         return cls(command, quiet=args.quiet, as_json=args.json)
 

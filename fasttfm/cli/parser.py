@@ -1,7 +1,5 @@
 """The command line's parser: argparse, but every complaint is one line that names the nearest flag."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import sys
@@ -9,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fasttfm.cli.paths import CHECKPOINT, INPUT_FOLDER, MODEL, OUTPUT_FOLDER, OUTPUT_PICTURE
+from fasttfm.cli.paths import CHECKPOINT, INPUT_FOLDER, MODEL, OUTPUT_FOLDER, OUTPUT_PICTURE, SHARED_FOLDER
 from fasttfm.config.convert import to_float
 from fasttfm.errors import UserError
 from fasttfm.parsing import WHOLE_NUMBER
@@ -104,6 +102,25 @@ def add_data(parser: argparse.ArgumentParser, text: str) -> None:
 def add_out(parser: argparse.ArgumentParser, metavar: str, text: str) -> None:
     """--out: the directory to write, which must be given."""
     parser.add_argument("--out", type=OUTPUT_FOLDER, required=True, metavar=metavar, help=text)
+
+
+def add_downloads(parser: argparse.ArgumentParser) -> None:
+    """--data-dir and --mirror: where the files of a dataset are kept, and where they come from."""
+    parser.add_argument(
+        "--data-dir",
+        type=SHARED_FOLDER,
+        default=Path("data"),
+        metavar="DIR",
+        help="folder that keeps the downloads and text of datasets; files that are in DIR/downloads are not downloaded "
+        "again (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--mirror",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="address that has the same files; tried before the official ones; may be repeated",
+    )
 
 
 def add_attention_picture(parser: argparse.ArgumentParser) -> None:

@@ -6,8 +6,6 @@ A command writes no file that it reads, and in the folder of a model or of data 
 is whole: a replacement that was cut off is finished or refused, and digests are compared (fasttfm.folders).
 """
 
-from __future__ import annotations
-
 import _thread
 import argparse
 import os

@@ -1,7 +1,5 @@
 """Draws training loss, validation loss and BLEU of training runs in one picture, a colour for each run."""
 
-from __future__ import annotations
-
 import argparse
 
 from fasttfm.cli.paths import MODEL, OUTPUT_FILE

@@ -2,8 +2,6 @@
 each layer, a panel for each head.
 """
 
-from __future__ import annotations
-
 import argparse
 
 from fasttfm.cli.parser import add_attention_picture, add_device, add_model

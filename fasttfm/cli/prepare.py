@@ -4,8 +4,6 @@ Text files are UTF-8 with one sentence a line, plain or compressed by gzip, bzip
 side make one corpus, in the given order.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Sequence
@@ -13,7 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.paths import INPUT_FILE, INPUT_FOLDER, OUTPUT_FOLDER, SHARED_FOLDER
+from fasttfm.cli.parser import add_downloads, add_out
+from fasttfm.cli.paths import INPUT_FILE, INPUT_FOLDER
 from fasttfm.config import add_field_flags, field_values
 from fasttfm.data.datasets import DATASETS
 from fasttfm.data.filters import SCRIPTS
@@ -36,7 +35,7 @@ _RULES = ("max_ratio", "drop_duplicates", "drop_identical")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_texts(parser)
-    parser.add_argument("--out", type=OUTPUT_FOLDER, required=True, metavar="DATA", help="directory to write")
+    add_out(parser, "DATA", "directory to write")
     _add_sources(parser)
     add_field_flags(parser.add_argument_group("data settings"), PrepareOptions, _SETTINGS)
     rules = parser.add_argument_group(
@@ -77,21 +76,7 @@ def _add_texts(parser: argparse.ArgumentParser) -> None:
         metavar=("SOURCE", "TARGET"),
         help="columns of a --dataset-folder, or keys of its column translation, such as en de",
     )
-    parser.add_argument(
-        "--data-dir",
-        type=SHARED_FOLDER,
-        default=Path("data"),
-        metavar="DIR",
-        help="folder that keeps the downloads and text of a --dataset; files that are in DIR/downloads are not "
-        "downloaded again (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--mirror",
-        action="append",
-        default=[],
-        metavar="URL",
-        help="address that has the same files; tried before the official ones; may be repeated",
-    )
+    add_downloads(parser)
 
 
 def _add_sources(parser: argparse.ArgumentParser) -> None:

@@ -2,20 +2,15 @@
 norms and biases are unchanged. fasttfm translate then computes in int8 on a CPU.
 """
 
-from __future__ import annotations
-
 import argparse
 
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import add_model
-from fasttfm.cli.paths import OUTPUT_FOLDER
+from fasttfm.cli.parser import add_model, add_out
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
-    parser.add_argument(
-        "--out", type=OUTPUT_FOLDER, required=True, metavar="Q", help="model directory to write, new or empty"
-    )
+    add_out(parser, "Q", "model directory to write, new or empty")
     add_output_flags(parser, "the sizes")
 
 

@@ -3,8 +3,6 @@
 The same command resumes where it stopped.
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import subprocess
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fasttfm.children import command_line, run_to_end, signal_name
 from fasttfm.cli.output import Output, add_output_flags
+from fasttfm.cli.parser import add_downloads
 from fasttfm.cli.paths import SHARED_FOLDER
 from fasttfm.errors import UserError
 from fasttfm.files import writing
@@ -62,20 +61,7 @@ _DRY_TRAIN = ("--max-update", "20")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help=f"one of {', '.join(RECIPES)}")
-    parser.add_argument(
-        "--data-dir",
-        type=SHARED_FOLDER,
-        default=Path("data"),
-        metavar="DIR",
-        help="folder that keeps downloads and text (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--mirror",
-        action="append",
-        default=[],
-        metavar="URL",
-        help="address that has the same files; tried before the official ones; may be repeated",
-    )
+    add_downloads(parser)
     parser.add_argument(
         "--work",
         type=SHARED_FOLDER,
@@ -135,14 +121,14 @@ def run(args: argparse.Namespace) -> None:
     _run(output, "score", "--ref", str(target), *recipe.score, read=out)
 
 
-def _downloaded(recipe: Recipe, args: argparse.Namespace, output: Output) -> Texts:
+def _downloaded(recipe: Recipe, args: argparse.Namespace, output: Output) -> "Texts":
     from fasttfm.data.datasets import fetch_dataset
 
     progress = partial(output.progress, unit="bytes")
     return fetch_dataset(recipe.dataset, args.data_dir, mirrors=args.mirror, say=output.note, progress=progress)
 
 
-def _built_in(recipe: Recipe, folder: Path, output: Output) -> Texts:
+def _built_in(recipe: Recipe, folder: Path, output: Output) -> "Texts":
     """The demo corpus in the place of a dataset."""
     from fasttfm.data.datasets import Texts
     from fasttfm.data.demo import write_demo_corpus

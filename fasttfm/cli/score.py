@@ -1,7 +1,5 @@
 """Scores the translations on standard input, one a line, with sacreBLEU."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -106,7 +104,7 @@ def run(args) -> None:
         print(f"{_TITLES[name]:<22}{each.baseline:6.2f} -> {each.system:.2f}, p = {each.p_value:.4f}  {each.signature}")
 
 
-def _record(lines: int, scores: dict[str, Score], comparisons: dict[str, Comparison]) -> dict[str, object]:
+def _record(lines: int, scores: "dict[str, Score]", comparisons: "dict[str, Comparison]") -> dict[str, object]:
     record: dict[str, object] = {"lines": lines}
     for name, score in scores.items():
         record[name] = round(score.value, 4)

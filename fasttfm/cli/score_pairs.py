@@ -2,8 +2,6 @@
 line for each pair; for reranking and filtering.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

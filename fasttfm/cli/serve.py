@@ -4,8 +4,6 @@ into.
 Sentences of all clients are translated together. Ctrl-C or SIGTERM stops the server after the requests that it has.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import errno
@@ -20,7 +18,7 @@ from typing import TYPE_CHECKING
 from fasttfm.cli.parser import add_device, add_precision, add_workers
 from fasttfm.cli.paths import INPUT_FILE, MODEL
 from fasttfm.config.convert import to_float, to_int
-from fasttfm.errors import UserError
+from fasttfm.errors import UserError, optional
 from fasttfm.signals import taken_over
 
 if TYPE_CHECKING:
@@ -90,16 +88,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Serve until a signal comes."""
-    try:
-        import uvicorn
-
-        from fasttfm.serving.app import App
-        from fasttfm.serving.connections import LOOPBACK, protocol
-        from fasttfm.serving.pool import Pool
-    except ImportError as error:
-        raise UserError(f'the package {error.name} is needed: pip install "fasttfm[serve]"') from None
+    uvicorn, *_ = (optional(package, "serve") for package in ("uvicorn", "starlette", "prometheus_client"))
     from fasttfm.decoding.translator import Translator
+    from fasttfm.serving.app import App
+    from fasttfm.serving.connections import LOOPBACK, protocol
     from fasttfm.serving.limits import Limits
+    from fasttfm.serving.pool import Pool
 
     given = {name: getattr(args, name) for name in _LIMITS if getattr(args, name) is not None}
     try:
@@ -153,7 +147,7 @@ def run(args: argparse.Namespace) -> None:
     print("stopped", flush=True)
 
 
-def _count(workers: int | None, translators: Iterable[Translator]) -> int:
+def _count(workers: int | None, translators: "Iterable[Translator]") -> int:
     """UserError for more processes than one where models are not on a CPU, or this system cannot fork."""
     import torch
 

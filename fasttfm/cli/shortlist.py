@@ -2,8 +2,6 @@
 CTranslate2's vmap.txt. fasttfm translate --shortlist FILE computes only these.
 """
 
-from __future__ import annotations
-
 import argparse
 
 from fasttfm.cli.output import Output, add_output_flags

@@ -1,7 +1,5 @@
 """Trains a Transformer on prepared data. The same command resumes a run that was stopped."""
 
-from __future__ import annotations
-
 import argparse
 import signal
 from collections.abc import Callable, Sequence

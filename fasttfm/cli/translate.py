@@ -3,8 +3,6 @@ Settings that are not given come from the model's config.yaml. With --nbest abov
 ||| SCORE`, where NUMBER is the input line's, counted from 0.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json
@@ -150,7 +148,7 @@ def run(args: argparse.Namespace) -> None:
         )
 
 
-def _translate_lines(args: argparse.Namespace, translator: Translator) -> None:
+def _translate_lines(args: argparse.Namespace, translator: "Translator") -> None:
     """Standard input line by line, with what goes with the lines."""
     from fasttfm.data.corpus import decode_lines, read_lines
     from fasttfm.decoding.alignment import pharaoh
@@ -173,7 +171,7 @@ def _translate_lines(args: argparse.Namespace, translator: Translator) -> None:
                 alignment.writelines(f"{pharaoh(each.alignment)}\n".encode() for each in translations)
 
 
-def _shown(stream: Iterator[list[Translation]], quiet: bool) -> Iterator[list[Translation]]:
+def _shown(stream: "Iterator[list[Translation]]", quiet: bool) -> "Iterator[list[Translation]]":
     """The same, with the number of lines and their rate on standard error where somebody looks at that alone."""
     from tqdm import tqdm
 
@@ -181,7 +179,7 @@ def _shown(stream: Iterator[list[Translation]], quiet: bool) -> Iterator[list[Tr
     return iter(tqdm(stream, unit=" lines", unit_scale=True, file=sys.stderr, disable=not looks))
 
 
-def _write(number: int, translations: list[Translation], numbered: bool, as_json: bool) -> None:
+def _write(number: int, translations: "list[Translation]", numbered: bool, as_json: bool) -> None:
     """The lines of one input line to standard output, at once, in UTF-8 whatever the locale says."""
     if as_json:
         outputs = [{"text": each.text, "score": round(each.score, 6)} for each in translations]

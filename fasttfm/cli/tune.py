@@ -3,8 +3,6 @@ this CPU. Keeps the result in the cache directory ($FASTTFM_CACHE, by default ~/
 driver or number of threads, and the installed versions.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +13,8 @@ from fasttfm.cli.output import Output, add_output_flags
 
 if TYPE_CHECKING:
     import torch
+
+    from fasttfm.kernels.choice_cache import System
 
 Progress = Callable[[int, int], None]
 
@@ -30,15 +30,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Measure, store the result, and print what changed."""
-    device = _device(args.device)
-    output = Output.of(args, "tune")
-    if device.type == "cpu":
-        _tune_cpu(args.quick, output)
-    else:
-        _tune_gpu(device, args.quick, output)
+    from fasttfm.cpu import thresholds
+    from fasttfm.kernels import choice_cache
+
+    device, output = _device(args.device), Output.of(args, "tune")
+    key, measure = (_of_cpu if device.type == "cpu" else _of_gpu)(device, args.quick)
+    try:
+        kept = choice_cache.read(key)
+    except ValueError:  # damaged: this run writes it anew
+        kept = []
+    before = {(each.choice, each.size_class): each.answer for each in kept}
+    fresh = []
+    with _told(output) as (progress, tell):
+        for measured in measure(progress):
+            tell(measured.line())
+            fresh.append(measured)
+    answers = [measured.as_answer() for measured in fresh]
+    stays = [] if device.type == "cpu" else kept  # on a CPU everything has been measured
+    file = str(choice_cache.write(key, choice_cache.merged(stays, answers)))
+    thresholds.forget()
+    differ = sum(measured.changed for measured in fresh)
+    new = sum(before.get((each.choice, each.size_class)) != each.answer for each in answers)
+    output.result(
+        f"{key.device}: {len(fresh)} decisions measured, {differ} differ from what ships, {new} from the last tuning\n"
+        f"kept in {file}",
+        device=key.device, decisions=len(fresh), differ_from_shipped=differ, differ_from_last=new, file=file,
+    )  # fmt: skip
 
 
-def _device(name: str | None) -> torch.device:
+def _device(name: str | None) -> "torch.device":
     """The device of that name. UserError where this machine has none."""
     import torch
 
@@ -61,7 +81,8 @@ def _device(name: str | None) -> torch.device:
     return device
 
 
-def _tune_gpu(device: torch.device, quick: bool, output: Output) -> None:
+def _of_gpu(device: "torch.device", quick: bool) -> "tuple[System, Callable[[Progress], Iterator[Any]]]":
+    """The GPU as the cache names it, and what measures its decisions one after the other."""
     import torch
 
     from fasttfm import tuning
@@ -76,47 +97,27 @@ def _tune_gpu(device: torch.device, quick: bool, output: Output) -> None:
     from fasttfm.kernels import choice_cache, choices, launch
 
     chip = launch.chip(device)
-    key = choice_cache.system_of(device, chip)
-    before = {(a.choice, a.size_class): a.answer for a in _kept(key)}
-    choices.keep(chip, {})  # compare with what ships, not with what an earlier run found
-    work = tuning.model_work(device, quick=quick)
-    with _told(output) as (progress, tell):
-        fresh = []
-        seconds = 0.5 if quick else 2.0
-        for measured in tuning.tune(work, chip, DeviceClock(device), seconds_per_decision=seconds, progress=progress):
-            tell(measured.line())
-            fresh.append(measured)
-    answers = choice_cache.merged(_kept(key), [m.as_answer() for m in fresh])
-    file = choice_cache.write(key, answers)
-    faster = sum(m.changed for m in fresh)
-    new = sum(before.get(m.decision) != m.as_answer().answer for m in fresh)
-    _say(output, key.device, len(fresh), faster, new, str(file))
+
+    def measure(progress: Progress) -> Iterator[Any]:
+        choices.keep(chip, {})  # compare with what ships, not with what an earlier run found
+        work, seconds = tuning.model_work(device, quick=quick), 0.5 if quick else 2.0
+        return tuning.tune(work, chip, DeviceClock(device), seconds_per_decision=seconds, progress=progress)
+
+    return choice_cache.system_of(device, chip), measure
 
 
-def _tune_cpu(quick: bool, output: Output) -> None:
+def _of_cpu(device: "torch.device", quick: bool) -> "tuple[System, Callable[[Progress], Iterator[Any]]]":
+    """The same, for this processor and number of threads."""
     import torch
 
-    from fasttfm.cpu import step_passes, thresholds
-    from fasttfm.cpu import tuning as cpu_tuning
+    from fasttfm.cpu import step_passes, thresholds, tuning
     from fasttfm.errors import UserError
-    from fasttfm.kernels import choice_cache
     from fasttfm.timing import HostClock
 
     if not step_passes.usable():
         raise UserError('numba is not installed or does not work here, and nothing to tune: pip install "fasttfm[cpu]"')
     key = thresholds.system(torch.get_num_threads())
-    before = {answer.choice: answer.answer for answer in _kept(key)}
-    with _told(output) as (progress, tell):
-        fresh = []
-        for measured in cpu_tuning.tune(HostClock(), quick=quick, progress=progress):
-            tell(measured.line())
-            fresh.append(measured)
-    answers = [measured.as_answer() for measured in fresh]
-    file = choice_cache.write(key, answers)
-    thresholds.forget()
-    differ = sum(measured.least != measured.shipped for measured in fresh)
-    new = sum(before.get(answer.choice) != answer.answer for answer in answers)
-    _say(output, key.device, len(fresh), differ, new, str(file))
+    return key, lambda progress: tuning.tune(HostClock(), quick=quick, progress=progress)
 
 
 @contextmanager
@@ -133,20 +134,3 @@ def _told(output: Output) -> Iterator[tuple[Progress, Callable[[str], None]]]:
                 bar.write(line, file=sys.stderr if output.as_json else sys.stdout)
 
         yield progress, tell
-
-
-def _say(output: Output, device: str, decisions: int, differ: int, new: int, file: str) -> None:
-    output.result(
-        f"{device}: {decisions} decisions measured, {differ} differ from what ships, {new} from the last tuning\n"
-        f"kept in {file}",
-        device=device, decisions=decisions, differ_from_shipped=differ, differ_from_last=new, file=file,
-    )  # fmt: skip
-
-
-def _kept(key: Any) -> list[Any]:
-    from fasttfm.kernels import choice_cache
-
-    try:
-        return choice_cache.read(key)
-    except ValueError:  # damaged: this run writes it anew
-        return []

@@ -1,7 +1,5 @@
 """Commands of several verbs, such as `fasttfm lm train`."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Mapping
 from typing import NamedTuple

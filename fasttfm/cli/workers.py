@@ -6,8 +6,6 @@ with each process's own message in place of torchrun's report. On a CPU it is on
 another at every one of some thousand operators of an update, processes once.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -15,30 +15,3 @@ from fasttfm.config.fields import (
 from fasttfm.config.flags import add_field_flags, add_flags, field_values, flag_values
 from fasttfm.config.loader import RunConfig, build, check, gather, with_defaults
 from fasttfm.config.yaml_file import dump_yaml, kind_of, read_yaml
-
-__all__ = [
-    "FROM_DATA",
-    "SECTIONS",
-    "TRANSFORMER",
-    "RunConfig",
-    "Values",
-    "add_field_flags",
-    "add_flags",
-    "all_fields",
-    "build",
-    "check",
-    "convert",
-    "dump_yaml",
-    "field_help",
-    "field_types",
-    "field_values",
-    "flag_values",
-    "gather",
-    "kind_of",
-    "read_yaml",
-    "section_of",
-    "sections_of",
-    "to_float",
-    "to_int",
-    "with_defaults",
-]

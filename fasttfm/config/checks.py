@@ -1,55 +1,61 @@
-"""Checks that several sections make of their fields: each raises ValueError, whose message begins with the field."""
+"""Types of fields that say which numbers are allowed, and the check of a whole section: `heads: Count = 8`."""
 
 import math
 import typing
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-MOST_LAYERS = 10_000
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The numbers that a field may have, besides None where its type has it."""
+
+    least: int = 0
+    most: float = math.inf
+    above: bool = False
+    """Whether `least` itself is refused."""
+
+    def refusal(self, value: Any, kind: type) -> str:
+        """Say what a value must be, where it is something else; '' for one that is allowed."""
+        if kind is int and (type(value) is not int or value < self.least):
+            return f"a whole number of at least {self.least}"
+        if kind is float and not (self.least <= value < math.inf and (value > self.least or not self.above)):
+            return f"a finite number {'greater than' if self.above else 'of at least'} {self.least}"
+        return f"at most {self.most:,}" if value > self.most else ""
+
+
+Count = Annotated[int, Range(1)]
+Whole = Annotated[int, Range()]
+Amount = Annotated[float, Range()]
+Positive = Annotated[float, Range(above=True)]
+Share = Annotated[float, Range(0, 1)]
+Layers = Annotated[int, Range(1, 10_000)]
 """Of a stack: a file that tells of more is damaged, and to build a thousand million of them takes hours."""
-MOST_WIDTH = 1_000_000
+Width = Annotated[int, Range(1, 1_000_000)]
 """Of a layer: the square of a larger number is the size of no tensor."""
+Seed = Annotated[int, Range(0, (1 << 63) - 1)]
 
 
-def require_choices(config: Any) -> None:
-    """Every field of a Literal type has one of its values."""
+def check_fields(config: Any) -> None:
+    """Raise ValueError, which begins with the field, for a value that the field's type does not allow."""
     cls: type = type(config)
-    for name, allowed in _choices(cls).items():
-        value = getattr(config, name)
-        if value not in allowed:
-            choices = f"{', '.join(allowed[:-1])} or {allowed[-1]}"
-            raise ValueError(f"{name} {value!r} is unknown: choose {choices}")
-
-
-def require_whole(config: Any, least: int, *names: str, most: float = math.inf) -> None:
-    """Each of these fields is None or a whole number of at least `least` and at most `most`."""
-    for name in names:
-        value = getattr(config, name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{name} {value!r} must be a whole number of at least {least}")
-        if value > most:
-            raise ValueError(f"{name} {value!r} must be at most {most:,}")
-
-
-def require_finite(config: Any, *names: str) -> None:
-    """Each of these fields is a finite number of at least 0."""
-    for name in names:
-        value = getattr(config, name)
-        if not 0 <= value < math.inf:
-            raise ValueError(f"{name} {value!r} must be a finite number of at least 0")
-
-
-def require_positive(config: Any, *names: str) -> None:
-    """Each of these fields is a finite number above 0."""
-    for name in names:
-        value = getattr(config, name)
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name} {value!r} must be a finite number greater than 0")
+    for name, rule in _rules(cls).items():
+        value, allowed = getattr(config, name), typing.get_args(rule)
+        if typing.get_origin(rule) is Literal:
+            if value not in allowed:
+                raise ValueError(f"{name} {value!r} is unknown: choose {', '.join(allowed[:-1])} or {allowed[-1]}")
+        elif value is not None and (refusal := allowed[1].refusal(value, allowed[0])):
+            raise ValueError(f"{name} {value!r} must be {refusal}")
 
 
 @cache
-def _choices(cls: type) -> dict[str, tuple[str, ...]]:
-    kinds = typing.get_type_hints(cls).items()
-    return {name: typing.get_args(kind) for name, kind in kinds if typing.get_origin(kind) is Literal}
+def _rules(cls: type) -> dict[str, Any]:
+    """Field -> its Literal or Annotated type; a class that gives a field another default keeps its base's."""
+    rules = {}
+    for base in reversed(cls.__mro__):
+        for name, kind in typing.get_type_hints(base, include_extras=True).items():
+            for each in (kind, *typing.get_args(kind)):  # the type itself, or beside None
+                if typing.get_origin(each) in (Literal, Annotated):
+                    rules[name] = each
+    return rules

@@ -28,7 +28,7 @@ def add_field_flags(group: Any, cls: type, names: Iterable[str]) -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(cls)}
     for name in names:
         value_type = field_types(cls)[name]
-        sentence = f"{field_help(cls).get(name, '')} ({_show_default(defaults[name])})".replace("%", "%%")
+        sentence = f"{field_help(cls).get(name, '')} (default: {written(defaults[name])})".replace("%", "%%")
         is_switch = value_type is bool
         form = {"action": argparse.BooleanOptionalAction} if is_switch else {"metavar": _placeholder(value_type)}
         group.add_argument(flag_name(name), dest=name, default=argparse.SUPPRESS, help=sentence, **form)
@@ -58,9 +58,8 @@ def _placeholder(kind: Any) -> str:
     return names.get(kind) or names[next(option for option in typing.get_args(kind) if option in names)]
 
 
-def _show_default(value: Any) -> str:
+def written(value: Any) -> str:
+    """A field's value as a flag takes it."""
     if isinstance(value, tuple):
-        shown = ",".join(map(str, value)) or "none"
-    else:
-        shown = str(value).lower() if value is None or isinstance(value, bool) else str(value)
-    return f"default: {shown}"
+        return ",".join(map(str, value)) or "none"
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)

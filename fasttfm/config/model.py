@@ -3,26 +3,26 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from fasttfm.config.checks import MOST_LAYERS, MOST_WIDTH, require_choices, require_positive, require_whole
+from fasttfm.config.checks import Count, Layers, Positive, Share, Whole, Width, check_fields
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransformerConfig:
     """An encoder-decoder Transformer (Vaswani et al. 2017). Wrong values raise ValueError on construction."""
 
-    vocab_size: int
+    vocab_size: Count
     """Number of target tokens, and of source tokens unless source_vocab_size is given."""
-    source_vocab_size: int | None = None
+    source_vocab_size: Count | None = None
     """Number of source tokens where each side has its own vocabulary; not possible with share_embeddings=all."""
-    d_model: int = 512
+    d_model: Width = 512
     """Width of the residual stream, a multiple of heads."""
-    heads: int = 8
+    heads: Count = 8
     """Attention heads, of d_model / heads channels each."""
-    d_ff: int = 2048
+    d_ff: Width = 2048
     """Width of the feed-forward network's hidden layer."""
-    encoder_layers: int = 6
+    encoder_layers: Layers = 6
     """Number of encoder layers."""
-    decoder_layers: int = 6
+    decoder_layers: Layers = 6
     """Number of decoder layers."""
     norm_first: bool = False
     """False: LayerNorm(x + Sublayer(x)), as in the paper. True: x + Sublayer(LayerNorm(x)), as in tensor2tensor."""
@@ -30,20 +30,20 @@ class TransformerConfig:
     """Add a LayerNorm to the output of the encoder and of the decoder; usual with norm_first."""
     activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu"
     """Activation of the feed-forward network; gelu uses the error function, gelu_tanh GPT-2's approximation by tanh."""
-    dropout: float = 0.1
+    dropout: Share = 0.1
     """Dropout rate of every sub-layer's output before it is added to the residual (section 5.4)."""
-    embedding_dropout: float | None = None
+    embedding_dropout: Share | None = None
     """Dropout rate of embedding + position. None: the value of dropout, as in the paper."""
-    attention_dropout: float = 0.0
+    attention_dropout: Share = 0.0
     """Dropout rate of the attention weights after the softmax (tensor2tensor)."""
-    relu_dropout: float = 0.0
+    relu_dropout: Share = 0.0
     """Dropout rate after the feed-forward network's activation (tensor2tensor)."""
-    layer_norm_eps: float = 1e-5
+    layer_norm_eps: Positive = 1e-5
     """Epsilon that LayerNorm adds to the variance; tensor2tensor uses 1e-6."""
     positional_encoding: Literal["paper", "tensor2tensor", "learned"] = "paper"
     """paper: sine and cosine alternate channel by channel. tensor2tensor: first half sines, second half cosines.
     learned: a table of max_length vectors for each side."""
-    first_position: int = 0
+    first_position: Whole = 0
     """Number of the first sinusoid of a sequence; fairseq and M2M-100 count from 2."""
     init: Literal["xavier", "torch"] = "xavier"
     """xavier: Glorot uniform matrices and normal(0, d_model^-0.5) embeddings. torch: the defaults of torch.nn."""
@@ -52,26 +52,17 @@ class TransformerConfig:
     tables."""
     output_bias: bool = False
     """Add a bias to the logits, as Marian does."""
-    max_length: int = 1024
+    max_length: Count = 1024
     """Positions in the table at the start; longer input extends it, and is refused where the table is learned."""
     pad_id: int = 0
     """Token that pads short sequences: its embedding is zero, it is never attended to and carries no loss."""
 
     def __post_init__(self) -> None:
-        require_whole(self, 1, "vocab_size", "source_vocab_size", "heads", "max_length")
-        require_whole(self, 1, "d_model", "d_ff", most=MOST_WIDTH)
-        require_whole(self, 1, "encoder_layers", "decoder_layers", most=MOST_LAYERS)
-        require_whole(self, 0, "first_position")
+        check_fields(self)
         if self.d_model % self.heads:
             raise ValueError(f"d_model {self.d_model} is not a multiple of heads {self.heads}")
         if self.d_model % 2:
             raise ValueError(f"d_model {self.d_model} is odd: the positional encoding needs pairs of channels")
-        for name in ("dropout", "embedding_dropout", "attention_dropout", "relu_dropout"):
-            value = getattr(self, name)
-            if value is not None and not 0.0 <= value <= 1.0:
-                raise ValueError(f"{name} {value} is not a probability: it must lie in [0, 1]")
-        require_positive(self, "layer_norm_eps")
-        require_choices(self)
         if self.share_embeddings == "all" and self.source_vocab_size not in (None, self.vocab_size):
             raise ValueError(
                 f"source_vocab_size {self.source_vocab_size} differs from vocab_size {self.vocab_size}, but "

@@ -5,9 +5,9 @@ Names are fairseq's where the meaning is the same. Source: Vaswani et al. 2017, 
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from fasttfm.config.checks import require_choices, require_finite, require_whole
+from fasttfm.config.checks import Amount, Count, Positive, Range, Seed, Whole, check_fields
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,33 +16,33 @@ class TrainingConfig:
 
     packed: bool = False
     """Pack sentences one after the other, so that layers compute no padding."""
-    update_freq: int = 1
+    update_freq: Count = 1
     """Number of batches whose gradients are summed for one update."""
     optimizer: Literal["adam", "adamw"] = "adam"
     """adam adds weight_decay times the weight to the gradient; adamw shrinks weights by lr * weight_decay instead."""
     schedule: Literal["noam", "inverse-sqrt", "cosine", "linear", "cosine-minutes", "constant"] = "inverse-sqrt"
     """Learning rate over updates, with linear warm-up. noam is the paper's and uses noam_scale in place of lr. cosine
     and linear end at max_update. cosine-minutes ends at max_minutes; such a run never repeats exactly."""
-    lr: float = 5e-4
+    lr: Positive = 5e-4
     """Peak learning rate, reached after warmup_updates; noam computes its own."""
-    min_lr: float = 0.0
+    min_lr: Amount = 0.0
     """Final learning rate of cosine, linear and cosine-minutes; GPT-3 uses a tenth of lr."""
-    noam_scale: float = 1.0
+    noam_scale: Positive = 1.0
     """Factor of d_model^-0.5 * min(step^-0.5, step * warmup_updates^-1.5); 1 in the paper, tensor2tensor: 2."""
     rates: tuple[str, ...] = ()
     """Learning rate factors by parameter name, such as encoder.*=0.1,*embedding.weight=0. 0 freezes the parameters.
     Where several patterns match, the last counts."""
-    warmup_updates: int = 4000
+    warmup_updates: Whole = 4000
     """Number of updates over which the learning rate rises from 0."""
     adam_betas: tuple[float, float] = (0.9, 0.98)
     """Decay rates of Adam's two running means."""
-    adam_eps: float = 1e-9
+    adam_eps: Positive = 1e-9
     """Epsilon that Adam adds to the denominator."""
-    weight_decay: float = 0.0
+    weight_decay: Amount = 0.0
     """Weight decay of the optimizer."""
     decayed: Literal["all", "matrices"] = "all"
     """Parameters that weight_decay applies to: all, or only matrices and embeddings (BERT, GPT)."""
-    clip_norm: float = 0.0
+    clip_norm: Amount = 0.0
     """Clip the norm of all gradients together to this; 0: do not clip."""
     label_smoothing: float = 0.1
     """Share of the target's probability that is spread over the vocabulary."""
@@ -59,58 +59,47 @@ class TrainingConfig:
     memory, for a third more products."""
     ema_decay: float = 0.0
     """Decay per update of a moving average of the weights, which is validated and saved in their place; 0: none."""
-    max_update: int = 100_000
+    max_update: Count = 100_000
     """Stop after this many updates."""
-    max_epoch: int = 0
+    max_epoch: Whole = 0
     """Stop after this many passes over the training data; 0: no limit."""
-    max_minutes: float = 0.0
+    max_minutes: Amount = 0.0
     """Stop after this many minutes, with validation and earlier parts of a resumed run counted; 0: no limit."""
-    patience: int = 0
+    patience: Whole = 0
     """Stop after this many validations in a row without a better score; 0: never."""
-    valid_interval_updates: int = 1000
+    valid_interval_updates: Whole = 1000
     """Validate after every N updates and at the end; 0: never."""
     valid_bleu: bool = True
     """Translate the validation set and choose the best checkpoint by BLEU, not by validation loss."""
-    valid_beam: int = 1
+    valid_beam: Count = 1
     """Beam size of the translations for valid_bleu; 1: greedy search."""
     valid_bleu_tokenizer: str = "13a"
     """sacreBLEU's tokenizer for valid_bleu: 13a, intl, or char or zh for scripts without spaces."""
-    save_interval_updates: int = 1000
+    save_interval_updates: Whole = 1000
     """Save a checkpoint after every N updates and at the end; 0: only at the end and when validation improves."""
     keep_interval_updates: int = 10
     """Number of newest checkpoints to keep; -1: all."""
-    keep_best: int = 1
+    keep_best: Count = 1
     """Number of checkpoints with the best validation scores to keep as well."""
-    average_last: int = 0
+    average_last: Whole = 0
     """At the end, average this many of the newest checkpoints into the checkpoint `average`; 0: do not average."""
-    seed: int = 1
+    seed: Seed = 1
     """Seed of initialization, dropout and data order; the same seed gives the same run."""
-    log_interval: int = 50
+    log_interval: Count = 50
     """Log the training loss after every N updates."""
     tensorboard: bool = True
     """Write TensorBoard event files beside train.log.jsonl."""
-    skip_limit: int = 10
+    skip_limit: Count = 10
     """Stop after this many updates in a row with a gradient that is not finite; each is skipped and logged. fp16 is
     allowed 16 more, which its loss scale needs to settle."""
-    rank_timeout_minutes: float = 180.0
+    rank_timeout_minutes: Annotated[float, Range(0, 1_000_000, above=True)] = 180.0
     """Minutes that ranks wait for one that does not answer before they end the run. With shard, one rank validates
     alone: give more than a validation takes."""
-    threads: int = 0
+    threads: Annotated[int, Range(0, 1024)] = 0  # OpenMP crashes where it cannot start as many as it is told to
     """CPU threads; 0: PyTorch chooses. A run repeats exactly only with the same number."""
 
     def __post_init__(self) -> None:
-        require_whole(self, 1, "update_freq", "max_update", "valid_beam", "log_interval", "keep_best", "skip_limit")
-        require_whole(self, 0, "warmup_updates", "max_epoch", "patience", "valid_interval_updates")
-        require_whole(self, 0, "save_interval_updates", "average_last", "threads")
-        require_whole(self, 0, "seed", most=(1 << 63) - 1)
-        # OpenMP crashes where it cannot start as many threads as it is told to
-        _require(self, "threads", self.threads <= 1024, "must be at most 1024")
-        require_finite(self, "weight_decay", "clip_norm", "max_minutes", "min_lr")
-        require_choices(self)
-        minutes = self.rank_timeout_minutes
-        _require(self, "rank_timeout_minutes", 0 < minutes <= 1_000_000, "must be above 0 and at most a million")
-        for name in ("lr", "noam_scale", "adam_eps"):
-            _require(self, name, 0 < getattr(self, name) < math.inf, "must be a positive number")
+        check_fields(self)
         for name in ("label_smoothing", "ema_decay"):
             _require(self, name, 0 <= getattr(self, name) < 1, "must be at least 0 and below 1")
         _require(self, "shard", not (self.shard and self.precision == "fp16"), "needs precision bf16 or fp32")

@@ -24,39 +24,20 @@ from fasttfm.parsing import Malformed, compose_yaml, construct_yaml, write_yaml
 
 def kind_of(path: str | Path) -> str:
     """The kind of model that a configuration file says it is of (`kind: gpt`), transformer where it does not say."""
-    path = Path(path)
-    return _kind(list(_entries(_compose(path), path, "the file")), path)
-
-
-def _kind(entries: list[tuple[str, yaml.Node, int]], path: Path) -> str:
-    for name, node, line in entries:
-        if name == "kind":
-            kind = str(node.value) if isinstance(node, yaml.ScalarNode) else "a list"
-            if kind != TRANSFORMER:
-                refuse_unknown(kind, f"{path}, line {line}")
-            return kind
-    return TRANSFORMER
-
-
-def _command(kind: str) -> str:
-    """The commands that take a model of a kind."""
-    return "translate" if kind == TRANSFORMER else pretrained_kinds()[kind].command
+    return _read(Path(path))[0] or TRANSFORMER
 
 
 def read_yaml(path: str | Path, kind: str = TRANSFORMER) -> Values:
     """Read a configuration file of a kind of model. Every complaint names the file and the line."""
     path = Path(path)
-    entries = list(_entries(_compose(path), path, "the file"))
-    says = _kind(entries, path)
-    if says != kind and (says != TRANSFORMER or any(name == "kind" for name, *_ in entries)):
+    says, entries = _read(path)
+    if says is not None and says != kind:
+        command = "translate" if says == TRANSFORMER else pretrained_kinds()[says].command
         raise UserError(
-            f"{path}: is of a model of kind {says}, where one of kind {kind} is needed: fasttfm {_command(says)} "
-            "takes it"
+            f"{path}: is of a model of kind {says}, where one of kind {kind} is needed: fasttfm {command} takes it"
         )
     values, sections = Values(kind), sections_of(kind)
     for section, section_node, line in entries:
-        if section == "kind":
-            continue
         if section not in sections:
             raise UserError(f"{path}, line {line}: section {section!r} is unknown: {nearest(section, sections)}")
         known = field_types(sections[section])
@@ -75,19 +56,30 @@ def read_yaml(path: str | Path, kind: str = TRANSFORMER) -> Values:
     return values
 
 
-def _compose(path: Path) -> yaml.Node | None:
-    """The nodes of a file, which know their lines."""
+_Entry = tuple[str, yaml.Node, int]
+"""Key, value and line."""
+
+
+def _read(path: Path) -> tuple[str | None, list[_Entry]]:
+    """The kind of model that a file names, if it does, and its sections."""
     try:
-        return compose_yaml(path.read_bytes())
+        entries = list(_entries(compose_yaml(path.read_bytes()), path, "the file"))
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; give a YAML file with sections {', '.join(SECTIONS)}") from error
     except Malformed as error:
-        line = f", line {error.line}" if error.line else ""
-        raise UserError(f"{path}{line}: {error}: write lines of `name: value`, in UTF-8") from None
+        where = f"{path}, line {error.line}" if error.line else str(path)
+        raise UserError(f"{where}: {error}: write lines of `name: value`, in UTF-8") from None
+    kind = None
+    for name, node, line in entries:
+        if name == "kind":
+            kind = str(node.value) if isinstance(node, yaml.ScalarNode) else "a list"
+            if kind != TRANSFORMER:
+                refuse_unknown(kind, f"{path}, line {line}")
+    return kind, [entry for entry in entries if entry[0] != "kind"]
 
 
-def _entries(node: yaml.Node | None, path: Path, what: str) -> Iterable[tuple[str, yaml.Node, int]]:
-    """(key, value node, line) of a YAML mapping; an empty one has none."""
+def _entries(node: yaml.Node | None, path: Path, what: str) -> Iterable[_Entry]:
+    """The entries of a YAML mapping; an empty one has none."""
     if node is None or (isinstance(node, yaml.ScalarNode) and node.tag.endswith(":null")):
         return
     if not isinstance(node, yaml.MappingNode):

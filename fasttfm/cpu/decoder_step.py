@@ -15,11 +15,12 @@ from weakref import ref
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fasttfm.blocks.inspect import EMBEDDING, LINEAR, NORM, ordinary, plain_width, untouched
+from fasttfm.blocks.inspect import LINEAR, ordinary, untouched
 from fasttfm.cpu import step_passes
-from fasttfm.cpu.linear import LEAST_ROWS, FrozenLinear, frozen, frozen_in_int8, kept_with_weights
+from fasttfm.cpu.encoder_pass import norm_arrays, norms_of, plain_stack
+from fasttfm.cpu.linear import LEAST_ROWS, FrozenLinear, frozen_in_int8, kept_with_weights
 from fasttfm.cpu.step_cache import StepCache
 from fasttfm.cpu.step_passes import array
 
@@ -29,32 +30,13 @@ _SELECTED = 256
 
 def runs_straight(model: Any, memory: Tensor) -> bool:
     """Return whether DecoderStep computes what a Transformer's modules would, none of which is hooked or wrapped."""
-    layers, norm = list(model.decoder.layers), model.decoder.norm
-    if not (frozen(memory) and layers and layers[0].norm_first == (norm is not None)):
-        return False
-    if frozen_in_int8() and memory.dtype != torch.float32:
-        return False
-    norms = [each for layer in layers for each in (layer.norm1, layer.norm2, layer.norm3)] + [norm] * (norm is not None)
     embedding, output = model.target_embedding, model.output
     return (
-        all(plain_width(each) and each.activation is nn.functional.relu for each in layers)
-        and all(each.weight is not None and each.bias is not None for each in norms)
-        and (norm is None or untouched(norm, NORM))
-        and untouched(embedding, EMBEDDING)
-        and not embedding.max_norm
+        not (frozen_in_int8() and memory.dtype != torch.float32)
+        and plain_stack(model.decoder, embedding, memory)
         and untouched(output, LINEAR)
         and ordinary(embedding.weight, output.weight, output.bias)
-        and {each.dtype for each in model.decoder.parameters()} == {memory.dtype}
-        and not torch.is_autocast_enabled("cpu")
     )
-
-
-_Norm = tuple[Any, Any, float]
-
-
-def _arrays(norm: nn.LayerNorm) -> _Norm:
-    """Its weight and bias (d,) as arrays, and its eps."""
-    return array(norm.weight), array(norm.bias), norm.eps
 
 
 class _Layer:
@@ -70,13 +52,12 @@ class _Layer:
         self.cross_output = FrozenLinear(cross.out_proj.weight, cross.out_proj.bias)
         self.hidden = FrozenLinear(layer.linear1.weight, layer.linear1.bias, relu=True)
         self.output = FrozenLinear(layer.linear2.weight, layer.linear2.bias)
-        self.norms = [_arrays(each) for each in norms]
+        self.norms = [norm_arrays(each) for each in norms]
 
 
 def _products(model: Any, norms: list[Any]) -> tuple[list[_Layer], FrozenLinear]:
     """The layers of a decoder, whose norms come in this order, and the product to the vocabulary."""
-    following = [*norms, model.decoder.norm]
-    layers = [_Layer(each, following[3 * n : 3 * n + 3]) for n, each in enumerate(model.decoder.layers)]
+    layers = [_Layer(each, norms[3 * n : 3 * n + 3]) for n, each in enumerate(model.decoder.layers)]
     return layers, FrozenLinear(model.output.weight, model.output.bias)
 
 
@@ -92,8 +73,8 @@ class _Rows:
         self.arrays = self.values, self.memory[:rows].numpy() if int8 else None, self.scales
         """What a pass writes to: the values, and in int8 the rows as integers with their scales."""
 
-    def times(self, linear: FrozenLinear) -> tuple[Callable[[], Tensor], Any, Any]:
-        """The call that multiplies the rows by a weight; scales of rows and its bias are still to be used in int8."""
+    def times(self, linear: FrozenLinear) -> tuple[Callable[[], Any], Any, Any]:
+        """The call that multiplies the rows by a weight, to an array; in int8 rows' scales and bias are to be used."""
         return linear.of_first(self.memory, self.count), self.scales, linear.bias
 
 
@@ -103,31 +84,32 @@ class _Buffers:
     def __init__(self, layers: list[_Layer], rows: int, width: int, dtype: torch.dtype) -> None:
         int8 = layers[0].joint.int8
         self.x, self.heads = x, heads = [_Rows(rows, width, dtype, int8) for _ in range(2)]
-        self.hidden = hidden = _Rows(rows, layers[0].hidden.outputs if int8 else 1, dtype, int8)
+        self.hidden = hidden = _Rows(rows, layers[0].hidden.outputs if int8 else 1, dtype, int8)  # kept in int8 alone
         self.stream = array(torch.zeros(rows, width, dtype=dtype))
-        self.layers: list[Any] = [
-            (
-                x.times(each.joint), heads.times(each.self_output), x.times(each.query), heads.times(each.cross_output),
-                x.times(each.hidden), hidden.times(each.output) if int8 else each.output.of_rows(rows), each.norms,
-            )
-            for each in layers
-        ]  # fmt: skip
+        self.layers: list[Any] = []
+        for each in layers:
+            attention = (
+                x.times(each.joint), heads.times(each.self_output), x.times(each.query), heads.times(each.cross_output)
+            )  # fmt: skip
+            network: Any = (None,) * 3, (each.hidden.followed_by(each.output, x.memory, rows), None, None)
+            if int8:
+                network = x.times(each.hidden), hidden.times(each.output)
+            self.layers.append((*attention, *network, each.norms))
 
 
 class DecoderStep:
     """A Transformer's step with a StepCache in a few compiled calls; made inside frozen_weights() and used there."""
 
     def __init__(self, model: Any) -> None:
-        layers = list(model.decoder.layers)
-        self.pre_norm = layers[0].norm_first
-        norms = [each for layer in layers for each in (layer.norm1, layer.norm2, layer.norm3)]
+        self.pre_norm = model.decoder.layers[0].norm_first
+        norms = norms_of(model.decoder)
         # An ensemble's weights are kept together: which member's, its address tells, for as long as it lives.
         key = "decoder step", id(model), self.pre_norm, *[each.eps for each in norms]
         of_model, *products = kept_with_weights(key, lambda: (ref(model), *_products(model, norms[self.pre_norm :])))
         if of_model() is not model:
             products = [*_products(model, norms[self.pre_norm :])]
         self.layers, self.output = products
-        self.first = _arrays(norms[0]) if self.pre_norm else None
+        self.first = norm_arrays(norms[0]) if self.pre_norm else None
         self._output_weights = model.output.weight, model.output.bias
         self._selected: tuple[Tensor, list[FrozenLinear]] | None = None
         self.table, self.positions = model.target_embedding.weight, model.target_positions
@@ -155,20 +137,15 @@ class DecoderStep:
             loops.add_layer_norm(team, np.zeros_like(stream), None, None, residual, *self.first, *end)
         elif self.int8:
             loops.quantize_rows(team, x[0][:count], *x[1:])
-        as_array = Tensor.numpy if self.int8 or self.table.dtype == torch.float32 else array
         for layer, (own, memory) in zip(buffers.layers, caches):
-            (joint, *a), (self_output, *b), (query, *c), (cross_output, *d), (network, *e), last, norms = layer
-            loops.attend_to_ancestors(team, as_array(joint()), *a, *own, ancestors, slots, positions, *heads)
-            loops.add_layer_norm(team, as_array(self_output()), *b, residual, *norms[0], *end)
-            loops.attend_to_memory(team, as_array(query()), *c, *memory, *memory_rows, *heads)
-            loops.add_layer_norm(team, as_array(cross_output()), *d, residual, *norms[1], *end)
+            (joint, *a), (self_output, *b), (query, *c), (cross_output, *d), (network, *e), (last, *f), norms = layer
+            loops.attend_to_ancestors(team, joint(), *a, *own, ancestors, slots, positions, *heads)
+            loops.add_layer_norm(team, self_output(), *b, residual, *norms[0], *end)
+            loops.attend_to_memory(team, query(), *c, *memory, *memory_rows, *heads)
+            loops.add_layer_norm(team, cross_output(), *d, residual, *norms[1], *end)
             if self.int8:
-                loops.quantize_relu(team, network().numpy(), *e, count, *hidden)
-                product, *e = last
-                y = product()
-            else:
-                y = last(network()[:size])
-            loops.add_layer_norm(team, as_array(y), *e, residual, *norms[2], *end)
+                loops.quantize_relu(team, network(), *e, count, *hidden)
+            loops.add_layer_norm(team, last(), *f, residual, *norms[2], *end)
         cache.advance()
         return self._logits(loops, buffers.x, count)
 
@@ -202,7 +179,7 @@ class DecoderStep:
         return logits.index_copy_(1, tokens, computed)
 
     def _scaled_sums(self, loops: Any, x: _Rows, product: FrozenLinear, count: int) -> Tensor:
-        sums = product.of_first(x.memory, x.count)()[:count]
+        sums = product.multiply_first(x.memory, x.count)[:count]
         if not self.int8:
             return sums
         loops.scale_rows(step_passes.team(), sums.numpy(), x.scales, product.bias, False, sums.numpy())

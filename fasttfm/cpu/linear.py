@@ -174,11 +174,38 @@ class FrozenLinear:
             return functools.partial(multiply, self._product, classes=self._classes)
         return self._exact if count >= _ROWS else self._product
 
-    def of_first(self, memory: Tensor, count: int) -> Callable[[], Tensor]:
-        """The call that multiplies the first rows of memory (M, K), M at least LEAST_ROWS; so many of them count."""
+    def of_first(self, memory: Tensor, count: int) -> Callable[[], Any]:
+        """The call that multiplies the first rows of memory (M, K), M at least LEAST_ROWS; so many of them count.
+
+        It returns an array as the loops take it, which may lie in the same memory each time.
+        """
+        product, rows = self._first(memory, count)
+        of = getattr(product, "of", None)  # PanelProduct's, which needs not look at its rows again
+        return (lambda: step_passes.array(product(rows))) if of is None else of(rows)
+
+    def multiply_first(self, memory: Tensor, count: int) -> Tensor:
+        """The product of the same rows, in memory of its own."""
+        product, rows = self._first(memory, count)
+        return product(rows)
+
+    def followed_by(self, other: FrozenLinear, memory: Tensor, count: int) -> Callable[[], Any]:
+        """As of_first(), the call that multiplies the first rows by this weight and the result by another."""
+        product, rows = self._first(memory, count)
+        last = other.of_rows(count)
+        if not (hasattr(product, "of") and hasattr(last, "of")):
+            return lambda: step_passes.array(last(product(rows)[:count]))
+        between = torch.empty(count, self.outputs)
+        first, second = product.of(rows, between), last.of(between)
+
+        def both() -> Any:
+            first()
+            return second()
+
+        return both
+
+    def _first(self, memory: Tensor, count: int) -> tuple[Any, Tensor]:
         fills = self._exact is not self._product and count < _ROWS and not self._splits(count)
-        rows = memory[: _ROWS if fills else count]
-        return functools.partial(self._exact if fills else self.of_rows(count), rows)
+        return self._exact if fills else self.of_rows(count), memory[: _ROWS if fills else count]
 
     def _splits(self, count: int) -> bool:
         classes = self._classes
@@ -240,8 +267,8 @@ def _kept_product(
             of_ints = Int8Product(weight, bias, relu)
             kept[key] = _Kept(weight, True, of_ints, lambda weight, bias: Int8Product(weight, bias, relu))
             return kept[key]
-        packed = weight.numel() >= _LEAST and dtype in _packed_dtypes()
-        panels = packed and dtype == torch.float32 and weight.shape[1] % 4 == 0 and float32_route() == "panels"
+        panels = dtype == torch.float32 and weight.shape[1] % 4 == 0 and float32_route() == "panels"
+        packed = panels or (weight.numel() >= _LEAST and dtype in _packed_dtypes())
         fills = packed and not panels and dtype == torch.float32
         make = _panel_product if panels else _packed_product if packed else _plain_product
 

@@ -13,6 +13,9 @@ Cost: 2 * M * N * K operations; N * K numbers are read for each 96 rows, and M *
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 from llvmlite import ir
@@ -22,7 +25,7 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 from torch import Tensor
 
-from fasttfm.cpu.step_loops import inlined, loop
+from fasttfm.cpu.loop_parts import inlined, loop
 from fasttfm.cpu.thread_team import over_threads, team
 
 VECTOR, VECTORS, TILE = 8, 2, 6
@@ -57,8 +60,19 @@ class PanelProduct:
     def __call__(self, rows: Tensor) -> Tensor:
         """The product, by as many threads as PyTorch has."""
         out = torch.empty(rows.shape[0], self._outputs)
-        _multiply(team(), rows.detach().contiguous().numpy(), self._panels, self._bias, self._relu, out.numpy())
+        self.of(rows.detach().contiguous(), out)()
         return out
+
+    def of(self, rows: Tensor, out: Tensor | None = None) -> Callable[[], Any]:
+        """The call that multiplies what these rows hold then, contiguous, into out (M, N), and returns out as array."""
+        out = torch.empty(rows.shape[0], self._outputs) if out is None else out
+        given = rows.numpy(), self._panels, self._bias, self._relu, out.numpy()
+
+        def product() -> Any:
+            _multiply(team(), *given)
+            return given[-1]
+
+        return product
 
 
 def _tile(rows):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fasttfm.cpu.step_loops import FAST, bits_of, exp, from_bits, inlined, loop, read
+from fasttfm.cpu.loop_parts import FAST, bits_of, exp, from_bits, inlined, loop, read
 from fasttfm.cpu.thread_team import over_threads
 
 _BLOCK = np.uintp(64)

@@ -44,7 +44,7 @@ class Rows:
     @property
     def length(self) -> int:
         """Most positions that a row has seen."""
-        return int(self.positions.max()) if len(self.positions) else 0
+        return int(self.positions.max()) if self.positions.numel() else 0
 
     def advance(self) -> None:
         """The newest position of every row has been stored."""
@@ -108,7 +108,7 @@ class Rows:
 
     def _store_in(self, slots: Tensor) -> None:
         self.slots = slots
-        if len(slots):
+        if slots.numel():
             self.slot_count = max(self.slot_count, int(slots.max()) + 1)
 
 

@@ -1,127 +1,21 @@
 """The loops of step_passes.py, for numba: arrays in, arrays out, C-contiguous; nothing is checked here.
 
 A loop runs over a team of threads (thread_team.py). What it computes of a row depends on that row alone, and so on
-neither the parts nor the number of threads.
-
-float32 is computed as it is; uint16 holds bfloat16 and int16 float16, widened where they are read and rounded to the
-nearest even where they are written.
+neither the parts nor the number of threads. Numbers are of the kinds of loop_parts.py, and everything between is
+float32.
 """
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.core.cgutils import get_or_insert_function
-from numba.extending import intrinsic, overload
-from numba.np.arrayobj import make_array
+from numba import types
+from numba.extending import overload
 
+from fasttfm.cpu.loop_parts import FAST, bits_of, exp, fetch_run, from_bits, inlined, loop, read, round_to
 from fasttfm.cpu.thread_team import over_threads
 
-FAST = {"reassoc", "contract", "nsz", "arcp"}
-"""Sums may be taken in vectors; infinities and NaN keep their meaning."""
 _PART = np.uintp(1 << 12)
 """Numbers of a part of rows: about a microsecond, as long as it takes to hand one out."""
-
-loop = functools.partial(njit, nogil=True, cache=True)
-"""What Python calls."""
-inlined = functools.partial(njit, forceinline=True)
-"""What loops call. As a function of its own it would be linked to the first copy that the process has met, and copies
-differ in how they were vectorised, that is in how they sum: results would change from the process that compiles a loop
-to those that load it from disk."""
-
-
-def _conversion(source, result, written):
-    """Return a conversion from kind `source` to kind `result` for use in a loop, as written(llvm's builder, x) says."""
-
-    @intrinsic
-    def converted(context, x):
-        return result(source), lambda context, builder, signature, arguments: written(builder, arguments[0])
-
-    return converted
-
-
-_INT16, _INT32, _HALF, _FLOAT = ir.IntType(16), ir.IntType(32), ir.HalfType(), ir.FloatType()
-_from_bfloat16 = _conversion(
-    types.uint16, types.float32, lambda llvm, x: llvm.bitcast(llvm.shl(llvm.zext(x, _INT32), _INT32(16)), _FLOAT)
-)
-_from_float16 = _conversion(types.int16, types.float32, lambda llvm, x: llvm.fpext(llvm.bitcast(x, _HALF), _FLOAT))
-_to_float16 = _conversion(types.float32, types.int16, lambda llvm, x: llvm.bitcast(llvm.fptrunc(x, _HALF), _INT16))
-bits_of = _conversion(types.float32, types.uint32, lambda llvm, x: llvm.bitcast(x, _INT32))
-from_bits = _conversion(types.int32, types.float32, lambda llvm, x: llvm.bitcast(x, _FLOAT))
-
-
-def read(x):
-    """The number x as float32."""
-
-
-def round_to(x, like):
-    """The float32 x as a number of like's kind."""
-
-
-@overload(read, jit_options={"forceinline": True})
-def _read_of_kind(x):
-    if x == types.uint16:
-        return lambda x: _from_bfloat16(x)
-    if x == types.int16:
-        return lambda x: _from_float16(x)
-    return lambda x: x
-
-
-@overload(round_to, jit_options={"forceinline": True})
-def _round_to_kind(x, like):
-    if like == types.uint16:
-        return lambda x, like: _to_bfloat16(x)
-    if like == types.int16:
-        return lambda x, like: _to_float16(x)
-    return lambda x, like: x
-
-
-@intrinsic
-def _fetch(context, flat, index):
-    """Asks for the memory of flat[index], which will be read soon."""
-
-    def generate(context, builder, signature, arguments):
-        data = make_array(signature.args[0])(context, builder, arguments[0]).data
-        address = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
-        kind = ir.FunctionType(ir.VoidType(), [address.type, _INT32, _INT32, _INT32])
-        prefetch = get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(prefetch, [address, _INT32(0), _INT32(3), _INT32(1)])
-        return context.get_dummy_value()
-
-    return types.void(flat, types.uintp), generate
-
-
-@inlined()
-def _fetch_run(flat, first, count, step):
-    for n in range(np.uintp(0), count, step):
-        _fetch(flat, first + n)
-
-
-@inlined()
-def _to_bfloat16(x):
-    bits = bits_of(x)
-    if x != x:
-        return np.uint16(0x7FC0)
-    return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
-
-
-@inlined()
-def exp(x):
-    """exp of float32 x <= 0, within 2 units in the last place (Cephes' polynomial); vectors take it."""
-    x = max(x, np.float32(-87.0))
-    n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
-    r = x - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
-    p = np.float32(1.9875691500e-4)
-    p = p * r + np.float32(1.3981999507e-3)
-    p = p * r + np.float32(8.3334519073e-3)
-    p = p * r + np.float32(4.1665795894e-2)
-    p = p * r + np.float32(1.6666665459e-1)
-    p = p * r + np.float32(5.0000001201e-1)
-    p = p * r * r + r + np.float32(1.0)
-    return p * from_bits(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
 
 
 @inlined(fastmath=FAST)
@@ -263,8 +157,8 @@ def _attend_to_ancestors(
             for t in range(min(position, np.uintp(positions[r + one]))):
                 soon = (np.uintp(flat_ancestors[(r + one) * columns + t]) * capacity + t) * width
                 if soon != firsts[t]:
-                    _fetch_run(flat_keys, soon, width, line)
-                    _fetch_run(flat_values, soon, width, line)
+                    fetch_run(flat_keys, soon, width, line)
+                    fetch_run(flat_values, soon, width, line)
         new, row = (np.uintp(slots[r]) * capacity + position) * width, r * np.uintp(3) * width
         firsts[position] = new
         for n in range(width):
@@ -290,6 +184,56 @@ def _attend_to_ancestors(
         _quantize(out, r, quantized, out_scales)
 
 
+@inlined(fastmath=FAST)
+def _attend(q, sums, scores, keys, key, values, value, step, count, size):
+    """The values that q attends to, added up in sums (size,) and still to be multiplied by what is returned.
+
+    Of `count` keys and values the first lie at key and value, and each `step` numbers after the one before.
+    """
+    one, two = np.uintp(1), np.uintp(2)
+    for d in range(size):
+        sums[d] = np.float32(0.0)
+    for t in range(count):
+        scores[t] = _dot(q, keys, key + t * step, size)
+    scale_sum = _softmax(scores, count)
+    pairs = count // two * two
+    for t in range(np.uintp(0), pairs, two):
+        first = value + t * step
+        _add_two(sums, values, first, scores[t], first + step, scores[t + one], size)
+    for t in range(pairs, count):
+        _add(sums, values, value + t * step, scores[t], size)
+    return scale_sum
+
+
+@loop(fastmath=FAST)
+def attend_within(team, joint, firsts, lengths, heads, out):
+    """Attention of sentences over themselves: a sentence has lengths[b] rows of joint (T, 3 * H * D), as one product
+    wrote queries, keys and values, and of out (T, H * D), from row firsts[b] on."""
+    pairs = np.uintp(len(firsts)) * np.uintp(heads)
+    over_threads(_attend_within, team, pairs, np.uintp(1), (joint, firsts, lengths, np.uintp(heads), out))
+
+
+@inlined(fastmath=FAST)
+def _attend_within(begin, end, joint, firsts, lengths, heads, out):
+    width, three = np.uintp(out.shape[1]), np.uintp(3)
+    size, line = width // heads, three * width
+    flat, flat_out = joint.reshape(-1), out.reshape(-1)
+    scale = np.float32(1.0 / np.sqrt(np.float64(size)))
+    q, sums = np.empty(size, np.float32), np.empty(size, np.float32)
+    for pair in range(begin, end):
+        sentence, column = pair // heads, pair % heads * size
+        first, count = np.uintp(firsts[sentence]), np.uintp(lengths[sentence])
+        scores = np.empty(count, np.float32)
+        key = first * line + width + column
+        for r in range(first, first + count):
+            for d in range(size):
+                q[d] = read(flat[r * line + column + d]) * scale
+            scale_sum = _attend(q, sums, scores, flat, key, flat, key + width, line, count, size)
+            place = r * width + column
+            for d in range(size):
+                flat_out[place + d] = round_to(sums[d] * scale_sum, flat_out[place + d])
+
+
 @loop(fastmath=FAST)
 def attend_to_memory(team, query, scales, bias, keys, values, sentences, lengths, out, quantized, out_scales):
     given = (query, scales, bias, keys, values, sentences, lengths, out, quantized, out_scales)
@@ -301,7 +245,7 @@ def _attend_to_memory(start, stop, query, scales, bias, keys, values, sentences,
     # Rows of one sentence that follow one another are of the part where the first stands. They read a head's keys and
     # values one after the other, while they are in the nearest cache.
     heads, longest, size = np.uintp(keys.shape[1]), np.uintp(keys.shape[2]), np.uintp(keys.shape[3])
-    one, two = np.uintp(1), np.uintp(2)
+    one = np.uintp(1)
     flat_query, flat_out = query.reshape(-1), out.reshape(-1)
     flat_keys, flat_values = keys.reshape(-1), values.reshape(-1)
     scale = np.float32(1.0 / np.sqrt(np.float64(keys.shape[3])))
@@ -317,27 +261,19 @@ def _attend_to_memory(start, stop, query, scales, bias, keys, values, sentences,
         while end < rows and np.uintp(sentences[end]) == sentence:
             end += one
         count = np.uintp(lengths[sentence])
-        pairs = count // two * two
         for h in range(heads):
             memory = (sentence * heads + h) * longest
             following = (memory + longest) * size
             if following < total:
                 ahead = min(count * size, total - following)
-                _fetch_run(flat_keys, following, ahead, line)
-                _fetch_run(flat_values, following, ahead, line)
+                fetch_run(flat_keys, following, ahead, line)
+                fetch_run(flat_values, following, ahead, line)
             for r in range(begin, end):
                 place = (r * heads + h) * size
                 for d in range(size):
                     q[d] = _entry(flat_query, place + d, scales, bias, r, h * size + d) * scale
-                    sums[d] = np.float32(0.0)
-                for t in range(count):
-                    scores[t] = _dot(q, flat_keys, (memory + t) * size, size)
-                scale_sum = _softmax(scores, count)
-                for t in range(np.uintp(0), pairs, two):
-                    first = (memory + t) * size
-                    _add_two(sums, flat_values, first, scores[t], first + size, scores[t + one], size)
-                for t in range(pairs, count):
-                    _add(sums, flat_values, (memory + t) * size, scores[t], size)
+                first = memory * size
+                scale_sum = _attend(q, sums, scores, flat_keys, first, flat_values, first, size, count, size)
                 for d in range(size):
                     flat_out[place + d] = round_to(sums[d] * scale_sum, flat_out[place + d])
         for r in range(begin, end):

@@ -71,6 +71,10 @@ FIXED = {
         ("AVX2",), "processors, as PyTorch calls what they have, with float32 products of our own: (2048, 512), two "
         "cores, 184 -> 123 us for a row, 537 -> 414 for 32, 1763 -> 1519 for 128", _AVX2, decides_search=True,
     ),
+    "encoder_loop": Threshold(
+        96, "rows of a sentence up to which an encoder attends in a loop of our own: one sentence of 8 heads of 64, "
+        "146 -> 18 us with 16 rows, 247 -> 176 with 64, 434 -> 714 with 128", _AVX2, decides_search=True,
+    ),
     "row_counts": Threshold(
         (1, 2, 4, 8, 16, 32, 40, 64, 96, 128, 192, 256), "row counts that products may have; which of them sum alike "
         "is found out", decides_search=True,

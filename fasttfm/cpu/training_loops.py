@@ -1,6 +1,6 @@
 """The loops of training_passes.py, for numba: arrays in, arrays out, C-contiguous; nothing is checked here.
 
-Numbers are of the kinds that step_loops.py reads and writes, and everything between is float32. Indices are flat and
+Numbers are of the kinds that loop_parts.py reads and writes, and everything between is float32. Indices are flat and
 without sign, and loops over a row have no branch in them, so that they become vectors. Each loop runs over a team of
 threads (thread_team.py) in parts that depend on its shape alone.
 """
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from fasttfm.cpu.loop_parts import FAST, exp, inlined, loop, read, round_to
 from fasttfm.cpu.search_loops import of_sort_key, sort_key
-from fasttfm.cpu.step_loops import FAST, exp, inlined, loop, read, round_to
 from fasttfm.cpu.thread_team import over_threads
 
 _WORD = np.uint64(0xFFFFFFFF)

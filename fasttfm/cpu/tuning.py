@@ -42,6 +42,10 @@ class Measured:
     def shipped(self) -> int:
         return thresholds.LEAST[self.name].value
 
+    @property
+    def changed(self) -> bool:
+        return self.least != self.shipped
+
     def as_answer(self) -> Answer:
         """The answer that the cache keeps; times are those of all sizes together."""
         return thresholds.as_answer(self.name, self.least, self._together(self.least), self._together(self.shipped))

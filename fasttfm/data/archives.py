@@ -4,8 +4,6 @@ Nothing of an archive is unpacked into a folder: a member is read by its name, s
 where anything is written.
 """
 
-from __future__ import annotations
-
 import gzip
 import html
 import io

@@ -10,8 +10,6 @@ Padding is what costs most when it is not looked after: with 60% padding an epoc
 ("Transformer Details Not Described in The Paper").
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ against the other, which is what str.splitlines and text-mode reading of some to
 of a file is dropped. Everything else reaches the caller as it stands in the file.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from collections.abc import Iterator, Sequence

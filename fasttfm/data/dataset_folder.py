@@ -4,14 +4,12 @@ A row is a pair: {"translation": {"en": …, "de": …}}, as published translati
 The text is written out beside the other corpora (fasttfm.data.datasets), line by line, and used from there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from fasttfm.data.datasets import Texts, write_pairs
-from fasttfm.errors import UserError
+from fasttfm.errors import UserError, optional
 from fasttfm.folders import replacing
 from fasttfm.wording import counted
 
@@ -48,12 +46,7 @@ def text_of_folder(
 
 def _splits(folder: Path) -> dict[str, Any]:
     """train, valid and, where there is one, test of a saved DatasetDict."""
-    try:
-        import datasets
-    except ImportError:
-        raise UserError(
-            '--dataset-folder needs datasets, which is not installed: pip install "fasttfm[datasets]"'
-        ) from None
+    datasets = optional("datasets", "datasets")
     try:
         saved = datasets.load_from_disk(str(folder))
     except Exception as error:  # of pyarrow, json, datasets and the system, whatever is damaged

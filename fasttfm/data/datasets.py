@@ -9,8 +9,6 @@ The paper's training data are those of wmt14-en-de and wmt14-en-fr (section 5.1)
 it knows no digest, the command says what it found.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

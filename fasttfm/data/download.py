@@ -8,8 +8,6 @@ the part that is on disk: 206 goes on, 200 begins again, 416 says that the part 
 send to the next server, a connection that ends early or a server's error is tried again after a pause.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import os
@@ -174,7 +172,7 @@ def _receive(
     return done
 
 
-def _raw(answer: requests.Response) -> Iterator[bytes]:
+def _raw(answer: "requests.Response") -> Iterator[bytes]:
     """The bytes of a body as they were sent, whatever Content-Encoding says, each as soon as it has arrived."""
     raw = answer.raw
     raw.enforce_content_length = False  # a body that ends early gives what there was of it
@@ -183,13 +181,13 @@ def _raw(answer: requests.Response) -> Iterator[bytes]:
         yield block
 
 
-def _first(answer: requests.Response) -> int:
+def _first(answer: "requests.Response") -> int:
     """The place of the first byte of a partial answer, -1 where it does not say."""
     match = re.match(r"bytes (\d+)-", answer.headers.get("Content-Range", ""))
     return int(match[1]) if match else -1
 
 
-def _total(answer: requests.Response) -> int | None:
+def _total(answer: "requests.Response") -> int | None:
     """The length of the whole file, if the answer tells."""
     if match := re.search(r"/(\d+)$", answer.headers.get("Content-Range", "")):
         return int(match[1])

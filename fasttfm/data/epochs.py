@@ -10,8 +10,6 @@ Ranks take neighbouring batches of an update (fasttfm.training.workers.share_of_
 longest, and such pairs beside one another in the same way, so that halves and quarters of it cost about as much.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

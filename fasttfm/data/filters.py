@@ -10,8 +10,6 @@
 The first rule that holds counts. Rules of this kind stand at the beginning of every recipe for WMT's Common Crawl.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import tempfile
@@ -19,6 +17,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -80,7 +79,6 @@ class Filter:
     """(pairs,) bool: what repeated_pairs() says, if duplicates are to go."""
     dropped: dict[str, Dropped] = field(default_factory=dict)
     _seen: int = 0
-    _letters: dict[str, str] = field(default_factory=dict)
 
     def keeps(self, pair: Pair, source: list[int], target: list[int]) -> bool:
         """Return whether a pair is used; to be called for each pair of the split, in order, with its subwords."""
@@ -103,7 +101,7 @@ class Filter:
         if self.drop_identical and pair.source.strip() == pair.target.strip():
             return "identical"
         if not all(
-            self._is_written_in(text, script)
+            _is_written_in(text, script)
             for text, script in zip((pair.source, pair.target), self.scripts)
             if script is not None
         ):
@@ -112,17 +110,16 @@ class Filter:
             return "duplicate"
         return None
 
-    def _is_written_in(self, text: str, script: str) -> bool:
-        """Return whether at least half of a text's letters are of a script; one without letters passes."""
-        letters = in_script = 0
-        for character in text:
-            if character.isalpha():
-                letters += 1
-                name = self._letters.get(character)
-                if name is None:
-                    name = self._letters[character] = unicodedata.name(character, "")
-                in_script += name.startswith(SCRIPTS[script])
-        return in_script * 2 >= letters
+
+def _is_written_in(text: str, script: str) -> bool:
+    """Return whether at least half of a text's letters are of a script; one without letters passes."""
+    letters = [_name(character) for character in text if character.isalpha()]
+    return 2 * sum(name.startswith(SCRIPTS[script]) for name in letters) >= len(letters)
+
+
+@cache
+def _name(character: str) -> str:
+    return unicodedata.name(character, "")
 
 
 def check_script(flag: str, name: str | None) -> None:

@@ -6,8 +6,6 @@ Every target token comes of one source token, or of none (NULL); expectation max
 Source: Brown et al. 1993, section 4.2; what fast_align and Marian's lexical shortlists begin with.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

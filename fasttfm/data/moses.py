@@ -7,8 +7,6 @@ like), which changes both sides of a score alike.
 Source: Koehn et al. 2007, Moses: Open Source Toolkit for Statistical Machine Translation.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from functools import cache

@@ -7,8 +7,6 @@ count behind each, subword-nmt a line #version before them.
 https://github.com/rsennrich/subword-nmt and https://github.com/glample/fastBPE
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterable, Sequence
@@ -16,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fasttfm.data.tokenizer import Tokenizer, Vocabulary
-from fasttfm.errors import UserError
+from fasttfm.errors import optional
 from fasttfm.parsing import characters
 
 JOINED = "@@"
@@ -50,7 +48,7 @@ class MosesVocabulary(Vocabulary):
         return ", ".join([f"Moses' tokens of {self.language}", *(what for what, holds in done.items() if holds)])
 
     @classmethod
-    def inferred(cls, language: str, pieces: Sequence[str], **fields: Any) -> MosesVocabulary:
+    def inferred(cls, language: str, pieces: Sequence[str], **fields: Any) -> "MosesVocabulary":
         """The preparation that pieces show.
 
         Moses' tokens hold & and @ beside other characters only where entities and @-@ were made.
@@ -75,10 +73,7 @@ class MosesTokenizer(Tokenizer):
     def __init__(self, model: bytes, vocabulary: MosesVocabulary | None = None):
         """model: the bytes of the codes. Raises ValueError when they are none, UserError where sacremoses is not
         installed."""
-        try:
-            import sacremoses
-        except ImportError:
-            raise UserError('the package sacremoses is needed: pip install "fasttfm[moses]"') from None
+        sacremoses = optional("sacremoses", "moses")
         if vocabulary is None:
             raise ValueError("codes need the vocabulary that lay beside them")
         self.model = model

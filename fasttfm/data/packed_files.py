@@ -1,12 +1,11 @@
 """Opens text that may be packed: gzip, bzip2, xz and, where Python can read it, zstandard; told by its first bytes."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import hashlib
 import io
 import lzma
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ class Compression:
 
     name: str
     begins: bytes
-    """The first bytes of such a file."""
+    """The first bytes of such a file, as a regular expression."""
     tool: str
     """What unpacks it at the command line."""
     open: Callable[[BinaryIO], BinaryIO] | None
@@ -40,12 +39,12 @@ def _open_zstandard(file: BinaryIO) -> BinaryIO:
 
 
 _PACKINGS = (
-    Compression("gzip", b"\x1f\x8b", "gunzip or zcat", lambda file: cast(BinaryIO, gzip.GzipFile(fileobj=file))),
-    Compression("xz", b"\xfd7zXZ\0", "xz -d or xzcat", lambda file: cast(BinaryIO, lzma.LZMAFile(file))),  # noqa: SIM115
+    Compression("gzip", rb"\x1f\x8b", "gunzip or zcat", lambda file: cast(BinaryIO, gzip.GzipFile(fileobj=file))),
+    Compression("xz", rb"\xfd7zXZ\0", "xz -d or xzcat", lambda file: cast(BinaryIO, lzma.LZMAFile(file))),  # noqa: SIM115
     # the head of a first block, because "BZh" alone may begin a text
-    Compression("bzip2", b"1AY&SY", "bunzip2 or bzcat", lambda file: cast(BinaryIO, bz2.BZ2File(file))),
-    Compression("zstandard", b"\x28\xb5\x2f\xfd", "zstd -d or zstdcat", _open_zstandard),
-    Compression("zip", b"PK\x03\x04", "unzip", None),
+    Compression("bzip2", rb"BZh.1AY&SY", "bunzip2 or bzcat", lambda file: cast(BinaryIO, bz2.BZ2File(file))),
+    Compression("zstandard", rb"\x28\xb5\x2f\xfd", "zstd -d or zstdcat", _open_zstandard),
+    Compression("zip", rb"PK\x03\x04", "unzip", None),
 )
 _HEAD = 10
 """As many bytes tell the packing."""
@@ -53,11 +52,7 @@ _HEAD = 10
 
 def kind_of(head: bytes) -> Compression | None:
     """Tell how a stream that begins with these bytes is packed; None for plain text."""
-    for packing in _PACKINGS:
-        start = 4 if packing.name == "bzip2" and head.startswith(b"BZh") else 0
-        if head[start:].startswith(packing.begins):
-            return packing
-    return None
+    return next((each for each in _PACKINGS if re.match(each.begins, head, re.DOTALL)), None)
 
 
 class DamagedPackingError(Exception):

@@ -4,8 +4,6 @@ The text is read once: what is hashed is also what is used, though a file may ch
 copy beside the result is then streamed for vocabulary and ids, so that memory holds ids and never the whole text.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import re
@@ -18,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fasttfm.config.fields import flag_name
 from fasttfm.data import prepared
 from fasttfm.data.corpus import ParallelText, StoredText
 from fasttfm.data.filters import RULES, Dropped, Filter, check_script, repeated_pairs, report
@@ -89,18 +88,20 @@ class PrepareOptions:
     """Read bytes that are not UTF-8 as U+FFFD and count such lines; otherwise the text is refused."""
 
     def __post_init__(self) -> None:
-        if self.vocab_size < 5:
-            raise UserError(f"--vocab-size {self.vocab_size}: at least 5 are needed, four pieces are special")
-        if self.vocab_size >= 1 << 31:
-            raise UserError(f"--vocab-size {self.vocab_size}: less than {1 << 31:,} is allowed")
-        if self.max_length < 1:
-            raise UserError(f"--max-length {self.max_length}: at least 1 subword must be allowed")
-        if self.vocab_pairs < 1:
-            raise UserError(f"--vocab-pairs {self.vocab_pairs}: at least 1 is needed")
-        if self.subset is not None and self.subset < 1:
-            raise UserError(f"--subset {self.subset}: at least 1 pair is needed")
-        if self.max_ratio is not None and not self.max_ratio >= 1:
-            raise UserError(f"--max-ratio {self.max_ratio}: at least 1 is needed, sides of equal length have 1")
+        ratio, coverage = self.max_ratio, self.character_coverage
+        for name, holds, rule in (
+            ("vocab_size", self.vocab_size >= 5, "at least 5 are needed, four pieces are special"),
+            ("vocab_size", self.vocab_size < 1 << 31, f"less than {1 << 31:,} is allowed"),
+            ("max_length", self.max_length >= 1, "at least 1 subword must be allowed"),
+            ("vocab_pairs", self.vocab_pairs >= 1, "at least 1 is needed"),
+            ("subset", self.subset is None or self.subset >= 1, "at least 1 pair is needed"),
+            ("max_ratio", ratio is None or ratio >= 1, "at least 1 is needed, sides of equal length have 1"),
+            ("character_coverage", coverage is None or 0.98 <= coverage <= 1.0, "between 0.98 and 1.0 is allowed"),
+            ("model_type", self.model_type in MODEL_TYPES, f"one of {', '.join(MODEL_TYPES)} is allowed"),
+            ("normalization", self.normalization in NORMALIZATIONS, f"one of {', '.join(NORMALIZATIONS)} is allowed"),
+        ):
+            if not holds:
+                raise UserError(f"{flag_name(name)} {getattr(self, name)}: {rule}")
         if any(not 0 < weight <= _LARGEST_WEIGHT for weight in self.weights):
             raise UserError(f"--weight: above 0 and at most {_LARGEST_WEIGHT} is allowed")
         for tag in (*self.source_tags, *self.valid_source_tags):
@@ -112,12 +113,6 @@ class PrepareOptions:
                 )
         check_script("--src-script", self.source_script)
         check_script("--tgt-script", self.target_script)
-        if self.character_coverage is not None and not 0.98 <= self.character_coverage <= 1.0:
-            raise UserError(f"--character-coverage {self.character_coverage}: between 0.98 and 1.0 is allowed")
-        if self.model_type not in MODEL_TYPES:
-            raise UserError(f"--model-type {self.model_type}: one of {', '.join(MODEL_TYPES)} is allowed")
-        if self.normalization not in NORMALIZATIONS:
-            raise UserError(f"--normalization {self.normalization}: one of {', '.join(NORMALIZATIONS)} is allowed")
 
 
 def prepare(
@@ -131,7 +126,7 @@ def prepare(
     models: Sequence[Path] = (),
     threads: int = 1,
     say: Callable[[str], None] = print,
-    progress: Callable[[str], Progress] | None = None,
+    progress: Callable[[str], Progress] = lambda noun: lambda done, total: None,
 ) -> None:
     """Write the prepared directory `out`; `say` gets what was done and warnings, a line each.
 
@@ -213,7 +208,7 @@ def _fill(
     say: Callable[[str], None],
     files: Sequence[Path],
     fingerprint: dict[str, Any],
-    progress: Callable[[str], Progress] | None,
+    progress: Callable[[str], Progress],
 ) -> None:
     """Write everything but the manifest into an empty directory."""
     tokenizers = (given[0], given[-1]) if given else _train_vocabulary(train_text, options)
@@ -234,9 +229,8 @@ def _fill(
         (options.source_script, options.target_script),
         repeated_pairs(train_text, len(train_text), directory) if options.drop_duplicates else None,
     )
-    move = None if progress is None else progress("training text")
     train_counts, seen = _write_split(
-        directory, "train", train_text, tokenizers, rules, threads, held_out, options.weights, move
+        directory, "train", train_text, tokenizers, rules, threads, held_out, options.weights, progress("training text")
     )
     report("train", rules.dropped, options.max_length, say)
     if seen:
@@ -290,7 +284,7 @@ def _write_split(
     threads: int,
     held_out: set[bytes] | None = None,
     weights: Sequence[float] = (),
-    progress: Progress | None = None,
+    progress: Progress = lambda done, total: None,
 ) -> tuple[dict[str, int], set[bytes]]:
     """Write the ids of one split, and its text where it is held out, a chunk at a time: memory does not grow with it.
 
@@ -326,8 +320,7 @@ def _write_split(
                 for copy, line in zip(copies, (pair.source, pair.target)):
                     copy.write(line.encode() + b"\n")
             done += len(chunk)
-            if progress is not None:
-                progress(done, len(text))
+            progress(done, len(text))
     for writer in writers:
         writer.close()
     if not writers[0].sentences:

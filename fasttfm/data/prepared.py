@@ -11,8 +11,6 @@ Ids carry neither bos nor eos. A kill at any moment leaves either the old data o
 that it is neither until `prepare` is run again.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import threading
@@ -123,7 +121,7 @@ class ParallelTokens:
         self.target_lengths = _lengths(target_offsets)
 
     @classmethod
-    def from_lists(cls, source: Sequence[Sequence[int]], target: Sequence[Sequence[int]]) -> ParallelTokens:
+    def from_lists(cls, source: Sequence[Sequence[int]], target: Sequence[Sequence[int]]) -> "ParallelTokens":
         """Pairs that are already in memory."""
         if len(source) != len(target):
             raise ValueError(f"{len(source)} source but {len(target)} target sentences")
@@ -134,7 +132,7 @@ class ParallelTokens:
     def __len__(self) -> int:
         return len(self.source_lengths)
 
-    def part(self, begin: int, end: int) -> ParallelTokens:
+    def part(self, begin: int, end: int) -> "ParallelTokens":
         """The pairs [begin, end), which are not copied."""
         offsets = (offsets[begin : end + 1] for offsets in (self._source_offsets, self._target_offsets))
         return ParallelTokens(self._source, next(offsets), self._target, next(offsets))
@@ -159,7 +157,7 @@ class PreparedFolder:
     """The content of data.yaml."""
 
     @classmethod
-    def open(cls, path: Path | str) -> PreparedFolder:
+    def open(cls, path: Path | str) -> "PreparedFolder":
         """Raises UserError when path is not a prepared directory or one of its files is missing or damaged."""
         raise NotImplementedError
 
@@ -191,7 +189,7 @@ class PreparedData(PreparedFolder):
     valid: ParallelTokens
 
     @classmethod
-    def open(cls, path: Path | str) -> PreparedData:
+    def open(cls, path: Path | str) -> "PreparedData":
         path = Path(path)
         with reading(path, PREPARE_AGAIN):
             description = read_description(path, FORMAT)

@@ -11,8 +11,6 @@ A window is drawn while the one before it is trained on, by processes: drawing i
 process would take turns with what launches its kernels.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,7 +20,7 @@ import numpy as np
 
 from fasttfm.data.batches import Batch, TokenBatches, collate
 from fasttfm.data.prepared import ParallelTokens
-from fasttfm.data.sampled_windows import Packed, PairSampler, Sentences, Window
+from fasttfm.data.sampled_windows import PairSampler, Sentences, Window
 from fasttfm.data.sampling import sentence_keys
 from fasttfm.data.tokenizer import Tokenizer
 from fasttfm.processes import WorkerPool
@@ -72,7 +70,9 @@ class SampledBatches(TokenBatches):
         """
         self.pairs, self.seed = pairs, seed
         self._sampler = PairSampler(tokenizers, amount)
-        self._processes = _Drawers(self._sampler, processes) if processes else None
+        remedy = "run the same command again, which goes on from the last checkpoint"
+        self._pool = WorkerPool(self._sampler, processes, remedy=remedy) if processes else None
+        self._threads = ThreadPoolExecutor(max(1, processes), "sampling")
         longer = self._mean_lengthening() * _MARGIN
         super().__init__(pairs, max_tokens, seed, max_length, together=together, longer=longer)
         self._window_sizes = _with_larger(self._sizes, max_tokens)
@@ -102,7 +102,7 @@ class SampledBatches(TokenBatches):
         """
         with self._lock:
             drawn = self._begin(planned, epoch, part, number)
-            if self._processes is not None:
+            if self._pool is not None:
                 self._begin(planned, epoch, part, number + 1)
         return drawn.result().order
 
@@ -123,39 +123,29 @@ class SampledBatches(TokenBatches):
         epoch, part, number = key
         if (epoch, part, number) in self._windows:
             return self._windows[(epoch, part, number)]
-        drawn: Future[_Drawn] = Future()
         groups = [planned[place] for place in self.places(*key)]
         if not groups:
-            return drawn  # past the end
+            return Future()  # past the end
         indices = np.sort(np.concatenate(groups))
         sides, keys = self._read(indices, epoch)
         places = [(np.searchsorted(indices, group), self.padded_to(group[0])) for group in groups]
         window = Window(sides=sides, keys=keys, planned=places, sizes=self._window_sizes, max_tokens=self.max_tokens)
 
-        def keep(packed: Packed) -> None:
+        def draw() -> _Drawn:
+            pack = PairSampler.pack
+            packed = pack(self._sampler, window) if self._pool is None else self._pool.call(pack, window)
             rows = {
                 int(indices[i]): (packed.sides[0][i], packed.sides[1][i], size)
                 for group, size in packed.batches
                 for i in group
             }
             order = np.random.default_rng([self.seed, *key]).permutation(len(groups))
-            drawn.set_result(_Drawn([indices[packed.batches[i][0]] for i in order], rows))
+            return _Drawn([indices[packed.batches[i][0]] for i in order], rows)
 
-        def take(future: Future[Packed]) -> None:
-            error = future.exception()
-            if error is None:
-                keep(future.result())
-            else:
-                drawn.set_exception(error)
-
-        if self._processes is None:
-            keep(self._sampler.pack(window))
-        else:
-            self._processes.pack(window).add_done_callback(take)
         for old in [each for each in self._windows if each[1] == part][: 1 - _KEPT]:
             del self._windows[old]
-        self._windows[(epoch, part, number)] = drawn
-        return drawn
+        self._windows[(epoch, part, number)] = self._threads.submit(draw)
+        return self._windows[(epoch, part, number)]
 
     def _read(
         self, indices: np.ndarray, epoch: int
@@ -170,19 +160,6 @@ class SampledBatches(TokenBatches):
         drawn = sum(len(ids) + 1 for side in self._sampler.draw(*self._read(probes, 0)) for ids in side)
         own = self.pairs.source_lengths[probes] + self.pairs.target_lengths[probes] + 2
         return max(1.0, drawn / float(own.sum()))
-
-
-class _Drawers:
-    """Processes that draw windows. They start when the first windows are asked for, and end with this."""
-
-    def __init__(self, sampler: PairSampler, count: int) -> None:
-        remedy = "run the same command again, which goes on from the last checkpoint"
-        self.processes = WorkerPool(sampler, count, remedy=remedy)
-        self._threads = ThreadPoolExecutor(count, "sampling")
-
-    def pack(self, window: Window) -> Future[Packed]:
-        """PairSampler.pack(window), computed by the next process that is free."""
-        return self._threads.submit(self.processes.call, PairSampler.pack, window)
 
 
 class _Windows(Sequence[np.ndarray]):

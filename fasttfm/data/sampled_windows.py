@@ -3,8 +3,6 @@
 A function of the window alone, for processes that have the vocabularies and nothing else.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

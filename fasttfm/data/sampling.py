@@ -22,8 +22,6 @@ thousand tokens a second for bpe and over a million for unigram, between the upd
 a GPU that trains as fast waits for it.
 """
 
-from __future__ import annotations
-
 import bisect
 import itertools
 import math

@@ -4,8 +4,6 @@ A draw from a state's outcomes is a few array look-ups (the alias method, Walker
 hashes of a walk's key and its step.
 """
 
-from __future__ import annotations
-
 import itertools
 from array import array
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Source: Papineni et al. 2002 (BLEU), Popovic 2015 (chrF), Snover et al. 2006 (TE
 signatures); Koehn 2004 (paired bootstrap) and Riezler and Maxwell 2005 (approximate randomisation).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -82,6 +80,8 @@ def comet(model: str, sources: Sequence[str], hypotheses: Sequence[str], referen
     _check_aligned(hypotheses, references)
     if len(sources) != len(hypotheses):
         raise UserError(f"{len(sources):,} source lines for {len(hypotheses):,} translations: one for each is needed")
+    import torch
+
     try:
         from comet import download_model, load_from_checkpoint
     except ImportError:
@@ -93,15 +93,9 @@ def comet(model: str, sources: Sequence[str], hypotheses: Sequence[str], referen
             f"--comet {model}: is not a file and cannot be downloaded ({' '.join(str(error).split())})"
         ) from None
     lines = [{"src": src, "mt": mt, "ref": ref} for src, mt, ref in zip(sources, hypotheses, references)]
-    predicted = load_from_checkpoint(path).predict(lines, batch_size=16, gpus=int(_sees_gpu()), progress_bar=False)
+    gpus = int(torch.cuda.is_available())
+    predicted = load_from_checkpoint(path).predict(lines, batch_size=16, gpus=gpus, progress_bar=False)
     return Score(100 * float(predicted.system_score), f"COMET|{model}|version:{version('unbabel-comet') or 'unknown'}")
-
-
-def _sees_gpu() -> bool:
-    """Return whether models can run on a GPU."""
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def ter(hypotheses: Sequence[str], references: Sequence[str]) -> Score:

@@ -6,8 +6,6 @@ of a model, nor for user-defined symbols, and its own reader of model files need
 are read from the file, a protocol buffer (sentencepiece_model.proto).
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple

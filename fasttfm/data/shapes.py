@@ -16,8 +16,6 @@ is its number, in 4 bytes.
 Where lengths are not known beforehand (validation, translation), a length is rounded up to a fixed grid.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Base of all kinds of batches: their tensors go to a device together."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
@@ -16,7 +14,7 @@ class TensorBatch:
 
     __slots__ = ()
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Self":
         """The same batch with its tensors on device; from pinned memory when it is a GPU and non_blocking."""
         moved = {}
         for field in fields(self):  # type: ignore[arg-type]

@@ -8,8 +8,6 @@ of private use.
 Source: Kudo and Richardson 2018 (SentencePiece), Sennrich et al. 2016 (BPE), Kudo 2018 (unigram).
 """
 
-from __future__ import annotations
-
 import io
 import itertools
 import json
@@ -112,7 +110,7 @@ class Tokenizer:
         self._silent = {PAD, UNK, BOS, EOS, *numbers}
 
     @classmethod
-    def load(cls, path: Path | str, **changes: Any) -> Tokenizer:
+    def load(cls, path: Path | str, **changes: Any) -> "Tokenizer":
         """Raises UserError when the file is missing or is not a usable model, or its vocabulary is damaged.
 
         changes: fields of the vocabulary that are others.

@@ -1,7 +1,5 @@
 """The tokenizers of a data or model directory: one for both sides, or source's and target's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from fasttfm.data.moses_tokenizer import MosesTokenizer

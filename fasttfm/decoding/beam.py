@@ -3,12 +3,15 @@
 Each step extends the K live hypotheses of a sentence by one token, keeps the K best that go on and files those that
 end. Log-probabilities only fall, and no length penalty divides by more than that of the longest output allowed; so a
 sentence is done as soon as its best live log-probability, divided by that, is no better than its finished hypotheses.
-It then leaves the batch with its caches. The first step runs one row a sentence: K equal rows would do the same work.
-Rows are sentence * K + k throughout. Source: Wu et al. 2016, section 7; Vaswani et al. 2017, section 6.1.
+With early_stopping it is done as soon as K hypotheses have ended that were among the K best of their step: that takes
+fewer steps, and may miss a longer output that is better. It then leaves the batch with its caches. The first step runs
+one row a sentence: K equal rows would do the same work. Rows are sentence * K + k throughout.
+Source: Wu et al. 2016, section 7; Vaswani et al. 2017, section 6.1.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,7 +43,7 @@ class Going(NamedTuple):
 
     def rows(self, before: int) -> Tensor:
         """(b' * K,) int64: the old row that each new one goes on from; before: old rows of a sentence."""
-        count = len(self.parents)
+        count = self.parents.shape[0]
         indices = torch.arange(count, device=self.parents.device) if self.kept is None else self.kept
         return (indices[:, None] * before + self.parents).flatten()
 
@@ -116,7 +119,7 @@ class Steps:
         if len(set(self.written)) <= 1:
             self.history[:, longest - 1 :] = self.tokens[:, None]
         else:
-            ends = torch.tensor(self.written, device=rows.device).repeat_interleave(len(rows) // len(self.written))
+            ends = torch.tensor(self.written, device=rows.device).repeat_interleave(rows.shape[0] // len(self.written))
             self.history.scatter_(1, ends[:, None], self.tokens[:, None])
         self.written = [each + 1 for each in self.written]
 
@@ -127,6 +130,8 @@ class BeamSteps(Steps):
     def __init__(self, constraints: Constraints, config: DecodingConfig) -> None:
         super().__init__(constraints, config)
         self.scores = torch.zeros(len(self.sentences), 1, device=constraints.device)  # (b, rows) log-probability
+        self.ends = [0] * len(self.sentences)
+        """By the number of a sentence: hypotheses that ended among the K best of their step; for early_stopping."""
 
     def choose(self, logits: Tensor) -> Live:
         """The extensions that live on, by logits (b * rows, V), which may be changed; those that end are filed."""
@@ -136,10 +141,16 @@ class BeamSteps(Steps):
         """See Steps."""
         self.constraints.exclude(logits, self.sentences)
         scores, tokens, parents, done = self.choose(logits)
+        enough = self.config.beam if self.config.early_stopping else sys.maxsize
         stay = [
             index
             for index, (is_done, number) in enumerate(zip(done, self.sentences))
-            if not (is_done or number in self.leaving or self.written[index] == self.constraints.limits[number])
+            if not (
+                is_done
+                or self.ends[number] >= enough
+                or number in self.leaving
+                or self.written[index] == self.constraints.limits[number]
+            )
         ]
         kept, ended = None, []
         if len(stay) < len(done):
@@ -154,8 +165,14 @@ class BeamSteps(Steps):
         self.rows = self.config.beam
         return going
 
+    def _count(self, ends: Tensor) -> None:
+        """Count the hypotheses that end: ends (b, K) bool, of the K best extensions of each sentence."""
+        for number, count in zip(self.sentences, ends.sum(dim=1).tolist()):
+            self.ends[number] += count
+
     def absorb(self, other: BeamSteps) -> None:
         """See Steps."""
+        self.ends = [some.ends[number] for some in (self, other) for number in some.sentences]
         super().absorb(other)
         self.scores = torch.cat([self.scores, other.scores])
 
@@ -180,6 +197,8 @@ class Beams(BeamSteps):
         news = ends & (penalised > self.worst[:, None])
         if news.any():
             self._file(news, penalised, best, parents)
+        if self.config.early_stopping:
+            self._count((ends & (best > -torch.inf))[:, : self.config.beam])
         scores, chosen = best.masked_fill_(ends, -torch.inf).topk(self.config.beam)  # (b, K)
         done = (scores[:, 0] / self.last_penalty <= self.worst).tolist()
         parents = parents.gather(1, chosen)
@@ -225,8 +244,9 @@ def start_cache(model: Transformer, sources: Sequence[Sequence[int]], steps: Ste
     # Without padding attention needs no mask, in the encoder and at every step. It sums in another order with one.
     is_padded = batch_invariant or any(len(each) < source.shape[1] for each in sources)
     known = lengths if is_padded else None
-    cache = decoder_of(model).start_cache(
-        model.encode(source, known), known, rows_per_sentence=steps.rows, max_length=steps.last_step + 1
+    decoder = decoder_of(model)
+    cache = decoder.start_cache(
+        decoder.encode(source, known), known, rows_per_sentence=steps.rows, max_length=steps.last_step + 1
     )
     compute_allowed(cache, steps.constraints.allowed)
     return cache

@@ -128,7 +128,8 @@ class ConstrainedSteps(BeamSteps):
         """File those that end among the 2K best that need nothing more; history (rows, tokens of each)."""
         penalty = length_penalty(history.shape[1] + 1, self.config)
         finished = self.finished[sentence]
-        for each in [each for each in extensions if not each.needs][: 2 * self.config.beam]:
+        for rank, each in enumerate([each for each in extensions if not each.needs][: 2 * self.config.beam]):
+            self.ends[sentence] += each.token == EOS and rank < self.config.beam
             if each.token == EOS and each.score / penalty > finished.worst:
                 finished.add(Hypothesis(history[each.row].tolist(), each.score / penalty, each.score))
 

@@ -173,7 +173,7 @@ class RunningSearch:
         begin = 0
         for each in self._joined:
             steps = each.steps
-            end, rows = begin + len(steps.tokens), steps.rows
+            end, rows = begin + steps.tokens.shape[0], steps.rows
             after = steps.extend(logits[begin:end])
             results += [(each.members[sentence].key, steps.best(sentence)) for sentence in after.ended]
             options = steps.config, steps.constraints.allowed is None
@@ -225,10 +225,11 @@ class RunningSearch:
 
     def _join(self, members: list[Waiting], config: DecodingConfig) -> None:
         refuse_more_than_available(self.model, [each.source for each in members], config, _CPU, self.at_once)
+        pads = not self._decoder.encodes_straight
         members.sort(key=lambda each: -round_length(len(each.source), LENGTHS))  # stable
         alike: dict[int, list[Waiting]] = {}
         for each in members:
-            alike.setdefault(round_length(len(each.source), LENGTHS), []).append(each)
+            alike.setdefault(round_length(len(each.source), LENGTHS) if pads else 0, []).append(each)
         steps = plain_steps(
             constraints_of(self.model, members, config, _CPU, self.banned), config, [m.number for m in members]
         )

@@ -6,6 +6,7 @@ On a CPU with numba the cache moves nothing (cpu/step_cache.py), and a plain mod
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,6 +17,7 @@ from fasttfm.blocks.cache import DecoderCache
 from fasttfm.blocks.embedding import embed
 from fasttfm.blocks.loss import logits
 from fasttfm.cpu.decoder_step import DecoderStep, runs_straight
+from fasttfm.cpu.encoder_pass import encode, encodes_straight
 from fasttfm.cpu.step_cache import StepCache
 from fasttfm.cpu.step_passes import takes
 from fasttfm.errors import UserError
@@ -52,10 +54,27 @@ class TransformerDecoder:
     def __init__(self, model: Any) -> None:
         self.model = model
 
+    @torch.no_grad()
+    def encode(self, source: Tensor, source_lengths: Tensor | None = None) -> Tensor:
+        """The encoder's output (B, S, d) for source (B, S); to be used inside one frozen_weights()."""
+        if self.encodes_straight and source.numel():
+            return encode(self.model, source, source_lengths)
+        return self.model.encode(source, source_lengths)
+
+    @functools.cached_property
+    def encodes_straight(self) -> bool:
+        """True if sentences are encoded without padding, each by itself."""
+        rows = self._nothing()
+        return chosen() != "triton" and takes(rows) and encodes_straight(self.model, rows)
+
+    def _nothing(self) -> Tensor:
+        """No rows of the model's dtype and device."""
+        weight = self.model.output.weight
+        return torch.empty(0, dtype=weight.dtype, device=weight.device)
+
     def takes_sentences(self) -> bool:
         """Return whether sentences may join a search that runs; asked where the search is, inside frozen_weights()."""
-        weight = self.model.output.weight
-        rows = torch.empty(0, dtype=weight.dtype, device=weight.device)
+        rows = self._nothing()
         return chosen() != "triton" and takes(rows) and runs_straight(self.model, rows)
 
     @torch.no_grad()
@@ -91,7 +110,7 @@ class TransformerDecoder:
     ) -> None:
         """Sentences, source (B, S), join the rows of a cache of start_running(): rows_per_sentence rows each at their
         first step, `beam` from then on."""
-        keys_values = self._memory_keys_values(self.model.encode(source, source_lengths), cache.straight)
+        keys_values = self._memory_keys_values(self.encode(source, source_lengths), cache.straight)
         cache.join(keys_values, source_lengths, beam, rows_per_sentence)
 
     @torch.no_grad()

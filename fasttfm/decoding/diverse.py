@@ -49,6 +49,7 @@ class DiverseSteps(BeamSteps):
             best = totals.flatten(1).gather(1, indices)  # (b, 2k) log-probability
             parents, tokens = indices // by_row.shape[2] + members.start, indices % by_row.shape[2]
             self._file(group, best, tokens, parents)
+            self._count(((tokens == EOS) & (best > -torch.inf))[:, : self.size])
             live = values.masked_fill(tokens == EOS, -torch.inf)
             if width < 2 * self.size:
                 live = torch.nn.functional.pad(live, (0, 2 * self.size - width), value=-torch.inf)

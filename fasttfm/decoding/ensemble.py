@@ -46,7 +46,7 @@ class Ensemble(nn.Module):
 
     def encode(self, source: Tensor, source_lengths: Tensor | None = None) -> list[Tensor]:
         """Each encoder's output."""
-        return [model.encode(source, source_lengths) for model in self._all()]
+        return [model.encode(source, source_lengths) for model in self._decoders()]
 
     def start_cache(self, memory: list[Tensor], source_lengths: Tensor | None = None, **sizes: int) -> Caches:
         """Each model's cache."""

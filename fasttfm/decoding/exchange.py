@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from fasttfm.errors import UserError
+from fasttfm.errors import UserError, optional
 
 _ENCLOSING = frozenset({"g", "pc", "mrk", "hi"})
 """Inline elements whose content is text; that of others is code."""
@@ -53,10 +53,7 @@ class Exchange:
         form: xliff or tmx. language: of the translations, such as de; None where an XLIFF document says it. name: of
         the file, for messages. UserError for what is not such a document, and where lxml is not installed.
         """
-        try:
-            from lxml import etree
-        except ImportError:
-            raise UserError('lxml is not installed: pip install "fasttfm[xliff]"') from None
+        etree = optional("lxml.etree", "xliff")
         parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
         try:
             root = etree.fromstring(content, parser)

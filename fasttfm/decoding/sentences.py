@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from fasttfm.decoding.alignment import WORDS
 from fasttfm.decoding.translator import Translation, Translator
-from fasttfm.errors import UserError
+from fasttfm.errors import UserError, optional
 
 _NO_SPACE_AFTER = re.compile(r"[\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef]$")
 """A line that ends in Chinese or Japanese signs goes on without a space."""
@@ -39,10 +39,7 @@ def sentence_splitter(language: str, option: str = "--split-sentences") -> Calla
     code = language.lower().partition("-")[0]
     if len(code) == 2 and code not in LANGUAGES:
         raise UserError(f"{option} {language!r}: is not a language of ISO 639-1: give one such as en or de")
-    try:
-        from sentencex import segment
-    except ImportError:
-        raise UserError('sentencex is not installed: pip install "fasttfm[sentences]"') from None
+    segment = optional("sentencex", "sentences").segment
     return lambda line: list(segment(language, line))
 
 

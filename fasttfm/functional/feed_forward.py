@@ -15,16 +15,14 @@ from torch import Tensor
 from fasttfm.cpu import training_passes
 from fasttfm.functional.activations import FUSED
 from fasttfm.functional.backends import chosen, kernel_route
-from fasttfm.functional.dropout import Dropout, as_factor, dropout_for, keep_mask
-from fasttfm.functional.operator import Gradients, Operator, lower_precision
+from fasttfm.functional.dropout import NO_DROPOUT, Dropout, as_factor, dropout_for, keep_mask
+from fasttfm.functional.operator import Gradients, Operator, lowered
 from fasttfm.functional.rows import as_rows, shaped
 from fasttfm.functional.signature import names_arguments
 from fasttfm.kernels.scaled_product import scaled_linear, scaled_mm
 
 Derivatives = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 """dx, dweight1, dbias1, dweight2, dbias2; a bias gradient that is not wanted is empty."""
-
-_NO_DROPOUT = Dropout(0.0, None, 0)
 
 
 @names_arguments
@@ -145,17 +143,6 @@ def _kernel_choice(route: str) -> str | None:
     return "fused" if route == "fused" else None
 
 
-def _autocast(call: _Call, dtype: torch.dtype) -> _Call:
-    """The call with every tensor in dtype."""
-    return call._replace(
-        x=lower_precision(call.x, dtype),
-        weight1=lower_precision(call.weight1, dtype),
-        bias1=lower_precision(call.bias1, dtype),
-        weight2=lower_precision(call.weight2, dtype),
-        bias2=lower_precision(call.bias2, dtype),
-    )
-
-
 def _compute(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
     """The output (..., N'), and what is kept of the hidden layer, a tensor (M, F) and a mask, as they are saved.
 
@@ -243,7 +230,7 @@ def _save(call: _Call, outputs: tuple[Tensor, ...]) -> _Saved:
     biases = call.bias1 is not None, call.bias2 is not None
     in_parts = 0 if call.bias1_parts is None else call.bias1_parts.shape[0]
     activation, scale = call.activation, call.dropout.scale
-    dropout = _NO_DROPOUT if activation == "relu" else call.dropout
+    dropout = NO_DROPOUT if activation == "relu" else call.dropout
     return _Saved(
         call.x, kept, mask, call.weight1, call.weight2, *biases, in_parts, activation, scale, dropout, call.route
     )
@@ -330,5 +317,5 @@ _feed_forward = Operator(
     save=_save,
     backward=_differentiate,
     rows=("x",),
-    autocast=_autocast,
+    autocast=lowered("x", "weight1", "bias1", "weight2", "bias2"),
 )

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ from fasttfm.functional.record import MASK, REAL, WHOLE, Layout, Mask, Overwritt
 
 __all__ = [
     "MASK", "REAL", "WHOLE", "Gradients", "Mask", "Operator", "Overwritten", "Size", "Whole", "casts",
-    "lower_precision", "transformed"
+    "lowered", "transformed"
 ]  # fmt: skip
 
 _library = torch.library.Library(NAMESPACE, "DEF")
@@ -64,7 +64,6 @@ _grad_enabled = torch.is_grad_enabled
 _new: Any = tuple.__new__  # a NamedTuple's own is three times as slow, and Python
 
 Fields = ParamSpec("Fields")
-MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
 
 
 class Operator(Generic[Fields]):
@@ -317,8 +316,12 @@ def casts(x: Tensor) -> bool:
     return device in _AUTOCAST_DEVICES and torch.is_autocast_enabled(device)
 
 
-def lower_precision(x: MaybeTensor, dtype: torch.dtype) -> MaybeTensor:
-    """x in dtype, as autocast casts what enters a matrix product: floating-point tensors but float64."""
-    if x is None or x.dtype is dtype or not x.is_floating_point() or x.dtype == torch.float64:
-        return x
-    return x.to(dtype)
+def lowered(*names: str) -> Callable[[Any, torch.dtype], Any]:
+    """An operator's autocast, which casts these tensors as what enters a matrix product: all floats but float64."""
+
+    def cast(call: Any, dtype: torch.dtype) -> Any:
+        given = [(name, x) for name in names if (x := getattr(call, name)) is not None and x.dtype is not dtype]
+        floats = [(name, x) for name, x in given if x.is_floating_point() and x.dtype != torch.float64]
+        return call._replace(**{name: x.to(dtype) for name, x in floats})
+
+    return cast

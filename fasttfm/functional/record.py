@@ -157,7 +157,7 @@ _PLAIN: dict[Any, set[type]] = {
 }
 """The classes whose values a call may hold as they are, by the type of the field; of others check() tells."""
 _WHOLE_NUMBERS = (numbers.Integral, torch.SymInt)
-_NUMBERS: dict[Any, tuple[str, tuple[type, ...]]] = {
+NUMBERS: dict[Any, tuple[str, tuple[type, ...]]] = {
     bool: ("True or False", (bool,)),
     int: ("an int", _WHOLE_NUMBERS),
     int | None: ("an int or None", (*_WHOLE_NUMBERS, type(None))),
@@ -169,7 +169,7 @@ _NUMBERS: dict[Any, tuple[str, tuple[type, ...]]] = {
 
 
 def _check_number(operator: str, field: _Field, value: Any) -> None:
-    words, kinds = _NUMBERS.get(field.type, ("", (object,)))
+    words, kinds = NUMBERS.get(field.type, ("", (object,)))
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds and object not in kinds):
         raise TypeError(f"{operator}: {field.name} is {shown(value)}: {words} is needed")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:

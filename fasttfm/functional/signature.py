@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import numbers
 import re
 import types
 from collections.abc import Callable
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fasttfm.errors import ArgumentError, ArgumentTypeError
-from fasttfm.functional.record import shown
+from fasttfm.functional.record import NUMBERS, shown
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -134,15 +133,9 @@ def _known(function: Callable[..., Any]) -> _Known:
     return _Known(parts[0] if len(parts) > 1 else parts[-1], inspect.signature(function), kinds)
 
 
-_NUMBERS: dict[Any, tuple[str, tuple[type, ...]]] = {
-    int: ("an int", (numbers.Integral, torch.SymInt)),
-    float: ("a float", (numbers.Real, torch.SymFloat, torch.SymInt)),
-}
-
-
 def _is_one(value: Any, kind: Any) -> bool:
-    if kind in _NUMBERS:
-        return isinstance(value, _NUMBERS[kind][1])
+    if kind in NUMBERS:
+        return isinstance(value, NUMBERS[kind][1])
     if kind is torch.device:  # an index of a GPU, too
         return isinstance(value, torch.device | int)
     origin = get_origin(kind) or kind
@@ -150,9 +143,9 @@ def _is_one(value: Any, kind: Any) -> bool:
 
 
 def _words(kind: Any) -> str:
-    if kind in _NUMBERS:
-        return _NUMBERS[kind][0]
-    known = {Tensor: "a tensor", bool: "True or False", str: "a string", type(None): "None", tuple: "a tuple"}
+    if kind in NUMBERS:
+        return NUMBERS[kind][0]
+    known = {Tensor: "a tensor", type(None): "None", tuple: "a tuple"}
     origin = get_origin(kind) or kind
     if origin is Callable or origin is types.FunctionType:
         return "a callable"

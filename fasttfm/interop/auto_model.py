@@ -7,8 +7,6 @@
 PEFT's adapters wrap its layers. For speed there is decoding.Translator. Needs the package transformers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,7 +22,7 @@ try:
     from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig, GenerationMixin, PreTrainedModel
     from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 except ImportError:
-    raise UserError('the package transformers is needed: pip install "fasttfm[hf]"') from None
+    raise UserError('transformers is not installed: pip install "fasttfm[hf]"') from None
 
 from fasttfm.blocks.cache import DecoderCache
 from fasttfm.blocks.loss import logits
@@ -61,7 +59,7 @@ class GenerationCache(DecoderCache):
 class _Encoder(nn.Module):
     """The encoder, which generate() calls first."""
 
-    def __init__(self, model: FasttfmForSeq2SeqLM) -> None:
+    def __init__(self, model: "FasttfmForSeq2SeqLM") -> None:
         super().__init__()
         self.models = [model]  # in a list, whose parameters are not this module's too
 

@@ -1,7 +1,5 @@
 """The configuration and the search of our models as transformers has them."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -38,7 +36,7 @@ def search(decoding: Mapping[str, Any]) -> GenerationConfig:
     return GenerationConfig(
         num_beams=decoding.get("beam", 4),
         length_penalty=decoding.get("alpha", 1.0) if decoding.get("length_penalty") == "power" else 1.0,
-        early_stopping="never",
+        early_stopping=decoding.get("early_stopping") or "never",
         suppress_tokens=[PAD, BOS] if decoding.get("allow_unk") else [PAD, UNK, BOS],
         **SPECIAL_TOKENS,
     )

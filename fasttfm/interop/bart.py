@@ -1,7 +1,5 @@
 """Common parts of the files of BART's relatives: Hugging Face's Marian and M2M-100, and fairseq's Transformer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -50,16 +48,16 @@ KNOWN = {
     *("activation_function", "decoder_attention_heads", "decoder_ffn_dim", "add_bias_logits"),
     *("share_encoder_decoder_embeddings", "decoder_vocab_size", "forced_eos_token_id"),
     *("decoder_start_token_id", "unk_token_id", "attention_dropout", "activation_dropout"),
-    *("length_penalty", "num_beams", "no_repeat_ngram_size", "suppress_tokens"),
+    *("length_penalty", "num_beams", "early_stopping", "no_repeat_ngram_size", "suppress_tokens"),
     # how they are trained, searched and run
-    *("init_std", "encoder_layerdrop", "decoder_layerdrop", "num_hidden_layers", "max_length", "early_stopping"),
+    *("init_std", "encoder_layerdrop", "decoder_layerdrop", "num_hidden_layers", "max_length"),
     *("bad_words_ids", "classif_dropout", "classifier_dropout", "static_position_embeddings", "max_new_tokens"),
 }
 """Fields of config.json that are read, or that change no logit, beside those of every model."""
 SHARED = r"model\.shared\.weight"
 """Written, and not read, where every side has a table of its own."""
-_READ = ("num_beams", "length_penalty", "no_repeat_ngram_size", "suppress_tokens")
-_OF_SEARCHES = ("max_length", "max_new_tokens", "early_stopping", "bad_words_ids", "forced_eos_token_id")
+_READ = ("num_beams", "length_penalty", "early_stopping", "no_repeat_ngram_size", "suppress_tokens")
+_OF_SEARCHES = ("max_length", "max_new_tokens", "bad_words_ids", "forced_eos_token_id")
 """Fields that config.json had before there was a generation_config.json."""
 
 
@@ -162,6 +160,7 @@ def decoding(folder: Path, given: Mapping[str, Any], eos: int, start: int | None
         return DecodingConfig(
             beam=field(settings, "num_beams", int, where, 1) or 1,
             length_penalty="power",
+            early_stopping=settings.get("early_stopping") is True,
             alpha=float(field(settings, "length_penalty", float, where, 1.0)),
             no_repeat_ngram=field(settings, "no_repeat_ngram_size", int, where, 0) or 0,
             allow_unk=settings.get("unk_token_id") not in suppressed or not suppressed,

@@ -5,8 +5,6 @@ computes the same when all that reads and writes its stream is put into another 
 table.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -4,8 +4,6 @@ The texts are pieces of the source's vocabulary in a fixed random order, so that
 tokens are as likely as each other but for rounding, either may be written.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import random
@@ -23,6 +21,7 @@ from fasttfm.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from fasttfm.decoding.search import search_ids
 from fasttfm.errors import UserError, is_out_of_memory
 from fasttfm.files import read_json
+from fasttfm.interop.ctranslate2_read import vocabulary
 from fasttfm.interop.exchange import NEVER, Model, piece_names
 from fasttfm.interop.tokenizer_json import SPECIAL_PIECES
 from fasttfm.interop.weight_files import first_line
@@ -89,13 +88,8 @@ def _names(model: Model, folder: Path) -> list[list[str]]:
     """Return CTranslate2's names of our source's and target's tokens: of a model that came from there its pieces, of
     one that goes there the lists that were written."""
     if model.folder is None:
-        return [each.pieces(range(len(each))) for each in (model.source_tokenizer, model.target_tokenizer)]
-    return [_vocabulary(folder, side) for side in ("source", "target")]
-
-
-def _vocabulary(folder: Path, side: str) -> list[str]:
-    shared = folder / "shared_vocabulary.json"
-    return read_json(shared if shared.exists() else folder / f"{side}_vocabulary.json", list)
+        return [each.pieces(range(len(each))) for each in model.tokenizers]
+    return [vocabulary(folder, side) for side in ("source", "target")]
 
 
 def _unwritten(model: Model) -> list[int]:
@@ -108,7 +102,7 @@ def _by_ctranslate2(model: Model, folder: Path, lines: Sequence[str]) -> list[li
     import ctranslate2
 
     source, target = _names(model, folder)
-    known = _vocabulary(folder, "target")
+    known = vocabulary(folder, "target")
     suppressed = [[target[number]] for number in _unwritten(model) if target[number] in known]
     ended = len(model.source_tokenizer.source_end) if read_json(folder / "config.json").get("add_source_eos") else 0
     prefix = [target[number] for number in model.target_tokenizer.prefix]

@@ -1,7 +1,5 @@
 """Fields of Hugging Face's config.json and of our configurations: tables that are read in both directions."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Container, Iterable, Mapping
 from pathlib import Path

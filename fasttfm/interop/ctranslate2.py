@@ -5,8 +5,6 @@ https://github.com/OpenNMT/CTranslate2/blob/master/python/ctranslate2/specs/mode
 https://github.com/OpenNMT/CTranslate2/blob/master/python/ctranslate2/specs/transformer_spec.py
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +15,7 @@ from torch import Tensor
 from fasttfm.config.model import TransformerConfig
 from fasttfm.data.moses_tokenizer import MosesTokenizer
 from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK
-from fasttfm.errors import UserError
+from fasttfm.errors import optional
 from fasttfm.interop.exchange import Model, piece_names, positions
 from fasttfm.interop.names import EncoderDecoderNames, Table, theirs
 
@@ -47,10 +45,10 @@ def export(model: Model, folder: Path) -> list[str]:
 
     It takes pieces, and adds the end of a sentence itself where sources have one.
     """
-    names = [piece_names(tokenizer, SPECIAL) for tokenizer in (model.source_tokenizer, model.target_tokenizer)]
+    names = [piece_names(tokenizer, SPECIAL) for tokenizer in model.tokenizers]
     write(model.config, model.weights, folder, *names, add_source_eos=bool(model.source_tokenizer.source_end))
     told = ["padding, begin-of-sentence and the unknown token: give suppress_sequences and disable_unk to exclude them"]
-    for side, tokenizer in (("source", model.source_tokenizer), ("target", model.target_tokenizer)):
+    for side, tokenizer in zip(("source", "target"), model.tokenizers):
         if isinstance(tokenizer, MosesTokenizer):
             tokenizer.save(folder / f"{side}.codes")
             told.append(f"{side} text is cut by sacremoses and {side}.codes: {tokenizer.vocabulary}")
@@ -58,8 +56,8 @@ def export(model: Model, folder: Path) -> list[str]:
             (folder / f"{side}.spm").write_bytes(tokenizer.model)
     if model.decoding.length_penalty == "gnmt" and model.decoding.alpha:
         told.append(f"the length penalty gnmt {model.decoding.alpha} is not known there: its length_penalty is a power")
-    if model.source_tokenizer.prefix or model.target_tokenizer.prefix:
-        codes = [each.pieces(each.prefix) for each in (model.source_tokenizer, model.target_tokenizer)]
+    if any(each.prefix for each in model.tokenizers):
+        codes = [each.pieces(each.prefix) for each in model.tokenizers]
         told.append(f"sources must begin with {codes[0]}, and target_prefix must be {codes[1]}")
     return told
 
@@ -78,17 +76,13 @@ def write(
 
     alignment_layer: decoder layer, from 1, whose heads' mean it gives as attention; 0 is one head of the last one.
     """
-    try:
-        from ctranslate2.specs import common_spec, transformer_spec
-    except ImportError:
-        raise UserError('the package ctranslate2 is needed: pip install "fasttfm[ctranslate2]"') from None
-
-    spec = transformer_spec.TransformerSpec.from_config(
+    specs = optional("ctranslate2.specs", "ctranslate2")
+    spec = specs.transformer_spec.TransformerSpec.from_config(
         (config.encoder_layers, config.decoder_layers),
         config.heads,
         pre_norm=config.norm_first,
         no_final_norm=not config.final_norm,
-        activation=getattr(common_spec.Activation, _ACTIVATIONS[config.activation]),
+        activation=getattr(specs.common_spec.Activation, _ACTIVATIONS[config.activation]),
         alignment_layer=alignment_layer - 1,
         alignment_heads=config.heads if alignment_layer else 1,
     )

@@ -6,8 +6,6 @@ model.bin, little-endian: version, name of the specification, its revision; the 
 name, number of dimensions, dimensions, type, number of bytes, bytes; the number of aliases, and each one's two names.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import struct
@@ -77,7 +75,7 @@ def read(folder: Path, **languages: Any) -> Model:
     settled(folder)
     variables = _read_variables(folder / "model.bin")
     settings = read_json(folder / "config.json")
-    words = {side: _vocabulary(folder, side) for side in ("source", "target")}
+    words = {side: vocabulary(folder, side) for side in ("source", "target")}
     arrangements = {side: _arrangement(words[side], variables, settings, folder, side) for side in words}
     joint = words["source"] == words["target"]
     try:
@@ -99,22 +97,16 @@ def read(folder: Path, **languages: Any) -> Model:
         config, layers, list(arrangements.values()), tables, output, bias, path=folder / "model.bin"
     )
     refuse_what_is_no_number(weights, folder / "model.bin")
-    tokenizers = [
-        _tokenizer(
-            folder,
-            side,
-            arrangements[side].pieces(words[side]),
-            languages.get(f"{side}_language"),
-            ends=_ends(variables, settings),
-        )
-        for side in ("source", "target")
-    ]
+    ends = _ends(variables, settings)
+    source, target = (
+        _tokenizer(folder, side, each.pieces(words[side]), languages.get(f"{side}_language"), ends=ends)
+        for side, each in arrangements.items()
+    )
     return Model(
-        config=config,
-        weights=pairs_from_halves(weights, config.d_model) if halved else weights,
-        source_tokenizer=tokenizers[0],
-        target_tokenizer=tokenizers[1],
-        decoding=DecodingConfig(beam=2, length_penalty="power", alpha=1.0, allow_unk=True),
+        config,
+        pairs_from_halves(weights, config.d_model) if halved else weights,
+        (source, target),
+        DecodingConfig(beam=2, length_penalty="power", alpha=1.0, early_stopping=True, allow_unk=True),
         notes=(*told, *_notes(variables, settings)),
     )
 
@@ -181,7 +173,8 @@ class _Reader(io.BytesIO):
         return part
 
 
-def _vocabulary(folder: Path, side: str) -> list[str]:
+def vocabulary(folder: Path, side: str) -> list[str]:
+    """The pieces of a side; UserError for a file that is damaged."""
     names = ("shared_vocabulary.json", f"{side}_vocabulary.json")
     path = next((folder / name for name in names if (folder / name).exists()), folder / names[1])
     pieces = read_json(path, list)

@@ -1,7 +1,5 @@
 """A model with its tokenizers between our directories and other systems' formats, and what these have in common."""
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,21 +29,28 @@ NEVER = -1e4
 """A logit's bias that makes its token impossible, and that float16 can hold."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Model:
     """All that translating takes."""
 
     config: TransformerConfig
     weights: Mapping[str, Tensor]
     """Under the names of models.Transformer, a shared table once."""
-    source_tokenizer: Tokenizer
-    target_tokenizer: Tokenizer
-    """The same object where the vocabulary is joint."""
+    tokenizers: tuple[Tokenizer, Tokenizer]
+    """The source's and the target's, one object where the vocabulary is joint."""
     decoding: DecodingConfig
     folder: Path | None = None
     """Where its training's records lie."""
     notes: tuple[str, ...] = ()
     """What was assumed or left out when it was read from another tool's files."""
+
+    @property
+    def source_tokenizer(self) -> Tokenizer:
+        return self.tokenizers[0]
+
+    @property
+    def target_tokenizer(self) -> Tokenizer:
+        return self.tokenizers[1]
 
 
 def load(model_dir: Path, checkpoint: str = "best") -> Model:
@@ -55,22 +60,14 @@ def load(model_dir: Path, checkpoint: str = "best") -> Model:
     """
     config, weights, saved = read_pretrained(model_dir, checkpoint)
     refuse_others(lambda: Transformer(config), weights, saved)
-    source, target = load_tokenizers(model_dir)
-    for tokenizer, size in ((source, config.source_vocab_size or config.vocab_size), (target, config.vocab_size)):
+    tokenizers = load_tokenizers(model_dir)
+    for tokenizer, size in zip(tokenizers, (config.source_vocab_size or config.vocab_size, config.vocab_size)):
         if len(tokenizer) != size:
             raise UserError(
                 f"{model_dir}: its vocabulary has {len(tokenizer):,} pieces but its configuration says "
                 f"{size:,}: copy both from the same training run"
             )
-    decoding = build(read_values(model_dir)).decoding
-    return Model(
-        config=config,
-        weights=weights,
-        source_tokenizer=source,
-        target_tokenizer=target,
-        decoding=decoding,
-        folder=model_dir,
-    )
+    return Model(config, weights, tokenizers, build(read_values(model_dir)).decoding, folder=model_dir)
 
 
 def store(model: Model, folder: Path, origin: Sequence[str] = ()) -> None:
@@ -78,8 +75,9 @@ def store(model: Model, folder: Path, origin: Sequence[str] = ()) -> None:
 
     origin: lines of the model card on where the model comes from.
     """
-    tokenizers = (model.source_tokenizer, model.target_tokenizer)
-    write_pretrained(folder, model.config, model.weights, decoding=model.decoding, tokenizers=tokenizers, origin=origin)
+    write_pretrained(
+        folder, model.config, model.weights, decoding=model.decoding, tokenizers=model.tokenizers, origin=origin
+    )
 
 
 def export(model: Model, folder: Path) -> list[str]:
@@ -87,8 +85,9 @@ def export(model: Model, folder: Path) -> list[str]:
 
     Returns lines for the user.
     """
-    tokenizers = (model.source_tokenizer, model.target_tokenizer)
-    write_model(folder, model.config, model.weights, model.decoding, tokenizers=tokenizers, model_dir=model.folder)
+    write_model(
+        folder, model.config, model.weights, model.decoding, tokenizers=model.tokenizers, model_dir=model.folder
+    )
     if model.source_tokenizer is not model.target_tokenizer:
         return ["no tokenizer.json was written, because it has one vocabulary and this model has two"]
     return write_tokenizer(model.source_tokenizer, folder, "end")

@@ -6,8 +6,6 @@ learned table has rows before it that no token is at. A target input begins with
 text is given besides: a SentencePiece model, or the codes of fastBPE or subword-nmt, which cut Moses' tokens.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -113,12 +111,11 @@ def read(
     prepared = [str(each.vocabulary) for each in tokenizers] if codes else []
     joint = joint and languages[0] == languages[1]
     return Model(
-        config=config,
-        weights=result,
-        source_tokenizer=tokenizers[1 if joint else 0],
-        target_tokenizer=tokenizers[1],
-        decoding=DecodingConfig(
-            beam=5, length_penalty="power", alpha=1.0, max_len_a=0.0, max_len_b=200, allow_unk=True
+        config,
+        result,
+        (tokenizers[1 if joint else 0], tokenizers[1]),
+        DecodingConfig(
+            beam=5, length_penalty="power", alpha=1.0, early_stopping=True, max_len_a=0.0, max_len_b=200, allow_unk=True
         ),
         notes=(
             *told,
@@ -145,16 +142,12 @@ def _config(
         if given.get(name):
             raise UserError(f"{path}: {name} is {given[name]}: {what} are not supported")
     given = {name: value for name, value in given.items() if value is not None}
-    for _, name, default in _SIZES:
+    flags = [("encoder_normalize_before", False), ("encoder_learned_pos", False)]
+    for name, default in [*((each.theirs, each.default) for each in _SIZES), *flags]:
         other = name.replace("encoder", "decoder")
         if given.get(name, default) != given.get(other, default):
             raise UserError(f"{path}: {name} and {other} differ, which is not supported")
-    norm_first = bool(given.get("encoder_normalize_before"))
-    if norm_first != bool(given.get("decoder_normalize_before")):
-        raise UserError(f"{path}: encoder_normalize_before and decoder_normalize_before differ: not supported")
-    learned = bool(given.get("encoder_learned_pos"))
-    if learned != bool(given.get("decoder_learned_pos")):
-        raise UserError(f"{path}: encoder_learned_pos and decoder_learned_pos differ, which is not supported")
+    norm_first, learned = (bool(given.get(name)) for name, _ in flags)
     places = {"positional_encoding": "tensor2tensor", "first_position": PAD + 1}
     if learned:
         lengths = [len(table) for table in _learned(weights)]

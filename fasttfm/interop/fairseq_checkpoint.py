@@ -5,8 +5,6 @@ torch does not know becomes a Shell, which keeps what the file says of an object
 https://omegaconf.readthedocs.io     a container has _content, a value _val; ${model.dropout} names another value
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import zipfile

@@ -4,8 +4,6 @@ A line of dict.LANG.txt is a piece and how often it was counted. Pieces are Sent
 subword-nmt, which end in @@ where another follows in the word.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +35,7 @@ class Dictionary:
         self.arrangement = Arrangement(len(self.pieces), pad=PAD, unk=UNK, start=EOS, eos=EOS)
 
     @classmethod
-    def read(cls, path: Path) -> Dictionary:
+    def read(cls, path: Path) -> "Dictionary":
         """Raises UserError for a file that is missing or damaged."""
         try:
             lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")

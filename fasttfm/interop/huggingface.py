@@ -8,8 +8,6 @@
 Needs the package transformers (version 5), which fasttfm does not install.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from typing import Any

@@ -5,8 +5,6 @@ code adds to scores, while a registered one is bool. Those whose attention is so
 queries and all keys are refused.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

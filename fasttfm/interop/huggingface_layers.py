@@ -5,8 +5,6 @@ Residual connection, dropout and LayerNorm are one pass; the feed-forward networ
 is ReLU or GELU. What has been exchanged, wrapped or hooked is called instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ refuse() looks at the options of a call; refused_by() knows from a module's sour
 options would be refused, so that accelerate() leaves such a model the attention that it has.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import inspect

@@ -7,8 +7,6 @@ remembers what is done to it, up to the product with the values, which is F.atte
 or asked of it, computes it as written, so that the numbers are the model's own in any case.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math
@@ -83,12 +81,12 @@ class Step(NamedTuple):
     softmax: bool = False
     dropout_p: float = 0.0
 
-    def plus(self, added: Tensor) -> Step | None:
+    def plus(self, added: Tensor) -> "Step | None":
         if self.softmax or not added.is_floating_point() or not _fits(added.shape, self.shape):
             return None
         return self._replace(added=(*self.added, (added, len(self.shape))))
 
-    def times(self, factor: Any) -> Step | None:
+    def times(self, factor: Any) -> "Step | None":
         if self.softmax or (isinstance(factor, Tensor) and factor.dim()):
             return None
         added = tuple((x * factor, dims) for x, dims in self.added)
@@ -96,7 +94,7 @@ class Step(NamedTuple):
             return self._replace(query=self.query * factor, added=added)
         return self._replace(scale=self.scale * factor, added=added)
 
-    def shaped(self, shape: tuple[int, ...]) -> Step | None:
+    def shaped(self, shape: tuple[int, ...]) -> "Step | None":
         if shape[-2:] != self.shape[-2:] or len(shape) not in (3, 4):
             return None
         lead = shape[:2] if len(shape) == 4 else self.lead
@@ -143,13 +141,13 @@ class Products(Tensor):
     compute: Callable[[], Tensor]
 
     @staticmethod
-    def of(step: Step, compute: Callable[[], Tensor]) -> Products:
+    def of(step: Step, compute: Callable[[], Tensor]) -> "Products":
         """compute: gives the tensor that this stands for."""
         this = torch.Tensor._make_subclass(Products, torch.empty(step.shape, dtype=step.dtype, device="meta"))
         this.step, this.compute = step, functools.cache(compute)
         return this
 
-    def become(self, step: Step, func: Any, args: tuple[Any, ...]) -> Products:
+    def become(self, step: Step, func: Any, args: tuple[Any, ...]) -> "Products":
         """Becomes the step that func, which works in place, makes of this."""
         before = Products.of(self.step, self.compute)
         args = tuple(before if x is self else x for x in args)

@@ -5,14 +5,12 @@ Pre-norm with final norms, fairseq's sinusoids, which count from padding's numbe
 its language, a translation with that of its own.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any
 
 from fasttfm.data.tokenizer import Vocabulary
-from fasttfm.errors import UserError
+from fasttfm.errors import UserError, optional
 from fasttfm.interop.bart import (
     KNOWN,
     SHARED,
@@ -67,22 +65,14 @@ def read(folder: Path, source_language: str | None = None, target_language: str 
             raise UserError(f"--{side}-language: {shown}: give one of {', '.join(sorted(codes)[:8])}, ...")
         vocabulary = Vocabulary(pieces=ours, prefix=[codes[language]], silent=silent)
         sides.append(fitting_tokenizer(folder / _SENTENCEPIECE, vocabulary))
-    return Model(
-        config=config,
-        weights=result,
-        source_tokenizer=sides[0],
-        target_tokenizer=sides[1],
-        decoding=decoding(folder, given, theirs.eos_token_id, start, theirs.pad_token_id),
-    )
+    search = decoding(folder, given, theirs.eos_token_id, start, theirs.pad_token_id)
+    return Model(config, result, (sides[0], sides[1]), search)
 
 
 def _load_tokenizer(folder: Path) -> Any:
+    transformers = optional("transformers", "hf")
     try:
-        from transformers import AutoTokenizer
-    except ImportError:
-        raise UserError('the package transformers is needed: pip install "fasttfm[hf]"') from None
-    try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # of every kind, from several libraries
         raise UserError(
             f"{folder}: its tokenizer cannot be loaded ({first_line(error)}): copy its files again"

@@ -4,8 +4,6 @@ https://huggingface.co/docs/transformers/model_doc/marian
 Post-norm, scaled embeddings, the paper's sinusoids with all sines before all cosines, no embedding of a first token.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import warnings
@@ -71,7 +69,7 @@ def export(model: Model, folder: Path) -> list[str]:
             **SPECIAL_TOKENS,
             "num_beams": model.decoding.beam,
             "length_penalty": penalty,
-            "early_stopping": "never",
+            "early_stopping": model.decoding.early_stopping or "never",
             "max_length": _LONGEST,
             "suppress_tokens": suppressed(model.decoding),
         },
@@ -148,7 +146,7 @@ def _length_penalty(decoding: DecodingConfig) -> tuple[float, list[str]]:
 
 
 def _write_tokenizer(model: Model, folder: Path) -> None:
-    source, target = model.source_tokenizer, model.target_tokenizer
+    source, target = model.tokenizers
     for name, tokenizer in (("source.spm", source), ("target.spm", target)):
         (folder / name).write_bytes(tokenizer.model)
     separate = model.config.share_embeddings != "all"
@@ -225,17 +223,11 @@ def read(folder: Path, **languages: Any) -> Model:
     )
     refuse_trained_positions(weights, "weight", "paper")
     weights.refuse_rest(SHARED)
-    tokenizers = [
+    source, target = (
         fitting_tokenizer(folder / name, Vocabulary(pieces=pieces, prefix=[], codes=True))
         for name, (_, pieces) in zip(("source.spm", "target.spm"), sides)
-    ]
-    return Model(
-        config=config,
-        weights=pairs_from_halves(result, config.d_model),
-        source_tokenizer=tokenizers[0],
-        target_tokenizer=tokenizers[1],
-        decoding=search,
     )
+    return Model(config, pairs_from_halves(result, config.d_model), (source, target), search)
 
 
 def ordered_pieces(words: Mapping[str, Any], path: Path) -> list[str]:

@@ -4,8 +4,6 @@ A table has modules of ours and theirs, each with a weight and a bias. Where our
 in_proj, theirs may be several modules, whose parameters are the parts of ours one below the other.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -9,8 +9,6 @@ step.onnx       tokens (B,) int64, keys, values (layers, B, H, L, D) of the L to
 Written in plain PyTorch from the formulas of reference.py: an exporter knows nothing of the package's own operators.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import warnings
@@ -25,7 +23,7 @@ from torch import Tensor, nn
 from fasttfm.config.model import TransformerConfig
 from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK
 from fasttfm.data.tokenizer_files import save_tokenizers
-from fasttfm.errors import UserError
+from fasttfm.errors import optional
 from fasttfm.functional.activations import ACTIVATIONS
 from fasttfm.interop.exchange import Model, positions, suppressed
 
@@ -34,11 +32,8 @@ _OPSET = 18
 
 def export(model: Model, folder: Path) -> list[str]:
     """Write encoder.onnx, step.onnx, the SentencePiece models and what a search must know to a new directory."""
-    try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise UserError(f'the package {error.name} is needed: pip install "fasttfm[onnx]"') from None
+    for package in ("onnx", "onnxscript"):
+        optional(package, "onnx")
     encoder, step = Encoder(model.config, model.weights).eval(), Step(model.config, model.weights).eval()
     heads, layers = model.config.heads, model.config.decoder_layers
     size = model.config.d_model // heads
@@ -67,7 +62,7 @@ def export(model: Model, folder: Path) -> list[str]:
             dynamic_shapes=({0: batch}, kept, kept, over_source, over_source, {0: batch, 1: length}),
             **options,
         )
-    save_tokenizers(folder, model.source_tokenizer, model.target_tokenizer)
+    save_tokenizers(folder, *model.tokenizers)
     search = {
         "pad": PAD,
         "unk": UNK,

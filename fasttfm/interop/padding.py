@@ -4,8 +4,6 @@ A mask's tokens are moved to the left in their order, and what is computed of th
 never attended to and has no position, so a row gives the same wherever its padding is.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -21,7 +19,7 @@ class Rows(NamedTuple):
     """Which column comes first, second, ... of each row, (B, L); None: padding is on the right already."""
 
     @classmethod
-    def of(cls, mask: Tensor | None, tokens: Tensor, name: str) -> Rows:
+    def of(cls, mask: Tensor | None, tokens: Tensor, name: str) -> "Rows":
         """The rows of a mask (B, L), 1 or True at tokens. ValueError, which names it, for another shape or other
         numbers."""
         if mask is None:

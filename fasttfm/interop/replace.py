@@ -5,8 +5,6 @@ the same module with the same parameters, hooks, device, dtype, mode and require
 every other holder of a reference still point.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

@@ -6,8 +6,6 @@ a normalizer puts in those spaces, line breaks are cut off first, and pieces and
 written without the package tokenizers.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Weights as Hugging Face's libraries save them: model.safetensors or pytorch_model.bin, whole or in several files."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -125,6 +125,8 @@ class DecoderLayer(_Layer):
 class Stack(nn.Module):
     """Layers, one after the other, and for pre-norm the norm after the last of them."""
 
+    stands_for = "stack"
+
     def __init__(
         self, layers: list[Any], norm: nn.LayerNorm | nn.RMSNorm | None = None, *, first_site: int = SITES_PER_LAYER
     ) -> None:

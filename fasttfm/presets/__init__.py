@@ -3,8 +3,6 @@
 Those of translation lie in this folder, those of another kind of model in the folder of whoever brings it.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from itertools import takewhile

@@ -13,6 +13,7 @@ changes nothing but the time. Sentences that nobody waits for any more leave at 
 """
 
 import copy
+import gc
 import itertools
 import threading
 import time
@@ -37,6 +38,12 @@ _PREFERENCE = 4.0
 
 _TURN = 0.05
 """Seconds that the searches of one model go on before those of another do: changing takes milliseconds."""
+
+
+def settle() -> None:
+    """Let the garbage collector pass over what is there now, modules and models: walking them stops all threads."""
+    gc.collect()
+    gc.freeze()
 
 
 class QueueFull(Exception):
@@ -118,9 +125,11 @@ class _Batch:
 class Engine:
     """Translates what is submitted; see the module."""
 
-    def __init__(self, translators: Mapping[str, Translator], counts: Counts, *, queue: int) -> None:
-        """queue: most sentences that may wait."""
+    def __init__(self, translators: Mapping[str, Translator], counts: Counts, *, queue: int, workers: int = 1) -> None:
+        """queue: most sentences that may wait. workers: engines that share the budget of batch_tokens; with all of it
+        for each, a step of the long requests would take as long for one core as it takes all cores together."""
         self.translators = translators
+        self.workers = workers
         self.counts = counts
         self.queue = queue
         self._waiting = FairQueue()
@@ -128,6 +137,7 @@ class Engine:
         self._changed = threading.Condition()
         self._stopping = False
         self._inside = ExitStack()
+        self._settled = False
         self._model: str | None = None
         """Whose weights are prepared for a search now."""
         self._takes_lines: dict[str, bool] = {}
@@ -158,6 +168,9 @@ class Engine:
         while True:
             with self._changed:
                 while not (self._waiting or self._searches):
+                    if self._takes_lines and not self._settled:  # all that a search imports is there
+                        self._settled = True
+                        settle()
                     self._enter(None)  # weights and modules may change while nothing is searched
                     self._takes_lines.clear()
                     if self._stopping:
@@ -206,7 +219,7 @@ class Engine:
                 return True
             if isinstance(search, _Batch) and self._takes_lines.get(sentence.model):  # others take steps meanwhile
                 return sum(each.work for each in search.sentences) + sentence.work <= _MUCH_WORK
-            budget = self.translators[sentence.model].config.batch_tokens
+            budget = self.translators[sentence.model].config.batch_tokens // self.workers
             left = budget - sum(each.tokens for each in search.sentences)
             tokens = min(sentence.tokens, budget)  # a longer one must get its turn too
             return left >= tokens or (not searched[sentence.request] and left + budget >= tokens)

@@ -17,7 +17,8 @@ Schema = dict[str, Any]
 """JSON Schema, of which are used type, enum, anyOf, minimum, items, minItems and additionalProperties."""
 
 SEARCH = (
-    *("beam", "nbest", "length_penalty", "alpha", "max_len_a", "max_len_b", "min_len", "no_repeat_ngram"),
+    *("beam", "nbest", "length_penalty", "alpha", "early_stopping", "max_len_a", "max_len_b", "min_len"),
+    "no_repeat_ngram",
     *("sampling", "sampling_topk", "sampling_topp", "temperature", "sampling_seed"),
 )
 """Fields of DecodingConfig that a request may set."""

@@ -27,7 +27,7 @@ from fasttfm.children import signal_name
 from fasttfm.decoding.translator import Translator
 from fasttfm.errors import UserError
 from fasttfm.processes import end_group, start_process
-from fasttfm.serving.engine import QueueFull, Stopping
+from fasttfm.serving.engine import QueueFull, Stopping, settle
 from fasttfm.serving.metrics import Metrics
 from fasttfm.serving.queue import Answer, FairQueue, Sentence
 from fasttfm.serving.worker import begin
@@ -72,6 +72,7 @@ class Pool:
         self._changed = threading.Condition()
         self._stopping = self._stopped = False
         self._start(translators, workers)
+        settle()
         self._thread = threading.Thread(target=self._listen, name="workers", daemon=True)
         self._thread.start()
 

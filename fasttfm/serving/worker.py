@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from fasttfm.decoding.search import prepare
 from fasttfm.decoding.translator import Translation, Translator
 from fasttfm.processes import end_with, read_shared
-from fasttfm.serving.engine import Engine
+from fasttfm.serving.engine import Engine, settle
 from fasttfm.serving.queue import Answer
 
 
@@ -36,7 +36,8 @@ def begin(weights: int, control_descriptor: int, count: int) -> None:
         translators = read_shared(weights)
         for each in translators.values():
             prepare(each.model)
-        numbers = {_fork(translators, control, number): number for number in range(count)}
+        settle()
+        numbers = {_fork(translators, control, number, count): number for number in range(count)}
     except Exception as error:
         control.send(("failed", " ".join(str(error).splitlines())))
         return
@@ -45,17 +46,17 @@ def begin(weights: int, control_descriptor: int, count: int) -> None:
             pid, status = os.wait()
             number = numbers.pop(pid)
             control.send(("ended", number, status))
-            numbers[_fork(translators, control, number)] = number
+            numbers[_fork(translators, control, number, count)] = number
 
 
-def _fork(translators: Mapping[str, Translator], control: Connection, number: int) -> int:
+def _fork(translators: Mapping[str, Translator], control: Connection, number: int, count: int) -> int:
     """The process id of a new worker, of which the server has been told."""
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if not pid:
         ours.close()
         os.close(control.fileno())
-        _work(translators, Connection(theirs.detach()))
+        _work(translators, Connection(theirs.detach()), count)
     theirs.close()
     control.send(("begun", number, pid))
     send_handle(control, ours.fileno(), os.getppid())
@@ -92,11 +93,11 @@ class _Told:
             self.send("answer", number, None, " ".join(str(error).splitlines()))
 
 
-def _work(translators: Mapping[str, Translator], server: Connection) -> NoReturn:
+def _work(translators: Mapping[str, Translator], server: Connection, count: int) -> NoReturn:
     """A worker: translates what it is sent until the server hangs up."""
     threading.Thread(target=end_with, args=(server.fileno(),), daemon=True).start()
     told = _Told(server)
-    engine = Engine(translators, told, queue=sys.maxsize)
+    engine = Engine(translators, told, queue=sys.maxsize, workers=count)
     answers: dict[int, Answer] = {}
     while True:
         try:

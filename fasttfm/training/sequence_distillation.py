@@ -64,7 +64,7 @@ def distill_translation(
             PrepareOptions(max_length=data.description["fingerprint"]["options"]["max_length"]),
             models=[data_dir],
             say=say,
-            progress=progress,
+            progress=progress or (lambda noun: lambda done, total: None),
         )
     shutil.rmtree(part)
 

@@ -22,76 +22,49 @@ from torch import Tensor
 
 from fasttfm.kernels.attention import steps
 from fasttfm.kernels.attention.launch import like_heads, prepare, stages_for, strides, unit
-from fasttfm.kernels.attention.problem import LineStrides, Problem, Rows, Tiling, View
-from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.choices import choice
+from fasttfm.kernels.attention.problem import LineStrides, Problem, Tiling, View
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Float32Pointer, Pointer, Strides
-from fasttfm.kernels.philox import keep_transposed, lanes_of, select, with_seed
-from fasttfm.kernels.tiles.attention import BACKWARD_KEYS, BACKWARD_QUERIES, Tile
+from fasttfm.kernels.philox import keep_transposed, lanes_spread, select, with_seed
+from fasttfm.kernels.tiles.attention import BACKWARD_KEYS, BACKWARD_QUERIES
 
 
 @triton.jit
 def _walk_keys(
-    acc,  # (ROWS, D), dQ so far
-    q_tile,  # (ROWS, D)
-    dout_tile,  # (ROWS, DV)
-    lse_tile,  # (ROWS,)
-    delta_tile,  # (ROWS,)
-    k,  # Rows of keys
-    v,  # Rows of values
-    first,
-    last,
-    first_row,
-    view,
-    T,  # Tiling
-    CHECKED: tl.constexpr,
+    acc, q_tile, dout_tile, lse_tile, delta_tile, k, v, first, last, first_row, view, T, CHECKED: tl.constexpr
 ):
-    """Adds what the key tiles from first to last give to dQ."""
+    """Adds what the key tiles from first to last give to dQ, acc (ROWS, D).
+
+    q_tile (ROWS, D), dout_tile (ROWS, DV), lse_tile and delta_tile (ROWS,); k and v are Rows, T the Tiling.
+    """
     head, masking, dropout, scale = view
     rows = first_row + tl.arange(0, T.ROWS)
     for column in range(first, last, T.COLUMNS):
-        offset = tl.cast(column, tl.int64)
-        k_tile = steps.load_keys(
-            k.first + offset * k.stride, k.stride, head.visible - column, T.COLUMNS, T.D, not CHECKED
-        )
+        k_tile = steps.load_keys(k, column, head.visible, T.COLUMNS, T.D, not CHECKED)
         s = steps.product(q_tile, tl.trans(k_tile), T.PRECISION) * scale  # (ROWS, COLUMNS)
         s = steps.capped(s, masking)
-        if masking.softcap is not None:
-            slope = steps.cap_slope(s, masking)
-        s = steps.hide_keys(s, first_row, column, head, masking, T.CAUSAL, CHECKED)
+        slope = steps.cap_slope(s, masking)
+        s = steps.hide(s, first_row, column, masking, head.queries, head.visible, T.CAUSAL, CHECKED)
         p = tl.exp2(s - lse_tile[:, None])
-        v_tile = steps.load_keys(
-            v.first + offset * v.stride, v.stride, head.visible - column, T.COLUMNS, T.DV, not CHECKED
-        )
+        v_tile = steps.load_keys(v, column, head.visible, T.COLUMNS, T.DV, not CHECKED)
         dp = steps.product(dout_tile, tl.trans(v_tile), T.PRECISION)
         if dropout.seed is not None:
-            lane = lanes_of(dropout, head.plane, rows, column, T.COLUMNS)
+            lane = lanes_spread(dropout, head.plane, rows, column, T.COLUMNS)
             dp = select(dp, lane, dropout.threshold) * dropout.keep_scale
-        ds = p * (dp - delta_tile[:, None])
-        if masking.softcap is not None:
-            ds *= slope
+        ds = p * (dp - delta_tile[:, None]) * slope
         acc += steps.product(ds.to(k_tile.dtype), k_tile, T.PRECISION)
     return acc
 
 
 @jit
 def _backward_queries(
-    q: Pointer,  # (B, H, L, D) through its strides, unit stride in D
-    k: Pointer,  # (B, H // GROUP, S, D)
-    v: Pointer,  # (B, H // GROUP, S, DV)
-    out: Pointer,  # (B, H, L, DV)
-    dout: Pointer,  # (B, H, L, DV)
-    dq: Pointer,  # (B, H, L, D) out
-    lse: Float32Pointer,  # (B, H, L), of the forward pass
-    delta: Float32Pointer,  # (B, H, L) out
-    problem: Problem,
-    strides: Strides,  # of q, k, v, out, dout, dq
-    lse_strides: LineStrides,  # of lse, delta
+    q: Pointer, k: Pointer, v: Pointer, out: Pointer, dout: Pointer, dq: Pointer, lse: Float32Pointer,
+    delta: Float32Pointer, problem: Problem, strides: Strides, lse_strides: LineStrides,
     D: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
+    """Writes dq and delta."""
     head, first_row = steps.locate_queries(problem, CAUSAL, ROWS)
     if first_row >= head.queries:
         return
@@ -101,8 +74,8 @@ def _backward_queries(
         dropout = with_seed(dropout)
     row = head.first_query + first_row
     count = head.queries - first_row
-    keys = Rows(steps.rows_of(k, k_strides, steps.keys_of(head, GROUP), head.first_key), k_strides[2])
-    values = Rows(steps.rows_of(v, v_strides, steps.keys_of(head, GROUP), head.first_key), v_strides[2])
+    keys = steps.rows_of(k, k_strides, steps.keys_of(head, GROUP), head.first_key)
+    values = steps.rows_of(v, v_strides, steps.keys_of(head, GROUP), head.first_key)
     masking = steps.masking_of(problem.masking, head, problem.sizes)
     q_tile = steps.load_tile(q, q_strides, head, row, count, ROWS, D)
     out_tile = steps.load_tile(out, out_strides, head, row, count, ROWS, DV)
@@ -133,39 +106,24 @@ def _backward_queries(
 
 @triton.jit
 def _walk_queries(
-    dk_tile,  # (COLUMNS, D), dK so far
-    dv_tile,  # (COLUMNS, DV), dV so far
-    k_tile,  # (COLUMNS, D)
-    v_tile,  # (COLUMNS, DV)
-    q,  # Rows of queries
-    dout,  # Rows
-    lse,  # of the first row
-    delta,
-    first,
-    last,
-    first_column,
-    view,
-    T,  # Tiling
-    CHECKED: tl.constexpr,
+    dk_tile, dv_tile, k_tile, v_tile, q, dout, lse, delta, first, last, first_column, view, T, CHECKED: tl.constexpr
 ):
-    """Adds what the query tiles from first to last give to dK and dV.
+    """Adds what the query tiles from first to last give to dK, dk_tile (COLUMNS, D), and dV, dv_tile (COLUMNS, DV).
 
-    Keys past the visible ones gather rubbish, each in a row of its own, which the caller discards.
+    k_tile (COLUMNS, D), v_tile (COLUMNS, DV); q and dout are Rows, lse and delta point at the first row, T is the
+    Tiling. Keys past the visible ones gather rubbish, each in a row of its own, which the caller discards.
     """
     head, masking, dropout, scale = view
     for row in range(first, last, T.ROWS):
         rows = row + tl.arange(0, T.ROWS)
-        offset = tl.cast(row, tl.int64)
-        count = head.queries - row
-        q_tile = steps.load_rows(q.first + offset * q.stride, q.stride, count, T.ROWS, T.D)
+        q_tile = steps.load(q, row, head.queries, T.ROWS, T.D)
         lse_tile = tl.load(lse + rows, mask=rows < head.queries, other=float("inf"))
         s = steps.product(k_tile, tl.trans(q_tile), T.PRECISION) * scale  # (COLUMNS, ROWS)
         s = steps.capped(s, masking)
-        if masking.softcap is not None:
-            slope = steps.cap_slope(s, masking)
-        s = steps.hide_keys(s, row, first_column, head, masking, T.CAUSAL, CHECKED, True)
+        slope = steps.cap_slope(s, masking)
+        s = steps.hide(s, row, first_column, masking, head.queries, head.visible, T.CAUSAL, CHECKED, ORDER="transposed")
         p = tl.exp2(s - lse_tile[None, :])
-        dout_tile = steps.load_rows(dout.first + offset * dout.stride, dout.stride, count, T.ROWS, T.DV)
+        dout_tile = steps.load(dout, row, head.queries, T.ROWS, T.DV)
         delta_tile = tl.load(delta + rows, mask=rows < head.queries, other=0.0)
         dp = steps.product(v_tile, tl.trans(dout_tile), T.PRECISION)
         kept = p
@@ -174,29 +132,19 @@ def _walk_queries(
             kept = tl.where(keep, p, 0.0)
             dp = tl.where(keep, dp * dropout.keep_scale, 0.0)
         dv_tile += steps.product(kept.to(dout_tile.dtype), dout_tile, T.PRECISION)
-        ds = p * (dp - delta_tile[None, :])
-        if masking.softcap is not None:
-            ds *= slope
+        ds = p * (dp - delta_tile[None, :]) * slope
         dk_tile += steps.product(ds.to(q_tile.dtype), q_tile, T.PRECISION)
     return dk_tile, dv_tile
 
 
 @jit
 def _backward_keys(
-    q: Pointer,  # (B, H, L, D) through its strides, unit stride in D
-    k: Pointer,  # (B, H // GROUP, S, D)
-    v: Pointer,  # (B, H // GROUP, S, DV)
-    dout: Pointer,  # (B, H, L, DV)
-    dk: Pointer,  # (B, H // GROUP, S, D) out
-    dv: Pointer,  # (B, H // GROUP, S, DV) out
-    lse: Float32Pointer,  # (B, H, L), of the forward pass
-    delta: Float32Pointer,  # (B, H, L), of _backward_queries
-    strides: Strides,  # of q, k, v, dout, dk, dv
-    lse_strides: LineStrides,  # of lse, delta
-    problem: Problem,
+    q: Pointer, k: Pointer, v: Pointer, dout: Pointer, dk: Pointer, dv: Pointer, lse: Float32Pointer,
+    delta: Float32Pointer, strides: Strides, lse_strides: LineStrides, problem: Problem,
     D: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
+    """Writes dk and dv."""
     sizes = steps.sizes_of_keys(problem.sizes, GROUP)
     tiles = (sizes.S + COLUMNS - 1) // COLUMNS
     head = steps.locate(tl.program_id(0) // tiles, sizes, problem.spans)
@@ -231,8 +179,8 @@ def _backward_keys(
     dv_tile = tl.zeros((COLUMNS, steps.block(DV)), tl.float32)
     for member in range(GROUP):
         reader = steps.member_of(head, member, GROUP)
-        queries = Rows(steps.rows_of(q, q_strides, reader, head.first_query), q_strides[2])
-        douts = Rows(steps.rows_of(dout, dout_strides, reader, head.first_query), dout_strides[2])
+        queries = steps.rows_of(q, q_strides, reader, head.first_query)
+        douts = steps.rows_of(dout, dout_strides, reader, head.first_query)
         line = steps.line_of(lse_strides, reader, head.first_query)
         reader_masking = steps.masking_of(masking, reader, sizes)
         lses = lse + line
@@ -257,23 +205,6 @@ def _backward_keys(
     steps.store_tile(dv, dv_tile, dv_strides, head, column, count, COLUMNS, DV)
 
 
-def _alternatives(chip: Chip, kind: str, width: int, extras: int) -> list[Tile]:
-    sizes = ((128, 64, 8), (64, 128, 8), (64, 64, 8), (64, 64, 4), (64, 32, 4), (32, 64, 4), (32, 32, 4))
-    return [Tile(rows, columns, warps, stages) for rows, columns, warps in sizes for stages in (1, 2)]
-
-
-@choice("attention.backward_queries", alternatives=_alternatives)
-def queries_tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
-    """For dQ; arguments as forward.forward_tile()'s."""
-    return BACKWARD_QUERIES(chip, kind, width, extras)
-
-
-@choice("attention.backward_keys", alternatives=_alternatives)
-def keys_tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
-    """For dK and dV; arguments as forward.forward_tile()'s."""
-    return BACKWARD_KEYS(chip, kind, width, extras)
-
-
 def backward(
     grad: Tensor,
     query: Tensor,
@@ -283,30 +214,30 @@ def backward(
     lse: Tensor,
     *,
     out: tuple[Tensor, ...] | None = None,
-    tiles: tuple[Tile, Tile] | None = None,
     **options: Any,
 ) -> tuple[Tensor, ...]:
     """grad, output (B, H, L, DV), lse (B, H, L) of forward.forward(); the rest as there.
 
-    Returns the gradients of query, key and value; out: memory for them; tiles: of the first launch and the second.
+    Returns the gradients of query, key and value; out: memory for them.
     """
-    grad, query, key, value, output = (unit(x) for x in (grad, query, key, value, output))
+    grad, output = unit(grad), unit(output)
     call = prepare(query, key, value, **options)
-    dq, dk, dv = out or (like_heads(query), like_heads(key), like_heads(value))
-    of_queries, of_keys = tiles or (queries_tile(*call.size_class), keys_tile(*call.size_class))
+    query, key, value = call.inputs
+    dq, dk, dv = out or map(like_heads, call.inputs)
     delta = torch.empty_strided(lse.shape, lse.stride(), dtype=torch.float32, device=lse.device)
+    lse_strides = LineStrides(*lse.stride()[:2])
     if call.planes and call.queries:
-        stages = stages_for(call.chip, of_queries, key, value, gradients=True)
-        _backward_queries[(ceil_div(call.queries, of_queries.rows) * call.planes,)](
+        tile = BACKWARD_QUERIES(*call.size_class)
+        _backward_queries[(ceil_div(call.queries, tile.rows) * call.planes,)](
             query, key, value, output, grad, dq, lse, delta, call.problem,
-            strides(query, key, value, output, grad, dq), LineStrides(*lse.stride()[:2]),
-            **call.constants, **of_queries.options(stages),
+            strides(query, key, value, output, grad, dq), lse_strides,
+            **call.constants, **tile.options(stages_for(call.chip, tile, key, value, gradients=True)),
         )  # fmt: skip
     if call.planes and call.keys:
-        stages = stages_for(call.chip, of_keys, query, grad, gradients=True)
-        _backward_keys[(ceil_div(call.keys, of_keys.columns) * call.key_planes,)](
+        tile = BACKWARD_KEYS(*call.size_class)
+        _backward_keys[(ceil_div(call.keys, tile.columns) * call.key_planes,)](
             query, key, value, grad, dk, dv, lse, delta,
-            strides(query, key, value, grad, dk, dv), LineStrides(*lse.stride()[:2]), call.problem,
-            **call.constants, **of_keys.options(stages),
+            strides(query, key, value, grad, dk, dv), lse_strides, call.problem,
+            **call.constants, **tile.options(stages_for(call.chip, tile, query, grad, gradients=True)),
         )  # fmt: skip
     return dq, dk, dv

@@ -23,11 +23,11 @@ import triton.language as tl
 from torch import Tensor
 
 from fasttfm.kernels.attention import steps
-from fasttfm.kernels.attention.launch import like_heads, precision, stages_for, strides, unit, width_class
+from fasttfm.kernels.attention.launch import like_heads, stages_for, strides, unit, width_class
 from fasttfm.kernels.attention.problem import Sizes
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.jit import jit
-from fasttfm.kernels.launch import ceil_div, chip, product_kind
+from fasttfm.kernels.launch import ceil_div, chip, precision, product_kind
 from fasttfm.kernels.parameter import (
     Float32Pointer,
     Int64Pointer,
@@ -256,14 +256,8 @@ def _merge(
         tl.store(row_lse + line, peak + tl.log2(tl.where(total == 0.0, 1.0, total)), mask=exists)
 
 
-def decode_tile(chip: Chip, kind: str, width: int, rows: int) -> Tile:
-    """kind as launch.product_kind() names it; width 64, 128 or 256: the larger head size, at most; rows 16 or 32: those
-    that read a head of keys, at most, or more."""
-    return DECODE(chip, kind, width, rows)
-
-
 def rows_tile(width: int) -> Tile:
-    """The tile of _append and _merge, a row a warp; width as decode_tile() takes it."""
+    """The tile of _append and _merge, a row a warp; width as width_class() gives it, 64 at least."""
     return Tile(4, width, 4, 1)
 
 
@@ -305,7 +299,7 @@ def decode(
     device = chip(query.device)
     kind = product_kind(query.dtype, device)
     group = heads // key_heads
-    tile = tile or decode_tile(device, kind, _class(width, value_width), 16 if queries * group <= 16 else 32)
+    tile = tile or DECODE(device, kind, _class(width, value_width), 16 if queries * group <= 16 else 32)
     pages, room = _pages(key_cache, block_table)
     programs = ceil_div(queries * group, tile.rows) * batch * key_heads
     shares = shares or shares_of(device, programs, room)

@@ -23,43 +23,28 @@ import triton.language as tl
 from torch import Tensor
 
 from fasttfm.kernels.attention import steps
-from fasttfm.kernels.attention.launch import outputs, positive, prepare, stages_for, strides, unit
-from fasttfm.kernels.attention.problem import LineStrides, Problem, Rows, Tiling, View
-from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.choices import choice
+from fasttfm.kernels.attention.launch import outputs, positive, prepare, stages_for, strides
+from fasttfm.kernels.attention.problem import LineStrides, Problem, Tiling, View
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Float32Pointer, Pointer, Strides
-from fasttfm.kernels.philox import lanes_of, select, with_seed
-from fasttfm.kernels.tiles.attention import FORWARD, Tile
+from fasttfm.kernels.philox import lanes_spread, select, with_seed
+from fasttfm.kernels.tiles.attention import FORWARD
 
 
 @triton.jit
-def _walk(
-    acc,  # (ROWS, DV)
-    peak,  # (ROWS,), the running maximum
-    total,  # (ROWS,), the running sum
-    q_tile,  # (ROWS, D)
-    k,  # Rows of keys
-    v,  # Rows of values
-    first,
-    last,
-    first_row,
-    view,
-    T,  # Tiling
-    CHECKED: tl.constexpr,
-):
-    """Takes the key tiles from first to last into the running softmax."""
+def _walk(acc, peak, total, q_tile, k, v, first, last, first_row, view, T, CHECKED: tl.constexpr):
+    """Takes the key tiles from first to last into acc (ROWS, DV) and the running maximum and sum (ROWS,).
+
+    q_tile (ROWS, D); k and v are Rows, T the Tiling.
+    """
     head, masking, dropout, scale = view
     rows = first_row + tl.arange(0, T.ROWS)
     for column in range(first, last, T.COLUMNS):
-        offset = tl.cast(column, tl.int64)
-        k_tile = steps.load_keys(
-            k.first + offset * k.stride, k.stride, head.visible - column, T.COLUMNS, T.D, not CHECKED
-        )
+        k_tile = steps.load_keys(k, column, head.visible, T.COLUMNS, T.D, not CHECKED)
         s = steps.product(q_tile, tl.trans(k_tile), T.PRECISION)  # (ROWS, COLUMNS)
         s, factor = steps.unscaled(s, masking, scale)
-        s = steps.hide_keys(s, first_row, column, head, masking, T.CAUSAL, CHECKED)
+        s = steps.hide(s, first_row, column, masking, head.queries, head.visible, T.CAUSAL, CHECKED)
         highest = tl.maximum(peak, tl.max(s, 1) * factor)
         base = highest
         if CHECKED or masking.mask is not None:
@@ -68,29 +53,22 @@ def _walk(
         fade = tl.exp2(peak - base)
         total = total * fade + tl.sum(p, 1)
         peak = highest
-        v_tile = steps.load_keys(
-            v.first + offset * v.stride, v.stride, head.visible - column, T.COLUMNS, T.DV, not CHECKED
-        )
+        v_tile = steps.load_keys(v, column, head.visible, T.COLUMNS, T.DV, not CHECKED)
         weights = p.to(v_tile.dtype)
         if dropout.seed is not None:
-            weights = select(weights, lanes_of(dropout, head.plane, rows, column, T.COLUMNS), dropout.threshold)
+            weights = select(weights, lanes_spread(dropout, head.plane, rows, column, T.COLUMNS), dropout.threshold)
         acc = acc * fade[:, None] + steps.product(weights, v_tile, T.PRECISION)
     return acc, peak, total
 
 
 @jit
 def _forward(
-    q: Pointer,  # (B, H, L, D) through its strides, unit stride in D
-    k: Pointer,  # (B, H // GROUP, S, D)
-    v: Pointer,  # (B, H // GROUP, S, DV)
-    out: Pointer,  # (B, H, L, DV) out
-    lse: Float32Pointer,  # (B, H, L) out: log2 of the sum of the exponentiated scores; 0 where no key is seen
-    strides: Strides,  # of q, k, v, out
-    lse_strides: LineStrides,
-    problem: Problem,
+    q: Pointer, k: Pointer, v: Pointer, out: Pointer, lse: Float32Pointer,
+    strides: Strides, lse_strides: LineStrides, problem: Problem,
     D: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
+    """Writes out and lse."""
     head, first_row = steps.locate_queries(problem, CAUSAL, ROWS)
     if first_row >= head.queries:
         return
@@ -100,8 +78,8 @@ def _forward(
         dropout = with_seed(dropout)
     row = head.first_query + first_row
     count = head.queries - first_row
-    keys = Rows(steps.rows_of(k, k_strides, steps.keys_of(head, GROUP), head.first_key), k_strides[2])
-    values = Rows(steps.rows_of(v, v_strides, steps.keys_of(head, GROUP), head.first_key), v_strides[2])
+    keys = steps.rows_of(k, k_strides, steps.keys_of(head, GROUP), head.first_key)
+    values = steps.rows_of(v, v_strides, steps.keys_of(head, GROUP), head.first_key)
     masking = steps.masking_of(problem.masking, head, problem.sizes)
     q_tile = steps.load_tile(q, q_strides, head, row, count, ROWS, D)
     scale = tl.maximum(problem.scale * steps.LOG2E, 1e-37)  # of 0 times -inf there would be no number
@@ -134,40 +112,21 @@ def _forward(
     tl.store(lse + steps.line_of(lse_strides, head, row) + rows, logarithm, mask=rows < count)
 
 
-def _alternatives(chip: Chip, kind: str, width: int, extras: int) -> list[Tile]:
-    sizes = ((128, 64, 4), (128, 64, 8), (128, 32, 4), (64, 64, 4), (64, 32, 4), (32, 32, 4))
-    return [Tile(rows, columns, warps, stages) for rows, columns, warps in sizes for stages in (2, 3)]
-
-
-@choice("attention.forward", alternatives=_alternatives)
-def forward_tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
-    """kind as launch.product_kind() names it; width 64, 128 or 256: the larger head size, at most; extras as
-    launch.extras() counts them."""
-    return FORWARD(chip, kind, width, extras)
-
-
 def forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    out: tuple[Tensor, Tensor] | None = None,
-    tile: Tile | None = None,
-    **options: Any,
+    query: Tensor, key: Tensor, value: Tensor, *, out: tuple[Tensor, Tensor] | None = None, **options: Any
 ) -> tuple[Tensor, Tensor]:
     """query (B, H, L, D), key (B, Hk, S, D), value (B, Hk, S, DV), H a multiple of Hk; options as launch.prepare()'s.
 
     Returns the output (B, H, L, DV) and the log-sum-exp (B, H, L) float32 in base 2; out: memory for them.
     """
     query, options = positive(query, options)
-    query, key, value = unit(query), unit(key), unit(value)
     call = prepare(query, key, value, **options)
     output, lse = out or outputs(query, value.shape[-1])
     if call.planes and call.queries:
-        tile = tile or forward_tile(*call.size_class)
+        tile = FORWARD(*call.size_class)
         _forward[(ceil_div(call.queries, tile.rows) * call.planes,)](
-            query, key, value, output, lse,
-            strides(query, key, value, output), LineStrides(*lse.stride()[:2]), call.problem,
-            **call.constants, **tile.options(stages_for(call.chip, tile, key, value)),
+            *call.inputs, output, lse,
+            strides(*call.inputs, output), LineStrides(*lse.stride()[:2]), call.problem,
+            **call.constants, **tile.options(stages_for(call.chip, tile, *call.inputs[1:])),
         )  # fmt: skip
     return output, lse

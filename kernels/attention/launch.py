@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fasttfm.kernels.attention.problem import Masking, Problem, Sizes
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.choices import choice
-from fasttfm.kernels.launch import chip, interpreted, product_kind
+from fasttfm.kernels.choices import Choice
+from fasttfm.kernels.launch import chip, precision, product_kind
 from fasttfm.kernels.philox import dropout_arguments
 from fasttfm.kernels.tiles.attention import LONG_WIDTH, SHORT_KEYS, Tile
 
@@ -40,6 +40,8 @@ class Packed(NamedTuple):
 class Call:
     """One call of attention, as its kernels take it."""
 
+    inputs: tuple[Tensor, Tensor, Tensor]
+    """Query, key and value, with unit stride in their last dimension."""
     chip: Chip
     kind: str
     """fp32, tf32, fp16 or bf16."""
@@ -91,18 +93,14 @@ def _power_of_two(size: int, most: int) -> int:
 
 
 def fits_short(chip: Chip, kind: str, width: int, keys: int) -> bool:
-    """Return whether the kernels for short rows take it without spilling; width and keys as route() takes them."""
+    """Return whether the kernels for short rows take it without spilling; width and keys as _route() takes them."""
     return keys <= SHORT_KEYS(chip, kind, max(64, width))
 
 
-def spills(chip: Chip, kind: str, width: int) -> bool:
-    """Return whether the kernels for long rows spill, or exceed the shared memory, whatever their tile."""
-    return width > LONG_WIDTH(chip, kind)
-
-
 def takes_long(chip: Chip, kind: str, width: int) -> bool:
-    """Return whether the kernels for long rows take heads of this width_class()."""
-    return width <= MAX_WIDTH and not spills(chip, kind, width)
+    """Return whether the kernels for long rows take heads of this width_class(): with wider ones they spill, or
+    exceed the shared memory, whatever their tile."""
+    return width <= LONG_WIDTH(chip, kind)
 
 
 def _routes(chip: Chip, kind: str, width: int, keys: int) -> list[str]:
@@ -111,8 +109,7 @@ def _routes(chip: Chip, kind: str, width: int, keys: int) -> list[str]:
     return ["short", "flash", "softmax"] if fits_short(chip, kind, width, keys) else ["flash", "softmax"]
 
 
-@choice("attention.route", alternatives=_routes)
-def route(chip: Chip, kind: str, width: int, keys: int) -> str:
+def _route(chip: Chip, kind: str, width: int, keys: int) -> str:
     """short, flash or softmax: short.py, forward.py and backward.py, or masked_softmax.py between two cuBLAS products.
 
     kind as launch.product_kind() names it; width from width_class(); keys from key_class(). Where Triton has no matrix
@@ -121,15 +118,16 @@ def route(chip: Chip, kind: str, width: int, keys: int) -> str:
     Above 1,024 keys the scores would fill the memory; but wide heads in float32 proper spill, because Triton keeps
     their rows in registers. None of these limits has been measured yet.
     """
-    if width > MAX_WIDTH:
-        return "softmax"
     if fits_short(chip, kind, width, keys):
         return "short"
-    if spills(chip, kind, width):
+    if not takes_long(chip, kind, width):
         return "softmax"
     if chip.capability and (not chip.matrix_units or kind == "fp32") and keys <= 1024:
         return "softmax"
     return "flash"
+
+
+route = Choice("attention.route", _route, _routes)
 
 
 def unit(x: Tensor) -> Tensor:
@@ -212,6 +210,7 @@ def prepare(
 ) -> Call:
     """Arguments as fasttfm.functional.attention's Options, places masking_arguments()'s; query (B, H, ., .), key, value
     (B, Hk, ., .), through by_head() when packed."""
+    query, key, value = unit(query), unit(key), unit(value)
     batch, heads, queries, width = query.shape
     keys, value_width = value.shape[2:]
     if key_lengths is not None:
@@ -223,6 +222,7 @@ def prepare(
         query_starts, key_starts, queries, keys = packed
         query_starts, key_starts = query_starts.contiguous(), key_starts.contiguous()
     return Call(
+        inputs=(query, key, value),
         chip=device,
         kind=kind,
         planes=batch * heads,
@@ -246,13 +246,6 @@ def positive(query: Tensor, options: dict[str, Any]) -> tuple[Tensor, dict[str, 
     if options.get("scale", 1.0) >= 0.0:
         return query, options
     return -query, {**options, "scale": -options["scale"]}
-
-
-def precision(kind: str) -> str:
-    """The precision of products, as product() takes it."""
-    if kind == "tf32":
-        return "tf32"
-    return "upcast" if kind == "bf16" and interpreted() else "ieee"
 
 
 def stages_for(chip: Chip, tile: Tile, *walked: Tensor, gradients: bool = False) -> int:

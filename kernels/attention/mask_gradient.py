@@ -18,28 +18,20 @@ from torch import Tensor
 from fasttfm.kernels.attention import steps
 from fasttfm.kernels.attention.launch import prepare, strides, unit
 from fasttfm.kernels.attention.problem import LineStrides, Problem
-from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Float32Pointer, Pointer, Strides, Varying
 from fasttfm.kernels.philox import keep_mask, with_seed
-from fasttfm.kernels.tiles.attention import MASK_GRADIENT, Tile
+from fasttfm.kernels.tiles.attention import MASK_GRADIENT
 
 
 @jit
 def _gradient(
-    q: Pointer,  # (B, H, L, D) through its strides, unit stride in D
-    k: Pointer,  # (B, H // GROUP, S, D)
-    v: Pointer,  # (B, H // GROUP, S, DV)
-    dout: Pointer,  # (B, H, L, DV)
-    lse: Float32Pointer,  # (B, H, L), of the forward pass
-    delta: Float32Pointer,  # (B, H, L), sum of dO * O
+    q: Pointer, k: Pointer, v: Pointer, dout: Pointer, lse: Float32Pointer, delta: Float32Pointer,
     parts: Float32Pointer,  # (shares, MB, MH, ML, MS) out
     problem: Problem,  # packed sequences take no mask
     planes: Varying,  # B * H
-    shares: Varying,
-    strides: Strides,  # of q, k, v, dout
-    lse_strides: LineStrides,  # of lse, delta
+    shares: Varying, strides: Strides, lse_strides: LineStrides,
     D: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
     # whether the mask has batches, heads, queries, keys of its own
     MB: tl.constexpr, MH: tl.constexpr, ML: tl.constexpr, MS: tl.constexpr,
@@ -99,10 +91,8 @@ def _gradient(
         s = steps.product(q_tile, tl.trans(k_tile), PRECISION) * (scale * steps.LOG2E)  # (ROWS, COLUMNS)
         s = steps.capped(s, masking)
         # Keys as they lie: a mask's tile is read, and its gradient written, in rows of neighbours.
-        s = steps.hide(
-            s, row, column, tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :],
-            steps.masking_of(masking, head, sizes), head.queries, head.visible, CAUSAL, True,
-        )  # fmt: skip
+        of_head = steps.masking_of(masking, head, sizes)
+        s = steps.hide(s, row, column, of_head, head.queries, head.visible, CAUSAL, True, ORDER="plain")
         p = tl.exp2(s - lse_tile[:, None])
         dp = steps.product(dout_tile, tl.trans(v_tile), PRECISION)
         if dropout.seed is not None:
@@ -126,11 +116,6 @@ def _gradient(
     tl.store(parts + offsets, acc, mask=(rows < rows_kept) & (columns < columns_kept))
 
 
-def gradient_tile(chip: Chip, kind: str, width: int, extras: int) -> Tile:
-    """Arguments as forward.forward_tile()'s."""
-    return MASK_GRADIENT(chip, kind, width)
-
-
 def gradient(
     grad: Tensor,
     query: Tensor,
@@ -139,21 +124,19 @@ def gradient(
     output: Tensor,
     lse: Tensor,
     mask: Tensor,
-    *,
-    tile: Tile | None = None,
     **options: Any,
 ) -> Tensor:
     """grad, output (B, H, L, DV), lse (B, H, L) of the forward pass, which took this mask; the rest as there.
 
     Returns the gradient in mask's shape and dtype.
     """
-    grad, query, key, value = unit(grad), unit(query), unit(key), unit(value)
+    grad = unit(grad)
     call = prepare(query, key, value, mask=mask, **options)
     shape = (1,) * (4 - mask.dim()) + tuple(mask.shape)
     full = (*query.shape[:3], key.shape[2])
     if 0 in full:
         return torch.zeros_like(mask)
-    tile = tile or gradient_tile(*call.size_class)
+    tile = MASK_GRADIENT(*call.size_class[:3])
     extents = (full[0], full[1], ceil_div(full[2], tile.rows), ceil_div(full[3], tile.columns))
     whole = [m == f for m, f in zip(shape, full)]  # a dimension of size 1 counts as whole
     tiles = readers = 1
@@ -163,8 +146,8 @@ def gradient(
     parts = torch.empty(shares, *shape, dtype=torch.float32, device=mask.device)
     delta = (output.float() * grad.float()).sum(-1).contiguous()
     _gradient[(tiles * shares,)](
-        query, key, value, grad, lse, delta, parts, call.problem, call.planes, shares,
-        strides(query, key, value, grad), LineStrides(*lse.stride()[:2]),
+        *call.inputs, grad, lse, delta, parts, call.problem, call.planes, shares,
+        strides(*call.inputs, grad), LineStrides(*lse.stride()[:2]),
         **call.constants, MB=whole[0], MH=whole[1], ML=whole[2], MS=whole[3], **tile.options(),
     )  # fmt: skip
     return parts.sum(0).view(mask.shape).to(mask.dtype)

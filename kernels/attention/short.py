@@ -24,28 +24,21 @@ from torch import Tensor
 from fasttfm.kernels.attention import steps
 from fasttfm.kernels.attention.launch import key_class, like_heads, outputs, positive, prepare, strides, unit
 from fasttfm.kernels.attention.problem import LineStrides, Problem
-from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.choices import choice
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Float32Pointer, Pointer, Strides
-from fasttfm.kernels.philox import keep_mask, keep_transposed, lanes_of, select, with_seed
-from fasttfm.kernels.tiles.attention import SHORT_BACKWARD, SHORT_FORWARD, Tile
+from fasttfm.kernels.philox import keep_mask, keep_transposed, lanes_spread, select, with_seed
+from fasttfm.kernels.tiles.attention import SHORT_BACKWARD, SHORT_FORWARD
 
 
 @jit
 def _forward(
-    q: Pointer,  # (B, H, L, D) through its strides, unit stride in D
-    k: Pointer,  # (B, H // GROUP, S, D), S at most COLUMNS
-    v: Pointer,  # (B, H // GROUP, S, DV)
-    out: Pointer,  # (B, H, L, DV) out
-    lse: Float32Pointer,  # (B, H, L) out: log2 of the sum of the exponentiated scores; 0 where no key is seen
-    problem: Problem,
-    strides: Strides,  # of q, k, v, out
-    lse_strides: LineStrides,
+    q: Pointer, k: Pointer, v: Pointer, out: Pointer, lse: Float32Pointer,
+    problem: Problem, strides: Strides, lse_strides: LineStrides,
     D: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
+    """Writes out and lse; S is at most COLUMNS."""
     spans, masking, dropout, scale, sizes = problem
     tiles = (sizes.L + ROWS - 1) // ROWS
     head = steps.locate(tl.program_id(0) // tiles, sizes, spans)
@@ -57,25 +50,20 @@ def _forward(
     count = head.queries - first_row
     row = head.first_query + first_row
     q_tile = steps.load_tile(q, q_strides, head, row, count, ROWS, D)
-    k_rows = steps.rows_of(k, k_strides, steps.keys_of(head, GROUP), head.first_key)
-    v_rows = steps.rows_of(v, v_strides, steps.keys_of(head, GROUP), head.first_key)
-    if masking.mask is None:
-        k_tile = steps.load_keys(k_rows, k_strides[2], head.visible, COLUMNS, D)
-        v_tile = steps.load_keys(v_rows, v_strides[2], head.visible, COLUMNS, DV)
+    SPREAD: tl.constexpr = masking.mask is None  # else keys as they lie: a mask's tile is read in rows of neighbours
+    keys = steps.rows_of(k, k_strides, steps.keys_of(head, GROUP), head.first_key)
+    values = steps.rows_of(v, v_strides, steps.keys_of(head, GROUP), head.first_key)
+    if SPREAD:
+        k_tile = steps.load_keys(keys, 0, head.visible, COLUMNS, D)
+        v_tile = steps.load_keys(values, 0, head.visible, COLUMNS, DV)
     else:
-        # Keys as they lie: a mask's tile is read in rows of neighbours.
-        k_tile = steps.load_rows(k_rows, k_strides[2], head.visible, COLUMNS, D)
-        v_tile = steps.load_rows(v_rows, v_strides[2], head.visible, COLUMNS, DV)
+        k_tile = steps.load(keys, 0, head.visible, COLUMNS, D)
+        v_tile = steps.load(values, 0, head.visible, COLUMNS, DV)
     masking = steps.masking_of(masking, head, sizes)
     scale = tl.maximum(scale * steps.LOG2E, 1e-37)  # of 0 times -inf there would be no number
     s, factor = steps.unscaled(steps.product(q_tile, tl.trans(k_tile), PRECISION), masking, scale)  # (ROWS, COLUMNS)
-    if masking.mask is None:
-        s = steps.hide_keys(s, first_row, 0, head, masking, CAUSAL, True)
-    else:
-        s = steps.hide(
-            s, first_row, 0, tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :], masking, head.queries,
-            head.visible, CAUSAL, True,
-        )  # fmt: skip
+    ORDER: tl.constexpr = "spread" if SPREAD else "plain"
+    s = steps.hide(s, first_row, 0, masking, head.queries, head.visible, CAUSAL, True, ORDER)
     peak = tl.max(s, 1) * factor
     if masking.sinks is not None:
         peak = tl.maximum(peak, masking.sinks)
@@ -87,8 +75,8 @@ def _forward(
     weights = p.to(v_tile.dtype)
     if dropout.seed is not None:
         seeded = with_seed(dropout)
-        if masking.mask is None:
-            weights = select(weights, lanes_of(seeded, head.plane, rows, 0, COLUMNS), dropout.threshold)
+        if SPREAD:
+            weights = select(weights, lanes_spread(seeded, head.plane, rows, 0, COLUMNS), dropout.threshold)
         else:
             keep = keep_mask(seeded.seed, seeded.site, head.plane, rows, 0, dropout.threshold, COLUMNS)
             weights = tl.where(keep, weights, 0.0)
@@ -101,24 +89,17 @@ def _forward(
 
 @jit
 def _backward(
-    q: Pointer,  # (B, H, L, D) through its strides, unit stride in D
-    k: Pointer,  # (B, H // GROUP, S, D), S at most COLUMNS
-    v: Pointer,  # (B, H // GROUP, S, DV)
-    dout: Pointer,  # (B, H, L, DV)
-    dq: Pointer,  # (B, H, L, D) out
-    dk: Pointer,  # (B, H // GROUP, S, D) out
-    dv: Pointer,  # (B, H // GROUP, S, DV) out
-    lse: Float32Pointer,  # (B, H, L), of the forward pass
+    q: Pointer, k: Pointer, v: Pointer, dout: Pointer, dq: Pointer, dk: Pointer, dv: Pointer, lse: Float32Pointer,
     dq_sums: Float32Pointer,  # (B, H, D) out: dq summed over L, what a projection's bias gets of it; None: not wanted
     dk_sums: Float32Pointer,  # (B, H // GROUP, D) out: dk summed over S; None with dq_sums
     dv_sums: Float32Pointer,  # (B, H // GROUP, DV) out, likewise
-    problem: Problem,
-    strides: Strides,  # of q, k, v, dout, dq, dk, dv
+    problem: Problem, strides: Strides,
     sum_strides: Strides,  # from one b to the next: of dq_sums, and of dk_sums and dv_sums
     lse_strides: LineStrides,
     D: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
+    """Writes dq, dk and dv; S is at most COLUMNS."""
     spans, masking, dropout, scale, sizes = problem
     sizes = steps.sizes_of_keys(sizes, GROUP)
     head = steps.locate(tl.program_id(0), sizes, spans)
@@ -140,17 +121,14 @@ def _backward(
             dq_sum = tl.zeros((steps.block(D),), tl.float32)
         for row in range(0, head.queries, ROWS):
             rows = row + tl.arange(0, ROWS)
-            offset = tl.cast(row, tl.int64)
-            count = head.queries - row
-            q_tile = steps.load_rows(q_rows + offset * q_strides[2], q_strides[2], count, ROWS, D)
-            dout_tile = steps.load_rows(dout_rows + offset * dout_strides[2], dout_strides[2], count, ROWS, DV)
+            q_tile = steps.load(q_rows, row, head.queries, ROWS, D)
+            dout_tile = steps.load(dout_rows, row, head.queries, ROWS, DV)
             # no weight past the last row
             lse_tile = tl.load(lse_rows + rows, mask=rows < head.queries, other=float("inf"))
             s = steps.product(k_tile, tl.trans(q_tile), PRECISION) * (scale * steps.LOG2E)  # (COLUMNS, ROWS)
             s = steps.capped(s, masking)
-            if masking.softcap is not None:
-                slope = steps.cap_slope(s, masking)
-            s = steps.hide_keys(s, row, 0, reader, reader_masking, CAUSAL, True, True)
+            slope = steps.cap_slope(s, masking)
+            s = steps.hide(s, row, 0, reader_masking, head.queries, head.visible, CAUSAL, True, ORDER="transposed")
             p = tl.exp2(s - lse_tile[None, :])
             dp = steps.product(v_tile, tl.trans(dout_tile), PRECISION)
             kept = p
@@ -165,9 +143,7 @@ def _backward(
             if masking.sinks is not None:
                 total += tl.exp2(reader_masking.sinks - lse_tile)
             delta_tile = tl.sum(p * dp, 0) / tl.where(total == 0.0, 1.0, total)
-            ds = p * (dp - delta_tile[None, :])
-            if masking.softcap is not None:
-                ds *= slope
+            ds = p * (dp - delta_tile[None, :]) * slope
             ds = ds.to(k_tile.dtype)
             dk_tile += steps.product(ds, q_tile, PRECISION)
             if COLUMNS >= 8 * ROWS:
@@ -176,7 +152,7 @@ def _backward(
                 dq_tile = tl.trans(steps.product(tl.trans(k_tile), ds, PRECISION)) * scale
             else:
                 dq_tile = steps.product(tl.trans(ds), k_tile, PRECISION) * scale
-            steps.store_rows(dq_rows + offset * dq_strides[2], dq_tile, dq_strides[2], count, ROWS, D)
+            steps.store(dq_rows, row, dq_tile, head.queries, ROWS, D)
             if dq_sums is not None:
                 dq_sum += tl.sum(dq_tile, 0)  # rows past the end have no weights, and so no gradient
         if dq_sums is not None:
@@ -193,41 +169,17 @@ def _backward(
     steps.store_tile(dv, dv_tile * dropout.keep_scale, dv_strides, head, head.first_key, head.keys, COLUMNS, DV)
 
 
-def _alternatives(chip: Chip, kind: str, width: int, extras: int, keys: int) -> list[Tile]:
-    return [Tile(rows, keys, warps, 1) for rows in (16, 32, 64) for warps in (1, 2, 4, 8) if rows <= 2 * keys]
-
-
-@choice("attention.short.forward", alternatives=_alternatives)
-def forward_tile(chip: Chip, kind: str, width: int, extras: int, keys: int) -> Tile:
-    """kind, width and extras as forward.forward_tile() takes them; keys 16, 32, 64 or 128: a tile holds them all."""
-    return SHORT_FORWARD(chip, kind, width, keys, extras)
-
-
-@choice("attention.short.backward", alternatives=_alternatives)
-def backward_tile(chip: Chip, kind: str, width: int, extras: int, keys: int) -> Tile:
-    """The tile of the backward pass; arguments as forward_tile()'s."""
-    return SHORT_BACKWARD(chip, kind, width, keys, extras)
-
-
 def forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    out: tuple[Tensor, Tensor] | None = None,
-    tile: Tile | None = None,
-    **options: Any,
+    query: Tensor, key: Tensor, value: Tensor, *, out: tuple[Tensor, Tensor] | None = None, **options: Any
 ) -> tuple[Tensor, Tensor]:
     """Attention over rows that launch.fits_short() takes; arguments and results as forward.forward()'s."""
     query, options = positive(query, options)
-    query, key, value = unit(query), unit(key), unit(value)
     call = prepare(query, key, value, **options)
     output, lse = out or outputs(query, value.shape[-1])
     if call.planes and call.queries:
-        tile = tile or forward_tile(*call.size_class, key_class(call.keys))
+        tile = SHORT_FORWARD(*call.size_class, key_class(call.keys))
         _forward[(ceil_div(call.queries, tile.rows) * call.planes,)](
-            query, key, value, output, lse, call.problem,
-            strides(query, key, value, output), LineStrides(*lse.stride()[:2]),
+            *call.inputs, output, lse, call.problem, strides(*call.inputs, output), LineStrides(*lse.stride()[:2]),
             **call.constants, **tile.options(),
         )  # fmt: skip
     return output, lse
@@ -242,7 +194,6 @@ def backward(
     *,
     out: tuple[Tensor, ...] | None = None,
     sums: tuple[Tensor, ...] | None = None,
-    tile: Tile | None = None,
     **options: Any,
 ) -> tuple[Tensor, ...]:
     """grad (B, H, L, DV), lse (B, H, L) of forward(); the rest as there.
@@ -250,16 +201,15 @@ def backward(
     Returns the gradients of query, key and value; out: memory for them. sums: memory for these summed over queries or
     keys, three (B, H, D) float32 with contiguous heads, those of key and value in equal strides.
     """
-    grad, query, key, value = unit(grad), unit(query), unit(key), unit(value)
+    grad = unit(grad)
     call = prepare(query, key, value, **options)
-    dq, dk, dv = out or (like_heads(query), like_heads(key), like_heads(value))
+    gradients = out or tuple(map(like_heads, call.inputs))
     if call.planes:
-        tile = tile or backward_tile(*call.size_class, key_class(call.keys))
-        dq_sums, dk_sums, dv_sums = sums or (None, None, None)
+        tile = SHORT_BACKWARD(*call.size_class, key_class(call.keys))
         sum_strides = (0, 0) if sums is None else (sums[0].stride(0), sums[1].stride(0))
         _backward[(call.key_planes,)](
-            query, key, value, grad, dq, dk, dv, lse, dq_sums, dk_sums, dv_sums, call.problem,
-            strides(query, key, value, grad, dq, dk, dv), sum_strides, LineStrides(*lse.stride()[:2]),
+            *call.inputs, grad, *gradients, lse, *(sums or (None, None, None)), call.problem,
+            strides(*call.inputs, grad, *gradients), sum_strides, LineStrides(*lse.stride()[:2]),
             **call.constants, **tile.options(),
         )  # fmt: skip
-    return dq, dk, dv
+    return gradients

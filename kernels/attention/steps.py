@@ -6,9 +6,14 @@ log-sum-exp 0, so that its weights are exp2(-inf) = 0 again when a backward pass
 
 The kernels of this folder share their parameters' meaning:
 
-    strides         (batch, head, row) of every tensor (B, H, rows, width), each annotated Pointer, in their order
-    lse_strides     (batch, head) of tensors (B, H, rows), whose rows are neighbours
-    GROUP           query heads that read one head of keys and values: k, v, dk, dv have H // GROUP heads
+    q, dq           (B, H, L, D) through their strides, unit stride in D, as all below in their last dimension
+    k, dk           (B, H // GROUP, S, D), GROUP query heads reading one head of keys and values
+    v, dv           (B, H // GROUP, S, DV)
+    out, dout       (B, H, L, DV)
+    lse             (B, H, L), log2 of the sum of a row's exponentiated scores; 0 where no key is seen
+    delta           (B, H, L), the sum over a row of dout * out
+    strides         (batch, head, row) of every tensor that is annotated Pointer, in their order
+    lse_strides     (batch, head) of lse and delta, whose rows are neighbours
     PRECISION       tf32, ieee, or upcast, as product() takes it
 """
 
@@ -17,7 +22,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fasttfm.kernels.attention.problem import Head, Masking, Sizes
+from fasttfm.kernels.attention.problem import Head, Masking, Rows, Sizes
 from fasttfm.kernels.philox import spread
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -93,9 +98,9 @@ def locate_queries(problem, CAUSAL: tl.constexpr, ROWS: tl.constexpr):
 
 @triton.jit
 def rows_of(x, strides, head, first):
-    """The head's row `first` of x, in the tensor's own count."""
+    """The head's Rows of x from its row `first` on, in the tensor's own count."""
     # One offset in brackets: of x + a + b the compiler keeps a pointer and an offset in registers.
-    return x + (head.b * strides[0] + head.h * strides[1] + first * strides[2])
+    return Rows(x + (head.b * strides[0] + head.h * strides[1] + first * strides[2]), strides[2])
 
 
 @triton.jit
@@ -139,15 +144,56 @@ def masking_of(masking, head, sizes):
 
 
 @triton.jit
+def load(x, first, end, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """(ROWS, block(WIDTH)) of the Rows x from row `first` on, zero where there is nothing, as from row `end` on."""
+    offset = tl.cast(first, tl.int64)
+    count = end - first
+    return _load(x.first + offset * x.stride, x.stride, count, tl.arange(0, ROWS), WIDTH, False)
+
+
+@triton.jit
+def load_keys(x, first, end, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr = False):
+    """load() in the order of spread(); WHOLE: no row of the tile is past `end`."""
+    return _load(x.first + tl.cast(first, tl.int64) * x.stride, x.stride, end - first, spread(COLUMNS), WIDTH, WHOLE)
+
+
+@triton.jit
 def load_tile(x, strides, head, row, count, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """load_rows() from the head's `row` on, in the tensor's own count."""
-    return load_rows(rows_of(x, strides, head, row), strides[2], count, ROWS, WIDTH)
+    """load() of the head's rows from `row` on, in the tensor's own count."""
+    return load(rows_of(x, strides, head, row), 0, count, ROWS, WIDTH)
+
+
+@triton.jit
+def _load(start, stride, count, row, WIDTH: tl.constexpr, WHOLE: tl.constexpr):
+    row = row[:, None]
+    column = tl.arange(0, block(WIDTH))[None, :]
+    pointers = start + row * stride + column
+    if WHOLE and block(WIDTH) == WIDTH:
+        tile = tl.load(pointers)
+    elif WHOLE:
+        tile = tl.load(pointers, mask=column < WIDTH, other=0.0)
+    elif block(WIDTH) == WIDTH:
+        tile = tl.load(pointers, mask=row < count, other=0.0)
+    else:
+        tile = tl.load(pointers, mask=(row < count) & (column < WIDTH), other=0.0)
+    return tile
+
+
+@triton.jit
+def store(x, first, values, end, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """The inverse of load(); casts to the dtype of x."""
+    start = x.first + tl.cast(first, tl.int64) * x.stride
+    count = end - first
+    row = tl.arange(0, ROWS)
+    column = tl.arange(0, block(WIDTH))
+    inside = (row[:, None] < count) & (column[None, :] < WIDTH)
+    tl.store(start + row[:, None] * x.stride + column[None, :], values.to(x.first.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def store_tile(x, values, strides, head, row, count, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """The inverse of load_tile()."""
-    store_rows(rows_of(x, strides, head, row), values, strides[2], count, ROWS, WIDTH)
+    store(rows_of(x, strides, head, row), 0, values, count, ROWS, WIDTH)
 
 
 @triton.jit
@@ -174,49 +220,6 @@ def window_range(first_row, masking, free, ROWS: tl.constexpr, COLUMNS: tl.const
 
 
 @triton.jit
-def load_rows(
-    x,  # the tile's first row: (ROWS, WIDTH) with unit stride inside a row
-    stride,
-    count,  # rows from it on that exist
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    WHOLE: tl.constexpr = False,  # all of them exist
-):
-    """(ROWS, block(WIDTH)), zero where there is nothing."""
-    return _load(x, tl.arange(0, ROWS)[:, None], stride, count, WIDTH, WHOLE)
-
-
-@triton.jit
-def load_keys(x, stride, count, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr = False):
-    """load_rows() in the order of spread()."""
-    return _load(x, spread(COLUMNS)[:, None], stride, count, WIDTH, WHOLE)
-
-
-@triton.jit
-def _load(x, row, stride, count, WIDTH: tl.constexpr, WHOLE: tl.constexpr):
-    column = tl.arange(0, block(WIDTH))[None, :]
-    pointers = x + row * stride + column
-    if WHOLE and block(WIDTH) == WIDTH:
-        tile = tl.load(pointers)
-    elif WHOLE:
-        tile = tl.load(pointers, mask=column < WIDTH, other=0.0)
-    elif block(WIDTH) == WIDTH:
-        tile = tl.load(pointers, mask=row < count, other=0.0)
-    else:
-        tile = tl.load(pointers, mask=(row < count) & (column < WIDTH), other=0.0)
-    return tile
-
-
-@triton.jit
-def store_rows(x, values, stride, count, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """The inverse of load_rows; casts to x's dtype."""
-    row = tl.arange(0, ROWS)
-    column = tl.arange(0, block(WIDTH))
-    inside = (row[:, None] < count) & (column[None, :] < WIDTH)
-    tl.store(x + row[:, None] * stride + column[None, :], values.to(x.dtype.element_ty), mask=inside)
-
-
-@triton.jit
 def product(a, b, PRECISION: tl.constexpr):
     """a @ b in float32. upcast: the interpreter multiplies bfloat16 wrongly, so there the operands become float32."""
     if PRECISION == "upcast":
@@ -228,20 +231,22 @@ def product(a, b, PRECISION: tl.constexpr):
 
 @triton.jit
 def hide(
-    s,  # scores in base 2
-    row,  # the tile's first query
-    column,  # the tile's first key
-    rows,  # 0, 1, ... and
-    columns,  # 0, 1, ..., broadcastable to s in either orientation
-    masking,  # of this sequence and head
-    queries,
-    visible,
-    CAUSAL: tl.constexpr,
-    CHECKED: tl.constexpr,  # whether the tile reaches past the visible keys or the diagonal
-    OVERFLOWS: tl.constexpr = False,  # whether a score may be inf, a product out of its dtype's range
-):
-    """The scores with what is added to them, and -inf where the query may not attend: what a mask adds hides a key
-    where it is -inf in base 2, from reference.LOWEST downwards."""
+    s, row, column, masking, queries, visible, CAUSAL: tl.constexpr, CHECKED: tl.constexpr,
+    ORDER: tl.constexpr = "spread", OVERFLOWS: tl.constexpr = False,
+):  # fmt: skip
+    """Scores s in base 2 with what is added to them, and -inf where the query may not attend: what a mask adds hides a
+    key where it is -inf in base 2, from reference.LOWEST downwards.
+
+    s (ROWS, COLUMNS) from query `row` and key `column` on, of a head with this Masking; ORDER of the keys: spread, as
+    spread() has them, plain, or transposed, s being (COLUMNS, ROWS) and the keys plain. CHECKED: the tile reaches past
+    the visible keys or the diagonal; OVERFLOWS: a score may be inf, a product out of its dtype's range.
+    """
+    if ORDER == "transposed":
+        rows = tl.arange(0, s.shape[1])[None, :]
+        columns = tl.arange(0, s.shape[0])[:, None]
+    else:
+        rows = tl.arange(0, s.shape[0])[:, None]
+        columns = (spread(s.shape[1]) if ORDER == "spread" else tl.arange(0, s.shape[1]))[None, :]
     if masking.slopes is not None:
         past = rows - columns + (row - column + masking.causal_offset - masking.past)
         s -= tl.abs(past).to(tl.float32) * masking.slopes
@@ -305,8 +310,11 @@ def capped(s, masking):
 @triton.jit
 def cap_slope(s, masking):
     """The derivative of capped() where it gave s."""
-    ratio = s / (masking.softcap * LOG2E)
-    return 1.0 - ratio * ratio
+    slope = 1.0
+    if masking.softcap is not None:
+        ratio = s / (masking.softcap * LOG2E)
+        slope = 1.0 - ratio * ratio
+    return slope
 
 
 @triton.jit
@@ -321,24 +329,3 @@ def _tanh(x):
     )
     result = tl.where(size < 0.3, near, far)
     return tl.where(x < 0.0, -result, result)
-
-
-@triton.jit
-def hide_keys(
-    s,  # scores in base 2: (ROWS, COLUMNS), the keys in the order of spread(), or (COLUMNS, ROWS)
-    row,  # the tile's first query
-    column,  # the tile's first key
-    head,
-    masking,  # of the head
-    CAUSAL: tl.constexpr,
-    CHECKED: tl.constexpr,
-    TRANSPOSED: tl.constexpr = False,
-):
-    """hide() for a tile of a head."""
-    if TRANSPOSED:
-        rows = tl.arange(0, s.shape[1])[None, :]
-        columns = tl.arange(0, s.shape[0])[:, None]
-    else:
-        rows = tl.arange(0, s.shape[0])[:, None]
-        columns = spread(s.shape[1])[None, :]
-    return hide(s, row, column, rows, columns, masking, head.queries, head.visible, CAUSAL, CHECKED)

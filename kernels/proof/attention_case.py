@@ -54,7 +54,7 @@ def attention_case(
     known["spans"] = (None, "*i64", "*i64") if packed else ("*i64", None, None)
     known |= {} if sums else {"dq_sums": None, "dk_sums": None, "dv_sums": None}
     known |= constants
-    taken = {*kernel.arg_names, *(name for name, _ in each_of(kinds_of(kernel).items()))}
+    taken = {*kernel.arg_names, *(name for _, name, _ in each_of(kinds_of(kernel).items()))}
     given = {name: value for name, value in known.items() if name in taken}
     return kernel_case(kernel, name, kind, tile, given=given)
 

@@ -24,6 +24,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fasttfm.kernels.parameter import kinds_of
+from fasttfm.kernels.tiles.table import Tile
 
 NOTATION = {
     "Pointer": "*{dtype}",
@@ -76,23 +77,20 @@ def kernel_case(
     kernel: Any,
     name: str,
     dtype: str,
-    tile: Any,
+    tile: Tile,
     *,
     dtypes: Mapping[str, str] = MappingProxyType({}),
     given: Mapping[str, Any] = MappingProxyType({}),
 ) -> CompileCase:
     """A case whose arguments are what the kernel's annotations say (parameter.py), for a tile and a dtype.
 
-    name: family, kernel and variant; the tile is added. tile: a dataclass whose fields rows, columns, depth become the
-    constants of those names, with warps and, unless there is one, stages. dtypes: of what a ResidualPointer and a
-    ParameterPointer point at, by "residual" and "parameter", where these are not dtype and fp32. given: arguments of
-    which other is known, or fields of them, in the notation above; None: the pointer is not given.
+    name: family, kernel and variant; the tile is added. dtypes: of what a ResidualPointer and a ParameterPointer
+    point at, by "residual" and "parameter", where these are not dtype and fp32. given: arguments of which other is
+    known, or fields of them, in the notation above; None: the pointer is not given.
     """
     element = "fp32" if dtype == "tf32" else dtype
     every = {"dtype": element, "residual": element, "parameter": "fp32", **dtypes}
-    sizes = {field: getattr(tile, field) for field in ("rows", "columns", "depth") if hasattr(tile, field)}
-    stages = getattr(tile, "stages", 1)
-    known = {**{field.upper(): size for field, size in sizes.items()}, **given}
+    known = {**tile.sizes, **given}
 
     def described(name: str, kind: Any) -> Any:
         if name in known:
@@ -105,10 +103,10 @@ def kernel_case(
     arguments = {name: described(name, kind) for name, kind in kinds.items()}
     return CompileCase(
         kernel=kernel,
-        name=f"{name}/{'x'.join(map(str, sizes.values()))}w{tile.warps}s{stages}",
+        name=f"{name}/{tile}",
         dtype=dtype,
         arguments={**arguments, **known},
         num_warps=tile.warps,
-        num_stages=stages,
+        num_stages=tile.stages,
         matrix_product="PRECISION" in kernel.arg_names,
     )

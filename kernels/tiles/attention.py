@@ -1,337 +1,264 @@
 """The tiles of attention and of its softmax between two cuBLAS products: rows are queries, columns keys.
 
 kind is how products are computed (launch.product_kind), width the larger head size in classes of 64, 128 and 256,
-extras 1 with dropout or shared keys, 2 with a mask, 3 with a window, a soft cap or slopes, keys the power of two from
-16 to 128 that holds a row.
+extras 1 with dropout or shared keys, 2 with a mask, 3 with a window, a soft cap or slopes (attention/launch.py counts
+them), keys the power of two from 16 to 128 that holds a row.
 
 They were chosen so that nothing spills from sm_80 on under Triton 3.7.1 (docs/compile-matrix.md says what others
 compiled), that a program of an older chip fits 48 KiB of shared memory, and in half precision on sm_80 and sm_90 so
 that no unit of the chip is asked for more than the tensor cores where that can be. Dropout takes registers, and a
-mask's tile as many as the scores: hence the extras. Where two rows differ by the chip alone, the
-larger tile spills on the other chip. None of them has been timed.
+mask's tile as many as the scores: hence the extras. Where two cells of a row differ by the chip alone, the larger tile
+spills on the other chip. None of them has been timed.
 """
 
 from __future__ import annotations
 
-from fasttfm.kernels.tiles.table import Table, Tile
+from collections.abc import Iterable
+from typing import Any
+
+from fasttfm.kernels.chip import Chip
+from fasttfm.kernels.choices import Choice
+from fasttfm.kernels.tiles.table import Table, Tile, tiles
+
+
+def _each(tiles: str, stages: Iterable[int]) -> list[Tile]:
+    return [Tile.parse(f"{tile}s{number}") for tile in tiles.split() for number in stages]
+
+
+def _forward_alternatives(chip: Chip, *size: Any) -> list[Tile]:
+    return _each("128x64w4 128x64w8 128x32w4 64x64w4 64x32w4 32x32w4", (2, 3))
+
+
+def _backward_alternatives(chip: Chip, *size: Any) -> list[Tile]:
+    return _each("128x64w8 64x128w8 64x64w8 64x64w4 64x32w4 32x64w4 32x32w4", (1, 2))
+
+
+def _short_alternatives(chip: Chip, kind: str, width: int, extras: int, keys: int) -> list[Tile]:
+    return [Tile(rows, keys, warps) for rows in (16, 32, 64) for warps in (1, 2, 4, 8) if rows <= 2 * keys]
+
+
+def _softmax_alternatives(chip: Chip, keys: int) -> list[Tile]:
+    rows = [rows for rows in (1, 2, 4, 8, 16, 32) if 1024 <= rows * keys <= 8192]
+    return [Tile(r, keys, warps) for r in rows for warps in (1, 2, 4, 8)]
+
 
 # Most keys of a row that the kernels for short rows take: a program holds all keys and values of a head, their
 # gradients and its scores.
 SHORT_KEYS = Table(
-    int,
     """
-    chips               kind  width | keys
-    sm_120              fp32  64    | 16
-    *                   fp32  64    | 32
-    sm_120              tf32  64    | 32
-    *                   tf32  64    | 64
-    *                   fp32  *     | 0
-    *                   tf32  *     | 0
-    sm_60,sm_70,sm_75   *     64    | 32
-    simt,amd,sm_120     *     64    | 64
-    *                   *     64    | 128
-    sm_60,sm_70,sm_75   *     128   | 16
-    simt,amd,sm_120     *     128   | 32
-    *                   *     128   | 64
-    *                   *     *     | 0
+    kind  width | sm_60,sm_70,sm_75  simt,amd  sm_120  sm_80+
+    fp32  64    | 32                 32        16      32
+    tf32  64    | -                  -         32      64
+    half  64    | 32                 64        64      128
+    half  128   | 16                 32        32      64
+    *     *     | 0                  0         0       0
     """,
+    int,
 )
 
 # The widest heads that the kernels for long rows take. float32 proper has no matrix unit on NVIDIA's chips, and
 # Triton then keeps whole rows of both operands in registers: wider heads spill, or exceed the shared memory, whatever
 # the tile.
 LONG_WIDTH = Table(
-    int,
     """
-    chips               kind | width
-    sm_80+              fp32 | 64
-    sm_60,sm_70,sm_75   fp32 | 128
-    *                   *    | 256
+    kind | sm_60,sm_70,sm_75  sm_80+  *
+    fp32 | 128                64      256
+    *    | 256                256     256
     """,
+    int,
 )
 
 # attention/forward.py. A warp group's matrix instructions (sm_90, sm_100) read operands from shared memory; there is
 # enough of it for three stages on sm_80, sm_90 and sm_100. fp32: of 32x32 by eight warps the compiler spills a little,
 # on purpose, so that more programs run at a time.
-FORWARD = Table(
-    Tile,
-    """
-    chips                     kind       width  extras | rows  columns  warps  stages
-    sm_80                     fp32       64     3      | 16    32       8      1    # 16x64w8 spills 8 bytes
-    sm_100                    tf32       64     3      | 64    32       8      1    # 4 warps spill 24 bytes
-    simt,amd                  fp32       64     *      | 32    32       8      1
-    sm_80                     fp32       64     *      | 16    64       8      1    # 32x32w8 spills 8 bytes
-    sm_90                     fp32       64     *      | 32    32       4      1
-    sm_100                    fp32       64     *      | 16    32       4      1
-    sm_86,sm_89               fp32       64     *      | 32    16       4      1    # 32x16w8 spills 16 bytes
-    sm_120                    fp32       64     *      | 32    16       8      1
-    simt,amd                  fp32       128    *      | 16    32       8      1
-    amd,simt                  fp32       256    *      | 16    16       8      1
-    sm_120                    tf32       64     2,3    | 64    32       8      1
-    sm_80+                    tf32       64     *      | 64    32       4      1
-    sm_80+                    tf32       128    *      | 32    32       4      1
-    sm_80+                    tf32       256    *      | 32    32       8      1
-    simt                      fp16,bf16  64     *      | 32    32       8      1
-    sm_80,sm_90,sm_100        fp16,bf16  64     0      | 128   64       4      3
-    sm_86,sm_89               fp16,bf16  64     0      | 128   64       4      2
-    sm_120                    fp16,bf16  64     0,1    | 64    32       4      2
-    amd                       fp16,bf16  64     *      | 64    32       4      1
-    sm_86,sm_89               fp16,bf16  64     1      | 64    32       4      2
-    sm_90                     fp16,bf16  64     1      | 128   64       4      3
-    sm_80                     fp16,bf16  64     1      | 128   64       8      3
-    sm_80                     fp16,bf16  64     2,3    | 64    32       4      3
-    sm_100                    fp16,bf16  64     1      | 64    64       4      3
-    sm_100                    fp16,bf16  64     2,3    | 64    64       8      3
-    sm_86,sm_89,sm_120        fp16,bf16  64     2,3    | 64    32       8      2
-    sm_90                     fp16,bf16  64     2,3    | 64    32       4      3
-    simt                      fp16,bf16  128    *      | 16    32       8      1
-    sm_80                     fp16,bf16  128    0,1    | 128   64       8      2
-    sm_86,sm_89,sm_120        fp16,bf16  128    0      | 64    64       8      2
-    sm_90,sm_100              fp16,bf16  128    0      | 128   64       8      3
-    amd                       fp16,bf16  128    *      | 64    32       4      1
-    sm_86,sm_89               fp16,bf16  128    1      | 64    32       4      2
-    sm_90                     fp16,bf16  128    1      | 128   64       8      2
-    sm_100                    fp16,bf16  128    2,3    | 64    64       8      3    # 64x32w4 spills 8 bytes
-    sm_80,sm_90,sm_100        fp16,bf16  128    1,2,3  | 64    32       4      3
-    sm_120                    fp16,bf16  128    1,2,3  | 64    32       8      2
-    sm_86,sm_89               fp16,bf16  128    2,3    | 64    32       8      2
-    simt                      fp16,bf16  256    *      | 16    16       8      1
-    sm_80+                    fp16,bf16  256    0      | 64    32       8      2
-    amd                       fp16,bf16  256    *      | 32    32       4      1
-    sm_80+                    fp16,bf16  256    1,2,3  | 32    32       8      2
-    """,
+FORWARD = Choice(
+    "attention.forward",
+    tiles("""
+    kind  width  extras | simt     amd      sm_80       sm_86,sm_89  sm_90       sm_100      sm_120
+    # sm_80: 32x32w8 spills 8 bytes, and with extras 3 16x64w8; sm_86, sm_89: 32x16w8 spills 16 bytes
+    fp32  64     3      | -        -        16x32w8     -            -           -           -
+    fp32  64     *      | 32x32w8  32x32w8  16x64w8     32x16w4      32x32w4     16x32w4     32x16w8
+    fp32  128    *      | 16x32w8  16x32w8  -           -            -           -           -
+    fp32  256    *      | 16x16w8  16x16w8  -           -            -           -           -
+    tf32  64     3      | -        -        -           -            -           64x32w8     -  # w4 spills 24 bytes
+    tf32  64     2,3    | -        -        -           -            -           -           64x32w8
+    tf32  64     *      | -        -        64x32w4     64x32w4      64x32w4     64x32w4     64x32w4
+    tf32  128    *      | -        -        32x32w4     32x32w4      32x32w4     32x32w4     32x32w4
+    tf32  256    *      | -        -        32x32w8     32x32w8      32x32w8     32x32w8     32x32w8
+    half  64     0      | 32x32w8  64x32w4  128x64w4s3  128x64w4s2   128x64w4s3  128x64w4s3  64x32w4s2
+    half  64     1      | 32x32w8  64x32w4  128x64w8s3  64x32w4s2    128x64w4s3  64x64w4s3   64x32w4s2
+    half  64     2,3    | 32x32w8  64x32w4  64x32w4s3   64x32w8s2    64x32w4s3   64x64w8s3   64x32w8s2
+    half  128    0      | 16x32w8  64x32w4  128x64w8s2  64x64w8s2    128x64w8s3  128x64w8s3  64x64w8s2
+    half  128    1      | 16x32w8  64x32w4  128x64w8s2  64x32w4s2    128x64w8s2  64x32w4s3   64x32w8s2
+    # sm_100: 64x32w4 spills 8 bytes
+    half  128    2,3    | 16x32w8  64x32w4  64x32w4s3   64x32w8s2    64x32w4s3   64x64w8s3   64x32w8s2
+    half  256    0      | 16x16w8  32x32w4  64x32w8s2   64x32w8s2    64x32w8s2   64x32w8s2   64x32w8s2
+    half  256    1,2,3  | 16x16w8  32x32w4  32x32w8s2   32x32w8s2    32x32w8s2   32x32w8s2   32x32w8s2
+    """),
+    _forward_alternatives,
 )
 
 # attention/backward.py, dQ.
-BACKWARD_QUERIES = Table(
-    Tile,
-    """
-    chips                            kind       width  extras | rows  columns  warps  stages
-    sm_100                           fp16,bf16  64     3      | 64    32       4      1    # two stages spill 40 bytes
-    *                                fp32       64     *      | 32    32       8      1
-    simt,amd                         fp32       128    *      | 16    16       8      1
-    amd                              fp32       256    *      | 32    16       4      1    # 16x16w8 spills 48 bytes
-    simt                             fp32       256    *      | 16    16       8      1
-    sm_80+                           tf32       64     *      | 32    32       8      1
-    sm_80                            tf32       128    0,1    | 16    64       4      1    # 32x32 spills 48 bytes
-    sm_90,sm_100                     tf32       128    0,1    | 32    32       4      1
-    sm_80,sm_86,sm_89,sm_90,sm_100   tf32       128    *      | 16    32       4      1
-    sm_120                           tf32       128    *      | 16    32       8      1
-    sm_80+                           tf32       256    *      | 16    32       8      1
-    simt                             fp16,bf16  64     *      | 32    32       8      1
-    sm_80,sm_90                      fp16,bf16  64     0,1    | 128   64       8      2
-    sm_86,sm_89,sm_120               fp16,bf16  64     0      | 128   64       8      2
-    sm_100                           fp16,bf16  64     0      | 64    64       8      2
-    amd                              fp16,bf16  64     *      | 32    32       4      1
-    sm_86,sm_89                      fp16,bf16  64     2,3    | 32    64       4      2    # 64x32 spills 8 bytes
-    sm_80,sm_86,sm_89,sm_90,sm_100   fp16,bf16  64     1,2,3  | 64    32       4      2
-    sm_120                           fp16,bf16  64     1,2,3  | 64    32       8      2
-    simt                             fp16,bf16  128    *      | 16    16       8      1
-    sm_80,sm_90                      fp16,bf16  128    0,1    | 128   32       8      2
-    sm_80+                           fp16,bf16  128    0      | 64    32       4      2
-    amd                              fp16,bf16  128    *      | 32    32       4      1
-    sm_100                           fp16,bf16  128    1      | 64    32       8      2
-    sm_80,sm_100                     fp16,bf16  128    2,3    | 32    32       8      2
-    sm_120                           fp16,bf16  128    2,3    | 32    64       8      2    # 64x32 spills 88 bytes
-    sm_80,sm_86,sm_89,sm_90,sm_120   fp16,bf16  128    1,2,3  | 64    32       8      2
-    simt                             fp16,bf16  256    *      | 16    16       8      1
-    sm_80,sm_86,sm_89,sm_100,sm_120  fp16,bf16  256    0      | 64    32       8      1
-    sm_90                            fp16,bf16  256    0      | 32    32       8      2
-    amd                              fp16,bf16  256    *      | 32    16       8      1
-    sm_80+                           fp16,bf16  256    1,2,3  | 32    32       8      1
-    """,
+BACKWARD_QUERIES = Choice(
+    "attention.backward_queries",
+    tiles("""
+    kind  width  extras | simt     amd      sm_80       sm_86,sm_89  sm_90       sm_100     sm_120
+    fp32  64     *      | 32x32w8  32x32w8  32x32w8     32x32w8      32x32w8     32x32w8    32x32w8
+    fp32  128    *      | 16x16w8  16x16w8  -           -            -           -          -
+    fp32  256    *      | -        32x16w4  -           -            -           -          -  # gfx11 too: w8 spills
+    fp32  256    *      | 16x16w8  -        -           -            -           -          -
+    tf32  64     *      | -        -        32x32w8     32x32w8      32x32w8     32x32w8    32x32w8
+    # sm_80: 32x32 spills 48 bytes
+    tf32  128    0,1    | -        -        16x64w4     16x32w4      32x32w4     32x32w4    16x32w8
+    tf32  128    2,3    | -        -        16x32w4     16x32w4      16x32w4     16x32w4    16x32w8
+    tf32  256    *      | -        -        16x32w8     16x32w8      16x32w8     16x32w8    16x32w8
+    half  64     0      | 32x32w8  32x32w4  128x64w8s2  128x64w8s2   128x64w8s2  64x64w8s2  128x64w8s2
+    half  64     1      | 32x32w8  32x32w4  128x64w8s2  64x32w4s2    128x64w8s2  64x32w4s2  64x32w8s2
+    # sm_86, sm_89: 64x32 spills 8 bytes; sm_100 with extras 3: two stages spill 40 bytes
+    half  64     2      | 32x32w8  32x32w4  64x32w4s2   32x64w4s2    64x32w4s2   64x32w4s2  64x32w8s2
+    half  64     3      | 32x32w8  32x32w4  64x32w4s2   32x64w4s2    64x32w4s2   64x32w4    64x32w8s2
+    half  128    0      | 16x16w8  32x32w4  128x32w8s2  64x32w4s2    128x32w8s2  64x32w4s2  64x32w4s2
+    half  128    1      | 16x16w8  32x32w4  128x32w8s2  64x32w8s2    128x32w8s2  64x32w8s2  64x32w8s2
+    # sm_120: 64x32 spills 88 bytes
+    half  128    2,3    | 16x16w8  32x32w4  32x32w8s2   64x32w8s2    64x32w8s2   32x32w8s2  32x64w8s2
+    half  256    0      | 16x16w8  32x16w8  64x32w8     64x32w8      32x32w8s2   64x32w8    64x32w8
+    half  256    1,2,3  | 16x16w8  32x16w8  32x32w8     32x32w8      32x32w8     32x32w8    32x32w8
+    """),
+    _backward_alternatives,
 )
 
 # attention/backward.py, dK and dV, whose products have a tile's keys for rows: a warp takes 16, a warp group 64. Eight
 # warps share 128 keys, or of 32 keys 128 queries; of 64 keys they would compute every score twice.
-BACKWARD_KEYS = Table(
-    Tile,
-    """
-    chips                           kind       width  extras | rows  columns  warps  stages
-    sm_80,sm_86,sm_89               tf32       64     3      | 32    32       8      1    # 4 warps spill 16 bytes
-    sm_100                          tf32       64     3      | 16    32       4      1    # 32x32w4 spills 32 bytes
-    sm_90,sm_100,sm_120             fp32       64     *      | 16    16       8      1
-    sm_80,sm_86,sm_89               fp32       64     2,3    | 16    16       8      1      # shared keys spill 8 bytes
-    *                               fp32       64     *      | 16    32       8      1
-    simt,amd                        fp32       128    *      | 16    16       8      1
-    amd                             fp32       256    *      | 16    32       4      1    # 16x16w8 spills 448 bytes
-    simt                            fp32       256    *      | 16    16       8      1
-    sm_90                           tf32       64     2,3    | 16    16       4      1      # 32x32 spills 16 bytes
-    sm_80+                          tf32       64     *      | 32    32       4      1
-    sm_80+                          tf32       128    *      | 32    32       8      1
-    sm_80+                          tf32       256    *      | 16    16       8      1
-    simt                            fp16,bf16  64     *      | 16    32       8      1
-    sm_80                           fp16,bf16  64     0      | 32    128      8      2
-    sm_80                           fp16,bf16  64     1      | 32    128      8      1
-    sm_90                           fp16,bf16  64     0      | 64    128      8      1
-    sm_90                           fp16,bf16  64     1      | 32    128      8      2
-    sm_100                          fp16,bf16  64     0      | 64    64       8      2
-    sm_86,sm_89,sm_120              fp16,bf16  64     0,1    | 128   32       8      2
-    amd                             fp16,bf16  64     *      | 32    32       4      1
-    sm_100                          fp16,bf16  64     1      | 32    64       8      2
-    sm_80+                          fp16,bf16  64     2,3    | 32    64       8      1
-    simt                            fp16,bf16  128    *      | 16    16       8      1
-    sm_100                          fp16,bf16  128    0      | 32    64       8      2
-    sm_80                           fp16,bf16  128    0,1    | 16    128      8      1
-    sm_90                           fp16,bf16  128    0      | 32    128      8      2
-    sm_90                           fp16,bf16  128    1      | 16    128      8      1      # 32x128: shared keys spill
-    sm_86,sm_89,sm_120              fp16,bf16  128    0,1    | 32    64       8      2
-    amd                             fp16,bf16  128    *      | 16    64       8      1    # 32x32w8 spills 108 bytes
-    sm_100                          fp16,bf16  128    1,2,3  | 32    32       8      1
-    sm_80,sm_86,sm_89,sm_90,sm_120  fp16,bf16  128    2,3    | 32    32       8      1
-    simt,amd                        fp16,bf16  256    *      | 16    16       8      1
-    sm_80+                          fp16,bf16  256    0      | 32    32       8      1
-    sm_80+                          fp16,bf16  256    1,2,3  | 16    32       8      1
-    """,
+BACKWARD_KEYS = Choice(
+    "attention.backward_keys",
+    tiles("""
+    kind  width  extras | simt     amd      sm_80       sm_86,sm_89  sm_90       sm_100     sm_120
+    fp32  64     0,1    | 16x32w8  16x32w8  16x32w8     16x32w8      16x16w8     16x16w8    16x16w8
+    # sm_80, sm_86, sm_89: with shared keys 16x32 spills 8 bytes
+    fp32  64     2,3    | 16x32w8  16x32w8  16x16w8     16x16w8      16x16w8     16x16w8    16x16w8
+    fp32  128    *      | 16x16w8  16x16w8  -           -            -           -          -
+    fp32  256    *      | -        16x32w4  -           -            -           -          -  # gfx11 too: w8 spills
+    fp32  256    *      | 16x16w8  -        -           -            -           -          -
+    # sm_90: 32x32 spills 16 bytes; with extras 3 it does on sm_80, sm_86 and sm_89, and 32 bytes on sm_100
+    tf32  64     0,1    | -        -        32x32w4     32x32w4      32x32w4     32x32w4    32x32w4
+    tf32  64     2      | -        -        32x32w4     32x32w4      16x16w4     32x32w4    32x32w4
+    tf32  64     3      | -        -        32x32w8     32x32w8      16x16w4     16x32w4    32x32w4
+    tf32  128    *      | -        -        32x32w8     32x32w8      32x32w8     32x32w8    32x32w8
+    tf32  256    *      | -        -        16x16w8     16x16w8      16x16w8     16x16w8    16x16w8
+    half  64     0      | 16x32w8  32x32w4  32x128w8s2  128x32w8s2   64x128w8    64x64w8s2  128x32w8s2
+    half  64     1      | 16x32w8  32x32w4  32x128w8    128x32w8s2   32x128w8s2  32x64w8s2  128x32w8s2
+    half  64     2,3    | 16x32w8  32x32w4  32x64w8     32x64w8      32x64w8     32x64w8    32x64w8
+    # amd: 32x32w8 spills 108 bytes; sm_90 with shared keys: 32x128 spills
+    half  128    0      | 16x16w8  16x64w8  16x128w8    32x64w8s2    32x128w8s2  32x64w8s2  32x64w8s2
+    half  128    1      | 16x16w8  16x64w8  16x128w8    32x64w8s2    16x128w8    32x32w8    32x64w8s2
+    half  128    2,3    | 16x16w8  16x64w8  32x32w8     32x32w8      32x32w8     32x32w8    32x32w8
+    half  256    0      | 16x16w8  16x16w8  32x32w8     32x32w8      32x32w8     32x32w8    32x32w8
+    half  256    1,2,3  | 16x16w8  16x16w8  16x32w8     16x32w8      16x32w8     16x32w8    16x32w8
+    """),
+    _backward_alternatives,
 )
 
 # attention/mask_gradient.py.
-MASK_GRADIENT = Table(
-    Tile,
-    """
-    chips                                    kind       width | rows  columns  warps  stages
-    *                                        fp32       64    | 16    16       4      1
-    simt,amd                                 fp32       128   | 16    16       8      1
-    amd,simt                                 fp32       256   | 16    16       8      1
-    sm_80+                                   tf32       64    | 32    32       8      1
-    sm_80+                                   tf32       128   | 16    64       8      1
-    sm_80+                                   tf32       256   | 16    32       8      1
-    simt                                     fp16,bf16  64    | 16    16       4      1
-    *                                        fp16,bf16  64    | 32    32       4      1
-    simt                                     fp16,bf16  128   | 16    16       8      1       # 32x32w4 spills 5 KB
-    *                                        fp16,bf16  128   | 16    32       4      1
-    simt,sm_100                              fp16,bf16  256   | 16    16       8      1
-    sm_90                                    fp16,bf16  256   | 64    32       8      1       # 16x32w4 spills 8 bytes
-    *                                        fp16,bf16  256   | 16    32       4      1
-    """,
-)
+MASK_GRADIENT = tiles("""
+kind  width | simt     amd      sm_90    sm_100   sm_80+
+fp32  64    | 16x16w4  16x16w4  16x16w4  16x16w4  16x16w4
+fp32  *     | 16x16w8  16x16w8  -        -        -
+tf32  64    | -        -        32x32w8  32x32w8  32x32w8
+tf32  128   | -        -        16x64w8  16x64w8  16x64w8
+tf32  256   | -        -        16x32w8  16x32w8  16x32w8
+half  64    | 16x16w4  32x32w4  32x32w4  32x32w4  32x32w4
+half  128   | 16x16w8  16x32w4  16x32w4  16x32w4  16x32w4  # simt: 32x32w4 spills 5 KB
+half  256   | 16x16w8  16x32w4  64x32w8  16x16w8  16x32w4  # sm_90: 16x32w4 spills 8 bytes
+""")
 
 # attention/decode.py; rows: those that read a head of keys, 16 at most, or more.
-DECODE = Table(
-    Tile,
-    """
-    chips        kind  width  rows | rows  columns  warps  stages
-    simt,amd     *     64     16   | 16    32       4      1
-    simt,amd     *     64     32   | 32    32       8      1
-    simt,amd     *     128    *    | 16    32       8      1
-    simt,amd     *     256    *    | 16    16       8      1
-    sm_90        fp32  64     *    | 16    32       8      1    # 4 warps spill 8 bytes
-    *            fp32  64     *    | 16    32       4      1
-    *            fp32  128    *    | 16    32       8      1
-    sm_86,sm_89  fp32  256    *    | 16    16       4      1    # 8 warps spill 16 bytes
-    *            fp32  256    *    | 16    16       8      1
-    *            *     64     16   | 16    64       4      2
-    *            *     64     32   | 32    32       4      2    # 32x64 spills 8 bytes
-    *            *     128    16   | 16    64       4      2
-    *            *     128    32   | 32    32       4      2
-    *            *     256    *    | 16    32       4      2    # 32x32w8 spills 8 bytes
-    """,
-)
+DECODE = tiles("""
+kind  width  rows | simt,amd  sm_86,sm_89  sm_90      sm_80+
+fp32  64     *    | -         16x32w4      16x32w8    16x32w4    # sm_90: 4 warps spill 8 bytes
+fp32  128    *    | -         16x32w8      16x32w8    16x32w8
+fp32  256    *    | -         16x16w4      16x16w8    16x16w8    # sm_86, sm_89: 8 warps spill 16 bytes
+*     64     16   | 16x32w4   16x64w4s2    16x64w4s2  16x64w4s2
+*     64     32   | 32x32w8   32x32w4s2    32x32w4s2  32x32w4s2  # 32x64 spills 8 bytes
+*     128    16   | 16x32w8   16x64w4s2    16x64w4s2  16x64w4s2
+*     128    32   | 16x32w8   32x32w4s2    32x32w4s2  32x32w4s2
+*     256    *    | 16x16w8   16x32w4s2    16x32w4s2  16x32w4s2  # 32x32w8 spills 8 bytes
+""")
 
 # attention/short.py, forward. With matrix units a warp multiplies 16 rows at a time, or two warps do where mask and
 # dropout would spill; without, threads share the work evenly. 32 keys are one warp's: two divide them, and reduce each
 # row in shared memory, 2,126 instructions a head with dropout on sm_80 where one takes 1,346.
-SHORT_FORWARD = Table(
-    Tile,
-    """
-    chips                                    kind       width  keys  extras | rows  columns  warps  stages
-    *                                        fp32       64     16    *      | 16    16       2      1
-    simt,sm_80,sm_86,sm_89,sm_90,sm_100,amd  fp32       64     32    *      | 32    32       4      1
-    sm_80+                                   tf32       64     16    *      | 16    16       1      1
-    sm_80                                    tf32       64     32    1      | 32    32       4      1
-    sm_80+                                   tf32       64     32    0,1    | 32    32       2      1
-    sm_80+                                   tf32       64     32    2,3    | 32    32       4      1
-    sm_80,sm_86,sm_89,sm_90,sm_100           tf32       64     64    *      | 32    64       2      1
-    simt                                     fp16,bf16  64     16    *      | 16    16       2      1
-    sm_80+,amd                               fp16,bf16  64     16    *      | 16    16       1      1
-    simt                                     fp16,bf16  64     32    *      | 32    32       4      1
-    sm_80+,amd                               fp16,bf16  64     32    0,1    | 32    32       1      1
-    sm_80+,amd                               fp16,bf16  64     32    2,3    | 32    32       4      1
-    simt                                     fp16,bf16  64     64    *      | 16    64       4      1
-    sm_86,sm_89                              fp16,bf16  64     64    0,1    | 32    64       2      1
-    sm_80,sm_90,sm_100,sm_120,amd            fp16,bf16  64     64    *      | 32    64       2      1
-    sm_86,sm_89                              fp16,bf16  64     64    2,3    | 32    64       4      1
-    sm_80,sm_86,sm_89,sm_90,sm_100           fp16,bf16  64     128   0,1    | 64    128      4      1
-    sm_80,sm_86,sm_89,sm_90,sm_100           fp16,bf16  64     128   2,3    | 64    128      8      1
-    simt                                     fp16,bf16  128    16    *      | 16    16       2      1
-    sm_80+,amd                               fp16,bf16  128    16    *      | 16    16       1      1
-    simt                                     fp16,bf16  128    32    *      | 16    32       4      1
-    sm_80+,amd                               fp16,bf16  128    32    0,1    | 32    32       2      1
-    sm_80+,amd                               fp16,bf16  128    32    2,3    | 32    32       4      1
-    sm_80,sm_86,sm_89,sm_90,sm_100           fp16,bf16  128    64    *      | 32    64       2      1
-    """,
+SHORT_FORWARD = Choice(
+    "attention.short.forward",
+    tiles("""
+    kind  width  extras  keys | simt     amd      sm_80     sm_86,sm_89  sm_90,sm_100  sm_120
+    fp32  64     *       16   | 16x16w2  16x16w2  16x16w2   16x16w2      16x16w2       16x16w2
+    fp32  64     *       32   | 32x32w4  32x32w4  32x32w4   32x32w4      32x32w4       -
+    tf32  64     *       16   | -        -        16x16w1   16x16w1      16x16w1       16x16w1
+    tf32  64     1       32   | -        -        32x32w4   -            -             -
+    tf32  64     0,1     32   | -        -        32x32w2   32x32w2      32x32w2       32x32w2
+    tf32  64     2,3     32   | -        -        32x32w4   32x32w4      32x32w4       32x32w4
+    tf32  64     *       64   | -        -        32x64w2   32x64w2      32x64w2       -
+    half  *      *       16   | 16x16w2  16x16w1  16x16w1   16x16w1      16x16w1       16x16w1
+    half  64     0,1     32   | 32x32w4  32x32w1  32x32w1   32x32w1      32x32w1       32x32w1
+    half  64     2,3     32   | 32x32w4  32x32w4  32x32w4   32x32w4      32x32w4       32x32w4
+    half  64     2,3     64   | -        -        -         32x64w4      -             -
+    half  64     *       64   | 16x64w4  32x64w2  32x64w2   32x64w2      32x64w2       32x64w2
+    half  64     0,1     128  | -        -        64x128w4  64x128w4     64x128w4      -
+    half  64     2,3     128  | -        -        64x128w8  64x128w8     64x128w8      -
+    half  128    0,1     32   | 16x32w4  32x32w2  32x32w2   32x32w2      32x32w2       32x32w2
+    half  128    2,3     32   | 16x32w4  32x32w4  32x32w4   32x32w4      32x32w4       32x32w4
+    half  128    *       64   | -        -        32x64w2   32x64w2      32x64w2       -
+    """),
+    _short_alternatives,
 )
 
 # attention/short.py, backward. Warps share keys and head size, and with them dK and dV.
-SHORT_BACKWARD = Table(
-    Tile,
-    """
-    chips                                    kind       width  keys  extras | rows  columns  warps  stages
-    sm_86,sm_89                              fp32       64     32    3      | 16    32       8      1  # 16 spill 8
-    sm_90                                    tf32       64     32    3      | 16    32       4      1  # 8 spill 16
-    *                                        fp32       64     16    *      | 16    16       4      1
-    sm_86,sm_89,sm_90                        fp32       64     32    *      | 16    32       16     1  # 8 spill 8 bytes
-    simt,sm_80,sm_100,amd                    fp32       64     32    *      | 16    32       8      1
-    sm_80+                                   tf32       64     16    *      | 16    16       2      1
-    sm_80,sm_86,sm_89,sm_90,sm_100           tf32       64     32    0,1    | 32    32       8      1
-    sm_120                                   tf32       64     32    0,1    | 32    32       4      1
-    sm_100,sm_120                            tf32       64     32    2,3    | 16    32       4      1
-    sm_80+                                   tf32       64     32    2,3    | 16    32       8      1
-    sm_80,sm_86,sm_89,sm_100                 tf32       64     64    0,1    | 32    64       8      1
-    sm_90                                    tf32       64     64    *      | 16    64       8      1
-    sm_80,sm_86,sm_89,sm_100                 tf32       64     64    2,3    | 16    64       8      1
-    simt                                     fp16,bf16  64     16    *      | 16    16       4      1
-    sm_80+,amd                               fp16,bf16  64     16    *      | 16    16       2      1
-    simt                                     fp16,bf16  64     32    *      | 16    32       8      1
-    sm_80+,amd                               fp16,bf16  64     32    0,1    | 32    32       4      1
-    sm_80+,amd                               fp16,bf16  64     32    2,3    | 16    32       4      1
-    simt                                     fp16,bf16  64     64    *      | 16    64       8      1
-    sm_100                                   fp16,bf16  64     64    0,1    | 32    64       8      1   # 4 spill 8
-    sm_80+,amd                               fp16,bf16  64     64    0,1    | 32    64       4      1
-    sm_80+,amd                               fp16,bf16  64     64    2,3    | 16    64       4      1
-    sm_80,sm_86,sm_89,sm_90                  fp16,bf16  64     128   2,3    | 16    128      8      1
-    sm_80,sm_86,sm_89,sm_90,sm_100           fp16,bf16  64     128   *      | 32    128      8      1
-    simt                                     fp16,bf16  128    16    *      | 16    16       8      1
-    sm_80+,amd                               fp16,bf16  128    16    *      | 16    16       2      1
-    simt                                     fp16,bf16  128    32    *      | 16    32       8      1
-    sm_80+,amd                               fp16,bf16  128    32    *      | 16    32       4      1
-    sm_80,sm_86,sm_89,sm_90,sm_100           fp16,bf16  128    64    *      | 16    64       8      1
-    """,
+SHORT_BACKWARD = Choice(
+    "attention.short.backward",
+    tiles("""
+    kind  width  extras  keys | simt     amd      sm_80     sm_86,sm_89  sm_90     sm_100    sm_120
+    fp32  64     *       16   | 16x16w4  16x16w4  16x16w4   16x16w4      16x16w4   16x16w4   16x16w4
+    # sm_86, sm_89, sm_90: 8 warps spill 8 bytes, with extras 3 on sm_86 and sm_89 16 warps do
+    fp32  64     3       32   | -        -        -         16x32w8      -         -         -
+    fp32  64     *       32   | 16x32w8  16x32w8  16x32w8   16x32w16     16x32w16  16x32w8   -
+    tf32  64     *       16   | -        -        16x16w2   16x16w2      16x16w2   16x16w2   16x16w2
+    tf32  64     0,1     32   | -        -        32x32w8   32x32w8      32x32w8   32x32w8   32x32w4
+    tf32  64     3       32   | -        -        -         -            16x32w4   -         -  # w8 spills 16 bytes
+    tf32  64     2,3     32   | -        -        16x32w8   16x32w8      16x32w8   16x32w4   16x32w4
+    tf32  64     0,1     64   | -        -        32x64w8   32x64w8      16x64w8   32x64w8   -
+    tf32  64     2,3     64   | -        -        16x64w8   16x64w8      16x64w8   16x64w8   -
+    half  64     *       16   | 16x16w4  16x16w2  16x16w2   16x16w2      16x16w2   16x16w2   16x16w2
+    half  64     0,1     32   | 16x32w8  32x32w4  32x32w4   32x32w4      32x32w4   32x32w4   32x32w4
+    half  64     2,3     32   | 16x32w8  16x32w4  16x32w4   16x32w4      16x32w4   16x32w4   16x32w4
+    # sm_100: 4 warps spill 8 bytes
+    half  64     0,1     64   | 16x64w8  32x64w4  32x64w4   32x64w4      32x64w4   32x64w8   32x64w4
+    half  64     2,3     64   | 16x64w8  16x64w4  16x64w4   16x64w4      16x64w4   16x64w4   16x64w4
+    half  64     0,1     128  | -        -        32x128w8  32x128w8     32x128w8  32x128w8  -
+    half  64     2,3     128  | -        -        16x128w8  16x128w8     16x128w8  32x128w8  -
+    half  128    *       16   | 16x16w8  16x16w2  16x16w2   16x16w2      16x16w2   16x16w2   16x16w2
+    half  128    *       32   | 16x32w8  16x32w4  16x32w4   16x32w4      16x32w4   16x32w4   16x32w4
+    half  128    *       64   | -        -        16x64w8   16x64w8      16x64w8   16x64w8   -
+    """),
+    _short_alternatives,
 )
 
 # masked_softmax.py; keys: the power of two that holds a row, or a step of the walk over a longer one. 16 elements a
 # thread, 8 from 2,048 keys on, at most 512 threads. Where float16 spilled 8 bytes with these, twice the warps. A thread
 # has elements of its own, no copies of another's, so that it overwrites in place nothing but what it has read itself.
-MASKED_SOFTMAX = Table(
-    Tile,
-    """
-    chips       keys | rows  columns  warps  stages
-    sm_86,sm_89 2048 | 1     2048     16     1
-    sm_90       128  | 8     128      2      1
-    sm_90       512  | 2     512      2      1
-    sm_90       2048 | 1     2048     4      1
-    sm_90       4096 | 1     4096     8      1
-    sm_120      1024 | 1     1024     4      1
-    sm_120      8192 | 1     8192     32     1
-    nvidia 16   | 128   16       4      1
-    nvidia 32   | 64    32       4      1
-    nvidia 64   | 32    64       4      1
-    nvidia 128  | 16    128      4      1
-    nvidia 256  | 8     256      4      1
-    nvidia 512  | 4     512      4      1
-    nvidia 1024 | 2     1024     4      1
-    nvidia 2048 | 1     2048     8      1
-    nvidia 4096 | 1     4096     16     1
-    nvidia 8192 | 1     8192     16     1
-    *      16   | 128   16       2      1
-    *      32   | 64    32       2      1
-    *      64   | 32    64       2      1
-    *      128  | 16    128      2      1
-    *      256  | 8     256      2      1
-    *      512  | 4     512      2      1
-    *      1024 | 2     1024     2      1
-    *      2048 | 1     2048     4      1
-    *      4096 | 1     4096     8      1
-    *      8192 | 1     8192     8      1
-    """,
+MASKED_SOFTMAX = Choice(
+    "masked_softmax",
+    tiles("""
+    keys | sm_86,sm_89  sm_90     sm_120     nvidia     *
+    16   | -            -         -          128x16w4   128x16w2
+    32   | -            -         -          64x32w4    64x32w2
+    64   | -            -         -          32x64w4    32x64w2
+    128  | -            8x128w2   -          16x128w4   16x128w2
+    256  | -            -         -          8x256w4    8x256w2
+    512  | -            2x512w2   -          4x512w4    4x512w2
+    1024 | -            -         1x1024w4   2x1024w4   2x1024w2
+    2048 | 1x2048w16    1x2048w4  -          1x2048w8   1x2048w4
+    4096 | -            1x4096w8  -          1x4096w16  1x4096w8
+    8192 | -            -         1x8192w32  1x8192w16  1x8192w8
+    """),
+    _softmax_alternatives,
 )

@@ -1,73 +1,61 @@
-"""Tiles of the feed-forward network's products, and where cuBLAS computes them."""
+"""Tiles of the feed-forward network's products, and where cuBLAS computes them.
+
+kind is how they are computed (launch.product_kind).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.choices import choice
+from fasttfm.kernels.choices import Choice
 from fasttfm.kernels.launch import ceil_div
-from fasttfm.kernels.tiles.table import Table, Tile
-
-
-@dataclass(frozen=True, slots=True)
-class ProductTile:
-    rows: int
-    columns: int
-    """A multiple of 32, for the words of the mask."""
-    depth: int
-    warps: int
-    stages: int
-
-    def options(self) -> dict[str, int]:
-        """A launch's constants and options."""
-        sizes = {"ROWS": self.rows, "COLUMNS": self.columns, "DEPTH": self.depth}
-        return {**sizes, "num_warps": self.warps, "num_stages": self.stages}
-
+from fasttfm.kernels.tiles.table import Table, Tile, tiles
 
 # fused: a Triton product with the epilogue in it; cublas: cuBLAS and a pass of its own for what remains.
 # From a model on paper, not yet measured: a Triton product costs about a fifth more than cuBLAS's where it uses matrix
 # units, less than the passes that it saves; bias and ReLU alone are free in cuBLASLt's own epilogue. Without matrix
 # units in reach (sm_60 to sm_75, and float32 proper) nothing makes up for cuBLAS.
-_ROUTE = Table(
-    str,
-    """
-    chips        kind  product | route
-    interpreter  *     *       | fused
-    simt         *     *       | cublas
-    *            fp32  *       | cublas
-    *            *     forward | cublas
-    *            *     *       | fused
-    """,
+# product: forward, forward+dropout, forward+gelu or backward.
+ROUTE = Choice(
+    "feed_forward.route",
+    Table(
+        """
+        kind  product | interpreter  simt    *
+        fp32  *       | fused        cublas  cublas
+        *     forward | fused        cublas  cublas
+        *     *       | fused        cublas  fused
+        """,
+        str,
+    ),
+    lambda chip, kind, product: ("cublas", "fused"),
 )
 
-# 64 sums a thread at most, so that dropout and the packing of the mask still find registers.
-_PRODUCT = Table(
-    ProductTile,
-    """
-    chips         kind  size   | rows columns depth warps stages
-    interpreter   *     *      | 32   64      32    4     1
-    simt          *     *      | 64   64      16    8     2
-    sm_100        fp32  *      | 64   64      16    8     3       # with two stages backward spills
-    *             fp32  *      | 64   64      16    8     2
-    amd           *     small  | 64   64      32    4     2
-    sm_100        *     small  | 64   64      32    8     3       # four warps spill
-    *             *     small  | 64   64      32    4     3
-    amd           *     large  | 128  128     32    8     2
-    *             tf32  large  | 128  64      32    8     3
-    sm_90,sm_100  *     large  | 128  128     64    8     3
-    *             *     large  | 128  128     32    8     3
-    """,
-)
 
-# Of the pass that does what remains of backward after cuBLAS; 16 elements a thread.
-GATE = Table(
-    Tile,
-    """
-    chips | rows columns warps
-    amd   | 16   128     2
-    *     | 16   128     4
-    """,
+def _tile_alternatives(chip: Chip, kind: str, size: str) -> list[Tile]:
+    """The same number of elements a thread in other shapes, and the other size's tile."""
+    if not chip.matrix_units or kind == "fp32":
+        return []
+    stages = 4 if chip.capability else 2
+    if size == "small":
+        return [Tile(32, 64, 4, stages, 32)]
+    wide = [] if kind == "tf32" else [Tile(64, 128, 4, stages, 32), Tile(128, 64, 4, stages, 32)]
+    return [PRODUCT.shipped(chip, kind, "small"), *wide]
+
+
+# Rows x columns, a multiple of 32 for the words of the mask, x depth. 64 sums a thread at most, so that dropout and the
+# packing of the mask still find registers. sm_100: with two stages backward spills, and four warps do. size:
+# size_class()'s.
+PRODUCT: Choice[Tile] = Choice(
+    "feed_forward.tile",
+    tiles("""
+    kind  size  | interpreter  simt          amd            sm_90           sm_100          sm_80+
+    fp32  *     | 32x64x32w4   64x64x16w8s2  64x64x16w8s2   64x64x16w8s2    64x64x16w8s3    64x64x16w8s2
+    *     small | 32x64x32w4   64x64x16w8s2  64x64x32w4s2   64x64x32w4s3    64x64x32w8s3    64x64x32w4s3
+    tf32  large | 32x64x32w4   64x64x16w8s2  -              128x64x32w8s3   128x64x32w8s3   128x64x32w8s3
+    *     large | 32x64x32w4   64x64x16w8s2  128x128x32w8s2 128x128x64w8s3  128x128x64w8s3  128x128x32w8s3
+    """),
+    _tile_alternatives,
 )
 
 
@@ -77,34 +65,7 @@ def size_class(chip: Chip, M: int, N: int, K: int) -> str:
     return "large" if tiles >= chip.processors and K % 64 == 0 else "small"
 
 
-def _route_alternatives(chip: Chip, kind: str, product: str) -> tuple[str, ...]:
-    return ("cublas", "fused")
-
-
-@choice("feed_forward.route", alternatives=_route_alternatives)
-def epilogue_route(chip: Chip, kind: str, product: str) -> str:
-    """fused or cublas; kind as launch.product_kind() tells; product forward, forward+dropout or backward."""
-    return _ROUTE(chip, kind, product)
-
-
-def _tile_alternatives(chip: Chip, kind: str, size: str) -> tuple[ProductTile, ...]:
-    """The same number of elements a thread in other shapes, and the other size's tile."""
-    if not chip.matrix_units or kind == "fp32":
-        return ()
-    stages = 4 if chip.capability else 2
-    if size == "small":
-        return (ProductTile(32, 64, 32, 4, stages),)
-    wide = () if kind == "tf32" else (ProductTile(64, 128, 32, 4, stages), ProductTile(128, 64, 32, 4, stages))
-    return (product_tile.shipped(chip, kind, "small"), *wide)
-
-
-@choice("feed_forward.tile", alternatives=_tile_alternatives)
-def product_tile(chip: Chip, kind: str, size: str) -> ProductTile:
-    """kind as launch.product_kind() tells, size as size_class()."""
-    return _PRODUCT(chip, kind, size)
-
-
-def of_two_results(tile: ProductTile) -> ProductTile:
+def of_two_results(tile: Tile) -> Tile:
     """The tile for an epilogue that reads another tile and writes two: 32 sums a thread, with 64 it spills.
 
     As many rows: a bias's gradient has a part for each tile of rows, whichever epilogue sums it.

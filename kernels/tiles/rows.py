@@ -5,9 +5,9 @@ An AMD warp has 64 threads, so half as many warps do the same there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from fasttfm.kernels.tiles.table import Table, Tile
+from fasttfm.kernels.chip import Chip
+from fasttfm.kernels.choices import Choice
+from fasttfm.kernels.tiles.table import Tile, tiles
 
 MAX_COLUMNS = 16384
 """Columns of the widest row that LayerNorm's kernels take."""
@@ -16,139 +16,87 @@ NARROWEST = 128
 """Columns of a tile of whole rows at least, so that few tiles need compiling."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClassTile:
-    """A part of one row of logits."""
+def _layer_norm_alternatives(chip: Chip, columns: int, direction: str) -> list[Tile]:
+    """Half and twice the rows, half and twice the elements a thread."""
+    shipped = LAYER_NORM.shipped(chip, columns, direction)
+    tiles = [Tile(shipped.rows, columns, shipped.warps * 2), Tile(shipped.rows, columns, shipped.warps // 2)]
+    if shipped.rows > 1:
+        tiles.append(Tile(shipped.rows // 2, columns, max(1, shipped.warps // 2)))
+    if columns <= 1024:
+        tiles.append(Tile(2 * shipped.rows, columns, shipped.warps * 2))
+    return [tile for tile in tiles if 1 <= tile.warps <= 16]
 
-    columns: int
-    warps: int
 
-    def options(self) -> dict[str, int]:
-        return {"COLUMNS": self.columns, "num_warps": self.warps, "num_stages": 1}
-
-
-# Whole rows: 2,048 elements or one row a program, 32 elements a thread, 16 on AMD's chips. With 16 everywhere the sums
-# over a row, and whatever a thread does once, took a fifth more instructions an element.
-LAYER_NORM_FORWARD = Table(
-    Tile,
-    """
-    chips  columns | rows columns warps
-    *      128     | 16   128     2
-    *      256     | 8    256     2
-    *      512     | 4    512     2
-    *      1024    | 2    1024    2
-    *      2048    | 1    2048    2
-    *      4096    | 1    4096    4
-    *      8192    | 1    8192    8
-    amd    16384   | 1    16384   8
-    *      16384   | 1    16384   16
-    """,
-)
-
-# The sums of the parameters' gradients stay in registers too: 8 elements a thread, the widest rows 4.
-LAYER_NORM_BACKWARD = Table(
-    Tile,
-    """
-    chips  columns | rows columns warps
-    amd    128     | 16   128     4
-    amd    256     | 8    256     4
-    amd    512     | 4    512     4
-    amd    1024    | 2    1024    4
-    amd    2048    | 1    2048    4
-    amd    4096    | 1    4096    16
-    *      128     | 16   128     8
-    *      256     | 8    256     8
-    sm_86,sm_89,sm_120  512  | 2  512  4      # four rows by eight warps spill, in float16 or float32
-    *      512     | 4    512     8
-    sm_80  1024    | 1    1024    4      # two rows by eight warps spill in float32 with Triton 3.6.0
-    *      1024    | 2    1024    8
-    *      2048    | 1    2048    8
-    *      4096    | 1    4096    32
-    """,
+# Whole rows: 2,048 elements or one row a program. Forward 32 elements a thread, 16 on AMD's chips: with 16 everywhere
+# the sums over a row, and whatever a thread does once, took a fifth more instructions an element. Backward, where the
+# sums of the parameters' gradients stay in registers too, 8 elements a thread, the widest rows 4.
+LAYER_NORM: Choice[Tile] = Choice(
+    "layer_norm.tile",
+    tiles("""
+    columns direction | sm_80     sm_86,sm_89,sm_120  amd         *
+    128     forward   | -         -                   -           16x128w2
+    256     forward   | -         -                   -           8x256w2
+    512     forward   | -         -                   -           4x512w2
+    1024    forward   | -         -                   -           2x1024w2
+    2048    forward   | -         -                   -           1x2048w2
+    4096    forward   | -         -                   -           1x4096w4
+    8192    forward   | -         -                   -           1x8192w8
+    16384   forward   | -         -                   1x16384w8   1x16384w16
+    128     backward  | -         -                   16x128w4    16x128w8
+    256     backward  | -         -                   8x256w4     8x256w8
+    512     backward  | -         2x512w4             4x512w4     4x512w8   # 4x512w8 spills, float16 or float32
+    1024    backward  | 1x1024w4  -                   2x1024w4    2x1024w8  # 2x1024w8 spills, float32, Triton 3.6.0
+    2048    backward  | -         -                   1x2048w4    1x2048w8
+    4096    backward  | -         -                   1x4096w16   1x4096w32
+    """),
+    _layer_norm_alternatives,
 )
 
 # Rows of more columns than stay in registers, 2,048 at a time.
-LAYER_NORM_WIDE = Table(
-    Tile,
-    """
-    chips | rows columns warps
-    amd   | 1    2048    4
-    *     | 1    2048    8
-    """,
-)
+LAYER_NORM_WIDE = tiles("| amd *\n | 1x2048w4 1x2048w8")
 
 # A block of columns over many rows, for sums along them.
-COLUMN_SUMS = Table(
-    Tile,
-    """
-    chips | rows columns warps
-    amd   | 16   128     2
-    *     | 16   128     4
-    """,
-)
+COLUMN_SUMS = tiles("| amd *\n | 16x128w2 16x128w4")
 
-RESIDUAL_ADD = Table(
-    Tile,
-    """
-    chips  columns | rows columns warps
-    amd    128     | 16   128     2
-    amd    256     | 8    256     2
-    amd    512     | 4    512     2
-    *      128     | 16   128     4
-    *      256     | 8    256     4
-    *      512     | 4    512     4
-    """,
-)
+# 2,048 elements, 16 a thread: of elementwise passes and of the embedding.
+BLOCK = tiles("""
+columns | amd       *
+64      | 32x64w2   32x64w4
+128     | 16x128w2  16x128w4
+256     | 8x256w2   8x256w4
+512     | 4x512w2   4x512w4
+""")
 
 # Pairs of a head: 1,024, which are 16 elements a thread.
-ROTARY = Table(
-    Tile,
-    """
-    chips  pairs   | rows columns warps
-    amd    16      | 64   16      2
-    amd    32      | 32   32      2
-    amd    64      | 16   64      2
-    amd    128     | 8    128     2
-    *      16      | 64   16      4
-    *      32      | 32   32      4
-    *      64      | 16   64      4
-    *      128     | 8    128     4
-    """,
-)
-
-EMBEDDING = Table(
-    Tile,
-    """
-    chips  columns | rows columns warps
-    amd    64      | 32   64      2
-    amd    128     | 16   128     2
-    amd    256     | 8    256     2
-    *      64      | 32   64      4
-    *      128     | 16   128     4
-    *      256     | 8    256     4
-    """,
-)
+ROTARY = tiles("""
+pairs | amd       *
+16    | 64x16w2   64x16w4
+32    | 32x32w2   32x32w4
+64    | 16x64w2   16x64w4
+128   | 8x128w2   8x128w4
+""")
 
 # With fewer elements than threads two warps would add up one column in two orders and both store their sum.
-PARTIAL_SUMS = Table(
-    Tile,
-    """
-    chips | rows columns warps
-    amd   | 32   32      1
-    *     | 32   32      2
-    """,
-)
+PARTIAL_SUMS = tiles("| amd *\n | 32x32w1 32x32w2")
+
+
+def _row_alternatives(chip: Chip, classes: int) -> list[Tile]:
+    """Worth measuring where time is spent: rows of thousands of classes."""
+    tiles = [Tile.parse(text) for text in ("2048w4", "4096w4", "4096w8", "8192w16")]
+    return [tile for tile in tiles if tile.columns <= classes] if classes > 2048 else []
+
 
 # A whole row of logits up to 4,096 classes, else 4,096 at a time: several small programs share a multiprocessor, so
 # that one reads while another computes.
-CROSS_ENTROPY = Table(
-    ClassTile,
-    """
-    chips  classes                      | columns warps
-    *      512                          | 512     1
-    *      1024                         | 1024    2
-    *      2048                         | 2048    4
-    *      4096                         | 4096    4      # 8 warps: a third more instructions an element
-    *      8192,16384,32768             | 4096    8
-    """,
+CROSS_ENTROPY = Choice(
+    "cross_entropy.row",
+    tiles("""
+    classes           | *
+    512               | 512w1
+    1024              | 1024w2
+    2048              | 2048w4
+    4096              | 4096w4  # 8 warps: a third more instructions an element
+    8192,16384,32768  | 4096w8
+    """),
+    _row_alternatives,
 )

@@ -1,23 +1,25 @@
-"""Tables of tiles: what a kernel takes for a group of chips and a size, a row each.
+"""Tables of tiles: what a kernel takes on each chip for each size.
 
-    FORWARD = Table(Tile, '''
-        chips         kind  width  | rows columns warps stages
-        sm_90,sm_100  *     64     | 128  64      4     3
-        sm_80+        tf32  64     | 64   32      4     1
-        *             *     64     | 32   32      8     1
+    FORWARD = tiles('''
+        kind  width | simt     sm_80,sm_86  sm_90       sm_80+
+        half  64    | 32x32w8  64x32w4s2    128x64w4s3  64x32w4
+        tf32  64    | -        -            64x64w4     64x32w4
+        *     *     | 16x32w8  -            -           16x32w8
     ''')
     FORWARD(chip, "bf16", 64)
 
-The first row that fits holds. A cell left of the bar lists values with commas; * stands for any. Chips are listed by
-name, as sm_80+ (sm_80 and newer) or as one of GROUPS; a chip that the matrix does not compile for goes with its nearest
-relative (the newest NVIDIA chip that it is not older than). What follows a # says why.
+Left of the bar a cell lists values with commas; half is fp16,bf16, and * any. Right of it a column is headed by the
+chips that it is for: by name, as sm_80+ (sm_80 and newer) or as one of GROUPS; a chip that the matrix does not compile
+for goes with its nearest relative (the newest NVIDIA chip that it is not older than). The first cell that fits, row by
+row and from left to right, holds the answer; - is none. What follows a # says why.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from fasttfm.kernels.chip import CHIPS, Chip
@@ -32,66 +34,95 @@ GROUPS: dict[str, Callable[[Chip], bool]] = {
     "interpreter": lambda chip: chip.name == "interpreter",
 }
 
+_WRITTEN = re.compile(r"(?:(\d+)x)?(\d+)(?:x(\d+))?w(\d+)(?:s(\d+))?")
+
 
 @dataclass(frozen=True, slots=True)
 class Tile:
     """A block of a matrix and how it is computed; of attention, rows are queries and columns keys."""
 
     rows: int
+    """0: a part of one row."""
     columns: int
     warps: int
     stages: int = 1
+    depth: int = 0
+    """Of a step of a matrix product whose depth is walked; else 0."""
+    sizes: dict[str, int] = field(init=False, repr=False, compare=False)
+    """The constants of a kernel that takes this tile."""
+
+    def __post_init__(self) -> None:
+        sizes = {"ROWS": self.rows, "COLUMNS": self.columns, "DEPTH": self.depth}
+        object.__setattr__(self, "sizes", {name: size for name, size in sizes.items() if size})
+
+    @classmethod
+    def parse(cls, text: str) -> Tile:
+        """The tile of text such as 128x64w4s3: rows x columns [x depth], warps and, unless there is one, stages."""
+        match = _WRITTEN.fullmatch(text)
+        if match is None:
+            raise ValueError(f"a tile is written as 128x64w4s3, not {text}")
+        rows, columns, depth, warps, stages = (int(part or 0) for part in match.groups())
+        return cls(rows, columns, warps, stages or 1, depth)
+
+    def __str__(self) -> str:
+        return f"{'x'.join(str(size) for size in self.sizes.values())}w{self.warps}s{self.stages}"
 
     def options(self, stages: int | None = None) -> dict[str, int]:
         """A launch's constants and options; stages: fewer than its own."""
-        sizes = {"ROWS": self.rows, "COLUMNS": self.columns}
-        return {**sizes, "num_warps": self.warps, "num_stages": stages or self.stages}
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line of a table."""
-
-    cells: tuple[tuple[str, ...], ...]
-    """What it holds for: the chips, then a tuple of values for each part of the size."""
-    answer: Any
-
-    def fits(self, chip: Chip, size: tuple) -> bool:
-        chips, *wanted = self.cells
-        return any(_is_one(chip, name) for name in chips) and all(
-            str(value) in cell or cell == ("*",) for value, cell in zip(size, wanted, strict=True)
-        )
+        return {**self.sizes, "num_warps": self.warps, "num_stages": stages or self.stages}
 
 
 class Table(Generic[Answer]):
-    """(chip, *size) -> what the first row that fits answers."""
+    """(chip, *size) -> the answer of the first cell that fits."""
 
-    def __init__(self, answer: Callable[..., Answer], text: str) -> None:
-        """answer: makes the answer of the cells right of the bar, whole numbers being given as int."""
+    def __init__(self, text: str, answer: Callable[[str], Answer]) -> None:
+        """answer: makes the answer of what a cell says."""
         head, *lines = [line for raw in text.splitlines() if (line := raw.partition("#")[0].strip())]
-        self.columns = head.partition("|")[0].split()
-        self.rows = [self._row(answer, line) for line in lines]
-
-    def _row(self, answer: Callable[..., Answer], line: str) -> Row:
-        left, bar, right = line.partition("|")
-        cells = tuple(tuple(cell.split(",")) for cell in left.split())
-        if not bar or len(cells) != len(self.columns):
-            raise ValueError(f"a row of a table of tiles is {line!r}: it needs {' '.join(self.columns)} and then a bar")
-        if strangers := [name for name in cells[0] if not _known(name)]:
-            raise ValueError(f"a row of a table of tiles is {line!r}: there is no chip or group {', '.join(strangers)}")
-        return Row(cells, answer(*(int(cell) if cell.isdigit() else cell for cell in right.split())))
+        self.parts, self.chips = _sides(head)
+        for name in ",".join(self.chips).split(","):
+            if name not in GROUPS and name.removesuffix("+") not in CHIPS:
+                raise ValueError(f"a table of tiles has a column for {name}, which is neither a chip nor a group")
+        self.sizes: list[tuple[list[str], ...]] = []
+        """For each row the values of each part of the size that it holds for."""
+        self.answers: dict[tuple[int, int], Answer] = {}
+        """(row, column) -> what the cell says."""
+        self._known: dict[tuple, Answer] = {}
+        for row, line in enumerate(lines):
+            size, cells = _sides(line)
+            if (len(size), len(cells)) != (len(self.parts), len(self.chips)):
+                wanted = f"{' '.join(self.parts)} | {' '.join(self.chips)}"
+                raise ValueError(f"a row of a table of tiles is {line!r}: it needs a cell for each of {wanted}")
+            self.sizes.append(tuple(cell.replace("half", "fp16,bf16").split(",") for cell in size))
+            self.answers |= {(row, column): answer(cell) for column, cell in enumerate(cells) if cell != "-"}
 
     def __call__(self, chip: Chip, *size: Any) -> Answer:
-        """Raises ValueError where no row fits."""
-        row = next((row for row in self.rows if row.fits(chip, size)), None)
-        if row is None:
-            what = ", ".join(f"{name} {value}" for name, value in zip(self.columns[1:], size))
-            raise ValueError(f"no tile is listed for {chip.name}, {what}: add a row to its table in kernels/tiles")
-        return row.answer
+        """Raises ValueError where no cell fits."""
+        key = (chip.name, *size)
+        answer = self._known.get(key)
+        if answer is None:
+            answer = self._known[key] = self.answers[self.cell(chip, *size)]
+        return answer
+
+    def cell(self, chip: Chip, *size: Any) -> tuple[int, int]:
+        """Row and column of the cell that answers. Raises ValueError as calling the table does."""
+        columns = [i for i, names in enumerate(self.chips) if any(_is_one(chip, name) for name in names.split(","))]
+        for row, wanted in enumerate(self.sizes):
+            if all(str(value) in cell or cell == ["*"] for value, cell in zip(size, wanted, strict=True)):
+                for column in columns:
+                    if (row, column) in self.answers:
+                        return row, column
+        what = ", ".join(f"{name} {value}" for name, value in zip(self.parts, size))
+        raise ValueError(f"no tile is listed for {chip.name}, {what}: fill a cell of its table in kernels/tiles")
 
 
-def _known(name: str) -> bool:
-    return name in GROUPS or name.removesuffix("+") in CHIPS
+def tiles(text: str) -> Table[Tile]:
+    """A table whose cells are tiles."""
+    return Table(text, Tile.parse)
+
+
+def _sides(line: str) -> tuple[list[str], list[str]]:
+    left, _, right = line.partition("|")
+    return left.split(), right.split()
 
 
 def _is_one(chip: Chip, name: str) -> bool:

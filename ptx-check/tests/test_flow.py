@@ -76,6 +76,29 @@ def test_immediate_post_dominators():
     assert joins([[0]]) == [1]  # never ends
 
 
+def test_threads_that_a_trap_ends_come_together_with_no_others():
+    """Eight threads go a way of their own, on which the ninth would fail; all others meet behind it."""
+    body = """mov.u32 %r1, %tid.x;
+mad.wide.u32 %rd10, %r1, 4, %rd1;
+setp.lt.u32 %p1, %r1, 8;
+mov.b32 %r2, 5;
+@!%p1 bra $L__MEET;
+setp.gt.u32 %p2, %r1, 8;
+@%p2 bra $L__FAIL;
+mov.b32 %r2, 7;
+$L__MEET:
+shfl.sync.bfly.b32 %r3, %r2, 8, 31, -1;
+st.global.b32 [%rd10], %r3;
+ret;
+$L__FAIL:
+bra.uni $L__TRAP;
+$L__TRAP:
+trap;"""
+    ran = run(body, x=np.zeros(32, "u4"))
+    assert not ran.faults
+    assert ran["x"].tolist() == [5] * 8 + [7] * 8 + [5] * 16
+
+
 def text(body: str, parameters: str) -> str:
     return HEAD.format(name="probe", target="sm_80", threads=32, parameters=parameters) + body + "\nret;\n}\n"
 

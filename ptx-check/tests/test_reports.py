@@ -49,6 +49,14 @@ def test_sarif_has_rules_places_and_the_other_access(findings):
     assert "physicalLocation" not in note["locations"][0]
 
 
+def test_the_place_in_sarif_is_a_reference_that_may_be_relative(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found, file = Findings(), tmp_path / "a folder" / "100%.py"
+    found.add_faults([Fault("bounds", "outside", Location("kernel", 1, "100%.py:2:3", str(file)))], "sm_80")
+    (result,) = json.loads(as_sarif(found))["runs"][0]["results"]
+    assert result["locations"][0]["physicalLocation"]["artifactLocation"] == {"uri": "a%20folder/100%25.py"}
+
+
 @pytest.mark.parametrize("name", ["a.txt", "a.json", "a.sarif"])
 def test_the_name_of_a_file_decides_its_form(findings, tmp_path, name):
     write(findings, tmp_path / name)

@@ -6,10 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
+from waiting import PATIENCE
 
 from benchmarks import __main__ as command
 from benchmarks.measure import machine, records
@@ -64,6 +64,7 @@ def group(monkeypatch):
     monkeypatch.setitem(sys.modules, "a_group", module)
     monkeypatch.setattr(command, "GROUPS", {"kernels": "a_group"})
     monkeypatch.setattr("benchmarks.measure.clocks.ceilings", lambda setting: Machine(1e9, 1e9))
+    monkeypatch.setattr("benchmarks.measure.clocks.last_level_cache", lambda: 1 << 20)  # is emptied before each run
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
     return module
 
@@ -237,8 +238,8 @@ def test_the_shell_sees_130_after_ctrl_c(tmp_path):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell starts what is behind & without it
     )
     assert process.stdout is not None
-    process.stdout.readline()  # the ceilings: it is measuring
-    time.sleep(0.2)
+    while not process.stdout.readline().startswith("[1/"):  # a case has been measured, and the next is being
+        pass
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=600)
+    process.communicate(timeout=PATIENCE)
     assert process.returncode == 130

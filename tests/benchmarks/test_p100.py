@@ -13,7 +13,7 @@ from benchmarks.measure import check
 from benchmarks.measure.machine import ROOT
 from fasttfm.kernels.attention import launch as attention_launch
 from fasttfm.kernels.chip import CHIPS
-from fasttfm.kernels.tiles.feed_forward import epilogue_route
+from fasttfm.kernels.tiles.feed_forward import ROUTE
 
 NOTEBOOK = ROOT / "notebooks" / "p100.ipynb"
 CELLS = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
@@ -53,7 +53,7 @@ def test_the_routes_of_the_page_are_what_the_code_decides(kind, dtype):
         assert row(title, dtype, lambda chip: ATTENTION[attention_launch.route(chip, kind, *size)]) in page  # noqa: B023
     for product in ("forward", "forward+dropout", "backward"):
         title = f"feed-forward, {product.replace('+', ' with ')}"
-        assert row(title, dtype, lambda chip: FEED_FORWARD[epilogue_route(chip, kind, product)]) in page  # noqa: B023
+        assert row(title, dtype, lambda chip: FEED_FORWARD[ROUTE(chip, kind, product)]) in page  # noqa: B023
 
 
 # ------------------------------------------------------------------------------------------------------ the notebook

@@ -82,8 +82,8 @@ def test_the_newest_machine_leads_unless_it_was_busy(write, record):
 
 
 def test_the_grid_has_every_shape_and_the_best_of_each_tool(write, record):
-    def row(batch, beam, dtype, provider, p50, **more):
-        shape = {"batch": batch, "beam": beam, "source": 27, "length": 27}
+    def row(batch, beam, dtype, provider, p50, vocabulary=8_000, **more):
+        shape = {"batch": batch, "beam": beam, "source": 27, "length": 27, "vocabulary": vocabulary}
         fields = {"group": "decoding", "case": "paper-base", "dtype": dtype, "shape": shape, "pass": "decode"}
         return record(provider=provider, p50=p50 * 1e3, **(fields | more))
 
@@ -99,6 +99,7 @@ def test_the_grid_has_every_shape_and_the_best_of_each_tool(write, record):
             row(1, 4, "bfloat16", "fasttfm int8", 11.0),
             row(1, 4, "bfloat16", "CTranslate2 int8", 12.0, noisy=True),
             row(1, 1, "float32", "fasttfm", 1.0, case="another"),
+            row(1, 1, "float32", "fasttfm", 99.0, vocabulary=32_000),
         )
     )
     head, rows = headline.grid(headline.searches(files))
@@ -106,6 +107,7 @@ def test_the_grid_has_every_shape_and_the_best_of_each_tool(write, record):
     assert rows == [
         ["1 × 27", "fasttfm 20.0 ms ±2%<br>CTranslate2 25.0 ms ±0.3%", "too noisy to say"],
         ["32 × 27", "**fasttfm 90.0 ms ±2%**<br>CTranslate2 70.0 ms ±2%", ""],
+        ["1 × 27, vocabulary 32,000", "fasttfm 99.0 ms ±2%", ""],
     ]
     text = page.readme_table(files)
     assert "| 32 × 27 | **fasttfm 90.0 ms ±2%**" in text

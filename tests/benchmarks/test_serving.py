@@ -16,7 +16,7 @@ pytest.importorskip("uvicorn")
 def test_a_record_is_written(tmp_path):
     model = write_model_dir(tmp_path / "model", trained=False)
     (tmp_path / "in.en").write_text("\n".join(LINES))
-    flags = ["--clients", "3", "--seconds", "6", "--text", str(tmp_path / "in.en"), "--results", str(tmp_path)]
+    flags = ["--clients", "3", "--seconds", "1", "--text", str(tmp_path / "in.en"), "--results", str(tmp_path)]
     assert serving.main([str(model), *flags]) == 0
     record = json.loads((tmp_path / "serving.jsonl").read_text())
     validate(record)
@@ -38,7 +38,7 @@ def test_loads_of_requests_that_do_not_wait_for_each_other(tmp_path):
     pytest.importorskip("ctranslate2")
     model = write_model_dir(tmp_path / "model", trained=False)
     (tmp_path / "in.en").write_text("\n".join(LINES))
-    flags = ["--seconds", "1", "--text", str(tmp_path / "in.en"), "--results", str(tmp_path)]
+    flags = ["--seconds", "0.5", "--text", str(tmp_path / "in.en"), "--results", str(tmp_path)]
     assert open_loop.main([str(model), *flags]) == 0
     record = json.loads((tmp_path / "open-loop.jsonl").read_text())
     validate(record)

@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 from forked import run
+from waiting import PATIENCE
 
 from fasttfm.checkpoints.background import Background
 from fasttfm.checkpoints.checkpoint import save_checkpoint
@@ -101,7 +102,7 @@ print(number - 1)
 @pytest.mark.parametrize("scenario", ["first", "next", "beside", "again", "average"])
 def test_kill_9_before_each_call_of_a_save_leaves_whole_checkpoints(tmp_path, scenario):
     command = [sys.executable, "-c", EVERY_CALL, str(tmp_path), scenario]
-    done = run(command, capture_output=True, text=True, timeout=900)
+    done = run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 15  # calls
 

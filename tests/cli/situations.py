@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from waiting import PATIENCE
+
 from fasttfm.cli.main import main
 
 TINY_MODEL = (
@@ -441,7 +443,7 @@ def run_with_little_memory(situation: Situation, kilobytes: int) -> Outcome:
         input=situation.text,
         capture_output=True,
         env=environment,
-        timeout=300,
+        timeout=PATIENCE,
         check=False,
     )
     return Outcome(done.returncode, done.stderr.decode(errors="replace"))

@@ -12,6 +12,7 @@ import pytest
 from forked import run
 from kills import WRITERS
 from model_dirs import LINES, write_model_dir
+from waiting import PATIENCE
 
 from fasttfm.cli.main import main
 
@@ -26,7 +27,7 @@ def test_a_kill_leaves_the_old_or_the_new_or_what_is_refused_and_the_command_end
     path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     command = [sys.executable, str(Path(__file__).with_name("kills.py")), str(tmp_path), name]
-    done = run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    done = run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr[-3000:]
     found = ast.literal_eval(done.stdout)
     assert found["new"] >= 1

@@ -133,7 +133,7 @@ def test_what_is_missing_or_wrong_is_said_in_one_line(data, tmp_path, capsys):
     assert "--share-embeddings decoder or none" in message
     message = refused(capsys, train(data / "DATA", tmp_path / "M", "--max-tokens", "8"))
     assert "--max-tokens" in message
-    assert "must be at most 1024" in refused(capsys, train(data / "DATA", tmp_path / "M", "--threads", "100000000"))
+    assert "must be at most 1,024" in refused(capsys, train(data / "DATA", tmp_path / "M", "--threads", "100000000"))
 
 
 def test_a_model_in_the_place_of_the_data_is_called_so(data, model, tmp_path, capsys):

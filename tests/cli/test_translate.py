@@ -16,6 +16,7 @@ import torch
 from forked import Popen
 from model_dirs import resolve
 from safetensors.torch import load_file, save_file
+from waiting import PATIENCE
 
 from fasttfm.checkpoints.checkpoint import MODEL_FILE, save_checkpoint
 from fasttfm.checkpoints.steps import step_folder
@@ -100,7 +101,7 @@ def test_a_reader_that_goes_away_ends_the_workers(model_dir, tmp_path):
     assert process.stdout.readline()
     process.stdout.close()
     assert process.stderr.read() == b"", "ends as soon as nobody, and no worker, can write to it any more"
-    assert process.wait(timeout=300) == 141
+    assert process.wait(timeout=PATIENCE) == 141
 
 
 def test_settings_come_from_the_model_and_flags_win(translate, model_dir):
@@ -404,7 +405,7 @@ def test_a_reader_that_leaves_early_causes_no_complaint(model_dir):
     process.stdout.close()
     process.stdin.write(b"a dog\n" * 100)
     process.stdin.close()
-    assert process.wait(600) == 141
+    assert process.wait(PATIENCE) == 141
     assert process.stderr.read() == b""
 
 

@@ -21,6 +21,9 @@ CHIP = CHIPS["sm_90"]
 class Tile:
     rows: int
 
+    def __str__(self):
+        return f"rows={self.rows}"
+
 
 class FakeClock:
     """A run takes as long as the last tile that it asked for says."""
@@ -45,13 +48,8 @@ def bench(monkeypatch):
     monkeypatch.setattr(choices, "CHOICES", {})
     monkeypatch.setattr(choices, "_kept", {})
 
-    @choices.choice("test.tile", alternatives=lambda chip, columns: (Tile(16), Tile(32)))
-    def tile(chip, columns):
-        return Tile(8)
-
-    @choices.choice("test.fixed", alternatives=lambda chip: ())
-    def fixed(chip):
-        return "only"
+    tile = choices.Choice("test.tile", lambda chip, columns: Tile(8), lambda chip, columns: (Tile(16), Tile(32)))
+    fixed = choices.Choice("test.fixed", lambda chip: "only", lambda chip: ())
 
     clock = FakeClock({8: 10.0, 16: 9.9, 32: 5.0})
 

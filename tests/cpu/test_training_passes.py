@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from waiting import PATIENCE
 
 from fasttfm import reference
 from fasttfm.cpu import thresholds, training_passes
@@ -106,7 +107,7 @@ def test_softmax_of_what_is_not_finite_is_that_of_pytorch(value, dtype, plain):
 @pytest.mark.parametrize("p", [0.0, 0.3])
 def test_residual_layer_norm_and_its_gradients_are_those_of_pytorch(p, post_norm, dtype, plain):
     """A branch of dtype on a float32 stream, as under autocast; float32 sums over rows are taken in other orders."""
-    from fasttfm.functional.layer_norm import residual_layer_norm
+    from fasttfm.functional.residual_norm import residual_layer_norm
 
     rows, width = 517, 96
 
@@ -230,7 +231,7 @@ if not pid:
     os._exit(0 if training_passes.team() == (1, 0) and draw() == count else 9)
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert done.stdout == "0\n"
 
 

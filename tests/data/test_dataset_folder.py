@@ -83,5 +83,5 @@ def test_what_is_wrong_is_told_in_one_line(tmp_path: Path, capsys: pytest.Captur
         assert main(["prepare", *words, "--out", str(tmp_path / "D")]) == 2
         assert message in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match=r'needs datasets, which is not installed: pip install "fasttfm\[datasets\]"'):
+    with pytest.raises(UserError, match=r'^datasets is not installed: pip install "fasttfm\[datasets\]"'):
         text_of_folder(folder, ("en", "de"), tmp_path / "text")

@@ -6,7 +6,7 @@ import signal
 
 import numpy as np
 import pytest
-from ended_processes import is_alive, wait_for_end
+from waiting import is_alive, wait_for_end
 
 from fasttfm.data.demo import demo_pairs
 from fasttfm.data.prepared import ParallelTokens
@@ -154,7 +154,7 @@ def test_processes_draw_what_this_one_draws_and_end_with_it(spoken, small_window
     for epoch in (0, 1):
         assert all_rows(elsewhere, epoch, places) == all_rows(here, epoch, places)
     assert all_rows(SampledBatches(pairs, 60, **given, processes=1), 1, [7]) == all_rows(here, 1, [7])
-    running = list(elsewhere._processes.processes.pids)
+    running = list(elsewhere._pool.pids)
     assert len(running) == 2
     assert all(is_alive(pid) for pid in running)
     del elsewhere
@@ -167,6 +167,6 @@ def test_a_process_that_is_killed_is_one_line(spoken):
     batches = SampledBatches(pairs, 60, seed=5, amount=0.2, tokenizers=(tokenizer, tokenizer), processes=1)
     order = batches.epoch(0)
     order[0]
-    os.kill(batches._processes.processes.pids[0], signal.SIGKILL)
+    os.kill(batches._pool.pids[0], signal.SIGKILL)
     with pytest.raises(UserError, match="worker 0 was ended by SIGKILL: run the same command again, which goes on"):
         batches.epoch(3)[0]

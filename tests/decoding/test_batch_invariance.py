@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from fasttfm.cpu import linear
 from fasttfm.decoding import DecodingConfig, search_ids
 from fasttfm.decoding.batches import multiply_in_int8
 from fasttfm.models import Transformer, TransformerConfig
@@ -64,17 +65,18 @@ def test_bits_are_the_same_in_every_batch_and_order(dtype, size, beam):
 def test_bits_are_the_same_with_any_number_of_threads(dtype, size, threads):
     d_model, heads = SIZES[size]
     model = model_of(dtype, d_model=d_model, heads=heads, norm_first=False)
-    settings = DecodingConfig(beam=4, nbest=4, max_len_a=0.0, max_len_b=7)
+    settings = DecodingConfig(beam=4, nbest=4, max_len_a=0.0, max_len_b=4)
     results = []
-    for count in (1, 2, 3, 8, 1):
+    for count in (1, 2, 3, 8):
         threads(count)
         results.append(search_ids(model, BATCH, settings, max_tokens=10_000))
     assert all(each == results[0] for each in results)
 
 
-def test_the_settings_can_be_seen_to_matter():
+def test_the_settings_can_be_seen_to_matter(monkeypatch):
     """A search that need not be invariant is not, in one precision at least: otherwise the tests above would prove
-    nothing. In which one depends on the processor: bfloat16 with AMX, float32 without."""
+    nothing. In which one depends on the processor: bfloat16 with AMX, float32 without, where PyTorch multiplies."""
+    monkeypatch.setattr(linear, "_packed_dtypes", lambda: ())
     settings = DecodingConfig(beam=4, max_len_a=0.0, max_len_b=7, batch_invariant=False)
 
     def depends_on_the_batch(dtype):

@@ -94,6 +94,17 @@ def test_what_nothing_is_required_of_is_searched_as_ever():
     assert [each == other for each, other in zip(plain, results)] == [number % 3 != 0 for number in range(len(SOURCES))]
 
 
+def test_early_stopping_ends_a_search_for_phrases_too():
+    found, rows = [], []
+    for early_stopping in (False, True):
+        model = TableModel(vocab_size=12)
+        settings = config(max_len_b=20, alpha=2.0, early_stopping=early_stopping)
+        found.append(search_ids(model, SOURCES, settings, required=[[[[5, 6]]]] * len(SOURCES), max_tokens=10_000))
+        rows.append(sum(model.rows_computed))
+    assert rows[1] < rows[0]
+    assert all((5, 6) in itertools.pairwise(hypotheses[0].tokens) for some in found for hypotheses in some)
+
+
 def test_a_requirement_that_is_met_anyway_changes_nothing():
     model = TableModel(vocab_size=12, end=-1.0)
     settings = config(beam=6)

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif(not step_passes.usable(), reason="numba is not i
 EOS = 3
 SETTINGS = {
     "beam": DecodingConfig(beam=4, nbest=3, max_len_b=3, batch_tokens=128),
+    "early": DecodingConfig(beam=4, nbest=3, max_len_b=9, early_stopping=True, batch_tokens=128),
     "greedy": DecodingConfig(beam=1, max_len_b=3, batch_tokens=128),
     "sampling": DecodingConfig(sampling=True, nbest=2, max_len_b=3, batch_tokens=128),
     "constraints": DecodingConfig(beam=3, no_repeat_ngram=2, min_len=4, max_len_a=0.5, max_len_b=2, batch_tokens=96),
@@ -65,7 +66,7 @@ def join_at_random(running: RunningSearch, seed: int) -> dict[int, list]:
     ("kind", "name"),
     [
         *((kind, "beam") for kind in ("fp32", "bf16", "int8")),
-        *(("bf16", name) for name in ("greedy", "sampling", "constraints")),
+        *(("bf16", name) for name in ("early", "greedy", "sampling", "constraints")),
     ],
 )
 def test_who_else_is_searched_and_since_when_changes_no_bit(kind, name):

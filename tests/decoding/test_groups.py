@@ -23,6 +23,7 @@ def by_hand(model: TableModel, source: int, longest: int, settings: DecodingConf
     size = settings.beam // settings.diverse_beam_groups
     live = [[(0.0, 0.0, ())] for _ in range(settings.diverse_beam_groups)]  # (ranked by, log-probability, output)
     finished = [[] for _ in live]
+    ends = 0
     for step in range(longest + 1):
         taken = torch.zeros(model.vocab_size, dtype=torch.float64)
         for group, hypotheses in enumerate(live):
@@ -37,20 +38,24 @@ def by_hand(model: TableModel, source: int, longest: int, settings: DecodingConf
             finished[group] += [
                 (total / penalty(step + 1, settings), out[:-1]) for _, total, out in best if out[-1] == EOS
             ]
+            ends += sum(output[-1] == EOS for _, _, output in best[:size])
             live[group] = [each for each in best if each[2][-1] != EOS][:size]
             for _, _, output in live[group]:
                 taken[output[-1]] += 1
+        if settings.early_stopping and ends >= settings.beam:
+            break
     best = [pair for group in finished for pair in sorted(group, reverse=True)[:size]]
     return {output: score for score, output in best}
 
 
 @pytest.mark.parametrize(("groups", "strength"), [(2, 0.5), (3, 2.0), (6, 0.3), (2, 0.0)])
-@pytest.mark.parametrize("length_penalty", ["gnmt", "none"])
-def test_the_groups_find_what_they_find_by_hand(groups, strength, length_penalty):
+@pytest.mark.parametrize(("length_penalty", "early_stopping"), [("gnmt", False), ("none", False), ("gnmt", True)])
+def test_the_groups_find_what_they_find_by_hand(groups, strength, length_penalty, early_stopping):
     model = TableModel(vocab_size=14)
     settings = config(
-        diverse_beam_groups=groups, diverse_beam_strength=strength, length_penalty=length_penalty, nbest=6
-    )
+        diverse_beam_groups=groups, diverse_beam_strength=strength, length_penalty=length_penalty, nbest=6,
+        early_stopping=early_stopping,
+    )  # fmt: skip
     for source, actual in zip(SOURCES, search_ids(model, SOURCES, settings, max_tokens=60)):
         expected = by_hand(model, source[0], 6, settings)
         ranked = sorted(expected, key=lambda output: -expected[output])[:6]

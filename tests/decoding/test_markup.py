@@ -275,7 +275,7 @@ def test_tags_are_those_that_a_regular_expression_finds():
 @pytest.mark.parametrize("unit", ["<!--", "<?", '<a "', "<a '<b \"", "<a", "<!d", "<script>", "<b></b>"])
 def test_a_megabyte_of_tags_that_do_not_end_takes_seconds(unit):
     """A regular expression looks for the end of each anew: minutes."""
-    begin = time.perf_counter()
+    begin = time.process_time()
     with contextlib.suppress(UserError):
         [Marked.parse(text) for text in split_blocks(unit * ((1 << 20) // len(unit)))[::2]]
-    assert time.perf_counter() - begin < 60
+    assert time.process_time() - begin < 60

@@ -56,21 +56,35 @@ def test_a_beam_that_holds_everything_finds_the_exact_best(length_penalty, alpha
         assert [hypothesis.score for hypothesis in actual] == pytest.approx([score for score, _ in best], abs=1e-5)
 
 
+@pytest.mark.parametrize("early_stopping", [False, True])
 @pytest.mark.parametrize(
     ("length_penalty", "beam"), [("gnmt", 4), ("power", 4), ("avg", 4), ("none", 4), ("gnmt", 64), ("avg", 64)]
 )
-def test_stopping_early_changes_nothing(length_penalty, beam):
-    """The same beam search by hand, which never stops before the longest output."""
+def test_a_sentence_ends_when_nothing_better_can_come_or_early_when_enough_have_ended(
+    length_penalty, beam, early_stopping
+):
+    """The same beam search by hand, which without early_stopping goes on to the longest output."""
     model = TableModel(vocab_size=12)
-    settings = config(length_penalty=length_penalty, beam=beam, nbest=3, max_len_b=8)
+    settings = config(length_penalty=length_penalty, beam=beam, nbest=3, max_len_b=8, early_stopping=early_stopping)
     actual = search_ids(model, SOURCES, settings, max_tokens=40)
     for source, hypotheses in zip(SOURCES, actual):
         assert [hypothesis.tokens for hypothesis in hypotheses] == beam_by_hand(model, source[0], 8, settings)
     assert len(model.rows_computed) > 0
 
 
+def test_early_stopping_takes_fewer_steps_and_is_not_always_the_same():
+    found, rows = [], []
+    for early_stopping in (False, True):
+        model = TableModel(vocab_size=12)
+        settings = config(max_len_b=20, alpha=2.0, early_stopping=early_stopping)
+        found.append(search_ids(model, SOURCES, settings, max_tokens=10_000))
+        rows.append(sum(model.rows_computed))
+    assert rows[1] < rows[0] / 2
+    assert found[0] != found[1]
+
+
 def beam_by_hand(model: TableModel, source: int, longest: int, settings: DecodingConfig) -> list[list[int]]:
-    live, finished = [(0.0, ())], []
+    live, finished, ends = [(0.0, ())], [], 0
     for step in range(longest + 1):
         candidates = []
         for total, target in live:
@@ -79,6 +93,9 @@ def beam_by_hand(model: TableModel, source: int, longest: int, settings: Decodin
                 candidates.append((total + log_probabilities[token], (*target, token)))
         best = sorted(candidates, reverse=True)[: 2 * settings.beam]
         finished += [(total / penalty(step + 1, settings), target) for total, target in best if target[-1] == EOS]
+        ends += sum(target[-1] == EOS for _, target in best[: settings.beam])
+        if settings.early_stopping and ends >= settings.beam:
+            break
         live = [(total, target) for total, target in best if target[-1] != EOS][: settings.beam]
     return [list(target[:-1]) for _, target in sorted(finished, reverse=True)[: settings.nbest]]
 

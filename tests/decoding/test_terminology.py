@@ -58,7 +58,7 @@ def found_by_a_pattern(terms: list[str], line: str) -> list[str]:
 def test_terms_that_overlap_are_found_as_by_a_regular_expression(tokenizer, seed):
     draws = random.Random(seed)
     words = ["a", "aa", "A", "b", "ab", "+", "B+", "-a", "\u017f", "S", "\u03c2", "\u03a3"]
-    terms = list({" ".join(draws.choices(words, k=draws.randint(1, 4))) for _ in range(draws.randint(1, 12))})
+    terms = sorted({" ".join(draws.choices(words, k=draws.randint(1, 4))) for _ in range(draws.randint(1, 12))})
     terminology = Terminology([(term, [f"dog {number}"]) for number, term in enumerate(terms)], tokenizer)
     names = {number: term for term, number in terminology._terms.items()}
     for _ in range(30):

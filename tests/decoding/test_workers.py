@@ -13,7 +13,7 @@ from subprocess import Popen
 
 import pytest
 import torch
-from ended_processes import PATIENCE, wait_for_end
+from waiting import PATIENCE, wait_for_end, wait_until
 
 from fasttfm.decoding import DecodingConfig, search_ids
 from fasttfm.decoding.search import search_workers
@@ -57,8 +57,8 @@ def test_results_are_those_of_one_process_to_the_last_bit(workers, settings):
     assert len(set(workers.pids)) == 2
 
 
-def test_both_work_and_every_call_is_answered_once(workers):
-    answers = dict(workers.each(_who, [(0.02, number) for number in range(30)]))
+def test_both_work_and_every_call_is_answered_once(workers, tmp_path):
+    answers = dict(workers.each(_met, [(tmp_path, number) for number in range(30)]))
     assert [number for _, number in (answers[position] for position in range(30))] == [*range(30)]
     assert {pid for pid, _ in answers.values()} == {*workers.pids}
 
@@ -86,9 +86,9 @@ def test_a_killed_worker_is_told_in_one_line(workers):
     wait_for_end(others)
 
 
-def test_threads_that_call_at_once_all_hear_of_a_kill_and_can_go_on(workers):
+def test_threads_that_call_at_once_all_hear_of_a_kill_and_can_go_on(workers, tmp_path):
     with ThreadPoolExecutor(2) as threads:
-        calls = [threads.submit(workers.call, _who, 0.1, number) for number in range(6)]
+        calls = [threads.submit(workers.call, _met, tmp_path, number) for number in range(6)]
         assert [call.result()[1] for call in calls] == [*range(6)]
         assert {call.result()[0] for call in calls} == {*workers.pids}
         sleeping, killed = threads.submit(workers.call, _who, 1000.0, 0), threads.submit(workers.call, _kill)
@@ -132,6 +132,13 @@ def test_nobody_is_left_when_the_program_is_ended_at_work(number):
 
 def _who(model, seconds, number):
     time.sleep(seconds)
+    return os.getpid(), number
+
+
+def _met(model, folder, number):
+    """Waits for the other worker to come here too."""
+    (folder / str(os.getpid())).touch()
+    wait_until(lambda: len(list(folder.iterdir())) >= 2)
     return os.getpid(), number
 
 

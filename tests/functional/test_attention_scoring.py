@@ -83,17 +83,17 @@ def small_tiles(monkeypatch, route):
     """Each call goes this way, in tiles of which there are several."""
     small = Tile(16, 16, 4, 1)
     for module, name in (
-        (attention_long, "forward_tile"),
-        (attention_backward, "queries_tile"),
-        (attention_backward, "keys_tile"),
-        (mask_gradient, "gradient_tile"),
+        (attention_long, "FORWARD"),
+        (attention_backward, "BACKWARD_QUERIES"),
+        (attention_backward, "BACKWARD_KEYS"),
+        (mask_gradient, "MASK_GRADIENT"),
     ):
         monkeypatch.setattr(module, name, lambda *a: small)
-    for name in ("forward_tile", "backward_tile"):
+    for name in ("SHORT_FORWARD", "SHORT_BACKWARD"):
         monkeypatch.setattr(attention_short, name, lambda *size: Tile(16, size[-1], 4, 1))
     if route == "softmax, walked":
         monkeypatch.setattr(masked_softmax, "ONE_PASS", 8)
-        monkeypatch.setattr(masked_softmax, "softmax_tile", lambda *a: Tile(4, 16, 4, 1))
+        monkeypatch.setattr(masked_softmax, "MASKED_SOFTMAX", lambda *a: Tile(4, 16, 4, 1))
     monkeypatch.setattr(attention_launch, "route", lambda *a: route.split(",")[0])
     monkeypatch.setattr(routes, "_is_narrow", lambda *a: False)
 

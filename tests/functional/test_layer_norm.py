@@ -164,9 +164,9 @@ def test_opcheck(route, parameters):
         opcheck(operators.layer_norm.default, (x, weight, bias, 1e-5, branch, route))
     x_bias = torch.randn(16, requires_grad=True)
     for post_norm in (False, True):
-        options = (1e-5, 0.25, SEED, 1, post_norm, route)
-        opcheck(operators.residual_layer_norm.default, (x, x_bias, residual, weight, bias, *options))
-    opcheck(operators.residual_layer_norm.default, (x, None, residual, weight, bias, 1e-5, 0.0, None, 0, False, route))
+        options = (1e-5, 0.25, SEED, 1, post_norm, False, route)
+        opcheck(operators.residual_norm.default, (x, x_bias, residual, weight, bias, *options))
+    opcheck(operators.residual_norm.default, (x, None, residual, weight, bias, 1e-5, 0.0, None, 0, False, False, route))
     opcheck(operators.residual_add.default, (x, residual, 0.25, SEED, 1, route))
 
 

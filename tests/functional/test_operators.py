@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from fasttfm.functional.operator import Operator, lower_precision
+from fasttfm.functional.operator import Operator, lowered
 
 states = []
 """(autocast on, autograd recording) inside each computation."""
@@ -51,14 +51,6 @@ def backward(saved, wanted, grad):
     return {"x": dx, "factor": dfactor, "offset": grad if wanted.offset else None}
 
 
-def autocast(call, dtype):
-    return call._replace(
-        x=lower_precision(call.x, dtype),
-        factor=lower_precision(call.factor, dtype),
-        offset=lower_precision(call.offset, dtype),
-    )
-
-
 _derive = Operator(
     "test_scaled_backward",
     Derived,
@@ -74,7 +66,7 @@ _scaled = Operator(
     lambda call: torch.empty_like(call.x),
     save=lambda call, output: Saved(call.x, call.factor, call.offset is not None, call.power),
     backward=backward,
-    autocast=autocast,
+    autocast=lowered("x", "factor", "offset"),
 )
 
 

@@ -72,11 +72,11 @@ def test_wider_rows_than_the_kernel_holds_are_left_to_torch():
 @pytest.mark.parametrize("route", ["torch", "triton"])
 def test_opcheck(route):
     x, residual, weight = leaf_tensors((3, 16))
-    operator = torch.ops.fasttfm.rms_norm.default
+    operator = torch.ops.fasttfm.residual_norm.default
     for arguments in (
-        (x, None, weight, 1e-6, 0.0, None, 0, route),
-        (x, None, None, 1e-6, 0.0, None, 0, route),
-        (x, residual, weight, 1e-6, 0.25, SEED, 1, route),
+        (x, None, None, weight, None, 1e-6, 0.0, None, 0, False, True, route),
+        (x, None, None, None, None, 1e-6, 0.0, None, 0, False, True, route),
+        (x, None, residual, weight, None, 1e-6, 0.25, SEED, 1, False, True, route),
     ):
         opcheck(operator, arguments)
 

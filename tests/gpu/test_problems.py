@@ -2,23 +2,21 @@
 
 import pytest
 
-from fasttfm.kernels.attention import backward as attention_backward
-from fasttfm.kernels.attention import forward as attention
 from fasttfm.kernels.attention import launch as attention_launch
-from fasttfm.kernels.attention import short as attention_short
 from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.proof.attention_case import WIDTHS, product_kinds
+from fasttfm.kernels.tiles.attention import BACKWARD_KEYS, BACKWARD_QUERIES, FORWARD, SHORT_BACKWARD, SHORT_FORWARD
 
 from .problems import ATTENTION
 
-LONG = (attention.forward_tile, attention_backward.queries_tile, attention_backward.keys_tile)
-SHORT = (attention_short.forward_tile, attention_short.backward_tile)
+LONG = (FORWARD, BACKWARD_QUERIES, BACKWARD_KEYS)
+SHORT = (SHORT_FORWARD, SHORT_BACKWARD)
 
 
 def tiles(chip, kind, width, extras, keys):
     """(choice, width, tile) of every kernel that may serve such a call."""
     width = max(64, width)
-    if attention_launch.spills(chip, kind, width):
+    if not attention_launch.takes_long(chip, kind, width):
         return set()  # the softmax route takes it
     results = {(choice.name, width, choice.shipped(chip, kind, width, extras)) for choice in LONG}
     if attention_launch.fits_short(chip, kind, width, keys):

@@ -1,7 +1,8 @@
 """One of two processes that train a replaced model on half a batch each; run by test_distributed.py.
 
-python distributed_worker.py ddp|replaced-in-ddp|fsdp RANK FOLDER numba|plain: writes the gradients of the whole model
-to FOLDER/gradients-RANK.pt, having entered the passes compiled by numba, or without numba none.
+python distributed_worker.py RANK FOLDER numba|plain KIND ...: writes the gradients of the whole model, for each kind of
+ddp, replaced-in-ddp and fsdp, to FOLDER/KIND-RANK.pt, having entered the passes compiled by numba, or without numba
+none.
 """
 
 import sys
@@ -27,10 +28,7 @@ def model_and_batch() -> tuple[nn.Module, torch.Tensor]:
     return nn.TransformerEncoder(layer, 2, nn.LayerNorm(E)), torch.randn(N, S, E)
 
 
-def main(kind: str, rank: int, folder: Path, numba: str) -> None:
-    torch.set_num_threads(1)
-    entered = passes_entered(numba == "numba")
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=2)
+def gradients_of(kind: str, rank: int) -> dict[str, torch.Tensor]:
     model, batch = model_and_batch()
     if kind != "replaced-in-ddp":
         fasttfm.replace_modules(model)
@@ -40,20 +38,26 @@ def main(kind: str, rank: int, folder: Path, numba: str) -> None:
         assert not fasttfm.replace_modules(wrapped).left
         assert type(model.layers[0]) is fasttfm.nn.TransformerEncoderLayer
         wrapped(half).square().mean().backward()
-        gradients = {name: p.grad for name, p in model.named_parameters()}
-    else:
-        from torch.distributed.fsdp import fully_shard
+        return {name: p.grad for name, p in model.named_parameters()}
+    from torch.distributed.fsdp import fully_shard
 
-        mesh = dist.init_device_mesh("cpu", (2,))
-        for layer in model.layers:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        model(half).square().mean().backward()
-        gradients = {name: p.grad.full_tensor() for name, p in model.named_parameters()}
-    torch.save(gradients, folder / f"gradients-{rank}.pt")
+    mesh = dist.init_device_mesh("cpu", (2,))
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    model(half).square().mean().backward()
+    return {name: p.grad.full_tensor() for name, p in model.named_parameters()}
+
+
+def main(rank: int, folder: Path, numba: str, *kinds: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=2)
+    for kind in kinds:
+        entered = passes_entered(numba == "numba")
+        torch.save(gradients_of(kind, rank), folder / f"{kind}-{rank}.pt")
+        assert bool(entered) == (numba == "numba"), (kind, entered)
     dist.destroy_process_group()
-    assert bool(entered) == (numba == "numba"), entered
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])
+    main(int(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

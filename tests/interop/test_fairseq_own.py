@@ -15,6 +15,7 @@ import pytest
 import sentencepiece
 import torch
 from model_dirs import PAIRS, TEXT, tokenizer
+from waiting import PATIENCE
 
 from fasttfm.cli.main import main
 from fasttfm.data.tokenizer import BOS, EOS
@@ -46,7 +47,7 @@ def saved(folder: Path, *flags: str) -> None:
     command = [sys.executable, str(Path(__file__).with_name("their_fairseq.py")), FAIRSEQ, str(folder)]
     if not any(flag.startswith("--arch") for flag in flags):
         command += ["--arch=transformer"]
-    done = subprocess.run([*command, *SIZES, *flags], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run([*command, *SIZES, *flags], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -30,6 +30,7 @@ from fasttfm_pretraining.models.kinds import CLASSES
 from fasttfm_pretraining.models.saved import write_run
 from fasttfm_pretraining.training.finetuning import task_model
 
+from .exported_once import exported_once
 from .test_spoiled_folders import CONTENTS, Fault, spoilt_weights
 
 FORMATS = {"ctranslate2": ("ctranslate2",), "marian-hf": (), "onnx": ("onnx", "onnxscript"), "pretrained": ()}
@@ -43,6 +44,7 @@ COMMANDS = {
 EXPORTERS = (*FORMATS, *COMMANDS)
 SIZE = {"d_model": 16, "heads": 2, "d_ff": 24, "layers": 2, "max_length": 24}
 LABELS = {"squad": [], "choices": ["0", "1", "2", "3"], "classify": ["no", "yes"]}
+EXPORTED_ONCE = exported_once(torch.onnx.export)
 DRAWN = 10
 """Of each exporter's damages, and half as many of the calls at which it is interrupted; of onnx, which is slow, 2."""
 
@@ -99,7 +101,9 @@ def refusal(words: list[str], capsys: Any) -> str:
 
 
 @pytest.fixture(params=EXPORTERS)
-def kind(request):
+def kind(request, monkeypatch):
+    if request.param == "onnx" and "disk" not in request.node.name:
+        monkeypatch.setattr(torch.onnx, "export", EXPORTED_ONCE)
     return request.param
 
 

@@ -28,13 +28,13 @@ def take(monkeypatch):
     """take(route) makes every call of attention in the test go that way, in small tiles so that there are several."""
     small = Tile(16, 16, 4, 1)
     for module, name in (
-        (attention, "forward_tile"),
-        (attention_backward, "queries_tile"),
-        (attention_backward, "keys_tile"),
-        (attention_mask_gradient, "gradient_tile"),
+        (attention, "FORWARD"),
+        (attention_backward, "BACKWARD_QUERIES"),
+        (attention_backward, "BACKWARD_KEYS"),
+        (attention_mask_gradient, "MASK_GRADIENT"),
     ):
         monkeypatch.setattr(module, name, lambda *a: small)
-    for name in ("forward_tile", "backward_tile"):
+    for name in ("SHORT_FORWARD", "SHORT_BACKWARD"):
         monkeypatch.setattr(attention_short, name, lambda *size: Tile(16, size[-1], 4, 1))
 
     def go(route):
@@ -137,7 +137,7 @@ def calls(draw):
 
 
 @pytest.mark.parametrize("route", ROUTES)
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(call=calls())
 def test_kernel_equals_reference(take, route, call):
     shape, dtype, options, mask, mask_shape = call
@@ -363,12 +363,18 @@ def test_the_lowest_number_in_a_mask_hides_and_one_that_base_2_reaches_does_not(
         torch.testing.assert_close(output[:, :, 3], v.mean(2), atol=2e-2, rtol=2e-2)
 
 
-def test_tiles_do_not_change_the_dropout_mask():
+def test_tiles_do_not_change_the_dropout_mask(monkeypatch):
     inputs = tensors(torch.float32, 1, 2, 35, 40, 8, 40)
     inputs["value"] = torch.eye(40).expand(1, 2, 40, 40)  # so that the output is the weights after dropout
     options = {"scale": 0.3, **seeded(0.5)}
-    outputs = [attention.forward(**inputs, tile=Tile(r, c, 4, 1), **options)[0] for r, c in ((16, 16), (32, 64))]
-    outputs.append(attention_short.forward(**inputs, tile=Tile(16, 64, 4, 1), **options)[0])
+    outputs = []
+    for kernels, table, tile in (
+        (attention, "FORWARD", Tile(16, 16, 4)),
+        (attention, "FORWARD", Tile(32, 64, 4)),
+        (attention_short, "SHORT_FORWARD", Tile(16, 64, 4)),
+    ):
+        monkeypatch.setattr(kernels, table, lambda *size, tile=tile: tile)
+        outputs.append(kernels.forward(**inputs, **options)[0])
     weights, kept = (F.attention_weights(inputs["query"], inputs["key"], scale=0.3, **o) for o in ({}, seeded(0.5)))
     for output in outputs:
         torch.testing.assert_close(output, kept)
@@ -400,11 +406,12 @@ def test_a_site_that_does_not_fit_32_bits_is_refused_by_name():
         call()
 
 
-def test_a_packed_length_that_does_not_fit_32_bits_is_refused_by_name():
+def test_a_packed_length_that_does_not_fit_32_bits_is_refused_by_name(monkeypatch):
     x, starts = attention_launch.by_head(torch.randn(4, 1, 8), 1), torch.tensor([0, 4])
-    for kernels in (attention, attention_short):
+    for kernels, table in ((attention, "FORWARD"), (attention_short, "SHORT_FORWARD")):
+        monkeypatch.setattr(kernels, table, lambda *size: Tile(16, 16, 4))
         with pytest.raises(ValueError, match=r"S is 2,147,483,648"):
-            kernels.forward(x, x, x, tile=Tile(16, 16, 4, 1), packed=attention_launch.Packed(starts, starts, 4, 2**31))
+            kernels.forward(x, x, x, packed=attention_launch.Packed(starts, starts, 4, 2**31))
 
 
 @pytest.mark.parametrize("route", ROUTES)

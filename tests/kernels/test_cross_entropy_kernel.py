@@ -12,6 +12,7 @@ from fasttfm import functional, reference
 from fasttfm.functional.backends import backend
 from fasttfm.kernels import cross_entropy as kernel
 from fasttfm.kernels.chip import CHIPS, INTERPRETER
+from fasttfm.kernels.tiles.rows import CROSS_ENTROPY
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 PAD = 0
@@ -245,7 +246,7 @@ def test_linear_cross_entropy_equals_the_reference(dtype, low_memory):
 @pytest.mark.parametrize("chip", [*CHIPS.values(), INTERPRETER], ids=lambda chip: chip.name)
 def test_a_tile_never_exceeds_its_row_and_reads_at_least_sixteen_bytes_a_thread(chip):
     for size in kernel._SIZES:
-        for tile_size in (kernel.tile.shipped(chip, size), *kernel.tile.alternatives(chip, size)):
+        for tile_size in (CROSS_ENTROPY.shipped(chip, size), *CROSS_ENTROPY.alternatives(chip, size)):
             lanes = 64 if chip.name.startswith("gfx") else 32
             assert tile_size.columns <= size
             assert tile_size.columns >= 8 * lanes * tile_size.warps
@@ -254,7 +255,7 @@ def test_a_tile_never_exceeds_its_row_and_reads_at_least_sixteen_bytes_a_thread(
 
 def test_every_number_of_classes_has_a_size_class_whose_tile_covers_it_or_loops():
     for classes in (1, 511, 512, 513, 4096, 4097, 37000, 250000):
-        tile_size = kernel.tile(INTERPRETER, kernel.size_class(classes))
+        tile_size = CROSS_ENTROPY(INTERPRETER, kernel.size_class(classes))
         assert tile_size.columns >= classes or tile_size.columns == 4096
 
 

@@ -12,7 +12,9 @@ from fasttfm.kernels import feed_forward as kernel
 from fasttfm.kernels import product
 from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.proof import matrix
-from fasttfm.kernels.tiles.feed_forward import GATE, ProductTile, epilogue_route, product_tile
+from fasttfm.kernels.tiles.feed_forward import PRODUCT, ROUTE
+from fasttfm.kernels.tiles.rows import COLUMN_SUMS
+from fasttfm.kernels.tiles.table import Tile
 
 SEED = torch.tensor([-0x1234567890ABCDEF])
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -125,7 +127,7 @@ def test_the_bits_are_the_open_elements_in_an_eighth_of_a_bool_masks_bytes():
 
 def test_more_tiles_than_a_group_has_are_all_computed(monkeypatch):
     """GROUP tiles of rows are taken together: 8, and here 10 of rows by 3 of columns."""
-    monkeypatch.setattr(product, "product_tile", lambda *size: ProductTile(16, 32, 16, 4, 1))
+    monkeypatch.setattr(product, "PRODUCT", lambda *size: Tile(16, 32, 4, 1, 16))
     check(tensors(150, 24, 70, 40, torch.float32), dropout_p=0.2)
 
 
@@ -223,7 +225,7 @@ def test_every_tile_that_a_chip_can_take_is_listed_for_compilation(chip):
     cases = [case for case in matrix.families()["feed_forward"](chip) if case.arguments["ACTIVATION"] == "relu"]
     for kind in ("fp32", "fp16", "bf16"):
         for size in ("large", "small"):
-            to = product_tile(chip, kind, size)
+            to = PRODUCT(chip, kind, size)
             wanted = (to.rows, to.columns, to.depth)
             assert to.columns % 32 == 0
             for jit in (kernel._forward, kernel._backward):
@@ -234,16 +236,16 @@ def test_every_tile_that_a_chip_can_take_is_listed_for_compilation(chip):
                     and tuple(case.arguments[name] for name in ("ROWS", "COLUMNS", "DEPTH")) == wanted
                     for case in cases
                 )
-    assert any(case.kernel is kernel._gate and case.arguments["ROWS"] == GATE(chip).rows for case in cases)
+    assert any(case.kernel is kernel._gate and case.arguments["ROWS"] == COLUMN_SUMS(chip).rows for case in cases)
 
 
 def test_cublas_computes_where_triton_does_not_reach_the_matrix_units():
     for name in ("sm_60", "sm_70", "sm_75"):
         for kind in ("fp32", "fp16", "bf16"):
             for each in ("forward", "forward+dropout", "forward+gelu", "backward"):
-                assert epilogue_route(CHIPS[name], kind, each) == "cublas"
-    assert epilogue_route(CHIPS["sm_90"], "bf16", "backward") == "fused"
-    assert epilogue_route(CHIPS["sm_90"], "bf16", "forward+dropout") == "fused"
-    assert epilogue_route(CHIPS["sm_90"], "bf16", "forward") == "cublas"  # cuBLASLt fuses bias and ReLU for nothing
-    assert epilogue_route(CHIPS["sm_90"], "fp32", "backward") == "cublas"
-    assert epilogue_route(CHIPS["sm_90"], "tf32", "backward") == "fused"
+                assert ROUTE(CHIPS[name], kind, each) == "cublas"
+    assert ROUTE(CHIPS["sm_90"], "bf16", "backward") == "fused"
+    assert ROUTE(CHIPS["sm_90"], "bf16", "forward+dropout") == "fused"
+    assert ROUTE(CHIPS["sm_90"], "bf16", "forward") == "cublas"  # cuBLASLt fuses bias and ReLU for nothing
+    assert ROUTE(CHIPS["sm_90"], "fp32", "backward") == "cublas"
+    assert ROUTE(CHIPS["sm_90"], "tf32", "backward") == "fused"

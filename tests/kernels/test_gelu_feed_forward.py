@@ -12,7 +12,9 @@ from fasttfm.kernels import feed_forward as kernel
 from fasttfm.kernels import product
 from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.proof import matrix
-from fasttfm.kernels.tiles.feed_forward import GATE, ProductTile, of_two_results, product_tile
+from fasttfm.kernels.tiles.feed_forward import PRODUCT, of_two_results
+from fasttfm.kernels.tiles.rows import COLUMN_SUMS
+from fasttfm.kernels.tiles.table import Tile
 
 SEED = torch.tensor([-0x1234567890ABCDEF])
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -133,7 +135,7 @@ def test_both_passes_compute_the_same_hidden_bit_by_bit():
 
 
 def test_more_tiles_than_a_group_has_and_programs_with_several_tiles(monkeypatch):
-    monkeypatch.setattr(product, "product_tile", lambda *size: ProductTile(16, 32, 16, 4, 1))
+    monkeypatch.setattr(product, "PRODUCT", lambda *size: Tile(16, 32, 4, 1, 16))
     monkeypatch.setattr(product, "_gate_programs", lambda chip, M: 2)
     options = {"dropout_p": 0.2, "seed": SEED, "site": 0, "activation": "gelu_tanh"}
     for route in ("fused", "cublas"):
@@ -180,10 +182,10 @@ def test_every_tile_that_a_chip_can_take_is_listed_for_compilation(chip):
     }
     for kind in ("fp32", "fp16", "bf16"):
         for size in ("large", "small"):
-            tile = product_tile(chip, kind, size)
+            tile = PRODUCT(chip, kind, size)
             assert (kernel._forward, kind, tile.warps, tile.rows, tile.columns, tile.depth) in listed
             half = of_two_results(tile)
             assert half.rows == tile.rows  # or a bias's gradient would have other parts than a model expects
             assert (kernel._backward, kind, half.warps, half.rows, half.columns, half.depth) in listed
-        gate = GATE(chip)
+        gate = COLUMN_SUMS(chip)
         assert (kernel._gate, kind, gate.warps, gate.rows, gate.columns, None) in listed

@@ -10,19 +10,14 @@ import torch
 from fasttfm import functional as F
 from fasttfm.functional import backend
 from fasttfm.kernels import launch
-from fasttfm.kernels.attention import backward as attention_backward
-from fasttfm.kernels.attention import forward as attention
 from fasttfm.kernels.attention import launch as attention_launch
-from fasttfm.kernels.attention import mask_gradient as attention_mask_gradient
-from fasttfm.kernels.attention import short as attention_short
-from fasttfm.kernels.attention.decode import decode_tile
 from fasttfm.kernels.chip import CHIPS, INTERPRETER
 from fasttfm.kernels.launch import power_of_two
 from fasttfm.kernels.parameter import kinds_of
 from fasttfm.kernels.proof import matrix as compile_matrix
 from fasttfm.kernels.proof.attention_case import WIDTHS, product_kinds
 from fasttfm.kernels.tiles import attention as tables
-from fasttfm.kernels.tiles.attention import Tile
+from fasttfm.kernels.tiles.table import Tile
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="through the interpreter")
 
@@ -217,21 +212,21 @@ def attention_answers(chip):
     for kind in product_kinds(chip):
         for width, extras in itertools.product(WIDTHS, (0, 1, 2, 3)):
             size = (chip, kind, width, extras)
-            if not attention_launch.spills(chip, kind, width):
-                yield "attention.forward._forward", width, attention.forward_tile.shipped(*size)
-                yield "attention.backward._backward_queries", width, attention_backward.queries_tile.shipped(*size)
-                yield "attention.backward._backward_keys", width, attention_backward.keys_tile.shipped(*size)
-                yield "attention.mask_gradient._gradient", width, attention_mask_gradient.gradient_tile(*size)
+            if attention_launch.takes_long(chip, kind, width):
+                yield "attention.forward._forward", width, tables.FORWARD.shipped(*size)
+                yield "attention.backward._backward_queries", width, tables.BACKWARD_QUERIES.shipped(*size)
+                yield "attention.backward._backward_keys", width, tables.BACKWARD_KEYS.shipped(*size)
+                yield "attention.mask_gradient._gradient", width, tables.MASK_GRADIENT(chip, kind, width)
             for rows in (16, 32):
-                yield "attention.decode._decode", width, decode_tile(chip, kind, width, rows)
+                yield "attention.decode._decode", width, tables.DECODE(chip, kind, width, rows)
             for keys in (16, 32, 64, 128):
                 if attention_launch.fits_short(chip, kind, width, keys):
-                    yield "attention.short._forward", width, attention_short.forward_tile.shipped(*size, keys)
-                    yield "attention.short._backward", width, attention_short.backward_tile.shipped(*size, keys)
+                    yield "attention.short._forward", width, tables.SHORT_FORWARD.shipped(*size, keys)
+                    yield "attention.short._backward", width, tables.SHORT_BACKWARD.shipped(*size, keys)
 
 
-def test_every_row_of_the_tables_of_attention_answers_for_some_chip():
-    """A row that no other leaves anything to is a mistake, and so is one that no route comes to."""
+def test_every_cell_of_the_tables_of_attention_answers_for_some_chip():
+    """A cell that no other leaves anything to is a mistake, and so is one that no route comes to."""
     asked = collections.defaultdict(set)
     for chip in (*CHIPS.values(), INTERPRETER):
         kinds = ("fp16", "bf16", "fp32", *(["tf32"] if chip.capability >= 80 else []))
@@ -239,18 +234,19 @@ def test_every_row_of_the_tables_of_attention_answers_for_some_chip():
             asked[tables.LONG_WIDTH].add((chip, kind))
             asked[tables.DECODE] |= {(chip, kind, width, rows) for rows in (16, 32)}
             asked[tables.SHORT_KEYS].add((chip, kind, width))
-            if not attention_launch.spills(chip, kind, width):
+            if attention_launch.takes_long(chip, kind, width):
                 for table in (tables.FORWARD, tables.BACKWARD_QUERIES, tables.BACKWARD_KEYS):
                     asked[table].add((chip, kind, width, extras))
                 asked[tables.MASK_GRADIENT].add((chip, kind, width))
             for keys in (16, 32, 64, 128):
                 if attention_launch.fits_short(chip, kind, width, keys):
-                    asked[tables.SHORT_FORWARD].add((chip, kind, width, keys, extras))
-                    asked[tables.SHORT_BACKWARD].add((chip, kind, width, keys, extras))
+                    asked[tables.SHORT_FORWARD].add((chip, kind, width, extras, keys))
+                    asked[tables.SHORT_BACKWARD].add((chip, kind, width, extras, keys))
         asked[tables.MASKED_SOFTMAX] |= {(chip, 2**power) for power in range(4, 14)}
     for table, questions in asked.items():
-        taken = {next(row for row in table.rows if row.fits(chip, size)) for chip, *size in questions}
-        assert [row for row in table.rows if row not in taken] == []
+        table = getattr(table, "shipped", table)
+        dead = table.answers.keys() - {table.cell(*question) for question in questions}
+        assert not dead, [(table.sizes[row], table.chips[column]) for row, column in sorted(dead)]
 
 
 @pytest.mark.parametrize("chip", CHIPS)

@@ -1,35 +1,43 @@
-"""Tables of tiles: read as they are written, complete, without a row that nothing asks for."""
+"""Tables of tiles: read as they are written, complete, without a cell that nothing asks for."""
 
 import dataclasses
 import importlib
 import itertools
 import pkgutil
+import re
 
 import pytest
 
 import fasttfm.kernels.tiles
 from fasttfm.kernels.chip import CHIPS, INTERPRETER
-from fasttfm.kernels.tiles.table import Table, relative
+from fasttfm.kernels.tiles.table import Table, Tile, relative
 
 ROOT = "fasttfm.kernels.tiles."
 NAMES = [module.name for module in pkgutil.iter_modules(fasttfm.kernels.tiles.__path__)]
 TABLES = {
     f"{name}.{variable}": table
     for name in NAMES
-    for variable, table in vars(importlib.import_module(ROOT + name)).items()
-    if isinstance(table, Table)
+    for variable, value in vars(importlib.import_module(ROOT + name)).items()
+    if isinstance(table := getattr(value, "shipped", value), Table)
 }
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_every_row_of_a_table_is_the_answer_to_something(name):
+def answering(name):
+    """(chip, cell) for each size that the table's rows list."""
     table = TABLES[name]
-    values = [{value for row in table.rows for value in row.cells[i]} for i in range(1, len(table.columns))]
-    others = [[*sorted(cell - {"*"}), "any"] for cell in values]
-    asked = itertools.product([*CHIPS.values(), INTERPRETER], *others)
-    taken = {next((i for i, row in enumerate(table.rows) if row.fits(chip, size)), None) for chip, *size in asked}
-    dead = [row for i, row in enumerate(table.rows) if i not in taken]
-    assert not dead, "\n".join(map(str, dead))
+    parts = [{value for size in table.sizes for value in size[i]} - {"*"} for i in range(len(table.parts))]
+    for chip, *size in itertools.product([*CHIPS.values(), INTERPRETER], *([*sorted(part), "any"] for part in parts)):
+        try:
+            yield chip, table.cell(chip, *size)
+        except ValueError:
+            continue
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_cell_of_a_table_is_the_answer_to_something(name):
+    table = TABLES[name]
+    dead = table.answers.keys() - {cell for _, cell in answering(name)}
+    assert not dead, [(table.sizes[row], table.chips[column]) for row, column in sorted(dead)]
 
 
 @pytest.mark.parametrize(
@@ -38,12 +46,9 @@ def test_every_row_of_a_table_is_the_answer_to_something(name):
 def test_a_tile_of_rows_has_an_element_for_every_thread(name):
     """With fewer, threads of several warps hold copies: some read what another overwrites in place, and sums of copies
     that were added up in different orders are stored at one place (triton#7264), so that two runs may differ."""
-    table = TABLES[name]
-    values = [{value for row in table.rows for value in row.cells[i]} for i in range(1, len(table.columns))]
-    for chip, *size in itertools.product(CHIPS.values(), *values):
-        tile = next((row.answer for row in table.rows if row.fits(chip, size)), None)
-        if tile is not None:
-            assert getattr(tile, "rows", 1) * tile.columns >= tile.warps * (32 if chip.capability else 64), (chip, tile)
+    for chip, cell in answering(name):
+        tile = TABLES[name].answers[cell]
+        assert max(1, tile.rows) * tile.columns >= tile.warps * chip.warp, (chip, tile)
 
 
 @pytest.mark.parametrize(
@@ -63,14 +68,13 @@ def test_a_chip_that_no_table_names_goes_with_its_nearest_relative(name, capabil
 
 
 TABLE = Table(
-    int,
     """
-    chips          kind       | rows
-    sm_86,sm_89    fp16,bf16  | 1
-    sm_90+         *          | 2   # a reason
-    simt           fp32       | 3
-    amd            *          | 4
+    kind       | sm_86,sm_89  sm_90+  simt  amd
+    fp16,bf16  | 1            -       -     -
+    fp32       | -            -       3     -
+    *          | -            2       -     4   # a reason
     """,
+    int,
 )
 
 
@@ -78,7 +82,7 @@ TABLE = Table(
     ("chip", "kind", "rows"),
     [("sm_86", "bf16", 1), ("sm_90", "fp32", 2), ("sm_120", "fp16", 2), ("sm_60", "fp32", 3), ("gfx942", "fp16", 4)],
 )
-def test_the_first_row_that_fits_holds(chip, kind, rows):
+def test_the_first_cell_that_fits_holds(chip, kind, rows):
     assert TABLE(CHIPS[chip], kind) == rows
 
 
@@ -87,7 +91,30 @@ def test_a_size_that_no_row_lists_is_named():
         TABLE(CHIPS["sm_86"], "tf32")
 
 
-@pytest.mark.parametrize("row", ["sm_80 | 1", "sm_80 fp32 1", "sm_99 fp32 | 1"])
-def test_a_row_that_says_too_little_or_names_no_chip_is_refused(row):
-    with pytest.raises(ValueError, match="a row of a table of tiles is"):
-        Table(int, f"chips kind | rows\n{row}")
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("kind | sm_80\n1", "a row of a table of tiles is '1'"),
+        ("kind | sm_80\nfp32 1", "a row of a table of tiles is 'fp32 1'"),
+        ("kind | sm_80 sm_90\nfp32 | 1", "it needs a cell for each of kind | sm_80 sm_90"),
+        ("kind | sm_99\nfp32 | 1", "a column for sm_99, which is neither a chip nor a group"),
+    ],
+)
+def test_a_table_that_says_too_little_or_names_no_chip_is_refused(text, reason):
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        Table(text, int)
+
+
+@pytest.mark.parametrize(
+    ("text", "tile"),
+    [("64x32w4s2", Tile(64, 32, 4, 2)), ("128x64x32w8s3", Tile(128, 64, 8, 3, 32)), ("512w1s1", Tile(0, 512, 1))],
+)
+def test_a_tile_is_written_as_it_is_read(text, tile):
+    assert Tile.parse(text) == tile
+    assert str(tile) == text
+    assert Tile.parse(text.removesuffix("s1")) == tile
+
+
+def test_what_is_no_tile_is_refused():
+    with pytest.raises(ValueError, match="a tile is written as 128x64w4s3, not 64x32"):
+        Tile.parse("64x32")

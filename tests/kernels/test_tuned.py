@@ -9,13 +9,13 @@ from fasttfm.kernels import choice_cache, choices
 from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.choice_cache import Answer, System
 from fasttfm.kernels.proof import tuned
-from fasttfm.kernels.tiles.feed_forward import product_tile
+from fasttfm.kernels.tiles.feed_forward import PRODUCT
 
 CHIP = CHIPS["sm_90"]
 SYSTEM = System("NVIDIA H200", "sm_90", "550.1", {"triton": "3.7.1"})
 SIZE = ("bf16", "large")
-OTHER = product_tile.alternatives(CHIP, *SIZE)[0]
-ANSWER = Answer("feed_forward.tile", SIZE, choices.as_written(OTHER), 10.0, 12.0)
+OTHER = PRODUCT.alternatives(CHIP, *SIZE)[0]
+ANSWER = Answer("feed_forward.tile", SIZE, str(OTHER), 10.0, 12.0)
 
 
 @pytest.fixture
@@ -35,24 +35,24 @@ def sent_in(tmp_path, monkeypatch):
 
 def load():
     choice_cache.load(torch.device("cuda", 0), CHIP)
-    return product_tile(CHIP, *SIZE)
+    return PRODUCT(CHIP, *SIZE)
 
 
 def test_a_file_of_the_same_product_is_in_force_whatever_its_driver(sent_in):
     sent_in(System("NVIDIA H200", "sm_90", "999.9", {"triton": "3.5.0"}), [ANSWER])
-    assert load() == OTHER != product_tile.shipped(CHIP, *SIZE)
+    assert load() == OTHER != PRODUCT.shipped(CHIP, *SIZE)
 
 
 def test_a_file_of_another_product_is_not(sent_in):
     sent_in(System("NVIDIA H100", "sm_90", "550.1", {}), [ANSWER])
-    assert load() == product_tile.shipped(CHIP, *SIZE)
+    assert load() == PRODUCT.shipped(CHIP, *SIZE)
 
 
 def test_what_the_user_measured_goes_before_it(sent_in):
     sent_in(SYSTEM, [ANSWER])
-    shipped = choices.as_written(product_tile.shipped(CHIP, *SIZE))
+    shipped = str(PRODUCT.shipped(CHIP, *SIZE))
     choice_cache.write(SYSTEM, [Answer("feed_forward.tile", SIZE, shipped, 9.0, 9.0)])
-    assert load() == product_tile.shipped(CHIP, *SIZE)
+    assert load() == PRODUCT.shipped(CHIP, *SIZE)
 
 
 def test_a_file_that_is_fit_to_ship_is_said_to_be(sent_in, capsys):
@@ -64,9 +64,9 @@ def test_a_file_that_is_fit_to_ship_is_said_to_be(sent_in, capsys):
     ("change", "complaint"),
     [
         ({"chip": "sm_999"}, "measured on sm_999, which is none of"),
-        ({"format": 99}, "damaged: format 99 is not 1"),
+        ({"format": 99}, "damaged: format 99 is not 2"),
         ({"choice": "nobody"}, "there is no choice nobody"),
-        ({"answer": {"rows": 3}}, "is no answer that feed_forward.tile can give"),
+        ({"answer": "3x3w3s3"}, "is no answer that feed_forward.tile can give"),
         ({"size_class": ["bf16"]}, "feed_forward.tile ('bf16',)"),
     ],
 )

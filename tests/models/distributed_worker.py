@@ -1,7 +1,8 @@
 """One of two processes that take half of a model or of a batch each; run by test_distributed.py.
 
-python distributed_worker.py fsdp|tensor-parallel RANK FOLDER numba|plain: writes the loss and the gradients of the
-whole model to FOLDER/found-RANK.pt, having entered the passes compiled by numba, or without numba none.
+python distributed_worker.py RANK FOLDER numba|plain KIND ...: writes the loss and the gradients of the whole model, for
+each kind of fsdp and tensor-parallel, to FOLDER/KIND-RANK.pt, having entered the passes compiled by numba, or without
+numba none.
 """
 
 import sys
@@ -32,10 +33,7 @@ def whole(x: Tensor) -> Tensor:
     return x.full_tensor() if hasattr(x, "full_tensor") else x
 
 
-def main(kind: str, rank: int, folder: Path, numba: str) -> None:
-    torch.set_num_threads(1)
-    entered = passes_entered(numba == "numba")
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=2)
+def found_by(kind: str, rank: int) -> dict[str, Tensor]:
     model, batch = model_and_batch()
     mesh = dist.init_device_mesh("cpu", (2,))
     if kind == "fsdp":
@@ -53,11 +51,18 @@ def main(kind: str, rank: int, folder: Path, numba: str) -> None:
             parallelize_module(layer, mesh, {"linear1": ColwiseParallel(), "linear2": RowwiseParallel()})
     loss = model.loss(*batch)[0]
     loss.backward()
-    results = {"loss": loss.detach()} | {name: whole(p.grad) for name, p in model.named_parameters()}
-    torch.save(results, folder / f"found-{rank}.pt")
+    return {"loss": loss.detach()} | {name: whole(p.grad) for name, p in model.named_parameters()}
+
+
+def main(rank: int, folder: Path, numba: str, *kinds: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=2)
+    for kind in kinds:
+        entered = passes_entered(numba == "numba")
+        torch.save(found_by(kind, rank), folder / f"{kind}-{rank}.pt")
+        assert bool(entered) == (numba == "numba"), (kind, entered)
     dist.destroy_process_group()
-    assert bool(entered) == (numba == "numba"), entered
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])
+    main(int(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

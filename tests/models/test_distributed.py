@@ -1,36 +1,33 @@
 """Two processes (gloo, CPU) that share a model by FSDP2 or by tensor parallelism find the gradients that one finds."""
 
-import sys
 from pathlib import Path
-from subprocess import PIPE, Popen
 
 import pytest
 import torch
 from numba_passes import skip_without
+from waiting import run_together
 
 from .distributed_worker import model_and_batch
+
+KINDS = {"fsdp": 2, "tensor-parallel": 1}
+"""How many parts of the batch there are, over which FSDP averages gradients."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("numba", ["numba", "plain"])
-@pytest.mark.parametrize("kind", ["fsdp", "tensor-parallel"])
-def test_two_processes_agree_with_one(kind: str, numba: str, tmp_path: Path) -> None:
+def test_two_processes_agree_with_one(numba: str, tmp_path: Path) -> None:
     skip_without(numba)
-    worker = Path(__file__).with_name("distributed_worker.py")
-    processes = [
-        Popen([sys.executable, str(worker), kind, str(rank), str(tmp_path), numba], stderr=PIPE, text=True)
-        for rank in range(2)
-    ]
-    for process in processes:
-        _, errors = process.communicate(timeout=900)
-        assert process.returncode == 0, errors
+    worker = str(Path(__file__).with_name("distributed_worker.py"))
+    run_together(*([worker, str(rank), str(tmp_path), numba, *KINDS] for rank in range(2)))
     model, batch = model_and_batch()
     loss = model.loss(*batch)[0]
     loss.backward()
-    actual = [torch.load(tmp_path / f"found-{rank}.pt", weights_only=True) for rank in range(2)]
-    halves = 2 if kind == "fsdp" else 1  # of the batch, over which FSDP averages gradients
-    total = sum(each["loss"] for each in actual) * halves / 2
-    torch.testing.assert_close(total, loss.detach(), rtol=1e-5, atol=1e-5)
-    for each in actual:
-        for name, parameter in model.named_parameters():
-            torch.testing.assert_close(each[name] * halves, parameter.grad, rtol=1e-4, atol=1e-5, msg=name)
+    for kind, halves in KINDS.items():
+        actual = [torch.load(tmp_path / f"{kind}-{rank}.pt", weights_only=True) for rank in range(2)]
+        total = sum(each["loss"] for each in actual) * halves / 2
+        torch.testing.assert_close(total, loss.detach(), rtol=1e-5, atol=1e-5)
+        for each in actual:
+            for name, parameter in model.named_parameters():
+                torch.testing.assert_close(
+                    each[name] * halves, parameter.grad, rtol=1e-4, atol=1e-5, msg=f"{kind}: {name}"
+                )

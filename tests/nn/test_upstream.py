@@ -11,6 +11,7 @@ import pytest
 import torch
 from forked import run
 from torch import Tensor, nn
+from waiting import PATIENCE
 
 import fasttfm.nn
 
@@ -22,7 +23,7 @@ HERE = Path(__file__).parent
 def upstream_cases(*arguments: str) -> int:
     """Cases of torch.testing that agree; fails where one differs."""
     command = [sys.executable, str(HERE / "upstream_cases.py"), *arguments]
-    done = run(command, capture_output=True, text=True, timeout=900)
+    done = run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
     print(done.stdout)
     actual = re.search(r"^(\d+) cases agree, 0 differ$", done.stdout, re.MULTILINE)

@@ -15,6 +15,7 @@ import sys
 import types
 import unittest
 import warnings
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -30,6 +31,9 @@ from torch.utils import _pytree as tree
 import fasttfm.nn
 from fasttfm.functional import backend
 from fasttfm.interop import replace_modules
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from quick_interpreter import make_quick
 
 MODULES = (
     "LayerNorm", "MultiheadAttention", "TransformerEncoderLayer", "TransformerDecoderLayer", "TransformerEncoder",
@@ -97,6 +101,8 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     options = parser.parse_args()
     route = options.route
+    if route == "triton":
+        make_quick()
     warnings.simplefilter("ignore")
     dtype = torch.float64 if route == "torch" else torch.float32
     passed, failed = 0, 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from model_dirs import write_model_dir
 
@@ -27,3 +29,10 @@ def url(translator):
 
     with serving({"small": translator}) as address:
         yield address
+
+
+@pytest.fixture(autouse=True, scope="module")
+def unfrozen():
+    """What engines have frozen is the garbage collector's again: other files count what it collects."""
+    yield
+    gc.unfreeze()

@@ -8,13 +8,11 @@ from contextlib import contextmanager
 
 import requests
 import uvicorn
+from waiting import PATIENCE
 
 from fasttfm.serving.app import App
 from fasttfm.serving.connections import protocol
 from fasttfm.serving.limits import Limits
-
-PATIENCE = 300
-"""Seconds after which a test gives up; a busy machine takes long."""
 
 
 class Slow:

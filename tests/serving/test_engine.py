@@ -1,13 +1,22 @@
-"""The thread that translates for all clients: who joins whom, and what a failure leaves behind."""
+"""The thread that translates for all clients: who joins whom, and what a failure leaves behind.
+
+What happens while a search runs is done by a step of the search, on the thread that takes it: however slow this
+machine is, it happens in that step.
+"""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
+import itertools
+import queue
 import threading
+from types import SimpleNamespace
 
 import pytest
 from model_dirs import LINES
+from waiting import PATIENCE, wait_until
 
 pytest.importorskip("prometheus_client")
 pytest.importorskip("numba")
@@ -21,8 +30,6 @@ from fasttfm.serving.engine import Engine
 from fasttfm.serving.metrics import Metrics
 from fasttfm.serving.queue import Answer, FairQueue, Sentence, sentences_of
 
-PATIENCE = 300
-
 
 @pytest.fixture
 def engine(translator):
@@ -31,12 +38,20 @@ def engine(translator):
     engine.stop()
 
 
-def watch(monkeypatch):
-    """The number of lines searched in each step, as steps are taken."""
+@pytest.fixture
+def equal_steps(monkeypatch):
+    """Every step takes a second by the engine's clock: whose turn it is depends on nothing else."""
+    monkeypatch.setattr("fasttfm.serving.engine.time", SimpleNamespace(perf_counter=itertools.count(0.0).__next__))
+
+
+def watch(monkeypatch, at=0, act=lambda: None):
+    """The number of lines searched in each step, as steps are taken; step `at` first calls act()."""
     together = []
     step = ContinuousBatching.step
 
     def watched(self):
+        if len(together) == at:
+            act()
         result = step(self)
         together.append(self.searched + len(result))
         return result
@@ -72,6 +87,18 @@ def test_lines_that_are_added_between_steps_get_what_the_translator_gives(transl
     assert [found[number] for number in range(len(lines))] == expected
 
 
+def test_the_garbage_collector_leaves_what_stays_alone_from_the_first_pause_on(engine, monkeypatch):
+    """It would stop all threads for a quarter of a second each time."""
+    calls: queue.Queue[str] = queue.Queue()
+    monkeypatch.setattr(gc, "freeze", lambda: calls.put("frozen"))
+    assert calls.empty()
+    submit(engine, LINES[:1])[0].result(PATIENCE)
+    assert calls.get(timeout=PATIENCE) == "frozen"
+    submit(engine, LINES[:1])[0].result(PATIENCE)
+    engine.stop()
+    assert calls.empty(), "once is enough"
+
+
 def test_a_line_that_is_dropped_leaves_with_the_next_step(translator):
     config = dataclasses.replace(translator.config, min_len=30)
     greedy = dataclasses.replace(config, beam=1)
@@ -94,16 +121,8 @@ def test_a_line_that_is_dropped_leaves_with_the_next_step(translator):
 
 def test_who_comes_while_a_search_runs_joins_it(engine, translator, monkeypatch):
     """The second sentence is asked for in the middle of the first one's search, and both are searched together."""
-    later, together = [], []
-    step = ContinuousBatching.step
-
-    def watched(self):
-        if len(together) == 3:
-            later.extend(submit(engine, LINES[1:3], min_len=12))
-        together.append(self.searched)
-        return step(self)
-
-    monkeypatch.setattr(ContinuousBatching, "step", watched)
+    later = []
+    together = watch(monkeypatch, 3, lambda: later.extend(submit(engine, LINES[1:3], min_len=12)))
     first = submit(engine, LINES[:1], min_len=12)
     answers = [first[0].result(PATIENCE), *(each.result(PATIENCE) for each in later)]
     assert max(together) == 3
@@ -113,9 +132,11 @@ def test_who_comes_while_a_search_runs_joins_it(engine, translator, monkeypatch)
 
 
 def test_requests_with_other_options_are_searched_in_the_same_steps(engine, translator, monkeypatch):
-    together = watch(monkeypatch)
+    all_asked = threading.Event()
+    together = watch(monkeypatch, 0, lambda: all_asked.wait(PATIENCE))
     options = [{"alpha": number / 8, "beam": 2 + number % 2, "min_len": 12} for number in range(8)]
     answers = [submit(engine, [line], **given)[0] for line, given in zip(LINES * 2, options)]
+    all_asked.set()
     results = [answer.result(PATIENCE) for answer in answers]
     assert max(together) == 8
     for line, given, result in zip(LINES * 2, options, results):
@@ -124,51 +145,77 @@ def test_requests_with_other_options_are_searched_in_the_same_steps(engine, tran
         assert result == alone.translate_nbest([line])[0]
 
 
-def test_a_short_request_does_not_wait_for_much_work_of_another(engine, monkeypatch):
+def ended_when(answer, others):
+    """How many of the others have ended when this answer comes: a list that it is then put into."""
+    ended = []
+    answer.add_done_callback(lambda _: ended.append(sum(each.done() for each in others)))
+    return ended
+
+
+def test_a_short_request_does_not_wait_for_much_work_of_another(engine, monkeypatch, equal_steps):
     """Not even where that takes all of the budget: it is searched beside it, and ends while that goes on."""
-    begun = threading.Event()
-    step = ContinuousBatching.step
-
-    def watched(self):
-        begun.set()
-        return step(self)
-
-    monkeypatch.setattr(ContinuousBatching, "step", watched)
+    both_asked = threading.Event()
+    watch(monkeypatch, 0, lambda: both_asked.wait(PATIENCE))
     long = submit(engine, LINES[:1] * 60, beam=8, min_len=100, max_len_b=200)
-    assert begun.wait(PATIENCE)
     (short,) = submit(engine, ["a dog"])
+    ended = ended_when(short, long)
+    both_asked.set()
     assert short.result(PATIENCE)
-    assert not any(each.done() for each in long)
+    assert ended == [0]
     for each in long:
         each.abandon()
 
 
-def test_a_short_request_does_not_wait_for_the_terms_of_another(engine, translator):
+@pytest.mark.parametrize(("workers", "most"), [(1, 64), (4, 16)])
+def test_engines_share_the_budget(translator, monkeypatch, workers, most):
+    together = watch(monkeypatch)
+    engine = Engine({"small": translator}, Metrics(), queue=100, workers=workers)
+    config = dataclasses.replace(translator.config, min_len=9)
+    assert translator.config.batch_tokens == 1024
+    for each in engine.submit(sentences_of("small", config, LINES[:1] * 90, [16] * 90)):
+        each.result(PATIENCE)
+    engine.stop()
+    assert max(together) == most
+
+
+def test_a_short_request_does_not_wait_for_the_terms_of_another(engine, translator, equal_steps):
     """They are searched in small batches, between which joined searches take steps."""
     config = dataclasses.replace(translator.config, beam=8, min_len=20)
     terms = Terminology([("dog", ["Hund Boot"])], translator.target_tokenizer)
     lines = ["a dog runs"] * 60
-    long = engine.submit(
-        sentences_of("small", config, lines, [20] * 60, required=[terms.required(line) for line in lines])
-    )
+    sentences = sentences_of("small", config, lines, [20] * 60, required=[terms.required(line) for line in lines])
+    long = [each.answer for each in sentences]
+    short, ended = [], []
+
+    def ask(_):  # on the engine's thread, when the first of them has its translation
+        short.extend(submit(engine, ["a dog"]))
+        ended.append(ended_when(short[0], long))
+
+    long[0].add_done_callback(ask)
+    engine.submit(sentences)
     long[0].result(PATIENCE)
-    (short,) = submit(engine, ["a dog"])
-    assert short.result(PATIENCE)
-    assert sum(each.done() for each in long) < 30
+    wait_until(lambda: ended)
+    assert short[0].result(PATIENCE)
+    assert ended[0][0] < 30
     for each in long:
         each.abandon()
 
 
 def test_those_that_nobody_waits_for_leave_the_search(engine, monkeypatch):
-    together = watch(monkeypatch)
-    answers = submit(engine, LINES[:3], min_len=500, max_len_b=600)
-    while not together:
-        threading.Event().wait(0.01)
-    for each in answers:
-        each.abandon()
+    answers, asked = [], threading.Event()
+
+    def leave():
+        assert asked.wait(PATIENCE)
+        for each in answers:
+            each.abandon()
+
+    together = watch(monkeypatch, 5, leave)
+    answers += submit(engine, LINES[:3], min_len=500, max_len_b=600)
+    asked.set()
     for each in answers:
         assert each.cancelled() or isinstance(each.exception(PATIENCE), UserError)
-    assert len(together) < 400
+    assert together[:7] == [*[3] * 6, 0]
+    assert len(together) <= 7
     assert submit(engine, ["a dog"])[0].result(PATIENCE)
 
 
@@ -258,22 +305,20 @@ def test_terms_and_alignments_are_the_translators_whether_lines_join_or_not(tran
     engine.stop()
 
 
-def test_short_requests_have_more_time_than_long_ones_while_both_go_on(engine, monkeypatch):
-    """Four steps to each of the others', by a clock that only steps move."""
-    now, kinds, step = [0.0], [], ContinuousBatching.step
+def test_short_requests_have_more_time_than_long_ones_while_both_go_on(engine, monkeypatch, equal_steps):
+    """Four steps to each of the others'."""
+    kinds, short, step = [], [], ContinuousBatching.step
 
     def watched(self):
-        now[0] += 1.0
+        if len(kinds) == 3:
+            short.extend(submit(engine, ["a dog"], beam=1, min_len=60, max_len_b=70))
         kinds.append(any(each.config.min_len == 200 for each in self.search.waiting) or self.searched > 1)
         return step(self)
 
-    monkeypatch.setattr("fasttfm.serving.engine.time.perf_counter", lambda: now[0])
     monkeypatch.setattr(ContinuousBatching, "step", watched)
     long = submit(engine, LINES[:1] * 30, beam=4, min_len=200, max_len_b=300)
-    while len(kinds) < 3:
-        threading.Event().wait(0.01)
-    (short,) = submit(engine, ["a dog"], beam=1, min_len=60, max_len_b=70)
-    assert short.result(PATIENCE)
+    wait_until(lambda: short)
+    assert short[0].result(PATIENCE)
     # Between the short request's first and last step: before and after, the others have all steps.
     both = kinds[kinds.index(False, 3) : len(kinds) - kinds[::-1].index(False)]
     of_short = both.count(False)

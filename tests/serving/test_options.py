@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import requests
 from model_dirs import LINES
+from waiting import PATIENCE
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -115,7 +116,7 @@ def test_clients_that_ask_for_different_things_at_once_get_what_each_gets_alone(
 
 def test_a_stream_has_them_too(url, model_dir):
     request = {"text": LINES, "stream": True, "alignment": True, "terminology": TERMS}
-    events = requests.post(f"{url}/translate", json=request, timeout=300).text.strip().split("\n\n")
+    events = requests.post(f"{url}/translate", json=request, timeout=PATIENCE).text.strip().split("\n\n")
     assert len(events) == len(LINES) + 1
     assert all("alignment" in event for event in events[:-1])
 
@@ -178,7 +179,7 @@ def test_several_models_answer_each_to_its_name_and_its_languages(model_dir, tra
             assert ask(address, q=LINES, source=source, target=target).json() == {"translatedText": best}
         answer = ask(address, q=LINES, source="my", target="run")
         assert answer.json() == {"error": "from 'my' to 'run' is not served: known are en-de, de-en"}
-        known = requests.get(f"{address}/languages", timeout=300).json()
+        known = requests.get(f"{address}/languages", timeout=PATIENCE).json()
         assert [(each["code"], each["targets"]) for each in known] == [("en", ["de"]), ("de", ["en"])]
         assert "one of opus-mt-en-de, de-en, en-de, my-run" in ask(address, text="a", model="fr-de").json()["detail"]
 
@@ -191,12 +192,12 @@ def test_clients_of_libretranslate_may_send_html(url, model_dir):
 
 def test_the_document_the_page_and_the_docs_list_what_is_read(url):
     table = options(["small"])
-    described = requests.get(f"{url}/openapi.json", timeout=300).json()
+    described = requests.get(f"{url}/openapi.json", timeout=PATIENCE).json()
     assert described == openapi(["small"], described["info"]["version"], token=False)
     ours, theirs = schema_of(described["paths"]["/translate"]["post"]["requestBody"])["anyOf"]
     for schema, fields in ((ours, table), (theirs, libretranslate.OPTIONS)):
         assert schema["properties"] == {each.name: {**each.schema, "description": each.help} for each in fields}
-    page = requests.get(f"{url}/docs", timeout=300)
+    page = requests.get(f"{url}/docs", timeout=PATIENCE)
     assert page.headers["content-type"].startswith("text/html")
     shown = [row for row in re.findall("<tr><td>(.*?)</td>", page.text) if row.isidentifier()]
     assert shown == [each.name for each in (*table, *libretranslate.OPTIONS)]
@@ -209,7 +210,7 @@ def test_the_document_the_page_and_the_docs_list_what_is_read(url):
 
 def test_what_is_read_and_answered_is_what_the_document_says(url):
     jsonschema = pytest.importorskip("jsonschema")
-    described = requests.get(f"{url}/openapi.json", timeout=300).json()
+    described = requests.get(f"{url}/openapi.json", timeout=PATIENCE).json()
     post = described["paths"]["/translate"]["post"]
     read = jsonschema.Draft202012Validator(schema_of(post["requestBody"]))
     values = [
@@ -243,7 +244,7 @@ def test_what_is_read_and_answered_is_what_the_document_says(url):
                 assert not answer.json().get(refusal, "").startswith(f"{option.name} must be {option.kind}:"), request
     for path in ("/languages", "/health"):
         schema = schema_of(described["paths"][path]["get"]["responses"]["200"])
-        jsonschema.validate(requests.get(f"{url}{path}", timeout=300).json(), schema)
+        jsonschema.validate(requests.get(f"{url}{path}", timeout=PATIENCE).json(), schema)
 
 
 def schema_of(body):

@@ -15,7 +15,8 @@ from model_dirs import LINES
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
-from served import PATIENCE, serving
+from served import serving
+from waiting import PATIENCE
 
 from fasttfm.serving.limits import Limits
 

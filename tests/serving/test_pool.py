@@ -14,6 +14,7 @@ from subprocess import Popen
 
 import pytest
 from model_dirs import LINES
+from waiting import PATIENCE, wait_until
 
 requests = pytest.importorskip("requests")
 pytest.importorskip("starlette")
@@ -26,7 +27,6 @@ from fasttfm.serving.pool import Pool, _Worker  # noqa: E402
 from fasttfm.serving.queue import Answer, Sentence, sentences_of  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-PATIENCE = 300
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +75,7 @@ def test_the_sentences_of_a_killed_worker_are_translated_by_others(pool, transla
     answers = submit(pool, translator, lines)
     os.kill(killed, signal.SIGKILL)
     assert [answer.result(PATIENCE) for answer in answers] == translator.translate_nbest(lines)
-    done = threading.Event()
-    while len(pool.pids) < 2 or killed in pool.pids:
-        done.wait(0.01)
+    wait_until(lambda: len(pool.pids) == 2 and killed not in pool.pids)
     assert value(pool, "workers_ended_total") == ended + 1
     assert submit(pool, translator, ["a dog"])[0].result(PATIENCE) == translator.translate_nbest(["a dog"])[0]
     told = [line for line in capfd.readouterr().err.splitlines() if "worker" in line]

@@ -1,9 +1,10 @@
-"""Runs of `fasttfm train` by several ranks, forked from one process so that torch is loaded once.
+"""Runs of `fasttfm train` by several ranks, forked from one process so that torch is loaded once for all tests.
 
-    python ranks.py '[{"size": 2, "words": ["train", ...], "fault": null}, ...]'
+    echo '{"errors": "FILE", "runs": [{"size": 2, "words": ["train", ...], "fault": null}, ...]}' | python ranks.py
 
-Prints a JSON list: of each run the exit statuses of its ranks, and the passes compiled by numba that they have entered;
-with "numba": false it is as if numba were not installed. Passes are entered however small a batch is.
+Answers each line by a JSON list: of each run the exit statuses of its ranks, and the passes compiled by numba that they
+have entered; with "numba": false it is as if numba were not installed. Passes are entered however small a batch is.
+What the ranks write to standard error goes to the file.
 
 A fault is [rank, update, kind]: before its update's step the rank raises a UserError, hangs until rank 0 ends, is
 killed, or gets a signal, by kind "error", "hang", "SIGKILL" or "SIGTERM"; with "nan" the loss of its part of the
@@ -12,11 +13,13 @@ update is no number; with "validation" it gets a SIGTERM in that validation (the
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import signal
-import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -26,13 +29,8 @@ from fasttfm.cpu import thresholds, training_passes
 from fasttfm.cpu.step_passes import usable
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from subprocess import run
-
 from numba_passes import passes_entered
-
-PATIENCE = 1500
-"""Seconds that a list of runs may take on a machine that is busy with much else."""
-
+from waiting import free_port
 
 PASSES = {"softmax", "softmax_gradient", "residual_layer_norm", "residual_layer_norm_gradient"}
 """What training a Transformer enters with numba, from some size on; dropout beside it draws its masks there."""
@@ -44,14 +42,33 @@ def run_ranks(*runs: dict, numba: bool = True) -> tuple[list[list[int]], str]:
     Every run that succeeds must have entered the passes compiled by numba, and without numba must not have entered
     any.
     """
-    command = [sys.executable, str(Path(__file__)), json.dumps([{"numba": numba, **run} for run in runs])]
-    done = run(command, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stderr
-    results = json.loads(done.stdout.splitlines()[-1])
+    with tempfile.NamedTemporaryFile("r") as errors:
+        request = {"errors": errors.name, "runs": [{"numba": numba, **run} for run in runs]}
+        server = _server()
+        assert server.stdin is not None
+        assert server.stdout is not None
+        try:
+            print(json.dumps(request), file=server.stdin, flush=True)
+            results = json.loads(server.stdout.readline())
+        except BaseException:  # pytest's limit of time, for one
+            os.killpg(server.pid, signal.SIGKILL)
+            _server.cache_clear()
+            raise
+        told = errors.read()
     for statuses, entered in results:
         if not any(statuses):
             assert (set(entered) >= PASSES) if numba and usable() else not entered, entered
-    return [statuses for statuses, _ in results], done.stderr
+    return [statuses for statuses, _ in results], told
+
+
+@functools.cache
+def _server() -> subprocess.Popen:
+    """The process that forks the ranks; it ends with this one."""
+    words = [sys.executable, str(Path(__file__))]
+    server = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert server.stdin is not None
+    atexit.register(server.stdin.close)
+    return server
 
 
 def _inject(fault: list | None, rank: int, first: int) -> None:
@@ -118,12 +135,10 @@ def _run(
     bucket: int = 0,
     *,
     numba: bool = True,
+    errors: int = 2,
 ) -> tuple[list[int], list[str]]:
     entered = tempfile.TemporaryFile("w+b")  # noqa: SIM115 (the ranks write to it)
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    children = []
+    port, children = free_port(), []
     for rank in range(size):
         child = os.fork()
         if child == 0:
@@ -138,6 +153,7 @@ def _run(
             if bucket:
                 _exchange_in(bucket)
             sys.argv = ["fasttfm", *words]
+            os.dup2(errors, 2)
             os.dup2(2, 1)
             os._exit(_status())
         children.append(child)
@@ -166,5 +182,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     if usable():  # loads numba once for all
         training_passes.loops()
-    statuses = [_run(**run) for run in json.loads(sys.argv[1])]
-    print(json.dumps(statuses), flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        errors = os.open(request["errors"], os.O_WRONLY | os.O_APPEND)
+        print(json.dumps([_run(**run, errors=errors) for run in request["runs"]]), flush=True)
+        os.close(errors)

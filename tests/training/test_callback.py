@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE
 
 from fasttfm.checkpoints.background import Background
 from fasttfm.checkpoints.checkpoint import is_resumable, save_checkpoint
@@ -55,7 +56,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tiny_data, tiny_values, 
     order = []
 
     def slow(folder, *rest):
-        assert logged.wait(timeout=300)
+        assert logged.wait(timeout=PATIENCE)
         order.append(folder.name)
         save_checkpoint(folder, *rest)
 

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+from waiting import PATIENCE
 
 from fasttfm import files
 from fasttfm.checkpoints import model_dir
@@ -22,7 +23,7 @@ from fasttfm.training.interrupt import Interruption
 from fasttfm.training.run import train
 
 from .runs import CPU, assert_same_weights, log_without_times, make_trainer, weights_of
-from .tiny import PATIENCE, run, start, train_command
+from .tiny import run, start, train_command
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,14 @@
 import os
 import re
 import signal
-import socket
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import PATIENCE, free_port, wait_for_end
 
 from fasttfm.checkpoints.checkpoint import read_weights
 from fasttfm.checkpoints.run_log import read_log
@@ -228,10 +227,8 @@ def test_a_loss_of_one_rank_that_is_no_number_lets_all_skip_the_update(run_ranks
 def test_a_rank_that_hangs_is_waited_for_as_long_as_the_configuration_says(run_ranks, tiny_data, tmp_path):
     out = tmp_path / "M"
     command = words(tiny_data, out, save_interval_updates=2, valid_interval_updates=0, rank_timeout_minutes=0.2)
-    began = time.monotonic()
     (statuses,), stderr = run_ranks({"size": 2, "words": command, "fault": [1, 6, "hang"]})
     assert statuses == [2, 0], stderr
-    assert time.monotonic() - began < 200
     (told,) = re.findall(r"^fasttfm train: .*$", stderr, re.M)
     assert "another rank has not answered for --rank-timeout-minutes" in told
     assert saved_steps(out)[-1] == 4
@@ -258,13 +255,11 @@ print(*sorted(open(f"/proc/self/task/{task}/comm").read().strip() for task in os
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
 def test_no_thread_of_the_process_group_outlives_it():
     """One that wants Python's lock while Python ends aborts the process."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     command = [sys.executable, "-c", JOINS]
     ranks = [start(command, env={**os.environ, **address, "RANK": str(rank)}) for rank in (0, 1)]
     for rank in ranks:
-        stdout, stderr = rank.communicate(timeout=300)
+        stdout, stderr = rank.communicate(timeout=PATIENCE)
         assert rank.returncode == 0, stderr
         assert "gloo" not in stdout
 
@@ -300,7 +295,7 @@ def test_a_launched_run_stops_by_one_line_and_goes_on(tiny_data, tmp_path):
     wait_for(process, "epoch 1")
     for _ in range(2):  # as GNU timeout does
         process.send_signal(signal.SIGTERM)
-    stdout, stderr = process.communicate(timeout=300)
+    stdout, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == 143, stderr
     assert stdout == ""
     (step,) = saved_steps(out)
@@ -321,7 +316,7 @@ def test_a_killed_worker_ends_the_run_and_a_killed_launcher_too(tiny_data, tmp_p
     process = start(command)
     wait_for(process, "epoch 1")
     os.kill(ranks_of(process.pid)[1], signal.SIGKILL)
-    _, stderr = process.communicate(timeout=300)
+    _, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2
     lines = [line for line in stderr.splitlines() if "tokens/s" not in line]
     assert len(lines) == 1
@@ -330,28 +325,41 @@ def test_a_killed_worker_ends_the_run_and_a_killed_launcher_too(tiny_data, tmp_p
     wait_for(process, "epoch 1")
     ranks = ranks_of(process.pid)
     process.kill()
-    deadline = time.monotonic() + 60
-    while any(Path(f"/proc/{rank}").exists() for rank in ranks) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert not any(Path(f"/proc/{rank}/cmdline").exists() for rank in ranks)
+    wait_for_end(ranks)
     assert len(saved_steps(tmp_path / "M")) == 1
-    process.communicate(timeout=10)
+    process.communicate(timeout=PATIENCE)
+
+
+KILLED_ONCE = """
+import os, signal, sys
+from fasttfm.__main__ import command
+from fasttfm.training.optimization import Optimization
+
+step, left = Optimization.step, 9
+
+def killed(*given):
+    global left
+    left -= 1
+    if not left and (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]) == ("1", "0"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(*given)
+
+Optimization.step = killed
+sys.exit(command())
+"""
 
 
 @pytest.mark.slow
-@needs_proc
 def test_torchrun_restarts_from_the_last_checkpoint(tiny_data, tmp_path):
     """And --workers is the same run."""
-    changes = {"max_update": 60, "save_interval_updates": 10, "valid_interval_updates": 0, "log_interval": 1}
+    changes = {"max_update": 12, "save_interval_updates": 4, "valid_interval_updates": 0, "log_interval": 1}
+    (tmp_path / "killed_once.py").write_text(KILLED_ONCE)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*torchrun, "--max-restarts", "1", "-m", "fasttfm", *words(tiny_data, tmp_path / "M", **changes)]
-    process = start(command)
-    wait_for(process, "update 20,")
-    os.kill(ranks_of(process.pid)[1], signal.SIGKILL)
-    stdout, stderr = process.communicate(timeout=300)
-    assert process.returncode == 0, stderr
-    assert re.search(r"going on from update \d+", stderr)
-    assert stdout.count("finished: max_update 60 is reached") == 1
+    command = [*torchrun, "--max-restarts", "1", str(tmp_path / "killed_once.py")]
+    restarted = run([*command, *words(tiny_data, tmp_path / "M", **changes)])
+    assert restarted.returncode == 0, restarted.stderr
+    assert re.search(r"going on from update [48]", restarted.stderr)  # that of update 8 may be half written
+    assert restarted.stdout.count("finished: max_update 12 is reached") == 1
     launched = run([*train_command(tiny_data, tmp_path / "N", **changes), "--workers", "2"])
     assert launched.returncode == 0
     assert_same_bits(tmp_path / "M", tmp_path / "N")

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from subprocess import Popen
 
+from waiting import PATIENCE
+
 TINY = {
     "d_model": 32,
     "heads": 2,
@@ -54,10 +56,6 @@ def train_command(data: Path, out: Path, **changes: object) -> list[str]:
 def start(command: list[str], **options) -> Popen:
     """Run a command with its output captured; the caller ends or waits for it."""
     return Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
-
-
-PATIENCE = 900
-"""Seconds that a process may take on a machine that is busy with much else."""
 
 
 def run(command: list[str]) -> subprocess.CompletedProcess:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from fasttfm.functional.dropout import dropout_for
-from fasttfm.functional.operator import Mask, Size, Whole, lower_precision
+from fasttfm.functional.operator import Mask, Size, Whole
 
 Window = tuple[int | None, int | None]
 """Keys before the diagonal and past it that a query may attend, None for no bound."""
@@ -110,9 +109,3 @@ class Sequences(NamedTuple):
     @property
     def batch(self) -> int:
         return self.query_starts.shape[0] - 1
-
-
-def autocast_operands(call: Any, dtype: torch.dtype) -> Any:
-    """Query, key and value as matrix products take them; an additive mask keeps its precision."""
-    query, key, value = (lower_precision(x, dtype) for x in (call.query, call.key, call.value))
-    return call._replace(query=query, key=key, value=value)

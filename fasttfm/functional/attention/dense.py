@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from fasttfm.functional.attention import composed, routes, torch_route
-from fasttfm.functional.attention.arguments import Options, Window, autocast_operands
+from fasttfm.functional.attention.arguments import Options, Window
 from fasttfm.functional.attention.layout import empty_heads_last
 from fasttfm.functional.attention.scoring import Causal, scores_differ, with_scoring
 from fasttfm.functional.backends import chosen
-from fasttfm.functional.operator import Gradients, Operator, Size, casts
+from fasttfm.functional.operator import Gradients, Operator, Size, casts, lowered
 from fasttfm.functional.signature import names_arguments
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -212,5 +212,5 @@ _attention = Operator(
     saved=_Saved,
     backward=_differentiate,
     rows=("query", "key", "value", "key_lengths"),
-    autocast=autocast_operands,
+    autocast=lowered("query", "key", "value"),  # an additive mask keeps its precision
 )

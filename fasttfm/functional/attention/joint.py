@@ -8,7 +8,7 @@ packed sequences likewise, for a model that computes no padding anywhere.
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from fasttfm.functional.attention.bias_sums import BiasSums, bias_gradients
 from fasttfm.functional.attention.dense import check
 from fasttfm.functional.attention.layout import by_head, by_part, in_planes, joined
 from fasttfm.functional.backends import chosen
-from fasttfm.functional.operator import REAL, Gradients, Operator, lower_precision
+from fasttfm.functional.operator import REAL, Gradients, Operator, lowered
 from fasttfm.functional.signature import names_arguments
 
 
@@ -187,10 +187,6 @@ def _by_name(call: _Call | _PackedCall, gradients: tuple[Tensor, ...]) -> Gradie
     return {name: d for name, x, d in zip(call._fields, call, gradients) if x is not None}
 
 
-def _autocast(call: Any, dtype: torch.dtype) -> Any:
-    return call._replace(joint=lower_precision(call.joint, dtype), query=lower_precision(call.query, dtype))
-
-
 def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of joint and query, laid out as these, and of their biases; empty where there is none.
 
@@ -244,7 +240,7 @@ _attention = Operator(
     saved=_Saved,
     backward=lambda saved, _, grad, *_others: _by_name(saved.call, _attention_backward(grad, saved)),
     rows=("joint", "query", "key_lengths"),
-    autocast=_autocast,
+    autocast=lowered("joint", "query"),
 )
 
 # -------------------------------------------------------------------------------------------------- packed sequences
@@ -340,5 +336,5 @@ _packed_attention = Operator(
     save=routes.save,
     saved=_PackedSaved,
     backward=lambda saved, _, grad, *_others: _by_name(saved.call, _packed_attention_backward(grad, saved)),
-    autocast=_autocast,
+    autocast=lowered("joint", "query"),
 )

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from fasttfm.functional.attention import composed, routes
-from fasttfm.functional.attention.arguments import Options, Sequences, Window, autocast_operands
+from fasttfm.functional.attention.arguments import Options, Sequences, Window
 from fasttfm.functional.attention.dense import shares
 from fasttfm.functional.attention.scoring import Causal, scores_differ, with_scoring
 from fasttfm.functional.backends import chosen, values_are_checked
-from fasttfm.functional.operator import Gradients, Operator, Size, casts
+from fasttfm.functional.operator import Gradients, Operator, Size, casts, lowered
 from fasttfm.functional.signature import names_arguments
 
 
@@ -260,7 +260,8 @@ def _padded_backward(grad: Tensor, saved: Saved) -> tuple[Tensor, Tensor, Tensor
 def _composed(call: Call) -> Tensor:
     """The output of options that are not plain, where no kernel computes them."""
     if call.empty:
-        return call.query.new_zeros(*call.query.shape[:2], call.value.shape[-1])
+        nothing = sum(x[:0].sum() for x in call[:3])  # from which a gradient comes, of zeros
+        return call.query.new_zeros(*call.query.shape[:2], call.value.shape[-1]) + nothing
     return packed_again(composed.attention(*_pad(call)), call.sequences.query_starts, call.query)
 
 
@@ -335,5 +336,5 @@ _attention = Operator(
     save=routes.save,
     saved=Saved,
     backward=_differentiate,
-    autocast=autocast_operands,
+    autocast=lowered("query", "key", "value"),  # an additive mask keeps its precision
 )

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.cross_entropy import _SIZES, _backward, _forward, _scale, tile
+from fasttfm.kernels.cross_entropy import _SIZES, _backward, _forward, _scale
 from fasttfm.kernels.proof.compile_case import CompileCase, kernel_case
-from fasttfm.kernels.tiles.rows import ClassTile
+from fasttfm.kernels.tiles.rows import CROSS_ENTROPY
+from fasttfm.kernels.tiles.table import Tile
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
     """Every tile that ships in float32; half precision, which needs less, and the lighter kernel at the widest."""
-    whole = [block for classes in _SIZES if (block := tile.shipped(chip, classes)).columns >= classes]
-    walked = tile.shipped(chip, _SIZES[-1])
+    whole = [block for classes in _SIZES if (block := CROSS_ENTROPY.shipped(chip, classes)).columns >= classes]
+    walked = CROSS_ENTROPY.shipped(chip, _SIZES[-1])
     for block in whole:
         yield _forward_case(block, "fp32", whole_row=True)
     yield _forward_case(whole[0], "fp32")  # rows shorter than half of the narrowest tile
@@ -28,12 +29,12 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
         yield from _gradient_cases(walked, dtype)
 
 
-def _gradient_cases(block: ClassTile, dtype: str) -> Iterator[CompileCase]:
+def _gradient_cases(block: Tile, dtype: str) -> Iterator[CompileCase]:
     yield kernel_case(_backward, "cross_entropy.backward", dtype, block)
     yield kernel_case(_scale, "cross_entropy.scale", dtype, block)
 
 
-def _forward_case(block: ClassTile, dtype: str, *, whole_row: bool = False, in_place: bool = True) -> CompileCase:
+def _forward_case(block: Tile, dtype: str, *, whole_row: bool = False, in_place: bool = True) -> CompileCase:
     variant = f"{'in_place' if in_place else 'loss+statistics'}{'+whole_row' if whole_row else ''}"
     given = {"V": "i32", "ONE_TILE": whole_row, "OVERWRITE": in_place, "statistics" if in_place else "factor": None}
     return kernel_case(_forward, f"cross_entropy.forward/{variant}", dtype, block, given=given)

@@ -10,7 +10,8 @@ from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.feed_forward import _activate, _backward, _forward, _gate
 from fasttfm.kernels.proof.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.residual_add import tile as pass_tile
-from fasttfm.kernels.tiles.feed_forward import GATE, of_two_results, product_tile
+from fasttfm.kernels.tiles.feed_forward import PRODUCT, of_two_results
+from fasttfm.kernels.tiles.rows import COLUMN_SUMS
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
@@ -21,7 +22,7 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
     for kind in ("fp32", "tf32", "fp16", "bf16"):
         if kind == "tf32" and chip.capability < 80:
             continue
-        small, large = (product_tile.shipped(chip, kind, size) for size in ("small", "large"))
+        small, large = (PRODUCT.shipped(chip, kind, size) for size in ("small", "large"))
         even: dict[str, Any] = {"EVEN_K": True, "PRECISION": "tf32" if kind == "tf32" else "ieee"}
         odd = even | {"EVEN_K": False, "K": "i32"}
         lighter = kind == "bf16"
@@ -54,8 +55,8 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
                 tile = of_two_results(large)
                 yield kernel_case(_backward, f"feed_forward.backward/{name}", kind, tile, given=given)
     for dtype in ("fp32", "fp16", "bf16"):
-        yield kernel_case(_gate, "feed_forward.gate", dtype, GATE(chip), given=relu_backward)
-        yield kernel_case(_gate, "feed_forward.gate/erf", dtype, GATE(chip), given={"ACTIVATION": "gelu"})
+        yield kernel_case(_gate, "feed_forward.gate", dtype, COLUMN_SUMS(chip), given=relu_backward)
+        yield kernel_case(_gate, "feed_forward.gate/erf", dtype, COLUMN_SUMS(chip), given={"ACTIVATION": "gelu"})
         for N in (128, 256, 512) if dtype == "bf16" else (512,):
             given = {"ACTIVATION": "gelu"}
             yield kernel_case(_activate, "feed_forward.activate/erf", dtype, pass_tile(chip, N), given=given)

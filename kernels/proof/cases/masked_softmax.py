@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.masked_softmax import ONE_PASS, _backward, _forward, softmax_tile
+from fasttfm.kernels.masked_softmax import ONE_PASS, _backward, _forward
 from fasttfm.kernels.proof.attention_case import attention_case, variant_name
 from fasttfm.kernels.proof.compile_case import CompileCase
+from fasttfm.kernels.tiles.attention import MASKED_SOFTMAX
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
@@ -32,7 +33,7 @@ def _cases(chip: Chip, kind: str, columns: int, *, one: bool = True, scoring: bo
     name = f"masked_softmax.backward/dropout{'+cap' * scoring}{'' if one else '/walked'}/S{columns}"
     variant: dict[str, Any] = {"dropout": True, "mask": "none", "scoring": scoring}
     variant |= {} if scoring else {"scores": None, "scale": None}
-    yield attention_case(_backward, name, kind, softmax_tile(chip, columns), ONE=one, S="i32", **variant)
+    yield attention_case(_backward, name, kind, MASKED_SOFTMAX(chip, columns), ONE=one, S="i32", **variant)
 
 
 def _forward_case(
@@ -41,6 +42,6 @@ def _forward_case(
     """The keys of a row come in any number."""
     variant: dict[str, Any] = {"dropout": True, "mask": mask, "scoring": scoring}
     name = f"masked_softmax.forward/{variant_name(**variant)}{'' if one else '/walked'}/S{columns}"
-    tile = softmax_tile(chip, columns)
+    tile = MASKED_SOFTMAX(chip, columns)
     variant |= {} if scoring else {"lse": None}
     return attention_case(_forward, name, kind, tile, ONE=one, CAUSAL=True, S="i32", **variant)

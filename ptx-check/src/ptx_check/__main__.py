@@ -4,7 +4,7 @@
     ptx-check --table                               which instructions each chip has
     ptx-check ledger my_file.py --chips sm_90       what its kernels' machine code asks of the chip's units
 
-Exit status 1 where a kernel does something wrong; the script goes on after it.
+Exit status 1 where a kernel does something wrong, after which the script goes on, or the script fails.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import runpy
 import sys
+import traceback
 from pathlib import Path
 
 from ptx_check.version import __version__
@@ -80,6 +81,9 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
                 status = 2
             except SystemExit as error:
                 status = status or (error.code if isinstance(error.code, int) else int(error.code is not None))
+            except Exception:
+                traceback.print_exc()
+                status = status or 1
         findings.add(machine, str(args.script))
     print(as_text(findings), end="")
     if args.report is not None:

@@ -102,9 +102,9 @@ def elements_of(of_bytes: np.ndarray, tensor: torch.Tensor) -> torch.Tensor:
     return torch.as_strided(elements, (*tensor.shape, width), strides, tensor.storage_offset() * width)
 
 
-def bytes_of(storage: torch.UntypedStorage) -> np.ndarray:
-    """A storage's memory itself, not a copy."""
-    raw: Any = (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr())
+def bytes_of(storage: torch.UntypedStorage, word: int = 1) -> np.ndarray:
+    """A storage's memory itself, not a copy, up to the end of a word of so many bytes."""
+    raw: Any = (ctypes.c_uint8 * (-(-storage.nbytes() // word) * word)).from_address(storage.data_ptr())
     return np.frombuffer(raw, dtype=np.uint8)
 
 

@@ -118,11 +118,11 @@ class Translation:
         return {name: position for position, name in enumerate(sorted(read))}
 
     @functools.cached_property
-    def context(self) -> tuple[Any, Any, Any, Any, Any, Any, Any]:
+    def context(self) -> tuple[Any, ...]:
         """Facts that the writers of all blocks must know."""
         kernel = self.read()
         labels = {label: number for number, block in enumerate(kernel.blocks) for label in block.labels}
-        parameters = {name: position for position, (name, _) in enumerate(kernel.parameters)}
+        parameters = {name: (position, kind) for position, (name, kind) in enumerate(kernel.parameters)}
         everything = [i for block in kernel.blocks for i in block.instructions]
         products = [i for i in everything if "mma_async" in i.opcode]
         late = {r.name for i in products for r in registers_of(i.operands[0])}
@@ -133,8 +133,9 @@ class Translation:
             copies = [(names(i.operands[:1]), names(i.operands[1:])) for i in everything if i.words[0] == "mov"]
             while earlier := {to for made, given in copies if not late.isdisjoint(given) for to in made} - late:
                 late |= earlier
+        begun = {i.operands[1] for i in everything if i.opcode.endswith(".gpu.global.cas.b32")}
         read = {r.name for i in everything for o in i.operands[first_source(i) :] for r in registers_of(o)}
-        return self.crossing, labels, parameters, self.space, late, taken, read
+        return self.crossing, labels, parameters, self.space, late, taken, read, begun
 
     def write(self, number: int, marked: frozenset[str] | None) -> Writer:
         return Writer(number, self.read().blocks[number], *self.context, marked).write()

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from ptx_check.faults import Unsupported
 from ptx_check.memory import WORDS, spread
@@ -26,9 +27,37 @@ LONG = ("global_address", "global_stride")
 """Fields of 8 bytes; the others have 4."""
 _SIZES = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 9: 8, 10: 2, 11: 4}
 """Bytes of an element, by the map's number for its type; without those that lose their subnormal numbers."""
+_SUMMED = {2: "u32", 3: "s32", 4: "u64", 5: "s64", 6: "f16", 7: "f32", 9: "f64", 10: "bf16"}
+"""Types that elements are summed as."""
 _NAN = {2: 0x7FFF, 4: 0x7FFFFFFF, 8: 0x7FFFFFFFFFFFFFFF}
 _WRITING, _READING = (np.full((1, 1), COLLECTIVE | number, np.int64) for number in (1, 2))
 """The threads that copies into shared memory, and out of it, are in the table of races."""
+
+
+_OF_HOST = {8: 9, 9: 10, 10: 8}
+"""The host's numbers for types that are others than a map's."""
+
+
+def map_of(
+    address: int, swizzle: int, size: int, kind: int, box: list[int], shape: list[int], strides: list[int], padding: int
+) -> torch.Tensor:
+    """The 128 bytes of a map that the host makes, as Triton asks its driver for one: dimensions from the outermost on,
+    strides in elements of `size` bytes."""
+    rank = len(shape)
+    values = [("global_address", 0, address), ("rank", 0, rank - 1), ("elemtype", 0, _OF_HOST.get(kind, kind)),
+              ("swizzle_mode", 0, swizzle), ("fill_mode", 0, padding)]  # fmt: skip
+    for dimension in range(rank):
+        of = rank - 1 - dimension
+        values += [("box_dim", dimension, box[of]), ("global_dim", dimension, shape[of])]
+        values += [("element_stride", dimension, 1)]
+        if dimension:
+            values.append(("global_stride", dimension - 1, strides[of] * size))
+    made = np.zeros(128, np.uint8)
+    for field, dimension, value in values:
+        at = offset_of(field, dimension)
+        word = np.array([value], np.uint64 if field in LONG else np.uint32).view(np.uint8)
+        made[at : at + len(word)] = word
+    return torch.from_numpy(made)
 
 
 def offset_of(field: str, dimension: int) -> int:
@@ -49,6 +78,8 @@ class Tile(NamedTuple):
     issuers: np.ndarray
     """(programs, 1)."""
     fill: int
+    kind: str
+    """The type of sums into the tensor; empty where there are none."""
 
 
 class Arriving(NamedTuple):
@@ -130,7 +161,8 @@ class BulkCopies:
         inside = inside ^ ((inside >> np.uint32(7) & np.uint32((1 << swizzle) - 1)) << np.uint32(4))
         outside, taken, inside = (self.of_all(programs, each) for each in (outside, taken, inside))
         issuers = self.of_all(programs, np.ones((len(programs), 1), dtype=bool))
-        return Tile(size, programs, outside, taken, inside, issuers, _NAN.get(size, 0) if words[0, 21] else 0)
+        fill, kind = _NAN.get(size, 0) if words[0, 21] else 0, _SUMMED.get(int(words[0, 18]), "")
+        return Tile(size, programs, outside, taken, inside, issuers, fill, kind)
 
     def of_all(self, programs, values) -> np.ndarray:
         whole = np.zeros((self.run.programs, values.shape[1]), values.dtype)
@@ -226,14 +258,18 @@ class BulkCopies:
                 self.write(entry)
         self.arriving = left
 
-    def store(self, index, guard, address, coordinates, source) -> None:
-        """Tiles from shared into global memory, without what lies outside of the tensor."""
+    def store(self, index, guard, address, coordinates, source, operation: str) -> None:
+        """Tiles from shared into global memory, without what lies outside of the tensor, in place of what is there or
+        by an atomic operation with it."""
         for mask in self.issuers(index, guard):
             if (tile := self.tile(index, mask, address, coordinates, source)) is not None:
-                self.store_tile(index, tile)
+                self.store_tile(index, tile, operation)
 
-    def store_tile(self, index, tile: Tile) -> None:
+    def store_tile(self, index, tile: Tile, operation: str) -> None:
         run = self.run
+        if operation and (not tile.kind or (tile.kind == "bf16" and operation != "add")):
+            location = run.launch.code.instructions[index].location
+            raise Unsupported(f"{operation} of a tensor of {tile.kind or 'bytes'}", location)
         data, marks = read_operand(run, index, tile.inside, tile.issuers, tile.size)
         if marks is not None and (marks[tile.taken] != 0).any():
             run.fault("unwritten", index, "what nobody wrote is stored in global memory")
@@ -242,7 +278,11 @@ class BulkCopies:
             short = run.width - data[:, part].shape[1]
             if lanes.any():
                 values = np.pad(data[:, part], ((0, 0), (0, short)))
-                run.memory.store(index, addresses, lanes, tile.size, (values,))
+                if operation:
+                    form = operation, tile.kind
+                    run.memory.exchange(index, addresses, lanes, form, (False, False), values, None, wanted=False)
+                else:
+                    run.memory.store(index, addresses, lanes, tile.size, (values,))
         run.active = active
         self.reading.append((self.committed.copy(), index, tile))
         self.read(self.reading[-1])

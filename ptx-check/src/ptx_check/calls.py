@@ -13,8 +13,10 @@ import re
 import numpy as np
 
 NAMES = ("vprintf", "__assertfail")
-_CALL = re.compile(r"call(?:\.uni)?\s+(?:\([^)]*\)\s*,\s*)?(\w+)\s*,\s*\(([^)]*)\)\s*;")
-_SEQUENCE = re.compile(r"\{[ \t]*// callseq.*?\}[ \t]*// callseq[^\n]*", re.DOTALL)
+CALL = re.compile(
+    r"call(?:\.uni)?\s+(?:\((?P<result>[^)]*)\)\s*,\s*)?(?P<name>[\w$]+)\s*(?:,\s*\((?P<given>[^)]*)\)\s*)?;"
+)
+SEQUENCE = re.compile(r"\{[ \t]*// callseq.*?\}[ \t]*// callseq[^\n]*", re.DOTALL)
 _ARGUMENT = re.compile(r"st\.param\.\w+\s+\[(\w+)\]\s*,\s*([^;\s]+)\s*;")
 _RESULT = re.compile(r"\.param\s[^;]*;|ld\.param\.\w+\s+%\w+\s*,\s*\[retval\d+\]\s*;")
 _CONVERSION = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?(ll|l)?([a-zA-Z%])")
@@ -24,15 +26,15 @@ def as_instructions(body: str) -> str:
     """PTX in which each call of these functions is one instruction, call.NAME with its arguments; lines stay."""
 
     def called(sequence: re.Match) -> str:
-        call = _CALL.search(sequence[0])
-        if call is None or call[1] not in NAMES:
+        call = CALL.search(sequence[0])
+        if call is None or call["name"] not in NAMES:
             return sequence[0]
         given = dict(_ARGUMENT.findall(sequence[0]))
-        arguments = ", ".join(given[name.strip()] for name in call[2].split(","))
+        arguments = ", ".join(given[name.strip()] for name in call["given"].split(","))
         text = _RESULT.sub("", _ARGUMENT.sub("", sequence[0]))
-        return _CALL.sub(f"call.{call[1]} {arguments};" + "\n" * call[0].count("\n"), text)
+        return CALL.sub(f"call.{call['name']} {arguments};" + "\n" * call[0].count("\n"), text)
 
-    return _SEQUENCE.sub(called, body)
+    return SEQUENCE.sub(called, body)
 
 
 class Calls:

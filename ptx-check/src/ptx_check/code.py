@@ -20,7 +20,7 @@ import torch
 from triton.runtime.cache import get_cache_manager
 
 from ptx_check.blocks import Block, Translation
-from ptx_check.control import first_source, is_asynchronous, joins, registers_of, successors, unassigned
+from ptx_check.control import first_source, going_on, is_asynchronous, joins, registers_of, successors, unassigned
 from ptx_check.parse import Instruction, Kernel, parse
 from ptx_check.races import grain_of
 
@@ -116,7 +116,7 @@ def _facts(kernel: Kernel, instructions: list[Instruction], crossing) -> Facts:
         never=unassigned(kernel),
         asynchronous=any(is_asynchronous(i) or i.opcode.startswith("cp.async.bulk") for i in instructions),
         tensor_columns=sum(i.operands[1].value for i in instructions if i.opcode.startswith("tcgen05.alloc")),
-        joins=joins(successors(kernel)),
+        joins=joins(going_on(successors(kernel), kernel)),
         waiting=any(r.name in read for i in exchanges for r in registers_of(i.operands[0])),
         shared_grain=grain_of(_widths(instructions, "shared")),
         global_grain=grain_of(_widths(instructions, "global")),

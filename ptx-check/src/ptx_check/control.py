@@ -79,6 +79,17 @@ def _following(block: Block, number: int, labels: dict[str, int], end: int) -> l
     return [target, number + 1] if leaving.guard is not None else [target]
 
 
+def going_on(following: list[list[int]], kernel: Kernel) -> list[list[int]]:
+    """Blocks that may follow each, without those from which every way leads into a trap, where there is another: the
+    threads that fail an assertion come together with no others."""
+    traps = [any(i.words[0] == "trap" and i.guard is None for i in block.instructions) for block in kernel.blocks]
+    doomed, before = {number for number, trap in enumerate(traps) if trap}, -1
+    while len(doomed) != before:
+        before = len(doomed)
+        doomed |= {number for number, each in enumerate(following) if doomed.issuperset(each)}
+    return [[number for number in each if number not in doomed] or each for each in following]
+
+
 def joins(following: list[list[int]]) -> list[int]:
     """The immediate post-dominator of each block; len(following), the end, where no block is one."""
     end = len(following)

@@ -87,7 +87,7 @@ ld.param{_STORED}
 ld[.weak].global[.ca|.cg|.cs|.lu|.cv][.nc]{_KEPT}{_POLICY}[.L2::64B|.L2::128B|.L2::256B][.v2|.v4]{_STORED}
 ld[.weak|.volatile](.shared|.shared::cta|.local)[.v2|.v4]{_STORED}
 st[.weak|.volatile](.shared|.shared::cta|.local)[.v2|.v4]{_STORED}
-ld.volatile.global[.v2|.v4]{_STORED} st.volatile.global[.v2|.v4]{_STORED}
+ld[.v2|.v4]{_STORED} st[.v2|.v4]{_STORED} ld.volatile.global[.v2|.v4]{_STORED} st.volatile.global[.v2|.v4]{_STORED}
 st[.weak].global[.wb|.cg|.cs|.wt]{_KEPT}{_POLICY}[.v2|.v4]{_STORED}
 createpolicy.fractional(.L2::evict_first|.L2::evict_last|.L2::evict_normal|.L2::evict_unchanged).b64
 shfl.sync(.up|.down|.bfly|.idx).b32 vote.sync(.any|.all).pred vote.sync.ballot.b32 bar.sync bar.warp.sync
@@ -107,7 +107,7 @@ wgmma.mma_async.sync.aligned({_SIZES.format(32)}).s32(.s8|.u8)(.s8|.u8)[.satfini
 wgmma.mma_async.sync.aligned({_SIZES.format(8)}).f32.tf32.tf32
 elect.sync redux.sync(.min|.max)[.abs][.NaN].f32
 mbarrier(.init|.inval|.try_wait.parity|.arrive.expect_tx){_SHARED}.b64
-cvta[.to].global.u64 cvta[.to].local.u64 call(.vprintf|.__assertfail)
+cvta[.to].global.u64 cvta[.to].local.u64 cvta.param.u64 call(.vprintf|.__assertfail)
 tensormap.replace.tile(.global_address|.global_stride).shared::cta.b1024.b64
 tensormap.replace.tile(.rank|.box_dim|.global_dim|.element_stride|.elemtype){_MAP}
 tensormap.replace.tile(.interleave_layout|.swizzle_mode|.fill_mode){_MAP}
@@ -115,6 +115,7 @@ tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.a
 cp.async.bulk(.commit_group|.wait_group|.wait_group.read)
 cp.async.bulk.tensor(.1d|.2d|.3d|.4d|.5d).shared::cta.global.mbarrier::complete_tx::bytes
 cp.async.bulk.tensor(.1d|.2d|.3d|.4d|.5d).global.shared::cta.bulk_group
+cp.reduce.async.bulk.tensor(.1d|.2d|.3d|.4d|.5d).global.shared::cta(.add|.min|.max|.and|.or|.xor)[.tile].bulk_group
 tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned
 tcgen05.dealloc.cta_group::1.sync.aligned.b32 tcgen05(.wait::ld|.wait::st).sync.aligned
 tcgen05.ld.sync.aligned(.16x32bx2|.32x32b)(.x1|.x2|.x4|.x8|.x16|.x32|.x64|.x128)[.pack::16b].b32

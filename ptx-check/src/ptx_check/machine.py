@@ -22,13 +22,18 @@ from unittest import mock
 
 import torch
 import triton
+from torch.utils._pytree import tree_leaves
 from triton import knobs
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.driver import make_tensordesc_arg
 from triton.runtime import driver
 from triton.runtime.autotuner import Autotuner
+from triton.runtime.jit import TensorWrapper
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ptx_check import sample
 from ptx_check.allocations import Allocations
+from ptx_check.bulk_copies import map_of
 from ptx_check.chips import CHIPS, Chip
 from ptx_check.code import Code, kept
 from ptx_check.cuda import Answers
@@ -73,6 +78,7 @@ class Machine:
         self.device = torch.device("cpu")
         """Where programs are told that tensors lie."""
         self.utils = SimpleNamespace(
+            fill_tma_descriptor_tiled=map_of,
             load_binary=lambda name, binary, shared, device: (None, binary.decode(), 32, 0, 1024),
             get_device_properties=lambda device: {
                 "max_shared_mem": chip.shared_memory,
@@ -93,6 +99,14 @@ class Machine:
 
     def get_active_torch_device(self) -> torch.device:
         return self.device
+
+    def get_device_interface(self) -> Any:
+        return torch.cuda
+
+    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
+        return torch.empty(0)
+
+    def clear_cache(self, cache: torch.Tensor) -> None: ...
 
     def get_benchmarker(self) -> Callable:
         """Return what triton.autotune times configurations by: each is executed once, so each is checked."""
@@ -124,9 +138,11 @@ class Machine:
 
     def execute(self, grid, source, metadata, ptx: str, arguments) -> None:
         began = time.perf_counter()
-        given = list(_given(source.signature.values(), arguments))
+        maps = iter(getattr(metadata, "tensordesc_meta", None) or ())
+        given = list(_given(source.signature.values(), arguments, maps))
         code = translated(ptx if self._rewrite is None else self._rewrite(ptx))
         tensors = [value for value in given if isinstance(value, torch.Tensor)]
+        tensors += [value.base for value in tree_leaves(arguments) if isinstance(value, TensorDescriptor)]
         foreign = [t.device for t in tensors if t.device.type != "cpu"]
         if foreign:
             raise ValueError(f"{metadata.name} is launched on a tensor on {foreign[0]}: executed() takes CPU tensors")
@@ -134,9 +150,11 @@ class Machine:
         values = [v.data_ptr() if isinstance(v, torch.Tensor) else v for v in given] + [0] * hidden
         if metadata.global_scratch_size:
             values[len(given)] = _scratch(metadata, grid, tensors)
+        x, y, z = grid
         launch = Launch(
-            code, grid, metadata.num_warps * 32, metadata.shared, parameters_of(code.facts.parameters, values),
-            buffers(tensors), self._checks, self._programs,
+            code, (x * metadata.num_ctas, y, z), metadata.num_warps * 32, metadata.shared,
+            parameters_of(code.facts.parameters, values),
+            buffers(tensors), self._checks, self._programs, metadata.num_ctas,
         )  # fmt: skip
         faults = launch.execute()
         if code.text in _places:
@@ -177,12 +195,16 @@ def translated(ptx: str) -> Code:
     return Code(ptx, kept(_places[ptx]) if ptx in _places else None)
 
 
-def _given(signature, arguments) -> Iterator[Any]:
-    """The arguments that the compiled kernel takes, tuples flattened."""
+def _given(signature, arguments, maps: Iterator[Any]) -> Iterator[Any]:
+    """The arguments that the compiled kernel takes, tuples flattened. maps: of each tensor descriptor what its map must
+    say; nothing on chips without."""
     for kind, value in zip(signature, arguments):
         if isinstance(kind, tuple):
-            yield from _given(kind, value)
+            yield from _given(kind, value, maps)
+        elif kind.startswith("tensordesc"):
+            yield from make_tensordesc_arg(value, next(maps, None))
         elif kind != "constexpr":
+            value = value.base if isinstance(value, TensorWrapper) else value
             if not (isinstance(value, (torch.Tensor, int, float))):
                 raise Unsupported(f"a kernel argument of type {type(value).__name__}")
             yield value
@@ -233,8 +255,7 @@ def executed(
         knobs.runtime.add_stages_inspection_hook = _up_to_ptx
         answers = Answers(CHIPS[chip]) if cuda else None
         stack.enter_context(Allocations(answers))
-        if configs is not None:
-            stack.enter_context(_configurations(configs))
+        stack.enter_context(_tuning(machine.get_benchmarker(), configs))
         if programs is not None:
             stack.enter_context(sample.Unknowns())
             stack.enter_context(sample.comparing(machine.differs))
@@ -244,10 +265,28 @@ def executed(
         yield machine
 
 
-def _configurations(most: int) -> Any:
-    """Autotuners try no more than so many, the first of those that they would."""
-    chosen = Autotuner.prune_configs
-    return mock.patch.object(Autotuner, "prune_configs", lambda *given: list(chosen(*given))[:most])
+@contextlib.contextmanager
+def _tuning(once: Callable, most: int | None) -> Iterator[None]:
+    """Inside the block autotuners know of no choice that was made outside of it, nor outside of those made here: times
+    on a CPU say nothing. Each configuration is timed by `once`; most: no more than so many, the first."""
+    run, chosen = Autotuner.run, Autotuner.prune_configs
+    caches: dict[Autotuner, dict] = {}
+
+    def anew(tuner: Autotuner, *args: Any, **options: Any) -> Any:
+        state, before = vars(tuner), dict(vars(tuner))
+        state.update(cache=caches.setdefault(tuner, {}), cache_results=False, do_bench=once)
+        try:
+            return run(tuner, *args, **options)
+        finally:
+            for name in ("cache", "cache_results", "do_bench"):
+                state.pop(name)
+                state.update({name: before[name]} if name in before else {})
+
+    with (
+        mock.patch.object(Autotuner, "run", anew),
+        mock.patch.object(Autotuner, "prune_configs", lambda *given: list(chosen(*given))[:most]),
+    ):
+        yield
 
 
 def _up_to_ptx(backend=None, stages=None, options=None, language=None, capability=None):

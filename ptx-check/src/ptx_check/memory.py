@@ -6,6 +6,7 @@ nobody wrote are marked (allocations.py); what is loaded from them is followed t
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable
 
 import numpy as np
@@ -15,6 +16,8 @@ from ptx_check import sample
 from ptx_check.allocations import bytes_of, marks_of
 from ptx_check.atomics import TYPES, take_turns
 
+WORD = 4
+"""Bytes of the words, aligned, by which a compiler may take 16-bit numbers: the last one may end behind its tensor."""
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 """An unsigned type of every width; of 16 bytes one that numpy copies whole."""
 
@@ -25,7 +28,7 @@ class Buffer:
     def __init__(self, storage: torch.UntypedStorage, tensors: list[torch.Tensor]) -> None:
         self.base, self.size = storage.data_ptr(), storage.nbytes()
         self.storage = storage
-        self.bytes = bytes_of(storage)
+        self.bytes = bytes_of(storage, WORD)
         self.words: dict[int, np.ndarray] = {}
         self.marks = marks_of(storage)
         """Of each byte its bits that nobody wrote; None: all were written."""
@@ -38,7 +41,7 @@ class Buffer:
     def view(self, width: int) -> np.ndarray:
         """The whole as elements of so many bytes."""
         if width not in self.words:
-            self.words[width] = self.bytes[: self.size // width * width].view(WORDS[width])
+            self.words[width] = self.bytes[: len(self.bytes) // width * width].view(WORDS[width])
         return self.words[width]
 
     def undefined(self, width: int) -> np.ndarray | None:
@@ -88,6 +91,25 @@ def buffers(tensors: Iterable[torch.Tensor]) -> list[Buffer]:
     return [Buffer(*of) for of in by_storage.values()]
 
 
+_FAR = 1 << 40
+
+
+def pointed_at(known: list[Buffer], address: int) -> list[Buffer]:
+    """Look for tensors that a launch was not given, but whose addresses it was, as elements of 64 bits: those whose
+    storage has this address."""
+    words = np.concatenate([buffer.view(8) for buffer in known if buffer.size >= 8] or [np.zeros(0, np.uint64)])
+    near = set(words[(words <= np.uint64(address)) & (words + np.uint64(_FAR) > np.uint64(address))].tolist())
+    if not near:
+        return []
+    every = (each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter))
+    alive = (each for each in every if each.layout == torch.strided and each.device.type == "cpu")
+    found = buffers(each for each in alive if each.data_ptr() in near)
+    found = [each for each in found if each.base <= address < each.base + each.size]
+    for buffer in found:
+        buffer.footprint = None if known[0].footprint is None else sample.Footprint(buffer.size)
+    return [] if {buffer.base for buffer in known}.issuperset(buffer.base for buffer in found) else found
+
+
 class Global:
     """Loads and stores of a running chunk of programs."""
 
@@ -96,21 +118,22 @@ class Global:
         self.last: dict[int, Buffer] = {}
         """The buffer that an instruction touched last."""
 
-    def locate(self, index, address, mask, width) -> list[tuple[Buffer, np.ndarray, np.ndarray | None]]:
-        """(buffer, offsets, mask) of every buffer that is touched; reports the rest."""
+    def locate(self, index, address, mask, width, least=0) -> list[tuple[Buffer, np.ndarray, np.ndarray | None]]:
+        """(buffer, offsets, mask) of every buffer that is touched; reports the rest. least: so many of the bytes must
+        be a tensor's, 0 for all."""
         buffer = self.last.get(index)
         for candidate in (*([buffer] if buffer else []), *self.known):
             offsets = address - np.uint64(candidate.base)
-            good = candidate.inside(offsets, width)
+            good = candidate.inside(offsets, least or width)
             if mask is not None:
                 good = good | ~mask
             if good.all():
                 self.last[index] = candidate
                 self.aligned(index, offsets, mask, width)
                 return [(candidate, offsets, mask)]
-        return self.scattered(index, address, mask, width)
+        return self.scattered(index, address, mask, width, least)
 
-    def scattered(self, index, address, mask, width):
+    def scattered(self, index, address, mask, width, least):
         left = np.ones(address.shape, dtype=bool)
         if mask is not None:
             left = left & mask
@@ -118,12 +141,15 @@ class Global:
         pieces = []
         for candidate in self.known:
             offsets = address - np.uint64(candidate.base)
-            lanes = left & candidate.inside(offsets, width)
+            lanes = left & candidate.inside(offsets, least or width)
             if lanes.any():
                 self.aligned(index, offsets, lanes, width)
                 pieces.append((candidate, offsets, lanes))
                 left &= ~lanes
         if left.any():
+            if further := pointed_at(self.known, int(address[left][0])):
+                self.known += further
+                return self.scattered(index, address, mask, width, least)
             self.run.fault("bounds", index, self.beside(address[left], width))
         return pieces
 
@@ -186,6 +212,14 @@ class Global:
             marks = np.where(spread(mask, shape), spread(marks, shape), marks.dtype.type(0))
         return parts, split(marks, size, count) if marks.view(np.uint8).any() else None
 
+    def glance(self, index, address) -> tuple[np.ndarray]:
+        """The words with which a loop over cas begins. That compares them, so what others do meanwhile is no race."""
+        mask, made = self.run.active, np.zeros(self.run.shape, np.uint32)
+        for buffer, offsets, lanes in self.locate(index, address, mask, WORD, WORD // 2):
+            found = buffer.view(WORD).take((offsets >> np.uint64(2)).view(np.int64), mode="clip")
+            np.copyto(made, found, where=True if lanes is None else lanes)
+        return (made,)
+
     def store(self, index, address, guard, size, values) -> None:
         run, width = self.run, size * len(values)
         mask = run.where(guard)
@@ -209,7 +243,7 @@ class Global:
     def chosen(self, buffer, offsets, lanes, width, values) -> list[np.ndarray]:
         """Offsets, values and threads of the lanes that write, one after the other, without those that may not."""
         everything = [spread(x, self.run.shape) for x in (offsets, values, self.run.threads)]
-        good = (offsets <= np.uint64(buffer.size - width)) & ((offsets & np.uint64(width - 1)) == 0)
+        good = (offsets <= np.uint64(len(buffer.bytes) - width)) & ((offsets & np.uint64(width - 1)) == 0)
         if lanes is not None:
             good = good & lanes
         if good.all():
@@ -225,7 +259,8 @@ class Global:
         result = np.zeros(run.shape, WORDS[size])
         if mask is not None and not mask.any():
             return result
-        for buffer, offsets, lanes in self.locate(index, address, mask, size):
+        least = WORD // 2 if form == ("cas", "b32") else 0
+        for buffer, offsets, lanes in self.locate(index, address, mask, size, least):
             flat, data, threads = self.chosen(buffer, offsets, lanes, size, value)
             other = None if compared is None else self.chosen(buffer, offsets, lanes, size, compared)[1]
             positions = (flat >> np.uint64(size.bit_length() - 1)).view(np.int64)
@@ -233,7 +268,7 @@ class Global:
                 buffer.footprint.note(positions, size, atomic=True)
             run.launch.guessed = run.launch.guessed or buffer.touches_unknown(positions, None, size)
             marks = buffer.undefined(size)
-            if run.checks and marks is not None and marks[positions].any():
+            if run.checks and marks is not None and marks.take(positions, mode="clip").any():
                 run.fault("unwritten", index, "an atomic operation on global memory that nobody wrote")
             found = take_turns(buffer.view(size), positions, *form, data, other, wanted=wanted)
             run.launch.changed |= found is None or bool((found != buffer.view(size).view(found.dtype)[positions]).any())

@@ -9,7 +9,7 @@ import numpy as np
 from ptx_check.allocations import POISON
 from ptx_check.control import TYPE_OF, registers_of
 from ptx_check.faults import Unsupported
-from ptx_check.parse import Address, Instruction, Name, Number, Register, Vector
+from ptx_check.parse import MAP, Address, Instruction, Name, Number, Register, Vector
 from ptx_check.undefined import FRESH
 
 TYPES = {"p": np.bool_, "f16": np.float16, "f32": np.float32, "f64": np.float64}
@@ -19,7 +19,12 @@ PARAMETER = 16
 """Bytes from one parameter to the next, in the addresses that a kernel may compute of them."""
 _SPECIAL = {"%tid.x": "M.tid", "%ctaid.x": "M.ctaid[0]", "%ctaid.y": "M.ctaid[1]", "%ctaid.z": "M.ctaid[2]",
             "%nctaid.x": "M.nctaid[0]", "%nctaid.y": "M.nctaid[1]", "%nctaid.z": "M.nctaid[2]", "%laneid": "M.lane",
-            "%ntid.x": "M.ntid", "%warpid": "M.warp", "%tid.y": "M.zero", "%tid.z": "M.zero"}  # fmt: skip
+            "%ntid.x": "M.ntid", "%warpid": "M.warp", "%tid.y": "M.zero", "%tid.z": "M.zero",
+            "%smid": "M.zero", "%cluster_ctarank": "(M.ctaid[0] % M.cluster)", "%cluster_nctarank": "M.cluster",
+            "%clusterid.x": "(M.ctaid[0] // M.cluster)", "%clusterid.y": "M.ctaid[1]", "%clusterid.z": "M.ctaid[2]",
+            "%nclusterid.x": "(M.nctaid[0] // M.cluster)", "%nclusterid.y": "M.nctaid[1]",
+            "%nclusterid.z": "M.nctaid[2]"}  # fmt: skip
+_CLOCKS = ("%clock", "%clock64", "%globaltimer")
 
 
 class Operands:
@@ -63,12 +68,17 @@ class Operands:
         if isinstance(operand, Name):
             if operand.text in _SPECIAL:
                 return viewed(_SPECIAL[operand.text], "u32", kind)
+            if operand.text in _CLOCKS:
+                return viewed("M.clock()", "u64", kind)
             if variable(operand.text) in self.space:
                 return viewed(variable(operand.text), "u64", kind)
             if operand.text == "global_smem" or operand.text.startswith("__local_depot"):
                 return self.constant(Number(0), kind)
             if operand.text in self.parameters:
-                return self.constant(Number(PARAMETER * self.parameters[operand.text]), kind)
+                position, type_of = self.parameters[operand.text]
+                if type_of == MAP:
+                    return viewed(f"M.parameters[{position}]", "u64", kind)
+                return self.constant(Number(PARAMETER * position), kind)
         if isinstance(operand, Vector) and len(operand.parts) == 2:
             narrow = "u16" if kind.endswith("32") else "u32"
             low, high = (self.value(part, narrow, i) for part in operand.parts)

@@ -14,13 +14,16 @@ from typing import Any
 
 from ptx_check.calls import as_instructions
 from ptx_check.faults import Location, Unsupported
+from ptx_check.functions import Functions, up_to_its_brace
 
-_PARAMETER = re.compile(r"\.param\s+\.(\w+)\s.*?(\w+)\s*[,)\n]")
+_PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)\s.*?(\w+)(\[128\])?\s*[,)\n]")
+MAP = "map64"
+"""The type of a tensor map that is handed over whole: here the 64 bits of its address."""
 _LOCATION = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)[^/]*(?://\s*(.*))?")
 _FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"')
 _REGISTERS = re.compile(r"\.reg\s+\.(\w+)\s+([^;]+);")
 _LOCAL = re.compile(r"\.local\s+\.align\s+\d+\s+\.b8\s+__local_depot\d+\[(\d+)\]")
-_TABLE = re.compile(r"^\.global\s+\.align\s+\d+\s+\.b8\s+([$\w]+)\[(\d+)\]\s*=\s*\{([^}]*)\};", re.MULTILINE)
+_TABLE = re.compile(r"^\.global\s+\.align\s+\d+\s+\.b8\s+([$\w]+)\[(\d+)\](?:\s*=\s*\{([^}]*)\})?;", re.MULTILINE)
 _LABEL = re.compile(r"([$\w]+):(?!:)\s*")
 _PART = re.compile(r"(?:[^,{\[]|\{[^}]*\}|\[[^\]]*\])+")
 _NESTED = re.compile(r"\[[^\]]*\{")
@@ -51,7 +54,7 @@ class Vector:
 @dataclass(frozen=True, slots=True)
 class Address:
     base: object
-    """Register, or the name of a symbol."""
+    """Register, the name of a symbol, or a number."""
     offset: int
 
 
@@ -97,7 +100,7 @@ class Block:
 class Kernel:
     name: str
     parameters: list[tuple[str, str]]
-    """(name, type) of each, type as u64, b32, f32."""
+    """(name, type) of each, type as u64, b32, f32; or MAP."""
     blocks: list[Block]
     registers: dict[str, str]
     """Name -> pred, b16, b32, b64."""
@@ -112,18 +115,19 @@ def parse(text: str) -> Kernel:
     entry = re.search(r"\.visible\s+\.entry\s+(\w+)\s*\((.*?)\)\s*.*?\{", text, re.DOTALL)
     if entry is None or not re.search(r"^\.target\s+\w+", text, re.MULTILINE):
         raise Unsupported("this is no PTX of one kernel: .target or .visible .entry is missing")
-    body = as_instructions(_up_to_its_brace(text[entry.end() :]))
-    parameters = [(name, kind) for kind, name in _PARAMETER.findall(entry[2] + "\n")]
+    body = as_instructions(up_to_its_brace(text[entry.end() :]))
+    functions = Functions(text, sum(int(size) for size in _LOCAL.findall(body)))
+    body = functions.written_out(body)
+    parameters = [(name, MAP if array else kind) for kind, name, array in _PARAMETER.findall(entry[2] + "\n")]
     reader = _Reader(entry[1], dict(_FILE.findall(text)), 1 + text[: entry.end()].count("\n"))
     reader.targets = set(re.findall(r"\bbra(?:\.uni)?\s+([$\w]+)", body))
     reader.read(body)
     blocks = [block for block in reader.blocks if block.instructions or block.labels]
     for index, instruction in enumerate(i for block in blocks for i in block.instructions):
         instruction.index = index
-    local = sum(int(size) for size in _LOCAL.findall(body))
-    tables = {name: bytes(int(n) for n in numbers.split(",")).ljust(int(size), b"\0")
+    tables = {name: bytes(map(int, filter(None, numbers.split(",")))).ljust(int(size), b"\0")
               for name, size, numbers in _TABLE.findall(text)}  # fmt: skip
-    return Kernel(entry[1], parameters, blocks, reader.registers, local, tables)
+    return Kernel(entry[1], parameters, blocks, reader.registers, functions.local, tables)
 
 
 @dataclass(slots=True)
@@ -251,7 +255,8 @@ class _Reader:
             return Vector(tuple(self.operand(part, location) for part in _split(text[1:-1])))
         if text.startswith("["):
             base, _, offset = text[1:-1].replace(" ", "").partition("+")
-            return Address(self.register(base) or Name(base), int(offset, 0) if offset else 0)
+            place = Number(int(base)) if base.isdigit() else self.register(base) or Name(base)
+            return Address(place, int(offset, 0) if offset else 0)
         if "|" in text:
             return Vector(tuple(self.operand(part, location) for part in text.split("|")))
         parsed = self.known.get(text) if len(self.scopes) == 1 else self.simple(text, location)
@@ -272,18 +277,6 @@ class _Reader:
         if re.match(r"[%$\w.]+$", text):
             return Name(text)
         raise Unsupported(f"operand {text!r} is not understood", location)
-
-
-def _up_to_its_brace(text: str) -> str:
-    """Return the text before a body's closing brace; inline assembly has braces of its own, at a line's start too."""
-    depth, taken = 1, []
-    for line in text.split("\n"):
-        code = line.split("//")[0]
-        depth += code.count("{") - code.count("}")
-        if depth <= 0:
-            break
-        taken.append(line)
-    return "\n".join(taken)
 
 
 def _split(text: str) -> list[str]:

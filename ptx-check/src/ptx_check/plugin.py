@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from ptx_check.reports import Findings
 
 _CHIP = "ptx_chip"
+_OPTIONS = {"sizes", "skip", "checks", "raising", "cuda", "configs", "programs", "rewrite"}
+"""Those of a mark: sizes and skip, and those of ptx_check.executed."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -114,6 +116,7 @@ class _Checking:
         if chip is None:  # unittest's methods are not parametrized
             chip = next((name for name in self.chips if name in (chips or self.chips)), None)
         if chip is None:
+            item.add_marker(pytest.mark.skip(reason="ptx_check: for other chips than those of --ptx-check"))
             return (yield)
         with executed(chip, **{"programs": self.programs, **chosen}) as machine:
             self.machine = machine
@@ -153,9 +156,15 @@ class _Checking:
 
 def _mark(item: pytest.Item) -> dict[str, Any]:
     """Return the chips and options of the nearest mark."""
+    from ptx_check.chips import CHIPS
+
     mark = item.get_closest_marker("ptx_check")
     if mark is None:
         return {"chips": ()}
+    wrong = [repr(chip) for chip in mark.args if chip not in CHIPS] + sorted(mark.kwargs.keys() - _OPTIONS)
+    if wrong:
+        chips, options = ", ".join(CHIPS), ", ".join(sorted(_OPTIONS))
+        raise pytest.UsageError(f"{item.nodeid}: ptx_check() of {', '.join(wrong)}: takes {chips}, and {options}")
     return {"chips": mark.args, **mark.kwargs}
 
 

@@ -312,7 +312,7 @@ class Traffic:
 
     def table(self, tables: dict[int, np.ndarray], buffer: Buffer) -> np.ndarray:
         if buffer.base not in tables:
-            cells = -(-buffer.size // self.grain)
+            cells = -(-len(buffer.bytes) // self.grain)
             tables[buffer.base] = np.zeros(cells, dtype=np.int64)
             self.instructions.setdefault(buffer.base, np.zeros(cells, dtype=np.int32))
         return tables[buffer.base]

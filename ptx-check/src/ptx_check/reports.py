@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from ptx_check.faults import KINDS, NOTES, Fault, Location
 from ptx_check.version import __version__
@@ -129,7 +130,7 @@ def _sarif_location(location: Location) -> dict[str, Any]:
     if path.is_absolute() and path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
     region = {"startLine": int(line), "startColumn": int(column) + 1}
-    uri = path.as_uri() if path.is_absolute() else path.as_posix()
+    uri = path.as_uri() if path.is_absolute() else quote(path.as_posix())
     return {"physicalLocation": {"artifactLocation": {"uri": uri}, "region": region}, **logical}
 
 

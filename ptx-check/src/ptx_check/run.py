@@ -6,6 +6,7 @@ there, then the other, then both go on together. Where blocks stand in the text 
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -44,13 +45,15 @@ _GUESSED = "unless it comes of what programs that were left out would have writt
 
 
 class Launch:
-    """One launch: its grid, its arguments and what goes wrong."""
+    """One launch: its grid, its arguments and what goes wrong. Of a program that several processors share (`cluster`),
+    each part counts as a program here."""
 
     def __init__(
         self, code: Code, grid, threads: int, shared: int, parameters, known: list[Buffer], checks=True,
-        programs: int | None = None,
+        programs: int | None = None, cluster: int = 1,
     ):  # fmt: skip
-        self.code, self.grid, self.threads, self.shared, self.checks = code, grid, threads, shared, checks
+        self.code, self.grid, self.cluster = code, grid, cluster
+        self.threads, self.shared, self.checks = threads, shared, checks
         self.facts: Facts = code.facts
         self.parameters, self.known = parameters, [*known, *buffers(code.tables.values())]
         self.faults: dict[tuple, Fault] = {}
@@ -137,6 +140,7 @@ class Run:
         x, y, _ = launch.grid
         self.ctaid = [part.astype(u32) for part in (numbers % x, numbers // x % y, numbers // (x * y))]
         self.nctaid = [np.full((1, 1), n, u32) for n in launch.grid]
+        self.cluster = np.full((1, 1), launch.cluster, u32)
         self.ntid = np.full((1, 1), self.width, u32)
         self.parameters = launch.parameters
         self.active: np.ndarray | None = None
@@ -270,6 +274,17 @@ class Run:
         """Name the parameter at an address that the kernel computed of its parameters."""
         table = np.array([int(value.flat[0]) for value in self.parameters], dtype=np.uint64)
         return table.take((address // np.uint64(PARAMETER)).astype(np.int64), mode="clip")
+
+    def own(self, index: int, address) -> np.ndarray:
+        """Places in threads' own memory of generic addresses: kernels hand over no others."""
+        inside = address < np.uint64(self.launch.facts.local)
+        if not (inside if self.active is None else inside | ~self.active).all():
+            location = self.launch.code.instructions[index].location
+            raise Unsupported("a generic address beyond a thread's own memory", location)
+        return address.astype(np.uint32)
+
+    def clock(self) -> np.ndarray:
+        return np.full((1, 1), time.perf_counter_ns(), np.uint64)
 
     def barrier(self, index: int, name) -> None:
         arrived = self.rows(index)

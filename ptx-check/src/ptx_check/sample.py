@@ -48,7 +48,7 @@ class Footprint:
     def note(self, positions: np.ndarray, width: int, *, atomic: bool) -> None:
         """Words of so many bytes were touched."""
         into = (self.added if atomic else self.stored)[: len(self.stored) // width * width].reshape(-1, width)
-        into[positions] = True
+        into[positions[positions < len(into)]] = True
 
 
 def after(buffers: Iterable[Any], *, left_out: bool, guessed: bool) -> None:
@@ -64,7 +64,7 @@ def after(buffers: Iterable[Any], *, left_out: bool, guessed: bool) -> None:
             now[~done.stored] = True
         if left_out and buffer.marks is not None:
             nobody = (buffer.marks != 0) & ~done.stored & ~done.added
-            now[nobody], buffer.bytes[nobody], buffer.marks[:] = True, 0, 0
+            now[nobody], buffer.bytes[: buffer.size][nobody], buffer.marks[:] = True, 0, 0
         unknown.put(buffer.storage, now)
 
 

@@ -70,7 +70,8 @@ class Shared:
         if not marks.view(words).any():
             return None
         if mask is not None:
-            marks[~spread(mask, marks.shape)] = 0
+            shape = np.broadcast_shapes(marks.shape, mask.shape)
+            marks = np.where(spread(mask, shape), spread(marks, shape), marks.dtype.type(0))
         return marks if marks.view(words).any() else None
 
     def store(self, index, address, guard, size, values, marks=None) -> None:

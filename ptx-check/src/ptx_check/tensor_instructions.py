@@ -1,4 +1,4 @@
-"""Instructions on tensor memory and mbarriers, in numpy."""
+"""Instructions on tensor memory and mbarriers, and copies that threads do not wait for, in numpy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ptx_check.warp_instructions import WarpInstructions
 
 
 class TensorInstructions(WarpInstructions):
-    """The writers of instructions that only chips with tensor memory have, and of mbarriers."""
+    """The writers of instructions that only chips with tensor memory have, of mbarriers and of asynchronous copies."""
 
     def _elect(self, i: Instruction) -> None:
         """One thread of a warp: its lane, and whether it is this."""
@@ -68,6 +68,32 @@ class TensorInstructions(WarpInstructions):
         stored = f"({self.value(value, f'u{8 * size}', i)},)"
         return self.emit(f"M.shared.store({i.index}, {where}, {self.guard(i)}, {size}, {stored})")
 
+    def unhinted(self, i: Instruction) -> None:
+        """Drops the last operand of an instruction that tells caches what to keep."""
+        if "L2::cache_hint" in i.words:
+            i.operands = i.operands[:-1]
+
+    def _cp(self, i: Instruction) -> None:
+        if "bulk" in i.words:
+            self.bulk(i)
+        elif i.opcode == "cp.async.commit_group":
+            self.emit(f"M.copies.commit({i.index})")
+        elif i.opcode == "cp.async.wait_group":
+            self.emit(f"M.copies.wait({i.index}, {i.operands[0].value})")
+        elif i.opcode == "cp.async.wait_all":
+            self.emit(f"M.copies.commit({i.index})")
+            self.emit(f"M.copies.wait({i.index}, 0)")
+        else:
+            self.unhinted(i)
+            if len(i.operands) not in (3, 4):
+                raise Unsupported(f"operands of {i.opcode}", i.location)
+            destination, source = self.address(i.operands[0], "u32", i), self.address(i.operands[1], "u64", i)
+            count = self.value(i.operands[3], "u32", i) if len(i.operands) == 4 else "None"
+            self.use(i.operands, "an address or a size", i)
+            self.emit(
+                f"M.copies.issue({i.index}, {destination}, {source}, {self.guard(i)}, {i.operands[2].value}, {count})"
+            )
+
     def bulk(self, i: Instruction) -> None:
         """cp.async.bulk."""
         if i.words[3] == "commit_group":
@@ -75,6 +101,7 @@ class TensorInstructions(WarpInstructions):
         if i.words[3] == "wait_group":
             return self.emit(f"M.bulk.wait({self.guard(i)}, {i.operands[0].value})")
         self.use(i.operands, "an address or a coordinate", i)
+        reduces = i.words[1] == "reduce"
         loads = i.words[5] == "shared::cta"
         outside, inside = i.operands[1 if loads else 0], i.operands[0 if loads else 1]
         if not isinstance(outside, Vector) or len(i.operands) != 2 + loads:
@@ -85,7 +112,8 @@ class TensorInstructions(WarpInstructions):
         if loads:
             barrier = self.address(i.operands[2], "u32", i)
             return self.emit(f"M.bulk.load({i.index}, {self.guard(i)}, {shared}, {tile}, {barrier})")
-        return self.emit(f"M.bulk.store({i.index}, {self.guard(i)}, {tile}, {shared})")
+        operation = i.words[8] if reduces else ""
+        return self.emit(f"M.bulk.store({i.index}, {self.guard(i)}, {tile}, {shared}, {operation!r})")
 
     def _tcgen05(self, i: Instruction) -> None:
         what = i.words[1]

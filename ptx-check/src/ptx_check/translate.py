@@ -25,7 +25,7 @@ from ptx_check.products import Product, in_products
 from ptx_check.tensor_instructions import TensorInstructions
 
 _IGNORED = ("fence", "membar", "prefetch", "prefetchu", "griddepcontrol")
-_SPACES = {"global": "memory", "shared": "shared", "local": "local"}
+_SPACES = {"global": "memory", "shared": "shared", "local": "local", "generic": "local"}
 _LOAD_MODES = {"nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "weak", "volatile"}
 _ATOMIC_MODES = {"global", "shared", "shared::cta", "gpu", "cta", "sys", "cluster", "relaxed", "acquire", "release",
                  "acq_rel", "noftz"}  # fmt: skip
@@ -47,10 +47,12 @@ def _last_uses(steps: list[Instruction | Product]) -> list[list[str]]:
 class Writer(TensorInstructions):
     """The lines of one block; marked: registers that may have undefined bits when it begins, None: any."""
 
-    def __init__(self, number, block, crossing, labels, parameters, space, late, taken, read, marked) -> None:
+    def __init__(self, number, block, crossing, labels, parameters, space, late, taken, read, begun, marked) -> None:
         super().__init__(number, block, crossing, labels, parameters, space, marked)
         self.late, self.taken, self.read = late, taken, read
         """Registers that asynchronous products write, those that they take, and those that some instruction reads."""
+        self.begun = begun
+        """Places at which the compiler loops over cas of a word, beginning with a plain load."""
         self.touched = Touched(taken)
 
     def write(self) -> Writer:
@@ -239,20 +241,28 @@ class Writer(TensorInstructions):
         if space == "param":
             return self._parameter(i, kind, size)
         self.unhinted(i)
-        address = self.address(i.operands[1], "u64" if space == "global" else "u32", i)
+        address = self._place(i.operands[1], space, i)
         self.use(i.operands[1:], "an address", i)
         kept = "None" if i.guard is None else self.values(targets, f"u{8 * size}", i)
         call = f"M.{_SPACES[space]}.load({i.index}, {address}, {self.guard(i)}, {size}, {len(targets)}, {kept})"
+        if space == "global" and size == 4 and i.operands[1] in self.begun and i.guard is None:
+            call = f"M.memory.glance({i.index}, {address})"
         self.emit(f"v = {call}")
         self.load_marks(targets, f"u{8 * size}", kind, i)
         for position, target in enumerate(targets):
             self.assign(target, viewed(f"v[{position}]", f"u{8 * size}", kind), kind, i, kept=True)
         return None
 
+    def _place(self, operand: Address, space: str, i: Instruction) -> str:
+        """An expression for an address, of 32 bits but in global memory."""
+        if space == "generic":
+            return f"M.own({i.index}, {self.address(operand, 'u64', i)})"
+        return self.address(operand, "u64" if space == "global" else "u32", i)
+
     def _parameter(self, i: Instruction, kind: str, size: int) -> None:
         target, address = i.operands
         if isinstance(address.base, Name):
-            text = f"M.parameter_part({self.parameters[address.base.text]}, {address.offset}, u{8 * size})"
+            text = f"M.parameter_part({self.parameters[address.base.text][0]}, {address.offset}, u{8 * size})"
         else:
             text = f"M.parameter({self.address(address, 'u64', i)}).astype(u{8 * size})"
         self.assign(target, viewed(text, f"u{8 * size}", kind), kind, i)
@@ -260,7 +270,7 @@ class Writer(TensorInstructions):
     def _st(self, i: Instruction) -> None:
         space, _, size, sources = self._access(i, i.operands[1])
         self.unhinted(i)
-        address = self.address(i.operands[0], "u64" if space == "global" else "u32", i)
+        address = self._place(i.operands[0], space, i)
         values = self.values(sources, f"u{8 * size}", i)
         self.use(i.operands[:1], "an address", i)
         marks = ""
@@ -270,11 +280,6 @@ class Writer(TensorInstructions):
             names = [r.name for source in sources for r in registers_of(source)]
             marks = f", U.taken({tuple(names)}, u{8 * size}) if T else None"
         self.emit(f"M.{_SPACES[space]}.store({i.index}, {address}, {self.guard(i)}, {size}, {values}{marks})")
-
-    def unhinted(self, i: Instruction) -> None:
-        """Drops the last operand of an instruction that tells caches what to keep."""
-        if "L2::cache_hint" in i.words:
-            i.operands = i.operands[:-1]
 
     def _red(self, i: Instruction) -> None:
         self._exchange(i, Name("_"), *i.operands)
@@ -291,7 +296,7 @@ class Writer(TensorInstructions):
         if len(values) != 1 + (operation == "cas"):
             raise Unsupported(f"operands of {i.opcode}", i.location)
         *compared, value = (self.value(each, plain, i) for each in values)
-        address = self.address(place, "u64" if space == "global" else "u32", i)
+        address = self._place(place, space, i)
         self.use([place, *values], f"taken into {space} memory", i)
         wanted = any(r.name in self.read for r in registers_of(target))
         orders = bool(modes & {"acquire", "acq_rel"}), bool(modes & {"release", "acq_rel"})
@@ -306,6 +311,7 @@ class Writer(TensorInstructions):
     def _access(self, i: Instruction, data: object) -> tuple[str, str, int, tuple]:
         """Address space, type, bytes an element and registers of a load or store."""
         words = [w for w in i.words[1:] if not w.startswith(("L1::", "L2::")) and w not in _LOAD_MODES]
+        words = words if words[0].split("::")[0] in ("param", *_SPACES) else ["generic", *words]
         space, kind = words[0].split("::")[0], arithmetic.TYPES[words[-1]]
         count = int(words[1][1:]) if len(words) == 3 and words[1][0] == "v" else 1
         if int(kind[1:]) // 8 * count > 16:
@@ -314,29 +320,6 @@ class Writer(TensorInstructions):
         if len(registers) != count or len(i.operands) != 2 + ("L2::cache_hint" in i.words):
             raise Unsupported(f"operands of {i.opcode}", i.location)
         return space, kind, int(kind[1:]) // 8, registers
-
-    def _cp(self, i: Instruction) -> None:
-        if i.words[2] == "bulk":
-            self.bulk(i)
-        elif i.opcode == "cp.async.commit_group":
-            self.emit(f"M.copies.commit({i.index})")
-        elif i.opcode == "cp.async.wait_group":
-            self.emit(f"M.copies.wait({i.index}, {i.operands[0].value})")
-        elif i.opcode == "cp.async.wait_all":
-            self.emit(f"M.copies.commit({i.index})")
-            self.emit(f"M.copies.wait({i.index}, 0)")
-        elif i.words[:3] in (["cp", "async", "ca"], ["cp", "async", "cg"]):
-            self.unhinted(i)
-            if len(i.operands) not in (3, 4):
-                raise Unsupported(f"operands of {i.opcode}", i.location)
-            destination, source = self.address(i.operands[0], "u32", i), self.address(i.operands[1], "u64", i)
-            count = self.value(i.operands[3], "u32", i) if len(i.operands) == 4 else "None"
-            self.use(i.operands, "an address or a size", i)
-            self.emit(
-                f"M.copies.issue({i.index}, {destination}, {source}, {self.guard(i)}, {i.operands[2].value}, {count})"
-            )
-        else:
-            raise Unsupported(f"opcode {i.opcode} is not executed by this machine", i.location)
 
     def _ldmatrix(self, i: Instruction) -> None:
         count = self._fragments(i)

@@ -157,6 +157,26 @@ def _tuples(x, y, out, spare):
     tl.store(out + i, a - b)
 
 
+@triton.jit(noinline=True)
+def _scaled(a, n):
+    if n == 7:
+        return a
+    return a * n
+
+
+@triton.jit(noinline=True)
+def _at_most(a, row, most):
+    return tl.minimum(_scaled(a, row), most), row * 2
+
+
+@feature(lambda x, y: torch.where(torch.arange(M) == 7, x.sum(1), x.sum(1) * torch.arange(M)).clamp(max=20.0)
+         + 2 * torch.arange(M), shape=(M,), grid=M, **POINTERS)  # fmt: skip
+def _functions_that_are_called(x, y, out, spare):
+    row = tl.program_id(0)
+    least, twice = _at_most(tl.sum(tl.load(x + row * 32 + tl.arange(0, 32))), row, 20.0)
+    tl.store(out + row, least + twice)
+
+
 @feature(lambda x, y: x.cumsum(0)[-1] + y.amax(0), shape=(N,), **POINTERS)
 def _tuples_through_a_loop(x, y, out, spare):
     i = tl.arange(0, 32)

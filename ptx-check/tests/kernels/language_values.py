@@ -23,6 +23,11 @@ def _sin_of_large_numbers(x, y):
     return tl.sin(1e6 * x)
 
 
+@feature(lambda x, y: torch.sin(x) + torch.cos(1e7 * y), **DOUBLE)
+def _sin_of_float64(x, y):
+    return tl.sin(x) + tl.cos(1e7 * y)
+
+
 @feature(lambda x, y: torch.exp(x))
 def _exp(x, y):
     return tl.exp(x)

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ptx_check import Unsupported, executed
+from ptx_check import executed
 
 CHIPS = ("sm_90", "sm_100", "sm_120")
 
@@ -42,9 +42,22 @@ def shifted(x, y, PLANES: tl.constexpr, M: tl.constexpr, N: tl.constexpr, B: tl.
 
 
 @triton.jit
-def added(x, N: tl.constexpr):
-    target = tl.make_tensor_descriptor(x, [N, N], [N, 1], [N, N])
-    target.atomic_add([0, 0], tl.full((N, N), 1, tl.float32))
+def reduced(x, y, M, N: tl.constexpr, OPERATION: tl.constexpr):
+    target = tl.make_tensor_descriptor(y, [M, N], [N, 1], [N, N])
+    i = tl.arange(0, N)
+    tile = tl.load(x + tl.program_id(0) * N * N + i[:, None] * N + i[None, :])
+    if OPERATION == "add":
+        target.atomic_add([0, 0], tile)
+    if OPERATION == "min":
+        target.atomic_min([0, 0], tile)
+    if OPERATION == "max":
+        target.atomic_max([0, 0], tile)
+    if OPERATION == "and":
+        target.atomic_and([0, 0], tile)
+    if OPERATION == "or":
+        target.atomic_or([0, 0], tile)
+    if OPERATION == "xor":
+        target.atomic_xor([0, 0], tile)
 
 
 def doubled_of(x, tile, chip, **options):
@@ -159,17 +172,58 @@ def test_a_tensor_of_odd_rows_is_no_tensor_of_tiles():
 
 
 @triton.jit
-def first_tile(source, y, N: tl.constexpr):
-    i = tl.arange(0, N)
-    tl.store(y + i[:, None] * N + i[None, :], source.load([0, 0]))
+def halved_by_the_hosts(source, target, BM: tl.constexpr, BN: tl.constexpr):
+    i, j = tl.program_id(0) * BM, tl.program_id(1) * BN
+    target.store([i, j], (source.load([i, j]) / 2).to(target.dtype))
 
 
-def test_a_descriptor_of_the_host_is_refused_by_name():
-    source = TensorDescriptor.from_tensor(torch.zeros(16, 16), [16, 16])
-    with pytest.raises(Unsupported, match="TensorDescriptor"), executed("sm_90"):
-        first_tile[(1,)](source, torch.empty(16, 16), 16)
+@pytest.mark.parametrize("chip", ["sm_60", "sm_80", *CHIPS])
+@pytest.mark.parametrize(("dtype", "tile"), [(torch.float32, (16, 32)), (torch.bfloat16, (16, 64))], ids=str)
+def test_descriptors_that_the_host_makes(chip, dtype, tile):
+    x = torch.randint(-40, 40, (3, 50, 144)).to(dtype)[1]
+    with executed(chip):
+        y = torch.empty_like(x)
+        descriptors = [TensorDescriptor.from_tensor(each, list(tile)) for each in (x, y)]
+        halved_by_the_hosts[triton.cdiv(50, tile[0]), triton.cdiv(144, tile[1])](*descriptors, *tile)
+    assert torch.equal(y, x / 2)
 
 
-def test_sums_into_a_tensor_by_tiles_are_refused_by_name():
-    with pytest.raises(Unsupported, match=r"cp\.reduce\.async\.bulk"), executed("sm_90"):
-        added[(1,)](torch.zeros(16, 16), 16)
+@triton.jit
+def first_planes(sources, y, SIZE: tl.constexpr, N: tl.constexpr):
+    i = tl.arange(0, SIZE * N)
+    for number in tl.static_range(2):
+        tl.store(y + number * SIZE * N + i, sources[number].load([1, 0, 0]).reshape(SIZE * N))
+
+
+@pytest.mark.parametrize("chip", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("padding", ["zero", "nan"])
+def test_what_lies_outside_of_a_descriptor_of_the_host_is_filled(chip, padding):
+    x = torch.randn(3, 20, 32)
+    with executed(chip):
+        y = torch.empty(2, 2, 32, 32)
+        sources = tuple(TensorDescriptor.from_tensor(part, [2, 32, 32], padding=padding) for part in (x[1:], x[:2]))
+        first_planes[(1,)](sources, y, 64, 32)
+    for found, wanted in zip(y, (x[2], x[1])):
+        torch.testing.assert_close(found[0, :20], wanted, rtol=0, atol=0)
+        rest = torch.cat([found[0, 20:].ravel(), found[1].ravel()])
+        assert (rest.isnan() if padding == "nan" else rest == 0).all()
+
+
+@pytest.mark.parametrize("chip", ["sm_80", *CHIPS])
+@pytest.mark.parametrize(
+    ("operation", "dtype"),
+    [("add", torch.float32), ("add", torch.float16), ("min", torch.int32), ("max", torch.int32), ("and", torch.int32),
+     ("or", torch.int32), ("xor", torch.int32)],
+    ids=str,
+)  # fmt: skip
+def test_sums_into_a_tensor_by_tiles(chip, operation, dtype):
+    x, before = torch.randint(-40, 40, (2, 32, 32)).to(dtype), torch.randint(-40, 40, (20, 32)).to(dtype)
+    with executed(chip):
+        reduced[(2,)](x, y := before.clone(), 20, 32, operation)
+    wanted = before
+    for each in x[:, :20]:
+        wanted = {
+            "add": torch.add, "min": torch.minimum, "max": torch.maximum,
+            "and": torch.bitwise_and, "or": torch.bitwise_or, "xor": torch.bitwise_xor,
+        }[operation](wanted, each)  # fmt: skip
+    assert torch.equal(y, wanted)

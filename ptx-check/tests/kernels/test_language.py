@@ -120,22 +120,62 @@ def test_an_assertion_that_does_not_hold_is_a_fault(chip, largest, kinds):
 
 
 @triton.jit
-def _sin_of_float64(x, out):
-    tl.store(out, tl.sin(tl.load(x)))
+def _told_nothing(x):
+    tl.device_assert(tl.load(x) < 3)
+
+
+def test_an_assertion_without_a_word():
+    with executed("sm_80", raising=False) as machine:
+        _told_nothing[(1,)](torch.full((1,), 4.0), debug=True)
+    assert [fault.kind for fault in machine.faults] == ["assertion"]
 
 
 @triton.jit
-def _by_two_processors(x, out):
-    i = tl.arange(0, 16)[:, None] * 32 + tl.arange(0, 32)[None, :]
-    tl.store(out + i, tl.load(x + i))
+def _sum_in_range(a, b):
+    tl.device_assert(a + b < 600)
+    return a + b
 
 
-@pytest.mark.parametrize(
-    ("kernel", "chip", "name"),
-    [(_sin_of_float64, "sm_80", "param0"), (_by_two_processors, "sm_90", "%cluster_ctarank")],
-    ids=["calls of functions", "clusters"],
-)
-def test_what_is_not_executed_is_refused_by_name(kernel, chip, name):
-    x = torch.zeros(16, 32, dtype=torch.float64 if chip == "sm_80" else torch.float32)
-    with pytest.raises(Unsupported, match=rf"{name}.* PTX line \d+"), executed(chip):
-        kernel[(1,)](x, torch.empty_like(x), num_ctas=1 if chip == "sm_80" else 2)
+@triton.jit
+def _sums_in_range(x, out, SCAN: tl.constexpr):
+    i = tl.arange(0, 512)
+    a = tl.load(x + i)
+    if SCAN:
+        tl.store(out + i, tl.associative_scan(a, 0, _sum_in_range))
+    else:
+        tl.store(out, tl.reduce(a, 0, _sum_in_range))
+
+
+@pytest.mark.parametrize("chip", ["sm_60", "sm_80", "sm_90"])
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("most", [1, 2])
+def test_an_assertion_within_a_sum(chip, scan, most):
+    x = torch.full((512,), most, dtype=torch.int32)
+    with executed(chip, raising=False) as machine:
+        out = torch.zeros(512, dtype=torch.int32)
+        _sums_in_range[(1,)](x, out, SCAN=scan, debug=True)
+    if most == 1:
+        assert not machine.faults
+        assert out.tolist() == (list(range(1, 513)) if scan else [512] + [0] * 511)
+    else:
+        assert "assertion" in {fault.kind for fault in machine.faults}
+
+
+@triton.jit
+def _by_two_processors(x, out, sums, N: tl.constexpr):
+    row = tl.program_id(0) + tl.program_id(1) * tl.num_programs(0)
+    i = row * 16 * N + tl.arange(0, 16)[:, None] * N + tl.arange(0, N)[None, :]
+    tile = tl.load(x + i) * 2
+    tl.store(out + i, tile)
+    tl.store(sums + row * N + tl.arange(0, N), tl.sum(tile, 0))
+
+
+@pytest.mark.parametrize("chip", ["sm_90", "sm_100"])
+def test_programs_that_two_processors_share(chip):
+    x = torch.randn(6 * 16, 32)
+    with executed(chip) as machine:
+        out, sums = torch.empty_like(x), torch.empty(6, 32)
+        _by_two_processors[(3, 2)](x, out, sums, N=32, num_ctas=2)
+    assert torch.equal(out, 2 * x)
+    torch.testing.assert_close(sums, 2 * x.view(6, 16, 32).sum(1))
+    assert machine.launches[0].grid == (3, 2, 1)

@@ -104,6 +104,24 @@ def test_a_sample_of_programs_decides_only_what_it_computed(tmp_path):
     assert json.loads((tmp_path / "out.json").read_text())["left_out"] == 385
 
 
+@pytest.mark.parametrize(
+    ("mark", "said"), [('"sm_9O"', "of 'sm_9O': takes sm_60"), ('"sm_90", check=False', "of check: takes sm_60")]
+)
+def test_a_mark_of_what_there_is_not_is_refused(suite, mark, said):
+    (suite / "test_suite.py").write_text(SUITE.replace('ptx_check("sm_90")', f"ptx_check({mark})"))
+    status, text = run(suite, *PYTEST, "--ptx-check=sm_80")
+    assert status != 0
+    assert said in text
+
+
+def test_a_method_of_unittest_for_other_chips_is_not_run(suite):
+    (suite / "test_suite.py").write_text(
+        SUITE.replace("class TestOld", '@pytest.mark.ptx_check("sm_60")\nclass TestOld')
+    )
+    _, text = run(suite, *PYTEST, "-k", "TestOld", "--ptx-check=sm_80")
+    assert "1 skipped" in text
+
+
 def test_sizes_for_a_parameter_that_a_test_does_not_have_are_refused(suite):
     (suite / "test_suite.py").write_text(SUITE.replace('sizes={"n"', 'sizes={"m"'))
     status, text = run(suite, *PYTEST, "--ptx-check=sm_80")
@@ -134,6 +152,14 @@ def test_a_script_is_run_by_the_command(tmp_path, count, status):
     report = json.loads((tmp_path / "out.json").read_text())
     assert report["launches"] == 2
     assert [fault["chip"] for fault in report["faults"]] == (["sm_80", "sm_90"] if status else [])
+
+
+def test_a_script_that_fails_is_reported_on_every_chip(tmp_path):
+    (tmp_path / "mine.py").write_text(SCRIPT + "assert False, 'wrong numbers'\n")
+    status, text = run(tmp_path, "-m", "ptx_check", "--chips", "sm_80,sm_90", "mine.py", "101")
+    assert status == 1
+    assert text.count("AssertionError: wrong numbers") == 2
+    assert "2 launches, 2 faults, 0 notes" in text
 
 
 def test_the_lines_of_the_readme_give_what_it_shows(tmp_path):

@@ -24,6 +24,19 @@ def test_sums_by_atomic_operations(chip, dtype):
     assert torch.equal(out, torch.zeros(20, dtype=dtype).index_add(0, positions, x))
 
 
+@pytest.mark.parametrize("chip", ["sm_60", "sm_80", "sm_90"])
+@pytest.mark.parametrize("count", [20, 19])
+def test_sums_of_bfloat16_of_several_programs(chip, count):
+    """Before sm_90 the compiler loops over cas of words of two numbers, the last of which ends behind a tensor of odd
+    length."""
+    x, positions = torch.randint(-2, 3, (512,)).bfloat16(), torch.randint(0, count, (512,))
+    positions[0] = count - 1
+    with executed(chip):
+        out = torch.zeros(count, dtype=torch.bfloat16)
+        _add_up[(2,)](x, positions, out, N=256)
+    assert torch.equal(out, torch.zeros(count).index_add(0, positions, x.float()).bfloat16())
+
+
 @triton.jit
 def _count(out, counter):
     position = tl.atomic_add(counter, 1)
@@ -56,16 +69,76 @@ def test_every_configuration_of_an_autotuner_is_executed():
 
 @pytest.mark.parametrize(("configs", "grids"), [(1, {3}), (2, {3, 2})])
 def test_the_first_configurations_of_an_autotuner(configs, grids):
-    count = 48 - configs  # another key of the autotuner for each
     x = torch.arange(64.0)
     with executed("sm_80", configs=configs) as machine:
-        _doubled[lambda chosen: (triton.cdiv(48, chosen["N"]),)](x, torch.empty(64), count)
+        _doubled[lambda chosen: (triton.cdiv(47, chosen["N"]),)](x, torch.empty(64), 47)
     assert {done.grid[0] for done in machine.launches} == grids
+
+
+def _never(call, quantiles):
+    raise AssertionError("a stopwatch for devices")
+
+
+_chosen = triton.autotune(
+    [triton.Config({"N": n}) for n in (16, 32)], key=["count"], cache_results=True, do_bench=_never
+)(_doubled.fn)
+
+
+def test_configurations_are_chosen_anew_for_every_chip():
+    """Not what was found on another chip, in another process or by another stopwatch; and nothing of it stays."""
+    x = torch.arange(32.0)
+    for _ in range(2):
+        for chip in ("sm_80", "sm_90"):
+            with executed(chip) as machine:
+                for _ in range(2):
+                    _chosen[lambda chosen: (triton.cdiv(30, chosen["N"]),)](x, torch.empty(32), 30)
+            assert {done.grid[0] for done in machine.launches} == {2, 1}
+            assert len(machine.launches) == 2 + 2
+    assert not _chosen.cache
+    assert _chosen.do_bench is _never
 
 
 def test_no_configuration_at_all_is_refused():
     with pytest.raises(ValueError, match="at least 1"), executed("sm_80", configs=0):
         pass
+
+
+@triton.jit
+def _widened(x, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.load(x + i).to(tl.float32))
+
+
+def test_bytes_that_are_given_as_another_type():
+    x = torch.randn(64).to(torch.float8_e5m2)
+    with executed("sm_80"):
+        out = torch.empty(64)
+        _widened[(1,)](triton.reinterpret(x.view(torch.uint8), tl.float8e5), out, N=64)
+    assert torch.equal(out, x.float())
+
+
+@triton.jit
+def _through_pointers(sources, targets, n, FAR: tl.constexpr, N: tl.constexpr):
+    group, i = tl.program_id(0), tl.arange(0, N)
+    source = tl.load(sources + group).to(tl.pointer_type(tl.float32))
+    target = tl.load(targets + group).to(tl.pointer_type(tl.float32))
+    tl.store(target + i, tl.load(source + i, mask=i < n) * 2, mask=i < (n + FAR))
+
+
+@pytest.mark.parametrize("programs", [None, 2])
+def test_memory_whose_addresses_a_kernel_loads(programs):
+    """Groups of tensors of their own sizes, whose addresses lie in one more; others' memory is out of bounds."""
+    with executed("sm_80", programs=programs, raising=False) as machine:
+        x, y = ([torch.randn(40, device="cuda") for _ in range(3)] for _ in range(2))
+        given = [torch.tensor([each.data_ptr() for each in tensors], device="cuda") for tensors in (x, y)]
+        _through_pointers[(3,)](*given, 40, FAR=0, N=64)
+        for source, target in zip(x[::2], y[::2]):
+            assert torch.equal(target, 2 * source)
+        assert not machine.faults
+        _through_pointers[(3,)](*given, 40, FAR=1, N=64)
+        assert {fault.kind for fault in machine.faults} == {"bounds"}
+        _through_pointers[(3,)](given[0], given[1] + 4096, 40, FAR=0, N=64)
+    assert {fault.kind for fault in machine.faults} == {"bounds"}
 
 
 @triton.jit

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from fasttfm.kernels.attention.decode import _append, _decode, _merge, decode_tile, rows_tile
+from fasttfm.kernels.attention.decode import _append, _decode, _merge, rows_tile
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.proof.attention_case import (
     WIDTHS,
@@ -17,6 +17,7 @@ from fasttfm.kernels.proof.attention_case import (
     product_kinds,
 )
 from fasttfm.kernels.proof.compile_case import CompileCase, kernel_case
+from fasttfm.kernels.tiles.attention import DECODE
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
@@ -28,7 +29,7 @@ def _cases(chip: Chip) -> Iterator[CompileCase]:
     def case(
         kind: str, width: int, rows: int, *, plain: bool = False, shared: bool = False, lse: str | None = None
     ) -> CompileCase:
-        tile = decode_tile(chip, kind, width, rows)
+        tile = DECODE(chip, kind, width, rows)
         given: dict[str, Any] = {"bounds": ("*i64", None), "scoring": not plain}
         given |= {"table": None, "output": None, "lse": lse} if plain else {}
         words = "rows" + "+lse" * (lse is not None) if plain else "pages+scoring+shares"

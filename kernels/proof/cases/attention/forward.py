@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fasttfm.kernels.attention.forward import _forward, forward_tile
-from fasttfm.kernels.attention.launch import extras, spills
+from fasttfm.kernels.attention.forward import _forward
+from fasttfm.kernels.attention.launch import extras, takes_long
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.proof.attention_case import (
     MASKS,
@@ -19,17 +19,17 @@ from fasttfm.kernels.proof.attention_case import (
     variant_name,
 )
 from fasttfm.kernels.proof.compile_case import CompileCase
-from fasttfm.kernels.tiles.attention import Tile
+from fasttfm.kernels.tiles.attention import FORWARD, Tile
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
     """Every tile in the heaviest variant that takes it; at one size every dtype with every mask, packed,
     and with shared keys."""
-    yield from distinct(long_cases(chip, _forward, "attention.forward", forward_tile))
+    yield from distinct(long_cases(chip, _forward, "attention.forward", FORWARD))
 
 
 def long_cases(chip: Chip, kernel: Any, name: str, choose: Callable[..., Tile]) -> Iterator[CompileCase]:
-    """The cases of a kernel for long rows whose tile choose() says, as forward_tile() does."""
+    """The cases of a kernel for long rows whose tile choose() says, as FORWARD does."""
 
     def case(
         kind: str, width: int, *, dropout: bool = True, mask: str = "add", packed: bool = False, shared: bool = False,
@@ -43,7 +43,7 @@ def long_cases(chip: Chip, kernel: Any, name: str, choose: Callable[..., Tile]) 
 
     for width in WIDTHS:
         for kind in product_kinds(chip):
-            if spills(chip, kind, width):
+            if not takes_long(chip, kind, width):
                 continue  # the route takes another way
             yield case(kind, width)
             if choose(chip, kind, width, 1) != choose(chip, kind, width, 2):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fasttfm.kernels.attention.launch import extras, fits_short
-from fasttfm.kernels.attention.short import _backward, _forward, backward_tile, forward_tile
+from fasttfm.kernels.attention.short import _backward, _forward
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.proof.attention_case import (
     MASKS,
@@ -20,6 +20,7 @@ from fasttfm.kernels.proof.attention_case import (
     variant_name,
 )
 from fasttfm.kernels.proof.compile_case import CompileCase
+from fasttfm.kernels.tiles.attention import SHORT_BACKWARD, SHORT_FORWARD
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
@@ -30,7 +31,7 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
 def _cases(chip: Chip) -> Iterator[CompileCase]:
     """Every tile in the heaviest variant that takes it; at one size every dtype with every mask, packed,
     and with shared keys."""
-    for kernel, name, choose in ((_forward, "forward", forward_tile), (_backward, "backward", backward_tile)):
+    for kernel, name, choose in ((_forward, "forward", SHORT_FORWARD), (_backward, "backward", SHORT_BACKWARD)):
 
         def case(
             kind: str, width: int, keys: int, *, dropout: bool = True, mask: str = "none", packed: bool = False,

@@ -2,15 +2,9 @@
 classifiers and students."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from fasttfm.config.checks import (
-    MOST_LAYERS,
-    require_choices,
-    require_finite,
-    require_positive,
-    require_whole,
-)
+from fasttfm.config.checks import Amount, Count, Layers, Positive, Range, check_fields
 from fasttfm.config.model import TransformerConfig
 from fasttfm_pretraining.config.shared import shared_fields
 
@@ -22,7 +16,7 @@ class BertConfig:
     The defaults are bert-base.
     """
 
-    vocab_size: int
+    vocab_size: Count
     """Number of tokens."""
     d_model: int = 768
     """Width of the residual stream, a multiple of heads."""
@@ -30,9 +24,9 @@ class BertConfig:
     """Attention heads, of d_model / heads channels each."""
     d_ff: int = 3072
     """Width of the feed-forward network's hidden layer."""
-    layers: int = 12
+    layers: Layers = 12
     """Number of layers; a shared layer counts as often as it is used."""
-    embedding_size: int | None = None
+    embedding_size: Count | None = None
     """Width of the embeddings; a linear map follows where it is not d_model (ALBERT, ELECTRA). None: d_model."""
     share: Literal["none", "attention", "ffn", "all"] = "none"
     """What the layers share: nothing, the attention, the feed-forward network (each with its norm), or both (Lan et al.
@@ -45,24 +39,21 @@ class BertConfig:
     """Dropout rate of the attention weights."""
     layer_norm_eps: float = 1e-12
     """Epsilon that LayerNorm adds to the variance."""
-    max_length: int = 512
+    max_length: Count = 512
     """Longest sequence in tokens; each position has a learned vector."""
-    segments: int = 2
+    segments: Count = 2
     """Number of segment types, such as 2 for sentence A and sentence B."""
     pooler: bool = True
     """Add a linear layer with tanh on the first token's hidden state, from which classifiers read the sequence."""
     sentence_head: bool = True
     """Add two logits on the pooled vector for next-sentence prediction or sentence order. Needs pooler."""
-    init_std: float = 0.02
+    init_std: Positive = 0.02
     """Standard deviation of the initial weights; biases start at 0."""
     pad_id: int = 0
     """Token that pads short sequences: it is never attended to and carries no loss."""
 
     def __post_init__(self) -> None:
-        require_whole(self, 1, "vocab_size", "max_length", "segments", "embedding_size")
-        require_whole(self, 1, "layers", most=MOST_LAYERS)
-        require_choices(self)
-        require_positive(self, "init_std")
+        check_fields(self)
         if self.sentence_head and not self.pooler:
             raise ValueError("sentence_head needs pooler: it reads the pooled vector")
         self.layer_config()  # which refuses what a layer cannot be
@@ -105,9 +96,9 @@ class ElectraConfig(BertConfig):
     """ELECTRA has none."""
     sentence_head: bool = False
     """ELECTRA has none."""
-    generator_size: float = 0.25
+    generator_size: Annotated[float, Range(0, 1, above=True)] = 0.25
     """The generator's width, heads and d_ff as a share of the discriminator's; it is as deep."""
-    discriminator_weight: float = 50.0
+    discriminator_weight: Amount = 50.0
     """Weight of the discriminator's loss; the generator's has weight 1."""
 
     def __post_init__(self) -> None:
@@ -116,9 +107,6 @@ class ElectraConfig(BertConfig):
             raise ValueError(f"share {self.share}: ELECTRA's layers are not shared")
         if self.pooler:
             raise ValueError("pooler: ELECTRA has none")
-        if not 0 < self.generator_size <= 1:
-            raise ValueError(f"generator_size {self.generator_size} must lie in (0, 1]")
-        require_finite(self, "discriminator_weight")
         self.generator()
 
     def discriminator(self) -> BertConfig:
@@ -145,12 +133,8 @@ class ElectraConfig(BertConfig):
 class BertClassifierConfig(BertConfig):
     """A BERT, ALBERT or ELECTRA discriminator with a linear layer on its pooled vector."""
 
-    labels: int = 2
+    labels: Count = 2
     """Number of classes; 1 for choices, which get one score each."""
-
-    def __post_init__(self) -> None:
-        BertConfig.__post_init__(self)
-        require_whole(self, 1, "labels")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,27 +146,25 @@ class StudentConfig(BertConfig):
     """A student has none."""
     sentence_head: bool = False
     """A student has none."""
-    temperature: float = 2.0
+    temperature: Positive = 2.0
     """Divisor of both models' logits for the soft targets."""
-    soft_weight: float = 5.0
+    soft_weight: Amount = 5.0
     """Weight of the divergence from the teacher's probabilities at masked tokens, times the square of temperature."""
-    mlm_weight: float = 2.0
+    mlm_weight: Amount = 2.0
     """Weight of the cross entropy of masked tokens."""
-    cosine_weight: float = 1.0
+    cosine_weight: Amount = 1.0
     """Weight of 1 - cos between the last hidden states; student and teacher must have the same width."""
-    embedding_weight: float = 0.0
+    embedding_weight: Amount = 0.0
     """Weight of the squared difference of the embeddings, through a learned map."""
-    hidden_weight: float = 0.0
+    hidden_weight: Amount = 0.0
     """Weight of the squared difference of each layer's output from its teacher's layer, through a learned map."""
-    attention_weight: float = 0.0
+    attention_weight: Amount = 0.0
     """Weight of the squared difference of each layer's attention scores; both models must have as many heads."""
 
     def __post_init__(self) -> None:
         BertConfig.__post_init__(self)
         if self.pooler or self.sentence_head:
             raise ValueError("pooler and sentence_head: a student has none")
-        require_positive(self, "temperature")
-        require_finite(self, *_WEIGHTS)
         if not any(getattr(self, name) for name in _WEIGHTS):
             raise ValueError("soft_weight 0, as all other weights: a student must learn something")
 

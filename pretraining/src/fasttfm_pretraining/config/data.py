@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fasttfm.config.checks import require_choices, require_whole
+from fasttfm.config.checks import Count, check_fields
 from fasttfm.errors import UserError
 
 
@@ -59,7 +59,7 @@ class MaskingConfig:
     """Text file with one phrase or entity a line; all words of a phrase are masked or none (ERNIE 1.0)."""
 
     def __post_init__(self) -> None:
-        require_choices(self)
+        check_fields(self)
         _require_rows(self, 8)
         if not 0 < self.mask_rate < 1:
             raise ValueError(f"mask_rate {self.mask_rate} must lie between 0 and 1")
@@ -79,13 +79,13 @@ class TaskConfig:
     row_length: int = 256
     """Longest row in tokens, special tokens counted; at most the model's max_length. Longer pairs are truncated; a
     question's longer context is cut into windows."""
-    doc_stride: int = 128
+    doc_stride: Count = 128
     """Tokens from the start of one window of the context to the start of the next."""
-    max_answer: int = 30
+    max_answer: Count = 30
     """Longest predicted answer in tokens."""
 
     def __post_init__(self) -> None:
-        require_whole(self, 1, "doc_stride", "max_answer")
+        check_fields(self)
         _require_rows(self, 16)
 
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from fasttfm.config.checks import MOST_LAYERS, require_finite, require_whole
+from fasttfm.config.checks import Amount, Count, Layers, check_fields
 from fasttfm.config.model import TransformerConfig
 from fasttfm_pretraining.config.shared import shared_fields
 
@@ -21,7 +21,7 @@ class GPTConfig:
     """Attention heads, of d_model / heads channels each."""
     d_ff: int = 3072
     """Width of the feed-forward network's hidden layer; four times d_model in every GPT."""
-    layers: int = 12
+    layers: Layers = 12
     """Number of layers."""
     norm_first: bool = True
     """True: x + Sublayer(LayerNorm(x)) and a norm after the last layer (GPT-2, GPT-3). False: LayerNorm(x +
@@ -38,7 +38,7 @@ class GPTConfig:
     """Longest sequence in tokens; each position has a learned vector."""
 
     def __post_init__(self) -> None:
-        require_whole(self, 1, "layers", most=MOST_LAYERS)
+        check_fields(self)
         self.layer_config()
 
     def layer_config(self) -> TransformerConfig:
@@ -61,12 +61,7 @@ class GPTConfig:
 class GPTClassifierConfig(GPTConfig):
     """A GPT with a linear layer on the hidden state of the last token, as GPT-1 is fine-tuned."""
 
-    labels: int = 2
+    labels: Count = 2
     """Number of classes; 1 for choices, which get one score each."""
-    lm_weight: float = 0.5
+    lm_weight: Amount = 0.5
     """Weight of the language model's loss beside the task's, which has weight 1 (Radford et al. 2018, section 3.2)."""
-
-    def __post_init__(self) -> None:
-        GPTConfig.__post_init__(self)
-        require_whole(self, 1, "labels")
-        require_finite(self, "lm_weight")

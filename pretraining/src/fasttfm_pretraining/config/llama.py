@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fasttfm.config.checks import MOST_LAYERS, MOST_WIDTH, require_positive, require_whole
+from fasttfm.config.checks import Count, Layers, Positive, Width, check_fields
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -12,46 +12,43 @@ class LlamaConfig:
     The defaults are Llama 2's with 7 billion parameters.
     """
 
-    vocab_size: int
+    vocab_size: Count
     """Number of tokens."""
-    d_model: int = 4096
+    d_model: Width = 4096
     """Width of the residual stream, a multiple of heads unless head_size is given."""
-    heads: int = 32
+    heads: Count = 32
     """Attention heads of the queries."""
-    kv_heads: int | None = None
+    kv_heads: Count | None = None
     """Heads of keys and values, each shared by heads / kv_heads neighbouring query heads (Ainslie et al. 2023). None:
     heads."""
-    head_size: int | None = None
+    head_size: Count | None = None
     """Channels of a head, even. None: d_model / heads."""
-    d_ff: int = 11008
+    d_ff: Width = 11008
     """Width of the feed-forward network's hidden layer."""
-    layers: int = 32
+    layers: Layers = 32
     """Number of layers."""
-    norm_eps: float = 1e-5
+    norm_eps: Positive = 1e-5
     """Epsilon that RMSNorm adds to the mean of squares."""
-    rotary_base: float = 10_000.0
+    rotary_base: Positive = 10_000.0
     """Base of the rotary angles: a head's slowest pair of channels turns once in about 2 pi times N positions."""
     rotary_factor: float = 1.0
     """Divisor of the rotary angles, for texts this many times as long as in training (Chen et al. 2023)."""
-    rotary_trained_length: int | None = None
+    rotary_trained_length: Count | None = None
     """Length in tokens of training before scaling; pairs that turn often within it keep their angles (Llama 3.1). None:
     all are scaled."""
-    rotary_low_turns: float = 1.0
+    rotary_low_turns: Positive = 1.0
     """Pairs that turn less often than this in rotary_trained_length are slowed by the whole factor."""
     rotary_high_turns: float = 4.0
     """Pairs that turn more often than this in rotary_trained_length are not slowed."""
     tie_embeddings: bool = False
     """Share one table between embedding and output."""
-    init_std: float = 0.02
+    init_std: Positive = 0.02
     """Standard deviation of the initial weights."""
-    max_length: int = 4096
+    max_length: Count = 4096
     """Longest row or generated text in tokens."""
 
     def __post_init__(self) -> None:
-        require_whole(self, 1, "vocab_size", "heads", "kv_heads", "max_length", "head_size", "rotary_trained_length")
-        require_whole(self, 1, "d_model", "d_ff", most=MOST_WIDTH)
-        require_whole(self, 1, "layers", most=MOST_LAYERS)
-        require_positive(self, "norm_eps", "rotary_base", "rotary_low_turns", "init_std")
+        check_fields(self)
         if self.head_size is None and self.d_model % self.heads:
             raise ValueError(f"d_model {self.d_model} is not a multiple of heads {self.heads}")
         if self.head_width % 2:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fasttfm.config.checks import require_finite, require_positive
+from fasttfm.config.checks import Amount, Positive
 from fasttfm_pretraining.config.bert import BertClassifierConfig
 
 LAYER_WEIGHTS = ("embedding_weight", "hidden_weight", "attention_weight")
@@ -17,21 +17,19 @@ class TaskStudentConfig(BertClassifierConfig):
 
     sentence_head: bool = False
     """A student has none."""
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     """Divisor of both models' scores for the soft targets."""
-    soft_weight: float = 1.0
+    soft_weight: Amount = 1.0
     """Weight of the divergence from the teacher's probabilities of answers, times the square of temperature."""
-    embedding_weight: float = 0.0
+    embedding_weight: Amount = 0.0
     """Weight of the squared difference of the embeddings, through a learned map."""
-    hidden_weight: float = 0.0
+    hidden_weight: Amount = 0.0
     """Weight of the squared difference of each layer's output from its teacher's layer, through a learned map."""
-    attention_weight: float = 0.0
+    attention_weight: Amount = 0.0
     """Weight of the squared difference of each layer's attention scores; both models must have as many heads."""
 
     def __post_init__(self) -> None:
         BertClassifierConfig.__post_init__(self)
-        require_positive(self, "temperature")
-        require_finite(self, "soft_weight", *LAYER_WEIGHTS)
         if not self.soft_weight and not self.learns_layers:
             raise ValueError("soft_weight 0, as all other weights: a student must learn something")
 

@@ -1,0 +1,120 @@
+"""An encoder's pass over the sources of a search on a CPU as one straight run of products and passes.
+
+Sentences that join a running search come a few at a time, and for a few rows of a small model going through modules
+takes longer than the products. Here the rows of all sentences are computed together, without padding, and each attends
+to those of its sentence.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fasttfm.blocks.inspect import EMBEDDING, NORM, STACK, plain_width, untouched
+from fasttfm.cpu import step_passes
+from fasttfm.cpu.linear import frozen, frozen_in_int8, linear
+from fasttfm.cpu.step_passes import array
+from fasttfm.cpu.thresholds import fixed
+from fasttfm.functional.attention.arguments import Options
+from fasttfm.functional.attention.joint import joined_heads
+
+_SHORT = fixed("encoder_loop")
+
+Norm = tuple[Any, Any, float]
+
+
+def norm_arrays(norm: nn.LayerNorm) -> Norm:
+    """Its weight and bias (d,) as arrays, and its eps."""
+    return array(norm.weight), array(norm.bias), norm.eps
+
+
+def norms_of(stack: Any) -> list[nn.LayerNorm]:
+    """The norms of a stack of layers, in the order in which their parameters stand."""
+    names = ("norm1", "norm2", "norm3")
+    norms = [getattr(layer, name) for layer in stack.layers for name in names if hasattr(layer, name)]
+    return norms if stack.norm is None else [*norms, stack.norm]
+
+
+def plain_stack(stack: Any, embedding: nn.Embedding, rows: Tensor) -> bool:
+    """Return whether frozen layers are what a straight run computes, none of them hooked or wrapped.
+
+    rows: of the device and dtype that they would be computed in.
+    """
+    layers, norm = list(stack.layers), stack.norm
+    if not (frozen(rows) and layers and untouched(stack, STACK) and layers[0].norm_first == (norm is not None)):
+        return False
+    return (
+        all(plain_width(each) and each.activation is nn.functional.relu for each in layers)
+        and all(each.weight is not None and each.bias is not None for each in norms_of(stack))
+        and (norm is None or untouched(norm, NORM))
+        and untouched(embedding, EMBEDDING)
+        and not embedding.max_norm
+        and {each.dtype for each in (*stack.parameters(), embedding.weight)} == {rows.dtype}
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+def encodes_straight(model: Any, rows: Tensor) -> bool:
+    """Return whether encode() computes what a Transformer's modules would; not in int8."""
+    causal = any(each.causal for each in model.encoder.layers)
+    return not (causal or frozen_in_int8()) and plain_stack(model.encoder, model.source_embedding, rows)
+
+
+def encode(model: Any, source: Tensor, lengths: Tensor | None) -> Tensor:
+    """The encoder's output (B, S, d) of source (B, S), where encodes_straight(); lengths (B,): of the sources.
+
+    What is computed of a sentence depends on that sentence alone. Rows of padding are not computed; they are zero.
+    """
+    loops, team = step_passes.loops(), step_passes.team()
+    batch, longest = source.shape
+    sizes = torch.full((batch,), longest) if lengths is None else lengths.long()
+    positions = torch.arange(longest)
+    real = positions < sizes[:, None]  # (B, S)
+    tokens, positions = source[real], positions.expand(batch, -1)[real]  # (T,)
+
+    table, layers = model.source_embedding.weight, model.encoder.layers
+    count, width, heads = len(tokens), table.shape[1], layers[0].self_attn.heads
+    norms = iter(map(norm_arrays, norms_of(model.encoder)))
+    pre_norm = layers[0].norm_first
+    x, stream = table.new_empty(count, width), table.new_empty(count, width)
+    end = count, array(x), array(stream), None, None
+    residual = array(stream if pre_norm else x)  # with post-norm x is the stream
+    places = model.source_positions.rows(longest, table.device).detach().float().numpy()
+    loops.embed(tokens.numpy(), array(table), places, positions.numpy(), width**0.5, model.config.pad_id, residual)
+    if pre_norm:
+        loops.add_layer_norm(team, array(torch.zeros_like(x)), None, None, residual, *next(norms), *end)
+    sentences = _Sentences(sizes, heads, table.new_empty(count, width))
+    for layer in layers:
+        attention = layer.self_attn
+        joined = sentences.attend(linear(x, attention.in_proj_weight, attention.in_proj_bias))
+        y = linear(joined, attention.out_proj.weight, attention.out_proj.bias)
+        loops.add_layer_norm(team, array(y), None, None, residual, *next(norms), *end)
+        hidden = linear(x, layer.linear1.weight, layer.linear1.bias, relu=True)
+        y = linear(hidden, layer.linear2.weight, layer.linear2.bias)
+        loops.add_layer_norm(team, array(y), None, None, residual, *next(norms), *end)
+    memory = table.new_zeros(batch, longest, width)
+    memory[real] = x
+    return memory
+
+
+class _Sentences:
+    """Rows of sentences, one after the other: short ones attend in one loop, long ones each by torch's kernel."""
+
+    def __init__(self, sizes: Tensor, heads: int, out: Tensor) -> None:
+        """sizes (B,) int64: of the sentences; out (T, d): what attend() returns."""
+        self.heads, self.out = heads, out
+        firsts, short = sizes.cumsum(0) - sizes, sizes <= _SHORT
+        self._short = firsts[short].numpy(), sizes[short].numpy(), heads, array(out)
+        self._long = list(zip(firsts[~short].tolist(), sizes[~short].tolist()))
+        self._options = Options(None, None, False, 0, 0.0, (out.shape[1] // heads) ** -0.5, None, 0)
+
+    def attend(self, joint: Tensor) -> Tensor:
+        """The joined heads (T, d) of joint (T, 3 * d): queries, keys and values."""
+        step_passes.loops().attend_within(step_passes.team(), array(joint), *self._short)
+        for first, size in self._long:
+            rows = slice(first, first + size)
+            alone = joint[rows].view(1, size, 3, self.heads, -1)
+            self.out[rows] = joined_heads(alone, None, None, self._options, "torch")[0]
+        return self.out

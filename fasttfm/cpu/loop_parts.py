@@ -1,0 +1,117 @@
+"""Parts of the loops for numba: how they are compiled, the kinds of numbers that they read and write, and exp.
+
+float32 is computed as it is; uint16 holds bfloat16 and int16 float16, widened where they are read and rounded to the
+nearest even where they are written.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core.cgutils import get_or_insert_function
+from numba.extending import intrinsic, overload
+from numba.np.arrayobj import make_array
+
+FAST = {"reassoc", "contract", "nsz", "arcp"}
+"""Sums may be taken in vectors; infinities and NaN keep their meaning."""
+
+loop = functools.partial(njit, nogil=True, cache=True)
+"""What Python calls."""
+inlined = functools.partial(njit, forceinline=True)
+"""What loops call. As a function of its own it would be linked to the first copy that the process has met, and copies
+differ in how they were vectorised, that is in how they sum: results would change from the process that compiles a loop
+to those that load it from disk."""
+
+
+def _conversion(source, result, written):
+    """Return a conversion from kind `source` to kind `result` for use in a loop, as written(llvm's builder, x) says."""
+
+    @intrinsic
+    def converted(context, x):
+        return result(source), lambda context, builder, signature, arguments: written(builder, arguments[0])
+
+    return converted
+
+
+_INT16, _INT32, _HALF, _FLOAT = ir.IntType(16), ir.IntType(32), ir.HalfType(), ir.FloatType()
+_from_bfloat16 = _conversion(
+    types.uint16, types.float32, lambda llvm, x: llvm.bitcast(llvm.shl(llvm.zext(x, _INT32), _INT32(16)), _FLOAT)
+)
+_from_float16 = _conversion(types.int16, types.float32, lambda llvm, x: llvm.fpext(llvm.bitcast(x, _HALF), _FLOAT))
+_to_float16 = _conversion(types.float32, types.int16, lambda llvm, x: llvm.bitcast(llvm.fptrunc(x, _HALF), _INT16))
+bits_of = _conversion(types.float32, types.uint32, lambda llvm, x: llvm.bitcast(x, _INT32))
+from_bits = _conversion(types.int32, types.float32, lambda llvm, x: llvm.bitcast(x, _FLOAT))
+
+
+def read(x):
+    """The number x as float32."""
+
+
+def round_to(x, like):
+    """The float32 x as a number of like's kind."""
+
+
+@overload(read, jit_options={"forceinline": True})
+def _read_of_kind(x):
+    if x == types.uint16:
+        return lambda x: _from_bfloat16(x)
+    if x == types.int16:
+        return lambda x: _from_float16(x)
+    return lambda x: x
+
+
+@overload(round_to, jit_options={"forceinline": True})
+def _round_to_kind(x, like):
+    if like == types.uint16:
+        return lambda x, like: _to_bfloat16(x)
+    if like == types.int16:
+        return lambda x, like: _to_float16(x)
+    return lambda x, like: x
+
+
+@intrinsic
+def _fetch(context, flat, index):
+    """Asks for the memory of flat[index], which will be read soon."""
+
+    def generate(context, builder, signature, arguments):
+        data = make_array(signature.args[0])(context, builder, arguments[0]).data
+        address = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [address.type, _INT32, _INT32, _INT32])
+        prefetch = get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(prefetch, [address, _INT32(0), _INT32(3), _INT32(1)])
+        return context.get_dummy_value()
+
+    return types.void(flat, types.uintp), generate
+
+
+@inlined()
+def fetch_run(flat, first, count, step):
+    for n in range(np.uintp(0), count, step):
+        _fetch(flat, first + n)
+
+
+@inlined()
+def _to_bfloat16(x):
+    bits = bits_of(x)
+    if x != x:
+        return np.uint16(0x7FC0)
+    return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
+
+
+@inlined()
+def exp(x):
+    """exp of float32 x <= 0, within 2 units in the last place (Cephes' polynomial); vectors take it."""
+    x = max(x, np.float32(-87.0))
+    n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
+    r = x - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
+    p = np.float32(1.9875691500e-4)
+    p = p * r + np.float32(1.3981999507e-3)
+    p = p * r + np.float32(8.3334519073e-3)
+    p = p * r + np.float32(4.1665795894e-2)
+    p = p * r + np.float32(1.6666665459e-1)
+    p = p * r + np.float32(5.0000001201e-1)
+    p = p * r * r + r + np.float32(1.0)
+    return p * from_bits(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))

@@ -1,0 +1,43 @@
+"""Tests wait for conditions: what they wait by, and that none of them reads a clock."""
+
+import re
+from pathlib import Path
+
+import pytest
+from waiting import run_together, wait_until
+
+ROOT = Path(__file__).parents[1]
+CLOCKS = r"(perf_counter|monotonic|time\.time)\(\)|timeout=\d"
+READS_ONE = {
+    "tests/checkpoints/test_checkpoint.py": "kills at several moments",
+    "tests/checkpoints/test_ownership.py": "files that are a day old",
+    "tests/executed/__main__.py": "a record",
+    "tests/peer_tests/__main__.py": "a record",
+    "tests/processors.py": "a record",
+    "tests/training/test_interruption.py": "kills at random moments, until one has struck",
+    "tests/waiting.py": "gives up at last",
+}
+"""File -> what for."""
+
+
+def test_no_test_reads_a_clock():
+    """A busy machine stretches every duration: what took longer than it may there is no fault."""
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for folder in ("tests", "pretraining/tests", "ptx-check/tests")
+        for path in (ROOT / folder).rglob("*.py")
+        if re.search(CLOCKS, path.read_text(encoding="utf-8")) and path != Path(__file__)
+    }
+    assert found == READS_ONE.keys()
+
+
+def test_what_is_waited_for_may_come_late():
+    answers = iter([False, 0, None, "yes"])
+    wait_until(lambda: next(answers))
+    assert next(answers, "no more") == "no more"
+
+
+def test_one_of_several_programs_that_fails_ends_all_and_tells_why():
+    """The other waits for ever."""
+    with pytest.raises(AssertionError, match="a wall"):
+        run_together(["-c", "import signal; signal.pause()"], ["-c", "raise SystemExit('this one has met a wall')"])
