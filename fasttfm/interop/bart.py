@@ -112,7 +112,7 @@ def refuse_trained_positions(weights: TheirWeights, name: str, variant: str, pad
             continue
         same = table.dim() == 2 and table.shape[1] % 2 == 0
         if same:
-            ours = positional_encoding(*table.shape, variant)
+            ours = positional_encoding(table.shape[0], table.shape[1], variant)
             ours = torch.cat([ours[:, 0::2], ours[:, 1::2]], dim=1) if variant == "paper" else ours
             rows = [row for row in range(len(table)) if row != padding]
             same = torch.allclose(table[rows], ours[rows], atol=1e-2)

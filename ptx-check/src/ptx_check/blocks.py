@@ -138,4 +138,4 @@ class Translation:
         return self.crossing, labels, parameters, self.space, late, taken, read, begun
 
     def write(self, number: int, marked: frozenset[str] | None) -> Writer:
-        return Writer(number, self.read().blocks[number], *self.context, marked).write()
+        return Writer(number, self.read().blocks[number], *self.context, marked=marked).write()
