@@ -138,18 +138,18 @@ def bart_config(
     return configuration(TransformerConfig, given, path, FIELDS, vocab_size=vocab_size, **fields)
 
 
-def decoding(folder: Path, given: Mapping[str, Any], eos: int, start: int | None) -> DecodingConfig:
+def decoding(folder: Path, given: Mapping[str, Any], eos: int, start: int | None, pad: int | None) -> DecodingConfig:
     """Return Hugging Face's search settings: generation_config.json, or what an older config.json says.
 
-    Warns of those that have no counterpart here. eos, start: the tokens that end and begin a translation; UserError
-    where a file says others.
+    Warns of those that have no counterpart here. eos, start, pad: the tokens that end, begin and fill up a translation;
+    UserError where a file says others.
     """
     path = folder / "generation_config.json"
     search = read_search(folder)
     settings, where = {**given, **search}, str(path)
-    for name, number in (("eos_token_id", eos), ("decoder_start_token_id", start)):
+    for name, number in (("eos_token_id", eos), ("decoder_start_token_id", start), ("pad_token_id", pad)):
         for file, says in ((folder / "config.json", given.get(name)), (path, search.get(name))):
-            if says not in (None, number, [number]):
+            if number is not None and says not in (None, number, [number]):
                 raise UserError(
                     f"{file}: {name} is {shown(says)}, of the vocabulary it is {number}: copy both from one model"
                 )

@@ -65,7 +65,8 @@ def read(folder: Path, source_language: str | None = None, target_language: str 
             raise UserError(f"--{side}-language: {shown}: give one of {', '.join(sorted(codes)[:8])}, ...")
         vocabulary = Vocabulary(pieces=ours, prefix=[codes[language]], silent=silent)
         sides.append(fitting_tokenizer(folder / _SENTENCEPIECE, vocabulary))
-    return Model(config, result, (sides[0], sides[1]), decoding(folder, given, theirs.eos_token_id, start))
+    search = decoding(folder, given, theirs.eos_token_id, start, theirs.pad_token_id)
+    return Model(config, result, (sides[0], sides[1]), search)
 
 
 def _load_tokenizer(folder: Path) -> Any:

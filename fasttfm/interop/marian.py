@@ -199,7 +199,7 @@ def read(folder: Path, **languages: Any) -> Model:
         start = field(given, "decoder_start_token_id", int, str(path), pad)
         arrangement = Arrangement(len(pieces), pad=pad, unk=unk, start=start, eos=eos)
         sides.append((arrangement, arrangement.pieces(pieces)))
-    search = decoding(folder, given, eos, start)  # of the target, the last one
+    search = decoding(folder, given, eos, start, pad)  # of the target, the last one
     config = bart_config(given, path, len(sides[1][0]), "gelu", positional_encoding="paper")
     if not joint:
         config = dataclasses.replace(config, share_embeddings="decoder", source_vocab_size=len(sides[0][0]))

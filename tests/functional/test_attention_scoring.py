@@ -299,6 +299,24 @@ def test_second_derivatives_of_sinks_beside_long_rows_are_refused():
         torch.autograd.grad(first.square().sum(), sunk, materialize_grads=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_low_cap_under_autocast_leaves_products_in_range(dtype):
+    tensors, options = operands(torch.float32), {"softcap": 1e-6, "causal": True}
+    with torch.autocast("cpu", dtype=dtype):
+        ours = F.attention(*tensors, **options)
+    torch.testing.assert_close(ours.float(), expected(*tensors, **options), atol=0.05, rtol=0.05)
+
+
+def test_packed_sequences_without_keys_or_queries_have_gradients_of_zeros():
+    starts = torch.tensor([0, 0, 0])
+    for queries, keys in ((0, 3), (4, 0), (0, 0)):
+        tensors = [torch.randn(n, H, 8, requires_grad=True) for n in (queries, keys, keys)]
+        sunk = torch.randn(H, requires_grad=True)
+        output = F.varlen_attention(*tensors, starts, starts, 0, 0, sinks=sunk, window=(2, 0))
+        gradients = torch.autograd.grad(output.sum(), [*tensors, sunk])
+        assert not any(each.any() for each in (output, *gradients))
+
+
 def test_slopes_are_as_exact_as_the_queries():
     tensors = [torch.randn(B, H, n, 8, dtype=torch.float64) for n in (5, 70, 70)]
     slopes = torch.tensor([0.1, 0.7], dtype=torch.float64)  # which float32 rounds

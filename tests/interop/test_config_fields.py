@@ -26,7 +26,7 @@ MARIAN = {"d_model": 16, "encoder_attention_heads": 2, "decoder_attention_heads"
 
 
 def _marian(given, path):
-    return bart.bart_config(given, path, 64, "gelu"), bart.decoding(path.parent, given, 0, 1)
+    return bart.bart_config(given, path, 64, "gelu"), bart.decoding(path.parent, given, 0, 1, 2)
 
 
 KINDS = {

@@ -125,6 +125,8 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     "another number of layers": ("marian-hf", fields(num_hidden_layers=7),
         "num_hidden_layers and encoder_layers differ"),
     "another end": ("marian-hf", fields(eos_token_id=7), "eos_token_id is 7, of the vocabulary it is 0"),
+    "another padding": ("marian-hf", fields(pad_token_id=7), "pad_token_id is 7, of the vocabulary it is"),
+    "a DistilBERT's norms": ("distilbert", fields(layer_norm_eps=0.1), "layer_norm_eps is not a field of DistilBERT"),
     "another end of searches": (
         "m2m100", fields("generation_config.json", eos_token_id=[2, 7]),
         "generation_config.json: eos_token_id is [2, 7]",

@@ -13,6 +13,7 @@ from fasttfm.functional.attention.arguments import LARGEST, Options
 from fasttfm.functional.attention.layout import heads_last, planes
 from fasttfm.functional.backends import values_are_checked
 from fasttfm.functional.dropout import wide
+from fasttfm.functional.operator import casts
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, options: Options) -> Tensor:
@@ -49,10 +50,11 @@ def _products(query: Tensor, key: Tensor, options: Options) -> tuple[Tensor, flo
     """Q K^T (B, H, L, S), or of a soft cap what tanh makes of it, and what is left to multiply it by."""
     cap = options.softcap
     factor = options.scale / (cap or 1.0)
-    if wide(query.dtype) == query.dtype and _SMALL <= abs(factor) <= 1 / _SMALL:
+    dtype = torch.get_autocast_dtype(query.device.type) if casts(query) else query.dtype  # of the product
+    if wide(dtype) == dtype and _SMALL <= abs(factor) <= 1 / _SMALL:
         power, factor = factor, 1.0  # of queries there are fewer than of scores
     else:
-        power, left = torch_route.split_scale(options.scale, query.dtype)
+        power, left = torch_route.split_scale(options.scale, dtype)
         factor = left / (cap or 1.0)
     if power != 1.0:
         query = query * power

@@ -260,7 +260,9 @@ def _padded_backward(grad: Tensor, saved: Saved) -> tuple[Tensor, Tensor, Tensor
 def _composed(call: Call) -> Tensor:
     """The output of options that are not plain, where no kernel computes them."""
     if call.empty:
-        return call.query.new_zeros(*call.query.shape[:2], call.value.shape[-1])
+        sinks = call.options.sinks
+        nothing = sum(x[:0].sum() for x in (*call[:3], *([] if sinks is None else [sinks])))  # whose gradient is zero
+        return call.query.new_zeros(*call.query.shape[:2], call.value.shape[-1]) + nothing
     return packed_again(composed.attention(*_pad(call)), call.sequences.query_starts, call.query)
 
 
