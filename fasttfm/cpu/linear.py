@@ -189,7 +189,7 @@ class FrozenLinear:
         return product(rows)
 
     def followed_by(self, other: FrozenLinear, memory: Tensor, count: int) -> Callable[[], Any]:
-        """As of_first(), the call that multiplies the first rows by this weight and the result by another."""
+        """The call that multiplies the first rows by this weight and the result by another; see of_first()."""
         product, rows = self._first(memory, count)
         last = other.of_rows(count)
         if not (hasattr(product, "of") and hasattr(last, "of")):

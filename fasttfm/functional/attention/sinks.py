@@ -43,7 +43,7 @@ class _Attention(torch.autograd.Function):
 
 
 class _Gradients(torch.autograd.Function):
-    """Those of query, key, value and sinks, whose own are refused: made of what they compute they would be wrong."""
+    """Gradients of query, key, value and sinks, whose own are refused: of what they compute they would be wrong."""
 
     @staticmethod
     def forward(
