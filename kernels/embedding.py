@@ -25,7 +25,7 @@ from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, Pointer, Real, Size, Varying
 from fasttfm.kernels.philox import Dropout, drop, dropout_arguments, dropped, with_seed
-from fasttfm.kernels.tiles.rows import BLOCK
+from fasttfm.kernels.tiles.rows import EMBEDDING
 from fasttfm.kernels.tiles.table import Tile
 
 _NONE = -(1 << 31)
@@ -116,7 +116,7 @@ _COLUMNS = (64, 128, 256)
 
 def tile(chip: Chip, N: int) -> Tile:
     """Part of some rows, 2,048 elements."""
-    return BLOCK(chip, min(_COLUMNS[-1], max(_COLUMNS[0], power_of_two(N))))
+    return EMBEDDING(chip, min(_COLUMNS[-1], max(_COLUMNS[0], power_of_two(N))))
 
 
 def forward(

@@ -40,7 +40,7 @@ from fasttfm.kernels import product
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div, chip, product_kind
 from fasttfm.kernels.parameter import Float32Pointer, Int32Pointer, Pointer, Shape
-from fasttfm.kernels.philox import Dropout, dropout_arguments, lanes, select
+from fasttfm.kernels.philox import Dropout, dropout_arguments, lanes, lanes_exchanged, select
 from fasttfm.kernels.product import BiasParts, ProductSizes
 from fasttfm.kernels.residual_add import drop_
 from fasttfm.kernels.residual_add import tile as pass_tile
@@ -49,18 +49,26 @@ from fasttfm.kernels.scaled_product import scaled_linear, scaled_mm
 
 @triton.jit
 def _gelu(u, ACTIVATION: tl.constexpr):
-    """gelu(u) and gelu'(u), all float32."""
+    """gelu(u) and gelu'(u), float32."""
+    HALF: tl.constexpr = u.dtype.primitive_bitwidth == 16
+    u = u.to(tl.float32)
     if ACTIVATION == "gelu_tanh":
         square = u * u
         phi = 1.0 / (1.0 + tl.exp(u * (-1.5957691216057308 - 0.07135481282553182 * square)))
         slope = u * phi * (1.0 - phi) * (1.5957691216057308 + 0.21406443847659546 * square)
     else:
         # Phi(-a) = 2^p(a): erf() computes the polynomials of both its ranges and chooses each of their coefficients.
-        # p is minimax in Phi for a up to 5.6 and falls from there on: Phi is off by 5e-8 at most, as of erf().
+        # p is minimax in Phi for a up to 5.6 and falls from there on: Phi is off by 5e-8 at most, as of erf(). For a u
+        # of 16 bits Phi is off by 6e-5 of itself for a up to 3.5, by 1e-4 up to 4 and beyond by 5e-9: less than what
+        # the rounding of erf() to float32 leaves of the tail.
         a = tl.abs(u)
-        p = -0.00018254847964271903 + a * (3.8620957639068365e-05 + a * -2.7720695925381733e-06)
-        p = 0.007075469475239515 + a * (-0.0001458681799704209 + a * p)
-        p = -1.0 + a * (-1.1511057615280151 + a * (-0.45920491218566895 + a * (-0.05250502750277519 + a * p)))
+        if HALF:
+            p = 0.006251474376767874 + a * -0.0003638874914031476
+            p = -1.0 + a * (-1.150233507156372 + a * (-0.4620804190635681 + a * (-0.04968644678592682 + a * p)))
+        else:
+            p = -0.00018254847964271903 + a * (3.8620957639068365e-05 + a * -2.7720695925381733e-06)
+            p = 0.007075469475239515 + a * (-0.0001458681799704209 + a * p)
+            p = -1.0 + a * (-1.1511057615280151 + a * (-0.45920491218566895 + a * (-0.05250502750277519 + a * p)))
         tail = tl.exp2(p)
         phi = tl.where(u < 0.0, tail, 1.0 - tail)
         slope = u * tl.exp2(-1.3257480647361595 - 0.7213475204444817 * (u * u))
@@ -68,10 +76,13 @@ def _gelu(u, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _dropped(first, second, dropout, rows, first_column, COLUMNS: tl.constexpr):
-    """Both, zero where dropout drops them; not scaled."""
+def _dropped(first, second, dropout, rows, first_column, COLUMNS: tl.constexpr, LOADED: tl.constexpr):
+    """Both, zero where dropout drops them; not scaled. LOADED: the tile comes from memory, not from a product."""
     if dropout.seed is not None:
-        lane = lanes(tl.load(dropout.seed), dropout.site, 0, rows, first_column, COLUMNS)
+        if LOADED:
+            lane = lanes_exchanged(tl.load(dropout.seed), dropout.site, 0, rows, first_column, COLUMNS)
+        else:
+            lane = lanes(tl.load(dropout.seed), dropout.site, 0, rows, first_column, COLUMNS)
         first, second = select(first, lane, dropout.threshold), select(second, lane, dropout.threshold)
     return first, second
 
@@ -120,8 +131,8 @@ def _forward(
     else:
         inside, offsets = product.tile_offsets(rows, columns, M, N)
         tl.store(before + offsets, rounded, mask=inside)
-        value, _ = _gelu(rounded.to(tl.float32), ACTIVATION)
-        value, _ = _dropped(value, value, dropout, rows, tile_n * COLUMNS, COLUMNS)
+        value, _ = _gelu(rounded, ACTIVATION)
+        value, _ = _dropped(value, value, dropout, rows, tile_n * COLUMNS, COLUMNS, False)
         tl.store(hidden + offsets, value.to(hidden.dtype.element_ty), mask=inside)
 
 
@@ -154,9 +165,9 @@ def _backward(
             opened = (tl.load(kept + offsets, mask=inside, other=0.0).to(tl.float32) <= 0.0) == 0
         value = tl.where(opened & inside, value * dropout.keep_scale, 0.0)
     else:
-        activated, slope = _gelu(tl.load(kept + offsets, mask=inside, other=0.0).to(tl.float32), ACTIVATION)
+        activated, slope = _gelu(tl.load(kept + offsets, mask=inside, other=0.0), ACTIVATION)
         value = value * dropout.keep_scale * slope
-        activated, value = _dropped(activated, value, dropout, rows, tile_n * COLUMNS, COLUMNS)
+        activated, value = _dropped(activated, value, dropout, rows, tile_n * COLUMNS, COLUMNS, False)
         tl.store(hidden + offsets, activated.to(hidden.dtype.element_ty), mask=inside)
     tl.store(dbefore + offsets, value.to(dbefore.dtype.element_ty), mask=inside)
     if parts.first is not None:  # rows past the last one are of zeros, dout being
@@ -178,10 +189,16 @@ def _activate(
     M, N = shape
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     first_column = tl.program_id(1) * COLUMNS
-    inside, offsets = product.tile_offsets(rows, first_column + tl.arange(0, COLUMNS), M, N)
-    value, _ = _gelu(tl.load(before + offsets, mask=inside, other=0.0).to(tl.float32), ACTIVATION)
-    value, _ = _dropped(value, value, dropout, rows, first_column, COLUMNS)
-    tl.store(hidden + offsets, value.to(hidden.dtype.element_ty), mask=inside)
+    columns = first_column + tl.arange(0, COLUMNS)
+    inside = (rows < M)[:, None] & (columns < N)[None, :]
+    begin = tl.program_id(0).to(tl.int64) * ROWS * N  # from there on 32 bits hold the offsets
+    before += begin
+    hidden += begin
+    offsets = tl.arange(0, ROWS)[:, None] * N + columns[None, :]
+    value, _ = _gelu(tl.load(before + offsets, mask=inside, other=0.0), ACTIVATION)
+    value = value.to(hidden.dtype.element_ty)
+    value, _ = _dropped(value, value, dropout, rows, first_column, COLUMNS, True)
+    tl.store(hidden + offsets, value, mask=inside)
 
 
 @jit
@@ -203,15 +220,16 @@ def _gate(
     for tile in range(program, tl.cdiv(M, ROWS), tl.num_programs(1)):
         rows = tile * ROWS + tl.arange(0, ROWS)
         inside, offsets = product.tile_offsets(rows, columns, M, N)
-        kept_value = tl.load(kept + offsets, mask=inside, other=0.0).to(tl.float32)
+        kept_value = tl.load(kept + offsets, mask=inside, other=0.0)
         if ACTIVATION == "relu":
             value = tl.load(dhidden + offsets, mask=inside, other=0.0)
-            value = tl.where(kept_value <= 0.0, tl.zeros_like(value), value)
+            value = tl.where(kept_value.to(tl.float32) <= 0.0, tl.zeros_like(value), value)
         else:
             activated, slope = _gelu(kept_value, ACTIVATION)
             value = tl.load(dhidden + offsets, mask=inside, other=0.0).to(tl.float32) * slope
-            activated, value = _dropped(activated, value, dropout, rows, first_column, COLUMNS)
-            tl.store(hidden + offsets, activated.to(hidden.dtype.element_ty), mask=inside)
+            activated = activated.to(hidden.dtype.element_ty)
+            activated, value = _dropped(activated, value, dropout, rows, first_column, COLUMNS, True)
+            tl.store(hidden + offsets, activated, mask=inside)
         tl.store(dhidden + offsets, value.to(dhidden.dtype.element_ty), mask=inside)
         total += value.to(tl.float32)
     if parts is not None:

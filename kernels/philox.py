@@ -53,6 +53,17 @@ def _on_cuda(_semantic: Any = None) -> tl.constexpr:
 _on_cuda.__triton_builtin__ = True  # type: ignore[attr-defined]
 
 
+def _threads(_semantic: Any = None) -> tl.constexpr:
+    """Threads of a program; the interpreter has one."""
+    if _semantic is None:
+        return tl.constexpr(1)
+    options = _semantic.builder.options
+    return tl.constexpr(options.num_warps * options.warp_size)
+
+
+_threads.__triton_builtin__ = True  # type: ignore[attr-defined]
+
+
 @triton.jit
 def _two_bytes(word, upper):
     """Two bytes of each word as the halves of another, int32: the lower ones where upper is 0, the upper ones where it
@@ -107,10 +118,52 @@ def lanes(seed, site, plane, rows, first_column, COLUMNS: tl.constexpr):
     units = first_column // 8 + tl.arange(0, COLUMNS // 8)
     w0, w1, w2, w3 = _words(seed, site, plane, rows, units // 2)
     lower = (units % 2 == 0)[None, :]
-    pair = tl.join(tl.where(lower, w0, w2), tl.where(lower, w1, w3))
+    return _lanes_of_words(tl.where(lower, w0, w2), tl.where(lower, w1, w3))
+
+
+@triton.jit
+def _lanes_of_words(first, second):
+    """(R, 8 U) int16 from the two words (R, U) of eight columns."""
+    pair = tl.join(first, second)
     pair = tl.join(_two_bytes(pair, 0), _two_bytes(pair, 1))
-    lane = tl.join(pair.to(tl.int16), (pair >> 16).to(tl.int16))  # (R, ., word, pair, half)
-    return tl.reshape(lane, (rows.shape[0], COLUMNS))
+    lane = tl.join(pair.to(tl.int16), (pair >> 16).to(tl.int16))  # (R, U, word, pair, half)
+    return tl.reshape(lane, (first.shape[0], 8 * first.shape[1]))
+
+
+@triton.jit
+def lanes_exchanged(seed, site, plane, rows, first_column, COLUMNS: tl.constexpr):
+    """lanes() of a tile that comes from memory; first_column is a multiple of 16.
+
+    A thread that has sixteen elements of the tile has the same eight columns of its lower and its upper half, of rows
+    or, of a single row, of columns. It draws the block of one half, its neighbour that of the other, and they exchange
+    what each needs.
+    """
+    R: tl.constexpr = rows.shape[0]
+    U: tl.constexpr = COLUMNS // 8
+    if 2 * _threads() <= R * U and R * U >= 4 and U >= 2:
+        if R > 1:
+            drawn = tl.broadcast_to(tl.reshape(rows, (2, R // 2, 1)), (2, R // 2, U // 2))
+            drawn = tl.reshape(tl.permute(drawn, (1, 2, 0)), (R // 2, U))
+            blocks = tl.arange(0, U) // 2
+        else:
+            drawn = rows[:, None]
+            blocks = tl.arange(0, U // 2) // 2 + tl.arange(0, U // 2) % 2 * (U // 4)
+        w0, w1, w2, w3 = tl.philox(seed, (first_column // 16 + blocks)[None, :], drawn, plane, site, ROUNDS)
+        lane = _lanes_of_words(_exchanged(w0, w2, R, U), _exchanged(w1, w3, R, U))
+    else:
+        lane = lanes(seed, site, plane, rows, first_column, COLUMNS)
+    return lane
+
+
+@triton.jit
+def _exchanged(lower, upper, R: tl.constexpr, U: tl.constexpr):
+    """(R, U) int32: of every block a word of its lower half, at even places, and one of its upper half. Given are both
+    of every other block: at even places of the lower half of the tile, at odd ones of the upper half."""
+    # The compiler does not look behind a reduction: else it would have each thread draw all blocks that it reads.
+    lower = tl.reduce(tl.expand_dims(lower, 2), 2, _either)
+    upper = tl.reduce(tl.expand_dims(upper, 2), 2, _either)
+    words = tl.reshape(tl.join(lower, upper), (R * U // 4, 2, 2))  # (., the tile's half, the block's half)
+    return tl.reshape(tl.permute(words, (1, 0, 2)), (R, U)).to(tl.int32, bitcast=True)
 
 
 @triton.jit
@@ -233,6 +286,15 @@ def drop(values, dropout, rows, first_column, COLUMNS: tl.constexpr):
     if dropout.seed is not None:
         values = dropped(values, with_seed(dropout), 0, rows, first_column, COLUMNS)
     return values
+
+
+@triton.jit
+def drop_loaded(values, dropout, rows, first_column, COLUMNS: tl.constexpr):
+    """drop() of values as they came from memory. Those of 16 bits are chosen in pairs, before they become float32."""
+    if dropout.seed is not None:
+        lane = lanes_exchanged(tl.load(dropout.seed), dropout.site, 0, rows, first_column, COLUMNS)
+        values = select(values, lane, dropout.threshold).to(tl.float32) * dropout.keep_scale
+    return values.to(tl.float32)
 
 
 def dropout_arguments(dropout_p: float = 0.0, seed: Tensor | None = None, site: int = 0) -> Dropout:

@@ -1,6 +1,6 @@
 """residual + dropout(x), and dropout alone: the elementwise ends of a residual stream.
 
-Reads x and residual and writes their sum, 3 * M * N elements; the keep-mask is drawn from the seed, M * N / 8 Philox
+Reads x and residual and writes their sum, 3 * M * N elements; the keep-mask is drawn from the seed, M * N / 16 Philox
 blocks, so that backward, which is dropout of the gradient, keeps nothing.
 Source: Vaswani et al. 2017 section 5.4.
 """
@@ -17,8 +17,8 @@ from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.parameter import Pointer, Shape
-from fasttfm.kernels.philox import Dropout, drop, dropout_arguments
-from fasttfm.kernels.tiles.rows import BLOCK, NARROWEST
+from fasttfm.kernels.philox import Dropout, drop_loaded, dropout_arguments
+from fasttfm.kernels.tiles.rows import NARROWEST, PASS
 from fasttfm.kernels.tiles.table import Tile
 
 
@@ -38,8 +38,7 @@ def _add_dropped(
     columns = first_column + tl.arange(0, COLUMNS)
     inside = (rows < M)[:, None] & (columns < N)[None, :]
     offsets = rows.to(tl.int64)[:, None] * N + columns[None, :]
-    value = tl.load(x + offsets, mask=inside, other=0.0).to(tl.float32)
-    value = drop(value, dropout, rows, first_column, COLUMNS)
+    value = drop_loaded(tl.load(x + offsets, mask=inside, other=0.0), dropout, rows, first_column, COLUMNS)
     if residual is not None:
         value += tl.load(residual + offsets, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + offsets, value.to(out.dtype.element_ty), mask=inside)
@@ -47,7 +46,7 @@ def _add_dropped(
 
 def tile(chip: Chip, N: int) -> Tile:
     """Part of a few rows, 2,048 elements."""
-    return BLOCK(chip, min(512, max(NARROWEST, power_of_two(N))))
+    return PASS(chip, min(512, max(NARROWEST, power_of_two(N))))
 
 
 def residual_add(x: Tensor, residual: Tensor, **dropout: Any) -> Tensor:

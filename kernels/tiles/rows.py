@@ -29,7 +29,7 @@ def _layer_norm_alternatives(chip: Chip, columns: int, direction: str) -> list[T
 
 # Whole rows: 2,048 elements or one row a program. Forward 32 elements a thread, 16 on AMD's chips: with 16 everywhere
 # the sums over a row, and whatever a thread does once, took a fifth more instructions an element. Backward, where the
-# sums of the parameters' gradients stay in registers too, 8 elements a thread, the widest rows 4.
+# sums of the parameters' gradients stay in registers too, 8 elements a thread.
 LAYER_NORM: Choice[Tile] = Choice(
     "layer_norm.tile",
     tiles("""
@@ -47,7 +47,7 @@ LAYER_NORM: Choice[Tile] = Choice(
     512     backward  | -         2x512w4             4x512w4     4x512w8   # 4x512w8 spills, float16 or float32
     1024    backward  | 1x1024w4  -                   2x1024w4    2x1024w8  # 2x1024w8 spills, float32, Triton 3.6.0
     2048    backward  | -         -                   1x2048w4    1x2048w8
-    4096    backward  | -         -                   1x4096w16   1x4096w32
+    4096    backward  | -         -                   -           1x4096w16  # w32: half as many instructions more
     """),
     _layer_norm_alternatives,
 )
@@ -58,14 +58,22 @@ LAYER_NORM_WIDE = tiles("| amd *\n | 1x2048w4 1x2048w8")
 # A block of columns over many rows, for sums along them.
 COLUMN_SUMS = tiles("| amd *\n | 16x128w2 16x128w4")
 
-# 2,048 elements, 16 a thread: of elementwise passes and of the embedding.
-BLOCK = tiles("""
+# 2,048 elements of elementwise passes, 32 a thread, 16 on AMD's chips.
+PASS = tiles("""
+columns | *
+128     | 16x128w2
+256     | 8x256w2
+512     | 4x512w2
+""")
+
+# 2,048 elements of the embedding, 16 a thread.
+EMBEDDING = tiles("""
 columns | amd       *
 64      | 32x64w2   32x64w4
 128     | 16x128w2  16x128w4
 256     | 8x256w2   8x256w4
-512     | 4x512w2   4x512w4
 """)
+
 
 # Pairs of a head: 1,024, which are 16 elements a thread.
 ROTARY = tiles("""

@@ -11,6 +11,7 @@ from fasttfm.functional.backends import backend
 from fasttfm.kernels import feed_forward as kernel
 from fasttfm.kernels import product
 from fasttfm.kernels.chip import CHIPS
+from fasttfm.kernels.philox import dropout_arguments
 from fasttfm.kernels.proof import matrix
 from fasttfm.kernels.tiles.feed_forward import PRODUCT, of_two_results
 from fasttfm.kernels.tiles.rows import COLUMN_SUMS
@@ -103,6 +104,21 @@ def test_gelu_and_its_derivative_hold_from_far_left_to_far_right(activation):
     ones, eye = torch.ones(1, 15), torch.eye(15)
     dx, *_ = kernel.feed_forward_backward(ones, u, before, bits, eye, eye, bias1=False, bias2=False, **options)
     torch.testing.assert_close(dx.double(), slope, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "allowed"), [(torch.float16, 0.8), (torch.bfloat16, 1.05)], ids=str)
+def test_gelu_of_every_number_of_16_bits_is_off_by_little_more_than_its_rounding(dtype, allowed):
+    """Its polynomial is a shorter one. In units in the last place, of which torch's GELU in float16 is off by up to 2.
+    The interpreter cuts bfloat16 off where a chip rounds, and makes wrong subnormal ones."""
+    u = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(dtype)
+    limits = torch.finfo(dtype)
+    u = torch.where(u.isfinite() & (u.abs() > 4 * limits.tiny), u, 0)
+    found = kernel._run_activate(u.view(128, 512), "gelu", dropout_arguments()).flatten().double()
+    exact = u.double() * torch.special.ndtr(u.double())
+    unit = torch.exp2(exact.abs().clamp(min=limits.tiny).log2().floor()) * limits.eps
+    error = (found - exact).abs()
+    assert (error / unit)[u >= -4.5].max() < allowed
+    assert error[u < -4.5].max() < 6e-8
 
 
 @pytest.mark.parametrize("route", ["fused", "cublas"])
