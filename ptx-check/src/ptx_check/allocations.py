@@ -121,6 +121,7 @@ class Allocations(TorchDispatchMode):
     def __init__(self, answers: Answers | None = None) -> None:
         super().__init__()
         self._answers = answers
+        self._patches: list[Any] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> Any:
         if isinstance(func, torch._ops.HigherOrderOperator):
@@ -140,12 +141,13 @@ class Allocations(TorchDispatchMode):
         return result
 
     def __enter__(self):
-        self._numpy = mock.patch.object(torch.Tensor, "numpy", _seen(torch.Tensor.numpy))
-        self._numpy.start()
+        patch = mock.patch.object(torch.Tensor, "numpy", _seen(torch.Tensor.numpy))
+        self._patches.append(patch)  # an operator of a library enters the block again
+        patch.start()
         return super().__enter__()
 
     def __exit__(self, *error):
-        self._numpy.stop()
+        self._patches.pop().stop()
         return super().__exit__(*error)
 
 
