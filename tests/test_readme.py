@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.report.page import BEGIN, END
 from fasttfm.cli import main
 
 ROOT = Path(__file__).parents[1]
@@ -69,4 +70,6 @@ def test_every_preset_is_in_the_table():
 
 
 def test_readme_is_short():
-    assert README.count("\n") <= 90
+    """Beside the measured figures, which have a line for each shape."""
+    before, _, rest = README.partition(BEGIN)
+    assert before and (before + rest.partition(END)[2]).count("\n") <= 76

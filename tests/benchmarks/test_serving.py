@@ -38,12 +38,12 @@ def test_loads_of_requests_that_do_not_wait_for_each_other(tmp_path):
     pytest.importorskip("ctranslate2")
     model = write_model_dir(tmp_path / "model", trained=False)
     (tmp_path / "in.en").write_text("\n".join(LINES))
-    flags = ["--seconds", "0.5", "--text", str(tmp_path / "in.en"), "--results", str(tmp_path)]
+    flags = ["--seconds", "1", "--text", str(tmp_path / "in.en"), "--results", str(tmp_path)]
     assert open_loop.main([str(model), *flags]) == 0
     record = json.loads((tmp_path / "open-loop.jsonl").read_text())
     validate(record)
     assert [(row["provider"], row["load"]) for row in record["measured"]] == [
-        (provider, load) for provider in ("fasttfm", "CTranslate2") for load in open_loop.LOADS
+        (provider, load) for provider in (*open_loop.EARLY_STOPPING, "CTranslate2") for load in open_loop.LOADS
     ]
     for row in record["measured"]:
         assert row["short_requests"] + row["long_requests"] > 0
