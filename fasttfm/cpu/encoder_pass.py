@@ -81,7 +81,7 @@ def encode(model: Any, source: Tensor, lengths: Tensor | None) -> Tensor:
     x, stream = table.new_empty(count, width), table.new_empty(count, width)
     end = count, array(x), array(stream), None, None
     residual = array(stream if pre_norm else x)  # with post-norm x is the stream
-    places = model.source_positions.rows(longest, table.device).detach().float().numpy()
+    places = model.source_positions.rows(int(sizes.max()), table.device).detach().float().numpy()  # not for padding
     loops.embed(tokens.numpy(), array(table), places, positions.numpy(), width**0.5, model.config.pad_id, residual)
     if pre_norm:
         loops.add_layer_norm(team, array(torch.zeros_like(x)), None, None, residual, *next(norms), *end)

@@ -105,7 +105,7 @@ def test_dump_config_prints_the_resolved_configuration_and_needs_no_data(capsys)
 
 
 @pytest.mark.parametrize(
-    ("flag", "named"), [("--lr", "--lr: -1.0"), ("--dropout", "--dropout -1.0"), ("--alpha", "--alpha -1.0")]
+    ("flag", "named"), [("--lr", "--lr -1.0"), ("--dropout", "--dropout -1.0"), ("--alpha", "--alpha -1.0")]
 )
 def test_dump_config_prints_nothing_that_training_would_refuse(capsys, flag, named):
     assert main(["train", flag, "-1", "--dump-config"]) == 2

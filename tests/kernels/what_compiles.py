@@ -57,7 +57,16 @@ def record(chip: str) -> list[Launch]:
 
     knobs.runtime.jit_cache_hook = hook
     stand_in(chip)
-    on_chip = {"use_triton": lambda device, choice=None: True, "values_are_checked": lambda values: False}
+
+    def route(choice, *tensors):
+        kinds = [each.dtype for each in tensors]
+        return "triton" if choice != "torch" and backends.kernels_take(choice, tensors[0].device, *kinds) else "torch"
+
+    on_chip = {
+        "use_triton": lambda device, choice=None: True,
+        "kernel_route": route,
+        "values_are_checked": lambda values: False,
+    }
     for name, answer in on_chip.items():
         asked = getattr(backends, name)
         for file, module in list(sys.modules.items()):
