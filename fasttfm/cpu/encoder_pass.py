@@ -42,11 +42,12 @@ def plain_stack(stack: Any, embedding: nn.Embedding, rows: Tensor) -> bool:
 
     rows: of the device and dtype that they would be computed in.
     """
-    layers, norm = list(stack.layers), stack.norm
-    if not (frozen(rows) and layers and untouched(stack, STACK) and layers[0].norm_first == (norm is not None)):
+    if not (frozen(rows) and untouched(stack, STACK) and len(stack.layers)):
         return False
+    layers, norm = list(stack.layers), stack.norm
     return (
         all(plain_width(each) and each.activation is nn.functional.relu for each in layers)
+        and layers[0].norm_first == (norm is not None)
         and all(each.weight is not None and each.bias is not None for each in norms_of(stack))
         and (norm is None or untouched(norm, NORM))
         and untouched(embedding, EMBEDDING)
@@ -58,8 +59,9 @@ def plain_stack(stack: Any, embedding: nn.Embedding, rows: Tensor) -> bool:
 
 def encodes_straight(model: Any, rows: Tensor) -> bool:
     """Return whether encode() computes what a Transformer's modules would; not in int8."""
-    causal = any(each.causal for each in model.encoder.layers)
-    return not (causal or frozen_in_int8()) and plain_stack(model.encoder, model.source_embedding, rows)
+    if frozen_in_int8() or not plain_stack(model.encoder, model.source_embedding, rows):
+        return False
+    return not any(each.causal for each in model.encoder.layers)
 
 
 def encode(model: Any, source: Tensor, lengths: Tensor | None) -> Tensor:

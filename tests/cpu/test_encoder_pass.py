@@ -61,7 +61,7 @@ def test_a_sentence_has_the_same_bits_alone_and_without_lengths():
 
 
 @pytest.mark.parametrize(
-    "spoiled", ["stack", "layer", "norm", "embedding", "activation", "other dtype", "int8", "class"]
+    "spoiled", ["stack", "layer", "norm", "embedding", "activation", "other dtype", "int8", "class", "wrapped"]
 )
 def test_the_modules_run_where_they_are_more_than_their_class(spoiled):
     model = model_of(norm_first=True, final_norm=True)
@@ -77,6 +77,8 @@ def test_the_modules_run_where_they_are_more_than_their_class(spoiled):
         encoder.layers[0].norm1.double()
     elif spoiled == "class":
         encoder.layers[0].linear2 = nn.Sequential(encoder.layers[0].linear2)
+    elif spoiled == "wrapped":  # by a module that has nothing but what it wraps
+        encoder.layers[1] = nn.Sequential(encoder.layers[1])
     else:
         multiply_in_int8(model)
     with inference(model, batch_invariant=True):
