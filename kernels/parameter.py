@@ -62,9 +62,14 @@ class Shape(NamedTuple):
 
 
 def kinds_of(kernel: Any) -> dict[str, Any]:
-    """Parameter -> the name of its annotation, for those that have one; for a NamedTuple one that holds those names."""
+    """Parameter -> the name of its annotation, for those that have one; for a NamedTuple one that holds those names.
+
+    Raises TypeError where Python has read the annotations.
+    """
     function = getattr(kernel, "fn", kernel)
-    return {name: _kind(str(kind), function.__globals__) for name, kind in function.__annotations__.items()}
+    if not all(isinstance(kind, str) for kind in function.__annotations__.values()):
+        raise TypeError(f"{function.__module__}: a kernel's file needs `from __future__ import annotations`")
+    return {name: _kind(kind, function.__globals__) for name, kind in function.__annotations__.items()}
 
 
 def _kind(name: str, scope: dict[str, Any]) -> Any:

@@ -1,5 +1,7 @@
 """The quick interpreter computes what Triton's own does, and leaves triton.language as Triton does."""
 
+from __future__ import annotations
+
 import inspect
 
 import pytest

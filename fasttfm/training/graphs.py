@@ -10,8 +10,8 @@ launches are not part of a graph: it changes the learning rate at each update.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ class _Fixed:
         self.divisor.fill_(divisor)
 
 
-_TENSORS = [field.name for field in fields(Batch) if field.type == "torch.Tensor"]
+_TENSORS = [name for name, kind in get_type_hints(Batch).items() if kind is Tensor]
 
 
 class GraphedPasses:

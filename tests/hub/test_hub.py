@@ -208,7 +208,7 @@ def test_imports_are_relative_or_of_what_every_user_has(repository):
         # loops for numba, imported where it is installed
         known = everywhere | (
             {"numba", "llvmlite", "numpy"}
-            if file.name.startswith(("panels", "step_", "search_", "training_", "thread_"))
+            if file.name.startswith(("loop_", "panels", "step_", "search_", "training_", "thread_"))
             else set()
         )
         for node in ast.walk(ast.parse(file.read_text())):

@@ -5,7 +5,7 @@ import torch
 
 from fasttfm.kernels import cross_entropy, embedding, feed_forward, layer_norm, residual_add
 from fasttfm.kernels.jit import LARGEST
-from fasttfm.kernels.parameter import Shape
+from fasttfm.kernels.parameter import Shape, kinds_of
 from fasttfm.kernels.philox import dropout_arguments
 
 SEED = torch.tensor([1])
@@ -38,3 +38,10 @@ def test_what_does_not_fit_32_bits_is_refused_by_name(name, call, number):
 def test_rows_beyond_32_bits_are_refused():
     with pytest.raises(ValueError, match=r"residual_add: M is 2,147,483,648, .* at most 2,147,483,647"):
         residual_add._add_dropped[(1,)](X, X, X, NO_DROPOUT, Shape(LARGEST + 1, 16), ROWS=1, COLUMNS=16)
+
+
+def test_a_kernel_whose_annotations_python_has_read_is_refused():
+    def kernel(x: Shape): ...
+
+    with pytest.raises(TypeError, match=r"test_whole_numbers: .* needs `from __future__ import annotations`"):
+        kinds_of(kernel)
