@@ -5,8 +5,6 @@ fasttfm.nn (torch.nn's modules), fasttfm.models, fasttfm.data, fasttfm.training,
 fasttfm.reference (the specification).
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -6,8 +6,6 @@ T packed tokens. Statistics (mean, variance, log-sum-exp, loss) are float32 for 
 input's own precision.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Attention over a cache of keys and values in plain PyTorch: the specification, beside reference.py."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

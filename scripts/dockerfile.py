@@ -6,8 +6,6 @@ The image's / is FOLDER for what is copied; its Python is the one that runs this
 (apt-get, useradd) run only when asked for.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import os

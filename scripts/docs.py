@@ -1,7 +1,5 @@
 """`make docs`: the site, warnings as errors, every link inside it followed. Usage: scripts/docs.py [OUT]"""
 
-from __future__ import annotations
-
 import sys
 from html.parser import HTMLParser
 from pathlib import Path

@@ -4,8 +4,6 @@ A docstring of this project tells its arguments in sentences: "size: elements of
 each argument is an item of a list, with its type, default and shape; sentences about single arguments move there.
 """
 
-from __future__ import annotations
-
 import re
 
 from griffe import Class, DocstringSectionText, Extension, Function, ParameterKind

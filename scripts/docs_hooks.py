@@ -1,7 +1,5 @@
 """What mkdocs does not do by itself: files outside of docs/ that pages link to belong to the site; all pages do."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

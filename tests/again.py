@@ -4,8 +4,6 @@ A test that fails beside others on a busy machine and passes alone is unsteady. 
 not hide what the rest of the run has shown. More than three failures are no accident: then nothing is run again.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """fairseq's Transformer, written plainly from its description, and checkpoints of it."""
 
-from __future__ import annotations
-
 import argparse
 import math
 

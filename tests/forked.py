@@ -8,8 +8,6 @@ process is a child of the caller like any other: it has its own pid, signals and
 for (imports, the working folder, limits of memory, variables that Python reads) takes `subprocess`.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import functools

@@ -1,7 +1,5 @@
 """Small model directories trained for a second on a few sentences."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path

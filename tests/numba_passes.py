@@ -1,7 +1,5 @@
 """Processes of a test with numba and without, and what they enter of the passes that it compiles."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any

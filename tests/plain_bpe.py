@@ -1,7 +1,5 @@
 """Byte-pair encoding as Sennrich et al. 2016 describe it, learned and applied one merge after the other."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 

@@ -4,8 +4,6 @@ Each fault does what a trap of test_traps.py does, planted where the operators a
 it stays planted whatever becomes of the kernels.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Iterator

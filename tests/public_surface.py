@@ -3,8 +3,6 @@
 A name in __all__ that has no use here fails tests/functional/test_public_surface.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

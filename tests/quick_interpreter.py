@@ -6,8 +6,6 @@ leaves it, so that the same process may compile. The table of dtypes, which each
 Philox is a loop over arrays of words, in the place of two hundred operations that cost more than the words of a tile.
 """
 
-from __future__ import annotations
-
 import functools
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests that failed run once more, alone, if they are few."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Processes that commands start: they import nothing of the working folder, and signals reach them."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

@@ -1,7 +1,5 @@
 """What comes from outside as JSON or YAML is plain data, or is refused in a line that says what and where."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

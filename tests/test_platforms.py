@@ -1,7 +1,5 @@
 """Windows and macOS, planted: what they lack is missing here for a test. Neither system itself was tried."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What the README says can be typed works as it stands there."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shlex

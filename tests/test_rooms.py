@@ -5,8 +5,6 @@ Imports in functions count, and those for the type checker alone.
 Files and functions stay short enough to be read in one sitting.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -1,7 +1,5 @@
 """Kernels that are launched through Triton's interpreter and not computed."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

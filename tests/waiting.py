@@ -1,7 +1,5 @@
 """Waiting for what other processes and threads do: for a condition, never for a time."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

@@ -4,8 +4,6 @@ What an argument means is read from the signature's annotation; a wrong type or 
 holds, a wrong shape or number must be refused or mean something.
 """
 
-from __future__ import annotations
-
 import inspect
 import linecache
 import math

@@ -4,8 +4,6 @@ Self-attention projects queries, keys and values by one product, attention over 
 its queries by another, and the kernels of attention read, and write the gradients of, what these products wrote.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

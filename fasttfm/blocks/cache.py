@@ -1,7 +1,5 @@
 """Keys and values kept between two steps of a decoder (pytorch#49791)."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Numbers that decide a dropout: the seed of a pass, and the site, which tells the dropouts of a model apart."""
 
-from __future__ import annotations
-
 from enum import IntEnum
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tokens to vectors, and the sinusoids or learned vectors added to them (Vaswani et al. 2017, sections 3.4 and 3.5)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The position-wise feed-forward network (Vaswani et al. 2017, equation 2) of two linear layers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Facts of one forward pass that a stack tells its layers: nothing of them is asked again, or found by other ways."""
 
-from __future__ import annotations
-
 from enum import IntEnum
 from typing import Any, NamedTuple
 

@@ -5,8 +5,6 @@ module is of another), no hooks (pruning and the old weight_norm are hooks), no 
 are ordinary tensors.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

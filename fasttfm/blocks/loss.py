@@ -1,7 +1,5 @@
 """From hidden states to logits, and to their loss."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

@@ -9,8 +9,6 @@ Nothing is merged without gradients or kernels, under torch.compile, for paramet
 tensors, and where any module in a stack has hooks or is of another class than was built.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 

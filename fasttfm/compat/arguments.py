@@ -1,7 +1,5 @@
 """Parts that the signatures share: checks of ranks and heads, triangles and windows at the lower right."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -8,8 +8,6 @@ Results and gradients are deterministic. With return_attn_probs a function retur
 there: probabilities() says what they are. Source: Dao, "FlashAttention-2", 2023, and the package's interface.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

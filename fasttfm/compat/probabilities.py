@@ -1,7 +1,5 @@
 """Log-sum-exps, and the weights with their dropout: flash_attn returns them beside the output, for tests."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

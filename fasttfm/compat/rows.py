@@ -1,7 +1,5 @@
 """Rows of keys and values that packed sequences use, where these lie in pages or are shorter than their room."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad

@@ -1,7 +1,5 @@
 """torch.nn.attention.varlen's signature, on every device, with the dropout that it lacks (pytorch#179390)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

@@ -7,8 +7,6 @@ product before it and quantizes what the next one reads. In floating point the n
 post-norm to the last bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 from weakref import ref

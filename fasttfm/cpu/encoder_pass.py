@@ -5,8 +5,6 @@ takes longer than the products. Here the rows of all sentences are computed toge
 to those of its sentence.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -9,8 +9,6 @@ each with numba, in several without, to the same bits.
 Source: Dettmers et al. 2022, section 3.1 (vector-wise quantization).
 """
 
-from __future__ import annotations
-
 import functools
 import time
 import warnings

@@ -4,8 +4,6 @@ float32 is computed as it is; uint16 holds bfloat16 and int16 float16, widened w
 nearest even where they are written.
 """
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

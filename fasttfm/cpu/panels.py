@@ -11,8 +11,6 @@ has the same bits beside any others.
 Cost: 2 * M * N * K operations; N * K numbers are read for each 96 rows, and M * K once for every panel, from a cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -7,8 +7,6 @@ show it. Products are then made of these counts alone, the last one filled up wi
 primitives, which oneDNN makes and keeps for every new one.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext

@@ -7,8 +7,6 @@ look at one row at a time, so a row does not depend on the rows beside it.
 Cost: 2 * R * V numbers are read; PyTorch's log_softmax, amax and topk read and write three times as many.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from fasttfm.cpu.loop_parts import FAST, bits_of, exp, from_bits, inlined, loop, read

@@ -5,8 +5,6 @@ of a row was stored (its ancestors), and which sentence it translates. Attention
 (cpu/step_passes.py), so a row does not depend on how many there are or how far their sources are padded.
 """
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -5,8 +5,6 @@ neither the parts nor the number of threads. Numbers are of the kinds of loop_pa
 float32.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numba import types
 from numba.extending import overload

@@ -9,8 +9,6 @@ Cost: attention reads the keys and values of the positions seen once, 2 * 2 * R 
 two rows and writes two.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 from collections.abc import Callable

@@ -6,8 +6,6 @@ library has it, and Intel's and LLVM's for its sake). A thread takes the next pa
 are must not depend on the number of threads; then results have the same bits with any number.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os

@@ -5,8 +5,6 @@ user's cache (kernels/choice_cache.py). FIXED stays: a search's bits depend on i
 worker, in a server and beside any other sentence, or no user's machine could tell better.
 """
 
-from __future__ import annotations
-
 import functools
 import platform
 import warnings

@@ -5,8 +5,6 @@ without sign, and loops over a row have no branch in them, so that they become v
 threads (thread_team.py) in parts that depend on its shape alone.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from fasttfm.cpu.loop_parts import FAST, exp, inlined, loop, read, round_to

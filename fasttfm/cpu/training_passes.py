@@ -7,8 +7,6 @@ masks. Optional, as step_passes.py, whose pieces these are. They run over PyTorc
 any number of them (thread_team.py); from how many elements on they are taken says thresholds.py.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any

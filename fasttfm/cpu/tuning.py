@@ -4,8 +4,6 @@ Each pass of thresholds.LEAST is timed against that route at rising sizes, the t
 PyTorch has. It is taken from the size on from which it is faster at all larger ones, in every dtype that is measured.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

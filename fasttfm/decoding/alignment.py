@@ -6,8 +6,6 @@ fairseq's --print-alignment). End-of-sentence is not a word. Attention that has 
 so words of letters are linked with such, and a sign that the source has as well is linked with it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

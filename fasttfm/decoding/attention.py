@@ -1,7 +1,5 @@
 """Cross-attention of given pairs, and the penalty for what a translation leaves out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -5,8 +5,6 @@ columns those that are looked at. In the cross-attention a row is named after th
 that the picture reads as an alignment of the translation with its source.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Batches of sentences of similar length, padded, and the state that a model is in while it reads them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Options that cannot be asked for together, of `fasttfm translate` and of the server alike."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 
 from fasttfm.config.decoding import DecodingConfig

@@ -7,8 +7,6 @@ allowed, and neither is end-of-sentence before all are there: every output that 
 Source: Hokamp and Liu 2017; dynamic beam allocation, Post and Vilar 2018; its ranks within banks, Hu et al. 2019.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

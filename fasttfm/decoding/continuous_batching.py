@@ -1,7 +1,5 @@
 """Lines that join a running search: what a server translates for clients who come at any time."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Collection, Hashable

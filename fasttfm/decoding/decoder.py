@@ -4,8 +4,6 @@ On a CPU with numba the cache moves nothing (cpu/step_cache.py), and a plain mod
 (cpu/decoder_step.py); elsewhere a step goes through the model's layers, whose attention reads a blocks.cache.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable
 from typing import Any

@@ -6,8 +6,6 @@ log-probability, by which finished hypotheses are ranked. One group is beam sear
 Source: Vijayakumar et al. 2016, equation 5 with Hamming diversity.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Greedy search and sampling: one token is chosen for every row at every step, and that choice is final."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ between is text with inline tags (markup.py). Scripts and style sheets are kept 
 Source: HTML Standard, section 15.3 (elements that are displayed as blocks, lists and tables).
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ What looks like the beginning of a tag and has no end is text: `a <b` or `<!-- `
 the end of each such beginning anew, which takes minutes for a megabyte of them.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

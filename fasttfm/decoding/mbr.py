@@ -4,8 +4,6 @@ The likeliest translation of a model is often too short or odd; what samples hav
 chrF, the mean over all samples taken as references (Eikema and Aziz 2020; chrF: Popovic 2015).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

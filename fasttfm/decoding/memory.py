@@ -1,7 +1,5 @@
 """Memory that a search needs, and that the machine has: a kernel that runs out of memory kills without a word."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@ matters: a state is the set of all ways to count, as in the simulation of a nond
 that another one is at least as good as. So no output that meets the requirements is taken for one that does not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from fasttfm.data.tokenizer import BOS, EOS, PAD

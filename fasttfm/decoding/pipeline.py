@@ -1,7 +1,5 @@
 """Hugging Face's translation pipeline, which transformers 5 dropped: text in, dictionaries out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

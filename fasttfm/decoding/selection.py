@@ -4,8 +4,6 @@ The last product of a step is then computed for the tokens that any of the sente
 each sentence's own list decides which of them count: a sentence finds the same whatever is searched beside it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Lines of several sentences: each sentence is translated by itself, and the line is put together again."""
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections import deque

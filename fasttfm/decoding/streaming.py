@@ -1,7 +1,5 @@
 """Streaming: a translation is given out token by token while it is searched."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any

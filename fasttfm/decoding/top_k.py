@@ -5,8 +5,6 @@ The k largest values of a row lie in the k blocks with the largest maxima, and m
 row at memory speed, then k blocks instead of all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """The activations of feed-forward networks by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from torch import Tensor

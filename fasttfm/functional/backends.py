@@ -1,7 +1,5 @@
 """Choice of how an operator is computed: Triton kernels or plain PyTorch."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.util

@@ -5,8 +5,6 @@ of a row, all samples are one call. Otherwise, for gradients of parameters by sa
 own, as in torch's attention.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The derivative of an operator as torch.autograd.Function takes it, for either way to the operator."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Dropout of the operators: its seed, and on the plain PyTorch route how a keep mask is saved and applied."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Token embedding: scale, position and dropout in one pass (Vaswani et al. 2017, sections 3.4, 3.5 and 5.4)."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

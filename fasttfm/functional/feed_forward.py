@@ -5,8 +5,6 @@ function of the activation's input, so that input is kept, M * F elements as wel
 gradient of weight2 needs, is computed from it again, in passing, where the derivative is. torch.nn keeps both.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """LayerNorm (Ba et al. 2016), alone."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

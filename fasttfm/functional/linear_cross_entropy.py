@@ -5,8 +5,6 @@ in the logits' memory, multiplies it out to the gradients of hidden and weight w
 go: what waits for backward is (M, N) and (V, N), and backward is a scaling.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

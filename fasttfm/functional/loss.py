@@ -4,8 +4,6 @@ loss = sum over counted rows of  lse - (1 - a) x[target] - a / V * sum over v of
 d loss / d x[v] = softmax(x)[v] - a / V - (1 - a) [v == target]
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 

@@ -5,8 +5,6 @@ A gradient that a kernel sums over rows is left as one partial sum a program. Th
 parts there will be.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -16,8 +16,6 @@ looks on cannot be asked otherwise, and always to go through the dispatcher cost
 torch.func.grad and lets torch.func.jvp give zeros, so the autograd kernel is registered by hand.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec

@@ -6,8 +6,6 @@ autograd graph stands between all of them and the layers: it casts them together
 runs when every gradient has arrived, casts these back together and adds up all partial sums together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The residual connection on its own (Vaswani et al. 2017, section 5.4), where no LayerNorm follows it."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

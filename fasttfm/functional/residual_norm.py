@@ -5,8 +5,6 @@ Source: Ba et al. 2016; Zhang and Sennrich 2019, section 4, as T5 and Llama norm
 al. 2017 section 5.4.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

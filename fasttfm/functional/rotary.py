@@ -1,7 +1,5 @@
 """Rotary position embedding (Su et al. 2021): queries and keys turned by their positions before their product."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Tensors as rows, and the residual connection on rows in plain PyTorch."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

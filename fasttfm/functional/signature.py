@@ -4,8 +4,6 @@ A call that succeeds pays for one more call of a function, and nothing is looked
 type has its check where it is read: numbers and tensors in the operators (record.py), switches by is_flag().
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re

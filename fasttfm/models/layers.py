@@ -6,8 +6,6 @@ that one layer's last addition and the next one's norm are one pass, unless the 
 or derived: then it is called with the tensor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

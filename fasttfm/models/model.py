@@ -1,7 +1,5 @@
 """Base of whole models besides their layers: passes that are merged, computed again, or looked into."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any

@@ -8,8 +8,6 @@
 A directory that `fasttfm train` made is read as well, of its best checkpoint.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """A Transformer for series of numbers: linear maps in place of token embeddings."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Base of encoder and decoder layers of torch.nn's interface: from its arguments to the blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

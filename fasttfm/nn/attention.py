@@ -1,7 +1,5 @@
 """Multi-head attention with torch.nn's interface."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

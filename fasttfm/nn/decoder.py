@@ -1,7 +1,5 @@
 """The decoder with torch.nn's interface, and with a cache."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

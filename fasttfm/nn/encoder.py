@@ -1,7 +1,5 @@
 """The encoder with torch.nn's interface."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

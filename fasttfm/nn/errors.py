@@ -1,7 +1,5 @@
 """Errors that the modules raise for arguments that cannot be used."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

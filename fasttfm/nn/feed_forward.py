@@ -1,7 +1,5 @@
 """The position-wise feed-forward network as a module, and the names of activations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """torch.nn's masks (True, or -inf, hides) turned into the one mask that fasttfm.functional takes (True attends)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """LayerNorm and RMSNorm with torch.nn's interface."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

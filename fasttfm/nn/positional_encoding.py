@@ -1,7 +1,5 @@
 """Sinusoids added to embeddings."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

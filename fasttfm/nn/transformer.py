@@ -1,7 +1,5 @@
 """Encoder and decoder in one, with torch.nn's interface."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

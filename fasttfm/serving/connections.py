@@ -5,8 +5,6 @@ pointed at 127.0.0.1 (DNS rebinding). So the server answers to its own names onl
 where their origins are listed. Sources: Fetch standard, section 3.2 (Origin and CORS); RFC 9110, section 7.2 (Host).
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Collection
 from contextlib import suppress

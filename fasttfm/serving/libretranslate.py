@@ -5,8 +5,6 @@ of two models with the same pair the first one does. Where no model has such a n
 languages are asked for. Source: LibreTranslate's API, POST /translate, GET /languages.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The server described by its own table of options: in OpenAPI 3.1 for programs, and as a page for people."""
 
-from __future__ import annotations
-
 import copy
 import html
 import json

@@ -1,8 +1,6 @@
 """Fields of POST /translate, in one table: it reads requests, is the document at /openapi.json, the page at /docs and
 the list in docs/serve.md."""
 
-from __future__ import annotations
-
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Pages whose own scripts and styles run, and nothing else: not even what a translation might put into one."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

@@ -6,8 +6,6 @@ have. A new request starts level with the one that has been given the least. Sou
 al. 1996.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import deque

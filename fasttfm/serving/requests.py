@@ -1,7 +1,5 @@
 """A request to POST /translate: read from JSON by the table of options, and checked."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence

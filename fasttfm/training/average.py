@@ -1,7 +1,5 @@
 """The mean of the last checkpoints' weights (Vaswani et al. 2017, section 6.1: the last 5; big model the last 20)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

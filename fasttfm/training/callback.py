@@ -10,8 +10,6 @@ Rank 0 alone calls, between two updates, from the thread that trains: training w
 with what it raises. TensorBoard is such a callback (fasttfm.training.tensorboard).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol

@@ -7,8 +7,6 @@ same numbers in the same order.
 Source: Li et al. 2020, PyTorch Distributed, section 3.2 (gradient bucketing, overlap of computation and communication).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

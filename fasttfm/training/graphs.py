@@ -7,8 +7,6 @@ then on; on a CPU the very same passes run as they are, and end in the same bits
 launches are not part of a graph: it changes the learning rate at each update.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, get_type_hints

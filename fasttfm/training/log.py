@@ -8,8 +8,6 @@
 A resumed run first drops what lies behind its checkpoint, so that no update is ever recorded twice.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

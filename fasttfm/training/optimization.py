@@ -1,7 +1,5 @@
 """One update of the weights: unscale, clip, Adam, moving average. Nothing here waits for the device."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase

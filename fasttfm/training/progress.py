@@ -1,7 +1,5 @@
 """Display of a training run for a person: a bar on a terminal, plain lines anywhere else."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

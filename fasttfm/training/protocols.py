@@ -1,7 +1,5 @@
 """Protocols that the trainer asks of a model and of batches, whatever is trained."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Protocol
 

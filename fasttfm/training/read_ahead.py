@@ -5,8 +5,6 @@ follows from the position (epoch, batch, number in its update) alone, so that re
 back to an earlier position throws away what was made.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

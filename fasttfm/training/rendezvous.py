@@ -6,8 +6,6 @@ killed: both wait for the other to connect, for ever, or are refused. Restart co
 its own. So rank 0 gives every attempt a name, and the other ranks tell that they have it before anything else is read.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import time

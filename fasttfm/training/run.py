@@ -1,7 +1,5 @@
 """One training run from start to end: data, model directory, model, trainer, average; of any task."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Sequence

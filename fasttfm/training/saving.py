@@ -1,7 +1,5 @@
 """Checkpoints of a run: what is saved as the model and its state, and taking up the newest one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Learning rate as a function of the update number, so that resuming needs nothing but that; one also of the clock."""
 
-from __future__ import annotations
-
 import math
 
 from fasttfm.config.training import TrainingConfig

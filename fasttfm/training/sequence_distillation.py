@@ -4,8 +4,6 @@ A student learns a teacher's search results more easily than what people wrote: 
 stays what people wrote. Source: Kim and Rush 2016 ("Sequence-Level Knowledge Distillation"), section 3.2.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Parts of a run that differ from one kind of model to the next."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The numbers of a run as TensorBoard reads them, in an event file below MODEL/tensorboard."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import socket

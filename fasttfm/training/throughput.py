@@ -1,7 +1,5 @@
 """Notices that training has become far slower than it was."""
 
-from __future__ import annotations
-
 import statistics
 
 _COLLAPSED = 0.4

@@ -1,7 +1,5 @@
 """The training loop: when to update, log, validate, save and stop, and going on exactly where a run stopped."""
 
-from __future__ import annotations
-
 import math
 import signal
 import time

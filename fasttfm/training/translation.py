@@ -1,7 +1,5 @@
 """Training and validation of the encoder-decoder Transformer on prepared sentence pairs."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@ was killed and started again ends in the same bits as one that was not. An updat
 number of ranks, among which it is divided.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Base of validations of all kinds: their scores, ranks that stop together, a model without dropout."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence

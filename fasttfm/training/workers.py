@@ -6,8 +6,6 @@ others get weights and state from it, and need the prepared data only. What is n
 on every machine.
 """
 
-from __future__ import annotations
-
 import datetime
 import os
 import re

@@ -4,8 +4,6 @@ Triton brings two along, one for chips before sm_100; another of the user's goes
 TRITON_PTXAS_BLACKWELL_PATH from sm_100 on). No test without a GPU can notice what an assembler does wrong.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from dataclasses import dataclass

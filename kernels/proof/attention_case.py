@@ -1,7 +1,5 @@
 """Compile cases of attention's kernels and their softmax: what a call of each variant has for arguments."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 

@@ -4,8 +4,6 @@ budgets.csv is meant to be reviewed: a line that grows in a commit is a kernel t
 written by `python -m fasttfm.kernels.proof.matrix --update-budgets` with the Triton version that is pinned.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Mapping
 from pathlib import Path

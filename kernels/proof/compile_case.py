@@ -16,8 +16,6 @@ Arguments are written as Triton's own ahead-of-time compiler writes them:
     anything           for a parameter annotated tl.constexpr: its value
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Compiles a case for its chip with Triton, without a device."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fasttfm.kernels.chip import Chip

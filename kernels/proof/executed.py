@@ -4,8 +4,6 @@ with executed("sm_90") as machine:
     F.attention(query, key, value)      # CPU tensors, the tiles of an H100
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable, Iterator

@@ -9,8 +9,6 @@ What is compiled is what cases/ lists: compile_case.py says how, residual_add.py
 second a case or so; Triton's cache on disk (TRITON_CACHE_DIR, else ~/.triton) makes the next one quick.
 """
 
-from __future__ import annotations
-
 import argparse
 import concurrent.futures
 import contextlib

@@ -1,7 +1,5 @@
 """The compile matrix as a table for people."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@
 These chips take the tiles of their relatives (tiles/table.py), so that a whole matrix would say little more.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterator, Sequence

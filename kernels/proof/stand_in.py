@@ -9,8 +9,6 @@ launcher then writes down what would be started. It needs a process in which Tri
 that does nothing else.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace

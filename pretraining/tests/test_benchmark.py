@@ -1,7 +1,5 @@
 """The benchmark of pre-training: its turns, its commands, and that both sides read the same tokens."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

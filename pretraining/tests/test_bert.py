@@ -1,7 +1,5 @@
 """BERT, ALBERT and ELECTRA themselves: the papers' sizes, padded and packed rows, sharing, what a loss is."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """A BERT that learns from another one: what its loss is made of, what it begins with, and the command."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

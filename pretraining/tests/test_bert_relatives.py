@@ -1,7 +1,5 @@
 """RoBERTa and DistilBERT: equal logits and hidden states from the folders that transformers saves."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

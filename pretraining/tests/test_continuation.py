@@ -1,7 +1,5 @@
 """Going on with a prompt: the search's cache equals full passes, and samples have the model's probabilities."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Distillation's losses: their values by hand, their gradients by differences, and the factor of the temperature."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Prepared documents: what is written, how rows are cut, and one line for text that cannot be used."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
 

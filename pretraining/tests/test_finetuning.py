@@ -1,7 +1,5 @@
 """Fine-tuning from a model directory to predictions and their score, at tiny size."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

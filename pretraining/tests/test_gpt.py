@@ -1,7 +1,5 @@
 """GPT: its size and initialisation, its cached step, and documents in a row that do not see each other."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

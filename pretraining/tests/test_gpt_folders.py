@@ -1,7 +1,5 @@
 """Hugging Face's GPT-2 and GPT-1: equal logits and gradients from their folders, and theirs from ours."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """GPT-1's fine-tuning: its loss by hand and by Hugging Face, its padding, a vocabulary that grows by the markers."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Task heads: loss and gradients equal Hugging Face's from the same weights; padding and packing change nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

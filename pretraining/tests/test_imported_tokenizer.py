@@ -1,7 +1,5 @@
 """Another tool's tokenizer.json: special tokens written in a text, and numbers without a token."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

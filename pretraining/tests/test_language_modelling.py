@@ -1,7 +1,5 @@
 """Training of a language model: what it computes, and that stopping at any moment changes nothing."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

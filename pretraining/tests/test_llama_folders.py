@@ -1,7 +1,5 @@
 """Hugging Face's Llama: equal logits, gradients and generated text from its folders, and theirs from ours."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

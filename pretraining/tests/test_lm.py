@@ -1,7 +1,5 @@
 """`fasttfm lm`: from a text file to a model that generates, answers and goes to Hugging Face."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Pre-training of encoders: the loss of Hugging Face's models update by update, exact resume, fixed validation."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """Rows of documents: nothing lost, pairs half true, the same in every run whatever the division among ranks."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

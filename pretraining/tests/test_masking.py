@@ -1,7 +1,5 @@
 """What is hidden: the right share of the right tokens, words and phrases whole, the same in every run."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """fasttfm mlm from text to a Hugging Face folder and back, and one line for what cannot be."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Answers by the likelihood of options: how prompts are written, and that the likeliest option is taken."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The presets that carry a paper's name: its schedule and decay, and a list of what differs."""
 
-from __future__ import annotations
-
 import pytest
 
 from fasttfm.config.training import TrainingConfig

@@ -1,7 +1,5 @@
 """Folders that go to transformers or come from there are scored there and here, and one that differs is not written."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from interop.test_spoiled_exports import COMMANDS, export_words, write_model

@@ -1,7 +1,5 @@
 """SQuAD files: what is read, and the one line that a wrong file ends in."""
 
-from __future__ import annotations
-
 import copy
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Exact match and F1 by the official rules, worked out by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """TinyBERT's second stage: its losses by the paper's formulas in float64, and the command from a teacher to a score."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """SWAG and labelled pairs: what is read, the line of what is wrong, and the batches made of it."""
 
-from __future__ import annotations
-
 import gzip
 import json
 

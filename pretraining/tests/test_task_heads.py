@@ -1,7 +1,5 @@
 """Trained heads of Hugging Face's folders come in, and ours go out: equal scores both ways, for every task."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Where tokens stand in a text: whatever the tokenizer, the spans of all tokens make up the text."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

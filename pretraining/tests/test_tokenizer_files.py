@@ -1,7 +1,5 @@
 """Tokenizers of Hugging Face folders: those made of older files cut every text as transformers does."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

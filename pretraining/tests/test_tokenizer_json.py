@@ -1,7 +1,5 @@
 """tokenizer.json of our vocabularies: the package tokenizers gives our ids and our text, on texts that are hard."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -6,8 +6,6 @@ anything passes; of approximate instructions what is near enough does; a NaN may
 one alone.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Callable

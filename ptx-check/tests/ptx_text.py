@@ -1,7 +1,5 @@
 """Runs a few lines of PTX: what the tests of the machine's instructions stand on."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

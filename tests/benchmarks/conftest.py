@@ -1,7 +1,5 @@
 """Made-up records: every figure in them is invented, and none leaves a test's folder."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

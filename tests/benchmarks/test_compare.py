@@ -1,7 +1,5 @@
 """Regressions between records: found when they are there, not found in noise, exit status accordingly."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """A file of records that was cut, edited or made up is refused by `python -m benchmarks check`, in one line."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The decoding group: peers find what fasttfm finds."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

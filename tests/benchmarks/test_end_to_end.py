@@ -1,7 +1,5 @@
 """The whole run with the plain torch.nn trainer: it learns, its record follows the schema, its search is greedy."""
 
-from __future__ import annotations
-
 import json
 import random
 

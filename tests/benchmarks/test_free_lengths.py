@@ -4,8 +4,6 @@ Ours files every hypothesis that ends among the 2K best extensions, as tensor2te
 file those among the K best alone. So ours may find a better one, and must never find a worse one.
 """
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """The records of this repository are held to what is asked of others': `python -m benchmarks check` passes."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.measure import check, machine

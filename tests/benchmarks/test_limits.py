@@ -1,7 +1,5 @@
 """What a device allows, on cases that can be counted by hand and against the figures of the predictions' page."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.__main__ import main

@@ -1,7 +1,5 @@
 """The load of a machine: what others took of it is seen, and what this process and its children took is not."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

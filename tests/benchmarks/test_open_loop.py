@@ -1,7 +1,5 @@
 """The open loop: what is asked for, and from when waiting counts."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -3,8 +3,6 @@
 Neither has diverse beams or required phrases to compare with: Hugging Face 5 took both out of generate().
 """
 
-from __future__ import annotations
-
 import random
 
 import pytest

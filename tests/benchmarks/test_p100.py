@@ -1,7 +1,5 @@
 """The page and the notebook for old GPUs: tables as the code has them, cells that run, a check that can say no."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The padding group: both ways of batching hold the same pairs, and only one of them pads little."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """README says what the records say, and nothing else."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The report: every row is in it, whatever became of it; the same records give the same bytes."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

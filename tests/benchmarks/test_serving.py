@@ -1,7 +1,5 @@
 """The load test asks a server that is started for it, checks every answer, and leaves a record."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The training-step group: every provider takes the same step, and what is counted is what was trained on."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

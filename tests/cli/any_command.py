@@ -6,8 +6,6 @@ are changed in their structure, the working folder may hold .py files named like
 of situations.py come too.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -8,8 +8,6 @@ must then be the old or the new as a whole, or be refused in a line, and the com
 what was found.
 """
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import functools

@@ -5,8 +5,6 @@ situation is one command in a copy of it, with up to two faults drawn from the f
 disks are refusals of `open` itself, since root may read everything; signals come at some call of it.
 """
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import errno

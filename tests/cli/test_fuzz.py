@@ -4,8 +4,6 @@ They are the same 400 in every run: what is green on one machine is green on ano
 FASTTFM_FUZZ_ANY=$RANDOM others of all commands; FASTTFM_FUZZ="SEED NUMBER" runs one situation again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

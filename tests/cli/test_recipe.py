@@ -1,7 +1,5 @@
 """Recipes: every part of them, through the commands, at a size that takes seconds."""
 
-from __future__ import annotations
-
 import gzip
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`fasttfm shortlist`, and translations that keep to what it made."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

@@ -1,7 +1,5 @@
 """What cannot be meant is told in one line before any work, with status 2 and nothing written."""
 
-from __future__ import annotations
-
 import pytest
 from situations import COMMANDS, make_world, working_folder
 

@@ -1,7 +1,5 @@
 """`fasttfm translate` and `fasttfm plot-attention` on a model directory, as a shell would call them."""
 
-from __future__ import annotations
-
 import html
 import io
 import os

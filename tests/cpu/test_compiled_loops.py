@@ -1,7 +1,5 @@
 """What numba compiles gives the same bits in the process that compiles it and in those that load it from disk."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

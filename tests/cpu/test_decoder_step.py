@@ -1,7 +1,5 @@
 """The straight run of a decoder's step: the numbers of the modules, which run where they are more than their class."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

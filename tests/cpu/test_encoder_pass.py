@@ -1,7 +1,5 @@
 """The straight run of an encoder: the numbers of the modules, of each sentence by itself."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Products in 8-bit integers: the same bits by every route, and no row that depends on another."""
 
-from __future__ import annotations
-
 import itertools
 import time
 import warnings

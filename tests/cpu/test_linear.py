@@ -1,7 +1,5 @@
 """Linear layers with frozen weights compute what torch's do, and never with weights that have changed since."""
 
-from __future__ import annotations
-
 import gc
 import threading
 

@@ -1,7 +1,5 @@
 """Products of panels: the numbers of float64, the same bits beside any rows, and nothing written outside of them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The passes of a decoder's step, compiled by numba, against the reference; a row depends on itself alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The compiled passes of a training step on a CPU against what PyTorch's route computes."""
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What Hugging Face's datasets has saved becomes prepared data."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

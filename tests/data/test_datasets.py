@@ -1,7 +1,5 @@
 """Published corpora become plain text: archives of every kind, from a server or from a folder."""
 
-from __future__ import annotations
-
 import functools
 import gzip
 import hashlib

@@ -1,7 +1,5 @@
 """Downloads from a server that behaves as badly as servers do."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import http.server

@@ -1,7 +1,5 @@
 """Pairs that are left out: by which rule, how many, and where the first one stands."""
 
-from __future__ import annotations
-
 import tracemalloc
 from pathlib import Path
 

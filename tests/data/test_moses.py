@@ -1,7 +1,5 @@
 """German tokens are those of Moses' tokenizer, as sacremoses has ported it."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Codes of fastBPE and subword-nmt cut Moses' tokens as a plain byte-pair encoding does, and text comes back."""
 
-from __future__ import annotations
-
 import itertools
 import pickle
 import sys

@@ -1,7 +1,5 @@
 """A small tokenizer and a translator whose model is a table."""
 
-from __future__ import annotations
-
 import pytest
 
 from fasttfm.data.tokenizer import Tokenizer, train_tokenizer

@@ -1,7 +1,5 @@
 """Attention of given pairs, the coverage penalty, and links between words."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """Labels and fonts of the attention picture; tests/cli/test_translate.py draws one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

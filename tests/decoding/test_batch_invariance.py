@@ -1,7 +1,5 @@
 """A sentence's translation and its log-probabilities are the same to the last bit, whatever its batch holds."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Padded batches of a search."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

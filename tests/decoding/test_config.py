@@ -1,7 +1,5 @@
 """Decoding options that cannot mean anything are refused on construction."""
 
-from __future__ import annotations
-
 import pytest
 
 from fasttfm.decoding import DecodingConfig

@@ -1,7 +1,5 @@
 """Required phrases: against every output there is, and satisfied whatever else is asked for."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

@@ -1,7 +1,5 @@
 """Sentences that join a search while it runs find what they find alone, to the last bit."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

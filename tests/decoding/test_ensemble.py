@@ -1,7 +1,5 @@
 """Several models that search together, and samples that agree."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

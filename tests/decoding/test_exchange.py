@@ -1,7 +1,5 @@
 """XLIFF and TMX: units without a translation get one, with their codes, and all else stays."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

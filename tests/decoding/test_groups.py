@@ -1,7 +1,5 @@
 """Diverse beam search against the same by hand, which never stops before the longest output."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

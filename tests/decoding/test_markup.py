@@ -1,7 +1,5 @@
 """Tags go where their words went, each once, nested as they were."""
 
-from __future__ import annotations
-
 import contextlib
 import html
 import random

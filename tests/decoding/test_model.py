@@ -1,7 +1,5 @@
 """Searches with a real Transformer: the caches change nothing, and neither does what else is in a batch."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Searches against a model given by a table, where every output can be tried."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

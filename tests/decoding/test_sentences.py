@@ -1,7 +1,5 @@
 """Lines of several sentences."""
 
-from __future__ import annotations
-
 import re
 import sys
 from dataclasses import replace

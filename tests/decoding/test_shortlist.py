@@ -1,7 +1,5 @@
 """Vocabulary maps: what is computed of the vocabulary changes the time and nothing else."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What is streamed is what is translated."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

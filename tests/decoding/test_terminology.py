@@ -1,7 +1,5 @@
 """Terms of the source ask for their translations; a fuzz shows that they come."""
 
-from __future__ import annotations
-
 import random
 import re
 import time

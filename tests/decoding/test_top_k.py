@@ -1,7 +1,5 @@
 """The block-wise search for the largest values is topk."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

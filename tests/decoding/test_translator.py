@@ -1,7 +1,5 @@
 """Text in, text out."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

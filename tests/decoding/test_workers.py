@@ -1,7 +1,5 @@
 """Processes that search: the same results, one line for what goes wrong, and none of them left behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

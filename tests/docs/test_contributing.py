@@ -1,7 +1,5 @@
 """What CONTRIBUTING asks a newcomer to read can be read in an hour."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The commands of docs/bert.md, albert.md and electra.md go from a text file to pictures; their Python runs."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import shlex

@@ -1,7 +1,5 @@
 """What every page of the documentation keeps to: the status of GPUs, and Python that imports what it uses."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The commands of docs/gpt.md go from a text file to a model, one after the other."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

@@ -1,7 +1,5 @@
 """docs/how-to-fine-tune.md: its commands, one after the other, on a small model."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """docs/export.md and translate.md: their Python, block after block, on a model and what their commands made of it."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from pathlib import Path

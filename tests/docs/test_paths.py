@@ -5,8 +5,6 @@ installed (`make dist` tries that): a clone is a copy of this checkout. Of lines
 the comment of the later ones) the last runs, which each page makes the small one.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The reference's pages: every public function and class has an example that runs, and a list of its arguments."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import runpy

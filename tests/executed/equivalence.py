@@ -3,8 +3,6 @@
 Each takes the PTX before and after the place, and says whether nothing can tell the two apart.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

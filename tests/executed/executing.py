@@ -1,7 +1,5 @@
 """Runs a problem of tests/gpu/problems.py by executed PTX and holds it against the reference by ring 2's rule."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

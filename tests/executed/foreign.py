@@ -8,8 +8,6 @@ benchmarks/results/foreign.jsonl: the package's version, how many cases pass, an
 Ends with status 1 where a case neither passes nor is one that Triton does not compile for the chip.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import re

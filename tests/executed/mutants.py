@@ -6,8 +6,6 @@ equivalence.py, or for a load without its guard an execution in which what it lo
 nobody.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ Keeps the chip's line in benchmarks/results/ptx-speeds.jsonl and writes the tabl
 the CPU that runs this, and tell nothing of a GPU.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import sys

@@ -12,8 +12,6 @@ launches nothing in this process, or whose launches depend on numbers that kerne
 executed.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Attention over a cache is attention, whichever kernel computes it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

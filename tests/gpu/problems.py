@@ -1,7 +1,5 @@
 """Small problems for every operator: inputs, the kernel's way and the reference's way to compute them."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace

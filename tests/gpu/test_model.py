@@ -1,7 +1,5 @@
 """A whole training pass on the device: against float64 on the CPU, packed and padded, launches counted for real."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from separate_launches import separate_launches

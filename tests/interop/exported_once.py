@@ -1,7 +1,5 @@
 """torch.onnx.export, which takes seconds, in less: for tests of what stands around it."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from pathlib import Path

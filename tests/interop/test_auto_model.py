@@ -1,7 +1,5 @@
 """AutoModelForSeq2SeqLM of our directories: generate() finds what our search finds."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from model_dirs import LINES, LONGEST, PAIRS, compare, write_model_dir

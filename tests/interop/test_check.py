@@ -1,7 +1,5 @@
 """An import or an export is compared with the tool that it is for, and one that differs is not written."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

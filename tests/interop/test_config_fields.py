@@ -1,7 +1,5 @@
 """Every field of another tool's config.json may be of any type: it is taken, or refused in a line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

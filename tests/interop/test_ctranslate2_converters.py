@@ -1,7 +1,5 @@
 """What CTranslate2's seven converters write, in each quantization: imported, it answers as CTranslate2 does."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """What is written for another tool, loaded with that tool's own loaders, translates as it does here."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from model_dirs import LINES, LONGEST, compare, write_model_dir

@@ -1,7 +1,5 @@
 """Checkpoints of fairseq's structure against a plain writing of fairseq's Transformer: logits and translations."""
 
-from __future__ import annotations
-
 import dataclasses
 import pickle
 import re

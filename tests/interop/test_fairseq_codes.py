@@ -1,7 +1,5 @@
 """fairseq's models with codes of fastBPE or subword-nmt: imported, translated with, trained on and exported."""
 
-from __future__ import annotations
-
 import itertools
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 Needs the source of fairseq 0.12.2 (its sdist, unpacked) in $FASTTFM_FAIRSEQ; their_fairseq.py runs its code.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import subprocess

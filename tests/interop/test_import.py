@@ -1,7 +1,5 @@
 """Models that other tools saved, imported: they translate as those tools do, and wrong files are told in a line."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

@@ -8,8 +8,6 @@ They are in transformers' source distribution and not in its wheel:
 They also need the package parameterized, and markers of their own, which -o addopts= allows.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import types

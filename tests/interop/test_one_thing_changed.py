@@ -1,7 +1,5 @@
 """A good folder of another tool with one thing changed, as nobody would notice: refused by name, or told."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

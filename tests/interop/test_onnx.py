@@ -1,7 +1,5 @@
 """The two ONNX graphs in onnxruntime: greedy search over them gives our tokens, one for one."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """PEFT's adapters in AutoModelForSeq2SeqLM of our directories: LoRA trains, is saved, loaded and merged."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from model_dirs import LINES, write_model_dir

@@ -1,7 +1,5 @@
 """Formats that tell pieces by name: a piece of text keeps its own, or is refused by it, and never becomes padding."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -3,8 +3,6 @@
 Each ends in one line that names the file, leaves nothing half written, and the same command works afterwards.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import random

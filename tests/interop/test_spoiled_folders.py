@@ -5,8 +5,6 @@ nobody knows; a weight gone, of another shape, too many, of another dtype or not
 or of other content.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

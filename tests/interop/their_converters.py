@@ -4,8 +4,6 @@ Each builder writes the other tool's files and returns the converter's own objec
 OpenNMT-tf, TensorFlow) is a stand-in that holds weights and computes nothing: the converter's code runs on it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Small models with random weights as Hugging Face's Marian and M2M-100 are saved, and a small tokenizer.json."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

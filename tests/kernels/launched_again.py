@@ -1,7 +1,5 @@
 """Launches a kernel over and over as if on an H200, and checks what reaches the device each time."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """A model trained with dropout on loses the same through the kernels, the PyTorch route and the specification."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

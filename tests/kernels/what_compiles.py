@@ -7,8 +7,6 @@ divide by 16, and asks its cache hook (kernels/proof/stand_in.py has the driver)
 on the device, so that what comes back holds no numbers.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

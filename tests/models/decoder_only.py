@@ -3,8 +3,6 @@
 GPT's shape: pre-norm layers with GELU, learned to predict the next token; the output shares the embedding's table.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """torch.compile takes the whole Transformer as one graph, training included, and computes the same."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """A new architecture is one file over the blocks: a causal language model, also with one layer shared by all depths."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from pathlib import Path
 

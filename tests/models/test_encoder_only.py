@@ -1,7 +1,5 @@
 """An encoder alone (BERT's shape), and one whose depths share their parameters (ALBERT's), over the same blocks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Learned positions of the encoder-decoder Transformer: formulas, gradients, and what is longer than their table."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Models that are not plain: hooked, pruned, wrapped, quantised, on the meta device, loaded by assignment."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

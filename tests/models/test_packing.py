@@ -1,7 +1,5 @@
 """A pass without padding: the same loss and the same gradients, and nothing of padding computed."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

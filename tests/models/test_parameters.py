@@ -1,7 +1,5 @@
 """Reading all parameters through one node changes launches, and nothing else."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

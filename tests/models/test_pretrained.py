@@ -1,7 +1,5 @@
 """A model as a directory that is given away: what is written is what is read, and what is wrong is told in a line."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The Transformer: its size, its equality with torch.nn, padding, dropout and step-by-step decoding."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """The same module of torch.nn and of fasttfm.nn, side by side."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """One model and one server for all tests of the room; those that change a server start one of their own."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

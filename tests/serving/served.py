@@ -1,7 +1,5 @@
 """A server on a free port of this machine, and what asks it."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from contextlib import contextmanager

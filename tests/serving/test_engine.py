@@ -4,8 +4,6 @@ What happens while a search runs is done by a step of the search, on the thread 
 machine is, it happens in that step.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import gc

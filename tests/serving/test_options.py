@@ -1,7 +1,5 @@
 """What a request may ask for besides a translation: the same as `fasttfm translate`, with the same checks."""
 
-from __future__ import annotations
-
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

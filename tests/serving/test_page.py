@@ -1,7 +1,5 @@
 """The pages that the server shows, and the script of the one to type into, run by node."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

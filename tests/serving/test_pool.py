@@ -1,7 +1,5 @@
 """Processes that translate for a server: who is killed is replaced, and everybody gets the answer to their question."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal

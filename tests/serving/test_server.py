@@ -1,7 +1,5 @@
 """The server on a free port of this machine: answers, refusals, and clients that behave badly."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

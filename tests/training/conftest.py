@@ -1,7 +1,5 @@
 """A corpus, a recipe and a command line small enough for a test: the whole path in a second or two."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from functools import partial

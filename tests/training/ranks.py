@@ -11,8 +11,6 @@ killed, or gets a signal, by kind "error", "hang", "SIGKILL" or "SIGTERM"; with 
 update is no number; with "validation" it gets a SIGTERM in that validation (they count from 1).
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """A teacher's translations as training data."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

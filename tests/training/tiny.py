@@ -1,7 +1,5 @@
 """A recipe and a command line small enough for a test: the whole path in a second or two."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

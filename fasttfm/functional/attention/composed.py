@@ -1,7 +1,5 @@
 """Attention with windows, soft caps, ALiBi or sinks in plain PyTorch, which differentiates it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """softmax(Q K^T * scale) V with masks and dropout (Vaswani et al. 2017, equation 1), as torch operators."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

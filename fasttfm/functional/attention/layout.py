@@ -1,7 +1,5 @@
 """Layout of heads in memory: one after the other in a token's row, so that joining them copies nothing."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from fasttfm.functional.operator import Size

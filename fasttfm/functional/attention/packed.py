@@ -1,7 +1,5 @@
 """Attention over packed sequences: no padding, and no length ever read by the host."""
 
-from __future__ import annotations
-
 import itertools
 import operator
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Attention of new queries over cached keys and values, to which the new ones are appended in place, in pages."""
 
-from __future__ import annotations
-
 import operator
 from typing import NamedTuple
 

@@ -9,8 +9,6 @@ A call is decided once, before it computes, and its backward pass takes the same
 fused float32 torch makes it itself.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Arguments of attention() that say where a query looks and what becomes of its scores: windows and their alignment,
 soft caps, ALiBi's slopes, sinks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

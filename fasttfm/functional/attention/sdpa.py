@@ -1,7 +1,5 @@
 """torch.nn.functional.scaled_dot_product_attention's signature on our kernels."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

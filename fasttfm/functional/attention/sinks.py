@@ -5,8 +5,6 @@ the output is the kernel's times sigmoid(e - z). With log(exp(e) + exp(z)) in pl
 backward pass gives the gradients of query, key and value.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

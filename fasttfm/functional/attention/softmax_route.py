@@ -1,7 +1,5 @@
 """Attention with its softmax, mask and dropout in one Triton kernel between two products of cuBLAS."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -5,8 +5,6 @@ PyTorch on a CPU, few keys cost more in calls than in arithmetic, and torch's ow
 is slower. It takes one row after the other, so that a batch-invariant search always takes it.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as nnF

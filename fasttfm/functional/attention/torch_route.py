@@ -6,8 +6,6 @@ CPU this is several times faster in bfloat16 than torch's fused kernel, whose so
 Fused: that kernel, for longer rows of float32, where it is the faster way and keeps a number a row.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The weights of attention by themselves, softmax(Q K^T * scale), as a torch operator on the scores."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Compile cases of feed_forward.py."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

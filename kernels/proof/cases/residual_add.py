@@ -1,7 +1,5 @@
 """Compile cases of residual_add.py."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from fasttfm.kernels.chip import Chip

@@ -10,8 +10,6 @@ ledger stands for python -m fasttfm.kernels.proof.ledger; `ptx-check ledger` cou
 count can tell: docs/ledger.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

@@ -7,8 +7,6 @@ each operand once. Cycles are those of the loop that walks over a row, or of the
 Attention of short rows is among them, of as many queries as a tile has keys: an element is a score there.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

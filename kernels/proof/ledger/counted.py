@@ -4,8 +4,6 @@ Compiling and disassembling takes a second or two a case, so a count is filed un
 depends on: the kernel's source, the arguments, the options, Triton and the ledger itself.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """The ledger's record: one line of JSON a chip, with every case and dtype."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import shlex

@@ -1,7 +1,5 @@
 """The ledger of compile cases as tables for people."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from fasttfm.kernels.chip import Chip

@@ -4,8 +4,6 @@ A tile with a lower bound need not be faster, and one with a higher bound cannot
 timing starts. Of equal bounds the tile with more resident warps goes first, then the one with less shared memory.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Divisor of a kernel's counts: the elements of its tile that one thread holds."""
 
-from __future__ import annotations
-
 import re
 
 from fasttfm.kernels.chip import Chip

@@ -1,7 +1,5 @@
 """The kinds of model of this package, and the commands that take them: what the entry point of fasttfm names."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Executes the PTX of Triton kernels on a CPU, with checks that neither the interpreter nor a device makes."""
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -7,8 +7,6 @@
 Exit status 1 where a kernel does something wrong, after which the script goes on, or the script fails.
 """
 
-from __future__ import annotations
-
 import argparse
 import runpy
 import sys

@@ -6,8 +6,6 @@ marked holds POISON besides, a NaN, so that results which nobody computed are se
 taken for written. Marks go with their storage.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 from collections.abc import Iterator

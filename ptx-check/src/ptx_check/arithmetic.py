@@ -6,8 +6,6 @@ their bits, widened by the expression: exact or harmless (see _narrow).
 Source: NVIDIA, "PTX ISA", chapter 9.7.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 

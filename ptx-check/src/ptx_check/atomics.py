@@ -6,8 +6,6 @@ has been told (a vector clock). Operations of many threads at once are counters,
 Source: NVIDIA, "PTX ISA", chapter 8 (memory consistency); Lamport 1978; Mattern 1989 (vector clocks).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -5,8 +5,6 @@ threads that run when it begins. An instruction that loads undefined bits hands 
 rest of its block, which follows all.
 """
 
-from __future__ import annotations
-
 import functools
 import types
 from collections.abc import Callable, Mapping

@@ -6,8 +6,6 @@ cp.async.bulk.wait_group on. A map has 128 bytes, whose meaning the hardware kee
 Source: NVIDIA, "PTX ISA", chapter 9.7.9.27 (bulk copies), 9.7.9.28 (tensormap.replace), 5.5 (tensors).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ values to print lie in a thread's own memory, one behind the other, each at a mu
 Source: NVIDIA, "CUDA C++ Programming Guide", chapters on formatted output and assertion; "PTX ISA", chapter 9.7.12.
 """
 
-from __future__ import annotations
-
 import ctypes
 import re
 

@@ -1,7 +1,5 @@
 """The chips that kernels are executed as: what Triton and torch.cuda are told of each."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -5,8 +5,6 @@ cache beside the PTX, by the versions of all that made it. The instructions them
 named, or another version of a block is needed.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import marshal

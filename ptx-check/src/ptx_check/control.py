@@ -5,8 +5,6 @@ A block post-dominates another if every way from there to the kernel's end leads
 first of them. Source: Fung et al. 2007, "Dynamic Warp Formation", section 2 (reconvergence by post-dominators).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from ptx_check.forms import carrying

@@ -5,8 +5,6 @@ every narrower format rounds as from the exact sum, in every direction.
 Source: Boldo and Melquiond 2008, "Emulation of a FMA and correctly rounded sums"; IEEE 754.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import operator

@@ -1,7 +1,5 @@
 """Reports of the machine: kinds of fault, and the place of each in PTX and in Python."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 KINDS = {

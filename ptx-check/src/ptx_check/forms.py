@@ -4,8 +4,6 @@ A line is a family of opcodes: [.a|.b] is one of these modes or none, (.a|.b) on
 on some chip. Source: NVIDIA, "PTX ISA", chapter 9.7.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re

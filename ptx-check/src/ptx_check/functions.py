@@ -6,8 +6,6 @@ keeps there: names of parameters and of local memory become places. A function's
 Source: NVIDIA, "PTX ISA", chapters 5.1.6 (parameters), 7.1 (functions), 9.7.12.5 (call).
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ Four threads share a row of the left operand, and each holds kWidth elements of 
 and numbers alone would tell (triton#11691); the layout is read from the compiler's last form before PTX, TTGIR.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -8,8 +8,6 @@ The kernel goes Triton's own way up to PTX, which is read and run by numpy: no d
 that does something wrong raises FaultyKernel. Needs a process in which Triton is not in its interpreter.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

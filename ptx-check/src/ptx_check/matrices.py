@@ -6,8 +6,6 @@ in float32, whole numbers exactly; a device rounds such sums in its own ways, so
 Source: NVIDIA, "PTX ISA", chapters 9.7.14.5 (fragments) and 9.7.14.5.15 (ldmatrix).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ptx_check.rounding import (

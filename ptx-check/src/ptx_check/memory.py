@@ -4,8 +4,6 @@ Addresses are those of this process. A tensor's elements may be touched, and not
 nobody wrote are marked (allocations.py); what is loaded from them is followed to its use (undefined.py).
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Operands of instructions as Python expressions over numpy arrays: what translate.py writes blocks of."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np

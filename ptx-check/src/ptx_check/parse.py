@@ -5,8 +5,6 @@ end with a semicolon. The order of statements is kept; a basic block ends at a b
 Source: NVIDIA, "PTX ISA", chapters 4 (syntax) and 11 (directives).
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from dataclasses import dataclass, field

@@ -13,8 +13,6 @@ chooses for a test, a class or a module:
     @pytest.mark.ptx_check(checks=False, programs=64)         options of ptx_check.executed
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path

@@ -4,8 +4,6 @@ A compiler multiplies the tile of a warp piece by piece: at every step of the de
 of columns, into registers that the next step adds to. Such a run is rectangles of rows and columns, one product each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 

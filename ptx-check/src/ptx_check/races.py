@@ -6,8 +6,6 @@ per byte, and compared stretch by stretch: for shared memory at each barrier, fo
 end of the launch. Stores of equal values by one instruction are how a compiler spreads a value and no race.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -5,8 +5,6 @@ well as numpy can and rounded; a device may differ in their last bits.
 Source: NVIDIA, "PTX ISA", chapter 9.7 (instructions), and IEEE 754.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

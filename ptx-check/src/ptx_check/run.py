@@ -4,8 +4,6 @@ Threads that part at a branch come together again in its immediate post-dominato
 there, then the other, then both go on together. Where blocks stand in the text does not matter.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Iterator

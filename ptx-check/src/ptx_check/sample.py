@@ -5,8 +5,6 @@ wrote, the elements that they did not write are unknown; so is what a launch wri
 what PyTorch's operators make of one. What is unknown counts as written, as zeros where nobody has written it yet.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any

@@ -5,8 +5,6 @@ until then the place counts as unwritten, so that who reads too early reads what
 Source: NVIDIA, "PTX ISA", chapter 9.7.9.25 (asynchronous copies) and 8.10 (proxies).
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -6,8 +6,6 @@ A family stands with one of its instructions, whose form forms.py knows or not, 
 the tests ask the assembler. Source: NVIDIA, "PTX ISA", the target notes of chapter 9.7.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ptx_check.chips import CHIPS

@@ -1,7 +1,5 @@
 """Instructions on tensor memory and mbarriers, and copies that threads do not wait for, in numpy."""
 
-from __future__ import annotations
-
 from ptx_check.bulk_copies import LONG, offset_of
 from ptx_check.control import registers_of
 from ptx_check.faults import Unsupported

@@ -7,8 +7,6 @@ A sum of 128 rows has row r in lane r; one of 64 rows has 16 of them in each qua
 Source: NVIDIA, "PTX ISA", chapter 9.7.16 (tcgen05) and 9.7.13.15 (mbarrier).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ptx_check.allocations import POISON

@@ -7,8 +7,6 @@ Marks are masks of a register's width, 1 where a bit is undefined; registers wit
 while it is empty nothing here runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Instructions of a warp's threads together, in numpy: shuffles, votes, sums over lanes, barriers."""
 
-from __future__ import annotations
-
 from ptx_check import arithmetic
 from ptx_check.control import registers_of
 from ptx_check.faults import Unsupported

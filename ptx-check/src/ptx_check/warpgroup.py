@@ -14,8 +14,6 @@ reads it (shared.py).
 Source: NVIDIA, "PTX ISA", chapters 9.7.15.5 (layouts and descriptors) and 9.7.15.5.2 (fragments).
 """
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Features of the language that are about memory that programs share, and random numbers, the rest."""
 
-from __future__ import annotations
-
 import torch
 import triton.language as tl
 from language import EXACT, POINTERS, WHOLE, feature

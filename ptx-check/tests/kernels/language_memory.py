@@ -1,7 +1,5 @@
 """Features of the language that are about memory and programs, and random numbers."""
 
-from __future__ import annotations
-
 import torch
 import triton.language as tl
 from language import DOUBLE, EXACT, POINTERS, WHOLE, M, N, feature

@@ -1,7 +1,5 @@
 """Features of the language that make numbers of numbers."""
 
-from __future__ import annotations
-
 import torch
 import triton.language as tl
 from language import BFLOAT, DOUBLE, EXACT, POSITIVE, WHOLE, feature

@@ -1,7 +1,5 @@
 """Compile cases of attention/backward.py."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from fasttfm.kernels.attention.backward import _backward_keys, _backward_queries

@@ -1,7 +1,5 @@
 """Compile cases of attention/forward.py, and the list that kernels for long rows share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

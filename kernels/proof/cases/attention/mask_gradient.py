@@ -1,7 +1,5 @@
 """Compile cases of attention/mask_gradient.py."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

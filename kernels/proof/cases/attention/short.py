@@ -1,7 +1,5 @@
 """Compile cases of attention/short.py."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The verbs of `fasttfm distill` that train a small BERT from a large one: bert and task."""
 
-from __future__ import annotations
-
 import argparse
 import os
 

@@ -1,7 +1,5 @@
 """Fine-tunes a BERT, ALBERT or ELECTRA for answers, choices or classes, or a GPT for choices or classes."""
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Trains, evaluates and runs language models: GPT and Llama."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from operator import eq

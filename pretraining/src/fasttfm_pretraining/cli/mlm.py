@@ -1,7 +1,5 @@
 """Trains and evaluates BERT, ALBERT and ELECTRA on plain text; fasttfm finetune fine-tunes them."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Verbs that `fasttfm lm` and `fasttfm mlm` share: prepare, train and export."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Flags of training on a task's own files: fasttfm finetune and fasttfm distill task."""
 
-from __future__ import annotations
-
 import argparse
 
 from fasttfm.cli.paths import INPUT_FILE, TRAINED_MODEL

@@ -5,8 +5,6 @@ windows. The null score is what no answer has over the best span.
 Source: Devlin et al. 2019, sections 4.2 and 4.3.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

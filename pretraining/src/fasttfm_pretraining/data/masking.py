@@ -6,8 +6,6 @@ generator replaces them (ELECTRA). What is chosen are tokens, whole words, or th
 Source: Devlin et al. 2019, section 3.1 and appendix A.1; Clark et al. 2020; Sun et al. 2019 (ERNIE).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

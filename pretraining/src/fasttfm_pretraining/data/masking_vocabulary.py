@@ -1,7 +1,5 @@
 """Facts of prepared documents' tokenizer that masking needs: its markers, and where words begin."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK

@@ -1,7 +1,5 @@
 """Sentences, or pairs of them, with a label: CSV, TSV or JSON lines with a header."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

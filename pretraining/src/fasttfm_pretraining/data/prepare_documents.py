@@ -4,8 +4,6 @@ The text is read once, into a copy beside the result: it may be a pipe, and what
 then streamed, so that memory holds a few thousand lines whatever the size of the text.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence

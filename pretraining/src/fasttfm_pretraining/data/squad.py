@@ -5,8 +5,6 @@ and the character of the context where it begins. In 2.0 a question may be impos
 Source: Rajpurkar et al. 2016 (SQuAD 1.1), Rajpurkar et al. 2018 (2.0).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

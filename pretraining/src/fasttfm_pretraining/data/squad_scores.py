@@ -8,8 +8,6 @@ being no answer may turn a prediction into the empty one.
 Source: evaluate-v1.1.py and evaluate-v2.0.py of Rajpurkar et al.
 """
 
-from __future__ import annotations
-
 import re
 import string
 from collections import Counter

@@ -5,8 +5,6 @@ training and validation files, the number of the right one (label). Other column
 Source: Zellers et al. 2018.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

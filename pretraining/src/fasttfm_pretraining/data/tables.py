@@ -1,7 +1,5 @@
 """Tables with a header: CSV, TSV and JSON lines, plain or packed, each row with its place in the file."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ An example is one row (a text, a pair, a window) or several (the choices of a qu
 Examples are padded to a few sizes chosen for the data, as pairs for translation are, so that an epoch has few shapes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

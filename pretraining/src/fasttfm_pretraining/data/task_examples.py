@@ -1,7 +1,5 @@
 """From the files of a task to rows of tokens: questions with contexts, contexts with choices, texts with a label."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ out the middle marker. In both the task's head reads one place: BERT's the first
 Source: Devlin et al. 2019, section 3; Radford et al. 2018, section 3.3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The score of a file of predictions against the file of right answers, under the names of SQuAD's official script."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from fasttfm.errors import UserError

@@ -3,8 +3,6 @@
 Each knows a token that ends a document (`end`), and may know one that stands for a hidden token (`mask`).
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from abc import ABC, abstractmethod

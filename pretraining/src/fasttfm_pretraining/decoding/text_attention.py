@@ -1,7 +1,5 @@
 """Attention inside an encoder-only model that reads a text."""
 
-from __future__ import annotations
-
 import torch
 
 from fasttfm.decoding.attention_plot import MOST_TOKENS, Attention

@@ -6,8 +6,6 @@ of BertForPreTraining and AlbertForPreTraining both, of a masked language model 
 generator and discriminator are two folders. No code in the files is run.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from collections.abc import Iterable, Iterator, Mapping

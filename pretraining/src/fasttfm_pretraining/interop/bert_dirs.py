@@ -1,7 +1,5 @@
 """Model directories made of Hugging Face's BERT, ALBERT and ELECTRA folders, with their tokenizer, and back."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ have two kinds that are equal, so that pairs cost nothing and fine-tuning may pa
 Source: Liu et al. 2019 (RoBERTa), Sanh et al. 2019 (DistilBERT).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path

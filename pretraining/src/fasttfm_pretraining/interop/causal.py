@@ -1,7 +1,5 @@
 """GPT and Llama between Hugging Face's folders and model directories, with their tokenizers."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The texts are tokens in a fixed random order. Compared are the logits, or the hi
 not those of the folder.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Model directories made from the folders of the family, and folders of language models written."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

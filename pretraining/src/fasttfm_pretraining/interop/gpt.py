@@ -4,8 +4,6 @@ https://huggingface.co/docs/transformers/model_doc/gpt2 and openai-gpt. Theirs k
 code in the files is run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -7,8 +7,6 @@
 A head of another shape (ELECTRA's and DistilBERT's classifiers) is refused by name.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ https://huggingface.co/docs/transformers/model_doc/llama. Rotary positions may b
 scalings (dynamic, yarn, longrope), biases and other types of model are refused by name. No code in the files is run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any

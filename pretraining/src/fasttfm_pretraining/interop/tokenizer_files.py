@@ -4,8 +4,6 @@ vocab.txt                  word pieces: BERT, ELECTRA, DistilBERT
 vocab.json + merges.txt    byte-level BPE: GPT-2, RoBERTa; GPT-1's BPE over lower-cased words, by config.json
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from pathlib import Path

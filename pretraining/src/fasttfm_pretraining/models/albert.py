@@ -8,8 +8,6 @@
 So the body and the heads are those of models/bert.py.
 """
 
-from __future__ import annotations
-
 from fasttfm_pretraining.config.bert import AlbertConfig
 from fasttfm_pretraining.models.bert import Bert, BertPretraining
 

@@ -9,8 +9,6 @@ ALBERT is the same with other fields of the configuration (models/albert.py), EL
 (models/electra.py). Rows are padded, with lengths (B,), or lie packed one after the other in a single row.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

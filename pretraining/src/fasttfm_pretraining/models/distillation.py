@@ -9,8 +9,6 @@ The gradient of softmax(z / T) shrinks with 1 / T^2, which the factor T^2 makes 
 other losses does not depend on the temperature. Sources: Sanh et al. 2019; Jiao et al. 2020; Hinton et al. 2015.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any

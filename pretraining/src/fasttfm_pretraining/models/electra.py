@@ -8,8 +8,6 @@ original, and no gradient flows through the sampling. The discriminator is what 
 models.bert.Bert.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -7,8 +7,6 @@
 Rows are padded on the right, with lengths (B,), or lie packed one after the other in a single row.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -7,8 +7,6 @@
 The three markers are new tokens at the end of the vocabulary.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -7,8 +7,6 @@
 The body is a models.bert.Bert: BERT's, ALBERT's, or ELECTRA's discriminator. Sections are of Devlin et al. 2019.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The class of each kind of model, and models read from the directories of `fasttfm lm` and `fasttfm mlm`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -8,8 +8,6 @@
 No layer has a bias. Rows are padded on the right, or lie packed one after the other in a single row.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

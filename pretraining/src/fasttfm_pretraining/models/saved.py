@@ -1,7 +1,5 @@
 """A model directory of any kind: its configuration and the weights of one of its checkpoints, read; or written."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

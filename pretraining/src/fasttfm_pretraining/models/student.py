@@ -3,8 +3,6 @@
 The teacher is not part of the module: neither its weights nor its gradients are anybody's business but its own.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ layers        embeddings, hidden states and attention scores, as models.student.
 prediction    T^2 KL(softmax(z_teacher / T) || softmax(z_student / T)) of the task's scores  then
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

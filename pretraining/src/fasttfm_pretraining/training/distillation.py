@@ -1,7 +1,5 @@
 """Distillation of a BERT into a smaller one on prepared documents: fasttfm distill bert."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ The body, its shape and its vocabulary are those of a model directory of pre-tra
 head is fresh. Adam, schedule, workers, checkpoints and resuming are the trainer's.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import tempfile
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Training and validation of a language model on prepared documents: fasttfm lm train and lm evaluate."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Training and validation of an encoder-only model on prepared documents: fasttfm mlm train and mlm evaluate."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

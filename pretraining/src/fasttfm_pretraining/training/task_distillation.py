@@ -1,7 +1,5 @@
 """Distillation of a fine-tuned BERT into a smaller one on its task's data: fasttfm distill task."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Scores and answers of a fine-tuned model, and its validation: exact match and F1, accuracy of choices and classes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

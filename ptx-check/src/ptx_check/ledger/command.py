@@ -5,8 +5,6 @@ ptx-check ledger --peer lib.so --match 'flash_fwd'      the cubins inside a shar
 ptx-check ledger --validate                             published times beside the bound
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

@@ -9,8 +9,6 @@ same estimate as local memory.
 Source: AMD's instruction set guides and whitepapers of CDNA 2 to 4, RDNA 3 and 4.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ through a loop faster than the sum; others fill the gaps, as many as registers a
 waits for memory, which scoreboards tell and no count knows, comes on top.
 """
 
-from __future__ import annotations
-
 from ptx_check.ledger import units
 from ptx_check.ledger.count import Usage
 from ptx_check.ledger.resources import MULTIPROCESSORS, Resources, occupancy

@@ -5,8 +5,6 @@ magic number, and are NVIDIA's by machine 190; their length follows from their t
 sections are named after their kernels, templates' arguments included.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 import subprocess

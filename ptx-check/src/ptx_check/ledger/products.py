@@ -4,8 +4,6 @@ Clocks are boost clocks; where a vendor prints a tensor rate, the clock that goe
 and the lanes of units.py agree.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ptx_check.ledger import gcn, units

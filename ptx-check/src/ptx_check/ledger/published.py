@@ -7,8 +7,6 @@ for kernels that no device has run assume. Rates are the named source's. Bounds 
 FlashAttention's wheels and of the tutorial by `--peer` and `ledger FILE`; docs/ledger.md has the commands.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ptx_check.ledger.gcn import warp

@@ -1,7 +1,5 @@
 """The ledger as tables for people."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Resources of a chip that a compiled kernel takes, read from its machine code without a device."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Any

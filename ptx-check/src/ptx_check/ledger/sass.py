@@ -1,7 +1,5 @@
 """Reads what nvdisasm prints of a cubin: instructions, branch targets and the scheduler's control codes."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import tempfile

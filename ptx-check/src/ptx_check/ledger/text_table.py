@@ -1,7 +1,5 @@
 """Tables for terminals."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

@@ -11,8 +11,6 @@ of one on sm_60) for one instruction of a warp. Sources:
     shared     128 bytes a cycle and multiprocessor
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
