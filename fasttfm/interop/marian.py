@@ -25,7 +25,6 @@ from fasttfm.interop.bart import (
     FIELDS,
     KNOWN,
     SHARED,
-    THEIR_ACTIVATIONS,
     bart_config,
     decoding,
     from_bart,
@@ -33,7 +32,7 @@ from fasttfm.interop.bart import (
     tables,
 )
 from fasttfm.interop.channels import halves_from_pairs, pairs_from_halves
-from fasttfm.interop.config_json import described, read_config, refuse_others, tell_unknown_fields
+from fasttfm.interop.config_json import THEIR_ACTIVATIONS, described, read_config, refuse_others, tell_unknown_fields
 from fasttfm.interop.exchange import (
     Arrangement,
     Model,
