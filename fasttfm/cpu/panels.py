@@ -2,8 +2,9 @@
 
 A tile of six rows and a panel has its sums in twelve of AVX2's sixteen registers, and each number that is read of
 either side is used by all of them (van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS
-Functionality", 2015). Rows are read where they lie. The panels of a few rows come from memory, so each tile asks for
-the panel after its own while it multiplies.
+Functionality", 2015). Rows are read where they lie. The panels of a few rows come from memory. A tile of one row or two
+takes four panels at once: with two sums a row each addition waits for the one before, and a processor reads several
+runs of memory ahead. A tile of more rows asks for what it needs soon. Panels lie in huge pages where the system has them.
 
 A sum begins with the bias and goes through the inputs in their order, whatever the number of rows or threads: a row
 has the same bits beside any others.
@@ -34,8 +35,16 @@ UNROLLED = 4
 """Inputs that one turn of the loop adds; a product has a multiple of them."""
 BLOCK = 96
 """Rows that a panel is read for at a time: with 512 inputs they take 192 KiB, which a second-level cache holds."""
+ABREAST = 4
+"""Panels of a tile of one row or two."""
 _TOGETHER = 8
-"""Panels that a thread takes at a time, so that the one after this is mostly its own."""
+"""Panels that a thread takes at a time, so that what it asks for is mostly its own."""
+_AHEAD = 512
+"""Numbers between what a tile of more rows multiplies and what it asks for: 2 KiB."""
+_CHUNK = 1 << 23
+"""Numbers of the memory that panels of many weights share: 32 MiB. NumPy asks for huge pages from 4 MiB on."""
+_LINE = 16
+"""Numbers of a line of a cache."""
 
 _FLOAT, _WORD, _INT, _BYTES = ir.FloatType(), ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer()
 _VECTOR = ir.VectorType(_FLOAT, VECTOR)
@@ -46,10 +55,11 @@ class PanelProduct:
 
     def __init__(self, weight: Tensor, bias: Tensor | None, relu: bool) -> None:
         outputs, inputs = weight.shape
-        count = -(-outputs // PANEL)
+        count = -(-outputs // (PANEL * ABREAST)) * ABREAST
         filled = torch.zeros(count * PANEL, inputs)
         filled[:outputs] = weight.detach()
-        self._panels = filled.view(count, PANEL, inputs).transpose(1, 2).contiguous().view(-1).numpy()
+        self._panels = _chunks.take(filled.numel())
+        torch.from_numpy(self._panels).view(count, inputs, PANEL).copy_(filled.view(count, PANEL, inputs).mT)
         self._bias = np.zeros(count * PANEL, np.float32)
         if bias is not None:
             self._bias[:outputs] = bias.detach().numpy()
@@ -73,57 +83,78 @@ class PanelProduct:
         return product
 
 
-def _tile(rows):
-    """Return tile(x, first, panels, place, following, bias, relu, out, output, columns) for so many rows of x (M, K).
+class _Chunks:
+    """Memory for panels, which a chunk gives until it is full; it is freed when nothing of it is used any more."""
 
-    It multiplies rows first, first + 1, ... of x by the panel at `place`, asks for the one `following` numbers
-    behind, and writes `columns` numbers of each row from `output` on.
+    def __init__(self) -> None:
+        self._rest: Any = np.empty(0, np.float32)
+
+    def take(self, count: int) -> Any:
+        """An array of so many numbers, from the begin of a cache line on."""
+        if len(self._rest) < count:
+            chunk = np.empty(max(count, _CHUNK) + _LINE, np.float32)
+            self._rest = chunk[-chunk.ctypes.data % (4 * _LINE) // 4 :]
+        taken, self._rest = self._rest[:count], self._rest[-(-count // _LINE) * _LINE :]
+        return taken
+
+
+_chunks = _Chunks()
+
+
+def _tile(rows, abreast=1):
+    """Return tile(x, first, panels, place, bias, relu, out, output, columns) for so many rows of x (M, K).
+
+    It multiplies rows first, first + 1, ... of x by the panel at `place` and those after it, `abreast` in all, and
+    writes `columns` numbers of each row from `output` on.
     """
+    vectors = abreast * VECTORS
 
     @intrinsic
-    def tile(context, x, first, panels, place, following, bias, relu, out, output, columns):
+    def tile(context, x, first, panels, place, bias, relu, out, output, columns):
         def generate(context, builder, signature, values):
-            _, first, _, place, following, _, relu, _, output, columns = values
+            _, first, _, place, _, relu, _, output, columns = values
 
             def array(n):
                 return make_array(signature.args[n])(context, builder, values[n])
 
             inputs = cgutils.unpack_tuple(builder, array(0).shape)[1]
-            outputs = cgutils.unpack_tuple(builder, array(7).shape)[1]
+            outputs = cgutils.unpack_tuple(builder, array(6).shape)[1]
             add, times = builder.add, builder.mul
             lines = [builder.gep(array(0).data, [times(add(first, _WORD(m)), inputs)]) for m in range(rows)]
-            panel = builder.gep(array(2).data, [place])
+            nearest = builder.gep(array(2).data, [place])
+            panel = [builder.gep(nearest, [times(_WORD(each * PANEL), inputs)]) for each in range(abreast)]
             entry, head, done = builder.block, *(builder.append_basic_block() for _ in range(2))
-            start = [_load(builder, array(5).data, add(output, _WORD(v * VECTOR))) for v in range(VECTORS)]
+            start = [_load(builder, array(4).data, add(output, _WORD(n * VECTOR))) for n in range(vectors)]
             builder.branch(head)
             builder.position_at_end(head)
             k = builder.phi(_WORD)
-            sums = [[builder.phi(_VECTOR) for _ in range(VECTORS)] for _ in range(rows)]
+            sums = [[builder.phi(_VECTOR) for _ in range(vectors)] for _ in range(rows)]
             last = [list(each) for each in sums]
             for step in range(UNROLLED):
                 now = add(k, _WORD(step))
                 offset = times(now, _WORD(PANEL))
-                weights = [_load(builder, panel, add(offset, _WORD(v * VECTOR))) for v in range(VECTORS)]
-                _fetch(builder, builder.gep(panel, [add(offset, following)]))
+                weights = [_load(builder, each, add(offset, _WORD(v * VECTOR))) for each in panel for v in range(VECTORS)]
+                if abreast == 1:
+                    _fetch(builder, builder.gep(nearest, [add(offset, _WORD(_AHEAD))]))
                 for m, line in enumerate(lines):
                     number = _broadcast(builder, builder.load(builder.gep(line, [now])))
                     last[m] = [_fma(builder, number, weight, each) for weight, each in zip(weights, last[m])]
             after = add(k, _WORD(UNROLLED))
             for phi, begin, end in [(k, _WORD(0), after)] + [
-                (sums[m][v], start[v], last[m][v]) for m in range(rows) for v in range(VECTORS)
+                (sums[m][n], start[n], last[m][n]) for m in range(rows) for n in range(vectors)
             ]:
                 phi.add_incoming(begin, entry)
                 phi.add_incoming(end, head)
             builder.cbranch(builder.icmp_signed("<", after, inputs), head, done)
             builder.position_at_end(done)
             for m in range(rows):
-                line = builder.gep(array(7).data, [add(times(add(first, _WORD(m)), outputs), output)])
-                for v in range(VECTORS):
-                    _store(builder, line, v * VECTOR, _positive(builder, last[m][v], relu), columns)
+                line = builder.gep(array(6).data, [add(times(add(first, _WORD(m)), outputs), output)])
+                for n in range(vectors):
+                    _store(builder, line, n * VECTOR, _positive(builder, last[m][n], relu), columns)
             return context.get_dummy_value()
 
         i = types.int64
-        return types.void(x, i, panels, i, i, bias, types.boolean, out, i, i), generate
+        return types.void(x, i, panels, i, bias, types.boolean, out, i, i), generate
 
     return tile
 
@@ -133,10 +164,10 @@ def _load(builder, data, place):
 
 
 def _fetch(builder, address):
-    """Asks for the memory at an address, for the second-level cache."""
+    """Asks for the memory at an address, for the nearest cache."""
     kind = ir.FunctionType(ir.VoidType(), [_BYTES, _INT, _INT, _INT])
     prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(prefetch, [builder.bitcast(address, _BYTES), _INT(0), _INT(2), _INT(1)])
+    builder.call(prefetch, [builder.bitcast(address, _BYTES), _INT(0), _INT(3), _INT(1)])
 
 
 def _broadcast(builder, number):
@@ -168,43 +199,46 @@ def _store(builder, line, place, x, columns):
                     builder.store(builder.extract_element(x, _INT(n)), builder.gep(line, [_WORD(place + n)]))
 
 
-_one, _two, _three, _four, _five, _six = (_tile(rows) for rows in range(1, TILE + 1))
+_one, _two = (_tile(rows, ABREAST) for rows in (1, 2))
+_three, _four, _five, _six = (_tile(rows) for rows in range(3, TILE + 1))
 
 
 @inlined()
-def _parts(begin, end, x, panels, bias, relu, out, block, count):
-    """Parts begin to end of the product: each a panel for a block of rows, in tiles as even as can be."""
+def _parts(begin, end, x, panels, bias, relu, out, blocks, count, abreast):
+    """Parts begin to end of the product: each `abreast` panels for a block of rows, in tiles as even as can be."""
     inputs, outputs = x.shape[1], out.shape[1]
     for part in range(np.int64(begin), np.int64(end)):
-        row, output = part // count * block, part % count * PANEL
-        place, columns = output * inputs, min(PANEL, outputs - output)
-        rows = min(block, x.shape[0] - row)
+        block, output = part // count, part % count * abreast * PANEL
+        place, columns = output * inputs, min(abreast * PANEL, outputs - output)
+        least, more = x.shape[0] // blocks, x.shape[0] % blocks
+        row, rows = block * least + min(block, more), least + (block < more)
         tiles = (rows + TILE - 1) // TILE
-        following = PANEL * inputs
         for tile in range(tiles):
             size = rows // tiles + (tile < rows % tiles)
             if size == 6:
-                _six(x, row, panels, place, following, bias, relu, out, output, columns)
+                _six(x, row, panels, place, bias, relu, out, output, columns)
             elif size == 5:
-                _five(x, row, panels, place, following, bias, relu, out, output, columns)
+                _five(x, row, panels, place, bias, relu, out, output, columns)
             elif size == 4:
-                _four(x, row, panels, place, following, bias, relu, out, output, columns)
+                _four(x, row, panels, place, bias, relu, out, output, columns)
             elif size == 3:
-                _three(x, row, panels, place, following, bias, relu, out, output, columns)
+                _three(x, row, panels, place, bias, relu, out, output, columns)
             elif size == 2:
-                _two(x, row, panels, place, following, bias, relu, out, output, columns)
+                _two(x, row, panels, place, bias, relu, out, output, columns)
             else:
-                _one(x, row, panels, place, following, bias, relu, out, output, columns)
-            row, following = row + size, 0  # the first tile has asked for the next panel
+                _one(x, row, panels, place, bias, relu, out, output, columns)
+            row += size
 
 
 @loop()
 def _multiply(team, x, panels, bias, relu, out):
-    rows, count = x.shape[0], len(bias) // PANEL
+    rows = x.shape[0]
+    abreast = ABREAST if rows <= 2 else 1  # of more rows no tile has one or two
+    count = len(bias) // (PANEL * abreast)
     blocks = (rows + BLOCK - 1) // BLOCK
     if blocks == 0 or count == 0:
         return
-    block = ((rows + blocks - 1) // blocks + TILE - 1) // TILE * TILE
-    parts = (rows + block - 1) // block * count
-    together = min(_TOGETHER, max(1, parts // (2 * team[0])))
-    over_threads(_parts, team, np.uintp(parts), np.uintp(together), (x, panels, bias, relu, out, block, count))
+    parts = blocks * count
+    together = min(_TOGETHER // abreast, max(1, parts // (2 * team[0])))
+    given = (x, panels, bias, relu, out, blocks, count, abreast)
+    over_threads(_parts, team, np.uintp(parts), np.uintp(together), given)
