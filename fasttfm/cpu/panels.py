@@ -2,9 +2,10 @@
 
 A tile of six rows and a panel has its sums in twelve of AVX2's sixteen registers, and each number that is read of
 either side is used by all of them (van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS
-Functionality", 2015). Rows are read where they lie. The panels of a few rows come from memory. A tile of one row or two
-takes four panels at once: with two sums a row each addition waits for the one before, and a processor reads several
-runs of memory ahead. A tile of more rows asks for what it needs soon. Panels lie in huge pages where the system has them.
+Functionality", 2015). Rows are read where they lie. The panels of a few rows come from memory, in huge pages where the
+system has them. A tile of one row or two takes four panels at once: with two sums a row each addition would wait for
+the one before, and a processor reads ahead in several places. Tiles of more rows ask for what they need soon, and the
+first four for a quarter each of the panel that comes after this one.
 
 A sum begins with the bias and goes through the inputs in their order, whatever the number of rows or threads: a row
 has the same bits beside any others.
@@ -12,6 +13,7 @@ has the same bits beside any others.
 Cost: 2 * M * N * K operations; N * K numbers are read for each 96 rows, and M * K once for every panel, from a cache.
 """
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -88,13 +90,15 @@ class _Chunks:
 
     def __init__(self) -> None:
         self._rest: Any = np.empty(0, np.float32)
+        self._lock = threading.Lock()
 
     def take(self, count: int) -> Any:
         """An array of so many numbers, from the begin of a cache line on."""
-        if len(self._rest) < count:
-            chunk = np.empty(max(count, _CHUNK) + _LINE, np.float32)
-            self._rest = chunk[-chunk.ctypes.data % (4 * _LINE) // 4 :]
-        taken, self._rest = self._rest[:count], self._rest[-(-count // _LINE) * _LINE :]
+        with self._lock:
+            if len(self._rest) < count:
+                chunk = np.empty(max(count, _CHUNK) + _LINE, np.float32)
+                self._rest = chunk[-chunk.ctypes.data % (4 * _LINE) // 4 :]
+            taken, self._rest = self._rest[:count], self._rest[-(-count // _LINE) * _LINE :]
         return taken
 
 
@@ -102,40 +106,45 @@ _chunks = _Chunks()
 
 
 def _tile(rows, abreast=1):
-    """Return tile(x, first, panels, place, bias, relu, out, output, columns) for so many rows of x (M, K).
+    """Return tile(x, first, panels, place, following, bias, relu, out, output, columns) for so many rows of x (M, K).
 
     It multiplies rows first, first + 1, ... of x by the panel at `place` and those after it, `abreast` in all, and
-    writes `columns` numbers of each row from `output` on.
+    writes `columns` numbers of each row from `output` on. From `following` numbers behind on it asks for a quarter of a
+    panel.
     """
     vectors = abreast * VECTORS
 
     @intrinsic
-    def tile(context, x, first, panels, place, bias, relu, out, output, columns):
+    def tile(context, x, first, panels, place, following, bias, relu, out, output, columns):
         def generate(context, builder, signature, values):
-            _, first, _, place, _, relu, _, output, columns = values
+            _, first, _, place, following, _, relu, _, output, columns = values
 
             def array(n):
                 return make_array(signature.args[n])(context, builder, values[n])
 
             inputs = cgutils.unpack_tuple(builder, array(0).shape)[1]
-            outputs = cgutils.unpack_tuple(builder, array(6).shape)[1]
+            outputs = cgutils.unpack_tuple(builder, array(7).shape)[1]
             add, times = builder.add, builder.mul
             lines = [builder.gep(array(0).data, [times(add(first, _WORD(m)), inputs)]) for m in range(rows)]
             nearest = builder.gep(array(2).data, [place])
             panel = [builder.gep(nearest, [times(_WORD(each * PANEL), inputs)]) for each in range(abreast)]
             entry, head, done = builder.block, *(builder.append_basic_block() for _ in range(2))
-            start = [_load(builder, array(4).data, add(output, _WORD(n * VECTOR))) for n in range(vectors)]
+            start = [_load(builder, array(5).data, add(output, _WORD(n * VECTOR))) for n in range(vectors)]
             builder.branch(head)
             builder.position_at_end(head)
             k = builder.phi(_WORD)
             sums = [[builder.phi(_VECTOR) for _ in range(vectors)] for _ in range(rows)]
             last = [list(each) for each in sums]
+            if abreast == 1:
+                _fetch(builder, builder.gep(nearest, [add(following, times(k, _WORD(PANEL // UNROLLED)))]), 2)
             for step in range(UNROLLED):
                 now = add(k, _WORD(step))
                 offset = times(now, _WORD(PANEL))
-                weights = [_load(builder, each, add(offset, _WORD(v * VECTOR))) for each in panel for v in range(VECTORS)]
+                weights = [
+                    _load(builder, each, add(offset, _WORD(v * VECTOR))) for each in panel for v in range(VECTORS)
+                ]
                 if abreast == 1:
-                    _fetch(builder, builder.gep(nearest, [add(offset, _WORD(_AHEAD))]))
+                    _fetch(builder, builder.gep(nearest, [add(offset, _WORD(_AHEAD))]), 3)
                 for m, line in enumerate(lines):
                     number = _broadcast(builder, builder.load(builder.gep(line, [now])))
                     last[m] = [_fma(builder, number, weight, each) for weight, each in zip(weights, last[m])]
@@ -148,13 +157,13 @@ def _tile(rows, abreast=1):
             builder.cbranch(builder.icmp_signed("<", after, inputs), head, done)
             builder.position_at_end(done)
             for m in range(rows):
-                line = builder.gep(array(6).data, [add(times(add(first, _WORD(m)), outputs), output)])
+                line = builder.gep(array(7).data, [add(times(add(first, _WORD(m)), outputs), output)])
                 for n in range(vectors):
                     _store(builder, line, n * VECTOR, _positive(builder, last[m][n], relu), columns)
             return context.get_dummy_value()
 
         i = types.int64
-        return types.void(x, i, panels, i, bias, types.boolean, out, i, i), generate
+        return types.void(x, i, panels, i, i, bias, types.boolean, out, i, i), generate
 
     return tile
 
@@ -163,11 +172,11 @@ def _load(builder, data, place):
     return builder.load(builder.bitcast(builder.gep(data, [place]), _VECTOR.as_pointer()), align=4)
 
 
-def _fetch(builder, address):
-    """Asks for the memory at an address, for the nearest cache."""
+def _fetch(builder, address, level):
+    """Asks for the memory at an address; level: 3 for the nearest cache, 2 for the one after."""
     kind = ir.FunctionType(ir.VoidType(), [_BYTES, _INT, _INT, _INT])
     prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(prefetch, [builder.bitcast(address, _BYTES), _INT(0), _INT(3), _INT(1)])
+    builder.call(prefetch, [builder.bitcast(address, _BYTES), _INT(0), _INT(level), _INT(1)])
 
 
 def _broadcast(builder, number):
@@ -213,21 +222,23 @@ def _parts(begin, end, x, panels, bias, relu, out, blocks, count, abreast):
         least, more = x.shape[0] // blocks, x.shape[0] % blocks
         row, rows = block * least + min(block, more), least + (block < more)
         tiles = (rows + TILE - 1) // TILE
+        following = PANEL * inputs
         for tile in range(tiles):
             size = rows // tiles + (tile < rows % tiles)
             if size == 6:
-                _six(x, row, panels, place, bias, relu, out, output, columns)
+                _six(x, row, panels, place, following, bias, relu, out, output, columns)
             elif size == 5:
-                _five(x, row, panels, place, bias, relu, out, output, columns)
+                _five(x, row, panels, place, following, bias, relu, out, output, columns)
             elif size == 4:
-                _four(x, row, panels, place, bias, relu, out, output, columns)
+                _four(x, row, panels, place, following, bias, relu, out, output, columns)
             elif size == 3:
-                _three(x, row, panels, place, bias, relu, out, output, columns)
+                _three(x, row, panels, place, following, bias, relu, out, output, columns)
             elif size == 2:
-                _two(x, row, panels, place, bias, relu, out, output, columns)
+                _two(x, row, panels, place, following, bias, relu, out, output, columns)
             else:
-                _one(x, row, panels, place, bias, relu, out, output, columns)
+                _one(x, row, panels, place, following, bias, relu, out, output, columns)
             row += size
+            following += PANEL * inputs // UNROLLED if tile < UNROLLED - 1 else 0
 
 
 @loop()
