@@ -95,7 +95,7 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
 
 
 def _predict(args: argparse.Namespace) -> None:
-    from fasttfm.decoding.translator import pick_device
+    from fasttfm.machine import pick_device
     from fasttfm_pretraining.data.answers import write_json
     from fasttfm_pretraining.training.task_prediction import FineTuned
 

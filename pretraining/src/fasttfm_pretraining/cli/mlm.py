@@ -26,7 +26,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
 
 
 def _evaluate(args: argparse.Namespace) -> None:
-    from fasttfm.decoding.translator import pick_device
+    from fasttfm.machine import pick_device
     from fasttfm_pretraining.training.masked_modelling import evaluate
 
     score = evaluate(args.model, args.data, args.checkpoint, pick_device(args.device))
