@@ -76,8 +76,8 @@ def _parser() -> Parser:
         metavar="DIR",
         help="folder of the records (default: benchmarks/results, nothing for --smoke)",
     )
-    parser.add_argument("--threads", type=int, metavar="N", help="of the CPU (default: one a core)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the inputs (default: %(default)s)")
+    parser.add_argument("--threads", type=int, help="of the CPU (default: one a core)")
+    parser.add_argument("--seed", type=int, default=0, help="of the inputs (default: %(default)s)")
     parser.add_argument("--quiet", action="store_true", help="only what was kept where, warnings and errors")
     parser.add_argument(
         "--json", action="store_true", help="every record as a JSON line on standard output; words go to standard error"

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--host", default="127.0.0.1", help="address to listen on (default: %(default)s, this machine only)"
     )
     parser.add_argument(
-        "--port", type=int, default=8000, metavar="N", help="port to listen on; 0: any free port (default: %(default)s)"
+        "--port", type=int, default=8000, help="port to listen on; 0: any free port (default: %(default)s)"
     )
     add_device(parser)
     add_precision(parser)
@@ -55,7 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--token-file",
         type=INPUT_FILE,
-        metavar="FILE",
         help=f"file with the bearer token that requests must send (default: the environment variable {TOKEN_VARIABLE})",
     )
     parser.add_argument(
