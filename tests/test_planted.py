@@ -28,7 +28,9 @@ def test_every_test_that_is_named_exists():
         for test in fault.tests:
             name, _, function = test.partition("::")
             tree = ast.parse((ROOT / name).read_text(encoding="utf-8"))
-            assert not function or function in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+            assert not function or function in {
+                node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
+            }
 
 
 def test_every_room_has_faults():

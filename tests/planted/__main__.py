@@ -4,8 +4,9 @@
     python -m tests.planted --room kernels      those of one room, or several; nothing is recorded
 
 A test suite that is made quicker must find what it found. Each fault replaces a piece of text in a copy of the tree,
-never in the tree itself; of the tests only those run that are named with it. The line in benchmarks/results/planted.jsonl
-takes the place of the one of this machine's processor. Ends with status 1 where a fault was not noticed.
+never in the tree itself; of the tests only those run that are named with it, and of their cases those of the day. The
+line in benchmarks/results/planted.jsonl takes the place of the one of this machine's processor. Ends with status 1
+where a fault was not noticed.
 """
 
 import os
@@ -46,9 +47,8 @@ FAULTS = [
 
 def copy_tree(folder: Path) -> None:
     """Copy the files that git has, or would take, into a folder."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
-    )
+    words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(words, cwd=ROOT, capture_output=True, check=True)
     for name in filter(None, listed.stdout.decode().split("\0")):
         if (ROOT / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
