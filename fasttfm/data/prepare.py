@@ -292,7 +292,7 @@ def _write_split(
     of the split, and its own keys or those of held_out that it met.
     """
     dtypes = [prepared.id_dtype(len(tokenizer)) for tokenizer in tokenizers]
-    writers = [prepared.SideWriter(directory, name, side, dtype) for side, dtype in zip(("src", "tgt"), dtypes)]
+    writers = [prepared.IdsWriter(directory, f"{name}.{side}", dtype) for side, dtype in zip(("src", "tgt"), dtypes)]
     keys: set[bytes] = set()
     pairs, done = iter(text), 0
     parts = itertools.chain.from_iterable(itertools.repeat(n, count) for n, (_, count) in enumerate(text.parts))

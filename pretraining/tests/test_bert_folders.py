@@ -221,7 +221,7 @@ def test_electra_is_two_folders(tmp_path):
             "the layers bert.encoder.layer.0, 1, 2, where config.json's num_hidden_layers is 4",
         ),
         (lambda folder, config: config.update(num_hidden_layers=10**9), "layers 1000000000 must be at most 10,000"),
-        (lambda folder, config: config.update(vocab_size=10**12), r"config.json says \(1000000000000, 16\): copy both"),
+        (lambda folder, config: config.update(vocab_size=10**12), r"says \(1000000000000, 16\): copy both"),
         (lambda folder, config: config.update(intermediate_size=10**6), "copy both from one model"),
         (lambda folder, config: config.update(hidden_size=10**9), "d_model 1000000000 must be at most 1,000,000"),
         (lambda folder, config: config.update(max_position_embeddings=10**12), "copy both from one model"),

@@ -134,6 +134,17 @@ def test_masks_and_lengths_map_with_their_samples(shape: tuple[int, ...]) -> Non
         torch.testing.assert_close(vmap(call, in_dims=dims)(*inputs), looped(call, inputs, dims)[0], **CLOSE)
 
 
+def test_offsets_map_beside_a_window_that_leaves_out_bands_of_keys() -> None:
+    q, offsets = torch.randn(3, 2, 2, 150, 8), torch.tensor([[1, 2], [3, 4], [0, 5]])
+
+    def call(q: Tensor, offsets: Tensor) -> Tensor:
+        return F.attention(q, q, q, causal=True, causal_offset=offsets, window=(70, 0))
+
+    for dims in ((0, 0), (0, None), (None, 0)):
+        inputs = [x if dim == 0 else x[0] for x, dim in zip((q, offsets), dims)]
+        torch.testing.assert_close(vmap(call, in_dims=dims)(*inputs), looped(call, inputs, dims)[0], **CLOSE)
+
+
 def test_samples_are_one_call_where_rows_alone_are_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
     module = sys.modules[F.layer_norm.__module__]
     shapes, normalise = [], module.normalise

@@ -140,6 +140,11 @@ def test_another_model_s_sentencepiece_model_is_refused(tmp_path, monkeypatch, c
     assert main(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "target.spm: 4% of its pieces are in the vocabulary, 50% are needed" in line
+    smaller = train_tokenizer(LINES, vocab_size=290)  # its pieces are there, and most others are not its
+    for side in ("source", "target"):
+        (folder / f"{side}.spm").write_bytes(smaller.model)
+    assert main(words) == 2
+    assert "have 31% of the vocabulary's pieces, 85% are needed: one is of another corpus" in capsys.readouterr().err
     path = folder / "shared_vocabulary.json"
     listed = json.loads(path.read_text())
     path.write_text(json.dumps([*listed[:-1], listed[-2]]))
