@@ -9,6 +9,7 @@ line in benchmarks/results/planted.jsonl takes the place of the one of this mach
 where a fault was not noticed.
 """
 
+import datetime
 import os
 import shutil
 import subprocess
@@ -25,6 +26,8 @@ from benchmarks.measure.records import Record
 from fasttfm.parsing import parse_yaml
 
 ROOT = machine.ROOT
+DAY = os.environ.setdefault("FASTTFM_TEST_DAY", str(datetime.datetime.now(datetime.timezone.utc).toordinal()))
+"""As tests/shared_fixtures.py has it, for the tests that it starts."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ def plant(faults: Sequence[Fault]) -> Record:
             seconds = round(time.perf_counter() - began, 1)
             told.append({"room": fault.room, "breaks": fault.breaks, "noticed": noticed, "seconds": seconds})
             print(f"{'noticed' if noticed else 'MISSED':8} {seconds:6.1f} s  {fault.room}: {fault.breaks}", flush=True)
-    return {"faults": told, "noticed": sum(each["noticed"] for each in told)}
+    return {"day": DAY, "noticed": sum(each["noticed"] for each in told), "faults": told}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
