@@ -4,11 +4,12 @@
     python -m tests.planted --room kernels      those of one room, or several; nothing is recorded
 
 A test suite that is made quicker must find what it found. Each fault replaces a piece of text in a copy of the tree,
-never in the tree itself; of the tests only those run that are named with it. The line in
-benchmarks/results/planted.jsonl takes the place of the one of this machine's processor. Ends with status 1 where a
-fault was not noticed.
+never in the tree itself; of the tests only those run that are named with it, and of their cases those of the day. The
+line in benchmarks/results/planted.jsonl takes the place of the one of this machine's processor. Ends with status 1
+where a fault was not noticed.
 """
 
+import datetime
 import os
 import shutil
 import subprocess
@@ -25,6 +26,8 @@ from benchmarks.measure.records import Record
 from fasttfm.parsing import parse_yaml
 
 ROOT = machine.ROOT
+DAY = os.environ.setdefault("FASTTFM_TEST_DAY", str(datetime.datetime.now(datetime.timezone.utc).toordinal()))
+"""As tests/shared_fixtures.py has it, for the tests that it starts."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +50,8 @@ FAULTS = [
 
 def copy_tree(folder: Path) -> None:
     """Copy the files that git has, or would take, into a folder."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-zco", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
-    )
+    words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(words, cwd=ROOT, capture_output=True, check=True)
     for name in filter(None, listed.stdout.decode().split("\0")):
         if (ROOT / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +92,7 @@ def plant(faults: Sequence[Fault]) -> Record:
             seconds = round(time.perf_counter() - began, 1)
             told.append({"room": fault.room, "breaks": fault.breaks, "noticed": noticed, "seconds": seconds})
             print(f"{'noticed' if noticed else 'MISSED':8} {seconds:6.1f} s  {fault.room}: {fault.breaks}", flush=True)
-    return {"faults": told, "noticed": sum(each["noticed"] for each in told)}
+    return {"day": DAY, "noticed": sum(each["noticed"] for each in told), "faults": told}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
