@@ -94,7 +94,7 @@ def _tile(rows):
             lines = [builder.gep(array(0).data, [times(add(first, _WORD(m)), inputs)]) for m in range(rows)]
             panel = builder.gep(array(2).data, [place])
             entry, head, done = builder.block, *(builder.append_basic_block() for _ in range(2))
-            start = [_load(builder, array(5).data, add(output, _WORD(v * VECTOR))) for v in range(VECTORS)]
+            start = [load(builder, array(5).data, add(output, _WORD(v * VECTOR))) for v in range(VECTORS)]
             builder.branch(head)
             builder.position_at_end(head)
             k = builder.phi(_WORD)
@@ -103,11 +103,11 @@ def _tile(rows):
             for step in range(UNROLLED):
                 now = add(k, _WORD(step))
                 offset = times(now, _WORD(PANEL))
-                weights = [_load(builder, panel, add(offset, _WORD(v * VECTOR))) for v in range(VECTORS)]
+                weights = [load(builder, panel, add(offset, _WORD(v * VECTOR))) for v in range(VECTORS)]
                 _fetch(builder, builder.gep(panel, [add(offset, following)]))
                 for m, line in enumerate(lines):
-                    number = _broadcast(builder, builder.load(builder.gep(line, [now])))
-                    last[m] = [_fma(builder, number, weight, each) for weight, each in zip(weights, last[m])]
+                    number = broadcast(builder, builder.load(builder.gep(line, [now])))
+                    last[m] = [fma(builder, number, weight, each) for weight, each in zip(weights, last[m])]
             after = add(k, _WORD(UNROLLED))
             for phi, begin, end in [(k, _WORD(0), after)] + [
                 (sums[m][v], start[v], last[m][v]) for m in range(rows) for v in range(VECTORS)
@@ -128,7 +128,7 @@ def _tile(rows):
     return tile
 
 
-def _load(builder, data, place):
+def load(builder, data, place):
     return builder.load(builder.bitcast(builder.gep(data, [place]), _VECTOR.as_pointer()), align=4)
 
 
@@ -139,13 +139,13 @@ def _fetch(builder, address):
     builder.call(prefetch, [builder.bitcast(address, _BYTES), _INT(0), _INT(2), _INT(1)])
 
 
-def _broadcast(builder, number):
+def broadcast(builder, number):
     undefined = ir.Constant(_VECTOR, ir.Undefined)
     first = builder.insert_element(undefined, number, _INT(0))
     return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(_INT, VECTOR), None))
 
 
-def _fma(builder, a, b, c):
+def fma(builder, a, b, c):
     kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{VECTOR}f32"), [a, b, c])
 
