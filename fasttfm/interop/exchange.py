@@ -1,6 +1,7 @@
 """A model with its tokenizers between our directories and other systems' formats, and what these have in common."""
 
 import dataclasses
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,11 @@ from fasttfm.reference import positional_encoding
 
 _NUMBERED = 0.5
 """Of a SentencePiece model's pieces; a vocabulary may leave out what its training text never had."""
+NO_TEXT = re.compile(r"madeupword\d+|<\S+>|__\S+__|\[\S+\]|>>\S+<<")
+"""What other tools and their users add to a vocabulary besides pieces."""
+_KNOWN = 0.85
+"""Of a vocabulary's pieces. Of three German-English corpora in 4,000 and 8,000 pieces a side their own SentencePiece
+models have at least 97 %, with one model of another corpus at most 75 %."""
 NEVER = -1e4
 """A logit's bias that makes its token impossible, and that float16 can hold."""
 
@@ -241,6 +247,20 @@ def fitting_tokenizer(path: Path, vocabulary: Vocabulary) -> Tokenizer:
             "model, or of the other side"
         )
     return tokenizer
+
+
+def refuse_other_corpus(folder: Path, tokenizers: Sequence[Tokenizer]) -> None:
+    """Raise UserError where a side's vocabulary has many pieces that no side's SentencePiece model cuts text into."""
+    for vocabulary in (each.vocabulary for each in tokenizers):
+        assert vocabulary is not None
+        silent = {*vocabulary.prefix, *vocabulary.silent}
+        text = [each for each in vocabulary.pieces[UNK + 1 :] if each not in silent and not NO_TEXT.fullmatch(each)]
+        share = sum(any(each.cuts_into(piece) for each in tokenizers) for piece in text) / max(1, len(text))
+        if share < _KNOWN:
+            raise UserError(
+                f"{folder}: its SentencePiece models have {share:.0%} of the vocabulary's pieces, {_KNOWN:.0%} are "
+                "needed: one is of another corpus"
+            )
 
 
 def positions(config: TransformerConfig, weights: Mapping[str, Tensor], side: str) -> Tensor:

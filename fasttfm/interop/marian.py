@@ -39,6 +39,7 @@ from fasttfm.interop.exchange import (
     fitting_tokenizer,
     number,
     piece_names,
+    refuse_other_corpus,
     suppressed,
     with_tables,
 )
@@ -226,6 +227,7 @@ def read(folder: Path, **languages: Any) -> Model:
         fitting_tokenizer(folder / name, Vocabulary(pieces=pieces, prefix=[], codes=True))
         for name, (_, pieces) in zip(("source.spm", "target.spm"), sides)
     )
+    refuse_other_corpus(folder, (source, target))
     return Model(config, pairs_from_halves(result, config.d_model), (source, target), search)
 
 
