@@ -56,9 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_texts(parser: argparse.ArgumentParser) -> None:
     for flag, text in _TEXTS.items():
-        parser.add_argument(
-            flag, nargs="+", action="extend", type=INPUT_FILE, metavar="FILE", help=f"{text}; may be repeated"
-        )
+        parser.add_argument(flag, nargs="+", action="extend", type=INPUT_FILE, help=f"{text}; may be repeated")
     parser.add_argument(
         "--dataset",
         metavar="NAME",
@@ -67,7 +65,6 @@ def _add_texts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dataset-folder",
         type=INPUT_FOLDER,
-        metavar="FOLDER",
         help="read the text from a folder that Hugging Face's datasets wrote with save_to_disk() (extra: datasets)",
     )
     parser.add_argument(
@@ -87,7 +84,6 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
         type=float,
         action="append",
         default=[],
-        metavar="X",
         help="how often an epoch uses the pairs of this training file; 2: twice, 0.5: every second pair",
     )
     for flag, what in (("--source-tag", "training"), ("--valid-source-tag", "validation")):

@@ -19,6 +19,7 @@ from fasttfm.data.tokenizer import BOS, PAD, UNK, Tokenizer, Vocabulary
 from fasttfm.data.tokenizer_files import load_tokenizers
 from fasttfm.errors import UserError
 from fasttfm.files import write_file
+from fasttfm.folders import replacing
 from fasttfm.interop.tokenizer_json import write_tokenizer
 from fasttfm.models import Transformer
 from fasttfm.models.pretrained import read_pretrained, read_values, write_model, write_pretrained
@@ -104,6 +105,15 @@ def add_notes(folder: Path, lines: Sequence[str]) -> None:
     path = folder / "README.md"
     card = path.read_text(encoding="utf-8") if path.exists() else "# Model exported by fasttfm\n"
     write_file(path, "\n".join([card, "## Export", "", *(f"- {line}" for line in lines), ""]).encode())
+
+
+@contextmanager
+def exporting(folder: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Give a fresh folder, which takes the place of this one at the end, and lines for the user, its card's notes."""
+    told: list[str] = []
+    with replacing(folder, "exports a model", "exported model") as fresh:
+        yield fresh.path, told
+        add_notes(fresh.path, told)
 
 
 @contextmanager

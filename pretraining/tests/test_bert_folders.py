@@ -9,7 +9,7 @@ from fasttfm.errors import UserError
 from fasttfm_pretraining.config.bert import AlbertConfig
 from fasttfm_pretraining.interop import bert as interop
 from fasttfm_pretraining.interop.folders import cut_vocabulary
-from fasttfm_pretraining.models.albert import Albert
+from fasttfm_pretraining.models.bert import Bert
 from fasttfm_pretraining.models.electra import mean_detection_loss
 
 transformers = pytest.importorskip("transformers")
@@ -93,7 +93,7 @@ def test_albert_base_has_as_many_parameters_as_theirs():
     with torch.device("meta"):
         sizes = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
         theirs = transformers.AlbertModel(transformers.AlbertConfig(**sizes))
-        ours = Albert(AlbertConfig(vocab_size=30000))
+        ours = Bert(AlbertConfig(vocab_size=30000))
     assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters()) == 11_683_584
 
 

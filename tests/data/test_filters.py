@@ -117,7 +117,7 @@ def test_at_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture):
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        ("--max-ratio 0.5", "--max-ratio 0.5: at least 1 is needed"),
+        ("--max-ratio 0.5", "--max-ratio 0.5 must be a finite number of at least 1"),
         ("--src-script klingon", "--src-script klingon: one of latin, greek"),
     ],
 )

@@ -34,7 +34,6 @@ from fasttfm_pretraining.config.bert import AlbertConfig, BertConfig, ElectraCon
 from fasttfm_pretraining.data.masking_vocabulary import masking_vocabulary
 from fasttfm_pretraining.data.text_tokenizer import TextTokenizer
 from fasttfm_pretraining.interop.bert_relatives import RELATIVES, as_bert
-from fasttfm_pretraining.models.albert import Albert, AlbertPretraining
 from fasttfm_pretraining.models.bert import Bert, BertPretraining, MaskedHead
 from fasttfm_pretraining.models.electra import Electra, ReplacedHead
 
@@ -127,7 +126,7 @@ def read_body(folder: Path) -> Bert:
     """
     family, config, weights = read_family(folder)
     config = dataclasses.replace(config, sentence_head=False, pooler=_has(weights, family, family.pooler))
-    body = _body(config)
+    body = Bert(config)
     fill(body, weights, body_parameters(body, family))
     return body.eval()
 
@@ -144,7 +143,7 @@ def read_pretraining(folder: Path) -> BertPretraining:
     if sentence:
         weights[f"{family.prefix}{family.pooler}.weight"]  # which it reads
     config = dataclasses.replace(config, sentence_head=sentence, pooler=_has(weights, family, family.pooler))
-    model = AlbertPretraining(config) if isinstance(config, AlbertConfig) else BertPretraining(config)
+    model = BertPretraining(config)
     fill(model.body, weights, body_parameters(model.body, family))
     if f"{family.masked[0]}.weight" in weights:
         fill(model.masked, weights, _masked_parameters(family))
@@ -274,7 +273,7 @@ def read_family(folder: Path) -> tuple[_Family, BertConfig, TheirWeights]:
     layers, said = (1, "num_hidden_groups") if config.share == "all" else (config.layers, "num_hidden_layers")
     weights.refuse_other_layers(family.prefix + family.layer.partition("{")[0], layers, f"config.json's {said}")
     with torch.device("meta"):  # of whatever size config.json tells, nothing is built before it fits the weights
-        body = _body(dataclasses.replace(config, sentence_head=False, pooler=False))
+        body = Bert(dataclasses.replace(config, sentence_head=False, pooler=False))
     weights.ours(body_parameters(body, family), _shapes(body))
     *_, output, bias = family.masked
     weights.refuse_other_copies({output: table, f"{output.removesuffix('weight')}bias": bias})
@@ -311,10 +310,6 @@ def _config(given: Mapping[str, Any], path: Path) -> BertConfig:
 
 def _has(weights: Mapping[str, Tensor], family: _Family, name: str) -> bool:
     return bool(name) and f"{family.prefix}{name}.weight" in weights
-
-
-def _body(config: BertConfig) -> Bert:
-    return Albert(config) if isinstance(config, AlbertConfig) else Bert(config)
 
 
 @torch.no_grad()
