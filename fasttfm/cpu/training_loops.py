@@ -33,7 +33,7 @@ def _rows(columns):
 
 
 @inlined()
-def _lanes(words, key, row, plane, site):
+def draw_lanes(words, key, row, plane, site):
     """Philox4x32-7 of a row (kernels/philox.py): four words a block, whose bytes are the lanes in their order."""
     blocks = np.uintp(words.shape[0] // 4)
     for block in range(blocks):
@@ -66,7 +66,7 @@ def _keep_rows(begin, end, key, site, threshold, keep):
     lanes = words.view(np.uint8)
     least = np.int32(threshold)
     for r in range(begin, end):
-        _lanes(words, key, np.uint64(r % rows), np.uint64(r // rows), site)
+        draw_lanes(words, key, np.uint64(r % rows), np.uint64(r // rows), site)
         first = r * columns
         for n in range(columns):
             flat[first + n] = np.uint8(np.int32(lanes[n]) >= least)
@@ -302,7 +302,7 @@ def _norm_rows(begin, end, x, residual, weight, bias, eps, key, site, threshold,
     for r in range(begin, end):
         first = r * width
         if threshold:
-            _lanes(words, key, np.uint64(r), np.uint64(0), site)
+            draw_lanes(words, key, np.uint64(r), np.uint64(0), site)
             total = _add_kept(flat_x, flat_residual, first, width, lanes, least, scale, flat_keep, flat_s, row)
         else:
             total = _add(flat_x, flat_residual, first, width, flat_s, row)

@@ -26,8 +26,11 @@ _DTYPES = (torch.float32, torch.bfloat16)
 def takes(name: str, *tensors: Tensor) -> bool:
     """Return whether the pass of that name (thresholds.LEAST) takes these tensors, and is the faster way; never in a
     search, whose bits must not depend on how many rows there are."""
-    if not tensors[0].is_cpu or tensors[0].numel() < thresholds.least(name):
-        return False
+    return tensors[0].is_cpu and tensors[0].numel() >= thresholds.least(name) and computable(*tensors)
+
+
+def computable(*tensors: Tensor) -> bool:
+    """Return whether passes can be taken for these tensors."""
     for x in tensors:
         if type(x) is not Tensor or not x.is_cpu or x.dtype not in _DTYPES:
             return False
@@ -43,7 +46,7 @@ def drawn(shape: tuple[int, int, int], p: float, seed: Tensor, site: int) -> Ten
 def keep_mask(shape: tuple[int, int, int], p: float, seed: Tensor, site: int) -> Tensor:
     """reference.keep_mask()."""
     keep = torch.empty(shape, dtype=torch.uint8)
-    loops().keep_mask(team(), _unsigned(seed), np.uint64(site), reference.dropout_threshold(p), keep.numpy())
+    loops().keep_mask(team(), unsigned(seed), np.uint64(site), reference.dropout_threshold(p), keep.numpy())
     return keep.view(torch.bool)
 
 
@@ -129,7 +132,7 @@ def residual_layer_norm(
     keep = torch.empty(x.shape if threshold else (0,), dtype=torch.uint8)
     loops().residual_layer_norm(
         team(), array(x), array(residual), _copied(weight), _copied(bias), np.float32(eps),
-        np.uint64(0) if seed is None else _unsigned(seed), np.uint64(site), threshold, np.float32(dropout_scale),
+        np.uint64(0) if seed is None else unsigned(seed), np.uint64(site), threshold, np.float32(dropout_scale),
         keep.numpy(), array(y), array(s), array(mean), array(rstd),
     )  # fmt: skip
     return y, s, mean, rstd, keep.view(torch.bool)
@@ -163,7 +166,7 @@ def _copied(parameter: Tensor) -> Any:
     return array(parameter.detach().clone())
 
 
-def _unsigned(seed: Tensor) -> np.uint64:
+def unsigned(seed: Tensor) -> np.uint64:
     return np.uint64(int(seed.item()) & 0xFFFFFFFFFFFFFFFF)
 
 
