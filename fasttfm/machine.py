@@ -1,8 +1,10 @@
 """Facts of where this process runs: versions of packages, the processor and the GPU."""
 
+import os
 import platform
 import warnings
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fasttfm.errors import UserError
@@ -31,6 +33,16 @@ def cpuinfo(field: str) -> str:
 def processor() -> str:
     """The CPU's name."""
     return cpuinfo("model name") or platform.processor()
+
+
+def allowed_cores() -> int:
+    """Cores that this process may run on, as far as its cgroup allows."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return min(allowed, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):  # no such file, or no limit ("max")
+        return allowed
 
 
 def pick_device(device: "str | torch.device | None") -> "torch.device":

@@ -5,7 +5,6 @@ side make one corpus, in the given order.
 """
 
 import argparse
-import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from fasttfm.data.datasets import DATASETS
 from fasttfm.data.filters import SCRIPTS
 from fasttfm.data.prepare import PrepareOptions, prepare
 from fasttfm.errors import UserError
+from fasttfm.machine import allowed_cores
 
 _TEXTS = {
     "--src": "training source text",
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads",
         type=int,
-        default=os.cpu_count() or 1,
+        default=allowed_cores(),
         help="threads that split text into subwords (default: all cores)",
     )
 

@@ -129,7 +129,7 @@ def _tile(rows, abreast=1):
             nearest = builder.gep(array(2).data, [place])
             panel = [builder.gep(nearest, [times(_WORD(each * PANEL), inputs)]) for each in range(abreast)]
             entry, head, done = builder.block, *(builder.append_basic_block() for _ in range(2))
-            start = [_load(builder, array(5).data, add(output, _WORD(n * VECTOR))) for n in range(vectors)]
+            start = [load(builder, array(5).data, add(output, _WORD(n * VECTOR))) for n in range(vectors)]
             builder.branch(head)
             builder.position_at_end(head)
             k = builder.phi(_WORD)
@@ -141,13 +141,13 @@ def _tile(rows, abreast=1):
                 now = add(k, _WORD(step))
                 offset = times(now, _WORD(PANEL))
                 weights = [
-                    _load(builder, each, add(offset, _WORD(v * VECTOR))) for each in panel for v in range(VECTORS)
+                    load(builder, each, add(offset, _WORD(v * VECTOR))) for each in panel for v in range(VECTORS)
                 ]
                 if abreast == 1:
                     _fetch(builder, builder.gep(nearest, [add(offset, _WORD(_AHEAD))]), 3)
                 for m, line in enumerate(lines):
-                    number = _broadcast(builder, builder.load(builder.gep(line, [now])))
-                    last[m] = [_fma(builder, number, weight, each) for weight, each in zip(weights, last[m])]
+                    number = broadcast(builder, builder.load(builder.gep(line, [now])))
+                    last[m] = [fma(builder, number, weight, each) for weight, each in zip(weights, last[m])]
             after = add(k, _WORD(UNROLLED))
             for phi, begin, end in [(k, _WORD(0), after)] + [
                 (sums[m][n], start[n], last[m][n]) for m in range(rows) for n in range(vectors)
@@ -168,7 +168,7 @@ def _tile(rows, abreast=1):
     return tile
 
 
-def _load(builder, data, place):
+def load(builder, data, place):
     return builder.load(builder.bitcast(builder.gep(data, [place]), _VECTOR.as_pointer()), align=4)
 
 
@@ -179,13 +179,13 @@ def _fetch(builder, address, level):
     builder.call(prefetch, [builder.bitcast(address, _BYTES), _INT(0), _INT(level), _INT(1)])
 
 
-def _broadcast(builder, number):
+def broadcast(builder, number):
     undefined = ir.Constant(_VECTOR, ir.Undefined)
     first = builder.insert_element(undefined, number, _INT(0))
     return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(_INT, VECTOR), None))
 
 
-def _fma(builder, a, b, c):
+def fma(builder, a, b, c):
     kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{VECTOR}f32"), [a, b, c])
 

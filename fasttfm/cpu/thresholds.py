@@ -49,6 +49,8 @@ LEAST = {
     "residual_layer_norm_without_dropout": Threshold(
         1 << 15, _PASS + "; on an AMD EPYC beside other work about as fast as PyTorch's route in float32", _XEON
     ),
+    "cross_entropy": Threshold(1 << 15, _PASS, _AVX2),
+    "cross_entropy_gradient": Threshold(1 << 15, _PASS, _AVX2),
 }
 """Of the passes of training_passes.py, against PyTorch's route. More than two threads were measured nowhere."""
 
@@ -72,6 +74,10 @@ FIXED = {
     "encoder_loop": Threshold(
         96, "rows of a sentence up to which an encoder attends in a loop of our own: one sentence of 8 heads of 64, "
         "146 -> 18 us with 16 rows, 247 -> 176 with 64, 434 -> 714 with 128", _AVX2, decides_search=True,
+    ),
+    "attention_loop": Threshold(
+        1 << 15, "numbers of queries from which on attention outside a search is a loop of our own, in float32, on the "
+        "processors of panels", _AVX2,
     ),
     "row_counts": Threshold(
         (1, 2, 4, 8, 16, 32, 40, 64, 96, 128, 192, 256), "row counts that products may have; which of them sum alike "

@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import PATIENCE, free_port, wait_for_end
 
+from fasttfm import machine
 from fasttfm.checkpoints.checkpoint import read_weights
 from fasttfm.checkpoints.run_log import read_log
 from fasttfm.checkpoints.steps import resolve_checkpoint, saved_steps, step_folder
 from fasttfm.cli.workers import number_of_workers
 from fasttfm.cpu.step_passes import usable
 from fasttfm.errors import UserError
-from fasttfm.training.workers import LOST_PEER, share_of_rows
+from fasttfm.training.workers import LOST_PEER, cores_of_rank, share_of_rows
 
 from . import ranks
 from .tiny import run, start, train_command
@@ -384,6 +385,16 @@ def test_how_many_workers(monkeypatch):
     assert number_of_workers(None, 0, "cpu") == number_of_workers(4, 0, "cpu") == 1
     with pytest.raises(UserError, match="torchrun has started 4 processes"):
         number_of_workers(2, 0, "cpu")
+
+
+def test_cores_are_what_a_container_allows_at_most(monkeypatch, tmp_path):
+    limit = tmp_path / "cpu.max"
+    monkeypatch.setattr(machine, "Path", lambda path: limit)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(8), raising=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    for text, cores in (("max 100000\n", 4), ("400000 100000\n", 2), ("50000 100000\n", 1)):
+        limit.write_text(text)
+        assert cores_of_rank() == cores
 
 
 def test_cores_are_what_openmp_is_told_at_most(monkeypatch):

@@ -63,6 +63,8 @@ def attention(
     if scores_differ(causal, causal_offset, window, softcap, alibi_slopes, sinks):
         shape = (*query.shape[:3], key.shape[2])
         options = with_scoring(options, query, shape, causal, window, softcap, alibi_slopes, sinks)
+    if routes.takes_blocks(query, key, value, options):
+        return _attention(query, key, value, options, "blocks")[0]
     if not options.plain and not routes.kernels_score(chosen(), query):
         _operator.check(_Call(query, key, value, options, chosen()))
         return composed.attention(query, key, value, options)

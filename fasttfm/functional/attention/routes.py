@@ -3,6 +3,7 @@
     short, flash    one Triton kernel, for rows of few keys or of any number: kernels/attention
     softmax         one Triton kernel between two products of cuBLAS: softmax_route.py
     explicit        products and softmax of PyTorch: torch_route.py
+    blocks          our own loop on a CPU, for float32 and everything that changes scores: cpu/attention_pass.py
     fused           PyTorch's own kernel on a CPU, for float32 and for batch-invariant searches: torch_route.py
 
 A call is decided once, before it computes, and its backward pass takes the same way. Searches take no gradient, and of
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from fasttfm.cpu import attention_pass
 from fasttfm.cpu.linear import batch_invariant
 from fasttfm.cpu.thresholds import fixed
 from fasttfm.functional.attention import softmax_route, torch_route
@@ -65,6 +67,18 @@ def kernels_score(asked: str, query: Tensor) -> bool:
     """Return whether kernels take options that are not plain; else PyTorch computes and differentiates them."""
     dtype = torch.get_autocast_dtype(query.device.type) if casts(query) else query.dtype
     return not transformed() and forward_ad._current_level < 0 and kernels_take(asked, query.device, dtype)
+
+
+def takes_blocks(query: Tensor, key: Tensor, value: Tensor, options: Options) -> bool:
+    """Return whether attention() is our own loop on a CPU, gradients too: where that is the faster way."""
+    return (
+        query.is_cpu
+        and not torch.compiler.is_compiling()
+        and chosen() != "triton"
+        and not casts(query)
+        and not (transformed() or forward_ad._current_level >= 0)
+        and attention_pass.takes(query, key, value, options)
+    )
 
 
 def takes_fused(
@@ -139,6 +153,8 @@ def forward(
     """
     if route == "explicit":
         return torch_route.forward(query, key, value, options)
+    if route == "blocks":
+        return *attention_pass.forward(query, key, value, options), None
     if route == "fused":
         return *torch_route.fused_forward(query, key, value, options), None
     if route == "softmax":
@@ -194,6 +210,8 @@ def backward(
         return torch_route.backward(*tensors, saved, dropped, options, mask_gradient, out)
     if route == "softmax":
         return softmax_route.backward(*tensors, saved, options, mask_gradient, out)
+    if route == "blocks":
+        return *attention_pass.backward(*tensors, output, saved, options), None
     arguments = options.arguments()
     if route == "short":
         from fasttfm.kernels.attention import short as attention_short

@@ -1,0 +1,130 @@
+"""Attention of float32 rows and its gradients by a loop of our own, where it is the faster way on a CPU.
+
+PyTorch multiplies all planes, then writes and reads scores for every step between; its fused kernel has no soft cap, no
+sinks and a slow backward pass. Here a block of queries goes through all of it in a cache (attention_loops.py). Only a
+log-sum-exp is kept for the backward pass, and dropout's mask is drawn again.
+"""
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fasttfm import reference
+from fasttfm.cpu import training_passes
+from fasttfm.cpu.thresholds import fixed
+
+HIDDEN = -3e38
+"""What hides a key in a mask of floats that are added, as the loops take it."""
+_MULTIPLE = 16
+_LEAST: int = fixed("attention_loop")
+_PROCESSORS: tuple[str, ...] = fixed("panels")
+_FAR = 1 << 30
+
+
+def takes(query: Tensor, key: Tensor, value: Tensor, options: Any) -> bool:
+    """Return whether the loops take these (B, H, L, D), (B, Hk, S, D), (B, Hk, S, Dv) and are the faster way."""
+    if query.numel() < _LEAST or not query.dtype == key.dtype == value.dtype == torch.float32:
+        return False
+    return (
+        training_passes.computable(query, key, value)
+        and query.shape[3] % _MULTIPLE == value.shape[3] % _MULTIPLE == 0 < value.shape[3]
+        and key.numel() > 0
+        and (options.mask is None or (type(options.mask) is Tensor and not options.mask.requires_grad))
+        and (options.slopes is None or (options.offsets is None and abs(options.causal_offset) < _FAR))
+        and torch.backends.cpu.get_cpu_capability() in _PROCESSORS
+    )
+
+
+def forward(query: Tensor, key: Tensor, value: Tensor, options: Any) -> tuple[Tensor, Tensor]:
+    """The output (B, H, L, Dv), heads last in memory, and the log-sum-exp (B, H, L) in base 2, sinks among it."""
+    batch, heads, queries, _ = query.shape
+    out = query.new_empty(batch, queries, heads, value.shape[3]).transpose(1, 2)
+    lse = query.new_empty(batch, heads, queries)
+    tensors, strides = _flat(query, key, value)
+    (flat,), (out_strides,) = _flat(out)
+    given = _shape(query, key, value), tensors, strides, *_looks(query, key, options)
+    _loops().attention(training_passes.team(), *given, flat, out_strides, lse.view(-1).numpy())
+    return out, lse
+
+
+def backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, options: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value, heads last in memory."""
+    gradients = tuple(torch.empty_like(x.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+                      for x in (query, key, value))  # fmt: skip
+    given = _shape(query, key, value), *_flat(query, key, value, output, grad), *_looks(query, key, options)
+    _loops().attention_gradient(training_passes.team(), *given, lse.view(-1).numpy(), *_flat(*gradients))
+    return gradients  # type: ignore[return-value]
+
+
+def _shape(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
+    batch, heads, queries, size = query.shape
+    return batch, heads, key.shape[1], queries, key.shape[2], size, value.shape[3]
+
+
+def _flat(*tensors: Tensor) -> tuple[tuple, tuple]:
+    """Each as the numbers from its first to its last, and the strides of all dimensions but the last, which is 1."""
+    arrays, strides = [], []
+    for x in tensors:
+        x = x.detach()
+        x = x if x.stride(3) == 1 else x.contiguous()
+        span = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride())) if x.numel() else 0
+        arrays.append(x.as_strided((span,), (1,)).numpy())
+        strides.append(x.stride()[:3])
+    return tuple(arrays), tuple(strides)
+
+
+def _looks(query: Tensor, key: Tensor, options: Any) -> tuple[tuple, tuple, tuple]:
+    """looks, numbers and dropout, as the loops take them."""
+    batch, heads, queries, _ = query.shape
+    keys = key.shape[2]
+    lengths = _full(batch, keys) if options.key_lengths is None else options.key_lengths.to(torch.int64).numpy()
+    offsets = np.full(batch, options.causal_offset, np.int64)
+    if options.offsets is not None:
+        offsets += options.offsets.numpy()
+    slopes = np.zeros(batch * heads, np.float32)
+    if options.slopes is not None:
+        slopes[:] = options.slopes.float().expand(batch, heads).reshape(-1).numpy()
+    sinks = np.full(heads, -np.inf, np.float32)
+    if options.sinks is not None:
+        sinks[:] = options.sinks.detach().float().numpy()
+    looks = lengths, offsets, slopes, sinks, *_mask(options.mask, (batch, heads, queries, keys))
+    scale, cap = np.float32(options.scale), np.float32(options.softcap)
+    numbers = bool(options.causal), options.window, options.past, scale, cap
+    return looks, numbers, _dropout(options)
+
+
+@functools.cache
+def _full(batch: int, keys: int) -> np.ndarray:
+    return np.full(batch, keys, np.int64)
+
+
+def _mask(mask: Tensor | None, shape: tuple[int, ...]) -> tuple[np.ndarray, tuple[int, ...]]:
+    """A mask's numbers that are added, HIDDEN where it hides a key, and its strides as it broadcasts to shape."""
+    if mask is None:
+        return np.zeros(1, np.float32), (0, 0, 0, -1)
+    if mask.dtype == torch.bool:
+        added = torch.zeros(mask.shape).masked_fill_(~mask, HIDDEN)
+    else:
+        added = mask.detach().float().masked_fill(mask < reference.LOWEST, HIDDEN)
+    added = added.contiguous()
+    return added.view(-1).numpy(), added.expand(shape).stride()
+
+
+def _dropout(options: Any) -> tuple:
+    if options.seed is None:
+        return np.uint64(0), np.uint64(0), 0, np.float32(1.0)
+    threshold, scale = reference.dropout_threshold(options.dropout_p), reference.dropout_scale(options.dropout_p)
+    return training_passes.unsigned(options.seed), np.uint64(options.site), threshold, np.float32(scale)
+
+
+@functools.cache
+def _loops() -> Any:
+    """The module of the compiled functions, which imports numba."""
+    from fasttfm.cpu import attention_loops
+
+    return attention_loops

@@ -1,0 +1,144 @@
+"""Float32 products inside a loop of a CPU, from copies in its cache, for numba; nothing is checked here.
+
+A tile of six rows and sixteen columns keeps its sums in registers, as panels.py has it, whose operand is a weight that
+was laid out once. Here both sides are laid out when they are needed: rows one after the other, and panels, sixteen
+columns wide, that tiles read one number after the other. Arrays are flat, places and steps count numbers.
+"""
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+from numba.np.arrayobj import make_array
+
+from fasttfm.cpu.loop_parts import inlined
+from fasttfm.cpu.panels import PANEL, TILE, UNROLLED, VECTOR, VECTORS, broadcast, fma, load
+
+_WORD, _VECTOR = ir.IntType(64), ir.VectorType(ir.FloatType(), VECTOR)
+
+
+def _tile(rows, adds):
+    """Return tile(x, first, row, step, panel, place, width, count, out, output, line): out's `rows` rows of PANEL
+    numbers become, or have added to them, sums over k < count of x[first + m * row + k * step] times the PANEL numbers
+    from panel[place + k * width] on; row m of out begins at output + m * line."""
+
+    @intrinsic
+    def tile(context, x, first, row, step, panel, place, width, count, out, output, line):
+        def generate(context, builder, signature, values):
+            _, first, row, step, _, place, width, count, _, output, line = values
+            data = [make_array(signature.args[n])(context, builder, values[n]).data for n in (0, 4, 8)]
+            add, times = builder.add, builder.mul
+            lines = [builder.gep(data[0], [add(first, times(_WORD(m), row))]) for m in range(rows)]
+            begin = builder.gep(data[1], [place])
+            written = [builder.gep(data[2], [add(output, times(_WORD(m), line))]) for m in range(rows)]
+            entry, head, done = builder.block, *(builder.append_basic_block() for _ in range(2))
+            zero = ir.Constant(_VECTOR, None)
+            start = [
+                [load(builder, written[m], _WORD(v * VECTOR)) if adds else zero for v in range(VECTORS)]
+                for m in range(rows)
+            ]
+            builder.branch(head)
+            builder.position_at_end(head)
+            k = builder.phi(_WORD)
+            sums = [[builder.phi(_VECTOR) for _ in range(VECTORS)] for _ in range(rows)]
+            last = [list(each) for each in sums]
+            for unrolled in range(UNROLLED):
+                now = add(k, _WORD(unrolled))
+                offset, place_of_x = times(now, width), times(now, step)
+                numbers = [load(builder, begin, add(offset, _WORD(v * VECTOR))) for v in range(VECTORS)]
+                for m in range(rows):
+                    factor = broadcast(builder, builder.load(builder.gep(lines[m], [place_of_x])))
+                    last[m] = [fma(builder, factor, number, each) for number, each in zip(numbers, last[m])]
+            after = add(k, _WORD(UNROLLED))
+            for phi, at_first, at_end in [(k, _WORD(0), after)] + [
+                (sums[m][v], start[m][v], last[m][v]) for m in range(rows) for v in range(VECTORS)
+            ]:
+                phi.add_incoming(at_first, entry)
+                phi.add_incoming(at_end, head)
+            builder.cbranch(builder.icmp_signed("<", after, count), head, done)
+            builder.position_at_end(done)
+            for m in range(rows):
+                for v in range(VECTORS):
+                    address = builder.gep(written[m], [_WORD(v * VECTOR)])
+                    builder.store(last[m][v], builder.bitcast(address, _VECTOR.as_pointer()), align=4)
+            return context.get_dummy_value()
+
+        i = types.int64
+        return types.void(x, i, i, i, panel, i, i, i, out, i, i), generate
+
+    return tile
+
+
+def _product_of(adds):
+    """Return multiply(x, first, row, step, panels, place, panel, width, count, out, output, line, rows, columns): out
+    (rows, columns) becomes, or has added to it, x (rows, count) times panels, the n-th of which begins `panel` numbers
+    after the one before; count a multiple of UNROLLED and columns of PANEL."""
+    one, two, three, four, five, six = (_tile(rows, adds) for rows in range(1, TILE + 1))
+
+    @njit(nogil=True)
+    def multiply(x, first, row, step, panels, place, panel, width, count, out, output, line, rows, columns):
+        tiles = (rows + TILE - 1) // TILE
+        for column in range(0, columns, PANEL):
+            at, m = place + column // PANEL * panel, 0
+            for tile in range(tiles):
+                size = rows // tiles + (tile < rows % tiles)
+                a, c = first + m * row, output + m * line + column
+                if size == 6:
+                    six(x, a, row, step, panels, at, width, count, out, c, line)
+                elif size == 5:
+                    five(x, a, row, step, panels, at, width, count, out, c, line)
+                elif size == 4:
+                    four(x, a, row, step, panels, at, width, count, out, c, line)
+                elif size == 3:
+                    three(x, a, row, step, panels, at, width, count, out, c, line)
+                elif size == 2:
+                    two(x, a, row, step, panels, at, width, count, out, c, line)
+                else:
+                    one(x, a, row, step, panels, at, width, count, out, c, line)
+                m += size
+
+    return multiply
+
+
+product, add_product = _product_of(False), _product_of(True)
+
+
+@inlined()
+def round_up(count, multiple):
+    return (count + multiple - 1) // multiple * multiple
+
+
+@inlined()
+def copy_rows(x, first, stride, rows, size, factor, out):
+    """out (rows up to a multiple of UNROLLED, size) becomes rows of x times factor, zero past them."""
+    for m in range(np.uintp(rows)):
+        place, at = np.uintp(first) + m * np.uintp(stride), m * np.uintp(size)
+        for d in range(np.uintp(size)):
+            out[at + d] = x[place + d] * factor
+    out[rows * size : round_up(rows, UNROLLED) * size] = np.float32(0.0)
+
+
+@inlined()
+def panels_across(x, first, stride, rows, size, out):
+    """out becomes panels (size, PANEL) of PANEL rows each of x, zero past the last."""
+    for begin in range(np.uintp(0), np.uintp(rows), np.uintp(PANEL)):
+        some = min(np.uintp(PANEL), np.uintp(rows) - begin)
+        at = begin * np.uintp(size)
+        if some < np.uintp(PANEL):
+            out[at : at + np.uintp(PANEL) * np.uintp(size)] = np.float32(0.0)
+        for m in range(some):
+            place = np.uintp(first) + (begin + m) * np.uintp(stride)
+            for d in range(np.uintp(size)):
+                out[at + d * np.uintp(PANEL) + m] = x[place + d]
+
+
+@inlined()
+def panels_along(x, first, stride, rows, size, out):
+    """out becomes panels (rows up to a multiple of PANEL, PANEL) of PANEL columns each of x, zero past the last row."""
+    height = np.uintp(round_up(rows, PANEL))
+    for m in range(height):
+        place, at = np.uintp(first) + m * np.uintp(stride), m * np.uintp(PANEL)
+        for column in range(np.uintp(0), np.uintp(size), np.uintp(PANEL)):
+            for d in range(np.uintp(PANEL)):
+                out[at + d] = x[place + column + d] if m < np.uintp(rows) else np.float32(0.0)
+            at += height * np.uintp(PANEL)
