@@ -436,7 +436,6 @@ def test_nothing_is_kept_at_dropout_one(take, route):
 # --------------------------------------------------------------------------------- query heads that share keys
 
 
-@pytest.mark.in_turn(days=4)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize(
     ("heads", "key_heads", "dtype", "mask"),
