@@ -144,10 +144,11 @@ def _drop(s, at, count, lanes, first, least, factor):
 
 
 @loop(fastmath=FAST)
-def attention(team, shape, tensors, strides, looks, numbers, dropout, out, out_strides, lse):
+def attention(team, shape, tensors, strides, spans, looks, numbers, dropout, out, out_strides, lse, lse_strides):
     """out (B, H, L, Dv) and lse (B * H * L,), the base-2 logarithm of the sums, of queries, keys and values.
 
     shape: (B, H, Hk, L, S, D, Dv); tensors: query, key and value, flat, strides: of batch row, head and row of each.
+    spans: where each batch row's queries begin, how many there are, and so for keys, four (B,).
     looks: lengths (B,), offsets (B,), slopes (B * H,), sinks (H,), -inf for none, mask flat, its four strides, the last
     0 or 1, or -1 for none. numbers: causal, window, past, scale, cap. dropout: key, site, threshold, scale.
     """
@@ -155,12 +156,14 @@ def attention(team, shape, tensors, strides, looks, numbers, dropout, out, out_s
     chunks = (queries + CHUNK - 1) // CHUNK
     over_threads(
         _attention_part, team, np.uintp(batch * heads * chunks), np.uintp(1),
-        (shape, tensors, strides, looks, numbers, dropout, out, out_strides, lse),
+        (shape, tensors, strides, spans, looks, numbers, dropout, out, out_strides, lse, lse_strides),
     )  # fmt: skip
 
 
 @inlined(fastmath=FAST)
-def _attention_part(begin, end, shape, tensors, strides, looks, numbers, dropout, out, out_strides, lse):
+def _attention_part(
+    begin, end, shape, tensors, strides, spans, looks, numbers, dropout, out, out_strides, lse, lse_strides
+):
     _, heads, key_heads, queries, keys, size, value_size = shape
     query, key, value = tensors
     lengths, offsets, slopes, sinks, mask, mask_strides = looks
@@ -172,20 +175,20 @@ def _attention_part(begin, end, shape, tensors, strides, looks, numbers, dropout
     for part in range(np.int64(begin), np.int64(end)):
         plane = part // chunks
         b, h = plane // heads, plane % heads
-        some = (queries + chunks - 1) // chunks
+        some = (spans[1][b] + chunks - 1) // chunks
         chunk = part % chunks * some
-        chunk_end = min(queries, chunk + some)
+        chunk_end = min(spans[1][b], chunk + some)
         if chunk >= chunk_end:
             continue
-        offset, length = offsets[b], min(keys, lengths[b])
+        offset, length = offsets[b], min(spans[3][b], lengths[b])
         low = _first_key(chunk, offset, window) // PANEL * PANEL
         high = max(low, _end_key(chunk_end - 1, offset, length, causal))
         of_key = h // (heads // key_heads)
         height = round_up(max(1, high - low), PANEL)
         across, along = np.empty(height * size, np.float32), np.empty(height * value_size, np.float32)
-        place = _place(strides[1], b, of_key, low)
+        place = _place(strides[1], b, of_key, spans[2][b] + low)
         panels_across(key, place, strides[1][2], high - low, size, across)
-        place = _place(strides[2], b, of_key, low)
+        place = _place(strides[2], b, of_key, spans[2][b] + low)
         panels_along(value, place, strides[2][2], high - low, value_size, along)
         blocks = (chunk_end - chunk + BLOCK - 1) // BLOCK
         rows = (chunk_end - chunk + blocks - 1) // blocks
@@ -195,7 +198,7 @@ def _attention_part(begin, end, shape, tensors, strides, looks, numbers, dropout
             count = min(rows, chunk_end - first)
             start = max(0, min(_first_key(first, offset, window), high) // PANEL * PANEL - low)
             stop = max(start, _end_key(first + count - 1, offset, length, causal) - low)
-            place = _place(strides[0], b, h, first)
+            place = _place(strides[0], b, h, spans[0][b] + first)
             copy_rows(query, place, strides[0][2], count, size, scale, x)
             columns = round_up(stop - start, PANEL)
             if columns:
@@ -210,7 +213,7 @@ def _attention_part(begin, end, shape, tensors, strides, looks, numbers, dropout
                 _score(s, begin_at, number, cap, slopes[plane], low + left - i - offset + past, mask, np.uintp(mask_at),
                        mask_strides[3])  # fmt: skip
                 largest, total = _weigh(s, begin_at, number, sinks[h])
-                lse[plane * queries + i] = (largest + np.log(total)) * _LOG2_E
+                lse[_place(lse_strides, b, h, spans[0][b] + i)] = (largest + np.log(total)) * _LOG2_E
                 x[m] = np.float32(1.0) / total  # queries are read no more
                 _clear(s, at + start, at + left)
                 _clear(s, at + right, at + start + columns)
@@ -223,7 +226,7 @@ def _attention_part(begin, end, shape, tensors, strides, looks, numbers, dropout
             else:
                 y[:] = np.float32(0.0)
             for m in range(count):
-                place = np.uintp(_place(out_strides, b, h, first + m))
+                place = np.uintp(_place(out_strides, b, h, spans[0][b] + first + m))
                 at, inverse = np.uintp(m * value_size), x[m]
                 for d in range(np.uintp(value_size)):
                     out[place + d] = y[at + d] * inverse
@@ -233,13 +236,15 @@ def _attention_part(begin, end, shape, tensors, strides, looks, numbers, dropout
 
 
 @loop(fastmath=FAST)
-def attention_gradient(team, shape, tensors, strides, looks, numbers, dropout, lse, gradients, gradient_strides):
+def attention_gradient(
+    team, shape, tensors, strides, spans, looks, numbers, dropout, lse, lse_strides, gradients, gradient_strides
+):
     """Gradients of query, key and value; as attention() takes all, tensors and strides with output and its gradient
     behind the others."""
     batch, _, key_heads, _, _, _, _ = shape
     over_threads(
         _gradient_part, team, np.uintp(batch * key_heads), np.uintp(1),
-        (shape, tensors, strides, looks, numbers, dropout, lse, gradients, gradient_strides),
+        (shape, tensors, strides, spans, looks, numbers, dropout, lse, lse_strides, gradients, gradient_strides),
     )  # fmt: skip
 
 
@@ -281,7 +286,9 @@ def _cap_slope(s, count, cap):
 
 
 @inlined(fastmath=FAST)
-def _gradient_part(begin, end, shape, tensors, strides, looks, numbers, dropout, lse, gradients, gradient_strides):
+def _gradient_part(
+    begin, end, shape, tensors, strides, spans, looks, numbers, dropout, lse, lse_strides, gradients, gradient_strides
+):
     _, heads, key_heads, queries, keys, size, value_size = shape
     _, key, value, _, _ = tensors
     height, group = round_up(max(1, keys), PANEL), heads // key_heads
@@ -297,32 +304,49 @@ def _gradient_part(begin, end, shape, tensors, strides, looks, numbers, dropout,
     d_key, d_value = np.empty(height * size, np.float32), np.empty(height * value_size, np.float32)
     for part in range(np.int64(begin), np.int64(end)):
         b, of_key = part // key_heads, part % key_heads
-        length = max(0, min(keys, looks[0][b]))
-        place = _place(strides[1], b, of_key, 0)
+        length = max(0, min(spans[3][b], looks[0][b]))
+        place = _place(strides[1], b, of_key, spans[2][b])
         panels_across(key, place, strides[1][2], length, size, across)
         panels_along(key, place, strides[1][2], length, size, along)
-        place = _place(strides[2], b, of_key, 0)
+        place = _place(strides[2], b, of_key, spans[2][b])
         panels_across(value, place, strides[2][2], length, value_size, values)
         d_key[:] = np.float32(0.0)
         d_value[:] = np.float32(0.0)
         for h in range(of_key * group, (of_key + 1) * group):
-            for first in range(0, queries, rows):
-                count = min(rows, queries - first)
+            for first in range(0, spans[1][b], rows):
+                count = min(rows, spans[1][b] - first)
                 _gradient_block(
-                    b, h, first, count, length, height, shape, tensors, strides, looks, numbers, dropout, lse,
-                    (across, along, values), (x, g, s, ds, slope), (dx, d_key, d_value),
+                    b, h, first, count, length, height, shape, tensors, strides, spans, looks, numbers, dropout, lse,
+                    lse_strides, (across, along, values), (x, g, s, ds, slope), (dx, d_key, d_value),
                 )  # fmt: skip
-                place = _place(gradient_strides[0], b, h, first)
+                place = _place(gradient_strides[0], b, h, spans[0][b] + first)
                 _write(dx, gradients[0], place, gradient_strides[0][2], count, size, numbers[3])
-        place = _place(gradient_strides[1], b, of_key, 0)
-        _write(d_key, gradients[1], place, gradient_strides[1][2], keys, size, np.float32(1.0))
-        place = _place(gradient_strides[2], b, of_key, 0)
-        _write(d_value, gradients[2], place, gradient_strides[2][2], keys, value_size, np.float32(1.0))
+        place = _place(gradient_strides[1], b, of_key, spans[2][b])
+        _write(d_key, gradients[1], place, gradient_strides[1][2], spans[3][b], size, np.float32(1.0))
+        place = _place(gradient_strides[2], b, of_key, spans[2][b])
+        _write(d_value, gradients[2], place, gradient_strides[2][2], spans[3][b], value_size, np.float32(1.0))
 
 
 @inlined(fastmath=FAST)
 def _gradient_block(
-    b, h, first, count, length, height, shape, tensors, strides, looks, numbers, dropout, lse, panels, memory, gradients
+    b,
+    h,
+    first,
+    count,
+    length,
+    height,
+    shape,
+    tensors,
+    strides,
+    spans,
+    looks,
+    numbers,
+    dropout,
+    lse,
+    lse_strides,
+    panels,
+    memory,
+    gradients,
 ):
     """Gradients of `count` queries from `first` on, but for the scale, and what they add to those of keys and values;
     the scores' rows are `height` numbers apart."""
@@ -336,14 +360,15 @@ def _gradient_block(
     if columns == 0:
         dx[:] = np.float32(0.0)
         return
-    copy_rows(tensors[0], _place(strides[0], b, h, first), strides[0][2], count, size, scale, x)
-    copy_rows(tensors[4], _place(strides[4], b, h, first), strides[4][2], count, value_size, np.float32(1.0), g)
+    row = spans[0][b] + first
+    copy_rows(tensors[0], _place(strides[0], b, h, row), strides[0][2], count, size, scale, x)
+    copy_rows(tensors[4], _place(strides[4], b, h, row), strides[4][2], count, value_size, np.float32(1.0), g)
     product(x, 0, size, 1, across, start * size, PANEL * size, PANEL, size, s, start, height, count, columns)
     product(g, 0, value_size, 1, values, start * value_size, PANEL * value_size, PANEL, value_size, ds, start, height,
             count, columns)  # fmt: skip
     _gradient_rows(
-        b, h, first, count, (start, stop, columns, height), length, shape, tensors[3], strides[3], looks, numbers,
-        dropout, lse, memory,
+        b, h, first, count, (start, stop, columns, height), length, shape, tensors[3], strides[3], spans[0][b], looks,
+        numbers, dropout, lse, lse_strides, memory,
     )  # fmt: skip
     many, tall = round_up(count, UNROLLED), round_up(length, PANEL)
     product(ds, start, height, 1, along, start * PANEL, tall * PANEL, PANEL, columns, dx, 0, size, count, size)
@@ -354,11 +379,26 @@ def _gradient_block(
 
 @inlined(fastmath=FAST)
 def _gradient_rows(
-    b, h, first, count, places, length, shape, output, output_strides, looks, numbers, dropout, lse, memory
+    b,
+    h,
+    first,
+    count,
+    places,
+    length,
+    shape,
+    output,
+    output_strides,
+    origin,
+    looks,
+    numbers,
+    dropout,
+    lse,
+    lse_strides,
+    memory,
 ):
     """In a block's memory its products, s and ds, become weights and gradients of scores, zero where nothing is
     seen."""
-    _, heads, _, queries, keys, _, value_size = shape
+    _, heads, _, _, keys, _, value_size = shape
     _, offsets, slopes, _, mask, mask_strides = looks
     causal, window, past, _, cap = numbers
     seed, site, threshold, kept = dropout
@@ -377,11 +417,11 @@ def _gradient_rows(
             slope[: right - left] = s[at + left : at + right]
             _cap_slope(slope, number, cap)
         _score(s, begin, number, cap, slopes[plane], left - i - offset + past, mask, np.uintp(mask_at), mask_strides[3])
-        place = np.uintp(_place(output_strides, b, h, i))
+        place = np.uintp(_place(output_strides, b, h, origin + i))
         delta = _dot(g, np.uintp(m * value_size), output, place, np.uintp(value_size))
         if threshold:
             draw_lanes(words, seed, np.uint64(i), np.uint64(plane), site)
-        total = lse[plane * queries + i] * _LOG_2
+        total = lse[_place(lse_strides, b, h, origin + i)] * _LOG_2
         _weights_gradient(s, ds, begin, number, total, delta, lanes, np.uintp(left), least, kept)
         if cap != np.float32(0.0):
             for t in range(number):

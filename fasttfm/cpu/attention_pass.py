@@ -38,32 +38,64 @@ def takes(query: Tensor, key: Tensor, value: Tensor, options: Any) -> bool:
     )
 
 
-def forward(query: Tensor, key: Tensor, value: Tensor, options: Any) -> tuple[Tensor, Tensor]:
-    """The output (B, H, L, Dv), heads last in memory, and the log-sum-exp (B, H, L) in base 2, sinks among it."""
+def forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    options: Any,
+    out: tuple[Tensor, Tensor] | None = None,
+    sequences: Any = None,
+) -> tuple[Tensor, Tensor]:
+    """The output (B, H, L, Dv), heads last in memory, and the log-sum-exp (B, H, L) in base 2, sinks among it; in out,
+    where that is given, and of packed sequences, as routes.forward() takes both."""
     batch, heads, queries, _ = query.shape
-    out = query.new_empty(batch, queries, heads, value.shape[3]).transpose(1, 2)
-    lse = query.new_empty(batch, heads, queries)
+    if out is None:
+        output = query.new_empty(batch, queries, heads, value.shape[3]).transpose(1, 2)
+        out = output, query.new_empty(batch, heads, queries)
     tensors, strides = _flat(query, key, value)
-    (flat,), (out_strides,) = _flat(out)
-    given = _shape(query, key, value), tensors, strides, *_looks(query, key, options)
-    _loops().attention(training_passes.team(), *given, flat, out_strides, lse.view(-1).numpy())
-    return out, lse
+    (flat, lse), (out_strides, lse_strides) = _flat(out[0], out[1][..., None])
+    given = *_problem(query, key, value, sequences), *_looks(query, key, options)
+    _loops().attention(
+        training_passes.team(), given[0], tensors, strides, *given[1:], flat, out_strides, lse, lse_strides
+    )
+    return out
 
 
 def backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, options: Any
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    lse: Tensor,
+    options: Any,
+    out: tuple[Tensor, ...] | None = None,
+    sequences: Any = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value, heads last in memory."""
-    gradients = tuple(torch.empty_like(x.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
-                      for x in (query, key, value))  # fmt: skip
-    given = _shape(query, key, value), *_flat(query, key, value, output, grad), *_looks(query, key, options)
-    _loops().attention_gradient(training_passes.team(), *given, lse.view(-1).numpy(), *_flat(*gradients))
-    return gradients  # type: ignore[return-value]
+    """Gradients of query, key and value, heads last in memory; out and sequences as forward() takes them."""
+    if out is None:
+        like = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
+        out = tuple(like(x.transpose(1, 2)).transpose(1, 2) for x in (query, key, value))
+    (of_rows,), (lse_strides,) = _flat(lse[..., None])
+    given = *_problem(query, key, value, sequences), *_looks(query, key, options)
+    _loops().attention_gradient(
+        training_passes.team(), given[0], *_flat(query, key, value, output, grad), *given[1:], of_rows, lse_strides,
+        *_flat(*out),
+    )  # fmt: skip
+    return out  # type: ignore[return-value]
 
 
-def _shape(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
+def _problem(query: Tensor, key: Tensor, value: Tensor, sequences: Any) -> tuple[tuple[int, ...], tuple]:
+    """shape and spans, as the loops take them."""
     batch, heads, queries, size = query.shape
-    return batch, heads, key.shape[1], queries, key.shape[2], size, value.shape[3]
+    keys = key.shape[2]
+    if sequences is not None:
+        queries, keys = sequences.max_query, sequences.max_key
+        starts = [x.to(torch.int64).numpy() for x in (sequences.query_starts, sequences.key_starts)]
+        spans = tuple(each for x in starts for each in (x[:-1].copy(), np.diff(x)))
+    else:
+        spans = _full(batch, 0), _full(batch, queries), _full(batch, 0), _full(batch, keys)
+    return (batch, heads, key.shape[1], queries, keys, size, value.shape[3]), spans
 
 
 def _flat(*tensors: Tensor) -> tuple[tuple, tuple]:

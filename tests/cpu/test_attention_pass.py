@@ -124,3 +124,26 @@ def test_what_the_loop_lacks_goes_another_way(taken):
     torch.func.grad(lambda x: F.attention(x, k, v).sum())(q)
     torch.compile(lambda x: F.attention(x, k, v), backend="eager", fullgraph=True)(q)
     assert len(taken) <= 1  # queries of no rows
+
+
+@pytest.mark.parametrize("given", [
+    {}, {"causal": True}, {"causal": "bottom_right", "window": (9, None)}, {"dropout_p": 0.3, "seed": SEED},
+    {"sinks": torch.tensor(SINKS), "softcap": 2.0},
+], ids=str)  # fmt: skip
+def test_packed_sequences_are_those_of_padded_rows(given, taken):
+    torch.manual_seed(0)
+    starts, key_starts = torch.tensor([0, 37, 37, 60]), torch.tensor([0, 45, 46, 46])
+    q, k, v = torch.randn(64, H, D), torch.randn(50, 2, D), torch.randn(50, 2, DV)
+
+    def solve(passes):
+        inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+        attention_pass._LEAST = 0 if passes else 1 << 40
+        output = F.varlen_attention(*inputs, starts, key_starts, 40, 50, **given)
+        weights = torch.linspace(-1, 1, output.numel()).view(output.shape)
+        return output, *torch.autograd.grad((output * weights).sum(), inputs)
+
+    expected = solve(False)
+    assert not taken
+    for x, wanted in zip(solve(True), expected):
+        torch.testing.assert_close(x, wanted, rtol=2e-5, atol=2e-5)
+    assert taken

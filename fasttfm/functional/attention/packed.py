@@ -57,11 +57,20 @@ def varlen_attention(
         shape = (sequences.batch, query.shape[1], *sequences[2:])
         surplus = 0 if key_starts is query_starts else key_starts.diff() - query_starts.diff()
         options = with_scoring(options, query, shape, causal, window, softcap, alibi_slopes, sinks, surplus)
-        if not options.plain and not routes.kernels_score(chosen(), query):
-            call = Call(query, key, value, sequences, options, "explicit")
-            _operator.check(call)
-            return _composed(call)
+    if _takes_blocks(query, key, value, sequences, options):
+        return _attention(query, key, value, sequences, options, "blocks")[0]
+    if not options.plain and not routes.kernels_score(chosen(), query):
+        call = Call(query, key, value, sequences, options, "explicit")
+        _operator.check(call)
+        return _composed(call)
     return _attention(query, key, value, sequences, options, chosen())[0]
+
+
+def _takes_blocks(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, options: Options) -> bool:
+    """Return whether our own loop on a CPU is taken, which trusts starts."""
+    if not (query.is_cpu and sequences.batch and values_are_checked(query) and query.numel() and key.numel()):
+        return False
+    return routes.takes_blocks(*(x.transpose(0, 1)[None] for x in (query, key, value)), options)
 
 
 def check(query: Tensor, key: Tensor, value: Tensor, query_starts: Tensor, key_starts: Tensor) -> None:

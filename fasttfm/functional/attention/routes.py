@@ -154,7 +154,7 @@ def forward(
     if route == "explicit":
         return torch_route.forward(query, key, value, options)
     if route == "blocks":
-        return *attention_pass.forward(query, key, value, options), None
+        return *attention_pass.forward(query, key, value, options, out, sequences), None
     if route == "fused":
         return *torch_route.fused_forward(query, key, value, options), None
     if route == "softmax":
@@ -211,7 +211,7 @@ def backward(
     if route == "softmax":
         return softmax_route.backward(*tensors, saved, options, mask_gradient, out)
     if route == "blocks":
-        return *attention_pass.backward(*tensors, output, saved, options), None
+        return *attention_pass.backward(*tensors, output, saved, options, out, sequences), None
     arguments = options.arguments()
     if route == "short":
         from fasttfm.kernels.attention import short as attention_short
