@@ -174,25 +174,28 @@ def unlinkable() -> str:
     return next((path for path in paths if " " in path), "")
 
 
-def place_in_turn(item: pytest.Item) -> int:
-    """The sum of a case's numbers along the axes of its test; the name decides where there is no axis.
+def place_in_turn(item: pytest.Item, days: int) -> int:
+    """The place of a case among its test's, as the sum of its digits to the base of days; of a test alone its name's.
 
-    So a day's cases have every value of an axis with each of a part of another's, as neighbouring days have the rest.
+    Neighbours have neighbouring days, and where an axis begins anew, another day does: a day's cases have several
+    values of each axis.
     """
     callspec = getattr(item, "callspec", None)
     if callspec is None:
         return zlib.crc32(item.name.encode())
-    beside = set()  # arguments that go with another one in an axis
-    for mark in item.iter_markers("parametrize"):
-        names = mark.args[0]
-        beside.update([name.strip() for name in names.split(",")][1:] if isinstance(names, str) else names[1:])
-    return sum(number for name, number in callspec.indices.items() if name not in beside)
+    number, result = max(callspec.indices.values()), 0  # arguments that are no fixtures' have that of the case
+    while number:
+        number, digit = divmod(number, days)
+        result += digit
+    return result
 
 
 def runs_today(item: pytest.Item, day: str = DAY) -> bool:
     """Return whether a case is among the day's."""
     mark = item.get_closest_marker("in_turn")
-    return mark is None or day == "every" or (place_in_turn(item) + int(day)) % mark.kwargs["days"] == 0
+    if mark is None or day == "every":
+        return True
+    return (place_in_turn(item, mark.kwargs["days"]) + int(day)) % mark.kwargs["days"] == 0
 
 
 def pytest_report_header() -> str:

@@ -49,7 +49,7 @@ def cases(tmp_path):
     return collect
 
 
-def test_every_case_has_one_day_of_three_and_every_day_each_value(cases):
+def test_every_case_has_one_day_of_three_and_every_day_some(cases):
     days = [cases(str(day)) for day in (739_000, 739_001, 739_002)]
     every = cases("every")
     assert len(every) == 14
@@ -57,8 +57,8 @@ def test_every_case_has_one_day_of_three_and_every_day_each_value(cases):
     assert times == {**dict.fromkeys(every, 1), "test_always": 3}
     for day in days:
         pairs = [case[11:-1].split("-") for case in day if "pairs" in case]
-        assert {a for *_, a in pairs} == {"0", "1", "2", "3"}
-        assert {b for b, *_ in pairs} == {"0", "1", "2"}
+        assert len(pairs) == 4
+        assert min(len(set(values)) for values in zip(*pairs)) > 1, "several values of each axis"
 
 
 def test_a_case_that_is_named_runs_on_any_day(cases):

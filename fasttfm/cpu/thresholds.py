@@ -49,6 +49,8 @@ LEAST = {
     "residual_layer_norm_without_dropout": Threshold(
         1 << 15, _PASS + "; on an AMD EPYC beside other work about as fast as PyTorch's route in float32", _XEON
     ),
+    "cross_entropy": Threshold(1 << 15, _PASS, _AVX2),
+    "cross_entropy_gradient": Threshold(1 << 15, _PASS, _AVX2),
 }
 """Of the passes of training_passes.py, against PyTorch's route. More than two threads were measured nowhere."""
 

@@ -321,7 +321,7 @@ def residual_layer_norm_gradient(
     team, dy, ds, s, mean, rstd, weight, keep, scale, adds, drops, dx, dresidual, dweight, dbias
 ):
     """Gradients of x, residual, weight and bias, the latter two float32 and zero before; ds is looked at where adds is
-    true, keep where drops is."""
+    true, keep where drops is; an empty dx is left alone."""
     rows, width = np.uintp(dy.shape[0]), np.uintp(dy.shape[1])
     step = max(np.uintp(1), (rows + _SUMMED * _SUMS - np.uintp(1)) // (_SUMMED * _SUMS)) * _SUMMED
     parts = (rows + step - np.uintp(1)) // step
@@ -363,6 +363,8 @@ def _norm_gradient_rows(begin, end, dy, ds, s, mean, rstd, weight, keep, scale, 
                     grad[n] += read(flat_ds[first + n])
             for n in range(width):
                 flat_dresidual[first + n] = round_to(grad[n], flat_dresidual[first + n])
+            if flat_dx.shape[0] == 0:
+                continue
             if drops:
                 for n in range(width):
                     kept = scale if flat_keep[first + n] else np.float32(0.0)
@@ -372,3 +374,73 @@ def _norm_gradient_rows(begin, end, dy, ds, s, mean, rstd, weight, keep, scale, 
                     flat_dx[first + n] = round_to(read(flat_dresidual[first + n]), flat_dx[first + n])
         of_weight += weight_sums
         of_bias += bias_sums
+
+
+# ---------------------------------------------------------------------------------------------------- cross entropy
+
+
+@loop(fastmath=FAST)
+def cross_entropy(team, logits, target, counts, smoothing, scale, writes, losses, statistics, gradient):
+    """losses (2, M) and statistics (2, M) of logits (M, V), as functional/loss.py has them, where counts (M,) uint8 is
+    1, zero losses elsewhere; with writes the gradient times scale into `gradient`, which may be logits."""
+    given = logits, target, counts, smoothing, scale, writes, losses, statistics, gradient
+    over_threads(_cross_entropy_rows, team, np.uintp(logits.shape[0]), _rows(logits.shape[1]), given)
+
+
+@inlined(fastmath=FAST)
+def _cross_entropy_rows(begin, end, logits, target, counts, smoothing, scale, writes, losses, statistics, gradient):
+    width = np.uintp(logits.shape[1])
+    flat = logits.reshape(-1)
+    mean = np.float32(1.0) / np.float32(width)
+    for r in range(begin, end):
+        first, picked = r * width, np.uintp(target[r])
+        key, total, weights = sort_key(read(flat[first])), np.float32(0.0), np.float32(0.0)
+        for n in range(width):
+            x = read(flat[first + n])
+            key = max(key, sort_key(x))
+            total += x
+        top = of_sort_key(key)
+        if total != total or not top < np.inf:
+            top = np.float32(np.nan)
+        for n in range(width):
+            weights += exp(read(flat[first + n]) - top)
+        logarithm = np.log(weights) + np.float32(0.0) * top  # NaN where top is
+        row_nll = logarithm + (top - read(flat[first + picked]))
+        row_loss = row_nll
+        if smoothing != np.float32(0.0):
+            row_loss += smoothing * (logarithm + (top - total * mean) - row_nll)
+        losses[0, r], losses[1, r] = (row_loss, row_nll) if counts[r] else (np.float32(0.0), np.float32(0.0))
+        statistics[0, r], statistics[1, r] = top, np.float32(1.0) / weights
+        if writes:
+            _class_gradient(flat, first, width, picked, top, statistics[1, r], smoothing, scale, counts[r],
+                            gradient.reshape(-1))  # fmt: skip
+
+
+@loop(fastmath=FAST)
+def cross_entropy_gradient(team, logits, target, counts, smoothing, scale, statistics, gradient):
+    given = logits, target, counts, smoothing, scale, statistics, gradient
+    over_threads(_cross_entropy_gradient_rows, team, np.uintp(logits.shape[0]), _rows(logits.shape[1]), given)
+
+
+@inlined(fastmath=FAST)
+def _cross_entropy_gradient_rows(begin, end, logits, target, counts, smoothing, scale, statistics, gradient):
+    width = np.uintp(logits.shape[1])
+    flat, out = logits.reshape(-1), gradient.reshape(-1)
+    for r in range(begin, end):
+        _class_gradient(flat, r * width, width, np.uintp(target[r]), statistics[0, r], statistics[1, r], smoothing,
+                        scale, counts[r], out)  # fmt: skip
+
+
+@inlined(fastmath=FAST)
+def _class_gradient(flat, first, width, picked, top, share, smoothing, scale, counts, out):
+    """scale * (softmax - smoothing / V - (1 - smoothing) [picked]) of a row of logits, or zero."""
+    if not counts:
+        for n in range(width):
+            out[first + n] = round_to(np.float32(0.0), out[first + n])
+        return
+    less, mark = smoothing / np.float32(width), top * np.float32(0.0)  # NaN where top is
+    p = exp(read(flat[first + picked]) - top) * share + mark - less
+    for n in range(width):
+        value = (exp(read(flat[first + n]) - top) * share + mark - less) * scale
+        out[first + n] = round_to(value, out[first + n])
+    out[first + picked] = round_to((p - (np.float32(1.0) - smoothing)) * scale, out[first + picked])

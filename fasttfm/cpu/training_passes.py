@@ -146,10 +146,12 @@ def residual_layer_norm_gradient(
     weight: Tensor,
     keep: Tensor,
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    one_gradient: bool = False,
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
     """Gradients of x in dy's dtype, of residual in s's, of weight and of bias; all rows (M, N) contiguous. statistics:
-    mean and rstd; keep: as residual_layer_norm() gave it, with the scale of what it kept."""
-    dx, dresidual = torch.empty_like(dy), torch.empty_like(s)
+    mean and rstd; keep: as residual_layer_norm() gave it, with the scale of what it kept.
+    one_gradient: x's is residual's, and comes as None."""
+    dx, dresidual = dy.new_empty((0, dy.shape[1]) if one_gradient else dy.shape), torch.empty_like(s)
     dweight, dbias = torch.zeros(dy.shape[1]), torch.zeros(dy.shape[1])
     added = s if ds is None else ds
     loops().residual_layer_norm_gradient(
@@ -157,7 +159,38 @@ def residual_layer_norm_gradient(
         keep.view(torch.uint8).numpy(), np.float32(scale), ds is not None, keep.numel() > 0, array(dx),
         array(dresidual), array(dweight), array(dbias),
     )  # fmt: skip
-    return dx, dresidual, dweight, dbias
+    return None if one_gradient else dx, dresidual, dweight, dbias
+
+
+def cross_entropy(
+    logits: Tensor, target: Tensor, counted: Tensor | None, label_smoothing: float, scale: Tensor | None,
+    gradient: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Losses of rows with smoothing and without, (2, M), and each row's largest logit and its probability, (2, M);
+    logits (M, V) contiguous. gradient: as loss.plain() takes it, with scale."""
+    losses, statistics = torch.empty(2, len(logits)), torch.empty(2, len(logits))
+    loops().cross_entropy(
+        team(), array(logits), target.numpy(), _counts(target, counted), np.float32(label_smoothing),
+        np.float32(1.0 if scale is None else float(scale)), gradient is not None, array(losses), array(statistics),
+        array(logits if gradient is None else gradient),
+    )  # fmt: skip
+    return losses, statistics
+
+
+def cross_entropy_gradient(
+    logits: Tensor, target: Tensor, counted: Tensor | None, label_smoothing: float, scale: Tensor, statistics: Tensor
+) -> Tensor:
+    """The gradient of logits (M, V), contiguous; statistics as cross_entropy() gave them."""
+    gradient = torch.empty_like(logits)
+    loops().cross_entropy_gradient(
+        team(), array(logits), target.numpy(), _counts(target, counted), np.float32(label_smoothing),
+        np.float32(float(scale)), array(statistics), array(gradient),
+    )  # fmt: skip
+    return gradient
+
+
+def _counts(target: Tensor, counted: Tensor | None) -> np.ndarray:
+    return np.ones(len(target), np.uint8) if counted is None else counted.view(torch.uint8).numpy()
 
 
 def _copied(parameter: Tensor) -> Any:

@@ -121,6 +121,9 @@ def work(name: str, elements: int, dtype: torch.dtype) -> Callable[[], Any]:
     if name.startswith("gelu_tanh"):  # products of eight numbers a sum, which take little of the time
         inputs = [tensor(rows, 8), tensor(_WIDTH, 8), tensor(_WIDTH), tensor(8, _WIDTH), tensor(8)]
         return _either(name, lambda: F.feed_forward(*inputs, activation="gelu_tanh"), inputs)
+    if name.startswith("cross_entropy"):
+        logits, target = tensor(rows, _WIDTH), torch.arange(rows) % _WIDTH
+        return _either(name, lambda: F.cross_entropy(logits, target, label_smoothing=0.1)[0], [logits])
     others = ((rows, _WIDTH), (_WIDTH,), (_WIDTH,))
     inputs = [tensor(rows, _WIDTH), *(tensor(*shape, dtype=torch.float32) for shape in others)]
     x, residual, weight, bias = inputs

@@ -125,7 +125,7 @@ def _compute_backward(call: _Backward) -> Tensor:
         options: dict[str, Any] = {"label_smoothing": loss.label_smoothing, "ignore_index": loss.ignore_index}
         return kernel.backward(factor, logits, target.contiguous(), statistics, **options)
     counted = counted_rows(target, loss.ignore_index)
-    return plain_gradient(logits, target, loss.label_smoothing, counted=counted, scale=factor)
+    return plain_gradient(logits, target, loss.label_smoothing, counted=counted, scale=factor, statistics=statistics)
 
 
 _cross_entropy_backward = Operator(

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fasttfm.cpu import training_passes
 from fasttfm.cpu.thresholds import fixed
 from fasttfm.functional.dropout import wide
 from fasttfm.functional.operator import Operator
@@ -52,13 +53,27 @@ def _picked(x: Tensor, t: Tensor) -> Tensor:
     try:
         return x.gather(1, t)[:, 0]
     except RuntimeError:
-        wrong = t[(t < 0) | (t >= x.shape[1])]
-        if not wrong.numel():
-            raise
+        _check_numbers(x, t)
+        raise
+
+
+def _check_numbers(x: Tensor, t: Tensor) -> None:
+    """Raise ValueError for classes t of x (R, V) that do not exist."""
+    wrong = t[(t < 0) | (t >= x.shape[1])]
+    if wrong.numel():
         raise ValueError(
             f"target holds {int(wrong[0])}: classes are numbered from 0 to {x.shape[1] - 1}, "
             "and rows that do not count hold ignore_index"
         ) from None
+
+
+def _for_pass(name: str, logits: Tensor, target: Tensor, counted: Tensor | None) -> Tensor | None:
+    """The target of the pass of that name, where it is taken, with class 0 for rows that do not count."""
+    if not (training_passes.takes(name, logits) and type(target) is Tensor and logits.is_contiguous()):
+        return None
+    target = target if counted is None else target.masked_fill(~counted, 0)
+    _check_numbers(logits, target)
+    return target.contiguous()
 
 
 def _gradient_(p: Tensor, t: Tensor, label_smoothing: float, scale: Tensor | None, left: Tensor | None) -> Tensor:
@@ -87,6 +102,12 @@ def plain(
     loss / d logits; statistics (2, R) each row's largest logit and its probability. On the CPU a block of rows goes
     through every step while it lies in the cache.
     """
+    if (classes := _for_pass("cross_entropy", logits, target, counted)) is not None:
+        losses, of_rows = training_passes.cross_entropy(logits, classes, counted, label_smoothing, scale, gradient)
+        if statistics is not None:
+            statistics.copy_(of_rows)
+        loss, nll = losses.sum(1).unbind()
+        return loss, nll
     dtype, device = wide(logits.dtype), logits.device
     loss, nll = torch.zeros((), dtype=dtype, device=device), torch.zeros((), dtype=dtype, device=device)
     weights: Tensor | None = None
@@ -122,8 +143,12 @@ def plain_gradient(
     *,
     counted: Tensor | None,
     scale: Tensor,
+    statistics: Tensor,
 ) -> Tensor:
-    """scale * d loss / d logits alone, a tensor like logits; nothing of the loss is computed for it."""
+    """scale * d loss / d logits alone, a tensor like logits; nothing of the loss is computed for it. statistics: as
+    plain() gave them."""
+    if (classes := _for_pass("cross_entropy_gradient", logits, target, counted)) is not None:
+        return training_passes.cross_entropy_gradient(logits, classes, counted, label_smoothing, scale, statistics)
     gradient = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     weights: Tensor | None = None  # in float32, where the gradient is not
     for part, x, t, left in _blocks(logits, target, counted):

@@ -263,10 +263,9 @@ def _rows_backward(dy: Tensor, ds: Tensor | None, saved: _Saved) -> tuple[Tensor
     alike = dy.dtype == saved.dtype and (ds is None or ds.dtype == rows.dtype)
     name = "residual_layer_norm_gradient"
     if not saved.rms and weight is not None and alike and training_passes.takes_norm(name, dy, rows, weight, bias):
-        dx, dresidual, dweight, dbias = training_passes.residual_layer_norm_gradient(
-            dy, ds, rows, (mean, rstd), weight, saved.keep, saved.dropout.scale
+        return training_passes.residual_layer_norm_gradient(
+            dy, ds, rows, (mean, rstd), weight, saved.keep, saved.dropout.scale, saved.one_gradient
         )
-        return None if saved.one_gradient else dx, dresidual, dweight, dbias
     if saved.rms:
         dresidual, dweight, dbias = _normalise_rms_backward(dy, ds, rows, rstd, weight)
     else:

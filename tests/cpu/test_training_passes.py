@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from waiting import PATIENCE
 
+from fasttfm import functional as F
 from fasttfm import reference
 from fasttfm.cpu import thresholds, training_passes
 from fasttfm.functional.attention import torch_route
@@ -150,6 +151,39 @@ def test_gelu_by_tanh_and_its_gradient_are_those_of_the_formula(dtype, drops):
     assert training_passes.gelu_tanh_gradient(torch.ones(1, 16), no_number, all_kept)[0].isnan().all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("given", [{}, {"reduction": "sum"}, {"inplace": True}], ids=str)
+def test_cross_entropy_and_its_gradient_are_those_of_pytorch(given, smoothing, dtype, plain):
+    torch.manual_seed(0)
+    raw, target = (torch.randn(70, 515) * 3).to(dtype), torch.randint(515, (70,))
+    raw[4, 7], target[::5] = -math.inf, -100
+
+    def solve():
+        logits = raw.clone().requires_grad_()
+        loss, nll = F.cross_entropy(logits * 1.0, target, label_smoothing=smoothing, **given)
+        return loss.detach(), nll, *torch.autograd.grad(loss, logits)
+
+    if smoothing:
+        raw[4, 7] = -9.0
+    expected, actual = plain(solve), solve()
+    for x, wanted in zip(actual[:2], expected[:2]):
+        torch.testing.assert_close(x, wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(actual[2], expected[2], rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=1e-6)
+    assert not actual[2][::5].any()
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.nan, math.inf])
+def test_cross_entropy_of_what_is_not_finite_is_no_number(value):
+    logits = torch.randn(70, 515)
+    logits[3, 9] = value
+    logits.requires_grad_()
+    loss, _ = F.cross_entropy(logits, torch.zeros(70, dtype=torch.int64), reduction="sum")
+    (gradient,) = torch.autograd.grad(loss, logits)
+    assert loss.isnan()
+    assert gradient.isnan().all(1).nonzero().tolist() == [[3]]
+
+
 def test_softmax_leaves_scores_alone_that_are_another_s():
     scores = tensor(torch.bfloat16, B, H, 160, 37)
     before = scores.clone()
@@ -176,6 +210,8 @@ def every_pass(dtype: torch.dtype) -> dict[str, tuple[Tensor, ...]]:
     rows, dy, before = (tensor(dtype, 4133, 96, seed=2 + n) for n in range(3))
     weight, bias = (tensor(torch.float32, 96, seed=5 + n) for n in range(2))
     y, s, *statistics, keep = training_passes.residual_layer_norm(rows, dy, weight, bias, 1e-5, 0.3, seed, 2)
+    classes = torch.arange(len(rows)) % rows.shape[1]
+    _, statistics_of_classes = training_passes.cross_entropy(rows, classes, None, 0.1, None, None)
     every = {
         "keep_mask": (training_passes.keep_mask((5, 300, 130), 0.3, seed, 7),),
         "softmax": (training_passes.softmax(scores, 0.17, *seen, torch.empty_like(scores)),),
@@ -188,6 +224,10 @@ def every_pass(dtype: torch.dtype) -> dict[str, tuple[Tensor, ...]]:
         ),
         "residual_layer_norm_gradient": training_passes.residual_layer_norm_gradient(
             dy, rows, s, tuple(statistics), weight, keep, 1.5
+        ),
+        "cross_entropy": training_passes.cross_entropy(rows, classes, None, 0.1, None, None),
+        "cross_entropy_gradient": (
+            training_passes.cross_entropy_gradient(rows, classes, None, 0.1, torch.tensor(0.5), statistics_of_classes),
         ),
     }
     assert set(every) == set(thresholds.LEAST)
