@@ -69,7 +69,7 @@ setup(
     packages=sorted(packages),
     package_dir={"fasttfm": "fasttfm", "fasttfm.kernels": "kernels"},
     package_data={
-        "fasttfm": ["py.typed", "**/*.yaml", "serving/*.html"],
+        "fasttfm": ["py.typed", "**/*.yaml", "models/*.md", "serving/*.html"],
         "fasttfm.kernels.proof": ["*.csv"],
         "fasttfm.kernels.tiles": ["tuned/*"],
     },

@@ -31,6 +31,7 @@ from benchmarks.measure.records import RESULTS
 from benchmarks.measure.text_table import duration
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError
+from fasttfm.machine import pick_device
 
 if TYPE_CHECKING:
     import torch
@@ -75,8 +76,8 @@ def _parser() -> Parser:
         metavar="DIR",
         help="folder of the records (default: benchmarks/results, nothing for --smoke)",
     )
-    parser.add_argument("--threads", type=int, metavar="N", help="of the CPU (default: one a core)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the inputs (default: %(default)s)")
+    parser.add_argument("--threads", type=int, help="of the CPU (default: one a core)")
+    parser.add_argument("--seed", type=int, default=0, help="of the inputs (default: %(default)s)")
     parser.add_argument("--quiet", action="store_true", help="only what was kept where, warnings and errors")
     parser.add_argument(
         "--json", action="store_true", help="every record as a JSON line on standard output; words go to standard error"
@@ -91,17 +92,10 @@ def setting_of(args: argparse.Namespace) -> Setting:
 
     from benchmarks.measure.case import Setting
 
-    name = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"--device {name} is no device: cpu, cuda or cuda:N") from None
+    device = pick_device(args.device)
     if device.type not in ("cpu", "cuda"):
-        raise UserError(f"--device {name} is not one that fasttfm is timed on: cpu, cuda or cuda:N")
+        raise UserError(f"--device {device} is not one that fasttfm is timed on: cpu, cuda or cuda:N")
     if device.type == "cuda":
-        count = torch.cuda.device_count()
-        if (device.index or 0) >= count:
-            raise UserError(f"--device {name} is not here: torch sees {count} CUDA or ROCm devices")
         device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
     if args.dtype not in (None, *DTYPES):

@@ -1,5 +1,6 @@
 """Pictures without a display and without the user's settings: what is drawn looks the same wherever it is drawn."""
 
+import io
 import logging
 import os
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fasttfm.errors import optional
+from fasttfm.files import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,6 +42,13 @@ def drawing(**settings: Any) -> "Iterator[Figure]":
                 yield figure
     finally:
         logger.setLevel(level)
+
+
+def save(figure: "Figure", path: Path, kind: str, **settings: Any) -> None:
+    """Write a figure as png, svg, ..., all or nothing; settings: of savefig()."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format=kind, **settings)
+    replace_file(path, picture.getvalue())
 
 
 def plain_text(path: Path) -> str:

@@ -100,7 +100,7 @@ def _told(folder: Path) -> Iterator[None]:
         ) from error
 
 
-PREPARE_AGAIN = "move it away and run fasttfm prepare again"
+PREPARE_AGAIN = "move it away and prepare the data again"
 _MADE_ANEW = "copy it back, or make the folder anew"
 
 
@@ -206,7 +206,7 @@ _KEPT = (
 """A folder with the first file and one of the others is that of a model or of data."""
 _NAMES = (
     "config.yaml", "data.yaml", "config.json", "meta.json", "tokenizer.json", "bytes.json", "*.vocabulary.json",
-    "*.model", "*.codes", "*.safetensors", "*.npy", "*.ids", "sha256sums", "train.log*.jsonl", ".*", "checkpoints/*",
+    "*.model", "*.codes", "*.safetensors", "*.npy", "sha256sums", "train.log*.jsonl", ".*", "checkpoints/*",
 )  # fmt: skip
 """What the files in it are called, in this version or another."""
 

@@ -1,8 +1,13 @@
 """Facts of where this process runs: versions of packages, the processor and the GPU."""
 
+import os
 import platform
+import warnings
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from fasttfm.errors import UserError
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +33,39 @@ def cpuinfo(field: str) -> str:
 def processor() -> str:
     """The CPU's name."""
     return cpuinfo("model name") or platform.processor()
+
+
+def allowed_cores() -> int:
+    """Cores that this process may run on, as far as its cgroup allows."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return min(allowed, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):  # no such file, or no limit ("max")
+        return allowed
+
+
+def pick_device(device: "str | torch.device | None") -> "torch.device":
+    """The device named, or a GPU where there is one and the CPU elsewhere. UserError for one that is not there."""
+    import torch
+
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that mkldnn is deprecated
+            chosen = torch.device(device)
+    except Exception:  # RuntimeError for a name, ModuleNotFoundError for a backend that is not installed
+        raise UserError(f"device {device!r} is unknown: give cpu, cuda or cuda:1") from None
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"device {device!s} is not there ({torch.cuda.device_count()} GPUs are visible): give cpu")
+    try:
+        torch.zeros((), device=chosen).item()
+    except Exception as error:  # of many kinds: hpu is a missing module, ideep an internal assertion
+        reason = str(error).split("\n", 1)[0]
+        told = f" ({reason})" if chosen.type == "cuda" else ""
+        raise UserError(f"device {device!s} cannot be used here{told}: give cpu or cuda") from None
+    return chosen
 
 
 def gpu() -> "torch.device | None":

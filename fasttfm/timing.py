@@ -30,7 +30,7 @@ class DeviceClock:
     """CUDA's (and ROCm's) events."""
 
     def __init__(self, device: torch.device) -> None:
-        self._flush = torch.empty(max(2 * _l2_bytes(device), 64 << 20), dtype=torch.int8, device=device)
+        self._flush = torch.empty(max(2 * l2_bytes(device), 64 << 20), dtype=torch.int8, device=device)
         self._device = device
 
     def microseconds(self, run: Callable[[], Any]) -> float:
@@ -65,7 +65,8 @@ class HostClock:
         return 0
 
 
-def _l2_bytes(device: torch.device) -> int:
+def l2_bytes(device: torch.device) -> int:
+    """Bytes of a GPU's last cache; 0 where torch does not tell."""
     return getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)
 
 

@@ -106,15 +106,27 @@ def _forward(
         whole = V // COLUMNS * COLUMNS
         picked = tl.load(logits + t, mask=exists, other=float("nan")).to(tl.float32)
         if ONE_TILE:
-            # Its first half is whole: it needs no comparisons, and is read and written 16 bytes at a time.
+            # Two halves without comparisons, 16 bytes at a time: the second begins where a group of 16 bytes does, so
+            # that it has some of the first again, in whole groups that are left out of the sums. Less than a group is
+            # left at the end.
             HALF: tl.constexpr = COLUMNS // 2
-            columns = HALF + tl.arange(0, HALF)
-            x = tl.load(logits + tl.arange(0, HALF)).to(tl.float32)
-            x2 = tl.load(logits + columns, mask=columns < V, other=float("-inf")).to(tl.float32)
-            top = tl.max(tl.maximum(x, x2), axis=0)
-            below, below2 = x - top, x2 - top
-            total = tl.sum(tl.exp2(below * LOG2E) + tl.exp2(below2 * LOG2E), axis=0)
-            distance = tl.sum(below + tl.where(columns < V, below2, 0.0), axis=0)
+            GROUP: tl.constexpr = 128 // logits.dtype.element_ty.primitive_bitwidth
+            groups = tl.arange(0, HALF // GROUP)
+            lower = logits + (groups * GROUP)[:, None] + tl.arange(0, GROUP)[None, :]
+            begin = (V - HALF) // GROUP * GROUP
+            upper = lower + begin
+            last = begin + HALF + tl.arange(0, GROUP)
+            left = last < V
+            x, x2 = tl.load(lower).to(tl.float32), tl.load(upper).to(tl.float32)
+            x3 = tl.load(logits + last, mask=left, other=float("-inf")).to(tl.float32)
+            top = tl.maximum(tl.max(tl.max(tl.maximum(x, x2), axis=1), axis=0), tl.max(x3, axis=0))
+            below, below2, below3 = x - top, x2 - top, x3 - top
+            fresh = begin + groups * GROUP >= HALF
+            total = tl.sum(tl.exp2(below * LOG2E), axis=1)
+            total += tl.where(fresh, tl.sum(tl.exp2(below2 * LOG2E), axis=1), 0.0)
+            total = tl.sum(total, axis=0) + tl.sum(tl.exp2(below3 * LOG2E), axis=0)
+            distance = tl.sum(below, axis=1) + tl.where(fresh, tl.sum(below2, axis=1), 0.0)
+            distance = tl.sum(distance, axis=0) + tl.sum(tl.where(left, below3, 0.0), axis=0)
         else:
             top = tl.full((), float("-inf"), tl.float32)
             total = tl.zeros((COLUMNS,), tl.float32)
@@ -143,9 +155,11 @@ def _forward(
             if ONE_TILE:
                 tl.debug_barrier()  # every thread of the program has read `picked` before one overwrites it
                 out = _gradient(below, share, scale, smoothing, V)
-                tl.store(logits + tl.arange(0, HALF), out.to(logits.dtype.element_ty))
+                tl.store(lower, out.to(logits.dtype.element_ty))
                 out = _gradient(below2, share, scale, smoothing, V)
-                tl.store(logits + columns, out.to(logits.dtype.element_ty), mask=columns < V)
+                tl.store(upper, out.to(logits.dtype.element_ty), mask=fresh[:, None])
+                out = _gradient(below3, share, scale, smoothing, V)
+                tl.store(logits + last, out.to(logits.dtype.element_ty), mask=left)
             else:
                 if whole < V:
                     _overwrite(logits, whole, top, share, scale, smoothing, V, COLUMNS, True)

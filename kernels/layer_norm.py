@@ -38,7 +38,7 @@ from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.layer_norm_wide import wide_backward
 from fasttfm.kernels.parameter import Float32Pointer, ParameterPointer, Pointer, Real, ResidualPointer, Shape
 from fasttfm.kernels.partial_sums import add_parts
-from fasttfm.kernels.philox import Dropout, drop, dropout_arguments, dropped, with_seed
+from fasttfm.kernels.philox import Dropout, drop, dropout_arguments
 from fasttfm.kernels.tiles.rows import LAYER_NORM, MAX_COLUMNS, NARROWEST
 from fasttfm.kernels.tiles.table import Tile
 
@@ -159,8 +159,7 @@ def _backward(
             total += tl.load(ds + offsets, mask=inside, other=0.0).to(tl.float32)
         tl.store(dresidual + offsets, total.to(dresidual.dtype.element_ty), mask=inside)
         if dx is not None:
-            if dropout.seed is not None:
-                total = dropped(total, with_seed(dropout), 0, rows, 0, COLUMNS)
+            total = drop(total, dropout, rows, 0, COLUMNS)
             tl.store(dx + offsets, total.to(dx.dtype.element_ty), mask=inside)
         if x_parts is not None:
             dx_bias += tl.where(inside, total, 0.0)

@@ -15,7 +15,7 @@ from torch import Tensor
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div, chip
 from fasttfm.kernels.parameter import Float32Pointer, ParameterPointer, Pointer, ResidualPointer, Shape
-from fasttfm.kernels.philox import Dropout, dropped, with_seed
+from fasttfm.kernels.philox import Dropout, drop
 from fasttfm.kernels.tiles.rows import COLUMN_SUMS, LAYER_NORM_WIDE
 
 _SHARES = 32
@@ -72,8 +72,7 @@ def _backward(
             total += tl.load(ds + offsets, mask=inside, other=0.0).to(tl.float32)
         tl.store(dresidual + offsets, total.to(dresidual.dtype.element_ty), mask=inside)
         if dx is not None:
-            if dropout.seed is not None:
-                total = dropped(total, with_seed(dropout), 0, rows, start, COLUMNS)
+            total = drop(total, dropout, rows, start, COLUMNS)
             tl.store(dx + offsets, total.to(dx.dtype.element_ty), mask=inside)
 
 

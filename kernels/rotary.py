@@ -5,8 +5,8 @@
 Scores of turned queries and keys depend on positions only by their difference. Pairs are (i, i + R / 2), as in LLaMA
 and GPT-NeoX, or, interleaved, (2i, 2i + 1), as in the paper and GPT-J; elements from R on stay as they are. The
 inverse is the turn by -sin, so backward is the same kernel and keeps nothing.
-Reads x and writes y, 2 * B * H * L * D elements; a program's rows are the heads of few tokens, which read the same
-line of the tables from cache. Source: Su et al. 2021, equation 34.
+Reads x and writes y, 2 * B * H * L * D elements; a program's rows are the heads of few tokens of a sequence, which
+read the same line of the tables from cache. Source: Su et al. 2021, equation 34.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ _FEWEST = 16
 class Sizes(NamedTuple):
     """The sizes of what is turned."""
 
-    M: Varying
-    """B * L * H."""
     H: Varying
     L: Varying
     P: Varying
@@ -51,23 +49,25 @@ def _rotate(
     position_strides: Varyings,  # sequence, row; 0 where sequences share positions
     INTERLEAVED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    M, H, L, P, D, PAIRS = sizes
-    # Rows are counted without a sign, as 32 bits hold those of a last tile past 2^31: 64-bit divisions took half of all
-    # instructions. What they give is small, and as signed numbers multiplied in one instruction.
-    rows = tl.program_id(0).to(tl.uint32) * ROWS + tl.arange(0, ROWS).to(tl.uint32)
+    H, L, P, D, PAIRS = sizes
+    # A program's rows are of one sequence, so that a row takes one division. They are counted without a sign, as 32
+    # bits hold those of a last tile past 2^31: 64-bit divisions took half of all instructions. What they give is small,
+    # and as signed numbers multiplied in one instruction.
+    tiles = (L.to(tl.uint32) * H.to(tl.uint32) + (ROWS - 1)) // ROWS
+    b = tl.program_id(0).to(tl.uint32) // tiles
+    rows = (tl.program_id(0).to(tl.uint32) - b * tiles) * ROWS + tl.arange(0, ROWS).to(tl.uint32)
     pairs = tl.arange(0, COLUMNS)
-    token = rows // H.to(tl.uint32)
-    h = (rows - token * H).to(tl.int32).to(tl.int64)
-    b = token // L.to(tl.uint32)
-    line = (token - b * L).to(tl.int32).to(tl.int64)
+    line = rows // H.to(tl.uint32)
+    h = (rows - line * H).to(tl.int32).to(tl.int64)
+    inside = rows < L.to(tl.uint32) * H
+    line = line.to(tl.int32).to(tl.int64)
     b = b.to(tl.int32).to(tl.int64)
-    inside = rows < M
     if positions is not None:
         position = tl.load(positions + b * position_strides[0] + line * position_strides[1], mask=inside, other=0)
     else:
         position = line
     x += (b * strides[0] + h * strides[1] + line * strides[2])[:, None]
-    out += (rows.to(tl.int32).to(tl.int64) * D)[:, None]
+    out += b * L * H * D + (rows.to(tl.int32).to(tl.int64) * D)[:, None]
     if tl.program_id(1) > 0:
         # What is not turned. Interleaved, in a tile as wide as the pairs, the compiler would give a thread as many of
         # the tables' elements as of x's, other pairs than it turns.
@@ -108,12 +108,11 @@ def rotate(
     batch, heads, length, width = x.shape
     x = x if x.stride(-1) == 1 else x.contiguous()
     out = x.new_empty(batch, length, heads, width)
-    rows = batch * length * heads
-    if rows:
+    if out.numel():
         block = tile(chip(x.device), cos.shape[1])
-        sizes = Sizes(rows, heads, length, cos.shape[0], width, cos.shape[1])
+        sizes = Sizes(heads, length, cos.shape[0], width, cos.shape[1])
         parts = 1 + ceil_div(width - 2 * cos.shape[1], block.columns * (2 if interleaved else 1))
-        _rotate[(ceil_div(rows, block.rows), parts)](
+        _rotate[(batch * ceil_div(length * heads, block.rows), parts)](
             x, cos, sin, positions, out, -1.0 if inverse else 1.0, sizes, x.stride()[:3],
             (0, 0) if positions is None else positions.expand(batch, length).stride(),
             INTERLEAVED=interleaved, **block.options(),

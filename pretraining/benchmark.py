@@ -24,6 +24,7 @@ import torch
 
 from benchmarks import command
 from fasttfm.checkpoints.run_log import read_log
+from fasttfm.machine import pick_device
 from fasttfm.parsing import parse_json
 from fasttfm.presets import preset_section
 from fasttfm_pretraining.config.data import MaskingConfig
@@ -68,7 +69,7 @@ def _masked_batches(data: Path, preset: str, *, held_out: bool) -> Any:
 def masked_bits_per_byte(data: Path, model: Path, is_theirs: bool) -> float:
     """Bits of the tokens that are hidden in what the data hold out, over the bytes of these."""
     batches = _masked_batches(data, KINDS["bert"].preset, held_out=True)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = pick_device(None)
     loaded = (read_pretraining(model) if is_theirs else read_model("mlm", model, "last")).to(device)
     hidden = torch.cat([batches.batch(indices).labels for indices in batches.in_order()])
     nats = MaskedValidator(batches, device=device)(loaded).nll * len(hidden)

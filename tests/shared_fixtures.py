@@ -1,6 +1,7 @@
 """Fixtures of all tests, of those in pretraining/tests too: the interpreter switch, and where real corpora lie."""
 
 import argparse
+import datetime
 import importlib.util
 import os
 import random
@@ -37,6 +38,9 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # What somebody has tuned on this machine decides no test, and no test writes there.
 _CACHE = tempfile.TemporaryDirectory(prefix="fasttfm-tests-")  # removed when Python ends
 os.environ["FASTTFM_CACHE"] = _CACHE.name
+
+DAY = os.environ.setdefault("FASTTFM_TEST_DAY", str(datetime.datetime.now(datetime.timezone.utc).toordinal()))
+"""The day, a number, whose cases run of tests marked in_turn; `every` for all of them. pytest's workers inherit it."""
 
 _ENTERED: list[object] = []
 """Contexts that end with Python."""
@@ -170,7 +174,40 @@ def unlinkable() -> str:
     return next((path for path in paths if " " in path), "")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def place_in_turn(item: pytest.Item, days: int) -> int:
+    """The place of a case among its test's, as the sum of its digits to the base of days; of a test alone its name's.
+
+    Neighbours have neighbouring days, and where an axis begins anew, another day does: a day's cases have several
+    values of each axis.
+    """
+    callspec = getattr(item, "callspec", None)
+    if callspec is None:
+        return zlib.crc32(item.name.encode())
+    number, result = max(callspec.indices.values()), 0  # arguments that are no fixtures' have that of the case
+    while number:
+        number, digit = divmod(number, days)
+        result += digit
+    return result
+
+
+def runs_today(item: pytest.Item, day: str = DAY) -> bool:
+    """Return whether a case is among the day's."""
+    mark = item.get_closest_marker("in_turn")
+    if mark is None or day == "every":
+        return True
+    return (place_in_turn(item, mark.kwargs["days"]) + int(day)) % mark.kwargs["days"] == 0
+
+
+def pytest_report_header() -> str:
+    return f"cases in turn: of day {DAY} (FASTTFM_TEST_DAY; every: all of them)"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not any("[" in argument for argument in config.args):  # a case that is named runs
+        others = [item for item in items if not runs_today(item)]
+        if others:
+            config.hook.pytest_deselected(items=others)
+            items[:] = [item for item in items if runs_today(item)]
     if torch.cuda.is_available():
         return
     needs_gpu = pytest.mark.skip(reason="needs a CUDA or ROCm device")

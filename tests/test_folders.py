@@ -200,7 +200,7 @@ def test_two_processes_do_not_write_at_the_same_time(tmp_path: Path):
     ("damage", "message"),
     [
         (lambda f: (f / "b").write_text("3"), "b: is damaged or changed, its SHA-256 is not the one in sha256sums"),
-        (lambda f: (f / "b").unlink(), "b: is missing: run fasttfm prepare again"),
+        (lambda f: (f / "b").unlink(), "b: is missing: prepare the data again"),
     ],
 )
 def test_verification_finds_what_differs(tmp_path: Path, damage, message: str):

@@ -66,6 +66,12 @@ def _costs(sentences: Sequence[tuple[int, ...]], mask: int = 0, **options: bool)
     return both[0], both[1]
 
 
+def projected(setting: Setting, B: int, L: int, H: int, D: int, parts: int = 3) -> tuple[Tensor, ...]:
+    """Query, key and value (B, H, L, D), or so many of them, seen in the output of one projection, as in a model."""
+    joint = torch.randn(B, L, parts, H, D, dtype=setting.dtype, device=setting.device)
+    return tuple(x.detach().requires_grad_() for x in joint.permute(2, 0, 3, 1, 4))
+
+
 def dense(form: Form, passes: str, setting: Setting, *, compile: bool) -> Case:
     name = "attention" if form.L == form.S else "cross attention"
     cost = form.costs(setting.dtype.itemsize)
@@ -79,10 +85,9 @@ def _dense(form: Form, compile: bool, setting: Setting) -> Work:
     mask = _mask(form, lengths, setting)  # what a provider without arguments for lengths or causal is told
 
     def inputs(i: int) -> tuple[Tensor, ...]:
-        joint = torch.randn(B, S, 3, H, D, dtype=dtype, device=device)
-        q, k, v = (x.detach().requires_grad_() for x in joint.permute(2, 0, 3, 1, 4))
+        q, k, v = projected(setting, B, S, H, D)
         if L != S:
-            q = torch.randn(B, L, H, D, dtype=dtype, device=device).transpose(1, 2).detach().requires_grad_()
+            (q,) = projected(setting, B, L, H, D, parts=1)
         return q, k, v
 
     def with_compiler(p: float) -> dict[str, Provider]:
@@ -208,14 +213,18 @@ def _flex(form: Form, lengths: Tensor | None, mask: Tensor | None, p: float, dev
 
 
 def _flash_attn(form: Form, p: float) -> Provider:
-    """https://github.com/Dao-AILab/flash-attention#how-to-use-flashattention"""
     if form.mask not in ("none", "causal"):
         return peers.refusing(NotImplementedError("flash_attn_func takes no mask and no key lengths"))
+    return flash_attn(dropout_p=p, causal=form.causal)
+
+
+def flash_attn(**options: Any) -> Provider:
+    """https://github.com/Dao-AILab/flash-attention#how-to-use-flashattention"""
     from flash_attn import flash_attn_func
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, L, H, D), as it lies in memory
-        return flash_attn_func(q, k, v, dropout_p=p, causal=form.causal).transpose(1, 2)
+        return flash_attn_func(q, k, v, **options).transpose(1, 2)
 
     return run
 
@@ -366,14 +375,10 @@ def weights(form: Form, passes: str, setting: Setting) -> Case:
 def _weights(form: Form, setting: Setting) -> Work:
     lengths = torch.tensor(form.lengths(), device=setting.device) if "lengths" in form.mask else None
 
-    def inputs(i: int) -> tuple[Tensor, ...]:
-        shape = (form.B, form.S, 2, form.H, form.D)
-        joint = torch.randn(shape, dtype=setting.dtype, device=setting.device).permute(2, 0, 3, 1, 4)
-        return tuple(x.detach().requires_grad_() for x in joint)
-
     def ours(q: Tensor, k: Tensor) -> Tensor:
         return F.attention_weights(q, k, key_lengths=lengths, causal=form.causal)
 
     eager = _eager_weights(_mask(form, lengths, setting))
     functions: dict[str, Callable[..., Any]] = {peers.OURS: ours, peers.EAGER: eager}
-    return Work(inputs=inputs, providers=functions, reference=eager)
+    inputs = partial(projected, setting, form.B, form.S, form.H, form.D, parts=2)
+    return Work(inputs=lambda i: inputs(), providers=functions, reference=eager)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as nnF
 from torch import Tensor
 
+from benchmarks.cases.kernels_attention import flash_attn, projected
 from benchmarks.cases.operators import case
 from benchmarks.measure import providers as peers
 from benchmarks.measure.case import Case, Setting, Work
@@ -48,11 +49,7 @@ def _scored(form: str, window: int, B: int, H: int, L: int, D: int, compile: boo
         "sinks": {"sinks": sinks},
     }
     looks = all_looks[form]
-
-    def inputs(i: int) -> tuple[Tensor, ...]:
-        joint = torch.randn(B, L, 3, H, D, dtype=dtype, device=device)
-        q, k, v = (x.detach().requires_grad_() for x in joint.permute(2, 0, 3, 1, 4))
-        return q, k, v
+    theirs = {"window_size": (window - 1, 0)} if form == "window" else looks
 
     def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.attention(q, k, v, causal=True, **looks)
@@ -77,13 +74,13 @@ def _scored(form: str, window: int, B: int, H: int, L: int, D: int, compile: boo
         return partial(nnF.scaled_dot_product_attention, attn_mask=mask)
 
     return Work(
-        inputs=inputs,
+        inputs=lambda i: projected(setting, B, L, H, D),
         providers={
             peers.OURS: ours,
             peers.EAGER: eager,
             peers.SDPA: sdpa(),
             **({peers.FLEX: _flex(form, window, slopes, sinks, L, device)} if compile else {}),
-            peers.FLASH_ATTN: peers.provider(peers.FLASH_ATTN, device, lambda: _flash_attn(form, window, slopes)),
+            peers.FLASH_ATTN: peers.provider(peers.FLASH_ATTN, device, lambda: _flash_attn(form, theirs)),
         },
         reference=eager,
     )
@@ -112,20 +109,7 @@ def _flex(form: str, window: int, slopes: Tensor, sinks: Tensor, L: int, device:
     return with_sinks
 
 
-def _flash_attn(form: str, window: int, slopes: Tensor) -> Provider:
-    """https://github.com/Dao-AILab/flash-attention#how-to-use-flashattention"""
+def _flash_attn(form: str, options: dict[str, Any]) -> Provider:
     if form == "sinks":
         return peers.refusing(NotImplementedError("flash_attn_func has no sinks"))
-    from flash_attn import flash_attn_func
-
-    options = {
-        "window_size": (window - 1, 0) if form == "window" else (-1, -1),
-        "softcap": _CAP if form == "softcap" else 0.0,
-        "alibi_slopes": slopes if form == "alibi" else None,
-    }
-
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        return flash_attn_func(q, k, v, causal=True, **options).transpose(1, 2)
-
-    return run
+    return flash_attn(causal=True, **options)

@@ -18,7 +18,7 @@ import torch
 from benchmarks.measure.case import PURE_PASSES, Case, Clock, Setting
 from fasttfm.kernels.proof.costs import Machine
 from fasttfm.kernels.proof.launch_log import LaunchLog
-from fasttfm.timing import DeviceClock
+from fasttfm.timing import DeviceClock, l2_bytes
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler that counts memory announces itself on stderr otherwise
 
@@ -34,7 +34,7 @@ class HostClock:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        size = _device_cache(device) if device.type == "cuda" else last_level_cache()
+        size = max(l2_bytes(device), 32 << 20) if device.type == "cuda" else last_level_cache()
         self._flush = torch.empty(2 * size, dtype=torch.int8, device=device)
 
     def _wait(self) -> None:
@@ -100,10 +100,6 @@ def host_peak_bytes(run: Callable[[], Any]) -> int:
         now += change
         most = max(most, now)
     return most
-
-
-def _device_cache(device: torch.device) -> int:
-    return max(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0), 32 << 20)
 
 
 def keep_freed_memory() -> None:

@@ -5,18 +5,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 
-def aligned(lines: Sequence[Sequence[str]], *, names: int = 1) -> str:
-    """Columns side by side; the first `names` of them stand left, as names do."""
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column < names else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths))
-        ).rstrip()
-        for line in lines
-    )
-
-
 def number(value: float) -> str:
     """Three significant digits, more than a run on a shared machine repeats; thousands apart."""
     if value == 0 or not math.isfinite(value):

@@ -30,6 +30,7 @@ from fasttfm.data.tokenizer import BOS, EOS
 from fasttfm.decoding.batches import padded
 from fasttfm.decoding.translator import one_line
 from fasttfm.errors import UserError
+from fasttfm.machine import pick_device
 from fasttfm.models import TransformerConfig
 from fasttfm.presets import preset_section
 from fasttfm.training.updates import AUTOCAST
@@ -160,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 minutes=args.minutes,
                 seed=args.seed,
                 log=log,
-                device=torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu")),
+                device=pick_device(args.device),
             )
             lines: list[str] = [] if sys.stdin.isatty() else sys.stdin.read().splitlines()
             began = time.monotonic()

@@ -24,9 +24,10 @@ from benchmarks.measure import records
 from benchmarks.measure.machine import machine_name
 from benchmarks.measure.providers import OURS
 from benchmarks.measure.records import Entry, Loaded, load
-from benchmarks.measure.text_table import aligned, shape_text, short_dtype
+from benchmarks.measure.text_table import shape_text, short_dtype
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError
+from ptx_check.ledger.text_table import aligned
 
 LEAST_RUNS = 5
 """A median of fewer runs has no interval."""

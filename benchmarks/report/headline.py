@@ -173,16 +173,13 @@ def _groups(files: Loaded) -> Iterator[Claim]:
 def leading_machine(files: Loaded, group: str) -> str | None:
     """The machine that was measured last, of those on which few cases of the group are noisy."""
     newest: dict[str, str] = {}
-    machines = grouped((e for e in files.suite if usable(e) and e.record["group"] == group), _machine_of)
+    rows = (entry for entry in files.suite if usable(entry) and entry.record["group"] == group)
+    machines = grouped(rows, lambda entry: machine_name(entry.machine))
     for machine, entries in machines.items():
         cases = by_case(entries)
         if sum(not _quiet(rows) for rows in cases) <= _MOST_NOISY * len(cases):
             newest[machine] = max(str(entry.machine["time"]) for entry in entries)
     return max(newest, key=newest.__getitem__, default=None)
-
-
-def _machine_of(entry: Entry) -> str:
-    return machine_name(entry.machine)
 
 
 def _speed_up(group: str, dtype: str, entries: Sequence[Entry]) -> Iterator[Claim]:

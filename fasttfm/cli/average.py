@@ -9,10 +9,7 @@ from fasttfm.cli.paths import TRAINED_MODEL
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=TRAINED_MODEL, metavar="MODEL", help="model directory made by fasttfm train")
     parser.add_argument(
-        "--last",
-        type=int,
-        metavar="N",
-        help="number of newest checkpoints to average (default: 5, or all where there are fewer)",
+        "--last", type=int, help="number of newest checkpoints to average (default: 5, or all where there are fewer)"
     )
     add_output_flags(parser, "what was averaged")
 

@@ -149,8 +149,8 @@ def gather() -> Facts:
     import torch
 
     from fasttfm.cli import env
-    from fasttfm.cli.workers import allowed_cores
     from fasttfm.cpu import int8
+    from fasttfm.machine import allowed_cores
 
     device = None if not torch.cuda.is_available() else env.environment()
     tuned: dict[str, Any] = (device or {}).get("tuned") or {}

@@ -47,7 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             type=INPUT_FILE,
             action="append",
             default=[],
-            metavar="FILE",
             help=f"{what} of a fairseq model; give it once for both sides, or the source's and then the target's",
         )
     for side in ("source", "target"):

@@ -7,10 +7,22 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fasttfm.cli.paths import CHECKPOINT, INPUT_FOLDER, MODEL, OUTPUT_FOLDER, OUTPUT_PICTURE, SHARED_FOLDER
+from fasttfm.cli.paths import CHECKPOINT, INPUT_FOLDER, MODEL, OUTPUT_FOLDER, OUTPUT_PICTURE, SHARED_FOLDER, PathKind
 from fasttfm.config.convert import to_float
 from fasttfm.errors import UserError
 from fasttfm.parsing import WHOLE_NUMBER
+
+_METAVARS: dict[Any, str] = {int: "N", float: "X"}
+
+
+class _Help(argparse.HelpFormatter):
+    """Help in which a flag's type says the word that stands for its value, where the flag itself does not."""
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        kind: Any = action.type
+        if isinstance(kind, PathKind):
+            return kind.metavar
+        return _METAVARS.get(kind) or super()._get_default_metavar_for_optional(action)
 
 
 class Parser(argparse.ArgumentParser):
@@ -18,7 +30,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # --max-tok must not silently change its meaning when a version adds --max-token-something
-        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+        super().__init__(*args, **{"allow_abbrev": False, "formatter_class": _Help, **kwargs})
         self.register("type", int, _whole_number)
         self.register("type", float, _number)
 
@@ -110,7 +122,6 @@ def add_downloads(parser: argparse.ArgumentParser) -> None:
         "--data-dir",
         type=SHARED_FOLDER,
         default=Path("data"),
-        metavar="DIR",
         help="folder that keeps the downloads and text of datasets; files that are in DIR/downloads are not downloaded "
         "again (default: %(default)s)",
     )
@@ -129,7 +140,6 @@ def add_attention_picture(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=OUTPUT_PICTURE,
         default=Path("attention.png"),
-        metavar="FILE",
         help="picture to write, .png or .svg (default: %(default)s)",
     )
     text = "layers to draw, counted from 1, such as 1,4 (default: all)"

@@ -26,6 +26,8 @@ from fasttfm.folders import Verification, has_manifest, owner, settled
 class PathKind:
     """The `type` of an argument that is a path."""
 
+    metavar: str = "FILE"
+    """What stands for the path in a flag's help, unless the argument says another word."""
     writes: bool = False
     is_file: bool | None = None
     """None: a file or a folder."""
@@ -47,8 +49,8 @@ class PathKind:
 
 INPUT = PathKind()
 INPUT_FILE = PathKind(is_file=True)
-INPUT_FOLDER = PathKind(is_file=False)
-MODEL = PathKind(is_file=False, compared="without weights")
+INPUT_FOLDER = PathKind(is_file=False, metavar="FOLDER")
+MODEL = PathKind(is_file=False, compared="without weights", metavar="MODEL")
 """A model directory; whoever loads weights compares them."""
 TRAINING_DATA = PathKind(is_file=False, compared="by the command")
 CHECKPOINT = PathKind(compared="without weights", or_word=True)
@@ -59,9 +61,9 @@ OUTPUT_PICTURE = PathKind(writes=True, is_file=True, own="attention.png")
 OUTPUT_SHORTLIST = PathKind(writes=True, is_file=True, own="vmap.txt")
 OUTPUT_FOLDER = PathKind(writes=True, is_file=False, replaces=True)
 """Made anew, all of it or nothing (fasttfm.folders.replacing)."""
-TRAINED_MODEL = PathKind(writes=True, is_file=False)
+TRAINED_MODEL = PathKind(writes=True, is_file=False, metavar="MODEL")
 """A model directory that is created, or gone on with."""
-SHARED_FOLDER = PathKind(writes=True, is_file=False)
+SHARED_FOLDER = PathKind(writes=True, is_file=False, metavar="DIR")
 """Files of several commands lie there, such as downloads."""
 _CHECKPOINTS, _CONFIG_FILE = "checkpoints", "config.yaml"
 

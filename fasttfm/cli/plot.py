@@ -7,7 +7,7 @@ from fasttfm.cli.paths import MODEL, OUTPUT_FILE
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", type=MODEL, metavar="RUN", help="model directory made by fasttfm train")
-    parser.add_argument("--out", type=OUTPUT_FILE, required=True, metavar="FILE", help="picture to write, .png or .svg")
+    parser.add_argument("--out", type=OUTPUT_FILE, required=True, help="picture to write, .png or .svg")
     parser.add_argument(
         "--over",
         choices=("updates", "minutes"),

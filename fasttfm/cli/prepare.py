@@ -5,7 +5,6 @@ side make one corpus, in the given order.
 """
 
 import argparse
-import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from fasttfm.data.datasets import DATASETS
 from fasttfm.data.filters import SCRIPTS
 from fasttfm.data.prepare import PrepareOptions, prepare
 from fasttfm.errors import UserError
+from fasttfm.machine import allowed_cores
 
 _TEXTS = {
     "--src": "training source text",
@@ -49,16 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads",
         type=int,
-        default=os.cpu_count() or 1,
+        default=allowed_cores(),
         help="threads that split text into subwords (default: all cores)",
     )
 
 
 def _add_texts(parser: argparse.ArgumentParser) -> None:
     for flag, text in _TEXTS.items():
-        parser.add_argument(
-            flag, nargs="+", action="extend", type=INPUT_FILE, metavar="FILE", help=f"{text}; may be repeated"
-        )
+        parser.add_argument(flag, nargs="+", action="extend", type=INPUT_FILE, help=f"{text}; may be repeated")
     parser.add_argument(
         "--dataset",
         metavar="NAME",
@@ -67,7 +65,6 @@ def _add_texts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dataset-folder",
         type=INPUT_FOLDER,
-        metavar="FOLDER",
         help="read the text from a folder that Hugging Face's datasets wrote with save_to_disk() (extra: datasets)",
     )
     parser.add_argument(
@@ -87,7 +84,6 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
         type=float,
         action="append",
         default=[],
-        metavar="X",
         help="how often an epoch uses the pairs of this training file; 2: twice, 0.5: every second pair",
     )
     for flag, what in (("--source-tag", "training"), ("--valid-source-tag", "validation")):

@@ -65,7 +65,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--work",
         type=SHARED_FOLDER,
-        metavar="DIR",
         help="folder to write data, model and translations to (default: runs/NAME, or runs/NAME-dry for a dry run)",
     )
     parser.add_argument(
@@ -77,7 +76,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--estimate",
         type=float,
-        metavar="X",
         help="print how long training takes at X target tokens/s, and stop; the training log shows this speed",
     )
     add_output_flags(parser, "the score, or with --estimate the estimate")

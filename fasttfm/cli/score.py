@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--ref",
-        type=INPUT_FILE,
-        required=True,
-        metavar="FILE",
-        help="reference translations, not tokenized, plain or gzip",
+        "--ref", type=INPUT_FILE, required=True, help="reference translations, not tokenized, plain or gzip"
     )
     parser.add_argument(
         "--tokenize",
@@ -36,7 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--baseline",
         type=INPUT_FILE,
-        metavar="FILE",
         help="translations of another system: print both systems' scores and whether they differ significantly",
     )
     parser.add_argument(
@@ -52,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also print the COMET score of a model, given by path or by its name on the hub, such as "
         "Unbabel/wmt22-comet-da; needs --src and pip install unbabel-comet",
     )
-    parser.add_argument("--src", type=INPUT_FILE, metavar="FILE", help="with --comet: source text, plain or gzip")
+    parser.add_argument("--src", type=INPUT_FILE, help="with --comet: source text, plain or gzip")
     add_output_flags(parser, "the scores")
 
 

@@ -14,13 +14,9 @@ from fasttfm.cli.paths import INPUT_FILE
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
-    parser.add_argument("--src", type=INPUT_FILE, required=True, metavar="FILE", help="source text, plain or gzip")
+    parser.add_argument("--src", type=INPUT_FILE, required=True, help="source text, plain or gzip")
     parser.add_argument(
-        "--tgt",
-        type=INPUT_FILE,
-        required=True,
-        metavar="FILE",
-        help="translations, one for each source line, plain or gzip",
+        "--tgt", type=INPUT_FILE, required=True, help="translations, one for each source line, plain or gzip"
     )
     add_device(parser)
     add_precision(parser)

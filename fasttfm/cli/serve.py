@@ -18,23 +18,16 @@ from typing import TYPE_CHECKING
 from fasttfm.cli.parser import add_device, add_precision, add_workers
 from fasttfm.cli.paths import INPUT_FILE, MODEL
 from fasttfm.config.convert import to_float, to_int
+from fasttfm.config.fields import field_help, field_types, flag_name
 from fasttfm.errors import UserError, optional
+from fasttfm.serving.limits import Limits
 from fasttfm.signals import taken_over
 
 if TYPE_CHECKING:
     from fasttfm.decoding.translator import Translator
 
 TOKEN_VARIABLE = "FASTTFM_SERVE_TOKEN"
-_LIMITS = {
-    "body_bytes": (to_int, "bytes of a request's body; 413 beyond"),
-    "sentences": (to_int, "texts in a request; more get status 422"),
-    "tokens": (to_int, "source tokens in a text; more get status 422"),
-    "terms": (to_int, "translations of terms in a request's terminology; more get status 422"),
-    "queue": (to_int, "sentences of all clients that may wait; more get status 429"),
-    "seconds": (to_float, "seconds for a request; a longer one gets status 504"),
-    "connections": (to_int, "open connections; more get status 503"),
-    "head_seconds": (to_float, "seconds for the head of a request to arrive; then the connection is closed"),
-}
+_LIMITS = {name: kind for name, kind in field_types(Limits).items() if name != "largest_beam"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--host", default="127.0.0.1", help="address to listen on (default: %(default)s, this machine only)"
     )
     parser.add_argument(
-        "--port", type=int, default=8000, metavar="N", help="port to listen on; 0: any free port (default: %(default)s)"
+        "--port", type=int, default=8000, help="port to listen on; 0: any free port (default: %(default)s)"
     )
     add_device(parser)
     add_precision(parser)
@@ -62,7 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--token-file",
         type=INPUT_FILE,
-        metavar="FILE",
         help=f"file with the bearer token that requests must send (default: the environment variable {TOKEN_VARIABLE})",
     )
     parser.add_argument(
@@ -82,8 +74,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the server's own page)",
     )
     group = parser.add_argument_group("limits")
-    for name, (kind, text) in _LIMITS.items():
-        group.add_argument(f"--max-{name.replace('_', '-')}", dest=name, type=kind, metavar="N", help=text)
+    for name, kind in _LIMITS.items():
+        read, text = to_int if kind is int else to_float, field_help(Limits)[name]
+        group.add_argument(flag_name(f"max_{name}"), dest=name, type=read, metavar="N", help=text)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -92,7 +85,6 @@ def run(args: argparse.Namespace) -> None:
     from fasttfm.decoding.translator import Translator
     from fasttfm.serving.app import App
     from fasttfm.serving.connections import LOOPBACK, protocol
-    from fasttfm.serving.limits import Limits
     from fasttfm.serving.pool import Pool
 
     given = {name: getattr(args, name) for name in _LIMITS if getattr(args, name) is not None}

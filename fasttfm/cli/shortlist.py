@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for name, (default, text) in _COUNTS.items():
         help_text = f"{text} (default: %(default)s)"
-        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=help_text)
+        parser.add_argument(f"--{name}", type=int, default=default, help=help_text)
     add_output_flags(parser, "the sizes")
 
 

@@ -34,7 +34,7 @@ def add_run_flags(
     presets: their names; None: those of kind.
     """
     parser.add_argument("--data", type=TRAINING_DATA, metavar="DATA", help=f"directory made by {made_by}")
-    parser.add_argument("--out", type=TRAINED_MODEL, metavar="MODEL", help="model directory to create or to resume")
+    parser.add_argument("--out", type=TRAINED_MODEL, help="model directory to create or to resume")
     parser.add_argument(
         "--init-from",
         type=CHECKPOINT_OR_MODEL,
@@ -63,7 +63,6 @@ def add_recipe_flags(parser: argparse.ArgumentParser, presets: Sequence[str]) ->
         type=INPUT_FILE,
         action="append",
         default=[],
-        metavar="FILE",
         help="YAML file of settings that replace the preset's; may be repeated",
     )
     parser.add_argument("--dump-config", action="store_true", help="print the resulting configuration as YAML and stop")

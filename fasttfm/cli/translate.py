@@ -61,7 +61,6 @@ def _add_companions(parser: argparse.ArgumentParser) -> None:
         type=MODEL,
         action="append",
         default=[],
-        metavar="MODEL",
         help="another model directory with the same tokenizer; its probabilities are averaged with MODEL's; may "
         "be repeated",
     )

@@ -31,9 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Measure, store the result, and print what changed."""
     from fasttfm.cpu import thresholds
+    from fasttfm.errors import UserError
     from fasttfm.kernels import choice_cache
+    from fasttfm.machine import pick_device
 
-    device, output = _device(args.device), Output.of(args, "tune")
+    device, output = pick_device(args.device), Output.of(args, "tune")
+    if device.type not in ("cuda", "cpu"):
+        raise UserError(f"device {args.device} cannot be tuned: give cuda, cuda:1 or cpu")
     key, measure = (_of_cpu if device.type == "cpu" else _of_gpu)(device, args.quick)
     try:
         kept = choice_cache.read(key)
@@ -56,29 +60,6 @@ def run(args: argparse.Namespace) -> None:
         f"kept in {file}",
         device=key.device, decisions=len(fresh), differ_from_shipped=differ, differ_from_last=new, file=file,
     )  # fmt: skip
-
-
-def _device(name: str | None) -> "torch.device":
-    """The device of that name. UserError where this machine has none."""
-    import torch
-
-    from fasttfm.errors import UserError
-
-    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"--device {name} is not a device: cuda, cuda:0 or cpu is meant") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(
-            f"--device {name}: there is no CUDA or ROCm device that torch can use here; run this on the machine with "
-            "the GPU that models will run on, or with --device cpu"
-        )
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"--device {name} is none of this machine's {torch.cuda.device_count()} GPUs")
-    if device.type not in ("cuda", "cpu"):
-        raise UserError(f"--device {name} cannot be tuned: cuda, cuda:0 or cpu is meant")
-    return device
 
 
 def _of_gpu(device: "torch.device", quick: bool) -> "tuple[System, Callable[[Progress], Iterator[Any]]]":

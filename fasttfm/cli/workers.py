@@ -17,6 +17,7 @@ from pathlib import Path
 
 from fasttfm.children import command_line, signal_name
 from fasttfm.errors import LOST_PEER, UserError, interrupted
+from fasttfm.machine import allowed_cores
 
 _GRACE = 600
 """Seconds that ranks have to finish an update and save when they are stopped."""
@@ -97,16 +98,6 @@ def _status(statuses: dict[int, int]) -> int:
             f"worker {rank} was ended by {name}{cause}: run the same command again to go on from the last checkpoint"
         )
     return status
-
-
-def allowed_cores() -> int:
-    """Cores that this process may run on, as far as its cgroup allows."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return min(allowed, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):  # no such file, or no limit ("max")
-        return allowed
 
 
 def usable_cores() -> int:

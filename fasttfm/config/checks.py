@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal
 
+from fasttfm.errors import UserError
+
 
 @dataclass(frozen=True, slots=True)
 class Range:
     """The numbers that a field may have, besides None where its type has it."""
 
-    least: int = 0
+    least: float = 0
     most: float = math.inf
     above: bool = False
     """Whether `least` itself is refused."""
@@ -47,6 +49,15 @@ def check_fields(config: Any) -> None:
                 raise ValueError(f"{name} {value!r} is unknown: choose {', '.join(allowed[:-1])} or {allowed[-1]}")
         elif value is not None and (refusal := allowed[1].refusal(value, allowed[0])):
             raise ValueError(f"{name} {value!r} must be {refusal}")
+
+
+def check_flags(config: Any) -> None:
+    """Raise UserError, which begins with the field's flag, for a value that check_fields() refuses."""
+    try:
+        check_fields(config)
+    except ValueError as error:
+        name, _, refusal = str(error).partition(" ")
+        raise UserError(f"--{name.replace('_', '-')} {refusal}") from None
 
 
 @cache

@@ -35,8 +35,8 @@ _PANELS: tuple[str, ...] = fixed("panels")
 _STRIDE = 509
 """Of the elements that are looked at to see whether a weight has changed."""
 
-_of_models: WeakKeyDictionary[nn.Module, tuple[tuple, dict[tuple, _Kept]]] = WeakKeyDictionary()
-"""What was kept of a model's weights, by address, shape, dtype and ReLU, and which weights these were."""
+_of_models: WeakKeyDictionary[nn.Module, tuple[list, Tensor, dict[tuple, _Kept]]] = WeakKeyDictionary()
+"""Which weights a model had, a sample of them, and what was kept of them, by address, shape, dtype and ReLU."""
 
 
 class _Thread(threading.local):
@@ -84,19 +84,15 @@ def _kept_of(model: nn.Module) -> dict[tuple, _Kept] | None:
     if not {(type(p), p.device.type) for p in parameters} <= {(nn.Parameter, "cpu")}:
         return None
     try:
-        now = tuple([(p.data_ptr(), p._version) for p in parameters]) + _sample(parameters)
+        now = [(p.data_ptr(), p._version) for p in parameters]
     except RuntimeError:  # made under inference mode: nobody counts their changes
         return {}
+    with torch.no_grad():
+        sample = torch.cat([p.flatten()[::_STRIDE] for p in parameters])  # any step of an optimizer shows
     known = _of_models.get(model)
-    if known is None or known[0] != now:
-        known = _of_models[model] = (now, {})
-    return known[1]
-
-
-@torch.no_grad()
-def _sample(parameters: list[nn.Parameter]) -> tuple[float, ...]:
-    """The sum over some elements of each: any step of an optimizer shows."""
-    return tuple(torch.stack([p.flatten()[::_STRIDE].sum(dtype=torch.float64) for p in parameters]).tolist())
+    if known is None or known[0] != now or not torch.equal(known[1], sample):
+        known = _of_models[model] = (now, sample, {})
+    return known[2]
 
 
 def frozen(x: Tensor) -> bool:

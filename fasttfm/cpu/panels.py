@@ -2,8 +2,10 @@
 
 A tile of six rows and a panel has its sums in twelve of AVX2's sixteen registers, and each number that is read of
 either side is used by all of them (van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS
-Functionality", 2015). Rows are read where they lie. The panels of a few rows come from memory, so each tile asks for
-the panel after its own while it multiplies.
+Functionality", 2015). Rows are read where they lie. The panels of a few rows come from memory, in huge pages where the
+system has them. A tile of one row or two takes four panels at once: with two sums a row each addition would wait for
+the one before, and a processor reads ahead in several places. Tiles of more rows ask for what they need soon, and the
+first four for a quarter each of the panel that comes after this one.
 
 A sum begins with the bias and goes through the inputs in their order, whatever the number of rows or threads: a row
 has the same bits beside any others.
@@ -11,6 +13,7 @@ has the same bits beside any others.
 Cost: 2 * M * N * K operations; N * K numbers are read for each 96 rows, and M * K once for every panel, from a cache.
 """
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -34,8 +37,16 @@ UNROLLED = 4
 """Inputs that one turn of the loop adds; a product has a multiple of them."""
 BLOCK = 96
 """Rows that a panel is read for at a time: with 512 inputs they take 192 KiB, which a second-level cache holds."""
+ABREAST = 4
+"""Panels of a tile of one row or two."""
 _TOGETHER = 8
-"""Panels that a thread takes at a time, so that the one after this is mostly its own."""
+"""Panels that a thread takes at a time, so that what it asks for is mostly its own."""
+_AHEAD = 512
+"""Numbers between what a tile of more rows multiplies and what it asks for: 2 KiB."""
+_CHUNK = 1 << 23
+"""Numbers of the memory that panels of many weights share: 32 MiB. NumPy asks for huge pages from 4 MiB on."""
+_LINE = 16
+"""Numbers of a line of a cache."""
 
 _FLOAT, _WORD, _INT, _BYTES = ir.FloatType(), ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer()
 _VECTOR = ir.VectorType(_FLOAT, VECTOR)
@@ -46,10 +57,11 @@ class PanelProduct:
 
     def __init__(self, weight: Tensor, bias: Tensor | None, relu: bool) -> None:
         outputs, inputs = weight.shape
-        count = -(-outputs // PANEL)
+        count = -(-outputs // (PANEL * ABREAST)) * ABREAST
         filled = torch.zeros(count * PANEL, inputs)
         filled[:outputs] = weight.detach()
-        self._panels = filled.view(count, PANEL, inputs).transpose(1, 2).contiguous().view(-1).numpy()
+        self._panels = _chunks.take(filled.numel())
+        torch.from_numpy(self._panels).view(count, inputs, PANEL).copy_(filled.view(count, PANEL, inputs).mT)
         self._bias = np.zeros(count * PANEL, np.float32)
         if bias is not None:
             self._bias[:outputs] = bias.detach().numpy()
@@ -73,12 +85,34 @@ class PanelProduct:
         return product
 
 
-def _tile(rows):
+class _Chunks:
+    """Memory for panels, which a chunk gives until it is full; it is freed when nothing of it is used any more."""
+
+    def __init__(self) -> None:
+        self._rest: Any = np.empty(0, np.float32)
+        self._lock = threading.Lock()
+
+    def take(self, count: int) -> Any:
+        """An array of so many numbers, from the begin of a cache line on."""
+        with self._lock:
+            if len(self._rest) < count:
+                chunk = np.empty(max(count, _CHUNK) + _LINE, np.float32)
+                self._rest = chunk[-chunk.ctypes.data % (4 * _LINE) // 4 :]
+            taken, self._rest = self._rest[:count], self._rest[-(-count // _LINE) * _LINE :]
+        return taken
+
+
+_chunks = _Chunks()
+
+
+def _tile(rows, abreast=1):
     """Return tile(x, first, panels, place, following, bias, relu, out, output, columns) for so many rows of x (M, K).
 
-    It multiplies rows first, first + 1, ... of x by the panel at `place`, asks for the one `following` numbers
-    behind, and writes `columns` numbers of each row from `output` on.
+    It multiplies rows first, first + 1, ... of x by the panel at `place` and those after it, `abreast` in all, and
+    writes `columns` numbers of each row from `output` on. From `following` numbers behind on it asks for a quarter of a
+    panel.
     """
+    vectors = abreast * VECTORS
 
     @intrinsic
     def tile(context, x, first, panels, place, following, bias, relu, out, output, columns):
@@ -92,25 +126,31 @@ def _tile(rows):
             outputs = cgutils.unpack_tuple(builder, array(7).shape)[1]
             add, times = builder.add, builder.mul
             lines = [builder.gep(array(0).data, [times(add(first, _WORD(m)), inputs)]) for m in range(rows)]
-            panel = builder.gep(array(2).data, [place])
+            nearest = builder.gep(array(2).data, [place])
+            panel = [builder.gep(nearest, [times(_WORD(each * PANEL), inputs)]) for each in range(abreast)]
             entry, head, done = builder.block, *(builder.append_basic_block() for _ in range(2))
-            start = [load(builder, array(5).data, add(output, _WORD(v * VECTOR))) for v in range(VECTORS)]
+            start = [load(builder, array(5).data, add(output, _WORD(n * VECTOR))) for n in range(vectors)]
             builder.branch(head)
             builder.position_at_end(head)
             k = builder.phi(_WORD)
-            sums = [[builder.phi(_VECTOR) for _ in range(VECTORS)] for _ in range(rows)]
+            sums = [[builder.phi(_VECTOR) for _ in range(vectors)] for _ in range(rows)]
             last = [list(each) for each in sums]
+            if abreast == 1:
+                _fetch(builder, builder.gep(nearest, [add(following, times(k, _WORD(PANEL // UNROLLED)))]), 2)
             for step in range(UNROLLED):
                 now = add(k, _WORD(step))
                 offset = times(now, _WORD(PANEL))
-                weights = [load(builder, panel, add(offset, _WORD(v * VECTOR))) for v in range(VECTORS)]
-                _fetch(builder, builder.gep(panel, [add(offset, following)]))
+                weights = [
+                    load(builder, each, add(offset, _WORD(v * VECTOR))) for each in panel for v in range(VECTORS)
+                ]
+                if abreast == 1:
+                    _fetch(builder, builder.gep(nearest, [add(offset, _WORD(_AHEAD))]), 3)
                 for m, line in enumerate(lines):
                     number = broadcast(builder, builder.load(builder.gep(line, [now])))
                     last[m] = [fma(builder, number, weight, each) for weight, each in zip(weights, last[m])]
             after = add(k, _WORD(UNROLLED))
             for phi, begin, end in [(k, _WORD(0), after)] + [
-                (sums[m][v], start[v], last[m][v]) for m in range(rows) for v in range(VECTORS)
+                (sums[m][n], start[n], last[m][n]) for m in range(rows) for n in range(vectors)
             ]:
                 phi.add_incoming(begin, entry)
                 phi.add_incoming(end, head)
@@ -118,8 +158,8 @@ def _tile(rows):
             builder.position_at_end(done)
             for m in range(rows):
                 line = builder.gep(array(7).data, [add(times(add(first, _WORD(m)), outputs), output)])
-                for v in range(VECTORS):
-                    _store(builder, line, v * VECTOR, _positive(builder, last[m][v], relu), columns)
+                for n in range(vectors):
+                    _store(builder, line, n * VECTOR, _positive(builder, last[m][n], relu), columns)
             return context.get_dummy_value()
 
         i = types.int64
@@ -132,11 +172,11 @@ def load(builder, data, place):
     return builder.load(builder.bitcast(builder.gep(data, [place]), _VECTOR.as_pointer()), align=4)
 
 
-def _fetch(builder, address):
-    """Asks for the memory at an address, for the second-level cache."""
+def _fetch(builder, address, level):
+    """Asks for the memory at an address; level: 3 for the nearest cache, 2 for the one after."""
     kind = ir.FunctionType(ir.VoidType(), [_BYTES, _INT, _INT, _INT])
     prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(prefetch, [builder.bitcast(address, _BYTES), _INT(0), _INT(2), _INT(1)])
+    builder.call(prefetch, [builder.bitcast(address, _BYTES), _INT(0), _INT(level), _INT(1)])
 
 
 def broadcast(builder, number):
@@ -168,17 +208,19 @@ def _store(builder, line, place, x, columns):
                     builder.store(builder.extract_element(x, _INT(n)), builder.gep(line, [_WORD(place + n)]))
 
 
-_one, _two, _three, _four, _five, _six = (_tile(rows) for rows in range(1, TILE + 1))
+_one, _two = (_tile(rows, ABREAST) for rows in (1, 2))
+_three, _four, _five, _six = (_tile(rows) for rows in range(3, TILE + 1))
 
 
 @inlined()
-def _parts(begin, end, x, panels, bias, relu, out, block, count):
-    """Parts begin to end of the product: each a panel for a block of rows, in tiles as even as can be."""
+def _parts(begin, end, x, panels, bias, relu, out, blocks, count, abreast):
+    """Parts begin to end of the product: each `abreast` panels for a block of rows, in tiles as even as can be."""
     inputs, outputs = x.shape[1], out.shape[1]
     for part in range(np.int64(begin), np.int64(end)):
-        row, output = part // count * block, part % count * PANEL
-        place, columns = output * inputs, min(PANEL, outputs - output)
-        rows = min(block, x.shape[0] - row)
+        block, output = part // count, part % count * abreast * PANEL
+        place, columns = output * inputs, min(abreast * PANEL, outputs - output)
+        least, more = x.shape[0] // blocks, x.shape[0] % blocks
+        row, rows = block * least + min(block, more), least + (block < more)
         tiles = (rows + TILE - 1) // TILE
         following = PANEL * inputs
         for tile in range(tiles):
@@ -195,16 +237,19 @@ def _parts(begin, end, x, panels, bias, relu, out, block, count):
                 _two(x, row, panels, place, following, bias, relu, out, output, columns)
             else:
                 _one(x, row, panels, place, following, bias, relu, out, output, columns)
-            row, following = row + size, 0  # the first tile has asked for the next panel
+            row += size
+            following += PANEL * inputs // UNROLLED if tile < UNROLLED - 1 else 0
 
 
 @loop()
 def _multiply(team, x, panels, bias, relu, out):
-    rows, count = x.shape[0], len(bias) // PANEL
+    rows = x.shape[0]
+    abreast = ABREAST if rows <= 2 else 1  # of more rows no tile has one or two
+    count = len(bias) // (PANEL * abreast)
     blocks = (rows + BLOCK - 1) // BLOCK
     if blocks == 0 or count == 0:
         return
-    block = ((rows + blocks - 1) // blocks + TILE - 1) // TILE * TILE
-    parts = (rows + block - 1) // block * count
-    together = min(_TOGETHER, max(1, parts // (2 * team[0])))
-    over_threads(_parts, team, np.uintp(parts), np.uintp(together), (x, panels, bias, relu, out, block, count))
+    parts = blocks * count
+    together = min(_TOGETHER // abreast, max(1, parts // (2 * team[0])))
+    given = (x, panels, bias, relu, out, blocks, count, abreast)
+    over_threads(_parts, team, np.uintp(parts), np.uintp(together), given)

@@ -34,20 +34,18 @@ class Rows:
         """(R,): positions that each row has seen."""
         self.ancestors = torch.zeros(count, _FIRST_CAPACITY, dtype=torch.int32)
         """(R, capacity): where each earlier position is stored."""
+        self.length = 0
+        """Most positions that a row has seen."""
         self._first_slots = torch.zeros(0, dtype=torch.int32)
         """(P,): the first of the slots of each sentence that has joined."""
         self._slots_of: dict[int, range] = {}
         """The slots of each sentence that has joined and not left, as far as is known."""
 
-    @property
-    def length(self) -> int:
-        """Most positions that a row has seen."""
-        return int(self.positions.max()) if self.positions.numel() else 0
-
     def advance(self) -> None:
         """The newest position of every row has been stored."""
         self.ancestors.scatter_(1, self.positions[:, None], self.slots[:, None])
         self.positions += 1
+        self.length += 1
         if self.length == self.ancestors.shape[1]:
             self.ancestors = torch.nn.functional.pad(self.ancestors, (0, self.ancestors.shape[1]))
 
@@ -103,6 +101,7 @@ class Rows:
             self.sentences[rows],
             self.positions[rows],
         )
+        self.length = int(self.positions.max()) if rows.numel() else 0
 
     def _store_in(self, slots: Tensor) -> None:
         self.slots = slots

@@ -12,17 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from fasttfm.config.fields import flag_name
+from fasttfm.config.checks import Count, Range, check_flags
 from fasttfm.data import prepared
 from fasttfm.data.corpus import ParallelText, StoredText
 from fasttfm.data.filters import RULES, Dropped, Filter, check_script, repeated_pairs, report
 from fasttfm.data.tokenizer import (
-    MODEL_TYPES,
-    NORMALIZATIONS,
     ModelType,
     Normalization,
     Tokenizer,
@@ -48,27 +46,27 @@ _SPECIAL = re.compile(r"<(pad|unk|s|/s|0x[0-9A-Fa-f]{2})>|\u2581+")
 class PrepareOptions:
     """Options that decide the content of a prepared directory, besides the text."""
 
-    vocab_size: int = 8000
-    """Size of the vocabulary, special tokens included; of each side with separate_vocab."""
+    vocab_size: Annotated[int, Range(5, (1 << 31) - 1)] = 8000
+    """Size of the vocabulary, the four special tokens included; of each side with separate_vocab."""
     separate_vocab: bool = False
     """Train one vocabulary for each side in place of a joint one."""
     model_type: ModelType = "bpe"
     """SentencePiece's algorithm."""
-    character_coverage: float | None = None
+    character_coverage: Annotated[float, Range(0.98, 1)] | None = None
     """Share of character occurrences that the vocabulary covers, from 0.98 to 1. None: 1.0, or 0.9995 for scripts with
     many characters."""
     byte_fallback: bool = True
     """Write rare characters as bytes, so that none is unknown; this takes 256 tokens of the vocabulary."""
     normalization: Normalization = "identity"
     """SentencePiece's rule for normalizing text; identity changes nothing, which scores against raw references need."""
-    max_length: int = 256
+    max_length: Count = 256
     """Leave out pairs with more subwords than this on either side."""
-    vocab_pairs: int = 200_000
+    vocab_pairs: Count = 200_000
     """Train the vocabulary on at most this many pairs, taken evenly from the whole corpus. They are held in memory:
     about 1 kB for a pair of 25 words a side."""
-    subset: int | None = None
+    subset: Count | None = None
     """Take only the first N pairs of each training file, for a trial run."""
-    max_ratio: float | None = None
+    max_ratio: Annotated[float, Range(1)] | None = None
     """Leave out training pairs where one side has more than X times the subwords of the other."""
     drop_duplicates: bool = False
     """Leave out training pairs that are repeated."""
@@ -88,20 +86,7 @@ class PrepareOptions:
     """Read bytes that are not UTF-8 as U+FFFD and count such lines; otherwise the text is refused."""
 
     def __post_init__(self) -> None:
-        ratio, coverage = self.max_ratio, self.character_coverage
-        for name, holds, rule in (
-            ("vocab_size", self.vocab_size >= 5, "at least 5 are needed, four pieces are special"),
-            ("vocab_size", self.vocab_size < 1 << 31, f"less than {1 << 31:,} is allowed"),
-            ("max_length", self.max_length >= 1, "at least 1 subword must be allowed"),
-            ("vocab_pairs", self.vocab_pairs >= 1, "at least 1 is needed"),
-            ("subset", self.subset is None or self.subset >= 1, "at least 1 pair is needed"),
-            ("max_ratio", ratio is None or ratio >= 1, "at least 1 is needed, sides of equal length have 1"),
-            ("character_coverage", coverage is None or 0.98 <= coverage <= 1.0, "between 0.98 and 1.0 is allowed"),
-            ("model_type", self.model_type in MODEL_TYPES, f"one of {', '.join(MODEL_TYPES)} is allowed"),
-            ("normalization", self.normalization in NORMALIZATIONS, f"one of {', '.join(NORMALIZATIONS)} is allowed"),
-        ):
-            if not holds:
-                raise UserError(f"{flag_name(name)} {getattr(self, name)}: {rule}")
+        check_flags(self)
         if any(not 0 < weight <= _LARGEST_WEIGHT for weight in self.weights):
             raise UserError(f"--weight: above 0 and at most {_LARGEST_WEIGHT} is allowed")
         for tag in (*self.source_tags, *self.valid_source_tags):
@@ -292,7 +277,7 @@ def _write_split(
     of the split, and its own keys or those of held_out that it met.
     """
     dtypes = [prepared.id_dtype(len(tokenizer)) for tokenizer in tokenizers]
-    writers = [prepared.SideWriter(directory, name, side, dtype) for side, dtype in zip(("src", "tgt"), dtypes)]
+    writers = [prepared.IdsWriter(directory, f"{name}.{side}", dtype) for side, dtype in zip(("src", "tgt"), dtypes)]
     keys: set[bytes] = set()
     pairs, done = iter(text), 0
     parts = itertools.chain.from_iterable(itertools.repeat(n, count) for n, (_, count) in enumerate(text.parts))

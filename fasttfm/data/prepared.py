@@ -69,7 +69,7 @@ class StoredIds:
         size, start = max(0, end - begin) * self.dtype.itemsize, self._begin + begin * self.dtype.itemsize
         content = _read_at(self._file, size, start)
         if len(content) != size:
-            raise UserError(f"{self.path}: was cut off while it was read: move it away and run fasttfm prepare again")
+            raise UserError(f"{self.path}: was cut off while it was read: {PREPARE_AGAIN}")
         return np.frombuffer(content, self.dtype)
 
     def blocks(self, more: int = 0) -> Iterator[np.ndarray]:
@@ -229,23 +229,25 @@ class PreparedData(PreparedFolder):
         return _load_text(self.path / "valid.tgt.txt", len(self.valid))
 
 
-class SideWriter:
-    """Writes the ids and offsets of one side of one split, sentence after sentence: memory holds none of them."""
+class IdsWriter:
+    """Writes ids and offsets, sentence after sentence: memory holds none of them."""
 
-    def __init__(self, directory: Path, split: str, side: str, dtype: np.dtype) -> None:
+    def __init__(self, directory: Path, name: str, dtype: np.dtype) -> None:
+        """name: of both files, such as train.src."""
         self.tokens = self.sentences = 0
         self._dtype = dtype
-        self._files = [(directory / f"{split}.{side}{end}").open("wb") for end in (".npy", ".offsets.npy")]
+        self._files = [(directory / f"{name}{end}").open("wb") for end in (".npy", ".offsets.npy")]
         for file in self._files:
             _write_header(file, dtype, 0)
         self._files[1].write(bytes(8))  # where the first sentence begins
 
-    def write(self, sentence: Sequence[int]) -> None:
-        """Append a sentence's ids."""
-        self._files[0].write(np.asarray(sentence, self._dtype).tobytes())
-        self.tokens += len(sentence)
-        self._files[1].write(self.tokens.to_bytes(8, "little"))
-        self.sentences += 1
+    def write(self, ids: Sequence[int], *, ends: bool = True) -> None:
+        """Append the ids of a sentence, or where it does not end with them some of them."""
+        self._files[0].write(np.asarray(ids, self._dtype).tobytes())
+        self.tokens += len(ids)
+        if ends:
+            self._files[1].write(self.tokens.to_bytes(8, "little"))
+            self.sentences += 1
 
     def close(self) -> None:
         """Write the headers once more, which tell how much came."""
@@ -285,7 +287,9 @@ def id_dtype(vocab_size: int) -> np.dtype:
 
 
 def _load_pairs(path: Path, split: str, *vocab_sizes: int) -> ParallelTokens:
-    sides = [_load_side(path, split, side, size) for side, size in zip(("src", "tgt"), vocab_sizes)]
+    sides = [load_ids(path, f"{split}.{side}") for side in ("src", "tgt")]
+    for (ids, _), size in zip(sides, vocab_sizes):
+        _refuse_other_tokens(ids, size)
     try:
         pairs = ParallelTokens(*sides[0], *sides[1])
     except ValueError as error:
@@ -297,34 +301,36 @@ def _load_pairs(path: Path, split: str, *vocab_sizes: int) -> ParallelTokens:
     return pairs
 
 
-def _load_side(path: Path, split: str, side: str, vocab_size: int) -> tuple[StoredIds, StoredIds]:
-    file = path / f"{split}.{side}.npy"
-    ids = _load(file, (np.uint16, np.int32))
-    offsets = _load(path / f"{split}.{side}.offsets.npy", (np.int64,))
+def load_ids(path: Path, name: str) -> tuple[StoredIds, StoredIds]:
+    """Ids and offsets that an IdsWriter of this name wrote; UserError where one is missing, damaged or another's."""
+    ids = _load(path / f"{name}.npy", (np.uint16, np.int32))
+    offsets = _load(path / f"{name}.offsets.npy", (np.int64,))
     count = len(offsets)
     if count < 2 or offsets[:1][0] != 0 or offsets[count - 1 :][0] != len(ids):
-        raise UserError(f"{file}: does not match its offsets: move both away and run fasttfm prepare again")
+        raise UserError(f"{ids.path}: does not match its offsets: {PREPARE_AGAIN}")
+    return ids, offsets
+
+
+def _refuse_other_tokens(ids: StoredIds, vocab_size: int) -> None:
     # one pass over what training reads anyway; an embedding would fail on the id in the middle of an epoch
     for block in ids.blocks():
         if not 0 <= int(block.min()) <= int(block.max()) < vocab_size:
             wrong = int(block.max() if block.max() >= vocab_size else block.min())
             raise UserError(
-                f"{file}: holds the token {wrong}, but the vocabulary has {vocab_size:,}: move it away and run "
-                "fasttfm prepare again"
+                f"{ids.path}: holds the token {wrong}, but the vocabulary has {vocab_size:,}: {PREPARE_AGAIN}"
             )
-    return ids, offsets
 
 
 def _load(path: Path, dtypes: tuple[type, ...]) -> StoredIds:
     try:
         return StoredIds(path, dtypes)
     except FileNotFoundError:
-        raise UserError(f"{path}: missing from the prepared data: run fasttfm prepare again") from None
+        raise UserError(f"{path}: missing from the prepared data: {PREPARE_AGAIN}") from None
     except OSError as error:
         raise unreadable(path, error) from error
     # numpy reads the header as Python text, so that a flipped bit may raise nearly anything
     except (ValueError, EOFError, SyntaxError, TokenError, TypeError, OverflowError, MemoryError) as error:
-        raise UserError(f"{path}: cut off or damaged ({error}): move it away and run fasttfm prepare again") from None
+        raise UserError(f"{path}: cut off or damaged ({error}): {PREPARE_AGAIN}") from None
 
 
 def _load_text(path: Path, lines: int) -> list[str]:

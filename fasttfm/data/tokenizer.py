@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import sentencepiece as spm
@@ -29,7 +29,6 @@ PAD, UNK, BOS, EOS = 0, 1, 2, 3
 
 ModelType = Literal["bpe", "unigram"]
 Normalization = Literal["identity", "nmt_nfkc", "nfkc"]
-MODEL_TYPES, NORMALIZATIONS = get_args(ModelType), get_args(Normalization)
 
 # SentencePiece's unigram training sums in as many parts as it has threads: a fixed number keeps the model the same
 # on every machine.

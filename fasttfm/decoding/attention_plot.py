@@ -5,7 +5,6 @@ columns those that are looked at. In the cross-attention a row is named after th
 that the picture reads as an alignment of the translation with its source.
 """
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,9 +17,8 @@ from fasttfm.data.tokenizer import BOS, EOS
 from fasttfm.decoding.batches import inference
 from fasttfm.decoding.search import translate_ids
 from fasttfm.decoding.translator import Translator
-from fasttfm.drawing import drawing
+from fasttfm.drawing import drawing, save
 from fasttfm.errors import UserError
-from fasttfm.files import replace_file
 
 KINDS = {"encoder": "encoder self-attention", "cross": "cross-attention", "decoder": "decoder self-attention"}
 MOST_TOKENS = 80
@@ -134,14 +132,10 @@ def draw_attention(attention: Attention, path: str | Path, layers: Sequence[int]
                     ticks.set_ticklabels(shown, fontsize=8, rotation=turn, family=fonts, parse_math=False)
                     ticks.set_tick_params(length=2 if wanted else 0)
         figure.colorbar(ScalarMappable(Normalize(0, 1), "Blues"), ax=axes[0, -1], shrink=0.8, label="weight")
-        picture = io.BytesIO()
         try:
-            # the format is told, because matplotlib would append .png to a name without a suffix
-            format = Path(path).suffix[1:] or "png"
-            figure.savefig(picture, format=format, dpi=min(110, _MOST_PIXELS / max(width, height)))
+            save(figure, Path(path), Path(path).suffix[1:] or "png", dpi=min(110, _MOST_PIXELS / max(width, height)))
         except ValueError as error:
             raise UserError(f"{path}: {error}".replace("\n", " ")) from None
-    replace_file(Path(path), picture.getvalue())
 
 
 def _readable(piece: str, unknown: frozenset[str]) -> str:

@@ -82,7 +82,8 @@ class Steps:
         """Those that end with the next step, whatever they have found."""
         self.rows = rows
         self.tokens = torch.full((count * rows,), BOS, device=device)  # (b * rows,) the newest of each row
-        self.history = torch.empty(count * rows, 0, dtype=torch.int64, device=device)  # (b * rows, max(written))
+        self.history = torch.empty(count * rows, 0, dtype=torch.int64, device=device)
+        """(b * rows, max(written) or more)"""
 
     def extend(self, logits: Tensor) -> Going:
         """Takes a step: logits (b * rows, V) of what follows; they may be changed."""
@@ -110,16 +111,20 @@ class Steps:
         self.history, self.written = torch.cat(parts), self.written + other.written
         self.tokens = torch.cat([self.tokens, other.tokens])
 
-    def _write(self, rows: Tensor) -> None:
-        """Append the newest tokens to the history of the old rows (b * rows,) that they go on from."""
-        longest, before = max(self.written, default=-1) + 1, self.history
-        if longest > before.shape[1]:
-            before = pad(before, (0, longest - before.shape[1]))
-        self.history = before[rows, :longest]
-        if len(set(self.written)) <= 1:
-            self.history[:, longest - 1 :] = self.tokens[:, None]
+    def _write(self, rows: Tensor | None) -> None:
+        """Append the newest tokens to the history of the old rows (b * rows,) that they go on from; None: the same."""
+        if rows is not None:
+            self.history = self.history[rows]
+        if not self.written:
+            return
+        longest = max(self.written) + 1
+        if longest > self.history.shape[1]:
+            self.history = pad(self.history, (0, longest))
+        if len(set(self.written)) == 1:
+            self.history[:, longest - 1] = self.tokens
         else:
-            ends = torch.tensor(self.written, device=rows.device).repeat_interleave(rows.shape[0] // len(self.written))
+            each = self.tokens.shape[0] // len(self.written)
+            ends = torch.tensor(self.written, device=self.tokens.device).repeat_interleave(each)
             self.history.scatter_(1, ends[:, None], self.tokens[:, None])
         self.written = [each + 1 for each in self.written]
 

@@ -26,7 +26,7 @@ from fasttfm.config.decoding import DecodingConfig
 from fasttfm.cpu.thresholds import fixed
 from fasttfm.data.shapes import round_length
 from fasttfm.decoding.batches import LENGTHS, SHORTEST, padded
-from fasttfm.decoding.beam import Steps
+from fasttfm.decoding.beam import Going, Steps
 from fasttfm.decoding.constrained import longest_with_phrases
 from fasttfm.decoding.decoder import decoder_of, positions_of, refuse_longer
 from fasttfm.decoding.greedy import plain_steps
@@ -169,23 +169,27 @@ class RunningSearch:
         logits = self._cache.straight(tokens, self._cache)  # (R, V), in the type that the model computes in
         results: list[tuple[Hashable, list[Hypothesis]]] = []
         groups: dict[Hashable, _Joined] = {}
-        going: dict[Hashable, list[Tensor]] = {}  # of each group, the rows that its sentences go on from
-        begin = 0
+        going: dict[
+            Hashable, list[tuple[int, int, Going]]
+        ] = {}  # of each group, with the first row and rows a sentence
+        begin, moves = 0, False
         for each in self._joined:
             steps = each.steps
             end, rows = begin + steps.tokens.shape[0], steps.rows
             after = steps.extend(logits[begin:end])
             results += [(each.members[sentence].key, steps.best(sentence)) for sentence in after.ended]
             options = steps.config, steps.constraints.allowed is None
-            going.setdefault(options, []).append(begin + after.rows(rows))
+            going.setdefault(options, []).append((begin, rows, after))
+            moves |= steps.moves or after.kept is not None or options in groups
             if options in groups:
                 groups[options].absorb(each)
             else:
                 groups[options] = each
             begin = end
         self._joined = [each for each in groups.values() if each.steps.sentences]
-        ranks = [each.ranks() for each in groups.values()]
-        self._cache.go_on(torch.cat([rows for some in going.values() for rows in some]), torch.cat(ranks))
+        if moves:
+            before = [first + after.rows(rows) for some in going.values() for first, rows, after in some]
+            self._cache.go_on(torch.cat(before), torch.cat([each.ranks() for each in groups.values()]))
         if self._dropped:
             results = [(key, best) for key, best in results if key not in self._dropped]
             self._dropped.clear()

@@ -61,7 +61,7 @@ class GreedySteps(Steps):
         self.tokens = tokens
         parents = torch.arange(self.rows, device=logits.device).expand(len(self.sentences), self.rows)
         going = Going(kept, parents, left)
-        self._write(going.rows(self.rows))
+        self._write(None if kept is None else going.rows(self.rows))
         return going
 
     def absorb(self, other: Any) -> None:

@@ -109,7 +109,7 @@ class Constraints:
 
         history (., W): tokens of each row without begin-of-sentence, of which written[i] count for the i-th sentence.
         """
-        by_sentence = log_probabilities.unflatten(0, (len(sentences), -1))
+        by_sentence = log_probabilities.view(len(sentences), -1, log_probabilities.shape[1])
         forced = []  # read before anything is masked: a prefix may hold a token that a search would not produce
         for index, sentence in enumerate(sentences):
             token = self._forced_token(sentence, written[index])

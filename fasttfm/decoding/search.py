@@ -77,10 +77,10 @@ def search_ids(
     with inference(model) as device:
         count = 1 if workers is None else workers.count
         lengths = [*map(len, sources)]
-        work = config.beam * sum(lengths) * sum(map(Tensor.numel, model.parameters()))
         single_thread = workers is not None  # also where the work is not worth starting them
-        if workers is not None and not (workers.pids or work >= workers.least_work):
-            workers = None
+        if workers is not None and not workers.pids:
+            work = config.beam * sum(lengths) * sum(map(Tensor.numel, model.parameters()))
+            workers = workers if work >= workers.least_work else None
         batches = [
             [indices[number] for number in batch]
             for indices in _with_and_without_phrases(len(sources), required)

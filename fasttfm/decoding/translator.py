@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -41,6 +40,7 @@ from fasttfm.decoding.streaming import stream_ids, stream_text
 from fasttfm.decoding.terminology import Terminology, continuations_of
 from fasttfm.errors import UserError
 from fasttfm.folders import VOCABULARY_FILES, reading
+from fasttfm.machine import pick_device
 from fasttfm.models import Transformer
 from fasttfm.models.pretrained import read_values
 
@@ -409,24 +409,3 @@ def _tokenizers(path: Path, values: Values) -> tuple[Tokenizer, Tokenizer]:
                 f"{size:,}: copy both from the same training run"
             )
     return source, target
-
-
-def pick_device(device: str | torch.device | None) -> torch.device:
-    """The device named, or a GPU where there is one and the CPU elsewhere. UserError for one that is not there."""
-    if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that mkldnn is deprecated
-            chosen = torch.device(device)
-    except Exception:  # RuntimeError for a name, ModuleNotFoundError for a backend that is not installed
-        raise UserError(f"device {device!r} is unknown: give cpu, cuda or cuda:1") from None
-    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"device {device!s} is not there ({torch.cuda.device_count()} GPUs are visible): give cpu")
-    try:
-        torch.zeros((), device=chosen).item()
-    except Exception as error:  # of many kinds: hpu is a missing module, ideep an internal assertion
-        reason = str(error).split("\n", 1)[0]
-        told = f" ({reason})" if chosen.type == "cuda" else ""
-        raise UserError(f"device {device!s} cannot be used here{told}: give cpu or cuda") from None
-    return chosen

@@ -41,8 +41,6 @@ FIELDS = (
     Field("dropout", "dropout", 0.1),
     Field("max_length", "max_position_embeddings", 1024),
 )
-THEIR_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "swish"}
-_ACTIVATIONS = {theirs: ours for ours, theirs in THEIR_ACTIVATIONS.items()} | {"gelu_new": "gelu_tanh", "silu": "silu"}
 KNOWN = {
     *(each.theirs for each in FIELDS),
     *("activation_function", "decoder_attention_heads", "decoder_ffn_dim", "add_bias_logits"),
@@ -134,7 +132,7 @@ def bart_config(
             raise UserError(f"{path}: encoder_{name} and decoder_{name} differ, which is not supported")
     if given.get("num_hidden_layers") not in (None, given.get("encoder_layers")):
         raise UserError(f"{path}: num_hidden_layers and encoder_layers differ: they are one field")
-    fields["activation"] = our_activation(given, path, "activation_function", activation, _ACTIVATIONS)
+    fields["activation"] = our_activation(given, path, "activation_function", activation)
     return configuration(TransformerConfig, given, path, FIELDS, vocab_size=vocab_size, **fields)
 
 

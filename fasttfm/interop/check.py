@@ -7,7 +7,7 @@ tokens are as likely as each other but for rounding, either may be written.
 import contextlib
 import io
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,23 @@ _PACKAGES = {
 }  # fmt: skip
 
 
+@contextlib.contextmanager
+def computing_in(package: str, does: str) -> Iterator[None]:
+    """Inside, another package computes, without gradients and bars of progress; UserError where it fails.
+
+    does: what the package cannot do then, such as load this model.
+    """
+    try:
+        with torch.inference_mode(), contextlib.redirect_stderr(io.StringIO()):
+            yield
+    except Exception as error:  # of every kind, from several libraries
+        if is_out_of_memory(error):
+            raise MemoryError(str(error)) from error
+        raise UserError(
+            f"{package} cannot {does} ({first_line(error)}): --no-check leaves the comparison out"
+        ) from None
+
+
 def check(model: Model, form: str, folder: Path, languages: Sequence[str | None] = (None, None)) -> list[str]:
     """Translate in both: a model of ours, and what lies in a folder in another tool's format.
 
@@ -47,20 +64,13 @@ def check(model: Model, form: str, folder: Path, languages: Sequence[str | None]
     if find_spec(package) is None:
         return [f"not compared with {package}, which is not installed"]
     lines = _texts(model.source_tokenizer)
-    try:
-        with torch.inference_mode(), contextlib.redirect_stderr(io.StringIO()):  # bars of progress
-            if form == "ctranslate2":
-                theirs = _by_ctranslate2(model, folder, lines)
-            elif form == "onnx":
-                theirs = [_by_onnxruntime(model, folder, line) for line in lines]
-            else:
-                theirs = _by_transformers(model, form, folder, lines, languages)
-    except Exception as error:  # of every kind, from several libraries
-        if is_out_of_memory(error):
-            raise MemoryError(str(error)) from error
-        raise UserError(
-            f"{package} cannot translate with this model ({first_line(error)}): --no-check leaves the comparison out"
-        ) from None
+    with computing_in(package, "translate with this model"):
+        if form == "ctranslate2":
+            theirs = _by_ctranslate2(model, folder, lines)
+        elif form == "onnx":
+            theirs = [_by_onnxruntime(model, folder, line) for line in lines]
+        else:
+            theirs = _by_transformers(model, form, folder, lines, languages)
     network = with_weights(lambda: Transformer(model.config), model.weights, folder).eval()
     for line, written in zip(lines, theirs, strict=True):
         if not _agree(model, network, line, written):

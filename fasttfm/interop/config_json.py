@@ -30,6 +30,14 @@ _OF_NO_SEARCH = {
 """Fields of generation_config.json that change no search."""
 
 
+ACTIVATIONS = {
+    "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "silu": "silu",
+    "swish": "silu",
+}  # fmt: skip
+"""Their activation -> ours, of several names of one the usual first."""
+THEIR_ACTIVATIONS = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+
+
 class Field(NamedTuple):
     """A field of one of our configurations."""
 
@@ -86,7 +94,9 @@ def tell_search(folder: Path, given: Mapping[str, Any], read: Container[str]) ->
         warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
-def our_activation(given: Mapping[str, Any], path: Path, name: str, default: str, known: Mapping[str, str]) -> Any:
+def our_activation(
+    given: Mapping[str, Any], path: Path, name: str, default: str, known: Mapping[str, str] = ACTIVATIONS
+) -> Any:
     """Our name of the activation that field `name` has; known: theirs -> ours. UserError for another one."""
     activation = field(given, name, str, str(path), default)
     if activation not in known:

@@ -33,6 +33,7 @@ from fasttfm.interop.exchange import (
     fitting_tokenizer,
     learned_positions,
     number,
+    refuse_other_corpus,
     shapes,
     with_tables,
 )
@@ -102,6 +103,7 @@ def read(folder: Path, **languages: Any) -> Model:
         _tokenizer(folder, side, each.pieces(words[side]), languages.get(f"{side}_language"), ends=ends)
         for side, each in arrangements.items()
     )
+    refuse_other_corpus(folder, (source, target))
     return Model(
         config,
         pairs_from_halves(weights, config.d_model) if halved else weights,

@@ -44,6 +44,16 @@ _UNSUPPORTED = {
     "prepend_bos": "sources that begin with <s>",
 }
 """Settings of architectures that we have not, and what they mean."""
+_OF_MODEL = re.compile(
+    r"(en|de)coder_|embed|attn|attention|norm(_|alize|$)|activation_|position|softmax|^scale_|_bos$|^rotary|^moe"
+)
+"""Settings whose names say something of the model. Training has some 200 others."""
+_READ = re.compile(
+    r"(en|de)coder_(layers|layerdrop|layers_to_keep|embed_path|learned_pos|normalize_before)|decoder_(in|out)put_dim"
+    r"|activation_fn|max_(source|target)_positions|share_(all_embeddings|decoder_input_output_embed)"
+    r"|adaptive_softmax_\w+|\w+_activations|pipeline_\w+"
+)
+"""Those that are read, that weights show, or that training alone takes."""
 _SIZES = (
     Field("d_model", "encoder_embed_dim", 512),
     Field("d_ff", "encoder_ffn_embed_dim", 2048),
@@ -93,10 +103,11 @@ def read(
     arrangements = [each.arrangement for each in sides]
     config = _config(settings, weights, checkpoint, list(map(len, arrangements)), joint, tables)
     layers = from_bart(weights, config, prefix="")
-    told: list[str] = []
+    told = _unknown(settings)
     if config.positions is not None:
-        learned, told = learned_positions(_learned(weights))
+        learned, lines = learned_positions(_learned(weights))
         layers |= learned
+        told += lines
     config, result = with_tables(config, layers, arrangements, tables, _output(weights), path=checkpoint)
     weights.refuse_rest(r"(encoder|decoder)\.version", _COPIES)
     if any(re.fullmatch(_COPIES, name) for name in weights):
@@ -125,6 +136,17 @@ def read(
     )
 
 
+def _unknown(settings: Mapping[str, Any]) -> list[str]:
+    """Lines for the user on settings of the model that nobody reads."""
+    known = {name for each in _FIELDS for name in (each.theirs, each.theirs.replace("encoder", "decoder"))}
+    names = sorted(
+        f"{name} {value}"
+        for name, value in settings.items()
+        if value and _OF_MODEL.search(name) and not _READ.fullmatch(name) and name not in known
+    )
+    return [f"nobody here knows the settings {', '.join(names)}: they were left out"] if names else []
+
+
 def _language(settings: Mapping[str, Any], given: str | None, side: str) -> str:
     """The language of Moses' tokens."""
     language = given or settings.get(f"{side}_lang")
@@ -142,6 +164,8 @@ def _config(
         if given.get(name):
             raise UserError(f"{path}: {name} is {given[name]}: {what} are not supported")
     given = {name: value for name, value in given.items() if value is not None}
+    if not given.get("activation_dropout") and "relu_dropout" in given:
+        given["activation_dropout"] = given["relu_dropout"]  # its name until 2019
     flags = [("encoder_normalize_before", False), ("encoder_learned_pos", False)]
     for name, default in [*((each.theirs, each.default) for each in _SIZES), *flags]:
         other = name.replace("encoder", "decoder")

@@ -4,7 +4,6 @@ A line of dict.LANG.txt is a piece and how often it was counted. Pieces are Sent
 subword-nmt, which end in @@ where another follows in the word.
 """
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,12 +11,10 @@ from fasttfm.data.moses_tokenizer import JOINED, MosesTokenizer, MosesVocabulary
 from fasttfm.data.tokenizer import Tokenizer, Vocabulary
 from fasttfm.errors import UserError
 from fasttfm.files import unreadable
-from fasttfm.interop.exchange import Arrangement, numbered_tokenizer
+from fasttfm.interop.exchange import NO_TEXT, Arrangement, numbered_tokenizer
 
 START, PAD, EOS, UNK = range(4)
 _SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
-_NO_TEXT = re.compile(r"madeupword\d+|<\S+>|__\S+__|\[\S+\]")
-"""What fairseq and its users add to a dictionary besides pieces."""
 _COVERED = 0.97
 """Share of a dictionary's tokens that are pieces of its SentencePiece model. Of three German corpora in 8,000 pieces
 their own models have 99.8 %, the other algorithm's on the same corpus at most 95.5 %, another corpus's at most 87 %;
@@ -86,5 +83,5 @@ class Dictionary:
 
     def _share(self, holds: Callable[[str], bool]) -> float:
         """The share of the tokens for which something holds."""
-        text = [(piece, count) for piece, count in self.counts if not _NO_TEXT.fullmatch(piece)]
+        text = [(piece, count) for piece, count in self.counts if not NO_TEXT.fullmatch(piece)]
         return sum(count for piece, count in text if holds(piece)) / max(1, sum(count for _, count in text))

@@ -21,7 +21,7 @@ from fasttfm.interop.bart import (
     tables,
 )
 from fasttfm.interop.config_json import read_config, refuse_others, tell_unknown_fields
-from fasttfm.interop.exchange import Arrangement, Model, fitting_tokenizer, with_tables
+from fasttfm.interop.exchange import Arrangement, Model, fitting_tokenizer, refuse_other_corpus, with_tables
 from fasttfm.interop.weight_files import first_line, read_tensors
 from fasttfm.parsing import field
 
@@ -65,6 +65,7 @@ def read(folder: Path, source_language: str | None = None, target_language: str 
             raise UserError(f"--{side}-language: {shown}: give one of {', '.join(sorted(codes)[:8])}, ...")
         vocabulary = Vocabulary(pieces=ours, prefix=[codes[language]], silent=silent)
         sides.append(fitting_tokenizer(folder / _SENTENCEPIECE, vocabulary))
+    refuse_other_corpus(folder, sides)
     search = decoding(folder, given, theirs.eos_token_id, start, theirs.pad_token_id)
     return Model(config, result, (sides[0], sides[1]), search)
 

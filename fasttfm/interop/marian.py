@@ -25,7 +25,6 @@ from fasttfm.interop.bart import (
     FIELDS,
     KNOWN,
     SHARED,
-    THEIR_ACTIVATIONS,
     bart_config,
     decoding,
     from_bart,
@@ -33,13 +32,14 @@ from fasttfm.interop.bart import (
     tables,
 )
 from fasttfm.interop.channels import halves_from_pairs, pairs_from_halves
-from fasttfm.interop.config_json import described, read_config, refuse_others, tell_unknown_fields
+from fasttfm.interop.config_json import THEIR_ACTIVATIONS, described, read_config, refuse_others, tell_unknown_fields
 from fasttfm.interop.exchange import (
     Arrangement,
     Model,
     fitting_tokenizer,
     number,
     piece_names,
+    refuse_other_corpus,
     suppressed,
     with_tables,
 )
@@ -227,6 +227,7 @@ def read(folder: Path, **languages: Any) -> Model:
         fitting_tokenizer(folder / name, Vocabulary(pieces=pieces, prefix=[], codes=True))
         for name, (_, pieces) in zip(("source.spm", "target.spm"), sides)
     )
+    refuse_other_corpus(folder, (source, target))
     return Model(config, pairs_from_halves(result, config.d_model), (source, target), search)
 
 

@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from safetensors.torch import save
@@ -37,6 +38,7 @@ MODEL_TYPE = "fasttfm"
 SPECIAL_TOKENS = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "decoder_start_token_id": BOS}
 """Under the names of Hugging Face's configurations."""
 _SHOWN_VALIDATIONS = 5
+_CARD = Path(__file__).with_name("card.md")
 
 
 def read_values(folder: Path, overrides: Mapping[str, Any] | None = None) -> Values:
@@ -172,28 +174,8 @@ def copy_tokenizers(model_dir: Path, folder: Path) -> None:
 def model_card(config: TransformerConfig, model_dir: Path | None = None, origin: Sequence[str] = ()) -> str:
     """README.md of a model: what it is, how it is used, where it comes from, and what the records of its training say,
     where there are."""
-    order = "pre-norm" if config.norm_first else "post-norm"
-    lines = [
-        "---",
-        "library_name: fasttfm",
-        "pipeline_tag: translation",
-        "tags: [translation, transformer, fasttfm]",
-        "---",
-        "",
-        "# Translation model",
-        "",
-        f"An encoder-decoder Transformer (Vaswani et al. 2017), {order}: {config.encoder_layers} encoder and "
-        f"{config.decoder_layers} decoder layers of width {config.d_model} with {config.heads} heads and {config.d_ff} "
-        f"hidden units, {config.vocab_size:,} target tokens, embeddings shared: {config.share_embeddings}.",
-        "",
-        "```python",
-        "import fasttfm",
-        "",
-        'translate = fasttfm.pipeline("translation", "DIRECTORY")',
-        'translate("A sentence.")[0]["translation_text"]',
-        "```",
-        "",
-    ]
+    known = {"order": "pre-norm" if config.norm_first else "post-norm", "tokens": f"{config.vocab_size:,}"}
+    lines = [Template(_CARD.read_text(encoding="utf-8")).substitute(dataclasses.asdict(config), **known)]
     records = [] if model_dir is None else [*_data_lines(model_dir), *_record_lines(model_dir)]
     if origin:
         lines += ["## Origin", "", *(f"- {line}" for line in origin), ""]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fasttfm.checkpoints.run_log import LOG_FILE, read_log
-from fasttfm.drawing import drawing, plain_text
+from fasttfm.drawing import drawing, plain_text, save
 from fasttfm.errors import UserError
-from fasttfm.files import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,7 +33,7 @@ def plot_curve(model_dir: str | Path, target: str | Path | None = None) -> Path:
         raise UserError(f"{model_dir / LOG_FILE}: holds no record of training yet, so there is no curve to draw")
     with drawing(figsize=(7, 4.2), dpi=150, layout="constrained") as figure:
         _draw_curve(figure, training, validation, _name(model_dir))
-        _save(figure, target, "png")
+        save(figure, target, "png")
     return target
 
 
@@ -54,13 +52,7 @@ def plot_runs(runs: Sequence[str | Path], target: str | Path, over: Axis = "upda
     logs = [(_name(Path(run)), _timed_records(Path(run))) for run in runs]
     with drawing(figsize=(8, 6.4), dpi=150, layout="constrained") as figure:
         _draw_runs(figure, logs, over)
-        _save(figure, target, kind)
-
-
-def _save(figure: Figure, target: Path, kind: str) -> None:
-    picture = io.BytesIO()
-    figure.savefig(picture, format=kind)
-    replace_file(target, picture.getvalue())
+        save(figure, target, kind)
 
 
 def _draw_curve(figure: Figure, training: Records, validation: Records, title: str) -> None:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fasttfm.errors import LOST_PEER, UserError, interrupted
+from fasttfm.machine import allowed_cores
 from fasttfm.signals import ignore_repeats
 from fasttfm.training.rendezvous import store_of_attempt
 
@@ -169,8 +170,7 @@ def device_of_rank(device: torch.device) -> torch.device:
 
 def cores_of_rank() -> int:
     """Cores for each of this machine's ranks, at least 1."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return max(1, allowed_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def share_of_rows(rank: int, size: int, batch: int, batches: int, rows: int) -> tuple[int, int]:

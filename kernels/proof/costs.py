@@ -60,7 +60,7 @@ H200 = Machine(flops=790e12, bandwidth=4.3e12)
 
 def _blocks(rows: int, columns: int, held: int = 8) -> int:
     """Philox blocks that are drawn where a thread holds that many neighbours: row-wise kernels load 16 bytes of half
-    precision, and two threads draw a block each to take half of it."""
+    precision, and two threads draw a block each to take half of it; 16 where they exchange halves."""
     return rows * -(-columns // held)
 
 
@@ -132,12 +132,12 @@ def cross_entropy(M: int, V: int, size: int) -> Cost:
 
 def embedding(M: int, N: int, size: int, *, dropout: bool) -> Cost:
     """Gathers a row of the table for every token and writes it; positions stay in cache."""
-    return Cost(0, 2 * size * M * N + 8 * M, 1, _blocks(M, N) if dropout else 0)
+    return Cost(0, 2 * size * M * N + 8 * M, 1, _blocks(M, N, 16) if dropout else 0)
 
 
 def embedding_backward(M: int, N: int, V: int, size: int, *, dropout: bool) -> Cost:
     """Reads dy and writes the whole table's gradient."""
-    return Cost(0, size * (M * N + V * N) + 8 * M, 1, _blocks(M, N) if dropout else 0)
+    return Cost(0, size * (M * N + V * N) + 8 * M, 1, _blocks(M, N, 16) if dropout else 0)
 
 
 def adam(parameters: int) -> Cost:

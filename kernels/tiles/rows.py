@@ -66,22 +66,21 @@ columns | *
 512     | 4x512w2
 """)
 
-# 2,048 elements of the embedding, 16 a thread.
+# 2,048 elements of the embedding, 32 a thread: what a row takes, once for twice as many as with 16.
 EMBEDDING = tiles("""
 columns | amd       *
-64      | 32x64w2   32x64w4
-128     | 16x128w2  16x128w4
-256     | 8x256w2   8x256w4
+64      | 32x64w1   32x64w2
+128     | 16x128w1  16x128w2
+256     | 8x256w1   8x256w2
 """)
 
-
-# Pairs of a head: 1,024, which are 16 elements a thread.
+# Pairs of a head: 1,024, which are 32 elements a thread.
 ROTARY = tiles("""
-pairs | amd       *
-16    | 64x16w2   64x16w4
-32    | 32x32w2   32x32w4
-64    | 16x64w2   16x64w4
-128   | 8x128w2   8x128w4
+pairs | amd      *
+16    | 64x16w1  64x16w2
+32    | 32x32w1  32x32w2
+64    | 16x64w1  16x64w2
+128   | 8x128w1  8x128w2
 """)
 
 # With fewer elements than threads two warps would add up one column in two orders and both store their sum.
@@ -101,9 +100,9 @@ CROSS_ENTROPY = Choice(
     tiles("""
     classes           | *
     512               | 512w1
-    1024              | 1024w2
-    2048              | 2048w4
-    4096              | 4096w4  # 8 warps: a third more instructions an element
+    1024              | 1024w1
+    2048              | 2048w2
+    4096              | 4096w4  # 32 elements a thread: with 16 a third more instructions an element
     8192,16384,32768  | 4096w8
     """),
     _row_alternatives,

@@ -9,7 +9,7 @@ from fasttfm.errors import UserError
 from fasttfm_pretraining.config.bert import AlbertConfig
 from fasttfm_pretraining.interop import bert as interop
 from fasttfm_pretraining.interop.folders import cut_vocabulary
-from fasttfm_pretraining.models.albert import Albert
+from fasttfm_pretraining.models.bert import Bert
 from fasttfm_pretraining.models.electra import mean_detection_loss
 
 transformers = pytest.importorskip("transformers")
@@ -93,7 +93,7 @@ def test_albert_base_has_as_many_parameters_as_theirs():
     with torch.device("meta"):
         sizes = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
         theirs = transformers.AlbertModel(transformers.AlbertConfig(**sizes))
-        ours = Albert(AlbertConfig(vocab_size=30000))
+        ours = Bert(AlbertConfig(vocab_size=30000))
     assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters()) == 11_683_584
 
 
@@ -221,7 +221,7 @@ def test_electra_is_two_folders(tmp_path):
             "the layers bert.encoder.layer.0, 1, 2, where config.json's num_hidden_layers is 4",
         ),
         (lambda folder, config: config.update(num_hidden_layers=10**9), "layers 1000000000 must be at most 10,000"),
-        (lambda folder, config: config.update(vocab_size=10**12), r"config.json says \(1000000000000, 16\): copy both"),
+        (lambda folder, config: config.update(vocab_size=10**12), r"says \(1000000000000, 16\): copy both"),
         (lambda folder, config: config.update(intermediate_size=10**6), "copy both from one model"),
         (lambda folder, config: config.update(hidden_size=10**9), "d_model 1000000000 must be at most 1,000,000"),
         (lambda folder, config: config.update(max_position_embeddings=10**12), "copy both from one model"),

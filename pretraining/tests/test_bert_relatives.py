@@ -86,7 +86,7 @@ def test_gradients_are_equal(tmp_path):
     [
         ("roberta", {"max_position_embeddings": 2}, "leaves no position"),
         ("roberta", {"type_vocab_size": 2}, "type_vocab_size 2"),
-        ("roberta", {"hidden_size": 32}, "config.json says"),
+        ("roberta", {"hidden_size": 32}, "configuration says"),
         ("distilbert", {"dim": None}, "dim|hidden_size"),
         ("distilbert", {"n_layers": 4}, "the layers bert.encoder.layer.0, 1, 2, where"),
         ("distilbert", {"activation": "mish"}, "mish"),

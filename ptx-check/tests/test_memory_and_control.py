@@ -409,6 +409,19 @@ def test_threads_that_store_different_values_at_one_place():
     assert not run("mov.u32 %r1, 5;\nst.shared.b32 [global_smem], %r1;", shared=4).faults
 
 
+@pytest.mark.parametrize(("between", "kinds"), [("", {"race"}), ("bar.sync 0;", set())])
+def test_two_warps_store_at_one_place_one_after_the_other(between, kinds):
+    stores = """
+mov.u32 %r1, %tid.x;
+shl.b32 %r2, %r1, 2;
+xor.b32 %r3, %r2, 128;
+st.shared.b32 [%r2], %r1;
+{}
+st.shared.b32 [%r3], %r1;
+"""
+    assert run(stores.format(between), threads=64, shared=256).kinds == kinds
+
+
 def test_copies_that_threads_of_a_warp_store_together_are_no_race():
     """Nor when the warp meets afterwards: an instruction is not compared with itself."""
     spread = "mov.u32 %r1, %tid.x;\nand.b32 %r2, %r1, 28;\nst.shared.b32 [%r2], %r2;\n{}ld.shared.b32 %r3, [%r2];"

@@ -16,9 +16,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--repo-id", default="fasttfm/fasttfm", metavar="NAME", help="its name on the hub (default: %(default)s)"
     )
-    parser.add_argument(
-        "--version", type=int, default=VERSION, metavar="N", help="its major version there (default: %(default)s)"
-    )
+    parser.add_argument("--version", type=int, default=VERSION, help="its major version there (default: %(default)s)")
     try:
         args = parser.parse_args(argv)
         if args.version < 0:

@@ -121,7 +121,7 @@ def test_progress_goes_to_the_end(bench):
 def test_a_gpu_that_is_not_there_is_refused_in_a_line(capsys):
     assert main.main(["tune", "--quick", "--device", "cuda"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("fasttfm tune: --device cuda: there is no CUDA or ROCm device")
+    assert said.startswith("fasttfm tune: device cuda is not there")
     assert len(said.splitlines()) == 1
 
 
@@ -129,7 +129,7 @@ def test_a_gpu_that_is_not_there_is_refused_in_a_line(capsys):
 def test_a_device_that_cannot_be_tuned_is_refused_in_a_line(device, capsys):
     assert main.main(["tune", "--device", device]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"fasttfm tune: --device {device}")
+    assert said.startswith("fasttfm tune: device ")
     assert len(said.splitlines()) == 1
 
 

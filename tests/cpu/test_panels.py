@@ -1,5 +1,7 @@
 """Products of panels: the numbers of float64, the same bits beside any rows, and nothing written outside of them."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -64,7 +66,7 @@ def test_numbers_that_are_not_finite_stay_in_their_row(value):
 
 
 @pytest.mark.parametrize("outputs", [PANEL, PANEL + 3, 2 * PANEL - 1])
-@pytest.mark.parametrize("rows", [1, 5, 6, 7, BLOCK + 1])
+@pytest.mark.parametrize("rows", [1, 2, 5, 6, 7, BLOCK + 1])
 def test_nothing_is_written_before_or_behind_the_output(rows, outputs):
     product = product_of(48, outputs)[2]
     around = np.full((rows + 4, outputs), 7.0, np.float32)
@@ -72,6 +74,13 @@ def test_nothing_is_written_before_or_behind_the_output(rows, outputs):
     assert (around[:2] == 7).all()
     assert (around[-2:] == 7).all()
     assert (around[2:-2] != 7).any(axis=1).all()
+
+
+def test_weights_share_memory_in_which_each_begins_with_a_cache_line_and_none_reaches_into_another():
+    products = [product_of(UNROLLED * (n + 1), 200 * n + 1)[2] for n in range(6)]
+    spans = sorted((each._panels.ctypes.data, each._panels.ctypes.data + each._panels.nbytes) for each in products)
+    assert all(begin % 64 == 0 for begin, _ in spans)
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
 
 
 @pytest.mark.parametrize(("inputs", "taken"), [(256, True), (254, False)])

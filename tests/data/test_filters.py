@@ -49,6 +49,11 @@ def test_every_rule_leaves_out_its_pair(tmp_path: Path):
     assert [line.rpartition(" ")[2] for line in said] == [f"t.en:{line}" for line in range(2, 8)]
 
 
+def test_a_pair_at_the_greatest_ratio_stays():
+    assert Filter(99, max_ratio=3.0).keeps(PAIRS[0], [5] * 2, [5] * 6)
+    assert not Filter(99, max_ratio=3.0).keeps(PAIRS[0], [5] * 2, [5] * 7)
+
+
 def test_japanese_takes_three_scripts_and_chinese_one():
     pair = Pair("これは本です。", "这是书", Path("t"), 1)
     assert Filter(99, scripts=("japanese", "chinese")).keeps(pair, [1], [1])
@@ -112,7 +117,7 @@ def test_at_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture):
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        ("--max-ratio 0.5", "--max-ratio 0.5: at least 1 is needed"),
+        ("--max-ratio 0.5", "--max-ratio 0.5 must be a finite number of at least 1"),
         ("--src-script klingon", "--src-script klingon: one of latin, greek"),
     ],
 )

@@ -176,7 +176,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(text, tmp_path: Path, monkeyp
 
     run(text, tmp_path / "DATA")
     before = content(tmp_path / "DATA")
-    monkeypatch.setattr(prepared.SideWriter, "write", full)
+    monkeypatch.setattr(prepared.IdsWriter, "write", full)
     with pytest.raises(UserError, match=r"DATA: No space left on device: .* is as it was before"):
         run(text, tmp_path / "DATA", PrepareOptions(vocab_size=450))
     assert content(tmp_path / "DATA") == before
@@ -189,11 +189,11 @@ def test_a_full_disk_is_one_line_and_loses_nothing(text, tmp_path: Path, monkeyp
         (lambda d: (d / "sha256sums").unlink(), "sha256sums: is missing"),
         (lambda d: (d / "sha256sums").write_bytes(b""), "sha256sums: is empty"),
         (lambda d: (d / "sha256sums").write_bytes((d / "sha256sums").read_bytes()[:200]), "sha256sums: is damaged"),
-        (lambda d: (d / "data.yaml").unlink(), "data.yaml: is missing: run fasttfm prepare again"),
+        (lambda d: (d / "data.yaml").unlink(), "data.yaml: is missing: prepare the data again"),
         (lambda d: (d / "data.yaml").write_text("a: [1"), "not a prepared data directory"),
         (lambda d: (d / "spm.model").write_bytes(b"x"), "spm.model: not a SentencePiece model"),
         (lambda d: (d / "train.src.npy").write_bytes((d / "train.src.npy").read_bytes()[:500]), "cut off or damaged"),
-        (lambda d: (d / "valid.tgt.offsets.npy").unlink(), "offsets.npy: is missing: run fasttfm"),
+        (lambda d: (d / "valid.tgt.offsets.npy").unlink(), "offsets.npy: is missing: prepare the data"),
         (lambda d: (d / "train.tgt.npy").write_bytes((d / "train.src.npy").read_bytes()), "does not match its offsets"),
     ],
 )

@@ -49,6 +49,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.in_turn(days=4)
 @pytest.mark.parametrize(
     ("kind", "width", "name"),
     [

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from fasttfm.decoding.search import search_ids
-from fasttfm.decoding.translator import Translator, one_line, pick_device
+from fasttfm.decoding.translator import Translator, one_line
 from fasttfm.errors import UserError
+from fasttfm.machine import pick_device
 
 LINES = ["a dog", "", "two men sit in a boat", " \t ", "a small boat", "the green grass", "\u3000", "men"]
 

@@ -26,6 +26,7 @@ from tests.pytest_runs import counts, run_tests
 
 TESTS = (machine.ROOT / "tests" / "executed", machine.ROOT / "ptx-check" / "tests" / "kernels")
 CHIPS = ("sm_60", "sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
+VARIABLES = {"TRITON_INTERPRET": "0", "FASTTFM_TEST_DAY": "every"}
 NO_CHIP = "none named"
 """Of cases whose name has no chip: examples, published faults of the compiler."""
 
@@ -53,7 +54,7 @@ def execute(chip: str, workers: int, before: records.Record | None = None) -> di
     with file.open("a", encoding="utf-8") as lines:
         lines.writelines(json.dumps(entry) + "\n" for entry in known.items())
     chosen = ["-p", "tests.executed.unchanged", "-m", "executed or not executed", "-k", expression(chip)]
-    cases = run_tests([*chosen, *map(str, TESTS)], workers, {"TRITON_INTERPRET": "0", "EXECUTED_BEFORE": str(file)})
+    cases = run_tests([*chosen, *map(str, TESTS)], workers, {**VARIABLES, "EXECUTED_BEFORE": str(file)})
     file.unlink()
     mutations, kept = [], 0
     keys: dict[str, list[str]] = {}

@@ -38,6 +38,7 @@ def looped(call: Callable[..., Any], inputs: list[Tensor], dims: tuple[int | Non
     return tuple(torch.stack(outputs) for outputs in zip(*(tensors(call(*sample)) for sample in samples)))
 
 
+@pytest.mark.in_turn(days=4)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_function_maps_over_one_tensor_and_over_all(name: str, route: str) -> None:
@@ -130,6 +131,17 @@ def test_masks_and_lengths_map_with_their_samples(shape: tuple[int, ...]) -> Non
 
     for dims in ((0, 0, 0), (0, None, 0), (None, 0, None), (0, 0, None)):
         inputs = [x if dim == 0 else x[0] for x, dim in zip((q, mask, lengths), dims)]
+        torch.testing.assert_close(vmap(call, in_dims=dims)(*inputs), looped(call, inputs, dims)[0], **CLOSE)
+
+
+def test_offsets_map_beside_a_window_that_leaves_out_bands_of_keys() -> None:
+    q, offsets = torch.randn(3, 2, 2, 150, 8), torch.tensor([[1, 2], [3, 4], [0, 5]])
+
+    def call(q: Tensor, offsets: Tensor) -> Tensor:
+        return F.attention(q, q, q, causal=True, causal_offset=offsets, window=(70, 0))
+
+    for dims in ((0, 0), (0, None), (None, 0)):
+        inputs = [x if dim == 0 else x[0] for x, dim in zip((q, offsets), dims)]
         torch.testing.assert_close(vmap(call, in_dims=dims)(*inputs), looped(call, inputs, dims)[0], **CLOSE)
 
 

@@ -28,6 +28,7 @@ CLOSE = {"float16": 0.02, "bfloat16": 0.15}
 """Of log-probabilities, where positions were rounded: here sinusoids are computed anew; else 1e-4."""
 
 
+@pytest.mark.in_turn(days=4)
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 @pytest.mark.parametrize("name", TRANSLATION)
 def test_three_sentences_are_translated_and_scored_as_there(name, quantization, tmp_path, monkeypatch):
@@ -139,6 +140,11 @@ def test_another_model_s_sentencepiece_model_is_refused(tmp_path, monkeypatch, c
     assert main(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "target.spm: 4% of its pieces are in the vocabulary, 50% are needed" in line
+    smaller = train_tokenizer(LINES, vocab_size=290)  # its pieces are there, and most others are not its
+    for side in ("source", "target"):
+        (folder / f"{side}.spm").write_bytes(smaller.model)
+    assert main(words) == 2
+    assert "have 31% of the vocabulary's pieces, 85% are needed: one is of another corpus" in capsys.readouterr().err
     path = folder / "shared_vocabulary.json"
     listed = json.loads(path.read_text())
     path.write_text(json.dumps([*listed[:-1], listed[-2]]))

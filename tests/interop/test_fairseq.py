@@ -159,6 +159,13 @@ def test_what_we_have_not_is_named(tmp_path, capsys, changes, words):
     assert words in capsys.readouterr().err
 
 
+def test_settings_of_the_model_that_nobody_reads_are_told(tmp_path, capsys):
+    write(tmp_path, encoder_mixing="sum", attention_heads_shared=2, adam_eps=1e-6, relu_dropout=0.25)
+    assert imported(tmp_path) == 0
+    assert "the settings attention_heads_shared 2, encoder_mixing sum: they were left out" in capsys.readouterr().out
+    assert load(tmp_path / "MODEL").config.relu_dropout == 0.25
+
+
 def test_learned_positions_that_the_settings_do_not_tell_of_are_refused(tmp_path, capsys):
     write(tmp_path)
     learned = {"encoder.embed_positions.weight": torch.randn(66, WIDTH)}

@@ -194,7 +194,7 @@ def test_the_best_checkpoint_outlives_newer_ones(tiny_data, tiny_config, tmp_pat
 
 def test_the_moving_average_is_what_is_saved(tiny_data, tiny_config, tmp_path):
     data = PreparedData.open(tiny_data)
-    config = tiny_config(ema_decay=0.5, max_update=3, valid_interval_updates=0)
+    config = tiny_config(ema_decay=0.75, max_update=3, valid_interval_updates=0)
     prepare_model_dir(tmp_path, config, data)
     trainer = make_trainer(config, data, tmp_path)
     name = trainer.updates.optimization.names[0]
@@ -210,7 +210,7 @@ def test_the_moving_average_is_what_is_saved(tiny_data, tiny_config, tmp_path):
     trainer.run()
     expected = seen[0]
     for raw in seen[1:]:
-        expected = expected + 0.5 * (raw - expected)
+        expected = expected + 0.25 * (raw - expected)
     torch.testing.assert_close(weights_of(tmp_path)[name], expected)
     assert torch.equal(trainer.updates.optimization.parameters[0], seen[-1])
 

@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import PATIENCE, free_port, wait_for_end
 
+from fasttfm import machine
 from fasttfm.checkpoints.checkpoint import read_weights
 from fasttfm.checkpoints.run_log import read_log
 from fasttfm.checkpoints.steps import resolve_checkpoint, saved_steps, step_folder
 from fasttfm.cli.workers import number_of_workers
 from fasttfm.cpu.step_passes import usable
 from fasttfm.errors import UserError
-from fasttfm.training.workers import LOST_PEER, share_of_rows
+from fasttfm.training.workers import LOST_PEER, cores_of_rank, share_of_rows
 
 from . import ranks
 from .tiny import run, start, train_command
@@ -70,6 +71,7 @@ def test_every_row_of_an_update_is_of_one_rank(size, batches, rows):
             assert sorted(end - begin for begin, end in shares)[-batches // size :] == [rows] * (batches // size)
 
 
+@pytest.mark.in_turn(days=3)
 @pytest.mark.parametrize(
     ("run_ranks", "update_freq", "changes"),
     [
@@ -111,6 +113,7 @@ def test_ranks_drop_out_differently(tiny_data, tmp_path):
     assert len({_seed(1, step, rank) for step in range(50) for rank in range(4)}) == 200
 
 
+@pytest.mark.in_turn(days=2)
 @pytest.mark.parametrize(
     ("run_ranks", "changes"),
     [(False, {"ema_decay": 0.9}), (True, {"precision": "bf16", "update_freq": 2})],
@@ -149,6 +152,7 @@ def uninterrupted(tiny_data, tmp_path_factory):
     return out
 
 
+@pytest.mark.in_turn(days=2)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("kind", ["error", "SIGKILL"])
 def test_a_rank_that_fails_ends_all_and_is_the_only_one_to_tell(
@@ -171,6 +175,7 @@ def test_a_rank_that_fails_ends_all_and_is_the_only_one_to_tell(
     assert_same_bits(uninterrupted, out)
 
 
+@pytest.mark.in_turn(days=2)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_signal_to_one_rank_saves_once(run_ranks, tiny_data, tmp_path, rank):
     out = tmp_path / "M"
@@ -183,6 +188,7 @@ def test_a_signal_to_one_rank_saves_once(run_ranks, tiny_data, tmp_path, rank):
     assert saved_steps(out) == [6]
 
 
+@pytest.mark.in_turn(days=2)
 def test_ranks_divide_validation_and_find_what_one_finds(run_ranks, tiny_data, tmp_path):
     """With weights that never move; of 5 ranks some have no batch, and parts of the 12 pairs differ in size."""
     changes = {"lr": 1e-30, "max_update": 4, "average_last": 0}
@@ -201,6 +207,7 @@ def test_ranks_divide_validation_and_find_what_one_finds(run_ranks, tiny_data, t
         assert (tmp_path / str(size) / "hypotheses" / "valid.step-000000004.txt").read_text() == lines
 
 
+@pytest.mark.in_turn(days=2)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_signal_to_one_rank_while_all_validate_saves_and_validates_again(run_ranks, tiny_data, tmp_path, rank):
     out = tmp_path / "M"
@@ -224,6 +231,7 @@ def test_a_loss_of_one_rank_that_is_no_number_lets_all_skip_the_update(run_ranks
     assert all(record["loss"] for record in read_log(out) if record["kind"] == "train" and record["step"] != 6)
 
 
+@pytest.mark.in_turn(days=4)
 def test_a_rank_that_hangs_is_waited_for_as_long_as_the_configuration_says(run_ranks, tiny_data, tmp_path):
     out = tmp_path / "M"
     command = words(tiny_data, out, save_interval_updates=2, valid_interval_updates=0, rank_timeout_minutes=0.2)
@@ -349,6 +357,7 @@ sys.exit(command())
 """
 
 
+@pytest.mark.in_turn(days=4)
 @pytest.mark.slow
 def test_torchrun_restarts_from_the_last_checkpoint(tiny_data, tmp_path):
     """And --workers is the same run."""
@@ -376,6 +385,16 @@ def test_how_many_workers(monkeypatch):
     assert number_of_workers(None, 0, "cpu") == number_of_workers(4, 0, "cpu") == 1
     with pytest.raises(UserError, match="torchrun has started 4 processes"):
         number_of_workers(2, 0, "cpu")
+
+
+def test_cores_are_what_a_container_allows_at_most(monkeypatch, tmp_path):
+    limit = tmp_path / "cpu.max"
+    monkeypatch.setattr(machine, "Path", lambda path: limit)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(8), raising=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    for text, cores in (("max 100000\n", 4), ("400000 100000\n", 2), ("50000 100000\n", 1)):
+        limit.write_text(text)
+        assert cores_of_rank() == cores
 
 
 def test_cores_are_what_openmp_is_told_at_most(monkeypatch):

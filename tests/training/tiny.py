@@ -3,8 +3,8 @@
 import subprocess
 import sys
 from pathlib import Path
-from subprocess import Popen
 
+from forked import Popen
 from waiting import PATIENCE
 
 TINY = {
@@ -52,7 +52,7 @@ def train_command(data: Path, out: Path, **changes: object) -> list[str]:
 
 
 def start(command: list[str], **options) -> Popen:
-    """Run a command with its output captured; the caller ends or waits for it."""
+    """Run a command, Python's, with its output captured; the caller ends or waits for it."""
     return Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 

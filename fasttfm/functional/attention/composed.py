@@ -159,6 +159,7 @@ def _is_banded(query: Tensor, key: Tensor, options: Options) -> bool:
         and not torch.compiler.is_compiling()
         and query.shape[0] * query.shape[2] > 0
         and options.window + _LEAST < key.shape[2]
+        and (options.offsets is None or values_are_checked(options.offsets))  # the bands depend on their values
     )
 
 

@@ -70,8 +70,8 @@ def _takes_blocks(query: Tensor, key: Tensor, value: Tensor, sequences: Sequence
     """Return whether our own loop on a CPU is taken, which trusts starts."""
     if not (query.is_cpu and sequences.batch and values_are_checked(query) and query.numel() and key.numel()):
         return False
-    q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
-    return routes.takes_blocks(q, k, v, options)
+    query, key, value = (x.transpose(0, 1)[None] for x in (query, key, value))
+    return routes.takes_blocks(query, key, value, options)
 
 
 def check(query: Tensor, key: Tensor, value: Tensor, query_starts: Tensor, key_starts: Tensor) -> None:

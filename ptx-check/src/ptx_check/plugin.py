@@ -22,7 +22,6 @@ import pytest
 
 if TYPE_CHECKING:
     from ptx_check.machine import Machine
-    from ptx_check.reports import Findings
 
 _CHIP = "ptx_chip"
 _OPTIONS = {"sizes", "skip", "checks", "raising", "cuda", "configs", "programs", "rewrite"}

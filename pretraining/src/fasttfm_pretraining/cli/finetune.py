@@ -27,11 +27,10 @@ _TASKS = {
 
 def _add_training(task: str, parser: argparse.ArgumentParser) -> None:
     start = parser.add_mutually_exclusive_group(required=True)
-    start.add_argument("--init-from", type=MODEL, metavar="MODEL", help="pre-trained model directory to start from")
+    start.add_argument("--init-from", type=MODEL, help="pre-trained model directory to start from")
     start.add_argument(
         "--like",
         type=MODEL,
-        metavar="MODEL",
         help="start from random weights with the shape and vocabulary of MODEL, to measure what pre-training is worth",
     )
     add_task_files(parser, with_columns=task == "classify")
@@ -72,30 +71,24 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
         help="file in the format of the training data; answers and labels are not read and may be missing",
     )
     parser.add_argument(
-        "--out",
-        type=OUTPUT_FILE,
-        required=True,
-        metavar="FILE",
-        help="JSON file to write, of ids and answers or of labels",
+        "--out", type=OUTPUT_FILE, required=True, help="JSON file to write, of ids and answers or of labels"
     )
     parser.add_argument(
         "--null-scores",
         type=OUTPUT_FILE,
-        metavar="FILE",
         help="JSON file to write, of each question's null score: how likely it has no answer",
     )
     parser.add_argument(
         "--threshold",
         type=float,
-        metavar="X",
         help="null score above which the answer is empty (default: the best on the training's validation data)",
     )
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="largest batch in tokens (default: as in training)")
+    parser.add_argument("--max-tokens", type=int, help="largest batch in tokens (default: as in training)")
     add_output_flags(parser, "how many answers were written where")
 
 
 def _predict(args: argparse.Namespace) -> None:
-    from fasttfm.decoding.translator import pick_device
+    from fasttfm.machine import pick_device
     from fasttfm_pretraining.data.answers import write_json
     from fasttfm_pretraining.training.task_prediction import FineTuned
 
@@ -130,15 +123,11 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("file", type=INPUT_FILE, metavar="FILE", help="file with the correct answers or labels")
     parser.add_argument(
-        "--null-scores",
-        type=INPUT_FILE,
-        metavar="FILE",
-        help="null scores that predict wrote: also print the best thresholds",
+        "--null-scores", type=INPUT_FILE, help="null scores that predict wrote: also print the best thresholds"
     )
     parser.add_argument(
         "--threshold",
         type=float,
-        metavar="X",
         help="null score above which an answer counts as empty (default: take the answers as predict wrote them)",
     )
     add_output_flags(parser, "the scores")

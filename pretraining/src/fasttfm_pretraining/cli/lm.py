@@ -37,7 +37,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 def _model(args: argparse.Namespace, folder: Path | None = None) -> tuple[Any, Any]:
     """The model of a folder, args.model where None, on its device; and its tokenizer."""
-    from fasttfm.decoding.translator import pick_device
+    from fasttfm.machine import pick_device
     from fasttfm_pretraining.data.text_tokenizer import load_text_tokenizer
     from fasttfm_pretraining.models.kinds import read_model
 
@@ -51,12 +51,8 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", type=INPUT_FOLDER, metavar="DATA", help="prepared documents; their held-out part is evaluated"
     )
-    parser.add_argument(
-        "--text", type=INPUT_FILE, metavar="FILE", help="text file to evaluate as one document, in place of --data"
-    )
-    parser.add_argument(
-        "--row-length", type=int, metavar="N", help="length of a row in tokens (default: as in training)"
-    )
+    parser.add_argument("--text", type=INPUT_FILE, help="text file to evaluate as one document, in place of --data")
+    parser.add_argument("--row-length", type=int, help="length of a row in tokens (default: as in training)")
     add_output_flags(parser, "the score")
 
 
@@ -78,10 +74,8 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="start of the text; the model reads an end-of-document token before it (default: empty)",
     )
-    parser.add_argument(
-        "--tokens", type=int, default=200, metavar="N", help="largest number of new tokens (default: %(default)s)"
-    )
-    parser.add_argument("--samples", type=int, default=1, metavar="N", help="number of texts (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=200, help="largest number of new tokens (default: %(default)s)")
+    parser.add_argument("--samples", type=int, default=1, help="number of texts (default: %(default)s)")
     add_field_flags(parser, Sampling, field_types(Sampling))
     add_output_flags(parser, "the texts")
 
@@ -101,7 +95,6 @@ def _add_questions(parser: argparse.ArgumentParser) -> None:
         "--examples",
         type=INPUT_FILE,
         required=True,
-        metavar="FILE",
         help='JSON file: [{"text": ..., "options": [...], "answer": "the correct option", ...}, ...]',
     )
     parser.add_argument("--options", nargs="+", metavar="TEXT", help="options of examples that have none")
@@ -146,7 +139,6 @@ def _add_few_shot(parser: argparse.ArgumentParser) -> None:
         type=int,
         nargs="+",
         default=[0, 1, 4],
-        metavar="N",
         help="numbers of solved examples before each question (default: 0 1 4)",
     )
     add_output_flags(parser, "the share of right answers by model and number of solved examples")

@@ -26,7 +26,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
 
 
 def _evaluate(args: argparse.Namespace) -> None:
-    from fasttfm.decoding.translator import pick_device
+    from fasttfm.machine import pick_device
     from fasttfm_pretraining.training.masked_modelling import evaluate
 
     score = evaluate(args.model, args.data, args.checkpoint, pick_device(args.device))
@@ -53,9 +53,7 @@ def _attention(args: argparse.Namespace) -> None:
 
 def _add_import(parser: argparse.ArgumentParser) -> None:
     add_huggingface_import(parser, "Hugging Face folder of a BERT, ALBERT, ELECTRA, RoBERTa or DistilBERT")
-    parser.add_argument(
-        "--generator", type=INPUT_FOLDER, metavar="FOLDER", help="Hugging Face folder of an ELECTRA's generator"
-    )
+    parser.add_argument("--generator", type=INPUT_FOLDER, help="Hugging Face folder of an ELECTRA's generator")
 
 
 def _import(args: argparse.Namespace) -> None:

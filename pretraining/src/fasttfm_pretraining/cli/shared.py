@@ -37,8 +37,8 @@ def _add_prepare(parser: argparse.ArgumentParser) -> None:
     add_field_flags(parser, DocumentOptions, _SETTINGS)
     parser.add_argument("--bytes", action="store_true", help="use bytes as tokens in place of subwords")
     text = "SentencePiece model or tokenizer.json to use in place of training one"
-    parser.add_argument("--spm", type=INPUT_FILE, metavar="FILE", help=text)
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads (default: %(default)s)")
+    parser.add_argument("--spm", type=INPUT_FILE, help=text)
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: %(default)s)")
     add_output_flags(parser, "the directory and what was told")
 
 

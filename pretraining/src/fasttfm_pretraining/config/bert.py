@@ -70,7 +70,11 @@ class BertConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AlbertConfig(BertConfig):
-    """BERT with narrow embeddings and shared layers (Lan et al. 2020). The defaults are albert-base (version 2)."""
+    """BERT with narrow embeddings, shared layers and the order of two segments to predict (Lan et al. 2020).
+
+    Word embeddings of width E < d and a linear map to d have V E + E d parameters in the place of V d. The models are
+    Bert and BertPretraining; data.masked_rows makes the pairs. The defaults are albert-base (version 2).
+    """
 
     embedding_size: int | None = 128
     share: Literal["none", "attention", "ffn", "all"] = "all"

@@ -1,10 +1,9 @@
 """Text as prepared documents, and the `data:` sections: documents and examples as rows and batches."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from fasttfm.config.checks import Count, check_fields
-from fasttfm.errors import UserError
+from fasttfm.config.checks import Count, Range, check_fields, check_flags
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -13,18 +12,15 @@ class DocumentOptions:
 
     vocabulary: Literal["pieces", "bytes"] = "pieces"
     """SentencePiece, or a token a byte."""
-    vocab_size: int = 8000
-    """Size of the vocabulary."""
+    vocab_size: Annotated[int, Range(5)] = 8000
+    """Size of the vocabulary; four pieces are special."""
     document_separator: str | None = None
     """A line that ends a document, an empty one with ""; None: a file is a document."""
-    valid_share: float = 0.05
+    valid_share: Annotated[float, Range(0, 0.5, above=True)] = 0.05
     """Share of each --text that is held out where --valid is not given."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.valid_share <= 0.5:
-            raise UserError(f"--valid-share {self.valid_share:g}: above 0 and at most 0.5 is allowed")
-        if self.vocab_size < 5:
-            raise UserError(f"--vocab-size {self.vocab_size}: at least 5 are needed, some pieces are special")
+        check_flags(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

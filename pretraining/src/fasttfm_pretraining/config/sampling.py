@@ -1,34 +1,27 @@
 """Settings of `fasttfm lm generate`."""
 
-import math
 from dataclasses import dataclass
+from typing import Annotated
 
+from fasttfm.config.checks import Amount, Range, Seed, Whole, check_flags
 from fasttfm.config.decoding import DecodingConfig
-from fasttfm.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
     """Way in which the next token is drawn."""
 
-    temperature: float = 1.0
+    temperature: Amount = 1.0
     """Divisor of the logits; 0: always take the likeliest token."""
-    top_k: int = 0
+    top_k: Whole = 0
     """Draw from the N likeliest tokens; 0: from all."""
-    top_p: float = 1.0
+    top_p: Annotated[float, Range(0, 1, above=True)] = 1.0
     """Draw from the fewest tokens whose probabilities sum to X (Holtzman et al. 2020)."""
-    seed: int = 1
+    seed: Seed = 1
     """Seed; the same seed gives the same text."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf:
-            raise UserError(f"--temperature {self.temperature:g}: 0 or more is allowed")
-        if self.top_k < 0:
-            raise UserError(f"--top-k {self.top_k}: 0 (all tokens) or more is allowed")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"--top-p {self.top_p:g}: above 0 and at most 1 is allowed")
-        if self.seed < 0:
-            raise UserError(f"--seed {self.seed}: 0 or more is allowed")
+        check_flags(self)
 
     def decoding(self) -> DecodingConfig:
         """The same for decoding.greedy."""

@@ -2,7 +2,7 @@
 
     data.yaml          what is inside, the options, counts and the SHA-256 of every text
     spm.model          the SentencePiece model; or bytes.json, or tokenizer.json
-    {train,valid}.ids           all tokens, one document after the other, uint16 (or int32)
+    {train,valid}.npy           all tokens, one document after the other, uint16 (or int32)
     {train,valid}.offsets.npy   document i is ids[offsets[i]:offsets[i + 1]], int64; its last token is `end`
     sha256sums         of all these (see fasttfm.folders)
 
@@ -17,16 +17,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tokenize import TokenError
 from typing import Any
 
 import numpy as np
 import torch
 
-from fasttfm.data.prepared import PreparedFolder, id_dtype, read_description
+from fasttfm.data.prepared import PreparedFolder, StoredIds, id_dtype, load_ids, read_description
 from fasttfm.data.tensor_batch import TensorBatch
 from fasttfm.errors import UserError
-from fasttfm.files import unreadable
 from fasttfm.folders import PREPARE_AGAIN, read_manifest, reading
 from fasttfm_pretraining.data.text_tokenizer import TextTokenizer, load_text_tokenizer
 
@@ -37,20 +35,13 @@ class Documents:
     """The documents of one split. A slice of their tokens is read when it is asked for."""
 
     def __init__(
-        self,
-        path: Path | None,
-        dtype: np.dtype,
-        offsets: np.ndarray,
-        text_bytes: int,
-        end: int,
-        begin: int | None = None,
+        self, ids: np.ndarray | StoredIds, offsets: np.ndarray, text_bytes: int, end: int, begin: int | None = None
     ) -> None:
-        """path: of the tokens. offsets (documents + 1,) int64. text_bytes: of the text that they are of.
+        """ids: all tokens. offsets (documents + 1,) int64. text_bytes: of the text that they are of.
 
         begin: what a model is given before the first token of a document; None: end.
         """
-        self._path, self._dtype = path, dtype
-        self._ids: np.ndarray | None = None
+        self._ids = ids
         self.offsets = offsets
         self.bytes = text_bytes
         """UTF-8 bytes of the text, a line break a line counted: what bits per byte are divided by."""
@@ -63,9 +54,8 @@ class Documents:
     ) -> Documents:
         """Documents that are in memory, without `end`, which is added."""
         whole = [[*document, end] for document in documents]
-        made = cls(None, np.dtype(np.int64), np.cumsum([0, *map(len, whole)]), text_bytes, end, begin)
-        made._ids = np.array([token for document in whole for token in document], np.int64)
-        return made
+        ids = np.array([token for document in whole for token in document], np.int64)
+        return cls(ids, np.cumsum([0, *map(len, whole)]), text_bytes, end, begin)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -77,17 +67,7 @@ class Documents:
 
     def read(self, begin: int, end: int) -> np.ndarray:
         """Tokens [begin, end) of all, int64."""
-        if self._ids is not None:
-            return self._ids[begin:end]
-        assert self._path is not None
-        try:
-            # no memory map: where a file is cut off while it is mapped, the system ends the process without a word
-            ids = np.fromfile(self._path, self._dtype, end - begin, offset=begin * self._dtype.itemsize)
-        except OSError as error:
-            raise unreadable(self._path, error) from error
-        if len(ids) != end - begin:
-            raise UserError(f"{self._path}: was cut off while it was read: run fasttfm lm prepare again")
-        return ids.astype(np.int64)
+        return self._ids[begin:end].astype(np.int64)
 
     def row(self, number: int, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Row `number` of rows of so many tokens, the last of which may be shorter: inputs, targets, lengths.
@@ -209,19 +189,14 @@ class PreparedDocuments(PreparedFolder):
             description = _description(path)
             read_manifest(path)
             tokenizer = load_text_tokenizer(path)
-            dtype = id_dtype(len(tokenizer))
             splits = []
             for split in ("train", "valid"):
-                offsets = _offsets(path / f"{split}.offsets.npy")
-                ids = path / f"{split}.ids"
-                size = ids.stat().st_size if ids.is_file() else -1
-                if size != offsets[-1] * dtype.itemsize:
-                    raise UserError(
-                        f"{ids}: is missing, cut off or of another vocabulary: run fasttfm lm prepare again"
-                    )
-                splits.append(
-                    Documents(ids, dtype, offsets, int(description[split]["bytes"]), tokenizer.end, tokenizer.begin)
-                )
+                ids, stored = load_ids(path, split)
+                offsets = stored[:]
+                if ids.dtype != id_dtype(len(tokenizer)) or (np.diff(offsets) <= 0).any():
+                    raise UserError(f"{ids.path}: is damaged or of another vocabulary: {PREPARE_AGAIN}")
+                text_bytes = int(description[split]["bytes"])
+                splits.append(Documents(ids, offsets, text_bytes, tokenizer.end, tokenizer.begin))
         return cls(path, description, tokenizer, *splits)
 
     @property
@@ -237,15 +212,3 @@ def _description(path: Path) -> dict[str, Any]:
             return content
     what = "is a model directory" if (path / "config.yaml").exists() else "holds no prepared documents"
     raise UserError(f"{path}: {what}: give the directory that fasttfm lm prepare made")
-
-
-def _offsets(path: Path) -> np.ndarray:
-    try:
-        offsets = np.load(path)
-        if offsets.dtype == np.int64 and offsets.ndim == 1 and offsets[0] == 0 and (np.diff(offsets) > 0).all():
-            return offsets
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except (ValueError, EOFError, SyntaxError, TokenError, TypeError, IndexError):
-        pass
-    raise UserError(f"{path}: is damaged: move it away and run fasttfm lm prepare again")

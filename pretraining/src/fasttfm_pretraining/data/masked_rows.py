@@ -189,7 +189,7 @@ class MaskedBatches:
         self._planned = self._split(self._groups)
         sizes, counts = np.unique(lengths, return_counts=True)
         self.target_tokens = sum(masker.budget(int(size)) * int(count) for size, count in zip(sizes, counts))
-        """Share of padding in an epoch, as planned."""
+        """Hidden tokens of an epoch."""
 
     def __len__(self) -> int:
         return len(self._planned)

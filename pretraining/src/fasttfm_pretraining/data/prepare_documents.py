@@ -11,10 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fasttfm.data.corpus import TextFile
-from fasttfm.data.prepared import id_dtype, save_description
+from fasttfm.data.prepared import IdsWriter, id_dtype, save_description
 from fasttfm.errors import UserError
 from fasttfm.folders import replacing
 from fasttfm.wording import counted
@@ -161,23 +159,19 @@ def _write_split(
     folder: Path, name: str, parts: Sequence[_Part], tokenizer: TextTokenizer, separator: str | None, threads: int
 ) -> dict[str, int]:
     """Write the tokens and bounds of one split; how many documents, tokens and bytes of text it has."""
-    dtype = id_dtype(len(tokenizer))
-    offsets, tokens, text_bytes = [0], 0, 0
-    with (folder / f"{name}.ids").open("wb") as file:
-        for part in parts:
-            for chunk, is_last in _chunks(part.lines(), separator):
-                for ids in tokenizer.encode_lines(chunk, threads):
-                    file.write(np.asarray(ids, dtype).tobytes())
-                    tokens += len(ids)
-                text_bytes += sum(len(line.encode()) + 1 for line in chunk)
-                if is_last and tokens > offsets[-1]:
-                    file.write(dtype.type(tokenizer.end).tobytes())
-                    tokens += 1
-                    offsets.append(tokens)
-    if not tokens:
+    writer, begin, text_bytes = IdsWriter(folder, name, id_dtype(len(tokenizer))), 0, 0
+    for part in parts:
+        for chunk, is_last in _chunks(part.lines(), separator):
+            for ids in tokenizer.encode_lines(chunk, threads):
+                writer.write(ids, ends=False)
+            text_bytes += sum(len(line.encode()) + 1 for line in chunk)
+            if is_last and writer.tokens > begin:
+                writer.write([tokenizer.end])
+                begin = writer.tokens
+    writer.close()
+    if not writer.tokens:
         raise UserError(f"{parts[0].copy.name}: no text is left for {name}: give a text of more lines")
-    np.save(folder / f"{name}.offsets.npy", np.array(offsets, np.int64))
-    return {"documents": len(offsets) - 1, "tokens": tokens, "bytes": text_bytes}
+    return {"documents": writer.sentences, "tokens": writer.tokens, "bytes": text_bytes}
 
 
 def _chunks(lines: Iterator[str], separator: str | None) -> Iterator[tuple[list[str], bool]]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fasttfm.config.checks import Seed, Whole, check_flags
 from fasttfm.errors import UserError
 from fasttfm.files import read_json
 from fasttfm.parsing import told
@@ -71,9 +72,9 @@ class Prompting:
 
     template: str = "{text} {answer}"
     """How to write an example, with its fields in braces; text after {answer} is ignored."""
-    shots: int = 0
+    shots: Whole = 0
     """Number of solved examples before each question."""
-    seed: int = 1
+    seed: Seed = 1
     """Seed that chooses the solved examples."""
     normalize: bool = False
     """Divide each option's log-probability by its bytes."""
@@ -91,8 +92,7 @@ class Prompting:
                 )
         if [name for _, name, _, _ in parsed].count("answer") != 1:
             raise UserError(f"--template {self.template!r}: {{answer}} must stand in it once")
-        if self.shots < 0 or self.seed < 0:
-            raise UserError(f"--shots {self.shots} --seed {self.seed}: 0 or more is allowed")
+        check_flags(self)
 
     def write(self, example: Example, answer: str = "") -> str:
         """An example up to its answer, and the answer."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fasttfm.errors import UserError
 from fasttfm.interop.config_json import (
+    THEIR_ACTIVATIONS,
     Field,
     configuration,
     described,
@@ -33,17 +34,9 @@ from fasttfm_pretraining.config.bert import AlbertConfig, BertConfig, ElectraCon
 from fasttfm_pretraining.data.masking_vocabulary import masking_vocabulary
 from fasttfm_pretraining.data.text_tokenizer import TextTokenizer
 from fasttfm_pretraining.interop.bert_relatives import RELATIVES, as_bert
-from fasttfm_pretraining.models.albert import Albert, AlbertPretraining
 from fasttfm_pretraining.models.bert import Bert, BertPretraining, MaskedHead
 from fasttfm_pretraining.models.electra import Electra, ReplacedHead
 
-_ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "silu": "silu",
-}
 _FIELDS = (
     Field("vocab_size", "vocab_size"),
     Field("d_model", "hidden_size"),
@@ -65,7 +58,6 @@ _OTHER_FIELDS = {
     *("pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type"),
 }
 """Fields that are read by themselves, or that published models have and that change nothing."""
-_THEIR_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"}
 _TABLES = {
     "embeddings.word": "embeddings.word_embeddings",
     "embeddings.position": "embeddings.position_embeddings",
@@ -134,7 +126,7 @@ def read_body(folder: Path) -> Bert:
     """
     family, config, weights = read_family(folder)
     config = dataclasses.replace(config, sentence_head=False, pooler=_has(weights, family, family.pooler))
-    body = _body(config)
+    body = Bert(config)
     fill(body, weights, body_parameters(body, family))
     return body.eval()
 
@@ -151,7 +143,7 @@ def read_pretraining(folder: Path) -> BertPretraining:
     if sentence:
         weights[f"{family.prefix}{family.pooler}.weight"]  # which it reads
     config = dataclasses.replace(config, sentence_head=sentence, pooler=_has(weights, family, family.pooler))
-    model = AlbertPretraining(config) if isinstance(config, AlbertConfig) else BertPretraining(config)
+    model = BertPretraining(config)
     fill(model.body, weights, body_parameters(model.body, family))
     if f"{family.masked[0]}.weight" in weights:
         fill(model.masked, weights, _masked_parameters(family))
@@ -281,9 +273,8 @@ def read_family(folder: Path) -> tuple[_Family, BertConfig, TheirWeights]:
     layers, said = (1, "num_hidden_groups") if config.share == "all" else (config.layers, "num_hidden_layers")
     weights.refuse_other_layers(family.prefix + family.layer.partition("{")[0], layers, f"config.json's {said}")
     with torch.device("meta"):  # of whatever size config.json tells, nothing is built before it fits the weights
-        body = _body(dataclasses.replace(config, sentence_head=False, pooler=False))
-    for _ in _fitting(body, weights, body_parameters(body, family)):
-        pass
+        body = Bert(dataclasses.replace(config, sentence_head=False, pooler=False))
+    weights.ours(body_parameters(body, family), _shapes(body))
     *_, output, bias = family.masked
     weights.refuse_other_copies({output: table, f"{output.removesuffix('weight')}bias": bias})
     return family, config, weights
@@ -312,7 +303,7 @@ def _config(given: Mapping[str, Any], path: Path) -> BertConfig:
         _FIELDS,
         embedding_size=given.get("embedding_size"),
         share="all" if groups == 1 and albert else "none",
-        activation=our_activation(given, path, "hidden_act", "gelu_new" if albert else "gelu", _ACTIVATIONS),
+        activation=our_activation(given, path, "hidden_act", "gelu_new" if albert else "gelu"),
         pad_id=field(given, "pad_token_id", int, str(path), 0),
     )
 
@@ -321,31 +312,15 @@ def _has(weights: Mapping[str, Tensor], family: _Family, name: str) -> bool:
     return bool(name) and f"{family.prefix}{name}.weight" in weights
 
 
-def _body(config: BertConfig) -> Bert:
-    return Albert(config) if isinstance(config, AlbertConfig) else Bert(config)
-
-
 @torch.no_grad()
 def fill(module: nn.Module, weights: TheirWeights, names: Iterable[Parameter]) -> None:
     """Put another tool's tensors into these parameters of a module."""
-    for parameter, tensor in _fitting(module, weights, names):
-        parameter.copy_(tensor)
+    for name, tensor in weights.ours(names, _shapes(module)).items():
+        module.get_parameter(name).copy_(tensor)
 
 
-def _fitting(
-    module: nn.Module, weights: TheirWeights, names: Iterable[Parameter]
-) -> Iterator[tuple[nn.Parameter, Tensor]]:
-    """These parameters of a module with another tool's tensors; UserError for one of another shape."""
-    parameters = dict(module.named_parameters(remove_duplicate=False))
-    for name in names:
-        parameter = parameters[name.ours]
-        (tensor,) = weights.ours([name]).values()
-        if tensor.shape != parameter.shape:
-            raise UserError(
-                f"{weights.path}: {', '.join(name.theirs)} is {tuple(tensor.shape)}, where its config.json says "
-                f"{tuple(parameter.shape)}: copy both from one model"
-            )
-        yield parameter, tensor
+def _shapes(module: nn.Module) -> dict[str, torch.Size]:
+    return {name: each.shape for name, each in module.named_parameters(remove_duplicate=False)}
 
 
 def body_parameters(body: Bert, family: _Family) -> Iterator[Parameter]:
@@ -425,7 +400,7 @@ def their_config(config: BertConfig, kind: str, architecture: str) -> dict[str, 
         "model_type": kind,
         "architectures": [architecture],
         **described(config, _FIELDS),
-        "hidden_act": _THEIR_ACTIVATIONS[config.activation],
+        "hidden_act": THEIR_ACTIVATIONS[config.activation],
         "pad_token_id": config.pad_id,
         "tie_word_embeddings": True,
     }

@@ -5,8 +5,7 @@ from typing import Any
 
 from fasttfm.errors import UserError
 from fasttfm.files import read_json
-from fasttfm.folders import replacing
-from fasttfm.interop.exchange import add_notes, warnings_as_lines
+from fasttfm.interop.exchange import exporting, warnings_as_lines
 from fasttfm_pretraining.config.data import MaskingConfig
 from fasttfm_pretraining.data.text_tokenizer import TextTokenizer
 from fasttfm_pretraining.interop import bert
@@ -62,12 +61,9 @@ def export_folder(
 
     check: as of import_folder().
     """
-    told: list[str] = []
-    compared: list[str] = []
-    with replacing(out, "writes a model", "exported model") as fresh:
-        for name, part in bert.parts(model).items():
-            bert.write_part(part, fresh.path / name, bert.special_tokens(tokenizer))
-            told = write_text_tokenizer(tokenizer, fresh.path / name, "both")
-            compared = check_part(part, fresh.path / name) if check else []
-        add_notes(fresh.path, told := [*told, *compared])
+    with exporting(out) as (fresh, told):
+        for name, part in bert.parts(model).items():  # the same is told of both parts of an ELECTRA
+            bert.write_part(part, fresh / name, bert.special_tokens(tokenizer))
+            told[:] = write_text_tokenizer(tokenizer, fresh / name, "both")
+            told += check_part(part, fresh / name) if check else []
     return told

@@ -4,8 +4,6 @@ The texts are tokens in a fixed random order. Compared are the logits, or the hi
 not those of the folder.
 """
 
-import contextlib
-import io
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fasttfm.errors import UserError, is_out_of_memory
+from fasttfm.errors import UserError
 from fasttfm.files import read_json
-from fasttfm.interop.weight_files import first_line
+from fasttfm.interop.check import computing_in
 from fasttfm_pretraining.interop.bert import TransformersModel
 from fasttfm_pretraining.models.bert import MaskedHead
 from fasttfm_pretraining.models.heads import Answerer
@@ -87,14 +85,8 @@ def check(folder: Path, kind: str, scores: Scores, model: Any) -> list[str]:
     pad = getattr(config, "pad_id", None)
     tokens = tokens.masked_fill(tokens == pad, (pad or 0) + 1) if pad is not None else tokens
     mode = model.training
-    try:
+    with computing_in("transformers", "load this model"):
         theirs = _their_scores(folder, kind, tokens)
-    except Exception as error:  # of every kind, from several libraries
-        if is_out_of_memory(error):
-            raise MemoryError(str(error)) from error
-        raise UserError(
-            f"transformers cannot load this model ({first_line(error)}): --no-check leaves the comparison out"
-        ) from None
     model.eval()
     with torch.inference_mode():
         for name, ours in scores(tokens).items():
@@ -114,10 +106,7 @@ def _their_scores(folder: Path, kind: str, tokens: Tensor) -> Any:
     level = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
-        with torch.inference_mode(), contextlib.redirect_stderr(io.StringIO()):  # bars of progress
-            network = getattr(transformers, kind).from_pretrained(
-                str(folder), local_files_only=True, dtype=torch.float32
-            )
-            return network.eval()(tokens[None] if kind.endswith("MultipleChoice") else tokens)
+        network = getattr(transformers, kind).from_pretrained(str(folder), local_files_only=True, dtype=torch.float32)
+        return network.eval()(tokens[None] if kind.endswith("MultipleChoice") else tokens)
     finally:
         transformers.logging.set_verbosity(level)

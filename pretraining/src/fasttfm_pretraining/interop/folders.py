@@ -12,8 +12,7 @@ from fasttfm.checkpoints.weights import model_weights, with_weights
 from fasttfm.config import RunConfig
 from fasttfm.config.training import TrainingConfig
 from fasttfm.errors import UserError
-from fasttfm.folders import replacing
-from fasttfm.interop.exchange import add_notes
+from fasttfm.interop.exchange import exporting
 from fasttfm.models.pretrained import write_files
 from fasttfm.wording import counted
 from fasttfm_pretraining.data.text_tokenizer import TextTokenizer
@@ -37,12 +36,11 @@ def write_causal(
     nothing can be written.
     """
     begin, end = (None, None) if tokenizer is None else (tokenizer.begin, tokenizer.end)
-    with replacing(folder, "writes a model", "exported model") as fresh:
-        write_files(fresh.path, {**fields, "bos_token_id": begin, "eos_token_id": end}, weights)
-        told = [] if tokenizer is None else write_text_tokenizer(tokenizer, fresh.path)
-        told += [] if compare is None else compare(fresh.path)
-        add_notes(fresh.path, told)
-        return told
+    with exporting(folder) as (fresh, told):
+        write_files(fresh, {**fields, "bos_token_id": begin, "eos_token_id": end}, weights)
+        told += [] if tokenizer is None else write_text_tokenizer(tokenizer, fresh)
+        told += [] if compare is None else compare(fresh)
+    return told
 
 
 def write_imported(

@@ -13,6 +13,8 @@ from torch import Tensor
 from fasttfm.checkpoints.weights import model_weights, with_weights
 from fasttfm.errors import UserError
 from fasttfm.interop.config_json import (
+    ACTIVATIONS,
+    THEIR_ACTIVATIONS,
     Field,
     configuration,
     described,
@@ -28,8 +30,6 @@ from fasttfm_pretraining.config.gpt import GPTConfig
 from fasttfm_pretraining.data.text_tokenizer import TextTokenizer
 from fasttfm_pretraining.interop.folders import Compare, write_causal
 from fasttfm_pretraining.models.gpt import GPT
-
-_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
 
 
 class _Family(NamedTuple):
@@ -106,14 +106,14 @@ def write(
     kind = "gpt2" if config.norm_first else "openai-gpt"
     family = _FAMILIES[kind]
     ours = _transposed(theirs(model_weights(model), _parameters(config, family)))
-    activations = {ours: theirs for theirs, ours in reversed(list(_ACTIVATIONS.items()))}
-    if kind == "openai-gpt":  # whose "gelu" is the formula with tanh
-        activations["gelu_tanh"] = "gelu"
+    activation = THEIR_ACTIVATIONS[config.activation]
+    if kind == "openai-gpt" and config.activation == "gelu_tanh":  # whose "gelu" is the formula with tanh
+        activation = "gelu"
     fields = {
         "architectures": ["GPT2LMHeadModel" if kind == "gpt2" else "OpenAIGPTLMHeadModel"],
         "model_type": kind,
         **described(config, FIELDS),
-        family.activation: activations[config.activation],
+        family.activation: activation,
         "embd_pdrop": config.dropout,
         "tie_word_embeddings": True,
     }
@@ -150,9 +150,9 @@ def _config(given: Mapping[str, Any], path: Path) -> GPTConfig:
     tell_unknown_fields(given, path, {*allowed, *(each.theirs for each in FIELDS), *_OTHER_FIELDS})
     is_first = given["model_type"] == "openai-gpt"
     if is_first:  # whose "gelu" is the formula with tanh
-        activation = our_activation(given, path, "afn", "gelu", _ACTIVATIONS | {"gelu": "gelu_tanh"})
+        activation = our_activation(given, path, "afn", "gelu", ACTIVATIONS | {"gelu": "gelu_tanh"})
     else:
-        activation = our_activation(given, path, "activation_function", "gelu_new", _ACTIVATIONS)
+        activation = our_activation(given, path, "activation_function", "gelu_new")
     dropouts = [field(given, name, float, str(path), 0.1) for name in ("resid_pdrop", "embd_pdrop")]
     if dropouts[0] != dropouts[1]:
         raise UserError(f"{path}: resid_pdrop {dropouts[0]} and embd_pdrop {dropouts[1]} must be the same")

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from fasttfm.errors import UserError
 from fasttfm.files import read_json
-from fasttfm.folders import replacing
-from fasttfm.interop.exchange import add_notes, warnings_as_lines
+from fasttfm.interop.exchange import exporting, warnings_as_lines
 from fasttfm.interop.names import parameters
 from fasttfm.parsing import field
 from fasttfm_pretraining.config.bert import BertClassifierConfig, BertConfig
@@ -139,11 +138,10 @@ def export_folder(
         fields |= {"id2label": names, "label2id": {name: int(number) for number, name in names.items()}}
         fields["problem_type"] = "single_label_classification"
     part = _part(trained)
-    with replacing(out, "writes a model", "exported model") as fresh:
-        bert.write_part(part, fresh.path, fields)
-        told = write_text_tokenizer(tokenizer, fresh.path, "both")
-        told += check_part(part, fresh.path) if check else []
-        add_notes(fresh.path, told)
+    with exporting(out) as (fresh, told):
+        bert.write_part(part, fresh, fields)
+        told += write_text_tokenizer(tokenizer, fresh, "both")
+        told += check_part(part, fresh) if check else []
     return part.architecture, told
 
 

@@ -3,7 +3,6 @@
 from fasttfm_pretraining.config.bert import AlbertConfig, BertConfig, ElectraConfig
 from fasttfm_pretraining.config.gpt import GPTConfig
 from fasttfm_pretraining.config.llama import LlamaConfig
-from fasttfm_pretraining.models.albert import Albert, AlbertPretraining
 from fasttfm_pretraining.models.bert import Bert, BertPretraining
 from fasttfm_pretraining.models.electra import Electra
 from fasttfm_pretraining.models.gpt import GPT
@@ -11,9 +10,7 @@ from fasttfm_pretraining.models.llama import Llama
 
 __all__ = [
     "GPT",
-    "Albert",
     "AlbertConfig",
-    "AlbertPretraining",
     "Bert",
     "BertConfig",
     "BertPretraining",

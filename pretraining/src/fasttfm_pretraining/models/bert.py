@@ -5,8 +5,8 @@
     masked tokens: norm(gelu(hidden W)) word^T + bias     (M, V), of the masked positions alone
     pairs: tanh(hidden[:, 0] W_p) W_s                     (B, 2), next sentence or sentence order
 
-ALBERT is the same with other fields of the configuration (models/albert.py), ELECTRA two of the bodies
-(models/electra.py). Rows are padded, with lengths (B,), or lie packed one after the other in a single row.
+ALBERT is the same with other fields of the configuration (AlbertConfig), ELECTRA two of the bodies (models/electra.py).
+Rows are padded, with lengths (B,), or lie packed one after the other in a single row.
 """
 
 from typing import Any, NamedTuple
@@ -144,12 +144,10 @@ class Predictions(NamedTuple):
 class BertPretraining(Model):
     """BERT with the heads of masked language modelling and, by the configuration, of sentence pairs."""
 
-    body_class: type[Bert] = Bert
-
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.config = config
-        self.body = self.body_class(config)
+        self.body = Bert(config)
         self.masked = MaskedHead(config)
         self.sentence = nn.Linear(config.d_model, 2) if config.sentence_head else None
         if self.sentence is not None:

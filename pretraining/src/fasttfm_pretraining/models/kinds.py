@@ -7,7 +7,6 @@ from fasttfm.checkpoints.model_dir import read_kind
 from fasttfm.checkpoints.weights import with_weights
 from fasttfm.errors import UserError
 from fasttfm_pretraining.kinds import kinds_of
-from fasttfm_pretraining.models.albert import AlbertPretraining
 from fasttfm_pretraining.models.bert import Bert, BertPretraining
 from fasttfm_pretraining.models.electra import Electra
 from fasttfm_pretraining.models.gpt import GPT
@@ -18,7 +17,7 @@ CLASSES: dict[str, Any] = {
     "gpt": GPT,
     "llama": Llama,
     "bert": BertPretraining,
-    "albert": AlbertPretraining,
+    "albert": BertPretraining,
     "electra": Electra,
 }
 """Kind of model -> its class, which makes a model from its configuration alone."""

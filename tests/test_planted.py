@@ -1,0 +1,50 @@
+"""The planted faults (tests/planted) fit the code as it stands, and a copy with one is told from one without."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.planted import __main__ as planted
+
+ROOT = Path(__file__).parents[1]
+ROOMS = {
+    "reference", "kernels", "functional", "cpu", "blocks", "decoding", "training", "data", "interop", "serving", "cli",
+    "checkpoints", "pretraining", "ptx-check",
+}  # fmt: skip
+
+
+def test_every_fault_replaces_one_piece_of_text_by_another():
+    for fault in planted.FAULTS:
+        assert (ROOT / fault.file).read_text(encoding="utf-8").count(fault.old) == 1, (fault.file, fault.old)
+        assert fault.new != fault.old
+        changed = (ROOT / fault.file).read_text(encoding="utf-8").replace(fault.old, fault.new)
+        ast.parse(changed)  # or every test would notice
+
+
+def test_every_test_that_is_named_exists():
+    for fault in planted.FAULTS:
+        assert fault.tests
+        for test in fault.tests:
+            name, _, function = test.partition("::")
+            tree = ast.parse((ROOT / name).read_text(encoding="utf-8"))
+            assert not function or function in {
+                node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
+            }
+
+
+def test_every_room_has_faults():
+    assert {fault.room for fault in planted.FAULTS} == ROOMS
+
+
+def test_a_fault_is_noticed_by_a_test_that_fails_and_the_copy_is_as_before(tmp_path, capsys):
+    (tmp_path / "one.py").write_text("ONE = 1\n")
+    (tmp_path / "test_one.py").write_text("from one import ONE\n\ndef test_it():\n    assert ONE == 1\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    for new, noticed in (("2", True), ("1.0", False)):
+        fault = planted.Fault("a", "one.py", "1", new, "the number", ("test_one.py::test_it",))
+        assert planted.is_noticed(fault, tmp_path) is noticed
+        assert (tmp_path / "one.py").read_text() == "ONE = 1\n"
+    missing = planted.Fault("a", "one.py", "1", "2", "the number", ("test_one.py::test_none",))
+    with pytest.raises(planted.subprocess.CalledProcessError):
+        planted.is_noticed(missing, tmp_path)
