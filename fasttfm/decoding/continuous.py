@@ -169,9 +169,8 @@ class RunningSearch:
         logits = self._cache.straight(tokens, self._cache)  # (R, V), in the type that the model computes in
         results: list[tuple[Hashable, list[Hypothesis]]] = []
         groups: dict[Hashable, _Joined] = {}
-        going: dict[
-            Hashable, list[tuple[int, int, Going]]
-        ] = {}  # of each group, with the first row and rows a sentence
+        going: dict[Hashable, list[tuple[int, int, Going]]] = {}
+        """Of each group, with the first row and rows a sentence."""
         begin, moves = 0, False
         for each in self._joined:
             steps = each.steps
