@@ -13,6 +13,7 @@ READS_ONE = {
     "tests/checkpoints/test_ownership.py": "files that are a day old",
     "tests/executed/__main__.py": "a record",
     "tests/peer_tests/__main__.py": "a record",
+    "tests/planted/__main__.py": "a record",
     "tests/processors.py": "a record",
     "tests/training/test_interruption.py": "kills at random moments, until one has struck",
     "tests/waiting.py": "gives up at last",

@@ -207,11 +207,7 @@ def test_imports_are_relative_or_of_what_every_user_has(repository):
     assert len(files) > 50
     for file in files:
         # loops for numba, imported where it is installed
-        known = everywhere | (
-            {"numba", "llvmlite", "numpy"}
-            if file.name.startswith(("loop_", "panels", "step_", "search_", "training_", "thread_"))
-            else set()
-        )
+        known = everywhere | ({"numba", "llvmlite", "numpy"} if file.parent.name == "cpu" else set())
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and not node.level:
                 assert node.module.split(".")[0] in known, f"{file}:{node.lineno}"
