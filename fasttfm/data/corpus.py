@@ -83,7 +83,7 @@ class TextFile:
         """Raises UserError for a file that is missing, a directory, not UTF-8, cut off, or without line ends."""
         path, line, text = self.path, 0, ""
         try:
-            with Hashed(path) as file:
+            with Hashed(path.open("rb", buffering=0)) as file:
                 lines = decode_lines(
                     unpacked(file, path), str(path), self.replaced if self._replace_invalid else None, self._hint
                 )

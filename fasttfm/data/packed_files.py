@@ -66,8 +66,8 @@ class DamagedPackingError(Exception):
 class Hashed(io.RawIOBase):
     """A file whose bytes are hashed as they are read, once and in order: it may be a pipe."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("rb", buffering=0)
+    def __init__(self, file: io.FileIO) -> None:
+        self._file = file
         self._digest = hashlib.sha256()
         self.buffered = io.BufferedReader(self, 1 << 16)
 
