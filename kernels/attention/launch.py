@@ -135,11 +135,6 @@ def unit(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def by_head(x: Tensor, batch: int) -> Tensor:
-    """A packed (T, H, D) seen as (B, H, T, D): every sequence reads the same memory, from its own start on."""
-    return unit(x).transpose(0, 1).unsqueeze(0).expand(batch, -1, -1, -1)
-
-
 def strides(*tensors: Tensor) -> tuple[tuple[int, ...], ...]:
     """The strides of each tensor's batch, head and row."""
     return tuple([x.stride()[:3] for x in tensors])
@@ -209,7 +204,7 @@ def prepare(
     **places: Any,
 ) -> Call:
     """Arguments as fasttfm.functional.attention's Options, places masking_arguments()'s; query (B, H, ., .), key, value
-    (B, Hk, ., .), through by_head() when packed."""
+    (B, Hk, ., .), all sequences in each row when packed."""
     query, key, value = unit(query), unit(key), unit(value)
     batch, heads, queries, width = query.shape
     keys, value_width = value.shape[2:]

@@ -7,7 +7,10 @@ import torch
 
 from fasttfm import functional as F
 from fasttfm import reference
+from fasttfm.config.model import TransformerConfig
 from fasttfm.cpu import attention_pass
+from fasttfm.models.transformer import Transformer
+from fasttfm.nn import MultiheadAttention
 
 pytest.importorskip("numba")
 
@@ -147,3 +150,138 @@ def test_packed_sequences_are_those_of_padded_rows(given, taken):
     for x, wanted in zip(solve(True), expected):
         torch.testing.assert_close(x, wanted, rtol=2e-5, atol=2e-5)
     assert taken
+
+
+JOINT = {
+    "plain": {},
+    "dropout": {"causal": True, "dropout_p": 0.3, "seed": SEED, "site": 3},
+    "lengths": {"key_lengths": torch.tensor([0, 31]), "dropout_p": 0.3, "seed": SEED},
+    "a mask": {"mask": torch.rand(B, 1, 1, 37, generator=torch.Generator().manual_seed(1)) < 0.4},
+}
+LAYOUTS = {
+    "batch first": lambda x: x,
+    "positions first": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+    "every other number": lambda x: torch.stack((x, x), -1)[..., 0],
+    "numbers first": lambda x: x.movedim(-1, 0).contiguous().movedim(0, -1),
+    "at an odd address": lambda x: torch.nn.functional.pad(x.flatten(), (1, 0))[1:].view(x.shape),
+}
+
+
+def joint_tensors(cross: bool, *rows: int) -> list[torch.Tensor]:
+    """Joint (*rows, 2 or 3, ., D), and with a joint of keys and values the query (*rows, H, D)."""
+    return [torch.randn(*rows, 2, 2, D), torch.randn(*rows, H, D)] if cross else [torch.randn(*rows, 3, H, D)]
+
+
+def heads_of(joint: torch.Tensor, query: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
+    parts = joint.unbind(-3)
+    return parts if query is None else (query, *parts)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
+@pytest.mark.parametrize("case", JOINT)
+def test_joint_projections_take_their_gradients_where_they_lie(case, cross, layout, taken):
+    torch.manual_seed(0)
+    tensors = joint_tensors(cross, B, 37)
+    probe = torch.randn(B, 37, H * D)
+
+    def expected(*inputs):
+        heads = (x.transpose(1, 2) for x in heads_of(*inputs))
+        return reference.attention(*heads, **JOINT[case])[0].transpose(1, 2).flatten(2)
+
+    wide = [x.double().requires_grad_() for x in tensors]
+    output = expected(*wide)
+    wanted = output, *torch.autograd.grad(output, wide, probe.double())
+    inputs = [LAYOUTS[layout](x).requires_grad_() for x in tensors]
+    actual = F.joint_attention(*inputs, **JOINT[case])
+    gradients = torch.autograd.grad(actual, inputs, probe)
+    assert len(taken) == 1
+    for x, y in zip((actual, *gradients), wanted):
+        torch.testing.assert_close(x, y.float(), rtol=2e-5, atol=2e-5)
+    if layout in ("batch first", "positions first"):
+        assert all(d.stride() == x.stride() for d, x in zip(gradients, inputs))
+
+
+@pytest.mark.parametrize("covered", [False, True], ids=["filler", "covered"])
+@pytest.mark.parametrize("layout", [each for each in LAYOUTS if each != "positions first"])
+@pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
+@pytest.mark.parametrize("given", [{}, {"causal": True, "dropout_p": 0.3, "seed": SEED}], ids=["plain", "dropout"])
+def test_packed_joint_projections_are_those_of_each_sequence(given, cross, layout, covered, taken):
+    torch.manual_seed(0)
+    starts = torch.tensor([0, 37, 37, 60])
+    tensors = joint_tensors(cross, 60 if covered else 64)
+    probe = torch.randn(len(tensors[0]), H * D)
+
+    def expected(*inputs):
+        length, sizes = 40, starts.diff()
+        index = (starts[:-1, None] + torch.arange(length)).clamp(max=59)
+        heads = (x[index].transpose(1, 2) for x in heads_of(*inputs))
+        output = reference.attention(*heads, key_lengths=sizes, **given)[0].transpose(1, 2).flatten(2)
+        rows = output[torch.arange(length) < sizes[:, None]]
+        return torch.nn.functional.pad(rows, (0, 0, 0, len(inputs[0]) - 60))
+
+    wide = [x.double().requires_grad_() for x in tensors]
+    output = expected(*wide)
+    wanted = output, *torch.autograd.grad(output, wide, probe.double())
+    inputs = [LAYOUTS[layout](x).requires_grad_() for x in tensors]
+    joint, query = (*inputs, None)[:2]
+    actual = F.joint_varlen_attention(joint, query, starts, starts, 40, 40, covered=covered, **given)
+    gradients = torch.autograd.grad(actual, inputs, probe)
+    assert len(taken) == 1
+    for x, y in zip((actual, *gradients), wanted):
+        torch.testing.assert_close(x, y.float(), rtol=2e-5, atol=2e-5)
+
+
+def test_biases_of_joint_projections_take_their_gradients(taken):
+    joint = torch.randn(B, 37, 3, H, D)
+    biases = torch.randn(3 * H * D, requires_grad=True), torch.randn(B, 3 * H * D, requires_grad=True)
+    probe = torch.randn(B, 37, H * D)
+    for bias in biases:
+        joint.requires_grad_()
+        output = F.joint_attention(joint, biases=(bias, None), causal=True)
+        d_joint, d_bias = torch.autograd.grad(output, (joint, bias), probe)
+        wanted = d_joint.sum(1).flatten(1)
+        torch.testing.assert_close(d_bias, wanted if bias.dim() == 2 else wanted.sum(0), rtol=1e-4, atol=1e-4)
+    assert len(taken) == 2
+
+
+@pytest.mark.parametrize("memory", [False, True], ids=["self", "memory"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_module_of_torch_nns_interface_attends_in_the_loop(memory, causal, taken):
+    torch.manual_seed(0)
+    ours, theirs = MultiheadAttention(64, 4), torch.nn.MultiheadAttention(64, 4)
+    theirs.load_state_dict(ours.state_dict())
+    x, probe = torch.randn(37, B, 64), torch.randn(37, B, 64)
+    y = torch.randn(37, B, 64) if memory else x
+    hidden = torch.ones(37, 37).triu(1).bool() if causal else None
+
+    def solve(module):
+        leaf = x.clone().requires_grad_()
+        keys = y if memory else leaf
+        output = module(leaf, keys, keys, need_weights=False, attn_mask=hidden, is_causal=causal)[0]
+        return output, *torch.autograd.grad(output, (leaf, *module.parameters()), probe)
+
+    for actual, wanted in zip(solve(ours), solve(theirs)):
+        torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-4)
+    assert len(taken) == 1
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_models_training_step_attends_in_the_loop(packed, taken):
+    config = TransformerConfig(
+        vocab_size=20, d_model=64, heads=4, d_ff=64, encoder_layers=1, decoder_layers=2, dropout=0.0
+    )
+    model = Transformer(config).train()
+    tokens, lengths = torch.randint(1, 20, (B, 37)), torch.tensor([30, 37])
+    sums = {"packed_tokens": (67, 67)} if packed else {}
+
+    def step(passes):
+        attention_pass._LEAST = 0 if passes else 1 << 40
+        loss = model.loss(tokens, tokens, tokens, lengths, lengths, **sums)[0]
+        return loss, *torch.autograd.grad(loss, list(model.parameters()))
+
+    expected = step(False)
+    assert not taken
+    for actual, wanted in zip(step(True), expected):
+        torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-4)
+    assert len(taken) == 5

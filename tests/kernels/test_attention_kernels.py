@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fasttfm import functional as F
 from fasttfm import reference
+from fasttfm.functional.attention import packed
 from fasttfm.kernels import launch, masked_softmax
 from fasttfm.kernels.attention import backward as attention_backward
 from fasttfm.kernels.attention import forward as attention
@@ -410,7 +411,7 @@ def test_a_site_that_does_not_fit_32_bits_is_refused_by_name():
 
 
 def test_a_packed_length_that_does_not_fit_32_bits_is_refused_by_name(monkeypatch):
-    x, starts = attention_launch.by_head(torch.randn(4, 1, 8), 1), torch.tensor([0, 4])
+    x, starts = packed.by_head(torch.randn(4, 1, 8), 1), torch.tensor([0, 4])
     for kernels, table in ((attention, "FORWARD"), (attention_short, "SHORT_FORWARD")):
         monkeypatch.setattr(kernels, table, lambda *size: Tile(16, 16, 4))
         with pytest.raises(ValueError, match=r"S is 2,147,483,648"):

@@ -9,7 +9,6 @@ from fasttfm.functional.attention import composed, routes, torch_route
 from fasttfm.functional.attention.arguments import Options, Window
 from fasttfm.functional.attention.layout import empty_heads_last
 from fasttfm.functional.attention.scoring import Causal, scores_differ, with_scoring
-from fasttfm.functional.backends import chosen
 from fasttfm.functional.operator import Gradients, Operator, Size, casts, lowered
 from fasttfm.functional.signature import names_arguments
 
@@ -63,14 +62,14 @@ def attention(
     if scores_differ(causal, causal_offset, window, softcap, alibi_slopes, sinks):
         shape = (*query.shape[:3], key.shape[2])
         options = with_scoring(options, query, shape, causal, window, softcap, alibi_slopes, sinks)
-    if routes.takes_blocks(query, key, value, options):
-        return _attention(query, key, value, options, "blocks")[0]
-    if not options.plain and not routes.kernels_score(chosen(), query):
-        _operator.check(_Call(query, key, value, options, chosen()))
-        return composed.attention(query, key, value, options)
-    if routes.takes_fused(query, key, value, mask, scale=options.scale, seed=options.seed):
-        return torch_route.fused_forward(query, key, value, options)[0]  # torch differentiates its own kernel
-    return _attention(query, key, value, options, chosen())[0]
+    route = routes.asked(query, key, value, options)
+    if route != "blocks":
+        if not options.plain and not routes.kernels_score(route, query):
+            _operator.check(_Call(query, key, value, options, route))
+            return composed.attention(query, key, value, options)
+        if routes.takes_fused(query, key, value, mask, scale=options.scale, seed=options.seed):
+            return torch_route.fused_forward(query, key, value, options)[0]  # torch differentiates its own kernel
+    return _attention(query, key, value, options, route)[0]
 
 
 def check(query: Tensor, key: Tensor, key_lengths: Tensor | None, mask: Tensor | None) -> None:

@@ -8,6 +8,7 @@ packed sequences likewise, for a model that computes no padding anywhere.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,6 @@ from fasttfm.functional.attention.arguments import Options, Sequences
 from fasttfm.functional.attention.bias_sums import BiasSums, bias_gradients
 from fasttfm.functional.attention.dense import check
 from fasttfm.functional.attention.layout import by_head, by_part, in_planes, joined
-from fasttfm.functional.backends import chosen
 from fasttfm.functional.operator import REAL, Gradients, Operator, lowered
 from fasttfm.functional.signature import names_arguments
 
@@ -63,7 +63,8 @@ def joined_heads(
 ) -> Tensor:  # fmt: skip
     """joint_attention() of shapes that are known to agree; choice as chosen()."""
     joint_bias, query_bias = biases or (None, None)
-    return _attention(joint, query, joint_bias, query_bias, options, choice or chosen())[0]
+    route = routes.asked(*_heads(joint, query), options, choice)
+    return _attention(joint, query, joint_bias, query_bias, options, route)[0]
 
 
 @names_arguments
@@ -97,7 +98,8 @@ def joint_varlen_attention(
     sequences = packed.checked_values(joint if query is None else query, joint, announced)
     options = Options.of(joint, None, None, causal, causal_offset, dropout_p, scale, seed, site)
     joint_bias, query_bias = biases or (None, None)
-    return _packed_attention(joint, query, joint_bias, query_bias, sequences, options, covered, chosen())[0]
+    route = packed.asked(*_packed_heads(joint, query), sequences, options)
+    return _packed_attention(joint, query, joint_bias, query_bias, sequences, options, covered, route)[0]
 
 
 def _check(
@@ -144,6 +146,11 @@ def _heads(joint: Tensor, query: Tensor | None) -> tuple[Tensor, Tensor, Tensor]
     """Queries, keys and values (B, H, ., D), as views."""
     parts = by_part(joint).unbind(0)
     return parts if query is None else (query.transpose(1, 2), *parts)  # type: ignore[return-value]
+
+
+def _gradient_memory(x: Tensor, make: Callable[..., Tensor] = torch.empty_like) -> Tensor:
+    """make(x), laid out as x where the numbers of a head's row are neighbours, as attention writes them."""
+    return make(x, memory_format=torch.preserve_format if x.stride(-1) == 1 else torch.contiguous_format)
 
 
 def _parts(joint: Tensor, query: Tensor | None) -> tuple[Tensor, ...]:
@@ -193,8 +200,8 @@ def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     That of a bias given as (B, N) comes as B float32 parts of the sum, one a batch row.
     """
     (joint, query, joint_bias, query_bias, options, route), output, saved, kept = call.saved
-    d_joint = torch.empty_like(joint)
-    d_query = None if query is None else torch.empty_like(query)
+    d_joint = _gradient_memory(joint)
+    d_query = None if query is None else _gradient_memory(query)
     memory: tuple[Tensor, ...] = ()
     heads: tuple[Tensor, ...]
     out: tuple[Tensor, ...]
@@ -220,8 +227,8 @@ def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def _fake_backward(call: _Backward | _PackedBackward) -> tuple[Tensor, ...]:
     joint, query, *biases = call.saved.call[:4]
     return (
-        torch.empty_like(joint),
-        joint.new_empty(0) if query is None else torch.empty_like(query),
+        _gradient_memory(joint),
+        joint.new_empty(0) if query is None else _gradient_memory(query),
         *(joint.new_empty(0) if bias is None else bias.new_empty(bias.shape) for bias in biases),
     )
 
@@ -300,9 +307,9 @@ def _packed_compute_backward(call: _PackedBackward) -> tuple[Tensor, Tensor, Ten
     heads = _of_heads(given)
     q, k = heads[:2]
     reached = given.covered and q.numel() and k.numel()
-    empty_like = torch.empty_like if reached else torch.zeros_like  # zero where no sequence reaches
-    d_joint = empty_like(joint)
-    d_query = None if query is None else empty_like(query)
+    make = torch.empty_like if reached else torch.zeros_like  # zero where no sequence reaches
+    d_joint = _gradient_memory(joint, make)
+    d_query = None if query is None else _gradient_memory(query, make)
     out = _packed_heads(d_joint, d_query)
     grad = call.grad.unflatten(1, (q.shape[1], -1))
     sums = None

@@ -57,21 +57,19 @@ def varlen_attention(
         shape = (sequences.batch, query.shape[1], *sequences[2:])
         surplus = 0 if key_starts is query_starts else key_starts.diff() - query_starts.diff()
         options = with_scoring(options, query, shape, causal, window, softcap, alibi_slopes, sinks, surplus)
-    if _takes_blocks(query, key, value, sequences, options):
-        return _attention(query, key, value, sequences, options, "blocks")[0]
-    if not options.plain and not routes.kernels_score(chosen(), query):
+    route = asked(query, key, value, sequences, options)
+    if route != "blocks" and not options.plain and not routes.kernels_score(route, query):
         call = Call(query, key, value, sequences, options, "explicit")
         _operator.check(call)
         return _composed(call)
-    return _attention(query, key, value, sequences, options, chosen())[0]
+    return _attention(query, key, value, sequences, options, route)[0]
 
 
-def _takes_blocks(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, options: Options) -> bool:
-    """Return whether our own loop on a CPU is taken, which trusts starts."""
+def asked(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, options: Options) -> str:
+    """routes.asked() of packed heads (T, H, D); our own loop on a CPU trusts starts."""
     if not (query.is_cpu and sequences.batch and values_are_checked(query) and query.numel() and key.numel()):
-        return False
-    query, key, value = (x.transpose(0, 1)[None] for x in (query, key, value))
-    return routes.takes_blocks(query, key, value, options)
+        return chosen()
+    return routes.asked(*(by_head(x, 1) for x in (query, key, value)), options)
 
 
 def check(query: Tensor, key: Tensor, value: Tensor, query_starts: Tensor, key_starts: Tensor) -> None:
@@ -164,10 +162,15 @@ class _Backward(NamedTuple):
 # ----------------------------------------------------------------------------------------------- kernels on packed rows
 
 
+def by_head(x: Tensor, batch: int) -> Tensor:
+    """A packed (T, H, D) seen as (B, H, T, D): every sequence reads the same memory, from its own start on,
+    copied where neighbours of a head's row are none in memory."""
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    return x.transpose(0, 1).unsqueeze(0).expand(batch, -1, -1, -1)
+
+
 def _kernel_forward(call: Call, covered: bool) -> tuple[Tensor, Tensor]:
     """The output (Tq, H, Dv) and the log-sum-exp (H, Tq); covered: the sequences reach to the last row."""
-    from fasttfm.kernels.attention.launch import by_head
-
     query, key, value, sequences, options, route = call
     tokens, heads, _ = query.shape
     empty = query.new_empty if covered and key.numel() else query.new_zeros  # zero where no sequence reaches
@@ -183,8 +186,6 @@ def kernel_backward(
     grad: Tensor, saved: Saved, out: tuple[Tensor, ...], sums: tuple[Tensor, ...] | None = None
 ) -> None:
     """Gradients of packed query, key and value into out, which is zero; sums as routes.backward() takes them."""
-    from fasttfm.kernels.attention.launch import by_head
-
     (query, key, value, sequences, options, route), output, lse, kept = saved
     if saved.call.empty:
         return

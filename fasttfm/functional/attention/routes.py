@@ -69,9 +69,10 @@ def kernels_score(asked: str, query: Tensor) -> bool:
     return not transformed() and forward_ad._current_level < 0 and kernels_take(asked, query.device, dtype)
 
 
-def takes_blocks(query: Tensor, key: Tensor, value: Tensor, options: Options) -> bool:
-    """Return whether attention() is our own loop on a CPU, gradients too: where that is the faster way."""
-    return (
+def asked(query: Tensor, key: Tensor, value: Tensor, options: Options, choice: str | None = None) -> str:
+    """What decide() is asked of heads (B, H, ., D): blocks where our own loop on a CPU is the faster way, gradients
+    too; else choice, or what is chosen()."""
+    takes = (
         query.is_cpu
         and not torch.compiler.is_compiling()
         and chosen() != "triton"
@@ -79,6 +80,7 @@ def takes_blocks(query: Tensor, key: Tensor, value: Tensor, options: Options) ->
         and not (transformed() or forward_ad._current_level >= 0)
         and attention_pass.takes(query, key, value, options)
     )
+    return "blocks" if takes else choice or chosen()
 
 
 def takes_fused(
@@ -132,7 +134,7 @@ def save(call: Any, outputs: tuple[Tensor, Tensor, Tensor]) -> tuple:
 
 def writes_where_told(route: str) -> bool:
     """Return whether forward() takes memory to write to."""
-    return route in ("short", "flash")
+    return route in ("short", "flash", "blocks")
 
 
 def forward(
@@ -149,7 +151,7 @@ def forward(
     sinks.
 
     Where the route writes_where_told(), out: memory for output and log-sum-exp; sequences: of packed rows, which query,
-    key, value and out show as the kernels' by_head() does.
+    key, value and out show as packed.by_head() does.
     """
     if route == "explicit":
         return torch_route.forward(query, key, value, options)
