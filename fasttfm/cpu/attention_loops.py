@@ -7,28 +7,22 @@ Forward takes 4 * L * S * D operations for each plane (batch row and head), back
 sees are left out. The gradients of a head of keys and values are summed by one thread, in the order of the queries.
 """
 
-import math
-
 import numpy as np
 
-from fasttfm.cpu.loop_parts import FAST, exp, inlined, loop
+from fasttfm.cpu.attention_scores import differentiate_rows, end_key, first_key, score_rows, weigh_rows
+from fasttfm.cpu.loop_parts import FAST, inlined, loop
 from fasttfm.cpu.panels import PANEL, UNROLLED
-from fasttfm.cpu.search_loops import of_sort_key, sort_key
 from fasttfm.cpu.thread_team import over_threads
-from fasttfm.cpu.tiles import add_product, copy_rows, panels_across, panels_along, product, round_up
-from fasttfm.cpu.training_loops import draw_lanes
+from fasttfm.cpu.tiles import add_product, copy_rows, fetch_rows, panels_across, panels_along, product, round_up
 
 BLOCK = 30
 """Queries of a block, at most."""
 CHUNK = 240
 """Queries, at most, that a thread computes for one copy of keys and values."""
-_HIDDEN = np.float32(-3e38)
-"""A score that a mask hides; finite, so that rows without NaN and infinities are told by a sum."""
-_LOG2_E = np.float32(math.log2(math.e))
-_LOG_2 = np.float32(math.log(2.0))
-
-
-# ----------------------------------------------------------------------------------------------------------- scores
+_SCORES = 1 << 14
+"""Scores, at most, of short parts that a thread takes at a time."""
+_FEWEST = 64
+"""Times that threads come for parts, at least, where there are so many."""
 
 
 @inlined()
@@ -37,107 +31,9 @@ def _place(strides, b, h, i):
 
 
 @inlined()
-def _first_key(i, offset, window):
-    """Return the first key that query i sees."""
-    return 0 if window < 0 else max(0, i + offset - window)
-
-
-@inlined()
-def _end_key(i, offset, length, causal):
-    """Return the key behind the last that query i sees."""
-    return max(0, min(length, i + offset + 1) if causal else length)
-
-
-@inlined()
-def _tanh(x):
-    """tanh of a finite float32 (Cephes' polynomial near 0)."""
-    size = abs(x)
-    e = exp(np.float32(-2.0) * size)
-    far = (np.float32(1.0) - e) / (np.float32(1.0) + e)
-    far = -far if x < np.float32(0.0) else far
-    z = x * x
-    p = np.float32(-5.70498872745e-3)
-    p = p * z + np.float32(2.06390887954e-2)
-    p = p * z - np.float32(5.37397155531e-2)
-    p = p * z + np.float32(1.33314422036e-1)
-    p = p * z - np.float32(3.33332819422e-1)
-    return p * z * x + x if size < np.float32(0.625) else far
-
-
-@inlined(fastmath=FAST, error_model="numpy")
-def _score(s, at, count, cap, slope, distance, mask, mask_at, mask_step):
-    """s[at : at + count], products, become scores, what a mask hides _HIDDEN; distance: of the first key from the
-    diagonal."""
-    if cap != np.float32(0.0):
-        inverse = np.float32(1.0) / cap
-        for t in range(count):
-            s[at + t] = cap * _tanh(s[at + t] * inverse) + s[at + t] * np.float32(0.0)  # infinities are NaN
-    if slope != np.float32(0.0):
-        for t in range(count):
-            s[at + t] -= slope * np.float32(abs(np.int32(distance) + np.int32(t)))
-    if mask_step == 1:
-        for t in range(count):
-            added = s[at + t] + mask[mask_at + t]
-            s[at + t] = _HIDDEN if mask[mask_at + t] <= _HIDDEN else added
-    elif mask_step == 0:
-        for t in range(count):
-            s[at + t] = _HIDDEN if mask[mask_at] <= _HIDDEN else s[at + t] + mask[mask_at]
-
-
-@inlined(fastmath=FAST)
-def _weigh(s, at, count, sink):
-    """s[at : at + count], scores, become exp(score - largest). Returns largest, that of the sink among them, and the
-    sum; 0 and 1 where there is neither key nor sink."""
-    key, check = sort_key(max(sink, _HIDDEN)), np.float32(0.0)
-    for t in range(count):
-        key = max(key, sort_key(s[at + t]))
-        check += s[at + t] * np.float32(0.0)
-    if check != np.float32(0.0):
-        return _weigh_any(s, at, count, sink)
-    largest = of_sort_key(key)
-    if largest <= _HIDDEN:
-        for t in range(count):
-            s[at + t] = np.float32(0.0)
-        return np.float32(0.0), np.float32(1.0)
-    total = np.float32(0.0)
-    for t in range(count):
-        weight = exp(s[at + t] - largest)
-        weight = weight if s[at + t] > _HIDDEN else np.float32(0.0)
-        s[at + t] = weight
-        total += weight
-    return largest, total + (exp(sink - largest) if sink > _HIDDEN else np.float32(0.0))
-
-
-@inlined()
-def _weigh_any(s, at, count, sink):
-    """_weigh() of a row of which some numbers are infinite or NaN: NaN throughout where one is NaN or inf."""
-    largest = sink
-    for t in range(count):
-        if s[at + t] != s[at + t]:
-            largest = np.float32(np.nan)
-            break
-        largest = max(largest, s[at + t])
-    if not (largest < np.inf and largest > -np.inf):
-        for t in range(count):
-            s[at + t] = np.nan
-        return np.float32(np.nan), np.float32(1.0)
-    total = exp(sink - largest) if sink > _HIDDEN else np.float32(0.0)
-    for t in range(count):
-        s[at + t] = exp(s[at + t] - largest) if s[at + t] > _HIDDEN else np.float32(0.0)
-        total += s[at + t]
-    return largest, total
-
-
-@inlined()
-def _clear(s, begin, end):
-    for t in range(np.uintp(begin), np.uintp(end)):
-        s[t] = np.float32(0.0)
-
-
-@inlined()
-def _drop(s, at, count, lanes, first, least, factor):
-    for t in range(count):
-        s[at + t] *= factor if np.int32(lanes[first + t]) >= least else np.float32(0.0)
+def _together(parts, shape):
+    """Return how many parts of a problem a thread takes at a time: several short ones, which share their memory."""
+    return np.uintp(max(1, min(parts // _FEWEST, _SCORES // max(1, shape[3] * shape[4]))))
 
 
 # ---------------------------------------------------------------------------------------------------------- forward
@@ -155,7 +51,7 @@ def attention(team, shape, tensors, strides, spans, looks, numbers, dropout, out
     batch, heads, _, queries, _, _, _ = shape
     chunks = (queries + CHUNK - 1) // CHUNK
     over_threads(
-        _attention_part, team, np.uintp(batch * heads * chunks), np.uintp(1),
+        _attention_part, team, np.uintp(batch * heads * chunks), _together(batch * heads * chunks, shape),
         (shape, tensors, strides, spans, looks, numbers, dropout, out, out_strides, lse, lse_strides),
     )  # fmt: skip
 
@@ -167,11 +63,14 @@ def _attention_part(
     _, heads, key_heads, queries, keys, size, value_size = shape
     query, key, value = tensors
     lengths, offsets, slopes, sinks, mask, mask_strides = looks
-    causal, window, past, scale, cap = numbers
-    seed, site, threshold, kept = dropout
+    causal, window, _, scale, _ = numbers
     chunks = (queries + CHUNK - 1) // CHUNK
     words = np.empty((keys + 15) // 16 * 4, np.uint32)
-    lanes, least = words.view(np.uint8), np.int32(threshold)
+    lanes, no_slope = words.view(np.uint8), np.empty(0, np.float32)
+    most, widest = min(BLOCK, max(1, queries)), round_up(max(1, keys), PANEL)
+    across, along = np.empty(widest * size, np.float32), np.empty(widest * value_size, np.float32)
+    x, y = np.empty(round_up(most, UNROLLED) * size, np.float32), np.empty(most * value_size, np.float32)
+    s = np.empty(most * widest, np.float32)
     for part in range(np.int64(begin), np.int64(end)):
         plane = part // chunks
         b, h = plane // heads, plane % heads
@@ -181,45 +80,34 @@ def _attention_part(
         if chunk >= chunk_end:
             continue
         offset, length = offsets[b], min(spans[3][b], lengths[b])
-        low = _first_key(chunk, offset, window) // PANEL * PANEL
-        high = max(low, _end_key(chunk_end - 1, offset, length, causal))
+        low = first_key(chunk, offset, window) // PANEL * PANEL
+        high = max(low, end_key(chunk_end - 1, offset, length, causal))
         of_key = h // (heads // key_heads)
         height = round_up(max(1, high - low), PANEL)
-        across, along = np.empty(height * size, np.float32), np.empty(height * value_size, np.float32)
+        fetch_rows(key, _place(strides[1], b, of_key, spans[2][b] + low), strides[1][2], high - low, size)
+        fetch_rows(query, _place(strides[0], b, h, spans[0][b] + chunk), strides[0][2], chunk_end - chunk, size)
+        fetch_rows(value, _place(strides[2], b, of_key, spans[2][b] + low), strides[2][2], high - low, value_size)
         place = _place(strides[1], b, of_key, spans[2][b] + low)
         panels_across(key, place, strides[1][2], high - low, size, across)
         place = _place(strides[2], b, of_key, spans[2][b] + low)
         panels_along(value, place, strides[2][2], high - low, value_size, along)
         blocks = (chunk_end - chunk + BLOCK - 1) // BLOCK
         rows = (chunk_end - chunk + blocks - 1) // blocks
-        x = np.empty(round_up(rows, UNROLLED) * size, np.float32)
-        s, y = np.empty(rows * height, np.float32), np.empty(rows * value_size, np.float32)
         for first in range(chunk, chunk_end, rows):
             count = min(rows, chunk_end - first)
-            start = max(0, min(_first_key(first, offset, window), high) // PANEL * PANEL - low)
-            stop = max(start, _end_key(first + count - 1, offset, length, causal) - low)
+            start = max(0, min(first_key(first, offset, window), high) // PANEL * PANEL - low)
+            stop = max(start, end_key(first + count - 1, offset, length, causal) - low)
             place = _place(strides[0], b, h, spans[0][b] + first)
             copy_rows(query, place, strides[0][2], count, size, scale, x)
             columns = round_up(stop - start, PANEL)
             if columns:
                 product(x, 0, size, 1, across, start * size, PANEL * size, PANEL, size, s, start, height, count,
                          columns)  # fmt: skip
-            for m in range(count):
-                i, at = first + m, m * height
-                left = max(min(_first_key(i, offset, window) - low, stop), start)
-                right = max(left, min(_end_key(i, offset, length, causal) - low, stop))
-                mask_at = _place(mask_strides, b, h, i) + (low + left) * max(0, mask_strides[3])
-                number, begin_at = np.uintp(right - left), np.uintp(at + left)
-                _score(s, begin_at, number, cap, slopes[plane], low + left - i - offset + past, mask, np.uintp(mask_at),
-                       mask_strides[3])  # fmt: skip
-                largest, total = _weigh(s, begin_at, number, sinks[h])
-                lse[_place(lse_strides, b, h, spans[0][b] + i)] = (largest + np.log(total)) * _LOG2_E
-                x[m] = np.float32(1.0) / total  # queries are read no more
-                _clear(s, at + start, at + left)
-                _clear(s, at + right, at + start + columns)
-                if threshold:
-                    draw_lanes(words, seed, np.uint64(i), np.uint64(plane), site)
-                    _drop(s, begin_at, number, lanes, np.uintp(low + left), least, kept)
+            block = first, count, low, start, stop, columns, height
+            mask_at = _place(mask_strides, b, h, 0)
+            score_rows(s, no_slope, mask, mask_at, mask_strides, block, (length, offset, slopes[plane]), numbers)
+            lse_at = _place(lse_strides, b, h, spans[0][b] + first)
+            weigh_rows(s, x, lse, lse_at, lse_strides[2], words, lanes, block, plane, sinks[h], dropout)
             if columns:
                 product(s, start, height, 1, along, start * PANEL, height * PANEL, PANEL, columns, y, 0, value_size,
                          count, value_size)  # fmt: skip
@@ -227,7 +115,7 @@ def _attention_part(
                 y[:] = np.float32(0.0)
             for m in range(count):
                 place = np.uintp(_place(out_strides, b, h, spans[0][b] + first + m))
-                at, inverse = np.uintp(m * value_size), x[m]
+                at, inverse = np.uintp(m * value_size), x[m]  # where queries were, which are read no more
                 for d in range(np.uintp(value_size)):
                     out[place + d] = y[at + d] * inverse
 
@@ -243,46 +131,9 @@ def attention_gradient(
     behind the others."""
     batch, _, key_heads, _, _, _, _ = shape
     over_threads(
-        _gradient_part, team, np.uintp(batch * key_heads), np.uintp(1),
+        _gradient_part, team, np.uintp(batch * key_heads), _together(batch * key_heads, shape),
         (shape, tensors, strides, spans, looks, numbers, dropout, lse, lse_strides, gradients, gradient_strides),
     )  # fmt: skip
-
-
-@inlined(fastmath=FAST)
-def _weights_gradient(s, ds, at, count, lse, delta, lanes, first, least, kept):
-    """s[at : at + count], scores, become weights after dropout, and ds, gradients of these, those of the scores;
-    least 0 drops nothing."""
-    mark = lse * np.float32(0.0)  # 0, or NaN
-    for t in range(count):
-        score = s[at + t]
-        weight = exp(min(score - lse, np.float32(0.0)))
-        weight = (weight if score > _HIDDEN else np.float32(0.0)) + mark
-        s[at + t] = weight
-    if least:
-        for t in range(count):
-            factor = kept if np.int32(lanes[first + t]) >= least else np.float32(0.0)
-            ds[at + t] = (ds[at + t] * factor - delta) * s[at + t]
-            s[at + t] *= factor
-    else:
-        for t in range(count):
-            ds[at + t] = (ds[at + t] - delta) * s[at + t]
-
-
-@inlined(fastmath=FAST)
-def _dot(x, at, y, place, size):
-    total = np.float32(0.0)
-    for d in range(size):
-        total += x[at + d] * y[place + d]
-    return total
-
-
-@inlined(fastmath=FAST, error_model="numpy")
-def _cap_slope(s, count, cap):
-    """s[:count], products, become the derivatives of a cap's scores by them."""
-    inverse = np.float32(1.0) / cap
-    for t in range(count):
-        y = _tanh(s[t] * inverse)
-        s[t] = np.float32(1.0) - y * y
 
 
 @inlined(fastmath=FAST)
@@ -300,11 +151,15 @@ def _gradient_part(
     x, g = np.empty(padded * size, np.float32), np.empty(padded * value_size, np.float32)
     s, ds = np.empty(padded * height, np.float32), np.empty(padded * height, np.float32)
     dx = np.empty(rows * size, np.float32)
-    slope = np.empty(height if numbers[4] != np.float32(0.0) else 0, np.float32)
+    slope = np.empty(padded * height if numbers[4] != np.float32(0.0) else 0, np.float32)
+    words = np.empty((keys + 15) // 16 * 4, np.uint32)
+    lanes = words.view(np.uint8)
     d_key, d_value = np.empty(height * size, np.float32), np.empty(height * value_size, np.float32)
     for part in range(np.int64(begin), np.int64(end)):
         b, of_key = part // key_heads, part % key_heads
         length = max(0, min(spans[3][b], looks[0][b]))
+        fetch_rows(key, _place(strides[1], b, of_key, spans[2][b]), strides[1][2], length, size)
+        fetch_rows(value, _place(strides[2], b, of_key, spans[2][b]), strides[2][2], length, value_size)
         place = _place(strides[1], b, of_key, spans[2][b])
         panels_across(key, place, strides[1][2], length, size, across)
         panels_along(key, place, strides[1][2], length, size, along)
@@ -317,7 +172,7 @@ def _gradient_part(
                 count = min(rows, spans[1][b] - first)
                 _gradient_block(
                     b, h, first, count, length, height, shape, tensors, strides, spans, looks, numbers, dropout, lse,
-                    lse_strides, (across, along, values), (x, g, s, ds, slope), (dx, d_key, d_value),
+                    lse_strides, (across, along, values), (x, g, s, ds, slope, words, lanes), (dx, d_key, d_value),
                 )  # fmt: skip
                 place = _place(gradient_strides[0], b, h, spans[0][b] + first)
                 _write(dx, gradients[0], place, gradient_strides[0][2], count, size, numbers[3])
@@ -352,86 +207,40 @@ def _gradient_block(
     the scores' rows are `height` numbers apart."""
     size, value_size = shape[5], shape[6]
     causal, window, _, scale, _ = numbers
-    (across, along, values), (x, g, s, ds, _), (dx, d_key, d_value) = panels, memory, gradients
-    offset = looks[1][b]
-    start = min(_first_key(first, offset, window), length) // PANEL * PANEL
-    stop = max(start, _end_key(first + count - 1, offset, length, causal))
+    (across, along, values), (x, g, s, ds, slope, words, lanes), (dx, d_key, d_value) = panels, memory, gradients
+    _, offsets, slopes, _, mask, mask_strides = looks
+    offset = offsets[b]
+    start = min(first_key(first, offset, window), length) // PANEL * PANEL
+    stop = max(start, end_key(first + count - 1, offset, length, causal))
     columns = round_up(stop - start, PANEL)
     if columns == 0:
         dx[:] = np.float32(0.0)
         return
     row = spans[0][b] + first
+    fetch_rows(tensors[0], _place(strides[0], b, h, row), strides[0][2], count, size)
+    fetch_rows(tensors[4], _place(strides[4], b, h, row), strides[4][2], count, value_size)
+    fetch_rows(tensors[3], _place(strides[3], b, h, row), strides[3][2], count, value_size)
     copy_rows(tensors[0], _place(strides[0], b, h, row), strides[0][2], count, size, scale, x)
     copy_rows(tensors[4], _place(strides[4], b, h, row), strides[4][2], count, value_size, np.float32(1.0), g)
     product(x, 0, size, 1, across, start * size, PANEL * size, PANEL, size, s, start, height, count, columns)
     product(g, 0, value_size, 1, values, start * value_size, PANEL * value_size, PANEL, value_size, ds, start, height,
             count, columns)  # fmt: skip
-    _gradient_rows(
-        b, h, first, count, (start, stop, columns, height), length, shape, tensors[3], strides[3], spans[0][b], looks,
-        numbers, dropout, lse, lse_strides, memory,
+    block, plane = (first, count, 0, start, stop, columns, height), b * shape[1] + h
+    mask_at = _place(mask_strides, b, h, 0)
+    score_rows(s, slope, mask, mask_at, mask_strides, block, (length, offset, slopes[plane]), numbers)
+    output_at, lse_at = _place(strides[3], b, h, row), _place(lse_strides, b, h, row)
+    differentiate_rows(
+        s, ds, slope, g, tensors[3], output_at, strides[3][2], value_size, lse, lse_at, lse_strides[2], words, lanes,
+        block, plane, dropout,
     )  # fmt: skip
+    for m in range(count, round_up(count, UNROLLED)):
+        s[m * height + start : m * height + start + columns] = np.float32(0.0)
+        ds[m * height + start : m * height + start + columns] = np.float32(0.0)
     many, tall = round_up(count, UNROLLED), round_up(length, PANEL)
     product(ds, start, height, 1, along, start * PANEL, tall * PANEL, PANEL, columns, dx, 0, size, count, size)
     add_product(ds, start, 1, height, x, 0, PANEL, size, many, d_key, start * size, size, stop - start, size)
     add_product(s, start, 1, height, g, 0, PANEL, value_size, many, d_value, start * value_size, value_size,
                 stop - start, value_size)  # fmt: skip
-
-
-@inlined(fastmath=FAST)
-def _gradient_rows(
-    b,
-    h,
-    first,
-    count,
-    places,
-    length,
-    shape,
-    output,
-    output_strides,
-    origin,
-    looks,
-    numbers,
-    dropout,
-    lse,
-    lse_strides,
-    memory,
-):
-    """In a block's memory its products, s and ds, become weights and gradients of scores, zero where nothing is
-    seen."""
-    _, heads, _, _, keys, _, value_size = shape
-    _, offsets, slopes, _, mask, mask_strides = looks
-    causal, window, past, _, cap = numbers
-    seed, site, threshold, kept = dropout
-    _, g, s, ds, slope = memory
-    start, stop, columns, height = places
-    offset, plane = offsets[b], b * heads + h
-    words = np.empty((keys + 15) // 16 * 4, np.uint32)
-    lanes, least = words.view(np.uint8), np.int32(threshold)
-    for m in range(count):
-        i, at = first + m, m * height
-        left = max(min(_first_key(i, offset, window), stop), start)
-        right = max(left, min(_end_key(i, offset, length, causal), stop))
-        number, begin = np.uintp(right - left), np.uintp(at + left)
-        mask_at = _place(mask_strides, b, h, i) + left * max(0, mask_strides[3])
-        if cap != np.float32(0.0):
-            slope[: right - left] = s[at + left : at + right]
-            _cap_slope(slope, number, cap)
-        _score(s, begin, number, cap, slopes[plane], left - i - offset + past, mask, np.uintp(mask_at), mask_strides[3])
-        place = np.uintp(_place(output_strides, b, h, origin + i))
-        delta = _dot(g, np.uintp(m * value_size), output, place, np.uintp(value_size))
-        if threshold:
-            draw_lanes(words, seed, np.uint64(i), np.uint64(plane), site)
-        total = lse[_place(lse_strides, b, h, origin + i)] * _LOG_2
-        _weights_gradient(s, ds, begin, number, total, delta, lanes, np.uintp(left), least, kept)
-        if cap != np.float32(0.0):
-            for t in range(number):
-                ds[begin + t] *= slope[t]
-        for each in (s, ds):
-            _clear(each, at + start, at + left)
-            _clear(each, at + right, at + start + columns)
-    for m in range(count, round_up(count, UNROLLED)):
-        for each in (s, ds):
-            _clear(each, m * height + start, m * height + start + columns)
 
 
 @inlined()

@@ -1,4 +1,4 @@
-"""Parts of the loops for numba: how they are compiled, the kinds of numbers that they read and write, and exp.
+"""Parts of the loops for numba: how they are compiled, the kinds of numbers that they read and write, exp and log.
 
 float32 is computed as it is; uint16 holds bfloat16 and int16 float16, widened where they are read and rounded to the
 nearest even where they are written.
@@ -113,3 +113,23 @@ def exp(x):
     p = p * r + np.float32(5.0000001201e-1)
     p = p * r * r + r + np.float32(1.0)
     return p * from_bits(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
+
+
+@inlined()
+def log(x):
+    """log of a positive, finite float32 (Cephes' polynomial), within 2 units in the last place; it is not a call, where
+    NumPy's is."""
+    half = np.int32(0x3F3504F3)  # the bits of its root, at which a power of two and a rest from there on begin
+    bits = np.int32(np.int32(bits_of(x)) - half)
+    n, f = np.float32(bits >> np.int32(23)), from_bits(np.int32((bits & np.int32(0x7FFFFF)) + half)) - np.float32(1.0)
+    p = np.float32(7.0376836292e-2)
+    p = p * f - np.float32(1.1514610310e-1)
+    p = p * f + np.float32(1.1676998740e-1)
+    p = p * f - np.float32(1.2420140846e-1)
+    p = p * f + np.float32(1.4249322787e-1)
+    p = p * f - np.float32(1.6668057665e-1)
+    p = p * f + np.float32(2.0000714765e-1)
+    p = p * f - np.float32(2.4999993993e-1)
+    p = p * f + np.float32(3.3333331174e-1)
+    y = p * f * f * f - np.float32(0.5) * f * f
+    return n * np.float32(0.693359375) + (f + (y - n * np.float32(2.12194440e-4)))

@@ -11,7 +11,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
-from fasttfm.cpu.loop_parts import inlined
+from fasttfm.cpu.loop_parts import fetch_run, inlined
 from fasttfm.cpu.panels import PANEL, TILE, UNROLLED, VECTOR, VECTORS, broadcast, fma, load
 
 _WORD, _VECTOR = ir.IntType(64), ir.VectorType(ir.FloatType(), VECTOR)
@@ -103,9 +103,33 @@ def _product_of(adds):
 product, add_product = _product_of(False), _product_of(True)
 
 
+@intrinsic
+def _copy_panel(context, x, place, out, at):
+    """out[at : at + PANEL] becomes x[place : place + PANEL]."""
+
+    def generate(context, builder, signature, values):
+        source, written = (
+            builder.gep(make_array(signature.args[n])(context, builder, values[n]).data, [values[n + 1]])
+            for n in (0, 2)
+        )
+        for v in range(VECTORS):
+            address = builder.bitcast(builder.gep(written, [_WORD(v * VECTOR)]), _VECTOR.as_pointer())
+            builder.store(load(builder, source, _WORD(v * VECTOR)), address, align=4)
+        return context.get_dummy_value()
+
+    return types.void(x, types.uintp, out, types.uintp), generate
+
+
 @inlined()
 def round_up(count, multiple):
     return (count + multiple - 1) // multiple * multiple
+
+
+@inlined()
+def fetch_rows(x, first, stride, rows, size):
+    """Ask for the memory of rows of x, which will be read soon: all at once, where copies would wait for each."""
+    for m in range(np.uintp(rows)):
+        fetch_run(x, np.uintp(first) + m * np.uintp(stride), np.uintp(size), np.uintp(16))
 
 
 @inlined()
@@ -136,9 +160,10 @@ def panels_across(x, first, stride, rows, size, out):
 def panels_along(x, first, stride, rows, size, out):
     """out becomes panels (rows up to a multiple of PANEL, PANEL) of PANEL columns each of x, zero past the last row."""
     height = np.uintp(round_up(rows, PANEL))
-    for m in range(height):
-        place, at = np.uintp(first) + m * np.uintp(stride), m * np.uintp(PANEL)
-        for column in range(np.uintp(0), np.uintp(size), np.uintp(PANEL)):
-            for d in range(np.uintp(PANEL)):
-                out[at + d] = x[place + column + d] if m < np.uintp(rows) else np.float32(0.0)
-            at += height * np.uintp(PANEL)
+    for column in range(np.uintp(0), np.uintp(size), np.uintp(PANEL)):
+        at, end = column * height, (column + np.uintp(PANEL)) * height
+        for m in range(np.uintp(rows)):
+            place = np.uintp(first) + m * np.uintp(stride) + column
+            _copy_panel(x, place, out, at)
+            at += np.uintp(PANEL)
+        out[at:end] = np.float32(0.0)

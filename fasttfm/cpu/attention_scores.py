@@ -1,0 +1,229 @@
+"""Rows of a block's scores in attention, for numba: what hides and changes them, softmax and its gradient.
+
+A row lies in columns [start, start + columns) of its memory, of which the query sees some; the others become HIDDEN, so
+that loops over a row have whole vectors. Arrays come by themselves: numba counts who holds those of a tuple, by
+operations that threads wait for, once a row.
+"""
+
+import math
+
+import numpy as np
+
+from fasttfm.cpu.loop_parts import FAST, exp, inlined, log
+from fasttfm.cpu.search_loops import of_sort_key, sort_key
+from fasttfm.cpu.training_loops import draw_lanes
+
+HIDDEN = np.float32(-3e38)
+"""A score that a mask hides; finite, so that rows without NaN and infinities are told by a sum."""
+_LOG2_E = np.float32(math.log2(math.e))
+_LOG_2 = np.float32(math.log(2.0))
+
+
+@inlined()
+def first_key(i, offset, window):
+    """Return the first key that query i sees."""
+    return 0 if window < 0 else max(0, i + offset - window)
+
+
+@inlined()
+def end_key(i, offset, length, causal):
+    """Return the key behind the last that query i sees."""
+    return max(0, min(length, i + offset + 1) if causal else length)
+
+
+@inlined()
+def _tanh(x):
+    """tanh of a finite float32 (Cephes' polynomial near 0)."""
+    size = abs(x)
+    e = exp(np.float32(-2.0) * size)
+    far = (np.float32(1.0) - e) / (np.float32(1.0) + e)
+    far = -far if x < np.float32(0.0) else far
+    z = x * x
+    p = np.float32(-5.70498872745e-3)
+    p = p * z + np.float32(2.06390887954e-2)
+    p = p * z - np.float32(5.37397155531e-2)
+    p = p * z + np.float32(1.33314422036e-1)
+    p = p * z - np.float32(3.33332819422e-1)
+    return p * z * x + x if size < np.float32(0.625) else far
+
+
+@inlined(fastmath=FAST, error_model="numpy")
+def _score(s, at, count, cap, slope, distance, mask, mask_at, mask_step):
+    """s[at : at + count], products, become scores, what a mask hides HIDDEN; distance: of the first key from the
+    diagonal."""
+    if cap != np.float32(0.0):
+        inverse = np.float32(1.0) / cap
+        for t in range(count):
+            s[at + t] = cap * _tanh(s[at + t] * inverse) + s[at + t] * np.float32(0.0)  # infinities are NaN
+    if slope != np.float32(0.0):
+        for t in range(count):
+            s[at + t] -= slope * np.float32(abs(np.int32(distance) + np.int32(t)))
+    if mask_step == 1:
+        for t in range(count):
+            added = s[at + t] + mask[mask_at + t]
+            s[at + t] = HIDDEN if mask[mask_at + t] <= HIDDEN else added
+    elif mask_step == 0:
+        for t in range(count):
+            s[at + t] = HIDDEN if mask[mask_at] <= HIDDEN else s[at + t] + mask[mask_at]
+
+
+@inlined(fastmath=FAST)
+def _weigh(s, at, count, sink):
+    """s[at : at + count], scores, become exp(score - largest). Returns largest, that of the sink among them, and the
+    sum; 0 and 1 where there is neither key nor sink."""
+    key, check = sort_key(max(sink, HIDDEN)), np.float32(0.0)
+    for t in range(count):
+        key = max(key, sort_key(s[at + t]))
+        check += s[at + t] * np.float32(0.0)
+    if check != np.float32(0.0):
+        return _weigh_any(s, at, count, sink)
+    largest = of_sort_key(key)
+    if largest <= HIDDEN:
+        for t in range(count):
+            s[at + t] = np.float32(0.0)
+        return np.float32(0.0), np.float32(1.0)
+    total = np.float32(0.0)
+    for t in range(count):
+        weight = exp(s[at + t] - largest)
+        weight = weight if s[at + t] > HIDDEN else np.float32(0.0)
+        s[at + t] = weight
+        total += weight
+    return largest, total + (exp(sink - largest) if sink > HIDDEN else np.float32(0.0))
+
+
+@inlined()
+def _weigh_any(s, at, count, sink):
+    """_weigh() of a row of which some numbers are infinite or NaN: NaN throughout where one is NaN or inf."""
+    largest = sink
+    for t in range(count):
+        if s[at + t] != s[at + t]:
+            largest = np.float32(np.nan)
+            break
+        largest = max(largest, s[at + t])
+    if not (largest < np.inf and largest > -np.inf):
+        for t in range(count):
+            s[at + t] = np.nan
+        return np.float32(np.nan), np.float32(1.0)
+    total = exp(sink - largest) if sink > HIDDEN else np.float32(0.0)
+    for t in range(count):
+        s[at + t] = exp(s[at + t] - largest) if s[at + t] > HIDDEN else np.float32(0.0)
+        total += s[at + t]
+    return largest, total
+
+
+@inlined()
+def _hide(s, begin, end):
+    for t in range(np.uintp(begin), np.uintp(end)):
+        s[t] = HIDDEN
+
+
+@inlined()
+def _drop(s, at, count, lanes, first, least, factor):
+    for t in range(count):
+        s[at + t] *= factor if np.int32(lanes[first + t]) >= least else np.float32(0.0)
+
+
+@inlined(fastmath=FAST, error_model="numpy")
+def _cap_slope(s, at, count, cap, slope):
+    """slope[at : at + count] becomes the derivatives of a cap's scores by products s[at : at + count]."""
+    inverse = np.float32(1.0) / cap
+    for t in range(count):
+        y = _tanh(s[at + t] * inverse)
+        slope[at + t] = np.float32(1.0) - y * y
+
+
+@inlined(fastmath=FAST)
+def score_rows(s, slope, mask, mask_at, mask_strides, rows, looks, numbers):
+    """Products s become scores; slope, unless it is empty, the derivatives of a cap's.
+
+    rows: the first query and how many, the key of column 0, the first column and the one behind the last that a query
+    sees, columns, numbers from a row to the next. looks: length, offset and slope of the plane. numbers: as attention()
+    takes them.
+    """
+    first, queries, low, start, stop, columns, height = rows
+    length, offset, alibi = looks
+    causal, window, past, _, cap = numbers
+    for m in range(queries):
+        i, at = first + m, m * height
+        left = max(min(first_key(i, offset, window) - low, stop), start)
+        right = max(left, min(end_key(i, offset, length, causal) - low, stop))
+        begin, count = np.uintp(at + left), np.uintp(right - left)
+        if slope.size:
+            _cap_slope(s, begin, count, cap, slope)
+            _hide(slope, at + start, at + left)
+            _hide(slope, at + right, at + start + columns)
+        _hide(s, at + start, at + left)
+        _hide(s, at + right, at + start + columns)
+        place = np.uintp(mask_at + i * mask_strides[2] + (low + left) * max(0, mask_strides[3]))
+        _score(s, begin, count, cap, alibi, low + left - i - offset + past, mask, place, mask_strides[3])
+
+
+@inlined(fastmath=FAST, error_model="numpy")
+def weigh_rows(s, inverse, lse, lse_at, lse_step, words, lanes, rows, plane, sink, dropout):
+    """Scores s become exp(score - largest) after dropout, inverse what to multiply a row's by to have weights."""
+    first, queries, low, start, _, columns, height = rows
+    seed, site, threshold, kept = dropout
+    count, least = np.uintp(columns), np.int32(threshold)
+    for m in range(queries):
+        at = np.uintp(m * height + start)
+        largest, total = _weigh(s, at, count, sink)
+        lse[lse_at + m * lse_step] = (largest + log(total)) * _LOG2_E
+        inverse[m] = np.float32(1.0) / total
+        if threshold:
+            draw_lanes(words, seed, np.uint64(first + m), np.uint64(plane), site)
+            _drop(s, at, count, lanes, np.uintp(low + start), least, kept)
+
+
+@inlined(fastmath=FAST)
+def _dot(x, at, y, place, size):
+    total = np.float32(0.0)
+    for d in range(size):
+        total += x[at + d] * y[place + d]
+    return total
+
+
+@inlined(fastmath=FAST)
+def _differentiate(s, ds, at, count, lse, delta):
+    """s[at : at + count], scores, become weights, and ds, gradients of these, those of the scores."""
+    mark = lse * np.float32(0.0)  # 0, or NaN
+    for t in range(at, at + count):
+        score = s[t]
+        weight = exp(min(score - lse, np.float32(0.0))) + mark
+        gradient = (ds[t] - delta) * weight
+        s[t] = np.float32(0.0) if score <= HIDDEN else weight
+        ds[t] = np.float32(0.0) if score <= HIDDEN else gradient
+
+
+@inlined(fastmath=FAST)
+def _differentiate_dropped(s, ds, at, count, lse, delta, lanes, first, least, kept):
+    """_differentiate() with dropout, after which weights and the given gradients are."""
+    mark = lse * np.float32(0.0)
+    for t in range(count):
+        score, factor = s[at + t], kept if np.int32(lanes[first + t]) >= least else np.float32(0.0)
+        weight = exp(min(score - lse, np.float32(0.0))) + mark
+        gradient, weight = (ds[at + t] * factor - delta) * weight, weight * factor
+        s[at + t] = np.float32(0.0) if score <= HIDDEN else weight
+        ds[at + t] = np.float32(0.0) if score <= HIDDEN else gradient
+
+
+@inlined(fastmath=FAST)
+def differentiate_rows(
+    s, ds, slope, g, output, output_at, output_step, size, lse, lse_at, lse_step, words, lanes, rows, plane, dropout
+):
+    """Scores s become weights after dropout, and ds, gradients of these, those of the products; g (., size) and output
+    are rows of attention's output, and of its gradient."""
+    first, queries, low, start, _, columns, height = rows
+    seed, site, threshold, kept = dropout
+    count, least = np.uintp(columns), np.int32(threshold)
+    for m in range(queries):
+        at = np.uintp(m * height + start)
+        delta = _dot(g, np.uintp(m * size), output, np.uintp(output_at + m * output_step), np.uintp(size))
+        total = lse[lse_at + m * lse_step] * _LOG_2
+        if threshold:
+            draw_lanes(words, seed, np.uint64(first + m), np.uint64(plane), site)
+            _differentiate_dropped(s, ds, at, count, total, delta, lanes, np.uintp(low + start), least, kept)
+        else:
+            _differentiate(s, ds, at, count, total, delta)
+        if slope.size:
+            for t in range(at, at + count):
+                ds[t] *= slope[t]
