@@ -195,18 +195,6 @@ def _differentiate(s, ds, at, count, lse, delta):
 
 
 @inlined(fastmath=FAST)
-def _differentiate_dropped(s, ds, at, count, lse, delta, lanes, first, least, kept):
-    """_differentiate() with dropout, after which weights and the given gradients are."""
-    mark = lse * np.float32(0.0)
-    for t in range(count):
-        score, factor = s[at + t], kept if np.int32(lanes[first + t]) >= least else np.float32(0.0)
-        weight = exp(min(score - lse, np.float32(0.0))) + mark
-        gradient, weight = (ds[at + t] * factor - delta) * weight, weight * factor
-        s[at + t] = np.float32(0.0) if score <= HIDDEN else weight
-        ds[at + t] = np.float32(0.0) if score <= HIDDEN else gradient
-
-
-@inlined(fastmath=FAST)
 def differentiate_rows(
     s, ds, slope, g, output, output_at, output_step, size, lse, lse_at, lse_step, words, lanes, rows, plane, dropout
 ):
@@ -221,9 +209,10 @@ def differentiate_rows(
         total = lse[lse_at + m * lse_step] * _LOG_2
         if threshold:
             draw_lanes(words, seed, np.uint64(first + m), np.uint64(plane), site)
-            _differentiate_dropped(s, ds, at, count, total, delta, lanes, np.uintp(low + start), least, kept)
-        else:
-            _differentiate(s, ds, at, count, total, delta)
+            _drop(ds, at, count, lanes, np.uintp(low + start), least, kept)
+        _differentiate(s, ds, at, count, total, delta)
+        if threshold:
+            _drop(s, at, count, lanes, np.uintp(low + start), least, kept)
         if slope.size:
             for t in range(at, at + count):
                 ds[t] *= slope[t]
