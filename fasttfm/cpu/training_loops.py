@@ -390,7 +390,7 @@ def cross_entropy(team, logits, target, counts, smoothing, scale, writes, losses
 @inlined(fastmath=FAST)
 def _cross_entropy_rows(begin, end, logits, target, counts, smoothing, scale, writes, losses, statistics, gradient):
     width = np.uintp(logits.shape[1])
-    flat = logits.reshape(-1)
+    flat, out, row = logits.reshape(-1), gradient.reshape(-1), np.empty(width, np.float32)
     mean = np.float32(1.0) / np.float32(width)
     for r in range(begin, end):
         first, picked = r * width, np.uintp(target[r])
@@ -403,7 +403,8 @@ def _cross_entropy_rows(begin, end, logits, target, counts, smoothing, scale, wr
         if total != total or not top < np.inf:
             top = np.float32(np.nan)
         for n in range(width):
-            weights += exp(read(flat[first + n]) - top)
+            row[n] = weight = exp(read(flat[first + n]) - top)
+            weights += weight
         logarithm = np.log(weights) + np.float32(0.0) * top  # NaN where top is
         row_nll = logarithm + (top - read(flat[first + picked]))
         row_loss = row_nll
@@ -412,8 +413,7 @@ def _cross_entropy_rows(begin, end, logits, target, counts, smoothing, scale, wr
         losses[0, r], losses[1, r] = (row_loss, row_nll) if counts[r] else (np.float32(0.0), np.float32(0.0))
         statistics[0, r], statistics[1, r] = top, np.float32(1.0) / weights
         if writes:
-            _class_gradient(flat, first, width, picked, top, statistics[1, r], smoothing, scale, counts[r],
-                            gradient.reshape(-1))  # fmt: skip
+            _class_gradient(row, picked, top, statistics[1, r], smoothing, scale, counts[r], out, first)
 
 
 @loop(fastmath=FAST)
@@ -425,22 +425,26 @@ def cross_entropy_gradient(team, logits, target, counts, smoothing, scale, stati
 @inlined(fastmath=FAST)
 def _cross_entropy_gradient_rows(begin, end, logits, target, counts, smoothing, scale, statistics, gradient):
     width = np.uintp(logits.shape[1])
-    flat, out = logits.reshape(-1), gradient.reshape(-1)
+    flat, out, row = logits.reshape(-1), gradient.reshape(-1), np.empty(width, np.float32)
     for r in range(begin, end):
-        _class_gradient(flat, r * width, width, np.uintp(target[r]), statistics[0, r], statistics[1, r], smoothing,
-                        scale, counts[r], out)  # fmt: skip
+        first, top = r * width, statistics[0, r]
+        for n in range(width):
+            row[n] = exp(read(flat[first + n]) - top)
+        _class_gradient(row, np.uintp(target[r]), top, statistics[1, r], smoothing, scale, counts[r], out, first)
 
 
 @inlined(fastmath=FAST)
-def _class_gradient(flat, first, width, picked, top, share, smoothing, scale, counts, out):
-    """scale * (softmax - smoothing / V - (1 - smoothing) [picked]) of a row of logits, or zero."""
+def _class_gradient(row, picked, top, share, smoothing, scale, counts, out, first):
+    """scale * (softmax - smoothing / V - (1 - smoothing) [picked]), or zero, of a row's exp(logit - top), which lie by
+    themselves: a loop that may write over what it reads is no vector."""
+    width = np.uintp(row.shape[0])
     if not counts:
         for n in range(width):
             out[first + n] = round_to(np.float32(0.0), out[first + n])
         return
     less, mark = smoothing / np.float32(width), top * np.float32(0.0)  # NaN where top is
-    p = exp(read(flat[first + picked]) - top) * share + mark - less
     for n in range(width):
-        value = (exp(read(flat[first + n]) - top) * share + mark - less) * scale
+        value = (row[n] * share + mark - less) * scale
         out[first + n] = round_to(value, out[first + n])
+    p = row[picked] * share + mark - less
     out[first + picked] = round_to((p - (np.float32(1.0) - smoothing)) * scale, out[first + picked])
