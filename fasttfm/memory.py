@@ -1,5 +1,7 @@
-"""Memory of this process: how much it has taken at most, and the limit that a shell or a cluster has put on it."""
+"""Memory of this process: how much it has taken at most, what it keeps, and the limit that a shell or a cluster has put
+on it."""
 
+import ctypes
 import sys
 from pathlib import Path
 
@@ -11,6 +13,8 @@ except ImportError:  # not a POSIX system
     resource = None  # type: ignore[assignment]
 
 _MIB = 1 << 20
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""Of mallopt(), as glibc's malloc.h numbers them."""
 _NEEDED = 700 * _MIB
 """Address space that importing PyTorch and numpy takes (600 MB with one thread); with less their libraries end the
 process on their own, without a word or with a page of them."""
@@ -44,6 +48,19 @@ def peak_memory() -> int:
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak << 10
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep what is freed, for good, and take less than 32 MiB from what it keeps, if it is glibc.
+
+    A training step on a CPU frees what the next one takes; given back, its pages are mapped and cleared anew each time.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):
+        return
+    mallopt(_TRIM_THRESHOLD, -1)
+    mallopt(_MMAP_THRESHOLD, 32 * _MIB)  # the most that it takes
 
 
 def _address_space() -> int | None:

@@ -1,5 +1,6 @@
 """A limit of memory is told in one line, wherever it is met."""
 
+import platform
 import subprocess
 import sys
 
@@ -61,3 +62,20 @@ def test_peak_memory_is_that_of_this_process_alone():
     script = "from fasttfm.memory import peak_memory; print(peak_memory())"
     child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert 1 << 20 < int(child.stdout) < min(before, 100 << 20)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc")
+def test_what_is_freed_is_kept():
+    script = """
+import resource, torch
+from fasttfm.memory import keep_freed_memory
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    tensors = [torch.ones(1 << 21) for _ in range(10)]  # 80 MiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+keep_freed_memory()
+print(faults(), sum(faults() for _ in range(5)))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    first, others = map(int, done.stdout.split())
+    assert others < max(first, 1000) / 4

@@ -17,7 +17,7 @@ from fasttfm.config import RunConfig, Values
 from fasttfm.config.training import TrainingConfig
 from fasttfm.errors import Stopped, UserError, is_out_of_memory
 from fasttfm.locks import locked
-from fasttfm.memory import limit_remedy
+from fasttfm.memory import keep_freed_memory, limit_remedy
 from fasttfm.training.average import average_last
 from fasttfm.training.callback import Callback
 from fasttfm.training.progress import tell
@@ -71,6 +71,8 @@ def train(
         data = task.open(data_dir)
         config = task.build(values, data)
         _set_threads(config.training.threads, device)
+        if device.type == "cpu":
+            keep_freed_memory()
         if not workers.is_first:
             return _train(task, config, data, model_dir, device, workers, init_from, settings, ())
         refuse_strangers(model_dir)
