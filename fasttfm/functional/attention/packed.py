@@ -69,7 +69,7 @@ def asked(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, optio
     """routes.asked() of packed heads (T, H, D); our own loop on a CPU trusts starts."""
     if not (query.is_cpu and sequences.batch and values_are_checked(query) and query.numel() and key.numel()):
         return chosen()
-    return routes.asked(*(by_head(x, 1) for x in (query, key, value)), options)
+    return routes.asked(by_head(query, 1), by_head(key, 1), by_head(value, 1), options)
 
 
 def check(query: Tensor, key: Tensor, value: Tensor, query_starts: Tensor, key_starts: Tensor) -> None:

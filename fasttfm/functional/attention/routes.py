@@ -70,8 +70,8 @@ def kernels_score(asked: str, query: Tensor) -> bool:
 
 
 def asked(query: Tensor, key: Tensor, value: Tensor, options: Options, choice: str | None = None) -> str:
-    """What decide() is asked of heads (B, H, ., D): blocks where our own loop on a CPU is the faster way, gradients
-    too; else choice, or what is chosen()."""
+    """Return what decide() is asked of heads (B, H, ., D): blocks where our own loop on a CPU is the faster way,
+    gradients too; else choice, or what is chosen()."""
     takes = (
         query.is_cpu
         and not torch.compiler.is_compiling()
