@@ -67,10 +67,10 @@ def test_peak_memory_is_that_of_this_process_alone():
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc")
 def test_what_is_freed_is_kept():
     script = """
-import torch
+import resource, torch
 from fasttfm.memory import keep_freed_memory
 def mapped():
-    return int(open("/proc/self/statm").read().split()[0]) * 4096
+    return int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 keep_freed_memory()
 before, tensors = mapped(), [torch.empty(1 << 21) for _ in range(10)]  # 80 MiB
 del tensors
