@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,10 @@ class TrainingPopen(Popen):
     """Popen for runs that train, with what they import."""
 
     loaded = TRAINING
+
+
+SUBPROCESS = types.SimpleNamespace(**{**vars(subprocess), "Popen": Popen})
+"""The module subprocess, for one whose processes are to be forked."""
 
 
 def run(command, *, input=None, capture_output=False, timeout=None, check=False, **options):
@@ -148,22 +152,16 @@ def _ask(address: str, words: list, cwd: str, environment: dict, files: list[int
     return connection
 
 
-def fork_children(change: Callable[[Any, str, Any], None] = setattr) -> None:
-    """Have the ranks of torchrun's launcher and the first process of fasttfm's workers forked in this process."""
-    launcher = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
-    change(importlib.import_module(launcher), "Popen", Popen)
-    change(
-        importlib.import_module("fasttfm.processes"),
-        "subprocess",
-        types.SimpleNamespace(**{**vars(subprocess), "Popen": Popen}),
-    )
-
-
 def fork_own_children() -> None:
-    """Have them forked as this forked process is now, by a server of its own."""
+    """Have what this forked process starts forked as it is now, by a server of its own.
+
+    That is the ranks of torchrun's launcher and the first process of fasttfm's workers.
+    """
     own = _fork_server()
     globals()["_server"] = lambda loaded: own
-    fork_children()
+    launcher = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
+    importlib.import_module(launcher).Popen = Popen
+    importlib.import_module("fasttfm.processes").subprocess = SUBPROCESS
 
 
 def load(names: Sequence[str]) -> None:

@@ -9,12 +9,14 @@ import random
 import re
 import shutil
 import signal
+import sys
 import sysconfig
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import forked
 import hypothesis
 import numpy as np
 import pytest
@@ -118,6 +120,15 @@ def threads() -> Iterator[Callable[[int], None]]:
     yield torch.set_num_threads
     if torch.get_num_threads() != before:
         torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def forked_workers() -> Iterator[None]:
+    """Processes that search, serve or draw for this one are forked: starting one takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        if sys.platform == "linux":
+            patch.setattr("fasttfm.processes.subprocess", forked.SUBPROCESS)
+        yield
 
 
 @pytest.fixture(autouse=True)
