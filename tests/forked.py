@@ -7,8 +7,7 @@ A start takes seconds, most of them for imports; a fork takes hundredths. The se
 process is a child of the caller like any other: it has its own pid, signals and status. What a start itself is tested
 for (imports, the working folder, limits of memory, variables that Python reads) takes `subprocess`.
 
-With FORKED_CHILDREN in its environment, what a forked program starts is forked too, by a server of its own: the ranks
-of torchrun's launcher and the first process of fasttfm's workers.
+With FORKED_CHILDREN in its environment, what a forked program starts is forked too, by a server of its own.
 """
 
 import atexit
@@ -48,7 +47,7 @@ TRAINING = (*LOADED, "torch._dynamo", "matplotlib.figure", "matplotlib.backends.
 """Those that every training run imports too, of which one decides by the environment that it finds: Triton."""
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NAME = 15
-SERVER = "fork-server"
+_SERVER = "fork-server"
 """The name that /proc/PID/comm has of a forked program's own server."""
 
 
@@ -83,6 +82,12 @@ class Popen(subprocess.Popen):
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
 
 
+def children_of(pid: int) -> list[int]:
+    """The processes that one has started and that live, in that order, without its own server."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in children if Path(f"/proc/{child}/comm").read_text().strip() != _SERVER]
+
+
 class TrainingPopen(Popen):
     """Popen for runs that train, with what they import."""
 
@@ -91,6 +96,11 @@ class TrainingPopen(Popen):
 
 SUBPROCESS = types.SimpleNamespace(**{**vars(subprocess), "Popen": Popen})
 """The module subprocess, for one whose processes are to be forked."""
+
+
+def forked_children() -> dict[str, str]:
+    """The environment of a forked program that is to fork what it starts."""
+    return {**os.environ, "FORKED_CHILDREN": "1"}
 
 
 def run(command, *, input=None, capture_output=False, timeout=None, check=False, **options):
@@ -155,13 +165,14 @@ def _ask(address: str, words: list, cwd: str, environment: dict, files: list[int
 def fork_own_children() -> None:
     """Have what this forked process starts forked as it is now, by a server of its own.
 
-    That is the ranks of torchrun's launcher and the first process of fasttfm's workers.
+    That is the ranks of torchrun's launcher, the commands of a recipe and the first process of fasttfm's workers.
     """
     own = _fork_server()
     globals()["_server"] = lambda loaded: own
     launcher = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
     importlib.import_module(launcher).Popen = Popen
-    importlib.import_module("fasttfm.processes").subprocess = SUBPROCESS
+    for name in ("fasttfm.children", "fasttfm.processes"):
+        importlib.import_module(name).subprocess = SUBPROCESS
 
 
 def load(names: Sequence[str]) -> None:
@@ -281,7 +292,7 @@ def _fork_server() -> str:
         os.close(ready)
         return address
     prctl = ctypes.CDLL(None).prctl
-    prctl(_PR_SET_NAME, SERVER.encode(), 0, 0, 0)
+    prctl(_PR_SET_NAME, _SERVER.encode(), 0, 0, 0)
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # of a group's, those to the program are not to it
     handlers = [signal.signal(number, signal.SIG_IGN) for number in numbers]
     nothing = os.open(os.devnull, os.O_RDWR)

@@ -75,7 +75,7 @@ os.kill(os.getpid(), 15)
 
 
 def test_what_it_starts_is_forked_too_and_their_server_ends_with_it():
-    environment = {**os.environ, "FORKED_CHILDREN": "1", "PYTHONPATH": str(forked.ROOT)}
+    environment = {**forked.forked_children(), "PYTHONPATH": str(forked.ROOT)}
     done = forked.run([sys.executable, "-c", STARTS], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (-signal.SIGTERM, "")
     parent, loaded, program, server = done.stdout.split()

@@ -6,9 +6,9 @@ import signal
 import sys
 from pathlib import Path
 
-import forked
 import pytest
 import torch
+from forked import children_of
 from hypothesis import given
 from hypothesis import strategies as st
 from waiting import PATIENCE, free_port, wait_for_end
@@ -276,12 +276,6 @@ def test_no_thread_of_the_process_group_outlives_it():
 # By the launcher
 
 
-def ranks_of(launcher: int) -> list[int]:
-    """The processes that a launcher has started, by rank: it starts one after the other."""
-    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-    return [int(child) for child in children if Path(f"/proc/{child}/comm").read_text().strip() != forked.SERVER]
-
-
 def wait_for(process, text):
     for line in process.stderr:
         if text in line:
@@ -321,7 +315,7 @@ def test_a_killed_worker_ends_the_run_and_a_killed_launcher_too(tiny_data, tmp_p
     command = [*train_command(tiny_data, tmp_path / "M", **LONG), "--workers", "2"]
     process = start(command)
     wait_for(process, "epoch 1")
-    os.kill(ranks_of(process.pid)[1], signal.SIGKILL)
+    os.kill(children_of(process.pid)[1], signal.SIGKILL)
     _, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2
     lines = [line for line in stderr.splitlines() if "tokens/s" not in line]
@@ -329,7 +323,7 @@ def test_a_killed_worker_ends_the_run_and_a_killed_launcher_too(tiny_data, tmp_p
     assert lines[0].startswith("fasttfm train: worker 1 was ended by SIGKILL")
     process = start(command)
     wait_for(process, "epoch 1")
-    ranks = ranks_of(process.pid)
+    ranks = children_of(process.pid)
     process.kill()
     wait_for_end(ranks)
     assert len(saved_steps(tmp_path / "M")) == 1

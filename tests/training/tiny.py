@@ -1,11 +1,10 @@
 """A recipe and a command line small enough for a test: the whole path in a second or two."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-from forked import Popen, TrainingPopen
+from forked import Popen, TrainingPopen, forked_children
 from waiting import PATIENCE
 
 TINY = {
@@ -58,7 +57,7 @@ def start(command: list[str], **options) -> Popen:
     The processes that it starts are forked too.
     """
     if {"--workers", "--subword-sampling", "torch.distributed.run"}.intersection(command):
-        options["env"] = {**options.get("env", os.environ), "FORKED_CHILDREN": "1"}
+        options["env"] = forked_children()
     return TrainingPopen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
