@@ -13,7 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-_BUSY_CYCLES = 1_000_000  # about half a millisecond on today's clocks, longer than any provider's launches take
+_BUSY_CYCLES = (1_000_000, 16_000_000)
+"""Least and most of the device before a run: from half a millisecond to eight on today's clocks."""
+_CYCLES_A_SECOND = 2e9
 
 
 class Clock(Protocol):
@@ -32,15 +34,21 @@ class DeviceClock:
     def __init__(self, device: torch.device) -> None:
         self._flush = torch.empty(max(2 * l2_bytes(device), 64 << 20), dtype=torch.int8, device=device)
         self._device = device
+        self._busy = _BUSY_CYCLES[0]
 
     def microseconds(self, run: Callable[[], Any]) -> float:
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         self._flush.zero_()
-        torch.cuda._sleep(_BUSY_CYCLES)
+        torch.cuda._sleep(self._busy)
         begin.record()
+        started = time.perf_counter()
         run()
+        taken = time.perf_counter() - started
         end.record()
         end.synchronize()
+        # Half as long again as the slowest host of late needed: a backward pass takes a slow host a millisecond.
+        least, most = _BUSY_CYCLES
+        self._busy = min(most, max(least, int(0.9 * self._busy), int(1.5 * taken * _CYCLES_A_SECOND)))
         return 1e3 * begin.elapsed_time(end)
 
     def peak_bytes(self, run: Callable[[], Any]) -> int:

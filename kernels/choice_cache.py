@@ -91,12 +91,15 @@ def _version(package: str) -> str:
         return "unknown"
 
 
+_DRIVERS = (
+    ("/proc/driver/nvidia/version", r"Kernel Module.*?\s(\d+\.[\d.]+)"),  # "... for x86_64  580.159.04": not the 86
+    ("/sys/module/amdgpu/version", r"(\S+)"),
+)
+
+
 def driver() -> str:
     """The driver's version, or that of CUDA or ROCm where it is hidden."""
-    for file, pattern in (
-        ("/proc/driver/nvidia/version", r"Kernel Module\D*([\d.]+)"),
-        ("/sys/module/amdgpu/version", r"(\S+)"),
-    ):
+    for file, pattern in _DRIVERS:
         try:
             match = re.search(pattern, Path(file).read_text())
         except OSError:

