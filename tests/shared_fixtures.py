@@ -2,18 +2,21 @@
 
 import argparse
 import datetime
+import gc
 import importlib.util
 import os
 import random
 import re
 import shutil
 import signal
+import sys
 import sysconfig
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import forked
 import hypothesis
 import numpy as np
 import pytest
@@ -57,6 +60,18 @@ def _seed(name: str) -> None:
     random.seed(number)
     np.random.seed(number)  # noqa: NPY002 (what packages draw)
     torch.manual_seed(number)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Nothing that is collected here is let go of: the garbage collector walks over it neither now nor in any test."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
@@ -105,6 +120,15 @@ def threads() -> Iterator[Callable[[int], None]]:
     yield torch.set_num_threads
     if torch.get_num_threads() != before:
         torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def forked_workers() -> Iterator[None]:
+    """Processes that search, serve or draw for this one are forked: starting one takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        if sys.platform == "linux":
+            patch.setattr("fasttfm.processes.subprocess", forked.SUBPROCESS)
+        yield
 
 
 @pytest.fixture(autouse=True)

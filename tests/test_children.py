@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 from waiting import PATIENCE, wait_for_end, wait_until
 
@@ -145,9 +146,10 @@ def test_a_recipe_that_is_stopped_waits_for_what_training_saves(recipe, tmp_path
     shutil.copytree(recipe / "runs" / "multi30k-dry" / "data", tmp_path / "data")
     words = f"recipe multi30k --dry-run --work {tmp_path} --train {SMALL} --max-update 1000000 --log-interval 1"
     words += f" --save-interval-updates 0 --valid-interval-updates 0 --workers {workers}"
-    process = subprocess.Popen(
-        command_line(*words.split()), cwd=recipe, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = forked.TrainingPopen(
+        command_line(*words.split()), cwd=recipe, env=forked.forked_children(), stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
     assert process.stderr is not None
     before = [next(line for line in process.stderr if "epoch" in line and "tokens/s" in line)]
     for _ in range(1 if number == signal.SIGINT else 2):  # GNU timeout sends two
@@ -167,17 +169,18 @@ def test_training_saves_and_ends_when_its_recipe_is_killed(recipe, tmp_path):
     shutil.copytree(recipe / "runs" / "multi30k-dry" / "data", tmp_path / "data")
     words = f"recipe multi30k --dry-run --work {tmp_path} --train {SMALL} --max-update 1000000 --log-interval 1"
     words += " --save-interval-updates 0 --valid-interval-updates 0 --workers 1"
-    process = subprocess.Popen(
-        command_line(*words.split()), cwd=recipe, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    process = forked.TrainingPopen(
+        command_line(*words.split()), cwd=recipe, env=forked.forked_children(), stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
     assert process.stderr is not None
     assert any("epoch" in line and "tokens/s" in line for line in process.stderr)
-    (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    (child,) = forked.children_of(process.pid)
     process.kill()
     rest = process.stderr.read()  # to its end: nobody writes there any more
     assert "fasttfm train: stopped after update" in rest
     assert len(saved_steps(tmp_path / "model")) == 1
-    wait_for_end([int(child)])  # its files are closed before it has ended
+    wait_for_end([child])  # its files are closed before it has ended
 
 
 def test_a_child_that_is_killed_is_told(tmp_path):

@@ -7,7 +7,8 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from subprocess import Popen
+
+from forked import TrainingPopen
 
 PATIENCE = 800
 """Seconds after which a test gives up, on a machine that is busy with much else: fewer than pytest's own limit."""
@@ -41,7 +42,7 @@ def run_together(*programs: Sequence[str]) -> None:
     ended.
     """
     with tempfile.TemporaryFile("w+") as said:
-        processes = [Popen([sys.executable, *words], stderr=said) for words in programs]
+        processes = [TrainingPopen([sys.executable, *words], stderr=said) for words in programs]
         try:
             wait_until(lambda: any(p.poll() for p in processes) or all(p.poll() == 0 for p in processes))
         finally:

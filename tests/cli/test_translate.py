@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from forked import Popen
+from forked import Popen, forked_children
 from model_dirs import resolve
 from safetensors.torch import load_file, save_file
 from waiting import PATIENCE
@@ -93,7 +93,7 @@ def test_a_reader_that_goes_away_ends_the_workers(model_dir, tmp_path):
     text.write_text("a dog runs\nover the green grass\n" * 2_000)
     words = [sys.executable, "-m", "fasttfm", "translate", str(model_dir), "--workers", "2", "--buffer-size", "8"]
     with text.open() as lines:
-        process = Popen(words, stdin=lines, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = Popen(words, env=forked_children(), stdin=lines, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stderr is not None
     assert process.stdout.readline()

@@ -7,10 +7,10 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from subprocess import Popen
 
 import pytest
 import torch
+from forked import Popen, forked_children
 from waiting import PATIENCE, wait_for_end, wait_until
 
 from fasttfm.decoding import DecodingConfig, search_ids
@@ -120,7 +120,8 @@ with tests.search_workers(tests.tiny_model(), 2) as workers:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nobody_is_left_when_the_program_is_ended_at_work(number):
     program = PROGRAM.format(root=str(Path(__file__).parents[2]))
-    process = Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    words = [sys.executable, "-c", program]
+    process = Popen(words, env=forked_children(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     pids = [int(word) for word in process.stdout.readline().split()]
     assert len(pids) == 2

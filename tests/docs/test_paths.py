@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from forked import write_programs
+from forked import forked_children, write_programs
 
 ROOT = Path(__file__).parents[2]
 INSTALLS = ("pip install", "python3 -m venv", "source ")
@@ -50,7 +50,7 @@ class Reader:
     """Types what a page shows, in a folder that was empty."""
 
     def __init__(self, folder: Path, *, forks: bool = True) -> None:
-        """forks: programs are forked from a process that has torch loaded; those that train on several ranks start."""
+        """forks: programs are forked from a process that has torch loaded, and so is what they start."""
         self.folder, self.said = folder, ""
         (folder / "bin").mkdir()
         if forks:
@@ -63,7 +63,12 @@ class Reader:
         (folder / "empty").mkdir()
         self.here = folder / "empty"
         path = os.pathsep.join([str(folder / "bin"), os.environ["PATH"]])
-        self.environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        self.environment = {
+            **(forked_children() if forks else os.environ),
+            "PATH": path,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+        }
         self.environment.pop("TRITON_INTERPRET", None)  # a reader has not heard of it
 
     def type(self, command: str) -> None:

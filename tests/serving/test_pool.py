@@ -8,9 +8,9 @@ import subprocess
 import sys
 import threading
 from multiprocessing.connection import Connection
-from subprocess import Popen
 
 import pytest
+from forked import Popen, forked_children
 from model_dirs import LINES
 from waiting import PATIENCE, wait_until
 
@@ -107,7 +107,7 @@ def test_without_the_first_process_the_pool_fails_and_says_so(translator):
 
 def test_the_command_serves_with_workers_and_ends_when_it_is_asked_to(model_dir, translator):
     command = [sys.executable, "-m", "fasttfm", "serve", str(model_dir), "--port", "0", "--workers", "2"]
-    with Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+    with Popen(command, env=forked_children(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         try:
             address = server.stdout.readline().split(" at ")[1].strip()
             answer = requests.post(f"{address}/translate", json={"text": LINES}, timeout=PATIENCE)

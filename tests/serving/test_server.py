@@ -11,10 +11,10 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from subprocess import Popen
 
 import pytest
 import requests
+from forked import Popen
 from model_dirs import LINES, PAIRS
 
 pytest.importorskip("starlette")

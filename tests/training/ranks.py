@@ -23,10 +23,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from fasttfm.cpu import thresholds, training_passes
+from fasttfm.cpu import thresholds
 from fasttfm.cpu.step_passes import usable
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+import forked
 from numba_passes import passes_entered
 from waiting import free_port
 
@@ -147,6 +148,8 @@ def _run(
                 del os.environ["WORLD_SIZE"]
             passes_entered(numba, lambda name: os.write(entered.fileno(), f"{name}\n".encode()))
             thresholds._forced.update(dict.fromkeys(thresholds.LEAST, 1))
+            if "--subword-sampling" in words:
+                forked.fork_own_children()  # the process that draws
             _inject(fault, rank, children[0] if rank else os.getpid())
             if bucket:
                 _exchange_in(bucket)
@@ -171,15 +174,9 @@ def _status() -> int:
 
 if __name__ == "__main__":
     import torch
-    import torch.distributed.checkpoint
-    import torch.distributed.fsdp
 
-    import fasttfm.cli.train
-    import fasttfm.training.run  # noqa: F401
-
+    forked.load(forked.TRAINING)  # once for all
     torch.set_num_threads(1)
-    if usable():  # loads numba once for all
-        training_passes.loops()
     for line in sys.stdin:
         request = json.loads(line)
         errors = os.open(request["errors"], os.O_WRONLY | os.O_APPEND)

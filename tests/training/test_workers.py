@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked import children_of
 from hypothesis import given
 from hypothesis import strategies as st
 from waiting import PATIENCE, free_port, wait_for_end
@@ -275,15 +276,6 @@ def test_no_thread_of_the_process_group_outlives_it():
 # By the launcher
 
 
-def ranks_of(launcher: int) -> list[int]:
-    """The processes that a launcher has started, by rank."""
-    results = {}
-    for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
-        environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-        results.update({int(entry[5:]): int(child) for entry in environment if entry.startswith(b"RANK=")})
-    return [results[rank] for rank in sorted(results)]
-
-
 def wait_for(process, text):
     for line in process.stderr:
         if text in line:
@@ -323,7 +315,7 @@ def test_a_killed_worker_ends_the_run_and_a_killed_launcher_too(tiny_data, tmp_p
     command = [*train_command(tiny_data, tmp_path / "M", **LONG), "--workers", "2"]
     process = start(command)
     wait_for(process, "epoch 1")
-    os.kill(ranks_of(process.pid)[1], signal.SIGKILL)
+    os.kill(children_of(process.pid)[1], signal.SIGKILL)
     _, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2
     lines = [line for line in stderr.splitlines() if "tokens/s" not in line]
@@ -331,7 +323,7 @@ def test_a_killed_worker_ends_the_run_and_a_killed_launcher_too(tiny_data, tmp_p
     assert lines[0].startswith("fasttfm train: worker 1 was ended by SIGKILL")
     process = start(command)
     wait_for(process, "epoch 1")
-    ranks = ranks_of(process.pid)
+    ranks = children_of(process.pid)
     process.kill()
     wait_for_end(ranks)
     assert len(saved_steps(tmp_path / "M")) == 1

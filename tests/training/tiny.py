@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from forked import Popen
+from forked import Popen, TrainingPopen, forked_children
 from waiting import PATIENCE
 
 TINY = {
@@ -52,8 +52,13 @@ def train_command(data: Path, out: Path, **changes: object) -> list[str]:
 
 
 def start(command: list[str], **options) -> Popen:
-    """Run a command, Python's, with its output captured; the caller ends or waits for it."""
-    return Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+    """Run a command, Python's, with its output captured; the caller ends or waits for it.
+
+    The processes that it starts are forked too.
+    """
+    if {"--workers", "--subword-sampling", "torch.distributed.run"}.intersection(command):
+        options["env"] = forked_children()
+    return TrainingPopen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
 def run(command: list[str]) -> subprocess.CompletedProcess:
