@@ -9,6 +9,7 @@ The check: the same weights and no dropout give the same loss a token and the sa
 torch.nn. What is counted against the roofline is the fused step on the tokens that are not padding.
 """
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -27,6 +28,7 @@ from fasttfm.kernels.proof import costs
 from fasttfm.kernels.proof.costs import Cost, Shape
 from fasttfm.models import Transformer, TransformerConfig
 from fasttfm.presets import preset_section
+from fasttfm.training.graphs import GraphedPasses
 from fasttfm.training.optimization import Optimization
 from fasttfm.training.workers import Workers
 
@@ -34,6 +36,8 @@ Model = TypeVar("Model", bound=nn.Module)
 PADDING = (0.6, 0.2, 0.05, 0.0)
 PACKED = f"{OURS}, packed"
 """The layers see tokens alone (fasttfm train --packed)."""
+GRAPH = f"{OURS}, CUDA graph"
+"""Forward and backward pass are launched as one (fasttfm train --cuda-graph)."""
 LENGTH = 37
 """sum(l^2) / sum(l) over sentences of about 27 tokens, longer than their mean: what attention's cost goes with."""
 _LR = 1e-4
@@ -129,6 +133,9 @@ def _work(preset: str, config: TransformerConfig, rows: int, width: int, padding
         PACKED: _checked(ours(), partial(loss, packed=True), setting.device, autocast),
         TORCH_NN: _checked(plain(), torch_loss, setting.device, autocast),
     }
+    if setting.on_gpu:
+        providers[GRAPH] = GraphedStep(ours(), training, setting.device, autocast)
+        checked[GRAPH] = checked[OURS]  # the same passes: tests/gpu/test_graphs.py holds what is replayed against them
     checked[COMPILE] = checked[TORCH_NN]  # the same module: what torch.compile makes of it is torch's own to check
     if not config.norm_first:
         theirs = partial(huggingface.marian, config, weights)
@@ -162,8 +169,8 @@ def _work(preset: str, config: TransformerConfig, rows: int, width: int, padding
 
 
 def _compiled(setting: Setting, make: Callable[[], Provider]) -> Provider | Absent:
-    if not setting.on_gpu and not setting.at_least("standard"):
-        return Absent("left out of --quick on a CPU, where it compiles for minutes: run without --quick")
+    if not setting.at_least("standard"):
+        return Absent("left out of --quick: it compiles for minutes; run without --quick")
     return make()
 
 
@@ -192,6 +199,27 @@ class OurStep:
         self.optimization.backward(loss)
         self.optimization.step(self.lr)
         return loss.detach()
+
+
+class GraphedStep(OurStep):
+    """The same with forward and backward pass from a CUDA graph, one for each shape of batches."""
+
+    def __init__(self, model: Transformer, training: TrainingConfig, *where: Any) -> None:
+        super().__init__(model, dataclasses.replace(training, cuda_graph=True), *where)
+        self._loss = torch.zeros((), device=self.device)
+        self._passes = GraphedPasses(self._pass, self.optimization.parameters, self._loss)
+
+    def __call__(self, batch: Batch) -> Tensor:
+        self._loss.zero_()
+        self._passes(batch, batch.target_tokens)
+        self.optimization.step(self.lr)
+        return self._loss.clone()
+
+    def _pass(self, batch: Batch, divisor: Tensor) -> None:
+        with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
+            loss = our_loss(self.model, batch, self.label_smoothing) / divisor
+        self.optimization.backward(loss)
+        self._loss += loss.detach()
 
 
 def our_loss(model: Transformer, batch: Batch, label_smoothing: float, *, packed: bool = False) -> Tensor:

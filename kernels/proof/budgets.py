@@ -55,13 +55,17 @@ def write(version: str, budgets: Mapping[Key, Resources], file: Path = FILE) -> 
             rows.writerow((case, dtype, chip, *(getattr(measured, field) for field in _FIELDS)))
 
 
+MOST_SPILLED = {"sm_90": 112}
+"""Bytes that a tile may spill on a chip on which tiles were timed: some that spill as much were the fastest there."""
+
+
 def broken_rules(chip: Chip, case: CompileCase, measured: Resources) -> list[str]:
     """Name the rules that a case breaks, recorded or not: more shared memory than there is, spills from sm_80 on,
     matrix units left idle in a half-precision or TF32 product, or a float32 product computed in TF32."""
     broken = []
     if measured.shared > chip.shared_memory:
         broken.append(f"takes {measured.shared} bytes of shared memory, {chip.name} has {chip.shared_memory}")
-    if chip.capability >= 80 and measured.spill:
+    if chip.capability >= 80 and measured.spill > MOST_SPILLED.get(chip.name, 0):
         broken.append(f"spills {measured.spill} bytes: take a smaller tile or more warps")
     if case.matrix_product and chip.matrix_units and case.dtype != "fp32" and not measured.matrix:
         broken.append("has no matrix instruction: its product is computed with ordinary multiply-adds")

@@ -8,7 +8,9 @@ They were chosen so that nothing spills from sm_80 on under Triton 3.7.1 (docs/c
 compiled), that a program of an older chip fits 48 KiB of shared memory, and in half precision on sm_80 and sm_90 so
 that no unit of the chip is asked for more than the tensor cores where that can be. Dropout takes registers, and a
 mask's tile as many as the scores: hence the extras. Where two cells of a row differ by the chip alone, the larger tile
-spills on the other chip. None of them has been timed.
+spills on the other chip. Of sm_90 those in half precision for heads of 64 and 128 were the fastest on an H100, but for
+long rows with extras 2 and 3 and short ones of 64 keys (docs/gpu-predictions.md); some spill up to 112 bytes. No other
+has been timed.
 """
 
 from __future__ import annotations
@@ -30,11 +32,13 @@ def _forward_alternatives(chip: Chip, *size: Any) -> list[Tile]:
 
 
 def _backward_alternatives(chip: Chip, *size: Any) -> list[Tile]:
-    return _each("128x64w8 64x128w8 64x64w8 64x64w4 64x32w4 32x64w4 32x32w4", (1, 2))
+    return _each("128x64w8 64x128w8 64x64w8 64x64w4 64x32w4 32x64w4 32x128w8 32x32w4", (1, 2, 3))
 
 
 def _short_alternatives(chip: Chip, kind: str, width: int, extras: int, keys: int) -> list[Tile]:
-    return [Tile(rows, keys, warps) for rows in (16, 32, 64) for warps in (1, 2, 4, 8) if rows <= 2 * keys]
+    tiles = [Tile(rows, keys, warps) for rows in (16, 32, 64) for warps in (1, 2, 4, 8) if rows <= 2 * keys]
+    # of more than 64 scores a thread most would go to memory and back
+    return [tile for tile in tiles if tile.rows * tile.columns <= 64 * 32 * tile.warps]
 
 
 def _softmax_alternatives(chip: Chip, keys: int) -> list[Tile]:
@@ -85,11 +89,11 @@ FORWARD = Choice(
     tf32  64     *      | -        -        64x32w4     64x32w4      64x32w4     64x32w4     64x32w4
     tf32  128    *      | -        -        32x32w4     32x32w4      32x32w4     32x32w4     32x32w4
     tf32  256    *      | -        -        32x32w8     32x32w8      32x32w8     32x32w8     32x32w8
-    half  64     0      | 32x32w8  64x32w4  128x64w4s3  128x64w4s2   128x64w4s3  128x64w4s3  64x32w4s2
+    half  64     0      | 32x32w8  64x32w4  128x64w4s3  128x64w4s2   128x64w8s3  128x64w4s3  64x32w4s2
     half  64     1      | 32x32w8  64x32w4  128x64w8s3  64x32w4s2    128x64w4s3  64x64w4s3   64x32w4s2
     half  64     2,3    | 32x32w8  64x32w4  64x32w4s3   64x32w8s2    64x32w4s3   64x64w8s3   64x32w8s2
-    half  128    0      | 16x32w8  64x32w4  128x64w8s2  64x64w8s2    128x64w8s3  128x64w8s3  64x64w8s2
-    half  128    1      | 16x32w8  64x32w4  128x64w8s2  64x32w4s2    128x64w8s2  64x32w4s3   64x32w8s2
+    half  128    0      | 16x32w8  64x32w4  128x64w8s2  64x64w8s2    64x64w4s3   128x64w8s3  64x64w8s2
+    half  128    1      | 16x32w8  64x32w4  128x64w8s2  64x32w4s2    128x64w8s3  64x32w4s3   64x32w8s2
     # sm_100: 64x32w4 spills 8 bytes
     half  128    2,3    | 16x32w8  64x32w4  64x32w4s3   64x32w8s2    64x32w4s3   64x64w8s3   64x32w8s2
     half  256    0      | 16x16w8  32x32w4  64x32w8s2   64x32w8s2    64x32w8s2   64x32w8s2   64x32w8s2
@@ -112,14 +116,14 @@ BACKWARD_QUERIES = Choice(
     tf32  128    0,1    | -        -        16x64w4     16x32w4      32x32w4     32x32w4    16x32w8
     tf32  128    2,3    | -        -        16x32w4     16x32w4      16x32w4     16x32w4    16x32w8
     tf32  256    *      | -        -        16x32w8     16x32w8      16x32w8     16x32w8    16x32w8
-    half  64     0      | 32x32w8  32x32w4  128x64w8s2  128x64w8s2   128x64w8s2  64x64w8s2  128x64w8s2
+    half  64     0      | 32x32w8  32x32w4  128x64w8s2  128x64w8s2   64x64w4s3   64x64w8s2  128x64w8s2
     # sm_100: 64x32 counts 21 cycles for 14
-    half  64     1      | 32x32w8  32x32w4  128x64w8s2  64x32w4s2    128x64w8s2  128x32w4s2  64x32w8s2
+    half  64     1      | 32x32w8  32x32w4  128x64w8s2  64x32w4s2    64x64w4s3   128x32w4s2 64x32w8s2
     # sm_86, sm_89: 64x32 spills 8 bytes; sm_100 with extras 3: two stages spill 40 bytes
     half  64     2      | 32x32w8  32x32w4  64x32w4s2   32x64w4s2    64x32w4s2   64x32w4s2  64x32w8s2
     half  64     3      | 32x32w8  32x32w4  64x32w4s2   32x64w4s2    64x32w4s2   64x32w4    64x32w8s2
-    half  128    0      | 16x16w8  32x32w4  128x32w8s2  64x32w4s2    128x32w8s2  64x32w4s2  64x32w4s2
-    half  128    1      | 16x16w8  32x32w4  128x32w8s2  64x32w8s2    128x32w8s2  64x32w8s2  64x32w8s2
+    half  128    0      | 16x16w8  32x32w4  128x32w8s2  64x32w4s2    128x64w8s3  64x32w4s2  64x32w4s2
+    half  128    1      | 16x16w8  32x32w4  128x32w8s2  64x32w8s2    128x64w8s3  64x32w8s2  64x32w8s2
     # sm_120: 64x32 spills 88 bytes
     half  128    2,3    | 16x16w8  32x32w4  32x32w8s2   64x32w8s2    64x32w8s2   32x32w8s2  32x64w8s2
     half  256    0      | 16x16w8  32x16w8  64x32w8     64x32w8      32x32w8s2   64x32w8    64x32w8
@@ -146,13 +150,13 @@ BACKWARD_KEYS = Choice(
     tf32  64     3      | -        -        32x32w8     32x32w8      16x16w4     16x32w4    32x32w4
     tf32  128    *      | -        -        32x32w8     32x32w8      32x32w8     32x32w8    32x32w8
     tf32  256    *      | -        -        16x16w8     16x16w8      16x16w8     16x16w8    16x16w8
-    half  64     0      | 16x32w8  32x32w4  32x128w8s2  128x32w8s2   64x128w8    64x64w8s2  128x32w8s2
+    half  64     0      | 16x32w8  32x32w4  32x128w8s2  128x32w8s2   64x64w4s3   64x64w8s2  128x32w8s2
     # sm_100: 32x64 counts 47 cycles for 32
-    half  64     1      | 16x32w8  32x32w4  32x128w8    128x32w8s2   32x128w8s2  32x128w8s2  128x32w8s2
+    half  64     1      | 16x32w8  32x32w4  32x128w8    128x32w8s2   32x64w4s3   32x128w8s2 128x32w8s2
     half  64     2,3    | 16x32w8  32x32w4  32x64w8     32x64w8      32x64w8     32x64w8    32x64w8
     # amd: 32x32w8 spills 108 bytes; sm_90 with shared keys: 32x128 spills
-    half  128    0      | 16x16w8  16x64w8  16x128w8    32x64w8s2    32x128w8s2  32x64w8s2  32x64w8s2
-    half  128    1      | 16x16w8  16x64w8  16x128w8    32x64w8s2    16x128w8    32x32w8    32x64w8s2
+    half  128    0      | 16x16w8  16x64w8  16x128w8    32x64w8s2    32x64w4s3   32x64w8s2  32x64w8s2
+    half  128    1      | 16x16w8  16x64w8  16x128w8    32x64w8s2    32x128w8s3  32x32w8    32x64w8s2
     half  128    2,3    | 16x16w8  16x64w8  32x32w8     32x32w8      32x32w8     32x32w8    32x32w8
     half  256    0      | 16x16w8  16x16w8  32x32w8     32x32w8      32x32w8     32x32w8    32x32w8
     half  256    1,2,3  | 16x16w8  16x16w8  16x32w8     16x32w8      16x32w8     16x32w8    16x32w8
@@ -192,24 +196,24 @@ fp32  256    *    | -         16x16w4      16x16w8    16x16w8    # sm_86, sm_89:
 SHORT_FORWARD = Choice(
     "attention.short.forward",
     tiles("""
-    kind  width  extras  keys | simt     amd      sm_80     sm_86,sm_89  sm_90,sm_100  sm_120
-    fp32  64     *       16   | 16x16w2  16x16w2  16x16w2   16x16w2      16x16w2       16x16w2
-    fp32  64     *       32   | 32x32w4  32x32w4  32x32w4   32x32w4      32x32w4       -
-    tf32  64     *       16   | -        -        16x16w1   16x16w1      16x16w1       16x16w1
-    tf32  64     1       32   | -        -        32x32w4   -            -             -
-    tf32  64     0,1     32   | -        -        32x32w2   32x32w2      32x32w2       32x32w2
-    tf32  64     2,3     32   | -        -        32x32w4   32x32w4      32x32w4       32x32w4
-    tf32  64     *       64   | -        -        32x64w2   32x64w2      32x64w2       -
-    half  *      *       16   | 16x16w2  16x16w1  16x16w1   16x16w1      16x16w1       16x16w1
-    half  64     0,1     32   | 32x32w4  32x32w1  32x32w1   32x32w1      32x32w1       32x32w1
-    half  64     2,3     32   | 32x32w4  32x32w4  32x32w4   32x32w4      32x32w4       32x32w4
-    half  64     2,3     64   | -        -        -         32x64w4      -             -
-    half  64     *       64   | 16x64w4  32x64w2  32x64w2   32x64w2      32x64w2       32x64w2
-    half  64     0,1     128  | -        -        64x128w4  64x128w4     64x128w4      -
-    half  64     2,3     128  | -        -        64x128w8  64x128w8     64x128w8      -
-    half  128    0,1     32   | 16x32w4  32x32w2  32x32w2   32x32w2      32x32w2       32x32w2
-    half  128    2,3     32   | 16x32w4  32x32w4  32x32w4   32x32w4      32x32w4       32x32w4
-    half  128    *       64   | -        -        32x64w2   32x64w2      32x64w2       -
+    kind  width  extras  keys | simt     amd      sm_80     sm_86,sm_89  sm_90     sm_100    sm_120
+    fp32  64     *       16   | 16x16w2  16x16w2  16x16w2   16x16w2      16x16w2   16x16w2   16x16w2
+    fp32  64     *       32   | 32x32w4  32x32w4  32x32w4   32x32w4      32x32w4   32x32w4   -
+    tf32  64     *       16   | -        -        16x16w1   16x16w1      16x16w1   16x16w1   16x16w1
+    tf32  64     1       32   | -        -        32x32w4   -            -         -         -
+    tf32  64     0,1     32   | -        -        32x32w2   32x32w2      32x32w2   32x32w2   32x32w2
+    tf32  64     2,3     32   | -        -        32x32w4   32x32w4      32x32w4   32x32w4   32x32w4
+    tf32  64     *       64   | -        -        32x64w2   32x64w2      32x64w2   32x64w2   -
+    half  *      *       16   | 16x16w2  16x16w1  16x16w1   16x16w1      16x16w1   16x16w1   16x16w1
+    half  64     0,1     32   | 32x32w4  32x32w1  32x32w1   32x32w1      32x32w1   32x32w1   32x32w1
+    half  64     2,3     32   | 32x32w4  32x32w4  32x32w4   32x32w4      16x32w1   32x32w4   32x32w4
+    half  64     2,3     64   | -        -        -         32x64w4      -         -         -
+    half  64     *       64   | 16x64w4  32x64w2  32x64w2   32x64w2      32x64w2   32x64w2   32x64w2
+    half  64     0,1     128  | -        -        64x128w4  64x128w4     64x128w4  64x128w4  -
+    half  64     2,3     128  | -        -        64x128w8  64x128w8     16x128w4  64x128w8  -
+    half  128    0,1     32   | 16x32w4  32x32w2  32x32w2   32x32w2      32x32w2   32x32w2   32x32w2
+    half  128    2,3     32   | 16x32w4  32x32w4  32x32w4   32x32w4      32x32w4   32x32w4   32x32w4
+    half  128    *       64   | -        -        32x64w2   32x64w2      32x64w2   32x64w2   -
     """),
     _short_alternatives,
 )
@@ -230,13 +234,13 @@ SHORT_BACKWARD = Choice(
     tf32  64     0,1     64   | -        -        32x64w8   32x64w8      16x64w8   32x64w8   -
     tf32  64     2,3     64   | -        -        16x64w8   16x64w8      16x64w8   16x64w8   -
     half  64     *       16   | 16x16w4  16x16w2  16x16w2   16x16w2      16x16w2   16x16w2   16x16w2
-    half  64     0,1     32   | 16x32w8  32x32w4  32x32w4   32x32w4      32x32w4   32x32w4   32x32w4
-    half  64     2,3     32   | 16x32w8  16x32w4  16x32w4   16x32w4      16x32w4   16x32w4   16x32w4
+    half  64     0,1     32   | 16x32w8  32x32w4  32x32w4   32x32w4      16x32w1   32x32w4   32x32w4
+    half  64     2,3     32   | 16x32w8  16x32w4  16x32w4   16x32w4      32x32w2   16x32w4   16x32w4
     # sm_100: 4 warps spill 8 bytes
     half  64     0,1     64   | 16x64w8  32x64w4  32x64w4   32x64w4      32x64w4   32x64w8   32x64w4
     half  64     2,3     64   | 16x64w8  16x64w4  16x64w4   16x64w4      16x64w4   16x64w4   16x64w4
     half  64     0,1     128  | -        -        32x128w8  32x128w8     32x128w8  32x128w8  -
-    half  64     2,3     128  | -        -        16x128w8  16x128w8     16x128w8  32x128w8  -
+    half  64     2,3     128  | -        -        16x128w8  16x128w8     16x128w4  32x128w8  -
     half  128    *       16   | 16x16w8  16x16w2  16x16w2   16x16w2      16x16w2   16x16w2   16x16w2
     half  128    *       32   | 16x32w8  16x32w4  16x32w4   16x32w4      16x32w4   16x32w4   16x32w4
     half  128    *       64   | -        -        16x64w8   16x64w8      16x64w8   16x64w8   -
