@@ -14,11 +14,14 @@ import torch
 from torch import Tensor
 
 from fasttfm import functional as F
+from fasttfm.errors import UserError
 from fasttfm.kernels import choices
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choice_cache import Answer
 from fasttfm.timing import Clock, Timing, measure
 
+LARGEST_ERROR = 0.02
+"""Of an answer's outputs against the shipped answer's, as a share of the largest: bfloat16 errs by half of it."""
 LEAST_GAIN = 0.03
 """An answer goes before the shipped one only when it takes at least so much less time: timings repeat to a percent."""
 
@@ -80,7 +83,8 @@ def tune(
 ) -> Iterator[Measured]:
     """Measures decision after decision and leaves the faster answer in force for those that follow.
 
-    Answers that cannot run here (too little shared memory, too many registers) are passed over.
+    Answers that cannot run here (too little shared memory, too many registers) or compute something else than the
+    shipped one are passed over. Raises UserError where one ends in an error that the device does not recover from.
     """
     decisions = decisions_of(work, chip)
     in_force: dict[Decision, Any] = {}
@@ -93,21 +97,59 @@ def tune(
         if len(answers) == 1:
             continue
 
-        def provider(answer: Any, decision: Decision = decision, names: list[str] = names) -> Work:
+        expected: list[Tensor] = []
+
+        def provider(
+            answer: Any, decision: Decision = decision, names: list[str] = names, expected: list[Tensor] = expected
+        ) -> Work:
+            checked = False
+
             def run() -> None:
+                nonlocal checked
                 choices.keep(chip, {**in_force, decision: str(answer)})
-                for name in names:
-                    work[name]()
+                if not checked:
+                    torch.manual_seed(0)  # the same dropout for every answer
+                outputs = [work[name]() for name in names]
+                if not checked:
+                    _check(outputs, expected)
+                    checked = True
 
             return run
 
         times = measure({str(a): provider(a) for a in answers}, clock, seconds=seconds_per_decision, warm_up=1)
+        for answer, timing in times.items():
+            if isinstance(timing, str) and timing.startswith("AcceleratorError"):
+                raise UserError(
+                    f"{name} {' '.join(map(str, size_class))}: {answer} ended in an error that the device does not "
+                    f"recover from ({timing}); nothing is kept: please report it"
+                )
         measured = Measured(decision, shipped, _fastest(answers, times), times)
         if measured.changed:
             in_force[decision] = str(measured.best)
         choices.keep(chip, in_force)
         yield measured
     progress(len(decisions), len(decisions))
+
+
+def _check(outputs: Any, expected: list[Tensor]) -> None:
+    """Fill `expected` with the tensors among outputs where it is empty; else raise ValueError where they differ."""
+    found = list(_tensors(outputs))
+    if not expected:
+        expected += [x.detach().float() for x in found]
+        return
+    for x, wanted in zip(found, expected, strict=True):
+        largest = wanted.abs().max().item()
+        error = (x.detach().float() - wanted).abs().max().item()
+        if not error <= LARGEST_ERROR * largest:
+            raise ValueError(f"its numbers are not the shipped one's: they differ by {error:.1e} of {largest:.1e}")
+
+
+def _tensors(outputs: Any) -> Iterator[Tensor]:
+    if isinstance(outputs, Tensor):
+        yield outputs
+    elif isinstance(outputs, (tuple, list)):
+        for each in outputs:
+            yield from _tensors(each)
 
 
 def _fastest(answers: list[Any], times: Mapping[str, Timing | str]) -> Any:

@@ -8,9 +8,9 @@ They were chosen so that nothing spills from sm_80 on under Triton 3.7.1 (docs/c
 compiled), that a program of an older chip fits 48 KiB of shared memory, and in half precision on sm_80 and sm_90 so
 that no unit of the chip is asked for more than the tensor cores where that can be. Dropout takes registers, and a
 mask's tile as many as the scores: hence the extras. Where two cells of a row differ by the chip alone, the larger tile
-spills on the other chip. Of sm_90 those in half precision for heads of 64 and 128 were the fastest on an H100, but for
-long rows with extras 2 and 3 and short ones of 64 keys (docs/gpu-predictions.md); some spill up to 112 bytes. No other
-has been timed.
+spills on the other chip. Of sm_90 forward tiles in half precision for heads of 64 and 128, and both passes of rows of
+17 to 32 keys, were the fastest on an H100 of those whose numbers were checked there; some spill up to 48 bytes. No
+other has been timed. docs/gpu-predictions.md has faster ones for long rows backward, which no device has checked.
 """
 
 from __future__ import annotations
@@ -39,6 +39,12 @@ def _short_alternatives(chip: Chip, kind: str, width: int, extras: int, keys: in
     tiles = [Tile(rows, keys, warps) for rows in (16, 32, 64) for warps in (1, 2, 4, 8) if rows <= 2 * keys]
     # of more than 64 scores a thread most would go to memory and back
     return [tile for tile in tiles if tile.rows * tile.columns <= 64 * 32 * tile.warps]
+
+
+def _short_backward_alternatives(chip: Chip, kind: str, width: int, extras: int, keys: int) -> list[Tile]:
+    """Without those of which 16x128w4 ended in an illegal address on an H100: its PTX is right when it is executed."""
+    tiles = _short_alternatives(chip, kind, width, extras, keys)
+    return [tile for tile in tiles if not (tile.rows == 16 and keys == 128 and tile.warps < 8)]
 
 
 def _softmax_alternatives(chip: Chip, keys: int) -> list[Tile]:
@@ -116,14 +122,14 @@ BACKWARD_QUERIES = Choice(
     tf32  128    0,1    | -        -        16x64w4     16x32w4      32x32w4     32x32w4    16x32w8
     tf32  128    2,3    | -        -        16x32w4     16x32w4      16x32w4     16x32w4    16x32w8
     tf32  256    *      | -        -        16x32w8     16x32w8      16x32w8     16x32w8    16x32w8
-    half  64     0      | 32x32w8  32x32w4  128x64w8s2  128x64w8s2   64x64w4s3   64x64w8s2  128x64w8s2
+    half  64     0      | 32x32w8  32x32w4  128x64w8s2  128x64w8s2   128x64w8s2  64x64w8s2  128x64w8s2
     # sm_100: 64x32 counts 21 cycles for 14
-    half  64     1      | 32x32w8  32x32w4  128x64w8s2  64x32w4s2    64x64w4s3   128x32w4s2 64x32w8s2
+    half  64     1      | 32x32w8  32x32w4  128x64w8s2  64x32w4s2    128x64w8s2  128x32w4s2 64x32w8s2
     # sm_86, sm_89: 64x32 spills 8 bytes; sm_100 with extras 3: two stages spill 40 bytes
     half  64     2      | 32x32w8  32x32w4  64x32w4s2   32x64w4s2    64x32w4s2   64x32w4s2  64x32w8s2
     half  64     3      | 32x32w8  32x32w4  64x32w4s2   32x64w4s2    64x32w4s2   64x32w4    64x32w8s2
-    half  128    0      | 16x16w8  32x32w4  128x32w8s2  64x32w4s2    128x64w8s3  64x32w4s2  64x32w4s2
-    half  128    1      | 16x16w8  32x32w4  128x32w8s2  64x32w8s2    128x64w8s3  64x32w8s2  64x32w8s2
+    half  128    0      | 16x16w8  32x32w4  128x32w8s2  64x32w4s2    128x32w8s2  64x32w4s2  64x32w4s2
+    half  128    1      | 16x16w8  32x32w4  128x32w8s2  64x32w8s2    128x32w8s2  64x32w8s2  64x32w8s2
     # sm_120: 64x32 spills 88 bytes
     half  128    2,3    | 16x16w8  32x32w4  32x32w8s2   64x32w8s2    64x32w8s2   32x32w8s2  32x64w8s2
     half  256    0      | 16x16w8  32x16w8  64x32w8     64x32w8      32x32w8s2   64x32w8    64x32w8
@@ -150,13 +156,13 @@ BACKWARD_KEYS = Choice(
     tf32  64     3      | -        -        32x32w8     32x32w8      16x16w4     16x32w4    32x32w4
     tf32  128    *      | -        -        32x32w8     32x32w8      32x32w8     32x32w8    32x32w8
     tf32  256    *      | -        -        16x16w8     16x16w8      16x16w8     16x16w8    16x16w8
-    half  64     0      | 16x32w8  32x32w4  32x128w8s2  128x32w8s2   64x64w4s3   64x64w8s2  128x32w8s2
+    half  64     0      | 16x32w8  32x32w4  32x128w8s2  128x32w8s2   64x128w8    64x64w8s2  128x32w8s2
     # sm_100: 32x64 counts 47 cycles for 32
-    half  64     1      | 16x32w8  32x32w4  32x128w8    128x32w8s2   32x64w4s3   32x128w8s2 128x32w8s2
+    half  64     1      | 16x32w8  32x32w4  32x128w8    128x32w8s2   32x128w8s2  32x128w8s2 128x32w8s2
     half  64     2,3    | 16x32w8  32x32w4  32x64w8     32x64w8      32x64w8     32x64w8    32x64w8
     # amd: 32x32w8 spills 108 bytes; sm_90 with shared keys: 32x128 spills
-    half  128    0      | 16x16w8  16x64w8  16x128w8    32x64w8s2    32x64w4s3   32x64w8s2  32x64w8s2
-    half  128    1      | 16x16w8  16x64w8  16x128w8    32x64w8s2    32x128w8s3  32x32w8    32x64w8s2
+    half  128    0      | 16x16w8  16x64w8  16x128w8    32x64w8s2    32x128w8s2  32x64w8s2  32x64w8s2
+    half  128    1      | 16x16w8  16x64w8  16x128w8    32x64w8s2    16x128w8    32x32w8    32x64w8s2
     half  128    2,3    | 16x16w8  16x64w8  32x32w8     32x32w8      32x32w8     32x32w8    32x32w8
     half  256    0      | 16x16w8  16x16w8  32x32w8     32x32w8      32x32w8     32x32w8    32x32w8
     half  256    1,2,3  | 16x16w8  16x16w8  16x32w8     16x32w8      16x32w8     16x32w8    16x32w8
@@ -240,12 +246,12 @@ SHORT_BACKWARD = Choice(
     half  64     0,1     64   | 16x64w8  32x64w4  32x64w4   32x64w4      32x64w4   32x64w8   32x64w4
     half  64     2,3     64   | 16x64w8  16x64w4  16x64w4   16x64w4      16x64w4   16x64w4   16x64w4
     half  64     0,1     128  | -        -        32x128w8  32x128w8     32x128w8  32x128w8  -
-    half  64     2,3     128  | -        -        16x128w8  16x128w8     16x128w4  32x128w8  -
+    half  64     2,3     128  | -        -        16x128w8  16x128w8     16x128w8  32x128w8  -
     half  128    *       16   | 16x16w8  16x16w2  16x16w2   16x16w2      16x16w2   16x16w2   16x16w2
     half  128    *       32   | 16x32w8  16x32w4  16x32w4   16x32w4      16x32w4   16x32w4   16x32w4
     half  128    *       64   | -        -        16x64w8   16x64w8      16x64w8   16x64w8   -
     """),
-    _short_alternatives,
+    _short_backward_alternatives,
 )
 
 # masked_softmax.py; keys: the power of two that holds a row, or a step of the walk over a longer one. 16 elements a

@@ -11,6 +11,7 @@ from fasttfm import timing, tuning
 from fasttfm.cli import main
 from fasttfm.cpu import thresholds
 from fasttfm.cpu import tuning as cpu_tuning
+from fasttfm.errors import UserError
 from fasttfm.kernels import choice_cache, choices
 from fasttfm.kernels.chip import CHIPS
 
@@ -31,6 +32,7 @@ class FakeClock:
     def __init__(self, microseconds):
         self.of_tile = microseconds
         self.asked = []
+        self.right = {8, 16, 32}
 
     def microseconds(self, run):
         self.asked.clear()
@@ -60,6 +62,7 @@ def bench(monkeypatch):
             if chosen.rows not in clock.of_tile:
                 raise RuntimeError("out of resource: shared memory")
             clock.asked.append(chosen)
+            return [torch.ones(3), (torch.full((2,), 2.0) if chosen.rows in clock.right else torch.zeros(2),)]
 
         return run
 
@@ -97,6 +100,31 @@ def test_an_answer_that_cannot_run_here_is_passed_over(bench):
     results = measured(bench)
     assert not any(m.changed for m in results)
     assert "out of resource" in results[0].times["rows=32"]
+
+
+def test_a_fast_answer_with_other_numbers_is_passed_over(bench):
+    bench[1].right.remove(32)
+    results = measured(bench)
+    assert not any(m.changed for m in results)
+    assert "its numbers are not the shipped one's: they differ by 2.0e+00 of 2.0e+00" in results[0].times["rows=32"]
+
+
+def test_an_answer_that_breaks_the_device_ends_it_in_a_line(bench, monkeypatch):
+    class AcceleratorError(RuntimeError):
+        pass
+
+    real = bench[1].of_tile.pop(32)
+    assert real == 5.0
+    broken = {name: functools.partial(_breaking, run, AcceleratorError) for name, run in bench[2].items()}
+    with pytest.raises(UserError, match=r"test\.tile 512: rows=32 ended in an error that the device does not recover"):
+        list(tuning.tune(broken, CHIP, bench[1], seconds_per_decision=0))
+
+
+def _breaking(run, error):
+    try:
+        return run()
+    except RuntimeError:
+        raise error("CUDA error: an illegal memory access was encountered") from None
 
 
 def test_what_was_measured_is_kept_and_read_back(bench, tmp_path, monkeypatch):
