@@ -14,6 +14,7 @@ from benchmarks.measure.machine import ROOT, is_cpu, machine_name, noisy
 from benchmarks.measure.providers import OURS
 from benchmarks.measure.records import GROUPS, RESULTS, Entry, Loaded, grouped, load
 from benchmarks.measure.text_table import duration, number, shape_text, short_dtype
+from benchmarks.report import gpu_table
 from benchmarks.report.headline import GRID_NOTE, Claim, by_case, claims, grid, leading_machine, searches
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError
@@ -187,6 +188,10 @@ def readme_table(files: Loaded) -> str:
     if rows:
         lines[0] += f" Searches with paper-base, {machine}, {Claim('', '', tuple(rows)).origin}. {GRID_NOTE}"
         lines += ["", text_table.markdown(*grid(rows))]
+    for machine, entries in grouped(gpu_table.kernels(files), lambda entry: machine_name(entry.machine)).items():
+        origin = Claim("", "", tuple(entries)).origin
+        lines += ["", f"Kernels in half precision, {machine}, {origin}. {gpu_table.NOTE}", ""]
+        lines.append(text_table.markdown(gpu_table.HEAD, gpu_table.rows(entries)))
     leading = (f"- {c.what}: {c.figure}; commit {c.origin}".replace("\\|", "|") for c in claims(files) if c.leads)
     return "\n".join([*lines, "", *leading])
 

@@ -141,3 +141,21 @@ def test_the_table_replaces_what_stands_between_the_markers_and_nothing_else(tmp
     assert page.write_readme(files, readme) is False
     with pytest.raises(UserError, match="README has no table to write"):
         page.updated("no markers", files)
+
+
+def test_kernels_on_a_gpu_stand_beside_the_fastest_other_with_losses_bold_and_noise_named(write, record):
+    shape = {"B": 4, "H": 8, "L": 27, "S": 27, "D": 64, "mask": "lengths", "dropout": 0.1}
+    rows = []
+    for name, times, noisy in (
+        ("training forward", {"fasttfm": 50.0, "torch eager": 400.0, "SDPA": 100.0}, False),
+        ("backward", {"fasttfm": 200.0, "SDPA": 100.0}, False),
+    ):
+        for provider, time in times.items():
+            row = record(p50=time, shape=shape, provider=provider, noisy=noisy)
+            row |= {"case": "attention", "pass": name, "machine": {**row["machine"], "device": "A GPU"}}
+            rows.append(row)
+    text = page.readme_table(load(write("kernels.jsonl", *rows)))
+    cells = "50.0 µs ±2%<br>SDPA 100 µs | **200 µs ±2%**<br>SDPA 100 µs"
+    assert f"| attention: 4 × 8 heads, 27 × 64, lengths, dropout 0.1 | {cells} |" in text
+    rows[-1]["noisy"] = True
+    assert "| too noisy to say |" in page.readme_table(load(write("kernels.jsonl", *rows)))
