@@ -77,4 +77,4 @@ del tensors
 print(mapped() - before)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert int(done.stdout) >= 80 << 20
+    assert int(done.stdout) >= 70 << 20  # what was free in the heap before is taken first
