@@ -9,7 +9,8 @@ compiled), that a program of an older chip fits 48 KiB of shared memory, and in 
 that no unit of the chip is asked for more than the tensor cores where that can be. Dropout takes registers, and a
 mask's tile as many as the scores: hence the extras. Where two cells of a row differ by the chip alone, the larger tile
 spills on the other chip. Of sm_90 forward tiles in half precision for heads of 64 and 128, and both passes of rows of
-17 to 32 keys, were the fastest on an H100 of those whose numbers were checked there; some spill up to 48 bytes. No
+17 to 32 keys, were the fastest on an H100 of those whose numbers were checked there; some spill up to 48 bytes. With a
+mask the latter were timed there and not checked: their PTX is, executed, and one warp or two multiply at once. No
 other has been timed. docs/gpu-predictions.md has faster ones for long rows backward, which no device has checked.
 """
 
