@@ -170,7 +170,8 @@ def run_cases(
     import torch
 
     from benchmarks.measure import harness, machine, records
-    from benchmarks.measure.clocks import Clocks, ceilings, keep_freed_memory
+    from benchmarks.measure.clocks import Clocks, ceilings
+    from fasttfm.memory import keep_freed_memory
 
     keep_freed_memory()
     warnings.simplefilter("ignore")  # why a provider refused is in its row

@@ -2,6 +2,7 @@
 on it."""
 
 import ctypes
+import os
 import sys
 from pathlib import Path
 
@@ -54,7 +55,10 @@ def keep_freed_memory() -> None:
     """Have the C library keep what is freed, for good, and take less than 32 MiB from what it keeps, if it is glibc.
 
     A training step on a CPU frees what the next one takes; given back, its pages are mapped and cleared anew each time.
+    What a user's MALLOC_ variables say stands.
     """
+    if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
+        return
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):

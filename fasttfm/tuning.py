@@ -97,10 +97,13 @@ def tune(
         if len(answers) == 1:
             continue
 
-        expected: list[Tensor] = []
+        expected: dict[str, list[Tensor]] = {}
 
         def provider(
-            answer: Any, decision: Decision = decision, names: list[str] = names, expected: list[Tensor] = expected
+            answer: Any,
+            decision: Decision = decision,
+            names: list[str] = names,
+            expected: dict[str, list[Tensor]] = expected,
         ) -> Work:
             checked = False
 
@@ -109,10 +112,12 @@ def tune(
                 choices.keep(chip, {**in_force, decision: str(answer)})
                 if not checked:
                     torch.manual_seed(0)  # the same dropout for every answer
-                outputs = [work[name]() for name in names]
-                if not checked:
-                    _check(outputs, expected)
-                    checked = True
+                for name in names:
+                    outputs = work[name]()
+                    if not checked:
+                        found = list(_tensors(outputs))
+                        _check(found, expected.setdefault(name, found))
+                checked = True
 
             return run
 
@@ -131,20 +136,17 @@ def tune(
     progress(len(decisions), len(decisions))
 
 
-def _check(outputs: Any, expected: list[Tensor]) -> None:
-    """Fill `expected` with the tensors among outputs where it is empty; else raise ValueError where they differ."""
-    found = list(_tensors(outputs))
-    if not expected:
-        expected += [x.detach().float() for x in found]
-        return
+def _check(found: list[Tensor], expected: list[Tensor]) -> None:
+    """Raises ValueError where an answer's outputs differ from the shipped one's by more than LARGEST_ERROR."""
     for x, wanted in zip(found, expected, strict=True):
         largest = wanted.abs().max().item()
-        error = (x.detach().float() - wanted).abs().max().item()
+        error = (x.float() - wanted.float()).abs().max().item()
         if not error <= LARGEST_ERROR * largest:
             raise ValueError(f"its numbers are not the shipped one's: they differ by {error:.1e} of {largest:.1e}")
 
 
 def _tensors(outputs: Any) -> Iterator[Tensor]:
+    """Yield the tensors that a piece of work returns, however nested."""
     if isinstance(outputs, Tensor):
         yield outputs
     elif isinstance(outputs, (tuple, list)):

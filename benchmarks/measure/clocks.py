@@ -4,7 +4,6 @@ Both overwrite the last-level cache before a run, both return when what the run 
 ever handed to a provider.
 """
 
-import ctypes
 import os
 import re
 import time
@@ -23,8 +22,6 @@ from fasttfm.timing import DeviceClock, l2_bytes
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler that counts memory announces itself on stderr otherwise
 
 _UNKNOWN_CACHE = 64 << 20
-_MALLOC = ((-3, 32 << 20), (-1, 512 << 20))
-"""glibc's M_MMAP_THRESHOLD, its largest value, and M_TRIM_THRESHOLD (malloc.h)."""
 
 
 class HostClock:
@@ -100,17 +97,6 @@ def host_peak_bytes(run: Callable[[], Any]) -> int:
         now += change
         most = max(most, now)
     return most
-
-
-def keep_freed_memory() -> None:
-    """Has glibc keep the memory that a run frees for the next run, of all providers alike.
-
-    Else it depends on what happens to lie behind a tensor whether its pages are new in every run of a process, and
-    clearing them is a good part of a short kernel's time. What a user's MALLOC_ variables say stands.
-    """
-    if not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ) and os.name == "posix":
-        for option, value in _MALLOC:
-            getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)(option, value)
 
 
 def last_level_cache() -> int:

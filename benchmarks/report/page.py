@@ -188,9 +188,11 @@ def readme_table(files: Loaded) -> str:
     if rows:
         lines[0] += f" Searches with paper-base, {machine}, {Claim('', '', tuple(rows)).origin}. {GRID_NOTE}"
         lines += ["", text_table.markdown(*grid(rows))]
-    for machine, entries in grouped(gpu_table.kernels(files), lambda entry: machine_name(entry.machine)).items():
+    for (machine, dtype), entries in grouped(
+        gpu_table.kernels(files), lambda entry: (machine_name(entry.machine), short_dtype(entry.record["dtype"]))
+    ).items():
         origin = Claim("", "", tuple(entries)).origin
-        lines += ["", f"Kernels in half precision, {machine}, {origin}. {gpu_table.NOTE}", ""]
+        lines += ["", f"Kernels, {dtype}, {machine}, {origin}. {gpu_table.NOTE}", ""]
         lines.append(text_table.markdown(gpu_table.HEAD, gpu_table.rows(entries)))
     leading = (f"- {c.what}: {c.figure}; commit {c.origin}".replace("\\|", "|") for c in claims(files) if c.leads)
     return "\n".join([*lines, "", *leading])

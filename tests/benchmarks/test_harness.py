@@ -393,7 +393,7 @@ def test_a_unit_at_the_kink_of_a_relu_may_go_either_way_but_no_more():
 
 PAGES = """
 import resource, sys, torch
-from benchmarks.measure.clocks import keep_freed_memory
+from fasttfm.memory import keep_freed_memory
 
 def new_pages():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

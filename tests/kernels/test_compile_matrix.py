@@ -151,6 +151,7 @@ def test_the_rules_hold_whatever_is_recorded():
     product = any_case(matrix_product=True, dtype="bf16")
     assert budgets.broken_rules(sm_80, product, LIGHT) == []
     assert "spills 8 bytes" in budgets.broken_rules(sm_80, product, dataclasses.replace(LIGHT, spill=8))[0]
+    assert "spills 8 bytes" in budgets.broken_rules(CHIPS["sm_90"], product, dataclasses.replace(LIGHT, spill=8))[0]
     assert budgets.broken_rules(sm_60, product, dataclasses.replace(LIGHT, spill=8)) == []
     assert "49153 bytes" in budgets.broken_rules(sm_60, product, dataclasses.replace(LIGHT, shared=49153))[0]
     idle = dataclasses.replace(LIGHT, matrix=0)
