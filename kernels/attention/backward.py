@@ -148,8 +148,8 @@ def _walk_queries(
 def _gradients_of_keys(
     q, k, v, dout, dq, dk, dv, lse, delta, strides, lse_strides, problem, head, first_column, T, GROUP: tl.constexpr
 ):
-    """Writes dk and dv of the COLUMNS keys of a head from first_column on; dq: as _walk_queries() takes it, of the lines
-    of lse, or None."""
+    """Writes dk and dv of the COLUMNS keys of a head from first_column on; dq: that of _walk_queries(), with D elements
+    for each of lse, or None."""
     sizes = steps.sizes_of_keys(problem.sizes, GROUP)
     q_strides, k_strides, v_strides, dout_strides, dk_strides, dv_strides = strides
     masking = problem.masking

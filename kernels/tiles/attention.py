@@ -37,14 +37,11 @@ def _backward_alternatives(chip: Chip, *size: Any) -> list[Tile]:
 
 
 def _launches_alternatives(chip: Chip, kind: str, width: int, extras: int, *size: Any) -> list[int]:
-    return (
-        [1, 2]
-        if chip.name in ("sm_80", "sm_89", "sm_90", "sm_120")
-        and kind in ("fp16", "bf16")
-        and width == 64
-        and extras < 2
-        else [2]
-    )
+    try:
+        BACKWARD_HEADS.shipped(chip, kind, width, extras)
+    except ValueError:
+        return [2]
+    return [1, 2]
 
 
 def _short_alternatives(chip: Chip, kind: str, width: int, extras: int, keys: int) -> list[Tile]:
@@ -183,32 +180,30 @@ BACKWARD_KEYS = Choice(
     _backward_alternatives,
 )
 
-# attention/backward.py: 2 for those of queries and of keys, seven products; 1, five, where a program has a head of keys
-# and adds dQ up in memory. rows: key_class() of the keys and of all queries that a head of keys has, which bounds what
-# lies there, 4 D bytes a query of each program that runs; rounds: whole or not, as whole_rounds() says. On sm_80, sm_89
-# and sm_120 the tensor cores bound both ways, and it reads and writes there less than the second-level cache moves in
-# that time (docs/ledger.md); no device has timed it. `fasttfm tune` tries it on sm_90.
+# attention/backward.py: 1 where a program may have a head of keys, five products and dQ added up in memory; else those
+# of queries and of keys, seven. rows: key_class() of the keys, or of all queries that a head of keys has, which bounds
+# what lies in that memory, 4 D bytes a query of each program that runs; rounds: whole or broken (whole_rounds()).
+# On sm_80, sm_89 and sm_120 the tensor cores bound both ways, and it reads and writes there less than the second-level
+# cache moves in that time (docs/ledger.md). No device has timed it; on sm_90 `fasttfm tune` tries it.
 LAUNCHES = Choice(
     "attention.backward.launches",
     Table(
         """
-        kind  width  extras  rows                rounds | sm_80,sm_89,sm_120  *
+        kind  width  extras  rows                  rounds | sm_80,sm_89,sm_120  *
         half  64     0,1     16,32,64,128,256,512  whole  | 1                   2
-        *     *      *       *                   *      | 2                   2
+        *     *      *       *                     *      | 2                   2
         """,
         int,
     ),
     _launches_alternatives,
 )
 
-# attention/backward.py, all three: 64 of 128 keys for a warp group of sm_90. What spills does so outside of the loops
-# over queries, once for a tile of keys.
+# A warp group of sm_90 has 64 keys. What spills does so outside of the loops over queries, once for a tile of keys.
 BACKWARD_HEADS = Choice(
-    "attention.backward_heads",
+    "attention.backward.heads",
     tiles("""
-    kind  width  extras | interpreter  sm_80     sm_89     sm_90      sm_120
-    half  64     0,1    | -            32x64w4s3 32x64w4s3 64x128w8   32x64w4s3
-    *     *      *      | 16x32w4      -         -         -          -
+    kind  width  extras | interpreter  sm_80      sm_89      sm_90     sm_120
+    half  64     0,1    | 16x32w4      32x64w4s3  32x64w4s3  64x128w8  32x64w4s3
     """),
     _backward_alternatives,
 )
