@@ -183,15 +183,15 @@ BACKWARD_KEYS = Choice(
 # attention/backward.py: 1 where a program may have a head of keys, five products and dQ added up in memory; else those
 # of queries and of keys, seven. rows: key_class() of the keys, or of all queries that a head of keys has, which bounds
 # what lies in that memory, 4 D bytes a query of each program that runs; rounds: whole or broken (whole_rounds()).
-# On sm_80, sm_89 and sm_120 the tensor cores bound both ways, and it reads and writes there less than the second-level
-# cache moves in that time (docs/ledger.md). No device has timed it; on sm_90 `fasttfm tune` tries it.
+# On sm_80 and sm_89 the tensor cores bound both ways, and it reads and writes there half of what the second-level cache
+# moves in that time (docs/ledger.md). No device has timed it; on sm_90 and sm_120 `fasttfm tune` tries it.
 LAUNCHES = Choice(
     "attention.backward.launches",
     Table(
         """
-        kind  width  extras  rows                  rounds | sm_80,sm_89,sm_120  *
-        half  64     0,1     16,32,64,128,256,512  whole  | 1                   2
-        *     *      *       *                     *      | 2                   2
+        kind  width  extras  rows                  rounds | sm_80,sm_89  *
+        half  64     0,1     16,32,64,128,256,512  whole  | 1            2
+        *     *      *       *                     *      | 2            2
         """,
         int,
     ),
@@ -202,8 +202,8 @@ LAUNCHES = Choice(
 BACKWARD_HEADS = Choice(
     "attention.backward.heads",
     tiles("""
-    kind  width  extras | interpreter  sm_80      sm_89      sm_90     sm_120
-    half  64     0,1    | 16x32w4      32x64w4s3  32x64w4s3  64x128w8  32x64w4s3
+    kind  width  extras | sm_80      sm_89    sm_90     sm_120
+    half  64     0,1    | 32x64w4s3  32x64w4  64x128w8  32x32w4
     """),
     _backward_alternatives,
 )
