@@ -1,4 +1,4 @@
-"""Attention for long rows, backward: two launches, no atomics, nothing of size L * S.
+"""Attention for long rows, backward: two launches or one, no atomics, nothing of size L * S.
 
     P = 2^(S - LSE)        delta = rowsum(dO * O)        dP = dropout'(dO V^T)        dS = P * (dP - delta)
     dV = dropout(P)^T dO             dQ = dS K * scale             dK = dS^T Q * scale
@@ -9,6 +9,11 @@ are the left operands of their products as they come. Where query heads share a 
 launch walks over the queries of all of them and adds up in its registers: dK and dV are written once, in the same bits
 every time, where a sum afterwards would write and read GROUP times as much.
 14 * B * H * L * S * D floating-point operations in all.
+
+10 of them where one launch does it all, _backward_heads(): a program has a head of keys, walks over its tiles one after
+the other, and adds each one's part of dQ up in float32 memory that no other program touches. So the order is fixed without
+atomics or a second pass. That takes 4 * B * H * L * D bytes, which are to stay in the second-level cache, and as many
+heads as fill the chip: rows of up to 512 keys (LAUNCHES in tiles/attention.py).
 """
 
 from __future__ import annotations
@@ -310,7 +315,7 @@ def _head_class(call: Call) -> tuple[int, str]:
 
 
 def whole_rounds(programs: int, chip: Chip) -> bool:
-    """Whether programs, two at a time on each processor, leave less than a fifth of their last round's time unused."""
+    """Return whether programs, two at a time on each processor, fill four fifths of the rounds that they take."""
     slots = 2 * chip.processors
     return 5 * programs >= 4 * slots * ceil_div(programs, slots)
 
