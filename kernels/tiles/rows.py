@@ -98,12 +98,12 @@ def _row_alternatives(chip: Chip, classes: int) -> list[Tile]:
 CROSS_ENTROPY = Choice(
     "cross_entropy.row",
     tiles("""
-    classes           | *
-    512               | 512w1
-    1024              | 1024w1
-    2048              | 2048w2
-    4096              | 4096w4  # 32 elements a thread: with 16 a third more instructions an element
-    8192,16384,32768  | 4096w8
+    classes           | amd     *
+    512               | -       512w1
+    1024              | -       1024w1
+    2048              | 2048w1  2048w2
+    4096              | 4096w2  4096w4  # 32 elements a thread: with 16 a third more instructions an element
+    8192,16384,32768  | 4096w4  4096w8  # HELD elements a thread
     """),
     _row_alternatives,
 )
