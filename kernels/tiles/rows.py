@@ -66,12 +66,14 @@ columns | *
 512     | 4x512w2
 """)
 
-# 2,048 elements of the embedding, 32 a thread: what a row takes, once for twice as many as with 16.
+# 2,048 elements of the embedding, 32 a thread: what a row takes, once for twice as many as with 16. Of 512 columns a
+# thread has half as many rows.
 EMBEDDING = tiles("""
 columns | amd       *
 64      | 32x64w1   32x64w2
 128     | 16x128w1  16x128w2
 256     | 8x256w1   8x256w2
+512     | 4x512w1   2x512w1
 """)
 
 # Pairs of a head: 1,024, which are 32 elements a thread.
