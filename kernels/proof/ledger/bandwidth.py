@@ -100,7 +100,7 @@ def recorded() -> list[Share]:
     """The shares of all cases with a bound in budgets.csv, in order of their products."""
     _, known = budgets.read()
     order = list(PRODUCTS)
-    bound = {key: _cycles(key[0], key[1], needs) for key, needs in known.items() if needs.bound}
+    bound = {key: _cycles(key[0], key[1], needs) for key, needs in known.items() if needs.bound and key[0] in CHIPS}
     found = shares((*key, cycles) for key, cycles in bound.items())
     return sorted(found, key=lambda each: (each.case, each.dtype, order.index(each.product.name)))
 
