@@ -3,7 +3,7 @@
 import argparse
 import difflib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,6 +28,11 @@ class _Help(argparse.HelpFormatter):
 class Parser(argparse.ArgumentParser):
     """Raises UserError where argparse would print its usage and exit; takes no abbreviated flags."""
 
+    needs: Mapping[str, Sequence[str]] = {}
+    """Flag -> flags of which one must be given beside it."""
+    apart: Sequence[tuple[str, str]] = ()
+    """Pairs of flags that mean nothing beside one another."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # --max-tok must not silently change its meaning when a version adds --max-token-something
         super().__init__(*args, **{"allow_abbrev": False, "formatter_class": _Help, **kwargs})
@@ -35,11 +40,27 @@ class Parser(argparse.ArgumentParser):
         self.register("type", float, _number)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse like argparse, but refuse unknown arguments in place of returning them."""
+        """Parse like argparse, but refuse unknown arguments, and flags that would be ignored beside the others."""
+        self._given: set[str] = set()
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self._refuse(unknown[0])
+        for flag, others in self.needs.items():
+            if flag in self._given and self._given.isdisjoint(others):
+                raise UserError(f"{flag} goes with {' or '.join(others)}: give both, or leave out {flag}")
+        for one, other in self.apart:
+            if self._given.issuperset((one, other)):
+                raise UserError(f"{one} and {other} do not go together: leave out one of them")
         return parsed, unknown
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """Read the values of one argument like argparse, but refuse a second file where only the last would count."""
+        if action.option_strings:
+            flag = action.option_strings[0]
+            if flag in self._given and isinstance(action.type, PathKind) and type(action) is argparse._StoreAction:
+                self.error(f"{flag} was given twice")
+            self._given.add(flag)
+        return super()._get_values(action, arg_strings)
 
     def error(self, message: str) -> NoReturn:
         """Raise UserError; argparse calls it for a wrong command line."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fasttfm.children import command_line, run_to_end, signal_name
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import add_downloads
+from fasttfm.cli.parser import Parser, add_downloads
 from fasttfm.cli.paths import SHARED_FOLDER
 from fasttfm.errors import UserError
 from fasttfm.files import writing
@@ -59,7 +59,7 @@ _DRY_TRAIN = ("--max-update", "20")
 """What --dry-run puts in the place of the recipe's own."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.add_argument("name", metavar="NAME", help=f"one of {', '.join(RECIPES)}")
     add_downloads(parser)
     parser.add_argument(
@@ -83,6 +83,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--train", nargs=argparse.REMAINDER, default=[], metavar="FLAG", help="pass all later options to fasttfm train"
     )
+    parser.needs = {"--price": ["--estimate"]}
+    idle = ("--data-dir", "--mirror", "--work", "--dry-run", "--train")
+    parser.apart = [*(("--estimate", flag) for flag in idle), ("--dry-run", "--mirror")]
 
 
 def run(args: argparse.Namespace) -> None:
@@ -92,8 +95,6 @@ def run(args: argparse.Namespace) -> None:
     if args.name not in RECIPES:
         raise UserError(f"{args.name}: one of {', '.join(RECIPES)} is allowed")
     recipe, output = RECIPES[args.name], Output.of(args, "recipe")
-    if args.price is not None and args.estimate is None:
-        raise UserError(f"--price {args.price:g}: goes with --estimate, which multiplies it by the hours: give both")
     if args.estimate is not None:
         line = estimate(recipe, args.estimate, args.price)
         output.result(f"fasttfm recipe: {line}", recipe=args.name, estimate=line)

@@ -118,7 +118,7 @@ def test_the_resolved_configuration_can_be_printed_and_given_back(made, capsys):
         (["lm", "train", "--preset", "gpt-tiny", "--out", "M"], "--data is missing"),
         (["lm", "train", "--preset", "demo"], "preset 'demo' is unknown"),
         (["lm", "prepare", "--text", "none.txt", "--out", "D"], "no such file"),
-        (["lm", "prepare", "--text", "none.txt", "--out", "D", "--bytes", "--spm", "x"], "exclude"),
+        (["lm", "prepare", "--text", "none.txt", "--out", "D", "--bytes", "--spm", "x"], "--bytes and --spm do not go"),
         (["lm", "generate", "none"], "is not a model directory"),
         (["lm", "import", "none", "--out", "M"], "config.json"),
     ],

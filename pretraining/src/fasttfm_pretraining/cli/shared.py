@@ -7,7 +7,7 @@ from typing import Any
 
 from fasttfm.cli.export import add_check
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import add_model, add_out
+from fasttfm.cli.parser import Parser, add_model, add_out
 from fasttfm.cli.paths import INPUT_FILE, INPUT_FOLDER
 from fasttfm.cli.train import add_run_flags, lists_presets, run_task
 from fasttfm.cli.verbs import Verb
@@ -22,7 +22,8 @@ _SETTINGS = ("valid_share", "vocab_size")
 """Fields of DocumentOptions whose flags have their names."""
 
 
-def _add_prepare(parser: argparse.ArgumentParser) -> None:
+def _add_prepare(parser: Parser) -> None:
+    parser.apart = [("--bytes", "--spm"), ("--bytes", "--vocab-size"), ("--spm", "--vocab-size")]
     file: dict[str, Any] = {"nargs": "+", "action": "extend", "type": INPUT_FILE, "metavar": "FILE"}
     text = "UTF-8 text, plain or compressed by gzip, bzip2, xz or zstandard; may be repeated"
     parser.add_argument("--text", required=True, help=text, **file)
@@ -45,8 +46,6 @@ def _add_prepare(parser: argparse.ArgumentParser) -> None:
 def _prepare(args: argparse.Namespace) -> None:
     from fasttfm_pretraining.data.prepare_documents import prepare_documents
 
-    if args.bytes and args.spm:
-        raise UserError("--bytes and --spm exclude each other: give one of them")
     options = DocumentOptions(
         vocabulary="bytes" if args.bytes else "pieces",
         document_separator=args.document_separator,
