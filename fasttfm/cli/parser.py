@@ -4,6 +4,7 @@ import argparse
 import difflib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,7 +21,7 @@ class _Help(argparse.HelpFormatter):
 
     def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
         kind: Any = action.type
-        if isinstance(kind, PathKind):
+        if isinstance(kind, PathKind | WholeNumber):
             return kind.metavar
         return _METAVARS.get(kind) or super()._get_default_metavar_for_optional(action)
 
@@ -85,6 +86,25 @@ class Parser(argparse.ArgumentParser):
     def _unknown(self, word: str, known: Iterable[str]) -> NoReturn:
         near = difflib.get_close_matches(word.replace("_", "-"), list(known), n=1, cutoff=0.5)
         self.error(f"{word} is unknown: did you mean {near[0]}?" if near else f"{word} is unknown")
+
+
+@dataclass(frozen=True)
+class WholeNumber:
+    """The `type` of an argument that is a whole number in a range."""
+
+    least: int
+    most: int
+    metavar: str = "N"
+
+    def __call__(self, text: str) -> int:
+        """The value of the argument, as argparse asks for it; raises ArgumentTypeError for any other."""
+        if not WHOLE_NUMBER.fullmatch(text) or not self.least <= int(text) <= self.most:
+            allowed = f"a whole number from {self.least:,} to {self.most:,}"
+            raise argparse.ArgumentTypeError(f"{text!r} was given, it must be {allowed}")
+        return int(text)
+
+
+THREADS = WholeNumber(1, 1024)
 
 
 def _whole_number(text: str) -> int:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import Parser, add_downloads, add_out
+from fasttfm.cli.parser import THREADS, Parser, add_downloads, add_out
 from fasttfm.cli.paths import INPUT_FILE, INPUT_FOLDER
 from fasttfm.config import add_field_flags, field_values
 from fasttfm.config.fields import flag_name
@@ -57,7 +57,7 @@ def add_arguments(parser: Parser) -> None:
     add_output_flags(parser, "the directory and what was told")
     parser.add_argument(
         "--threads",
-        type=int,
+        type=THREADS,
         default=allowed_cores(),
         help="threads that split text into subwords (default: all cores)",
     )
