@@ -21,9 +21,11 @@ class _Help(argparse.HelpFormatter):
 
     def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
         kind: Any = action.type
-        if isinstance(kind, PathKind | WholeNumber):
+        if isinstance(kind, PathKind):
             return kind.metavar
-        return _METAVARS.get(kind) or super()._get_default_metavar_for_optional(action)
+        return _METAVARS.get(
+            kind.kind if isinstance(kind, InRange) else kind
+        ) or super()._get_default_metavar_for_optional(action)
 
 
 class Parser(argparse.ArgumentParser):
@@ -88,25 +90,6 @@ class Parser(argparse.ArgumentParser):
         self.error(f"{word} is unknown: did you mean {near[0]}?" if near else f"{word} is unknown")
 
 
-@dataclass(frozen=True)
-class WholeNumber:
-    """The `type` of an argument that is a whole number in a range."""
-
-    least: int
-    most: int
-    metavar: str = "N"
-
-    def __call__(self, text: str) -> int:
-        """The value of the argument, as argparse asks for it; raises ArgumentTypeError for any other."""
-        if not WHOLE_NUMBER.fullmatch(text) or not self.least <= int(text) <= self.most:
-            allowed = f"a whole number from {self.least:,} to {self.most:,}"
-            raise argparse.ArgumentTypeError(f"{text!r} was given, it must be {allowed}")
-        return int(text)
-
-
-THREADS = WholeNumber(1, 1024)
-
-
 def _whole_number(text: str) -> int:
     """Parse a whole number (`type=int`): Python's own int reads 1_0 as ten."""
     if not WHOLE_NUMBER.fullmatch(text):
@@ -120,6 +103,25 @@ def _number(text: str) -> float:
         return to_float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} was given, it must be a number such as 0.5") from None
+
+
+@dataclass(frozen=True)
+class InRange:
+    """The `type` of an argument that is a number from `least` to `most`."""
+
+    least: float
+    most: float
+    kind: type = int
+
+    def __call__(self, text: str) -> float:
+        """The value of the argument, as argparse asks for it; raises ArgumentTypeError for any other."""
+        value = _whole_number(text) if self.kind is int else _number(text)
+        if not self.least <= value <= self.most:
+            raise argparse.ArgumentTypeError(f"{text!r} was given, it must be from {self.least:,} to {self.most:,}")
+        return value
+
+
+THREADS = InRange(1, 1024)
 
 
 def _layer_numbers(text: str) -> list[int]:

@@ -5,7 +5,7 @@ CTranslate2's vmap.txt. fasttfm translate --shortlist FILE computes only these.
 import argparse
 
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import WholeNumber, add_data
+from fasttfm.cli.parser import InRange, add_data
 from fasttfm.cli.paths import MODEL, OUTPUT_SHORTLIST
 from fasttfm.errors import UserError
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for name, (default, most, text) in _COUNTS.items():
         help_text = f"{text} (default: %(default)s)"
-        parser.add_argument(f"--{name}", type=WholeNumber(1, most), default=default, help=help_text)
+        parser.add_argument(f"--{name}", type=InRange(1, most), default=default, help=help_text)
     add_output_flags(parser, "the sizes")
 
 

@@ -121,7 +121,7 @@ def test_the_resolved_configuration_can_be_printed_and_given_back(made, capsys):
         (["lm", "train", "--preset", "demo"], "preset 'demo' is unknown"),
         (["lm", "prepare", "--text", "none.txt", "--out", "D"], "no such file"),
         (["lm", "prepare", "--text", "none.txt", "--out", "D", "--bytes", "--spm", "x"], "--bytes and --spm do not go"),
-        (["lm", "prepare", "--text", "none.txt", "--out", "D", "--threads", "-5"], "whole number from 1 to 1,024"),
+        (["lm", "prepare", "--text", "none.txt", "--out", "D", "--threads", "-5"], "it must be from 1 to 1,024"),
         (["lm", "generate", "none"], "is not a model directory"),
         (["lm", "import", "none", "--out", "M"], "config.json"),
     ],

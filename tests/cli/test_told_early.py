@@ -54,8 +54,8 @@ TRANSLATE = ["translate", *COMMANDS["translate"].split()]
         (["lm", "prepare", "--text", "train.src", "--bytes", "--vocab-size", "9", "--out", "x"], "do not go together"),
         ([*PREPARE, "--source-tag", "<s>", "--valid-source-tag", "<s>"], "is a special piece"),
         ([*PREPARE, "--source-tag", "\ud800", "--valid-source-tag", "a"], "half of a surrogate pair"),
-        (["recipe", "multi30k", "--estimate", "1e-300"], "from 1 to 1e12"),
-        (["recipe", "multi30k", "--estimate", "100", "--price", "-3"], "--price -3: give the price of an hour"),
+        (["recipe", "multi30k", "--estimate", "1e-300"], "from 1 to 1,000,000,000,000"),
+        (["recipe", "multi30k", "--estimate", "100", "--price", "-3"], "--price: '-3' was given, it must be from 0 to"),
         (["recipe", "multi30k", "--price", "3"], "goes with --estimate"),
     ],
 )
