@@ -300,18 +300,20 @@ def backward(
     dq, dk, dv = out or map(like_heads, call.inputs)
     delta = torch.empty_strided(lse.shape, lse.stride(), dtype=torch.float32, device=lse.device)
     lse_strides = LineStrides(*lse.stride()[:2])
-    # Its first keys begin dQ, which a window hides from later queries.
-    if call.problem.masking.window is None and LAUNCHES(*call.size_class, *_head_class(call)) == 1:
+    if count_launches(call) == 1:
         _one_launch(call, grad, output, lse, delta, lse_strides, (dq, dk, dv))
     else:
         _two_launches(call, grad, output, lse, delta, lse_strides, (dq, dk, dv))
     return dq, dk, dv
 
 
-def _head_class(call: Call) -> tuple[int, str]:
-    """The key_class() of the keys and of all queries of a head of keys, and whether such heads are whole_rounds()."""
+def count_launches(call: Call) -> int:
+    """One where a program has a head of keys, else two."""
+    if call.problem.masking.window is not None:  # hides the first keys, which begin dQ, from later queries
+        return 2
     rows = max(call.keys, call.queries * call.constants["GROUP"])
-    return key_class(rows), "whole" if whole_rounds(call.key_planes, call.chip) else "broken"
+    rounds = "whole" if whole_rounds(call.key_planes, call.chip) else "broken"
+    return LAUNCHES(*call.size_class, key_class(rows), rounds)
 
 
 def whole_rounds(programs: int, chip: Chip) -> bool:

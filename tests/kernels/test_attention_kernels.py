@@ -551,3 +551,29 @@ def test_a_mask_of_the_scores_own_shape_has_its_own_gradient(take, route):
     (results,) = torch.autograd.grad(F.attention(q.requires_grad_(), k, v, mask=mask).sum(), mask)
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=repeated)
     torch.testing.assert_close(results, *torch.autograd.grad(expected.sum(), repeated), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("chip", "batch", "heads", "key_heads", "queries", "keys", "width", "launches"),
+    [
+        ("sm_80", 54, 8, 8, 200, 200, 64, 1),  # two whole rounds of 216 programs
+        ("sm_80", 55, 8, 8, 200, 200, 64, 2),  # 440: the third would be almost empty
+        ("sm_80", 54, 8, 8, 200, 513, 64, 2),
+        ("sm_80", 54, 8, 8, 513, 200, 64, 2),
+        ("sm_80", 108, 8, 4, 256, 256, 64, 1),  # 512 queries read a head of keys
+        ("sm_80", 108, 8, 4, 257, 256, 64, 2),
+        ("sm_80", 54, 8, 8, 200, 200, 72, 2),
+        ("sm_89", 32, 8, 8, 200, 200, 32, 1),
+        ("sm_90", 33, 8, 8, 200, 200, 64, 2),
+    ],
+)
+def test_a_program_has_a_head_where_heads_fill_the_chip_and_the_cache_holds_their_gradients(
+    chip, batch, heads, key_heads, queries, keys, width, launches, monkeypatch
+):
+    monkeypatch.setattr(attention_launch, "chip", lambda device: CHIPS[chip])
+    query = torch.empty(batch, heads, queries, width, dtype=torch.bfloat16, device="meta")
+    key = torch.empty(batch, key_heads, keys, width, dtype=torch.bfloat16, device="meta")
+    call = attention_launch.prepare(query, key, key, dropout_p=0.1, seed=torch.zeros(1, dtype=torch.int64))
+    assert attention_backward.count_launches(call) == launches
+    masked = attention_launch.prepare(query, key, key, mask=torch.ones(queries, keys, dtype=torch.bool, device="meta"))
+    assert attention_backward.count_launches(masked) == 2
