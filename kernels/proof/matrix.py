@@ -199,7 +199,8 @@ def complaints(chip: Chip, case: CompileCase, outcome: Outcome, budget: Resource
     """Everything wrong with an outcome. exact: hold it against its budget too, as only the recording Triton may."""
     if outcome.resources is None:
         return [f"does not compile: {outcome.error}"]
-    broken = budgets.broken_rules(chip, case, outcome.resources)
+    loops = outcome.counted.count.loops if outcome.counted is not None else ()
+    broken = budgets.broken_rules(chip, case, outcome.resources, loops)
     if exact:
         broken += budgets.regressions(outcome.resources, budget)
     return broken

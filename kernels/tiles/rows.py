@@ -63,12 +63,14 @@ columns | *
 512     | 4x512w2
 """)
 
-# 2,048 elements of the embedding, 32 a thread: what a row takes, once for twice as many as with 16.
+# 2,048 elements of the embedding, 32 a thread: what a row takes, once for twice as many as with 16. Of 512 columns a
+# thread has half as many rows.
 EMBEDDING = tiles("""
 columns | amd       *
 64      | 32x64w1   32x64w2
 128     | 16x128w1  16x128w2
 256     | 8x256w1   8x256w2
+512     | 4x512w1   2x512w1
 """)
 
 # Pairs of a head: 1,024, which are 32 elements a thread.
@@ -95,12 +97,12 @@ def _row_alternatives(chip: Chip, classes: int) -> list[Tile]:
 CROSS_ENTROPY = Choice(
     "cross_entropy.row",
     tiles("""
-    classes           | *
-    512               | 512w1
-    1024              | 1024w1
-    2048              | 2048w2
-    4096              | 4096w4  # 32 elements a thread: with 16 a third more instructions an element
-    8192,16384,32768  | 4096w8
+    classes           | amd     *
+    512               | -       512w1
+    1024              | -       1024w1
+    2048              | 2048w1  2048w2
+    4096              | 4096w2  4096w4  # 32 elements a thread: with 16 a third more instructions an element
+    8192,16384,32768  | 4096w4  4096w8  # HELD elements a thread
     """),
     _row_alternatives,
 )

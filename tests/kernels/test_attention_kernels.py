@@ -20,7 +20,8 @@ from fasttfm.kernels.attention import short as attention_short
 from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.tiles.attention import Tile
 
-ROUTES = ("short", "flash", "softmax")
+ROUTES = ("short", "flash", "heads", "softmax")
+LONG = ("flash", "heads")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -32,6 +33,7 @@ def take(monkeypatch):
         (attention, "FORWARD"),
         (attention_backward, "BACKWARD_QUERIES"),
         (attention_backward, "BACKWARD_KEYS"),
+        (attention_backward, "BACKWARD_HEADS"),
         (attention_mask_gradient, "MASK_GRADIENT"),
     ):
         monkeypatch.setattr(module, name, lambda *a: small)
@@ -39,7 +41,9 @@ def take(monkeypatch):
         monkeypatch.setattr(attention_short, name, lambda *size: Tile(16, size[-1], 4, 1))
 
     def go(route):
-        monkeypatch.setattr(attention_launch, "route", lambda *a: route)
+        one = route == "heads"
+        monkeypatch.setattr(attention_launch, "route", lambda *a: "flash" if one else route)
+        monkeypatch.setattr(attention_backward, "LAUNCHES", lambda *a: 1 if one else 2)
 
     with F.backend("triton"):
         yield go
@@ -82,12 +86,12 @@ def what_does_not_cancel(route, inputs, **options):
     output, weights = reference.attention(**exact, **options)  # (B, H, L, Dv), (B, H, L, S)
     dout, dp = (x.abs() for x in torch.autograd.grad(weigh_all((output,)), (output, weights)))
     delta = (dout * output.abs()).sum(-1, keepdim=True)  # (B, H, L, 1)
-    if route != "flash":
+    if route not in LONG:
         delta = (dp * weights).sum(-1, keepdim=True)
     query, key, *_ = (x.detach().abs() for x in exact.values())
     off = (rounding * weights * (dp + delta)).detach()  # (B, H, L, S), of dS
     results = {}
-    if route == "flash":
+    if route in LONG:
         scale = options.get("scale", query.shape[-1] ** -0.5)
         group = query.shape[1] // key.shape[1]  # query heads that share a head of keys
         of_key = scale * off.transpose(-2, -1) @ query
@@ -474,7 +478,7 @@ def test_packed_query_heads_share_heads_of_keys(take, route, dtype):
     compare(results, solve(theirs, inputs), solve(theirs, inputs, torch.float64))
 
 
-@pytest.mark.parametrize("route", ["short", "flash"])
+@pytest.mark.parametrize("route", ["short", *LONG])
 def test_shared_keys_and_values_are_read_and_written_where_they_are(take, route, monkeypatch):
     """No kernel gets, and no gradient takes, memory for more heads than there are."""
     take(route)

@@ -22,6 +22,7 @@ from fasttfm.kernels.proof import matrix as compile_matrix
 from fasttfm.kernels.proof import report as compile_report
 from fasttfm.kernels.proof.compile_case import CompileCase
 from fasttfm.kernels.proof.ledger import Resources, occupancy
+from ptx_check.ledger.count import Usage
 
 KNOWN, SAMPLED = compile_matrix.KNOWN, compile_matrix.SAMPLED
 KERNELS = Path(compile_matrix.__file__).parents[1]
@@ -161,6 +162,10 @@ def test_the_rules_hold_whatever_is_recorded():
     assert "spills 8 bytes" in budgets.broken_rules(sm_80, product, dataclasses.replace(LIGHT, spill=8))[0]
     assert "spills 8 bytes" in budgets.broken_rules(CHIPS["sm_90"], product, dataclasses.replace(LIGHT, spill=8))[0]
     assert budgets.broken_rules(sm_60, product, dataclasses.replace(LIGHT, spill=8)) == []
+    walked = dataclasses.replace(product, name="attention.backward.heads/causal/D64/32x64w4s3")
+    spilling = dataclasses.replace(LIGHT, spill=16)
+    assert budgets.broken_rules(sm_80, walked, spilling, [Usage(spilled=0)]) == []
+    assert "inside of a loop" in budgets.broken_rules(sm_80, walked, spilling, [Usage(spilled=0), Usage(spilled=2)])[0]
     assert "49153 bytes" in budgets.broken_rules(sm_60, product, dataclasses.replace(LIGHT, shared=49153))[0]
     idle = dataclasses.replace(LIGHT, matrix=0)
     assert "no matrix instruction" in budgets.broken_rules(sm_80, product, idle)[0]
