@@ -11,9 +11,9 @@ every time, where a sum afterwards would write and read GROUP times as much.
 14 * B * H * L * S * D floating-point operations in all.
 
 10 of them where one launch does it all, _backward_heads(): a program has a head of keys, walks over its tiles one after
-the other, and adds each one's part of dQ up in float32 memory that no other program touches. So the order is fixed without
-atomics or a second pass. That takes 4 * B * H * L * D bytes, which are to stay in the second-level cache, and as many
-heads as fill the chip: rows of up to 512 keys (LAUNCHES in tiles/attention.py).
+the other, and adds each one's part of dQ up in float32 memory that no other program touches. So the order is fixed
+without atomics. That takes 4 * B * H * L * D bytes, which are to stay in the second-level cache, and as many heads as
+fill the chip: rows of up to 512 keys (LAUNCHES in tiles/attention.py).
 """
 
 from __future__ import annotations
