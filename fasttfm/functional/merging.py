@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fasttfm.functional.attention import routes
 from fasttfm.functional.backends import chosen
-from fasttfm.functional.layer_norm import norm_route
+from fasttfm.functional.residual_norm import norm_route
 from fasttfm.kernels.tiles.rows import MAX_COLUMNS
 
 
