@@ -42,7 +42,7 @@ def add_arguments(parser: Parser) -> None:
     folder = ["--dataset-folder"]
     parser.needs = {"--languages": folder, "--dataset-folder": ["--languages"], "--mirror": ["--dataset"]}
     parser.needs |= {"--data-dir": ["--dataset", *folder]}
-    parser.apart = [("--dataset", *folder), *(("--spm", flag_name(name)) for name in _OF_A_NEW_VOCABULARY)]
+    parser.apart = [("--dataset", "--dataset-folder"), *(("--spm", flag_name(name)) for name in _OF_A_NEW_VOCABULARY)]
     _add_texts(parser)
     add_out(parser, "DATA", "directory to write")
     _add_sources(parser)

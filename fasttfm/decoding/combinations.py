@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection
 
+from fasttfm.config.checks import refuse_stopped
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.errors import UserError
 
@@ -11,7 +12,6 @@ _APART = (
     ("split_sentences", "prefix"),
     *(("format", other) for other in ("markup", "alignment", "split_sentences", "prefix", "json")),
 )
-_DEFAULTS = DecodingConfig()
 
 
 def _drawn(config: DecodingConfig) -> str | None:
@@ -59,7 +59,4 @@ def refuse_idle(given: Collection[str], config: DecodingConfig, *, is_aligned: b
     """
     if "alignment_layer" in given and config.alignment_layer and not (is_aligned or config.coverage_penalty):
         raise UserError("alignment_layer does nothing without alignment or coverage_penalty: leave it out")
-    for name, stopped_by in _STOPPED_BY.items():
-        if name in given and getattr(config, name) != getattr(_DEFAULTS, name) and (other := stopped_by(config)):
-            now = str(getattr(config, other)).lower()
-            raise UserError(f"{name} does nothing while {other} is {now}: leave it out, or change {other}")
+    refuse_stopped(given, config, _STOPPED_BY)

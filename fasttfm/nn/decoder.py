@@ -98,7 +98,7 @@ class TransformerDecoder(torch.nn.TransformerDecoder):
     @checks_arguments
     def __init__(self, decoder_layer: nn.Module, num_layers: int, norm: nn.Module | None = None) -> None:
         check_sizes(num_layers=num_layers)
-        super().__init__(decoder_layer, num_layers, norm)
+        super().__init__(decoder_layer, num_layers, norm)  # type: ignore[arg-type]
 
     @names_arguments
     def forward(

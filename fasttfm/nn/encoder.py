@@ -83,7 +83,7 @@ class TransformerEncoder(torch.nn.TransformerEncoder):
         check_sizes(num_layers=num_layers)
         with warnings.catch_warnings():  # of layers that torch.nn cannot nest: packing takes them all
             warnings.filterwarnings("ignore", "enable_nested_tensor is True")
-            super().__init__(encoder_layer, num_layers, norm, enable_nested_tensor, mask_check)
+            super().__init__(encoder_layer, num_layers, norm, enable_nested_tensor, mask_check)  # type: ignore[arg-type]
 
     @names_arguments
     def forward(

@@ -17,6 +17,7 @@ def world(tmp_path_factory):
 
 TEXTS = ["prepare", *COMMANDS["prepare"].split()[:8]]
 PREPARE = ["prepare", *COMMANDS["prepare"].split(), "fresh"]
+TRAIN = ["train", *COMMANDS["train"].split(), "fresh"]
 TRANSLATE = ["translate", *COMMANDS["translate"].split()]
 
 
@@ -48,6 +49,8 @@ TRANSLATE = ["translate", *COMMANDS["translate"].split()]
         ([*PREPARE, "--mirror", "http://localhost"], "--mirror goes with --dataset"),
         ([*PREPARE, "--data-dir", "texts"], "--data-dir goes with --dataset or --dataset-folder"),
         ([*PREPARE, "--out", "other"], "--out was given twice"),
+        ([*TRAIN, "--lr", "1e-3", "--schedule", "noam"], "lr does nothing while schedule is noam"),
+        ([*TRAIN, "--no-valid-bleu", "--valid-beam", "4"], "valid_beam does nothing while valid_bleu is false"),
         (["score", "--ref", "valid.tgt", "--ref", "valid.src"], "--ref was given twice"),
         (["score", "--ref", "valid.tgt", "--test", "randomization"], "--test goes with --baseline"),
         (["recipe", "multi30k", "--estimate", "100", "--dry-run"], "--estimate and --dry-run do not go together"),
