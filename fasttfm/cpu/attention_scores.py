@@ -167,11 +167,14 @@ def weigh_rows(s, inverse, lse, lse_at, lse_step, words, lanes, rows, plane, sin
     for m in range(queries):
         at = np.uintp(m * height + start)
         largest, total = _weigh(s, at, count, sink)
-        lse[lse_at + m * lse_step] = (largest + log(total)) * _LOG2_E
-        inverse[m] = np.float32(1.0) / total
+        lse[lse_at + m * lse_step], inverse[m] = largest, total
         if threshold:
             draw_lanes(words, seed, np.uint64(first + m), np.uint64(plane), site)
             _drop(s, at, count, lanes, np.uintp(low + start), least, kept)
+    for m in range(queries):  # by themselves: within a row a logarithm waits for each of its steps
+        place = lse_at + m * lse_step
+        lse[place] = (lse[place] + log(inverse[m])) * _LOG2_E
+        inverse[m] = np.float32(1.0) / inverse[m]
 
 
 @inlined(fastmath=FAST)
