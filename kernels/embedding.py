@@ -25,7 +25,7 @@ from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, Pointer, Real, Size, Varying
-from fasttfm.kernels.philox import Dropout, dropout_arguments, lanes_exchanged, select, with_seed
+from fasttfm.kernels.philox import Dropout, drop_loaded, dropout_arguments, lanes_exchanged, select, with_seed
 from fasttfm.kernels.tiles.rows import EMBEDDING
 from fasttfm.kernels.tiles.table import Tile
 from fasttfm.kernels.wide import divided, wide
@@ -112,8 +112,6 @@ def _sum_rows(
     else:
         begin = 0
         end = M // L
-    if dropout.seed is not None:
-        dropout = with_seed(dropout)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for i in range(begin, end, ROWS):
         members = i + tl.arange(0, ROWS)
@@ -125,11 +123,8 @@ def _sum_rows(
             row_inside &= tl.load(tokens + rows, mask=row_inside, other=0) != pad_id
         offsets = rows.to(tl.int64)[:, None] * N + columns[None, :]
         value = tl.load(dy + offsets, mask=row_inside[:, None] & column_inside[None, :], other=0.0)
-        if dropout.seed is not None:
-            lane = lanes_exchanged(dropout.seed, dropout.site, 0, rows, first_column, COLUMNS)
-            value = select(value, lane, dropout.threshold)
-        total += wide(value)
-    result = tl.sum(total, axis=0) * (scale * dropout.keep_scale)
+        total += drop_loaded(value, dropout, rows, first_column, COLUMNS)
+    result = tl.sum(total, axis=0) * scale
     tl.store(out + run.to(tl.int64) * N + columns, result.to(out.dtype.element_ty), mask=column_inside)
 
 
