@@ -29,7 +29,7 @@ from benchmarks import command
 from benchmarks.cases import GROUPS
 from benchmarks.measure.records import RESULTS
 from benchmarks.measure.text_table import duration
-from fasttfm.cli.parser import Parser
+from fasttfm.cli.parser import THREADS, Parser
 from fasttfm.errors import UserError
 from fasttfm.machine import pick_device
 
@@ -76,7 +76,7 @@ def _parser() -> Parser:
         metavar="DIR",
         help="folder of the records (default: benchmarks/results, nothing for --smoke)",
     )
-    parser.add_argument("--threads", type=int, help="of the CPU (default: one a core)")
+    parser.add_argument("--threads", type=THREADS, help="of the CPU (default: one a core)")
     parser.add_argument("--seed", type=int, default=0, help="of the inputs (default: %(default)s)")
     parser.add_argument("--quiet", action="store_true", help="only what was kept where, warnings and errors")
     parser.add_argument(
@@ -100,8 +100,6 @@ def setting_of(args: argparse.Namespace) -> Setting:
         torch.cuda.set_device(device)
     if args.dtype not in (None, *DTYPES):
         raise UserError(f"--dtype {args.dtype} is unknown: {', '.join(DTYPES)}")
-    if args.threads is not None and args.threads < 1:
-        raise UserError(f"--threads {args.threads} cannot be: at least 1")
     threads = args.threads or torch.get_num_threads()
     torch.set_num_threads(threads)
     level = next((name for name in ("quick", "full", "smoke") if getattr(args, name)), "standard")

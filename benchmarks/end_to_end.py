@@ -29,7 +29,7 @@ from benchmarks.measure.providers import TORCH_NN
 from benchmarks.measure.records import RESULTS
 from fasttfm.checkpoints.run_log import read_log
 from fasttfm.children import command_line
-from fasttfm.cli.parser import Parser
+from fasttfm.cli.parser import InRange, Parser
 from fasttfm.errors import UserError
 from fasttfm.parsing import parse_json
 
@@ -240,8 +240,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--text", type=Path, help="folder of train, valid and test files; demo writes its own")
     parser.add_argument("--work", type=Path, help="folder for prepared data, model and output")
     parser.add_argument("--peer", choices=[TORCH_NN], help="train with this in fasttfm's place")
-    parser.add_argument("--minutes", type=float, help="of training with --peer")
-    parser.add_argument("--threads", type=int, default=0, help="of the CPU, with --peer; 0: what PyTorch takes")
+    parser.add_argument("--minutes", type=InRange(0.01, 10**6, float), help="of training with --peer")
+    parser.add_argument(
+        "--threads", type=InRange(0, 1024), default=0, help="of the CPU, with --peer; 0: what PyTorch takes"
+    )
     parser.add_argument("--note", help="kept in the record as it is")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
     args = parser.parse_args(arguments)

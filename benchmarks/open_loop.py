@@ -31,6 +31,7 @@ from typing import Any
 from benchmarks import command
 from benchmarks.measure.machine import SINCE_START
 from fasttfm.cli.main import main as fasttfm
+from fasttfm.cli.parser import THREADS, InRange
 from fasttfm.data.corpus import read_lines
 from fasttfm.decoding import Translator
 from fasttfm.decoding.translator import Translation
@@ -224,8 +225,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = command.parser("benchmarks.open_loop", __doc__)
     parser.add_argument("model", type=Path, metavar="MODEL", help="model directory")
     parser.add_argument("--text", type=Path, required=True, help="source sentences, one a line")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each load (default: %(default)s)")
-    parser.add_argument("--workers", type=int, default=1, help="processes; of CTranslate2 threads (default: 1)")
+    parser.add_argument(
+        "--seconds", type=InRange(1, 10**6, float), default=60.0, help="of each load (default: %(default)s)"
+    )
+    parser.add_argument("--workers", type=THREADS, default=1, help="processes; of CTranslate2 threads (default: 1)")
     parser.add_argument("--seed", type=int, default=1, help="of the arrivals (default: %(default)s)")
     args = parser.parse_args(argv)
     requests = Requests.from_lines([line for line in read_lines(args.text) if line.strip()])

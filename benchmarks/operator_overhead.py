@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import command
+from fasttfm.cli.parser import InRange
 from fasttfm.functional.operator import Operator
 
 _CALLS = 100  # in a run: about a millisecond, less than a time slice
@@ -128,7 +129,9 @@ def measure(runs: int) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = command.parser("benchmarks.operator_overhead", __doc__)
-    parser.add_argument("--runs", type=int, default=1000, help=f"runs of {_CALLS} calls (default: %(default)s)")
+    parser.add_argument(
+        "--runs", type=InRange(1, 10**6), default=1000, help=f"runs of {_CALLS} calls (default: %(default)s)"
+    )
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     print(json.dumps(command.keep(args.results, "operator_overhead", measured=measure(args.runs)), indent=2))

@@ -25,6 +25,7 @@ from typing import Any
 from benchmarks import command
 from benchmarks.measure.machine import SINCE_START
 from fasttfm.children import command_line
+from fasttfm.cli.parser import InRange
 from fasttfm.data.corpus import read_lines
 from fasttfm.decoding import Translator
 from fasttfm.parsing import parse_json
@@ -166,8 +167,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = command.parser("benchmarks.serving", __doc__)
     parser.add_argument("model", type=Path, metavar="MODEL", help="model directory")
     parser.add_argument("--text", type=Path, required=True, help="source sentences, one a line")
-    parser.add_argument("--clients", type=int, default=64, help="(default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=600.0, help="(default: %(default)s)")
+    parser.add_argument("--clients", type=InRange(1, 10_000), default=64, help="(default: %(default)s)")
+    parser.add_argument("--seconds", type=InRange(1, 10**6, float), default=600.0, help="(default: %(default)s)")
     parser.add_argument("--workers", default="1", metavar="auto|N", help="as of fasttfm serve (default: %(default)s)")
     args = parser.parse_args(argv)
     lines = list(dict.fromkeys(line for line in read_lines(args.text) if line.strip()))[:_LINES]

@@ -9,11 +9,11 @@ top + log(total), the logarithm of the sum of exponentials, is never formed: at 
 0.002, and every probability by as much.
 
 A program has a row. It reads the row once for the maximum, the sum of exponentials (rescaled when the maximum grows,
-Milakov and Gimelshein 2018) and the plain sum, and once more, from the last tile back so that the cache still has it,
-to overwrite it with the gradient; a row that fills more than half of one tile stays in registers between the two. From
-and to memory that is 2 * M * V elements, with 2 * M * V exponentials: an H200 (4.3 TB/s) needs at least 0.86 ms at
-M = 25,000, V = 37,000 in bfloat16, where a gradient beside the logits would take a second 1.85 GB. Statistics are
-float32.
+Milakov and Gimelshein 2018; every thread has a maximum of its own until the end) and the plain sum, and once more, from
+the last tile back so that the cache still has it, to overwrite it with the gradient; a row that fills more than half of
+one tile stays in registers between the two. From and to memory that is 2 * M * V elements, with 2 * M * V exponentials:
+an H200 (4.3 TB/s) needs at least 0.86 ms at M = 25,000, V = 37,000 in bfloat16, where a gradient beside the logits
+would take a second 1.85 GB. Statistics are float32.
 Source: Szegedy et al. 2016; Vaswani et al. 2017 section 5.4; torch.nn.functional.cross_entropy's definition.
 """
 
@@ -24,12 +24,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, Pointer, Real, Size, Stride, Varying
 from fasttfm.kernels.tiles.rows import CROSS_ENTROPY
+from fasttfm.kernels.tiles.table import Tile
+from fasttfm.kernels.wide import wide
 
 LOG2E = tl.constexpr(1.4426950408889634)
+HELD = tl.constexpr(16)  # elements of a tile that a thread has, where there is more than one tile
 
 
 @triton.jit
@@ -48,22 +52,38 @@ def _store_target(row, t, exists, below, share, factor, smoothing, V):
 
 
 @triton.jit
-def _walk(top, total, distance, base, row, first, V, COLUMNS: tl.constexpr, CHECKED: tl.constexpr):
-    """Takes a tile of a row into the running maximum () and sums (COLUMNS,); base: what distance is taken from."""
-    columns = first + tl.arange(0, COLUMNS)
-    if CHECKED:
-        x = tl.load(row + columns, mask=columns < V, other=float("-inf")).to(tl.float32)
-    else:
-        x = tl.load(row + columns).to(tl.float32)
-    higher = tl.maximum(top, tl.max(x, axis=0))
-    lower = base
-    base = tl.where(higher == float("-inf"), 0.0, higher)  # a tile that is masked everywhere
-    below = x - base
-    total = total * tl.exp2((top - base) * LOG2E) + tl.exp2(below * LOG2E)
-    if CHECKED:
-        below = tl.where(columns < V, below, 0.0)
-    distance += (lower - base) * (first // COLUMNS) + below
-    return higher, total, distance, base
+def _walk(row, whole, COLUMNS: tl.constexpr):
+    """Each thread's maximum, sum of exponentials and sum of distances from base over what it has of the whole tiles of
+    a row, and base, (COLUMNS / HELD,) each: no tile waits for what other threads have."""
+    columns = _columns(row, COLUMNS)
+    top = tl.full((columns.shape[1],), float("-inf"), tl.float32)
+    total = tl.zeros((columns.shape[1],), tl.float32)
+    distance = tl.zeros((columns.shape[1],), tl.float32)
+    base = tl.zeros((columns.shape[1],), tl.float32)
+    for first in range(0, whole, COLUMNS):
+        x = wide(tl.load(row + first + columns))
+        higher = tl.maximum(top, tl.max(tl.max(x, axis=2), axis=0))
+        before = base
+        base = tl.where(higher == float("-inf"), 0.0, higher)  # nothing but -inf so far
+        below = x - base[None, :, None]
+        total = total * tl.exp2((top - base) * LOG2E) + tl.sum(tl.sum(tl.exp2(below * LOG2E), axis=2), axis=0)
+        distance += (before - base) * (first // COLUMNS * HELD) + tl.sum(tl.sum(below, axis=2), axis=0)
+        top = higher
+    return top, total, distance, base
+
+
+@triton.jit
+def _add_both(first, second, other, another):
+    return first + other, second + another
+
+
+@triton.jit
+def _columns(row, COLUMNS: tl.constexpr):
+    """A tile's columns, (., COLUMNS / HELD, .): a thread has those along the first and the last axis, along the last 16
+    bytes together."""
+    GROUP: tl.constexpr = 128 // row.dtype.element_ty.primitive_bitwidth
+    parts = tl.arange(0, HELD // GROUP)[:, None, None] * (COLUMNS // HELD * GROUP)
+    return parts + tl.arange(0, COLUMNS // HELD)[None, :, None] * GROUP + tl.arange(0, GROUP)[None, None, :]
 
 
 @triton.jit
@@ -75,7 +95,7 @@ def _overwrite(row, first, top, share, factor, smoothing, V, COLUMNS: tl.constex
         out = _gradient(x - top, share, factor, smoothing, V)
         tl.store(row + columns, out.to(row.dtype.element_ty), mask=columns < V)
     else:
-        x = tl.load(row + columns).to(tl.float32)
+        x = wide(tl.load(row + columns))
         out = _gradient(x - top, share, factor, smoothing, V)
         tl.store(row + columns, out.to(row.dtype.element_ty))
 
@@ -117,7 +137,7 @@ def _forward(
             upper = lower + begin
             last = begin + HALF + tl.arange(0, GROUP)
             left = last < V
-            x, x2 = tl.load(lower).to(tl.float32), tl.load(upper).to(tl.float32)
+            x, x2 = wide(tl.load(lower)), wide(tl.load(upper))
             x3 = tl.load(logits + last, mask=left, other=float("-inf")).to(tl.float32)
             top = tl.maximum(tl.max(tl.max(tl.maximum(x, x2), axis=1), axis=0), tl.max(x3, axis=0))
             below, below2, below3 = x - top, x2 - top, x3 - top
@@ -128,16 +148,16 @@ def _forward(
             distance = tl.sum(below, axis=1) + tl.where(fresh, tl.sum(below2, axis=1), 0.0)
             distance = tl.sum(distance, axis=0) + tl.sum(tl.where(left, below3, 0.0), axis=0)
         else:
-            top = tl.full((), float("-inf"), tl.float32)
-            total = tl.zeros((COLUMNS,), tl.float32)
-            distance = tl.zeros((COLUMNS,), tl.float32)  # the sums of x - base so far
-            base = tl.full((), 0.0, tl.float32)
-            for first in range(0, whole, COLUMNS):
-                top, total, distance, base = _walk(top, total, distance, base, logits, first, V, COLUMNS, False)
-            if whole < V:
-                top, total, distance, base = _walk(top, total, distance, base, logits, whole, V, COLUMNS, True)
-            total = tl.sum(total, axis=0)
-            distance = tl.sum(distance, axis=0)
+            tops, totals, distances, base = _walk(logits, whole, COLUMNS)
+            columns = whole + _columns(logits, COLUMNS)
+            x = wide(tl.load(logits + columns, mask=columns < V, other=float("-inf")))
+            top = tl.max(tl.maximum(tops, tl.max(tl.max(x, axis=2), axis=0)), axis=0)
+            below = x - top
+            totals *= tl.exp2((tops - top) * LOG2E)
+            totals += tl.sum(tl.sum(tl.exp2(below * LOG2E), axis=2), axis=0)
+            below = tl.where(columns < V, below, 0.0)
+            distances += (base - top) * (whole // COLUMNS * HELD) + tl.sum(tl.sum(below, axis=2), axis=0)
+            total, distance = tl.reduce((totals, distances), 0, _add_both)
         logarithm = tl.log(total)
         share = 1.0 / total
         nll = logarithm + (top - picked)
@@ -201,7 +221,7 @@ def _backward(
     gradient += row.to(tl.int64) * V
     out = tl.zeros((COLUMNS,), tl.float32)
     if t != ignore_index:
-        x = tl.load(logits + columns, mask=columns < V, other=0.0).to(tl.float32)
+        x = wide(tl.load(logits + columns, mask=columns < V, other=0.0))
         top, share, scale = tl.load(statistics + row), tl.load(statistics + M + row), tl.load(factor)
         out = _gradient(x - top, share, scale, smoothing, V)
         tl.store(gradient + columns, out.to(gradient.dtype.element_ty), mask=columns < V)
@@ -224,11 +244,12 @@ def _scale(
     if scale != 1.0:  # as it is under loss.backward(): then nothing is read
         columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         row = gradient + tl.program_id(0).to(tl.int64) * stride + columns
-        x = tl.load(row, mask=columns < V, other=0.0).to(tl.float32) * scale
+        x = wide(tl.load(row, mask=columns < V, other=0.0)) * scale
         tl.store(row, x.to(gradient.dtype.element_ty), mask=columns < V)
 
 
 _SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768)
+_WIDEST = 4096  # of the rows that stay in registers
 
 
 def size_class(V: int) -> int:
@@ -265,6 +286,11 @@ def forward(
     return losses, statistics
 
 
+def _part(chip: Chip, V: int) -> Tile:
+    """A tile of a row of which each has a program: no wider than the widest row that stays in registers."""
+    return CROSS_ENTROPY(chip, min(_WIDEST, size_class(V)))
+
+
 def backward(
     factor: Tensor, logits: Tensor, target: Tensor, statistics: Tensor, *, label_smoothing: float, ignore_index: int
 ) -> Tensor:
@@ -272,7 +298,7 @@ def backward(
     M, V = logits.shape
     gradient = torch.empty(M, V, dtype=logits.dtype, device=logits.device)
     if M:
-        block = CROSS_ENTROPY(chip(logits.device), size_class(V))
+        block = _part(chip(logits.device), V)
         _backward[(M, ceil_div(V, block.columns))](
             logits, target, statistics, gradient, factor, label_smoothing, ignore_index, logits.stride(0), M, V,
             **block.options(),
@@ -284,5 +310,5 @@ def scale(gradient: Tensor, factor: Tensor) -> None:
     """gradient (M, V) *= factor, a 0-d tensor, in place; touches no memory when it is 1."""
     M, V = gradient.shape
     if M:
-        block = CROSS_ENTROPY(chip(gradient.device), size_class(V))
+        block = _part(chip(gradient.device), V)
         _scale[(M, ceil_div(V, block.columns))](gradient, factor, gradient.stride(0), V, **block.options())

@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -24,12 +25,21 @@ from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, Pointer, Real, Size, Varying
-from fasttfm.kernels.philox import Dropout, drop_loaded, dropout_arguments, lanes_exchanged, select, with_seed
+from fasttfm.kernels.philox import Dropout, dropout_arguments, lanes_exchanged, select, with_seed
 from fasttfm.kernels.tiles.rows import EMBEDDING
 from fasttfm.kernels.tiles.table import Tile
+from fasttfm.kernels.wide import divided, wide
 
 _NONE = -(1 << 31)
 """Stands for no padding: no token is that, where -1 may be one by mistake."""
+
+
+@triton.jit
+def _line(pointer, row, N):
+    """Pointers to rows (R,) int32 of N elements: counted in bytes, an address is one multiply-add."""
+    SIZE: tl.constexpr = pointer.dtype.element_ty.primitive_bitwidth // 8
+    place = pointer.to(tl.pointer_type(tl.int8), bitcast=True) + row.to(tl.int64) * (N * SIZE)
+    return place.to(pointer.dtype, bitcast=True)[:, None]
 
 
 @jit
@@ -47,28 +57,32 @@ def _forward(
     V: Varying,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    first_row = tl.program_id(0) * ROWS
+    rows = first_row + tl.arange(0, ROWS)
     first_column = tl.program_id(1) * COLUMNS
     columns = first_column + tl.arange(0, COLUMNS)
-    inside = (rows < M)[:, None] & (columns < N)[None, :]
+    column_inside = (columns < N)[None, :]
     token = tl.load(tokens + rows, mask=rows < M, other=0)
     exists = token.to(tl.uint64) < V.to(tl.uint64)  # nor is it below 0
-    read = inside & (exists & (token != pad_id))[:, None]
-    line = token.to(tl.int32).to(tl.int64) * N  # of those that exist; one instruction, where 64 bits take three
-    known = exists | (token == pad_id)
-    # A token that does not exist reads nothing and gives what is not a number, so that it is noticed.
-    value = tl.load(weight + line[:, None] + columns[None, :], mask=read, other=0.0).to(tl.float32)
-    value *= tl.where(known, scale, float("nan"))[:, None]
+    padding = token == pad_id
+    # A token that does not exist gives what is not a number, so that it is noticed. It reads another's line, as padding
+    # does, where dropout chooses what is written anyway: that takes fewer instructions than to read nothing.
+    read = column_inside & (V > 0)
+    if dropout.seed is None:
+        read &= (exists & (token != pad_id))[:, None]
+    line = tl.minimum(token.to(tl.uint32), (V - 1).to(tl.uint32)).to(tl.int32)
+    value = wide(tl.load(_line(weight, line, N) + columns[None, :], mask=read, other=0.0))
+    value *= tl.where(exists | padding, scale, float("nan"))[:, None]
     if positions is not None:
-        # Without a sign the remainder takes half as many instructions.
-        position_offsets = (rows.to(tl.uint32) % L.to(tl.uint32)).to(tl.int32)[:, None] * N + columns[None, :]
-        value += tl.load(positions + position_offsets, mask=read, other=0.0).to(tl.float32)
+        _, position = divided(rows, L)
+        value += tl.load(_line(positions, position.to(tl.int32), N) + columns[None, :], mask=read, other=0.0)
     out = value.to(y.dtype.element_ty)
     if dropout.seed is not None:
         dropout = with_seed(dropout)
         lane = lanes_exchanged(dropout.seed, dropout.site, 0, rows, first_column, COLUMNS)
-        out = select((value * dropout.keep_scale).to(out.dtype), lane, tl.where(known, dropout.threshold, 0)[:, None])
-    tl.store(y + rows.to(tl.int64)[:, None] * N + columns[None, :], out, mask=inside)
+        threshold = tl.where(padding, 256, tl.where(exists, dropout.threshold, 0))
+        out = select((value * dropout.keep_scale).to(out.dtype), lane, threshold[:, None])
+    tl.store(_line(y, rows, N) + columns[None, :], out, mask=(rows < M)[:, None] & column_inside)
 
 
 @jit
@@ -98,6 +112,8 @@ def _sum_rows(
     else:
         begin = 0
         end = M // L
+    if dropout.seed is not None:
+        dropout = with_seed(dropout)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for i in range(begin, end, ROWS):
         members = i + tl.arange(0, ROWS)
@@ -109,16 +125,26 @@ def _sum_rows(
             row_inside &= tl.load(tokens + rows, mask=row_inside, other=0) != pad_id
         offsets = rows.to(tl.int64)[:, None] * N + columns[None, :]
         value = tl.load(dy + offsets, mask=row_inside[:, None] & column_inside[None, :], other=0.0)
-        total += drop_loaded(value, dropout, rows, first_column, COLUMNS)
-    result = tl.sum(total, axis=0) * scale
+        if dropout.seed is not None:
+            lane = lanes_exchanged(dropout.seed, dropout.site, 0, rows, first_column, COLUMNS)
+            value = select(value, lane, dropout.threshold)
+        total += wide(value)
+    result = tl.sum(total, axis=0) * (scale * dropout.keep_scale)
     tl.store(out + run.to(tl.int64) * N + columns, result.to(out.dtype.element_ty), mask=column_inside)
 
 
 _COLUMNS = (64, 128, 256)
+_WIDE = 512
 
 
 def tile(chip: Chip, N: int) -> Tile:
-    """Part of some rows, 2,048 elements."""
+    """Part of some rows, 1,024 or 2,048 elements. Of the widest tile a thread has half as many rows, each of which
+    takes instructions; of the others a run of rows has more threads."""
+    return EMBEDDING(chip, _WIDE) if N % _WIDE == 0 else sums_tile(chip, N)
+
+
+def sums_tile(chip: Chip, N: int) -> Tile:
+    """Part of some rows of a run, 2,048 elements."""
     return EMBEDDING(chip, min(_COLUMNS[-1], max(_COLUMNS[0], power_of_two(N))))
 
 
@@ -189,7 +215,7 @@ def _sum(
 ) -> Tensor:
     runs, N = out.shape
     if out.numel():
-        block = tile(chip(dy.device), N)
+        block = sums_tile(chip(dy.device), N)
         _sum_rows[(runs, ceil_div(N, block.columns))](
             dy, tokens, order, starts, out, dropout_arguments(**dropout), scale,
             _NONE if pad_id is None else pad_id, tokens.numel(), max(1, length), N,

@@ -19,8 +19,8 @@ way. Two float32 numbers a row (mean, rstd) are kept between the passes.
 
 A program holds whole rows in registers, several where rows are short. In backward, a fixed number of programs walk over
 all row tiles, each summing its own part of dweight and dbias in float32, and a second small kernel adds the parts in a
-fixed order: no atomics, the same bits every time. Rows of more than WIDEST columns, where row and sums no longer fit
-the registers, have a backward pass of their own in layer_norm_wide.py.
+fixed order: no atomics, the same bits every time. Beside a row of more than WIDEST columns there are no registers for
+the sums: another kernel then reads dy and s once more, a block of columns at a time, 2 * M * N elements.
 Source: Ba et al. 2016; placement of dropout, Vaswani et al. 2017 section 5.4.
 """
 
@@ -35,15 +35,17 @@ from torch import Tensor
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
-from fasttfm.kernels.layer_norm_wide import wide_backward
 from fasttfm.kernels.parameter import Float32Pointer, ParameterPointer, Pointer, Real, ResidualPointer, Shape
 from fasttfm.kernels.partial_sums import add_parts
 from fasttfm.kernels.philox import Dropout, drop, dropout_arguments
-from fasttfm.kernels.tiles.rows import LAYER_NORM, MAX_COLUMNS, NARROWEST
+from fasttfm.kernels.tiles.rows import COLUMN_SUMS, LAYER_NORM, MAX_COLUMNS, NARROWEST
 from fasttfm.kernels.tiles.table import Tile
 
 WIDEST = 4096
-"""Columns of a row that backward keeps in registers, with its sums of dweight and dbias."""
+"""Columns of a row that backward keeps in registers together with its sums of dweight and dbias."""
+
+_SHARES = 32
+"""Programs among which the rows of a block of columns are divided for the sums over wider rows."""
 
 
 @jit
@@ -173,6 +175,46 @@ def _backward(
         tl.store(x_parts + program * N + columns, tl.sum(dx_bias, axis=0), mask=column_inside)
 
 
+@jit
+def _column_sums(
+    dy: Pointer,  # (M, N)
+    s: ResidualPointer,  # (M, N)
+    mean: Float32Pointer,  # (M,), or None: RMSNorm
+    rstd: Float32Pointer,  # (M,)
+    parts: Float32Pointer,  # (2, programs, N) out, (1, programs, N) for RMSNorm
+    shape: Shape,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Add the rows of program (., p) to dweight and dbias, for a block of columns."""
+    M, N = shape
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    program = tl.program_id(1)
+    programs = tl.num_programs(1)
+    column_inside = columns < N
+    dweight = tl.zeros((ROWS, COLUMNS), tl.float32)
+    if mean is not None:
+        dbias = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for tile in range(program, tl.cdiv(M, ROWS), programs):
+        rows = tile * ROWS + tl.arange(0, ROWS)
+        row_inside = rows < M
+        inside = row_inside[:, None] & column_inside[None, :]
+        offsets = rows.to(tl.int64)[:, None] * N + columns[None, :]
+        gradient = tl.load(dy + offsets, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(s + offsets, mask=inside, other=0.0).to(tl.float32)
+        if mean is not None:
+            row_mean = tl.load(mean + rows, mask=row_inside, other=0.0)[:, None]
+        row_rstd = tl.load(rstd + rows, mask=row_inside, other=0.0)[:, None]
+        if mean is not None:
+            value -= row_mean
+        dweight += gradient * value * row_rstd
+        if mean is not None:
+            dbias += gradient
+    sums = parts + program * N + columns
+    tl.store(sums, tl.sum(dweight, axis=0), mask=column_inside)
+    if mean is not None:
+        tl.store(sums + programs * N, tl.sum(dbias, axis=0), mask=column_inside)
+
+
 def tile(chip: Chip, N: int, *, backward: bool) -> Tile:
     """The tile for rows of N columns. Raises ValueError above MAX_COLUMNS."""
     if N > MAX_COLUMNS:
@@ -253,26 +295,27 @@ def backward(
     M, N = s.shape
     dresidual = torch.empty_like(s)
     dx = None if x_dtype is None else torch.empty_like(s, dtype=x_dtype)
-    parametric = weight is not None or bias is not None
-    dropping = dropout_arguments(**dropout)
-    x_parts = None
-    if N > WIDEST:
-        dy = dy if dy2 is None else dy + dy2
-        parts = wide_backward(dy, ds, s, mean, rstd, _values(weight), dresidual, dx, dropping, sums=parametric)
-    else:
-        device = chip(s.device)
-        block = tile(device, N, backward=True)
-        programs = _programs(device, block, M)
-        sums = 1 if mean is None else 2
-        parts = torch.empty(sums, programs, N, dtype=torch.float32, device=s.device) if parametric else None
-        if x_bias is not None:
-            x_parts = torch.empty(programs, N, dtype=torch.float32, device=s.device)
-        if M:
-            _backward[(programs,)](
-                dy, dy2, ds, s, mean, rstd, _values(weight), dresidual, dx, parts, x_parts, dropping, Shape(M, N),
-                **block.options(),
-            )  # fmt: skip
-    if x_bias is not None and x_parts is None:  # a wide row's
+    device, wide = chip(s.device), N > WIDEST
+    block, columns = tile(device, N, backward=True), COLUMN_SUMS(device)
+    if wide and dy2 is not None:
+        dy, dy2 = dy + dy2, None
+    programs = _programs(device, block, M)
+    shares = min(_SHARES, ceil_div(M, columns.rows)) if wide else programs
+    parts = x_parts = None
+    if weight is not None or bias is not None:
+        parts = torch.empty(1 if mean is None else 2, shares, N, dtype=torch.float32, device=s.device)
+    if x_bias is not None and not wide:
+        x_parts = torch.empty(programs, N, dtype=torch.float32, device=s.device)
+    if M:
+        _backward[(programs,)](
+            dy, dy2, ds, s, mean, rstd, _values(weight), dresidual, dx, None if wide else parts, x_parts,
+            dropout_arguments(**dropout), Shape(M, N), **block.options(),
+        )  # fmt: skip
+        if wide and parts is not None:
+            _column_sums[(ceil_div(N, columns.columns), shares)](
+                dy, s, mean, rstd, parts, Shape(M, N), **columns.options()
+            )
+    if x_bias is not None and wide:
         x_parts = (dresidual if dx is None else dx).sum(0, keepdim=True, dtype=torch.float32)
     weight_parts, bias_parts = (None, None) if parts is None else (parts[0], parts[-1])
     dweight, dbias, dx_bias = _summed((weight, weight_parts), (bias, bias_parts), (x_bias, x_parts), like=s)

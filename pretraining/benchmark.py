@@ -24,6 +24,7 @@ import torch
 
 from benchmarks import command
 from fasttfm.checkpoints.run_log import read_log
+from fasttfm.cli.parser import InRange
 from fasttfm.machine import pick_device
 from fasttfm.parsing import parse_json
 from fasttfm.presets import preset_section
@@ -146,8 +147,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = command.parser("pretraining.benchmark", __doc__)
     parser.add_argument("kind", choices=sorted(KINDS))
     parser.add_argument("--text", type=Path, nargs="+", required=True, help="plain text, or packed; a document each")
-    parser.add_argument("--minutes", type=float, default=5.0, help="of each training (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of both (default: %(default)s)")
+    parser.add_argument(
+        "--minutes", type=InRange(0.01, 10**6, float), default=5.0, help="of each training (default: %(default)s)"
+    )
+    parser.add_argument("--rounds", type=InRange(1, 1000), default=3, help="turns of both (default: %(default)s)")
     parser.add_argument("--preset", help="(default: the tiny one of the kind)")
     parser.add_argument("--vocab-size", type=int, default=2000, help="subwords (default: %(default)s)")
     args = parser.parse_args(argv)

@@ -99,12 +99,12 @@ def _operator(name: str, change: Callable) -> Fault:
     return lambda module: _around(functional, name, change)
 
 
-def _statistics_in_the_inputs_dtype(function, x, *arguments):
-    y, s, mean, rstd = function(x, *arguments)
+def _statistics_in_the_inputs_dtype(function, x, *arguments, **options):
+    y, s, mean, rstd = function(x, *arguments, **options)
     return y, s, mean.to(x.dtype), rstd.to(x.dtype)
 
 
-def _variance_by_squares(function, x, weight, bias, eps):
+def _variance_by_squares(function, x, weight, bias, eps, **options):
     mean = x.mean(-1, keepdim=True)
     rstd = ((x * x).mean(-1, keepdim=True) - mean * mean + eps).clamp(min=eps).rsqrt()
     return (x - mean) * rstd, x, mean[..., 0], rstd[..., 0]

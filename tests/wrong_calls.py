@@ -189,6 +189,9 @@ def constructors() -> dict[str, Target]:
         "TransformerDecoderLayer": layer,
         "Transformer": {"num_encoder_layers": 1, "num_decoder_layers": 1} | layer,
     }
+    parts = {"Encoder": nn.TransformerEncoderLayer(**layer), "Decoder": nn.TransformerDecoderLayer(**layer)}
+    for kind, part in parts.items():
+        calls[f"Transformer{kind}"] = {f"{kind.lower()}_layer": part, "num_layers": 1}
     made = {name: getattr(nn, name) for name in calls}
     return {f"nn.{name}()": Target(kind, calls[name], kind.__init__) for name, kind in made.items()}
 
@@ -245,7 +248,7 @@ def _changes(argument: str, value: Any, kinds: set[Any]) -> Iterator[tuple[str, 
     elif int in kinds:
         for wrong in (1.5, "1", torch.ones(2)):
             yield f"{wrong!r}"[:12], True, wrong
-        yield "negative", False, -1
+        yield "negative", argument.startswith("num_"), -1
     elif float in kinds:
         yield "a string", True, "1"
         yield "a tensor", True, torch.ones(2)

@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.peers import torch_nn
 from benchmarks.peers.torch_nn import Step, TorchTransformer
-from fasttfm.cli.parser import Parser
+from fasttfm.cli.parser import InRange, Parser
 from fasttfm.config.data import DataConfig
 from fasttfm.config.training import TrainingConfig
 from fasttfm.data.batches import Batch, TokenBatches
@@ -143,10 +143,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m benchmarks.peers.torch_nn_trainer", description=__doc__.split("\n\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder that fasttfm prepare made")
     parser.add_argument("--out", type=Path, required=True, help="folder for the weights and the log")
-    parser.add_argument("--minutes", type=float, required=True, help="of training")
+    parser.add_argument("--minutes", type=InRange(0.01, 10**6, float), required=True, help="of training")
     parser.add_argument("--preset", default="multi30k", help="(default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="(default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=0, help="of the CPU; 0: what PyTorch takes")
+    parser.add_argument("--threads", type=InRange(0, 1024), default=0, help="of the CPU; 0: what PyTorch takes")
     parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: cuda where there is one)")
     args = parser.parse_args(argv)
     if args.threads:

@@ -25,7 +25,7 @@ from benchmarks.measure.machine import machine_name
 from benchmarks.measure.providers import OURS
 from benchmarks.measure.records import Entry, Loaded, load
 from benchmarks.measure.text_table import shape_text, short_dtype
-from fasttfm.cli.parser import Parser
+from fasttfm.cli.parser import InRange, Parser
 from fasttfm.errors import UserError
 from ptx_check.ledger.text_table import aligned
 
@@ -172,11 +172,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("before", type=Path, help="file or folder of records")
     parser.add_argument("after", type=Path, help="the same, of a later run")
     parser.add_argument(
-        "--threshold", type=float, default=0.05, help="a change up to this share is none (default: %(default)s)"
+        "--threshold",
+        type=InRange(0, 10**6, float),
+        default=0.05,
+        help="a change up to this share is none (default: %(default)s)",
     )
     args = parser.parse_args(argv)
-    if not 0 <= args.threshold < math.inf:
-        raise UserError(f"--threshold {args.threshold}: a share, 0 or more (0.05 is 5%)")
     before, after = load(args.before), load(args.after)
     result = changes(before, after, args.threshold)
     if not result:

@@ -25,9 +25,8 @@ from fasttfm.blocks.forward_pass import ALONE, Pass
 from fasttfm.blocks.inspect import LINEAR, NORM, ordinary, untouched
 from fasttfm.cpu.linear import linear
 from fasttfm.functional.dropout import Dropout, dropout_for
-from fasttfm.functional.layer_norm import check
 from fasttfm.functional.merging import norm_adds_bias
-from fasttfm.functional.residual_norm import add_and_normalise
+from fasttfm.functional.residual_norm import add_and_normalise, check
 
 
 class Output(NamedTuple):

@@ -3,7 +3,8 @@
 import argparse
 import difflib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,11 +23,18 @@ class _Help(argparse.HelpFormatter):
         kind: Any = action.type
         if isinstance(kind, PathKind):
             return kind.metavar
-        return _METAVARS.get(kind) or super()._get_default_metavar_for_optional(action)
+        return _METAVARS.get(
+            kind.kind if isinstance(kind, InRange) else kind
+        ) or super()._get_default_metavar_for_optional(action)
 
 
 class Parser(argparse.ArgumentParser):
     """Raises UserError where argparse would print its usage and exit; takes no abbreviated flags."""
+
+    needs: Mapping[str, Sequence[str]] = {}
+    """Flag -> flags of which one must be given beside it."""
+    apart: Sequence[tuple[str, str]] = ()
+    """Pairs of flags that mean nothing beside one another."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # --max-tok must not silently change its meaning when a version adds --max-token-something
@@ -35,11 +43,27 @@ class Parser(argparse.ArgumentParser):
         self.register("type", float, _number)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse like argparse, but refuse unknown arguments in place of returning them."""
+        """Parse like argparse, but refuse unknown arguments, and flags that would be ignored beside the others."""
+        self._given: set[str] = set()
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self._refuse(unknown[0])
+        for flag, others in self.needs.items():
+            if flag in self._given and self._given.isdisjoint(others):
+                raise UserError(f"{flag} goes with {' or '.join(others)}: give both, or leave out {flag}")
+        for one, other in self.apart:
+            if self._given.issuperset((one, other)):
+                raise UserError(f"{one} and {other} do not go together: leave out one of them")
         return parsed, unknown
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """Read the values of one argument like argparse, but refuse a second file where only the last would count."""
+        if action.option_strings:
+            flag = action.option_strings[0]
+            if flag in self._given and isinstance(action.type, PathKind) and type(action) is argparse._StoreAction:
+                self.error(f"{flag} was given twice")
+            self._given.add(flag)
+        return super()._get_values(action, arg_strings)
 
     def error(self, message: str) -> NoReturn:
         """Raise UserError; argparse calls it for a wrong command line."""
@@ -79,6 +103,25 @@ def _number(text: str) -> float:
         return to_float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} was given, it must be a number such as 0.5") from None
+
+
+@dataclass(frozen=True)
+class InRange:
+    """The `type` of an argument that is a number from `least` to `most`."""
+
+    least: float
+    most: float
+    kind: type = int
+
+    def __call__(self, text: str) -> float:
+        """The value of the argument, as argparse asks for it; raises ArgumentTypeError for any other."""
+        value = _whole_number(text) if self.kind is int else _number(text)
+        if not self.least <= value <= self.most:
+            raise argparse.ArgumentTypeError(f"{text!r} was given, it must be from {self.least:,} to {self.most:,}")
+        return value
+
+
+THREADS = InRange(1, 1024)
 
 
 def _layer_numbers(text: str) -> list[int]:

@@ -10,9 +10,10 @@ from functools import partial
 from pathlib import Path
 
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import add_downloads, add_out
+from fasttfm.cli.parser import THREADS, Parser, add_downloads, add_out
 from fasttfm.cli.paths import INPUT_FILE, INPUT_FOLDER
 from fasttfm.config import add_field_flags, field_values
+from fasttfm.config.fields import flag_name
 from fasttfm.data.datasets import DATASETS
 from fasttfm.data.filters import SCRIPTS
 from fasttfm.data.prepare import PrepareOptions, prepare
@@ -29,11 +30,19 @@ _SETTINGS = (
     "vocab_size", "vocab_pairs", "separate_vocab", "model_type", "character_coverage", "byte_fallback", "normalization",
     "max_length", "subset", "replace_invalid",
 )  # fmt: skip
+_OF_A_NEW_VOCABULARY = (
+    "vocab_size", "vocab_pairs", "model_type", "character_coverage", "byte_fallback", "normalization",
+)  # fmt: skip
+"""Settings that do nothing for one that is there."""
 _RULES = ("max_ratio", "drop_duplicates", "drop_identical")
 """Fields of PrepareOptions whose flags have their names."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
+    folder = ["--dataset-folder"]
+    parser.needs = {"--languages": folder, "--dataset-folder": ["--languages"], "--mirror": ["--dataset"]}
+    parser.needs |= {"--data-dir": ["--dataset", *folder]}
+    parser.apart = [("--dataset", "--dataset-folder"), *(("--spm", flag_name(name)) for name in _OF_A_NEW_VOCABULARY)]
     _add_texts(parser)
     add_out(parser, "DATA", "directory to write")
     _add_sources(parser)
@@ -48,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_output_flags(parser, "the directory and what was told")
     parser.add_argument(
         "--threads",
-        type=int,
+        type=THREADS,
         default=allowed_cores(),
         help="threads that split text into subwords (default: all cores)",
     )
@@ -121,10 +130,6 @@ def run(args) -> None:
 def _texts(args, output: Output) -> tuple[Sequence[Path], Sequence[Path], Sequence[Path], Sequence[Path]]:
     """The files of the flags, or those of a dataset."""
     given = {flag: getattr(args, flag.removeprefix("--").replace("-", "_")) for flag in _TEXTS}
-    if (args.dataset_folder is None) != (args.languages is None):
-        raise UserError("--dataset-folder and --languages go together, such as --languages en de")
-    if args.dataset is not None and args.dataset_folder is not None:
-        raise UserError("--dataset and --dataset-folder are two sources of text: leave one out")
     if args.dataset is None and args.dataset_folder is None:
         if missing := [flag for flag, files in given.items() if not files]:
             raise UserError(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fasttfm.children import command_line, run_to_end, signal_name
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import add_downloads
+from fasttfm.cli.parser import InRange, Parser, add_downloads
 from fasttfm.cli.paths import SHARED_FOLDER
 from fasttfm.errors import UserError
 from fasttfm.files import writing
@@ -59,7 +59,7 @@ _DRY_TRAIN = ("--max-update", "20")
 """What --dry-run puts in the place of the recipe's own."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.add_argument("name", metavar="NAME", help=f"one of {', '.join(RECIPES)}")
     add_downloads(parser)
     parser.add_argument(
@@ -75,14 +75,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--estimate",
-        type=float,
+        type=InRange(1, 10**12, float),
         help="print how long training takes at X target tokens/s, and stop; the training log shows this speed",
     )
     add_output_flags(parser, "the score, or with --estimate the estimate")
-    parser.add_argument("--price", type=float, metavar="P", help="with --estimate: price of the machine for an hour")
+    parser.add_argument(
+        "--price", type=InRange(0, 10**9, float), metavar="P", help="with --estimate: price of the machine for an hour"
+    )
     parser.add_argument(
         "--train", nargs=argparse.REMAINDER, default=[], metavar="FLAG", help="pass all later options to fasttfm train"
     )
+    parser.needs = {"--price": ["--estimate"]}
+    idle = ("--data-dir", "--mirror", "--work", "--dry-run", "--train")
+    parser.apart = [*(("--estimate", flag) for flag in idle), ("--dry-run", "--mirror")]
 
 
 def run(args: argparse.Namespace) -> None:
@@ -92,8 +97,6 @@ def run(args: argparse.Namespace) -> None:
     if args.name not in RECIPES:
         raise UserError(f"{args.name}: one of {', '.join(RECIPES)} is allowed")
     recipe, output = RECIPES[args.name], Output.of(args, "recipe")
-    if args.price is not None and args.estimate is None:
-        raise UserError(f"--price {args.price:g}: goes with --estimate, which multiplies it by the hours: give both")
     if args.estimate is not None:
         line = estimate(recipe, args.estimate, args.price)
         output.result(f"fasttfm recipe: {line}", recipe=args.name, estimate=line)
@@ -141,10 +144,6 @@ def estimate(recipe: Recipe, tokens_per_second: float, price: float | None = Non
     """A line with the hours, and the money at `price` an hour, of a recipe's training at a measured speed."""
     from fasttfm.config import gather, with_defaults
 
-    if not 1 <= tokens_per_second <= 1e12:
-        raise UserError(f"--estimate {tokens_per_second:g}: give the target tokens per second, from 1 to 1e12")
-    if price is not None and not 0 <= price <= 1e9:
-        raise UserError(f"--price {price:g}: give the price of an hour, from 0 to 1e9")
     values = with_defaults(gather(recipe.preset))
     training, batching = values["training"], values["data"]
     updates, tokens = training["max_update"], training["update_freq"] * batching["max_tokens"]

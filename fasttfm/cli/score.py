@@ -1,18 +1,18 @@
 """Scores the translations on standard input, one a line, with sacreBLEU."""
 
-import argparse
 import json
 import sys
 from typing import TYPE_CHECKING
 
 from fasttfm.cli.output import add_output_flags
+from fasttfm.cli.parser import Parser
 from fasttfm.cli.paths import CHECKPOINT, INPUT_FILE
 
 if TYPE_CHECKING:
     from fasttfm.data.scoring import Comparison, Score
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--ref", type=INPUT_FILE, required=True, help="reference translations, not tokenized, plain or gzip"
     )
@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="bootstrap",
         help="with --baseline: sacreBLEU's paired bootstrap or approximate randomization (default: %(default)s)",
     )
+    parser.needs = {"--test": ["--baseline"], "--comet": ["--src"], "--src": ["--comet"]}
     parser.add_argument(
         "--comet",
         type=CHECKPOINT,
@@ -59,8 +60,6 @@ def run(args) -> None:
 
     if args.tokenize not in TOKENIZERS:
         raise UserError(f"--tokenize {args.tokenize}: one of {', '.join(TOKENIZERS)} is allowed")
-    if (args.comet is None) != (args.src is None):
-        raise UserError("--comet and --src go together: COMET reads the source too")
     references = list(read_lines(args.ref))
     if not references:
         raise UserError(f"{args.ref}: the file is empty, there is nothing to score against")

@@ -5,18 +5,18 @@ CTranslate2's vmap.txt. fasttfm translate --shortlist FILE computes only these.
 import argparse
 
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import add_data
+from fasttfm.cli.parser import InRange, add_data
 from fasttfm.cli.paths import MODEL, OUTPUT_SHORTLIST
 from fasttfm.errors import UserError
 
-_MOST_ITERATIONS = 100
+_MOST = 1_000_000_000
 _COUNTS = {
-    "best": (100, "target tokens for each source token"),
-    "frequent": (100, "most frequent target tokens, which every sentence may use"),
-    "iterations": (5, "iterations of expectation maximization"),
-    "pairs": (100_000, "training pairs to count, evenly spread over the data; each takes about 10 kB of memory"),
+    "best": (100, _MOST, "target tokens for each source token"),
+    "frequent": (100, _MOST, "most frequent target tokens, which every sentence may use"),
+    "iterations": (5, 100, "iterations of expectation maximization"),
+    "pairs": (100_000, _MOST, "training pairs to count, evenly spread over the data; each takes about 10 kB of memory"),
 }
-"""Flag -> its default and its help."""
+"""Flag -> its default, the most that is allowed, and its help."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,9 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=OUTPUT_SHORTLIST, metavar="FILE", help="file to write (default: vmap.txt in MODEL)"
     )
-    for name, (default, text) in _COUNTS.items():
+    for name, (default, most, text) in _COUNTS.items():
         help_text = f"{text} (default: %(default)s)"
-        parser.add_argument(f"--{name}", type=int, default=default, help=help_text)
+        parser.add_argument(f"--{name}", type=InRange(1, most), default=default, help=help_text)
     add_output_flags(parser, "the sizes")
 
 
@@ -39,11 +39,6 @@ def run(args: argparse.Namespace) -> None:
     from fasttfm.data.prepared import ParallelTokens, PreparedData
     from fasttfm.decoding.shortlist import FILE_NAME, Shortlist
 
-    for name in _COUNTS:
-        if getattr(args, name) < 1:
-            raise UserError(f"--{name} {getattr(args, name)}: give at least 1")
-    if args.iterations > _MOST_ITERATIONS:
-        raise UserError(f"--iterations {args.iterations:,}: give at most {_MOST_ITERATIONS}, 5 are enough")
     if not (args.model / "config.yaml").exists():
         raise UserError(f"{args.model}: not a model directory (no config.yaml): give one that fasttfm train made")
     data = PreparedData.open(args.data)

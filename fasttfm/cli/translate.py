@@ -11,18 +11,18 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fasttfm.cli.output import add_output_flags
-from fasttfm.cli.parser import add_device, add_model, add_precision, add_workers
+from fasttfm.cli.parser import Parser, add_device, add_model, add_precision, add_workers
 from fasttfm.cli.paths import INPUT_FILE, MODEL, OUTPUT_FILE
 from fasttfm.config import add_flags, flag_values
 from fasttfm.config.fields import flag_name
-from fasttfm.errors import UserError
 from fasttfm.files import writing
 
 if TYPE_CHECKING:
     from fasttfm.decoding.translator import Translation, Translator
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
+    parser.needs = {"--target-language": ["--format"]}
     add_model(parser)
     add_device(parser)
     add_precision(parser, "translation_precision")
@@ -100,8 +100,6 @@ def run(args: argparse.Namespace) -> None:
 
     beside = {name for name in _BESIDE if getattr(args, name) not in (None, False)}
     refuse_together(beside, flag_name)
-    if args.target_language is not None and args.format is None:
-        raise UserError("--target-language is for --format xliff and tmx: leave it out")
     document = None
     if args.format is not None:
         document = Exchange.parse(sys.stdin.buffer.read(), args.format, args.target_language)

@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fasttfm.cli.parser import Parser
 
@@ -10,7 +10,7 @@ from fasttfm.cli.parser import Parser
 class Verb(NamedTuple):
     """A verb: its arguments, its function and its line of help."""
 
-    add_arguments: Callable[[argparse.ArgumentParser], None]
+    add_arguments: Callable[[Any], None]
     run: Callable[[argparse.Namespace], int | None]
     summary: str
     description: str = ""

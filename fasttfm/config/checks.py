@@ -1,7 +1,9 @@
 """Types of fields that say which numbers are allowed, and the check of a whole section: `heads: Count = 8`."""
 
+import dataclasses
 import math
 import typing
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal
@@ -58,6 +60,18 @@ def check_flags(config: Any) -> None:
     except ValueError as error:
         name, _, refusal = str(error).partition(" ")
         raise UserError(f"--{name.replace('_', '-')} {refusal}") from None
+
+
+def refuse_stopped(given: Collection[str], config: Any, stopped_by: Mapping[str, Callable[[Any], str | None]]) -> None:
+    """Raise UserError for a setting among those given that another one of config leaves without effect.
+
+    stopped_by: setting -> function of config that names that other one, or None. A default may always be given.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    for name, named in stopped_by.items():
+        if name in given and getattr(config, name) != defaults[name] and (other := named(config)):
+            now = str(getattr(config, other)).lower()
+            raise UserError(f"{name} does nothing while {other} is {now}: leave it out, or change {other}")
 
 
 @cache

@@ -48,7 +48,7 @@ class DecodingConfig:
     allow_unk: bool = False
     """Allow the unknown token in translations."""
     sampling: bool = False
-    """Draw tokens at random instead of searching; beam and length penalty then have no effect."""
+    """Draw tokens at random instead of searching; beam then has no effect."""
     sampling_topk: _Whole = 0
     """With sampling: draw among the K likeliest tokens; 0: among all."""
     sampling_topp: Annotated[float, Range(0, 1, above=True)] = 1.0

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fasttfm.config.checks import refuse_stopped
 from fasttfm.config.convert import convert
 from fasttfm.config.fields import FROM_DATA, TRANSFORMER, Values, field_types, flag_name, section_of, sections_of
-from fasttfm.config.training import TrainingConfig
+from fasttfm.config.training import STOPPED_BY, TrainingConfig
 from fasttfm.config.yaml_file import dump_yaml, read_yaml
 from fasttfm.errors import UserError
 from fasttfm.presets import preset_path
@@ -88,6 +89,8 @@ def build(values: Values, from_data: Mapping[str, int | None] | None = None) -> 
             built[section] = cls(**sections[section])
         except (ValueError, TypeError) as error:
             raise UserError(_with_origins(str(error), section, values)) from error
+    flags = {name for name, location in values.origins.items() if location == flag_name(name)}
+    refuse_stopped(flags, built["training"], STOPPED_BY)
     return RunConfig(kind=values.kind, **built)
 
 

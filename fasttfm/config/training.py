@@ -4,6 +4,7 @@ Names are fairseq's where the meaning is the same. Source: Vaswani et al. 2017, 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -128,6 +129,17 @@ class TrainingConfig:
         most = self.keep_interval_updates
         gone = f"must be at most keep_interval_updates ({most}): older checkpoints are gone"
         _require(self, "average_last", not 0 < most < self.average_last, gone)
+
+
+STOPPED_BY: dict[str, Callable[[TrainingConfig], str | None]] = {
+    "lr": lambda config: "schedule" if config.schedule == "noam" else None,
+    "noam_scale": lambda config: "schedule" if config.schedule != "noam" else None,
+    "decayed": lambda config: None if config.weight_decay else "weight_decay",
+    "valid_beam": lambda config: None if config.valid_bleu else "valid_bleu",
+    "valid_bleu_tokenizer": lambda config: None if config.valid_bleu else "valid_bleu",
+    "keep_best": lambda config: None if config.valid_interval_updates else "valid_interval_updates",
+}
+"""Setting -> the one that leaves it without effect in a run with this configuration, or None."""
 
 
 def _is_rate(rate: str) -> bool:

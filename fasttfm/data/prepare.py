@@ -36,7 +36,6 @@ from fasttfm.wording import counted
 Progress = Callable[[int, int], None]
 """Told what is done, and of how many."""
 _CHUNK = 20_000  # pairs split at a time
-_MOST_THREADS = 1024
 _LARGEST_WEIGHT = 1000
 _SPECIAL = re.compile(r"<(pad|unk|s|/s|0x[0-9A-Fa-f]{2})>|\u2581+")
 """Pieces with a meaning of their own: the first four, bytes, and the space."""
@@ -121,8 +120,6 @@ def prepare(
     Does nothing when `out` already holds just this. Raises UserError for text or options that cannot be used, and for
     an `out` that holds anything else; `out` then stays as it was.
     """
-    if not 1 <= threads <= _MOST_THREADS:
-        raise UserError(f"--threads {threads}: between 1 and {_MOST_THREADS:,} is allowed")
     _check_numbers(options, len(sources), len(valid_sources), len(models))
     files = [*sources, *targets, *valid_sources, *valid_targets]
     for path in files:

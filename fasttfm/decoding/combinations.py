@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection
 
+from fasttfm.config.checks import refuse_stopped
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.errors import UserError
 
@@ -11,17 +12,23 @@ _APART = (
     ("split_sentences", "prefix"),
     *(("format", other) for other in ("markup", "alignment", "split_sentences", "prefix", "json")),
 )
-_DEFAULTS = DecodingConfig()
-_IN_USE: dict[str, tuple[str, Callable[[DecodingConfig], object]]] = {
-    **dict.fromkeys(
-        ("sampling_topk", "sampling_topp", "temperature", "sampling_seed"),
-        ("sampling", lambda config: config.sampling or config.mbr_samples),
-    ),
-    "diverse_beam_strength": ("diverse_beam_groups", lambda config: config.diverse_beam_groups > 1),
-    "alpha": ("length_penalty", lambda config: config.length_penalty in ("gnmt", "power")),
-    "coverage_penalty": ("sampling", lambda config: not config.sampling),
+
+
+def _drawn(config: DecodingConfig) -> str | None:
+    return "sampling" if config.sampling else "mbr_samples" if config.mbr_samples else None
+
+
+def _searched(config: DecodingConfig) -> str | None:
+    return None if _drawn(config) else "sampling"
+
+
+_STOPPED_BY: dict[str, Callable[[DecodingConfig], str | None]] = {
+    **dict.fromkeys(("sampling_topk", "sampling_topp", "temperature", "sampling_seed"), _searched),
+    **dict.fromkeys(("beam", "diverse_beam_groups", "early_stopping", "coverage_penalty"), _drawn),
+    "diverse_beam_strength": lambda config: "diverse_beam_groups" if config.diverse_beam_groups == 1 else None,
+    "alpha": lambda config: None if config.length_penalty in ("gnmt", "power") else "length_penalty",
 }
-"""Setting -> the one that decides whether it does anything, and whether with this configuration it does."""
+"""Setting -> the one that leaves it without effect in a search with this configuration, or None."""
 
 
 def refuse_together(given: Collection[str], written: Callable[[str], str] = str) -> None:
@@ -45,9 +52,11 @@ def refuse_config(given: Collection[str], config: DecodingConfig, written: Calla
         raise UserError("terminology needs a beam search: leave out sampling, mbr_samples and diverse_beam_groups")
 
 
-def refuse_idle(given: Collection[str], config: DecodingConfig) -> None:
-    """Raise UserError for a setting among those given that does nothing in a search with this config."""
-    for name, (other, is_in_use) in _IN_USE.items():
-        if name in given and getattr(config, name) != getattr(_DEFAULTS, name) and not is_in_use(config):
-            now = str(getattr(config, other)).lower()
-            raise UserError(f"{name} does nothing while {other} is {now}: leave it out, or change {other}")
+def refuse_idle(given: Collection[str], config: DecodingConfig, *, is_aligned: bool = True) -> None:
+    """Raise UserError for a setting among those given that does nothing in a search with this config.
+
+    is_aligned: whether alignments are asked for.
+    """
+    if "alignment_layer" in given and config.alignment_layer and not (is_aligned or config.coverage_penalty):
+        raise UserError("alignment_layer does nothing without alignment or coverage_penalty: leave it out")
+    refuse_stopped(given, config, _STOPPED_BY)

@@ -153,7 +153,7 @@ class Translator:
             if source_tokenizer is not target_tokenizer:
                 sizes["source_vocab_size"] = len(source_tokenizer)
             config = build(values, sizes)
-            refuse_idle(decoding, config.decoding)
+            refuse_idle(decoding, config.decoding, is_aligned=aligned is not None)
             others = [(Path(each), build(read_values(Path(each), {}), sizes).model) for each in ensemble]
             models = []
             for folder, shape in ((path, config.model), *others):

@@ -11,10 +11,15 @@ from fasttfm.functional.cross_entropy import cross_entropy
 from fasttfm.functional.dropout import draw_seed
 from fasttfm.functional.embedding import embed
 from fasttfm.functional.feed_forward import feed_forward
-from fasttfm.functional.layer_norm import branch_layer_norm, layer_norm
 from fasttfm.functional.linear_cross_entropy import linear_cross_entropy
 from fasttfm.functional.residual_add import residual_add
-from fasttfm.functional.residual_norm import residual_layer_norm, residual_rms_norm, rms_norm
+from fasttfm.functional.residual_norm import (
+    branch_layer_norm,
+    layer_norm,
+    residual_layer_norm,
+    residual_rms_norm,
+    rms_norm,
+)
 from fasttfm.functional.rotary import rotary, rotary_tables
 
 __all__ = [

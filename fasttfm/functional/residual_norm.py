@@ -1,6 +1,6 @@
-"""The residual connection, its dropout and the norm that reads their sum, in one pass; and RMSNorm alone.
+"""The residual connection, its dropout and the norm that reads their sum, in one pass; and LayerNorm and RMSNorm alone.
 
-LayerNorm and RMSNorm are one operator, as they are one kernel: RMSNorm leaves out the mean and the bias.
+They are one operator, as they are one kernel: RMSNorm leaves out the mean and the bias.
 Source: Ba et al. 2016; Zhang and Sennrich 2019, section 4, as T5 and Llama normalise; placement of dropout, Vaswani et
 al. 2017 section 5.4.
 """
@@ -12,20 +12,44 @@ from torch import Tensor
 
 from fasttfm.cpu import step_passes, training_passes
 from fasttfm.cpu.linear import frozen
-from fasttfm.functional.backends import chosen
+from fasttfm.functional.backends import chosen, kernel_route
 from fasttfm.functional.dropout import NO_DROPOUT, Dropout, dropout_for, fake_keep_mask, keep_mask, wide
-from fasttfm.functional.layer_norm import (
-    Normalised,
-    check,
-    fake_parameters,
-    fake_statistics,
-    norm_route,
-    normalise,
-    normalise_backward,
-)
 from fasttfm.functional.operator import Gradients, Operator
 from fasttfm.functional.rows import add_kept, as_rows, branch_gradient, cast, shaped
 from fasttfm.functional.signature import names_arguments
+from fasttfm.functional.torch_norms import (
+    Normalised,
+    normalise,
+    normalise_backward,
+    normalise_rms,
+    normalise_rms_backward,
+)
+from fasttfm.kernels.tiles.rows import MAX_COLUMNS
+
+
+@names_arguments
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
+    """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension (Ba et al. 2016).
+
+    x (..., N) of any floating dtype and strides; weight and bias (N,) of any floating dtype, or None. Everything is
+    computed in float32 for half precision. Returns (..., N) in x's dtype, under autocast too, so that the residual
+    stream keeps its dtype. Raises ValueError for shapes that do not agree.
+    """
+    check(x, weight, bias)
+    return _residual_norm(x, None, None, weight, bias, eps, NO_DROPOUT, False, False, chosen())[0]
+
+
+@names_arguments
+def branch_layer_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5
+) -> tuple[Tensor, Tensor]:
+    """(layer_norm(x), x): where a residual stream begins in a norm (pre-norm models).
+
+    As layer_norm() in all else; gradients of both outputs flow back in one pass, where two uses of x would be added.
+    """
+    check(x, weight, bias)
+    y, _, _, _, _, *again = _residual_norm(x, None, None, weight, bias, eps, NO_DROPOUT, True, False, chosen())
+    return y, again[0] if again else x
 
 
 @names_arguments
@@ -103,16 +127,46 @@ def residual_rms_norm(
     return y, s
 
 
+def norm_route(choice: str, *tensors: Tensor) -> str:
+    """The route of a norm of these tensors (..., N); choice as kernel_route() takes it."""
+    route = kernel_route(choice, *tensors)
+    return route if route == "torch" or tensors[0].shape[-1] <= MAX_COLUMNS else "torch"
+
+
+def check(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, x_bias: Tensor | None = None, *residual: Tensor,
+    name: str = "layer_norm",
+) -> None:  # fmt: skip
+    """Raises ValueError for shapes that do not agree; residual: one, or none; name: of the norm, for the message."""
+    columns = x.shape[-1:]
+    if not columns or columns[0] == 0:
+        raise ValueError(f"{name}: x {tuple(x.shape)} must have a last dimension of at least 1 to normalise")
+    for parameter in (weight, bias, x_bias):
+        if parameter is None or parameter.shape == columns:
+            continue
+        parts = parameter.dim() == 2 and (parameter.shape[0] == 1 or parameter.stride(0) == 0)  # read_parameters()
+        if not parts or name == "rms_norm" or parameter.shape[1:] != columns:
+            wrong = "weight" if parameter is weight else "bias" if parameter is bias else "x_bias"
+            raise ValueError(
+                f"{name}: {wrong} {tuple(parameter.shape)} must be ({columns[0]},), "
+                f"the last dimension of x {tuple(x.shape)}"
+            )
+    for other in residual:
+        if x.shape != other.shape:
+            raise ValueError(f"x {tuple(x.shape)} and residual {tuple(other.shape)} must have one shape")
+
+
 class _Call(NamedTuple):
     x: Tensor
     x_bias: Tensor | None
     residual: Tensor | None
-    """None for RMSNorm alone, without dropout."""
+    """None for a norm alone, without dropout."""
     weight: Tensor | None
     bias: Tensor | None
     eps: float
     dropout: Dropout
-    post_norm: bool
+    twice: bool
+    """Whether to return once more what the residual stream goes on with: y, or x without a residual."""
     rms: bool
     route: str
 
@@ -171,7 +225,7 @@ def _compute(call: _Call) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         # the mask costs more to draw than to keep on the CPU: a byte an element until the backward pass
         keep = keep_mask(rows, dropout)
         s = rows if stream is None else add_kept(rows, stream, keep, dropout.dropout_p)
-        y, mean, rstd = _normalise_rms(s, weight, eps) if rms else normalise(s, weight, bias, eps)
+        y, mean, rstd = normalise_rms(s, weight, eps) if rms else normalise(s, weight, bias, eps)
         y = cast(y, x.dtype)
     return shaped(y, x), x.new_empty(0) if stream is None else shaped(s, x), rstd if rms else mean, rstd, keep
 
@@ -190,19 +244,12 @@ def _cpu_pass(rows: Tensor, stream: Tensor, call: _Call) -> tuple[Tensor, ...] |
     return None
 
 
-def _normalise_rms(s: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """s (M, N) -> y in float32 at least, rstd (M,) in the place of a mean, and rstd."""
-    precise = cast(s, wide(s.dtype))
-    rstd = torch.rsqrt(precise.square().mean(-1) + eps)
-    y = precise * rstd[:, None]
-    return y if weight is None else y.mul_(weight), rstd, rstd
-
-
 def _fake(call: _Call) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     x, residual = call.x, call.residual
     s = x.new_empty(0) if residual is None else residual.new_empty(x.shape)
-    statistics = fake_statistics(x if residual is None else residual)
-    return x.new_empty(x.shape), s, *statistics, fake_keep_mask(x, call.dropout, call.route)
+    rows, dtype = x.numel() // x.shape[-1], wide((x if residual is None else residual).dtype)
+    mean, rstd = x.new_empty(rows, dtype=dtype), x.new_empty(rows, dtype=dtype)
+    return x.new_empty(x.shape), s, mean, rstd, fake_keep_mask(x, call.dropout, call.route)
 
 
 def _save(call: _Call, outputs: tuple[Tensor, ...]) -> _Saved:
@@ -216,11 +263,13 @@ def _differentiate(
     saved: _Saved, wanted: _Call, dy: Tensor | None, ds: Tensor | None, _mean: None, _rstd: None, _keep: None,
     dy2: Tensor | None = None,
 ) -> Gradients:  # fmt: skip
+    if not saved.joined:
+        ds, dy2 = dy2, None
     if dy is None:
         dy, dy2 = dy2, None
     if dy is None:  # y went unused
         dy = saved.norm.x.new_zeros(saved.norm.x.shape, dtype=saved.dtype)
-    dx, dresidual, dweight, dbias, dx_bias = _residual_norm_backward(dy, dy2, ds if saved.joined else None, saved)
+    dx, dresidual, dweight, dbias, dx_bias = _residual_norm_backward(dy, dy2, ds, saved)
     return {
         "x": dresidual if saved.one_gradient else dx,
         "x_bias": None if saved.x_bias is None else dx_bias,
@@ -260,14 +309,14 @@ def _rows_backward(dy: Tensor, ds: Tensor | None, saved: _Saved) -> tuple[Tensor
     s, mean, rstd, weight, bias = saved.norm
     rows = as_rows(s)
     dx: Tensor | None
-    alike = dy.dtype == saved.dtype and (ds is None or ds.dtype == rows.dtype)
+    alike = saved.joined and dy.dtype == saved.dtype and (ds is None or ds.dtype == rows.dtype)
     name = "residual_layer_norm_gradient"
     if not saved.rms and weight is not None and alike and training_passes.takes_norm(name, dy, rows, weight, bias):
         return training_passes.residual_layer_norm_gradient(
             dy, ds, rows, (mean, rstd), weight, saved.keep, saved.dropout.scale, saved.one_gradient
         )
     if saved.rms:
-        dresidual, dweight, dbias = _normalise_rms_backward(dy, ds, rows, rstd, weight)
+        dresidual, dweight, dbias = normalise_rms_backward(dy, ds, rows, rstd, weight)
     else:
         dresidual, dweight, dbias = normalise_backward(dy, saved.norm)
         if ds is not None:
@@ -276,26 +325,11 @@ def _rows_backward(dy: Tensor, ds: Tensor | None, saved: _Saved) -> tuple[Tensor
     return dx, dresidual, dweight, dbias
 
 
-def _normalise_rms_backward(
-    dy: Tensor, ds: Tensor | None, rows: Tensor, rstd: Tensor, weight: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of rows (M, N), ds added, and of weight, empty where there is none; no bias has one."""
-    dtype, rstd = wide(rows.dtype), rstd[:, None]
-    gradient, normal = cast(dy, dtype), cast(rows, dtype) * rstd
-    dweight = rows.new_empty(0) if weight is None else cast((gradient * normal).sum(0), weight.dtype)
-    if weight is not None:
-        gradient = gradient * weight
-    total = (gradient - normal * (gradient * normal).mean(-1, keepdim=True)).mul_(rstd)
-    if ds is not None:
-        total += ds
-    return cast(total, rows.dtype), dweight, rows.new_empty(0)
-
-
 def _fake_backward(call: _Backward) -> tuple[Tensor, ...]:
     saved, s = call.saved, call.saved.norm.x
     dx = s.new_empty(0) if saved.one_gradient else s.new_empty(s.shape, dtype=saved.dtype)
-    dx_bias = s.new_empty(0) if saved.x_bias is None else torch.empty_like(saved.x_bias)
-    return dx, s.new_empty(s.shape), *fake_parameters(saved.norm), dx_bias
+    parameters = saved.norm.weight, saved.norm.bias, saved.x_bias
+    return dx, s.new_empty(s.shape), *(s.new_empty(0) if p is None else torch.empty_like(p) for p in parameters)
 
 
 _residual_norm_backward = Operator(
@@ -313,5 +347,5 @@ _residual_norm = Operator(
     internal=3,
     rows=("x", "residual"),
     differentiable=2,
-    again=lambda call, outputs: outputs[0] if call.post_norm else None,
+    again=lambda call, outputs: (call.x if call.residual is None else outputs[0]) if call.twice else None,
 ).call

@@ -100,9 +100,9 @@ def wrong_argument(function: Callable[..., Any], args: tuple, kwargs: dict[str, 
         kinds = known.kinds[name]
         if not any(_is_one(value, kind) for kind in kinds):
             words = " or ".join(_words(kind) for kind in sorted(kinds, key=lambda kind: kind is type(None)))
-            return ArgumentTypeError(f"{known.name}: {name} is {shown(value)}: {words} is needed")
+            return ArgumentTypeError(f"{known.name_of(args)}: {name} is {shown(value)}: {words} is needed")
         if isinstance(value, Tensor) and (layout := _wrong_layout(value)):
-            return ArgumentError(f"{known.name}: {name} {layout}: a strided tensor is needed")
+            return ArgumentError(f"{known.name_of(args)}: {name} {layout}: a strided tensor is needed")
     return None
 
 
@@ -119,6 +119,11 @@ class _Known(NamedTuple):
     name: str
     signature: inspect.Signature
     kinds: dict[str, tuple[Any, ...]]
+    is_method: bool
+
+    def name_of(self, args: tuple) -> str:
+        """The name for errors of a call with these arguments: of a method that of the object's class."""
+        return type(args[0]).__name__ if self.is_method else self.name
 
 
 @functools.cache
@@ -127,8 +132,8 @@ def _known(function: Callable[..., Any]) -> _Known:
     hints.pop("return", None)
     unions = (Union, types.UnionType)
     kinds = {name: get_args(hint) if get_origin(hint) in unions else (hint,) for name, hint in hints.items()}
-    parts = function.__qualname__.split(".")
-    return _Known(parts[0] if len(parts) > 1 else parts[-1], inspect.signature(function), kinds)
+    signature = inspect.signature(function)
+    return _Known(function.__name__, signature, kinds, "self" in signature.parameters)
 
 
 def _is_one(value: Any, kind: Any) -> bool:

@@ -304,7 +304,9 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         cache: AttentionCache | None,
     ) -> None:
         dims = query.dim()
-        if dims not in (2, 3) or key.dim() != dims or value.dim() != dims:
+        if dims not in (2, 3):
+            raise ArgumentError(f"query {tuple(query.shape)} must be 3-D (batched) or 2-D (unbatched)")
+        if key.dim() != dims or value.dim() != dims:
             raise ArgumentError(
                 f"query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)} must all be 3-D "
                 "(batched) or all be 2-D (unbatched)"

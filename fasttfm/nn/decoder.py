@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.transformer import TransformerDecoderLayer as TorchDecoderLayer
 
 from fasttfm.blocks.cache import DecoderCache, LayerCache
@@ -11,9 +11,10 @@ from fasttfm.blocks.dropout import Site, dropout_of
 from fasttfm.blocks.packing import Packing
 from fasttfm.blocks.residual import Output, Residual
 from fasttfm.errors import ArgumentError, ArgumentTypeError
-from fasttfm.functional.signature import names_arguments
+from fasttfm.functional.signature import checks_arguments, names_arguments
 from fasttfm.nn import masks
 from fasttfm.nn._layers import Layer, argument_names, attend, check_input, seed_for
+from fasttfm.nn.errors import check_sizes
 
 SELF_NAMES, CROSS_NAMES = argument_names("tgt", "tgt"), argument_names("tgt", "memory")
 
@@ -93,6 +94,11 @@ def _overrides(layer: Any) -> bool:
 
 class TransformerDecoder(torch.nn.TransformerDecoder):
     """torch.nn.TransformerDecoder, with the same arguments, and a cache for generating position by position."""
+
+    @checks_arguments
+    def __init__(self, decoder_layer: nn.Module, num_layers: int, norm: nn.Module | None = None) -> None:
+        check_sizes(num_layers=num_layers)
+        super().__init__(decoder_layer, num_layers, norm)  # type: ignore[arg-type]
 
     @names_arguments
     def forward(

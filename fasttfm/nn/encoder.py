@@ -15,6 +15,7 @@ from fasttfm.functional.signature import checks_arguments, names_arguments
 from fasttfm.nn import masks
 from fasttfm.nn._layers import Layer, argument_names, attend, check_input, seed_for
 from fasttfm.nn.attention import MultiheadAttention
+from fasttfm.nn.errors import check_sizes
 
 NAMES = argument_names("src", "src")
 
@@ -73,15 +74,16 @@ class TransformerEncoder(torch.nn.TransformerEncoder):
     @checks_arguments
     def __init__(
         self,
-        encoder_layer: Any,
+        encoder_layer: nn.Module,
         num_layers: int,
         norm: nn.Module | None = None,
         enable_nested_tensor: bool = True,
         mask_check: bool = True,
     ) -> None:
+        check_sizes(num_layers=num_layers)
         with warnings.catch_warnings():  # of layers that torch.nn cannot nest: packing takes them all
             warnings.filterwarnings("ignore", "enable_nested_tensor is True")
-            super().__init__(encoder_layer, num_layers, norm, enable_nested_tensor, mask_check)
+            super().__init__(encoder_layer, num_layers, norm, enable_nested_tensor, mask_check)  # type: ignore[arg-type]
 
     @names_arguments
     def forward(

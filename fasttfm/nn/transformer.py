@@ -11,6 +11,7 @@ from fasttfm.functional.signature import checks_arguments, names_arguments
 from fasttfm.nn import masks
 from fasttfm.nn.decoder import TransformerDecoder, TransformerDecoderLayer
 from fasttfm.nn.encoder import TransformerEncoder, TransformerEncoderLayer
+from fasttfm.nn.errors import check_sizes
 from fasttfm.nn.norms import LayerNorm
 
 
@@ -39,6 +40,7 @@ class Transformer(torch.nn.Transformer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        check_sizes(num_encoder_layers=num_encoder_layers, num_decoder_layers=num_decoder_layers)
         nn.Module.__init__(self)  # torch.nn's own constructor would build, and draw, torch.nn's layers
         layer = (d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}

@@ -1,4 +1,4 @@
-"""Attention for long rows, backward: two launches, no atomics, nothing of size L * S.
+"""Attention for long rows, backward: two launches or one, no atomics, nothing of size L * S.
 
     P = 2^(S - LSE)        delta = rowsum(dO * O)        dP = dropout'(dO V^T)        dS = P * (dP - delta)
     dV = dropout(P)^T dO             dQ = dS K * scale             dK = dS^T Q * scale
@@ -9,6 +9,11 @@ are the left operands of their products as they come. Where query heads share a 
 launch walks over the queries of all of them and adds up in its registers: dK and dV are written once, in the same bits
 every time, where a sum afterwards would write and read GROUP times as much.
 14 * B * H * L * S * D floating-point operations in all.
+
+10 of them where one launch does it all, _backward_heads(): a program has a head of keys, walks over its tiles one after
+the other, and adds each one's part of dQ up in float32 memory that no other program touches. So the order is fixed
+without atomics. That takes 4 * B * H * L * D bytes, which are to stay in the second-level cache, and as many heads as
+fill the chip: rows of up to 512 keys (LAUNCHES in tiles/attention.py).
 """
 
 from __future__ import annotations
@@ -21,13 +26,14 @@ import triton.language as tl
 from torch import Tensor
 
 from fasttfm.kernels.attention import steps
-from fasttfm.kernels.attention.launch import like_heads, prepare, stages_for, strides, unit
-from fasttfm.kernels.attention.problem import LineStrides, Problem, Tiling, View
+from fasttfm.kernels.attention.launch import Call, key_class, like_heads, prepare, stages_for, strides, unit
+from fasttfm.kernels.attention.problem import LineStrides, Problem, Rows, Tiling, View
+from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Float32Pointer, Pointer, Strides
 from fasttfm.kernels.philox import keep_transposed, lanes_spread, select, with_seed
-from fasttfm.kernels.tiles.attention import BACKWARD_KEYS, BACKWARD_QUERIES
+from fasttfm.kernels.tiles.attention import BACKWARD_HEADS, BACKWARD_KEYS, BACKWARD_QUERIES, LAUNCHES
 
 
 @triton.jit
@@ -106,12 +112,13 @@ def _backward_queries(
 
 @triton.jit
 def _walk_queries(
-    dk_tile, dv_tile, k_tile, v_tile, q, dout, lse, delta, first, last, first_column, view, T, CHECKED: tl.constexpr
+    dk_tile, dv_tile, k_tile, v_tile, q, dout, dq, lse, delta, first, last, first_column, view, T, CHECKED: tl.constexpr
 ):
     """Adds what the query tiles from first to last give to dK, dk_tile (COLUMNS, D), and dV, dv_tile (COLUMNS, DV).
 
     k_tile (COLUMNS, D), v_tile (COLUMNS, DV); q and dout are Rows, lse and delta point at the first row, T is the
-    Tiling. Keys past the visible ones gather rubbish, each in a row of its own, which the caller discards.
+    Tiling. Keys past the visible ones gather rubbish, each in a row of its own, which the caller discards. dq: Rows in
+    float32 to which these keys' part of dQ / scale is added, which the first keys of a head begin, or None.
     """
     head, masking, dropout, scale = view
     for row in range(first, last, T.ROWS):
@@ -133,8 +140,81 @@ def _walk_queries(
             dp = tl.where(keep, dp * dropout.keep_scale, 0.0)
         dv_tile += steps.product(kept.to(dout_tile.dtype), dout_tile, T.PRECISION)
         ds = p * (dp - delta_tile[None, :]) * slope
-        dk_tile += steps.product(ds.to(q_tile.dtype), q_tile, T.PRECISION)
+        ds = ds.to(q_tile.dtype)
+        dk_tile += steps.product(ds, q_tile, T.PRECISION)
+        if dq is not None:
+            before = steps.load(dq, row, tl.where(first_column > 0, head.queries, 0), T.ROWS, T.D)
+            part = steps.product(tl.trans(ds), k_tile, T.PRECISION)
+            steps.store(dq, row, before + part, head.queries, T.ROWS, T.D)
     return dk_tile, dv_tile
+
+
+@triton.jit
+def _gradients_of_keys(
+    q, k, v, dout, dq, dk, dv, lse, delta, strides, lse_strides, problem, head, first_column, T, GROUP: tl.constexpr
+):
+    """Writes dk and dv of the COLUMNS keys of a head from first_column on; dq: that of _walk_queries(), with D elements
+    for each of lse, or None."""
+    sizes = steps.sizes_of_keys(problem.sizes, GROUP)
+    q_strides, k_strides, v_strides, dout_strides, dk_strides, dv_strides = strides
+    masking = problem.masking
+    dropout = problem.dropout
+    if dropout.seed is not None:
+        dropout = with_seed(dropout)
+    column = head.first_key + first_column
+    count = head.keys - first_column
+    k_tile = steps.load_tile(k, k_strides, head, column, count, T.COLUMNS, T.D)
+    v_tile = steps.load_tile(v, v_strides, head, column, count, T.COLUMNS, T.DV)
+
+    first = 0  # rows from it on see some key of the tile
+    free = 0  # rows from it on see all of them
+    offset = steps.offset_of(masking, head, sizes)
+    if T.CAUSAL:
+        first = tl.maximum(first_column - offset, 0) // T.ROWS * T.ROWS
+        free = (tl.maximum(first_column + T.COLUMNS - 1 - offset, 0) + T.ROWS - 1) // T.ROWS * T.ROWS
+    end = tl.where(first_column < head.visible, head.queries, 0)
+    if dq is not None:  # which takes all keys of a tile, and must take nothing of those that are not visible
+        free = tl.where(first_column + T.COLUMNS <= head.visible, free, end)
+    whole = end
+    if masking.window is not None:
+        border = tl.maximum(first_column - offset + masking.window + 1, 0)  # rows from it on do not see the first key
+        end = tl.minimum(end, border + T.COLUMNS - 1)
+        last = tl.maximum(free, border // T.ROWS * T.ROWS)  # rows from it on do not see all of the tile
+        whole = tl.minimum(last, end)
+    dk_tile = tl.zeros((T.COLUMNS, steps.block(T.D)), tl.float32)
+    dv_tile = tl.zeros((T.COLUMNS, steps.block(T.DV)), tl.float32)
+    for member in range(GROUP):
+        reader = steps.member_of(head, member, GROUP)
+        queries = steps.rows_of(q, q_strides, reader, head.first_query)
+        douts = steps.rows_of(dout, dout_strides, reader, head.first_query)
+        line = steps.line_of(lse_strides, reader, head.first_query)
+        dqs = None
+        if dq is not None:
+            dqs = Rows(dq + line * T.D, T.D)
+        reader_masking = steps.masking_of(masking, reader, sizes)
+        lses = lse + line
+        deltas = delta + line
+        part = tl.minimum(free, end)
+        view = View(reader, reader_masking, dropout, problem.scale * steps.LOG2E)
+        if T.CAUSAL or dq is not None:
+            dk_tile, dv_tile = _walk_queries(
+                dk_tile, dv_tile, k_tile, v_tile, queries, douts, dqs, lses, deltas, first, part, first_column, view, T,
+                True,
+            )  # fmt: skip
+        dk_tile, dv_tile = _walk_queries(
+            dk_tile, dv_tile, k_tile, v_tile, queries, douts, dqs, lses, deltas, free, whole, first_column, view, T,
+            False,
+        )  # fmt: skip
+        if masking.window is not None:
+            dk_tile, dv_tile = _walk_queries(
+                dk_tile, dv_tile, k_tile, v_tile, queries, douts, dqs, lses, deltas, last, end, first_column, view, T,
+                True,
+            )  # fmt: skip
+    seen = (first_column + tl.arange(0, T.COLUMNS))[:, None] < head.visible
+    dk_tile = tl.where(seen, dk_tile * problem.scale, 0.0)
+    dv_tile = tl.where(seen, dv_tile * dropout.keep_scale, 0.0)
+    steps.store_tile(dk, dk_tile, dk_strides, head, column, count, T.COLUMNS, T.D)
+    steps.store_tile(dv, dv_tile, dv_strides, head, column, count, T.COLUMNS, T.DV)
 
 
 @jit
@@ -151,58 +231,52 @@ def _backward_keys(
     first_column = (tl.program_id(0) % tiles) * COLUMNS
     if first_column >= head.keys:
         return
-    q_strides, k_strides, v_strides, dout_strides, dk_strides, dv_strides = strides
-    masking = problem.masking
-    dropout = problem.dropout
-    if dropout.seed is not None:
-        dropout = with_seed(dropout)
     T: tl.constexpr = Tiling(D, DV, CAUSAL, PRECISION, ROWS, COLUMNS)
-    column = head.first_key + first_column
-    count = head.keys - first_column
-    k_tile = steps.load_tile(k, k_strides, head, column, count, COLUMNS, D)
-    v_tile = steps.load_tile(v, v_strides, head, column, count, COLUMNS, DV)
+    _gradients_of_keys(
+        q, k, v, dout, None, dk, dv, lse, delta, strides, lse_strides, problem, head, first_column, T, GROUP
+    )
 
-    first = 0  # rows from it on see some key of the tile
-    free = 0  # rows from it on see all of them
-    offset = steps.offset_of(masking, head, sizes)
-    if CAUSAL:
-        first = tl.maximum(first_column - offset, 0) // ROWS * ROWS
-        free = (tl.maximum(first_column + COLUMNS - 1 - offset, 0) + ROWS - 1) // ROWS * ROWS
-    end = tl.where(first_column < head.visible, head.queries, 0)
-    whole = end
-    if masking.window is not None:
-        border = tl.maximum(first_column - offset + masking.window + 1, 0)  # rows from it on do not see the first key
-        end = tl.minimum(end, border + COLUMNS - 1)
-        last = tl.maximum(free, border // ROWS * ROWS)  # rows from it on do not see all of the tile
-        whole = tl.minimum(last, end)
-    dk_tile = tl.zeros((COLUMNS, steps.block(D)), tl.float32)
-    dv_tile = tl.zeros((COLUMNS, steps.block(DV)), tl.float32)
+
+@jit
+def _backward_heads(
+    q: Pointer, k: Pointer, v: Pointer, out: Pointer, dout: Pointer, dq: Pointer, dk: Pointer, dv: Pointer,
+    lse: Float32Pointer, delta: Float32Pointer, sums: Float32Pointer, problem: Problem, strides: Strides,
+    lse_strides: LineStrides,
+    D: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Writes dq, dk and dv, and for itself delta and sums, dQ / scale in float32, D for each line of lse."""
+    sizes = steps.sizes_of_keys(problem.sizes, GROUP)
+    head = steps.locate(tl.program_id(0), sizes, problem.spans)
+    q_strides, k_strides, v_strides, out_strides, dout_strides, dq_strides, dk_strides, dv_strides = strides
+    T: tl.constexpr = Tiling(D, DV, CAUSAL, PRECISION, ROWS, COLUMNS)
     for member in range(GROUP):
         reader = steps.member_of(head, member, GROUP)
-        queries = steps.rows_of(q, q_strides, reader, head.first_query)
+        outs = steps.rows_of(out, out_strides, reader, head.first_query)
         douts = steps.rows_of(dout, dout_strides, reader, head.first_query)
-        line = steps.line_of(lse_strides, reader, head.first_query)
-        reader_masking = steps.masking_of(masking, reader, sizes)
-        lses = lse + line
-        deltas = delta + line
-        part = tl.minimum(free, end)
-        view = View(reader, reader_masking, dropout, problem.scale * steps.LOG2E)
-        if CAUSAL:
-            dk_tile, dv_tile = _walk_queries(
-                dk_tile, dv_tile, k_tile, v_tile, queries, douts, lses, deltas, first, part, first_column, view, T, True
-            )
-        dk_tile, dv_tile = _walk_queries(
-            dk_tile, dv_tile, k_tile, v_tile, queries, douts, lses, deltas, free, whole, first_column, view, T, False
+        deltas = delta + steps.line_of(lse_strides, reader, head.first_query)
+        for row in range(0, head.queries, ROWS):
+            rows = row + tl.arange(0, ROWS)
+            out_tile = steps.load(outs, row, head.queries, ROWS, DV)
+            dout_tile = steps.load(douts, row, head.queries, ROWS, DV)
+            tl.store(deltas + rows, tl.sum(out_tile.to(tl.float32) * dout_tile.to(tl.float32), 1), rows < head.queries)
+    inner = (q_strides, k_strides, v_strides, dout_strides, dk_strides, dv_strides)
+    for first_column in range(0, head.keys, COLUMNS):
+        tl.debug_barrier()  # a thread reads of delta and of sums what others wrote
+        _gradients_of_keys(
+            q, k, v, dout, sums, dk, dv, lse, delta, inner, lse_strides, problem, head, first_column, T, GROUP
         )
-        if masking.window is not None:
-            dk_tile, dv_tile = _walk_queries(
-                dk_tile, dv_tile, k_tile, v_tile, queries, douts, lses, deltas, last, end, first_column, view, T, True
-            )
-    seen = (first_column + tl.arange(0, COLUMNS))[:, None] < head.visible
-    dk_tile = tl.where(seen, dk_tile * problem.scale, 0.0)
-    dv_tile = tl.where(seen, dv_tile * dropout.keep_scale, 0.0)
-    steps.store_tile(dk, dk_tile, dk_strides, head, column, count, COLUMNS, D)
-    steps.store_tile(dv, dv_tile, dv_strides, head, column, count, COLUMNS, DV)
+    tl.debug_barrier()
+    first = 0  # rows from it on see some key, if there is one
+    if CAUSAL:
+        first = tl.maximum(-steps.offset_of(problem.masking, head, sizes), 0) // ROWS * ROWS
+    for member in range(GROUP):
+        reader = steps.member_of(head, member, GROUP)
+        dqs = steps.rows_of(dq, dq_strides, reader, head.first_query)
+        read = Rows(sums + steps.line_of(lse_strides, reader, head.first_query) * D, D)
+        for row in range(0, head.queries, ROWS):
+            tile = steps.load(read, row, tl.where((row >= first) & (head.visible > 0), head.queries, 0), ROWS, D)
+            steps.store(dqs, row, tile * problem.scale, head.queries, ROWS, D)
 
 
 def backward(
@@ -226,6 +300,33 @@ def backward(
     dq, dk, dv = out or map(like_heads, call.inputs)
     delta = torch.empty_strided(lse.shape, lse.stride(), dtype=torch.float32, device=lse.device)
     lse_strides = LineStrides(*lse.stride()[:2])
+    if count_launches(call) == 1:
+        _one_launch(call, grad, output, lse, delta, lse_strides, (dq, dk, dv))
+    else:
+        _two_launches(call, grad, output, lse, delta, lse_strides, (dq, dk, dv))
+    return dq, dk, dv
+
+
+def count_launches(call: Call) -> int:
+    """One where a program has a head of keys, else two."""
+    if call.problem.masking.window is not None:  # hides the first keys, which begin dQ, from later queries
+        return 2
+    rows = max(call.keys, call.queries * call.constants["GROUP"])
+    rounds = "whole" if whole_rounds(call.key_planes, call.chip) else "broken"
+    return LAUNCHES(*call.size_class, key_class(rows), rounds)
+
+
+def whole_rounds(programs: int, chip: Chip) -> bool:
+    """Return whether programs, two at a time on each processor, fill four fifths of the rounds that they take."""
+    slots = 2 * chip.processors
+    return 5 * programs >= 4 * slots * ceil_div(programs, slots)
+
+
+def _two_launches(
+    call: Call, grad: Tensor, output: Tensor, lse: Tensor, delta: Tensor, lse_strides: LineStrides,
+    gradients: tuple[Tensor, ...],
+) -> None:  # fmt: skip
+    (query, key, value), (dq, dk, dv) = call.inputs, gradients
     if call.planes and call.queries:
         tile = BACKWARD_QUERIES(*call.size_class)
         _backward_queries[(ceil_div(call.queries, tile.rows) * call.planes,)](
@@ -240,4 +341,19 @@ def backward(
             strides(query, key, value, grad, dk, dv), lse_strides, call.problem,
             **call.constants, **tile.options(stages_for(call.chip, tile, query, grad, gradients=True)),
         )  # fmt: skip
-    return dq, dk, dv
+
+
+def _one_launch(
+    call: Call, grad: Tensor, output: Tensor, lse: Tensor, delta: Tensor, lse_strides: LineStrides,
+    gradients: tuple[Tensor, ...],
+) -> None:  # fmt: skip
+    """The same by _backward_heads."""
+    query = call.inputs[0]
+    tile = BACKWARD_HEADS(*call.size_class)
+    lines = delta.untyped_storage().nbytes() // delta.itemsize
+    sums = torch.empty(lines * query.shape[-1], dtype=torch.float32, device=query.device)
+    _backward_heads[(call.key_planes,)](
+        *call.inputs, output, grad, *gradients, lse, delta, sums, call.problem,
+        strides(*call.inputs, output, grad, *gradients), lse_strides,
+        **call.constants, **tile.options(stages_for(call.chip, tile, query, grad, gradients=True)),
+    )  # fmt: skip

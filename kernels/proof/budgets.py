@@ -5,12 +5,13 @@ written by `python -m fasttfm.kernels.proof.matrix --update-budgets` with the Tr
 """
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.proof.compile_case import CompileCase
 from fasttfm.kernels.proof.ledger import Resources
+from ptx_check.ledger.count import Usage
 
 FILE = Path(__file__).with_name("budgets.csv")
 _FIELDS = ("registers", "spill", "shared", "matrix", "bound", "outside")
@@ -55,18 +56,29 @@ def write(version: str, budgets: Mapping[Key, Resources], file: Path = FILE) -> 
             rows.writerow((case, dtype, chip, *(getattr(measured, field) for field in _FIELDS)))
 
 
-MOST_SPILLED = {("sm_90", "attention.short.backward"): 48}
-"""Chip and kernel -> bytes that it may spill: on an H100 tiles that spill as much were faster than those without."""
+_MOST_SPILLED = {
+    # On an H100 tiles that spill as much were faster than those without.
+    ("sm_90", "attention.short.backward"): 48,
+    # Addresses of rows, kept from one tile of keys to the next: outside of the loops over queries, see broken_rules().
+    **{(chip, "attention.backward.heads"): 320 for chip in ("sm_80", "sm_89", "sm_90", "sm_120")},
+}
+"""Chip and kernel -> bytes that it may spill."""
 
 
-def broken_rules(chip: Chip, case: CompileCase, measured: Resources) -> list[str]:
+def broken_rules(chip: Chip, case: CompileCase, measured: Resources, loops: Sequence[Usage] = ()) -> list[str]:
     """Name the rules that a case breaks, recorded or not: more shared memory than there is, spills from sm_80 on,
-    matrix units left idle in a half-precision or TF32 product, or a float32 product computed in TF32."""
+    matrix units left idle in a half-precision or TF32 product, or a float32 product computed in TF32.
+
+    loops: those over tiles, as far as they have been counted.
+    """
+    kernel = case.name.split("/")[0]
     broken = []
     if measured.shared > chip.shared_memory:
         broken.append(f"takes {measured.shared} bytes of shared memory, {chip.name} has {chip.shared_memory}")
-    if chip.capability >= 80 and measured.spill > MOST_SPILLED.get((chip.name, case.name.split("/")[0]), 0):
+    if chip.capability >= 80 and measured.spill > _MOST_SPILLED.get((chip.name, kernel), 0):
         broken.append(f"spills {measured.spill} bytes: take a smaller tile or more warps")
+    if kernel == "attention.backward.heads" and any(loop.spilled for loop in loops):
+        broken.append("spills inside of a loop over queries: take a smaller tile or more warps")
     if case.matrix_product and chip.matrix_units and case.dtype != "fp32" and not measured.matrix:
         broken.append("has no matrix instruction: its product is computed with ordinary multiply-adds")
     if case.matrix_product and chip.capability and case.dtype == "fp32" and measured.matrix:

@@ -29,13 +29,28 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from fasttfm.kernels.chip import CHIPS, Chip
+from fasttfm.kernels.chip import CHIPS, Chip, named
 from fasttfm.kernels.proof import budgets
 from fasttfm.kernels.proof import cases as listed
 from fasttfm.kernels.proof import report as compile_report
 from fasttfm.kernels.proof.compile_case import CompileCase
 from fasttfm.kernels.proof.ledger import Resources, counted
 from ptx_check.ledger.counted import Counted
+
+SAMPLED: dict[str, Chip] = {
+    chip.name: chip
+    for chip in (
+        named("sm_103", 227 << 10, 160),  # B300
+        named("sm_110", 227 << 10, 20),  # Jetson Thor
+        named("sm_121", 99 << 10, 48),  # DGX Spark
+        named("gfx1100", 64 << 10, 96),  # RX 7900 XTX
+        named("gfx1201", 64 << 10, 64),  # RX 9070 XT
+    )
+}
+"""Chips of which a sample is compiled, one case of every kernel file: they take the tiles of their relatives
+(tiles/table.py), so that all cases would say little more."""
+
+KNOWN = CHIPS | SAMPLED
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +79,13 @@ def families() -> dict[str, Callable[[Chip], Iterable[CompileCase]]]:
     return {name.removeprefix(root): importlib.import_module(name).compile_cases for name in names}
 
 
+def _listed(cases: Callable[[Chip], Iterable[CompileCase]], chip: Chip) -> Iterable[CompileCase]:
+    """All cases of a kernel file; for a sampled chip the first in bfloat16."""
+    if chip.name not in SAMPLED:
+        return cases(chip)
+    return [next(case for case in cases(chip) if case.dtype == "bf16")]
+
+
 def enumerate_cases(chips: Iterable[Chip], wanted: Sequence[str] = ()) -> Iterator[tuple[Task, CompileCase]]:
     """All cases of the kernel files whose name starts with one of `wanted` (all files without it).
 
@@ -74,7 +96,7 @@ def enumerate_cases(chips: Iterable[Chip], wanted: Sequence[str] = ()) -> Iterat
         for family, cases in families().items():
             if wanted and not family.startswith(tuple(wanted)):
                 continue
-            for index, case in enumerate(cases(chip)):
+            for index, case in enumerate(_listed(cases, chip)):
                 key = budgets.key(chip, case)
                 if key in seen:
                     file = family.replace(".", "/")
@@ -89,7 +111,7 @@ def heaviest(cases: Mapping[Task, CompileCase]) -> list[Task]:
     unknown = Resources(0, 0, 0, 0)
     chosen: dict[tuple[str, str, str], list[tuple[int, int, int, Task]]] = {}
     for task, case in cases.items():
-        measured = recorded.get(budgets.key(CHIPS[task.chip], case), unknown)
+        measured = recorded.get(budgets.key(KNOWN[task.chip], case), unknown)
         kernel_key = (task.family, task.chip, case.kernel.__name__)
         chosen.setdefault(kernel_key, []).append((measured.spill, measured.registers, -task.index, task))
     return list(dict.fromkeys(task for of_one in chosen.values() for *_, task in (of_one[0], max(of_one))))
@@ -99,7 +121,7 @@ def unrecorded(cases: Mapping[Task, CompileCase]) -> list[Task]:
     """The cases that budgets.csv does not have, or has without a bound."""
     _, recorded = budgets.read()
     known = {key for key, needs in recorded.items() if needs.bound}
-    return [task for task, case in cases.items() if budgets.key(CHIPS[task.chip], case) not in known]
+    return [task for task, case in cases.items() if budgets.key(KNOWN[task.chip], case) not in known]
 
 
 def _start_worker() -> None:
@@ -112,14 +134,14 @@ _parent: list[int] = []
 
 @functools.cache
 def _cases(family: str, chip: str) -> list[CompileCase]:
-    return list(families()[family](CHIPS[chip]))
+    return list(_listed(families()[family], KNOWN[chip]))
 
 
 def _run(task: Task) -> Outcome:
     if os.getppid() not in _parent:  # nobody waits for the outcome any more
         os._exit(1)
     try:
-        found = counted.of_case(CHIPS[task.chip], _cases(task.family, task.chip)[task.index])
+        found = counted.of_case(KNOWN[task.chip], _cases(task.family, task.chip)[task.index])
         return Outcome(found.resources, counted=found)
     except Exception as error:  # whatever the compiler raises is the outcome
         reason = "; ".join(line for line in str(error).splitlines() if line.strip())
@@ -177,7 +199,8 @@ def complaints(chip: Chip, case: CompileCase, outcome: Outcome, budget: Resource
     """Everything wrong with an outcome. exact: hold it against its budget too, as only the recording Triton may."""
     if outcome.resources is None:
         return [f"does not compile: {outcome.error}"]
-    broken = budgets.broken_rules(chip, case, outcome.resources)
+    loops = outcome.counted.count.loops if outcome.counted is not None else ()
+    broken = budgets.broken_rules(chip, case, outcome.resources, loops)
     if exact:
         broken += budgets.regressions(outcome.resources, budget)
     return broken
@@ -186,7 +209,7 @@ def complaints(chip: Chip, case: CompileCase, outcome: Outcome, budget: Resource
 def recorded_table() -> str:
     """The report of what budgets.csv records of the cases that the kernel files list."""
     version, recorded = budgets.read()
-    keyed = [(CHIPS[task.chip], case) for task, case in enumerate_cases(CHIPS.values())]
+    keyed = [(KNOWN[task.chip], case) for task, case in enumerate_cases(CHIPS.values())]
     budgeted = [(chip, case, recorded.get(budgets.key(chip, case))) for chip, case in keyed]
     rows = [(chip, case, Outcome(known)) for chip, case, known in budgeted if known is not None]
     return f"{len(rows):,} of {len(keyed):,} cases, Triton {version}\n\n{compile_report.by_kernel(rows)}"
@@ -195,11 +218,11 @@ def recorded_table() -> str:
 def _update(cases: Mapping[Task, CompileCase], outcomes: Mapping[Task, Outcome]) -> None:
     """Records what compiled, drops what no kernel file lists any more and keeps the rest."""
     _, recorded = budgets.read()
-    current = {budgets.key(CHIPS[task.chip], case) for task, case in enumerate_cases(CHIPS.values())}
+    current = {budgets.key(KNOWN[task.chip], case) for task, case in enumerate_cases(KNOWN.values())}
     recorded = {key: value for key, value in recorded.items() if key in current}
     for task, case in cases.items():
         if (resources := outcomes[task].resources) is not None:
-            recorded[budgets.key(CHIPS[task.chip], case)] = resources
+            recorded[budgets.key(KNOWN[task.chip], case)] = resources
     budgets.write(metadata.version("triton"), recorded)
     compile_report.write_page(recorded_table())
 
@@ -209,7 +232,7 @@ def write_record(file: Path, cases: Mapping[Task, CompileCase], outcomes: Mappin
     broken = [
         {"chip": task.chip, "case": case.name, "dtype": case.dtype, "complaint": complaint}
         for task, case in cases.items()
-        for complaint in complaints(CHIPS[task.chip], case, outcomes[task], None, exact=False)
+        for complaint in complaints(KNOWN[task.chip], case, outcomes[task], None, exact=False)
     ]
     record = {
         "benchmark": "compile_matrix",
@@ -258,7 +281,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m fasttfm.kernels.proof.matrix", description=__doc__.split("\n")[0])
     parser.add_argument("--report", action="store_true", help="print the worst of every kernel on every chip")
     parser.add_argument("--cases", action="store_true", help="print every case")
-    parser.add_argument("--chips", default=",".join(CHIPS), help="comma-separated (default: %(default)s)")
+    parser.add_argument("--chips", default=",".join(KNOWN), help="comma-separated (default: %(default)s)")
     parser.add_argument("--kernels", default="", help="comma-separated beginnings of kernel file names (default: all)")
     parser.add_argument("--heaviest", action="store_true", help="only the first and the heaviest case of every kernel")
     parser.add_argument("--unrecorded", action="store_true", help="only cases that have no budget yet")
@@ -272,11 +295,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quiet", action="store_true", help="no progress; the outcome and errors stay")
     parser.add_argument("--json", action="store_true", help="print the outcome as one JSON document on standard output")
     args = parser.parse_args(argv)
-    unknown = [name for name in args.chips.split(",") if name not in CHIPS]
+    unknown = [name for name in args.chips.split(",") if name not in KNOWN]
     if unknown:
-        parser.error(f"unknown chip {', '.join(unknown)}: choose from {', '.join(CHIPS)}")
+        parser.error(f"unknown chip {', '.join(unknown)}: choose from {', '.join(KNOWN)}")
     wanted = [name for name in args.kernels.split(",") if name]
-    cases = dict(enumerate_cases([CHIPS[name] for name in args.chips.split(",")], wanted))
+    cases = dict(enumerate_cases([KNOWN[name] for name in args.chips.split(",")], wanted))
     if not cases:
         parser.error(f"no kernel file begins with {args.kernels}: there are {', '.join(families())}")
     if args.heaviest:
@@ -290,19 +313,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.record:
         write_record(args.record, cases, outcomes)
     version, recorded = budgets.read()
-    rows = [(CHIPS[task.chip], case, outcomes[task]) for task, case in cases.items()]
+    rows = [(KNOWN[task.chip], case, outcomes[task]) for task, case in cases.items()]
     if args.report and not args.json:
-        print(compile_report.by_kernel(rows))
+        print(compile_report.by_kernel(row for row in rows if row[0].name in CHIPS))
     if args.cases and not args.json:
         print(compile_report.by_case(rows))
     failures = [
         f"{task.chip} {case.name} {case.dtype}: {complaint}"
         for task, case in cases.items()
         for complaint in complaints(
-            CHIPS[task.chip],
+            KNOWN[task.chip],
             case,
             outcomes[task],
-            recorded.get(budgets.key(CHIPS[task.chip], case)),
+            recorded.get(budgets.key(KNOWN[task.chip], case)),
             exact=metadata.version("triton") == version,
         )
     ]

@@ -36,6 +36,14 @@ def _backward_alternatives(chip: Chip, *size: Any) -> list[Tile]:
     return _each("128x64w8 64x128w8 64x64w8 64x64w4 64x32w4 32x64w4 32x128w8 32x32w4", (1, 2, 3))
 
 
+def _launches_alternatives(chip: Chip, kind: str, width: int, extras: int, *size: Any) -> list[int]:
+    try:
+        BACKWARD_HEADS.shipped(chip, kind, width, extras)
+    except ValueError:
+        return [2]
+    return [1, 2]
+
+
 def _short_alternatives(chip: Chip, kind: str, width: int, extras: int, keys: int) -> list[Tile]:
     tiles = [Tile(rows, keys, warps) for rows in (16, 32, 64) for warps in (1, 2, 4, 8) if rows <= 2 * keys]
     # of more than 64 scores a thread most would go to memory and back
@@ -168,6 +176,34 @@ BACKWARD_KEYS = Choice(
     half  128    2,3    | 16x16w8  16x64w8  32x32w8     32x32w8      32x32w8     32x32w8    32x32w8
     half  256    0      | 16x16w8  16x16w8  32x32w8     32x32w8      32x32w8     32x32w8    32x32w8
     half  256    1,2,3  | 16x16w8  16x16w8  16x32w8     16x32w8      16x32w8     16x32w8    16x32w8
+    """),
+    _backward_alternatives,
+)
+
+# attention/backward.py: 1 where a program may have a head of keys, five products and dQ added up in memory; else those
+# of queries and of keys, seven. rows: key_class() of the keys, or of all queries that a head of keys has, which bounds
+# what lies in that memory, 4 D bytes a query of each program that runs; rounds: whole or broken (whole_rounds()).
+# On sm_80 and sm_89 the tensor cores bound both ways, and it reads and writes there half of what the second-level cache
+# moves in that time (docs/ledger.md). No device has timed it; on sm_90 and sm_120 `fasttfm tune` tries it.
+LAUNCHES = Choice(
+    "attention.backward.launches",
+    Table(
+        """
+        kind  width  extras  rows                  rounds | sm_80,sm_89  *
+        half  64     0,1     16,32,64,128,256,512  whole  | 1            2
+        *     *      *       *                     *      | 2            2
+        """,
+        int,
+    ),
+    _launches_alternatives,
+)
+
+# A warp group of sm_90 has 64 keys. What spills does so outside of the loops over queries, once for a tile of keys.
+BACKWARD_HEADS = Choice(
+    "attention.backward.heads",
+    tiles("""
+    kind  width  extras | sm_80      sm_89    sm_90     sm_120
+    half  64     0,1    | 32x64w4s3  32x64w4  64x128w8  32x32w4
     """),
     _backward_alternatives,
 )

@@ -9,8 +9,8 @@ from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import Choice
 from fasttfm.kernels.tiles.table import Tile, tiles
 
-MAX_COLUMNS = 16384
-"""Columns of the widest row that LayerNorm's kernels take."""
+MAX_COLUMNS = 8192
+"""Columns of the widest row that LayerNorm's kernels take: of twice as many, float32 spills backward."""
 
 NARROWEST = 128
 """Columns of a tile of whole rows at least, so that few tiles need compiling."""
@@ -41,19 +41,16 @@ LAYER_NORM: Choice[Tile] = Choice(
     2048    forward   | -         -                   -           1x2048w2
     4096    forward   | -         -                   -           1x4096w4
     8192    forward   | -         -                   -           1x8192w8
-    16384   forward   | -         -                   1x16384w8   1x16384w16
     128     backward  | -         -                   16x128w4    16x128w8
     256     backward  | -         -                   8x256w4     8x256w8
     512     backward  | -         2x512w4             4x512w4     4x512w8   # 4x512w8 spills, float16 or float32
     1024    backward  | 1x1024w4  -                   2x1024w4    2x1024w8  # 2x1024w8 spills, float32, Triton 3.6.0
     2048    backward  | -         -                   1x2048w4    1x2048w8
     4096    backward  | -         -                   -           1x4096w16  # w32: half as many instructions more
+    8192    backward  | -         -                   -           1x8192w16  # without the sums
     """),
     _layer_norm_alternatives,
 )
-
-# Rows of more columns than stay in registers, 2,048 at a time.
-LAYER_NORM_WIDE = tiles("| amd *\n | 1x2048w4 1x2048w8")
 
 # A block of columns over many rows, for sums along them.
 COLUMN_SUMS = tiles("| amd *\n | 16x128w2 16x128w4")
@@ -66,12 +63,14 @@ columns | *
 512     | 4x512w2
 """)
 
-# 2,048 elements of the embedding, 32 a thread: what a row takes, once for twice as many as with 16.
+# 2,048 elements of the embedding, 32 a thread: what a row takes, once for twice as many as with 16. Of 512 columns a
+# thread has half as many rows.
 EMBEDDING = tiles("""
 columns | amd       *
 64      | 32x64w1   32x64w2
 128     | 16x128w1  16x128w2
 256     | 8x256w1   8x256w2
+512     | 4x512w1   2x512w1
 """)
 
 # Pairs of a head: 1,024, which are 32 elements a thread.
@@ -98,12 +97,12 @@ def _row_alternatives(chip: Chip, classes: int) -> list[Tile]:
 CROSS_ENTROPY = Choice(
     "cross_entropy.row",
     tiles("""
-    classes           | *
-    512               | 512w1
-    1024              | 1024w1
-    2048              | 2048w2
-    4096              | 4096w4  # 32 elements a thread: with 16 a third more instructions an element
-    8192,16384,32768  | 4096w8
+    classes           | amd     *
+    512               | -       512w1
+    1024              | -       1024w1
+    2048              | 2048w1  2048w2
+    4096              | 4096w2  4096w4  # 32 elements a thread: with 16 a third more instructions an element
+    8192,16384,32768  | 4096w4  4096w8  # HELD elements a thread
     """),
     _row_alternatives,
 )

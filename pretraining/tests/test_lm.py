@@ -5,6 +5,8 @@ import json
 import pytest
 
 from fasttfm.cli.main import main
+from fasttfm.errors import UserError
+from fasttfm_pretraining.config.sampling import Sampling
 
 SMALL = ["--d-model", "16", "--heads", "2", "--d-ff", "32", "--layers", "1", "--max-length", "32", "--row-length", "32"]
 QUICK = ["--max-tokens", "128", "--warmup-updates", "2", "--log-interval", "5", "--threads", "1", "--no-tensorboard"]
@@ -118,7 +120,8 @@ def test_the_resolved_configuration_can_be_printed_and_given_back(made, capsys):
         (["lm", "train", "--preset", "gpt-tiny", "--out", "M"], "--data is missing"),
         (["lm", "train", "--preset", "demo"], "preset 'demo' is unknown"),
         (["lm", "prepare", "--text", "none.txt", "--out", "D"], "no such file"),
-        (["lm", "prepare", "--text", "none.txt", "--out", "D", "--bytes", "--spm", "x"], "exclude"),
+        (["lm", "prepare", "--text", "none.txt", "--out", "D", "--bytes", "--spm", "x"], "--bytes and --spm do not go"),
+        (["lm", "prepare", "--text", "none.txt", "--out", "D", "--threads", "-5"], "it must be from 1 to 1,024"),
         (["lm", "generate", "none"], "is not a model directory"),
         (["lm", "import", "none", "--out", "M"], "config.json"),
     ],
@@ -133,6 +136,12 @@ def test_wrong_commands_end_in_one_line(words, said, capsys, tmp_path, monkeypat
     error = capsys.readouterr().err
     assert said in error
     assert "Traceback" not in error
+
+
+def test_the_likeliest_tokens_are_not_drawn():
+    for changes in ({"top_k": 3}, {"top_p": 0.5}, {"seed": 2}):
+        with pytest.raises(UserError, match=r"does nothing while --temperature is 0"):
+            Sampling(temperature=0, **changes)
 
 
 def test_a_llama_goes_the_same_way(made, capsys):

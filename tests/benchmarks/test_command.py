@@ -1,5 +1,6 @@
 """`python -m benchmarks`: runs, refuses in one line, and keeps what it measured when it is stopped."""
 
+import importlib
 import itertools
 import json
 import os
@@ -14,6 +15,7 @@ from waiting import PATIENCE
 from benchmarks import __main__ as command
 from benchmarks.measure import machine, records
 from benchmarks.measure.case import Case, Work
+from fasttfm.errors import UserError
 from fasttfm.kernels.proof.costs import Machine
 
 ENVIRONMENT = {**os.environ, "TRITON_INTERPRET": "0"}
@@ -154,7 +156,7 @@ def test_a_broken_case_does_not_stop_the_others(group, tmp_path, capsys):
         (["--device", "meta"], "device meta cannot be used"),
         (["--device", "cuda:77"], "device cuda:77 is not there"),
         (["--dtype", "float8"], "--dtype float8 is unknown: float32, float16, bfloat16"),
-        (["--threads", "0"], "--threads 0 cannot be"),
+        (["--threads", "0"], "--threads: '0' was given, it must be from 1"),
         (["--ful"], "--ful is unknown: did you mean --full?"),
         (["--quick", "--full"], "not allowed with"),
         (["--smoke", "--out", "/proc/nowhere"], "--out /proc/nowhere cannot be written to"),
@@ -243,3 +245,16 @@ def test_the_shell_sees_130_after_ctrl_c(tmp_path):
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("serving", ["M", "--text", "T", "--clients", "0"]),
+        ("open_loop", ["M", "--text", "T", "--seconds", "0"]),
+        ("operator_overhead", ["--runs", "0"]),
+    ],
+)
+def test_numbers_that_no_measurement_can_have_are_refused_before_it(module, words):
+    with pytest.raises(UserError, match=r"'0' was given, it must be from 1 to"):
+        importlib.import_module(f"benchmarks.{module}").main(words)

@@ -96,7 +96,7 @@ def test_what_cannot_be_compared_is_refused_in_a_line(tmp_path, write, record):
         run(write, [record()], [record(dtype="bfloat16")])
     with pytest.raises(UserError, match=r"before\.jsonl:1 and before\.jsonl:2 measure the same thing"):
         run(write, [record(), record()], [record()])
-    with pytest.raises(UserError, match="--threshold -1"):
+    with pytest.raises(UserError, match=r"--threshold: '-1' was given, it must be from 0"):
         run(write, [record()], [record()], "--threshold", "-1")
     with pytest.raises(UserError, match="holds no records"):
         run(write, [record()], [])

@@ -44,7 +44,8 @@ from scripts.hub import package
 
 POINTS = 12
 CALLS = ("mkdir", "write", "fsync", "rename", "replace", "unlink", "rmdir")
-PREPARE = "--src A.src --tgt A.tgt --valid-src A.src --valid-tgt A.tgt --no-byte-fallback --threads 1 --vocab-size"
+TEXTS = "--src A.src --tgt A.tgt --valid-src A.src --valid-tgt A.tgt --threads 1"
+PREPARE = f"{TEXTS} --no-byte-fallback --vocab-size"
 LM_PREPARE = "lm prepare --bytes --out data --text"
 
 
@@ -192,7 +193,7 @@ def make_world() -> None:
     shutil.copytree("A", "parts", ignore=shutil.ignore_patterns("checkpoints"))
     tensors = {f"{MODEL}{name}": each for name, each in weights.items()} | {f"{STATE}moment": torch.ones(5)}
     save_sharded(step_folder("parts", 7), tensors, {"step": 7}, {"step": 7, "best_step": 7}, OneRank())
-    assert main([*f"prepare {PREPARE} 60 --spm A/spm.model --out pairs".split()]) == 0
+    assert main([*f"prepare {TEXTS} --spm A/spm.model --out pairs".split()]) == 0
 
 
 def calls_of(number: int, action: Callable[[], Any]) -> int:

@@ -179,7 +179,7 @@ def test_comet_that_is_missing_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "comet", None)
     words = ["score", "--ref", str(tmp_path / "ref"), "--comet", "any"]
     for more, told in (
-        ([], "--comet and --src go together"),
+        ([], "--comet goes with --src"),
         (["--src", str(tmp_path / "src")], "pip install unbabel"),
     ):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\n")))

@@ -79,6 +79,9 @@ def given(name: str, chosen: dict[argparse.Action, str]) -> argparse.Namespace:
                 values *= action.nargs
         if values is not None:
             words += [*action.option_strings[:1], *values]
+    for need in [parser.needs[word][0] for word in words if word in parser.needs]:
+        count = parser._option_string_actions[need].nargs or 1
+        words += [] if need in words else [need, *[f"free{need}"] * count]
     for group in parser._mutually_exclusive_groups:
         groups += [group] if group.required and not any(a in chosen for a in group._group_actions) else []
     words += [word for group in groups for word in (group._group_actions[0].option_strings[0], "free-group")]
@@ -251,8 +254,8 @@ def test_training_begins_in_no_directory_of_a_model_that_was_imported(world):
 
 
 WRITERS = {
-    "prepare": "prepare --src text --tgt text --valid-src text --valid-tgt text --no-byte-fallback --threads 1 "
-    "--vocab-size 60 --spm MODEL/spm.model --out",
+    "prepare": "prepare --src text --tgt text --valid-src text --valid-tgt text --threads 1 "
+    "--spm MODEL/spm.model --out",
     "lm prepare": "lm prepare --bytes --text text --valid text --out",
     "quantize": "quantize MODEL --out",
     "export": "export MODEL --format marian-hf --out",
@@ -309,7 +312,7 @@ def test_a_small_file_that_was_changed_is_refused_by_its_name(words, model, capf
 
 def test_a_large_file_that_is_damaged_ends_the_command_in_a_line(model, capfd, monkeypatch):
     monkeypatch.setattr(folders, "_SMALL", 100)
-    words = "--no-byte-fallback --threads 1 --vocab-size 60 --spm MODEL/spm.model --out data"
+    words = "--threads 1 --spm MODEL/spm.model --out data"
     sides = "--src text --tgt text --valid-src text --valid-tgt text"
     assert main(["prepare", *sides.split(), *words.split()]) == 0
     shortlist = ["shortlist", "MODEL", "--data", "data", "--out", "list"]

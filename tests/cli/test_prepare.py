@@ -71,12 +71,15 @@ def test_every_option_reaches_the_data(text: list[str], tmp_path: Path):
     ("change", "message"),
     [
         (["--vocab-size", "9000"], "--vocab-size 9,000: the training text is too small for so many pieces: at most"),
-        (["--threads", "99999999999999999999"], "--threads 99999999999999999999: between 1 and 1,024 is allowed"),
+        (
+            ["--threads", "99999999999999999999"],
+            "argument --threads: '99999999999999999999' was given, it must be from 1 to 1,024",
+        ),
         (["--valid-src", os.devnull], f"{os.devnull} has 0 lines but "),
         (["--character-coverage", "0.97"], "--character-coverage 0.97 must be a finite number of at least 0.98"),
         (["--vocab-pairs", "0"], "--vocab-pairs 0 must be a whole number of at least 1"),
         (["--tgt", "."], ".: this is a directory"),
-        (["--threads", "0"], "--threads 0: between 1 and 1,024 is allowed"),
+        (["--threads", "0"], "argument --threads: '0' was given, it must be from 1 to 1,024"),
         (["--src", "nowhere.en"], "nowhere.en: no such file"),
         (["--valid-src", "."], ".: this is a directory"),
     ],

@@ -68,7 +68,7 @@ def test_what_does_not_fit_is_one_line(folder, tmp_path, capsys):
     cases = [
         ([other, "--data", folder / "data"], "is of another vocabulary than"),
         ([folder / "data", "--data", folder / "data"], "not a model directory"),
-        ([folder / "model", "--data", folder / "data", "--best", 0], "--best 0"),
+        ([folder / "model", "--data", folder / "data", "--best", 0], "--best: '0' was given"),
     ]
     for words, message in cases:
         assert main(["shortlist", *map(str, words)]) == 2

@@ -15,7 +15,9 @@ def world(tmp_path_factory):
     return folder
 
 
+TEXTS = ["prepare", *COMMANDS["prepare"].split()[:8]]
 PREPARE = ["prepare", *COMMANDS["prepare"].split(), "fresh"]
+TRAIN = ["train", *COMMANDS["train"].split(), "fresh"]
 TRANSLATE = ["translate", *COMMANDS["translate"].split()]
 
 
@@ -27,16 +29,36 @@ TRANSLATE = ["translate", *COMMANDS["translate"].split()]
             [*TRANSLATE, "--banned", "banned", "--terminology", "terms"],
             "--banned forbids every translation of the term",
         ),
-        ([*TRANSLATE, "--alignment-layer", "9"], "alignment_layer 9 is not there: the model has layers 1 to 1"),
+        (
+            [*TRANSLATE, "--alignment", "words", "--alignment-layer", "9"],
+            "alignment_layer 9 is not there: the model has layers 1 to 1",
+        ),
         ([*TRANSLATE, "--sampling-topp", "0.9"], "sampling_topp does nothing while sampling is false"),
         ([*TRANSLATE, "--diverse-beam-strength", "1"], "diverse_beam_strength does nothing while diverse_beam_groups"),
         ([*TRANSLATE, "--sampling", "--coverage-penalty", "1"], "coverage_penalty does nothing while sampling is true"),
+        (
+            [*TRANSLATE, "--mbr-samples", "4", "--coverage-penalty", "1"],
+            "coverage_penalty does nothing while mbr_samples is 4",
+        ),
+        ([*TRANSLATE, "--sampling", "--beam", "8"], "beam does nothing while sampling is true"),
+        ([*TRANSLATE, "--sampling", "--early-stopping"], "early_stopping does nothing while sampling is true"),
+        ([*TRANSLATE, "--alignment-layer", "1"], "alignment_layer does nothing without alignment or coverage_penalty"),
         ([*TRANSLATE, "--length-penalty", "none", "--alpha", "1"], "alpha does nothing while length_penalty is none"),
-        ([*PREPARE, "--spm", "data/spm.model", "--separate-vocab"], "--separate-vocab and one --spm"),
+        ([*TEXTS, "--spm", "data/spm.model", "--separate-vocab", "--out", "fresh"], "--separate-vocab and one --spm"),
+        ([*PREPARE, "--spm", "data/spm.model"], "--spm and --vocab-size do not go together"),
+        ([*PREPARE, "--mirror", "http://localhost"], "--mirror goes with --dataset"),
+        ([*PREPARE, "--data-dir", "texts"], "--data-dir goes with --dataset or --dataset-folder"),
+        ([*PREPARE, "--out", "other"], "--out was given twice"),
+        ([*TRAIN, "--lr", "1e-3", "--schedule", "noam"], "lr does nothing while schedule is noam"),
+        ([*TRAIN, "--no-valid-bleu", "--valid-beam", "4"], "valid_beam does nothing while valid_bleu is false"),
+        (["score", "--ref", "valid.tgt", "--ref", "valid.src"], "--ref was given twice"),
+        (["score", "--ref", "valid.tgt", "--test", "randomization"], "--test goes with --baseline"),
+        (["recipe", "multi30k", "--estimate", "100", "--dry-run"], "--estimate and --dry-run do not go together"),
+        (["lm", "prepare", "--text", "train.src", "--bytes", "--vocab-size", "9", "--out", "x"], "do not go together"),
         ([*PREPARE, "--source-tag", "<s>", "--valid-source-tag", "<s>"], "is a special piece"),
         ([*PREPARE, "--source-tag", "\ud800", "--valid-source-tag", "a"], "half of a surrogate pair"),
-        (["recipe", "multi30k", "--estimate", "1e-300"], "from 1 to 1e12"),
-        (["recipe", "multi30k", "--estimate", "100", "--price", "-3"], "--price -3: give the price of an hour"),
+        (["recipe", "multi30k", "--estimate", "1e-300"], "from 1 to 1,000,000,000,000"),
+        (["recipe", "multi30k", "--estimate", "100", "--price", "-3"], "--price: '-3' was given, it must be from 0 to"),
         (["recipe", "multi30k", "--price", "3"], "goes with --estimate"),
     ],
 )

@@ -260,7 +260,7 @@ def test_a_document_of_units_is_translated_as_its_texts_are(translate, model_dir
     )
     assert "is not XML" in failure(translate(model_dir, "--format", "xliff"))
     assert "needs --target-language" in failure(translate(model_dir, "--format", "tmx", text="<tmx/>"))
-    assert "--target-language is for --format" in failure(translate(model_dir, "--target-language", "de"))
+    assert "--target-language goes with --format" in failure(translate(model_dir, "--target-language", "de"))
 
 
 def test_progress_is_shown_on_a_terminal_alone(translate, model_dir, monkeypatch):

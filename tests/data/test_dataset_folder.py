@@ -74,8 +74,11 @@ def test_what_is_wrong_is_told_in_one_line(tmp_path: Path, capsys: pytest.Captur
             text_of_folder(path, languages, tmp_path / "text", say=lambda line: None)
         assert "\n" not in str(raised.value)
     for words, message in (
-        (["--dataset-folder", "X"], "--dataset-folder and --languages go together"),
-        (["--dataset-folder", "X", "--languages", "en", "de", "--dataset", "multi30k"], "two sources of text"),
+        (["--dataset-folder", "X"], "--dataset-folder goes with --languages"),
+        (
+            ["--dataset-folder", "X", "--languages", "en", "de", "--dataset", "multi30k"],
+            "--dataset and --dataset-folder do not go together",
+        ),
         (["--dataset-folder", "X", "--languages", "en", "de", "--src", "f"], "--dataset-folder brings its own text"),
     ):
         assert main(["prepare", *words, "--out", str(tmp_path / "D")]) == 2

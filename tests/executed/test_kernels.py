@@ -27,6 +27,7 @@ from gpu.problems import (
 
 from fasttfm.functional import backend
 from fasttfm.kernels import masked_softmax
+from fasttfm.kernels.attention import backward as attention_backward
 from fasttfm.kernels.attention import launch as attention_launch
 from fasttfm.kernels.attention.decode import append, decode
 from fasttfm.kernels.proof.executed import executed
@@ -123,6 +124,25 @@ def test_a_boolean_mask_with_dropout_over_short_rows(keys, dtype):
 def test_query_heads_that_share_a_head_of_keys(keys, chip):
     """Forward reads one head of keys four times over; backward adds four heads up in its registers."""
     check(_attention(1, 4, 19, keys, 64, 64, key_heads=1, causal=True, p=0.1), chip, torch.bfloat16)
+
+
+@pytest.mark.in_turn(days=2)
+@pytest.mark.parametrize("chip", ["sm_80", "sm_89", "sm_90", "sm_120"])
+@pytest.mark.parametrize(
+    "problem",
+    [
+        _attention(2, 1, 75, 139, 64, 64, lengths=[130, 0], p=0.1),
+        _attention(1, 2, 150, 139, 64, 64, causal=True),
+        _attention(1, 4, 70, 139, 64, 40, key_heads=2, causal="bottom_right", p=0.1),
+        _packed([0, 35, 38, 150], [0, 141, 147, 200], 2, 64, causal=True),
+    ],
+    ids=str,
+)
+def test_a_program_that_has_a_head_of_keys(problem, chip, monkeypatch):
+    """It adds dQ up in memory, and reads there what other threads wrote."""
+    monkeypatch.setattr(attention_backward, "LAUNCHES", lambda *size: 1)
+    machine = check(problem, chip, torch.bfloat16)
+    assert "_backward_heads" in {launch.name for launch in machine.launches}
 
 
 @pytest.mark.parametrize("widths", [(40, 64), (72, 128), (128, 72)], ids=str)

@@ -88,7 +88,8 @@ def test_parameters_in_half_precision_and_none_at_all():
 def test_statistics_are_float32_whatever_the_dtype(dtype):
     x = torch.randn(4, 24, dtype=dtype)
     for weight in (None, torch.ones(24, dtype=dtype), torch.ones(24)):
-        _, mean, rstd = torch.ops.fasttfm.layer_norm(x, weight, None, 1e-5, False, "torch")
+        call = x, None, None, weight, None, 1e-5, 0.0, None, 0, False, False, "torch"
+        _, _, mean, rstd, _ = torch.ops.fasttfm.residual_norm(*call)
         assert mean.dtype == rstd.dtype == torch.float32
 
 
@@ -161,11 +162,10 @@ def test_opcheck(route, parameters):
     x, residual, weight, bias = leaf_tensors((3, 16), torch.float32, torch.float32)
     weight, bias = (weight, bias) if parameters else (None, None)
     operators = torch.ops.fasttfm
-    for branch in (False, True):
-        opcheck(operators.layer_norm.default, (x, weight, bias, 1e-5, branch, route))
     x_bias = torch.randn(16, requires_grad=True)
-    for post_norm in (False, True):
-        options = (1e-5, 0.25, SEED, 1, post_norm, False, route)
+    for twice in (False, True):
+        opcheck(operators.residual_norm.default, (x, None, None, weight, bias, 1e-5, 0.0, None, 0, twice, False, route))
+        options = (1e-5, 0.25, SEED, 1, twice, False, route)
         opcheck(operators.residual_norm.default, (x, x_bias, residual, weight, bias, *options))
     opcheck(operators.residual_norm.default, (x, None, residual, weight, bias, 1e-5, 0.0, None, 0, False, False, route))
     opcheck(operators.residual_add.default, (x, residual, 0.25, SEED, 1, route))

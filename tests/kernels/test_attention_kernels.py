@@ -20,7 +20,8 @@ from fasttfm.kernels.attention import short as attention_short
 from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.tiles.attention import Tile
 
-ROUTES = ("short", "flash", "softmax")
+ROUTES = ("short", "flash", "heads", "softmax")
+LONG = ("flash", "heads")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -32,6 +33,7 @@ def take(monkeypatch):
         (attention, "FORWARD"),
         (attention_backward, "BACKWARD_QUERIES"),
         (attention_backward, "BACKWARD_KEYS"),
+        (attention_backward, "BACKWARD_HEADS"),
         (attention_mask_gradient, "MASK_GRADIENT"),
     ):
         monkeypatch.setattr(module, name, lambda *a: small)
@@ -39,7 +41,9 @@ def take(monkeypatch):
         monkeypatch.setattr(attention_short, name, lambda *size: Tile(16, size[-1], 4, 1))
 
     def go(route):
-        monkeypatch.setattr(attention_launch, "route", lambda *a: route)
+        one = route == "heads"
+        monkeypatch.setattr(attention_launch, "route", lambda *a: "flash" if one else route)
+        monkeypatch.setattr(attention_backward, "LAUNCHES", lambda *a: 1 if one else 2)
 
     with F.backend("triton"):
         yield go
@@ -82,12 +86,12 @@ def what_does_not_cancel(route, inputs, **options):
     output, weights = reference.attention(**exact, **options)  # (B, H, L, Dv), (B, H, L, S)
     dout, dp = (x.abs() for x in torch.autograd.grad(weigh_all((output,)), (output, weights)))
     delta = (dout * output.abs()).sum(-1, keepdim=True)  # (B, H, L, 1)
-    if route != "flash":
+    if route not in LONG:
         delta = (dp * weights).sum(-1, keepdim=True)
     query, key, *_ = (x.detach().abs() for x in exact.values())
     off = (rounding * weights * (dp + delta)).detach()  # (B, H, L, S), of dS
     results = {}
-    if route == "flash":
+    if route in LONG:
         scale = options.get("scale", query.shape[-1] ** -0.5)
         group = query.shape[1] // key.shape[1]  # query heads that share a head of keys
         of_key = scale * off.transpose(-2, -1) @ query
@@ -474,7 +478,7 @@ def test_packed_query_heads_share_heads_of_keys(take, route, dtype):
     compare(results, solve(theirs, inputs), solve(theirs, inputs, torch.float64))
 
 
-@pytest.mark.parametrize("route", ["short", "flash"])
+@pytest.mark.parametrize("route", ["short", *LONG])
 def test_shared_keys_and_values_are_read_and_written_where_they_are(take, route, monkeypatch):
     """No kernel gets, and no gradient takes, memory for more heads than there are."""
     take(route)
@@ -547,3 +551,29 @@ def test_a_mask_of_the_scores_own_shape_has_its_own_gradient(take, route):
     (results,) = torch.autograd.grad(F.attention(q.requires_grad_(), k, v, mask=mask).sum(), mask)
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=repeated)
     torch.testing.assert_close(results, *torch.autograd.grad(expected.sum(), repeated), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("chip", "batch", "heads", "key_heads", "queries", "keys", "width", "launches"),
+    [
+        ("sm_80", 54, 8, 8, 200, 200, 64, 1),  # two whole rounds of 216 programs
+        ("sm_80", 55, 8, 8, 200, 200, 64, 2),  # 440: the third would be almost empty
+        ("sm_80", 54, 8, 8, 200, 513, 64, 2),
+        ("sm_80", 54, 8, 8, 513, 200, 64, 2),
+        ("sm_80", 108, 8, 4, 256, 256, 64, 1),  # 512 queries read a head of keys
+        ("sm_80", 108, 8, 4, 257, 256, 64, 2),
+        ("sm_80", 54, 8, 8, 200, 200, 72, 2),
+        ("sm_89", 32, 8, 8, 200, 200, 32, 1),
+        ("sm_90", 33, 8, 8, 200, 200, 64, 2),
+    ],
+)
+def test_a_program_has_a_head_where_heads_fill_the_chip_and_the_cache_holds_their_gradients(
+    chip, batch, heads, key_heads, queries, keys, width, launches, monkeypatch
+):
+    monkeypatch.setattr(attention_launch, "chip", lambda device: CHIPS[chip])
+    query = torch.empty(batch, heads, queries, width, dtype=torch.bfloat16, device="meta")
+    key = torch.empty(batch, key_heads, keys, width, dtype=torch.bfloat16, device="meta")
+    call = attention_launch.prepare(query, key, key, dropout_p=0.1, seed=torch.zeros(1, dtype=torch.int64))
+    assert attention_backward.count_launches(call) == launches
+    masked = attention_launch.prepare(query, key, key, mask=torch.ones(queries, keys, dtype=torch.bool, device="meta"))
+    assert attention_backward.count_launches(masked) == 2

@@ -22,9 +22,11 @@ from fasttfm.kernels.proof import matrix as compile_matrix
 from fasttfm.kernels.proof import report as compile_report
 from fasttfm.kernels.proof.compile_case import CompileCase
 from fasttfm.kernels.proof.ledger import Resources, occupancy
+from ptx_check.ledger.count import Usage
 
+KNOWN, SAMPLED = compile_matrix.KNOWN, compile_matrix.SAMPLED
 KERNELS = Path(compile_matrix.__file__).parents[1]
-ALL = dict(compile_matrix.enumerate_cases(CHIPS.values()))
+ALL = dict(compile_matrix.enumerate_cases(KNOWN.values()))
 QUICK_CHIPS = ("sm_60", "sm_70", "sm_80", "sm_90")
 
 
@@ -55,28 +57,29 @@ def test_every_kernel_that_a_file_launches_is_in_the_matrix(file):
 
 
 def test_every_chip_has_cases_of_every_kernel_file():
-    for chip in CHIPS:
+    for chip in KNOWN:
         assert {task.family for task in ALL if task.chip == chip} == set(compile_matrix.families())
+    assert sum(task.chip in SAMPLED for task in ALL) == len(SAMPLED) * len(compile_matrix.families())
 
 
 def test_the_budgets_list_exactly_the_cases_that_the_kernel_files_list():
     _, recorded = budgets.read()
-    listed = {budgets.key(CHIPS[task.chip], case) for task, case in ALL.items()}
+    listed = {budgets.key(KNOWN[task.chip], case) for task, case in ALL.items()}
     unrecorded, stale = sorted(listed - recorded.keys()), sorted(recorded.keys() - listed)
     remedy = "python -m fasttfm.kernels.proof.matrix --update-budgets"
     assert not unrecorded, f"{len(unrecorded)} cases without budget, the first {unrecorded[:3]}: {remedy}"
     assert not stale, f"{len(stale)} budgets without case, the first {stale[:3]}: {remedy}"
 
 
-@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("chip", KNOWN)
 def test_nothing_recorded_breaks_a_rule(chip):
     """No spill from sm_80 on, shared memory that the chip has, matrix instructions in half-precision products."""
     _, recorded = budgets.read()
     broken = [
         f"{case.name} {case.dtype} {complaint}"
         for task, case in ALL.items()
-        if task.chip == chip and (results := recorded.get(budgets.key(CHIPS[chip], case))) is not None
-        for complaint in budgets.broken_rules(CHIPS[chip], case, results)
+        if task.chip == chip and (results := recorded.get(budgets.key(KNOWN[chip], case))) is not None
+        for complaint in budgets.broken_rules(KNOWN[chip], case, results)
     ]
     assert not broken, "\n".join(broken)
 
@@ -88,10 +91,10 @@ def complaints_about(tasks: list[compile_matrix.Task]) -> list[str]:
         f"{task.chip} {ALL[task].name} {ALL[task].dtype} {complaint}"
         for task in tasks
         for complaint in compile_matrix.complaints(
-            CHIPS[task.chip],
+            KNOWN[task.chip],
             ALL[task],
             outcomes[task],
-            recorded.get(budgets.key(CHIPS[task.chip], ALL[task])),
+            recorded.get(budgets.key(KNOWN[task.chip], ALL[task])),
             exact=metadata.version("triton") == version,
         )
     ]
@@ -110,6 +113,12 @@ def test_the_heaviest_case_of_every_kernel_compiles_within_its_budget():
         if task.chip == chips[task.family, case.kernel.__name__] and budgets.key(CHIPS[task.chip], case) in recorded
     }
     assert not (results := complaints_about(compile_matrix.heaviest(cases))), "\n".join(results)
+
+
+def test_a_light_case_compiles_within_its_budget_on_each_sampled_chip():
+    light = [task for task in ALL if task.chip in SAMPLED and task.family == "residual_add"]
+    assert len(light) == len(SAMPLED)
+    assert not (results := complaints_about(light)), "\n".join(results)
 
 
 @pytest.mark.compile_matrix
@@ -153,6 +162,10 @@ def test_the_rules_hold_whatever_is_recorded():
     assert "spills 8 bytes" in budgets.broken_rules(sm_80, product, dataclasses.replace(LIGHT, spill=8))[0]
     assert "spills 8 bytes" in budgets.broken_rules(CHIPS["sm_90"], product, dataclasses.replace(LIGHT, spill=8))[0]
     assert budgets.broken_rules(sm_60, product, dataclasses.replace(LIGHT, spill=8)) == []
+    walked = dataclasses.replace(product, name="attention.backward.heads/causal/D64/32x64w4s3")
+    spilling = dataclasses.replace(LIGHT, spill=16)
+    assert budgets.broken_rules(sm_80, walked, spilling, [Usage(spilled=0)]) == []
+    assert "inside of a loop" in budgets.broken_rules(sm_80, walked, spilling, [Usage(spilled=0), Usage(spilled=2)])[0]
     assert "49153 bytes" in budgets.broken_rules(sm_60, product, dataclasses.replace(LIGHT, shared=49153))[0]
     idle = dataclasses.replace(LIGHT, matrix=0)
     assert "no matrix instruction" in budgets.broken_rules(sm_80, product, idle)[0]

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from fasttfm import functional, reference
 from fasttfm.functional.backends import backend
 from fasttfm.kernels import layer_norm as kernel
-from fasttfm.kernels import layer_norm_wide as wide_kernel
 from fasttfm.kernels import residual_add as add_kernel
 from fasttfm.kernels.chip import CHIPS, INTERPRETER
 from fasttfm.kernels.philox import dropout_arguments
 from fasttfm.kernels.proof import matrix
-from fasttfm.kernels.tiles.rows import LAYER_NORM_WIDE
+from fasttfm.kernels.tiles.rows import COLUMN_SUMS
 
 SEED = torch.tensor([0x1234567890ABCDEF])
 PAIRS = [
@@ -104,7 +103,7 @@ def test_rows_that_are_no_power_of_two_are_not_mixed_with_what_lies_behind_them(
 
 
 def test_parameter_gradients_of_rows_too_wide_to_sum_in_registers():
-    check_plain(tensors((2, 4097), torch.float32, torch.float32))
+    check_plain(tensors((2, kernel.WIDEST + 1), torch.float32, torch.float32))
 
 
 @pytest.mark.in_turn(days=3)
@@ -124,7 +123,7 @@ def test_rows_up_to_the_widest(columns, x, stream):
 def test_wider_rows_than_the_kernel_holds_are_left_to_torch():
     inputs = {"x": torch.randn(2, kernel.MAX_COLUMNS + 1)}
     check_plain(inputs)
-    with pytest.raises(ValueError, match="at most 16384"):
+    with pytest.raises(ValueError, match="at most 8192"):
         kernel.tile(INTERPRETER, kernel.MAX_COLUMNS + 1, backward=False)
 
 
@@ -142,7 +141,7 @@ def test_programs_that_take_several_tiles_of_several_rows_sum_every_row_once():
 @pytest.mark.parametrize("post_norm", [False, True], ids=["pre-norm", "post-norm"])
 @pytest.mark.parametrize("dropout_p", [0.0, 0.3])
 @pytest.mark.parametrize(("x", "stream"), [*PAIRS[:1], *PAIRS[2:]], ids=str)
-@pytest.mark.parametrize("columns", [72, kernel.MAX_COLUMNS // 4 + 1], ids=["in registers", "wide"])
+@pytest.mark.parametrize("columns", [72, kernel.WIDEST + 1], ids=["in registers", "wide"])
 def test_the_bias_of_x_and_both_uses_of_the_outputs_have_their_gradients(post_norm, dropout_p, x, stream, columns):
     inputs = tensors((40 if columns == 72 else 3, columns), x, stream)
     inputs["x_bias"] = torch.randn(columns)
@@ -161,7 +160,7 @@ def test_the_bias_of_x_and_both_uses_of_the_outputs_have_their_gradients(post_no
             compare(solve(ours, inputs), wanted, exact)
 
 
-@pytest.mark.parametrize("columns", [72, kernel.MAX_COLUMNS // 4 + 1], ids=["in registers", "wide"])
+@pytest.mark.parametrize("columns", [72, kernel.WIDEST + 1], ids=["in registers", "wide"])
 @pytest.mark.parametrize("route", ["torch", "triton"])
 def test_a_stream_that_begins_in_a_norm_has_one_gradient_of_both_uses(route, columns):
     inputs = {name: t for name, t in tensors((5, columns), torch.float32, torch.float32).items() if name != "residual"}
@@ -287,16 +286,13 @@ def test_residual_add_equals_the_reference(x, stream):
 
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=list(CHIPS))
 def test_every_tile_that_a_chip_can_take_is_listed_for_compilation(chip):
-    cases = itertools.chain(
-        *(matrix.families()[name](chip) for name in ("layer_norm", "layer_norm_wide", "residual_add"))
-    )
+    cases = itertools.chain(*(matrix.families()[name](chip) for name in ("layer_norm", "residual_add")))
     listed = {(case.kernel, case.arguments["ROWS"], case.arguments["COLUMNS"], case.num_warps) for case in cases}
-    for columns in (1, 100, 128, 129, 500, 512, 1000, 2000, 3000, 5000, 10000, 16384):
-        wide = columns > kernel.WIDEST
+    for columns in (1, 100, 128, 129, 500, 512, 1000, 2000, 3000, 5000, kernel.MAX_COLUMNS):
         for jit, tile_size in (
             (kernel._forward, kernel.tile(chip, columns, backward=False)),
-            (wide_kernel._backward, LAYER_NORM_WIDE(chip)) if wide else
             (kernel._backward, kernel.tile(chip, columns, backward=True)),
+            (kernel._column_sums, COLUMN_SUMS(chip)),
             (add_kernel._add_dropped, add_kernel.tile(chip, columns)),
         ):  # fmt: skip
             assert (jit, tile_size.rows, tile_size.columns, tile_size.warps) in listed

@@ -3,22 +3,26 @@
 from collections.abc import Iterator
 
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.embedding import _COLUMNS, _forward, _sum_rows, tile
+from fasttfm.kernels.embedding import _COLUMNS, _WIDE, _forward, _sum_rows, sums_tile, tile
 from fasttfm.kernels.proof.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.tiles.table import Tile
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
-    """Every tile in float32, with positions and dropout; half precision, which needs less, and without, at one."""
+    """Every tile in float32, with positions and dropout; half precision, which needs less, at the widest two of them;
+    without positions and dropout at one."""
     for columns in _COLUMNS:
-        block = tile(chip, columns)
-        yield kernel_case(_forward, "embedding.forward/positions+dropout", "fp32", block)
-        yield from _sum_cases("fp32", block)
+        narrow = tile(chip, columns)
+        yield kernel_case(_forward, "embedding.forward/positions+dropout", "fp32", narrow)
+        yield from _sum_cases("fp32", sums_tile(chip, columns))
+    wide = tile(chip, _WIDE)
+    yield kernel_case(_forward, "embedding.forward/positions+dropout", "fp32", wide)
     for dtype in ("fp16", "bf16"):
-        yield kernel_case(_forward, "embedding.forward/positions+dropout", dtype, block)
-        yield from _sum_cases(dtype, block)
-        yield kernel_case(_forward, "embedding.forward/plain", dtype, block, given={"positions": None, "seed": None})
-        yield kernel_case(_sum_rows, "embedding.sum_rows/weight", dtype, block, given={"seed": None})
+        for block in (narrow, wide):
+            yield kernel_case(_forward, "embedding.forward/positions+dropout", dtype, block)
+        yield kernel_case(_forward, "embedding.forward/plain", dtype, wide, given={"positions": None, "seed": None})
+        yield from _sum_cases(dtype, narrow)
+        yield kernel_case(_sum_rows, "embedding.sum_rows/weight", dtype, narrow, given={"seed": None})
 
 
 def _sum_cases(dtype: str, block: Tile) -> Iterator[CompileCase]:

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.layer_norm import WIDEST, _backward, _forward, tile
+from fasttfm.kernels.layer_norm import WIDEST, _backward, _column_sums, _forward, tile
 from fasttfm.kernels.proof.compile_case import CompileCase, kernel_case
-from fasttfm.kernels.tiles.rows import MAX_COLUMNS, NARROWEST
+from fasttfm.kernels.tiles.rows import COLUMN_SUMS, MAX_COLUMNS, NARROWEST
 
 
 def compile_cases(chip: Chip) -> Iterator[CompileCase]:
@@ -15,9 +15,14 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
     while columns <= MAX_COLUMNS:
         for dtype in ("fp32", "bf16"):
             yield _forward_case(chip, columns, dtype)
-            if columns <= WIDEST:
-                yield _backward_case(chip, columns, dtype)
+            yield _backward_case(chip, columns, dtype)
         columns *= 2
+    for dtype, others in (("bf16", {"residual": "fp32"}), ("fp16", _SAME)):
+        yield _backward_case(chip, MAX_COLUMNS, dtype, others)
+    yield _backward_case(chip, MAX_COLUMNS, "bf16", without=("dy2", "mean"))
+    for dtype, others in (("fp32", _SAME), ("fp16", _SAME), ("bf16", _SAME), ("bf16", {"residual": "fp32"})):
+        yield _sums_case(chip, dtype, others)
+    yield _sums_case(chip, "bf16", without=("mean",))
     yield _forward_case(chip, 512, "fp16")
     yield _backward_case(chip, 512, "fp16")
     for dtype in ("fp16", "bf16"):
@@ -59,9 +64,18 @@ def _backward_case(
 ) -> CompileCase:
     words = ["rms"] * ("mean" in without)
     words += ["ds"] * ("ds" not in without) + ["twice"] * ("dy2" not in without) + ["dropout"] * ("seed" not in without)
+    words += ["sums-apart"] * (N > WIDEST)
     block = tile(chip, N, backward=True)
     name = f"layer_norm.backward/{_variant(words, dtypes)}/N{N}"
+    without += ("parts", "x_parts") * (N > WIDEST)
     return kernel_case(_backward, name, dtype, block, dtypes=dtypes, given=dict.fromkeys(without))
+
+
+def _sums_case(
+    chip: Chip, dtype: str, dtypes: Mapping[str, str] = _SAME, *, without: tuple[str, ...] = ()
+) -> CompileCase:
+    name = f"layer_norm.column_sums/{_variant(['rms'] * bool(without), dtypes)}"
+    return kernel_case(_column_sums, name, dtype, COLUMN_SUMS(chip), dtypes=dtypes, given=dict.fromkeys(without))
 
 
 def _variant(words: list[str], dtypes: Mapping[str, str]) -> str:

@@ -28,10 +28,10 @@ _MOVED = (
     (r"feed_forward\.gate", 4),
     (r"layer_norm\.forward/.*residual", 4),
     (r"layer_norm\.forward", 2),
-    (r"layer_norm\w*\.backward/.*(ds|twice).*dropout", 5),
-    (r"layer_norm\w*\.backward/.*(ds|twice|dropout)", 4),
-    (r"layer_norm\w*\.backward", 3),
-    (r"layer_norm_wide\.column_sums", 2),
+    (r"layer_norm\.backward/.*(ds|twice).*dropout", 5),
+    (r"layer_norm\.backward/.*(ds|twice|dropout)", 4),
+    (r"layer_norm\.backward", 3),
+    (r"layer_norm\.column_sums", 2),
     (r"masked_softmax\.backward/.*cap", 4),
     (r"masked_softmax\.(forward/.*dropout|backward)", 3),
     (r"masked_softmax\.forward", 2),
@@ -100,7 +100,7 @@ def recorded() -> list[Share]:
     """The shares of all cases with a bound in budgets.csv, in order of their products."""
     _, known = budgets.read()
     order = list(PRODUCTS)
-    bound = {key: _cycles(key[0], key[1], needs) for key, needs in known.items() if needs.bound}
+    bound = {key: _cycles(key[0], key[1], needs) for key, needs in known.items() if needs.bound and key[0] in CHIPS}
     found = shares((*key, cycles) for key, cycles in bound.items())
     return sorted(found, key=lambda each: (each.case, each.dtype, order.index(each.product.name)))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from fasttfm.cli.export import add_check
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import add_model, add_out
+from fasttfm.cli.parser import THREADS, Parser, add_model, add_out
 from fasttfm.cli.paths import INPUT_FILE, INPUT_FOLDER
 from fasttfm.cli.train import add_run_flags, lists_presets, run_task
 from fasttfm.cli.verbs import Verb
@@ -22,7 +22,8 @@ _SETTINGS = ("valid_share", "vocab_size")
 """Fields of DocumentOptions whose flags have their names."""
 
 
-def _add_prepare(parser: argparse.ArgumentParser) -> None:
+def _add_prepare(parser: Parser) -> None:
+    parser.apart = [("--bytes", "--spm"), ("--bytes", "--vocab-size"), ("--spm", "--vocab-size")]
     file: dict[str, Any] = {"nargs": "+", "action": "extend", "type": INPUT_FILE, "metavar": "FILE"}
     text = "UTF-8 text, plain or compressed by gzip, bzip2, xz or zstandard; may be repeated"
     parser.add_argument("--text", required=True, help=text, **file)
@@ -38,23 +39,21 @@ def _add_prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bytes", action="store_true", help="use bytes as tokens in place of subwords")
     text = "SentencePiece model or tokenizer.json to use in place of training one"
     parser.add_argument("--spm", type=INPUT_FILE, help=text)
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: %(default)s)")
+    parser.add_argument("--threads", type=THREADS, default=1, help="CPU threads (default: %(default)s)")
     add_output_flags(parser, "the directory and what was told")
 
 
 def _prepare(args: argparse.Namespace) -> None:
     from fasttfm_pretraining.data.prepare_documents import prepare_documents
 
-    if args.bytes and args.spm:
-        raise UserError("--bytes and --spm exclude each other: give one of them")
     options = DocumentOptions(
         vocabulary="bytes" if args.bytes else "pieces",
         document_separator=args.document_separator,
         **field_values(args, DocumentOptions, _SETTINGS),
     )
-    output, threads = Output.of(args, args.verb), max(1, args.threads)
+    output = Output.of(args, args.verb)
     prepare_documents(
-        args.text, args.out, options, valid_texts=args.valid, model=args.spm, threads=threads, say=output.note
+        args.text, args.out, options, valid_texts=args.valid, model=args.spm, threads=args.threads, say=output.note
     )
     if args.json:
         output.result("", out=str(args.out), notes=output.notes)

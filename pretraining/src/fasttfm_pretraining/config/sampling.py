@@ -5,6 +5,7 @@ from typing import Annotated
 
 from fasttfm.config.checks import Amount, Range, Seed, Whole, check_flags
 from fasttfm.config.decoding import DecodingConfig
+from fasttfm.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,6 +23,9 @@ class Sampling:
 
     def __post_init__(self) -> None:
         check_flags(self)
+        for flag, is_given in (("top-k", self.top_k), ("top-p", self.top_p < 1), ("seed", self.seed != 1)):
+            if is_given and self.temperature == 0:
+                raise UserError(f"--{flag} does nothing while --temperature is 0: leave it out")
 
     def decoding(self) -> DecodingConfig:
         """The same for decoding.greedy."""
