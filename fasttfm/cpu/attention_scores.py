@@ -9,8 +9,8 @@ import math
 
 import numpy as np
 
-from fasttfm.cpu.loop_parts import FAST, exp, inlined, log
-from fasttfm.cpu.training_loops import HIDDEN, draw_lanes, weigh
+from fasttfm.cpu.loop_parts import FAST, draw_lanes, exp, inlined, log
+from fasttfm.cpu.training_loops import HIDDEN, weigh
 
 _LOG2_E = np.float32(math.log2(math.e))
 _LOG_2 = np.float32(math.log(2.0))

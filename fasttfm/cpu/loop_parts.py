@@ -1,4 +1,5 @@
-"""Parts of the loops for numba: how they are compiled, the kinds of numbers that they read and write, exp and log.
+"""Parts of the loops for numba: how they are compiled, the kinds of numbers that they read and write, exp and log, and
+dropout's numbers.
 
 float32 is computed as it is; uint16 holds bfloat16 and int16 float16, widened where they are read and rounded to the
 nearest even where they are written.
@@ -34,6 +35,8 @@ def _conversion(source, result, written):
     return converted
 
 
+_WORD = np.uint64(0xFFFFFFFF)
+_HALF_WORD = np.uint64(32)
 _INT16, _INT32, _HALF, _FLOAT = ir.IntType(16), ir.IntType(32), ir.HalfType(), ir.FloatType()
 _from_bfloat16 = _conversion(
     types.uint16, types.float32, lambda llvm, x: llvm.bitcast(llvm.shl(llvm.zext(x, _INT32), _INT32(16)), _FLOAT)
@@ -133,3 +136,22 @@ def log(x):
     p = p * f + np.float32(3.3333331174e-1)
     y = p * f * f * f - np.float32(0.5) * f * f
     return n * np.float32(0.693359375) + (f + (y - n * np.float32(2.12194440e-4)))
+
+
+@inlined()
+def draw_lanes(words, key, row, plane, site):
+    """Philox4x32-7 of a row (kernels/philox.py): four words a block, whose bytes are the lanes in their order."""
+    blocks = np.uintp(words.shape[0] // 4)
+    for block in range(blocks):
+        c0, c1, c2, c3 = np.uint64(block), row, plane, site
+        k0, k1 = key & _WORD, key >> _HALF_WORD
+        for _ in range(7):
+            a, b = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
+            c0, c2 = (b >> _HALF_WORD) ^ c1 ^ k0, (a >> _HALF_WORD) ^ c3 ^ k1
+            c1, c3 = b & _WORD, a & _WORD
+            k0, k1 = (k0 + np.uint64(0x9E3779B9)) & _WORD, (k1 + np.uint64(0xBB67AE85)) & _WORD
+        first = np.uintp(4) * block
+        words[first] = np.uint32(c0)
+        words[first + np.uintp(1)] = np.uint32(c1)
+        words[first + np.uintp(2)] = np.uint32(c2)
+        words[first + np.uintp(3)] = np.uint32(c3)

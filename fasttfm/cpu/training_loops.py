@@ -7,12 +7,10 @@ threads (thread_team.py) in parts that depend on its shape alone.
 
 import numpy as np
 
-from fasttfm.cpu.loop_parts import FAST, exp, inlined, loop, read, round_to
+from fasttfm.cpu.loop_parts import FAST, draw_lanes, exp, inlined, loop, read, round_to
 from fasttfm.cpu.search_loops import of_sort_key, sort_key
 from fasttfm.cpu.thread_team import over_threads
 
-_WORD = np.uint64(0xFFFFFFFF)
-_HALF_WORD = np.uint64(32)
 HIDDEN = np.float32(-3e38)
 """A score that a mask hides; finite, so that rows without NaN and infinities are told by a sum."""
 _FAR = np.float32(13.0)
@@ -32,25 +30,6 @@ def _rows(columns):
 
 
 # ---------------------------------------------------------------------------------------------------------- dropout
-
-
-@inlined()
-def draw_lanes(words, key, row, plane, site):
-    """Philox4x32-7 of a row (kernels/philox.py): four words a block, whose bytes are the lanes in their order."""
-    blocks = np.uintp(words.shape[0] // 4)
-    for block in range(blocks):
-        c0, c1, c2, c3 = np.uint64(block), row, plane, site
-        k0, k1 = key & _WORD, key >> _HALF_WORD
-        for _ in range(7):
-            a, b = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
-            c0, c2 = (b >> _HALF_WORD) ^ c1 ^ k0, (a >> _HALF_WORD) ^ c3 ^ k1
-            c1, c3 = b & _WORD, a & _WORD
-            k0, k1 = (k0 + np.uint64(0x9E3779B9)) & _WORD, (k1 + np.uint64(0xBB67AE85)) & _WORD
-        first = np.uintp(4) * block
-        words[first] = np.uint32(c0)
-        words[first + np.uintp(1)] = np.uint32(c1)
-        words[first + np.uintp(2)] = np.uint32(c2)
-        words[first + np.uintp(3)] = np.uint32(c3)
 
 
 @loop()
