@@ -91,7 +91,7 @@ class Filter:
         return False
 
     def report(self) -> Iterator[str]:
-        """What each rule that left pairs out has left out, a line each."""
+        """Yields a line on each rule that left pairs out."""
         for rule, tally in self.dropped.items():
             limit = f" (more than {self.max_length} subwords, see --max-length)" if rule == "too long" else ""
             one, more, what = _TOLD[rule]
