@@ -28,7 +28,7 @@ from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, Pointer, Rea
 from fasttfm.kernels.philox import Dropout, dropout_arguments, lanes_exchanged, select, with_seed
 from fasttfm.kernels.tiles.rows import EMBEDDING
 from fasttfm.kernels.tiles.table import Tile
-from fasttfm.kernels.wide import wide
+from fasttfm.kernels.wide import divided, wide
 
 _NONE = -(1 << 31)
 """Stands for no padding: no token is that, where -1 may be one by mistake."""
@@ -40,15 +40,6 @@ def _line(pointer, row, N):
     SIZE: tl.constexpr = pointer.dtype.element_ty.primitive_bitwidth // 8
     place = pointer.to(tl.pointer_type(tl.int8), bitcast=True) + row.to(tl.int64) * (N * SIZE)
     return place.to(pointer.dtype, bitcast=True)[:, None]
-
-
-@triton.jit
-def _remainder(rows, L):
-    """rows % L, int32, in half the instructions: neither has a sign, and the quotient by L's reciprocal is at most one
-    too small."""
-    rows, L = rows.to(tl.uint32), L.to(tl.uint32)
-    rest = rows - tl.umulhi(rows, 0xFFFFFFFF // L) * L
-    return tl.where(rest >= L, rest - L, rest).to(tl.int32)
 
 
 @jit
@@ -83,7 +74,8 @@ def _forward(
     value = wide(tl.load(_line(weight, line, N) + columns[None, :], mask=read, other=0.0))
     value *= tl.where(exists | padding, scale, float("nan"))[:, None]
     if positions is not None:
-        value += tl.load(_line(positions, _remainder(rows, L), N) + columns[None, :], mask=read, other=0.0)
+        _, position = divided(rows, L)
+        value += tl.load(_line(positions, position.to(tl.int32), N) + columns[None, :], mask=read, other=0.0)
     out = value.to(y.dtype.element_ty)
     if dropout.seed is not None:
         dropout = with_seed(dropout)

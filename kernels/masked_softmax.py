@@ -27,7 +27,7 @@ from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, Pointer, Real, RealOrNone, Size, Varying
 from fasttfm.kernels.philox import Dropout, dropout_arguments, dropped, with_seed
-from fasttfm.kernels.tiles.attention import MASKED_SOFTMAX, Tile
+from fasttfm.kernels.tiles.attention import MASKED_SOFTMAX
 
 ONE_PASS = 8192
 
@@ -217,12 +217,13 @@ def _backward(
                 tl.store(kept + line + column + columns, dropped.to(kept.dtype.element_ty), mask=inside)
 
 
-def _tile_of(x: Tensor) -> tuple[Tile, bool]:
-    keys = x.shape[-1]
+def _launch(x: Tensor) -> tuple[tuple[int], dict[str, Any]]:
+    """Grid, constants and options of a pass over x (B, H, L, S)."""
+    batch, heads, queries, keys = x.shape
     columns = max(16, power_of_two(keys))
-    if columns > ONE_PASS:
-        return MASKED_SOFTMAX(chip(x.device), 2048), False
-    return MASKED_SOFTMAX(chip(x.device), columns), True
+    one = columns <= ONE_PASS
+    tile = MASKED_SOFTMAX(chip(x.device), columns if one else 2048)
+    return (ceil_div(queries, tile.rows) * batch * heads,), {"ONE": one, **tile.options()}
 
 
 def forward(
@@ -243,7 +244,6 @@ def forward(
 
     Returns the weights before dropout, in scores' own memory if in_place, and after it (None without dropout).
     """
-    batch, heads, queries, keys = scores.shape
     p = scores if in_place else torch.empty_like(scores)
     dropout = dropout_arguments(dropout_p, seed, site)
     kept = None if dropout.seed is None else torch.empty_like(scores)
@@ -251,12 +251,10 @@ def forward(
         if key_lengths is not None:
             key_lengths = key_lengths.contiguous()
         masking = masking_arguments(scores.shape, **places)
-        tile, one = _tile_of(scores)
-        programs = ceil_div(queries, tile.rows) * batch * heads
-        _forward[(programs,)](
-            scores, p, kept, lse, key_lengths, masking, dropout, scale, heads, queries, keys,
-            CAUSAL=causal, ONE=one, **tile.options(),
-        )  # fmt: skip
+        grid, options = _launch(scores)
+        _forward[grid](
+            scores, p, kept, lse, key_lengths, masking, dropout, scale, *scores.shape[1:], CAUSAL=causal, **options
+        )
     elif lse is not None:
         lse.zero_()
     return p, kept
@@ -279,15 +277,10 @@ def backward(
     Returns the gradient of the masked scores times factor, with cap that of the scores before the soft cap, in grad's
     own memory if in_place, and, if asked, the weights after dropout (p itself without dropout).
     """
-    batch, heads, queries, keys = p.shape
     dscores = grad if in_place else torch.empty_like(grad)
     dropout = dropout_arguments(dropout_p, seed, site)
     kept = torch.empty_like(p) if with_kept and dropout.seed is not None else None
     if p.numel():
-        tile, one = _tile_of(p)
-        programs = ceil_div(queries, tile.rows) * batch * heads
-        _backward[(programs,)](
-            p, grad, dscores, kept, Cap(*(cap or (None,) * 3)), dropout, factor, queries, keys,
-            ONE=one, **tile.options(),
-        )  # fmt: skip
+        grid, options = _launch(p)
+        _backward[grid](p, grad, dscores, kept, Cap(*(cap or (None,) * 3)), dropout, factor, *p.shape[2:], **options)
     return dscores, p if kept is None else kept

@@ -22,6 +22,7 @@ from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.parameter import Int64Pointer, ParameterPointer, Pointer, Real, Size, Strides, Varying, Varyings
 from fasttfm.kernels.tiles.rows import ROTARY
 from fasttfm.kernels.tiles.table import Tile
+from fasttfm.kernels.wide import divided, wide
 
 _FEWEST = 16
 
@@ -55,19 +56,21 @@ def _rotate(
     # and as signed numbers multiplied in one instruction.
     tiles = (L.to(tl.uint32) * H.to(tl.uint32) + (ROWS - 1)) // ROWS
     b = tl.program_id(0).to(tl.uint32) // tiles
-    rows = (tl.program_id(0).to(tl.uint32) - b * tiles) * ROWS + tl.arange(0, ROWS).to(tl.uint32)
+    first_row = (tl.program_id(0).to(tl.uint32) - b * tiles) * ROWS
+    rows = first_row + tl.arange(0, ROWS).to(tl.uint32)
     pairs = tl.arange(0, COLUMNS)
-    line = rows // H.to(tl.uint32)
-    h = (rows - line * H).to(tl.int32).to(tl.int64)
+    line, h = divided(rows, H)
     inside = rows < L.to(tl.uint32) * H
     line = line.to(tl.int32).to(tl.int64)
+    h = h.to(tl.int32).to(tl.int64)
     b = b.to(tl.int32).to(tl.int64)
     if positions is not None:
         position = tl.load(positions + b * position_strides[0] + line * position_strides[1], mask=inside, other=0)
     else:
         position = line
     x += (b * strides[0] + h * strides[1] + line * strides[2])[:, None]
-    out += b * L * H * D + (rows.to(tl.int32).to(tl.int64) * D)[:, None]
+    # From the tile's first row on 32 bits hold the offsets.
+    out += (b * L * H + first_row.to(tl.int64)) * D + tl.arange(0, ROWS)[:, None] * D
     if tl.program_id(1) > 0:
         # What is not turned. Interleaved, in a tile as wide as the pairs, the compiler would give a thread as many of
         # the tables' elements as of x's, other pairs than it turns.
@@ -76,22 +79,23 @@ def _rotate(
         rest = inside[:, None] & (columns < D)[None, :]
         tl.store(out + columns[None, :], tl.load(x + columns[None, :], mask=rest, other=0.0), mask=rest)
         return
-    known = inside & (position >= 0) & (position < P)  # no memory but the tables is read, whatever the positions are
-    angle = position.to(tl.int32).to(tl.int64)[:, None] * PAIRS + pairs[None, :]
+    known = inside & (position.to(tl.uint64) < P.to(tl.uint64))  # whatever the positions are, tables alone are read
+    angle = tl.minimum(position.to(tl.uint32), (P - 1).to(tl.uint32)).to(tl.int32)  # a product of 32 bits, too
+    angle = angle.to(tl.int64)[:, None] * PAIRS + pairs[None, :]
     turned = known[:, None] & (pairs < PAIRS)[None, :]
     c = tl.load(cos + angle, mask=turned, other=0.0).to(tl.float32)
     s = tl.load(sin + angle, mask=turned, other=0.0).to(tl.float32) * sign
     if INTERLEAVED:
         elements = tl.arange(0, 2 * COLUMNS)
         both = inside[:, None] & (elements < 2 * PAIRS)[None, :]
-        tile = tl.load(x + elements[None, :], mask=both, other=0.0).to(tl.float32)
+        tile = wide(tl.load(x + elements[None, :], mask=both, other=0.0))
         first, second = tl.split(tl.reshape(tile, (ROWS, COLUMNS, 2)))
         tile = tl.reshape(tl.join(first * c - second * s, second * c + first * s), (ROWS, 2 * COLUMNS))
         tl.store(out + elements[None, :], tile.to(out.dtype.element_ty), mask=both)
     else:
         both = inside[:, None] & (pairs < PAIRS)[None, :]
-        first = tl.load(x + pairs[None, :], mask=both, other=0.0).to(tl.float32)
-        second = tl.load(x + PAIRS + pairs[None, :], mask=both, other=0.0).to(tl.float32)
+        first = wide(tl.load(x + pairs[None, :], mask=both, other=0.0))
+        second = wide(tl.load(x + PAIRS + pairs[None, :], mask=both, other=0.0))
         tl.store(out + pairs[None, :], (first * c - second * s).to(out.dtype.element_ty), mask=both)
         tl.store(out + PAIRS + pairs[None, :], (second * c + first * s).to(out.dtype.element_ty), mask=both)
 

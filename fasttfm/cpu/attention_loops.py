@@ -170,10 +170,16 @@ def _gradient_part(
         for h in range(of_key * group, (of_key + 1) * group):
             for first in range(0, spans[1][b], rows):
                 count = min(rows, spans[1][b] - first)
-                _gradient_block(
-                    b, h, first, count, length, height, shape, tensors, strides, spans, looks, numbers, dropout, lse,
-                    lse_strides, (across, along, values), (x, g, s, ds, slope, words, lanes), (dx, d_key, d_value),
-                )  # fmt: skip
+                start = min(first_key(first, looks[1][b], numbers[1]), length) // PANEL * PANEL
+                stop = max(start, end_key(first + count - 1, looks[1][b], length, numbers[0]))
+                if start == stop:
+                    dx[:] = np.float32(0.0)
+                else:
+                    _gradient_block(
+                        b, h, first, count, start, stop, length, height, shape, tensors, strides, spans, looks, numbers,
+                        dropout, lse, lse_strides, (across, along, values), (x, g, s, ds, slope, words, lanes),
+                        (dx, d_key, d_value),
+                    )  # fmt: skip
                 place = _place(gradient_strides[0], b, h, spans[0][b] + first)
                 _write(dx, gradients[0], place, gradient_strides[0][2], count, size, numbers[3])
         place = _place(gradient_strides[1], b, of_key, spans[2][b])
@@ -188,6 +194,8 @@ def _gradient_block(
     h,
     first,
     count,
+    start,
+    stop,
     length,
     height,
     shape,
@@ -204,18 +212,13 @@ def _gradient_block(
     gradients,
 ):
     """Gradients of `count` queries from `first` on, but for the scale, and what they add to those of keys and values;
-    the scores' rows are `height` numbers apart."""
+    they see the keys from start to stop, one at least, and the scores' rows are `height` numbers apart. It has one way
+    out: with two, numba counts who holds each array, by operations that threads wait for."""
     size, value_size = shape[5], shape[6]
-    causal, window, _, scale, _ = numbers
+    scale = numbers[3]
     (across, along, values), (x, g, s, ds, slope, words, lanes), (dx, d_key, d_value) = panels, memory, gradients
     _, offsets, slopes, _, mask, mask_strides = looks
-    offset = offsets[b]
-    start = min(first_key(first, offset, window), length) // PANEL * PANEL
-    stop = max(start, end_key(first + count - 1, offset, length, causal))
-    columns = round_up(stop - start, PANEL)
-    if columns == 0:
-        dx[:] = np.float32(0.0)
-        return
+    offset, columns = offsets[b], round_up(stop - start, PANEL)
     row = spans[0][b] + first
     fetch_rows(tensors[0], _place(strides[0], b, h, row), strides[0][2], count, size)
     fetch_rows(tensors[4], _place(strides[4], b, h, row), strides[4][2], count, value_size)

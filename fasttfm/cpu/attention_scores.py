@@ -10,11 +10,8 @@ import math
 import numpy as np
 
 from fasttfm.cpu.loop_parts import FAST, exp, inlined, log
-from fasttfm.cpu.search_loops import of_sort_key, sort_key
-from fasttfm.cpu.training_loops import draw_lanes
+from fasttfm.cpu.training_loops import HIDDEN, draw_lanes, weigh
 
-HIDDEN = np.float32(-3e38)
-"""A score that a mask hides; finite, so that rows without NaN and infinities are told by a sum."""
 _LOG2_E = np.float32(math.log2(math.e))
 _LOG_2 = np.float32(math.log(2.0))
 
@@ -65,50 +62,6 @@ def _score(s, at, count, cap, slope, distance, mask, mask_at, mask_step):
     elif mask_step == 0:
         for t in range(count):
             s[at + t] = HIDDEN if mask[mask_at] <= HIDDEN else s[at + t] + mask[mask_at]
-
-
-@inlined(fastmath=FAST)
-def _weigh(s, at, count, sink):
-    """s[at : at + count], scores, become exp(score - largest). Returns largest, that of the sink among them, and the
-    sum; 0 and 1 where there is neither key nor sink."""
-    key, check = sort_key(max(sink, HIDDEN)), np.float32(0.0)
-    for t in range(count):
-        key = max(key, sort_key(s[at + t]))
-        check += s[at + t] * np.float32(0.0)
-    if check != np.float32(0.0):
-        return _weigh_any(s, at, count, sink)
-    largest = of_sort_key(key)
-    if largest <= HIDDEN:
-        for t in range(count):
-            s[at + t] = np.float32(0.0)
-        return np.float32(0.0), np.float32(1.0)
-    total = np.float32(0.0)
-    for t in range(count):
-        weight = exp(s[at + t] - largest)
-        weight = weight if s[at + t] > HIDDEN else np.float32(0.0)
-        s[at + t] = weight
-        total += weight
-    return largest, total + (exp(sink - largest) if sink > HIDDEN else np.float32(0.0))
-
-
-@inlined()
-def _weigh_any(s, at, count, sink):
-    """_weigh() of a row of which some numbers are infinite or NaN: NaN throughout where one is NaN or inf."""
-    largest = sink
-    for t in range(count):
-        if s[at + t] != s[at + t]:
-            largest = np.float32(np.nan)
-            break
-        largest = max(largest, s[at + t])
-    if not (largest < np.inf and largest > -np.inf):
-        for t in range(count):
-            s[at + t] = np.nan
-        return np.float32(np.nan), np.float32(1.0)
-    total = exp(sink - largest) if sink > HIDDEN else np.float32(0.0)
-    for t in range(count):
-        s[at + t] = exp(s[at + t] - largest) if s[at + t] > HIDDEN else np.float32(0.0)
-        total += s[at + t]
-    return largest, total
 
 
 @inlined()
@@ -166,12 +119,15 @@ def weigh_rows(s, inverse, lse, lse_at, lse_step, words, lanes, rows, plane, sin
     count, least = np.uintp(columns), np.int32(threshold)
     for m in range(queries):
         at = np.uintp(m * height + start)
-        largest, total = _weigh(s, at, count, sink)
-        lse[lse_at + m * lse_step] = (largest + log(total)) * _LOG2_E
-        inverse[m] = np.float32(1.0) / total
+        largest, total = weigh(s, at, count, sink)
+        lse[lse_at + m * lse_step], inverse[m] = largest, total
         if threshold:
             draw_lanes(words, seed, np.uint64(first + m), np.uint64(plane), site)
             _drop(s, at, count, lanes, np.uintp(low + start), least, kept)
+    for m in range(queries):  # by themselves: within a row a logarithm waits for each of its steps
+        place = lse_at + m * lse_step
+        lse[place] = (lse[place] + log(inverse[m])) * _LOG2_E
+        inverse[m] = np.float32(1.0) / inverse[m]
 
 
 @inlined(fastmath=FAST)

@@ -8,6 +8,7 @@ columns wide, that tiles read one number after the other. Arrays are flat, place
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
@@ -142,18 +143,48 @@ def copy_rows(x, first, stride, rows, size, factor, out):
     out[rows * size : round_up(rows, UNROLLED) * size] = np.float32(0.0)
 
 
+_ORDER = ir.VectorType(ir.IntType(32), VECTOR)
+_PAIRS = ((0, 8, 1, 9, 4, 12, 5, 13), (2, 10, 3, 11, 6, 14, 7, 15))
+_QUADS = ((0, 1, 8, 9, 4, 5, 12, 13), (2, 3, 10, 11, 6, 7, 14, 15))
+_HALVES = ((0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15))
+
+
+@intrinsic
+def _transpose(context, x, place, stride, rows, out, at):
+    """out[at + PANEL * d + m] becomes x[place + stride * m + d] for m and d below VECTOR, zero from row `rows` on."""
+
+    def generate(context, builder, signature, values):
+        source, written = (make_array(signature.args[n])(context, builder, values[n]).data for n in (0, 4))
+        _, place, stride, rows, _, at = values
+        zeros, lines = cgutils.alloca_once(builder, _VECTOR, zfill=True), []
+        for m in range(VECTOR):
+            line = builder.gep(source, [builder.add(place, builder.mul(stride, _WORD(m)))])
+            line = builder.bitcast(line, _VECTOR.as_pointer())
+            line = builder.select(builder.icmp_unsigned("<", _WORD(m), rows), line, zeros)
+            lines.append(builder.load(line, align=4))
+        for apart, masks in ((1, _PAIRS), (2, _QUADS), (4, _HALVES)):
+            for n in range(VECTOR):
+                if n & apart == 0:
+                    pair = lines[n], lines[n + apart]
+                    lines[n], lines[n + apart] = (builder.shuffle_vector(*pair, _ORDER(mask)) for mask in masks)
+        for d, line in zip((0, 2, 1, 3, 4, 6, 5, 7), lines):
+            address = builder.gep(written, [builder.add(at, _WORD(d * PANEL))])
+            builder.store(line, builder.bitcast(address, _VECTOR.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    i = types.uintp
+    return types.void(x, i, i, i, out, i), generate
+
+
 @inlined()
 def panels_across(x, first, stride, rows, size, out):
-    """out becomes panels (size, PANEL) of PANEL rows each of x, zero past the last."""
-    for begin in range(np.uintp(0), np.uintp(rows), np.uintp(PANEL)):
-        some = min(np.uintp(PANEL), np.uintp(rows) - begin)
-        at = begin * np.uintp(size)
-        if some < np.uintp(PANEL):
-            out[at : at + np.uintp(PANEL) * np.uintp(size)] = np.float32(0.0)
-        for m in range(some):
-            place = np.uintp(first) + (begin + m) * np.uintp(stride)
-            for d in range(np.uintp(size)):
-                out[at + d * np.uintp(PANEL) + m] = x[place + d]
+    """out becomes panels (size, PANEL) of PANEL rows each of x, zero past the last; size a multiple of VECTOR."""
+    for begin in range(np.uintp(0), np.uintp(round_up(rows, PANEL)), np.uintp(VECTOR)):
+        some = max(begin, np.uintp(rows)) - begin
+        place = np.uintp(first) + begin * np.uintp(stride)
+        at = begin // np.uintp(PANEL) * np.uintp(PANEL * size) + begin % np.uintp(PANEL)
+        for d in range(np.uintp(0), np.uintp(size), np.uintp(VECTOR)):
+            _transpose(x, place + d, np.uintp(stride), some, out, at + d * np.uintp(PANEL))
 
 
 @inlined()

@@ -13,6 +13,8 @@ from fasttfm.cpu.thread_team import over_threads
 
 _WORD = np.uint64(0xFFFFFFFF)
 _HALF_WORD = np.uint64(32)
+HIDDEN = np.float32(-3e38)
+"""A score that a mask hides; finite, so that rows without NaN and infinities are told by a sum."""
 _FAR = np.float32(13.0)
 """Where GELU's factor, rounded to float32, has become 0 or 1."""
 _PART = np.uintp(1 << 15)
@@ -85,48 +87,47 @@ def _attended(i, keys, limit, causal, offset):
 
 
 @inlined(fastmath=FAST)
-def _scaled(flat, first, count, scale, row):
-    """row[:count] becomes flat from first on times scale; whether all are finite."""
-    check = np.float32(0.0)
+def weigh(s, at, count, sink):
+    """s[at : at + count], scores, become exp(score - largest). Returns largest, that of the sink among them, and the
+    sum; 0 and 1 where there is neither key nor sink."""
+    key, check = sort_key(max(sink, HIDDEN)), np.float32(0.0)
     for t in range(count):
-        value = read(flat[first + t]) * scale
-        row[t] = value
-        check += value * np.float32(0.0)
-    return check == np.float32(0.0)
-
-
-@inlined(fastmath=FAST)
-def _weigh(row, count):
-    """row[:count], finite numbers, becomes exp(number - largest); returns the sum."""
-    key, total = sort_key(row[0]), np.float32(0.0)
-    for t in range(count):
-        key = max(key, sort_key(row[t]))
+        key = max(key, sort_key(s[at + t]))
+        check += s[at + t] * np.float32(0.0)
+    if check != np.float32(0.0):
+        return _weigh_any(s, at, count, sink)
     largest = of_sort_key(key)
+    if largest <= HIDDEN:
+        for t in range(count):
+            s[at + t] = np.float32(0.0)
+        return np.float32(0.0), np.float32(1.0)
+    total = np.float32(0.0)
     for t in range(count):
-        weight = exp(row[t] - largest)
-        row[t] = weight
+        weight = exp(s[at + t] - largest)
+        weight = weight if s[at + t] > HIDDEN else np.float32(0.0)
+        s[at + t] = weight
         total += weight
-    return total
+    return largest, total + (exp(sink - largest) if sink > HIDDEN else np.float32(0.0))
 
 
 @inlined()
-def _weigh_any(row, count):
-    """Weigh a row of which some numbers are infinite or NaN: NaN throughout where one is NaN or inf, or all are
-    -inf."""
-    largest = np.float32(-np.inf)
+def _weigh_any(s, at, count, sink):
+    """weigh() of a row of which some numbers are infinite or NaN: NaN throughout where one is NaN or inf."""
+    largest = sink
     for t in range(count):
-        if row[t] != row[t]:
+        if s[at + t] != s[at + t]:
             largest = np.float32(np.nan)
             break
-        largest = max(largest, row[t])
+        largest = max(largest, s[at + t])
     if not (largest < np.inf and largest > -np.inf):
-        row[:count] = np.nan
-        return np.float32(1.0)
-    total = np.float32(0.0)
+        for t in range(count):
+            s[at + t] = np.nan
+        return np.float32(np.nan), np.float32(1.0)
+    total = exp(sink - largest) if sink > HIDDEN else np.float32(0.0)
     for t in range(count):
-        row[t] = exp(row[t] - largest) if row[t] > -np.inf else np.float32(0.0)
-        total += row[t]
-    return total
+        s[at + t] = exp(s[at + t] - largest) if s[at + t] > HIDDEN else np.float32(0.0)
+        total += s[at + t]
+    return largest, total
 
 
 @loop(fastmath=FAST)
@@ -146,8 +147,9 @@ def _softmax_rows(begin, end, scores, lengths, causal, offset, scale, out):
         first, plane = r * width, r // np.uintp(queries)
         count = _attended(np.intp(r % np.uintp(queries)), keys, lengths[plane], causal, offset)
         if count:
-            finite = _scaled(flat, first, count, scale, row)
-            inverse = np.float32(1.0) / (_weigh(row, count) if finite else _weigh_any(row, count))
+            for t in range(count):
+                row[t] = read(flat[first + t]) * scale
+            inverse = np.float32(1.0) / weigh(row, np.uintp(0), count, np.float32(-np.inf))[1]
             for t in range(count):
                 flat_out[first + t] = round_to(row[t] * inverse, flat_out[first + t])
         for t in range(count, width):

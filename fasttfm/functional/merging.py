@@ -11,7 +11,6 @@ from torch import Tensor
 from fasttfm.functional.attention import routes
 from fasttfm.functional.backends import chosen
 from fasttfm.functional.residual_norm import norm_route
-from fasttfm.kernels.tiles.rows import MAX_COLUMNS
 
 
 def norm_adds_bias(x: Tensor) -> bool:
@@ -22,8 +21,6 @@ def norm_adds_bias(x: Tensor) -> bool:
 def norm_parts(rows: int, width: int, device: torch.device) -> int | None:
     """Parts of the gradients of a norm's parameters over (rows, width), which it then takes as read_parameters()
     repeats them; None where they come summed."""
-    if width > MAX_COLUMNS:
-        return None
     from fasttfm.kernels import layer_norm as kernel
 
     return kernel.sum_programs(rows, width, device)

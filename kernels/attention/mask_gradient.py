@@ -137,12 +137,9 @@ def gradient(
     if 0 in full:
         return torch.zeros_like(mask)
     tile = MASK_GRADIENT(*call.size_class[:3])
-    extents = (full[0], full[1], ceil_div(full[2], tile.rows), ceil_div(full[3], tile.columns))
     whole = [m == f for m, f in zip(shape, full)]  # a dimension of size 1 counts as whole
-    tiles = readers = 1
-    for extent, owned in zip(extents, whole):
-        tiles, readers = (tiles * extent, readers) if owned else (tiles, readers * extent)
-    shares = min(readers, max(1, 4 * call.chip.processors // tiles))
+    tiles, scores = (B * H * ceil_div(L, tile.rows) * ceil_div(S, tile.columns) for B, H, L, S in (shape, full))
+    shares = min(scores // tiles, max(1, 4 * call.chip.processors // tiles))
     parts = torch.empty(shares, *shape, dtype=torch.float32, device=mask.device)
     delta = (output.float() * grad.float()).sum(-1).contiguous()
     _gradient[(tiles * shares,)](
