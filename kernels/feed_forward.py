@@ -324,41 +324,43 @@ def feed_forward_backward(
     activation: str = "relu",
     scale: float = 1.0,
     route: str | None = None,
-    in_parts: bool = False,
+    in_parts: int = 0,
     **dropping: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """dout (M, N') contiguous; kept and bits as feed_forward returned them; bias1, bias2: whether to return theirs.
 
     scale: what dropout multiplies by; dropping tells GELU what it dropped. Returns dx, dweight1, dbias1,
-    dweight2, dbias2, a bias gradient that was not asked for being empty. in_parts: that of bias1 comes as
-    (sum_programs(), F) float32, which are still to be added up.
+    dweight2, dbias2, a bias gradient that was not asked for being empty. in_parts: if not 0, sum_programs(), and that
+    of bias1 comes as (in_parts, F) float32, which are still to be added up.
     """
     relu = activation == "relu"
     dropout = Dropout(*dropout_arguments(**dropping)[:3], scale)
     hidden = None if relu else torch.empty_like(kept)
     (M, N), K = kept.shape, dout.shape[1]
-    if (route or product.route_of("backward", x.dtype, x.device)) == "fused":
+    has_bits = bits.numel() > 0
+    which = "backward+bits" if has_bits else "backward" if relu else "backward+gelu"
+    if (route or product.route_of(which, x.dtype, x.device)) == "fused":
         dbefore = torch.empty_like(kept)
         grid, options = product.product_launch(dout.dtype, dout.device, M, N, K, two_results=not relu)
         tiles = ceil_div(M, options["ROWS"])
         parts = BiasParts(product.parts_for(dout, tiles, N, bias1), product.parts_for(dout, tiles, K, bias2))
-        has_bits = bits.numel() > 0
         if M:
             _backward[grid](
                 dout, weight2.contiguous(), None if has_bits else kept, bits if has_bits else None, dbefore, hidden,
                 parts, ProductSizes(M, N, K), dropout, ACTIVATION=activation, **options,
             )  # fmt: skip
-        dbias1, dbias2 = product.bias_gradients(dout, parts, in_parts)
+        dbias1, dbias2 = product.bias_gradients(dout, parts, in_parts > 0)
     else:
         dbefore = scaled_mm(dout, weight2, scale)
         tile, programs = product.gate_launch(dbefore)
+        programs = in_parts or programs
         parts = BiasParts(product.parts_for(dbefore, programs, N, bias1), None)
         if M:
             _gate[(ceil_div(N, tile.columns), programs)](
                 dbefore, kept, hidden, parts.first, dropout, Shape(M, N),
                 ACTIVATION=activation, **tile.options(),
             )  # fmt: skip
-        dbias1, _ = product.bias_gradients(dbefore, parts, in_parts)
+        dbias1, _ = product.bias_gradients(dbefore, parts, in_parts > 0)
         dbias2 = dout.sum(0) if bias2 else dout.new_empty(0)
     return (
         torch.mm(dbefore, weight1),

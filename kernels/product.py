@@ -165,8 +165,11 @@ def _gate_programs(chip: Chip, M: int) -> int:
 def sum_programs(
     M: int, hidden: int, out: int, dtype: torch.dtype, device: torch.device, route: str | None = None
 ) -> int:
-    """Into how many parts a backward pass over x (M, N) sums the gradient of bias1; hidden and out: F and N'."""
-    if (route or route_of("backward", dtype, device)) == "fused":
+    """Into how many parts a backward pass over x (M, N) sums the gradient of bias1; hidden and out: F and N'.
+
+    As many as the fused one has tiles of rows, where any is fused: the other can have as many programs.
+    """
+    if "fused" in {route or route_of(each, dtype, device) for each in ("backward", "backward+bits", "backward+gelu")}:
         return ceil_div(M, product_launch(dtype, device, M, hidden, out)[1]["ROWS"])
     return _gate_programs(chip(device), M)
 

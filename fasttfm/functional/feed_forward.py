@@ -256,7 +256,7 @@ def _compute_backward(call: _Backward) -> Derivatives:
 
         dx, dweight1, dbias1, dweight2, dbias2 = kernel.feed_forward_backward(
             dout, rows, kept, mask, weight1, weight2, bias1=saved.has_bias1, bias2=saved.has_bias2,
-            activation=activation, scale=saved.scale, route=_kernel_choice(saved.route), in_parts=saved.in_parts > 0,
+            activation=activation, scale=saved.scale, route=_kernel_choice(saved.route), in_parts=saved.in_parts,
             **saved.dropout._asdict(),
         )  # fmt: skip
         return shaped(dx, saved.x), dweight1, dbias1, dweight2, dbias2

@@ -13,18 +13,21 @@ from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.tiles.table import Table, Tile, tiles
 
 # fused: a Triton product with the epilogue in it; cublas: cuBLAS and a pass of its own for what remains.
-# From a model on paper, not yet measured: a Triton product costs about a fifth more than cuBLAS's where it uses matrix
-# units, less than the passes that it saves; bias and ReLU alone are free in cuBLASLt's own epilogue. Without matrix
-# units in reach (sm_60 to sm_75, and float32 proper) nothing makes up for cuBLAS.
-# product: forward, forward+dropout, forward+gelu or backward.
+# From a model on paper: a Triton product costs about a fifth more than cuBLAS's where it uses matrix units, less than
+# the passes that it saves; bias and ReLU alone are free in cuBLASLt's own epilogue. Without matrix units in reach (sm_60
+# to sm_75, and float32 proper) nothing makes up for cuBLAS. An H100 confirmed it forward, and backward where bits tell
+# what ReLU and dropout closed (1.14x to 1.33x of PyTorch); without them (0.90x to 1.00x) and with GELU (0.75x to 0.87x)
+# fused was slower than PyTorch's passes, of which cublas has fewer. That has not been timed.
+# product: forward, forward+dropout, forward+gelu, backward, backward+bits or backward+gelu.
 ROUTE = Choice(
     "feed_forward.route",
     Table(
         """
-        kind  product | interpreter  simt    *
-        fp32  *       | fused        cublas  cublas
-        *     forward | fused        cublas  cublas
-        *     *       | fused        cublas  fused
+        kind  product                 | interpreter  simt    sm_90   *
+        fp32  *                       | fused        cublas  cublas  cublas
+        *     forward                 | fused        cublas  cublas  cublas
+        *     backward,backward+gelu  | fused        cublas  cublas  fused
+        *     *                       | fused        cublas  fused   fused
         """,
         str,
     ),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
 from fasttfm.kernels.attention.backward import _backward_heads, _backward_keys, _backward_queries
 from fasttfm.kernels.attention.launch import extras
@@ -25,7 +26,7 @@ def _heads_cases(chip: Chip) -> Iterator[CompileCase]:
         for dropout, shared, packed in product((False, True), repeat=3):
             size = (chip, kind, 64, extras(kind, dropout, False, shared=shared))
             if 1 in LAUNCHES.alternatives(*size):
-                variant = {"dropout": dropout, "mask": "none", "packed": packed, "shared": shared}
+                variant: dict[str, Any] = {"dropout": dropout, "mask": "none", "packed": packed, "shared": shared}
                 name = f"attention.backward.heads/{variant_name(**variant)}/D64"
                 yield attention_case(
                     _backward_heads, name, kind, BACKWARD_HEADS(*size), **variant, **head_constants(64)
