@@ -14,7 +14,7 @@ import hashlib
 import itertools
 import tempfile
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
@@ -90,6 +90,14 @@ class Filter:
         dropped.count += 1
         return False
 
+    def report(self) -> Iterator[str]:
+        """Yields a line on each rule that left pairs out."""
+        for rule, tally in self.dropped.items():
+            limit = f" (more than {self.max_length} subwords, see --max-length)" if rule == "too long" else ""
+            one, more, what = _TOLD[rule]
+            pairs = f"pair {one}" if tally.count == 1 else f"pairs {more}"
+            yield f"{tally.count:,} {pairs} {what}{limit}, left out; the first is {tally.first}"
+
     def _rule(self, pair: Pair, source: list[int], target: list[int]) -> str | None:
         if not source or not target or not pair.source.strip() or not pair.target.strip():
             return "empty"
@@ -162,12 +170,3 @@ def _digests(pairs: Iterable[Pair]) -> Iterator[int]:
     for pair in pairs:
         content = f"{pair.source.strip()}\n{pair.target.strip()}".encode()
         yield int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
-
-
-def report(name: str, dropped: dict[str, Dropped], max_length: int, say: Callable[[str], None]) -> None:
-    """Say a line for each rule that left pairs out of the split `name`."""
-    for rule, tally in dropped.items():
-        limit = f" (more than {max_length} subwords, see --max-length)" if rule == "too long" else ""
-        one, more, what = _TOLD[rule]
-        pairs = f"pair {one}" if tally.count == 1 else f"pairs {more}"
-        say(f"warning: {name}: {tally.count:,} {pairs} {what}{limit}, left out; the first is {tally.first}")

@@ -19,7 +19,7 @@ import numpy as np
 from fasttfm.config.checks import Count, Range, check_flags
 from fasttfm.data import prepared
 from fasttfm.data.corpus import ParallelText, StoredText
-from fasttfm.data.filters import RULES, Dropped, Filter, check_script, repeated_pairs, report
+from fasttfm.data.filters import RULES, Dropped, Filter, check_script, repeated_pairs
 from fasttfm.data.tokenizer import (
     ModelType,
     Normalization,
@@ -203,7 +203,8 @@ def _fill(
             say(f"warning: {tag} is not one piece of the source's SentencePiece model, which was not trained with it")
     rules = Filter(options.max_length)
     valid_counts, held_out = _write_split(directory, "valid", valid_text, tokenizers, rules, threads)
-    report("valid", rules.dropped, options.max_length, say)
+    for line in rules.report():
+        say(f"warning: valid: {line}")
     rules = Filter(
         options.max_length,
         options.max_ratio,
@@ -214,7 +215,8 @@ def _fill(
     train_counts, seen = _write_split(
         directory, "train", train_text, tokenizers, rules, threads, held_out, options.weights, progress("training text")
     )
-    report("train", rules.dropped, options.max_length, say)
+    for line in rules.report():
+        say(f"warning: train: {line}")
     if seen:
         verb = "is" if len(held_out) == 1 else "are"
         of_all = f"{len(seen):,} of {counted(len(held_out), 'different pair')}"
@@ -306,7 +308,8 @@ def _write_split(
     for writer in writers:
         writer.close()
     if not writers[0].sentences:
-        raise UserError(f"{text.parts[0][0]}: no usable pair is left for {name}: all were left out")
+        why = "; ".join(rules.report()) or "its --weight takes none"
+        raise UserError(f"{text.parts[0][0]}: no usable pair is left for {name}: {why}")
     counts = {"pairs": writers[0].sentences, "source_tokens": writers[0].tokens, "target_tokens": writers[1].tokens}
     counts |= {f"dropped_{rule.replace(' ', '_')}": rules.dropped.get(rule, Dropped()).count for rule in RULES}
     return counts, keys

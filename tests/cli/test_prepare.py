@@ -96,6 +96,15 @@ def test_bad_input_is_one_line_on_stderr_and_status_2(text, tmp_path: Path, caps
     assert not out.exists()
 
 
+def test_a_split_without_a_usable_pair_says_which_rule_left_them_out(text, tmp_path: Path, capsys):
+    out = tmp_path / "DATA"
+    assert main(["prepare", *text, "--vocab-size", "450", "--out", str(out), "--max-length", "1"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "no usable pair is left for valid" in error
+    assert "a side that is too long (more than 1 subwords, see --max-length), left out" in error
+    assert not out.exists()
+
+
 def snapshot(folder: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(folder)): path.read_bytes()

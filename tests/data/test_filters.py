@@ -9,7 +9,7 @@ import pytest
 from fasttfm.cli.main import main
 from fasttfm.data import filters
 from fasttfm.data.corpus import Pair
-from fasttfm.data.filters import RULES, Filter, repeated_pairs, report
+from fasttfm.data.filters import RULES, Filter, repeated_pairs
 from fasttfm.data.prepared import PreparedData
 
 LINES = [
@@ -43,9 +43,8 @@ def test_every_rule_leaves_out_its_pair(tmp_path: Path):
     assert {rule: (actual.count, actual.first) for rule, actual in rules.dropped.items()} == {
         rule: (1, f"t.en:{line}") for rule, line in zip(RULES, (2, 3, 4, 5, 6, 7))
     }
-    said: list[str] = []
-    report("train", rules.dropped, 20, said.append)
-    assert said[0] == "warning: train: 1 pair has a side that is empty, left out; the first is t.en:2"
+    said = list(rules.report())
+    assert said[0] == "1 pair has a side that is empty, left out; the first is t.en:2"
     assert [line.rpartition(" ")[2] for line in said] == [f"t.en:{line}" for line in range(2, 8)]
 
 
