@@ -29,6 +29,7 @@ from benchmarks import command
 from benchmarks.cases import GROUPS
 from benchmarks.measure.records import RESULTS
 from benchmarks.measure.text_table import duration
+from fasttfm.cli.env import emulates_bfloat16, processor_units
 from fasttfm.cli.parser import THREADS, Parser
 from fasttfm.errors import UserError
 from fasttfm.machine import pick_device
@@ -103,8 +104,10 @@ def setting_of(args: argparse.Namespace) -> Setting:
     threads = args.threads or torch.get_num_threads()
     torch.set_num_threads(threads)
     level = next((name for name in ("quick", "full", "smoke") if getattr(args, name)), "standard")
-    dtype = getattr(torch, args.dtype) if args.dtype else usual_dtype(device)
-    return Setting(device=device, dtype=dtype, level=level, seed=args.seed, threads=threads)
+    dtype = training = getattr(torch, args.dtype) if args.dtype else usual_dtype(device)
+    if args.dtype is None and device.type == "cpu" and not emulates_bfloat16(processor_units()):
+        training = torch.bfloat16
+    return Setting(device=device, dtype=dtype, training_dtype=training, level=level, seed=args.seed, threads=threads)
 
 
 def usual_dtype(device: torch.device) -> torch.dtype:
@@ -194,7 +197,7 @@ def run_cases(
     broken = timed = noisy = 0
     for number, case in enumerate(cases, 1):
         note(f"[{number}/{len(cases)}{_left(began, number - 1, len(cases))}] {case.group} {case.title}")
-        if case.dtype not in in_dtype:  # a training step on a CPU runs in bfloat16 whatever the kernels are timed in
+        if case.dtype not in in_dtype:  # a training step's may be another than the kernels'
             other = dataclasses.replace(setting, dtype=getattr(torch, case.dtype))
             in_dtype[case.dtype] = ceilings(other)
         try:

@@ -2,8 +2,8 @@
 
 On a GPU paper-base and paper-big on 25,000 cells a side; on a CPU the multi30k preset, and paper-base on few with
 --full. The cells (rows times width) are the same for every share of padding, so the throughput, in target tokens that
-are not padding, says what padding costs each provider. Steps run in bfloat16 autocast on a CPU, as the presets train
-there; with --dtype float16 or on a GPU in what was asked for.
+are not padding, says what padding costs each provider. Steps run in the dtype that was asked for, else in that of the
+presets: on a CPU bfloat16 where it has units for it, else float32.
 
 The check: the same weights and no dropout give the same loss a token and the same gradient norm, in float64 by
 torch.nn. What is counted against the roofline is the fused step on the tokens that are not padding.
@@ -62,8 +62,8 @@ def cases(setting: Setting) -> list[Case]:
 
 
 def precision(setting: Setting) -> torch.dtype:
-    """Return the dtype of matrix products: on a CPU float32 has no use in training where bfloat16 is faster."""
-    return torch.bfloat16 if not setting.on_gpu and setting.dtype == torch.float32 else setting.dtype
+    """Return the dtype of matrix products."""
+    return setting.training_dtype or setting.dtype
 
 
 def model_config(preset: str) -> TransformerConfig:

@@ -24,6 +24,8 @@ class Setting:
 
     device: torch.device
     dtype: torch.dtype
+    training_dtype: torch.dtype | None = None
+    """Of the matrix products of a training step; None: dtype."""
     level: str = "standard"
     """One of LEVELS: which cases and shapes a group returns."""
     seed: int = 0

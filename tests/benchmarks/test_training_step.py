@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from benchmarks import __main__ as command_line
 from benchmarks.cases import synthetic, training_step
 from benchmarks.measure.case import Setting
 from benchmarks.peers import huggingface, torch_nn
@@ -102,4 +103,19 @@ def test_a_case_counts_the_tokens_that_are_not_padding():
     setting = Setting(device=CPU, dtype=torch.float32, level="quick")
     half, none = (case.cost for case in training_step.cases(setting) if case.shape["padding"] in (0.6, 0.0))
     assert half.flops / none.flops == pytest.approx(0.4, abs=0.02)
-    assert {case.dtype for case in training_step.cases(setting)} == {"bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("words", "units", "dtype"),
+    [
+        ([], ["avx2"], "float32"),
+        ([], ["avx2", "avx512f", "avx512_bf16"], "bfloat16"),
+        (["--dtype", "float32"], ["avx512_bf16"], "float32"),
+        (["--dtype", "float16"], ["avx2"], "float16"),
+    ],
+)
+def test_a_step_runs_in_the_dtype_that_was_asked_for_or_in_that_of_the_presets(words, units, dtype, monkeypatch):
+    monkeypatch.setattr(command_line, "processor_units", lambda: units)
+    setting = command_line.setting_of(command_line._parser().parse_args([*words, "--device", "cpu"]))
+    assert {case.dtype for case in training_step.cases(setting)} == {dtype}
+    assert setting.dtype_name == ("float32" if not words else dtype)  # kernels'
