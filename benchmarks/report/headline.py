@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.end_to_end import CORPORA
-from benchmarks.measure.machine import machine_name, noisy, spread
+from benchmarks.measure.machine import is_cpu, machine_name, noisy, spread
 from benchmarks.measure.providers import OURS
 from benchmarks.measure.records import Entry, Loaded, grouped
 from benchmarks.measure.text_table import duration, short_dtype
@@ -171,14 +171,14 @@ def _groups(files: Loaded) -> Iterator[Claim]:
 
 
 def leading_machine(files: Loaded, group: str) -> str | None:
-    """The machine that was measured last, of those on which few cases of the group are noisy."""
-    newest: dict[str, str] = {}
+    """The machine that was measured last, of those on which few cases of the group are noisy, a GPU before any CPU."""
+    newest: dict[str, tuple[bool, str]] = {}
     rows = (entry for entry in files.suite if usable(entry) and entry.record["group"] == group)
     machines = grouped(rows, lambda entry: machine_name(entry.machine))
     for machine, entries in machines.items():
         cases = by_case(entries)
         if sum(not _quiet(rows) for rows in cases) <= _MOST_NOISY * len(cases):
-            newest[machine] = max(str(entry.machine["time"]) for entry in entries)
+            newest[machine] = (not is_cpu(entries[0].machine), max(str(entry.machine["time"]) for entry in entries))
     return max(newest, key=newest.__getitem__, default=None)
 
 
