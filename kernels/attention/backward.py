@@ -347,7 +347,9 @@ def _one_launch(
     call: Call, grad: Tensor, output: Tensor, lse: Tensor, delta: Tensor, lse_strides: LineStrides,
     gradients: tuple[Tensor, ...],
 ) -> None:  # fmt: skip
-    """The same by _backward_heads."""
+    """Launch _backward_heads, with memory for the sums of dQ."""
+    if not call.planes:
+        return
     query = call.inputs[0]
     tile = BACKWARD_HEADS(*call.size_class)
     lines = delta.untyped_storage().nbytes() // delta.itemsize
