@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fasttfm.cpu.int8 import dequantize, quantize
+from fasttfm.cpu.int8 import dequantize, quantize_weight
 
 _MATRICES = ("in_proj_weight", "out_proj.weight", "linear1.weight", "linear2.weight", "output.weight")
 _SCALE = ".scale"
@@ -21,7 +21,7 @@ def stored(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     result = {}
     for name, tensor in weights.items():
         if name.endswith(_MATRICES) and tensor.is_floating_point():
-            result[name], result[name + _SCALE] = quantize(tensor.detach().float())
+            result[name], result[name + _SCALE] = quantize_weight(tensor)
         else:
             result[name] = tensor
     return result

@@ -64,7 +64,7 @@ class _Rows:
 
     def __init__(self, rows: int, width: int, dtype: torch.dtype, int8: bool) -> None:
         self.count = rows
-        self.memory = torch.zeros(max(rows, LEAST_ROWS), width, dtype=torch.int8 if int8 else dtype)
+        self.memory = torch.zeros(max(rows, LEAST_ROWS), width, dtype=torch.uint8 if int8 else dtype)
         """What products read."""
         self.values = array(torch.zeros(rows, width, dtype=dtype)) if int8 else array(self.memory[:rows])
         self.scales = np.zeros(rows, np.float32) if int8 else None

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fasttfm.blocks.inspect import EMBEDDING, NORM, STACK, plain_width, untouched
 from fasttfm.cpu import step_passes
-from fasttfm.cpu.linear import frozen, frozen_in_int8, linear
+from fasttfm.cpu.linear import frozen, linear
 from fasttfm.cpu.step_passes import array
 from fasttfm.cpu.thresholds import fixed
 from fasttfm.functional.attention.arguments import Options
@@ -56,10 +56,9 @@ def plain_stack(stack: Any, embedding: nn.Embedding, rows: Tensor) -> bool:
 
 
 def encodes_straight(model: Any, rows: Tensor) -> bool:
-    """Return whether encode() computes what a Transformer's modules would; not in int8."""
-    if frozen_in_int8() or not plain_stack(model.encoder, model.source_embedding, rows):
-        return False
-    return not any(each.causal for each in model.encoder.layers)
+    """Return whether encode() computes what a Transformer's modules would."""
+    plain = plain_stack(model.encoder, model.source_embedding, rows)
+    return plain and not any(each.causal for each in model.encoder.layers)
 
 
 def encode(model: Any, source: Tensor, lengths: Tensor | None) -> Tensor:

@@ -218,11 +218,13 @@ def kept_with_weights(key: tuple, make: Callable[[], Any]) -> Any:
 
 
 def _classes(kept: _Kept, no_bias: bool, dtype: torch.dtype, relu: bool, large: int = 0) -> RowClasses | None:
-    """Row counts that the product is made of, None for any; large as large_size() says. In int8 all agree, and few are
-    used."""
+    """Row counts that the product is made of, None for any; large as large_size() says. A library's of integers all
+    agree, and few are used."""
+    if kept.invariant:
+        return None
     if _thread.int8:
         return RowClasses()
-    if not _thread.batch_invariant or kept.invariant:
+    if not _thread.batch_invariant:
         return None
     key = torch.get_num_threads(), large
     if key not in kept.classes:
@@ -261,7 +263,8 @@ def _kept_product(
             return kept[key]
         if int8:
             of_ints = Int8Product(weight, bias, relu)
-            kept[key] = _Kept(weight, True, of_ints, lambda weight, bias: Int8Product(weight, bias, relu))
+            ours = integers.route() == "panels"  # a library makes something for each new row count
+            kept[key] = _Kept(weight, True, of_ints, lambda weight, bias: Int8Product(weight, bias, relu), ours)
             return kept[key]
         panels = dtype == torch.float32 and weight.shape[1] % 4 == 0 and float32_route() == "panels"
         packed = panels or (weight.numel() >= _LEAST and dtype in _packed_dtypes())
@@ -283,6 +286,11 @@ def float32_route() -> str:
     if torch.float32 not in _packed_dtypes():
         return "PyTorch"
     return "panels" if torch.backends.cpu.get_cpu_capability() in _PANELS and step_passes.usable() else "oneDNN"
+
+
+def float32_product(weight: Tensor) -> Product:
+    """The product with a frozen weight (N, K) in float32."""
+    return _kept_product({}, weight, None, torch.float32, relu=False, int8=False).product
 
 
 def _panel_product(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, relu: bool) -> Product:

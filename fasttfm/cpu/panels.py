@@ -1,4 +1,4 @@
-"""A float32 product whose matrix is read once, in panels of 16 outputs, for a search on a CPU; compiled by numba.
+"""A product whose matrix is read once, in panels of 16 outputs, for a search on a CPU; compiled by numba.
 
 A tile of six rows and a panel has its sums in twelve of AVX2's sixteen registers, and each number that is read of
 either side is used by all of them (van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS
@@ -7,21 +7,25 @@ system has them. A tile of one row or two takes four panels at once: with two su
 the one before, and a processor reads ahead in several places. Tiles of more rows ask for what they need soon, and the
 first four for a quarter each of the panel that comes after this one.
 
-A sum begins with the bias and goes through the inputs in their order, whatever the number of rows or threads: a row
-has the same bits beside any others.
+In float32 a sum begins with the bias and goes through the inputs in their order, whatever the number of rows or
+threads: a row has the same bits beside any others. Of 8-bit integers sums are exact, as int8.py says: AVX2 multiplies
+unsigned by signed ones and adds two products in 16 bits, another instruction adds two of these sums in 32 bits. That is
+three instructions for 32 products, where float32 takes four, on twice as many of the processor's units, and a quarter
+of the memory.
 
 Cost: 2 * M * N * K operations; N * K numbers are read for each 96 rows, and M * K once for every panel, from a cache.
 """
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils, config
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 from torch import Tensor
@@ -35,18 +39,19 @@ PANEL = VECTOR * VECTORS
 """Outputs of a panel."""
 UNROLLED = 4
 """Inputs that one turn of the loop adds; a product has a multiple of them."""
-BLOCK = 96
-"""Rows that a panel is read for at a time: with 512 inputs they take 192 KiB, which a second-level cache holds."""
+_BLOCK = 384
+"""Bytes of a column of the rows that a panel is read for at a time, 96 in float32: with 512 inputs they take 192 KiB,
+which a second-level cache holds."""
 ABREAST = 4
 """Panels of a tile of one row or two."""
 _TOGETHER = 8
 """Panels that a thread takes at a time, so that what it asks for is mostly its own."""
-_AHEAD = 512
-"""Numbers between what a tile of more rows multiplies and what it asks for: 2 KiB."""
-_CHUNK = 1 << 23
-"""Numbers of the memory that panels of many weights share: 32 MiB. NumPy asks for huge pages from 4 MiB on."""
-_LINE = 16
-"""Numbers of a line of a cache."""
+_AHEAD = 2048
+"""Bytes between what a tile of more rows multiplies and what it asks for."""
+_CHUNK = 1 << 25
+"""Bytes of the memory that panels of many weights share: 32 MiB. NumPy asks for huge pages from 4 MiB on."""
+_LINE = 64
+"""Bytes of a line of a cache."""
 
 _FLOAT, _WORD, _INT, _BYTES = ir.FloatType(), ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer()
 _VECTOR = ir.VectorType(_FLOAT, VECTOR)
@@ -55,17 +60,25 @@ _VECTOR = ir.VectorType(_FLOAT, VECTOR)
 class PanelProduct:
     """rows (M, K) -> rows weight^T + bias (M, N), then max(0, .) with relu; all float32, K a multiple of UNROLLED."""
 
+    together = 1
+    """Inputs that lie side by side in a panel."""
+
     def __init__(self, weight: Tensor, bias: Tensor | None, relu: bool) -> None:
         outputs, inputs = weight.shape
         count = -(-outputs // (PANEL * ABREAST)) * ABREAST
-        filled = torch.zeros(count * PANEL, inputs)
+        filled = torch.zeros(count * PANEL, inputs, dtype=weight.dtype)
         filled[:outputs] = weight.detach()
-        self._panels = _chunks.take(filled.numel())
-        torch.from_numpy(self._panels).view(count, inputs, PANEL).copy_(filled.view(count, PANEL, inputs).mT)
-        self._bias = np.zeros(count * PANEL, np.float32)
+        self._panels = _chunks.take(filled.nbytes).view(filled.numpy().dtype)
+        side_by_side = filled.view(count, PANEL, -1, self.together).transpose(1, 2)
+        torch.from_numpy(self._panels).view(side_by_side.shape).copy_(side_by_side)
+        self._outputs, self._relu, self._of_outputs = outputs, relu, self._vectors(filled, bias)
+
+    def _vectors(self, filled: Tensor, bias: Tensor | None) -> Any:
+        """What the product needs of each output besides the weight, (1 or 2, N up to whole panels) float32."""
+        vector = torch.zeros(1, filled.shape[0])
         if bias is not None:
-            self._bias[:outputs] = bias.detach().numpy()
-        self._outputs, self._relu = outputs, relu
+            vector[0, : len(bias)] = bias.detach()
+        return vector.numpy()
 
     def __call__(self, rows: Tensor) -> Tensor:
         """The product, by as many threads as PyTorch has."""
@@ -76,7 +89,7 @@ class PanelProduct:
     def of(self, rows: Tensor, out: Tensor | None = None) -> Callable[[], Any]:
         """The call that multiplies what these rows hold then, contiguous, into out (M, N), and returns out as array."""
         out = torch.empty(rows.shape[0], self._outputs) if out is None else out
-        given = rows.numpy(), self._panels, self._bias, self._relu, out.numpy()
+        given = rows.numpy(), self._panels, self._of_outputs, self._relu, out.numpy()
 
         def product() -> Any:
             _multiply(team(), *given)
@@ -85,19 +98,41 @@ class PanelProduct:
         return product
 
 
+class IntegerPanelProduct(PanelProduct):
+    """rows (M, K) uint8 -> ((rows - 128) weight^T) * scales (M, N) float32; weight (N, K) int8 and scales (N,) float32
+    as quantize_weight() has them, K a multiple of UNROLLED and below 2^16, so that sums fit 32 bits."""
+
+    together = 4
+
+    def __init__(self, weight: Tensor, scales: Tensor) -> None:
+        super().__init__(weight, scales, relu=False)
+
+    def _vectors(self, filled: Tensor, bias: Tensor | None) -> Any:
+        """The scales, and the integers at which sums begin, because rows are 128 too large."""
+        scales, begin = super()._vectors(filled, bias), -128 * filled.sum(dim=1, dtype=torch.int32)
+        return np.concatenate([scales, begin.numpy().view(np.float32)[None]])
+
+
+@functools.cache
+def multiplies_integers() -> bool:
+    """Return whether numba compiles IntegerPanelProduct's loop for this processor; any compiles PanelProduct's."""
+    native = not (config.CPU_NAME or config.CPU_FEATURES)
+    return native and bool(binding.get_host_cpu_features().get("avx2"))
+
+
 class _Chunks:
     """Memory for panels, which a chunk gives until it is full; it is freed when nothing of it is used any more."""
 
     def __init__(self) -> None:
-        self._rest: Any = np.empty(0, np.float32)
+        self._rest: Any = np.empty(0, np.uint8)
         self._lock = threading.Lock()
 
     def take(self, count: int) -> Any:
-        """An array of so many numbers, from the begin of a cache line on."""
+        """An array of so many bytes, from the begin of a cache line on."""
         with self._lock:
             if len(self._rest) < count:
-                chunk = np.empty(max(count, _CHUNK) + _LINE, np.float32)
-                self._rest = chunk[-chunk.ctypes.data % (4 * _LINE) // 4 :]
+                chunk = np.empty(max(count, _CHUNK) + _LINE, np.uint8)
+                self._rest = chunk[-chunk.ctypes.data % _LINE :]
             taken, self._rest = self._rest[:count], self._rest[-(-count // _LINE) * _LINE :]
         return taken
 
@@ -105,8 +140,62 @@ class _Chunks:
 _chunks = _Chunks()
 
 
+class _Floats:
+    """How a tile reads, multiplies and writes float32."""
+
+    number, sums, together, bytes = _FLOAT, _VECTOR, 1, 4
+
+    @staticmethod
+    def begin(builder, of_outputs, place, width):
+        return load(builder, of_outputs, place)
+
+    @staticmethod
+    def weight(builder, panel, place):
+        return load(builder, panel, place)
+
+    @staticmethod
+    def add(builder, number, weight, total):
+        return fma(builder, number, weight, total)
+
+    @staticmethod
+    def end(builder, total, of_outputs, place, relu):
+        return _positive(builder, total, relu)
+
+
+class _Integers:
+    """How a tile reads, multiplies and writes 8-bit integers, four inputs at once."""
+
+    number, sums, together, bytes = _INT, ir.VectorType(_INT, VECTOR), 4, 1
+    _inputs, _pairs = ir.VectorType(ir.IntType(8), 4 * VECTOR), ir.VectorType(ir.IntType(16), 2 * VECTOR)
+
+    @staticmethod
+    def begin(builder, of_outputs, place, width):
+        return builder.bitcast(load(builder, of_outputs, builder.add(place, width)), _Integers.sums)
+
+    @staticmethod
+    def weight(builder, panel, place):
+        address = builder.bitcast(builder.gep(panel, [place]), _Integers._inputs.as_pointer())
+        return builder.load(address, align=1)
+
+    @staticmethod
+    def add(builder, number, weight, total):
+        def call(name, result, of):
+            kind = ir.FunctionType(result, [of] * 2)
+            return functools.partial(builder.call, cgutils.get_or_insert_function(builder.module, kind, name))
+
+        pairs, ones = _Integers._pairs, ir.Constant(_Integers._pairs, [1] * (2 * VECTOR))
+        inputs = builder.bitcast(number, _Integers._inputs)
+        twos = call("llvm.x86.avx2.pmadd.ub.sw", pairs, _Integers._inputs)([inputs, weight])
+        return builder.add(total, call("llvm.x86.avx2.pmadd.wd", _Integers.sums, pairs)([twos, ones]))
+
+    @staticmethod
+    def end(builder, total, of_outputs, place, relu):
+        return builder.fmul(builder.sitofp(total, _VECTOR), load(builder, of_outputs, place))
+
+
 def _tile(rows, abreast=1):
-    """Return tile(x, first, panels, place, following, bias, relu, out, output, columns) for so many rows of x (M, K).
+    """Return tile(x, first, panels, place, following, of_outputs, relu, out, output, columns) for so many rows of
+    x (M, K), float32 or uint8.
 
     It multiplies rows first, first + 1, ... of x by the panel at `place` and those after it, `abreast` in all, and
     writes `columns` numbers of each row from `output` on. From `following` numbers behind on it asks for a quarter of a
@@ -115,7 +204,10 @@ def _tile(rows, abreast=1):
     vectors = abreast * VECTORS
 
     @intrinsic
-    def tile(context, x, first, panels, place, following, bias, relu, out, output, columns):
+    def tile(context, x, first, panels, place, following, of_outputs, relu, out, output, columns):
+        kind = _Floats if x.dtype == types.float32 else _Integers
+        register, together = VECTOR * kind.together, kind.together
+
         def generate(context, builder, signature, values):
             _, first, _, place, following, _, relu, _, output, columns = values
 
@@ -123,47 +215,54 @@ def _tile(rows, abreast=1):
                 return make_array(signature.args[n])(context, builder, values[n])
 
             inputs = cgutils.unpack_tuple(builder, array(0).shape)[1]
-            outputs = cgutils.unpack_tuple(builder, array(7).shape)[1]
+            outputs, width = (cgutils.unpack_tuple(builder, array(n).shape)[1] for n in (7, 5))
             add, times = builder.add, builder.mul
             lines = [builder.gep(array(0).data, [times(add(first, _WORD(m)), inputs)]) for m in range(rows)]
+            lines = [builder.bitcast(line, kind.number.as_pointer()) for line in lines]
             nearest = builder.gep(array(2).data, [place])
             panel = [builder.gep(nearest, [times(_WORD(each * PANEL), inputs)]) for each in range(abreast)]
+            places = [add(output, _WORD(n * VECTOR)) for n in range(vectors)]
             entry, head, done = builder.block, *(builder.append_basic_block() for _ in range(2))
-            start = [load(builder, array(5).data, add(output, _WORD(n * VECTOR))) for n in range(vectors)]
+            start = [kind.begin(builder, array(5).data, each, width) for each in places]
             builder.branch(head)
             builder.position_at_end(head)
             k = builder.phi(_WORD)
-            sums = [[builder.phi(_VECTOR) for _ in range(vectors)] for _ in range(rows)]
+            sums = [[builder.phi(kind.sums) for _ in range(vectors)] for _ in range(rows)]
             last = [list(each) for each in sums]
             if abreast == 1:
-                _fetch(builder, builder.gep(nearest, [add(following, times(k, _WORD(PANEL // UNROLLED)))]), 2)
-            for step in range(UNROLLED):
+                asked = times(k, _WORD(PANEL // UNROLLED * together))
+                _fetch(builder, builder.gep(nearest, [add(following, asked)]), 2)
+            for step in range(UNROLLED // together):
                 now = add(k, _WORD(step))
-                offset = times(now, _WORD(PANEL))
+                offset = times(now, _WORD(PANEL * together))
                 weights = [
-                    load(builder, each, add(offset, _WORD(v * VECTOR))) for each in panel for v in range(VECTORS)
+                    kind.weight(builder, each, add(offset, _WORD(v * register)))
+                    for each in panel
+                    for v in range(VECTORS)
                 ]
                 if abreast == 1:
-                    _fetch(builder, builder.gep(nearest, [add(offset, _WORD(_AHEAD))]), 3)
+                    _fetch(builder, builder.gep(nearest, [add(offset, _WORD(_AHEAD // kind.bytes))]), 3)
                 for m, line in enumerate(lines):
-                    number = broadcast(builder, builder.load(builder.gep(line, [now])))
-                    last[m] = [fma(builder, number, weight, each) for weight, each in zip(weights, last[m])]
-            after = add(k, _WORD(UNROLLED))
+                    number = broadcast(builder, builder.load(builder.gep(line, [now]), align=4 // together))
+                    last[m] = [kind.add(builder, number, weight, each) for weight, each in zip(weights, last[m])]
+            after = add(k, _WORD(UNROLLED // together))
             for phi, begin, end in [(k, _WORD(0), after)] + [
                 (sums[m][n], start[n], last[m][n]) for m in range(rows) for n in range(vectors)
             ]:
                 phi.add_incoming(begin, entry)
                 phi.add_incoming(end, head)
-            builder.cbranch(builder.icmp_signed("<", after, inputs), head, done)
+            more = builder.icmp_signed("<", times(after, _WORD(together)), inputs)
+            builder.cbranch(more, head, done)
             builder.position_at_end(done)
             for m in range(rows):
                 line = builder.gep(array(7).data, [add(times(add(first, _WORD(m)), outputs), output)])
                 for n in range(vectors):
-                    _store(builder, line, n * VECTOR, _positive(builder, last[m][n], relu), columns)
+                    result = kind.end(builder, last[m][n], array(5).data, places[n], relu)
+                    _store(builder, line, n * VECTOR, result, columns)
             return context.get_dummy_value()
 
         i = types.int64
-        return types.void(x, i, panels, i, i, bias, types.boolean, out, i, i), generate
+        return types.void(x, i, panels, i, i, of_outputs, types.boolean, out, i, i), generate
 
     return tile
 
@@ -180,7 +279,7 @@ def _fetch(builder, address, level):
 
 
 def broadcast(builder, number):
-    undefined = ir.Constant(_VECTOR, ir.Undefined)
+    undefined = ir.Constant(ir.VectorType(number.type, VECTOR), ir.Undefined)
     first = builder.insert_element(undefined, number, _INT(0))
     return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(_INT, VECTOR), None))
 
@@ -213,7 +312,7 @@ _three, _four, _five, _six = (_tile(rows) for rows in range(3, TILE + 1))
 
 
 @inlined()
-def _parts(begin, end, x, panels, bias, relu, out, blocks, count, abreast):
+def _parts(begin, end, x, panels, of_outputs, relu, out, blocks, count, abreast):
     """Parts begin to end of the product: each `abreast` panels for a block of rows, in tiles as even as can be."""
     inputs, outputs = x.shape[1], out.shape[1]
     for part in range(np.int64(begin), np.int64(end)):
@@ -226,30 +325,31 @@ def _parts(begin, end, x, panels, bias, relu, out, blocks, count, abreast):
         for tile in range(tiles):
             size = rows // tiles + (tile < rows % tiles)
             if size == 6:
-                _six(x, row, panels, place, following, bias, relu, out, output, columns)
+                _six(x, row, panels, place, following, of_outputs, relu, out, output, columns)
             elif size == 5:
-                _five(x, row, panels, place, following, bias, relu, out, output, columns)
+                _five(x, row, panels, place, following, of_outputs, relu, out, output, columns)
             elif size == 4:
-                _four(x, row, panels, place, following, bias, relu, out, output, columns)
+                _four(x, row, panels, place, following, of_outputs, relu, out, output, columns)
             elif size == 3:
-                _three(x, row, panels, place, following, bias, relu, out, output, columns)
+                _three(x, row, panels, place, following, of_outputs, relu, out, output, columns)
             elif size == 2:
-                _two(x, row, panels, place, following, bias, relu, out, output, columns)
+                _two(x, row, panels, place, following, of_outputs, relu, out, output, columns)
             else:
-                _one(x, row, panels, place, following, bias, relu, out, output, columns)
+                _one(x, row, panels, place, following, of_outputs, relu, out, output, columns)
             row += size
             following += PANEL * inputs // UNROLLED if tile < UNROLLED - 1 else 0
 
 
 @loop()
-def _multiply(team, x, panels, bias, relu, out):
+def _multiply(team, x, panels, of_outputs, relu, out):
     rows = x.shape[0]
     abreast = ABREAST if rows <= 2 else 1  # of more rows no tile has one or two
-    count = len(bias) // (PANEL * abreast)
-    blocks = (rows + BLOCK - 1) // BLOCK
+    count = of_outputs.shape[1] // (PANEL * abreast)
+    block = _BLOCK // x.itemsize
+    blocks = (rows + block - 1) // block
     if blocks == 0 or count == 0:
         return
     parts = blocks * count
     together = min(_TOGETHER // abreast, max(1, parts // (2 * team[0])))
-    given = (x, panels, bias, relu, out, blocks, count, abreast)
+    given = (x, panels, of_outputs, relu, out, blocks, count, abreast)
     over_threads(_parts, team, np.uintp(parts), np.uintp(together), given)

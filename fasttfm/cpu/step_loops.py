@@ -86,7 +86,7 @@ def _quantize_row(row, quantized, scales, r):
     inverse = np.float32(127.0) / most if largest else np.float32(0.0)
     scales[r] = most / np.float32(127.0)
     for n in range(row.shape[0]):
-        quantized[n] = np.int8(np.int32(np.rint(row[n] * inverse)))
+        quantized[n] = np.uint8(np.int32(np.rint(row[n] * inverse)) + np.int32(128))
 
 
 # In what follows scales and bias are those of a product in int8, whose sums x, joint or query then are, and quantized

@@ -96,8 +96,8 @@ def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, ep
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 (M, K) and scales (M,) float32 of x (M, K), as cpu/int8.py says."""
-    quantized, scales = torch.empty(x.shape, dtype=torch.int8), torch.empty(x.shape[0])
+    """uint8 (M, K) and scales (M,) float32 of x (M, K), as cpu/int8.py says."""
+    quantized, scales = torch.empty(x.shape, dtype=torch.uint8), torch.empty(x.shape[0])
     loops().quantize_rows(team(), array(x), quantized.numpy(), scales.numpy())
     return quantized, scales
 

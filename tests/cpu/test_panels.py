@@ -1,4 +1,5 @@
-"""Products of panels: the numbers of float64, the same bits beside any rows, and nothing written outside of them."""
+"""Products of panels: the numbers of float64, the same bits beside any rows, and nothing written outside of them; of
+integers exactly."""
 
 import itertools
 
@@ -11,10 +12,24 @@ pytest.importorskip("numba")
 
 from fasttfm.cpu import linear as linear_module
 from fasttfm.cpu import thresholds
+from fasttfm.cpu.int8 import LARGEST, ZERO, quantize_weight
 from fasttfm.cpu.linear import FrozenLinear, frozen_weights
-from fasttfm.cpu.panels import BLOCK, PANEL, TILE, UNROLLED, PanelProduct, _multiply, team
+from fasttfm.cpu.panels import (
+    _BLOCK,
+    PANEL,
+    TILE,
+    UNROLLED,
+    IntegerPanelProduct,
+    PanelProduct,
+    _multiply,
+    multiplies_integers,
+    team,
+)
 
+BLOCK = _BLOCK // 4
+"""Rows of a block in float32; of integers it is four times as many."""
 ROWS = (*range(2 * TILE + 2), 31, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5)
+needs_avx2 = pytest.mark.skipif(not multiplies_integers(), reason="needs AVX2")
 
 
 def product_of(inputs=48, outputs=40, bias=True, relu=False, seed=0):
@@ -65,12 +80,33 @@ def test_numbers_that_are_not_finite_stay_in_their_row(value):
     torch.testing.assert_close(product(x), expected, rtol=1e-5, atol=1e-4, equal_nan=True)
 
 
+@needs_avx2
+@pytest.mark.parametrize("outputs", [1, PANEL - 1, PANEL, PANEL + 1, 8 * PANEL + 9])
+@pytest.mark.parametrize("inputs", [UNROLLED, 52, 2048])
+def test_of_integers_it_is_exact_for_any_number_of_rows_and_threads(threads, inputs, outputs):
+    weight, _ = quantize_weight(torch.randn(outputs, inputs))
+    weight[0] = ZERO // 2  # with the largest rows the heaviest sums that there can be
+    weight[-1, ::2], weight[-1, 1::2] = -LARGEST, -1
+    scales = torch.linspace(0.5, 2.0, outputs)
+    product = IntegerPanelProduct(weight, scales)
+    for rows in (*ROWS, 4 * BLOCK, 4 * BLOCK + 1):
+        x = torch.randint(1, 256, (rows, inputs), dtype=torch.uint8)
+        x[: rows // 2 : 2], x[1 : rows // 2 : 2] = 255, 1
+        expected = ((x.double() - ZERO) @ weight.double().T).float() * scales
+        for count in (1, 3):
+            threads(count)
+            assert torch.equal(product(x), expected), (rows, count)
+
+
 @pytest.mark.parametrize("outputs", [PANEL, PANEL + 3, 2 * PANEL - 1])
 @pytest.mark.parametrize("rows", [1, 2, 5, 6, 7, BLOCK + 1])
-def test_nothing_is_written_before_or_behind_the_output(rows, outputs):
+@pytest.mark.parametrize("kind", ["float32", pytest.param("uint8", marks=needs_avx2)])
+def test_nothing_is_written_before_or_behind_the_output(kind, rows, outputs):
     product = product_of(48, outputs)[2]
-    around = np.full((rows + 4, outputs), 7.0, np.float32)
-    _multiply(team(), np.ones((rows, 48), np.float32), product._panels, product._bias, False, around[2:-2])
+    if kind == "uint8":
+        product = IntegerPanelProduct(torch.ones(outputs, 48, dtype=torch.int8), torch.ones(outputs))
+    around, x = np.full((rows + 4, outputs), 7.0, np.float32), np.full((rows, 48), 130, kind)
+    _multiply(team(), x, product._panels, product._of_outputs, False, around[2:-2])
     assert (around[:2] == 7).all()
     assert (around[-2:] == 7).all()
     assert (around[2:-2] != 7).any(axis=1).all()
