@@ -15,6 +15,7 @@ decides). In less, where other words may win, 0.05 for the best hypothesis of th
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -27,6 +28,7 @@ from benchmarks.cases.training_step import model_config
 from benchmarks.measure.case import Case, Setting, Work
 from benchmarks.measure.providers import CTRANSLATE2, HUGGING_FACE, OURS, Absent, Provider, provider
 from benchmarks.peers import ctranslate2, huggingface
+from fasttfm.cli.env import processor_units
 from fasttfm.data.tokenizer import BOS
 from fasttfm.decoding import DecodingConfig, search_ids
 from fasttfm.decoding.batches import multiply_in_int8, padded
@@ -47,8 +49,8 @@ WORKERS = ", a worker a core"
 NOT_INVARIANT = "fasttfm, not batch-invariant"
 """What the last bits cost that do not depend on the batch."""
 INT8 = f"{OURS} int8"
-"""Its products in 8-bit integers, beside those in bfloat16."""
-_ALLOWED = {"float32": 1e-5, "bfloat16": 0.05, "float16": 0.05}
+"""Its products in 8-bit integers, beside those in bfloat16 where the processor has units for them."""
+_ALLOWED = {"float32": 1e-5, "bfloat16": 0.05, "float16": 0.05, "int8": 0.05}
 _LOSSY = 8
 """Sentences that are looked at below float32: scoring those that differ takes longer than translating them."""
 
@@ -59,21 +61,18 @@ def cases(setting: Setting) -> list[Case]:
     length = 4 if smoke else 8 if quick and not setting.on_gpu else SOURCE
     batches = (2,) if smoke else (1, 32) if quick else (1, 8, 32, 128) if full or setting.on_gpu else (1, 8, 32)
     beams = (1, 4) if quick else (1, 4, 8)
+    dtypes = [setting.dtype]
+    if not setting.on_gpu and setting.dtype == torch.float32:  # a CPU translates faster in less
+        dtypes.append(torch.bfloat16 if any(each.endswith("bf16") for each in processor_units()) else torch.int8)
     result = []
     for batch in batches:
         for beam in beams:
-            result.append(_case(setting, setting.dtype, batch, beam, length))
-            # a CPU translates faster in bfloat16; --quick looks at one such case
-            if (
-                not setting.on_gpu
-                and setting.dtype == torch.float32
-                and (not quick or (batch, beam) == (batches[-1], 4))
-            ):
-                result.append(_case(setting, torch.bfloat16, batch, beam, length))
+            few = quick and (batch, beam) != (batches[-1], 4)
+            result += [_case(setting, dtype, batch, beam, length) for dtype in (dtypes[:1] if few else dtypes)]
     if not (quick or setting.on_gpu):
-        for batch in (1, 32):
-            result += [_case(setting, setting.dtype, batch, 4, length, source=length) for length in _OTHER_LENGTHS]
-            result.append(_case(setting, setting.dtype, batch, 4, SOURCE, vocabulary=_LARGE_VOCABULARY))
+        for batch, dtype in itertools.product((1, 32), dtypes):
+            result += [_case(setting, dtype, batch, 4, length, source=length) for length in _OTHER_LENGTHS]
+            result.append(_case(setting, dtype, batch, 4, SOURCE, vocabulary=_LARGE_VOCABULARY))
     return result
 
 
@@ -134,19 +133,18 @@ def _work(
         model.load_state_dict(weights)
         return model.to(device=setting.device, dtype=as_dtype).eval()
 
-    search = partial(Ours, beam=beam, length=length)
-    model, exact = ours(dtype), exact_model(config, setting.seed, setting.device)
-    providers: dict[str, Provider | Absent] = {OURS: search(model)}
-    if not setting.on_gpu:
-        providers[NOT_INVARIANT] = search(model, batch_invariant=False)
-        if setting.threads > 1 and batch > 1:
-            providers[f"{OURS}{WORKERS}"] = search(model, workers=setting.threads)
-        if dtype != torch.float32:
-            in_int8 = ours(torch.float32)
-            multiply_in_int8(in_int8)
-            providers[INT8] = search(in_int8)
-            if setting.threads > 1 and batch > 1:
-                providers[f"{INT8}{WORKERS}"] = search(in_int8, workers=setting.threads)
+    search, exact = partial(Ours, beam=beam, length=length), exact_model(config, setting.seed, setting.device)
+    workers = {"": 1} | ({WORKERS: setting.threads} if setting.threads > 1 and batch > 1 and not setting.on_gpu else {})
+    providers: dict[str, Provider | Absent] = {}
+    if dtype != torch.int8:
+        model = ours(dtype)
+        providers |= {f"{OURS}{name}": search(model, workers=count) for name, count in workers.items()}
+        if not setting.on_gpu:
+            providers[NOT_INVARIANT] = search(model, batch_invariant=False)
+    if dtype != torch.float32 and not setting.on_gpu:
+        in_int8 = ours(torch.float32)
+        multiply_in_int8(in_int8)
+        providers |= {f"{INT8}{name}": search(in_int8, workers=count) for name, count in workers.items()}
     providers |= _peers(config, weights, dtype, batch, beam, length, setting)
     return Work(
         inputs=lambda i: (synthetic.sources(batch, source, config.vocab_size, seed=1_000 * setting.seed + i),),
@@ -185,13 +183,14 @@ def _peers(
     setting: Setting,
 ) -> dict[str, Provider | Absent]:
     result: dict[str, Provider | Absent] = {}
-    result[HUGGING_FACE] = provider(
-        HUGGING_FACE,
-        setting.device,
-        lambda: huggingface.Generate(
-            huggingface.marian(config, weights).to(device=setting.device, dtype=dtype), beam, length
-        ),
-    )
+    if dtype != torch.int8:
+        result[HUGGING_FACE] = provider(
+            HUGGING_FACE,
+            setting.device,
+            lambda: huggingface.Generate(
+                huggingface.marian(config, weights).to(device=setting.device, dtype=dtype), beam, length
+            ),
+        )
     # CTranslate2 computes in bfloat16 on GPUs alone; int8 is what it has for a CPU that need not be exact
     name, compute_type = CTRANSLATE2, str(dtype).removeprefix("torch.")
     if dtype != torch.float32 and not setting.on_gpu:

@@ -116,7 +116,7 @@ class IntegerPanelProduct(PanelProduct):
 @functools.cache
 def multiplies_integers() -> bool:
     """Return whether numba compiles IntegerPanelProduct's loop for this processor; any compiles PanelProduct's."""
-    native = not (config.CPU_NAME or config.CPU_FEATURES)
+    native = not (config.CPU_NAME or config.CPU_FEATURES)  # type: ignore[attr-defined]
     return native and bool(binding.get_host_cpu_features().get("avx2"))
 
 
