@@ -118,12 +118,22 @@ def residual_layer_norm_gradient(
 
 
 @inlined(fastmath=FAST)
+def _row_gradient(flat_dy, flat_s, first, width, weight, middle, factor, total, product, out, at):
+    """out[at : at + width] becomes the gradient of a row of the sum. What the means over the row were made of is
+    computed again: a store waits for those before it, and here each is one of the result."""
+    for n in range(width):
+        normal = (read(flat_s[first + n]) - middle) * factor
+        value = factor * (read(flat_dy[first + n]) * weight[n] - total - normal * product)
+        out[at + n] = round_to(value, out[at + n])
+
+
+@inlined(fastmath=FAST)
 def _norm_gradient_rows(begin, end, dy, ds, s, mean, rstd, weight, keep, scale, adds, drops, dx, dresidual, sums, step):
     """sums (2, parts, N) float32, zero before: the part's gradients of weight and bias."""
     width = np.uintp(dy.shape[1])
     flat_dy, flat_ds, flat_s, flat_keep = dy.reshape(-1), ds.reshape(-1), s.reshape(-1), keep.reshape(-1)
     flat_dx, flat_dresidual = dx.reshape(-1), dresidual.reshape(-1)
-    normal, grad = np.empty(width, np.float32), np.empty(width, np.float32)
+    grad = np.empty(width, np.float32)
     inverse = np.float32(1.0) / np.float32(width)
     of_weight, of_bias = sums[0, begin // step], sums[1, begin // step]
     for block in range(begin, end, _SUMMED):
@@ -132,21 +142,23 @@ def _norm_gradient_rows(begin, end, dy, ds, s, mean, rstd, weight, keep, scale, 
             first, middle, factor = r * width, mean[r], rstd[r]
             total, product = np.float32(0.0), np.float32(0.0)
             for n in range(width):
-                normal[n] = (read(flat_s[first + n]) - middle) * factor
+                normal = (read(flat_s[first + n]) - middle) * factor
                 of_y = read(flat_dy[first + n])
-                weight_sums[n] += of_y * normal[n]
+                weighted = of_y * weight[n]
+                weight_sums[n] += of_y * normal
                 bias_sums[n] += of_y
-                grad[n] = of_y * weight[n]
-                total += grad[n]
-                product += grad[n] * normal[n]
+                total += weighted
+                product += weighted * normal
             total, product = total * inverse, product * inverse
-            for n in range(width):
-                grad[n] = factor * (grad[n] - total - normal[n] * product)
             if adds:
+                _row_gradient(flat_dy, flat_s, first, width, weight, middle, factor, total, product, grad, np.uintp(0))
                 for n in range(width):
-                    grad[n] += read(flat_ds[first + n])
-            for n in range(width):
-                flat_dresidual[first + n] = round_to(grad[n], flat_dresidual[first + n])
+                    added = grad[n] + read(flat_ds[first + n])
+                    flat_dresidual[first + n] = round_to(added, flat_dresidual[first + n])
+            else:
+                _row_gradient(
+                    flat_dy, flat_s, first, width, weight, middle, factor, total, product, flat_dresidual, first
+                )
             if flat_dx.shape[0] == 0:
                 continue
             if drops:
