@@ -1,5 +1,6 @@
 """Processes of a test with numba and without, and what they enter of the passes that it compiles."""
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -26,8 +27,17 @@ def passes_entered(numba: bool, tell: Callable[[str], object] = lambda name: Non
         step_passes.usable.cache_clear()
         assert not step_passes.usable()
     elif step_passes.usable():
-        loops = _Loops(training_passes.loops(), lambda name: (entered.add(name), tell(name)))
-        training_passes.loops = lambda: loops  # type: ignore[assignment]
+        original = training_passes.loops
+
+        def told(name: str) -> None:
+            entered.add(name)
+            tell(name)
+
+        @functools.cache
+        def loops(module: str = "training_loops") -> _Loops:
+            return _Loops(original(module), told)
+
+        training_passes.loops = loops
     return entered
 
 

@@ -109,8 +109,8 @@ def _attention_part(
             lse_at = _place(lse_strides, b, h, spans[0][b] + first)
             weigh_rows(s, x, lse, lse_at, lse_strides[2], words, lanes, block, plane, sinks[h], dropout)
             if columns:
-                product(s, start, height, 1, along, start * PANEL, height * PANEL, PANEL, columns, y, 0, value_size,
-                         count, value_size)  # fmt: skip
+                product(s, start, height, 1, along, start * PANEL, height * PANEL, PANEL,
+                        round_up(stop - start, UNROLLED), y, 0, value_size, count, value_size)  # fmt: skip
             else:
                 y[:] = np.float32(0.0)
             for m in range(count):
@@ -144,14 +144,13 @@ def _gradient_part(
     _, key, value, _, _ = tensors
     height, group = round_up(max(1, keys), PANEL), heads // key_heads
     blocks = max(1, (queries + BLOCK - 1) // BLOCK)
-    rows = max(1, (queries + blocks - 1) // blocks)
-    padded = round_up(rows, UNROLLED)
+    rows = round_up(max(1, (queries + blocks - 1) // blocks), UNROLLED)  # which sums over queries are filled up to
     across, along = np.empty(height * size, np.float32), np.empty(height * size, np.float32)
     values = np.empty(height * value_size, np.float32)
-    x, g = np.empty(padded * size, np.float32), np.empty(padded * value_size, np.float32)
-    s, ds = np.empty(padded * height, np.float32), np.empty(padded * height, np.float32)
+    x, g = np.empty(rows * size, np.float32), np.empty(rows * value_size, np.float32)
+    s, ds = np.empty(rows * height, np.float32), np.empty(rows * height, np.float32)
     dx = np.empty(rows * size, np.float32)
-    slope = np.empty(padded * height if numbers[4] != np.float32(0.0) else 0, np.float32)
+    slope = np.empty(rows * height if numbers[4] != np.float32(0.0) else 0, np.float32)
     words = np.empty((keys + 15) // 16 * 4, np.uint32)
     lanes = words.view(np.uint8)
     d_key, d_value = np.empty(height * size, np.float32), np.empty(height * value_size, np.float32)
@@ -240,7 +239,8 @@ def _gradient_block(
         s[m * height + start : m * height + start + columns] = np.float32(0.0)
         ds[m * height + start : m * height + start + columns] = np.float32(0.0)
     many, tall = round_up(count, UNROLLED), round_up(length, PANEL)
-    product(ds, start, height, 1, along, start * PANEL, tall * PANEL, PANEL, columns, dx, 0, size, count, size)
+    product(ds, start, height, 1, along, start * PANEL, tall * PANEL, PANEL, round_up(stop - start, UNROLLED), dx, 0,
+            size, count, size)  # fmt: skip
     add_product(ds, start, 1, height, x, 0, PANEL, size, many, d_key, start * size, size, stop - start, size)
     add_product(s, start, 1, height, g, 0, PANEL, value_size, many, d_value, start * value_size, value_size,
                 stop - start, value_size)  # fmt: skip

@@ -9,7 +9,7 @@ import functools
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import carray, njit, types
 from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic, overload
 from numba.np.arrayobj import make_array
@@ -71,6 +71,28 @@ def _round_to_kind(x, like):
     if like == types.int16:
         return lambda x, like: _to_float16(x)
     return lambda x, like: x
+
+
+@intrinsic
+def _pointer(context, address, like):
+    """The address, an int, as that of numbers of like's kind."""
+
+    def generate(context, builder, signature, values):
+        return builder.inttoptr(values[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(like)(types.int64, like), generate
+
+
+@inlined()
+def numbers_at(address, count, like):
+    """The array (count,) of numbers of like's kind at an address."""
+    return carray(_pointer(address, like), (count,))
+
+
+@inlined()
+def rows_at(address, rows, width, like):
+    """The array (rows, width) of numbers of like's kind at an address; nothing may be read where that is 0."""
+    return carray(_pointer(address, like), (rows, width))
 
 
 @intrinsic

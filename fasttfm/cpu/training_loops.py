@@ -17,14 +17,10 @@ _FAR = np.float32(13.0)
 """Where GELU's factor, rounded to float32, has become 0 or 1."""
 _PART = np.uintp(1 << 15)
 """Elements of a part: some microseconds, many times what it takes to hand one out."""
-_SUMMED = np.uintp(32)
-"""Rows whose gradients of a norm's parameters are added up before they join the sum of their part."""
-_SUMS = np.uintp(128)
-"""Parts, at most, whose gradients of a norm's parameters are added up, in their order, when all are done."""
 
 
 @inlined()
-def _rows(columns):
+def rows_of_part(columns):
     """Return the number of rows of a part."""
     return max(np.uintp(1), _PART // max(np.uintp(1), np.uintp(columns)))
 
@@ -36,7 +32,7 @@ def _rows(columns):
 def keep_mask(team, key, site, threshold, keep):
     """keep (planes, rows, columns) uint8 becomes 1 where dropout keeps the element."""
     rows = np.uintp(keep.shape[0]) * np.uintp(keep.shape[1])
-    over_threads(_keep_rows, team, rows, _rows(keep.shape[2]), (key, site, threshold, keep))
+    over_threads(_keep_rows, team, rows, rows_of_part(keep.shape[2]), (key, site, threshold, keep))
 
 
 @inlined()
@@ -113,7 +109,8 @@ def _weigh_any(s, at, count, sink):
 def softmax(team, scores, lengths, causal, offset, scale, out):
     """out (B * H, L, S) becomes the weights of scores; may be the same memory. lengths (B * H,) int64."""
     rows = np.uintp(scores.shape[0]) * np.uintp(scores.shape[1])
-    over_threads(_softmax_rows, team, rows, _rows(scores.shape[2]), (scores, lengths, causal, offset, scale, out))
+    given = scores, lengths, causal, offset, scale, out
+    over_threads(_softmax_rows, team, rows, rows_of_part(scores.shape[2]), given)
 
 
 @inlined(fastmath=FAST)
@@ -148,7 +145,7 @@ def softmax_gradient(team, grad, weights, kept, lengths, causal, offset, scale):
     """grad becomes scale * (W * G - P * rowsum(W * G)): G grad, P weights, W kept, all (B * H, L, S)."""
     rows = np.uintp(weights.shape[0]) * np.uintp(weights.shape[1])
     given = grad, weights, kept, lengths, causal, offset, scale
-    over_threads(_softmax_gradient_rows, team, rows, _rows(weights.shape[2]), given)
+    over_threads(_softmax_gradient_rows, team, rows, rows_of_part(weights.shape[2]), given)
 
 
 @inlined(fastmath=FAST)
@@ -232,131 +229,6 @@ def _gelu_tanh_gradient_part(begin, end, grad, before, keep, drops, hidden):
         _drop(flat_hidden, flat_keep)
 
 
-# ------------------------------------------------------------------------------------------------------------- norm
-
-
-@inlined()
-def _add_kept(flat_x, flat_residual, first, width, lanes, least, scale, keep, flat_s, row):
-    """s = residual + dropout(x), of which row takes what was written; keep tells what was kept. Returns row's sum."""
-    total = np.float32(0.0)
-    for n in range(width):
-        kept = np.int32(lanes[n]) >= least
-        keep[first + n] = np.uint8(kept)
-        factor = scale if kept else np.float32(0.0)
-        added = round_to(read(flat_residual[first + n]) + read(flat_x[first + n]) * factor, flat_s[first + n])
-        flat_s[first + n] = added
-        row[n] = read(added)
-    for n in range(width):
-        total += row[n]
-    return total
-
-
-@inlined(fastmath=FAST)
-def _add(flat_x, flat_residual, first, width, flat_s, row):
-    """Add x and residual of a row into s, without dropout."""
-    total = np.float32(0.0)
-    for n in range(width):
-        added = round_to(read(flat_residual[first + n]) + read(flat_x[first + n]), flat_s[first + n])
-        flat_s[first + n] = added
-        row[n] = read(added)
-    for n in range(width):
-        total += row[n]
-    return total
-
-
-@loop(fastmath=FAST)
-def residual_layer_norm(team, x, residual, weight, bias, eps, key, site, threshold, scale, keep, y, s, mean, rstd):
-    """threshold 0 drops nothing, and keep is then not looked at."""
-    given = x, residual, weight, bias, eps, key, site, threshold, scale, keep, y, s, mean, rstd
-    over_threads(_norm_rows, team, np.uintp(x.shape[0]), _rows(x.shape[1]), given)
-
-
-@inlined(fastmath=FAST)
-def _norm_rows(begin, end, x, residual, weight, bias, eps, key, site, threshold, scale, keep, y, s, mean, rstd):
-    width = np.uintp(x.shape[1])
-    flat_x, flat_residual, flat_keep = x.reshape(-1), residual.reshape(-1), keep.reshape(-1)
-    flat_y, flat_s = y.reshape(-1), s.reshape(-1)
-    row = np.empty(width, np.float32)
-    words = np.empty((width + np.uintp(15)) // np.uintp(16) * np.uintp(4), np.uint32)
-    lanes = words.view(np.uint8)
-    least, inverse = np.int32(threshold), np.float32(1.0) / np.float32(width)
-    for r in range(begin, end):
-        first = r * width
-        if threshold:
-            draw_lanes(words, key, np.uint64(r), np.uint64(0), site)
-            total = _add_kept(flat_x, flat_residual, first, width, lanes, least, scale, flat_keep, flat_s, row)
-        else:
-            total = _add(flat_x, flat_residual, first, width, flat_s, row)
-        mean[r] = middle = total * inverse
-        squares = np.float32(0.0)
-        for n in range(width):
-            row[n] -= middle
-            squares += row[n] * row[n]
-        rstd[r] = factor = np.float32(1.0) / np.sqrt(squares * inverse + eps)
-        for n in range(width):
-            flat_y[first + n] = round_to(row[n] * factor * weight[n] + bias[n], flat_y[first + n])
-
-
-@loop(fastmath=FAST)
-def residual_layer_norm_gradient(
-    team, dy, ds, s, mean, rstd, weight, keep, scale, adds, drops, dx, dresidual, dweight, dbias
-):
-    """Gradients of x, residual, weight and bias, the latter two float32 and zero before; ds is looked at where adds is
-    true, keep where drops is; an empty dx is left alone."""
-    rows, width = np.uintp(dy.shape[0]), np.uintp(dy.shape[1])
-    step = max(np.uintp(1), (rows + _SUMMED * _SUMS - np.uintp(1)) // (_SUMMED * _SUMS)) * _SUMMED
-    parts = (rows + step - np.uintp(1)) // step
-    sums = np.zeros((np.uintp(2), parts, width), np.float32)
-    given = dy, ds, s, mean, rstd, weight, keep, scale, adds, drops, dx, dresidual, sums, step
-    over_threads(_norm_gradient_rows, team, rows, step, given)
-    for part in range(parts):
-        dweight += sums[0, part]
-        dbias += sums[1, part]
-
-
-@inlined(fastmath=FAST)
-def _norm_gradient_rows(begin, end, dy, ds, s, mean, rstd, weight, keep, scale, adds, drops, dx, dresidual, sums, step):
-    """sums (2, parts, N) float32, zero before: the part's gradients of weight and bias."""
-    width = np.uintp(dy.shape[1])
-    flat_dy, flat_ds, flat_s, flat_keep = dy.reshape(-1), ds.reshape(-1), s.reshape(-1), keep.reshape(-1)
-    flat_dx, flat_dresidual = dx.reshape(-1), dresidual.reshape(-1)
-    normal, grad = np.empty(width, np.float32), np.empty(width, np.float32)
-    inverse = np.float32(1.0) / np.float32(width)
-    of_weight, of_bias = sums[0, begin // step], sums[1, begin // step]
-    for block in range(begin, end, _SUMMED):
-        weight_sums, bias_sums = np.zeros(width, np.float32), np.zeros(width, np.float32)
-        for r in range(block, min(block + _SUMMED, end)):
-            first, middle, factor = r * width, mean[r], rstd[r]
-            total, product = np.float32(0.0), np.float32(0.0)
-            for n in range(width):
-                normal[n] = (read(flat_s[first + n]) - middle) * factor
-                of_y = read(flat_dy[first + n])
-                weight_sums[n] += of_y * normal[n]
-                bias_sums[n] += of_y
-                grad[n] = of_y * weight[n]
-                total += grad[n]
-                product += grad[n] * normal[n]
-            total, product = total * inverse, product * inverse
-            for n in range(width):
-                grad[n] = factor * (grad[n] - total - normal[n] * product)
-            if adds:
-                for n in range(width):
-                    grad[n] += read(flat_ds[first + n])
-            for n in range(width):
-                flat_dresidual[first + n] = round_to(grad[n], flat_dresidual[first + n])
-            if flat_dx.shape[0] == 0:
-                continue
-            if drops:
-                for n in range(width):
-                    kept = scale if flat_keep[first + n] else np.float32(0.0)
-                    flat_dx[first + n] = round_to(read(flat_dresidual[first + n]) * kept, flat_dx[first + n])
-            else:
-                for n in range(width):
-                    flat_dx[first + n] = round_to(read(flat_dresidual[first + n]), flat_dx[first + n])
-        of_weight += weight_sums
-        of_bias += bias_sums
-
-
 # ---------------------------------------------------------------------------------------------------- cross entropy
 
 
@@ -365,7 +237,7 @@ def cross_entropy(team, logits, target, counts, smoothing, scale, writes, losses
     """losses (2, M) and statistics (2, M) of logits (M, V), as functional/loss.py has them, where counts (M,) uint8 is
     1, zero losses elsewhere; with writes the gradient times scale into `gradient`, which may be logits."""
     given = logits, target, counts, smoothing, scale, writes, losses, statistics, gradient
-    over_threads(_cross_entropy_rows, team, np.uintp(logits.shape[0]), _rows(logits.shape[1]), given)
+    over_threads(_cross_entropy_rows, team, np.uintp(logits.shape[0]), rows_of_part(logits.shape[1]), given)
 
 
 @inlined(fastmath=FAST)
@@ -400,7 +272,7 @@ def _cross_entropy_rows(begin, end, logits, target, counts, smoothing, scale, wr
 @loop(fastmath=FAST)
 def cross_entropy_gradient(team, logits, target, counts, smoothing, scale, statistics, gradient):
     given = logits, target, counts, smoothing, scale, statistics, gradient
-    over_threads(_cross_entropy_gradient_rows, team, np.uintp(logits.shape[0]), _rows(logits.shape[1]), given)
+    over_threads(_cross_entropy_gradient_rows, team, np.uintp(logits.shape[0]), rows_of_part(logits.shape[1]), given)
 
 
 @inlined(fastmath=FAST)

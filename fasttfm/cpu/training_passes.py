@@ -8,6 +8,7 @@ any number of them (thread_team.py); from how many elements on they are taken sa
 """
 
 import functools
+import importlib
 import math
 from typing import Any
 
@@ -21,6 +22,10 @@ from fasttfm.cpu.linear import frozen
 from fasttfm.cpu.step_passes import array, usable
 
 _DTYPES = (torch.float32, torch.bfloat16)
+_LIKE = {
+    torch.float32: np.float32(0.0), torch.bfloat16: np.uint16(0), torch.int64: np.int64(0), torch.int32: np.int32(0)
+}  # fmt: skip
+"""Numbers of the kinds that loops take these dtypes as."""
 
 
 def takes(name: str, *tensors: Tensor) -> bool:
@@ -125,17 +130,19 @@ def residual_layer_norm(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """y in x's dtype, s in residual's, mean and rstd (M,) float32, and what dropout kept (M, N) bool or empty; x and
     residual (M, N) contiguous, weight and bias (N,) float32; nothing is dropped without a seed."""
+    rows, width = x.shape
     y, s = torch.empty_like(x), torch.empty_like(residual)
-    mean, rstd = torch.empty(len(x)), torch.empty(len(x))
+    mean, rstd = torch.empty(rows), torch.empty(rows)
     threshold = reference.dropout_threshold(dropout_p) if seed is not None else 0
     dropout_scale = reference.dropout_scale(dropout_p) if threshold else 1.0
-    keep = torch.empty(x.shape if threshold else (0,), dtype=torch.uint8)
-    loops().residual_layer_norm(
-        team(), array(x), array(residual), _copied(weight), _copied(bias), np.float32(eps),
-        np.uint64(0) if seed is None else unsigned(seed), np.uint64(site), threshold, np.float32(dropout_scale),
-        keep.numpy(), array(y), array(s), array(mean), array(rstd),
+    keep = torch.empty((rows, width) if threshold else (0,), dtype=torch.bool)
+    loops("norm_loops").residual_layer_norm(
+        team(), rows, width, _LIKE[x.dtype], _LIKE[residual.dtype], x.data_ptr(), residual.data_ptr(),
+        weight.data_ptr(), bias.data_ptr(), np.float32(eps), np.uint64(0) if seed is None else unsigned(seed),
+        np.uint64(site), threshold, np.float32(dropout_scale), keep.data_ptr(), y.data_ptr(), s.data_ptr(),
+        mean.data_ptr(), rstd.data_ptr(),
     )  # fmt: skip
-    return y, s, mean, rstd, keep.view(torch.bool)
+    return y, s, mean, rstd, keep
 
 
 def residual_layer_norm_gradient(
@@ -151,15 +158,31 @@ def residual_layer_norm_gradient(
     """Gradients of x in dy's dtype, of residual in s's, of weight and of bias; all rows (M, N) contiguous. statistics:
     mean and rstd; keep: as residual_layer_norm() gave it, with the scale of what it kept.
     one_gradient: x's is residual's, and comes as None."""
-    dx, dresidual = dy.new_empty((0, dy.shape[1]) if one_gradient else dy.shape), torch.empty_like(s)
-    dweight, dbias = torch.zeros(dy.shape[1]), torch.zeros(dy.shape[1])
-    added = s if ds is None else ds
-    loops().residual_layer_norm_gradient(
-        team(), array(dy), array(added), array(s), *map(array, statistics), _copied(weight),
-        keep.view(torch.uint8).numpy(), np.float32(scale), ds is not None, keep.numel() > 0, array(dx),
-        array(dresidual), array(dweight), array(dbias),
+    rows, width = dy.shape
+    dx, dresidual = None if one_gradient else torch.empty_like(dy), torch.empty_like(s)
+    dweight, dbias = torch.empty(width), torch.empty(width)
+    loops("norm_loops").residual_layer_norm_gradient(
+        team(), rows, width, _LIKE[dy.dtype], _LIKE[s.dtype], dy.data_ptr(), 0 if ds is None else ds.data_ptr(),
+        s.data_ptr(), statistics[0].data_ptr(), statistics[1].data_ptr(), weight.data_ptr(), keep.data_ptr(),
+        np.float32(scale), 0 if dx is None else dx.data_ptr(), dresidual.data_ptr(), dweight.data_ptr(),
+        dbias.data_ptr(),
     )  # fmt: skip
-    return None if one_gradient else dx, dresidual, dweight, dbias
+    return dx, dresidual, dweight, dbias
+
+
+def embedding_gradient(
+    grad: Tensor, tokens: Tensor, vocabulary: int, pad_id: int | None, keep: Tensor, kept_scale: float, scale: float
+) -> Tensor:
+    """The gradient (vocabulary, N) of an embedding's table, in grad's dtype, from that of its rows, grad (B, L, N), of
+    tokens (B, L) int64 or int32, both contiguous. keep: what dropout kept, (B * L, N) bool or empty, with its scale."""
+    width = grad.shape[-1]
+    out = grad.new_empty(vocabulary, width)
+    loops("embedding_loops").embedding_gradient(
+        team(), tokens.numel(), width, vocabulary, _LIKE[grad.dtype], _LIKE[tokens.dtype], grad.data_ptr(),
+        tokens.data_ptr(), -1 if pad_id is None else pad_id, keep.data_ptr(), np.float32(kept_scale),
+        np.float32(scale), out.data_ptr(),
+    )  # fmt: skip
+    return out
 
 
 def cross_entropy(
@@ -193,12 +216,6 @@ def _counts(target: Tensor, counted: Tensor | None) -> np.ndarray:
     return np.ones(len(target), np.uint8) if counted is None else counted.view(torch.uint8).numpy()
 
 
-def _copied(parameter: Tensor) -> Any:
-    """A parameter as the loops take it. Tensor.numpy() pins a storage for good, and FSDP resizes those of parameters,
-    which it gathers for one layer at a time."""
-    return array(parameter.detach().clone())
-
-
 def unsigned(seed: Tensor) -> np.uint64:
     return np.uint64(int(seed.item()) & 0xFFFFFFFFFFFFFFFF)
 
@@ -220,8 +237,6 @@ def _has_team() -> bool:
 
 
 @functools.cache
-def loops() -> Any:
-    """The module of the compiled functions, which imports numba."""
-    from fasttfm.cpu import training_loops
-
-    return training_loops
+def loops(module: str = "training_loops") -> Any:
+    """A module of compiled functions, which imports numba."""
+    return importlib.import_module(f"fasttfm.cpu.{module}")

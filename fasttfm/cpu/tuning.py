@@ -124,6 +124,9 @@ def work(name: str, elements: int, dtype: torch.dtype) -> Callable[[], Any]:
     if name.startswith("cross_entropy"):
         logits, target = tensor(rows, _WIDTH), torch.arange(rows) % _WIDTH
         return _either(name, lambda: F.cross_entropy(logits, target, label_smoothing=0.1)[0], [logits])
+    if name == "embedding_gradient":
+        tokens, table = (torch.arange(rows) % _WIDTH)[None], tensor(_WIDTH, _WIDTH)
+        return _either(name, lambda: F.embed(tokens, table, scale=2.0, dropout_p=0.1, seed=seed), [table])
     others = ((rows, _WIDTH), (_WIDTH,), (_WIDTH,))
     inputs = [tensor(rows, _WIDTH), *(tensor(*shape, dtype=torch.float32) for shape in others)]
     x, residual, weight, bias = inputs

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fasttfm.cpu import training_passes
 from fasttfm.functional.backends import chosen, kernel_route
 from fasttfm.functional.dropout import Dropout, as_factor, dropout_for, dropout_scale, fake_keep_mask, keep_mask, wide
 from fasttfm.functional.operator import Gradients, Operator, Size, Whole
@@ -169,6 +170,12 @@ def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor]:
     if call.saved.route == "triton":
         return _kernel_backward(call)
     grad, (tokens, keep, table, _), rows = call
+    if not rows.positions and rows.vocabulary and training_passes.takes("embedding_gradient", grad):
+        d_weight = training_passes.embedding_gradient(
+            grad.contiguous(), tokens.contiguous(), rows.vocabulary, table.pad_id, keep,
+            dropout_scale(table.dropout.dropout_p), table.scale,
+        )  # fmt: skip
+        return d_weight, grad.new_zeros(0, grad.shape[-1], dtype=wide(grad.dtype))
     x = _mask_(grad.to(wide(grad.dtype), copy=True), tokens, keep, table)
     d_positions = x.new_zeros(rows.positions, grad.shape[-1])
     if rows.positions:

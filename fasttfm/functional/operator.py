@@ -30,7 +30,19 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from fasttfm.functional.batching import batching_rule
 from fasttfm.functional.derivative import Gradients, Rule
 from fasttfm.functional.namespace import NAMESPACE
-from fasttfm.functional.record import MASK, REAL, WHOLE, Layout, Mask, Overwritten, Size, Whole, flat, layout_of
+from fasttfm.functional.record import (
+    MASK,
+    PLAIN_TENSORS,
+    REAL,
+    WHOLE,
+    Layout,
+    Mask,
+    Overwritten,
+    Size,
+    Whole,
+    flat,
+    layout_of,
+)
 
 __all__ = [
     "MASK", "REAL", "WHOLE", "Gradients", "Mask", "Operator", "Overwritten", "Size", "Whole", "casts",
@@ -127,6 +139,8 @@ class Operator(Generic[Fields]):
         if returns != "()":
             direct, differentiate = rule.direct(compute, again), rule.dispatched(run)
         self.call: Callable[Fields, Any] = self._call(layout, compute, direct)
+        if self._check is None and decide is None and layout.fields[0].path == layout.fields[0].name:
+            self.call = self._backward_call(layout, compute, self.call)
 
         def autograd(keys: torch._C.DispatchKeySet, *args: Any) -> Any:
             tensors = [a for a in args if isinstance(a, Tensor)]
@@ -240,6 +254,28 @@ class Operator(Generic[Fields]):
                     _set_autocast(device, True)
 
         return call_directly
+
+    def _backward_call(self, layout: Layout, compute: Callable[[Any], Any], general: Callable[..., Any]) -> Any:
+        """The call of a backward operator as autograd makes it on a CPU; general() where anything differs.
+
+        It has many fields, most of which a forward call has looked at. What is looked at again comes from memory that
+        caches have lost meanwhile, and so only tensors are.
+        """
+        kind, tensors_of = self._kind, layout.tensors
+
+        def differentiate_directly(*fields: Any) -> Any:
+            if (
+                not fields[0].is_cpu or _grad_enabled() or _any_autocast() or _compiling() or transformed()
+                or _profiler._is_profiler_enabled or forward_ad._current_level >= 0 or _dispatch_modes()
+            ):  # fmt: skip
+                return general(*fields)
+            call = _new(kind, fields)
+            for x in tensors_of(call):
+                if x is not None and not (type(x) in PLAIN_TENSORS and x.is_cpu and not x.is_neg() and _has_storage(x)):
+                    return general(*fields)
+            return compute(call)
+
+        return differentiate_directly
 
     def _seen(self, args: tuple) -> Any:
         """The call by way of the dispatcher, or, of arguments that it would not take, an error in one line."""

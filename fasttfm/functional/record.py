@@ -147,8 +147,10 @@ def _check_tensor(what: str, value: Any, kind: _Kind) -> None:
         raise ValueError(f"{what} has layout {value.layout}: a strided tensor is needed")
 
 
+PLAIN_TENSORS = frozenset({Tensor, Parameter})
+"""Classes of tensors that hide nothing."""
 _PLAIN: dict[Any, set[type]] = {
-    **{type_: {Tensor, Parameter, *([type(None)] if kind.optional else [])} for type_, kind in _TENSORS.items()},
+    **{type_: {*PLAIN_TENSORS, *([type(None)] if kind.optional else [])} for type_, kind in _TENSORS.items()},
     bool: {bool},
     int: {int},
     Size: {int},

@@ -9,12 +9,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from fasttfm.cpu import step_passes, training_passes
 from fasttfm.cpu.linear import frozen
 from fasttfm.functional.backends import chosen, kernel_route
 from fasttfm.functional.dropout import NO_DROPOUT, Dropout, dropout_for, fake_keep_mask, keep_mask, wide
-from fasttfm.functional.operator import Gradients, Operator
+from fasttfm.functional.operator import Gradients, Operator, casts, transformed
 from fasttfm.functional.rows import add_kept, as_rows, branch_gradient, cast, shaped
 from fasttfm.functional.signature import names_arguments
 from fasttfm.functional.torch_norms import (
@@ -36,7 +37,25 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     stream keeps its dtype. Raises ValueError for shapes that do not agree.
     """
     check(x, weight, bias)
+    if weight is not None and bias is not None and _takes_torchs_own(x, weight, bias):
+        return torch.layer_norm(x, weight.shape, weight, bias, eps)
     return _residual_norm(x, None, None, weight, bias, eps, NO_DROPOUT, False, False, chosen())[0]
+
+
+def _takes_torchs_own(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
+    """Return whether a norm alone is torch's own, gradients too: it has the kernels of our route, and the same bits,
+    without a Python function on the way. Who asks for a route by name has the operator, which is one on all devices."""
+    return (
+        x.is_cpu
+        and x.dtype is weight.dtype is bias.dtype is torch.float32
+        and weight.dim() == bias.dim() == 1
+        and weight.is_cpu
+        and bias.is_cpu
+        and not torch.compiler.is_compiling()
+        and chosen() == "auto"
+        and not casts(x)
+        and not (transformed() or forward_ad._current_level >= 0)
+    )
 
 
 @names_arguments

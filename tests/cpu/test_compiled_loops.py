@@ -10,8 +10,9 @@ pytest.importorskip("numba")
 from numba.core.caching import NullCache
 from numba.core.dispatcher import Dispatcher
 
-from fasttfm.cpu import panels, search_loops, step_loops, training_loops
+from fasttfm.cpu import embedding_loops, norm_loops, panels, search_loops, step_loops, training_loops
 
+LOOPS = [embedding_loops, norm_loops, panels, search_loops, step_loops, training_loops]
 PROGRAM = """
 import hashlib
 import numpy as np
@@ -60,7 +61,7 @@ def test_loops_loaded_from_disk_give_the_bits_of_those_just_compiled(tmp_path):
     assert first == second
 
 
-@pytest.mark.parametrize("loops", [panels, step_loops, search_loops, training_loops], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("loops", LOOPS, ids=lambda each: each.__name__)
 def test_a_function_is_called_from_python_or_inlined(loops):
     functions = [each for each in vars(loops).values() if isinstance(each, Dispatcher)]
     assert functions
