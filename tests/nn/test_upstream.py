@@ -36,7 +36,7 @@ def test_the_inputs_that_torch_tests_itself_with() -> None:
     assert upstream_cases("torch") >= 500
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.in_turn(days=7)
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 2, 4, 6])
 def test_the_inputs_that_torch_tests_itself_with_on_the_kernels(first: int) -> None:
