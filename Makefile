@@ -46,7 +46,7 @@ types: install
 # Three runs. One to three tests that fail in the first may be a busy machine's: they run once more, alone, and those that
 # pass then are named as unsteady. It does not collect what others run: the tests of a GPU (make gpu-check), and what the
 # second run does. That one executes a part of the kernels' PTX, for which Triton must not be in its interpreter; the
-# third takes tests whose numbers the processor decides, on another that this one can stand for, each day the next. All
+# third takes tests whose numbers the processor decides, on one that this one has more than, each day the next. All
 # three run, and one that fails fails it. Tests marked in_turn run a part of their cases each day, all of them with
 # FASTTFM_TEST_DAY=every.
 tests: install
