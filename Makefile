@@ -46,7 +46,7 @@ types: install
 # Three runs. One to three tests that fail in the first may be a busy machine's: they run once more, alone, and those that
 # pass then are named as unsteady. It does not collect what others run: the tests of a GPU (make gpu-check), and what the
 # second run does. That one executes a part of the kernels' PTX, for which Triton must not be in its interpreter; the
-# third takes tests whose numbers the processor decides, on one that this one has more than, each day the next. All
+# third takes tests whose numbers the processor decides, as on one that has less than this one, each day the next. All
 # three run, and one that fails fails it. Tests marked in_turn run a part of their cases each day, all of them with
 # FASTTFM_TEST_DAY=every.
 tests: install
@@ -54,8 +54,8 @@ tests: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 20 $(OF_OTHER_RUNS) || \
 		status=$$?  # a core each
 	if [ $$status = 1 ]; then status=0; OMP_NUM_THREADS=1 $(BIN)/python -m tests.again || status=$$?; fi
-	TRITON_INTERPRET=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) tests/executed ptx-check/tests/kernels || \
-		status=$$?
+	TRITON_INTERPRET=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/executed \
+		ptx-check/tests/kernels || status=$$?
 	if [ "$$(uname -m)" = x86_64 ]; then $(BIN)/python -m tests.processors --in-turn --workers $(WORKERS) || status=$$?; fi
 	exit $$status
 
