@@ -192,6 +192,7 @@ def test_as_many_sequences_as_positions_are_not_confused(training: bool, grad: b
         torch.testing.assert_close(ours.train(training)(x, mask=mask), theirs.train(training)(x, mask=mask))
 
 
+@pytest.mark.in_turn(days=4)
 @pytest.mark.parametrize("lengths", [(1020, 1024), (1024, 1025, 1031, 1040)])
 @torch.no_grad()
 def test_sequences_of_a_thousand_positions(lengths: tuple[int, ...]) -> None:
