@@ -13,6 +13,7 @@ BIN := .venv/bin
 DEMO := demo
 WORKERS ?= 2
 BENCH ?= --quick
+OF_OTHER_RUNS := --ignore tests/executed --ignore ptx-check/tests/kernels --ignore-glob 'tests/gpu/test_[!p]*.py'
 # Checkouts whose tests `make peers` runs; one that is not named is left out.
 FLASH_ATTENTION ?=
 LIGER ?=
@@ -43,20 +44,24 @@ types: install
 	@$(BIN)/mypy
 
 # Three runs. One to three tests that fail in the first may be a busy machine's: they run once more, alone, and those that
-# pass then are named as unsteady. The second executes a part of the kernels' PTX, for which Triton must not be in its
-# interpreter; the third takes tests whose numbers the processor decides, on another that this one can stand for, each
-# day the next. All three run, and one that fails fails it. Tests marked in_turn run a part of their cases each day, all
-# of them with FASTTFM_TEST_DAY=every.
+# pass then are named as unsteady. It does not collect what others run: the tests of a GPU (make gpu-check), and what the
+# second run does. That one executes a part of the kernels' PTX, for which Triton must not be in its interpreter; the
+# third takes tests whose numbers the processor decides, as on one that has less than this one, each day the next. All
+# three run, and one that fails fails it. Tests marked in_turn run a part of their cases each day, all of them with
+# FASTTFM_TEST_DAY=every.
 tests: install
 	@status=0
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 20 || status=$$?  # a core each
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 20 $(OF_OTHER_RUNS) || \
+		status=$$?  # a core each
 	if [ $$status = 1 ]; then status=0; OMP_NUM_THREADS=1 $(BIN)/python -m tests.again || status=$$?; fi
-	TRITON_INTERPRET=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) tests/executed ptx-check/tests/kernels || \
-		status=$$?
+	TRITON_INTERPRET=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/executed \
+		ptx-check/tests/kernels || status=$$?
 	if [ "$$(uname -m)" = x86_64 ]; then $(BIN)/python -m tests.processors --in-turn --workers $(WORKERS) || status=$$?; fi
 	exit $$status
 
-test: lint types tests
+# mypy takes one core for a minute or more: the tests take the others meanwhile.
+test: lint
+	@$(MAKE) --no-print-directory --jobs 2 types tests
 
 # The numeric tests on every processor that this one can stand for, with a record.
 processors: install

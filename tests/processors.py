@@ -2,7 +2,8 @@
 
     python -m tests.processors                      every processor that this machine can stand for
     python -m tests.processors --processor avx2     one of them
-    python -m tests.processors --in-turn            one, another each day, and fewer tests; nothing is recorded
+    python -m tests.processors --in-turn            one that lacks what this machine has, another each day, and fewer
+                                                    tests; nothing is recorded
 
 PyTorch, oneDNN, MKL and numba choose their code by the processor; environment variables forbid them instructions that
 it has. `make processors` runs the tests so; promised bits (a search's in every batch, a stopped training's) are among
@@ -80,6 +81,18 @@ def available(flags: frozenset[str]) -> list[Processor]:
     return found
 
 
+def lacking(found: Sequence[Processor], flags: frozenset[str]) -> list[Processor]:
+    """Those that lack something of one with these flags, and so compute otherwise than every run of the tests here."""
+    decisive = set(machine.instruction_sets(" ".join(flags)))
+    needed: set[str] = set()
+    less = []
+    for processor in found:  # each needs what those before it need
+        needed |= {*processor.needs}
+        if processor.variables and decisive - needed:
+            less.append(processor)
+    return less
+
+
 def in_turn(found: Sequence[Processor], day: datetime.date) -> Processor:
     """The day's."""
     return found[day.toordinal() % len(found)]
@@ -151,7 +164,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     found = available(instructions())
     if args.in_turn:
-        record = measure(in_turn(found, datetime.datetime.now(datetime.timezone.utc).date()), IN_TURN, args.workers)
+        others = lacking(found, instructions())
+        if not others:
+            print(f"{found[-1].name} is all that this processor has: it stands for no other")
+            return 0
+        record = measure(in_turn(others, datetime.datetime.now(datetime.timezone.utc).date()), IN_TURN, args.workers)
         print(sentence(record))
         if record["failed"]:
             print(f"again: python -m tests.processors --processor {record['stands_for']}")

@@ -199,15 +199,15 @@ def unlinkable() -> str:
 
 
 def place_in_turn(item: pytest.Item, days: int) -> int:
-    """The place of a case among its test's, as the sum of its digits to the base of days; of a test alone its name's.
+    """The place of a case: its test's, by its name, and in it the sum of its number's digits to the base of days.
 
     Neighbours have neighbouring days, and where an axis begins anew, another day does: a day's cases have several
-    values of each axis.
+    values of each axis. Tests of one or two cases do not all have the same days.
     """
     callspec = getattr(item, "callspec", None)
-    if callspec is None:
-        return zlib.crc32(item.name.encode())
-    number, result = max(callspec.indices.values()), 0  # arguments that are no fixtures' have that of the case
+    # arguments that are no fixtures' have the number of the case
+    number = 0 if callspec is None else max(callspec.indices.values())
+    result = zlib.crc32(item.originalname.encode())
     while number:
         number, digit = divmod(number, days)
         result += digit

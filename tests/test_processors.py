@@ -40,6 +40,22 @@ def test_a_processor_stands_for_those_it_has_the_instructions_of():
         processors.available(frozenset())
 
 
+def test_one_that_lacks_nothing_is_left_out_of_the_daily_run(monkeypatch, capsys):
+    def less(flags):
+        return [each.name for each in processors.lacking(processors.available(flags), flags)]
+
+    vnni, amx = {"avx512_vnni"}, {"amx_tile", "amx_int8", "amx_bf16"}
+    assert less(AVX2) == []
+    assert less(AVX2 | {"avx_vnni"}) == ["avx2"]
+    assert less(AVX512) == ["avx2"]
+    assert less(AVX512 | vnni) == ["avx2", "avx512"]
+    assert less(AVX512 | vnni | {"avx512_bf16"}) == ["avx2", "avx512", "avx512-vnni"]
+    assert less(AVX512 | vnni | amx | {"avx512_bf16"}) == ["avx2", "avx512", "avx512-vnni"]
+    monkeypatch.setattr(processors, "instructions", lambda: AVX2)
+    assert processors.main(["--in-turn"]) == 0
+    assert "stands for no other" in capsys.readouterr().out
+
+
 def test_every_day_has_the_next():
     found = processors.available(AVX512)
     day = datetime.date(2026, 1, 1)

@@ -17,7 +17,7 @@ from fasttfm.children import command_line, run_to_end, signal_name
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import InRange, Parser, add_downloads
 from fasttfm.cli.paths import SHARED_FOLDER
-from fasttfm.errors import UserError
+from fasttfm.errors import UserError, optional
 from fasttfm.files import writing
 from fasttfm.parsing import parse_yaml
 
@@ -101,6 +101,8 @@ def run(args: argparse.Namespace) -> None:
         line = estimate(recipe, args.estimate, args.price)
         output.result(f"fasttfm recipe: {line}", recipe=args.name, estimate=line)
         return
+    if "--compound-split" in recipe.score:
+        optional("sacremoses", "moses")  # refused now, and not after days of training
     work = args.work or Path("runs") / f"{args.name}{'-dry' * args.dry_run}"
     if recipe.source:
         output.note(recipe.source)

@@ -26,7 +26,8 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--compound-split",
         action="store_true",
-        help="also print the tokenized score with split compounds, as papers report on WMT14 English-German",
+        help="also print the tokenized score with split compounds, as papers report on WMT14 English-German (extra: "
+        "moses)",
     )
     parser.add_argument("--ter", action="store_true", help="also print TER; takes some seconds for thousands of lines")
     parser.add_argument(

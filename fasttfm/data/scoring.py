@@ -12,8 +12,7 @@ from pathlib import Path
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.significance import PairedTest, Result
 
-from fasttfm.data.moses import moses_tokens
-from fasttfm.errors import UserError
+from fasttfm.errors import UserError, optional
 from fasttfm.machine import version
 
 TOKENIZERS = ("13a", "intl", "char", "zh", "none", "ja-mecab", "ko-mecab", "flores101", "flores200")
@@ -55,16 +54,22 @@ def compound_split_bleu(hypotheses: Sequence[str], references: Sequence[str]) ->
     """The tokenised number with split compounds that papers on WMT14 English-German print.
 
     Words joined by a hyphen count as three, as in tensor2tensor's get_ende_bleu.sh; no smoothing, as in multi-bleu.
-    See compound_tokens for the words.
+    See compound_tokens for the words. UserError where sacremoses is not installed.
     """
-    split = ([" ".join(compound_tokens(line)) for line in lines] for lines in (hypotheses, references))
+    split = map(compound_tokens, (hypotheses, references))
     score = _score("BLEU", BLEU(tokenize="none", smooth_method="none", force=True), *split)
     return replace(score, signature=score.signature.replace("tok:none", "tok:moses-de+compound-split"))
 
 
-def compound_tokens(line: str) -> list[str]:
-    """The tokens of a line as get_ende_bleu.sh counts them: s{(\\S)-(\\S)}{$1 ##AT##-##AT## $2}g on Moses' tokens."""
-    return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", " ".join(moses_tokens(line))).split()
+def compound_tokens(lines: Sequence[str]) -> list[str]:
+    """The tokens of each line, apart by spaces, as get_ende_bleu.sh counts them.
+
+    s{(\\S)-(\\S)}{$1 ##AT##-##AT## $2}g on Moses' tokens, in which nothing is escaped (&quot; and its like): that would
+    change both sides of a score alike.
+    """
+    tokenize = optional("sacremoses", "moses").MosesTokenizer("de").tokenize
+    tokens = (tokenize(line, escape=False, return_str=True) for line in lines)
+    return [re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", each) for each in tokens]
 
 
 def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:

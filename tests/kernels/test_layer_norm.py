@@ -106,7 +106,7 @@ def test_parameter_gradients_of_rows_too_wide_to_sum_in_registers():
     check_plain(tensors((2, kernel.WIDEST + 1), torch.float32, torch.float32))
 
 
-@pytest.mark.in_turn(days=3)
+@pytest.mark.in_turn(days=6)
 @pytest.mark.parametrize(
     ("columns", "x", "stream"),
     [

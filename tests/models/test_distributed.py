@@ -13,7 +13,7 @@ KINDS = {"fsdp": 2, "tensor-parallel": 1}
 """How many parts of the batch there are, over which FSDP averages gradients."""
 
 
-@pytest.mark.in_turn(days=2)
+@pytest.mark.in_turn(days=4)
 @pytest.mark.slow
 @pytest.mark.parametrize("numba", ["numba", "plain"])
 def test_two_processes_agree_with_one(numba: str, tmp_path: Path) -> None:
