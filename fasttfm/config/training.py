@@ -47,8 +47,9 @@ class TrainingConfig:
     """Clip the norm of all gradients together to this; 0: do not clip."""
     label_smoothing: float = 0.1
     """Share of the target's probability that is spread over the vocabulary."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Type of the matrix products. Weights and statistics stay fp32; fp16 also scales the loss."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "fp32"
+    """Type of the matrix products. Weights and statistics stay fp32; fp16 also scales the loss. auto: bf16 on a device
+    with units for it, else fp32; decided when the run begins."""
     shard: bool = False
     """Divide weights, gradients and moments among the workers (FSDP2), for models that do not fit on one. Checkpoints
     are written in parts."""

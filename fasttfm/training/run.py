@@ -1,5 +1,6 @@
 """One training run from start to end: data, model directory, model, trainer, average; of any task."""
 
+import dataclasses
 import os
 import signal
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from fasttfm.checkpoints.checkpoint import read_weights
-from fasttfm.checkpoints.model_dir import Data, prepare_model_dir, refuse_strangers
+from fasttfm.checkpoints.model_dir import Data, prepare_model_dir, read_config, refuse_strangers
 from fasttfm.checkpoints.steps import consecutive_steps, saved_steps
 from fasttfm.checkpoints.weights import load_weights, model_weights
 from fasttfm.config import RunConfig, Values
@@ -20,6 +21,7 @@ from fasttfm.locks import locked
 from fasttfm.memory import keep_freed_memory, limit_remedy
 from fasttfm.training.average import average_last
 from fasttfm.training.callback import Callback
+from fasttfm.training.precision import resolved_precision
 from fasttfm.training.progress import tell
 from fasttfm.training.task import Task
 from fasttfm.training.trainer import Trainer
@@ -69,7 +71,7 @@ def train(
         if not workers.is_first:
             workers.wait()  # what is wrong with data or directory is found, and told, by rank 0 alone
         data = task.open(data_dir)
-        config = task.build(values, data)
+        config = _with_precision(task.build(values, data), model_dir, device, workers)
         _set_threads(config.training.threads, device)
         if device.type == "cpu":
             keep_freed_memory()
@@ -91,6 +93,19 @@ def train(
                 f"{error.filename or model_dir}: {error.strerror}; checkpoints saved before are untouched: make "
                 "room or make the directory writable, then run the same command again to go on from the last one"
             ) from error
+
+
+def _with_precision(config: RunConfig, model_dir: Path, device: torch.device, workers: Workers) -> RunConfig:
+    """The configuration with the precision that `auto` stands for: that of the run which is gone on with, else rank
+    0's device's, also where another rank's device would choose otherwise."""
+    if config.training.precision != "auto":
+        return config
+    chosen = None
+    if workers.is_first:
+        begun = saved_steps(model_dir) and read_config(model_dir, config.kind)
+        chosen = begun["training"]["precision"] if begun else resolved_precision("auto", device)
+    training = dataclasses.replace(config.training, precision=workers.broadcast(chosen))
+    return dataclasses.replace(config, training=training)
 
 
 def _set_threads(threads: int, device: torch.device) -> None:
@@ -188,6 +203,7 @@ def _summary(trainer: Trainer) -> str:
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     shared = f"{counted(workers.size, 'worker')} with " if workers.size > 1 else ""
     where += f", {shared}{counted(torch.get_num_threads(), 'thread')}{' each' if shared else ''}"
+    where += f", {trainer.config.precision}"
     return (
         f"{begin} in {trainer.model_dir}: {parameters:,} parameters on {where}; {len(batches):,} batches and "
         f"{batches.target_tokens:,} target tokens an epoch, {batches.padding_ratio:.1%} padding in "
