@@ -71,7 +71,7 @@ def train(
         if not workers.is_first:
             workers.wait()  # what is wrong with data or directory is found, and told, by rank 0 alone
         data = task.open(data_dir)
-        config = _with_precision(task.build(values, data), model_dir, device, workers)
+        config = task.build(values, data)
         _set_threads(config.training.threads, device)
         if device.type == "cpu":
             keep_freed_memory()
@@ -80,6 +80,7 @@ def train(
         refuse_strangers(model_dir)
         try:
             with locked(model_dir):
+                config = _with_precision(config, _precision(config, model_dir, device))
                 prepare_model_dir(model_dir, config, data)
                 workers.wait()
                 return _train(task, config, data, model_dir, device, workers, init_from, settings, callbacks)
@@ -95,17 +96,15 @@ def train(
             ) from error
 
 
-def _with_precision(config: RunConfig, model_dir: Path, device: torch.device, workers: Workers) -> RunConfig:
-    """The configuration with the precision that `auto` stands for: that of the run which is gone on with, else rank
-    0's device's, also where another rank's device would choose otherwise."""
-    if config.training.precision != "auto":
-        return config
-    chosen = None
-    if workers.is_first:
-        begun = saved_steps(model_dir) and read_config(model_dir, config.kind)
-        chosen = begun["training"]["precision"] if begun else resolved_precision("auto", device)
-    training = dataclasses.replace(config.training, precision=workers.broadcast(chosen))
-    return dataclasses.replace(config, training=training)
+def _precision(config: RunConfig, model_dir: Path, device: torch.device) -> str:
+    """The precision, where it is `auto` that of the run which is gone on with, else the one for rank 0's device."""
+    if config.training.precision == "auto" and saved_steps(model_dir):
+        return read_config(model_dir, config.kind)["training"]["precision"]
+    return resolved_precision(config.training.precision, device)
+
+
+def _with_precision(config: RunConfig, precision: Any) -> RunConfig:
+    return dataclasses.replace(config, training=dataclasses.replace(config.training, precision=precision))
 
 
 def _set_threads(threads: int, device: torch.device) -> None:
@@ -127,6 +126,7 @@ def _train(
     settings: str,
     callbacks: Sequence[Callback],
 ) -> Outcome | None:
+    config = _with_precision(config, workers.broadcast(config.training.precision))  # rank 0's, on any device
     recipe = config.training
     torch.manual_seed(recipe.seed)
     is_sharded = recipe.shard and workers.size > 1

@@ -120,7 +120,7 @@ def test_ranks_drop_out_differently(tiny_data, tmp_path):
     [
         (False, {"ema_decay": 0.9}),
         (True, {"precision": "bf16", "update_freq": 2}),
-        (True, {"optimizer": "muon"}),
+        (True, {"optimizer": "muon", "precision": "auto"}),
     ],
     ids=["ema, without numba", "bf16", "muon"],
     indirect=["run_ranks"],
