@@ -29,10 +29,9 @@ from benchmarks import command
 from benchmarks.cases import GROUPS
 from benchmarks.measure.records import RESULTS
 from benchmarks.measure.text_table import duration
-from fasttfm.cli.env import emulates_bfloat16, processor_units
 from fasttfm.cli.parser import THREADS, Parser
 from fasttfm.errors import UserError
-from fasttfm.machine import pick_device
+from fasttfm.machine import multiplies_bfloat16, pick_device
 
 if TYPE_CHECKING:
     import torch
@@ -105,7 +104,7 @@ def setting_of(args: argparse.Namespace) -> Setting:
     torch.set_num_threads(threads)
     level = next((name for name in ("quick", "full", "smoke") if getattr(args, name)), "standard")
     dtype = training = getattr(torch, args.dtype) if args.dtype else usual_dtype(device)
-    if args.dtype is None and device.type == "cpu" and not emulates_bfloat16(processor_units()):
+    if args.dtype is None and device.type == "cpu" and multiplies_bfloat16(device):
         training = torch.bfloat16
     return Setting(device=device, dtype=dtype, training_dtype=training, level=level, seed=args.seed, threads=threads)
 

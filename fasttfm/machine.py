@@ -3,6 +3,7 @@
 import os
 import platform
 import warnings
+from collections.abc import Collection
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,9 @@ from fasttfm.errors import UserError
 
 if TYPE_CHECKING:
     import torch
+
+_UNITS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_fp16", "amx_int8")
+_BFLOAT16 = {"avx512_bf16", "amx_bf16"}
 
 
 def version(package: str) -> str | None:
@@ -33,6 +37,27 @@ def cpuinfo(field: str) -> str:
 def processor() -> str:
     """The CPU's name."""
     return cpuinfo("model name") or platform.processor()
+
+
+def processor_units() -> list[str]:
+    """Return the processor's units for vectors and matrices, by Linux's names; empty elsewhere."""
+    flags = cpuinfo("flags").split()
+    return [unit for unit in _UNITS if unit in flags]
+
+
+def emulates_bfloat16(units: Collection[str]) -> bool:
+    """Return whether a processor with these units computes bfloat16 by way of float32; False where they are unknown."""
+    return bool(units) and not _BFLOAT16 & set(units)
+
+
+def multiplies_bfloat16(device: "torch.device") -> bool:
+    """Return whether the device is known to have units for products in bfloat16: there they are the faster ones."""
+    import torch
+
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            return torch.cuda.is_bf16_supported(including_emulation=False)
+    return bool(_BFLOAT16 & set(processor_units()))
 
 
 def allowed_cores() -> int:

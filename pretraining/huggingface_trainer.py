@@ -25,8 +25,10 @@ from fasttfm.config import sections_of
 from fasttfm.config.training import TrainingConfig
 from fasttfm.errors import UserError
 from fasttfm.interop.config_json import described
+from fasttfm.machine import pick_device
 from fasttfm.memory import peak_memory
 from fasttfm.presets import preset_section
+from fasttfm.training.precision import resolved_precision
 from fasttfm_pretraining.config.bert import BertConfig
 from fasttfm_pretraining.config.gpt import GPTConfig
 from fasttfm_pretraining.data.documents import PreparedDocuments
@@ -126,7 +128,7 @@ def train(kind: str, data: PreparedDocuments, preset: str, out: Path, minutes: f
         adam_epsilon=recipe.adam_eps,
         weight_decay=recipe.weight_decay,
         max_grad_norm=recipe.clip_norm,
-        bf16=recipe.precision == "bf16",
+        bf16=resolved_precision(recipe.precision, pick_device(None)) == "bf16",
         use_cpu=not torch.cuda.is_available(),
         save_strategy="no",
         logging_strategy="no",

@@ -33,7 +33,7 @@ from fasttfm.errors import UserError
 from fasttfm.machine import pick_device
 from fasttfm.models import TransformerConfig
 from fasttfm.presets import preset_section
-from fasttfm.training.updates import AUTOCAST
+from fasttfm.training.precision import autocast_dtype
 
 _LOG_EVERY = 50
 
@@ -92,7 +92,7 @@ def train(
             f"preset {preset} has updates of {training.update_freq} batches, and here one is a batch: take multi30k"
         )
     model = TorchTransformer(config).to(device)
-    step = Step(model, torch_nn.loss, training, AUTOCAST[training.precision])
+    step = Step(model, torch_nn.loss, training, autocast_dtype(training.precision, device))
     batches = TokenBatches(data.train, limits.max_tokens, seed, limits.max_sentence_tokens)
     sums: dict[str, float] = {"loss": 0.0, "target_tokens": 0, "cells": 0, "used": 0}
     done, began = 0, time.monotonic()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fasttfm.cli.env import emulates_bfloat16
+from fasttfm.machine import emulates_bfloat16, processor_units
 
 _SAMPLE = 0.5
 """Seconds for which the processors' counters are watched."""
@@ -159,7 +159,7 @@ def gather() -> Facts:
         cores=allowed_cores(),
         threads=torch.get_num_threads(),
         busy_cores=_busy_cores(),
-        units=frozenset(env.processor_units()),
+        units=frozenset(processor_units()),
         system=sys.platform,
         missing=frozenset(name for name in ("numba", "triton") if importlib.util.find_spec(name) is None),
         environment=dict(os.environ),

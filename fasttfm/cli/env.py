@@ -4,13 +4,11 @@ report.
 
 import argparse
 import json
-from collections.abc import Collection
 from typing import Any
 
-from fasttfm.machine import cpuinfo, describe_gpu, gpu, processor, version
+from fasttfm.machine import describe_gpu, gpu, processor, processor_units, version
 
 _PACKAGES = ("fasttfm", "torch", "triton", "numpy", "sentencepiece", "sacrebleu", "transformers")
-_UNITS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_fp16", "amx_int8")
 _KEYS = (16, 32, 64, 128, 512, 2048)
 _DTYPES = ("fp16", "bf16", "fp32")
 
@@ -94,17 +92,6 @@ def text(result: dict[str, Any]) -> str:
     lines += [(f"  {name}", route) for name, route in result["routes"].items()]
     width = max(len(name) for name, _ in lines)
     return "\n".join(f"{name.ljust(width)}  {value}" for name, value in lines)
-
-
-def processor_units() -> list[str]:
-    """Return the processor's units for vectors and matrices, by Linux's names; empty elsewhere."""
-    flags = cpuinfo("flags").split()
-    return [unit for unit in _UNITS if unit in flags]
-
-
-def emulates_bfloat16(units: Collection[str]) -> bool:
-    """Return whether a processor with these units computes bfloat16 by way of float32; False where they are unknown."""
-    return bool(units) and not {"amx_bf16", "avx512_bf16"} & set(units)
 
 
 def _assembler() -> dict[str, dict[str, str | None]]:

@@ -14,6 +14,7 @@ from fasttfm.cli.paths import CHECKPOINT_OR_MODEL, INPUT_FILE, TRAINED_MODEL, TR
 from fasttfm.cli.workers import launch, number_of_workers
 from fasttfm.config import TRANSFORMER, Values, add_flags, check, dump_yaml, flag_values, gather, with_defaults
 from fasttfm.errors import Stopped, UserError
+from fasttfm.machine import emulates_bfloat16, processor_units
 from fasttfm.presets import preset_names, preset_summary
 
 
@@ -103,7 +104,6 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
     import torch  # after the configuration is known to be right, so that a wrong flag is answered at once
 
     from fasttfm.checkpoints.steps import saved_steps
-    from fasttfm.cli.env import emulates_bfloat16, processor_units
     from fasttfm.training.progress import hushed, tell
     from fasttfm.training.run import train
 

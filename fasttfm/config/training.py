@@ -19,8 +19,9 @@ class TrainingConfig:
     """Pack sentences one after the other, so that layers compute no padding."""
     update_freq: Count = 1
     """Number of batches whose gradients are summed for one update."""
-    optimizer: Literal["adam", "adamw"] = "adam"
-    """adam adds weight_decay times the weight to the gradient; adamw shrinks weights by lr * weight_decay instead."""
+    optimizer: Literal["adam", "adamw", "muon"] = "adam"
+    """adam adds weight_decay times the weight to the gradient; adamw shrinks weights by lr * weight_decay instead. muon
+    orthogonalizes the changes of the layers' matrices, and is adamw for all else."""
     schedule: Literal["noam", "inverse-sqrt", "cosine", "linear", "cosine-minutes", "constant"] = "inverse-sqrt"
     """Learning rate over updates, with linear warm-up. noam is the paper's and uses noam_scale in place of lr. cosine
     and linear end at max_update. cosine-minutes ends at max_minutes; such a run never repeats exactly."""
@@ -47,8 +48,9 @@ class TrainingConfig:
     """Clip the norm of all gradients together to this; 0: do not clip."""
     label_smoothing: float = 0.1
     """Share of the target's probability that is spread over the vocabulary."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Type of the matrix products. Weights and statistics stay fp32; fp16 also scales the loss."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "fp32"
+    """Type of the matrix products. Weights and statistics stay fp32; fp16 also scales the loss. auto: bf16 on a device
+    with units for it, else fp32; decided when the run begins."""
     shard: bool = False
     """Divide weights, gradients and moments among the workers (FSDP2), for models that do not fit on one. Checkpoints
     are written in parts."""
@@ -104,6 +106,8 @@ class TrainingConfig:
         for name in ("label_smoothing", "ema_decay"):
             _require(self, name, 0 <= getattr(self, name) < 1, "must be at least 0 and below 1")
         _require(self, "shard", not (self.shard and self.precision == "fp16"), "needs precision bf16 or fp32")
+        is_plain = not self.shard and self.precision != "fp16"
+        _require(self, "optimizer", is_plain or self.optimizer != "muon", "goes without shard and precision fp16")
         fixed = not (self.packed or self.shard or self.checkpoint_activations)
         _require(self, "cuda_graph", fixed or not self.cuda_graph, "goes without packed, shard, checkpoint_activations")
         betas = len(self.adam_betas) == 2 and all(0 <= beta < 1 for beta in self.adam_betas)

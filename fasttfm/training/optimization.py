@@ -1,4 +1,4 @@
-"""One update of the weights: unscale, clip, Adam, moving average. Nothing here waits for the device."""
+"""One update of the weights: unscale, clip, Adam and Muon, moving average. Nothing here waits for the device."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,12 +11,14 @@ from torch import Tensor, nn
 from fasttfm.config.training import TrainingConfig
 from fasttfm.errors import UserError
 from fasttfm.training.exchange import GradientExchange
+from fasttfm.training.muon import Muon, is_muons
 from fasttfm.training.sharding import local, part_of
 from fasttfm.training.workers import Workers
 
 
 class Optimization:
-    """Adam over a model's parameters with clipping, fp16 loss scaling and a moving average as asked for."""
+    """Adam over a model's parameters, or Muon over some of them, with clipping, fp16 loss scaling and a moving average
+    as asked for."""
 
     def __init__(self, model: nn.Module, config: TrainingConfig, device: torch.device, workers: Workers) -> None:
         self.workers = workers
@@ -29,21 +31,25 @@ class Optimization:
         self.sources = [parameter for _, parameter in named]
         """The model's parameters."""
         self.parameters = [local(parameter) for parameter in self.sources]
-        """This rank's parts of them, or they themselves; what Adam sees."""
+        """This rank's parts of them, or they themselves; what Adam and Muon see."""
         self.is_sharded = any(mine is not source for mine, source in zip(self.parameters, self.sources))
         self.clip_norm = config.clip_norm
         self.ema_decay = config.ema_decay
         self.keeps_buffers = config.cuda_graph
-        kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
+        weights = dict(zip(self.names, self.parameters))
+        chosen = {n: p for n, p in weights.items() if config.optimizer == "muon" and is_muons(n, p)}
+        self.muon = Muon(chosen, factors, {n: config.weight_decay * decays[n] for n in chosen}, workers)
+        self._of_adam = [name for name in self.names if name not in chosen]
+        kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
         # fused: one pass over the weights; on 2 CPU cores and 2.6M weights 1.7 ms, foreach 7.5 ms, a plain loop 9.2 ms
         self.adam = kind(
             [
                 {
-                    "params": [p for (name, _), p in zip(named, self.parameters) if kind_of[name] == (factor, decay)],
+                    "params": [weights[name] for name in self._of_adam if kind_of[name] == (factor, decay)],
                     "factor": factor,
                     "weight_decay": config.weight_decay if decay else 0.0,
                 }
-                for factor, decay in sorted(set(kind_of.values()))
+                for factor, decay in sorted({kind_of[name] for name in self._of_adam})
             ],
             lr=config.lr,
             betas=config.adam_betas,
@@ -62,7 +68,7 @@ class Optimization:
     def step(self, lr: float) -> Tensor:
         """Change the weights by the gradients and forget these. Returns the gradients' norm before clipping (0-d).
 
-        Where it is not finite, nothing is changed: fused Adam looks at that on the device.
+        Where it is not finite, nothing is changed: fused Adam and Muon look at that on the device.
         """
         self.scaler.unscale_(self.adam)
         norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
@@ -77,6 +83,8 @@ class Optimization:
         if not self.scaler.is_enabled():
             self.adam.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
         self.scaler.step(self.adam)
+        if self.muon.matrices:
+            self.muon.step(lr, self.adam.found_inf)  # type: ignore[attr-defined]
         self.scaler.update()
         self.forget()
         if self.average:
@@ -107,9 +115,8 @@ class Optimization:
         if self.keeps_buffers:
             torch._foreach_zero_([p.grad for p in self.parameters if p.grad is not None])
             return
-        self.adam.zero_grad(set_to_none=True)
-        for source in self.sources:
-            source.grad = None
+        for parameter in [*self.parameters, *self.sources]:
+            parameter.grad = None
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -130,11 +137,11 @@ class Optimization:
     # State
 
     def tensors(self) -> dict[str, Tensor]:
-        """Adam's moments and, with an average, the raw weights, by name."""
-        saved = {}
+        """Adam's moments, Muon's momenta and, with an average, the raw weights, by name."""
+        saved = {f"muon.momentum.{name}": matrix.momentum for name, matrix in self.muon.matrices.items()}
         for name, parameter in zip(self.names, self.parameters, strict=True):
-            for key, value in self.adam.state[parameter].items():
-                saved[f"adam.{key}.{name}"] = value
+            if name not in self.muon.matrices:
+                saved |= {f"adam.{key}.{name}": value for key, value in self.adam.state[parameter].items()}
             if self.average:
                 saved[f"raw.{name}"] = parameter
         return saved
@@ -150,11 +157,13 @@ class Optimization:
         prefixes = ("adam.step.", "adam.exp_avg.", "adam.exp_avg_sq.")
         state = {
             index: {prefix.split(".")[1]: tensors[prefix + name] for prefix in prefixes if prefix + name in tensors}
-            for index, name in enumerate(self.names)
+            for index, name in enumerate(self._of_adam)
         }
         self.adam.load_state_dict(
             {**optimizer, "state": {index: entries for index, entries in state.items() if entries}}
         )
+        for name, matrix in self.muon.matrices.items():
+            matrix.momentum.copy_(tensors[f"muon.momentum.{name}"])
         self.scaler.load_state_dict(values["scaler"])
         if self.average:
             self.average = [parameter.detach().clone() for parameter in self.parameters]

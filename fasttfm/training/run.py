@@ -1,5 +1,6 @@
 """One training run from start to end: data, model directory, model, trainer, average; of any task."""
 
+import dataclasses
 import os
 import signal
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from fasttfm.checkpoints.checkpoint import read_weights
-from fasttfm.checkpoints.model_dir import Data, prepare_model_dir, refuse_strangers
+from fasttfm.checkpoints.model_dir import Data, prepare_model_dir, read_config, refuse_strangers
 from fasttfm.checkpoints.steps import consecutive_steps, saved_steps
 from fasttfm.checkpoints.weights import load_weights, model_weights
 from fasttfm.config import RunConfig, Values
@@ -20,6 +21,7 @@ from fasttfm.locks import locked
 from fasttfm.memory import keep_freed_memory, limit_remedy
 from fasttfm.training.average import average_last
 from fasttfm.training.callback import Callback
+from fasttfm.training.precision import resolved_precision
 from fasttfm.training.progress import tell
 from fasttfm.training.task import Task
 from fasttfm.training.trainer import Trainer
@@ -78,6 +80,7 @@ def train(
         refuse_strangers(model_dir)
         try:
             with locked(model_dir):
+                config = _with_precision(config, _precision(config, model_dir, device))
                 prepare_model_dir(model_dir, config, data)
                 workers.wait()
                 return _train(task, config, data, model_dir, device, workers, init_from, settings, callbacks)
@@ -91,6 +94,17 @@ def train(
                 f"{error.filename or model_dir}: {error.strerror}; checkpoints saved before are untouched: make "
                 "room or make the directory writable, then run the same command again to go on from the last one"
             ) from error
+
+
+def _precision(config: RunConfig, model_dir: Path, device: torch.device) -> str:
+    """The precision, where it is `auto` that of the run which is gone on with, else the one for rank 0's device."""
+    if config.training.precision == "auto" and saved_steps(model_dir):
+        return read_config(model_dir, config.kind)["training"]["precision"]
+    return resolved_precision(config.training.precision, device)
+
+
+def _with_precision(config: RunConfig, precision: Any) -> RunConfig:
+    return dataclasses.replace(config, training=dataclasses.replace(config.training, precision=precision))
 
 
 def _set_threads(threads: int, device: torch.device) -> None:
@@ -112,6 +126,7 @@ def _train(
     settings: str,
     callbacks: Sequence[Callback],
 ) -> Outcome | None:
+    config = _with_precision(config, workers.broadcast(config.training.precision))  # rank 0's, on any device
     recipe = config.training
     torch.manual_seed(recipe.seed)
     is_sharded = recipe.shard and workers.size > 1
@@ -188,6 +203,7 @@ def _summary(trainer: Trainer) -> str:
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     shared = f"{counted(workers.size, 'worker')} with " if workers.size > 1 else ""
     where += f", {shared}{counted(torch.get_num_threads(), 'thread')}{' each' if shared else ''}"
+    where += f", {trainer.config.precision}"
     return (
         f"{begin} in {trainer.model_dir}: {parameters:,} parameters on {where}; {len(batches):,} batches and "
         f"{batches.target_tokens:,} target tokens an epoch, {batches.padding_ratio:.1%} padding in "

@@ -21,13 +21,12 @@ from fasttfm.data.batches import Batch, TokenBatches
 from fasttfm.errors import UserError
 from fasttfm.training.graphs import GraphedPasses
 from fasttfm.training.optimization import Optimization
+from fasttfm.training.precision import autocast_dtype
 from fasttfm.training.protocols import TrainableModel, TrainingBatch, TrainingBatches
 from fasttfm.training.read_ahead import Place, ReadAhead
 from fasttfm.training.schedule import learning_rate
 from fasttfm.training.sharding import shard
 from fasttfm.training.workers import ALONE, Workers, last_batch
-
-AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(kw_only=True, slots=True)
@@ -101,7 +100,7 @@ class Updates:
         self.batches = batches
         self.config = config
         self.device = device
-        self.autocast = AUTOCAST[config.precision]
+        self.autocast = autocast_dtype(config.precision, device)
         self.is_sharded = config.shard and self.workers.size > 1
         model.checkpoint_activations(config.checkpoint_activations)
         if self.is_sharded:

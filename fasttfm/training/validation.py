@@ -11,7 +11,7 @@ import torch
 
 from fasttfm.config.training import TrainingConfig
 from fasttfm.decoding.batches import evaluating
-from fasttfm.training.updates import AUTOCAST
+from fasttfm.training.precision import autocast_dtype
 from fasttfm.training.workers import ALONE, Workers
 
 Part = TypeVar("Part")
@@ -52,7 +52,8 @@ class Score:
 
 def settings_of(recipe: TrainingConfig, device: torch.device) -> dict[str, Any]:
     """Return the settings of a run's DividedValidator: it computes as training does."""
-    return {"device": device, "label_smoothing": recipe.label_smoothing, "autocast": AUTOCAST[recipe.precision]}
+    autocast = autocast_dtype(recipe.precision, device)
+    return {"device": device, "label_smoothing": recipe.label_smoothing, "autocast": autocast}
 
 
 class DividedValidator(ABC, Generic[Part]):

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from fasttfm import machine
 from fasttfm.cli import env
 from fasttfm.cli.main import main
 from fasttfm.cpu import thresholds
@@ -23,7 +24,7 @@ def test_the_versions_processor_and_threads_are_those_of_this_process(capsys):
     results = json.loads(printed(capsys, "--json"))
     assert results["versions"]["torch"] == torch.__version__
     assert results["processor"]["threads"] == torch.get_num_threads()
-    assert set(results["processor"]["units"]) <= set(env._UNITS)
+    assert set(results["processor"]["units"]) <= set(machine._UNITS)
     text = printed(capsys)
     assert f"torch {torch.__version__}" in text
     assert f", {counted(torch.get_num_threads(), 'thread')}" in text

@@ -427,12 +427,13 @@ def test_a_run_that_ends_before_its_first_update_names_no_model(data, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("units", "precision", "warned"), [(["avx2"], "bf16", 1), (["avx2"], "fp32", 0), (["amx_bf16"], "bf16", 0)]
+    ("units", "precision", "warned"),
+    [(["avx2"], "bf16", 1), (["avx2"], "fp32", 0), (["avx2"], "auto", 0), (["amx_bf16"], "bf16", 0)],
 )
 def test_a_processor_without_units_for_bf16_is_told_before_the_training(
     units, precision, warned, monkeypatch, capsys, tmp_path
 ):
-    monkeypatch.setattr("fasttfm.cli.env.processor_units", lambda: units)
+    monkeypatch.setattr("fasttfm.cli.train.processor_units", lambda: units)
     arguments = [
         "--preset",
         "demo",

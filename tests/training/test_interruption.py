@@ -34,8 +34,9 @@ from .tiny import run, start, train_command
         {"ema_decay": 0.9, "clip_norm": 1.0, "optimizer": "adamw", "weight_decay": 0.01},
         {"precision": "bf16", "update_freq": 2, "subword_sampling": 0.1, "packed": True},
         {"precision": "fp16"},
+        {"optimizer": "muon", "weight_decay": 0.01, "ema_decay": 0.9, "rates": "encoder.*=0.5"},
     ],
-    ids=["plain", "ema", "bf16 packed", "fp16"],
+    ids=["plain", "ema", "bf16 packed", "fp16", "muon"],
 )
 def test_a_run_in_two_sessions_equals_one_in_a_single_session(tiny_data, tiny_values, tmp_path, changes):
     train(tiny_values(**changes), tiny_data, tmp_path / "whole", CPU)

@@ -110,6 +110,9 @@ def test_settings_that_contradict_each_other_are_refused():
         TrainingConfig(min_lr=1e-9)
     with pytest.raises(ValueError, match="below lr"):
         TrainingConfig(schedule="cosine", lr=1e-4, min_lr=1e-4)
+    for refused in ({"shard": True}, {"precision": "fp16"}):
+        with pytest.raises(ValueError, match=r"optimizer.*without shard and precision fp16"):
+            TrainingConfig(optimizer="muon", **refused)
     with pytest.raises(ValueError, match="max_minutes"):
         TrainingConfig(schedule="cosine-minutes")
     with pytest.raises(ValueError, match="valid_interval_updates"):

@@ -117,8 +117,12 @@ def test_ranks_drop_out_differently(tiny_data, tmp_path):
 @pytest.mark.in_turn(days=4)
 @pytest.mark.parametrize(
     ("run_ranks", "changes"),
-    [(False, {"ema_decay": 0.9}), (True, {"precision": "bf16", "update_freq": 2})],
-    ids=["ema, without numba", "bf16"],
+    [
+        (False, {"ema_decay": 0.9}),
+        (True, {"precision": "bf16", "update_freq": 2}),
+        (True, {"optimizer": "muon", "precision": "auto"}),
+    ],
+    ids=["ema, without numba", "bf16", "muon"],
     indirect=["run_ranks"],
 )
 def test_two_ranks_go_on_bit_by_bit_and_another_number_says_what_changes(run_ranks, tiny_data, tmp_path, changes):

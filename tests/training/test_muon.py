@@ -1,0 +1,144 @@
+"""Muon: its polynomials against singular value decompositions, its step against a plain reference in float64."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fasttfm.training.muon import BETA, BLOCK, LEAST, POLYNOMIALS, RMS, Muon, blocks_of, is_muons, polar
+from fasttfm.training.workers import ALONE, Workers
+
+from .test_updates import make
+
+ONE, INF = torch.zeros(()), torch.ones(())
+
+
+def reference_step(weight, momentum, gradient, lr, by_columns):
+    """The formula on top of muon.py in float64, block by block, with U V^T of a singular value decomposition."""
+    momentum = BETA * momentum + (1 - BETA) * gradient
+    direction = BETA * momentum + (1 - BETA) * gradient
+    lines, changed = (direction.T, weight.T.clone()) if by_columns else (direction, weight.clone())
+    for first in range(0, len(lines), BLOCK):
+        block = lines[first : first + BLOCK]
+        left, _, right = torch.linalg.svd(block, full_matrices=False)
+        changed[first : first + BLOCK] -= lr * RMS * math.sqrt(max(block.shape)) * left @ right
+    return (changed.T if by_columns else changed), momentum
+
+
+def with_singular_values(values, columns, generator):
+    rows = len(values)
+    left = torch.linalg.qr(torch.randn(rows, rows, generator=generator, dtype=torch.float64))[0]
+    right = torch.linalg.qr(torch.randn(columns, rows, generator=generator, dtype=torch.float64))[0]
+    return left @ torch.diag(values) @ right.T, left @ right.T
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(64, 256), (64, 64), (17, 33), (1, 5)])
+def test_polar_makes_singular_values_one(rows, columns):
+    generator = torch.Generator().manual_seed(1)
+    values = torch.logspace(0, math.log10(0.2), rows, dtype=torch.float64)
+    assert values.min() / values.norm() > LEAST
+    block, expected = with_singular_values(values, columns, generator)
+    exact = polar(block[None])[0]
+    torch.testing.assert_close(torch.linalg.svdvals(exact), torch.ones(rows, dtype=torch.float64), rtol=0, atol=0.02)
+    torch.testing.assert_close(exact, expected, rtol=0, atol=0.02)
+    # where one value is all of the norm, the first polynomial's slope of 24 multiplies what rounding has made of it
+    torch.testing.assert_close(polar(1e3 * block[None].float())[0].double(), exact, rtol=0, atol=1e-4)
+
+
+def test_the_polynomials_are_the_best_in_turn():
+    """Each oscillates about 1 between its equal largest errors at both ends of what the ones before have made."""
+    x = np.linspace(LEAST, 1.0, 200_001)
+    for number, (a, b, c) in enumerate(POLYNOMIALS):
+        x = a * x + b * x**3 + c * x**5
+        error = np.abs(x - 1).max()
+        assert x.min() - 1 == pytest.approx(-error, abs=1e-4)
+        assert x.max() - 1 == pytest.approx(error, abs=1e-4)
+        assert error < (1, 0.8, 0.3, 0.02)[number]
+
+
+def test_a_block_of_zeros_stays_zero_and_neighbours_do_not_matter():
+    blocks = torch.randn(5, 8, 16)
+    blocks[2] = 0
+    result = polar(blocks)
+    assert not result[2].any()
+    assert result.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "by_columns"), [((192, 256), False), ((256, 100), True), ((70, 40), False), ((8, 3), True)]
+)
+def test_a_step_is_the_formulas(shape, by_columns):
+    torch.manual_seed(2)
+    name = "encoder.layers.0.linear2.weight" if by_columns else "encoder.layers.0.linear1.weight"
+    weight = torch.randn(shape)
+    muon = Muon({name: weight}, {name: 0.5}, {name: 0.0}, ALONE)
+    expected, momentum = weight.double(), torch.zeros(shape, dtype=torch.float64)
+    for _ in range(3):
+        weight.grad = torch.randn(shape)
+        before = expected
+        expected, momentum = reference_step(expected, momentum, weight.grad.double(), 0.5 * 0.01, by_columns)
+        muon.step(0.01, ONE)
+        torch.testing.assert_close(muon.matrices[name].momentum.double(), momentum, rtol=1e-5, atol=1e-7)
+        # what small singular values lack of 1 is the approximation's: a few percent of a change
+        assert (weight - expected).norm() < 0.1 * (expected - before).norm()
+        expected = weight.double()
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing():
+    name = "decoder.layers.0.linear1.weight"
+    weight = torch.randn(64, 128)
+    muon = Muon({name: weight}, {name: 1.0}, {name: 0.1}, ALONE)
+    weight.grad = torch.randn(64, 128)
+    muon.step(0.01, ONE)
+    before, momentum = weight.clone(), muon.matrices[name].momentum.clone()
+    weight.grad[3, 4] = math.nan
+    muon.step(0.01, INF)
+    assert torch.equal(weight, before)
+    assert torch.equal(muon.matrices[name].momentum, momentum)
+    weight.grad = None
+    muon.step(0.01, ONE)
+    assert torch.equal(weight, before)
+
+
+def test_ranks_compute_all_blocks_between_them_and_each_once():
+    class Rank(Workers):
+        def add_up(self, tensor):
+            parts.append(tensor.clone())
+
+    torch.manual_seed(3)
+    blocks, parts = torch.randn(7, 8, 16), []
+    for rank in range(3):
+        Muon({}, {}, {}, Rank(rank, 3))._orthogonal(blocks)
+    assert [int(part.flatten(1).any(1).sum()) for part in parts] == [2, 2, 3]
+    torch.testing.assert_close(sum(parts), polar(blocks))
+
+
+def test_the_blocks_are_all_of_a_matrix_and_views_of_it():
+    for rows, columns, by_columns in ((130, 40, False), (40, 130, True), (64, 64, True), (5, 9, False)):
+        matrix = torch.zeros(rows, columns)
+        for block in blocks_of(matrix, by_columns):
+            assert block.shape[1] <= block.shape[2]
+            block.add_(1)
+        assert (matrix == 1).all()
+
+
+def test_muon_takes_the_matrices_of_the_layers_and_adam_the_rest(tiny_data, tiny_config):
+    optimization = make(tiny_data, tiny_config(optimizer="muon")).optimization
+    assert set(optimization.muon.matrices) == {
+        n for n, p in zip(optimization.names, optimization.sources) if is_muons(n, p)
+    }
+    assert {n.rsplit(".", 2)[-2] for n in optimization.muon.matrices} >= {"linear1", "linear2", "self_attn", "out_proj"}
+    assert not any("embedding" in n or "norm" in n or n.endswith("bias") for n in optimization.muon.matrices)
+    of_adam = sum(p.numel() for group in optimization.adam.param_groups for p in group["params"])
+    assert of_adam + sum(m.weight.numel() for m in optimization.muon.matrices.values()) == sum(
+        p.numel() for p in optimization.parameters
+    )
+    assert not make(tiny_data, tiny_config()).optimization.muon.matrices
+
+
+def test_the_state_of_a_run_by_adam_is_not_taken_for_one_by_muon(tiny_data, tiny_config):
+    adam, muon = (make(tiny_data, tiny_config(optimizer=name)) for name in ("adam", "muon"))
+    adam.perform()
+    with pytest.raises(KeyError, match=r"muon\.momentum"):
+        muon.load(adam.tensors(), adam.values(0.0))

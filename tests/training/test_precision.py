@@ -1,0 +1,55 @@
+"""The precision that `auto` stands for: by the device, and by the run that is gone on with."""
+
+import pytest
+import torch
+
+from fasttfm.checkpoints.model_dir import read_config
+from fasttfm.machine import emulates_bfloat16
+from fasttfm.training.precision import autocast_dtype, resolved_precision
+from fasttfm.training.run import train
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def processor(monkeypatch):
+    """Sets the units that the processor is said to have."""
+    return lambda *units: monkeypatch.setattr("fasttfm.machine.processor_units", lambda: list(units))
+
+
+@pytest.mark.parametrize(
+    ("units", "precision", "dtype"),
+    [
+        (["avx2", "avx512f", "avx512_bf16"], "bf16", torch.bfloat16),
+        (["avx2", "avx512f", "amx_bf16"], "bf16", torch.bfloat16),
+        (["avx2", "avx512f"], "fp32", None),
+        ([], "fp32", None),
+    ],
+)
+def test_auto_is_bf16_where_units_for_it_are_known(units, precision, dtype, processor):
+    processor(*units)
+    assert resolved_precision("auto", CPU) == precision
+    assert autocast_dtype("auto", CPU) == dtype
+    assert emulates_bfloat16(units) == (bool(units) and precision == "fp32")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_what_is_asked_for_is_taken_on_any_device(precision, processor):
+    processor("avx2")
+    assert resolved_precision(precision, CPU) == precision
+
+
+def test_a_run_says_and_keeps_the_precision_that_it_began_with(tiny_data, tiny_values, processor, tmp_path, capsys):
+    processor("avx2", "amx_bf16")
+    given = {"precision": "auto", "schedule": "constant"}
+    train(tiny_values(**given, max_update=2), tiny_data, tmp_path / "run", CPU)
+    assert ", bf16; " in capsys.readouterr().err
+    processor("avx2")
+    train(tiny_values(**given, max_update=3), tiny_data, tmp_path / "run", CPU)
+    told = capsys.readouterr().err
+    assert "going on from update 2" in told
+    assert ", bf16; " in told
+    assert read_config(tmp_path / "run")["training"]["precision"] == "bf16"
+    train(tiny_values(**given, max_update=2), tiny_data, tmp_path / "new", CPU)
+    assert ", fp32; " in capsys.readouterr().err
+    assert read_config(tmp_path / "new")["training"]["precision"] == "fp32"
