@@ -150,7 +150,7 @@ def route() -> str | None:
     timed, in turn, because other processes may take time from any. Takes some milliseconds, once in a process.
     """
     names = [name for name in exact_routes() if name != _SLOW]
-    times = _least_seconds([*(_call(ROUTES[name], *_SHAPE) for name in names), _float_call(*_SHAPE)])
+    times = _least_seconds([*(_call(ROUTES[name], *_SHAPE) for name in names), *_float_calls(*_SHAPE)])
     best = min(range(len(times)), key=times.__getitem__)
     return names[best] if best < len(names) else None
 
@@ -201,12 +201,16 @@ def _call(make: Callable[[Tensor, Tensor], Multiply], rows: int, inputs: int, ou
     return lambda: product(given)
 
 
-def _float_call(rows: int, inputs: int, outputs: int) -> Callable[[], Tensor]:
-    """The same product in float32, as linear.py has it."""
-    from fasttfm.cpu.linear import float32_product
+def _float_calls(rows: int, inputs: int, outputs: int) -> list[Callable[[], Tensor]]:
+    """The ways of linear.py to the same product in float32."""
+    x, weight = torch.ones(rows, inputs), torch.ones(outputs, inputs)
+    calls = [lambda: torch.nn.functional.linear(x, weight)]
+    if step_passes.uses_panels():
+        from fasttfm.cpu.panels import PanelProduct
 
-    x, product = torch.ones(rows, inputs), float32_product(torch.ones(outputs, inputs))
-    return lambda: product(x)
+        product = PanelProduct(weight, None, relu=False)
+        calls.append(lambda: product(x))
+    return calls
 
 
 def _least_seconds(calls: Sequence[Callable[[], Tensor]]) -> list[float]:

@@ -30,7 +30,6 @@ from fasttfm.cpu.thresholds import fixed
 
 _LEAST = fixed("packed_weight")
 LEAST_ROWS = _ROWS = fixed("packed_rows")
-_PANELS: tuple[str, ...] = fixed("panels")
 
 _STRIDE = 509
 """Of the elements that are looked at to see whether a weight has changed."""
@@ -285,12 +284,7 @@ def float32_route() -> str:
     """Return whose float32 products frozen weights are multiplied by here: "panels", "oneDNN" or "PyTorch"."""
     if torch.float32 not in _packed_dtypes():
         return "PyTorch"
-    return "panels" if torch.backends.cpu.get_cpu_capability() in _PANELS and step_passes.usable() else "oneDNN"
-
-
-def float32_product(weight: Tensor) -> Product:
-    """The product with a frozen weight (N, K) in float32."""
-    return _kept_product({}, weight, None, torch.float32, relu=False, int8=False).product
+    return "panels" if step_passes.uses_panels() else "oneDNN"
 
 
 def _panel_product(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, relu: bool) -> Product:

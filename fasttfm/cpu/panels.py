@@ -74,7 +74,7 @@ class PanelProduct:
         self._outputs, self._relu, self._of_outputs = outputs, relu, self._vectors(filled, bias)
 
     def _vectors(self, filled: Tensor, bias: Tensor | None) -> Any:
-        """What the product needs of each output besides the weight, (1 or 2, N up to whole panels) float32."""
+        """(1 or 2, N up to whole panels) float32: what else there is of each output, here the bias."""
         vector = torch.zeros(1, filled.shape[0])
         if bias is not None:
             vector[0, : len(bias)] = bias.detach()
@@ -141,7 +141,7 @@ _chunks = _Chunks()
 
 
 class _Floats:
-    """How a tile reads, multiplies and writes float32."""
+    """Reading, multiplying and writing float32 in a tile."""
 
     number, sums, together, bytes = _FLOAT, _VECTOR, 1, 4
 
@@ -163,7 +163,7 @@ class _Floats:
 
 
 class _Integers:
-    """How a tile reads, multiplies and writes 8-bit integers, four inputs at once."""
+    """Reading, multiplying and writing 8-bit integers in a tile, four inputs at once."""
 
     number, sums, together, bytes = _INT, ir.VectorType(_INT, VECTOR), 4, 1
     _inputs, _pairs = ir.VectorType(ir.IntType(8), 4 * VECTOR), ir.VectorType(ir.IntType(16), 2 * VECTOR)
@@ -206,7 +206,7 @@ def _tile(rows, abreast=1):
     @intrinsic
     def tile(context, x, first, panels, place, following, of_outputs, relu, out, output, columns):
         kind = _Floats if x.dtype == types.float32 else _Integers
-        register, together = VECTOR * kind.together, kind.together
+        together = kind.together
 
         def generate(context, builder, signature, values):
             _, first, _, place, following, _, relu, _, output, columns = values
@@ -217,8 +217,8 @@ def _tile(rows, abreast=1):
             inputs = cgutils.unpack_tuple(builder, array(0).shape)[1]
             outputs, width = (cgutils.unpack_tuple(builder, array(n).shape)[1] for n in (7, 5))
             add, times = builder.add, builder.mul
-            lines = [builder.gep(array(0).data, [times(add(first, _WORD(m)), inputs)]) for m in range(rows)]
-            lines = [builder.bitcast(line, kind.number.as_pointer()) for line in lines]
+            starts = [builder.gep(array(0).data, [times(add(first, _WORD(m)), inputs)]) for m in range(rows)]
+            lines = [builder.bitcast(each, kind.number.as_pointer()) for each in starts]
             nearest = builder.gep(array(2).data, [place])
             panel = [builder.gep(nearest, [times(_WORD(each * PANEL), inputs)]) for each in range(abreast)]
             places = [add(output, _WORD(n * VECTOR)) for n in range(vectors)]
@@ -235,11 +235,8 @@ def _tile(rows, abreast=1):
             for step in range(UNROLLED // together):
                 now = add(k, _WORD(step))
                 offset = times(now, _WORD(PANEL * together))
-                weights = [
-                    kind.weight(builder, each, add(offset, _WORD(v * register)))
-                    for each in panel
-                    for v in range(VECTORS)
-                ]
+                inside = [add(offset, _WORD(v * VECTOR * together)) for v in range(VECTORS)]
+                weights = [kind.weight(builder, each, at) for each in panel for at in inside]
                 if abreast == 1:
                     _fetch(builder, builder.gep(nearest, [add(offset, _WORD(_AHEAD // kind.bytes))]), 3)
                 for m, line in enumerate(lines):
@@ -251,8 +248,7 @@ def _tile(rows, abreast=1):
             ]:
                 phi.add_incoming(begin, entry)
                 phi.add_incoming(end, head)
-            more = builder.icmp_signed("<", times(after, _WORD(together)), inputs)
-            builder.cbranch(more, head, done)
+            builder.cbranch(builder.icmp_signed("<", times(after, _WORD(together)), inputs), head, done)
             builder.position_at_end(done)
             for m in range(rows):
                 line = builder.gep(array(7).data, [add(times(add(first, _WORD(m)), outputs), output)])

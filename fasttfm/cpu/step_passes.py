@@ -17,6 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fasttfm.cpu.thresholds import fixed
+
+_PANELS: tuple[str, ...] = fixed("panels")
 _VIEWS = {torch.float32: None, torch.bfloat16: torch.uint16, torch.float16: torch.int16}
 
 
@@ -30,6 +33,11 @@ def usable() -> bool:
     except Exception:  # a numba that does not fit this Python, numpy or processor
         return False
     return True
+
+
+def uses_panels() -> bool:
+    """Return whether frozen weights are multiplied by panels in float32 here (panels.py)."""
+    return torch.backends.cpu.get_cpu_capability() in _PANELS and usable()
 
 
 def takes(x: Tensor, head_size: int = 1) -> bool:
