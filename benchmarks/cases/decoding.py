@@ -28,12 +28,12 @@ from benchmarks.cases.training_step import model_config
 from benchmarks.measure.case import Case, Setting, Work
 from benchmarks.measure.providers import CTRANSLATE2, HUGGING_FACE, OURS, Absent, Provider, provider
 from benchmarks.peers import ctranslate2, huggingface
-from fasttfm.cli.env import processor_units
 from fasttfm.data.tokenizer import BOS
 from fasttfm.decoding import DecodingConfig, search_ids
 from fasttfm.decoding.batches import multiply_in_int8, padded
 from fasttfm.decoding.search import search_workers
 from fasttfm.kernels.proof.costs import Cost
+from fasttfm.machine import multiplies_bfloat16
 from fasttfm.models import Transformer, TransformerConfig
 
 Hypotheses = list[list[list[int]]]
@@ -63,7 +63,7 @@ def cases(setting: Setting) -> list[Case]:
     beams = (1, 4) if quick else (1, 4, 8)
     dtypes = [setting.dtype]
     if not setting.on_gpu and setting.dtype == torch.float32:  # a CPU translates faster in less
-        dtypes.append(torch.bfloat16 if any(each.endswith("bf16") for each in processor_units()) else torch.int8)
+        dtypes.append(torch.bfloat16 if multiplies_bfloat16(setting.device) else torch.int8)
     result = []
     for batch in batches:
         for beam in beams:

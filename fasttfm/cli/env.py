@@ -8,6 +8,8 @@ from typing import Any
 
 from fasttfm.machine import describe_gpu, gpu, processor, processor_units, version
 
+_OWN = {"panels": "panels of its own"}
+_NO_INT8 = "none that is exact and faster than float32: --precision int8 computes in float32"
 _PACKAGES = ("fasttfm", "torch", "triton", "numpy", "sentencepiece", "sacrebleu", "transformers")
 _KEYS = (16, 32, 64, 128, 512, 2048)
 _DTYPES = ("fp16", "bf16", "fp32")
@@ -74,8 +76,8 @@ def text(result: dict[str, Any]) -> str:
         ("versions", ", ".join(f"{name} {version or '(none)'}" for name, version in result["versions"].items())),
         ("system", result["system"]),
         ("processor", f"{cpu['name']}, {cores}, {threads}, {units}"),
-        ("float32", f"a search multiplies by {'panels of its own' if cpu['float32'] == 'panels' else cpu['float32']}"),
-        ("int8", cpu["int8"] or "none that is exact and faster than float32: --precision int8 computes in float32"),
+        ("float32", f"a search multiplies by {_OWN.get(cpu['float32'], cpu['float32'])}"),
+        ("int8", f"a search multiplies by {_OWN.get(cpu['int8'], cpu['int8'])}" if cpu["int8"] else _NO_INT8),
         ("device", shown),
     ]
     for name, assembler in result["assembler"].items():

@@ -116,7 +116,7 @@ def _panels(quantized: Tensor, scales: Tensor) -> Multiply:
 
     if not panels.multiplies_integers():
         raise NotImplementedError("the processor has no AVX2")
-    fits = quantized.shape[1] % panels.UNROLLED == 0
+    fits = quantized.shape[1] % panels.UNROLLED == 0 and quantized.shape[1] < 1 << 16
     return panels.IntegerPanelProduct(quantized, scales) if fits else _float64(quantized, scales)
 
 

@@ -89,7 +89,7 @@ def test_the_cost_of_a_search_is_counted_by_hand():
 
 
 def test_cases_of_every_level(monkeypatch):
-    monkeypatch.setattr(decoding, "processor_units", lambda: ["avx2", "avx512_bf16"])
+    monkeypatch.setattr(decoding, "multiplies_bfloat16", lambda device: True)
 
     def listed(level: str, device: str = "cpu"):
         setting = Setting(device=torch.device(device), dtype=torch.float32, level=level)
@@ -99,7 +99,7 @@ def test_cases_of_every_level(monkeypatch):
     assert {batch for _, _, batch, _ in listed("full")} >= {1, 8, 32, 128}
     assert {beam for _, _, _, beam in listed("standard")} == {1, 4, 8}
     assert {dtype for _, dtype, _, _ in listed("standard")} == {"float32", "bfloat16"}
-    monkeypatch.setattr(decoding, "processor_units", lambda: ["avx2"])
+    monkeypatch.setattr(decoding, "multiplies_bfloat16", lambda device: False)
     assert {dtype for _, dtype, _, _ in listed("standard")} == {"float32", "int8"}
     assert {dtype for _, dtype, _, _ in listed("standard", "cuda")} == {"float32"}
     assert {name for name, *_ in listed("quick")} == {"paper-base"}
