@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.measure.case import PURE_PASSES, Case, Clock, Setting
+from fasttfm.cpu import int8
 from fasttfm.kernels.proof.costs import Machine
 from fasttfm.kernels.proof.launch_log import LaunchLog
 from fasttfm.timing import DeviceClock, l2_bytes
@@ -129,9 +130,16 @@ def ceilings(setting: Setting) -> Machine:
         copy = partial(target[: largest // part].copy_, source[: largest // part])
         bytes_per_s = max(bytes_per_s, 2e6 * (largest // part) / min(clock.microseconds(copy) for _ in range(_RUNS)))
     size = 8192 if setting.on_gpu else (256 if smoke else 1536)
-    one, other = (
-        torch.randn(size, size, dtype=torch.float32, device=setting.device, generator=generator).to(setting.dtype)
-        for _ in range(2)
-    )
-    product = min(clock.microseconds(partial(torch.mm, one, other)) for _ in range(_RUNS))
+    multiply = _square_product(setting, size, generator)
+    product = min(clock.microseconds(multiply) for _ in range(_RUNS))
     return Machine(flops=2 * size**3 / product * 1e6, bandwidth=bytes_per_s)
+
+
+def _square_product(setting: Setting, size: int, generator: torch.Generator) -> Callable[[], Any]:
+    """In int8 by the operator that a search takes: torch.mm's is none of the fast ones."""
+    options: dict[str, Any] = {"device": setting.device, "generator": generator}
+    if setting.dtype == torch.int8:
+        rows = torch.randint(1, 256, (size, size), dtype=torch.uint8, **options)
+        return partial(int8.multiplier(torch.ones(size, size, dtype=torch.int8), torch.ones(size)), rows)
+    one, other = (torch.randn(size, size, dtype=torch.float32, **options).to(setting.dtype) for _ in range(2))
+    return partial(torch.mm, one, other)

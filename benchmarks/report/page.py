@@ -15,7 +15,7 @@ from benchmarks.measure.providers import OURS
 from benchmarks.measure.records import GROUPS, RESULTS, Entry, Loaded, grouped, load
 from benchmarks.measure.text_table import duration, number, shape_text, short_dtype
 from benchmarks.report import gpu_table
-from benchmarks.report.headline import GRID_NOTE, Claim, by_case, claims, grid, leading_machine, searches
+from benchmarks.report.headline import Claim, by_case, claims, grid, grid_note, leading_machine, searches
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError
 
@@ -76,7 +76,7 @@ def _claims(files: Loaded) -> list[str]:
         *(
             block
             for machine, entries in machines.items()
-            for block in (f"Searches with paper-base, {machine}. {GRID_NOTE}", table(*grid(entries)))
+            for block in (f"Searches with paper-base, {machine}. {grid_note(entries)}", table(*grid(entries)))
         ),
         table(("claim", "figure", "command", "of commit", "record"), rows, names=5),
     ]
@@ -186,7 +186,7 @@ def readme_table(files: Loaded) -> str:
     machine = leading_machine(files, "decoding")
     rows = [entry for entry in searches(files) if machine_name(entry.machine) == machine]
     if rows:
-        lines[0] += f" Searches with paper-base, {machine}, {Claim('', '', tuple(rows)).origin}. {GRID_NOTE}"
+        lines[0] += f" Searches with paper-base, {machine}, {Claim('', '', tuple(rows)).origin}. {grid_note(rows)}"
         lines += ["", text_table.markdown(*grid(rows))]
     for (machine, dtype), entries in grouped(
         gpu_table.kernels(files), lambda entry: (machine_name(entry.machine), short_dtype(entry.record["dtype"]))

@@ -67,7 +67,7 @@ class Int8Product:
 
     def __init__(self, weight: Tensor, bias: Tensor | None, relu: bool) -> None:
         quantized, scales = quantize_weight(weight)
-        self.multiply = ROUTES[route() or _SLOW](quantized, scales)
+        self.multiply = multiplier(quantized, scales)
         """uint8 rows (M, K) -> sums (M, N) float32, scaled by output."""
         self.bias = torch.zeros(weight.shape[0]) if bias is None else bias.detach().float()
         self.relu = relu
@@ -153,6 +153,11 @@ def route() -> str | None:
     times = _least_seconds([*(_call(ROUTES[name], *_SHAPE) for name in names), *_float_calls(*_SHAPE)])
     best = min(range(len(times)), key=times.__getitem__)
     return names[best] if best < len(names) else None
+
+
+def multiplier(quantized: Tensor, scales: Tensor) -> Multiply:
+    """The product with a weight (N, K) int8 and its scales (N,) float32, by route() or exactly where there is none."""
+    return ROUTES[route() or _SLOW](quantized, scales)
 
 
 def exact_routes() -> list[str]:

@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 
-from benchmarks.measure import harness, numerics, records
+from benchmarks.measure import clocks, harness, numerics, records
 from benchmarks.measure.case import Case, Setting, Work
 from benchmarks.measure.clocks import HostClock, host_peak_bytes, last_level_cache
 from benchmarks.measure.machine import describe
@@ -416,3 +416,15 @@ def test_freed_memory_stays_with_the_process():
     first, others = map(int, subprocess.run(line, env=environment, capture_output=True, check=True).stdout.split())
     assert others < first / 10
     assert others < 1_000  # of 102,400
+
+
+def test_the_ceiling_of_int8_is_that_of_the_operator_which_a_search_takes(monkeypatch):
+    taken = []
+
+    def multiplier(quantized, scales):
+        return lambda rows: taken.append((rows.dtype, quantized.dtype))
+
+    monkeypatch.setattr(clocks.int8, "multiplier", multiplier)
+    ceilings = clocks.ceilings(Setting(device=torch.device("cpu"), dtype=torch.int8, level="smoke"))
+    assert ceilings.flops > 0
+    assert set(taken) == {(torch.uint8, torch.int8)}

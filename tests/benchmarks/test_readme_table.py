@@ -98,6 +98,7 @@ def test_the_grid_has_every_shape_and_the_best_of_each_tool(write, record):
             row(1, 4, "bfloat16", "CTranslate2 int8", 12.0, noisy=True),
             row(1, 1, "float32", "fasttfm", 1.0, case="another"),
             row(1, 1, "float32", "fasttfm", 99.0, vocabulary=32_000),
+            row(1, 1, "float32", "CTranslate2", 1.0, vocabulary=32_000, status="wrong"),
         )
     )
     head, rows = headline.grid(headline.searches(files))
@@ -105,7 +106,7 @@ def test_the_grid_has_every_shape_and_the_best_of_each_tool(write, record):
     assert rows == [
         ["1 × 27", "fasttfm 20.0 ms ±2%<br>CTranslate2 25.0 ms ±0.3%", "too noisy to say"],
         ["32 × 27", "**fasttfm 90.0 ms ±2%**<br>CTranslate2 70.0 ms ±2%", ""],
-        ["1 × 27, vocabulary 32,000", "fasttfm 99.0 ms ±2%", ""],
+        ["1 × 27, vocabulary 32,000", "fasttfm 99.0 ms ±2%<br>CTranslate2 wrong", ""],
     ]
     text = page.readme_table(files)
     assert "| 32 × 27 | **fasttfm 90.0 ms ±2%**" in text
