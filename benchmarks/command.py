@@ -27,11 +27,6 @@ def split(argv: Sequence[str] | None) -> tuple[list[str], list[str]]:
     return arguments[:end], arguments[end + 1 :]
 
 
-def forget_folders() -> None:
-    """Has this process's arguments, which records repeat, name a folder by its last part: the rest is a machine's."""
-    sys.argv[1:] = [Path(word).name if os.path.isabs(word) else word for word in sys.argv[1:]]
-
-
 def keep(results: Path, benchmark: str, *, key: Callable[[Record], Any] | None = None, **fields: Any) -> Record:
     """Puts a record of these fields and the machine into the file of a benchmark in a folder; returns it.
 

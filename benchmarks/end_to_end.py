@@ -165,7 +165,7 @@ def run(name: str, text: Path, work: Path, more: Sequence[str]) -> dict[str, Any
     seconds = dict(zip(STEPS, (end - begin for begin, end in itertools.pairwise(marks))))
     return {
         "corpus": name,
-        "train_command": " ".join(["fasttfm", *train_command]),
+        "train_command": " ".join(["fasttfm", *machine.without_folders(train_command)]),
         "translate_seconds": round(seconds["translate"], 1),
         "minutes_of": {step: round(each / 60, 2) for step, each in seconds.items()},
         **scores,

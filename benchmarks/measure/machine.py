@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -86,8 +86,14 @@ def _command() -> str:
     if program.is_relative_to(ROOT):
         parts = program.relative_to(ROOT).with_suffix("").parts
         program = Path(".".join(parts[:-1] if parts[-1] == "__main__" else parts))
-        return shlex.join(["python", "-m", str(program), *sys.argv[1:]])
-    return shlex.join(["python", program.name, *sys.argv[1:]])
+        return shlex.join(["python", "-m", str(program), *without_folders(sys.argv[1:])])
+    return shlex.join(["python", program.name, *without_folders(sys.argv[1:])])
+
+
+def without_folders(words: Sequence[str]) -> list[str]:
+    """The words of a command line, in which an absolute path is named by its last part: the rest is a machine's."""
+    parts = (re.fullmatch(r"(--[\w-]+=)?(.*)", word, re.DOTALL) for word in words)
+    return [f"{part[1] or ''}{Path(part[2]).name if os.path.isabs(part[2]) else part[2]}" for part in parts if part]
 
 
 def git(*arguments: str) -> str | None:
@@ -100,13 +106,16 @@ def git(*arguments: str) -> str | None:
 
 
 # Linux's load averages; of the CPUs' time the share that a hypervisor took (steal) and the share that other processes
-# had; and the cores' clock. Elsewhere, and where a span is too short to tell, a value is None.
+# had; and the cores' clock. Elsewhere, and where a span is too short to tell, a value is None. What neighbours on the
+# host take of the cores is in none of these: so the cores are tried, too.
 
 MOST_SPREAD = 0.25
 """Of a row's times: (p80 - p20) / p50."""
 MOST_STEAL = 0.05
 MOST_OTHERS = 0.15
 """Shares of all CPUs' time."""
+_SIDE = 1024
+"""Of the matrices that are multiplied to see how fast the cores are."""
 _LEAST_SECONDS = 0.2
 """Linux counts CPU time in hundredths of a second: a shorter span says nothing."""
 
@@ -149,6 +158,22 @@ def _average() -> float | None:
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
+def speed() -> float | None:
+    """GFLOP/s of a float32 product on all cores now, the best of ten, in some tenths of a second; None beside a GPU."""
+    if torch.cuda.is_available():
+        return None
+    threads = torch.get_num_threads()
+    torch.set_num_threads(os.cpu_count() or 1)
+    x = torch.full((_SIDE, _SIDE), 0.5)
+    times = []
+    for _ in range(10):
+        start = time.perf_counter()
+        torch.mm(x, x)
+        times.append(time.perf_counter() - start)
+    torch.set_num_threads(threads)
+    return round(2 * _SIDE**3 / min(times) / 1e9, 1)
+
+
 class Watch:
     """The load from its making on."""
 
@@ -164,7 +189,7 @@ class Watch:
         self._own -= max(0.0, before - _own())
 
     def read(self) -> dict[str, float | None]:
-        """before and during: load averages; steal and others: shares of all CPUs' time; mhz."""
+        """before and during: load averages; steal and others: shares of all CPUs' time; mhz; gflop_per_s: speed()."""
         now, seconds = _ticks(), time.monotonic() - self._began
         steal = others = None
         if now is not None and self._ticks is not None and seconds >= _LEAST_SECONDS:
@@ -172,7 +197,8 @@ class Watch:
             stolen, busy = (after - before for after, before in zip(now, self._ticks))
             steal = round(stolen / whole, 3)
             others = round(max(0.0, busy - (_own() - self._own)) / whole, 3)
-        return {"before": self._before, "during": _average(), "steal": steal, "others": others, "mhz": _megahertz()}
+        load = {"before": self._before, "during": _average(), "steal": steal, "others": others, "mhz": _megahertz()}
+        return load | {"gflop_per_s": speed()}
 
 
 SINCE_START = Watch()

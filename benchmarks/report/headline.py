@@ -5,6 +5,7 @@ what no record holds. A claim whose record is missing is left out. Every claim n
 what the one who measured it noted, such as other jobs on the machine.
 """
 
+import itertools
 import json
 import re
 import shlex
@@ -31,6 +32,9 @@ _LEADING = ("kernels", "training_step")
 
 _MOST_NOISY = 0.25
 """Share of a group's cases that may be noisy on the machine whose figures lead."""
+
+_MOST_OFF = 0.1
+"""Difference of a cell's machine speed from its table's that goes without a remark."""
 
 _CORPORA = {
     "multi30k": "Multi30k English-German",
@@ -224,13 +228,13 @@ def _wrong(entry: Entry) -> bool:
 
 def grid_note(entries: Sequence[Entry]) -> str:
     """The words above their grid()."""
-    note = (
-        "Each tool's fastest way, ± half of p20 to p80; **bold** where ours is not the fastest; int8 counts as a way "
-    )
-    note += "below fp32."
+    note = "Each tool's fastest way, ± half of p20 to p80; **bold** where ours is not the fastest; int8 counts as "
+    note += "a way below fp32."
     if any(_wrong(entry) for entry in entries):
         note += " Wrong: the log-probability of what it finds is not that of a search in float64 (1e-5 off in fp32, 5% "
         note += "below)."
+    if any(map(_off, by_case(entries), itertools.repeat(_speed(entries)))):
+        note += " (Machine at a share): how fast all cores multiplied just after these runs, beside the table's median."
     return note
 
 
@@ -241,12 +245,13 @@ def grid(entries: Sequence[Entry]) -> tuple[list[str], list[list[str]]]:
     downs = sorted({down for down, _ in cells})
     acrosses = sorted({across for _, across in cells}, key=lambda across: (across[1] != "float32", across))
     head = ["sentences × words", *(f"beam {beam}, {short_dtype(dtype)}" for beam, dtype in acrosses)]
-    usual = downs[0][0] if downs else 0
+    usual, speed = downs[0][0] if downs else 0, _speed(entries)
     rows = []
     for down in downs:
         vocabulary, length, batch = down
         size = "" if vocabulary == usual else f", vocabulary {vocabulary:,}"
-        rows.append([f"{batch} × {length}{size}", *(_cell(cells.get((down, across), [])) for across in acrosses)])
+        found = (cells.get((down, across), []) for across in acrosses)
+        rows.append([f"{batch} × {length}{size}", *(_cell(of_cell, speed) for of_cell in found)])
     return head, rows
 
 
@@ -255,8 +260,20 @@ def _place(entry: Entry) -> tuple[tuple[int, int, int], tuple[int, str]]:
     return (shape["vocabulary"], shape["length"], shape["batch"]), (shape["beam"], entry.record["dtype"])
 
 
-def _cell(rows: Sequence[Entry]) -> str:
-    """The fastest row of each tool."""
+def _speed(rows: Sequence[Entry]) -> float | None:
+    """The median of how fast the machine was then; None where no record tells it."""
+    told = [(row.record.get("load") or {}).get("gflop_per_s") for row in rows]
+    return statistics.median(known) if (known := [each for each in told if each]) else None
+
+
+def _off(rows: Sequence[Entry], usual: float | None) -> str:
+    """A remark where the machine was faster or slower than usual, so that these times stand beside others wrongly."""
+    share = speed / usual if usual and (speed := _speed(rows)) else 1.0
+    return f"(machine at {share:.0%})" if abs(share - 1) > _MOST_OFF else ""
+
+
+def _cell(rows: Sequence[Entry], speed: float | None) -> str:
+    """The fastest row of each tool; speed: the table's."""
     if not rows:
         return ""
     timed, wrong = [row for row in rows if row.timed], [row for row in rows if not row.timed]
@@ -267,7 +284,8 @@ def _cell(rows: Sequence[Entry]) -> str:
     lines |= {tool: f"{tool} wrong" for tool in map(_tool, wrong) if tool not in lines}
     if OURS in lines and next(iter(lines)) != OURS:
         lines[OURS] = f"**{lines[OURS]}**"
-    return "<br>".join(lines[tool] for tool in sorted(lines, key=lambda tool: tool != OURS))
+    ordered = [lines[tool] for tool in sorted(lines, key=lambda tool: tool != OURS)]
+    return "<br>".join(filter(None, [*ordered, _off(rows, speed)]))
 
 
 def _tool(row: Entry) -> str:

@@ -6,6 +6,7 @@ import torch
 from benchmarks.cases import decoding, synthetic
 from benchmarks.measure.case import Setting
 from benchmarks.peers import ctranslate2, huggingface
+from fasttfm.cpu.step_cache import StepCache
 from fasttfm.models import Transformer, TransformerConfig
 
 CPU = torch.device("cpu")
@@ -37,7 +38,7 @@ def test_a_peer_filled_with_our_weights_finds_the_same_hypotheses(model, peer, b
         pytest.importorskip("ctranslate2")
         options = {"compute_type": "float32", "device": CPU, "threads": 1}
         search = ctranslate2.Translate(CONFIG, weights, beam=beam, length=LENGTH, **options)
-    results, ours = search(SOURCES), decoding.Ours(model, beam=beam, length=LENGTH)(SOURCES)
+    results, ours = search(SOURCES), decoding.Ours(model, beam=beam, length=LENGTH + 1)(SOURCES)
     assert [len(each) for each in ours] == [beam] * len(SOURCES)
     assert sets(results) == sets(ours)
     assert len({tuple(each[0]) for each in ours}) > len(SOURCES) / 2, "outputs that hardly differ would prove nothing"
@@ -55,14 +56,38 @@ def test_ctranslate2_takes_a_pre_norm_model_too():
         pre_norm.target_embedding.weight[:4] = 0.0
     options = {"compute_type": "float32", "device": CPU, "threads": 1}
     search = ctranslate2.Translate(config, pre_norm.state_dict(), beam=2, length=LENGTH, **options)
-    assert sets(search(SOURCES)) == sets(decoding.Ours(pre_norm, beam=2, length=LENGTH)(SOURCES))
+    assert sets(search(SOURCES)) == sets(decoding.Ours(pre_norm, beam=2, length=LENGTH + 1)(SOURCES))
+
+
+def test_every_tool_takes_as_many_steps_of_the_decoder(model, monkeypatch):
+    pytest.importorskip("transformers")
+    steps = []
+    one_step = StepCache.advance
+    monkeypatch.setattr(StepCache, "advance", lambda self: (steps.append("ours"), one_step(self))[1])
+    (ours,) = {len(tokens) for each in decoding.Ours(model, beam=2, length=LENGTH)(SOURCES) for tokens in each}
+    marian = huggingface.marian(CONFIG, model.state_dict())
+    marian.model.decoder.register_forward_hook(lambda *_: steps.append("Hugging Face"))
+    (theirs,) = {len(tokens) for each in huggingface.Generate(marian, 2, LENGTH)(SOURCES) for tokens in each}
+    assert (ours, theirs) == (LENGTH - 1, LENGTH), "ours ends with the end of the sentence, theirs with a word"
+    assert steps == ["ours"] * LENGTH + ["Hugging Face"] * LENGTH
+
+
+def test_what_a_peer_finds_is_compared_with_a_search_for_as_many_words(model):
+    exact = Transformer(CONFIG).double().eval()
+    exact.load_state_dict(model.state_dict())
+    expected = decoding.expected(exact, 2, LENGTH, tuple(map(tuple, SOURCES)))
+    assert {len(tokens) for each in expected[LENGTH] for tokens in each} == {LENGTH}
+    for words in (LENGTH - 1, LENGTH):
+        assert decoding.error(exact, expected[words], (SOURCES, expected)) == 0.0
+    mixed = [*expected[LENGTH - 1][:-1], expected[LENGTH][-1]]
+    assert decoding.error(exact, mixed, (SOURCES, expected)) == float("inf")
 
 
 def test_the_error_is_zero_for_equal_tokens_and_grows_with_what_was_missed(model):
     exact = Transformer(CONFIG).double().eval()
     exact.load_state_dict(model.state_dict())
     right = decoding.Ours(model, beam=2, length=LENGTH)(SOURCES)
-    expected = (SOURCES, right)
+    expected = (SOURCES, {LENGTH - 1: right})
     assert decoding.error(exact, right, expected) == 0.0
     swapped = [each[::-1] for each in right]
     assert decoding.error(exact, swapped, expected) == 0.0, "the order of a beam is not compared"
@@ -75,7 +100,7 @@ def test_the_error_is_zero_for_equal_tokens_and_grows_with_what_was_missed(model
     assert decoding.error(exact, second, expected, best=1) == 0.0 < decoding.error(exact, second, expected)
     assert decoding.error(exact, right[:-1], expected) == float("inf")
     shorter = [[tokens[:-1] for tokens in each] for each in right]
-    assert decoding.error(exact, shorter, expected) > 0.05
+    assert decoding.error(exact, shorter, expected) == float("inf")
 
 
 def test_the_cost_of_a_search_is_counted_by_hand():

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from waiting import PATIENCE, wait_for_end
 
 from benchmarks.measure import machine as load
@@ -66,6 +67,24 @@ def test_without_proc_nothing_is_told(monkeypatch, tmp_path):
     monkeypatch.delattr(load.os, "sysconf")  # Windows has none
     told = load.Watch().read()
     assert (told["steal"], told["others"], told["mhz"]) == (None, None, None)
+
+
+def test_the_speed_of_all_cores_is_told_and_the_threads_stay(monkeypatch):
+    told = []
+    product = torch.mm
+    monkeypatch.setattr(torch, "mm", lambda *x: (told.append(torch.get_num_threads()), product(*x))[1])
+    threads = torch.get_num_threads()
+    assert load.Watch().read()["gflop_per_s"] > 1
+    assert (set(told), torch.get_num_threads()) == ({os.cpu_count()}, threads)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert load.Watch().read()["gflop_per_s"] is None
+
+
+def test_a_record_names_no_machine_s_folders(monkeypatch):
+    words = ["--text", "/home/someone/multi30k", "--work=/tmp/work", "--only", "a b", "--", "--seed", "1"]
+    monkeypatch.setattr(load.sys, "argv", ["/opt/program.py", *words])
+    said = "python program.py --text multi30k --work=work --only 'a b' -- --seed 1"
+    assert load.describe()["command"] == said
 
 
 def test_a_machine_is_named_by_its_processor_and_its_widest_instructions():

@@ -113,6 +113,26 @@ def test_the_grid_has_every_shape_and_the_best_of_each_tool(write, record):
     assert "Searches with paper-base, CPU: AMD EPYC, 2 cores, 0123456 of 2026-01-02." in text
 
 
+def test_a_cell_says_where_the_machine_was_slower_than_in_the_rest_of_its_table(write, record):
+    def row(batch, provider, speed):
+        shape = {"batch": batch, "beam": 1, "source": 27, "length": 27, "vocabulary": 8_000}
+        fields = {"group": "decoding", "case": "paper-base", "dtype": "float32", "shape": shape, "pass": "decode"}
+        load = {} if speed is None else {"load": {"steal": 0.0, "others": 0.0, "gflop_per_s": speed}}
+        return record(provider=provider, p50=9e3, **(fields | load))
+
+    def rows(*speeds):
+        made = [row(2**n, name, speed) for n, speed in enumerate(speeds) for name in ("fasttfm", "CTranslate2")]
+        entries = headline.searches(load(write("a.jsonl", *made)))
+        return [cell for _, cell in headline.grid(entries)[1]], headline.grid_note(entries)
+
+    cells, note = rows(100.0, 108.0, 80.0, 100.0)
+    assert [cell.endswith("<br>(machine at 80%)") for cell in cells] == [False, False, True, False]
+    assert "(Machine at a share)" in note
+    for speeds in ((100.0, 101.0), (None, None)):
+        cells, note = rows(*speeds)
+        assert "achine" not in "".join([*cells, note])
+
+
 def test_a_claim_names_its_commit_and_what_was_noted(write):
     made = json.loads((RESULTS / "end-to-end-demo.jsonl").read_text().splitlines()[0])
     made |= {"corpus": "multi30k", "note": "other jobs ran"}

@@ -393,7 +393,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--packages", type=Path, help="a folder that packages were installed in")
     parser.add_argument("--chip", action="append", choices=CHIPS, help="one, or several in turn (default: all)")
     args = parser.parse_args(argv)
-    command.forget_folders()
     if args.packages:
         sys.path.append(str(args.packages))
     failed = 0

@@ -126,7 +126,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--sample", type=int, default=REVIEWED[0], help="cases of one test function (default: 8)")
     parser.add_argument("--seed", type=int, default=REVIEWED[1], help="of the sample (default: 0)")
     args = parser.parse_args(argv)
-    command.forget_folders()
     good = True
     for suite in SUITES:
         folder = getattr(args, suite.name.replace("-", "_"))

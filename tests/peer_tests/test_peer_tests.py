@@ -1,6 +1,5 @@
 """Other projects' own tests run against fasttfm: what is run, what is left out, and when the command fails."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +66,6 @@ def test_a_project_that_is_not_given_is_left_out_with_a_line(
     assert [s.split(":")[0] for s in said] == [suite.name for suite in SUITES]
     assert all("DIR not given: a checkout of github.com/" in s for s in said)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_record_names_no_machine_s_folders(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["program", "--liger", "/home/someone/liger", "--sample", "8"])
-    program.command.forget_folders()
-    assert sys.argv == ["program", "--liger", "liger", "--sample", "8"]
 
 
 def test_a_folder_of_another_project_is_refused(tmp_path: Path) -> None:

@@ -68,7 +68,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--transformers", type=Path, metavar="DIR", help="a checkout with its tests")
     parser.add_argument("--type", action="append", help="one model type, or several in turn (default: all)")
     args = parser.parse_args(argv)
-    command.forget_folders()
     if args.transformers is not None and not args.transformers.joinpath(testers.FOLDER).is_dir():
         raise UserError(f"--transformers {args.transformers} has no {testers.FOLDER}: give a checkout of transformers")
     torch.set_num_threads(1)
