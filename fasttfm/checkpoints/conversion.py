@@ -1,7 +1,8 @@
 """From a model directory to a new one with a checkpoint in another form: parts made whole, or matrices in int8."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from fasttfm.checkpoints import quantized
 from fasttfm.checkpoints.checkpoint import (
     META_FILE,
     MODEL_FILE,
+    is_quantized,
     read_meta,
     read_state,
     read_weights,
@@ -21,6 +23,8 @@ from fasttfm.checkpoints.ownership import describe
 from fasttfm.checkpoints.shards import is_sharded
 from fasttfm.checkpoints.steps import checkpoints_folder, resolve_checkpoint, step_folder
 from fasttfm.checkpoints.vocabulary import check_vocabulary
+from fasttfm.checkpoints.weights import refuse_others
+from fasttfm.config import build
 from fasttfm.errors import UserError
 from fasttfm.files import entries, refuse_dangling_link, replace_file, unfinished, write_file
 from fasttfm.folders import VOCABULARY_FILES, reading, replacing
@@ -49,16 +53,23 @@ def consolidate(model_dir: Path, which: str, out: Path) -> Path:
     return target
 
 
-def quantize_model(model_dir: Path, checkpoint: str, out: Path) -> tuple[int, int]:
+def quantize_model(
+    model_dir: Path, checkpoint: str, out: Path, make: Callable[[Any], torch.nn.Module]
+) -> tuple[int, int]:
     """Write the model directory `out` with one checkpoint of model_dir in int8; bytes of its weights before and after.
 
-    All of it is written or nothing. Raises UserError for what cannot be read, and for an `out` that holds other files.
+    make: the model of a configuration, which the weights must fit.
+    All of it is written or nothing. Raises UserError for what cannot be read, is of another model or in int8 already,
+    and for an `out` that holds other files.
     """
     with reading(model_dir):
-        read_config(model_dir)
+        shape = build(read_config(model_dir)).model
         saved = resolve_checkpoint(model_dir, checkpoint)
         check_vocabulary(saved, model_dir)
         weights = read_weights(saved)
+        if is_quantized(saved):
+            raise UserError(f"{saved}: is in int8 already")
+        refuse_others(lambda: make(shape), weights, saved)
         meta = read_meta(saved) if (saved / META_FILE).is_file() else {}
         description = _description(model_dir)
     step = meta.get("step") or max(meta.get("average_of") or [0])

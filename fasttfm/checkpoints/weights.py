@@ -40,6 +40,8 @@ def load_weights(model: torch.nn.Module, weights: Mapping[str, Tensor], source: 
     with torch.no_grad():
         for name, tensor in model_weights(model).items():
             tensor.copy_(weights[name])
+            if weights[name].dtype == torch.float64 and tensor.dtype != torch.float64:
+                refuse_what_is_no_number({name: tensor}, source)  # what float32 is too small for became infinite
 
 
 def refuse_others(make: Callable[[], torch.nn.Module], weights: Mapping[str, Tensor], source: Path) -> None:
@@ -62,6 +64,12 @@ def _refuse_others(model: torch.nn.Module, weights: Mapping[str, Tensor], source
             raise UserError(
                 f"{source}: is of another {what}: {name} is {given}, this model needs {needed}; "
                 "give the checkpoint of this model"
+            )
+        if tensor.is_floating_point() and not weights[name].is_floating_point():
+            kind = str(weights[name].dtype).removeprefix("torch.")
+            raise UserError(
+                f"{source}: {name} is of {kind}, which would be cut to whole numbers without a scale; give weights in "
+                "float32, bfloat16 or float16, or those of fasttfm quantize"
             )
     for name in weights:
         if name not in wanted:

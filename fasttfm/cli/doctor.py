@@ -98,7 +98,11 @@ def _of_settings(environment: Mapping[str, str]) -> Iterator[Finding]:
             "TRITON_INTERPRET=1", "kernels run in Triton's interpreter, thousands of times slower", "unset it"
         )
     backend = environment.get("FASTTFM_BACKEND", "auto")
-    if backend != "auto":
+    if backend not in ("auto", "triton", "torch"):
+        yield Finding(
+            f"FASTTFM_BACKEND={backend}", "no command with a model runs: it is none of auto, triton, torch", "unset it"
+        )
+    elif backend != "auto":
         yield Finding(f"FASTTFM_BACKEND={backend}", "every operator goes one way, also where it is slower", "unset it")
 
 

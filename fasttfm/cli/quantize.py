@@ -17,8 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Write Q and say how much smaller it is."""
     from fasttfm.checkpoints.conversion import quantize_model
+    from fasttfm.models import Transformer
 
-    before, after = quantize_model(args.model, args.checkpoint, args.out)
+    before, after = quantize_model(args.model, args.checkpoint, args.out, Transformer)
     Output.of(args, "quantize").result(
         f"{args.out}: int8, {after / 2**20:,.1f} MiB of weights ({before / 2**20:,.1f} MiB before)",
         out=str(args.out), bytes=after, bytes_before=before,

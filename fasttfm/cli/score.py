@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from fasttfm.cli.output import add_output_flags
@@ -55,7 +56,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args) -> None:
     from fasttfm.data.corpus import decode_lines, read_lines
-    from fasttfm.data.scoring import TOKENIZERS, bleu, chrf, comet, compare, compound_split_bleu, ter
+    from fasttfm.data.scoring import TOKENIZERS, bleu, chrf, comet, compare, compound_split_bleu, refuse_missing, ter
     from fasttfm.errors import UserError
     from fasttfm.wording import counted
 
@@ -64,16 +65,23 @@ def run(args) -> None:
     references = list(read_lines(args.ref))
     if not references:
         raise UserError(f"{args.ref}: the file is empty, there is nothing to score against")
+
+    def of_each_reference(name: object, lines: Iterable[str], what: str = "translation") -> list[str]:
+        lines = list(lines)
+        if len(lines) != len(references):
+            raise UserError(
+                f"{name} has {counted(len(lines), 'line')} but {args.ref} has {len(references):,}: one {what} for each "
+                "reference is needed, in the same order"
+            )
+        return lines
+
+    # before standard input: what a pipe has given, perhaps the work of hours, cannot be read again
+    refuse_missing(args.tokenize, compound_split=args.compound_split, with_comet=args.comet is not None)
+    baseline = None if args.baseline is None else of_each_reference(args.baseline, read_lines(args.baseline))
+    sources = None if args.src is None else of_each_reference(args.src, read_lines(args.src), "source line")
     if sys.stdin.isatty() and not args.quiet:
         print("fasttfm score: reading translations from the keyboard, end with Ctrl-D", file=sys.stderr)
-    hypotheses = list(decode_lines(sys.stdin.buffer, "standard input"))
-    baseline = None if args.baseline is None else list(read_lines(args.baseline))
-    for name, lines in (("standard input", hypotheses), (args.baseline, baseline)):
-        if lines is not None and len(lines) != len(references):
-            raise UserError(
-                f"{name} has {counted(len(lines), 'line')} but {args.ref} has {len(references):,}: one translation for "
-                "each reference is needed, in the same order"
-            )
+    hypotheses = of_each_reference("standard input", decode_lines(sys.stdin.buffer, "standard input"))
     scores = {
         "bleu": bleu(hypotheses, references, tokenize=args.tokenize),
         "bleu_lowercase": bleu(hypotheses, references, tokenize=args.tokenize, lowercase=True),
@@ -83,8 +91,8 @@ def run(args) -> None:
         scores["ter"] = ter(hypotheses, references)
     if args.compound_split:
         scores["bleu_compound_split"] = compound_split_bleu(hypotheses, references)
-    if args.comet is not None:
-        scores["comet"] = comet(args.comet, list(read_lines(args.src)), hypotheses, references)
+    if sources is not None:  # and with them --comet
+        scores["comet"] = comet(args.comet, sources, hypotheses, references)
     comparisons = {}
     if baseline is not None:
         comparisons = compare(

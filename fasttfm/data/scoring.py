@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.significance import PairedTest, Result
@@ -50,6 +51,18 @@ def bleu(
         ) from None
 
 
+def refuse_missing(tokenize: str, *, compound_split: bool, with_comet: bool) -> None:
+    """Raise UserError for a package or data that these scores need and that are not there, before lines are read.
+
+    tokenize, compound_split, with_comet: what bleu(), compound_split_bleu() and comet() will be called for.
+    """
+    bleu([""], [""], tokenize=tokenize)
+    if compound_split:
+        compound_tokens([])
+    if with_comet:
+        _comet_package()
+
+
 def compound_split_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     """The tokenised number with split compounds that papers on WMT14 English-German print.
 
@@ -87,20 +100,25 @@ def comet(model: str, sources: Sequence[str], hypotheses: Sequence[str], referen
         raise UserError(f"{len(sources):,} source lines for {len(hypotheses):,} translations: one for each is needed")
     import torch
 
+    package = _comet_package()
     try:
-        from comet import download_model, load_from_checkpoint
-    except ImportError:
-        raise UserError("--comet needs the package unbabel-comet: pip install unbabel-comet") from None
-    try:
-        path = model if Path(model).is_file() else download_model(model)
+        path = model if Path(model).is_file() else package.download_model(model)
     except Exception as error:  # of any kind: no network, no such name, terms that were not accepted
         raise UserError(
             f"--comet {model}: is not a file and cannot be downloaded ({' '.join(str(error).split())})"
         ) from None
     lines = [{"src": src, "mt": mt, "ref": ref} for src, mt, ref in zip(sources, hypotheses, references)]
     gpus = int(torch.cuda.is_available())
-    predicted = load_from_checkpoint(path).predict(lines, batch_size=16, gpus=gpus, progress_bar=False)
+    predicted = package.load_from_checkpoint(path).predict(lines, batch_size=16, gpus=gpus, progress_bar=False)
     return Score(100 * float(predicted.system_score), f"COMET|{model}|version:{version('unbabel-comet') or 'unknown'}")
+
+
+def _comet_package() -> Any:
+    try:
+        import comet
+    except ImportError:
+        raise UserError("--comet needs the package unbabel-comet: pip install unbabel-comet") from None
+    return comet
 
 
 def ter(hypotheses: Sequence[str], references: Sequence[str]) -> Score:

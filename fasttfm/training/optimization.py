@@ -1,6 +1,6 @@
 """One update of the weights: unscale, clip, Adam and Muon, moving average. Nothing here waits for the device."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
@@ -14,6 +14,9 @@ from fasttfm.training.exchange import GradientExchange
 from fasttfm.training.muon import Muon, is_muons
 from fasttfm.training.sharding import local, part_of
 from fasttfm.training.workers import Workers
+
+_OF_ADAM = ("adam.step.", "adam.exp_avg.", "adam.exp_avg_sq.")
+"""What the names of Adam's tensors begin with."""
 
 
 class Optimization:
@@ -151,12 +154,16 @@ class Optimization:
         return {"scaler": self.scaler.state_dict()}
 
     def load(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Take up what tensors() and values() gave. The model holds the saved weights (the average if there is one)."""
+        """Take up what tensors() and values() gave. The model holds the saved weights (the average if there is one).
+
+        Raises ValueError for the state of another optimizer, or of one that keeps other averages; nothing has changed
+        then.
+        """
+        self._refuse_others(tensors)
         tensors = {key: self._part(key, tensor) for key, tensor in tensors.items()}
         optimizer = self.adam.state_dict()
-        prefixes = ("adam.step.", "adam.exp_avg.", "adam.exp_avg_sq.")
         state = {
-            index: {prefix.split(".")[1]: tensors[prefix + name] for prefix in prefixes if prefix + name in tensors}
+            index: {prefix.split(".")[1]: tensors[prefix + name] for prefix in _OF_ADAM if prefix + name in tensors}
             for index, name in enumerate(self._of_adam)
         }
         self.adam.load_state_dict(
@@ -170,6 +177,18 @@ class Optimization:
             with torch.no_grad():
                 for name, parameter in zip(self.names, self.parameters, strict=True):
                     parameter.copy_(tensors[f"raw.{name}"])
+
+    def _refuse_others(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise ValueError where tensors of this optimization are missing from a state, or it has others."""
+        needed = {f"muon.momentum.{name}" for name in self.muon.matrices}
+        needed |= {f"raw.{name}" for name in self.names if self.average}
+        for name in self._of_adam:  # all or none: a parameter that never had a gradient has no moments
+            moments = {f"{prefix}{name}" for prefix in _OF_ADAM}
+            needed |= moments if moments & tensors.keys() else set()
+        if missing := sorted(needed - tensors.keys()):
+            raise ValueError(f"it has no {missing[0]}")
+        if others := sorted(tensors.keys() - needed):
+            raise ValueError(f"it has {others[0]}, for which this run has no use")
 
     def source_of(self, key: str) -> nn.Parameter | None:
         """The model's parameter that a tensor of the state is named after."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fasttfm.checkpoints.checkpoint import read_weights
-from fasttfm.checkpoints.model_dir import Data, prepare_model_dir, read_config, refuse_strangers
+from fasttfm.checkpoints.model_dir import CONFIG_FILE, Data, prepare_model_dir, read_config, refuse_strangers
 from fasttfm.checkpoints.steps import consecutive_steps, saved_steps
 from fasttfm.checkpoints.weights import load_weights, model_weights
 from fasttfm.config import RunConfig, Values
@@ -80,7 +80,7 @@ def train(
         refuse_strangers(model_dir)
         try:
             with locked(model_dir):
-                config = _with_precision(config, _precision(config, model_dir, device))
+                config = _decided(config, model_dir, device)
                 prepare_model_dir(model_dir, config, data)
                 workers.wait()
                 return _train(task, config, data, model_dir, device, workers, init_from, settings, callbacks)
@@ -96,11 +96,22 @@ def train(
             ) from error
 
 
-def _precision(config: RunConfig, model_dir: Path, device: torch.device) -> str:
-    """The precision, where it is `auto` that of the run which is gone on with, else the one for rank 0's device."""
-    if config.training.precision == "auto" and saved_steps(model_dir):
-        return read_config(model_dir, config.kind)["training"]["precision"]
-    return resolved_precision(config.training.precision, device)
+def _decided(config: RunConfig, model_dir: Path, device: torch.device) -> RunConfig:
+    """The configuration with what `auto` stands for: the precision of the run which is gone on with, else the one for
+    rank 0's device. UserError where that run's config.yaml says what no run has begun with."""
+    if config.training.precision != "auto" or not saved_steps(model_dir):
+        return _with_precision(config, resolved_precision(config.training.precision, device))
+    saved = read_config(model_dir, config.kind)["training"]["precision"]
+    reason = "a run has what auto stood for when it began"
+    if saved != "auto":
+        try:
+            return _with_precision(config, saved)
+        except ValueError as error:  # goes with nothing else that was asked for
+            reason = str(error)
+    raise UserError(
+        f"{model_dir / CONFIG_FILE}: training.precision {saved} was not written by this run ({reason}): copy the file "
+        "back, or give another --out"
+    )
 
 
 def _with_precision(config: RunConfig, precision: Any) -> RunConfig:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fasttfm.checkpoints.background import Background
 from fasttfm.checkpoints.checkpoint import DamagedCheckpoint, TrainingState, read_state, read_weights, save_checkpoint
+from fasttfm.checkpoints.model_dir import CONFIG_FILE
 from fasttfm.checkpoints.ownership import recover
 from fasttfm.checkpoints.shards import MODEL, STATE, check_shards, is_sharded, read_values, save_sharded
 from fasttfm.checkpoints.steps import checkpoints_folder, prune, saved_steps, step_folder, way_on
@@ -115,7 +116,8 @@ class Saving:
             return int(values["workers"])
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise UserError(
-                f"{source}: its training state does not belong to this run ({error}); {way_on(self.model_dir)}"
+                f"{source}: its training state does not belong to this run ({error}): copy it and {CONFIG_FILE} back, "
+                f"or begin a new run from its weights with another --out and --init-from {source}"
             ) from error
 
     def _newest_checkpoint(self) -> Path | None:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -270,6 +271,26 @@ def test_complex_weights_are_refused_in_one_line(tmp_path):
     save_checkpoint(step_folder(tmp_path, 3), {"weight": torch.zeros(3, dtype=torch.complex64)}, {"step": 3})
     with pytest.raises(UserError, match=r"weight holds complex numbers \(complex64\)"):
         average_last(tmp_path, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int16, torch.uint8, torch.bool])
+def test_whole_numbers_are_not_taken_for_weights(dtype):
+    model = torch.nn.Linear(2, 3)
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    kind = str(dtype).removeprefix("torch.")
+    with pytest.raises(UserError, match=rf"model\.safetensors: weight is of {kind}, which"):
+        load_weights(model, {**before, "weight": torch.ones(3, 2, dtype=dtype)}, Path("model.safetensors"))
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+
+
+def test_a_weight_that_float32_is_too_small_for_is_refused():
+    model = torch.nn.Linear(2, 3)
+    weights = {name: each.double() for name, each in model.state_dict().items()}
+    load_weights(model, weights, Path("model.safetensors"))
+    with pytest.raises(UserError, match=r"model\.safetensors: bias holds NaN or infinity"):
+        load_weights(
+            model, {**weights, "bias": torch.full((3,), 1e300, dtype=torch.float64)}, Path("model.safetensors")
+        )
 
 
 def test_whole_numbers_and_empty_tensors_are_numbers(tmp_path):

@@ -33,6 +33,7 @@ def test_a_machine_as_it_should_be_has_no_findings():
         (replace(CPU, gpu_without_driver=True), "GPU", "driver"),
         (replace(CPU, environment={"TRITON_INTERPRET": "1"}), "TRITON_INTERPRET=1", "unset"),
         (replace(CPU, environment={"FASTTFM_BACKEND": "torch"}), "FASTTFM_BACKEND=torch", "unset"),
+        (replace(CPU, environment={"FASTTFM_BACKEND": "fast"}), "FASTTFM_BACKEND=fast", "unset"),
         (replace(GPU, missing=frozenset({"triton"})), "triton", "pip install triton"),
         (replace(GPU, tf32=False), "TF32", "set_float32_matmul_precision"),
         (replace(GPU, is_tuned=False), "tiles", "fasttfm tune"),

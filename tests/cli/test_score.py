@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,32 @@ def test_missing_and_empty_references_are_named(score, tmp_path: Path, capsys):
     missing, empty = capsys.readouterr().err.splitlines()
     assert "absent.de: no such file" in missing
     assert "ref.de.gz: the file is empty" in empty
+
+
+@pytest.mark.parametrize(
+    ("package", "options", "message"),
+    [
+        ("sacremoses", ["--compound-split"], 'sacremoses is not installed: pip install "fasttfm[moses]"'),
+        ("comet", ["--comet", "Unbabel/any", "--src", "lines"], "--comet needs the package unbabel-comet"),
+        ("MeCab", ["--tokenize", "ja-mecab"], "the tokenizer ja-mecab is not installed"),
+        (None, ["--baseline", "lines"], "lines has 1 line but"),
+        (None, ["--comet", "Unbabel/any", "--src", "lines"], "lines has 1 line but"),
+        (None, ["--baseline", "absent"], "absent: no such file"),
+    ],
+)
+def test_what_is_missing_is_told_before_translations_are_read(
+    score, tmp_path, monkeypatch, capsys, package, options, message
+):
+    monkeypatch.chdir(tmp_path)
+    Path("lines").write_text("one\n" if package is None else "one\ntwo\n")
+    monkeypatch.setitem(sys.modules, "comet", types.ModuleType("comet"))
+    if package is not None:
+        monkeypatch.setitem(sys.modules, package, None)
+        if package == "MeCab":
+            monkeypatch.delitem(sys.modules, "sacrebleu.tokenizers.tokenizer_ja_mecab", raising=False)
+    assert score(REFERENCES.encode(), *options) == 2
+    assert message in capsys.readouterr().err
+    assert sys.stdin.read() == REFERENCES, "translations that a pipe gave would be lost"
 
 
 def test_an_empty_translation_counts_as_one(score, capsys):

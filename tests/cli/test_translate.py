@@ -547,6 +547,23 @@ def test_a_quantized_model_is_smaller_and_translates_as_the_model_does_in_int8(t
     assert scores[0] == pytest.approx(scores[1], rel=0.02)
 
 
+def test_only_what_is_this_model_and_not_in_int8_is_quantized(model_dir, tmp_path, capsys):
+    weights = load_file(step_folder(model_dir, 1) / MODEL_FILE)
+    name = next(name for name in weights if name.endswith("linear1.weight"))
+    save_file({**weights, name: weights[name][:-1].contiguous()}, tmp_path / "short.safetensors")
+    save_file({**weights, name: weights[name].short()}, tmp_path / "whole.safetensors")
+    assert main(["quantize", str(model_dir), "--out", str(tmp_path / "int8")]) == 0
+    capsys.readouterr()
+    for words, message in (
+        ([model_dir, "--checkpoint", tmp_path / "short.safetensors"], f"is of another model: {name} is"),
+        ([model_dir, "--checkpoint", tmp_path / "whole.safetensors"], f"{name} is of int16, which"),
+        ([tmp_path / "int8"], "is in int8 already"),
+    ):
+        assert main(["quantize", *map(str, words), "--out", str(tmp_path / "x")]) == 2
+        assert message in capsys.readouterr().err
+        assert not (tmp_path / "x").exists()
+
+
 def test_quantizing_replaces_nothing(model_dir, tmp_path, capsys):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes").touch()

@@ -1,6 +1,7 @@
 """Muon: its polynomials against singular value decompositions, its step against a plain reference in float64."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -137,8 +138,27 @@ def test_muon_takes_the_matrices_of_the_layers_and_adam_the_rest(tiny_data, tiny
     assert not make(tiny_data, tiny_config()).optimization.muon.matrices
 
 
-def test_the_state_of_a_run_by_adam_is_not_taken_for_one_by_muon(tiny_data, tiny_config):
-    adam, muon = (make(tiny_data, tiny_config(optimizer=name)) for name in ("adam", "muon"))
-    adam.perform()
-    with pytest.raises(KeyError, match=r"muon\.momentum"):
-        muon.load(adam.tensors(), adam.values(0.0))
+_OTHERS = {
+    "adam for muon": ({}, {"optimizer": "muon"}, r"no muon\.momentum"),
+    "muon for adam": ({"optimizer": "muon"}, {}, r"no use|no adam"),
+    "no average": ({}, {"ema_decay": 0.9}, r"no raw\."),
+    "an average": ({"ema_decay": 0.9}, {}, r"has raw\..*, for which this run has no use"),
+}
+
+
+@pytest.mark.parametrize(("theirs", "ours", "message"), _OTHERS.values(), ids=_OTHERS)
+def test_the_state_of_another_optimization_is_not_taken_for_this_ones(tiny_data, tiny_config, theirs, ours, message):
+    given, taken = make(tiny_data, tiny_config(**theirs)), make(tiny_data, tiny_config(**ours))
+    given.perform()
+    with pytest.raises(ValueError, match=message):
+        taken.load(given.tensors(), given.values(0.0))
+
+
+def test_a_state_without_one_of_adams_moments_is_refused(tiny_data, tiny_config):
+    updates = make(tiny_data, tiny_config())
+    updates.perform()
+    tensors = updates.tensors()
+    lost = next(name for name in tensors if name.startswith("adam.exp_avg."))
+    rest = {name: tensor for name, tensor in tensors.items() if name != lost}
+    with pytest.raises(ValueError, match=f"it has no {re.escape(lost)}"):
+        updates.load(rest, updates.values(0.0))

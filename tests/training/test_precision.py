@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fasttfm.checkpoints.model_dir import read_config
+from fasttfm.errors import UserError
 from fasttfm.machine import emulates_bfloat16
 from fasttfm.training.precision import autocast_dtype, resolved_precision
 from fasttfm.training.run import train
@@ -53,3 +54,16 @@ def test_a_run_says_and_keeps_the_precision_that_it_began_with(tiny_data, tiny_v
     train(tiny_values(**given, max_update=2), tiny_data, tmp_path / "new", CPU)
     assert ", fp32; " in capsys.readouterr().err
     assert read_config(tmp_path / "new")["training"]["precision"] == "fp32"
+
+
+@pytest.mark.parametrize(("saved", "given"), [("fp16", {"optimizer": "muon"}), ("auto", {})])
+def test_a_precision_that_no_such_run_has_begun_with_is_refused(
+    tiny_data, tiny_values, processor, tmp_path, saved, given
+):
+    processor("avx2")
+    given = {"precision": "auto", "schedule": "constant", **given}
+    train(tiny_values(**given, max_update=1), tiny_data, tmp_path / "run", CPU)
+    written = tmp_path / "run" / "config.yaml"
+    written.write_text(written.read_text().replace("precision: fp32", f"precision: {saved}"))
+    with pytest.raises(UserError, match=rf"config\.yaml: training\.precision {saved} was not written by this run"):
+        train(tiny_values(**given, max_update=2), tiny_data, tmp_path / "run", CPU)
