@@ -18,39 +18,25 @@ _SUMS = np.uintp(128)
 
 
 @inlined()
-def _add_kept(flat_x, flat_residual, first, width, lanes, least, scale, keep, flat_s, row):
-    """s = residual + dropout(x), of which row takes what was written; keep tells what was kept. Returns row's sum."""
-    total = np.float32(0.0)
+def _add(flat_x, flat_residual, first, width, drops, lanes, least, scale, keep, flat_s, row):
+    """s = residual + dropout(x), of which row takes what was written; keep tells what was kept, where drops is true."""
     for n in range(width):
-        kept = np.int32(lanes[n]) >= least
-        keep[first + n] = np.uint8(kept)
-        factor = scale if kept else np.float32(0.0)
+        factor = scale
+        if drops:
+            kept = np.int32(lanes[n]) >= least
+            keep[first + n] = np.uint8(kept)
+            factor = scale if kept else np.float32(0.0)
         added = round_to(read(flat_residual[first + n]) + read(flat_x[first + n]) * factor, flat_s[first + n])
         flat_s[first + n] = added
         row[n] = read(added)
-    for n in range(width):
-        total += row[n]
-    return total
-
-
-@inlined(fastmath=FAST)
-def _add(flat_x, flat_residual, first, width, flat_s, row):
-    """Add x and residual of a row into s, without dropout."""
-    total = np.float32(0.0)
-    for n in range(width):
-        added = round_to(read(flat_residual[first + n]) + read(flat_x[first + n]), flat_s[first + n])
-        flat_s[first + n] = added
-        row[n] = read(added)
-    for n in range(width):
-        total += row[n]
-    return total
 
 
 @loop(fastmath=FAST)
 def residual_layer_norm(
     team, rows, width, like, like_s, x, residual, weight, bias, eps, key, site, threshold, scale, keep, y, s, mean, rstd
 ):
-    """y, s, mean, rstd and keep of x, residual, weight and bias; threshold 0 drops nothing, keep is then 0.
+    """y, s, mean, rstd and keep of x, residual, weight and bias; threshold 0 drops nothing, keep is then 0 and
+    scale 1.
 
     x, keep and y (rows, width), residual and s alike, weight and bias (width,), mean and rstd (rows,). like and like_s:
     any number of x's kind and of residual's.
@@ -74,12 +60,12 @@ def _norm_rows(begin, end, x, residual, weight, bias, eps, key, site, threshold,
     lanes = words.view(np.uint8)
     least, inverse = np.int32(threshold), np.float32(1.0) / np.float32(width)
     for r in range(begin, end):
-        first = r * width
+        first, total = r * width, np.float32(0.0)
         if threshold:
             draw_lanes(words, key, np.uint64(r), np.uint64(0), site)
-            total = _add_kept(flat_x, flat_residual, first, width, lanes, least, scale, flat_keep, flat_s, row)
-        else:
-            total = _add(flat_x, flat_residual, first, width, flat_s, row)
+        _add(flat_x, flat_residual, first, width, threshold > 0, lanes, least, scale, flat_keep, flat_s, row)
+        for n in range(width):
+            total += row[n]
         mean[r] = middle = total * inverse
         squares = np.float32(0.0)
         for n in range(width):
