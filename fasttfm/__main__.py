@@ -4,15 +4,18 @@ import signal
 import sys
 
 
-def command() -> int:
-    """Run the command line; a signal before it has begun or after it has ended leaves no traceback either."""
+def command(started: float | None = None) -> int:
+    """Run the command line; a signal before it has begun or after it has ended leaves no traceback either.
+
+    started: when the command began that this process is a part of, by time.monotonic(); None: now.
+    """
     try:
         from fasttfm.children import end_with_parent
         from fasttfm.cli.main import main
 
         end_with_parent()
 
-        return main()
+        return main(started=started)
     except KeyboardInterrupt:  # before main takes care of it
         return 128 + signal.SIGINT
     finally:

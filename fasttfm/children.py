@@ -30,9 +30,9 @@ def calling(function: Callable[..., Any], *arguments: Any) -> list[str]:
     return _line(function.__module__, function.__name__, arguments)
 
 
-def command_line(*words: str) -> list[str]:
-    """The command line of `fasttfm WORDS`."""
-    return [*_line("fasttfm.__main__", "command", ()), *words]
+def command_line(*words: str, started: float | None = None) -> list[str]:
+    """The command line of `fasttfm WORDS`; started: by time.monotonic(), of the command that it is a part of."""
+    return [*_line("fasttfm.__main__", "command", () if started is None else (started,)), *words]
 
 
 def _line(module: str, name: str, arguments: tuple[Any, ...]) -> list[str]:

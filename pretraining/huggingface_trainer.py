@@ -96,8 +96,10 @@ MODELS: dict[str, Callable[[PreparedDocuments, str], Any]] = {"gpt": gpt_model, 
 COLLATORS: dict[str, Callable[[PreparedDocuments], Any]] = {"gpt": lambda data: None, "bert": masked_collator}
 
 
-def train(kind: str, data: PreparedDocuments, preset: str, out: Path, minutes: float, seed: int) -> dict[str, Any]:
-    """Train a model of a kind for so many minutes and save it."""
+def train(
+    kind: str, data: PreparedDocuments, preset: str, out: Path, *, started: float, minutes: float, seed: int
+) -> dict[str, Any]:
+    """Train a model of a kind until so many minutes after `started`, and save it."""
     try:
         from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
     except ImportError:
@@ -145,7 +147,6 @@ def train(kind: str, data: PreparedDocuments, preset: str, out: Path, minutes: f
         data_collator=COLLATORS[kind](data),
         callbacks=[Clock()],
     )
-    started = time.monotonic()
     trainer.train()
     model.save_pretrained(out)
     half = len(times) // 2
@@ -158,17 +159,19 @@ def train(kind: str, data: PreparedDocuments, preset: str, out: Path, minutes: f
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    started = time.monotonic()
     parser = Parser(prog="python -m pretraining.huggingface_trainer", description=__doc__.split("\n")[0])
     parser.add_argument("kind", choices=sorted(MODELS))
     parser.add_argument("--data", type=Path, required=True, help="what fasttfm lm prepare made")
     parser.add_argument("--out", type=Path, required=True, help="folder for the model")
     parser.add_argument("--preset", default="gpt-tiny", help="(default: %(default)s)")
-    parser.add_argument("--minutes", type=float, required=True, help="of training")
+    parser.add_argument("--minutes", type=float, required=True, help="from the start of this command")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args(argv)
+    times = {"started": started, "minutes": args.minutes}
     try:
         data = PreparedDocuments.open(args.data)
-        print(json.dumps(train(args.kind, data, args.preset, args.out, args.minutes, args.seed)))
+        print(json.dumps(train(args.kind, data, args.preset, args.out, **times, seed=args.seed)))
     except UserError as error:
         print(f"huggingface_trainer: {error}", file=sys.stderr)
         return 2

@@ -160,9 +160,9 @@ def advised_flags(monkeypatch: pytest.MonkeyPatch) -> None:
 
     answer, fail, words = main._answer, main._fail, []
 
-    def noted(name: str | None, arguments: list[str]) -> int:
+    def noted(name: str | None, arguments: list[str], started: float) -> int:
         words[:] = arguments
-        return answer(name, arguments)
+        return answer(name, arguments, started)
 
     def checked(where: str, message: str, status: int) -> int:
         if where != "fasttfm" and "is unknown" not in message:

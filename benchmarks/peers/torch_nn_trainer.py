@@ -77,9 +77,9 @@ def _forever(batches: TokenBatches) -> Iterator[Batch]:
 
 
 def train(
-    data: PreparedData, preset: str, *, minutes: float, seed: int, log: Any, device: torch.device
+    data: PreparedData, preset: str, *, began: float, minutes: float, seed: int, log: Any, device: torch.device
 ) -> TorchTransformer:
-    """A model trained for so many minutes; log: a file that gets a line now and then."""
+    """A model trained until so many minutes after `began`; log: a file that gets a line now and then."""
     torch.manual_seed(seed)
     vocabulary = {"vocab_size": len(data.target_tokenizer)}
     config = TransformerConfig(**{**preset_section(preset, "model"), **vocabulary})
@@ -95,8 +95,7 @@ def train(
     step = Step(model, torch_nn.loss, training, autocast_dtype(training.precision, device))
     batches = TokenBatches(data.train, limits.max_tokens, seed, limits.max_sentence_tokens)
     sums: dict[str, float] = {"loss": 0.0, "target_tokens": 0, "cells": 0, "used": 0}
-    done, began = 0, time.monotonic()
-    logged = began
+    done, logged = 0, time.monotonic()
     model.train()
     for batch in _forever(batches):
         now = time.monotonic()
@@ -140,10 +139,13 @@ def _write(log: Any, **entry: Any) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    began = time.monotonic()
     parser = Parser(prog="python -m benchmarks.peers.torch_nn_trainer", description=__doc__.split("\n\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder that fasttfm prepare made")
     parser.add_argument("--out", type=Path, required=True, help="folder for the weights and the log")
-    parser.add_argument("--minutes", type=InRange(0.01, 10**6, float), required=True, help="of training")
+    parser.add_argument(
+        "--minutes", type=InRange(0.01, 10**6, float), required=True, help="from the start of this command"
+    )
     parser.add_argument("--preset", default="multi30k", help="(default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="(default: %(default)s)")
     parser.add_argument("--threads", type=InRange(0, 1024), default=0, help="of the CPU; 0: what PyTorch takes")
@@ -158,15 +160,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             model = train(
                 data,
                 args.preset,
+                began=began,
                 minutes=args.minutes,
                 seed=args.seed,
                 log=log,
                 device=pick_device(args.device),
             )
             lines: list[str] = [] if sys.stdin.isatty() else sys.stdin.read().splitlines()
-            began = time.monotonic()
+            trained = time.monotonic()
             translations = translate(model, data, lines)
-            _write(log, kind="translate", lines=len(lines), translate_seconds=round(time.monotonic() - began, 1))
+            _write(log, kind="translate", lines=len(lines), translate_seconds=round(time.monotonic() - trained, 1))
         torch.save(model.state_dict(), args.out / "weights.pt")
     except UserError as error:
         print(f"torch_nn_trainer: {error}", file=sys.stderr)

@@ -17,6 +17,7 @@ import io
 import os
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -92,20 +93,24 @@ EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 141  # what a shell reports for SIGPIPE
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; argv without the program's name, sys.argv when None. Returns the exit status."""
+def main(argv: Sequence[str] | None = None, started: float | None = None) -> int:
+    """Run one command; argv without the program's name, sys.argv when None. Returns the exit status.
+
+    started: when the command began, by time.monotonic(); None: now.
+    """
+    started = time.monotonic() if started is None else started
     arguments = list(sys.argv[1:] if argv is None else argv)
     # Only --help and --version may stand before the command, so the command is the first word or there is none.
     name = arguments[0] if arguments and arguments[0] in COMMANDS else None
     _standard_streams()
     with stoppable():
-        return _answer(name, arguments)
+        return _answer(name, arguments, started)
 
 
-def _answer(name: str | None, arguments: list[str]) -> int:
+def _answer(name: str | None, arguments: list[str], started: float) -> int:
     """Run the command and say how it failed or was stopped, in one line; returns the exit status."""
     try:
-        status = _run(name, arguments)
+        status = _run(name, arguments, started)
         raise_dropped()
         return status
     except UserError as error:
@@ -150,11 +155,11 @@ def _told(name: str | None, error: Exception) -> str | None:
     return None
 
 
-def _run(name: str | None, arguments: list[str]) -> int:
+def _run(name: str | None, arguments: list[str], started: float) -> int:
     kinds.refuse_missing(arguments)
     parser = build_parser([] if name is None else [name])
     try:
-        args = parser.parse_args(arguments, argparse.Namespace(arguments=arguments))
+        args = parser.parse_args(arguments, argparse.Namespace(arguments=arguments, started=started))
     except SystemExit:  # --help and --version have printed
         sys.stdout.flush()
         raise

@@ -99,7 +99,7 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
     settings = choose_settings()
     workers = number_of_workers(args.workers, values["training"].get("threads", 0), args.device)
     if workers > 1:
-        return launch(workers, args.arguments)
+        return launch(workers, args.arguments, args.started)
 
     import torch  # after the configuration is known to be right, so that a wrong flag is answered at once
 
@@ -118,7 +118,14 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
     try:
         with hushed(args.quiet):
             outcome = train(
-                values, args.data, args.out, device, task=task(), init_from=args.init_from, settings=settings
+                values,
+                args.data,
+                args.out,
+                device,
+                task=task(),
+                init_from=args.init_from,
+                settings=settings,
+                started=args.started,
             )
     except KeyboardInterrupt as interrupt:
         line = str(interrupt) or _what_is_saved(args.out)

@@ -44,9 +44,10 @@ def number_of_workers(wanted: int | None, threads: int, device: str | None) -> i
     return usable_cores() if device == "cpu" else 1
 
 
-def launch(workers: int, arguments: Sequence[str]) -> int:
+def launch(workers: int, arguments: Sequence[str], started: float) -> int:
     """Run `fasttfm` with these arguments in so many processes, and return its exit status.
 
+    started: when this command began, by time.monotonic(), which all processes of a machine share.
     The first process that fails ends all; it has told why. Raises Stopped when this process was asked to stop, after
     rank 0 has saved and said so, and UserError for a process that was killed, which could say nothing.
     """
@@ -75,7 +76,7 @@ def launch(workers: int, arguments: Sequence[str]) -> int:
             signals_to_handle="SIGINT,SIGQUIT",
         )
         try:
-            program, *words = command_line(*arguments)
+            program, *words = command_line(*arguments, started=started)
             elastic_launch(config, program)(*words)
         except SignalException as stopped:
             sys.exit(128 + stopped.sigval)  # rank 0 has said so

@@ -67,7 +67,8 @@ class TrainingConfig:
     max_epoch: Whole = 0
     """Stop after this many passes over the training data; 0: no limit."""
     max_minutes: Amount = 0.0
-    """Stop after this many minutes, with validation and earlier parts of a resumed run counted; 0: no limit."""
+    """Stop so many minutes after the command was given, with earlier parts of a resumed run counted; 0: no limit. What
+    is under way is finished, then the model is saved."""
     patience: Whole = 0
     """Stop after this many validations in a row without a better score; 0: never."""
     valid_interval_updates: Whole = 1000

@@ -18,39 +18,25 @@ _SUMS = np.uintp(128)
 
 
 @inlined()
-def _add_kept(flat_x, flat_residual, first, width, lanes, least, scale, keep, flat_s, row):
-    """s = residual + dropout(x), of which row takes what was written; keep tells what was kept. Returns row's sum."""
-    total = np.float32(0.0)
+def _add(flat_x, flat_residual, first, width, drops, lanes, least, scale, keep, flat_s, row):
+    """s = residual + dropout(x), of which row takes what was written; keep tells what was kept, where drops is true."""
     for n in range(width):
-        kept = np.int32(lanes[n]) >= least
-        keep[first + n] = np.uint8(kept)
-        factor = scale if kept else np.float32(0.0)
+        factor = scale
+        if drops:
+            kept = np.int32(lanes[n]) >= least
+            keep[first + n] = np.uint8(kept)
+            factor = scale if kept else np.float32(0.0)
         added = round_to(read(flat_residual[first + n]) + read(flat_x[first + n]) * factor, flat_s[first + n])
         flat_s[first + n] = added
         row[n] = read(added)
-    for n in range(width):
-        total += row[n]
-    return total
-
-
-@inlined(fastmath=FAST)
-def _add(flat_x, flat_residual, first, width, flat_s, row):
-    """Add x and residual of a row into s, without dropout."""
-    total = np.float32(0.0)
-    for n in range(width):
-        added = round_to(read(flat_residual[first + n]) + read(flat_x[first + n]), flat_s[first + n])
-        flat_s[first + n] = added
-        row[n] = read(added)
-    for n in range(width):
-        total += row[n]
-    return total
 
 
 @loop(fastmath=FAST)
 def residual_layer_norm(
     team, rows, width, like, like_s, x, residual, weight, bias, eps, key, site, threshold, scale, keep, y, s, mean, rstd
 ):
-    """y, s, mean, rstd and keep of x, residual, weight and bias; threshold 0 drops nothing, keep is then 0.
+    """y, s, mean, rstd and keep of x, residual, weight and bias; threshold 0 drops nothing, keep is then 0 and
+    scale 1.
 
     x, keep and y (rows, width), residual and s alike, weight and bias (width,), mean and rstd (rows,). like and like_s:
     any number of x's kind and of residual's.
@@ -74,12 +60,12 @@ def _norm_rows(begin, end, x, residual, weight, bias, eps, key, site, threshold,
     lanes = words.view(np.uint8)
     least, inverse = np.int32(threshold), np.float32(1.0) / np.float32(width)
     for r in range(begin, end):
-        first = r * width
+        first, total = r * width, np.float32(0.0)
         if threshold:
             draw_lanes(words, key, np.uint64(r), np.uint64(0), site)
-            total = _add_kept(flat_x, flat_residual, first, width, lanes, least, scale, flat_keep, flat_s, row)
-        else:
-            total = _add(flat_x, flat_residual, first, width, flat_s, row)
+        _add(flat_x, flat_residual, first, width, threshold > 0, lanes, least, scale, flat_keep, flat_s, row)
+        for n in range(width):
+            total += row[n]
         mean[r] = middle = total * inverse
         squares = np.float32(0.0)
         for n in range(width):
@@ -118,13 +104,16 @@ def residual_layer_norm_gradient(
 
 
 @inlined(fastmath=FAST)
-def _row_gradient(flat_dy, flat_s, first, width, weight, middle, factor, total, product, out, at):
-    """out[at : at + width] becomes the gradient of a row of the sum. What the means over the row were made of is
-    computed again: a store waits for those before it, and here each is one of the result."""
+def _row_gradient(flat_dy, adds, flat_ds, flat_s, first, width, weight, middle, factor, total, product, out):
+    """out[first : first + width] becomes the gradient of a row of the sum, ds added where that is there. What the means
+    over the row were made of is computed again: a store waits for those before it, and here each is one of the
+    result."""
     for n in range(width):
         normal = (read(flat_s[first + n]) - middle) * factor
         value = factor * (read(flat_dy[first + n]) * weight[n] - total - normal * product)
-        out[at + n] = round_to(value, out[at + n])
+        if adds:
+            value += read(flat_ds[first + n])
+        out[first + n] = round_to(value, out[first + n])
 
 
 @inlined(fastmath=FAST)
@@ -133,7 +122,6 @@ def _norm_gradient_rows(begin, end, dy, ds, s, mean, rstd, weight, keep, scale, 
     width = np.uintp(dy.shape[1])
     flat_dy, flat_ds, flat_s, flat_keep = dy.reshape(-1), ds.reshape(-1), s.reshape(-1), keep.reshape(-1)
     flat_dx, flat_dresidual = dx.reshape(-1), dresidual.reshape(-1)
-    grad = np.empty(width, np.float32)
     inverse = np.float32(1.0) / np.float32(width)
     of_weight, of_bias = sums[0, begin // step], sums[1, begin // step]
     for block in range(begin, end, _SUMMED):
@@ -150,22 +138,16 @@ def _norm_gradient_rows(begin, end, dy, ds, s, mean, rstd, weight, keep, scale, 
                 total += weighted
                 product += weighted * normal
             total, product = total * inverse, product * inverse
-            if adds:
-                _row_gradient(flat_dy, flat_s, first, width, weight, middle, factor, total, product, grad, np.uintp(0))
-                for n in range(width):
-                    added = grad[n] + read(flat_ds[first + n])
-                    flat_dresidual[first + n] = round_to(added, flat_dresidual[first + n])
-            else:
-                _row_gradient(
-                    flat_dy, flat_s, first, width, weight, middle, factor, total, product, flat_dresidual, first
-                )
+            _row_gradient(
+                flat_dy, adds, flat_ds, flat_s, first, width, weight, middle, factor, total, product, flat_dresidual
+            )
             if flat_dx.shape[0] == 0:
                 continue
             if drops:
                 for n in range(width):
                     kept = scale if flat_keep[first + n] else np.float32(0.0)
                     flat_dx[first + n] = round_to(read(flat_dresidual[first + n]) * kept, flat_dx[first + n])
-            else:
+            else:  # a loop of its own: with the condition inside it is no vector
                 for n in range(width):
                     flat_dx[first + n] = round_to(read(flat_dresidual[first + n]), flat_dx[first + n])
         of_weight += weight_sums

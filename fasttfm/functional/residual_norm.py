@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 
 from fasttfm.cpu import step_passes, training_passes
 from fasttfm.cpu.linear import frozen
+from fasttfm.cpu.thresholds import fixed
 from fasttfm.functional.backends import chosen, kernel_route
 from fasttfm.functional.dropout import NO_DROPOUT, Dropout, dropout_for, fake_keep_mask, keep_mask, wide
 from fasttfm.functional.operator import Gradients, Operator, casts, transformed
@@ -27,6 +28,8 @@ from fasttfm.functional.torch_norms import (
 )
 from fasttfm.kernels.tiles.rows import MAX_COLUMNS
 
+_LEAST_ADDED: int = fixed("added_norm")
+
 
 @names_arguments
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
@@ -37,12 +40,12 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     stream keeps its dtype. Raises ValueError for shapes that do not agree.
     """
     check(x, weight, bias)
-    if weight is not None and bias is not None and _takes_torchs_own(x, weight, bias):
+    if weight is not None and bias is not None and _takes_torchs_own(x, weight, bias, chosen()):
         return torch.layer_norm(x, weight.shape, weight, bias, eps)
     return _residual_norm(x, None, None, weight, bias, eps, NO_DROPOUT, False, False, chosen())[0]
 
 
-def _takes_torchs_own(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
+def _takes_torchs_own(x: Tensor, weight: Tensor, bias: Tensor, choice: str) -> bool:
     """Return whether a norm alone is torch's own, gradients too: it has the kernels of our route, and the same bits,
     without a Python function on the way. Who asks for a route by name has the operator, which is one on all devices."""
     return (
@@ -52,7 +55,7 @@ def _takes_torchs_own(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
         and weight.is_cpu
         and bias.is_cpu
         and not torch.compiler.is_compiling()
-        and chosen() == "auto"
+        and choice == "auto"
         and not casts(x)
         and not (transformed() or forward_ad._current_level >= 0)
     )
@@ -104,8 +107,17 @@ def add_and_normalise(
     dropout: Dropout, post_norm: bool, choice: str | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """residual_layer_norm() of shapes that are known to agree; dropout as dropout_for() makes it, choice: chosen()."""
+    choice = choice or chosen()
+    if (
+        dropout.seed is None and weight is not None and bias is not None and residual.dtype is torch.float32
+        and (post_norm or x.numel() < _LEAST_ADDED) and torch.is_grad_enabled()
+        and _takes_torchs_own(x, weight, bias, choice)
+    ):  # fmt: skip
+        s = residual + (x if x_bias is None else x + cast(x_bias, x.dtype))
+        y = torch.layer_norm(s, weight.shape, weight, bias, eps)
+        return y, y if post_norm else s
     call = x, x_bias, residual, weight, bias, eps, dropout, post_norm, False
-    y, s, _, _, _, *again = _residual_norm(*call, choice or chosen())
+    y, s, _, _, _, *again = _residual_norm(*call, choice)
     if post_norm:
         return y, again[0] if again else y
     return y, s

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import signal
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,17 +54,19 @@ def train(
     init_from: Path | None = None,
     settings: str = "",
     callbacks: Sequence[Callback] = (),
+    started: float | None = None,
 ) -> Outcome | None:
     """Train a model on prepared data into `model_dir`, or resume its training.
 
     values: from fasttfm.config.gather, of the task's kind. device: None takes a GPU if there is one. task: None for
     translation. init_from: a checkpoint, or a model
     directory whose best one is meant, with whose weights a new run begins. settings: of the process, to be shown.
-    callbacks: called by rank 0.
+    callbacks: called by rank 0. started: when the minutes of the run began, by time.monotonic(); None: now.
     Started by torchrun, the processes train together; all but rank 0 get None.
     Raises UserError for anything that the caller can put right; Stopped, a KeyboardInterrupt, with a line for the user
     after Ctrl-C, SIGTERM or SIGHUP.
     """
+    started = time.monotonic() if started is None else started
     task = task or Translation()
     device = device_of_rank(device or torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     minutes = values["training"].get("rank_timeout_minutes", TrainingConfig().rank_timeout_minutes)
@@ -76,14 +79,14 @@ def train(
         if device.type == "cpu":
             keep_freed_memory()
         if not workers.is_first:
-            return _train(task, config, data, model_dir, device, workers, init_from, settings, ())
+            return _train(task, config, data, model_dir, device, workers, init_from, settings, (), started)
         refuse_strangers(model_dir)
         try:
             with locked(model_dir):
                 config = _decided(config, model_dir, device)
                 prepare_model_dir(model_dir, config, data)
                 workers.wait()
-                return _train(task, config, data, model_dir, device, workers, init_from, settings, callbacks)
+                return _train(task, config, data, model_dir, device, workers, init_from, settings, callbacks, started)
         except (OSError, MemoryError, RuntimeError) as error:
             if is_out_of_memory(error):
                 raise _out_of_memory(config, device) from error
@@ -136,6 +139,7 @@ def _train(
     init_from: Path | None,
     settings: str,
     callbacks: Sequence[Callback],
+    started: float,
 ) -> Outcome | None:
     config = _with_precision(config, workers.broadcast(config.training.precision))  # rank 0's, on any device
     recipe = config.training
@@ -161,6 +165,7 @@ def _train(
         verification=verification,
         workers=workers,
         callbacks=callbacks,
+        started=started,
     )
     if workers.is_first:
         tell(_summary(trainer) + settings)

@@ -45,11 +45,12 @@ class Trainer:
         verification: Verification | None = None,
         workers: Workers = ALONE,
         callbacks: Sequence[Callback] = (),
+        started: float | None = None,
     ) -> None:
         """validator: of every rank, or of rank 0 where the model is divided; verification: used by rank 0.
 
         workers: the ranks that train together. verification: of the data, beside training; damage that it finds ends
-        the run before the next update.
+        the run before the next update. started: when the session began, by time.monotonic(); None: now.
         """
         self.model = model
         self.config = config
@@ -61,7 +62,9 @@ class Trainer:
         self.verification = verification
         self.callbacks = callbacks
         self.last_score: Score | None = None
-        self._started = time.monotonic()
+        self._started = time.monotonic() if started is None else started
+        self._start_up = 0.0
+        """Seconds from there to the session's first update."""
         self._elapsed = 0.0
         """Seconds since the run began, earlier sessions included, as rank 0 last told it."""
 
@@ -74,7 +77,7 @@ class Trainer:
         before = self.saving.resume()
         self.updates.module.train()
         self.updates.rehearse()
-        self._started = time.monotonic()
+        self._start_up = time.monotonic() - self._started
         self._recorder = Recorder(self.model_dir, self.updates, self.callbacks) if self.workers.is_first else None
         if before is not None and before != self.workers.size:
             self._tell_of_other_workers(before)
@@ -173,14 +176,15 @@ class Trainer:
     def _share_done(self) -> tuple[float, float]:
         """Return the share of the run that is over, in [0, 1] by the limit that will end it, and the seconds left."""
         config, position = self.config, self.updates.position
-        elapsed = self._elapsed
-        shares = [position.step / config.max_update]
+        share = position.step / config.max_update
         if config.max_epoch:
-            shares.append((position.epoch + position.batch / len(self.updates.batches)) / config.max_epoch)
+            share = max(share, (position.epoch + position.batch / len(self.updates.batches)) / config.max_epoch)
+        share = min(share, 1.0)
+        left = (self._elapsed - self._start_up) * (1 - share) / share if share > 0 else 0.0
         if config.max_minutes:
-            shares.append(elapsed / (config.max_minutes * 60))
-        share = min(max(shares), 1.0)
-        return share, (elapsed * (1 - share) / share if share > 0 else 0.0)
+            limit = config.max_minutes * 60
+            share, left = max(share, min(self._elapsed / limit, 1.0)), min(left, limit - self._elapsed)
+        return share, left
 
     # What
 

@@ -60,7 +60,10 @@ def test_the_minutes_cover_text_to_score_and_the_record_is_whole(tmp_path, comma
 
 
 def test_the_preset_leaves_time_for_what_is_not_training():
+    """As long as it took in any run, and ten seconds in which a training whose minutes are over saves and ends."""
     training = preset_section(NAME, "training")
-    assert 0 < training["max_minutes"] <= end_to_end.CORPORA[NAME].goal[1] - 0.7
+    runs = [run["minutes_of"] for run in records.read(records.RESULTS / f"end-to-end-{NAME}.jsonl")]
+    others = max(run["prepare"] + run["translate"] + run["score"] for run in runs)
+    assert 0 < training["max_minutes"] <= end_to_end.CORPORA[NAME].goal[1] - others - 10 / 60
     assert training["schedule"] == "cosine-minutes"  # its rate is 0 when they are over, on any machine
     assert training["valid_interval_updates"] == 0

@@ -20,6 +20,7 @@ from public_surface import (
 import fasttfm.nn
 from fasttfm import functional as F
 from fasttfm.cpu import training_passes
+from fasttfm.functional import residual_norm
 from fasttfm.functional.backends import chosen
 
 SIZES = {"small": {"length": 5, "width": 16}, "passes": {"length": 40, "width": 512}}
@@ -134,11 +135,24 @@ def test_memory_that_two_outputs_share_is_not_changed_unnoticed():
     """post_norm's y comes twice: a change of one is a change of both, which either gradient would miss."""
     torch.manual_seed(0)
     call, leaves = functions()["residual_layer_norm_post"]
+    with F.backend("torch"):
+        y, stream = call(*leaves)
+        y.mul_(2)
+        with pytest.raises(RuntimeError, match=r"residual_norm: an output was changed in place .* clone\(\) one"):
+            (y.sum() + stream.square().sum()).backward()
+        y, stream = call(*leaves)
+        got = gradients_after(in_place, y, leaves)  # the other one goes unused
+        y, stream = call(*leaves)
+        torch.testing.assert_close(got, gradients_after(beside, y, leaves))
+
+
+def test_torchs_own_norm_behind_a_residual_comes_twice_as_one_tensor(monkeypatch):
+    """Without dropout, in float32 on a CPU: a change of it is seen by both uses, and so are their gradients."""
+    torch.manual_seed(0)
+    call, leaves = functions()["residual_layer_norm_post"]
+    monkeypatch.setattr(residual_norm, "_residual_norm", None)
     y, stream = call(*leaves)
     y.mul_(2)
-    with pytest.raises(RuntimeError, match=r"residual_norm: an output was changed in place .* clone\(\) one"):
-        (y.sum() + stream.square().sum()).backward()
-    y, stream = call(*leaves)
-    got = gradients_after(in_place, y, leaves)  # the other one goes unused
-    y, stream = call(*leaves)
-    torch.testing.assert_close(got, gradients_after(beside, y, leaves))
+    got = torch.autograd.grad(y.sum() + stream.square().sum(), leaves)
+    doubled = call(*leaves)[0] * 2
+    torch.testing.assert_close(got, torch.autograd.grad(doubled.sum() + doubled.square().sum(), leaves))

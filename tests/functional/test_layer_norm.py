@@ -6,6 +6,7 @@ from torch._subclasses import FakeTensorMode
 from torch.library import opcheck
 
 from fasttfm import functional, reference
+from fasttfm.functional import residual_norm
 from fasttfm.functional.backends import backend
 
 SEED = torch.tensor([99])
@@ -70,6 +71,30 @@ def test_the_pytorch_route_equals_the_reference(x, stream, dropout_p):
     assert_same(
         solve(functional.layer_norm, [x, *parameters]), solve(reference.layer_norm, [x, *parameters])
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("post_norm", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+def test_torchs_own_norm_behind_a_residual_is_the_operator(post_norm, biased, monkeypatch):
+    """Float32 without dropout, while gradients are kept; pre-norm as far as `added_norm` says."""
+    inputs = [*leaf_tensors((3, 5, 24)), *([torch.randn(24).requires_grad_()] if biased else [])]
+
+    def norm(x, residual, weight, bias, x_bias=None):
+        return functional.residual_layer_norm(x, residual, weight, bias, x_bias=x_bias, post_norm=post_norm)
+
+    with backend("torch"):
+        expected = solve(norm, inputs)
+    entered = []
+    operator = residual_norm._residual_norm
+    monkeypatch.setattr(residual_norm, "_residual_norm", lambda *call: (entered.append(call), operator(*call))[1])
+    assert_same(solve(norm, inputs), expected)
+    assert not entered
+    monkeypatch.setattr(residual_norm, "_LEAST_ADDED", inputs[0].numel())
+    assert_same(solve(norm, inputs), expected)
+    assert len(entered) == (not post_norm)
+    with torch.no_grad():
+        norm(*inputs)
+    assert len(entered) == 2 - post_norm
 
 
 def test_parameters_in_half_precision_and_none_at_all():

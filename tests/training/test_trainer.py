@@ -161,11 +161,32 @@ def test_max_epoch_and_max_minutes_stop(tiny_data, tiny_values, tmp_path):
     assert outcome.reason == "max_minutes 0.02 are over"
 
 
-def test_a_cosine_over_minutes_ends_with_them(tiny_data, tiny_values, tmp_path, monkeypatch):
-    """By a clock that goes on by a second when the trainer looks at it."""
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that goes on by a second when the run looks at it."""
     moments = itertools.count()
     clock = types.SimpleNamespace(monotonic=lambda: float(next(moments)), perf_counter=time.perf_counter)
-    monkeypatch.setattr("fasttfm.training.trainer.time", clock)
+    for module in ("run", "trainer"):
+        monkeypatch.setattr(f"fasttfm.training.{module}.time", clock)
+    return clock
+
+
+def test_the_minutes_begin_with_the_command_in_every_session(tiny_data, tiny_values, tmp_path, clock):
+    seconds, step = [], 0
+    for minutes in (2.0, 4.0):
+        values = tiny_values(max_update=10**6, max_minutes=minutes, log_interval=1)
+        outcome = train(values, tiny_data, tmp_path / "M", CPU, started=clock.monotonic() - 100)
+        assert outcome.reason == f"max_minutes {minutes:g} are over"
+        records = [record for record in read_log(tmp_path / "M") if record["kind"] == "train"]
+        seconds += [record["seconds"] for record in records if record["step"] > step]
+        step = records[-1]["step"]
+    assert 100 < seconds[0] < 120  # 20 seconds of updates beside 100 of the command, in both sessions
+    assert seconds[-1] > 220
+    assert max(later - earlier for earlier, later in itertools.pairwise(seconds)) > 100
+    assert 20 / 4 < len(seconds) < 40
+
+
+def test_a_cosine_over_minutes_ends_with_them(tiny_data, tiny_values, tmp_path, clock):
     recipe = {"schedule": "cosine-minutes", "warmup_updates": 0, "lr": 0.01, "max_update": 10**6, "log_interval": 1}
     values = tiny_values(**recipe, max_minutes=0.5)
     assert train(values, tiny_data, tmp_path / "M", CPU).reason == "max_minutes 0.5 are over"

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from fasttfm import machine
 from fasttfm.checkpoints.checkpoint import read_weights
 from fasttfm.checkpoints.run_log import read_log
 from fasttfm.checkpoints.steps import resolve_checkpoint, saved_steps, step_folder
+from fasttfm.children import command_line
 from fasttfm.cli.workers import number_of_workers
 from fasttfm.cpu.step_passes import usable
 from fasttfm.errors import UserError
@@ -278,6 +280,15 @@ def test_no_thread_of_the_process_group_outlives_it():
 
 
 # By the launcher
+
+
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_minutes_count_from_the_start_of_the_command(tiny_data, tmp_path, workers):
+    """It began two minutes ago; an update does not take one."""
+    given = [*words(tiny_data, tmp_path / "M", max_update=1, max_minutes=1), "--workers", workers]
+    done = run(command_line(*given, started=time.monotonic() - 120))
+    assert done.returncode == 0, done.stderr
+    assert "finished: max_minutes 1 are over; no update was made" in done.stdout
 
 
 def wait_for(process, text):
