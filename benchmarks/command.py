@@ -1,6 +1,7 @@
 """Begin and end of a benchmark's program: its flags, the fasttfm commands it runs, its record, its exit status."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -9,8 +10,10 @@ from typing import Any
 
 from benchmarks.measure import machine, records
 from benchmarks.measure.records import RESULTS, Record
+from fasttfm.children import child_environment, end_with_parent, run_to_end, signal_name
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError, interrupted
+from fasttfm.signals import raise_dropped, stoppable
 
 
 def parser(module: str, docstring: str | None) -> Parser:
@@ -42,22 +45,35 @@ def keep(results: Path, benchmark: str, *, key: Callable[[Record], Any] | None =
 
 
 def python(*words: object) -> str:
-    """Return what `python -m WORDS` prints, with the threads it takes by itself; SystemExit with its complaint."""
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    """Return what `python -m WORDS` prints, with the threads it takes by itself; SystemExit with its complaint.
+
+    The program calls end_with_parent().
+    """
+    environment = child_environment()
+    environment.pop("OMP_NUM_THREADS", None)
     line = [sys.executable, "-m", *map(str, words)]
-    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    done = run_to_end(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if done.returncode:
         raise SystemExit(f"benchmarks: {' '.join(line)} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
     return done.stdout
 
 
 def run(main: Callable[[Sequence[str] | None], int], arguments: Sequence[str] | None = None) -> int:
-    """main(arguments): its status; 2 with the message on stderr for what the user must change."""
-    try:
-        return main(arguments)
-    except UserError as error:
-        print(f"benchmarks: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("benchmarks: interrupted; the cases before this one are kept", file=sys.stderr)
-        return interrupted()
+    """main(arguments): its status; 2 with the message on stderr for what the user must change.
+
+    Ctrl-C, SIGTERM and SIGHUP end it behind every `finally`, with all that it has started.
+    """
+    end_with_parent()
+    with stoppable():
+        try:
+            status = main(arguments)
+            raise_dropped()
+            return status
+        except UserError as error:
+            print(f"benchmarks: {error}", file=sys.stderr)
+            return 2
+        except KeyboardInterrupt as interrupt:
+            status = interrupted(interrupt)
+            how = "interrupted" if status == 128 + signal.SIGINT else f"stopped by {signal_name(status - 128)}"
+            print(f"benchmarks: {how}; the cases before this one are kept", file=sys.stderr)
+            return status

@@ -28,7 +28,7 @@ from benchmarks.measure import machine, records
 from benchmarks.measure.providers import TORCH_NN
 from benchmarks.measure.records import RESULTS
 from fasttfm.checkpoints.run_log import read_log
-from fasttfm.children import command_line
+from fasttfm.children import child_environment, command_line, run_to_end
 from fasttfm.cli.parser import InRange, Parser
 from fasttfm.errors import UserError
 from fasttfm.parsing import parse_json
@@ -89,7 +89,7 @@ def _file(folder: Path, name: str) -> Path:
 def fasttfm(command: list[str], **options: Any) -> subprocess.CompletedProcess:
     """Run a command of fasttfm; ends with its status where that is not 0."""
     print("$ fasttfm", *command, flush=True)
-    done = subprocess.run(command_line(*command), **options)
+    done = run_to_end(command_line(*command), env=child_environment(), **options)
     if done.returncode:
         raise SystemExit(done.returncode)
     return done
@@ -184,7 +184,8 @@ def run_peer(name: str, text: Path, work: Path, minutes: float, more: Sequence[s
     print("$ python", *command, flush=True)
     with output.open("wb") as translations:
         program = [sys.executable, *command, "--data", str(data), "--out", str(out)]
-        done = subprocess.run(program, input=source_lines(name, text), stdout=translations, cwd=machine.ROOT)
+        lines, environment = source_lines(name, text), child_environment()
+        done = run_to_end(program, input=lines, stdout=translations, cwd=machine.ROOT, env=environment)
     if done.returncode:
         raise SystemExit(done.returncode)
     log = [parse_json(line) for line in (out / "log.jsonl").read_text().splitlines()]

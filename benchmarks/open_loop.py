@@ -30,6 +30,7 @@ from typing import Any
 
 from benchmarks import command
 from benchmarks.measure.machine import SINCE_START
+from fasttfm.children import end_with_parent
 from fasttfm.cli.main import main as fasttfm
 from fasttfm.cli.parser import THREADS, InRange
 from fasttfm.data.corpus import read_lines
@@ -100,6 +101,7 @@ class CTranslate2:
 
 def serve(kind: str, model: Path, workers: int, folder: Path, port: Connection) -> None:
     """Answer requests until this process is ended; sends the port that it listens at."""
+    end_with_parent()
     import torch
     import uvicorn
 
@@ -156,8 +158,10 @@ def capacity(port: int, requests: Requests, seconds: float) -> float:
 
     with ThreadPoolExecutor(_CLIENTS) as pool:
         clients = [pool.submit(client, number) for number in range(_CLIENTS)]
-        stop.wait(seconds)
-        stop.set()
+        try:
+            stop.wait(seconds)
+        finally:
+            stop.set()
         for each in clients:
             each.result()
     return max(sum(answered), 1) / seconds
@@ -203,7 +207,8 @@ def measure(
     measured = []
     for provider in (*EARLY_STOPPING, "CTranslate2"):
         ours, theirs = processes.Pipe()
-        server = processes.Process(target=partial(serve, provider, model, workers, folder / "exported", theirs))
+        target = partial(serve, provider, model, workers, folder / "exported", theirs)
+        server = processes.Process(target=target, daemon=True)  # this program waits for no other at its end
         server.start()
         theirs.close()
         try:

@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks import command
 from benchmarks.measure.machine import SINCE_START
-from fasttfm.children import command_line
+from fasttfm.children import child_environment, command_line
 from fasttfm.cli.parser import InRange
 from fasttfm.data.corpus import read_lines
 from fasttfm.decoding import Translator
@@ -132,20 +132,18 @@ def measure(model: Path, lines: Sequence[str], *, clients: int, seconds: float, 
         translator.config = dataclasses.replace(plain, **options)
         expected.append(dict(zip(lines, translator.translate(lines))))
     command = command_line("serve", str(model), "--port", "0", "--workers", workers)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            told = server.stdout.readline()
-            if " at http://" not in told:
-                raise SystemExit("fasttfm serve did not start")
-            asking = Clients(int(told.rsplit(":", 1)[1]), expected)
-            counted, memory = asking.run(
-                clients, min(_WARM_UP_SECONDS, seconds), seconds, lambda: resident_mib(server.pid)
-            )
-        finally:
-            with SINCE_START.ending():
-                server.send_signal(signal.SIGTERM)
-                server.wait(_PATIENCE)
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=child_environment())
+    try:
+        assert server.stdout is not None
+        told = server.stdout.readline()
+        if " at http://" not in told:
+            raise SystemExit("fasttfm serve did not start")
+        asking = Clients(int(told.rsplit(":", 1)[1]), expected)
+        counted, memory = asking.run(clients, min(_WARM_UP_SECONDS, seconds), seconds, lambda: resident_mib(server.pid))
+    finally:
+        with SINCE_START.ending():
+            server.send_signal(signal.SIGTERM)
+            server.communicate(timeout=_PATIENCE)
     if asking.wrong is not None:
         raise SystemExit(asking.wrong)
     cuts = statistics.quantiles(asking.seconds, n=100)

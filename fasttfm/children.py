@@ -1,17 +1,21 @@
-"""Python processes that the package starts: nothing of the working folder is imported there, and no signal is lost.
+"""Processes that a command starts: nothing of the working folder is imported there, and they end with the command.
 
 `python -m` and `python -c` look for modules in the working folder first, where a user may have a sentencepiece.py.
-A child therefore takes over its parent's sys.path before it imports anything. The command lines of all children are
-made here.
+A child therefore takes over its parent's sys.path before it imports anything. The command lines of all children of the
+package are made here.
+
+Signals are passed on to what runs, which is waited for (run_to_end). A process that is killed can pass nothing on: its
+Python children ask Linux to be told (child_environment, end_with_parent).
 """
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -40,29 +44,39 @@ def _line(module: str, name: str, arguments: tuple[Any, ...]) -> list[str]:
     return [sys.executable, "-c", _CALL.format(path=path, module=module, name=name, arguments=arguments)]
 
 
-_PARENT = "FASTTFM_PARENT"
-"""Environment variable in which run_to_end() tells a child its own process id."""
+PARENT = "FASTTFM_PARENT"
+"""Environment variable that tells a child the process id of its parent."""
 _PR_SET_PDEATHSIG = 1
+
+
+def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment of a child that is to call end_with_parent(): without it, its own children would end themselves.
+
+    The thread that starts the child must outlive it.
+    """
+    return {**environment, PARENT: str(os.getpid())}
 
 
 def end_with_parent() -> None:
     """Have this process ended by SIGTERM, which saves what there is to save, when the one that runs it is killed.
 
-    For a child of run_to_end(), and on Linux alone; elsewhere nothing happens.
+    For a process with child_environment(), or one of multiprocessing. On Linux alone; elsewhere nothing happens.
     """
-    parent = os.environ.pop(_PARENT, "")
+    starter = multiprocessing.parent_process()
+    parent = os.environ.pop(PARENT, "") if starter is None else str(starter.pid)
     if sys.platform == "linux" and parent.isdecimal():
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != int(parent):  # it was killed before
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def run_to_end(command: list[str], **options: Any) -> int:
-    """Run a command and return its exit status, negative for a signal that killed it; options: of subprocess.Popen.
+def run_to_end(command: list[str], *, input: Any = None, **options: Any) -> subprocess.CompletedProcess:
+    """Run a command as subprocess.run does; options: of subprocess.Popen.
 
     Ctrl-C, SIGTERM and SIGHUP that come meanwhile are passed on to it. However long it takes to end, it is waited for:
-    it may have something to save. Then Stopped is raised, whatever its status. Ctrl-Z stops it too, with all that it
-    has started, until this process goes on. Outside the main thread Python delivers no signals.
+    it may have something to save. What it leaves running is killed then, and Stopped is raised, whatever its status.
+    Ctrl-Z stops it too, with all that it has started, until this process goes on. Outside the main thread Python
+    delivers no signals.
     """
     raise_dropped()
     process: subprocess.Popen | None = None
@@ -95,19 +109,21 @@ def run_to_end(command: list[str], **options: Any) -> int:
             previous[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, pause)
     try:
         # a session of its own: a terminal would send Ctrl-C to both, and of two the second stops training at once
-        environment = {**os.environ, _PARENT: str(os.getpid())}
-        process = subprocess.Popen(command, start_new_session=True, env=environment, **options)
+        if input is not None:
+            options["stdin"] = subprocess.PIPE
+        process = subprocess.Popen(command, start_new_session=True, **options)
         for number in early:
             process.send_signal(number)
-        status = process.wait()
+        output, errors = process.communicate(input)
     finally:
         if asked:
             ignore_repeats()
+            signal_group(signal.SIGKILL)
         for number, handler in previous.items():
             signal.signal(number, handler)
     if asked:
         raise Stopped(number=asked[0])
-    return status
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 def signal_name(number: int) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fasttfm.children import end_with_parent
 from fasttfm.cli.parser import Parser
 from fasttfm.config import sections_of
 from fasttfm.config.training import TrainingConfig
@@ -179,4 +180,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     raise SystemExit(main())

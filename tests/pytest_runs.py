@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import machine
+from fasttfm.children import run_to_end
 
 
 def run_tests(arguments: Sequence[str], workers: int, environment: Mapping[str, str]) -> list[ElementTree.Element]:
@@ -24,7 +25,7 @@ def run_tests(arguments: Sequence[str], workers: int, environment: Mapping[str, 
         words = [sys.executable, "-m", "pytest", "-q", "-n", spread, "-p", "no:cacheprovider", f"--junitxml={report}"]
         words += ["-o", "junit_family=xunit1", *arguments]
         variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-        done = subprocess.run(words, cwd=machine.ROOT, env=variables, check=False)
+        done = run_to_end(words, cwd=machine.ROOT, env=variables)
         if done.returncode not in (0, 1):  # 1: some cases failed
             raise subprocess.CalledProcessError(done.returncode, words)
         return list(ElementTree.parse(report).getroot().iter("testcase"))

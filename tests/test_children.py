@@ -184,8 +184,22 @@ def test_training_saves_and_ends_when_its_recipe_is_killed(recipe, tmp_path):
 
 
 def test_a_child_that_is_killed_is_told(tmp_path):
-    assert run_to_end([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]) == -signal.SIGKILL
-    assert run_to_end([sys.executable, "-c", "raise SystemExit(3)"]) == 3
+    assert run_to_end([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]).returncode == -signal.SIGKILL
+    assert run_to_end([sys.executable, "-c", "raise SystemExit(3)"]).returncode == 3
+
+
+def test_a_child_reads_its_input_and_what_it_writes_into_a_pipe_is_returned():
+    done = run_to_end(["cat"], input="a\n", stdout=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "a\n", None)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_a_stopped_child_leaves_running_is_killed(tmp_path):
+    """A shell that is ended tells nothing to what it runs."""
+    told = tmp_path / "told"
+    with pytest.raises(Stopped):
+        run_to_end(["sh", "-c", f"sleep 600 & echo $! > {told}; kill -TERM $PPID; wait"])
+    wait_for_end([int(told.read_text())])
 
 
 def test_ctrl_z_stops_a_child_too_until_its_parent_goes_on():

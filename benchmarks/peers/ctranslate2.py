@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fasttfm.children import end_with_parent
 from fasttfm.data.tokenizer import BOS, PAD
 from fasttfm.interop.ctranslate2 import SPECIAL, write
 from fasttfm.models import TransformerConfig
@@ -41,7 +42,7 @@ class Translate:
     ) -> None:
         """weights: by torch.nn's names. workers: batches translated at once, each with so many threads."""
         self.words = [SPECIAL.get(i, str(i)) for i in range(config.vocab_size)]
-        self._process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+        self._process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), end_with_parent)
         with tempfile.TemporaryDirectory() as folder:
             write(config, weights, Path(folder), self.words, self.words)
             options = {"device": device.type, "compute_type": compute_type, "intra_threads": threads}

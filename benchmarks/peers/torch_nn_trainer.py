@@ -20,6 +20,7 @@ import torch
 
 from benchmarks.peers import torch_nn
 from benchmarks.peers.torch_nn import Step, TorchTransformer
+from fasttfm.children import end_with_parent
 from fasttfm.cli.parser import InRange, Parser
 from fasttfm.config.data import DataConfig
 from fasttfm.config.training import TrainingConfig
@@ -179,4 +180,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     sys.exit(main())

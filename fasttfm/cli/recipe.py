@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fasttfm.children import command_line, run_to_end, signal_name
+from fasttfm.children import child_environment, command_line, run_to_end, signal_name
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import InRange, Parser, add_downloads
 from fasttfm.cli.paths import SHARED_FOLDER
@@ -174,7 +174,7 @@ def _run(output: Output, *words: str, read: Path | None = None, write: Path | No
         stdin = subprocess.DEVNULL if read is None else files.enter_context(read.open("rb"))
         hidden = sys.stderr if output.as_json and not is_result else None  # standard output is for the document
         stdout = hidden if write is None else files.enter_context(writing(write))
-        status = run_to_end(command, stdin=stdin, stdout=stdout)
+        status = run_to_end(command, stdin=stdin, stdout=stdout, env=child_environment()).returncode
         if status < 0:
             name = signal_name(-status)
             raise UserError(f"fasttfm {words[0]} was ended by {name}: give the same command again to go on")

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from fasttfm.children import command_line, signal_name
+from fasttfm.children import PARENT, child_environment, command_line, signal_name
 from fasttfm.errors import LOST_PEER, UserError, interrupted
 from fasttfm.machine import allowed_cores
 
@@ -75,6 +75,7 @@ def launch(workers: int, arguments: Sequence[str], started: float) -> int:
             # which would send it on to ranks that are ending
             signals_to_handle="SIGINT,SIGQUIT",
         )
+        os.environ.update(child_environment({}))
         try:
             program, *words = command_line(*arguments, started=started)
             elastic_launch(config, program)(*words)
@@ -84,6 +85,8 @@ def launch(workers: int, arguments: Sequence[str], started: float) -> int:
             sys.exit(interrupted(stopped))
         except ChildFailedError as failed:
             return _status({rank: failure.exitcode for rank, failure in failed.failures.items()})
+        finally:
+            del os.environ[PARENT]
     return 0
 
 

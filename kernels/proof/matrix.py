@@ -22,11 +22,13 @@ import pkgutil
 import shlex
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from importlib import metadata
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from fasttfm.kernels.chip import CHIPS, Chip, named
@@ -125,11 +127,10 @@ def unrecorded(cases: Mapping[Task, CompileCase]) -> list[Task]:
 
 
 def _start_worker() -> None:
-    _parent.append(os.getppid())
-
-
-_parent: list[int] = []
-"""In a worker, the process that started it."""
+    """Has a worker end when the process that started it has, however that ended: nobody waits for the outcome then."""
+    starter = multiprocessing.parent_process()
+    assert starter is not None
+    threading.Thread(target=lambda: (wait([starter.sentinel]), os._exit(1)), daemon=True).start()
 
 
 @functools.cache
@@ -138,8 +139,6 @@ def _cases(family: str, chip: str) -> list[CompileCase]:
 
 
 def _run(task: Task) -> Outcome:
-    if os.getppid() not in _parent:  # nobody waits for the outcome any more
-        os._exit(1)
     try:
         found = counted.of_case(KNOWN[task.chip], _cases(task.family, task.chip)[task.index])
         return Outcome(found.resources, counted=found)

@@ -53,6 +53,21 @@ def test_a_request_that_was_sent_late_has_waited_since_it_was_due(monkeypatch):
     assert max(waited) > 10  # twice as many are due as can be sent
 
 
+def test_clients_stop_asking_when_the_benchmark_is_stopped(monkeypatch):
+    wait = open_loop.threading.Event.wait
+
+    def stopped(event, seconds=None):
+        if seconds is not None:
+            raise KeyboardInterrupt
+        return wait(event)  # for a thread's begin
+
+    monkeypatch.setattr(open_loop, "ask", lambda port, texts: 1)
+    monkeypatch.setattr(open_loop.threading.Event, "wait", stopped)
+    monkeypatch.setattr(open_loop, "_CLIENTS", 1)
+    with pytest.raises(KeyboardInterrupt):
+        open_loop.capacity(0, Requests.from_lines(LINES), seconds=600.0)
+
+
 def test_a_row_has_the_quantiles_of_each_kind_in_milliseconds():
     row = open_loop.row_of("fasttfm", 0.8, 4.0, {"short": [0.1 * n for n in range(1, 12)], "long": [2.0]})
     assert (row["short_requests"], row["short_p50_ms"], row["short_p99_ms"]) == (11, 600.0, 1090.0)

@@ -1,6 +1,7 @@
 """Recipes: every part of them, through the commands, at a size that takes seconds."""
 
 import gzip
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from fasttfm.presets import preset_names
 SMALL = (
     "--d-model 32 --heads 2 --d-ff 64 --encoder-layers 1 --decoder-layers 1 --max-tokens 512 --workers 1 --device cpu"
 )
+
+
+DONE = subprocess.CompletedProcess([], 0)
 
 
 def place(data_dir: Path, dataset: str, corpora: Path) -> None:
@@ -55,7 +59,7 @@ def test_a_dry_run_downloads_nothing(name, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fasttfm.data.datasets.download", lambda *_, **options: pytest.fail("a download"))
     ran = []
-    monkeypatch.setattr("fasttfm.cli.recipe.run_to_end", lambda command, **options: ran.append(command) or 0)
+    monkeypatch.setattr("fasttfm.cli.recipe.run_to_end", lambda command, **_: ran.append(command) or DONE)
     assert main(["recipe", name, "--dry-run"]) == 0
     assert "is not downloaded: the built-in demo corpus in" in capfd.readouterr().out
     prepare = ran[0][ran[0].index("prepare") :]
@@ -101,9 +105,9 @@ def test_json_is_the_score_alone_and_quiet_goes_to_every_command(tmp_path: Path,
     monkeypatch.setattr(datasets, "fetch_dataset", lambda *args, **options: texts)
     ran = []
 
-    def run(command, stdin, stdout):
+    def run(command, stdin, stdout, env):
         ran.append((command[3], "--quiet" in command, "--json" in command, stdout))
-        return 0
+        return DONE
 
     monkeypatch.setattr("fasttfm.cli.recipe.run_to_end", run)
     work = tmp_path / "data"

@@ -23,6 +23,7 @@ from pathlib import Path
 from benchmarks import command
 from benchmarks.measure import machine
 from benchmarks.measure.records import Record
+from fasttfm.children import run_to_end
 from fasttfm.parsing import parse_yaml
 
 ROOT = machine.ROOT
@@ -72,7 +73,8 @@ def is_noticed(fault: Fault, folder: Path) -> bool:
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": places, "PYTHONDONTWRITEBYTECODE": "1"}
     words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *fault.tests]
     try:
-        done = subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+        pipe = subprocess.PIPE
+        done = run_to_end(words, cwd=folder, env=variables, stdout=pipe, stderr=pipe, text=True)
     finally:
         file.write_text(text, encoding="utf-8")
     if done.returncode not in (0, 1):  # 1: a test has failed
