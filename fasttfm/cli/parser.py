@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import functools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -205,16 +206,22 @@ def add_precision(parser: argparse.ArgumentParser, dest: str = "precision") -> N
     )
 
 
-def add_workers(parser: argparse.ArgumentParser, text: str, default: str = "auto") -> None:
-    """--workers: how many processes; None for auto. text: what they do."""
-    text = f"{text} (default: %(default)s)"
-    parser.add_argument("--workers", default=default, type=_worker_count, metavar="auto|N", help=text)
+def add_workers(parser: argparse.ArgumentParser, text: str, default: str = "auto", timed: bool = False) -> None:
+    """--workers: how many processes; None for auto. text: what they do. timed: TIME can be given, too."""
+    words = ("auto", TIME) if timed else ("auto",)
+    text, kind = f"{text} (default: %(default)s)", functools.partial(_worker_count, words)
+    parser.add_argument("--workers", default=default, type=kind, metavar="|".join([*words, "N"]), help=text)
 
 
-def _worker_count(text: str) -> int | None:
-    """The number of processes that --workers asks for, None for auto."""
-    if text == "auto":
-        return None
+TIME = "time"
+"""The word that asks --workers to find out."""
+
+
+def _worker_count(words: Sequence[str], text: str) -> int | str | None:
+    """The number of processes that --workers asks for, None for auto, or TIME where that is one of the words."""
+    if text in words:
+        return None if text == "auto" else text
     if not WHOLE_NUMBER.fullmatch(text) or not 1 <= int(text) <= 1024:
-        raise argparse.ArgumentTypeError(f"{text!r} was given, it must be auto or a number from 1 to 1024")
+        allowed = ", ".join(words)
+        raise argparse.ArgumentTypeError(f"{text!r} was given, it must be {allowed} or a number from 1 to 1024")
     return int(text)

@@ -1,17 +1,19 @@
 """Trains a Transformer on prepared data. The same command resumes a run that was stopped."""
 
 import argparse
+import os
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fasttfm.cli.divisions import Division, fastest_division
 from fasttfm.cli.environment import choose_settings
 from fasttfm.cli.fairseq_flags import add_fairseq_flags
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import add_workers
+from fasttfm.cli.parser import TIME, add_workers
 from fasttfm.cli.paths import CHECKPOINT_OR_MODEL, INPUT_FILE, TRAINED_MODEL, TRAINING_DATA
-from fasttfm.cli.workers import launch, number_of_workers
+from fasttfm.cli.workers import launch, number_of_workers, usable_cores
 from fasttfm.config import TRANSFORMER, Values, add_flags, check, dump_yaml, flag_values, gather, with_defaults
 from fasttfm.errors import Stopped, UserError
 from fasttfm.machine import emulates_bfloat16, processor_units
@@ -57,7 +59,9 @@ def add_recipe_flags(parser: argparse.ArgumentParser, presets: Sequence[str]) ->
     add_workers(
         parser,
         "processes that share each update, as under torchrun; auto: one for each CPU core unless --threads "
-        "is given, or one with a GPU",
+        "is given, or one with a GPU; time: the division of the CPU's cores into processes and threads that is fastest "
+        "in a few updates",
+        timed=True,
     )
     parser.add_argument(
         "--config",
@@ -97,9 +101,14 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
         if getattr(args, name) is None:
             raise UserError(f"--{name} is missing: {command} --preset NAME --data DATA --out MODEL")
     settings = choose_settings()
+    arguments = args.arguments
+    if args.workers == TIME:
+        division = _timed_division(args, values, command)
+        arguments, args.workers = division.of(arguments), division.workers
+        values.put("threads", division.threads, "--workers")
     workers = number_of_workers(args.workers, values["training"].get("threads", 0), args.device)
     if workers > 1:
-        return launch(workers, args.arguments, args.started)
+        return launch(workers, arguments, args.started)
 
     import torch  # after the configuration is known to be right, so that a wrong flag is answered at once
 
@@ -146,6 +155,18 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
         **{what.replace(" ", "_"): value for what, value in told.items()},
     )
     return 0
+
+
+def _timed_division(args: argparse.Namespace, values: Values, command: str) -> Division:
+    """The fastest division of this CPU's cores for the run; UserError where --workers time cannot be."""
+    if values["training"].get("threads", 0):
+        raise UserError("--workers time finds the number of threads too: leave --threads out")
+    if "WORLD_SIZE" in os.environ or number_of_workers(None, 0, args.device) != usable_cores():
+        raise UserError("--workers time divides the cores of a CPU: it goes neither with a GPU nor with torchrun")
+    output = Output.of(args, command.removeprefix("fasttfm "))
+    division = fastest_division(args.arguments, usable_cores(), output.note)
+    output.note(f"training with {division}")
+    return division
 
 
 def _what_is_saved(model_dir: Path) -> str:

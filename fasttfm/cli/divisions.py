@@ -1,0 +1,87 @@
+"""`fasttfm train --workers time`: a few updates with each division of the cores, and the run with the fastest.
+
+Processes wait for one another once an update and threads at every operator, but processes have a model each and add up
+their gradients. Which is faster depends on the machine, the model and the batches: so the run itself is timed.
+"""
+
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fasttfm.children import child_environment, command_line, run_to_end
+from fasttfm.errors import UserError
+
+_UPDATES, _WARM = 6, 2
+"""Updates of a trial, and the first of them, which compile and are not counted."""
+_FLAGS = {
+    "--max-update": str(_UPDATES),
+    "--log-interval": "1",
+    "--valid-interval-updates": str(10**9),
+    "--save-interval-updates": str(10**9),
+}
+
+
+class Division(NamedTuple):
+    """Processes, and the threads of each."""
+
+    workers: int
+    threads: int
+
+    def __str__(self) -> str:
+        kinds = (self.workers, "worker"), (self.threads, "thread")
+        return " of ".join(f"{count} {kind}{'s' * (count != 1)}" for count, kind in kinds)
+
+    def of(self, arguments: Sequence[str]) -> list[str]:
+        """A command's arguments, divided so."""
+        return replaced(arguments, {"--workers": str(self.workers), "--threads": str(self.threads)})
+
+
+def replaced(arguments: Sequence[str], flags: Mapping[str, str]) -> list[str]:
+    """The arguments of a command with these flags in place of those given; each takes one value."""
+    kept: list[str] = []
+    skip = False
+    for word in arguments:
+        flag, equals, _ = word.partition("=")
+        if not skip and flag not in flags:
+            kept.append(word)
+        skip = not skip and flag in flags and not equals
+    return [*kept, *(word for flag in flags.items() for word in flag)]
+
+
+def divisions(cores: int) -> list[Division]:
+    """All ways to divide the cores evenly among processes of 1, 2, 4, ... threads."""
+    powers = (2**n for n in range(cores.bit_length()))
+    return [Division(cores // threads, threads) for threads in powers if cores % threads == 0]
+
+
+def fastest_division(arguments: Sequence[str], cores: int, note: Callable[[str], None]) -> Division:
+    """The division of the cores with most target tokens/s in a few updates of `fasttfm ARGUMENTS`; what was found is
+    told line by line. Raises UserError where none can train."""
+    ways, speeds = divisions(cores), dict[Division, float]()
+    if len(ways) == 1:
+        return ways[0]
+    for way in ways:
+        speed = _target_tokens_per_second(way.of(arguments))
+        note(f"{way}: {'cannot train' if speed is None else f'{speed:,.0f} target tokens/s'}")
+        if speed is not None:
+            speeds[way] = speed
+    if not speeds:
+        raise UserError("no division of the cores can train: the same command with --workers 1 says why")
+    return max(speeds, key=speeds.__getitem__)
+
+
+def _target_tokens_per_second(arguments: Sequence[str]) -> float | None:
+    """The median of the updates of a trial; None where it failed."""
+    from fasttfm.checkpoints.run_log import read_log
+
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "model"
+        words = replaced(arguments, {**_FLAGS, "--out": str(out)})
+        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        if run_to_end(command_line(*words), env=child_environment(), **silent).returncode:
+            return None
+        log = [entry for entry in read_log(out) if entry["kind"] == "train"]
+    return statistics.median(entry["tokens_per_second"] for entry in log[_WARM:])
