@@ -79,6 +79,13 @@ def taken_over() -> int | None:
     return number
 
 
+def raise_stopped(number: int, frame: FrameType | None) -> None:
+    """Raise Stopped for a signal that struck in frame; under stoppable() a moment later where nothing may be raised."""
+    if _request.command is None:  # nobody would raise it later
+        raise Stopped(number=number)
+    _handle(number, frame)
+
+
 def ignore_repeats() -> None:
     """The command ends because of a signal or a lost peer: SIGTERM and SIGHUP that follow soon are not raised."""
     _request.stopped = time.monotonic()

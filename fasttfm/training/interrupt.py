@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 from fasttfm.errors import ENDING_SIGNALS, Stopped
-from fasttfm.signals import ignore_repeats, taken_over
+from fasttfm.signals import ignore_repeats, raise_stopped, taken_over
 
 
 class Interruption:
@@ -52,10 +52,13 @@ class Interruption:
             yield
         finally:
             self._immediate = False
+            taken_over()  # what could not be raised in the block ends the run as a signal outside does
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         again, self.requested = self.requested, True
         if not again:
             self.number = number
-        if number == signal.SIGINT if again else self._immediate:
+        if again and number == signal.SIGINT:
             raise Stopped(number=self.number)
+        if not again and self._immediate:
+            raise_stopped(number, frame)

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from fasttfm.checkpoints.run_log import read_log
 from fasttfm.checkpoints.steps import resolve_checkpoint, saved_steps
 from fasttfm.data.prepared import PreparedData
 from fasttfm.errors import Stopped, UserError
+from fasttfm.signals import stoppable
 from fasttfm.training.interrupt import Interruption
 from fasttfm.training.run import train
 
@@ -49,6 +51,31 @@ def test_a_run_in_two_sessions_equals_one_in_a_single_session(tiny_data, tiny_va
         for name in ("whole", "parts")
     ]
     assert trained[0] == trained[1]
+
+
+def strike_in_llvmlite() -> None:
+    """Sends SIGTERM to this process in code that says it is llvmlite's, and ends it in a moment."""
+    lines = "import os, signal, time\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(0.001)"
+    exec(compile(lines, f"{os.sep}llvmlite{os.sep}binding{os.sep}executionengine.py", "exec"))
+
+
+def test_a_block_that_is_stopped_at_once_lets_llvm_end_first():
+    """Raised in its callback, a compiled function was lost and its compiler failed with a traceback."""
+    ended = False
+    with pytest.raises(Stopped), stoppable(), Interruption() as interruption, interruption.at_once():
+        strike_in_llvmlite()
+        ended = True
+        time.sleep(PATIENCE)
+    assert ended
+    assert (interruption.requested, interruption.number) == (True, signal.SIGTERM)
+
+
+def test_a_signal_that_waits_for_llvm_does_not_strike_the_update_after_it():
+    with stoppable(), Interruption() as interruption:
+        with interruption.at_once():
+            strike_in_llvmlite()
+        time.sleep(0.1)  # the update
+        assert interruption.requested
 
 
 KILLS_ITSELF = """

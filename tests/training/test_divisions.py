@@ -1,0 +1,86 @@
+"""--workers time: every division of the cores is tried, and the fastest trains."""
+
+import os
+
+import pytest
+
+from fasttfm.cli import divisions, train
+from fasttfm.cli.divisions import Division, fastest_division, replaced
+from fasttfm.cli.main import main
+from fasttfm.errors import UserError
+
+from .tiny import train_command
+
+
+def words(data, out, **changes):
+    """A command's arguments that leave the threads open."""
+    command = train_command(data, out, **changes)
+    threads = command.index("--threads")
+    return [*command[command.index("train") : threads], *command[threads + 2 :]]
+
+
+def test_the_cores_are_divided_evenly():
+    assert divisions.divisions(8) == [(8, 1), (4, 2), (2, 4), (1, 8)]
+    assert divisions.divisions(6) == [(6, 1), (3, 2)]
+    assert divisions.divisions(1) == [(1, 1)]
+    assert [str(each) for each in divisions.divisions(2)] == ["2 workers of 1 thread", "1 worker of 2 threads"]
+
+
+def test_flags_take_the_place_of_those_given():
+    given = ["train", "--out", "M", "--workers=time", "--quiet", "--workers", "time", "--data", "--out"]
+    assert replaced(given, {"--out": "T", "--workers": "2"}) == [
+        *["train", "--quiet", "--data"],
+        *["--out", "T", "--workers", "2"],
+    ]
+
+
+def test_the_fastest_that_can_train_is_taken_and_all_are_told(monkeypatch):
+    speeds = {"4": 100.0, "2": 300.0, "1": None}
+    tried = []
+
+    def speed(arguments):
+        tried.append(arguments)
+        return speeds[arguments[arguments.index("--workers") + 1]]
+
+    monkeypatch.setattr(divisions, "_target_tokens_per_second", speed)
+    told = []
+    assert fastest_division(["train", "--workers", "time"], 4, told.append) == Division(2, 2)
+    assert tried[1] == ["train", "--workers", "2", "--threads", "2"]
+    assert told == [
+        "4 workers of 1 thread: 100 target tokens/s",
+        "2 workers of 2 threads: 300 target tokens/s",
+        "1 worker of 4 threads: cannot train",
+    ]
+    speeds.update({"4": None, "2": None})
+    with pytest.raises(UserError, match="the same command with --workers 1 says why"):
+        fastest_division(["train"], 4, told.append)
+    assert fastest_division(["train"], 1, told.append) == Division(1, 1), "nothing to choose from, nothing to time"
+
+
+@pytest.mark.in_turn(days=6)
+def test_a_run_is_timed_and_then_trained(tiny_data, tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr(train, "usable_cores", lambda: 2)
+    monkeypatch.setattr("fasttfm.cli.workers.usable_cores", lambda: 2)
+    monkeypatch.setattr(divisions, "divisions", lambda cores: [Division(1, 1), Division(1, 1)])
+    arguments = words(tiny_data, tmp_path / "M", max_update=4, valid_interval_updates=0)
+    assert main([*arguments, "--workers", "time"]) == 0
+    told = capsys.readouterr().out
+    assert told.count("target tokens/s") == 2, told
+    assert "training with 1 worker of 1 thread" in told
+    assert sorted(os.listdir(tmp_path)) == ["M"], "a trial leaves nothing"
+
+
+@pytest.mark.parametrize(
+    ("more", "environment", "said"),
+    [
+        (["--threads", "2"], {}, "leave --threads out"),
+        ([], {"WORLD_SIZE": "2"}, "it goes neither with a GPU nor with torchrun"),
+    ],
+)
+def test_what_does_not_go_with_timing_is_one_line(more, environment, said, tiny_data, tmp_path, capsys, monkeypatch):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert main([*words(tiny_data, tmp_path / "M"), "--workers", "time", *more]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "M").exists()
