@@ -1,6 +1,5 @@
 """Begin and end of a benchmark's program: its flags, the fasttfm commands it runs, its record, its exit status."""
 
-import os
 import signal
 import subprocess
 import sys

@@ -61,11 +61,17 @@ def strike_in_llvmlite() -> None:
 
 def test_a_block_that_is_stopped_at_once_lets_llvm_end_first():
     """Raised in its callback, a compiled function was lost and its compiler failed with a traceback."""
-    ended = False
-    with pytest.raises(Stopped), stoppable(), Interruption() as interruption, interruption.at_once():
-        strike_in_llvmlite()
-        ended = True
-        time.sleep(PATIENCE)
+    ended = []
+
+    def work() -> None:
+        with stoppable(), interruption, interruption.at_once():
+            strike_in_llvmlite()
+            ended.append(True)
+            time.sleep(PATIENCE)
+
+    interruption = Interruption()
+    with pytest.raises(Stopped):
+        work()
     assert ended
     assert (interruption.requested, interruption.number) == (True, signal.SIGTERM)
 
