@@ -111,6 +111,7 @@ def add_and_normalise(
     if (
         dropout.seed is None and weight is not None and bias is not None and residual.dtype is torch.float32
         and (post_norm or x.numel() < _LEAST_ADDED) and torch.is_grad_enabled()
+        and residual.is_cpu and (x_bias is None or x_bias.is_cpu)
         and _takes_torchs_own(x, weight, bias, choice)
     ):  # fmt: skip
         s = residual + (x if x_bias is None else x + cast(x_bias, x.dtype))

@@ -138,7 +138,7 @@ def test_no_output_is_another_path_of_the_command(name, output, other, world):
     before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
     for spelling in spellings:
         for mine, theirs in ((spelling, there), (there, spelling)):
-            with pytest.raises(UserError, match=r"choose another|is a directory|is a file"):
+            with pytest.raises(UserError, match=r"choose another|is a directory|is a file|do not go together"):
                 check(name, {output: mine, other: theirs})
     assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
 
