@@ -31,8 +31,8 @@ import forked
 from numba_passes import passes_entered
 from waiting import free_port
 
-PASSES = {"residual_layer_norm", "residual_layer_norm_gradient"}
-"""What training any Transformer enters with numba, from some size on; dropout beside it draws its masks there."""
+PASSES = {"residual_layer_norm"}
+"""What training any Transformer enters with numba, at the latest where it validates: gradients without dropout are torch's."""
 
 
 def run_ranks(*runs: dict, numba: bool = True) -> tuple[list[list[int]], str]:
