@@ -32,7 +32,7 @@ from numba_passes import passes_entered
 from waiting import free_port
 
 PASSES = {"residual_layer_norm"}
-"""What training any Transformer enters with numba, at the latest where it validates: gradients without dropout are torch's."""
+"""What training any Transformer enters with numba: while it validates, as a gradient without dropout is torch's."""
 
 
 def run_ranks(*runs: dict, numba: bool = True) -> tuple[list[list[int]], str]:
