@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fasttfm.machine import cpuinfo, describe_gpu, processor, version
+from fasttfm.machine import allowed_cores, cpuinfo, describe_gpu, processor, version
 
 ROOT = Path(__file__).parents[2]
 _NOT_RECORDS = ":(exclude)benchmarks/results"  # a run that writes its own record has not changed what it measured
@@ -163,7 +163,7 @@ def speed() -> float | None:
     if torch.cuda.is_available():
         return None
     threads = torch.get_num_threads()
-    torch.set_num_threads(os.cpu_count() or 1)
+    torch.set_num_threads(allowed_cores())
     x = torch.full((_SIDE, _SIDE), 0.5)
     times = []
     for _ in range(10):

@@ -234,7 +234,7 @@ def grid_note(entries: Sequence[Entry]) -> str:
         note += " Wrong: the log-probability of what it finds is not that of a search in float64 (1e-5 off in fp32, 5% "
         note += "below)."
     if any(map(_off, by_case(entries), itertools.repeat(_speed(entries)))):
-        note += " (Machine at a share): how fast all cores multiplied just after these runs, beside the table's median."
+        note += " Machine at N%: how fast all cores multiplied just after a cell's runs, of the table's median."
     return note
 
 

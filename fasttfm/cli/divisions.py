@@ -83,5 +83,5 @@ def _target_tokens_per_second(arguments: Sequence[str]) -> float | None:
         silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         if run_to_end(command_line(*words), env=child_environment(), **silent).returncode:
             return None
-        log = [entry for entry in read_log(out) if entry["kind"] == "train"]
-    return statistics.median(entry["tokens_per_second"] for entry in log[_WARM:])
+        speeds = [entry["tokens_per_second"] for entry in read_log(out) if entry["kind"] == "train"]
+    return statistics.median(speeds[_WARM:] or speeds) if speeds else None  # an epoch may be shorter than a trial

@@ -11,6 +11,7 @@ from waiting import PATIENCE, wait_for_end
 
 from benchmarks.measure import machine as load
 from benchmarks.measure.machine import instruction_sets, machine_name
+from fasttfm.machine import allowed_cores
 
 BURN = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
 SEEN = 0.5 - 0.1
@@ -75,7 +76,7 @@ def test_the_speed_of_all_cores_is_told_and_the_threads_stay(monkeypatch):
     monkeypatch.setattr(torch, "mm", lambda *x: (told.append(torch.get_num_threads()), product(*x))[1])
     threads = torch.get_num_threads()
     assert load.Watch().read()["gflop_per_s"] > 1
-    assert (set(told), torch.get_num_threads()) == ({os.cpu_count()}, threads)
+    assert (set(told), torch.get_num_threads()) == ({allowed_cores()}, threads)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert load.Watch().read()["gflop_per_s"] is None
 

@@ -127,7 +127,7 @@ def test_a_cell_says_where_the_machine_was_slower_than_in_the_rest_of_its_table(
 
     cells, note = rows(100.0, 108.0, 80.0, 100.0)
     assert [cell.endswith("<br>(machine at 80%)") for cell in cells] == [False, False, True, False]
-    assert "(Machine at a share)" in note
+    assert "Machine at N%" in note
     for speeds in ((100.0, 101.0), (None, None)):
         cells, note = rows(*speeds)
         assert "achine" not in "".join([*cells, note])

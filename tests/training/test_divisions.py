@@ -1,6 +1,7 @@
 """--workers time: every division of the cores is tried, and the fastest trains."""
 
 import os
+import subprocess
 
 import pytest
 
@@ -55,6 +56,15 @@ def test_the_fastest_that_can_train_is_taken_and_all_are_told(monkeypatch):
     with pytest.raises(UserError, match="the same command with --workers 1 says why"):
         fastest_division(["train"], 4, told.append)
     assert fastest_division(["train"], 1, told.append) == Division(1, 1), "nothing to choose from, nothing to time"
+
+
+@pytest.mark.parametrize(("speeds", "median"), [([1, 9, 5, 6, 7, 8], 6.5), ([4, 6], 5), ([], None)])
+def test_an_epoch_may_be_shorter_than_a_trial(speeds, median, monkeypatch):
+    done = subprocess.CompletedProcess([], 0)
+    monkeypatch.setattr(divisions, "run_to_end", lambda command, **options: done)
+    log = [{"kind": "train", "tokens_per_second": speed} for speed in speeds]
+    monkeypatch.setattr("fasttfm.checkpoints.run_log.read_log", lambda out: [*log, {"kind": "valid"}])
+    assert divisions._target_tokens_per_second(["train"]) == median
 
 
 @pytest.mark.in_turn(days=6)
