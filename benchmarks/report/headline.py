@@ -174,10 +174,14 @@ def _groups(files: Loaded) -> Iterator[Claim]:
             yield replace(claim, leads=claim.leads and leads)
 
 
-def leading_machine(files: Loaded, group: str) -> str | None:
-    """The machine that was measured last, of those on which few cases of the group are noisy, a GPU before any CPU."""
+def leading_machine(files: Loaded, group: str, cpu: bool | None = None) -> str | None:
+    """The machine that was measured last, of those on which few cases of the group are noisy, a GPU before any CPU.
+
+    cpu: of CPUs alone, or of GPUs alone; None: of all.
+    """
     newest: dict[str, tuple[bool, str]] = {}
     rows = (entry for entry in files.suite if usable(entry) and entry.record["group"] == group)
+    rows = (entry for entry in rows if cpu in (None, is_cpu(entry.machine)))
     machines = grouped(rows, lambda entry: machine_name(entry.machine))
     for machine, entries in machines.items():
         cases = by_case(entries)
@@ -208,12 +212,18 @@ def _speed_up(group: str, dtype: str, entries: Sequence[Entry]) -> Iterator[Clai
     mean = statistics.geometric_mean(ratios)
     lost = sum(ratio < 1 for ratio in ratios)
     yield Claim(
-        f"{len(ratios)} shapes of {_SUMMED_UP[group]}, {short_dtype(dtype)}, our fastest way against the fastest other",
+        f"{len(ratios)} shapes of {_SUMMED_UP[group]}, {short_dtype(dtype)}, our fastest way{_named(used[::2])} "
+        f"against the fastest other{_named(used[1::2])}",
         f"{mean:.2f}x as fast (geometric mean; {min(ratios):.2f}x to {max(ratios):.2f}x), slower in {lost}; times "
         f"{plus_minus(used)}{f'; {left_out} noisy shapes left out' if left_out else ''}",
         tuple(used),
         leads=True,
     )
+
+
+def _named(rows: Sequence[Entry]) -> str:
+    """The provider in brackets, where one is the fastest everywhere: a graph beside eager steps is to be seen."""
+    return f" ({rows[0].provider})" if len({row.provider for row in rows}) == 1 and rows[0].provider != OURS else ""
 
 
 def searches(files: Loaded) -> list[Entry]:

@@ -183,11 +183,10 @@ def readme_table(files: Loaded) -> str:
         "The [benchmark report](docs/benchmark-report/report.md) has all figures and their commands. "
         + ("All are of CPUs: no GPU has run this yet." if all_cpu else "What says CPU ran on one.")
     ]
-    machine = leading_machine(files, "decoding")
-    rows = [entry for entry in searches(files) if machine_name(entry.machine) == machine]
-    if rows:
-        lines[0] += f" Searches with paper-base, {machine}, {Claim('', '', tuple(rows)).origin}. {grid_note(rows)}"
-        lines += ["", text_table.markdown(*grid(rows))]
+    for machine in filter(None, (leading_machine(files, "decoding", cpu) for cpu in (True, False))):
+        rows = [entry for entry in searches(files) if machine_name(entry.machine) == machine]
+        said = f"Searches with paper-base, {machine}, {Claim('', '', tuple(rows)).origin}. {grid_note(rows)}"
+        lines += ["", said, "", text_table.markdown(*grid(rows))]
     for (machine, dtype), entries in grouped(
         gpu_table.kernels(files), lambda entry: (machine_name(entry.machine), short_dtype(entry.record["dtype"]))
     ).items():

@@ -75,7 +75,9 @@ def test_the_newest_machine_leads_unless_it_was_busy(write, record):
         return [record(p50=9.0, provider=name, spread=spread, machine=machine) for name in ("fasttfm", "torch eager")]
 
     files = load(write("a.jsonl", *rows("old", 1, 0.02), *rows("new", 2, 0.02), *rows("busy", 3, 0.3)))
-    assert headline.leading_machine(files, "kernels") == "CPU: new, 2 cores"
+    assert headline.leading_machine(files, "kernels") == headline.leading_machine(files, "kernels", True)
+    assert headline.leading_machine(files, "kernels", True) == "CPU: new, 2 cores"
+    assert headline.leading_machine(files, "kernels", False) is None
     assert [claim.what.rpartition(": ")[2] for claim in headline.claims(files) if claim.leads] == ["new, 2 cores"]
 
 
