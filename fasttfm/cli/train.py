@@ -3,6 +3,7 @@
 import argparse
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,7 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
         division = _timed_division(args, values, command)
         arguments, args.workers = division.of(arguments), division.workers
         values.put("threads", division.threads, "--workers")
+        args.started = time.monotonic()  # or a short run's --max-minutes would be over before it begins
     workers = number_of_workers(args.workers, values["training"].get("threads", 0), args.device)
     if workers > 1:
         return launch(workers, arguments, args.started)

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import types
 
 import pytest
 
@@ -73,8 +74,13 @@ def test_a_run_is_timed_and_then_trained(tiny_data, tmp_path, capsys, monkeypatc
     monkeypatch.setattr(train, "usable_cores", lambda: 2)
     monkeypatch.setattr("fasttfm.cli.workers.usable_cores", lambda: 2)
     monkeypatch.setattr(divisions, "divisions", lambda cores: [Division(1, 1), Division(1, 1)])
+    clock, started = iter([1e6, 2e6]), []
+    monkeypatch.setattr(train, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
     arguments = words(tiny_data, tmp_path / "M", max_update=4, valid_interval_updates=0)
+    run_task = train.run_task
+    monkeypatch.setattr(train, "run_task", lambda args, *rest: (run_task(args, *rest), started.append(args.started))[0])
     assert main([*arguments, "--workers", "time"]) == 0
+    assert started == [1e6], "the minutes of the trials are not the run's"
     told = capsys.readouterr().out
     assert told.count("target tokens/s") == 2, told
     assert "training with 1 worker of 1 thread" in told
