@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from fasttfm.cli.paths import CHECKPOINT, INPUT_FOLDER, MODEL, OUTPUT_FOLDER, OUTPUT_PICTURE, SHARED_FOLDER, PathKind
 from fasttfm.config.convert import to_float
 from fasttfm.errors import UserError
-from fasttfm.parsing import WHOLE_NUMBER
+from fasttfm.parsing import WHOLE_NUMBER, parse_yaml
 
 _METAVARS: dict[Any, str] = {int: "N", float: "X"}
 
@@ -46,6 +46,9 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse like argparse, but refuse unknown arguments, and flags that would be ignored beside the others."""
         self._given: set[str] = set()
+        for word in args or ():
+            if word.startswith("-"):
+                self._refuse_removed(word.split("=")[0])
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self._refuse(unknown[0])
@@ -87,8 +90,19 @@ class Parser(argparse.ArgumentParser):
         self._unknown(word.split("=")[0], self._option_string_actions)
 
     def _unknown(self, word: str, known: Iterable[str]) -> NoReturn:
+        self._refuse_removed(word)
         near = difflib.get_close_matches(word.replace("_", "-"), list(known), n=1, cutoff=0.5)
         self.error(f"{word} is unknown: did you mean {near[0]}?" if near else f"{word} is unknown")
+
+    def _refuse_removed(self, word: str) -> None:
+        if instead := _removed().get(self.prog, {}).get(word):
+            self.error(f"{word} was removed: {instead}")
+
+
+@functools.cache
+def _removed() -> dict[str, dict[str, str]]:
+    """Command -> flag, or command, that was removed -> what to use instead."""
+    return parse_yaml(Path(__file__).with_name("removed.yaml").read_bytes())
 
 
 def _whole_number(text: str) -> int:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fasttfm.cli import main as cli
+from fasttfm.cli import parser
 from fasttfm.errors import Stopped, UserError
 
 
@@ -84,6 +85,15 @@ def test_an_unknown_command_gets_the_nearest_name_and_the_way_to_the_others(caps
     assert error.count("\n") == 1
     assert f"fasttfm: {typed} is unknown" in error
     assert told in error
+
+
+def test_what_was_removed_says_what_to_use_instead(capsys):
+    for command, words in parser._removed().items():
+        for word, instead in words.items():
+            assert cli.main([*command.split()[1:], word]) == 2
+            error = capsys.readouterr().err
+            assert error.count("\n") == 1
+            assert f"{command}: {word} was removed: {instead}" in error, (command, word, error)
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
