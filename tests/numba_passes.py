@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fasttfm.cpu import step_passes, training_passes
+from fasttfm.cpu import attention_pass, step_passes, training_passes
 
 
 def skip_without(numba: str) -> None:
@@ -27,7 +27,7 @@ def passes_entered(numba: bool, tell: Callable[[str], object] = lambda name: Non
         step_passes.usable.cache_clear()
         assert not step_passes.usable()
     elif step_passes.usable():
-        original = training_passes.loops
+        passes, attention = training_passes.loops, attention_pass._loops
 
         def told(name: str) -> None:
             entered.add(name)
@@ -35,9 +35,10 @@ def passes_entered(numba: bool, tell: Callable[[str], object] = lambda name: Non
 
         @functools.cache
         def loops(module: str = "training_loops") -> _Loops:
-            return _Loops(original(module), told)
+            return _Loops(passes(module), told)
 
         training_passes.loops = loops
+        attention_pass._loops = functools.cache(lambda: _Loops(attention(), told))
     return entered
 
 

@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -133,7 +134,7 @@ def test_kill_9_and_the_same_command_again_ends_in_the_same_bits(tiny_data, tmp_
 
 
 RANDOM_MOMENTS = """
-import json, os, random, shutil, signal, sys, time
+import os, random, shutil, signal, sys, time
 from fasttfm.__main__ import command
 import fasttfm.training.run, fasttfm.cli.train
 
@@ -144,7 +145,7 @@ def started(out):
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
-    sys.argv = ["fasttfm", *words, "--out", out]
+    sys.argv = ["fasttfm", *(out if word == "OUT" else word for word in words)]
     os._exit(command())
 
 whole, killed, seed, words = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4:]
@@ -152,35 +153,33 @@ began = time.monotonic()
 assert os.waitpid(started(whole), 0)[1] == 0
 duration = time.monotonic() - began
 draw = random.Random(seed)
-moments, statuses = [], []
-while len(statuses) < 6 or signal.SIGKILL not in statuses:
-    if statuses and signal.SIGKILL not in statuses:  # the machine is quicker than it was: the run ended by itself
+moments = []
+while len(moments) < 4:
+    child = started(killed)
+    moments.append(round(draw.uniform(0.1, 0.5) * duration, 3))
+    time.sleep(moments[-1])
+    os.kill(child, signal.SIGKILL)
+    if os.waitpid(child, 0)[1] != signal.SIGKILL:  # it has ended: the machine is quicker than it was
         shutil.rmtree(killed)
         duration /= 2
-    child = started(killed)
-    moments.append(round(draw.uniform(0.1, 0.7), 3))
-    time.sleep(moments[-1] * duration)
-    os.kill(child, signal.SIGKILL)
-    statuses.append(os.waitpid(child, 0)[1])
+        moments = []
 assert os.waitpid(started(killed), 0)[1] == 0
-print(json.dumps({"moments": moments, "killed": statuses.count(signal.SIGKILL)}))
+print("killed after so many seconds:", *moments)
 """
 
 
-@pytest.mark.in_turn(days=7)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.slow
 def test_kill_9_at_random_moments_ends_in_the_same_bits(tmp_path, tiny_data):
     seed = int(os.environ.get("FASTTFM_KILL_SEED") or int.from_bytes(os.urandom(3), "big"))
     whole, killed = str(tmp_path / "whole"), str(tmp_path / "killed")
     changes = {"max_update": 60, "valid_interval_updates": 7, "save_interval_updates": 2, "clip_norm": 1.0}
-    words = train_command(tiny_data, tmp_path, **changes)
+    words = train_command(tiny_data, Path("OUT"), **changes)
     words = words[words.index("train") :]
     command = [sys.executable, "-c", RANDOM_MOMENTS, whole, killed, str(seed), *words]
     done = run(command)
     print(f"FASTTFM_KILL_SEED={seed}", done.stdout)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["killed"] >= 1
     assert_same_weights(tmp_path / "whole", tmp_path / "killed")
     assert log_without_times(tmp_path / "whole") == log_without_times(tmp_path / "killed")
 
