@@ -71,6 +71,28 @@ def raise_dropped() -> None:
         raise Stopped(number=_request.number)
 
 
+@contextmanager
+def ending_at_once() -> Iterator[None]:
+    """Ctrl-C, SIGTERM and SIGHUP end the process in the block, silently; a signal ignored so far stays so.
+
+    For a block that waits in C++ for other processes: Python acts on a signal only when such a call returns, which it
+    may never do.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, *ENDING_SIGNALS)}
+    previous = {number: handler for number, handler in handlers.items() if callable(handler)}
+    try:
+        for number in previous:
+            signal.signal(number, signal.SIG_DFL)
+        raise_dropped()  # one that came before, which a timer would raise again too late
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
 def taken_over() -> int | None:
     """The number of a signal that has come and was not raised yet, which is the caller's business from now on."""
     number, _request.number = _request.number, None

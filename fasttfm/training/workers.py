@@ -20,11 +20,13 @@ from torch import Tensor
 
 from fasttfm.errors import LOST_PEER, UserError, interrupted
 from fasttfm.machine import allowed_cores
-from fasttfm.signals import ignore_repeats
+from fasttfm.signals import ending_at_once, ignore_repeats
 from fasttfm.training.rendezvous import store_of_attempt
 
 _PATIENCE_TO_JOIN = datetime.timedelta(minutes=30)
 """How long ranks wait for one another at the start, at most."""
+_PATIENCE_TO_CONNECT = datetime.timedelta(seconds=60)
+"""How long ranks that have all answered a moment ago wait for one another's connections."""
 _LAST_TENSORS = 0.1
 """Seconds; microseconds suffice where the machine is not busy."""
 
@@ -130,16 +132,7 @@ def joined(device: torch.device, minutes: float) -> Iterator[Workers]:
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    patience = datetime.timedelta(minutes=minutes)
-    to_join = min(patience, _PATIENCE_TO_JOIN)
-    store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=to_join))
-    store = store_of_attempt(store, rank, size, to_join)
-    # What imports it later makes the group a default argument there, so that it outlives destroy_process_group(): its
-    # threads run on while Python ends, and one that then wants Python's lock aborts the process
-    from torch.distributed.nn import functional  # noqa: F401
-
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=patience, store=store, rank=rank, world_size=size)
+    _connect(device, rank, size, datetime.timedelta(minutes=minutes))
     try:
         yield Workers(rank, size)
     except KeyboardInterrupt as interrupt:
@@ -150,6 +143,39 @@ def joined(device: torch.device, minutes: float) -> Iterator[Workers]:
         dist.destroy_process_group()
         # Caches of a sharded model keep the group all the same: its threads get time to put their last tensors away
         time.sleep(_LAST_TENSORS)
+
+
+def _connect(device: torch.device, rank: int, size: int, patience: datetime.timedelta) -> None:
+    """Make the process group of this rank and the others; patience: of whatever they do together later."""
+    # What imports it later makes the group a default argument there, so that it outlives destroy_process_group(): its
+    # threads run on while Python ends, and one that then wants Python's lock aborts the process. It takes seconds, in
+    # which the others would wait for this rank in C++: so it comes before they have met
+    from torch.distributed.nn import functional  # noqa: F401
+
+    to_join = min(patience, _PATIENCE_TO_JOIN)
+    with ending_at_once():  # another machine may never come
+        store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=to_join))
+    store = store_of_attempt(store, rank, size, to_join)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    store.set_timeout(_PATIENCE_TO_CONNECT)
+    try:
+        with ending_at_once():  # a rank that was stopped after it had answered never comes
+            dist.init_process_group(backend, timeout=_PATIENCE_TO_CONNECT, store=store, rank=rank, world_size=size)
+            if device.type == "cuda":  # NCCL connects when it is first needed
+                dist.all_reduce(torch.zeros(1, device=device))
+                torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        if re.search("connection was likely closed|closed by peer|reset by peer", str(error), re.IGNORECASE):
+            ignore_repeats()
+            raise SystemExit(LOST_PEER) from error
+        if not _is_timeout(error):
+            raise
+        raise UserError(
+            f"another rank has joined, but not connected for {_PATIENCE_TO_CONNECT.seconds} s: look at its machine's "
+            "output, and run the same command again"
+        ) from error
+    store.set_timeout(patience)
+    dist.distributed_c10d._set_pg_timeout(patience)
 
 
 def device_of_rank(device: torch.device) -> torch.device:
@@ -197,10 +223,14 @@ def _ending_with_peers() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if re.search("timed? ?out", str(error), re.IGNORECASE):
+        if _is_timeout(error):
             raise UserError(
                 "another rank has not answered for --rank-timeout-minutes: it hangs, or takes that long to validate or "
                 "to save; look at its machine, and run the same command again to go on from the last checkpoint"
             ) from error
         ignore_repeats()  # the launcher's SIGTERM, which comes when it has noticed the other one's end too
         raise SystemExit(LOST_PEER) from error
+
+
+def _is_timeout(error: RuntimeError) -> bool:
+    return re.search("timed? ?out", str(error), re.IGNORECASE) is not None

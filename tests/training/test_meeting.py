@@ -1,0 +1,129 @@
+"""A signal while ranks meet, at any moment of it, ends them all: whoever waits in C++ for another one too."""
+
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from waiting import PATIENCE, free_port, wait_until
+
+from .tiny import start, train_command
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="needs Linux")
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+MEETS = """
+import datetime, os, sys, torch
+import torch.distributed as dist
+from fasttfm.errors import UserError
+from fasttfm.signals import stoppable
+from fasttfm.training import workers
+
+connect = dist.init_process_group
+
+def connects(*given, **options):
+    if os.environ["RANK"] == "1":
+        os._exit(9)  # it was stopped when it had answered
+    print("connects", flush=True)
+    connect(*given, **options)
+
+dist.init_process_group = connects
+workers._PATIENCE_TO_CONNECT = datetime.timedelta(seconds=float(sys.argv[1]))
+with stoppable():
+    try:
+        with workers.joined(torch.device("cpu"), 180):
+            print("met")
+    except UserError as error:
+        sys.exit(str(error))
+"""
+
+
+@pytest.fixture
+def left():
+    """Starts two ranks of which the second ends when both have answered; the first, with so many seconds for it."""
+    ranks = []
+
+    def begin(seconds):
+        address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+        command = [sys.executable, "-c", MEETS, str(seconds)]
+        ranks.extend(start(command, env={**os.environ, **address, "RANK": str(rank)}) for rank in (0, 1))
+        return ranks[0]
+
+    yield begin
+    for rank in ranks:
+        rank.kill()
+        rank.communicate()
+
+
+@pytest.mark.parametrize("number", ENDING)
+def test_a_signal_ends_a_rank_that_waits_for_the_connection_of_one_that_has_ended(left, number):
+    rank = left(10 * PATIENCE)
+    assert rank.stdout.readline() == "connects\n"
+    rank.send_signal(number)
+    stdout, stderr = rank.communicate(timeout=PATIENCE)
+    assert rank.returncode == -number, stderr
+    assert stdout == ""
+    assert "Traceback" not in stderr
+
+
+def test_a_connection_is_waited_for_some_seconds_only(left):
+    rank = left(1)
+    _, stderr = rank.communicate(timeout=PATIENCE)
+    assert rank.returncode == 1
+    assert "another rank has joined, but not connected for 1 s" in stderr
+
+
+def living_in(folder):
+    """The processes whose working folder this is."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "cwd").readlink() == folder and (process / "stat").read_text().rsplit(")")[-1].split()[
+                0
+            ] != "Z":
+                found.append(int(process.name))
+        except OSError:  # another user's, or it has ended
+            continue
+    return found
+
+
+LONG = {"max_update": 100_000, "valid_interval_updates": 0, "save_interval_updates": 0}
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["--workers", "torchrun"])
+def test_a_signal_at_a_random_moment_of_the_meeting_leaves_no_process(tiny_data, tmp_path, launcher):
+    seed = int(os.environ.get("FASTTFM_SIGNAL_SEED") or int.from_bytes(os.urandom(3), "big"))
+    draw, moments = random.Random(seed), []
+
+    def begin(folder):
+        folder.mkdir()
+        command = train_command(tiny_data, folder / "M", **LONG)
+        words = [*command, "--workers", "2"] if launcher == "--workers" else [*TORCHRUN, *command[1:]]
+        return start(words, cwd=folder, start_new_session=True)
+
+    began = time.monotonic()
+    process = begin(tmp_path / "first")
+    assert any("2 workers" in line for line in process.stderr)
+    longest = time.monotonic() - began
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=PATIENCE)
+    for n, number in enumerate(2 * ENDING):
+        folder = tmp_path / str(n)
+        process = begin(folder)
+        moments.append(round(draw.uniform(0, longest), 3))
+        time.sleep(moments[-1])
+        process.send_signal(number)
+        said = f"FASTTFM_SIGNAL_SEED={seed}: {signal.Signals(number).name} after {moments} of {longest:.3f} s"
+        try:
+            _, stderr = process.communicate(timeout=PATIENCE)
+            wait_until(lambda folder=folder: not living_in(folder))
+        finally:
+            for pid in living_in(folder):
+                os.kill(pid, signal.SIGKILL)
+        assert process.returncode in (-number, 128 + number, 1), (said, stderr)
+    print(said)
