@@ -1,6 +1,6 @@
 # make demo    a Transformer that trains, translates and is scored, from nothing, in a few minutes
-# make test    lint, types and every test that needs no GPU
-# Both create .venv with the pinned versions of constraints.txt, once. PYTHON chooses the interpreter (>= 3.10).
+# make test    lint, types and the tests that need no GPU, a fixed part of their cases; make test-all: every case
+# They create .venv with the pinned versions of constraints.txt, once. PYTHON chooses the interpreter (>= 3.10).
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -13,14 +13,13 @@ BIN := .venv/bin
 DEMO := demo
 WORKERS ?= 2
 BENCH ?= --quick
-OF_OTHER_RUNS := --ignore tests/executed --ignore ptx-check/tests/kernels --ignore-glob 'tests/gpu/test_[!p]*.py'
 # Checkouts whose tests `make peers` runs; one that is not named is left out.
 FLASH_ATTENTION ?=
 LIGER ?=
 PYTORCH ?=
 TRANSFORMERS ?=
 
-.PHONY: help install demo test lint types tests executed peers format compile-matrix docs oldest dist gpu-check bench clean
+.PHONY: help install demo test test-all lint types tests executed peers format compile-matrix docs oldest dist gpu-check bench clean
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
@@ -43,25 +42,17 @@ lint: install
 types: install
 	@$(BIN)/mypy
 
-# Three runs. One to three tests that fail in the first may be a busy machine's: they run once more, alone, and those that
-# pass then are named as unsteady. It does not collect what others run: the tests of a GPU (make gpu-check), and what the
-# second run does. That one executes a part of the kernels' PTX, for which Triton must not be in its interpreter; the
-# third takes tests whose numbers the processor decides, as on one that has less than this one, each day the next. All
-# three run, and one that fails fails it. Tests marked in_turn run a part of their cases each day, all of them with
-# FASTTFM_TEST_DAY=every.
+# A fixed part of the cases (the marks sample and whole), in three runs: tests/suite.py.
 tests: install
-	@status=0
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 20 $(OF_OTHER_RUNS) || \
-		status=$$?  # a core each
-	if [ $$status = 1 ]; then status=0; OMP_NUM_THREADS=1 $(BIN)/python -m tests.again || status=$$?; fi
-	TRITON_INTERPRET=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/executed \
-		ptx-check/tests/kernels || status=$$?
-	if [ "$$(uname -m)" = x86_64 ]; then $(BIN)/python -m tests.processors --in-turn --workers $(WORKERS) || status=$$?; fi
-	exit $$status
+	@$(BIN)/python -m tests.suite --workers $(WORKERS)
 
 # mypy takes one core for a minute or more: the tests take the others meanwhile.
 test: lint
 	@$(MAKE) --no-print-directory --jobs 2 types tests
+
+# Every case, on every processor that this one can stand for, with a record; hours.
+test-all: lint types
+	@$(BIN)/python -m tests.suite --all --workers $(WORKERS)
 
 # The numeric tests on every processor that this one can stand for, with a record.
 processors: install

@@ -18,7 +18,7 @@ if torch.version.cuda:
     major, minor = torch.cuda.get_device_capability()
     print(description(10 * major + minor))
 EOF
-FASTTFM_TEST_DAY=every "$python" -m pytest -m gpu -q
+FASTTFM_TESTS=all "$python" -m pytest -m gpu -q
 sanitizer=$(PATH=$PATH:/usr/local/cuda/bin command -v compute-sanitizer || true)
 if [ -z "$sanitizer" ]; then
     echo "compute-sanitizer is not installed (it comes with the CUDA toolkit): memory and race checks left out"

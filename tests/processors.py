@@ -2,8 +2,7 @@
 
     python -m tests.processors                      every processor that this machine can stand for
     python -m tests.processors --processor avx2     one of them
-    python -m tests.processors --in-turn            one that lacks what this machine has, another each day, and fewer
-                                                    tests; nothing is recorded
+    python -m tests.processors --gate               the one that lacks most, and fewer tests; nothing is recorded
 
 PyTorch, oneDNN, MKL and numba choose their code by the processor; environment variables forbid them instructions that
 it has. `make processors` runs the tests so; promised bits (a search's in every batch, a stopped training's) are among
@@ -12,7 +11,6 @@ machine's processor had there: cases, those that failed, the routes of int8, and
 where a case failed or took more than LIMIT seconds.
 """
 
-import datetime
 import os
 import subprocess
 import sys
@@ -44,7 +42,7 @@ TESTS = (
     "training/test_interruption.py",
     "training/test_divergence.py",
 )
-IN_TURN = (
+GATE = (
     "cpu/test_int8.py",
     "cpu/test_linear.py",
     "cpu/test_compiled_loops.py",
@@ -93,11 +91,6 @@ def lacking(found: Sequence[Processor], flags: frozenset[str]) -> list[Processor
     return less
 
 
-def in_turn(found: Sequence[Processor], day: datetime.date) -> Processor:
-    """The day's."""
-    return found[day.toordinal() % len(found)]
-
-
 def measure(processor: Processor, tests: Sequence[str], workers: int) -> records.Record:
     """Return the record of the tests on a processor."""
     began = time.perf_counter()
@@ -105,8 +98,8 @@ def measure(processor: Processor, tests: Sequence[str], workers: int) -> records
     with tempfile.TemporaryDirectory() as folder:
         # Inductor keeps loops with the width of their vectors, and compiles them again for whatever processor asks:
         # loops of 16 numbers, made for AVX-512, then compute every other 8 where vectors have 8.
-        day = {} if tests is IN_TURN else {"FASTTFM_TEST_DAY": "every"}
-        cases = run_tests(paths, workers, {**processor.variables, **day, "TORCHINDUCTOR_CACHE_DIR": folder})
+        which = {"FASTTFM_TESTS": "gate" if tests is GATE else "all", "TORCHINDUCTOR_CACHE_DIR": folder}
+        cases = run_tests(paths, workers, {**processor.variables, **which})
     slowest = max(cases, key=lambda case: float(case.get("time", 0.0)))
     return {
         "stands_for": processor.name,
@@ -159,16 +152,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = [processor.name for processor in PROCESSORS]
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--processor", action="append", choices=names, help="one, or several (default: all there are)")
-    which.add_argument("--in-turn", action="store_true", help="the day's, a few tests, no record")
+    which.add_argument("--gate", action="store_true", help="the one that lacks most, a few tests, no record")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
     args = parser.parse_args(argv)
     found = available(instructions())
-    if args.in_turn:
+    if args.gate:
         others = lacking(found, instructions())
         if not others:
             print(f"{found[-1].name} is all that this processor has: it stands for no other")
             return 0
-        record = measure(in_turn(others, datetime.datetime.now(datetime.timezone.utc).date()), IN_TURN, args.workers)
+        record = measure(others[0], GATE, args.workers)
         print(sentence(record))
         if record["failed"]:
             print(f"again: python -m tests.processors --processor {record['stands_for']}")

@@ -19,10 +19,10 @@ def run_tests(arguments: Sequence[str], workers: int, environment: Mapping[str, 
     workers: processes. environment: what is set beside this process's. Raises CalledProcessError where pytest itself
     fails.
     """
-    spread = str(workers) if workers > 1 else "0"  # 0: in this one process
+    spread = ["-n", str(workers), "--dist", "worksteal"] if workers > 1 else ["-n", "0"]  # 0: in this one process
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        words = [sys.executable, "-m", "pytest", "-q", "-n", spread, "-p", "no:cacheprovider", f"--junitxml={report}"]
+        words = [sys.executable, "-m", "pytest", "-q", *spread, "-p", "no:cacheprovider", f"--junitxml={report}"]
         words += ["-o", "junit_family=xunit1", *arguments]
         variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
         done = run_to_end(words, cwd=machine.ROOT, env=variables)

@@ -1,7 +1,7 @@
 """Fixtures of all tests, of those in pretraining/tests too: the interpreter switch, and where real corpora lie."""
 
 import argparse
-import datetime
+import collections
 import gc
 import importlib.util
 import os
@@ -13,7 +13,7 @@ import sys
 import sysconfig
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import forked
@@ -42,8 +42,9 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 _CACHE = tempfile.TemporaryDirectory(prefix="fasttfm-tests-")  # removed when Python ends
 os.environ["FASTTFM_CACHE"] = _CACHE.name
 
-DAY = os.environ.setdefault("FASTTFM_TEST_DAY", str(datetime.datetime.now(datetime.timezone.utc).toordinal()))
-"""The day, a number, whose cases run of tests marked in_turn; `every` for all of them. pytest's workers inherit it."""
+CASES = os.environ.setdefault("FASTTFM_TESTS", "gate")
+assert CASES in ("gate", "all"), f"FASTTFM_TESTS={CASES}: gate or all"
+"""`gate`: N cases of a test marked sample(N), and none marked whole; `all`: every case. pytest's workers inherit it."""
 
 _ENTERED: list[object] = []
 """Contexts that end with Python."""
@@ -198,40 +199,56 @@ def unlinkable() -> str:
     return next((path for path in paths if " " in path), "")
 
 
-def place_in_turn(item: pytest.Item, days: int) -> int:
-    """The place of a case: its test's, by its name, and in it the sum of its number's digits to the base of days.
+def spread(cases: Sequence[Sequence[str]], count: int) -> list[int]:
+    """The places of `count` cases, the same every time, of which each value of an axis comes about equally often.
 
-    Neighbours have neighbouring days, and where an axis begins anew, another day does: a day's cases have several
-    values of each axis. Tests of one or two cases do not all have the same days.
+    cases: each one's value on every axis. Among cases whose values have come as often, the one farthest from those
+    chosen.
     """
-    callspec = getattr(item, "callspec", None)
-    # arguments that are no fixtures' have the number of the case
-    number = 0 if callspec is None else max(callspec.indices.values())
-    result = zlib.crc32(item.originalname.encode())
-    while number:
-        number, digit = divmod(number, days)
-        result += digit
-    return result
+    chosen: list[int] = []
+    times: collections.Counter[tuple[int, str]] = collections.Counter()
+    while len(chosen) < min(count, len(cases)):
+        left = [place for place in range(len(cases)) if place not in chosen]
+        place = min(
+            left,
+            key=lambda place: (
+                sum(times[value] for value in enumerate(cases[place])),
+                -min((abs(place - other) for other in chosen), default=0),
+                place,
+            ),
+        )
+        chosen.append(place)
+        times.update(enumerate(cases[place]))
+    return sorted(chosen)
 
 
-def runs_today(item: pytest.Item, day: str = DAY) -> bool:
-    """Return whether a case is among the day's."""
-    mark = item.get_closest_marker("in_turn")
-    if mark is None or day == "every":
-        return True
-    return (place_in_turn(item, mark.kwargs["days"]) + int(day)) % mark.kwargs["days"] == 0
+def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """The cases that `make test-all` runs and the gate does not."""
+    tests: dict[str, list[pytest.Item]] = collections.defaultdict(list)
+    for item in items:
+        tests[item.nodeid.partition("[")[0]].append(item)
+    left = []
+    for cases in tests.values():
+        sample = cases[0].get_closest_marker("sample")
+        if sample is not None:
+            chosen = spread([case.callspec._idlist for case in cases], *sample.args)
+            left += [case for place, case in enumerate(cases) if place not in chosen]
+        else:
+            left += [case for case in cases if case.get_closest_marker("whole")]
+    return left
 
 
 def pytest_report_header() -> str:
-    return f"cases in turn: of day {DAY} (FASTTFM_TEST_DAY; every: all of them)"
+    return f"cases: {CASES} (FASTTFM_TESTS; gate: a fixed part, all: every case)"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not any("[" in argument for argument in config.args):  # a case that is named runs
-        others = [item for item in items if not runs_today(item)]
+    if CASES != "all" and not any("[" in argument for argument in config.args):  # a case that is named runs
+        others = left_out(items)
         if others:
             config.hook.pytest_deselected(items=others)
-            items[:] = [item for item in items if runs_today(item)]
+            left = set(map(id, others))
+            items[:] = [item for item in items if id(item) not in left]
     if torch.cuda.is_available():
         return
     needs_gpu = pytest.mark.skip(reason="needs a CUDA or ROCm device")

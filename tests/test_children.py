@@ -82,12 +82,12 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.whole
 def test_no_command_of_a_recipe_runs_a_file_of_the_working_folder(recipe):
     assert not (recipe / "told").exists(), (recipe / "told").read_text()
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.whole
 def test_torchrun_as_documented_runs_no_file_of_the_working_folder(recipe, tmp_path):
     page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     documented = re.findall(r"^torchrun --nproc-per-node 8 (?!--max)[^\n]*", page, re.M)[0].split()
@@ -138,7 +138,7 @@ def search(root: str) -> int:
         return len(list(workers.each(tests._who, [(0.0, 1)] * 4))) - 4
 
 
-@pytest.mark.in_turn(days=6)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("number", "workers"), [(signal.SIGTERM, 1), (signal.SIGTERM, 2), (signal.SIGINT, 2), (signal.SIGHUP, 2)]
 )

@@ -18,7 +18,7 @@ assert plot_curve(folder).read_bytes().startswith(b"\\x89PNG")
 """
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "environment", "settings"),
     [

@@ -153,7 +153,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @on_linux
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "number"), [(name, number) for name, program in PROGRAMS.items() for number in program.signals]
 )

@@ -96,7 +96,7 @@ def test_a_sum_on_sm_80():
 """
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.whole
 def test_what_has_passed_is_executed_again_where_its_ptx_has_changed(small, tmp_path):
     """Not where a comment in the kernel has, or the lines of its statements."""
     file, kernel = tmp_path / "cases" / "test_small.py", tmp_path / "added.py"

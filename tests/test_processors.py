@@ -1,6 +1,5 @@
 """The tests on other processors: which there are, what a run becomes, and that the caps are really caps."""
 
-import datetime
 import os
 import subprocess
 import sys
@@ -40,7 +39,7 @@ def test_a_processor_stands_for_those_it_has_the_instructions_of():
         processors.available(frozenset())
 
 
-def test_one_that_lacks_nothing_is_left_out_of_the_daily_run(monkeypatch, capsys):
+def test_one_that_lacks_nothing_is_left_out_of_the_gate(monkeypatch, capsys):
     def less(flags):
         return [each.name for each in processors.lacking(processors.available(flags), flags)]
 
@@ -52,16 +51,8 @@ def test_one_that_lacks_nothing_is_left_out_of_the_daily_run(monkeypatch, capsys
     assert less(AVX512 | vnni | {"avx512_bf16"}) == ["avx2", "avx512", "avx512-vnni"]
     assert less(AVX512 | vnni | amx | {"avx512_bf16"}) == ["avx2", "avx512", "avx512-vnni"]
     monkeypatch.setattr(processors, "instructions", lambda: AVX2)
-    assert processors.main(["--in-turn"]) == 0
+    assert processors.main(["--gate"]) == 0
     assert "stands for no other" in capsys.readouterr().out
-
-
-def test_every_day_has_the_next():
-    found = processors.available(AVX512)
-    day = datetime.date(2026, 1, 1)
-    days = [processors.in_turn(found, day + datetime.timedelta(days=n)).name for n in range(4)]
-    assert days[:2] == days[2:]
-    assert set(days) == {"avx2", "avx512"}
 
 
 def test_a_run_becomes_a_line_and_replaces_the_one_before(tmp_path, monkeypatch):
@@ -110,5 +101,5 @@ def test_pytorch_numba_and_onednn_obey():
 
 
 def test_the_tests_exist():
-    for test in (*processors.TESTS, *processors.IN_TURN):
+    for test in (*processors.TESTS, *processors.GATE):
         assert (machine.ROOT / "tests" / test).exists(), test

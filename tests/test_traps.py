@@ -91,7 +91,7 @@ NOT_PLANTED = {
 def run_pytest(*arguments: str) -> subprocess.CompletedProcess:
     """pytest in a process of its own, in this folder's tests."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
-    every = {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), "FASTTFM_TEST_DAY": "every"}
+    every = {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), "FASTTFM_TESTS": "all"}
     environment = {**os.environ, **every}
     return subprocess.run(command, cwd=TESTS.parent, env=environment, capture_output=True, text=True, check=False)
 

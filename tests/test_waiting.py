@@ -16,6 +16,7 @@ READS_ONE = {
     "tests/planted/__main__.py": "a record",
     "tests/processors.py": "a record",
     "tests/training/test_meeting.py": "signals at random moments of the meeting",
+    "tests/suite.py": "a record",
     "tests/training/test_interruption.py": "kills at random moments, until one has struck",
     "tests/training/test_trainer.py": "a clock of its own, which no machine stretches",
     "tests/training/test_workers.py": "a command that began two minutes ago",

@@ -75,7 +75,7 @@ def test_packed_and_padded_rows_are_the_same(share):
         torch.testing.assert_close(alone[0], padded[row, :length])
 
 
-@pytest.mark.in_turn(days=6)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("share", ["none", "attention", "ffn", "all"])
 def test_the_kernels_give_the_same_gradients(share):
     torch.manual_seed(0)

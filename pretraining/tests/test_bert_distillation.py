@@ -145,7 +145,7 @@ def teacher(tmp_path_factory):
     return folder
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.whole
 @pytest.mark.parametrize(("preset", "shape"), [("distilbert", []), ("tinybert", ["--d-model", "16", "--d-ff", "24"])])
 def test_a_student_comes_out_of_one_command(teacher, tmp_path, preset, shape, capsys):
     command = ["distill", "bert", str(teacher / "teacher"), "--data", str(teacher / "data"), "--preset", preset]

@@ -87,7 +87,7 @@ def test_a_run_learns_logs_and_its_directory_says_what_it_holds(data, tmp_path):
     assert repeated.bits_per_byte == pytest.approx(repeated.nll / 0.6931471805599453 * tokens / text)
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("changes", [{}, {"precision": "bf16", "update_freq": 2, "ema_decay": 0.9, "clip_norm": 1.0}])
 def test_a_run_in_two_sessions_equals_one_in_a_single_session(data, tmp_path, changes):
     run(data, tmp_path / "whole", **changes)
@@ -187,7 +187,7 @@ def command(data, out, **changes):
     return words
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.whole
 def test_two_ranks_end_in_the_weights_of_one_also_where_the_model_is_divided(run_ranks, data, tmp_path):
     """adam_eps: the gradient of a key's bias is 0, and by Adam's 1e-8 its rounding would become steps."""
     runs = {"one": (1, {}), "two": (2, {}), "divided": (2, {"shard": True})}

@@ -69,7 +69,7 @@ def test_logits_and_gradients_are_equal_and_ours_goes_back(changes, tmp_path):
         torch.testing.assert_close(gradients[name].detach(), parameter.grad, rtol=1e-3, atol=1e-4, msg=name)
 
 
-@pytest.mark.in_turn(days=3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("changes", CHANGES)
 def test_generated_text_is_that_of_transformers(changes, tmp_path):
     their_model = theirs(tmp_path, **changes)

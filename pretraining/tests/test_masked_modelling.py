@@ -80,7 +80,7 @@ def theirs_of(folder, objective):
     return model.train()
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("objective", ["mlm+nsp", "mlm+sop"])
 def test_fifty_updates_are_those_of_hugging_face_and_plain_torch(objective, data, tmp_path):
     theirs = theirs_of(tmp_path, objective)
@@ -172,7 +172,7 @@ def test_fifty_updates_of_electra_are_those_of_hugging_face_and_plain_torch(data
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
 
 
-@pytest.mark.in_turn(days=6)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [

@@ -25,7 +25,7 @@ def data(tmp_path):
     return tmp_path / "D"
 
 
-@pytest.mark.in_turn(days=6)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("preset", ["bert-tiny", "albert-tiny", "electra-tiny"])
 def test_from_text_to_hugging_face_and_back(preset, data, tmp_path, capsys):
     model, folder, repeated = (str(tmp_path / name) for name in ("M", "H", "A"))

@@ -18,7 +18,7 @@ def export(kind, model, there) -> list[str]:
 TOLD = "note: 3 texts are scored as transformers scores them"
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_both_ways_end_in_a_comparison(kind, tmp_path, capsys):
     model, there, back = tmp_path / "model", tmp_path / "there", tmp_path / "back"

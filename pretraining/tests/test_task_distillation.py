@@ -224,7 +224,7 @@ def distill(folder, task, student, out, stage, *more):
     return main([*command, "--preset", f"tinybert-{stage}", "--out", str(out), *more])
 
 
-@pytest.mark.in_turn(days=6)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("task", ["classify", "choices", "squad"])
 def test_two_commands_make_a_student_of_a_task(world, tmp_path, task, capsys):
     layers, whole = tmp_path / "layers", tmp_path / "whole"

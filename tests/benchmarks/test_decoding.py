@@ -26,7 +26,7 @@ def sets(hypotheses):
     return [{*map(tuple, each)} for each in hypotheses]
 
 
-@pytest.mark.in_turn(days=6)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("beam", [1, 4])
 @pytest.mark.parametrize("peer", ["Hugging Face", "CTranslate2"])
 def test_a_peer_filled_with_our_weights_finds_the_same_hypotheses(model, peer, beam):

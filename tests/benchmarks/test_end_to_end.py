@@ -38,7 +38,7 @@ def text(tmp_path):
     return folder
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.whole
 @pytest.mark.slow
 def test_a_run_of_the_plain_trainer_leaves_a_record(text, tmp_path, monkeypatch, capfd):
     small = end_to_end.Corpus(

@@ -80,7 +80,7 @@ def best_of_ctranslate2(model: Transformer, beam: int, alpha: float) -> list[lis
     return [each[0] for each in search(sources())]
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("beam", [1, 4, 8])
 def test_hugging_face_finds_nothing_better(model, beam, alpha):
     settings = DecodingConfig(beam=beam, length_penalty="power", alpha=alpha, max_len_a=0.0, max_len_b=LONGEST)
@@ -93,7 +93,7 @@ def test_hugging_face_finds_nothing_better(model, beam, alpha):
     assert equal >= 0.97 * COUNT
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("beam", [1, 4, 8])
 def test_ctranslate2_finds_nothing_better(model, beam, alpha):
     settings = DecodingConfig(

@@ -73,7 +73,7 @@ class LazyList(list):
         return (plain(x) for x in super().__iter__())
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "provider",
     [
@@ -155,7 +155,7 @@ def turned_around(x):
     x.data.copy_(x.data.flip(0))
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("write", [scaled, zeroed, turned_around])
 @pytest.mark.parametrize("since", [1, 2, 5, 8])
 def test_who_writes_over_the_inputs_has_no_time(write, since):
@@ -214,7 +214,7 @@ def test_who_stops_computing_after_the_check_has_no_time(passes):
     assert "by now" in reason
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("last", [1, 2, 3, 8, 9])
 @pytest.mark.parametrize("error", [RuntimeError("no more"), SystemExit(0)])
 def test_who_raises_at_any_run_is_refused(last, error):

@@ -42,7 +42,7 @@ def run(case, setting=SMOKE):
     return harness.run(case, setting, CLOCKS.of(case), 0.0, machine=HERE, least_rounds=1)
 
 
-@pytest.mark.in_turn(days=6)
+@pytest.mark.sample(1)
 @pytest.mark.filterwarnings("ignore")  # SDPA warns of what it refuses
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("group", [kernels, blocks])

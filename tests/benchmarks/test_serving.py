@@ -32,7 +32,7 @@ def test_a_wrong_answer_ends_it(tmp_path, monkeypatch):
         serving.measure(model, LINES, clients=1, seconds=60)
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.whole
 def test_loads_of_requests_that_do_not_wait_for_each_other(tmp_path):
     pytest.importorskip("ctranslate2")
     model = write_model_dir(tmp_path / "model", trained=False)

@@ -99,7 +99,7 @@ print(number - 1)
 """
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("scenario", ["first", "next", "beside", "again", "average"])
 def test_kill_9_before_each_call_of_a_save_leaves_whole_checkpoints(tmp_path, scenario):
     command = [sys.executable, "-c", EVERY_CALL, str(tmp_path), scenario]

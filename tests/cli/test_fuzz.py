@@ -59,13 +59,13 @@ def whole_world(world, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_hostile_situations_end_in_a_line_and_lose_nothing(chunk, world, tmp_path):
     assert_nothing_is_wrong("FASTTFM_FUZZ", chunk, world, tmp_path, lambda number, draw: draw_situation(draw))
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_every_command_ends_in_a_line_and_loses_nothing(chunk, whole_world, tmp_path):
     """Each command and verb in turn, of however many there are."""

@@ -19,7 +19,7 @@ from fasttfm.cli.main import main
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("name", WRITERS)
@@ -44,7 +44,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.parametrize("size", [0, 300, 4000])
 def test_a_full_disk_leaves_nothing_half_made(name, size, tmp_path, monkeypatch, capfd):

@@ -123,7 +123,7 @@ def test_no_path_holds_a_null_byte(name):
             given(name, {action: "a\0b"})
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(14)
 @pytest.mark.parametrize(("name", "output", "other"), PAIRS)
 def test_no_output_is_another_path_of_the_command(name, output, other, world):
     """As it is, by another spelling, by a link and by a hard link."""
@@ -263,7 +263,7 @@ WRITERS = {
 }
 
 
-@pytest.mark.in_turn(days=6)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("first", WRITERS)
 def test_no_command_replaces_a_folder_that_another_made(first, model, capfd):
     """`quantize MODEL --out DATA` put a model in the place of the prepared data, with status 0."""

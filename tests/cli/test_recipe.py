@@ -53,7 +53,7 @@ def test_a_dry_run_goes_through_every_command(name: str, corpora: Path, tmp_path
     assert len((tmp_path / "work" / f"{recipe.test}.{target}").read_text().splitlines()) == 6
 
 
-@pytest.mark.in_turn(days=6)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["multi30k", "paper-base-en-fr", "tensor2tensor-base-de-en"])
 def test_a_dry_run_downloads_nothing(name, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)

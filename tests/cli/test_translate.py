@@ -456,7 +456,7 @@ def test_a_strange_line_is_one_line(translate, model_dir, line):
     assert out.count("\n") == len(out.splitlines()) == 3
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "flags",
     [["--alignment", "links"], ["--markup"], ["--terminology", "terms"], ["--split-sentences", "en"],
@@ -481,7 +481,7 @@ def test_strange_lines_are_one_line_whatever_is_asked_for(translate, model_dir, 
     assert translate(model_dir, *flags, text="") == (0, "", [])
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("choice", "message"),
     [("fast", "FASTTFM_BACKEND is 'fast': choose auto, triton or torch"), ("triton", "TRITON_INTERPRET=1")],

@@ -168,7 +168,7 @@ def test_blocks_may_lie_within_each_other_and_are_a_threads_own():
     assert elsewhere == [False]
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("inputs", "outputs"), [(48, 40), (512, 640)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_row_has_the_same_bits_however_many_are_multiplied(dtype, inputs, outputs):

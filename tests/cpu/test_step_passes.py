@@ -98,7 +98,7 @@ def test_what_is_no_number_stays_none(dtype):
         assert step_passes.attend_to_memory(x[1:].nan_to_num(1), keys, keys, index, lengths).isnan().all()
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(2)
 @dtypes
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("beam", [1, 5])

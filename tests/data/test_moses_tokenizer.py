@@ -50,7 +50,7 @@ def vocabulary(codes, lines, **changes):
     return MosesVocabulary(**{**{name: getattr(made, name) for name in made.__dataclass_fields__}, **changes})
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("written", [subword_nmt_file, fastbpe_file])
 def test_pieces_are_those_of_a_plain_encoding_and_text_comes_back(text, codes, written):
     tokenizer = MosesTokenizer(written(codes).encode(), vocabulary(codes, text + HARD))

@@ -41,7 +41,7 @@ SIZES = {"a small model": (48, 3), "a wide model": (512, 8)}
 """Weights too small to be laid out for oneDNN, and so large that it splits their sums."""
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8], ids=lambda x: str(x)[6:])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("beam", [1, 4])
@@ -59,7 +59,7 @@ def test_bits_are_the_same_in_every_batch_and_order(dtype, size, beam):
         assert results == [alone[position] for position in chosen], count
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8], ids=lambda x: str(x)[6:])
 @pytest.mark.parametrize("size", SIZES)
 def test_bits_are_the_same_with_any_number_of_threads(dtype, size, threads):

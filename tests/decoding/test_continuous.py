@@ -60,7 +60,7 @@ def join_at_random(running: RunningSearch, seed: int) -> dict[int, list]:
     return found
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("kind", "name"),
     [

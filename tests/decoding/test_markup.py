@@ -270,7 +270,7 @@ def test_tags_are_those_that_a_regular_expression_finds():
         assert found == [(*match.span(), match["name"] or "") for match in REFERENCE.finditer(text)]
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("unit", ["<!--", "<?", '<a "', "<a '<b \"", "<a", "<!d", "<script>", "<b></b>"])
 def test_a_megabyte_of_tags_that_do_not_end_takes_seconds(unit):
     """A regular expression looks for the end of each anew: minutes."""

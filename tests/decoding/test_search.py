@@ -41,7 +41,7 @@ def test_beam_one_is_greedy_search():
     assert {len(tokens) for tokens in expected} >= {1, 2, 3, 6}, "the table must give outputs of many lengths"
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("length_penalty", ["gnmt", "power", "avg", "none"])
 @pytest.mark.parametrize("alpha", [0.6, 2.0])
 @pytest.mark.parametrize("min_len", [0, 2])

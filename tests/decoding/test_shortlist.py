@@ -49,7 +49,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("kind", "width", "name"),
     [

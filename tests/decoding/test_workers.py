@@ -65,7 +65,7 @@ def test_weights_are_mapped_and_not_copied(workers):
     assert all("memfd" in line for line in dict(workers.each(_mapping_of_weights, [()]))[0])
 
 
-@pytest.mark.in_turn(days=6)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("error", [UserError("what the user must do"), ZeroDivisionError("a bug"), MemoryError("full")])
 def test_an_error_is_raised_once_and_the_workers_start_again(workers, error):
     with pytest.raises(type(error), match=str(error)) as caught:

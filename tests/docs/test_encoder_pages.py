@@ -22,7 +22,7 @@ def blocks(page, kind):
     return [block for name, block in written if name == kind]
 
 
-@pytest.mark.in_turn(days=6)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("page", ["bert.md", "albert.md", "electra.md"])
 def test_the_commands_run_one_after_the_other(page, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")

@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to-fine-tune.md"
 SMALL = "--d-model 16 --heads 2 --d-ff 32 --encoder-layers 1 --decoder-layers 1 --max-tokens 512 --max-update 3"
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.whole
 def test_every_command_of_the_page_does_what_it_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_demo_corpus(tmp_path / "demo")

@@ -117,7 +117,7 @@ def test_a_reader_replaces_torch_nn(reader):
     assert "FusedBertOutput" in reader.said
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.whole
 @pytest.mark.slow
 def test_a_reader_measures(reader):
     pytest.importorskip("jsonschema")
@@ -137,7 +137,7 @@ def test_a_reader_goes_from_text_to_bleu(reader):
     assert (reader.here / "attention.png").stat().st_size > 1000
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.whole
 @pytest.mark.slow
 def test_a_reader_trains_on_wmt(tmp_path):
     reader = Reader(tmp_path, forks=False)

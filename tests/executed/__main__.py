@@ -26,7 +26,7 @@ from tests.pytest_runs import counts, run_tests
 
 TESTS = (machine.ROOT / "tests" / "executed", machine.ROOT / "ptx-check" / "tests" / "kernels")
 CHIPS = ("sm_60", "sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
-VARIABLES = {"TRITON_INTERPRET": "0", "FASTTFM_TEST_DAY": "every"}
+VARIABLES = {"TRITON_INTERPRET": "0", "FASTTFM_TESTS": "all"}
 NO_CHIP = "none named"
 """Of cases whose name has no chip: examples, published faults of the compiler."""
 

@@ -51,7 +51,7 @@ def _product_of_masked_numbers(a, mask, b, out, K: tl.constexpr):
     tl.store(out + i[:, None] * 16 + j[None, :], tl.dot((even + odd).to(b.dtype.element_ty), y))
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("chip", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "tf32"])
 @pytest.mark.parametrize("depth", [16, 32])
@@ -126,7 +126,7 @@ def _product_with_bytes(a, b, out, N: tl.constexpr):
     tl.store(out + offsets, tl.dot(tl.load(a + offsets).to(b.dtype.element_ty), tl.load(b + offsets)))
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("chip", ["sm_80", "sm_90"])
 def test_a_product_of_bytes_and_a_wider_type(chip, dtype):

@@ -1,8 +1,8 @@
 """The PTX of every kernel family, forward and backward, executed on a CPU and held against reference.py.
 
-Tiles are those that ship for each chip. `make test` takes EVERYWHERE on every chip and the larger problems each once,
-dtypes in turn, a third of it each day, because compiling is what takes time; `make executed` takes all on every chip
-in every dtype.
+Tiles are those that ship for each chip. `make test-all` takes EVERYWHERE on every chip and the larger problems each
+once, dtypes in turn, and `make test` some of those, because compiling is what takes time; `make executed` takes all on
+every chip in every dtype.
 """
 
 import itertools
@@ -95,7 +95,7 @@ def cases(which):
     )
 
 
-@pytest.mark.in_turn(days=6)
+@pytest.mark.sample(24)
 @cases(CHOSEN)
 def test_a_kernel_computes_what_the_reference_does_and_nothing_forbidden(problem, chip, dtype):
     check(problem, chip, DTYPES[dtype])
@@ -126,7 +126,7 @@ def test_query_heads_that_share_a_head_of_keys(keys, chip):
     check(_attention(1, 4, 19, keys, 64, 64, key_heads=1, causal=True, p=0.1), chip, torch.bfloat16)
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("chip", ["sm_80", "sm_89", "sm_90", "sm_120"])
 @pytest.mark.parametrize(
     "problem",
@@ -151,7 +151,7 @@ def test_keys_and_values_of_which_one_is_aligned(widths):
     check(_attention(1, 1, 37, 139, *widths), "sm_90", torch.bfloat16)
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("chip", "dtype", "queries"), list(zip(CHIPS, itertools.cycle(DTYPES), (1, 9, 1, 9))))
 def test_a_cache_in_pages_is_read_where_the_table_says_and_nowhere_else(chip, dtype, queries):
     """Shares of a sequence, uneven pages and heads, a table with pages that there are not: no read outside of it."""
@@ -176,7 +176,7 @@ def test_a_cache_in_pages_is_read_where_the_table_says_and_nowhere_else(chip, dt
     assert_as_accurate(output, specified(DTYPES[dtype]), specified(torch.float64))
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("chip", "dtype"), list(zip(CHIPS, itertools.cycle(DTYPES))))
 def test_windows_caps_slopes_and_sinks_between_two_products_of_cublas(chip, dtype, monkeypatch):
     monkeypatch.setattr(attention_launch, "route", lambda *size: "softmax")
@@ -184,7 +184,7 @@ def test_windows_caps_slopes_and_sinks_between_two_products_of_cublas(chip, dtyp
     check(_attention(2, 2, 11, 45, 24, 40, **options, lengths=[45, 0], key_heads=1, p=0.1), chip, DTYPES[dtype])
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("keys", [16, 45])
 def test_a_softmax_in_place_overwrites_nothing_that_another_thread_reads(keys, chip):

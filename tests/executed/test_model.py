@@ -29,7 +29,7 @@ def step(model: Transformer, packed: bool) -> list[torch.Tensor]:
     return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
 @pytest.mark.parametrize("chip", CHIPS)
 def test_a_training_step_loses_what_plain_pytorch_does(chip, packed):
@@ -44,7 +44,7 @@ def test_a_training_step_loses_what_plain_pytorch_does(chip, packed):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=2e-4)
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("chip", CHIPS)
 def test_a_search_finds_what_plain_pytorch_finds(chip):
     model = model_of(dropout=0.0).eval()

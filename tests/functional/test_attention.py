@@ -196,7 +196,7 @@ def operator_calls():
     yield "attention_packed", (*packed, *starts, 4, 6, None, None, True, 1, 0.2, 0.3, seed, 0, *scored, "triton")
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("name", "args"), list(operator_calls()), ids=lambda a: a if isinstance(a, str) else a[-1])
 def test_opcheck(name, args):
     operator = getattr(torch.ops.fasttfm, name).default

@@ -29,7 +29,7 @@ def specification(joint, query=None, **options):
     return reference.attention(q, k, v, **options)[0].transpose(1, 2).flatten(2)
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
 @pytest.mark.parametrize("keys", [S, 150], ids=["short", "long"])
@@ -60,7 +60,7 @@ def test_half_precision_is_as_exact_as_apart(backend):
         assert torch.equal(*(torch.autograd.grad(out, joint, probe)[0] for out in (actual, separate)))
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
 @pytest.mark.parametrize("keys", [S, 150], ids=["short", "long"])
@@ -146,7 +146,7 @@ PLAIN = None, -1, 0.0, None, 0, None
 """Options of which a joint call has none: offsets, window, soft cap, slopes, what is past the diagonal, sinks."""
 
 
-@pytest.mark.in_turn(days=6)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
 def test_opcheck(backend, cross):

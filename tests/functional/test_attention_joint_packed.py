@@ -62,7 +62,7 @@ def test_biases_of_the_projections_take_their_gradients(backend, cross, parts):
         torch.testing.assert_close(d_bias, d.sum(0).flatten(), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.in_turn(days=6)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
 def test_opcheck(backend, cross):

@@ -109,7 +109,7 @@ def test_pytorch_computes_and_differentiates_it(name, dtype, p):
     torch.testing.assert_close(ours, theirs, **close)
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("route", ["flash", "short", "softmax", "softmax, walked"])
 @pytest.mark.parametrize("name", SCORING)
 def test_kernels_compute_and_differentiate_it(name, route, monkeypatch):
@@ -217,7 +217,7 @@ def test_wrong_arguments_are_named_in_one_line(options, error, message):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.in_turn(days=6)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("route", ["torch", "flash", "short", "softmax", "softmax, walked"])
 def test_a_sink_of_inf_takes_all_weight_and_one_of_nan_is_not_hidden(route, monkeypatch):
     """The gradients are 0 where no weight is left, also of the sink, whose own weight is 1 whatever it is."""

@@ -147,7 +147,7 @@ def test_the_specifications_log_sum_exp_is_that_of_its_weights(case):
         assert float(lse[b, h, i]) == pytest.approx(math.log(total) if total else -math.inf, rel=1e-6)
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("shares", [1, 3])
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.parametrize("pages", [True, False])

@@ -45,7 +45,7 @@ def given(name):
     return function, [torch.randn(shape) for shape in shapes]
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_grad_vjp_and_jacrev_are_those_of_the_specification(name, backend):

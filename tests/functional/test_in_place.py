@@ -82,7 +82,7 @@ def may_refuse(name, number, dropout_p):
     return name in FUSED and not dropout_p
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("name", functions())
 @pytest.mark.parametrize("dropout_p", [0.0, 0.25])
 def test_an_output_of_a_function_may_be_changed_in_place(name, dropout_p, size):
@@ -105,7 +105,7 @@ def test_an_output_of_a_function_may_be_changed_in_place(name, dropout_p, size):
         torch.testing.assert_close(got, gradients_after(beside, output(number), leaves))
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", modules())
 def test_an_output_of_a_module_may_be_changed_in_place_as_torch_nn(name, size):
     torch.manual_seed(0)

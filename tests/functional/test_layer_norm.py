@@ -180,7 +180,7 @@ def test_streams_tell_the_calls_of_a_model_apart():
 # ---------------------------------------------------------------------------------------------- as a torch operator
 
 
-@pytest.mark.in_turn(days=6)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("route", ["torch", "triton"])
 @pytest.mark.parametrize("parameters", [True, False])
 def test_opcheck(route, parameters):

@@ -38,7 +38,7 @@ def looped(call: Callable[..., Any], inputs: list[Tensor], dims: tuple[int | Non
     return tuple(torch.stack(outputs) for outputs in zip(*(tensors(call(*sample)) for sample in samples)))
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_function_maps_over_one_tensor_and_over_all(name: str, route: str) -> None:

@@ -124,7 +124,7 @@ def outcome(model, tensors, options):
     return [out, *torch.autograd.grad((out * weights).sum(), [*tensors, *model.parameters()])]
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("route", ["torch", "triton"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_layer_computes_what_the_layer_does_whose_forward_it_takes(name, route, repository, package):

@@ -282,7 +282,7 @@ def test_what_save_pretrained_writes_comes_back(tmp_path, shared):
     assert load_file(tmp_path / "c" / "model.safetensors").keys() == stored.keys()
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_seq2seq_trainer_trains_saves_and_loads_its_best(tmp_path, model_dir, smoothing):
     pytest.importorskip("accelerate")

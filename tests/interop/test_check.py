@@ -17,7 +17,7 @@ def command(*words) -> int:
     return main(list(map(str, words)))
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("form", PACKAGES)
 @pytest.mark.parametrize("fields", [{}, {"activation": "silu", "output_bias": True}, {"share_embeddings": "decoder"}])
 def test_both_ways_end_in_a_comparison(tmp_path, capsys, form, fields):
@@ -43,7 +43,7 @@ def test_graphs_are_compared_with_onnxruntime(tmp_path, capsys):
     assert "note: 3 texts are translated as onnxruntime translates them" in capsys.readouterr().out.splitlines()
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("form", PACKAGES)
 @pytest.mark.parametrize(
     "part",

@@ -28,7 +28,7 @@ CLOSE = {"float16": 0.02, "bfloat16": 0.15}
 """Of log-probabilities, where positions were rounded: here sinusoids are computed anew; else 1e-4."""
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 @pytest.mark.parametrize("name", TRANSLATION)
 def test_three_sentences_are_translated_and_scored_as_there(name, quantization, tmp_path, monkeypatch):

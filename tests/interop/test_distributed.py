@@ -12,7 +12,7 @@ from .distributed_worker import model_and_batch
 KINDS = ("ddp", "replaced-in-ddp", "fsdp")
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("numba", ["numba", "plain"])
 def test_two_processes_agree_with_one(numba: str, tmp_path: Path) -> None:

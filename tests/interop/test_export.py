@@ -43,7 +43,7 @@ def by_ctranslate2(folder, beam: int) -> list[str]:
     return [target.decode_pieces(each.hypotheses[0]).strip() for each in results]
 
 
-@pytest.mark.in_turn(days=6)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_ctranslate2_translates_as_we_do(tmp_path, name):
     model_dir = write_model_dir(tmp_path / "model", **ARCHITECTURES[name])
@@ -52,7 +52,7 @@ def test_ctranslate2_translates_as_we_do(tmp_path, name):
         compare(model_dir, by_ctranslate2(folder, beam), beam)
 
 
-@pytest.mark.in_turn(days=6)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("fields", [{}, {"activation": "silu", "output_bias": True}, {"share_embeddings": "decoder"}])
 def test_hugging_face_translates_as_we_do(tmp_path, fields):
     transformers = pytest.importorskip("transformers")

@@ -122,7 +122,7 @@ def accelerated(make: Callable[[], Any]) -> tuple[Any, Any]:
     return eager, ours
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("turn", [pair, accelerated])
 @pytest.mark.parametrize("padding", [False, True])
 @pytest.mark.parametrize("name", DECODERS)

@@ -51,7 +51,7 @@ def calls(products: list[torch.Tensor], model: Any, inputs: dict[str, Any]) -> i
     return len(products)
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", [*KINDS, "falcon with ALiBi"])
 def test_outputs_and_gradients_are_eager_s_and_each_layer_is_one_operator(
     kind: str, products: list[torch.Tensor]

@@ -323,7 +323,7 @@ def test_positions_and_fields_that_are_not_read_are_told(tmp_path, opus):
 # CTranslate2
 
 
-@pytest.mark.in_turn(days=3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "fields",
     [
@@ -374,7 +374,7 @@ def test_every_quantization_of_ctranslate2_comes_back(tmp_path, opus, quantizati
         torch.testing.assert_close(rounded.weights[name], weight, rtol=0.01, atol=float(largest) / 127)
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("quantization", ["int8", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"])
 @pytest.mark.parametrize(
     "fields",

@@ -39,7 +39,7 @@ def close(got: list[Tensor], expected: list[Tensor]) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_torch_compile_without_a_graph_break(dynamic: bool) -> None:
     model = Model()

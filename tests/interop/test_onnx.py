@@ -35,7 +35,7 @@ def greedy(folder, sources: list[list[int]]) -> list[list[int]]:
     return [output[: output.index(EOS)] if EOS in output else output for output in outputs]
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "fields",
     [

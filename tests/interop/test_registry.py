@@ -39,7 +39,7 @@ def sweep(kinds: list[str]) -> tuple[Counter[str], dict[str, str]]:
     return counts, wrong
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.whole
 def test_known_models_and_a_sample_are_equal_or_refused_in_outputs_and_gradients() -> None:
     """The whole registry is `python -m tests.registry`."""
     kinds = [*NAMED, *(kind for kind in list(small.classes())[::30] if kind not in NAMED)]
@@ -101,7 +101,7 @@ def test_an_older_transformers_is_named_in_a_line() -> None:
     )
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["bert", "bart", "gpt2", "bloom", "gemma2", "gpt_oss"])
 def test_a_model_on_the_kernels_gives_eager_s_outputs_and_gradients(kind: str) -> None:
     eager = small.make(small.classes()[kind])

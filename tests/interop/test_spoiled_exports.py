@@ -115,7 +115,7 @@ def kind(request, monkeypatch):
 # --------------------------------------------------------------------------------------------------- where it writes
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(2)
 def test_a_place_that_cannot_be_written_is_named_and_left_as_it_is(kind, tmp_path, monkeypatch, capsys):
     model = tmp_path / "model"
     write_model(kind, model)
@@ -144,7 +144,7 @@ def test_a_place_that_cannot_be_written_is_named_and_left_as_it_is(kind, tmp_pat
     assert main(export_words(kind, model, tmp_path / "out")) == 0
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(2)
 def test_a_full_disk_leaves_what_was_there(kind, tmp_path, capsys):
     """A limit on the size of files stands for the disk."""
     model, out = tmp_path / "model", tmp_path / "out"
@@ -192,7 +192,7 @@ class Interrupter:
         return call
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(2)
 def test_an_interrupt_leaves_nothing_or_all(kind, tmp_path, monkeypatch, capsys):
     model, out = tmp_path / "model", tmp_path / "out"
     write_model(kind, model)
@@ -247,7 +247,7 @@ def of_settings(name: str, given: dict[str, Any]) -> Iterator[Fault]:
             yield name, lambda to, changed=changed: (to / name).write_text(write_yaml(changed)) and None
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(2)
 def test_a_damaged_model_is_refused_or_exported_as_ever(kind, tmp_path, capsys):
     model, out = tmp_path / "model", tmp_path / "out"
     write_model(kind, model)

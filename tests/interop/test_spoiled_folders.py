@@ -242,7 +242,7 @@ def complaint(kind: str, folder: Path, out: Path, what: str, good: dict[str, byt
     return "another model, and nothing was told"
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_spoiled_folder_is_refused_told_or_without_effect(kind, tmp_path, capsys):
     folder, out = tmp_path / "good", tmp_path / "out"

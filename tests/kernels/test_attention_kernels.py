@@ -163,7 +163,7 @@ def test_short_rows_of_many_more_keys_than_a_tile_has_queries(take, dtype):
     check(take, "short", inputs, causal=True, causal_offset=70, **seeded(0.1))
 
 
-@pytest.mark.in_turn(days=3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("route", ["flash", "softmax"])
 @pytest.mark.parametrize(("L", "S"), [(1, 1500), (1023, 1), (17, 130)])
 def test_long_and_odd_lengths(take, route, L, S):
@@ -194,7 +194,7 @@ CALLS = {
 }
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("chip", ["sm_60", "sm_80", "sm_90", "sm_120", "gfx942"])
 def test_shipped_tiles_equal_reference(monkeypatch, chip, name):
@@ -267,7 +267,7 @@ def test_two_runs_agree_bit_for_bit(take, route):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("shape", [(1, 1, 1, 33), (2, 1, 35, 1), (1, 2, 35, 33), (33,), ()])
 @pytest.mark.parametrize("shares", [1, 3])
 def test_gradient_of_a_broadcast_mask_is_summed_in_parts(take, monkeypatch, shape, shares):

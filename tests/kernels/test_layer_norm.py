@@ -106,7 +106,7 @@ def test_parameter_gradients_of_rows_too_wide_to_sum_in_registers():
     check_plain(tensors((2, kernel.WIDEST + 1), torch.float32, torch.float32))
 
 
-@pytest.mark.in_turn(days=6)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("columns", "x", "stream"),
     [
@@ -137,7 +137,7 @@ def test_programs_that_take_several_tiles_of_several_rows_sum_every_row_once():
     check(tensors((rows, columns), torch.float32, torch.float32))
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("post_norm", [False, True], ids=["pre-norm", "post-norm"])
 @pytest.mark.parametrize("dropout_p", [0.0, 0.3])
 @pytest.mark.parametrize(("x", "stream"), [*PAIRS[:1], *PAIRS[2:]], ids=str)

@@ -32,7 +32,7 @@ def reference_weights(query, key, mask=None, *, dropout_p=0.0, seed=None, site=0
     return weights * keep.view(weights.shape) * reference.dropout_scale(dropout_p)
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(1)
 @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(
     dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),

@@ -192,7 +192,7 @@ def everything(dtype):
     with_gradients(lambda w: F.embed(torch.ones(2, 3, dtype=torch.int64), w, dropout_p=0.1), tensor(10, 512))
 
 
-@pytest.mark.in_turn(days=6)
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("chip", "kind"),

@@ -17,7 +17,7 @@ def run(script: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.in_turn(days=6)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("chip", "kind"), [("sm_90", "bf16"), ("sm_60", "fp32"), ("gfx942", "fp16")])
 def test_a_batch_of_another_shape_compiles_nothing_anew(chip, kind):
     launches, compiled = (int(word) for word in run("what_compiles.py", chip, kind).split() if word.isdigit())

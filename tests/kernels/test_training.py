@@ -89,7 +89,7 @@ def losses(norm_first: bool, steps: int) -> list[float]:
     return seen
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_eight_steps_lose_the_same_through_kernels_and_specification(norm_first, monkeypatch):
     steps = 8

@@ -23,7 +23,7 @@ def gradients(model, loss, batch):
     return value.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
-@pytest.mark.in_turn(days=6)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("route", ["torch", "triton"])
 @pytest.mark.parametrize("norm_first", [False, True], ids=["post-norm", "pre-norm"])
 def test_a_training_pass_is_one_graph_with_the_same_loss_and_gradients(route, norm_first):

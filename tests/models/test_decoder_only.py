@@ -69,7 +69,7 @@ def test_steps_with_a_cache_give_the_full_pass(pieces, share_layers):
     torch.testing.assert_close(model.step(repeated[:, 6:], cache), model(repeated)[:, 6])
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("share_layers", [False, True])
 def test_merged_launches_change_no_gradient_and_are_fewer(share_layers):
     model = tiny(share_layers, activation="relu")

@@ -13,9 +13,9 @@ KINDS = {"fsdp": 2, "tensor-parallel": 1}
 """How many parts of the batch there are, over which FSDP averages gradients."""
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(1)
 @pytest.mark.slow
-@pytest.mark.parametrize("numba", ["numba", "plain"])
+@pytest.mark.parametrize("numba", ["plain", "numba"])
 def test_two_processes_agree_with_one(numba: str, tmp_path: Path) -> None:
     skip_without(numba)
     worker = str(Path(__file__).with_name("distributed_worker.py"))

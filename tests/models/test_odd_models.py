@@ -58,7 +58,7 @@ def agree(actual, wanted):
 # ------------------------------------------------------------------------------------------------------------- hooks
 
 
-@pytest.mark.in_turn(days=6)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("route", ["torch", "triton"])
 @pytest.mark.parametrize("norm_first", [False, True], ids=["post-norm", "pre-norm"])
 def test_every_hook_fires_and_changes_nothing_by_being_there(norm_first, route):
@@ -109,7 +109,7 @@ class Scaled(nn.Linear):
         return 2 * super().forward(x)
 
 
-@pytest.mark.in_turn(days=6)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("route", ["torch", "triton"])
 @pytest.mark.parametrize("name", ["encoder.layers.0.linear1", "decoder.layers.1.self_attn.out_proj", "output"])
 def test_a_derived_linear_layer_is_called(name, route):
@@ -124,7 +124,7 @@ def test_a_derived_linear_layer_is_called(name, route):
     torch.testing.assert_close(step(model, route)[0], wanted[0], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.in_turn(days=6)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("route", ["torch", "triton"])
 @pytest.mark.parametrize("name", ["encoder.layers.0.linear1", "decoder.layers.1.multihead_attn.out_proj"])
 def test_pruning_acts_and_training_goes_on(name, route):

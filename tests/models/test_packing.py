@@ -39,7 +39,7 @@ def run(model, batch, route, precision=None, **options):
     return loss.detach(), nll, tokens, {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
-@pytest.mark.in_turn(days=3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("route", ["torch", "triton"])
 @pytest.mark.parametrize("changes", [{}, {"norm_first": True, "final_norm": True}, {"activation": "gelu"}], ids=str)
 def test_loss_and_every_gradient_are_those_of_the_padded_batch(route, changes):
@@ -52,7 +52,7 @@ def test_loss_and_every_gradient_are_those_of_the_padded_batch(route, changes):
         torch.testing.assert_close(packed_gradients[name], gradient, rtol=1e-4, atol=1e-4, msg=name)
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("route", ["torch", "triton"])
 def test_half_precision_and_dropout_run_and_attention_drops_what_it_drops_of_the_padded_batch(route):
     model, batch = model_and_batch(attention_dropout=0.3)

@@ -43,7 +43,7 @@ VARIANTS = {
 }
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_gradient_is_that_of_parameters_read_as_they_are(variant):
     model, batch = model_and_batch(**{"dropout": 0.0, **VARIANTS[variant]})

@@ -62,7 +62,7 @@ def test_an_encoder_with_padding_compiles_for_inference(backend: str) -> None:
         close(run(x, src_key_padding_mask=~keep)[keep], encoder(x, src_key_padding_mask=~keep)[keep])
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("need_weights", "backend"),
     [

@@ -13,7 +13,7 @@ def inputs(name: str, length: int) -> list[torch.Tensor]:
     return [torch.randn(2, length, 16, generator=generator) for _ in range(input_count(name))]
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", modules())
 @pytest.mark.parametrize("named", [False, True])
 def test_an_exported_module_is_right_at_every_length(name: str, named: bool) -> None:
@@ -28,7 +28,7 @@ def test_an_exported_module_is_right_at_every_length(name: str, named: bool) -> 
         torch.testing.assert_close(first(exported(*given)), first(module(*given)), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", modules())
 def test_a_compiled_module_is_one_graph_for_every_length(name: str) -> None:
     torch.manual_seed(0)

@@ -36,7 +36,7 @@ def test_the_inputs_that_torch_tests_itself_with() -> None:
     assert upstream_cases("torch") >= 500
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 2, 4, 6])
 def test_the_inputs_that_torch_tests_itself_with_on_the_kernels(first: int) -> None:
@@ -192,7 +192,7 @@ def test_as_many_sequences_as_positions_are_not_confused(training: bool, grad: b
         torch.testing.assert_close(ours.train(training)(x, mask=mask), theirs.train(training)(x, mask=mask))
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("lengths", [(1020, 1024), (1024, 1025, 1031, 1040)])
 @torch.no_grad()
 def test_sequences_of_a_thousand_positions(lengths: tuple[int, ...]) -> None:

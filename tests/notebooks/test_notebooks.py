@@ -35,7 +35,7 @@ def test_the_outputs_in_the_file_are_those_of_its_code(name):
     assert (FOLDER / f"{name}.ipynb").stat().st_size < 350_000
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.whole
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "smaller"),

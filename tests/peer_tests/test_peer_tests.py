@@ -88,7 +88,7 @@ def test_skipped():
 """
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.whole
 def test_a_suite_runs_with_fasttfm_in_place_of_the_project_and_without(tmp_path: Path) -> None:
     for name in PYTORCH.files:
         tmp_path.joinpath(name).parent.mkdir(parents=True, exist_ok=True)

@@ -4,12 +4,11 @@
     python -m tests.planted --room kernels      those of one room, or several; nothing is recorded
 
 A test suite that is made quicker must find what it found. Each fault replaces a piece of text in a copy of the tree,
-never in the tree itself; of the tests only those run that are named with it, and of their cases those of the day. The
-line in benchmarks/results/planted.jsonl takes the place of the one of this machine's processor. Ends with status 1
+never in the tree itself; of the tests only those run that are named with it, and of their cases those of `make test`.
+The line in benchmarks/results/planted.jsonl takes the place of the one of this machine's processor. Ends with status 1
 where a fault was not noticed.
 """
 
-import datetime
 import os
 import shutil
 import subprocess
@@ -27,8 +26,6 @@ from fasttfm.children import run_to_end
 from fasttfm.parsing import parse_yaml
 
 ROOT = machine.ROOT
-DAY = os.environ.setdefault("FASTTFM_TEST_DAY", str(datetime.datetime.now(datetime.timezone.utc).toordinal()))
-"""As tests/shared_fixtures.py has it, for the tests that it starts."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +67,11 @@ def is_noticed(fault: Fault, folder: Path) -> bool:
     file.write_text(text.replace(fault.old, fault.new), encoding="utf-8")
     places = os.pathsep.join(str(folder / place) for place in (".", "ptx-check/src", "pretraining/src"))
     # bytecode is told from its source by size and second: a fault may change neither
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": places, "PYTHONDONTWRITEBYTECODE": "1"}
+    variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": places, "PYTHONDONTWRITEBYTECODE": "1", "FASTTFM_TESTS": "gate"}
     words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *fault.tests]
     try:
         pipe = subprocess.PIPE
-        done = run_to_end(words, cwd=folder, env=variables, stdout=pipe, stderr=pipe, text=True)
+        done = run_to_end(words, cwd=folder, env={**os.environ, **variables}, stdout=pipe, stderr=pipe, text=True)
     finally:
         file.write_text(text, encoding="utf-8")
     if done.returncode not in (0, 1):  # 1: a test has failed
@@ -94,7 +91,7 @@ def plant(faults: Sequence[Fault]) -> Record:
             seconds = round(time.perf_counter() - began, 1)
             told.append({"room": fault.room, "breaks": fault.breaks, "noticed": noticed, "seconds": seconds})
             print(f"{'noticed' if noticed else 'MISSED':8} {seconds:6.1f} s  {fault.room}: {fault.breaks}", flush=True)
-    return {"day": DAY, "noticed": sum(each["noticed"] for each in told), "faults": told}
+    return {"noticed": sum(each["noticed"] for each in told), "faults": told}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

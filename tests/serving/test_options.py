@@ -44,7 +44,7 @@ def answers(translations, *, alignment=False):
     return [{"text": each.text, "score": each.score, **more} for each, more in zip(translations, links)]
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(1)
 def test_terms_come_in_the_translations_as_of_the_command(address, model_dir, translator):
     terminology = Terminology([(term, [each] if isinstance(each, str) else each) for term, each in TERMS.items()],
                               translator.target_tokenizer)  # fmt: skip
@@ -94,7 +94,7 @@ def test_sentences_are_translated_one_by_one_as_by_the_command(address, model_di
     assert whole[0]["text"] == "\n".join(best[0]["text"] for best in expected)
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(1)
 def test_clients_that_ask_for_different_things_at_once_get_what_each_gets_alone(address):
     wishes = [
         {},

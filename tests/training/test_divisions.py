@@ -68,7 +68,7 @@ def test_an_epoch_may_be_shorter_than_a_trial(speeds, median, monkeypatch):
     assert divisions._target_tokens_per_second(["train"]) == median
 
 
-@pytest.mark.in_turn(days=6)
+@pytest.mark.whole
 def test_a_run_is_timed_and_then_trained(tiny_data, tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setattr(train, "usable_cores", lambda: 2)

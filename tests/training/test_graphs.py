@@ -22,7 +22,7 @@ class NoReads(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "changes",
     [{"precision": "bf16", "update_freq": 2, "clip_norm": 1.0}, {"ema_decay": 0.9, "subword_sampling": 0.2}],

@@ -29,7 +29,7 @@ from .runs import CPU, assert_same_weights, log_without_times, make_trainer, wei
 from .tiny import run, start, train_command
 
 
-@pytest.mark.in_turn(days=3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -109,7 +109,7 @@ sys.exit(main(sys.argv[3:]))
 """
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
 @pytest.mark.parametrize("sampling", [0.0, 0.2])
@@ -184,7 +184,7 @@ def test_kill_9_at_random_moments_ends_in_the_same_bits(tmp_path, tiny_data):
     assert log_without_times(tmp_path / "whole") == log_without_times(tmp_path / "killed")
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_finishes_the_update_saves_and_says_how_to_go_on(tiny_data, tmp_path, number):
     changes = {"max_update": 100_000, "valid_interval_updates": 0, "save_interval_updates": 0, "log_interval": 2}

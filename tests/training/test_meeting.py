@@ -94,6 +94,7 @@ LONG = {"max_update": 100_000, "valid_interval_updates": 0, "save_interval_updat
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["--workers", "torchrun"])
 def test_a_signal_at_a_random_moment_of_the_meeting_leaves_no_process(tiny_data, tmp_path, launcher):

@@ -28,7 +28,6 @@ RECIPE = {
 RECIPE |= {"save_interval_updates": 3, "valid_interval_updates": 3, "d_ff": 63}  # 63: parts of different sizes
 
 
-@pytest.mark.in_turn(days=4)
 def test_divided_and_whole_models_end_in_the_same_weights(run_ranks, tiny_data, tmp_path):
     """Dropout on: its masks are a rank's own, and the ranks' rows are the same either way. EMA, clipping and batches
     that not every rank has a part of. GELU: a ReLU's input within rounding of zero changes a gradient whole."""
@@ -72,7 +71,7 @@ def test_one_batch_an_update_gives_a_divided_model_the_bits_of_a_whole_one(run_r
     assert_same_bits(whole, parts)
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.whole
 @pytest.mark.parametrize("run_ranks", [False], ids=["without numba"], indirect=True)
 def test_four_ranks_divide_a_model_too(run_ranks, tiny_data, tmp_path):
     """Dropout on; a matrix of 63 rows leaves the last rank a smaller part; each batch is two ranks'."""

@@ -93,7 +93,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.whole
 @pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
 def test_sigterm_ends_an_update_of_ten_million_batches(tiny_data, tmp_path):
     """A signal at the ninth of its batches: within the next ninety."""

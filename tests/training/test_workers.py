@@ -74,7 +74,7 @@ def test_every_row_of_an_update_is_of_one_rank(size, batches, rows):
             assert sorted(end - begin for begin, end in shares)[-batches // size :] == [rows] * (batches // size)
 
 
-@pytest.mark.in_turn(days=6)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("run_ranks", "update_freq", "changes"),
     [
@@ -116,7 +116,7 @@ def test_ranks_drop_out_differently(tiny_data, tmp_path):
     assert len({_seed(1, step, rank) for step in range(50) for rank in range(4)}) == 200
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("run_ranks", "changes"),
     [
@@ -159,7 +159,7 @@ def uninterrupted(tiny_data, tmp_path_factory):
     return out
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("kind", ["error", "SIGKILL"])
 def test_a_rank_that_fails_ends_all_and_is_the_only_one_to_tell(
@@ -182,7 +182,7 @@ def test_a_rank_that_fails_ends_all_and_is_the_only_one_to_tell(
     assert_same_bits(uninterrupted, out)
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_signal_to_one_rank_saves_once(run_ranks, tiny_data, tmp_path, rank):
     out = tmp_path / "M"
@@ -195,7 +195,6 @@ def test_a_signal_to_one_rank_saves_once(run_ranks, tiny_data, tmp_path, rank):
     assert saved_steps(out) == [6]
 
 
-@pytest.mark.in_turn(days=4)
 def test_ranks_divide_validation_and_find_what_one_finds(run_ranks, tiny_data, tmp_path):
     """With weights that never move; of 5 ranks some have no batch, and parts of the 12 pairs differ in size."""
     changes = {"lr": 1e-30, "max_update": 4, "average_last": 0}
@@ -214,7 +213,7 @@ def test_ranks_divide_validation_and_find_what_one_finds(run_ranks, tiny_data, t
         assert (tmp_path / str(size) / "hypotheses" / "valid.step-000000004.txt").read_text() == lines
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_signal_to_one_rank_while_all_validate_saves_and_validates_again(run_ranks, tiny_data, tmp_path, rank):
     out = tmp_path / "M"
@@ -238,7 +237,7 @@ def test_a_loss_of_one_rank_that_is_no_number_lets_all_skip_the_update(run_ranks
     assert all(record["loss"] for record in read_log(out) if record["kind"] == "train" and record["step"] != 6)
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.whole
 def test_a_rank_that_hangs_is_waited_for_as_long_as_the_configuration_says(run_ranks, tiny_data, tmp_path):
     out = tmp_path / "M"
     command = words(tiny_data, out, save_interval_updates=2, valid_interval_updates=0, rank_timeout_minutes=0.2)
@@ -364,7 +363,7 @@ sys.exit(command())
 """
 
 
-@pytest.mark.in_turn(days=7)
+@pytest.mark.whole
 @pytest.mark.slow
 def test_torchrun_restarts_from_the_last_checkpoint(tiny_data, tmp_path):
     """And --workers is the same run."""

@@ -1,0 +1,59 @@
+"""The tests that need no GPU, in three runs: `make test` runs a fixed part of their cases, `make test-all` every one.
+
+    python -m tests.suite            what the marks sample and whole leave
+    python -m tests.suite --all      every case, with a record
+
+The first run does not collect what others run: the tests of a GPU (make gpu-check), and those of the second. The second
+executes kernels' PTX, for which Triton must not be in its interpreter. The third (tests/processors.py) takes tests
+whose numbers the processor decides, as on one that has less than this one: the one that lacks most, or with --all every
+one that this can stand for. All three run; ends with status 1 where a case failed. The line in
+benchmarks/results/suite.jsonl takes the place of the one of this machine's processor.
+"""
+
+import os
+import platform
+import time
+from collections.abc import Sequence
+
+from benchmarks import command
+from benchmarks.measure.records import Record
+from tests import processors
+from tests.pytest_runs import counts, run_tests
+
+EXECUTED = ("tests/executed", "ptx-check/tests/kernels")
+OF_OTHERS = [*(f"--ignore={folder}" for folder in EXECUTED), "--ignore-glob=tests/gpu/test_[!p]*.py"]
+RUNS = {
+    "tests": (OF_OTHERS, {}),
+    "executed": (EXECUTED, {"TRITON_INTERPRET": "0"}),
+}
+"""Run -> pytest's arguments, and what is set beside the environment."""
+
+
+def run(name: str, cases: str, workers: int) -> Record:
+    """The record of a run; cases: gate or all."""
+    arguments, variables = RUNS[name]
+    began = time.perf_counter()
+    found = run_tests(["--durations=20", *arguments], workers, {**variables, "FASTTFM_TESTS": cases})
+    of_them = counts(found, lambda case: f"{case.get('classname')}::{case.get('name')}")
+    return {"run": name, **of_them, "seconds": round(time.perf_counter() - began, 1)}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = command.parser("tests.suite", __doc__)
+    parser.add_argument("--all", action="store_true", help="every case, with a record")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
+    args = parser.parse_args(argv)
+    began = time.perf_counter()
+    runs = [run(name, "all" if args.all else "gate", args.workers) for name in RUNS]
+    others = ["--workers", str(args.workers), *(["--results", str(args.results)] if args.all else ["--gate"])]
+    status = processors.main(others) if platform.machine() == "x86_64" else 0
+    for each in runs:
+        print(f"{each['run']}: {each['passed']:,} of {each['cases']:,} cases pass, {each['seconds']:,.0f} s")
+    if args.all:
+        fields = {"runs": runs, "workers": args.workers, "seconds": round(time.perf_counter() - began, 1)}
+        command.keep(args.results, "suite", key=lambda record: record["machine"]["processor"], **fields)
+    return 1 if status or any(each["failed"] for each in runs) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(command.run(main))
