@@ -104,6 +104,7 @@ def test_every_trap_has_its_tests_and_they_are_collected():
     assert named <= collected, f"{sorted(named - collected)} is not collected\n{done.stderr}"
 
 
+@pytest.mark.whole
 @pytest.mark.slow
 def test_every_trap_is_noticed_when_it_is_planted():
     """planted_faults runs a test of each with the fault in place, and turns its failure into a success."""

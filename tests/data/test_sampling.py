@@ -64,6 +64,7 @@ def test_without_drops_it_is_sentencepieces_own(tokenizer, model_type, lines, mo
     assert draw(SubwordSampler(tokenizer, OWN[model_type]), ids) == [each.tolist() for each in ids]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["bpe", "unigram"])
 @pytest.mark.parametrize("files", [("multi30k", "en", "de"), ("tatoeba_enja", "en", "ja")], ids=["en-de", "en-ja"])

@@ -159,6 +159,7 @@ def test_torch_compile_finds_one_graph_and_the_same_result(route, activation):
     assert_same(found, expected)
 
 
+@pytest.mark.whole
 @pytest.mark.slow
 @pytest.mark.inductor
 def test_inductor_compiles_it_with_its_neighbours():

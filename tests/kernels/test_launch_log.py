@@ -130,6 +130,7 @@ def _attention_by(route: str) -> Iterator[None]:
         choices.keep(INTERPRETER, before)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("norm_first", [False, True], ids=["post-norm", "pre-norm"])
 @pytest.mark.parametrize("route", MOST_LAUNCHES)

@@ -35,6 +35,7 @@ def training_step(norm_first: bool, batch_first: bool, masked: bool) -> LaunchLo
     return log
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("norm_first", "batch_first", "masked", "most"),

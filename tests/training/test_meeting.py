@@ -113,7 +113,7 @@ def test_a_signal_at_a_random_moment_of_the_meeting_leaves_no_process(tiny_data,
     longest = time.monotonic() - began
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=PATIENCE)
-    for n, number in enumerate(2 * ENDING):
+    for n, number in enumerate(ENDING):
         folder = tmp_path / str(n)
         process = begin(folder)
         moments.append(round(draw.uniform(0, longest), 3))
