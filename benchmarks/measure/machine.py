@@ -69,6 +69,12 @@ def machine_name(machine: dict[str, Any]) -> str:
     return f"CPU: {machine['processor']}{widest}, {cores} core{'s' * (cores != 1)}"
 
 
+def slug(name: str) -> str:
+    """A machine's name as files have it: nvidia-h200, amd-epyc-avx-512-2-cores."""
+    words = name.removeprefix("CPU: ").replace(" with ", " ").lower()
+    return re.sub(r"[^a-z0-9]+", "-", words).strip("-")
+
+
 def _clocks(index: int) -> dict[str, str] | None:
     """Return nvidia-smi's clocks and power; None where there is none to ask."""
     wanted = ("clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "power.limit", "persistence_mode")

@@ -4,7 +4,9 @@ import math
 
 import pytest
 
+from benchmarks.measure.records import load
 from benchmarks.report import compare
+from benchmarks.report.rows import suite
 from fasttfm.errors import UserError
 
 
@@ -62,11 +64,11 @@ def test_too_few_runs_prove_nothing(write, record, capsys):
 
 
 def test_the_interval_by_hand(write, record):
-    before, after = (compare.load(write(f"{p}.jsonl", record(p50=p, runs=25))) for p in (100.0, 150.0))
-    (change,) = compare.changes(before, after, 0.05)
+    before, after = (suite(load(write(f"{p}.jsonl", record(p50=p, runs=25)))) for p in (100.0, 150.0))
+    (change,) = compare.changes(before, after, 0.05).itertuples()
     deviation = math.log(1.02 / 0.98) / 1.6832
     wide = math.exp(2.5758 * math.sqrt(2) * 1.2533 * deviation / 5)
-    assert change.interval == pytest.approx((1.5 / wide, 1.5 * wide), rel=1e-4)
+    assert (change.low, change.high) == pytest.approx((1.5 / wide, 1.5 * wide), rel=1e-4)
 
 
 def test_rows_meet_by_everything_that_names_them(write, record, capsys):
@@ -85,8 +87,9 @@ def test_two_folders_of_several_machines_meet_by_machine(tmp_path, write, record
     for side, slow in (("a", 100), ("b", 200)):
         write(f"{side}/cpu.jsonl", record(p50=100))
         write(f"{side}/gpu.jsonl", record(p50=slow, machine={"device": "NVIDIA H200"}))
-    results = compare.changes(compare.load(tmp_path / "a"), compare.load(tmp_path / "b"), 0.05)
-    assert [(change.ratio, change.after.file) for change in results] == [(2.0, "gpu.jsonl"), (1.0, "cpu.jsonl")]
+    results = compare.changes(suite(load(tmp_path / "a")), suite(load(tmp_path / "b")), 0.05)
+    found = [(change.ratio, change.entry_after.file) for change in results.itertuples()]
+    assert found == [(2.0, "gpu.jsonl"), (1.0, "cpu.jsonl")]
 
 
 def test_what_cannot_be_compared_is_refused_in_a_line(tmp_path, write, record):

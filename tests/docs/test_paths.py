@@ -126,7 +126,7 @@ def test_a_reader_measures(reader):
     assert [language for language, _ in blocks] == [""]
     reader.walk(blocks)
     assert "rows compared" in reader.said
-    assert (reader.here / "page" / "report.md").stat().st_size > 1000
+    assert len(list((reader.here / "page").glob("*.md"))) == 2  # the index and this machine
 
 
 @pytest.mark.slow
