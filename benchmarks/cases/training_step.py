@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from benchmarks.cases import synthetic
 from benchmarks.measure.case import Case, Setting, Work
-from benchmarks.measure.providers import COMPILE, HUGGING_FACE, OURS, TORCH_NN, Absent, Provider, provider
+from benchmarks.measure.providers import COMPILE, CUDA_GRAPH, HUGGING_FACE, OURS, TORCH_NN, Absent, Provider, provider
 from benchmarks.peers import huggingface, torch_nn
 from benchmarks.peers.torch_nn import Step, TorchTransformer
 from fasttfm.config.training import TrainingConfig
@@ -36,8 +36,6 @@ Model = TypeVar("Model", bound=nn.Module)
 PADDING = (0.6, 0.2, 0.05, 0.0)
 PACKED = f"{OURS}, packed"
 """The layers see tokens alone (fasttfm train --packed)."""
-GRAPH = f"{OURS}, CUDA graph"
-"""Forward and backward pass are launched as one (fasttfm train --cuda-graph)."""
 LENGTH = 37
 """sum(l^2) / sum(l) over sentences of about 27 tokens, longer than their mean: what attention's cost goes with."""
 _LR = 1e-4
@@ -134,8 +132,10 @@ def _work(preset: str, config: TransformerConfig, rows: int, width: int, padding
         TORCH_NN: _checked(plain(), torch_loss, setting.device, autocast),
     }
     if setting.on_gpu:
-        providers[GRAPH] = GraphedStep(ours(), training, setting.device, autocast)
-        checked[GRAPH] = checked[OURS]  # the same passes: tests/gpu/test_graphs.py holds what is replayed against them
+        providers[CUDA_GRAPH] = GraphedStep(ours(), training, setting.device, autocast)
+        checked[CUDA_GRAPH] = checked[
+            OURS
+        ]  # the same passes: tests/gpu/test_graphs.py holds what is replayed against them
     checked[COMPILE] = checked[TORCH_NN]  # the same module: what torch.compile makes of it is torch's own to check
     if not config.norm_first:
         theirs = partial(huggingface.marian, config, weights)
@@ -202,7 +202,7 @@ class OurStep:
 
 
 class GraphedStep(OurStep):
-    """The same with forward and backward pass from a CUDA graph, one for each shape of batches."""
+    """The same with forward and backward pass from a CUDA graph (fasttfm train --cuda-graph), one for each shape."""
 
     def __init__(self, model: Transformer, training: TrainingConfig, *where: Any) -> None:
         super().__init__(model, dataclasses.replace(training, cuda_graph=True), *where)
@@ -214,6 +214,12 @@ class GraphedStep(OurStep):
         self._passes(batch, batch.target_tokens)
         self.optimization.step(self.lr)
         return self._loss.clone()
+
+    def held_bytes(self) -> int:
+        """Memory that each step uses and none allocates: what the graph's pool has reserved, and the gradients."""
+        segments = torch.cuda.memory_snapshot() if self._passes.pool is not None else []
+        pool = sum(each["total_size"] for each in segments if tuple(each["segment_pool_id"]) == self._passes.pool)
+        return pool + sum(p.grad.nbytes for p in self.optimization.parameters if p.grad is not None)
 
     def _pass(self, batch: Batch, divisor: Tensor) -> None:
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):

@@ -37,6 +37,10 @@ UNSEEN = frozenset({CUDA_GRAPH, COMPILE, FLEX, SDPA_NESTED, FLASH_ATTN, XFORMERS
 tensors do not work under a dispatch mode)."""
 
 
+ELSEWHERE = frozenset({CTRANSLATE2})
+"""Compute in a process of their own, whose memory is not seen here."""
+
+
 @dataclass(frozen=True, slots=True)
 class Absent:
     """A provider that cannot run here; its row says how to get it."""

@@ -14,7 +14,7 @@ from benchmarks.measure import clocks, harness, numerics, records
 from benchmarks.measure.case import Case, Setting, Work
 from benchmarks.measure.clocks import HostClock, host_peak_bytes, last_level_cache
 from benchmarks.measure.machine import describe
-from benchmarks.measure.providers import Absent
+from benchmarks.measure.providers import CTRANSLATE2, CUDA_GRAPH, Absent
 from fasttfm.kernels.proof.costs import Cost, Machine
 
 HERE = describe()
@@ -331,6 +331,19 @@ def test_rates_follow_from_cost_and_time():
         "ceilings": {"gb_per_s": 1000.0, "tflop_per_s": 8.0},
     }
     assert (row["peak_bytes"], row["launches"]) == (1000, 3)
+
+
+def test_memory_that_is_kept_from_run_to_run_counts_and_what_is_not_seen_is_not_told():
+    class Graph:
+        def __call__(self, x):
+            return plain(x)
+
+        def held_bytes(self):
+            return 500
+
+    results = rows({"torch eager": plain, CUDA_GRAPH: Graph(), CTRANSLATE2: plain})
+    told = {name: (row["peak_bytes"], row["launches"]) for name, row in results.items()}
+    assert told == {"torch eager": (1000, 3), CUDA_GRAPH: (1500, None), CTRANSLATE2: (None, None)}
 
 
 def test_throughput_is_useful_units_a_second():
