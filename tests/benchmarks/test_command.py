@@ -250,7 +250,6 @@ def test_the_shell_sees_130_after_ctrl_c(tmp_path):
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        ("serving", ["M", "--text", "T", "--clients", "0"]),
         ("open_loop", ["M", "--text", "T", "--seconds", "0"]),
         ("operator_overhead", ["--runs", "0"]),
     ],
