@@ -65,7 +65,6 @@ class Inputs:
         self._case, self._work, self._seed = case, work, seed
         self.draws = [self.draw(i) for i in range(ROTATION)]
         numerics.refuse_flattering_inputs(self.draws)
-        self._drawn = [numerics.fingerprint(inputs) for inputs in self.draws]
         self._untimed: dict[str, int] = {}
 
     def draw(self, i: int) -> tuple:
@@ -91,9 +90,9 @@ class Inputs:
     def written(self, inputs: tuple) -> bool:
         """Return whether these inputs, if some of the draws, were written over; they are then as drawn again."""
         position = next((i for i, each in enumerate(self.draws) if each is inputs), None)
-        if position is None or numerics.fingerprint(inputs) == self._drawn[position]:
+        if position is None or numerics.equal(inputs, drawn := self.draw(position)):
             return False
-        numerics.overwrite(inputs, self.draw(position))
+        numerics.overwrite(inputs, drawn)
         return True
 
 

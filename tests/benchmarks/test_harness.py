@@ -126,8 +126,8 @@ def test_plain_pytorch_must_be_right_too():
         (lambda i: (torch.full((4,), 1.5), torch.randn(3)), "constant"),
         (lambda i: (torch.ones(5, dtype=torch.int64),), "nothing but constants"),
         (lambda i: (SHARED,), "share a tensor"),
-        (lambda i: (SHARED.clone(),), "the same numbers"),
-        (lambda i: (["a", "b"],), "are equal"),
+        (lambda i: (SHARED.clone(),), "hold the same"),
+        (lambda i: (["a", "b"],), "hold the same"),
     ],
     ids=["zeros", "one constant", "integers", "same object", "same numbers", "same text"],
 )
