@@ -116,51 +116,44 @@ def _work(preset: str, config: TransformerConfig, rows: int, width: int, padding
     torch.manual_seed(setting.seed)
     weights = TorchTransformer(config).state_dict()
 
-    plain = partial(loaded, TorchTransformer, config, weights, setting.device)
-    ours = partial(loaded, Transformer, config, weights, setting.device)
-    smoothing = training.label_smoothing
+    device, smoothing = setting.device, training.label_smoothing
+    plain = partial(loaded, TorchTransformer, config, weights, device)
+    ours = partial(loaded, Transformer, config, weights, device)
     loss, torch_loss = partial(our_loss, label_smoothing=smoothing), partial(torch_nn.loss, label_smoothing=smoothing)
     providers: dict[str, Provider | Absent] = {
-        OURS: OurStep(ours(), training, setting.device, autocast),
-        PACKED: OurStep(ours(), training, setting.device, autocast, packed=True),
+        OURS: OurStep(ours(), training, device, autocast),
+        PACKED: OurStep(ours(), training, device, autocast, packed=True),
         TORCH_NN: Step(plain(), torch_nn.loss, training, autocast),
         COMPILE: _compiled(setting, lambda: Step(plain(), torch_nn.loss, training, autocast, compiled=True)),
     }
     checked: dict[str, Provider | Absent] = {
-        OURS: _checked(ours(), loss, setting.device, autocast),
-        PACKED: _checked(ours(), partial(loss, packed=True), setting.device, autocast),
-        TORCH_NN: _checked(plain(), torch_loss, setting.device, autocast),
+        OURS: _checked(ours(), loss, device, autocast),
+        PACKED: _checked(ours(), partial(loss, packed=True), device, autocast),
+        TORCH_NN: _checked(plain(), torch_loss, device, autocast),
     }
     if setting.on_gpu:
-        providers[CUDA_GRAPH] = GraphedStep(ours(), training, setting.device, autocast)
-        checked[CUDA_GRAPH] = checked[
-            OURS
-        ]  # the same passes: tests/gpu/test_graphs.py holds what is replayed against them
+        providers[CUDA_GRAPH] = GraphedStep(ours(), training, device, autocast)
+        checked[CUDA_GRAPH] = checked[OURS]  # the same passes: tests/gpu/test_graphs.py holds replays against them
     checked[COMPILE] = checked[TORCH_NN]  # the same module: what torch.compile makes of it is torch's own to check
     if not config.norm_first:
-        theirs = partial(huggingface.marian, config, weights)
+
+        def marian(dropout: float = 0.0) -> Any:
+            return huggingface.marian(config, weights, dropout=dropout).to(device)
+
+        marian_loss = partial(huggingface.loss, label_smoothing=smoothing)
         providers[HUGGING_FACE] = provider(
-            HUGGING_FACE,
-            setting.device,
-            lambda: Step(theirs(dropout=config.dropout).to(setting.device), huggingface.loss, training, autocast),
+            HUGGING_FACE, device, lambda: Step(marian(config.dropout), huggingface.loss, training, autocast)
         )
         checked[HUGGING_FACE] = provider(
-            HUGGING_FACE,
-            setting.device,
-            lambda: _checked(
-                theirs().to(setting.device),
-                partial(huggingface.loss, label_smoothing=smoothing),
-                setting.device,
-                autocast,
-            ),
+            HUGGING_FACE, device, lambda: _checked(marian(), marian_loss, device, autocast)
         )
     return Work(
         inputs=lambda i: (
-            synthetic.batch(rows, width, padding, config.vocab_size, seed=1_000 * setting.seed + i).to(setting.device),
+            synthetic.batch(rows, width, padding, config.vocab_size, seed=1_000 * setting.seed + i).to(device),
         ),
         providers=providers,
         without_dropout=checked,
-        reference=_checked(plain().double(), torch_loss, setting.device, None),
+        reference=_checked(plain().double(), torch_loss, device, None),
         plain=TORCH_NN,
         unit="target tokens/s",
         units=lambda batch: float(batch.target_tokens),

@@ -131,8 +131,6 @@ def equal(one: Any, other: Any) -> bool:
         return torch.equal(one, other)
     if isinstance(one, np.ndarray):
         return np.array_equal(one, other)
-    if hasattr(one, "__dict__"):
-        one, other = vars(one), vars(other)
     items = _items(one)
     return one == other if items is None else all(map(equal, items, _items(other) or ()))
 

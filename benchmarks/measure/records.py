@@ -12,10 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-try:
-    import jsonschema
-except ModuleNotFoundError:
-    raise SystemExit('benchmarks: jsonschema is not installed: pip install "fasttfm[bench]"') from None
+import jsonschema
 
 from benchmarks.measure.machine import machine_name, slug
 from fasttfm.errors import UserError

@@ -6,7 +6,6 @@ noted, such as other jobs on the machine.
 """
 
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -49,11 +48,6 @@ class Claim:
     """Whether it is one of the few in README."""
 
     @property
-    def command(self) -> str:
-        """The commands in the records; their notes stand apart."""
-        return "; ".join(dict.fromkeys(_command(entry) for entry in self.entries))
-
-    @property
     def origin(self) -> str:
         return origin(self.entries)
 
@@ -74,12 +68,6 @@ def origin(entries: Sequence[Entry]) -> str:
     commits = dict.fromkeys(_commit(entry) for entry in entries)
     notes = dict.fromkeys(str(entry.record["note"]) for entry in entries if entry.record.get("note"))
     return "; ".join([", ".join(commits), *notes])
-
-
-def _command(entry: Entry) -> str:
-    command = str(entry.machine["command"]).split(" --note ")[0]
-    # records of before November 2026 lack the quotes that a shell needs around --only's text
-    return re.sub(r"--only (?!['\"])(\S+(?: \S+)+?)(?= --|$)", lambda m: f"--only {shlex.quote(m[1])}", command)
 
 
 def _commit(entry: Entry) -> str:

@@ -62,10 +62,8 @@ def statuses(rows: pd.DataFrame) -> str:
     """How many rows there are of each status."""
     if rows.empty:
         return "no row of the suite"
-    counts = rows.status.value_counts()
-    parts = [f"{count} {status}" for status, count in counts.items()]
-    noisy = rows.noisy.sum()
-    return f"{len(rows)} rows: {', '.join(parts)}{f'; {noisy} noisy' if noisy else ''}"
+    parts = [f"{count} {status}" for status, count in rows.status.value_counts().items()]
+    return f"{len(rows)} rows: {', '.join(parts)}{f'; {rows.noisy.sum()} noisy' if rows.noisy.any() else ''}"
 
 
 # ------------------------------------------------------------------------------------------------------------ a machine
@@ -79,9 +77,9 @@ def machine_page(name: str, entries: Sequence[Entry], everything: Sequence[Entry
     versions = [
         f"{part} {', '.join(said)}"
         for part in ("torch", "triton", "fasttfm", "driver")
-        if (said := _said(entries, part))
+        if (said := sorted({str(entry.machine[part]) for entry in entries if entry.machine.get(part)}))
     ]
-    head = [
+    blocks = [
         f"# {name}",
         notice(everything),
         f"{statuses(rows).capitalize()}; measured {_days(entries)} with {', '.join(versions)}. Numbers are checked "
@@ -93,10 +91,10 @@ def machine_page(name: str, entries: Sequence[Entry], everything: Sequence[Entry
     ]
     figure = chart(rows, name)
     if figure is not None:
-        head.append(f"![Times of the fastest other over ours, a dot a case]({slug(name)}.png)")
-    return "\n\n".join(
-        [*head, *(block for title, blocks in sections.items() for block in (f"## {title}", *blocks))]
-    ) + "\n", figure
+        blocks.append(f"![Times of the fastest other over ours, a dot a case]({slug(name)}.png)")
+    for title, its in sections.items():
+        blocks += [f"## {title}", *its]
+    return "\n\n".join(blocks) + "\n", figure
 
 
 def _sections(name: str, entries: Sequence[Entry], rows: pd.DataFrame) -> Iterator[tuple[str, list[str]]]:
@@ -138,14 +136,10 @@ def _group(rows: pd.DataFrame) -> Iterator[str]:
     )
     if len(missing):
         lines = [
-            (provider, status, str(count), f"{first}{f' (and {more - 1} other reasons)' if more > 1 else ''}")
+            (provider, status, str(count), f"{first}{' (and other reasons)' if more > 1 else ''}")
             for (provider, status), count, first, more in missing.itertuples()
         ]
         yield table(("not timed", "status", "rows", "reason"), lines, names=4)
-
-
-def _said(entries: Sequence[Entry], part: str) -> list[str]:
-    return sorted({str(entry.machine[part]) for entry in entries if entry.machine.get(part)})
 
 
 def _days(entries: Sequence[Entry]) -> str:

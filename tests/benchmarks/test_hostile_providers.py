@@ -4,50 +4,12 @@ import threading
 
 import pytest
 import torch
+from toy import draw, plain, rows
 from waiting import PATIENCE
 
-from benchmarks.measure import harness, numerics, records
-from benchmarks.measure.case import Case, Setting, Work
+from benchmarks.measure import numerics
+from benchmarks.measure.case import Work
 from benchmarks.measure.clocks import HostClock
-from benchmarks.measure.machine import describe
-
-HERE = describe()
-SETTING = Setting(device=torch.device("cpu"), dtype=torch.float32, level="smoke")
-
-
-class FakeClock:
-    """Every run takes ten microseconds. A provider runs ten times: first, check, two to warm up, memory, launches,
-    three rounds, check."""
-
-    name = "fake"
-
-    def microseconds(self, run):
-        run()
-        return 10.0
-
-    def peak_bytes(self, run):
-        run()
-
-    def launches(self, run):
-        run()
-
-
-def draw(i):
-    return (torch.randn(8, 16, requires_grad=True),)
-
-
-def plain(x):
-    return torch.tanh(x) * 2
-
-
-def rows(providers, passes="forward", *, clock=None, **work):
-    """Records by provider, of a work whose right answer is plain()'s."""
-    work = Work(**{"inputs": draw, "providers": providers, "reference": plain, **work})
-    case = Case(group="kernels", name="toy", shape={"M": 8}, dtype="float32", passes=passes, make=lambda _: work)
-    results = harness.run(case, SETTING, clock or FakeClock(), 0.0, machine=HERE, least_rounds=3)
-    for record in results:
-        records.validate(record)
-    return {record["provider"]: record for record in results}
 
 
 def beside_plain(provider, passes="forward", **work):

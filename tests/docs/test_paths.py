@@ -120,8 +120,8 @@ def test_a_reader_replaces_torch_nn(reader):
 @pytest.mark.in_turn(days=4)
 @pytest.mark.slow
 def test_a_reader_measures(reader):
-    pytest.importorskip("jsonschema")
-    pytest.importorskip("matplotlib")
+    for package in ("jsonschema", "matplotlib", "pandas", "psutil"):
+        pytest.importorskip(package)
     blocks = stretches("benchmarks.md", end="## All commands")
     assert [language for language, _ in blocks] == [""]
     reader.walk(blocks)
