@@ -34,7 +34,7 @@ extras = {
     "xliff": ["lxml>=5.0"],  # translate --format
     "datasets": ["datasets>=3.0"],  # prepare --dataset-folder
     "completion": ["shtab>=1.7"],
-    "bench": ["jsonschema>=4.18"],  # benchmarks/, which is not in the wheel
+    "bench": ["jsonschema>=4.18", "matplotlib>=3.8", "pandas>=2.2", "psutil>=5.9"],  # benchmarks/, not in the wheel
     "docs": ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"],  # make docs
     "trainers": ["accelerate>=1.1", "lightning>=2.4"],  # docs/trainers.md
     "notebooks": ["nbclient>=0.10", "ipykernel>=6.29", "matplotlib>=3.8"],

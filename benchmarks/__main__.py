@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks import command
 from benchmarks.cases import GROUPS
+from benchmarks.measure.providers import OURS
 from benchmarks.measure.records import RESULTS
 from benchmarks.measure.text_table import duration
 from fasttfm.cli.parser import THREADS, Parser
@@ -50,7 +51,8 @@ DTYPES = ("float32", "float16", "bfloat16")
 SECONDS = {"smoke": 0.0, "quick": 0.3, "standard": 1.0, "full": 3.0}
 """Of timed runs a case, all its providers together."""
 _NOISE = "rows are noisy, measured twice: something else runs on this machine; close it and measure again"
-REAL_TEXT = "from real text to BLEU, hours: python -m benchmarks end_to_end multi30k --text FOLDER --work FOLDER"
+REMOVED = {"padding": "the group padding was removed: training_step at 60% and 5% padding says what padding costs"}
+"""Group -> what to use instead."""
 LEAST_ROUNDS = {"smoke": 1, "quick": 5, "standard": 10, "full": 20}
 
 
@@ -122,6 +124,8 @@ def usual_dtype(device: torch.device) -> torch.dtype:
 def chosen_cases(groups: Sequence[str], only: str, setting: Setting) -> list[Case]:
     """The cases of the groups, in order. Raises UserError for a group that is not one, or when no case is left."""
     for group in groups:
+        if group in REMOVED:
+            raise UserError(REMOVED[group])
         if group in COMMANDS:
             raise UserError(f"{group} is a command of its own: python -m benchmarks {group} --help")
         if group not in GROUPS:
@@ -135,17 +139,15 @@ def chosen_cases(groups: Sequence[str], only: str, setting: Setting) -> list[Cas
 
 def summary(rows: Sequence[Record]) -> str:
     """A case's rows on one line: times, and what others take for one of ours."""
-    ours = next((r["time_us"]["p50"] for r in rows if r["provider"] == "fasttfm" and r["time_us"]), None)
-    words = []
-    for row in rows:
-        if row["time_us"]:
-            time_us = row["time_us"]["p50"]
-            ratio = "" if ours is None or row["provider"] == "fasttfm" else f" ({time_us / ours:.2f}x)"
-            words.append(f"{row['provider']} {duration(time_us)}{ratio}")
+    times = {row["provider"]: row["time_us"]["p50"] for row in rows if row["time_us"]}
+    ours = times.get(OURS)
+    words = [
+        f"{name} {duration(time)}{'' if ours is None or name == OURS else f' ({time / ours:.2f}x)'}"
+        for name, time in times.items()
+    ]
     for status in ("wrong", "refused", "absent"):
         names = [r["provider"] for r in rows if r["status"] == status]
-        if names:
-            words.append(f"{status}: {', '.join(names)}")
+        words += [f"{status}: {', '.join(names)}"] if names else []
     return "; ".join(words)
 
 
@@ -180,7 +182,6 @@ def run_cases(
     ceiling = ceilings(setting)
     described = machine.describe()  # after the ceilings: a device at rest would tell the clocks of one at rest
     in_dtype = {setting.dtype_name: ceiling}
-    device = described.get("device") or described["processor"]
     words = sys.stderr if as_json else sys.stdout
 
     def note(line: str) -> None:
@@ -188,14 +189,16 @@ def run_cases(
             print(line, file=words, flush=True)
 
     note(
-        f"{device}, {setting.threads} CPU threads, {setting.dtype_name}: copies "
+        f"{machine.machine_name(described)}, {setting.threads} CPU threads, {setting.dtype_name}: copies "
         f"{ceiling.bandwidth / 1e9:.3g} GB/s, products {ceiling.flops / 1e12:.3g} TFLOP/s"
     )
     began = time.monotonic()
     files: dict[Path, None] = {}
     broken = timed = noisy = 0
     for number, case in enumerate(cases, 1):
-        note(f"[{number}/{len(cases)}{_left(began, number - 1, len(cases))}] {case.group} {case.title}")
+        minutes = (time.monotonic() - began) * (len(cases) - number + 1) / max(number - 1, 1) / 60
+        left = f", about {minutes:.0f} min left" if number > 1 else ""
+        note(f"[{number}/{len(cases)}{left}] {case.group} {case.title}")
         if case.dtype not in in_dtype:  # a training step's may be another than the kernels'
             other = dataclasses.replace(setting, dtype=getattr(torch, case.dtype))
             in_dtype[case.dtype] = ceilings(other)
@@ -231,12 +234,6 @@ def run_cases(
     return 1 if broken else 0
 
 
-def _left(began: float, done: int, total: int) -> str:
-    """Return the seconds that the cases left may take, as those before them took; nothing before the first."""
-    minutes = (time.monotonic() - began) * (total - done) / max(done, 1) / 60
-    return f", about {minutes:.0f} min left" if done else ""
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     return command.run(_main, argv)
 
@@ -248,24 +245,17 @@ def _main(argv: Sequence[str] | None) -> int:
     args = _parser().parse_args(arguments)
     setting = setting_of(args)
     cases = chosen_cases(args.groups, args.only, setting)
-    all_groups = not args.groups and not args.only
     if args.list:
         print("\n".join(f"{case.group} {case.title}" for case in cases))
-        if all_groups:
-            when = "last" if args.full else "with --full, or"
-            print(f"end_to_end demo: {when} python -m benchmarks end_to_end demo")
-            print(f"end_to_end {REAL_TEXT}")
         return 0
     out = args.out or (None if setting.level == "smoke" else RESULTS)
     if out is not None:
         writable(out)
     status = run_cases(cases, setting, out, quiet=args.quiet, as_json=args.json)
-    if args.full and all_groups:
+    if args.full and not args.groups and not args.only:
         from benchmarks import end_to_end
 
         end_to_end.run_built_in(out or RESULTS, args.device, args.threads)
-    if args.full:
-        print(f"not among these: {REAL_TEXT}", file=sys.stderr if args.json else sys.stdout)
     return status
 
 

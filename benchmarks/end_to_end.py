@@ -13,6 +13,7 @@ With --peer the plain torch.nn trainer (peers/torch_nn_trainer.py) takes the pla
 the same prepared data, the preset's model and batches, the minutes given, greedy search. It starts anew each time.
 """
 
+import gzip
 import itertools
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from benchmarks.measure.records import RESULTS
 from fasttfm.checkpoints.run_log import read_log
 from fasttfm.children import child_environment, command_line, run_to_end
 from fasttfm.cli.parser import InRange, Parser
+from fasttfm.data.demo import write_demo_corpus
 from fasttfm.errors import UserError
 from fasttfm.parsing import parse_json
 
@@ -69,7 +71,6 @@ CORPORA = {
         translate=("--checkpoint", "last"),
         goal=(39.0, 20.0),
     ),
-    "wmt-news": Corpus(train=_MULTI30K),
     "tatoeba-enja": Corpus(
         target="ja",
         prepare=("--separate-vocab",),
@@ -111,7 +112,7 @@ def prepare(name: str, text: Path, work: Path) -> Path:
 def source_lines(name: str, text: Path) -> bytes:
     """The source side of the test set."""
     source = _file(text, f"{CORPORA[name].test}.{CORPORA[name].source}")
-    return subprocess.run(["gzip", "-cdf", str(source)], capture_output=True, check=True).stdout
+    return gzip.decompress(source.read_bytes()) if source.suffix == ".gz" else source.read_bytes()
 
 
 def scored(name: str, text: Path, output: Path) -> dict[str, Any]:
@@ -216,8 +217,6 @@ def keep(record: dict[str, Any], folder: Path) -> None:
 
 
 def _built_in_text(work: Path) -> Path:
-    from fasttfm.data.demo import write_demo_corpus
-
     write_demo_corpus(work / "text")
     return work / "text"
 

@@ -1,13 +1,14 @@
-"""Waiting times of short requests beside long ones, when clients do not wait for each other.
+"""Sentences a second of a server, its memory, and what short requests wait beside long ones, by load.
 
     python -m benchmarks.open_loop MODEL --text in.en --seconds 60 --workers 2
 
 Requests come at random times (a Poisson process), four of one short sentence for each of eight long ones. First the
 capacity is found: how many a second are answered while sixteen clients ask again as soon as they are answered. Then
-requests come at half, 80% and 95% of it. Times count from the moment that a request should have been sent. CTranslate2,
-with the same weights behind the same HTTP front, takes the same requests, one search after the other as it is made for.
-It ends a sentence's search when as many hypotheses as the beam has have ended; ours is measured with this rule
-(--early-stopping) and with its own.
+requests come at half, 80% and 95% of it. Times count from the moment that a request should have been sent. Every answer
+of ours is compared with what the model translates without a server; one that differs or does not come ends this.
+CTranslate2, with the same weights behind the same HTTP front, takes the same requests, one search after the other as it
+is made for. It ends a sentence's search when as many hypotheses as the beam has have ended; ours is measured with this
+rule (--early-stopping) and with its own.
 Appends one line to benchmarks/results/open-loop.jsonl. Source of the method: Tene, coordinated omission (wrk2).
 """
 
@@ -20,7 +21,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import command
-from benchmarks.measure.machine import SINCE_START
+from benchmarks.measure.machine import SINCE_START, family
 from fasttfm.children import end_with_parent
 from fasttfm.cli.main import main as fasttfm
 from fasttfm.cli.parser import THREADS, InRange
@@ -45,6 +46,8 @@ EARLY_STOPPING = {"fasttfm": False, "fasttfm, early stopping": True}
 _CLIENTS = 16
 _MOST_AT_ONCE = 256
 _BURST = 64
+_LINES = 300
+"""Different sentences that are asked for, at most."""
 _LONG = 8
 """Sentences of a long request."""
 _SHORT_REQUESTS = 0.8
@@ -114,47 +117,59 @@ def serve(kind: str, model: Path, workers: int, folder: Path, port: Connection) 
     )  # PyTorch's threads would slow CTranslate2's down (peers/ctranslate2.py)
     listener = socket.create_server(("127.0.0.1", 0))
     limits = Limits(queue=100_000, seconds=_PATIENCE)
-    translator: Any
-    if ours:
-        translator = Translator.from_directory(model, workers=1)
-        translator.config = replace(translator.config, early_stopping=EARLY_STOPPING[kind])
-    else:
-        translator = CTranslate2(model, folder, workers)
+    translator: Any = translator_of(kind, model) if ours else CTranslate2(model, folder, workers)
     app = App({"model": translator}, limits, workers=workers if ours else 1)
     port.send(listener.getsockname()[1])
     uvicorn.Server(uvicorn.Config(app.starlette, log_level="warning", lifespan="off")).run(sockets=[listener])
 
 
-def ask(port: int, texts: Sequence[str]) -> int:
-    """Translate the texts; the bytes of the answer. SystemExit where there is none."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE)
-    try:
-        connection.request("POST", "/translate", json.dumps({"text": texts}))
-        answer = connection.getresponse().read()
-    finally:
-        connection.close()
-    if len(parse_json(answer).get("translations", ())) != len(texts):
-        raise SystemExit(f"a request was not answered: {answer[:200]!r}")
-    return len(answer)
+def translator_of(kind: str, model: Path) -> Translator:
+    """One of our providers."""
+    translator = Translator.from_directory(model, workers=1)
+    translator.config = replace(translator.config, early_stopping=EARLY_STOPPING[kind])
+    return translator
 
 
-def burst(port: int, requests: Requests) -> None:
+class Server:
+    """Where to ask, and what is to be answered: by line; None: anything."""
+
+    def __init__(self, port: int, expected: Mapping[str, str] | None = None) -> None:
+        self.port, self.expected = port, expected
+
+    def ask(self, texts: Sequence[str]) -> None:
+        """Have the texts translated. SystemExit where the answer is another than expected, or none."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_PATIENCE)
+        try:
+            connection.request("POST", "/translate", json.dumps({"text": texts}))
+            answer = connection.getresponse().read()
+        finally:
+            connection.close()
+        received = [best[0]["text"] for best in parse_json(answer).get("translations", ())]
+        wanted = received if self.expected is None else [self.expected[text] for text in texts]
+        if len(received) != len(texts) or received != wanted:
+            raise SystemExit(f"{texts} was answered with {answer[:200]!r}")
+
+
+def burst(server: Server, requests: Requests) -> None:
     """Many requests at once, so that what is found out or compiled at its first use has been."""
     draws = random.Random(0)
     with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
-        for each in [pool.submit(ask, port, requests.draw(draws)[1]) for _ in range(_BURST)]:
+        for each in [pool.submit(server.ask, requests.draw(draws)[1]) for _ in range(_BURST)]:
             each.result()
 
 
-def capacity(port: int, requests: Requests, seconds: float) -> float:
-    """Requests a second that are answered while clients ask again at once."""
-    stop, answered = threading.Event(), [0] * _CLIENTS
+def capacity(server: Server, requests: Requests, seconds: float) -> tuple[float, float]:
+    """Requests and sentences a second that are answered while clients ask again at once."""
+    stop, answered = threading.Event(), [(0, 0)] * _CLIENTS
 
     def client(number: int) -> None:
         draws = random.Random(number)
         while not stop.is_set():
-            ask(port, requests.draw(draws)[1])
-            answered[number] += not stop.is_set()
+            _, texts = requests.draw(draws)
+            server.ask(texts)
+            if not stop.is_set():
+                done, sentences = answered[number]
+                answered[number] = done + 1, sentences + len(texts)
 
     with ThreadPoolExecutor(_CLIENTS) as pool:
         clients = [pool.submit(client, number) for number in range(_CLIENTS)]
@@ -164,16 +179,17 @@ def capacity(port: int, requests: Requests, seconds: float) -> float:
             stop.set()
         for each in clients:
             each.result()
-    return max(sum(answered), 1) / seconds
+    requests_done, sentences = (sum(each) for each in zip(*answered))
+    return max(requests_done, 1) / seconds, sentences / seconds
 
 
-def waits(port: int, requests: Requests, rate: float, seconds: float, seed: int) -> dict[str, list[float]]:
+def waits(server: Server, requests: Requests, rate: float, seconds: float, seed: int) -> dict[str, list[float]]:
     """Seconds from when each request should have been sent to its answer, by the kind of request."""
     draws = random.Random(seed)
     found: dict[str, list[float]] = {"short": [], "long": []}
 
     def send(kind: str, texts: Sequence[str], due: float) -> None:
-        ask(port, texts)
+        server.ask(texts)
         found[kind].append(time.perf_counter() - due)
 
     begin = time.perf_counter()
@@ -200,29 +216,35 @@ def row_of(provider: str, load: float, rate: float, found: dict[str, list[float]
 
 
 def measure(
-    model: Path, requests: Requests, seconds: float, workers: int, seed: int, folder: Path
+    model: Path, lines: Sequence[str], seconds: float, workers: int, seed: int, folder: Path
 ) -> list[dict[str, Any]]:
     """A row for each provider and load."""
-    processes = multiprocessing.get_context("spawn")
+    processes, requests = multiprocessing.get_context("spawn"), Requests.from_lines(lines)
+    asked = [*requests.short, *requests.long]
     measured = []
     for provider in (*EARLY_STOPPING, "CTranslate2"):
         ours, theirs = processes.Pipe()
+        expected = (
+            dict(zip(asked, translator_of(provider, model).translate(asked))) if provider in EARLY_STOPPING else None
+        )
         target = partial(serve, provider, model, workers, folder / "exported", theirs)
-        server = processes.Process(target=target, daemon=True)  # this program waits for no other at its end
-        server.start()
+        process = processes.Process(target=target, daemon=True)  # this program waits for no other at its end
+        process.start()
         theirs.close()
         try:
-            port = ours.recv()
-            burst(port, requests)
-            most = capacity(port, requests, seconds)
+            server = Server(ours.recv(), expected)
+            burst(server, requests)
+            most, sentences = capacity(server, requests, seconds)
             for load in LOADS:
                 rate = load * most
-                measured.append(row_of(provider, load, rate, waits(port, requests, rate, seconds, seed)))
+                row = row_of(provider, load, rate, waits(server, requests, rate, seconds, seed))
+                memory = sum(each.memory_info().rss for each in family(process.pid)) >> 20
+                measured.append(row | {"sentences_per_second": round(sentences, 1), "resident_mib": memory})
                 print(json.dumps(measured[-1]), flush=True)
         finally:
             with SINCE_START.ending():
-                server.terminate()
-                server.join()
+                process.terminate()
+                process.join()
     return measured
 
 
@@ -236,10 +258,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=THREADS, default=1, help="processes; of CTranslate2 threads (default: 1)")
     parser.add_argument("--seed", type=int, default=1, help="of the arrivals (default: %(default)s)")
     args = parser.parse_args(argv)
-    requests = Requests.from_lines([line for line in read_lines(args.text) if line.strip()])
+    lines = list(dict.fromkeys(line for line in read_lines(args.text) if line.strip()))[:_LINES]
     options = {"seconds": args.seconds, "workers": args.workers, "seed": args.seed}
     with tempfile.TemporaryDirectory() as folder:
-        measured = measure(args.model, requests, folder=Path(folder), **options)
+        measured = measure(args.model, lines, folder=Path(folder), **options)
     command.keep(args.results, "open_loop", text=args.text.name, **options, measured=measured)
     return 0
 

@@ -3,15 +3,17 @@
     python -m benchmarks.operator_overhead
 
 The computation is one torch.empty_like, which is subtracted, so no device takes part. Beside fasttfm's registration
-stand the ways that PyTorch offers: through the dispatcher with the same registration, torch.autograd.Function and
-torch.library.custom_op. Each time is the quickest of many short runs, since whatever else the machine does only adds to
-it; the median over the runs is kept beside it. Appends one line to benchmarks/results/operator-overhead.jsonl.
+stand the ways that PyTorch offers: through the dispatcher with the same registration, and torch.library.custom_op. Each
+time is the quickest of many short runs, since whatever else the machine does only adds to it; the median over the runs
+is kept beside it. Appends one line to benchmarks/results/operator-overhead.jsonl.
 """
 
+import gc
 import json
 import statistics
-import time
+import timeit
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -45,78 +47,48 @@ def _compute(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, dropout
     return torch.empty_like(x)
 
 
-def _save(ctx: Any, args: tuple, output: Tensor) -> None:
-    ctx.save_for_backward(args[0], args[1])
-    ctx.options = args[3:]
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple:
-    return grad, None, None, None, None, None
-
-
-def _empty(call: Arguments) -> Tensor:
-    return torch.empty_like(call.x)
+def _save(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    ctx.save_for_backward(inputs[0], inputs[1])
+    ctx.options = inputs[3:]
 
 
 _operator = Operator(
     "overhead",
     Arguments,
     "Tensor",
-    _empty,
-    _empty,
+    lambda call: torch.empty_like(call.x),
+    lambda call: torch.empty_like(call.x),
     save=lambda call, output: (call.x, call.weight, call.eps, call.dropout_p, call.site),
     saved=_Saved,
     backward=lambda saved, wanted, grad: {"x": grad},
     autocast=lambda call, dtype: call,
 )
 _SCHEMA = str(_operator.dispatched._schema).removeprefix("fasttfm::overhead")
-
-
-class _Function(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *args: Any) -> Tensor:
-        output = _compute(*args)
-        _save(ctx, args, output)
-        return output
-
-    backward = staticmethod(_backward)
-
-
 _custom = torch.library.custom_op("fasttfm_overhead::custom", _compute, mutates_args=(), schema=_SCHEMA)
 _custom.register_fake(_compute)
-_custom.register_autograd(
-    lambda ctx, grad: _backward(ctx, grad), setup_context=lambda ctx, inputs, output: _save(ctx, inputs, output)
-)
+_custom.register_autograd(lambda ctx, grad: (grad, None, None, None, None, None), setup_context=_save)
 
 WAYS: dict[str, Callable[..., Tensor]] = {
     "fasttfm": _operator.call,
     "dispatcher": _operator.dispatched,
-    "autograd_function": _Function.apply,
     "custom_op": _custom,
 }
-
-
-def microseconds(call: Callable[..., Tensor], arguments: Arguments, runs: int) -> tuple[float, float]:
-    """The quickest run and the median one, for one call."""
-    times = []
-    for _ in range(runs):
-        start = time.perf_counter()
-        for _ in range(_CALLS):
-            call(*arguments)
-        times.append((time.perf_counter() - start) / _CALLS * 1e6)
-    return min(times), statistics.median(times)
 
 
 def measure(runs: int) -> dict[str, Any]:
     """Microseconds by way and circumstance, above the computation's own."""
     x, plain, trained = torch.zeros(8, 8), torch.zeros(8), torch.nn.Parameter(torch.zeros(8))
-    without = Arguments(x, plain, None, 1e-5, 0.1, 3)
-    with_gradient = Arguments(x, trained, None, 1e-5, 0.1, 3)
-    bare, _ = microseconds(_compute, without, runs)
+    without, with_gradient = (Arguments(x, weight, None, 1e-5, 0.1, 3) for weight in (plain, trained))
+
+    def microseconds(call: Callable[..., Tensor], arguments: Arguments) -> list[float]:
+        run = partial(call, *arguments)  # with the garbage collection that callers have, which timeit turns off
+        return [1e6 / _CALLS * each for each in timeit.repeat(run, gc.enable, repeat=runs, number=_CALLS)]
+
+    bare = min(microseconds(_compute, without))
 
     def above(call: Callable[..., Tensor], arguments: Arguments) -> dict[str, float]:
-        quickest, median = microseconds(call, arguments, runs)
-        return {"quickest": round(quickest - bare, 2), "median": round(median - bare, 2)}
+        times = microseconds(call, arguments)
+        return {"quickest": round(min(times) - bare, 2), "median": round(statistics.median(times) - bare, 2)}
 
     result: dict[str, Any] = {"computation_us": round(bare, 2)}
     for name, call in WAYS.items():

@@ -79,17 +79,6 @@ PROGRAMS = {
         _benchmark("end_to_end demo --text {text} --work {out} --peer torch.nn --minutes 10"), 2
     ),
     "train": Program(tuple(command_line("train", *f"--data {{data}} --out {{out}}/M {TRAIN}".split())), 3),
-    "serving": Program(
-        _changed(
-            "benchmarks.serving",
-            "import time\nfrom benchmarks import serving\n"
-            "serving.Translator.translate = lambda self, lines: lines\n"
-            "serving.Clients.run = lambda *_: time.sleep(600)",
-            _SERVING,
-        ),
-        3,  # the server, and the first process of its workers
-        (signal.SIGTERM, signal.SIGKILL),
-    ),
     "open_loop": Program(
         _changed(
             "benchmarks.open_loop",
@@ -170,11 +159,9 @@ def test_nothing_outlives_a_program(folders, tmp_path, name, number):
 WAYS = r"subprocess\.(run|Popen|call|check_\w+)\(|ProcessPoolExecutor\(|\.Process\(|get_context\(|os\.(exec|spawn)"
 """Ways to start a process."""
 STARTED = {
-    "benchmarks/end_to_end.py": 1,  # gzip
     "benchmarks/measure/machine.py": 2,  # git, nvidia-smi
     "benchmarks/open_loop.py": 2,
     "benchmarks/peers/ctranslate2.py": 1,
-    "benchmarks/serving.py": 1,
     "fasttfm/children.py": 1,
     "fasttfm/processes.py": 1,
     "kernels/proof/assembler.py": 1,  # ptxas

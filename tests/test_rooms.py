@@ -43,7 +43,7 @@ LEVELS = (
     ("fasttfm_pretraining",),
     ("benchmarks.measure", "benchmarks.peers"),
     ("benchmarks.command",),
-    ("benchmarks.cases", "benchmarks"),
+    ("benchmarks.cases", "benchmarks", "benchmarks.peers.torch_nn_trainer"),
     ("benchmarks.report",),
     ("benchmarks.__main__", "pretraining"),
 )

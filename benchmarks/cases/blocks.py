@@ -81,33 +81,20 @@ def _cost(decoder: bool, B: int, L: int, d: int, heads: int, dropout: bool, size
     return Cost(total.flops, total.bytes)
 
 
-class _Encoder(nn.Module):
-    """A layer with torch.nn's interface, and the padding that it is told."""
+class _Layer(nn.Module):
+    """A layer with torch.nn's interface, and the padding that it is told; a decoder's where it gets a memory."""
 
-    def __init__(self, layer: nn.Module, padding: Tensor) -> None:
-        super().__init__()
-        self.layer, self.padding = layer, padding
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x, src_key_padding_mask=self.padding)
-
-
-class _Decoder(nn.Module):
     def __init__(self, layer: nn.Module, padding: Tensor) -> None:
         super().__init__()
         self.layer, self.padding = layer, padding
         length = padding.shape[1]
         self.mask = torch.ones(length, length, dtype=torch.bool, device=padding.device).triu(1)
 
-    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-        return self.layer(
-            x,
-            memory,
-            tgt_mask=self.mask,
-            tgt_is_causal=True,
-            tgt_key_padding_mask=self.padding,
-            memory_key_padding_mask=self.padding,
-        )
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        if memory is None:
+            return self.layer(x, src_key_padding_mask=self.padding)
+        masks = {"tgt_key_padding_mask": self.padding, "memory_key_padding_mask": self.padding}
+        return self.layer(x, memory, tgt_mask=self.mask, tgt_is_causal=True, **masks)
 
 
 class _Packed(nn.Module):
@@ -139,7 +126,6 @@ def _make(
     plain = getattr(nn, kind)(d_model, heads, 4 * d_model, 0.0, **options)
     for parameter in plain.parameters():  # no bias of zeros, no weight of ones
         nn.init.normal_(parameter, std=d_model**-0.5 if parameter.dim() > 1 else 0.5)
-    wrap: Any = _Decoder if decoder else _Encoder
 
     def layers(p: float) -> Mapping[str, Provider | Absent]:
         theirs = copy.deepcopy(plain)
@@ -148,12 +134,12 @@ def _make(
         for layer in ours:
             layer.load_state_dict(plain.state_dict())
         result: dict[str, Any] = {
-            peers.OURS: wrap(ours[0], padding),
+            peers.OURS: _Layer(ours[0], padding),
             PACKED: _Packed(ours[1], padding),
-            peers.TORCH_NN: wrap(theirs, padding),
+            peers.TORCH_NN: _Layer(theirs, padding),
         }
         if compile:
-            result[COMPILED] = peers.compiled(wrap(copy.deepcopy(theirs), padding), device)
+            result[COMPILED] = peers.compiled(_Layer(copy.deepcopy(theirs), padding), device)
         result[peers.HUGGING_FACE] = peers.provider(
             peers.HUGGING_FACE, device, lambda: _hugging_face(plain, padding, p)
         )
@@ -176,7 +162,7 @@ def _make(
     return Work(
         inputs=inputs,
         providers=layers(dropout),
-        reference=wrap(copy.deepcopy(plain).double(), padding).train(dropout > 0),
+        reference=_Layer(copy.deepcopy(plain).double(), padding).train(dropout > 0),
         without_dropout=layers(0.0) if dropout else None,
         plain=peers.TORCH_NN,
         gradient=gradient,

@@ -156,7 +156,7 @@ def _work(
         in_int8 = ours(torch.float32)
         multiply_in_int8(in_int8)
         providers |= {f"{INT8}{name}": search(in_int8, workers=count) for name, count in workers.items()}
-    providers |= _peers(config, weights, dtype, batch, beam, length, setting)
+    providers |= _peers(config, weights, dtype, beam, length, [*workers.values()], setting)
     return Work(
         inputs=lambda i: (synthetic.sources(batch, source, config.vocab_size, seed=1_000 * setting.seed + i),),
         providers=providers,
@@ -188,41 +188,28 @@ def _peers(
     config: TransformerConfig,
     weights: dict[str, Tensor],
     dtype: torch.dtype,
-    batch: int,
     beam: int,
     length: int,
+    workers: Sequence[int],
     setting: Setting,
 ) -> dict[str, Provider | Absent]:
-    result: dict[str, Provider | Absent] = {}
+    device, result = setting.device, dict[str, Provider | Absent]()
+
+    def generate() -> Provider:
+        model = huggingface.marian(config, weights).to(device=device, dtype=dtype)
+        return huggingface.Generate(model, beam, length)
+
     if dtype != torch.int8:
-        result[HUGGING_FACE] = provider(
-            HUGGING_FACE,
-            setting.device,
-            lambda: huggingface.Generate(
-                huggingface.marian(config, weights).to(device=setting.device, dtype=dtype), beam, length
-            ),
-        )
+        result[HUGGING_FACE] = provider(HUGGING_FACE, device, generate)
     # CTranslate2 computes in bfloat16 on GPUs alone; int8 is what it has for a CPU that need not be exact
-    name, compute_type = CTRANSLATE2, str(dtype).removeprefix("torch.")
+    name, kind = CTRANSLATE2, str(dtype).removeprefix("torch.")
     if dtype != torch.float32 and not setting.on_gpu:
-        name, compute_type = f"{CTRANSLATE2} int8", "int8"
-    workers = [1, setting.threads] if not setting.on_gpu and setting.threads > 1 and batch > 1 else [1]
+        name, kind = f"{CTRANSLATE2} int8", "int8"
+    options = {"beam": beam, "length": length, "compute_type": kind, "device": device}
     for count in workers:
-        result[f"{name}{WORKERS}" if count > 1 else name] = provider(
-            CTRANSLATE2,
-            setting.device,
-            partial(
-                ctranslate2.Translate,
-                config,
-                weights,
-                beam=beam,
-                length=length,
-                compute_type=compute_type,
-                device=setting.device,
-                threads=setting.threads // count,
-                workers=count,
-            ),
-        )
+        each = {**options, "threads": setting.threads // count, "workers": count}
+        make = partial(ctranslate2.Translate, config, weights, **each)
+        result[f"{name}{WORKERS}" if count > 1 else name] = provider(CTRANSLATE2, device, make)
     return result
 
 

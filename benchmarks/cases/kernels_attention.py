@@ -181,14 +181,24 @@ def _sdpa(form: Form, mask: Tensor | None, p: float, device: torch.device) -> di
     return result
 
 
-def _flex(form: Form, lengths: Tensor | None, mask: Tensor | None, p: float, device: torch.device) -> Provider:
+def flex(
+    device: torch.device, allowed: Callable | None, sizes: tuple[int | None, int, int], **options: Any
+) -> Provider:
     """https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html
 
-    The block mask is made once: a model makes one a batch and uses it in every layer.
+    allowed: (b, h, query, key) to bool, None attends everywhere; sizes: sentences that differ in it, queries, keys. The
+    block mask is made once: a model makes one a batch and uses it in every layer.
     """
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    sentences, queries, keys = sizes
+    mask = allowed and create_block_mask(allowed, sentences, None, queries, keys, device=device)
+    return partial(peers.compiled(flex_attention, device), block_mask=mask, **options)
+
+
+def _flex(form: Form, lengths: Tensor | None, mask: Tensor | None, p: float, device: torch.device) -> Provider:
     if p:
         return peers.refusing(NotImplementedError("flex_attention takes no dropout"))
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     def allowed(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         keep = key >= 0
@@ -204,12 +214,13 @@ def _flex(form: Form, lengths: Tensor | None, mask: Tensor | None, p: float, dev
         assert mask is not None
         return score + mask[0, h, query, key]
 
-    block_mask = None
-    if form.mask not in ("none", "additive"):
-        sentences = form.B if lengths is not None else None
-        block_mask = create_block_mask(allowed, sentences, None, form.L, form.S, device=device)
-    function = peers.compiled(flex_attention, device)
-    return partial(function, score_mod=add if form.mask == "additive" else None, block_mask=block_mask)
+    sizes = (form.B if lengths is not None else None, form.L, form.S)
+    return flex(
+        device,
+        None if form.mask in ("none", "additive") else allowed,
+        sizes,
+        score_mod=add if form.mask == "additive" else None,
+    )
 
 
 def _flash_attn(form: Form, p: float) -> Provider:
@@ -326,21 +337,14 @@ def _nested(starts: Tensor, longest: int, causal: bool) -> Provider:
 
 
 def _flex_packed(number: Tensor, tokens: int, causal: bool, device: torch.device) -> Provider:
-    """https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html (a token attends in its own sequence)"""
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    """A token attends in its own sequence."""
 
     def allowed(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         same = number[query] == number[key]
         return same & (query >= key) if causal else same
 
-    block_mask = create_block_mask(allowed, None, None, tokens, tokens, device=device)
-    function = peers.compiled(flex_attention, device)
-
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-        return function(q, k, v, block_mask=block_mask)[0].transpose(0, 1)
-
-    return run
+    function = flex(device, allowed, (None, tokens, tokens))
+    return lambda *qkv: function(*(x.transpose(0, 1)[None] for x in qkv))[0].transpose(0, 1)
 
 
 def _flash_attn_packed(starts: Tensor, longest: int, causal: bool) -> Provider:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as nnF
 from torch import Tensor
 
-from benchmarks.cases.kernels_attention import flash_attn, projected
+from benchmarks.cases.kernels_attention import flash_attn, flex, projected
 from benchmarks.cases.operators import case
 from benchmarks.measure import providers as peers
 from benchmarks.measure.case import Case, Setting, Work
@@ -87,23 +87,18 @@ def _scored(form: str, window: int, B: int, H: int, L: int, D: int, compile: boo
 
 
 def _flex(form: str, window: int, slopes: Tensor, sinks: Tensor, L: int, device: torch.device) -> Provider:
-    """https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html"""
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
     def score(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return _CAP * torch.tanh(score / _CAP) if form == "softcap" else score - slopes[h] * (query - key)
 
     def seen(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (query >= key) & (query - key < window)
 
-    block_mask = create_block_mask(seen, None, None, L, L, device=device)
-    function = peers.compiled(flex_attention, device)
-    given: dict[str, Any] = {"block_mask": block_mask, "score_mod": score if form in ("softcap", "alibi") else None}
+    function = flex(device, seen, (None, L, L), score_mod=score if form in ("softcap", "alibi") else None)
     if form != "sinks":
-        return partial(function, **given)
+        return function
 
     def with_sinks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        output, lse = function(q, k, v, return_lse=True, **given)
+        output, lse = function(q, k, v, return_lse=True)
         return output * torch.sigmoid(lse - sinks[:, None])[..., None].to(output.dtype)
 
     return with_sinks

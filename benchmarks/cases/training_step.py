@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from benchmarks.cases import synthetic
 from benchmarks.measure.case import Case, Setting, Work
-from benchmarks.measure.providers import COMPILE, HUGGING_FACE, OURS, TORCH_NN, Absent, Provider, provider
+from benchmarks.measure.providers import COMPILE, CUDA_GRAPH, HUGGING_FACE, OURS, TORCH_NN, Absent, Provider, provider
 from benchmarks.peers import huggingface, torch_nn
 from benchmarks.peers.torch_nn import Step, TorchTransformer
 from fasttfm.config.training import TrainingConfig
@@ -36,8 +36,6 @@ Model = TypeVar("Model", bound=nn.Module)
 PADDING = (0.6, 0.2, 0.05, 0.0)
 PACKED = f"{OURS}, packed"
 """The layers see tokens alone (fasttfm train --packed)."""
-GRAPH = f"{OURS}, CUDA graph"
-"""Forward and backward pass are launched as one (fasttfm train --cuda-graph)."""
 LENGTH = 37
 """sum(l^2) / sum(l) over sentences of about 27 tokens, longer than their mean: what attention's cost goes with."""
 _LR = 1e-4
@@ -118,49 +116,44 @@ def _work(preset: str, config: TransformerConfig, rows: int, width: int, padding
     torch.manual_seed(setting.seed)
     weights = TorchTransformer(config).state_dict()
 
-    plain = partial(loaded, TorchTransformer, config, weights, setting.device)
-    ours = partial(loaded, Transformer, config, weights, setting.device)
-    smoothing = training.label_smoothing
+    device, smoothing = setting.device, training.label_smoothing
+    plain = partial(loaded, TorchTransformer, config, weights, device)
+    ours = partial(loaded, Transformer, config, weights, device)
     loss, torch_loss = partial(our_loss, label_smoothing=smoothing), partial(torch_nn.loss, label_smoothing=smoothing)
     providers: dict[str, Provider | Absent] = {
-        OURS: OurStep(ours(), training, setting.device, autocast),
-        PACKED: OurStep(ours(), training, setting.device, autocast, packed=True),
+        OURS: OurStep(ours(), training, device, autocast),
+        PACKED: OurStep(ours(), training, device, autocast, packed=True),
         TORCH_NN: Step(plain(), torch_nn.loss, training, autocast),
         COMPILE: _compiled(setting, lambda: Step(plain(), torch_nn.loss, training, autocast, compiled=True)),
     }
     checked: dict[str, Provider | Absent] = {
-        OURS: _checked(ours(), loss, setting.device, autocast),
-        PACKED: _checked(ours(), partial(loss, packed=True), setting.device, autocast),
-        TORCH_NN: _checked(plain(), torch_loss, setting.device, autocast),
+        OURS: _checked(ours(), loss, device, autocast),
+        PACKED: _checked(ours(), partial(loss, packed=True), device, autocast),
+        TORCH_NN: _checked(plain(), torch_loss, device, autocast),
     }
     if setting.on_gpu:
-        providers[GRAPH] = GraphedStep(ours(), training, setting.device, autocast)
-        checked[GRAPH] = checked[OURS]  # the same passes: tests/gpu/test_graphs.py holds what is replayed against them
+        providers[CUDA_GRAPH] = GraphedStep(ours(), training, device, autocast)
+        checked[CUDA_GRAPH] = checked[OURS]  # the same passes: tests/gpu/test_graphs.py holds replays against them
     checked[COMPILE] = checked[TORCH_NN]  # the same module: what torch.compile makes of it is torch's own to check
     if not config.norm_first:
-        theirs = partial(huggingface.marian, config, weights)
+
+        def marian(dropout: float = 0.0) -> Any:
+            return huggingface.marian(config, weights, dropout=dropout).to(device)
+
+        marian_loss = partial(huggingface.loss, label_smoothing=smoothing)
         providers[HUGGING_FACE] = provider(
-            HUGGING_FACE,
-            setting.device,
-            lambda: Step(theirs(dropout=config.dropout).to(setting.device), huggingface.loss, training, autocast),
+            HUGGING_FACE, device, lambda: Step(marian(config.dropout), huggingface.loss, training, autocast)
         )
         checked[HUGGING_FACE] = provider(
-            HUGGING_FACE,
-            setting.device,
-            lambda: _checked(
-                theirs().to(setting.device),
-                partial(huggingface.loss, label_smoothing=smoothing),
-                setting.device,
-                autocast,
-            ),
+            HUGGING_FACE, device, lambda: _checked(marian(), marian_loss, device, autocast)
         )
     return Work(
         inputs=lambda i: (
-            synthetic.batch(rows, width, padding, config.vocab_size, seed=1_000 * setting.seed + i).to(setting.device),
+            synthetic.batch(rows, width, padding, config.vocab_size, seed=1_000 * setting.seed + i).to(device),
         ),
         providers=providers,
         without_dropout=checked,
-        reference=_checked(plain().double(), torch_loss, setting.device, None),
+        reference=_checked(plain().double(), torch_loss, device, None),
         plain=TORCH_NN,
         unit="target tokens/s",
         units=lambda batch: float(batch.target_tokens),
@@ -202,7 +195,7 @@ class OurStep:
 
 
 class GraphedStep(OurStep):
-    """The same with forward and backward pass from a CUDA graph, one for each shape of batches."""
+    """The same with forward and backward pass from a CUDA graph (fasttfm train --cuda-graph), one for each shape."""
 
     def __init__(self, model: Transformer, training: TrainingConfig, *where: Any) -> None:
         super().__init__(model, dataclasses.replace(training, cuda_graph=True), *where)
@@ -214,6 +207,12 @@ class GraphedStep(OurStep):
         self._passes(batch, batch.target_tokens)
         self.optimization.step(self.lr)
         return self._loss.clone()
+
+    def held_bytes(self) -> int:
+        """Memory that each step uses and none allocates: what the graph's pool has reserved, and the gradients."""
+        segments = torch.cuda.memory_snapshot() if self._passes.pool is not None else []
+        pool = sum(each["total_size"] for each in segments if tuple(each["segment_pool_id"]) == self._passes.pool)
+        return pool + sum(p.grad.nbytes for p in self.optimization.parameters if p.grad is not None)
 
     def _pass(self, batch: Batch, divisor: Tensor) -> None:
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):

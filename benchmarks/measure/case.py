@@ -83,8 +83,6 @@ class Work:
     """Runs before the clock, after the first and the checks."""
     rounds: int | None = None
     """Exactly so many timed runs a provider, where a run is long; otherwise as many as `seconds` allow."""
-    details: Callable[[Any], dict[str, Any]] | None = None
-    """Facts for the record from a provider's last answer, such as a BLEU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +136,6 @@ class Entry:
     times: list[float] = field(default_factory=list)
     units: list[float] = field(default_factory=list)
     """Of the inputs of each timed run."""
-    last: Any = None
 
     def fail(self, status: str, reason: str) -> None:
         self.status, self.reason = status, reason

@@ -16,6 +16,7 @@ from typing import Any
 from benchmarks.measure import records
 from benchmarks.measure.machine import git, machine_name, noisy
 from benchmarks.measure.records import ENDING, Record
+from benchmarks.measure.text_table import shape_text
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError
 
@@ -66,28 +67,29 @@ def title(record: Record) -> str:
     """The record in a few words."""
     if "schema" not in record:
         return str(record["benchmark"])
-    shape = " ".join(f"{key}={value}" for key, value in record["shape"].items())
-    return f"{record['group']} {record['case']} {shape} {record['dtype']} {record['pass']}, {record['provider']}"
+    case = (record["group"], record["case"], shape_text(record["shape"]), record["dtype"], record["pass"])
+    return f"{' '.join(case)}, {record['provider']}"
 
 
 def check(path: Path) -> tuple[list[str], list[str]]:
     """(what is in a file, what keeps it from being taken). Raises UserError where it is no file of records."""
     result = records.read(path)
-    machines = sorted({_machine(record) for record in result if records.kind(record) not in records.COUNTED})
+    of = [record.get("machine", record) for record in result]  # what is counted has the commit alone
+    machines = sorted({machine_name(machine).removeprefix("CPU: ") for machine in of if "processor" in machine})
     statuses = Counter(record.get("status", "kept") for record in result)
-    noisy_rows = sum(map(noisy, result))
-    if noisy_rows:
-        statuses["noisy"] = noisy_rows
+    statuses += Counter(noisy=sum(map(noisy, result)))
     counted = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
-    said = [
-        f"{path}: {len(result)} records ({counted or 'none'}) of {'; '.join(machines) or 'no machine'}{_age(result)}"
-    ]
+    oldest = max(
+        (int(_younger(commit) or 0) for commit in {machine.get("commit") for machine in of} if commit), default=0
+    )
+    age = f"; {oldest} commits to what they measure since" if oldest else ""
+    said = f"{path}: {len(result)} records ({counted or 'none'}) of {'; '.join(machines) or 'no machine'}{age}"
     wrong: dict[str, list[str]] = {}
     seen: set[tuple[str, str]] = set()
-    for record in result:
+    for record, machine in zip(result, of):
         what = problems(record)
         if "schema" in record:
-            measured = records.key(record), _machine(record)
+            measured = records.key(record), machine_name(machine)
             what += ["was measured before in the same file: keep one of them"] if measured in seen else []
             seen.add(measured)
         for problem in what:
@@ -101,23 +103,12 @@ def check(path: Path) -> tuple[list[str], list[str]]:
         complaints.append(f"{path}: {marked} of {statuses['timed']} rows are marked noisy: measure on an idle machine")
     if not result:
         complaints.append(f"{path}: holds no record")
-    return said, complaints
-
-
-def _machine(record: Record) -> str:
-    return machine_name(record.get("machine", record)).removeprefix("CPU: ")
-
-
-def _age(result: Sequence[Record]) -> str:
-    """Return the number of commits to package and kernels younger than the oldest record that this checkout knows."""
-    commits = {record.get("machine", record).get("commit") for record in result}
-    ages = [int(age) for commit in commits if commit and (age := _younger(commit))]
-    oldest = max(ages, default=0)
-    return f"; {oldest} commits to what they measure since" if oldest else ""
+    return [said], complaints
 
 
 @functools.cache
 def _younger(commit: str) -> str | None:
+    """Return the number of commits to package and kernels since one; None where this checkout does not know it."""
     return git("rev-list", "--count", f"{commit}..HEAD", "--", "fasttfm", "kernels")
 
 
@@ -125,10 +116,10 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(prog="python -m benchmarks check", description=__doc__.split("\n\n")[0])
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="files of records, JSON lines")
     args = parser.parse_args(argv)
-    fit = True
     files = [path for path in args.files if path.suffix == ENDING or not path.is_file()]
     if not files:
         raise UserError(f"none of these is a file of records, whose names end with {ENDING}")
+    fit = True
     for path in files:
         said, complaints = check(path)
         print("\n".join(said + complaints))

@@ -4,7 +4,7 @@ A group of benchmarks is a module with one function, `cases(setting) -> list[Cas
 benchmarks/__main__.py. A Case names the work, its shape and pass, and knows how to make it; `make(setting)` returns a
 Work when the case's turn has come, because all works together would not fit in memory. A Work brings
 
-    inputs(i)      the i-th tuple of arguments, drawn anew; the harness has seeded torch before it calls
+    inputs(i)      the i-th tuple of arguments, always the same; the harness has seeded torch before it calls
     providers      name -> function of those arguments, or Absent(how to install it)
     reference      the same function in float64: it is called with the inputs cast so
 
@@ -25,6 +25,9 @@ out the dropout it was given. What a pass means:
     forward+backward   both, in one run
     step, decode, ...  function(*inputs) as it is; timed by the host between two synchronizations, not by device events
 
+A provider that uses memory in a run and keeps it until the next, as a CUDA graph does, has a method held_bytes(): the
+allocator sees none of it during a run. It is added to the peak.
+
 `run(case, setting, clock, seconds)` returns one record a provider (schemas.yaml says what is in it).
 """
 
@@ -34,7 +37,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -44,7 +46,7 @@ from torch import Tensor, nn
 from benchmarks.measure import numerics, rows
 from benchmarks.measure.case import GRADIENT_PASSES, PURE_PASSES, Case, Clock, Entry, Setting, Work
 from benchmarks.measure.machine import MOST_SPREAD, Watch, disturbed
-from benchmarks.measure.providers import UNSEEN, Absent, Provider
+from benchmarks.measure.providers import ELSEWHERE, UNSEEN, Absent, Provider
 from benchmarks.measure.records import Record
 from fasttfm.kernels.proof.costs import Machine
 
@@ -58,11 +60,14 @@ class Inputs:
     """The inputs of a case: handed round, to a provider never one twice in a row; and watched."""
 
     def __init__(self, case: Case, work: Work, seed: int) -> None:
-        """Raises ValueError where they are constant or shared, so that a time would flatter."""
+        """Raises ValueError for what would flatter, constant or shared inputs, and for what cannot be drawn again."""
         self._case, self._work, self._seed = case, work, seed
         self.draws = [self.draw(i) for i in range(ROTATION)]
         numerics.refuse_flattering_inputs(self.draws)
-        self._drawn = [numerics.fingerprint(inputs) for inputs in self.draws]
+        if not numerics.equal(self.draws[0], self.draw(0)):
+            raise ValueError(
+                "inputs(0) gave other numbers the second time: draw from torch's generator or from i alone"
+            )
         self._untimed: dict[str, int] = {}
 
     def draw(self, i: int) -> tuple:
@@ -88,9 +93,9 @@ class Inputs:
     def written(self, inputs: tuple) -> bool:
         """Return whether these inputs, if some of the draws, were written over; they are then as drawn again."""
         position = next((i for i, each in enumerate(self.draws) if each is inputs), None)
-        if position is None or numerics.fingerprint(inputs) == self._drawn[position]:
+        if position is None or numerics.equal(inputs, drawn := self.draw(position)):
             return False
-        numerics.overwrite(inputs, self.draw(position))
+        numerics.overwrite(inputs, drawn)
         return True
 
 
@@ -105,13 +110,6 @@ class Wrong(Exception):
 def _words(error: BaseException) -> str:
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"[:300]
-
-
-@dataclass(frozen=True, slots=True)
-class Unread:
-    """In the place of an answer that may compute itself only when it is looked at."""
-
-    kind: str
 
 
 @contextmanager
@@ -212,7 +210,7 @@ class Trial:
             torch.cuda.synchronize(self.setting.device)
         entry.compile_s = time.perf_counter() - start
         if self.inputs.written(inputs):
-            entry.fail("wrong", "writes over its inputs")
+            raise Wrong("writes over its inputs")
 
     def _when_time_is_up(self, function: Provider, inputs: tuple, expected: Any) -> Any:
         """The answer as it stands when the clock stops: what is not finished then is wrong."""
@@ -220,23 +218,20 @@ class Trial:
             torch.full(x.shape, -77, dtype=getattr(torch, self.case.dtype), device=x.device)
         made: list[Any] = []
         self.clock.microseconds(lambda: made.append(self.answer(function, inputs)))
-        kind = numerics.unread(made[0])
-        return Unread(kind) if kind else numerics.copied(made[0])
+        if kind := numerics.unread(made[0]):
+            raise Wrong(f"answers with a {kind}, which may compute only when it is looked at: return tensors")
+        return numerics.copied(made[0])
 
-    def _compare(self, entry: Entry, result: Any, expected: Any, allowed: float, when: str = "") -> None:
-        """Status "wrong" for an answer that is not the expected one."""
-        if isinstance(result, Unread):
-            entry.fail(
-                "wrong", f"answers with a {result.kind}, which may compute only when it is looked at: return tensors"
-            )
-            return
+    def _error(self, result: Any, expected: Any) -> float:
         try:
-            entry.error = self.work.error(result, expected)
+            return self.work.error(result, expected)
         except Exception as error:  # not even of the shape that can be compared
-            entry.fail("wrong", f"an answer that cannot be compared: {_words(error)}")
-            return
-        if not entry.error <= allowed:
-            entry.fail("wrong", f"error {entry.error:.3g} against the reference{when}, {allowed:.3g} is allowed")
+            raise Wrong(f"an answer that cannot be compared: {_words(error)}") from error
+
+    @staticmethod
+    def _hold(error: float, allowed: float, when: str = "") -> None:
+        if not error <= allowed:
+            raise Wrong(f"error {error:.3g} against the reference{when}, {allowed:.3g} is allowed")
 
     def _expected(self, inputs: tuple) -> Any:
         return self.answer(self.work.reference, numerics.in_float64(inputs))
@@ -252,20 +247,18 @@ class Trial:
             plain = first.error if first is not None and first.status == "timed" and name != work.plain else None
             entry.allowed = numerics.allowed(self.case.dtype, plain) if work.allowed is None else work.allowed
             result = self._when_time_is_up(compared[name], self.inputs.given(name, inputs), expected)
-            self._compare(entry, result, expected, entry.allowed)
-            if entry.status == "timed" and work.without_dropout is not None:
-                self._check_dropout(entry, inputs)
+            entry.error = self._error(result, expected)
+            self._hold(entry.error, entry.allowed)
+            if work.without_dropout is not None:
+                one, other = (numerics.tensors(self.answer(entry.function, inputs)) for _ in range(2))
+                if all(torch.equal(a, b) for a, b in zip(one, other)):
+                    raise Wrong("two runs with dropout gave the same: it leaves dropout out")
 
         # the plain one first: the others' bound is made from its error
         for name in sorted(self.standing(), key=lambda name: name != work.plain):
             self._try(check, [name])
             if self.inputs.written(inputs) and self.entries[name].status == "timed":
                 self.entries[name].fail("wrong", "writes over its inputs")
-
-    def _check_dropout(self, entry: Entry, inputs: tuple) -> None:
-        one, other = (numerics.tensors(self.answer(entry.function, inputs)) for _ in range(2))
-        if all(torch.equal(a, b) for a, b in zip(one, other)):
-            entry.fail("wrong", "two runs with dropout gave the same: it leaves dropout out")
 
     def _check_again(self) -> None:
         """After the timed runs: the same memory with new contents must give the right answer to these."""
@@ -279,12 +272,11 @@ class Trial:
         expected = self._expected(fresh)
 
         def check(name: str, entry: Entry) -> None:
-            first = entry.error, entry.allowed
             result = self._when_time_is_up(entry.function, self.inputs.given(name, inputs), expected)
             # another draw has another error of the plain one, which nobody took: half of the digits, as for that one
             allowed = max(entry.allowed or 0.0, numerics.allowed(self.case.dtype, None))
-            self._compare(entry, result, expected, allowed, ", by now or where its inputs' memory has new contents")
-            entry.error, entry.allowed = first
+            now = ", by now or where its inputs' memory has new contents"
+            self._hold(self._error(result, expected), allowed, now)
 
         self._try(check)
 
@@ -303,7 +295,10 @@ class Trial:
         for _ in range(self.work.warm_up):
             self._run(name, entry, lambda act: act())
         if self.work.rounds is None:  # a run too long to repeat is not repeated to be counted
-            entry.peak_bytes, _ = self._run(name, entry, self.clock.peak_bytes)
+            if name not in ELSEWHERE:
+                entry.peak_bytes, _ = self._run(name, entry, self.clock.peak_bytes)
+            if entry.peak_bytes is not None and hasattr(entry.function, "held_bytes"):
+                entry.peak_bytes += entry.function.held_bytes()
             if name not in UNSEEN:
                 entry.launches, _ = self._run(name, entry, self.clock.launches)
 
@@ -311,8 +306,6 @@ class Trial:
         def look(act: Callable[[], Any]) -> tuple[float, str | None]:
             made: list[Any] = []  # dropped when the clock has stopped: freeing it is not the provider's work
             taken = self.clock.microseconds(lambda: made.append(act()))
-            if self.work.details is not None:
-                entry.last = made[0]
             return taken, numerics.unread(made[0])
 
         (taken, kind), inputs = self._run(name, entry, look)

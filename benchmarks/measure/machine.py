@@ -8,11 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from fasttfm.machine import allowed_cores, cpuinfo, describe_gpu, processor, version
@@ -69,6 +70,12 @@ def machine_name(machine: dict[str, Any]) -> str:
     return f"CPU: {machine['processor']}{widest}, {cores} core{'s' * (cores != 1)}"
 
 
+def slug(name: str) -> str:
+    """A machine's name as files have it: nvidia-h200, amd-epyc-avx-512-2-cores."""
+    words = name.removeprefix("CPU: ").replace(" with ", " ").lower()
+    return re.sub(r"[^a-z0-9]+", "-", words).strip("-")
+
+
 def _clocks(index: int) -> dict[str, str] | None:
     """Return nvidia-smi's clocks and power; None where there is none to ask."""
     wanted = ("clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "power.limit", "persistence_mode")
@@ -105,9 +112,9 @@ def git(*arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-# Linux's load averages; of the CPUs' time the share that a hypervisor took (steal) and the share that other processes
-# had; and the cores' clock. Elsewhere, and where a span is too short to tell, a value is None. What neighbours on the
-# host take of the cores is in none of these: so the cores are tried, too.
+# Load averages; of the CPUs' time the share that a hypervisor took (steal, of Linux alone) and the share that other
+# processes had; and the cores' clock. Where a span is too short to tell, a value is None. What neighbours on the host
+# take of the cores is in none of these: so the cores are tried, too.
 
 MOST_SPREAD = 0.25
 """Of a row's times: (p80 - p20) / p50."""
@@ -120,42 +127,34 @@ _LEAST_SECONDS = 0.2
 """Linux counts CPU time in hundredths of a second: a shorter span says nothing."""
 
 
-def _text(file: Path) -> str:
-    """The text of a file of /proc; '' where its process or thread has ended, or where there is none."""
-    try:
-        return file.read_text(encoding="utf-8")
-    except OSError:
-        return ""
-
-
-def _ticks() -> tuple[float, float] | None:
+def _ticks() -> tuple[float, float]:
     """Seconds of all CPUs so far: stolen, and busy with any process."""
-    words = _text(Path("/proc/stat")).split("\n", 1)[0].split()[1:9]
-    if len(words) < 8:
-        return None
-    user, nice, system, _idle, _waiting, irq, softirq, steal = (int(word) / os.sysconf("SC_CLK_TCK") for word in words)
-    return steal, user + nice + system + irq + softirq
+    times = psutil.cpu_times()._asdict()
+    return times.get("steal", 0.0), sum(times.get(kind, 0.0) for kind in ("user", "nice", "system", "irq", "softirq"))
 
 
-def _own(process: str = "self") -> float:
-    """CPU seconds of a process and its descendants, those that live and those that it has waited for."""
-    folder = Path("/proc") / process
-    fields = _text(folder / "stat").rpartition(")")[2].split()
-    if not fields:
-        return 0.0
-    children = [child for file in folder.glob("task/*/children") for child in _text(file).split()]
-    return sum(int(field) for field in fields[11:15]) / os.sysconf("SC_CLK_TCK") + sum(map(_own, children))
+def family(process: int | None = None) -> list[psutil.Process]:
+    """A process and its descendants that live; None: this one."""
+    try:
+        parent = psutil.Process(process)
+        return [parent, *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _own() -> float:
+    """CPU seconds of this process and its descendants, those that live and those that they have waited for."""
+    seconds = 0.0
+    for process in family():
+        with suppress(psutil.NoSuchProcess):  # it ended meanwhile
+            seconds += sum(process.cpu_times()[:4])
+    return seconds
 
 
 def _megahertz() -> int | None:
-    """The mean clock of the cores as Linux tells it now."""
-    clocks = re.findall(r"^cpu MHz\s*: ([\d.]+)", _text(Path("/proc/cpuinfo")), re.MULTILINE)
-    return round(sum(map(float, clocks)) / len(clocks)) if clocks else None
-
-
-def _average() -> float | None:
-    """Processes that ran or waited, over the last minute."""
-    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+    """The mean clock of the cores now."""
+    clock = psutil.cpu_freq()
+    return round(clock.current) if clock is not None else None
 
 
 def speed() -> float | None:
@@ -178,7 +177,7 @@ class Watch:
     """The load from its making on."""
 
     def __init__(self) -> None:
-        self._before, self._began = _average(), time.monotonic()
+        self._before, self._began = psutil.getloadavg()[0], time.monotonic()
         self._ticks, self._own = _ticks(), _own()
 
     @contextmanager
@@ -190,15 +189,15 @@ class Watch:
 
     def read(self) -> dict[str, float | None]:
         """before and during: load averages; steal and others: shares of all CPUs' time; mhz; gflop_per_s: speed()."""
-        now, seconds = _ticks(), time.monotonic() - self._began
+        seconds = time.monotonic() - self._began
         steal = others = None
-        if now is not None and self._ticks is not None and seconds >= _LEAST_SECONDS:
+        if seconds >= _LEAST_SECONDS:
             whole = seconds * (os.cpu_count() or 1)
-            stolen, busy = (after - before for after, before in zip(now, self._ticks))
+            stolen, busy = (after - before for after, before in zip(_ticks(), self._ticks))
             steal = round(stolen / whole, 3)
             others = round(max(0.0, busy - (_own() - self._own)) / whole, 3)
-        load = {"before": self._before, "during": _average(), "steal": steal, "others": others, "mhz": _megahertz()}
-        return load | {"gflop_per_s": speed()}
+        averages = {"before": round(self._before, 2), "during": round(psutil.getloadavg()[0], 2)}
+        return averages | {"steal": steal, "others": others, "mhz": _megahertz(), "gflop_per_s": speed()}
 
 
 SINCE_START = Watch()

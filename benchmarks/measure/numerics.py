@@ -7,7 +7,6 @@ precision, whose results are rounded from float32, and 32 in float32, where sums
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -126,42 +125,14 @@ def allowed(dtype: str, plain: float | None) -> float:
     return eps**0.5 if plain is None else 2 * plain + _FLOOR[dtype] * eps
 
 
-_CHUNK = 1 << 22
-
-
-def fingerprint(value: Any) -> Any:
-    """Changes when any bit of a tensor or array does, or another value; equal for equal contents."""
-    if isinstance(value, Tensor):
-        return _bits(value.detach())
-    if isinstance(value, np.ndarray):
-        return hash(value.tobytes())
-    if (items := _items(value)) is not None:
-        names = tuple(value) if isinstance(value, Mapping) else ()
-        return (*names, *map(fingerprint, items))
-    return value if isinstance(value, (int, float, str, bytes)) else None
-
-
-def _bits(x: Tensor) -> int:
-    """A sum of the contents in words of 64 bits, each times an odd number of its place: one changed word changes it."""
-    x = x.contiguous()
-    if x.storage_offset() * x.element_size() % 8:
-        x = x.clone()
-    content = x.flatten().view(torch.uint8)
-    whole = content.numel() // 8 * 8
-    sums = [content[whole:].long().sum()]
-    factors = _odd_numbers(1 << (min(_CHUNK, whole // 8) - 1).bit_length() if whole else 0, x.device)
-    for part in content[:whole].view(torch.int64).split(_CHUNK):
-        sums.append((part * factors[: part.numel()]).sum())  # wraps around
-    result = 0
-    for each in torch.stack(sums).tolist():
-        result = (result * 0x9E3779B97F4A7C15 + each) % (1 << 64)
-    return result
-
-
-@functools.lru_cache(maxsize=16)
-def _odd_numbers(count: int, device: torch.device) -> Tensor:
-    numbers = torch.randint(1 << 62, (count,), generator=torch.Generator().manual_seed(11))
-    return numbers.mul_(2).add_(1).to(device)
+def equal(one: Any, other: Any) -> bool:
+    """Return whether two of one kind hold the same in the same places: tensors, arrays, and what holds them."""
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other)
+    items = _items(one)
+    return one == other if items is None else all(map(equal, items, _items(other) or ()))
 
 
 def unread(value: Any) -> str | None:
@@ -194,33 +165,21 @@ def refuse_flattering_inputs(draws: list[tuple]) -> None:
     normalization or a mask of a kind that does not change may be shared, the work's main inputs may not.
     """
     for i, inputs in enumerate(draws):
-        result = tensors(inputs)
-        floating = [x for x in result if x.is_floating_point() and x.numel() > 1]
-        for x in floating:
-            if _constant(x):
-                raise ValueError(f"input {i} holds a constant tensor of shape {tuple(x.shape)}: draw random numbers")
-        whole = [x for x in result if not x.is_floating_point() and x.numel() > 1]
-        if not floating and whole and all(_constant(x) for x in whole):
+        result = [x for x in tensors(inputs) if x.numel() > 1]
+        floating = [x for x in result if x.is_floating_point()]
+        for x in filter(_constant, floating):
+            raise ValueError(f"input {i} holds a constant tensor of shape {tuple(x.shape)}: draw random numbers")
+        if result and not floating and all(map(_constant, result)):
             raise ValueError(f"input {i} holds nothing but constants: draw random numbers")
-    for i, inputs in enumerate(draws):
-        for j in range(i):
-            _refuse_shared(inputs, draws[j], i, j)
+        for j, before in enumerate(draws[:i]):
+            memory = {x.data_ptr() for x in tensors(before) if x.is_floating_point()}
+            for x in floating:
+                if x.data_ptr() in memory:
+                    raise ValueError(f"inputs {j} and {i} share a tensor of shape {tuple(x.shape)}: draw each anew")
+            if equal(inputs, before):
+                raise ValueError(f"inputs {j} and {i} hold the same: draw each anew")
 
 
 def _constant(x: Tensor) -> bool:
     with torch.no_grad():
         return bool((x == x.flatten()[0]).all())
-
-
-def _refuse_shared(one: tuple, other: tuple, i: int, j: int) -> None:
-    mine, theirs = tensors(one), tensors(other)
-    if not mine:
-        if one == other:
-            raise ValueError(f"inputs {j} and {i} are equal: draw each anew")
-        return
-    memory = {x.data_ptr() for x in theirs if x.numel() > 1 and x.is_floating_point()}
-    for x in mine:
-        if x.is_floating_point() and x.numel() > 1 and x.data_ptr() in memory:
-            raise ValueError(f"inputs {j} and {i} share a tensor of shape {tuple(x.shape)}: draw each anew")
-    if all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(mine, theirs)):
-        raise ValueError(f"inputs {j} and {i} hold the same numbers: draw each anew")

@@ -14,6 +14,7 @@ import torch
 Provider = Callable[..., Any]
 """Computes its answer from the arguments that it is given."""
 OURS = "fasttfm"
+CUDA_GRAPH = f"{OURS}, CUDA graph"
 EAGER = "torch eager"
 COMPILE = "torch.compile"
 TORCH_NN = "torch.nn"
@@ -31,9 +32,13 @@ XFORMERS = "xformers"
 HUGGING_FACE = "Hugging Face"
 CTRANSLATE2 = "CTranslate2"
 
-UNSEEN = frozenset({COMPILE, FLEX, SDPA_NESTED, FLASH_ATTN, XFORMERS, CTRANSLATE2})
+UNSEEN = frozenset({CUDA_GRAPH, COMPILE, FLEX, SDPA_NESTED, FLASH_ATTN, XFORMERS, CTRANSLATE2})
 """What these launch does not pass through torch's dispatcher one by one, so that nobody can count it there (and nested
 tensors do not work under a dispatch mode)."""
+
+
+ELSEWHERE = frozenset({CTRANSLATE2})
+"""Compute in a process of their own, whose memory is not seen here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,18 +7,14 @@ the machine that it is of, except those of what is counted and not measured.
 import json
 import math
 import os
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-try:
-    import jsonschema
-except ModuleNotFoundError:
-    raise SystemExit('benchmarks: jsonschema is not installed: pip install "fasttfm[bench]"') from None
+import jsonschema
 
-from benchmarks.measure.machine import machine_name
+from benchmarks.measure.machine import machine_name, slug
 from fasttfm.errors import UserError
 from fasttfm.parsing import parse_json, parse_yaml
 
@@ -184,8 +180,7 @@ def append(path: Path, record: Record) -> None:
 
 def file_name(group: str, machine: Record) -> str:
     """kernels-nvidia-h200.jsonl, kernels-amd-epyc-avx-512-2-cores.jsonl: one file a group and machine."""
-    name = machine_name(machine).removeprefix("CPU: ").replace(" with ", " ")
-    return f"{group}-{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.jsonl"
+    return f"{group}-{slug(machine_name(machine))}{ENDING}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,69 +201,20 @@ class Entry:
         return self.record["machine"]
 
     @property
-    def timed(self) -> bool:
-        return self.record.get("status") == "timed"
-
-    @property
-    def provider(self) -> str:
-        return self.record["provider"]
-
-    @property
-    def p50(self) -> float:
-        """The median of a timed row, microseconds."""
-        return self.record["time_us"]["p50"]
-
-    @property
     def location(self) -> str:
         return f"{self.file}:{self.line}"
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """Every record of a folder, or of one file, in the order of file names and lines."""
+def load(path: Path = RESULTS) -> list[Entry]:
+    """Every record of a folder, or of one file, in the order of file names and lines, without those of no machine.
 
-    folder: Path
-    entries: tuple[Entry, ...]
-
-    @property
-    def suite(self) -> tuple[Entry, ...]:
-        """Return the records that the suite's harness wrote: a case, a provider and a status each."""
-        return tuple(entry for entry in self.entries if entry.kind == "benchmark")
-
-    @property
-    def machines(self) -> list[str]:
-        """Every machine that a record names, CPUs called so."""
-        return sorted({machine_name(entry.machine) for entry in self.entries})
-
-    def of_kind(self, kind: str) -> tuple[Entry, ...]:
-        return tuple(entry for entry in self.entries if entry.kind == kind)
-
-
-def load(path: Path = RESULTS) -> Loaded:
-    """The records of a folder or file. Raises UserError, naming file and line, where there are none or a bad one."""
-    if path.is_file():
-        files = [path]
-    elif path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.suffix == ENDING)
-    else:
+    Raises UserError, naming file and line, where there are none or a bad one.
+    """
+    if not path.exists():
         raise UserError(f"{path} does not exist: give a folder of records or one file of them")
-    entries = tuple(
-        Entry(file.name, line, record)
-        for file in files
-        for line, record in enumerate(read(file), 1)
-        if kind(record) not in COUNTED
-    )
+    files = [path] if path.is_file() else sorted(path.glob(f"*{ENDING}"))
+    entries = [Entry(file.name, line, record) for file in files for line, record in enumerate(read(file), 1)]
+    entries = [entry for entry in entries if entry.kind not in COUNTED]
     if not entries:
         raise UserError(f"{path} holds no records (lines in files named *.jsonl): run python -m benchmarks")
-    return Loaded(path, entries)
-
-
-Key = TypeVar("Key")
-
-
-def grouped(entries: Iterable[Entry], key: Callable[[Entry], Key]) -> dict[Key, list[Entry]]:
-    """Entries by key, in order of appearance."""
-    result: dict[Key, list[Entry]] = {}
-    for entry in entries:
-        result.setdefault(key(entry), []).append(entry)
-    return result
+    return entries

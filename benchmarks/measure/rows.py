@@ -61,8 +61,6 @@ def record(
         if work.unit is not None and entry.units:
             # over the median time: all providers had the same inputs, so that throughputs compare as times do
             row["throughput"] = {"value": rounded(statistics.mean(entry.units) / p50 * 1e6), "unit": work.unit}
-        if work.details is not None:
-            row["details"] = work.details(entry.last)
     return row
 
 

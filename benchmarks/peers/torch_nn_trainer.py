@@ -8,23 +8,25 @@ keeps nothing between two tokens, so every token computes all before it anew, as
 input are translated greedily at the end; what happened stands in OUT/log.jsonl.
 """
 
+import itertools
 import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
+from benchmarks import command
 from benchmarks.peers import torch_nn
 from benchmarks.peers.torch_nn import Step, TorchTransformer
-from fasttfm.children import end_with_parent
 from fasttfm.cli.parser import InRange, Parser
 from fasttfm.config.data import DataConfig
 from fasttfm.config.training import TrainingConfig
-from fasttfm.data.batches import Batch, TokenBatches
+from fasttfm.data.batches import TokenBatches
 from fasttfm.data.prepared import PreparedData
 from fasttfm.data.shapes import length_batches
 from fasttfm.data.tokenizer import BOS, EOS
@@ -69,16 +71,8 @@ def translate(model: TorchTransformer, data: PreparedData, lines: Sequence[str])
     return [one_line(data.target_tokenizer.decode(each)) for each in greedy(model, ids)]
 
 
-def _forever(batches: TokenBatches) -> Iterator[Batch]:
-    epoch = 0
-    while True:
-        for indices in batches.epoch(epoch):
-            yield batches.batch(indices, epoch)
-        epoch += 1
-
-
 def train(
-    data: PreparedData, preset: str, *, began: float, minutes: float, seed: int, log: Any, device: torch.device
+    data: PreparedData, preset: str, *, began: float, minutes: float, seed: int, log: TextIO, device: torch.device
 ) -> TorchTransformer:
     """A model trained until so many minutes after `began`; log: a file that gets a line now and then."""
     torch.manual_seed(seed)
@@ -86,40 +80,36 @@ def train(
     config = TransformerConfig(**{**preset_section(preset, "model"), **vocabulary})
     training = TrainingConfig(**preset_section(preset, "training"))
     limits = DataConfig(**preset_section(preset, "data"))
-    if config.share_embeddings != "all" or not data.joint:
-        raise UserError(f"preset {preset} has no shared embedding, or the data no joint vocabulary: take multi30k")
-    if training.update_freq != 1:
+    if config.share_embeddings != "all" or not data.joint or training.update_freq != 1:
         raise UserError(
-            f"preset {preset} has updates of {training.update_freq} batches, and here one is a batch: take multi30k"
+            f"preset {preset} needs one shared embedding, and updates of one batch, on data with a joint vocabulary: "
+            "take multi30k"
         )
     model = TorchTransformer(config).to(device)
     step = Step(model, torch_nn.loss, training, autocast_dtype(training.precision, device))
     batches = TokenBatches(data.train, limits.max_tokens, seed, limits.max_sentence_tokens)
-    sums: dict[str, float] = {"loss": 0.0, "target_tokens": 0, "cells": 0, "used": 0}
-    done, logged = 0, time.monotonic()
+    forever = (batches.batch(indices, epoch) for epoch in itertools.count() for indices in batches.epoch(epoch))
+    sums, logged = Counter[str](), time.monotonic()
     model.train()
-    for batch in _forever(batches):
-        now = time.monotonic()
-        if done and done % _LOG_EVERY == 0:
-            sums, logged = _log_sums(log, done, sums, now - logged), now
-        progress = (now - began) / (60 * minutes)
+    for done in itertools.count(1):
+        progress = (time.monotonic() - began) / (60 * minutes)
+        if sums and (progress >= 1 or done % _LOG_EVERY == 1):
+            _write_sums(log, done - 1, sums, time.monotonic() - logged)
+            sums, logged = Counter(), time.monotonic()
         if progress >= 1:
             break
-        done += 1
+        batch = next(forever)
         lr = training.lr * min(done / training.warmup_updates, (1 + math.cos(math.pi * progress)) / 2)
-        loss = step(batch.to(device), lr)
-        sums["loss"] += float(loss) * batch.target_tokens
+        sums["loss"] += float(step(batch.to(device), lr)) * batch.target_tokens
         sums["target_tokens"] += batch.target_tokens
         sums["used"] += batch.source_tokens + batch.target_tokens
         sums["cells"] += batch.source.numel() + batch.target_in.numel()
-    if sums["target_tokens"]:
-        _log_sums(log, done, sums, time.monotonic() - logged)
-    _write(log, kind="end", step=done, seconds=round(time.monotonic() - began, 2))
+    _write(log, kind="end", step=done - 1, seconds=round(time.monotonic() - began, 2))
     return model
 
 
-def _log_sums(log: Any, step: int, sums: dict[str, float], seconds: float) -> dict[str, float]:
-    """A line about the updates since the last one; gives sums that begin anew."""
+def _write_sums(log: TextIO, step: int, sums: Counter[str], seconds: float) -> None:
+    """A line about the updates since the last one."""
     _write(
         log,
         kind="train",
@@ -129,14 +119,15 @@ def _log_sums(log: Any, step: int, sums: dict[str, float], seconds: float) -> di
         target_tokens=sums["target_tokens"],
         tokens_per_second=sums["target_tokens"] / seconds,
     )
-    return dict.fromkeys(sums, 0)
 
 
-def _write(log: Any, **entry: Any) -> None:
-    log.write(json.dumps(entry) + "\n")
-    log.flush()
-    words = (f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in entry.items())
-    print(*words, file=sys.stderr, flush=True)
+def _write(log: TextIO, **entry: Any) -> None:
+    print(json.dumps(entry), file=log, flush=True)
+    print(
+        *(f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in entry.items()),
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -154,31 +145,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.threads:
         torch.set_num_threads(args.threads)
-    try:
-        data = PreparedData.open(args.data)
-        args.out.mkdir(parents=True, exist_ok=True)
-        with (args.out / "log.jsonl").open("w") as log:
-            model = train(
-                data,
-                args.preset,
-                began=began,
-                minutes=args.minutes,
-                seed=args.seed,
-                log=log,
-                device=pick_device(args.device),
-            )
-            lines: list[str] = [] if sys.stdin.isatty() else sys.stdin.read().splitlines()
-            trained = time.monotonic()
-            translations = translate(model, data, lines)
-            _write(log, kind="translate", lines=len(lines), translate_seconds=round(time.monotonic() - trained, 1))
-        torch.save(model.state_dict(), args.out / "weights.pt")
-    except UserError as error:
-        print(f"torch_nn_trainer: {error}", file=sys.stderr)
-        return 2
+    data, device = PreparedData.open(args.data), pick_device(args.device)
+    args.out.mkdir(parents=True, exist_ok=True)
+    with (args.out / "log.jsonl").open("w") as log:
+        model = train(data, args.preset, began=began, minutes=args.minutes, seed=args.seed, log=log, device=device)
+        lines = [] if sys.stdin.isatty() else sys.stdin.read().splitlines()
+        trained = time.monotonic()
+        translations = translate(model, data, lines)
+        _write(log, kind="translate", lines=len(lines), translate_seconds=round(time.monotonic() - trained, 1))
+    torch.save(model.state_dict(), args.out / "weights.pt")
     sys.stdout.write("".join(line + "\n" for line in translations))
     return 0
 
 
 if __name__ == "__main__":
-    end_with_parent()
-    sys.exit(main())
+    sys.exit(command.run(main))

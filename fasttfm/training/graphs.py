@@ -47,8 +47,8 @@ class GraphedPasses:
         """run: what is computed; parameters: whose gradients it adds to; sums: what it adds losses to."""
         self._run, self._parameters, self._sums = run, parameters, sums
         self._fixed: dict[tuple[int, ...], _Fixed] = {}
-        self._pool: Any = None
-        """Memory that all graphs share: no two of them run at once."""
+        self.pool: Any = None
+        """The id of the memory that all graphs share, once there is one: no two of them run at once."""
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
 
@@ -84,9 +84,9 @@ class GraphedPasses:
                 for _ in range(_WARM_UP):
                     self._run(fixed.batch, fixed.divisor)
             torch.cuda.current_stream().wait_stream(stream)
-            with torch.cuda.graph(graph, pool=self._pool):
+            with torch.cuda.graph(graph, pool=self.pool):
                 self._run(fixed.batch, fixed.divisor)
-        self._pool = self._pool or graph.pool()
+        self.pool = self.pool or graph.pool()
         with torch.no_grad():
             for buffer, value in zip([self._sums, *(p.grad for p in self._parameters)], kept, strict=True):
                 if buffer is not None:

@@ -4,7 +4,9 @@ import math
 
 import pytest
 
+from benchmarks.measure.records import load
 from benchmarks.report import compare
+from benchmarks.report.rows import suite
 from fasttfm.errors import UserError
 
 
@@ -13,28 +15,33 @@ def run(write, before, after, *options):
     return compare.main([*map(str, files), *options])
 
 
-def test_ten_percent_slower_with_little_spread_is_a_regression(write, record, capsys):
-    assert run(write, [record(p50=100)], [record(p50=110)]) == 1
+NOISE = {"spread": 0.3, "runs": 5}
+STEADY = {"spread": 0.001}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "options", "status", "said"),
+    [
+        ({}, {"p50": 110}, "", 1, "slower (regression)"),
+        (NOISE, {"p50": 110, **NOISE}, "", 0, "unclear"),
+        (STEADY, {"p50": 104, **STEADY}, "", 0, " same"),
+        (STEADY, {"p50": 104, **STEADY}, "--threshold 0.02", 1, "slower (regression)"),
+        ({}, {"p50": 50}, "", 0, "faster"),
+        ({"runs": 4}, {"p50": 300, "runs": 50}, "", 0, "too few runs"),
+        ({}, {"status": "wrong"}, "", 1, "now wrong (regression)"),
+        ({}, {"status": "refused"}, "", 1, "now refused (regression)"),
+        ({}, {"status": "absent"}, "", 1, "now absent (regression)"),
+        ({"status": "refused"}, {"status": "refused"}, "", 0, "0 regressions"),
+        ({"status": "refused"}, {}, "", 0, "0 regressions"),
+    ],
+)
+def test_a_row_is_called_slower_where_that_is_more_than_noise_and_threshold(
+    write, record, capsys, before, after, options, status, said
+):
+    assert run(write, [record(**before)], [record(**after)], *options.split()) == status
     out = capsys.readouterr().out
-    assert "slower (regression)" in out
-    assert "1 rows compared, 0 without a partner, 1 regressions." in out
-
-
-def test_the_same_change_in_noise_is_none(write, record, capsys):
-    assert run(write, [record(p50=100, spread=0.3, runs=5)], [record(p50=110, spread=0.3, runs=5)]) == 0
-    assert "unclear" in capsys.readouterr().out
-
-
-def test_a_change_within_the_threshold_is_none(write, record, capsys):
-    rows = [record(p50=100, spread=0.001)], [record(p50=104, spread=0.001)]
-    assert run(write, *rows) == 0
-    assert " same" in capsys.readouterr().out
-    assert run(write, *rows, "--threshold", "0.02") == 1
-
-
-def test_faster_is_no_regression(write, record, capsys):
-    assert run(write, [record(p50=100)], [record(p50=50)]) == 0
-    assert "faster" in capsys.readouterr().out
+    assert said in out
+    assert f"1 rows compared, 0 without a partner, {status} regressions." in out
 
 
 def test_a_slower_peer_is_shown_but_is_no_regression(write, record, capsys):
@@ -45,28 +52,12 @@ def test_a_slower_peer_is_shown_but_is_no_regression(write, record, capsys):
     assert "The 1 rows of other providers: median ratio 2.000." in out
 
 
-@pytest.mark.parametrize("status", ["wrong", "refused", "absent"])
-def test_a_row_that_lost_its_time_is_a_regression(write, record, capsys, status):
-    assert run(write, [record()], [record(status=status)]) == 1
-    assert f"now {status} (regression)" in capsys.readouterr().out
-
-
-def test_a_row_that_never_had_a_time_is_none(write, record):
-    assert run(write, [record(status="refused")], [record(status="refused")]) == 0
-    assert run(write, [record(status="refused")], [record()]) == 0
-
-
-def test_too_few_runs_prove_nothing(write, record, capsys):
-    assert run(write, [record(p50=100, runs=4)], [record(p50=300, runs=50)]) == 0
-    assert "too few runs" in capsys.readouterr().out
-
-
 def test_the_interval_by_hand(write, record):
-    before, after = (compare.load(write(f"{p}.jsonl", record(p50=p, runs=25))) for p in (100.0, 150.0))
-    (change,) = compare.changes(before, after, 0.05)
+    before, after = (suite(load(write(f"{p}.jsonl", record(p50=p, runs=25)))) for p in (100.0, 150.0))
+    (change,) = compare.changes(before, after, 0.05).itertuples()
     deviation = math.log(1.02 / 0.98) / 1.6832
     wide = math.exp(2.5758 * math.sqrt(2) * 1.2533 * deviation / 5)
-    assert change.interval == pytest.approx((1.5 / wide, 1.5 * wide), rel=1e-4)
+    assert (change.low, change.high) == pytest.approx((1.5 / wide, 1.5 * wide), rel=1e-4)
 
 
 def test_rows_meet_by_everything_that_names_them(write, record, capsys):
@@ -85,8 +76,9 @@ def test_two_folders_of_several_machines_meet_by_machine(tmp_path, write, record
     for side, slow in (("a", 100), ("b", 200)):
         write(f"{side}/cpu.jsonl", record(p50=100))
         write(f"{side}/gpu.jsonl", record(p50=slow, machine={"device": "NVIDIA H200"}))
-    results = compare.changes(compare.load(tmp_path / "a"), compare.load(tmp_path / "b"), 0.05)
-    assert [(change.ratio, change.after.file) for change in results] == [(2.0, "gpu.jsonl"), (1.0, "cpu.jsonl")]
+    results = compare.changes(suite(load(tmp_path / "a")), suite(load(tmp_path / "b")), 0.05)
+    found = [(change.ratio, change.entry_after.file) for change in results.itertuples()]
+    assert found == [(2.0, "gpu.jsonl"), (1.0, "cpu.jsonl")]
 
 
 def test_what_cannot_be_compared_is_refused_in_a_line(tmp_path, write, record):

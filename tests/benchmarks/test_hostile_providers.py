@@ -4,50 +4,12 @@ import threading
 
 import pytest
 import torch
+from toy import draw, plain, rows
 from waiting import PATIENCE
 
-from benchmarks.measure import harness, numerics, records
-from benchmarks.measure.case import Case, Setting, Work
+from benchmarks.measure import numerics
+from benchmarks.measure.case import Work
 from benchmarks.measure.clocks import HostClock
-from benchmarks.measure.machine import describe
-
-HERE = describe()
-SETTING = Setting(device=torch.device("cpu"), dtype=torch.float32, level="smoke")
-
-
-class FakeClock:
-    """Every run takes ten microseconds. A provider runs ten times: first, check, two to warm up, memory, launches,
-    three rounds, check."""
-
-    name = "fake"
-
-    def microseconds(self, run):
-        run()
-        return 10.0
-
-    def peak_bytes(self, run):
-        run()
-
-    def launches(self, run):
-        run()
-
-
-def draw(i):
-    return (torch.randn(8, 16, requires_grad=True),)
-
-
-def plain(x):
-    return torch.tanh(x) * 2
-
-
-def rows(providers, passes="forward", *, clock=None, **work):
-    """Records by provider, of a work whose right answer is plain()'s."""
-    work = Work(**{"inputs": draw, "providers": providers, "reference": plain, **work})
-    case = Case(group="kernels", name="toy", shape={"M": 8}, dtype="float32", passes=passes, make=lambda _: work)
-    results = harness.run(case, SETTING, clock or FakeClock(), 0.0, machine=HERE, least_rounds=3)
-    for record in results:
-        records.validate(record)
-    return {record["provider"]: record for record in results}
 
 
 def beside_plain(provider, passes="forward", **work):
@@ -238,17 +200,13 @@ def test_a_case_without_a_reference_is_none():
         Work(inputs=draw, providers={})
 
 
-def test_a_fingerprint_knows_every_bit_and_place():
-    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.bool):
+def test_equal_inputs_hold_the_same_numbers_in_the_same_places():
+    for dtype in (torch.float32, torch.bfloat16, torch.int8, torch.bool):
         x = torch.randn(7, 5, generator=torch.Generator().manual_seed(1)).mul(3).round().to(dtype)
-        before = numerics.fingerprint((x, [x[1:]]))
-        assert numerics.fingerprint((x.clone(), [x.clone()[1:]])) == before
-        other = x.flip(0)
-        assert numerics.fingerprint((other, [other[1:]])) != before
-        flat = x.clone().view(torch.uint8)
-        flat[-1, -1] ^= 1
-        assert numerics.fingerprint(x) != numerics.fingerprint(flat.view(dtype))
-    assert numerics.fingerprint(([1, 2], {"a": "b"})) != numerics.fingerprint(([2, 1], {"a": "b"}))
+        assert numerics.equal((x, [x[1:]]), (x.clone(), [x.clone()[1:]]))
+        assert not numerics.equal((x,), (x.flip(0),))
+        assert not numerics.equal((x,), (x[:-1],))
+    assert not numerics.equal(([1, 2], {"a": "b"}), ([2, 1], {"a": "b"}))
 
 
 def test_the_number_of_threads_that_a_provider_sets_is_its_alone():

@@ -2,7 +2,6 @@
 
 import pytest
 
-from benchmarks.__main__ import main
 from benchmarks.cases import training_step
 from fasttfm.kernels.proof import costs
 from fasttfm.kernels.proof.costs import H200, Cost, Machine
@@ -34,15 +33,3 @@ def test_the_floor_of_a_step_on_one_h200(preset, floor):
     assert 1e3 * sum(piece.seconds(H200) for part in pieces for piece in part) == pytest.approx(floor, abs=0.1)
     whole = training_step.cost(config, tokens=25_000)
     assert whole.flops == sum(piece.flops for part in pieces for piece in part)
-
-
-def test_the_suites_command_line_knows_what_is_made_from_records(tmp_path, capsys):
-    for command in ("report", "compare"):
-        with pytest.raises(SystemExit) as stop:
-            main([command, "--help"])
-        assert stop.value.code == 0
-        assert f"python -m benchmarks {command}" in capsys.readouterr().out
-    missing = tmp_path / "none"
-    assert main(["report", "--results", str(missing)]) == 2
-    refusal = f"benchmarks: {missing} does not exist: give a folder of records or one file of them\n"
-    assert capsys.readouterr().err == refusal

@@ -63,13 +63,6 @@ def test_what_others_take_is_their_share_of_all_processors(monkeypatch):
     assert not load.disturbed({"steal": None, "others": None})
 
 
-def test_without_proc_nothing_is_told(monkeypatch, tmp_path):
-    monkeypatch.setattr(load, "Path", lambda *parts: tmp_path.joinpath("none"))
-    monkeypatch.delattr(load.os, "sysconf")  # Windows has none
-    told = load.Watch().read()
-    assert (told["steal"], told["others"], told["mhz"]) == (None, None, None)
-
-
 def test_the_speed_of_all_cores_is_told_and_the_threads_stay(monkeypatch):
     told = []
     product = torch.mm

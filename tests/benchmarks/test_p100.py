@@ -1,4 +1,4 @@
-"""The page and the notebook for old GPUs: tables as the code has them, cells that run, a check that can say no."""
+"""The page and the notebook for old GPUs: tables as the code has them, cells that run."""
 
 import json
 import subprocess
@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.measure import check
 from benchmarks.measure.machine import ROOT
 from fasttfm.kernels.attention import launch as attention_launch
 from fasttfm.kernels.chip import CHIPS
@@ -107,54 +106,5 @@ def test_a_cell_whose_command_fails_stops_the_notebook():
 
 def test_every_command_of_the_notebook_is_one_of_the_suite(capsys):
     assert '"benchmarks", "--quick", "--out"' in CODE["run"]
-    assert main(["padding", "--quick", "--out", "x", "--list"]) == 0
+    assert main(["blocks", "--quick", "--out", "x", "--list"]) == 0
     assert main(["check"]) == 2
-
-
-# --------------------------------------------------------------------------------------------------------- the check
-
-
-def test_what_is_fit_is_said_to_be(write, record, capsys):
-    file = write("a.jsonl", record(machine={"commit": commit()}))
-    assert main(["check", str(file)]) == 0
-    assert "1 records (1 timed) of AMD EPYC, 2 cores" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"machine": {"uncommitted_changes": True}}, "uncommitted changes"),
-        ({"machine": {"commit": None}}, "names no commit"),
-        ({"machine": {"commit": 40 * "f"}}, "which this checkout does not have"),
-        ({"level": "smoke"}, "is of --smoke"),
-        ({"status": "wrong"}, "has a wrong result"),
-        (
-            {"roofline": {"floor_us": 150.0, "share": 1.5, "ceilings": {"gb_per_s": 9.0, "tflop_per_s": 1.0}}},
-            "1.50 of the roofline",
-        ),
-    ],
-)
-def test_what_is_not_fit_is_named(write, record, capsys, changes, message):
-    changes = {**changes, "machine": {"commit": commit(), **changes.get("machine", {})}}
-    file = write("a.jsonl", record(machine={"commit": commit()}), record(provider="peer", **changes))
-    assert main(["check", str(file)]) == 1
-    out = capsys.readouterr().out
-    assert message in out
-    assert "1 of 2 records" in out
-    assert "fit to be sent in" not in out
-
-
-def test_a_file_that_holds_no_records_is_refused(tmp_path, capsys):
-    empty = tmp_path / "empty.jsonl"
-    empty.write_text("")
-    assert main(["check", str(empty)]) == 1
-    assert "holds no record" in capsys.readouterr().out
-    broken = tmp_path / "broken.jsonl"
-    broken.write_text("{}\n")
-    assert main(["check", str(broken)]) == 2
-    assert "no record of this suite" in capsys.readouterr().err
-
-
-def test_a_record_is_named_by_what_it_is(record):
-    assert check.title(record()).startswith("kernels attention B=2 H=8")
-    assert check.title({"benchmark": "end_to_end"}) == "end_to_end"

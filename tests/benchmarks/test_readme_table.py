@@ -5,7 +5,8 @@ import json
 import pytest
 
 from benchmarks.measure.records import RESULTS, load
-from benchmarks.report import headline, page
+from benchmarks.report import headline, page, tables
+from benchmarks.report.rows import suite
 from fasttfm.errors import UserError
 
 
@@ -60,13 +61,13 @@ def test_a_case_with_a_noisy_row_is_in_no_claim_and_counted(write, record):
             (30, "torch eager", 100.0, 0.02, False),
         )
     ]
-    files = load(write("kernels.jsonl", *rows))
-    (claim,) = headline.claims(files)
+    entries = load(write("kernels.jsonl", *rows))
+    (claim,) = headline.claims(entries)
     assert claim.figure == (
         "2.00x as fast (geometric mean; 2.00x to 2.00x), slower in 0; times ±2%; 2 noisy shapes left out"
     )
     assert not claim.leads  # two of three cases are noisy
-    assert headline.leading_machine(files, "kernels") is None
+    assert headline.leading_machine(suite(entries), "kernels") is None
 
 
 def test_the_newest_machine_leads_unless_it_was_busy(write, record):
@@ -74,11 +75,10 @@ def test_the_newest_machine_leads_unless_it_was_busy(write, record):
         machine = {"processor": processor, "time": f"2026-01-0{day}T00:00:00+00:00"}
         return [record(p50=9.0, provider=name, spread=spread, machine=machine) for name in ("fasttfm", "torch eager")]
 
-    files = load(write("a.jsonl", *rows("old", 1, 0.02), *rows("new", 2, 0.02), *rows("busy", 3, 0.3)))
-    assert headline.leading_machine(files, "kernels") == headline.leading_machine(files, "kernels", True)
-    assert headline.leading_machine(files, "kernels", True) == "CPU: new, 2 cores"
-    assert headline.leading_machine(files, "kernels", False) is None
-    assert [claim.what.rpartition(": ")[2] for claim in headline.claims(files) if claim.leads] == ["new, 2 cores"]
+    entries = load(write("a.jsonl", *rows("old", 1, 0.02), *rows("new", 2, 0.02), *rows("busy", 3, 0.3)))
+    leads = [headline.leading_machine(suite(entries), "kernels", cpu) for cpu in (None, True, False)]
+    assert leads == ["CPU: new, 2 cores", "CPU: new, 2 cores", None]
+    assert [claim.what.rpartition(": ")[2] for claim in headline.claims(entries) if claim.leads] == ["new, 2 cores"]
 
 
 def test_the_grid_has_every_shape_and_the_best_of_each_tool(write, record):
@@ -103,7 +103,7 @@ def test_the_grid_has_every_shape_and_the_best_of_each_tool(write, record):
             row(1, 1, "float32", "CTranslate2", 1.0, vocabulary=32_000, status="wrong"),
         )
     )
-    head, rows = headline.grid(headline.searches(files))
+    head, rows = tables.grid(tables.searches(suite(files)))
     assert head == ["sentences × words", "beam 1, fp32", "beam 4, bf16"]
     assert rows == [
         ["1 × 27", "fasttfm 20.0 ms ±2%<br>CTranslate2 25.0 ms ±0.3%", "too noisy to say"],
@@ -124,8 +124,8 @@ def test_a_cell_says_where_the_machine_was_slower_than_in_the_rest_of_its_table(
 
     def rows(*speeds):
         made = [row(2**n, name, speed) for n, speed in enumerate(speeds) for name in ("fasttfm", "CTranslate2")]
-        entries = headline.searches(load(write("a.jsonl", *made)))
-        return [cell for _, cell in headline.grid(entries)[1]], headline.grid_note(entries)
+        found = tables.searches(suite(load(write("a.jsonl", *made))))
+        return [cell for _, cell in tables.grid(found)[1]], tables.searches_note(found)
 
     cells, note = rows(100.0, 108.0, 80.0, 100.0)
     assert [cell.endswith("<br>(machine at 80%)") for cell in cells] == [False, False, True, False]
@@ -139,10 +139,8 @@ def test_a_claim_names_its_commit_and_what_was_noted(write):
     made = json.loads((RESULTS / "end-to-end-demo.jsonl").read_text().splitlines()[0])
     made |= {"corpus": "multi30k", "note": "other jobs ran"}
     made["machine"] |= {"commit": "ab" * 20, "uncommitted_changes": True, "time": "2026-11-20T00:00:00+00:00"}
-    made["machine"]["command"] = "python -m benchmarks decoding --only batch=32 beam=4 --full --note x"
     files = load(write("a.jsonl", made))
     assert "; commit abababa of 2026-11-20 with changes; other jobs ran" in page.readme_table(files)
-    assert headline.claims(files)[0].command == "python -m benchmarks decoding --only 'batch=32 beam=4' --full"
 
 
 def test_smoke_rows_and_wrong_rows_claim_nothing(write, record):

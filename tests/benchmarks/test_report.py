@@ -1,11 +1,15 @@
-"""The report: every row is in it, whatever became of it; the same records give the same bytes."""
+"""The report: a page a machine that is short, says what became of every row, and is the same for the same records."""
 
+import csv
+import io
 import json
+import re
 
 import pytest
 
 from benchmarks.measure.records import RESULTS, load
 from benchmarks.report import page as report
+from benchmarks.report import rows as table
 from fasttfm.errors import UserError
 
 ROOF = {"floor_us": 40.0, "share": 0.4, "ceilings": {"gb_per_s": 12.5, "tflop_per_s": 0.125}}
@@ -17,21 +21,13 @@ def folder(tmp_path, write, record):
     """A group on a CPU with every status, two lengths, and a decoding group with two batches."""
     rates = {"roofline": ROOF, "tflop_per_s": 0.01, "gb_per_s": 2.0}
     batches = [
-        record(
-            group="decoding",
-            case="translate",
-            shape={"batch": batch, "beam": 4},
-            provider=provider,
-            p50=1e6,
-            throughput={"value": batch * rate, "unit": "sentences/s"},
-            **{"pass": "decode"},
-        )
+        record(group="decoding", case="translate", shape={"batch": batch}, provider=provider, **{"pass": "decode"})
         for batch in (1, 8)
-        for provider, rate in (("fasttfm", 20.0), ("CTranslate2", 25.0))
+        for provider in ("fasttfm", "CTranslate2")
     ]
     write(
         "results/kernels-cpu.jsonl",
-        record(p50=100.0, **rates),
+        record(p50=100.0, peak_bytes=3 << 20, **rates),
         record(p50=200.0, provider="torch eager", **rates),
         record(provider="SDPA flash", status="refused", reason="RuntimeError: No available kernel <here>"),
         record(provider="odd", status="wrong", reason="error 0.5 against the reference, 0.001 is allowed"),
@@ -43,54 +39,86 @@ def folder(tmp_path, write, record):
 
 
 def written(folder, out):
+    """The text of all pages, by name."""
     assert report.main(["--results", str(folder), "--out", str(out)]) == 0
-    return (out / "report.md").read_text()
+    return {path.stem: path.read_text(encoding="utf-8") for path in out.glob("*.md")}
 
 
-def test_every_row_is_shown_whatever_became_of_it(folder, tmp_path):
-    text = written(folder, tmp_path / "out")
+def test_a_page_has_a_line_a_case_and_what_became_of_the_rows_without_a_time(folder, tmp_path):
+    text = written(folder, tmp_path / "out")["amd-epyc-2-cores"]
+    assert "10 rows: 7 timed, 1 refused, 1 wrong, 1 absent" in text
+    lines = [line for line in text.splitlines() if line.startswith("| attention ")]
+    assert [line.split(" | ")[2:] for line in lines] == [
+        ["100 µs ±2%", "torch eager 200 µs", "2.00x", "40%", "3.00", " |"],
+        ["150 µs ±2%", "", "", "40%", "", " |"],
+    ]
     for words in (
-        "10 rows of the suite: 7 timed, 1 refused by their provider, 1 wrong",
-        "No available kernel <here>",
-        "error 0.5 against the reference",
-        "pip install xformers; needs a CUDA device",
-        "kernels-cpu.jsonl:4",
+        "| SDPA flash | refused | 1 | RuntimeError: No available kernel <here> |",
+        "| odd | wrong | 1 | error 0.5 against the reference, 0.001 is allowed |",
+        "| xformers | absent | 1 | pip install xformers; needs a CUDA device |",
+        "| torch eager | 2.00x | 2.00x | 2.00x | 1 |",
+        "| CTranslate2 | 1.00x | 1.00x | 1.00x | 2 |",
+        "[Kernels, fp32, 1 thread](#kernels-fp32-1-thread)",
+        "## Kernels, fp32, 1 thread",
     ):
         assert words in text
-    wrong = next(line for line in text.splitlines() if "| odd |" in line)
-    assert "µs" not in wrong  # no time for wrong numbers
 
 
-def test_a_noisy_row_is_called_so(tmp_path, write, record):
-    write("results/a.jsonl", record(noisy=True), record(provider="torch eager", spread=0.2))
-    text = written(tmp_path / "results", tmp_path / "out")
-    assert text.count("| timed, noisy |") == 2
+def test_a_noisy_case_and_a_smoke_run_are_called_so(tmp_path, write, record):
+    write("results/a.jsonl", record(noisy=True, level="smoke"), record(provider="torch eager", p50=80.0))
+    text = written(tmp_path / "results", tmp_path / "out")["amd-epyc-2-cores"]
+    assert "| **100 µs ±2%** | torch eager 80.0 µs | 0.80x, noisy |" in text
+    assert "their times mean nothing" in text
 
 
-def test_a_cpu_is_called_a_cpu(folder, tmp_path, write, record):
-    text = written(folder, tmp_path / "out")
-    assert "CPU. Every time on this page was taken on a CPU. No GPU has run these kernels" in text
-    assert "### CPU: AMD EPYC, 2 cores, 1 thread, float32" in text
+def test_every_row_can_be_printed_and_read_by_a_spreadsheet(folder, tmp_path, capsys):
+    assert report.main(["--results", str(folder), "--all", "--out", str(tmp_path / "out")]) == 0
+    lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert len(lines) == 10
+    assert (lines[4]["file"], lines[4]["time_us.p50"]) == ("kernels-cpu.jsonl", "100.0")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_cpu_is_called_a_cpu_and_every_machine_has_a_page(folder, tmp_path, write, record):
+    pages = written(folder, tmp_path / "out")
+    assert all("Every time here was measured on a CPU. No GPU has run these kernels" in text for text in pages.values())
     write("results/gpu.jsonl", record(machine={"device": "NVIDIA H200"}))
-    assert "Timed on NVIDIA H200; figures marked CPU on a CPU." in written(folder, tmp_path / "out")
+    pages = written(folder, tmp_path / "out")
+    assert set(pages) == {"index", "nvidia-h200", "amd-epyc-2-cores"}
+    assert all("Timed on NVIDIA H200; rows marked CPU on a CPU." in text for text in pages.values())
+    assert (
+        "| [CPU: AMD EPYC, 2 cores](amd-epyc-2-cores.md) | 2026-01-02 | kernels, decoding | 10 rows" in pages["index"]
+    )
 
 
-def test_each_provider_stands_beside_ours(folder, tmp_path):
-    text = written(folder, tmp_path / "out")
-    assert "| torch eager | 2.00x | 2.00x | 2.00x | 1 |" in text
-    assert "| CTranslate2 | 1.00x | 1.00x | 1.00x | 2 |" in text
+def test_memory_of_a_cuda_graph_that_was_read_without_its_pool_is_not_shown(tmp_path, write, record):
+    fields = {"group": "training_step", "provider": "fasttfm, CUDA graph", "pass": "step"}
+    gpu = {"device": "NVIDIA H200"}
+    old = record(peak_bytes=303_104, launches=34, machine=gpu, shape={"rows": 1}, **fields)
+    new = record(peak_bytes=5 << 30, machine=gpu, shape={"rows": 2}, **fields)
+    write("results/a.jsonl", old, new)
+    text = written(tmp_path / "results", tmp_path / "out")["nvidia-h200"]
+    cells = [line.split(" | ")[6] for line in text.splitlines() if line.startswith("| attention rows=")]
+    assert cells == ["", "5,120"]
+    assert "Memory of the CUDA graph is left out: these rows were read without the graph's pool." in text
 
 
 def test_ratios_of_providers_are_of_shared_cases(folder):
-    results = report.ratios(load(folder).suite)
-    assert results["torch eager"] == [2.0]
-    assert "xformers" not in results
+    found = table.ratios(table.suite(load(folder)))
+    assert found.loc["torch eager"].tolist() == [2.0, 2.0, 2.0, 1]
+    assert "xformers" not in found.index
 
 
-def test_the_report_that_is_kept_is_the_one_of_the_records(tmp_path):
-    text = written(RESULTS, tmp_path / "out")
-    kept = (report.OUT / "report.md").read_text(encoding="utf-8")
-    assert kept == text, "docs/benchmark-report has drifted from the records: run python -m benchmarks report --readme"
+def test_the_pages_that_are_kept_are_those_of_the_records_short_and_in_the_sites_contents(tmp_path):
+    made = written(RESULTS, tmp_path / "out")
+    kept = {path.stem: path.read_text(encoding="utf-8") for path in report.OUT.glob("*.md")}
+    assert kept == made, "docs/benchmark-report has drifted from the records: run python -m benchmarks report --readme"
+    contents = (report.ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for name, text in made.items():
+        assert text.count("\n") <= 300, name
+        assert f"benchmark-report/{name}.md" in contents
+        for picture in re.findall(r"\]\((\S+\.png)\)", text):
+            assert (report.OUT / picture).stat().st_size > 1_000
 
 
 BAD = [
@@ -122,5 +150,5 @@ def test_a_peer_on_the_same_corpus_has_a_claim_of_its_own(tmp_path, write):
     line = (RESULTS / "end-to-end-demo.jsonl").read_text().splitlines()[0]
     ours = json.loads(line)
     write("runs/a.jsonl", ours, ours | {"corpus": "demo, torch.nn", "bleu": 12.5})
-    text = written(tmp_path / "runs", tmp_path / "out")
+    (text,) = (text for name, text in written(tmp_path / "runs", tmp_path / "out").items() if name != "index")
     assert "with a plain torch.nn trainer" in text

@@ -119,3 +119,24 @@ def test_a_step_runs_in_the_dtype_that_was_asked_for_or_in_that_of_the_presets(w
     setting = command_line.setting_of(command_line._parser().parse_args([*words, "--device", "cpu"]))
     assert {case.dtype for case in training_step.cases(setting)} == {dtype}
     assert setting.dtype_name == ("float32" if not words else dtype)  # kernels'
+
+
+def test_the_memory_of_a_cuda_graph_is_its_pool_and_its_gradients(monkeypatch):
+    """The pool is made up: a graph is captured on a GPU alone, and here the passes run as they are."""
+    model = Transformer(CONFIG)
+    step = training_step.GraphedStep(model, TRAINING, CPU, None)
+    loss = float(step(batch()))
+    assert loss == pytest.approx(
+        float(training_step.OurStep(Transformer(CONFIG), TRAINING, CPU, None)(batch())), rel=0.2
+    )
+    gradients = sum(parameter.nbytes for parameter in model.parameters())
+    assert step.held_bytes() == gradients
+    segments = [
+        {"total_size": 2 << 20, "segment_pool_id": (0, 0)},
+        {"total_size": 20 << 20, "segment_pool_id": (0, 7)},
+        {"total_size": 4 << 20, "segment_pool_id": (0, 7)},
+        {"total_size": 8 << 20, "segment_pool_id": (0, 8)},
+    ]
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    step._passes.pool = (0, 7)
+    assert step.held_bytes() == gradients + (24 << 20)

@@ -120,13 +120,13 @@ def test_a_reader_replaces_torch_nn(reader):
 @pytest.mark.whole
 @pytest.mark.slow
 def test_a_reader_measures(reader):
-    pytest.importorskip("jsonschema")
-    pytest.importorskip("matplotlib")
+    for package in ("jsonschema", "matplotlib", "pandas", "psutil"):
+        pytest.importorskip(package)
     blocks = stretches("benchmarks.md", end="## All commands")
     assert [language for language, _ in blocks] == [""]
     reader.walk(blocks)
     assert "rows compared" in reader.said
-    assert (reader.here / "page" / "report.md").stat().st_size > 1000
+    assert len(list((reader.here / "page").glob("*.md"))) == 2  # the index and this machine
 
 
 @pytest.mark.slow

@@ -1,0 +1,81 @@
+"""The suite's records as a table of pandas, and the duel of each case: our fastest way and the fastest other."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from benchmarks.measure.machine import is_cpu, machine_name, noisy, spread
+from benchmarks.measure.providers import CUDA_GRAPH, OURS
+from benchmarks.measure.records import Entry
+from benchmarks.measure.text_table import shape_text
+
+CASE = ["machine", "group", "case", "text", "dtype", "pass"]
+"""Columns that name a case; text: its shape."""
+_KINDS = {
+    **dict.fromkeys(("ours", "cpu", "usable", "noisy"), bool),
+    **dict.fromkeys(("p20", "p50", "p80", "runs", "spread", "share", "mib", "gflop_per_s"), float),
+    **dict.fromkeys(("entry", "machine", "time", "text"), object),
+}
+"""Columns beside _FIELDS. usable: may be claimed if it is quiet; mib: of the peak, where it means something."""
+_FIELDS = ("group", "case", "shape", "dtype", "pass", "provider", "status", "reason", "level", "threads")
+
+
+def suite(entries: Sequence[Entry]) -> pd.DataFrame:
+    """A line for every record of the suite: its fields, and `entry`, where it stands."""
+    lines = []
+    for entry in entries:
+        if entry.kind != "benchmark":
+            continue
+        record = entry.record
+        times = record["time_us"] or {}
+        lines.append(
+            {
+                **{name: record[name] for name in _FIELDS},
+                **times,
+                "entry": entry,
+                "machine": machine_name(entry.machine),
+                "cpu": is_cpu(entry.machine),
+                "time": entry.machine["time"],
+                "text": shape_text(record["shape"]),
+                "ours": record["provider"].startswith(OURS),
+                "usable": record["status"] == "timed" and record["level"] != "smoke",
+                "noisy": noisy(record),
+                "spread": spread(times) if times else np.nan,
+                "share": (record["roofline"] or {}).get("share"),
+                "mib": np.nan if without_pool(entry) else (record["peak_bytes"] or np.nan) / 2**20,
+                "gflop_per_s": (record.get("load") or {}).get("gflop_per_s"),
+            }
+        )
+    return pd.DataFrame(lines, columns=[*_FIELDS, *_KINDS]).astype(_KINDS)
+
+
+def without_pool(entry: Entry) -> bool:
+    """Return whether memory and launches of a CUDA graph were read without its pool, as before November 28, 2026: they
+    mean nothing. Since then the pool counts, and nobody claims to have counted launches."""
+    return entry.record["provider"] == CUDA_GRAPH and entry.record["launches"] is not None
+
+
+def duels(rows: pd.DataFrame) -> pd.DataFrame:
+    """A line a case in which ours was timed, in order: the columns of our fastest way, and those of the fastest other
+    with _other. ratio: how many times as fast ours is; noisy: whether any row of the case is, so that no claim may be
+    made of it: without its noisy row the others would look better than they are."""
+    timed = rows[rows.status == "timed"]
+
+    def fastest(some: pd.DataFrame) -> pd.DataFrame:
+        return some.loc[some.groupby(CASE, sort=False).p50.idxmin()].set_index(CASE)
+
+    result = fastest(timed[timed.ours]).join(fastest(timed[~timed.ours]).add_suffix("_other"))
+    result["noisy"] = timed.groupby(CASE).noisy.any()
+    result["ratio"] = result.p50_other / result.p50
+    return result.reset_index()
+
+
+def ratios(rows: pd.DataFrame) -> pd.DataFrame:
+    """For every other provider its time in units of fasttfm's: geometric mean, least, most, cases that both ran."""
+    times = rows[rows.status == "timed"].pivot_table(index=CASE, columns="provider", values="p50")
+    if OURS not in times:
+        return pd.DataFrame()
+    logarithms = np.log(times.drop(columns=OURS).div(times[OURS], axis=0))
+    result = np.exp(logarithms.agg(["mean", "min", "max"]).T).assign(count=logarithms.count())
+    return result[result["count"] > 0].sort_values("mean", ascending=False)
