@@ -1,6 +1,7 @@
 """Compile cases of attention's kernels and their softmax: what a call of each variant has for arguments."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from fasttfm.kernels.chip import Chip
@@ -13,6 +14,8 @@ WIDTHS = (64, 128, 256)
 
 MASKS = ("none", "bool", "add")
 """Of a call: none, one that allows, one that is added to the scores."""
+
+NONE: Mapping[str, Any] = MappingProxyType({})
 
 SHARED = 4
 """Query heads of a head of keys, in cases that share."""
@@ -57,9 +60,14 @@ def attention_case(
     return kernel_case(kernel, name, kind, tile, given=given)
 
 
-def head_constants(width: int, *, causal: bool = True) -> dict[str, Any]:
-    """The constants of kernels that multiply by heads of this size, a power of two."""
-    return {"D": width, "DV": width, "CAUSAL": causal}
+def head_case(
+    kernel: Any, name: str, kind: str, tile: Tile, width: int, constants: Mapping[str, Any] = NONE, **variant: Any
+) -> CompileCase:
+    """A case of a kernel that multiplies by heads of this size, a power of two, named by its variant: dropout, mask,
+    packed, sums, shared and scoring of attention_case()."""
+    heads = {"D": width, "DV": width, "CAUSAL": True}
+    full = f"{name}/{variant_name(**variant)}/D{width}"
+    return attention_case(kernel, full, kind, tile, **variant, **heads, **constants)
 
 
 def product_kinds(chip: Chip) -> tuple[str, ...]:
