@@ -29,7 +29,10 @@ def run(args: argparse.Namespace) -> None:
 
     device, output = pick_device(args.device), Output.of(args, "tune")
     if device.type == "cpu":
-        output.result("on a CPU there is nothing to tune: what ships is in force", device="cpu", decisions=0)
+        output.result(
+            "on a CPU there is nothing to tune: what ships is in force",
+            device="cpu", decisions=0, differ_from_shipped=0, differ_from_last=0, file=None,
+        )  # fmt: skip
         return
     if device.type != "cuda":
         raise UserError(f"device {args.device} cannot be tuned: give cuda or cuda:1")

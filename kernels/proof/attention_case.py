@@ -1,7 +1,6 @@
 """Compile cases of attention's kernels and their softmax: what a call of each variant has for arguments."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from fasttfm.kernels.chip import Chip
@@ -14,8 +13,6 @@ WIDTHS = (64, 128, 256)
 
 MASKS = ("none", "bool", "add")
 """Of a call: none, one that allows, one that is added to the scores."""
-
-NONE: Mapping[str, Any] = MappingProxyType({})
 
 SHARED = 4
 """Query heads of a head of keys, in cases that share."""
@@ -61,13 +58,12 @@ def attention_case(
 
 
 def head_case(
-    kernel: Any, name: str, kind: str, tile: Tile, width: int, constants: Mapping[str, Any] = NONE, **variant: Any
+    kernel: Any, name: str, kind: str, tile: Tile, width: int, variant: Mapping[str, Any], **constants: Any
 ) -> CompileCase:
     """A case of a kernel that multiplies by heads of this size, a power of two, named by its variant: dropout, mask,
     packed, sums, shared and scoring of attention_case()."""
-    heads = {"D": width, "DV": width, "CAUSAL": True}
-    full = f"{name}/{variant_name(**variant)}/D{width}"
-    return attention_case(kernel, full, kind, tile, **variant, **heads, **constants)
+    constants |= {"D": width, "DV": width, "CAUSAL": True}
+    return attention_case(kernel, f"{name}/{variant_name(**variant)}/D{width}", kind, tile, **variant, **constants)
 
 
 def product_kinds(chip: Chip) -> tuple[str, ...]:

@@ -27,4 +27,4 @@ def _heads_cases(chip: Chip) -> Iterator[CompileCase]:
             if 1 in LAUNCHES.alternatives(*size):
                 variant = {"dropout": dropout, "mask": "none", "packed": packed, "shared": shared}
                 name, tile = "attention.backward.heads", BACKWARD_HEADS(*size)
-                yield head_case(_backward_heads, name, kind, tile, 64, **variant)
+                yield head_case(_backward_heads, name, kind, tile, 64, variant)

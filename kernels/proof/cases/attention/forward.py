@@ -26,7 +26,7 @@ def long_cases(chip: Chip, kernel: Any, name: str, choose: Callable[..., Tile]) 
     ) -> CompileCase:  # fmt: skip
         tile = choose(chip, kind, width, extras(kind, dropout, mask != "none", shared=shared, scored=scoring))
         variant = {"dropout": dropout, "mask": mask, "packed": packed, "shared": shared, "scoring": scoring}
-        return head_case(kernel, name, kind, tile, D or width, **variant)
+        return head_case(kernel, name, kind, tile, D or width, variant)
 
     for width in WIDTHS:
         for kind in product_kinds(chip):

@@ -17,7 +17,7 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
     def case(kind: str, width: int, *, shared: bool = False, scoring: bool = False) -> CompileCase:
         tile = MASK_GRADIENT(chip, kind, width)
         variant = {"dropout": True, "mask": "add", "shared": shared, "scoring": scoring}
-        return head_case(_gradient, "attention.mask_gradient", kind, tile, width, whole, **variant)
+        return head_case(_gradient, "attention.mask_gradient", kind, tile, width, variant, **whole)
 
     for width in WIDTHS:
         for kind in every_kind(chip):

@@ -33,7 +33,7 @@ def _cases(chip: Chip) -> Iterator[CompileCase]:
             tile = choose(chip, kind, width, extras(kind, dropout, mask != "none", shared=shared, scored=scoring), keys)
             sums = kernel is _backward and mask == "none" and not (shared or scoring)
             variant = {"dropout": dropout, "mask": mask, "packed": packed, "shared": shared, "scoring": scoring}
-            return head_case(kernel, name, kind, tile, D or width, **variant, sums=sums)
+            return head_case(kernel, name, kind, tile, D or width, {**variant, "sums": sums})
 
         for kind, width, keys in itertools.product(product_kinds(chip), WIDTHS[:2], (16, 32, 64, 128)):
             if fits_short(chip, kind, width, keys):
