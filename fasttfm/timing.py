@@ -5,27 +5,16 @@ alike. Before each run the L2 cache is overwritten, and the device is kept busy 
 are queued by the time the clock starts: what is measured is device time, not the host's.
 """
 
+import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
 
 _BUSY_CYCLES = (1_000_000, 16_000_000)
 """Least and most of the device before a run: from half a millisecond to eight on today's clocks."""
 _CYCLES_A_SECOND = 2e9
-
-
-class Clock(Protocol):
-    """Interface of a device's clock for measure(); tests bring their own."""
-
-    def microseconds(self, run: Callable[[], Any]) -> float:
-        """Return how long one run takes."""
-
-    def peak_bytes(self, run: Callable[[], Any]) -> int:
-        """Most memory that one run has allocated beyond what there was before."""
 
 
 class DeviceClock:
@@ -60,64 +49,38 @@ class DeviceClock:
         return torch.cuda.max_memory_allocated(self._device) - before
 
 
-class HostClock:
-    """The processor's own time, for what it computes itself."""
-
-    def microseconds(self, run: Callable[[], Any]) -> float:
-        begin = time.perf_counter()
-        run()
-        return 1e6 * (time.perf_counter() - begin)
-
-    def peak_bytes(self, run: Callable[[], Any]) -> int:
-        """Not measured: 0."""
-        return 0
-
-
 def l2_bytes(device: torch.device) -> int:
     """Bytes of a GPU's last cache; 0 where torch does not tell."""
     return getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """One provider of one case."""
-
-    median_us: float
-    p20_us: float
-    runs: int
-    peak_bytes: int
-
-
 def measure(
     providers: Mapping[str, Callable[[], Any]],
-    clock: Clock,
+    clock: Callable[[Callable[[], Any]], float],
     *,
     seconds: float,
-    warm_up: int = 3,
     least_runs: int = 10,
     now: Callable[[], float] = time.monotonic,
-) -> dict[str, Timing | str]:
-    """Times the providers in turns for about `seconds` altogether, at least least_runs rounds.
+) -> dict[str, float | str]:
+    """Median times of the providers, which take turns for about `seconds` altogether, at least least_runs rounds.
 
-    A provider that raises is given its error as text in place of a timing, and the others go on.
+    clock: how many microseconds a run takes.
+    A provider that raises is given its error as text in place of a time, and the others go on.
     """
-    results: dict[str, Timing | str] = {}
-    peaks: dict[str, int] = {}
+    results: dict[str, float | str] = {}
+    times: dict[str, list[float]] = {}
     for name, run in providers.items():
         try:
-            for _ in range(warm_up):  # compiles, tunes, fills the allocator's pools
+            for _ in range(2):  # compiles, then fills the allocator's pools
                 run()
-            peaks[name] = clock.peak_bytes(run)
+            times[name] = []
         except Exception as error:  # a backend that refuses these inputs is a result
             results[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"[:200]
-    times: dict[str, list[float]] = {name: [] for name in peaks}
     end = now() + seconds
     rounds = 0
-    while peaks and (rounds < least_runs or now() < end):
-        for name in peaks:
-            times[name].append(clock.microseconds(providers[name]))
+    while times and (rounds < least_runs or now() < end):
+        for name, taken in times.items():
+            taken.append(clock(providers[name]))
         rounds += 1
-    for name, taken in times.items():
-        p20, median = np.quantile(taken, (0.2, 0.5)).tolist()
-        results[name] = Timing(median, p20, len(taken), peaks[name])
+    results |= {name: statistics.median(taken) for name, taken in times.items()}
     return {name: results[name] for name in providers}

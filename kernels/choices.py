@@ -12,17 +12,19 @@ was faster (choice_cache.py); that then goes before the shipped answer. Nothing 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from fasttfm.kernels.chip import Chip
 
 Answer = TypeVar("Answer")
+Decision = tuple[str, tuple]
+"""Choice and size class."""
 
 CHOICES: dict[str, Choice] = {}
 """Every choice of the kernel files that have been imported, by name."""
 
-_kept: dict[Chip, dict[tuple[str, tuple], str]] = {}
+_kept: dict[Chip, dict[Decision, str]] = {}
 
 
 class Choice(Generic[Answer]):
@@ -31,13 +33,10 @@ class Choice(Generic[Answer]):
     def __init__(
         self, name: str, shipped: Callable[..., Answer], alternatives: Callable[..., Sequence[Answer]]
     ) -> None:
+        """shipped: (chip, *size class) -> the answer that ships; alternatives: -> what may be taken instead."""
         if name in CHOICES:
             raise ValueError(f"two choices are called {name}")
-        self.name = name
-        self.shipped = shipped
-        """(chip, *size class) -> the answer that ships."""
-        self.alternatives = alternatives
-        """(chip, *size class) -> what may be taken instead."""
+        self.name, self.shipped, self.alternatives = name, shipped, alternatives
         self._answers: dict[tuple, Answer] = {}
         CHOICES[name] = self
 
@@ -49,41 +48,36 @@ class Choice(Generic[Answer]):
             answer = self._answers[key] = self._kept_answer(chip, size_class) or self.shipped(chip, *size_class)
         return answer
 
+    def answers(self, chip: Chip, *size_class: Any) -> dict[str, Answer]:
+        """The shipped answer and its alternatives, by their text."""
+        return {str(each): each for each in (self.shipped(chip, *size_class), *self.alternatives(chip, *size_class))}
+
     def _kept_answer(self, chip: Chip, size_class: tuple) -> Answer | None:
-        written = _kept.get(chip, {}).get((self.name, size_class))
+        written = kept(chip).get((self.name, size_class))
         if written is None:
             return None
-        try:
-            return self.parse(chip, size_class, written)
-        except ValueError as error:
+        answers = self.answers(chip, *size_class)
+        if written not in answers:
             keep(chip, {})
-            warnings.warn(
-                f"what was tuned is of no use: {error}; run `fasttfm tune` again", RuntimeWarning, stacklevel=3
-            )
-            return None
-
-    def parse(self, chip: Chip, size_class: tuple, written: str) -> Answer:
-        """The answer of this text. Raises ValueError when it is none of shipped answer and alternatives."""
-        for answer in (self.shipped(chip, *size_class), *self.alternatives(chip, *size_class)):
-            if str(answer) == written:
-                return answer
-        raise ValueError(f"{written} is no answer that {self.name} can give for {size_class} on {chip.name}")
+            error = f"{written} is no answer that {self.name} can give for {size_class} on {chip.name}"
+            said = f"what was tuned is of no use: {error}; run `fasttfm tune` again"
+            warnings.warn(said, RuntimeWarning, stacklevel=3)
+        return answers.get(written)
 
 
-def keep(chip: Chip, answers: dict[tuple[str, tuple], str]) -> None:
-    """From now on answers so on this chip: (choice, size class) -> answer as text. What is not listed is answered as
-    shipped."""
+def keep(chip: Chip, answers: Mapping[Decision, str]) -> None:
+    """From now on answers so on this chip, with text; what is not listed is answered as shipped."""
     _kept[chip] = dict(answers)
     for known in CHOICES.values():
         known._answers.clear()
 
 
-def kept(chip: Chip) -> dict[tuple[str, tuple], str]:
+def kept(chip: Chip) -> dict[Decision, str]:
     """Return what keep() was last told for a chip."""
     return _kept.get(chip, {})
 
 
-def asked(chip: Chip) -> list[tuple[str, tuple]]:
+def asked(chip: Chip) -> list[Decision]:
     """The decisions that were asked for on a chip since the last keep()."""
     device = (chip.name, chip.processors)
     return [(name, key[2:]) for name, known in CHOICES.items() for key in known._answers if key[:2] == device]

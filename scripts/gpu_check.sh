@@ -12,11 +12,13 @@ fi
 "$python" - <<'EOF'
 import torch
 
-from fasttfm.kernels.proof.assembler import description
+from fasttfm.kernels.proof.assembler import FAULTS, assembler
 
 if torch.version.cuda:
     major, minor = torch.cuda.get_device_capability()
-    print(description(10 * major + minor))
+    used = assembler(10 * major + minor)
+    fault = FAULTS.get(used.version, "") if major < 10 else ""
+    print(f"sm_{major}{minor} is assembled by ptxas {used.version} ({used.path})", fault)
 EOF
 FASTTFM_TESTS=all "$python" -m pytest -m gpu -q
 sanitizer=$(PATH=$PATH:/usr/local/cuda/bin command -v compute-sanitizer || true)

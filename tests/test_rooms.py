@@ -28,7 +28,7 @@ LEVELS = (
     ("fasttfm.blocks", "fasttfm.checkpoints", "fasttfm.data"),
     ("fasttfm.cpu.encoder_pass", "fasttfm.nn"),
     ("fasttfm.cpu.decoder_step",),
-    ("fasttfm.compat", "fasttfm.cpu.tuning", "fasttfm.models", "fasttfm.tuning"),
+    ("fasttfm.compat", "fasttfm.models", "fasttfm.tuning"),
     ("fasttfm.decoding",),
     ("fasttfm.training", "fasttfm.interop", "fasttfm.serving"),
     ("fasttfm.cli",),

@@ -51,7 +51,6 @@ def environment(other: str | None = None) -> dict[str, Any]:
             "units": processor_units(),
             "float32": float32_route(),
             "int8": int8.route(),
-            "tuned": _tuned_passes(),
         },
         "device": describe_gpu(),
         "assembler": _assembler(),
@@ -87,9 +86,6 @@ def text(result: dict[str, Any]) -> str:
     if tuned is not None:
         kept = f"{tuned['answers']} of {tuned['file']}" if tuned["answers"] else "nothing: `fasttfm tune` measures"
         lines.append(("tuned", f"{kept}; {tuned['shipped']} that others sent in"))
-    passes = cpu["tuned"]
-    kept = f"{passes['answers']} of {passes['file']}" if passes["answers"] else "nothing: `fasttfm tune --device cpu`"
-    lines.append(("passes", kept))
     lines.append(("routes", f"of {result['chip'] or 'a CPU'}, backend {result['backend']}"))
     lines += [(f"  {name}", route) for name, route in result["routes"].items()]
     width = max(len(name) for name, _ in lines)
@@ -120,26 +116,13 @@ def _tuned() -> dict[str, Any] | None:
         return None
     from fasttfm.kernels import choice_cache, launch
 
-    key = choice_cache.system_of(device, launch.chip(device))
+    system = choice_cache.system_of(device, launch.chip(device))
     try:
-        answers = len(choice_cache.read(key))
+        answers = len(choice_cache.read(system))
     except ValueError:  # damaged: a launch has warned of it
         answers = 0
-    return {"file": str(key.file), "answers": answers, "shipped": len(choice_cache.shipped(key))}
-
-
-def _tuned_passes() -> dict[str, Any]:
-    """Return what `fasttfm tune --device cpu` has kept for this processor and number of threads."""
-    import torch
-
-    from fasttfm.cpu import thresholds
-
-    threads = torch.get_num_threads()
-    try:
-        kept = thresholds.tuned(threads)
-    except ValueError:  # damaged: the first pass warns of it
-        kept = {}
-    return {"file": str(thresholds.system(threads).file), "answers": len(kept)}
+    shipped = len(choice_cache.shipped(system))
+    return {"file": str(choice_cache.file_of(system)), "answers": answers, "shipped": shipped}
 
 
 def _chip(other: str | None) -> Any:

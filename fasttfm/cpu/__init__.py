@@ -1,5 +1,6 @@
 """The CPU backend: products by oneDNN, and passes between them that numba compiles.
 
-The operators of fasttfm.functional take it where it is the faster way (thresholds.py), and a search on a CPU runs a
-whole decoder step on it (decoder_step.py). It is optional: without numba PyTorch computes the same.
+The operators of fasttfm.functional take it where it is the faster way (a threshold's docstring says where that was
+measured), and a search on a CPU runs a whole decoder step on it (decoder_step.py). It is optional: without numba
+PyTorch computes the same.
 """

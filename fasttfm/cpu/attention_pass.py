@@ -14,19 +14,20 @@ from torch import Tensor
 
 from fasttfm import reference
 from fasttfm.cpu import training_passes
-from fasttfm.cpu.thresholds import fixed
+from fasttfm.cpu.step_passes import PANELS
 
 HIDDEN = -3e38
 """What hides a key in a mask of floats that are added, as the loops take it."""
 _MULTIPLE = 16
-_LEAST: int = fixed("attention_loop")
-_PROCESSORS: tuple[str, ...] = fixed("panels")
+ATTENTION_LOOP = 1 << 15
+"""Numbers of queries from which on attention outside a search is a loop of our own, in float32, on the processors of
+PANELS: measured on two cores of an AMD EPYC with AVX2 alone."""
 _FAR = 1 << 30
 
 
 def takes(query: Tensor, key: Tensor, value: Tensor, options: Any) -> bool:
     """Return whether the loops take these (B, H, L, D), (B, Hk, S, D), (B, Hk, S, Dv) and are the faster way."""
-    if query.numel() < _LEAST or not query.dtype == key.dtype == value.dtype == torch.float32:
+    if query.numel() < ATTENTION_LOOP or not query.dtype == key.dtype == value.dtype == torch.float32:
         return False
     return (
         training_passes.computable(query, key, value)
@@ -34,7 +35,7 @@ def takes(query: Tensor, key: Tensor, value: Tensor, options: Any) -> bool:
         and key.numel() > 0
         and (options.mask is None or (type(options.mask) is Tensor and not options.mask.requires_grad))
         and (options.slopes is None or (options.offsets is None and abs(options.causal_offset) < _FAR))
-        and torch.backends.cpu.get_cpu_capability() in _PROCESSORS
+        and torch.backends.cpu.get_cpu_capability() in PANELS
     )
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from fasttfm.blocks.inspect import LINEAR, ordinary, untouched
 from fasttfm.cpu import step_passes
 from fasttfm.cpu.encoder_pass import norm_arrays, norms_of, plain_stack
-from fasttfm.cpu.linear import LEAST_ROWS, FrozenLinear, frozen_in_int8, kept_with_weights
+from fasttfm.cpu.linear import PACKED_ROWS, FrozenLinear, frozen_in_int8, kept_with_weights
 from fasttfm.cpu.step_cache import StepCache
 from fasttfm.cpu.step_passes import array
 
@@ -64,7 +64,7 @@ class _Rows:
 
     def __init__(self, rows: int, width: int, dtype: torch.dtype, int8: bool) -> None:
         self.count = rows
-        self.memory = torch.zeros(max(rows, LEAST_ROWS), width, dtype=torch.uint8 if int8 else dtype)
+        self.memory = torch.zeros(max(rows, PACKED_ROWS), width, dtype=torch.uint8 if int8 else dtype)
         """What products read."""
         self.values = array(torch.zeros(rows, width, dtype=dtype)) if int8 else array(self.memory[:rows])
         self.scales = np.zeros(rows, np.float32) if int8 else None

@@ -26,10 +26,13 @@ from fasttfm.cpu import int8 as integers
 from fasttfm.cpu import step_passes
 from fasttfm.cpu.int8 import Int8Product
 from fasttfm.cpu.row_classes import Product, RowClasses, large_size, multiply, row_classes
-from fasttfm.cpu.thresholds import fixed
 
-_LEAST = fixed("packed_weight")
-LEAST_ROWS = _ROWS = fixed("packed_rows")
+PACKED_WEIGHT = 1 << 15
+"""Elements of a weight from which on it is laid out anew: below, the call costs more than it saves, on two cores of an
+AMD EPYC with AVX-512. A search's last bits depend on it, and on PACKED_ROWS."""
+PACKED_ROWS = 4
+"""Rows that oneDNN's float32 product is filled up to: (8000, 512), one core of that processor, 1.0 ms for 4 and 1.3 for
+1."""
 
 _STRIDE = 509
 """Of the elements that are looked at to see whether a weight has changed."""
@@ -167,10 +170,10 @@ class FrozenLinear:
         """The call that takes M rows (M, K) to (M, N); in int8 rows of integers to sums scaled by output alone."""
         if self._classes is not None and self._splits(count):
             return functools.partial(multiply, self._product, classes=self._classes)
-        return self._exact if count >= _ROWS else self._product
+        return self._exact if count >= PACKED_ROWS else self._product
 
     def of_first(self, memory: Tensor, count: int) -> Callable[[], Any]:
-        """The call that multiplies the first rows of memory (M, K), M at least LEAST_ROWS; so many of them count.
+        """The call that multiplies the first rows of memory (M, K), M at least PACKED_ROWS; so many of them count.
 
         It returns an array as the loops take it, which may lie in the same memory each time.
         """
@@ -199,8 +202,8 @@ class FrozenLinear:
         return both
 
     def _first(self, memory: Tensor, count: int) -> tuple[Any, Tensor]:
-        fills = self._exact is not self._product and count < _ROWS and not self._splits(count)
-        return self._exact if fills else self.of_rows(count), memory[: _ROWS if fills else count]
+        fills = self._exact is not self._product and count < PACKED_ROWS and not self._splits(count)
+        return self._exact if fills else self.of_rows(count), memory[: PACKED_ROWS if fills else count]
 
     def _splits(self, count: int) -> bool:
         classes = self._classes
@@ -246,7 +249,7 @@ class _Kept:
     invariant: bool = False
     """Whether a row has the same bits beside any others."""
     exact: Product | None = None
-    """The product of LEAST_ROWS or more, which need not be filled up."""
+    """The product of PACKED_ROWS or more, which need not be filled up."""
     classes: dict[tuple[int, int], RowClasses] = field(default_factory=dict)
     """By number of threads and large row count, of those that somebody has asked for."""
 
@@ -266,7 +269,7 @@ def _kept_product(
             kept[key] = _Kept(weight, True, of_ints, lambda weight, bias: Int8Product(weight, bias, relu), ours)
             return kept[key]
         panels = dtype == torch.float32 and weight.shape[1] % 4 == 0 and float32_route() == "panels"
-        packed = panels or (weight.numel() >= _LEAST and dtype in _packed_dtypes())
+        packed = panels or (weight.numel() >= PACKED_WEIGHT and dtype in _packed_dtypes())
         fills = packed and not panels and dtype == torch.float32
         make = _panel_product if panels else _packed_product if packed else _plain_product
 
@@ -294,7 +297,7 @@ def _panel_product(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, relu
 
 
 def _packed_product(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, relu: bool) -> Product:
-    """oneDNN's product of LEAST_ROWS or more in float32, of any number in half precision."""
+    """oneDNN's product of PACKED_ROWS or more in float32, of any number in half precision."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().to(dtype).contiguous())
     bias = None if bias is None else bias.detach().to(dtype)
     options: dict[str, Any] = {"attr": "relu" if relu else "none", "scalars": [], "algorithm": ""}
@@ -306,7 +309,7 @@ def _filled_up(exact: Product) -> Product:
 
     def product(rows: Tensor) -> Tensor:
         count = rows.shape[0]
-        return exact(rows if count >= _ROWS else nnF.pad(rows, (0, 0, 0, _ROWS - count)))[:count]
+        return exact(rows if count >= PACKED_ROWS else nnF.pad(rows, (0, 0, 0, PACKED_ROWS - count)))[:count]
 
     return product
 

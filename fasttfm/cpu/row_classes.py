@@ -15,13 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fasttfm.cpu.thresholds import fixed
-
-CANDIDATES: tuple[int, ...] = fixed("row_counts")
-"""Row counts that products may have. Which of them sum alike is found out."""
-
-_LARGE: tuple[int, ...] = fixed("large_row_counts")
-"""Row counts of an encoder's products. Each is tried when rows come for it."""
+ROW_COUNTS: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 40, 64, 96, 128, 192, 256)
+"""Row counts that products may have. Which of them sum alike is found out. Chosen, not measured."""
+LARGE_ROW_COUNTS: tuple[int, ...] = (384, 512, 640, 768, 896, 1024)
+"""Row counts of an encoder's products, each tried when rows come for it: products joined take longer than one."""
 
 Product = Callable[[Tensor], Tensor]
 """(M, K) to (M, N)."""
@@ -30,7 +27,7 @@ Product = Callable[[Tensor], Tensor]
 class RowClasses(NamedTuple):
     """Ways to compute a product so that a row always has the same bits."""
 
-    sizes: tuple[int, ...] = CANDIDATES
+    sizes: tuple[int, ...] = ROW_COUNTS
     """Row counts, rising."""
     one_thread: bool = False
     """Whether by one thread alone: more of them sum in another order, whatever the row count."""
@@ -40,11 +37,11 @@ _known: dict[tuple, RowClasses] = {}
 
 
 def large_size(rows: int) -> int:
-    """The row count beyond CANDIDATES that so many rows, in as few products as it takes, are filled up to; or 0."""
-    if rows <= CANDIDATES[-1]:
+    """The row count beyond ROW_COUNTS that so many rows, in as few products as it takes, are filled up to; or 0."""
+    if rows <= ROW_COUNTS[-1]:
         return 0
-    products = -(-rows // _LARGE[-1])
-    return next(size for size in _LARGE if size * products >= rows)
+    products = -(-rows // LARGE_ROW_COUNTS[-1])
+    return next(size for size in LARGE_ROW_COUNTS if size * products >= rows)
 
 
 def row_classes(
@@ -63,7 +60,7 @@ def row_classes(
     """
     key = (*kind, outputs, inputs, dtype, torch.get_num_threads(), large)
     if key not in _known:
-        rows, weight, bias = _orders_show(large or CANDIDATES[-1], inputs, outputs, dtype)
+        rows, weight, bias = _orders_show(large or ROW_COUNTS[-1], inputs, outputs, dtype)
         product = make(weight, bias)
         if large:
             _known[key] = _with_large(product, rows, row_classes(make, outputs, inputs, dtype, kind))
@@ -109,13 +106,13 @@ def _orders_show(count: int, inputs: int, outputs: int, dtype: torch.dtype) -> t
 
 def _agreeing(product: Product, rows: Tensor) -> RowClasses:
     with _one_thread():
-        for size in reversed(CANDIDATES[1:]):  # the largest that does not care for a row's index
+        for size in reversed(ROW_COUNTS[1:]):  # the largest that does not care for a row's index
             expected = product(rows[:size].clone())
             if torch.equal(product(rows[:size].flip(0)).flip(0), expected):
                 break
         else:
             return RowClasses((1,), one_thread=True)
-        sizes = tuple(each for each in CANDIDATES if each <= size and _agrees(product, rows, expected, each))
+        sizes = tuple(each for each in ROW_COUNTS if each <= size and _agrees(product, rows, expected, each))
     if torch.get_num_threads() == 1:
         return RowClasses(sizes)
     shared = tuple(each for each in sizes if _agrees(product, rows, expected, each))
@@ -124,7 +121,7 @@ def _agreeing(product: Product, rows: Tensor) -> RowClasses:
 
 def _with_large(product: Product, rows: Tensor, classes: RowClasses) -> RowClasses:
     """With the count of rows as one more, if it agrees."""
-    if classes.sizes[-1] < CANDIDATES[-1]:
+    if classes.sizes[-1] < ROW_COUNTS[-1]:
         return classes
     expected = multiply(product, rows, classes)
     with _one_thread() if classes.one_thread else nullcontext():

@@ -4,7 +4,8 @@ PyTorch takes several calls for each of them and writes float32 tensors between:
 forward and backward, is eight passes over four times the memory of the weights. Here one pass reads and writes half
 precision. What a causal mask or a length hides is not computed. Same roundings as PyTorch's route, and the same dropout
 masks. Optional, as step_passes.py, whose pieces these are. They run over PyTorch's threads, and give the same bits with
-any number of them (thread_team.py); from how many elements on they are taken says thresholds.py.
+any number of them (thread_team.py); from how many elements on they are taken says
+PASS_ELEMENTS.
 """
 
 import functools
@@ -17,10 +18,16 @@ import torch
 from torch import Tensor
 
 from fasttfm import reference
-from fasttfm.cpu import thresholds
 from fasttfm.cpu.linear import frozen
 from fasttfm.cpu.step_passes import array, usable
 
+PASS_ELEMENTS = 1 << 15
+"""Elements from which on a pass is taken: below, it is hardly worth a call, and never worth compiling. Measured on two
+cores of an Intel Xeon with AMX, the embedding's and the loss's on two of an AMD EPYC with AVX2 alone; more threads were
+measured nowhere. LayerNorm without dropout was about as fast by PyTorch's route on an EPYC beside other work."""
+THREADS_ALONE = 2
+"""Threads of PyTorch up to which passes are taken where they run on one, for want of a library with teams: measured on
+the Xeon."""
 _DTYPES = (torch.float32, torch.bfloat16)
 _LIKE = {
     torch.float32: np.float32(0.0), torch.bfloat16: np.uint16(0), torch.int64: np.int64(0), torch.int32: np.int32(0)
@@ -28,10 +35,10 @@ _LIKE = {
 """Numbers of the kinds that loops take these dtypes as."""
 
 
-def takes(name: str, *tensors: Tensor) -> bool:
-    """Return whether the pass of that name (thresholds.LEAST) takes these tensors, and is the faster way; never in a
-    search, whose bits must not depend on how many rows there are."""
-    return tensors[0].is_cpu and tensors[0].numel() >= thresholds.least(name) and computable(*tensors)
+def takes(*tensors: Tensor) -> bool:
+    """Return whether a pass takes these tensors, and is the faster way; never in a search, whose bits must not depend
+    on how many rows there are."""
+    return tensors[0].is_cpu and tensors[0].numel() >= PASS_ELEMENTS and computable(*tensors)
 
 
 def computable(*tensors: Tensor) -> bool:
@@ -44,7 +51,7 @@ def computable(*tensors: Tensor) -> bool:
 
 def drawn(shape: tuple[int, int, int], p: float, seed: Tensor, site: int) -> Tensor:
     """reference.keep_mask(), in one pass where that is the faster way."""
-    passes = type(seed) is Tensor and seed.is_cpu and math.prod(shape) >= thresholds.least("keep_mask") and usable()
+    passes = type(seed) is Tensor and seed.is_cpu and math.prod(shape) >= PASS_ELEMENTS and usable()
     return (keep_mask if passes else reference.keep_mask)(shape, p, seed, site)
 
 
@@ -111,9 +118,9 @@ def _kept(before: Tensor, keep: Tensor) -> tuple:
     return array(before), keep.view(torch.uint8).reshape(-1, before.shape[1]).numpy(), keep.numel() > 0
 
 
-def takes_norm(name: str, x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
-    """Return whether residual_layer_norm() takes these, or its gradient; name: as takes() has it."""
-    if weight is None or bias is None or residual.dtype not in (torch.float32, x.dtype) or not takes(name, x, residual):
+def takes_norm(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
+    """Return whether residual_layer_norm() takes these, or its gradient."""
+    if weight is None or bias is None or residual.dtype not in (torch.float32, x.dtype) or not takes(x, residual):
         return False
     return all(p.dim() == 1 and p.dtype == torch.float32 and p.is_contiguous() for p in (weight, bias))
 
@@ -229,7 +236,7 @@ def team() -> tuple[int, int]:
 
 def _has_team() -> bool:
     """Return whether the passes run over as many threads as PyTorch's own, or these are few."""
-    if torch.get_num_threads() <= thresholds.fixed("threads_alone"):
+    if torch.get_num_threads() <= THREADS_ALONE:
         return True
     from fasttfm.cpu import thread_team
 

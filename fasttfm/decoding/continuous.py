@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from fasttfm.config.decoding import DecodingConfig
-from fasttfm.cpu.thresholds import fixed
 from fasttfm.data.shapes import round_length
 from fasttfm.decoding.batches import LENGTHS, SHORTEST, padded
 from fasttfm.decoding.beam import Going, Steps
@@ -36,7 +35,9 @@ from fasttfm.decoding.phrases import Phrases, Required
 from fasttfm.decoding.selection import allowed_tokens, compute_allowed
 from fasttfm.errors import UserError
 
-_LEAST_FREE = fixed("joining_share")
+JOINING_SHARE = 4
+"""A quarter of the budget must be free before sentences join a search: an encoder is quicker with several. Chosen, not
+measured; a search's last bits depend on it."""
 _CPU = torch.device("cpu")
 
 
@@ -199,7 +200,7 @@ class RunningSearch:
         if not self.waiting:
             return
         left = self.free
-        if self._joined and left < self.config.batch_tokens // _LEAST_FREE:
+        if self._joined and left < self.config.batch_tokens // JOINING_SHARE:
             return
         members: list[Waiting] = []
         while self.waiting and (self.waiting[0].tokens <= left or not (members or self._joined)):

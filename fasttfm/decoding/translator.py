@@ -20,7 +20,6 @@ from fasttfm.checkpoints.weights import with_weights
 from fasttfm.config import Values, build
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.cpu.int8 import warn_without_route
-from fasttfm.cpu.thresholds import fixed
 from fasttfm.data.corpus import read_lines
 from fasttfm.data.tokenizer import EOS, PAD, Tokenizer
 from fasttfm.data.tokenizer_files import load_tokenizers
@@ -46,7 +45,9 @@ from fasttfm.models.pretrained import read_values
 
 Precision = Literal["fp32", "bf16", "fp16", "int8"]
 _DTYPES = {"fp32": torch.float32, "int8": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_LEAST_WORK = fixed("workers_work")
+WORKERS_WORK = 5e11
+"""Source tokens times parameters times beam from which on processes are started: a core of an Intel Xeon with AMX takes
+5 s for so much, and starting them half of that."""
 _PREFIX_RULE = "one line is needed for each input line: an empty one where the translation may begin with any word"
 
 
@@ -174,7 +175,7 @@ class Translator:
             target_tokenizer,
             config.decoding,
             workers=workers or torch.get_num_threads(),
-            least_work=0 if workers else _LEAST_WORK,
+            least_work=0 if workers else WORKERS_WORK,
             banned=banned,
             aligned=aligned,
             terminology=None

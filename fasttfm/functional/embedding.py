@@ -170,7 +170,7 @@ def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor]:
     if call.saved.route == "triton":
         return _kernel_backward(call)
     grad, (tokens, keep, table, _), rows = call
-    if not rows.positions and rows.vocabulary and training_passes.takes("embedding_gradient", grad):
+    if not rows.positions and rows.vocabulary and training_passes.takes(grad):
         d_weight = training_passes.embedding_gradient(
             grad.contiguous(), tokens.contiguous(), rows.vocabulary, table.pad_id, keep,
             dropout_scale(table.dropout.dropout_p), table.scale,

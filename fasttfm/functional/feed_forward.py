@@ -184,15 +184,14 @@ def _dropped(x: Tensor, keep: Tensor) -> Tensor:
 
 def _gelu(before: Tensor, keep: Tensor, activation: str) -> Tensor:
     """gelu(before), zero where it is dropped, not scaled."""
-    if activation == "gelu_tanh" and training_passes.takes("gelu_tanh", before):
+    if activation == "gelu_tanh" and training_passes.takes(before):
         return training_passes.gelu_tanh(before, keep)
     return _dropped(torch.nn.functional.gelu(before, approximate=_approximate(activation)), keep)
 
 
 def _gelu_gradient(dhidden: Tensor, before: Tensor, keep: Tensor, activation: str) -> tuple[Tensor, Tensor]:
     """The gradient of what GELU is applied to, in the memory of that of its result, and its result; (M, F)."""
-    name = "gelu_tanh_gradient"
-    if activation == "gelu_tanh" and training_passes.takes(name, before, dhidden) and dhidden.is_contiguous():
+    if activation == "gelu_tanh" and training_passes.takes(before, dhidden) and dhidden.is_contiguous():
         return training_passes.gelu_tanh_gradient(dhidden, before, keep)
     dhidden = _dropped(dhidden, keep)
     dbefore = torch.ops.aten.gelu_backward(dhidden, before, approximate=_approximate(activation))

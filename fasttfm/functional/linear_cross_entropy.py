@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fasttfm.cpu.thresholds import fixed
 from fasttfm.functional.backends import chosen, kernel_route
 from fasttfm.functional.dropout import wide
 from fasttfm.functional.loss import check, check_classes, scale_gradients, sums
@@ -86,14 +85,15 @@ class _Saved(NamedTuple):
     edge: Tensor | None
 
 
-_CHUNK = fixed("loss_chunk")
+LOSS_CHUNK = 1 << 22
+"""Logits that exist at a time on a CPU: 8 MiB in half precision. Chosen, not measured."""
 
 
 def _chunk(hidden: Tensor, columns: int, low_memory: bool) -> int:
     """Rows whose logits exist at a time."""
     rows = max(1, hidden.shape[0])
     if hidden.device.type == "cpu":
-        return max(1, min(rows, _CHUNK // max(1, columns)))
+        return max(1, min(rows, LOSS_CHUNK // max(1, columns)))
     if not low_memory:
         return rows
     # As many rows as make the logits about as large as hidden, in whole tiles of the matrix products.

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from fasttfm.cpu import training_passes
-from fasttfm.cpu.thresholds import fixed
 from fasttfm.functional.dropout import wide
 from fasttfm.functional.operator import Operator
 
-_BLOCK = fixed("loss_block")
+LOSS_BLOCK = 1 << 19
+"""Logits that a loss works on in float32 at a time on a CPU: 2 MiB, the second-level caches of two cores. Chosen, not
+measured."""
 
 
 def check(target: Tensor, label_smoothing: float) -> None:
@@ -38,7 +39,7 @@ def _blocks(logits: Tensor, target: Tensor, counted: Tensor | None) -> Iterator[
     """
     rows, columns = logits.shape
     dtype = wide(logits.dtype)
-    step = max(1, min(rows, _BLOCK // max(1, columns))) if logits.device.type == "cpu" else max(1, rows)
+    step = max(1, min(rows, LOSS_BLOCK // max(1, columns))) if logits.device.type == "cpu" else max(1, rows)
     memory = torch.empty(step, columns, dtype=dtype, device=logits.device) if logits.dtype != dtype else None
     for r in range(0, rows, step):
         part = slice(r, r + step)
@@ -67,9 +68,9 @@ def _check_numbers(x: Tensor, t: Tensor) -> None:
         ) from None
 
 
-def _for_pass(name: str, logits: Tensor, target: Tensor, counted: Tensor | None) -> Tensor | None:
-    """The target of the pass of that name, where it is taken, with class 0 for rows that do not count."""
-    if not (training_passes.takes(name, logits) and type(target) is Tensor and logits.is_contiguous()):
+def _for_pass(logits: Tensor, target: Tensor, counted: Tensor | None) -> Tensor | None:
+    """The target as a pass takes it, where one is taken, with class 0 for rows that do not count."""
+    if not (training_passes.takes(logits) and type(target) is Tensor and logits.is_contiguous()):
         return None
     target = target if counted is None else target.masked_fill(~counted, 0)
     _check_numbers(logits, target)
@@ -102,7 +103,7 @@ def plain(
     loss / d logits; statistics (2, R) each row's largest logit and its probability. On the CPU a block of rows goes
     through every step while it lies in the cache.
     """
-    if (classes := _for_pass("cross_entropy", logits, target, counted)) is not None:
+    if (classes := _for_pass(logits, target, counted)) is not None:
         losses, of_rows = training_passes.cross_entropy(logits, classes, counted, label_smoothing, scale, gradient)
         if statistics is not None:
             statistics.copy_(of_rows)
@@ -147,7 +148,7 @@ def plain_gradient(
 ) -> Tensor:
     """scale * d loss / d logits alone, a tensor like logits; nothing of the loss is computed for it. statistics: as
     plain() gave them."""
-    if (classes := _for_pass("cross_entropy_gradient", logits, target, counted)) is not None:
+    if (classes := _for_pass(logits, target, counted)) is not None:
         return training_passes.cross_entropy_gradient(logits, classes, counted, label_smoothing, scale, statistics)
     gradient = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     weights: Tensor | None = None  # in float32, where the gradient is not

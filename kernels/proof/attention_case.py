@@ -1,6 +1,6 @@
 """Compile cases of attention's kernels and their softmax: what a call of each variant has for arguments."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from fasttfm.kernels.chip import Chip
@@ -57,9 +57,13 @@ def attention_case(
     return kernel_case(kernel, name, kind, tile, given=given)
 
 
-def head_constants(width: int, *, causal: bool = True) -> dict[str, Any]:
-    """The constants of kernels that multiply by heads of this size, a power of two."""
-    return {"D": width, "DV": width, "CAUSAL": causal}
+def head_case(
+    kernel: Any, name: str, kind: str, tile: Tile, width: int, variant: Mapping[str, Any], **constants: Any
+) -> CompileCase:
+    """A case of a kernel that multiplies by heads of this size, a power of two, named by its variant: dropout, mask,
+    packed, sums, shared and scoring of attention_case()."""
+    constants |= {"D": width, "DV": width, "CAUSAL": True}
+    return attention_case(kernel, f"{name}/{variant_name(**variant)}/D{width}", kind, tile, **variant, **constants)
 
 
 def product_kinds(chip: Chip) -> tuple[str, ...]:

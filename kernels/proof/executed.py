@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from fasttfm.kernels.chip import CHIPS
+from fasttfm.kernels import launch
+from fasttfm.kernels.chip import CHIPS, Chip
+from fasttfm.kernels.jit import Kernel
 from fasttfm.kernels.proof.ledger import ptx_check
-from fasttfm.kernels.proof.stand_in import replace_everywhere, take_for_device
 
 
 @contextlib.contextmanager
@@ -36,3 +37,34 @@ def _kernels_for_the_cpu() -> Callable[[], None]:
         return (backends.chosen() if choice is None else choice) != "torch"
 
     return replace_everywhere("use_triton", backends.use_triton, use_triton)
+
+
+def take_for_device(product: Chip) -> Callable[[], None]:
+    """Makes every kernel file that has been imported choose its tiles for a chip, and forget what it has launched.
+    Returns what undoes it."""
+    undo_chip = replace_everywhere("chip", launch.chip, lambda device: product)
+    modules = [module for name, module in sys.modules.items() if name.startswith("fasttfm.")]
+    launched = [(k, k._launched) for module in modules for k in vars(module).values() if isinstance(k, Kernel)]
+    for kernel, _ in launched:
+        kernel._launched = {}
+
+    def undo() -> None:
+        undo_chip()
+        for kernel, known in launched:
+            kernel._launched = known
+
+    return undo
+
+
+def replace_everywhere(name: str, old: Any, new: Any) -> Callable[[], None]:
+    """Gives every module of fasttfm that has `old` under this name the new value. Returns what undoes it."""
+    for path, module in list(sys.modules.items()):
+        if path.startswith("fasttfm.") and getattr(module, name, None) is old:
+            vars(module)[name] = new
+
+    def undo() -> None:
+        for module in list(sys.modules.values()):  # those that were imported meanwhile too
+            if getattr(module, name, None) is new:
+                vars(module)[name] = old
+
+    return undo

@@ -235,10 +235,7 @@ def write_record(file: Path, cases: Mapping[Task, CompileCase], outcomes: Mappin
     ]
     record = {
         "benchmark": "compile_matrix",
-        "command": shlex.join(["python", "-m", "fasttfm.kernels.proof.matrix", *sys.argv[1:]]),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": commit(),
-        "triton": metadata.version("triton"),
+        **origin("fasttfm.kernels.proof.matrix"),
         "chips": list(dict.fromkeys(task.chip for task in cases)),
         "cases": len(cases),
         "compiled": sum(outcome.resources is not None for outcome in outcomes.values()),
@@ -249,7 +246,17 @@ def write_record(file: Path, cases: Mapping[Task, CompileCase], outcomes: Mappin
         lines.write(json.dumps(record) + "\n")
 
 
-def commit() -> str | None:
+def origin(module: str) -> dict[str, str | None]:
+    """Return what a record says of where it is from: the command of this module, the date, the commit, the Triton."""
+    return {
+        "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "triton": metadata.version("triton"),
+    }
+
+
+def _commit() -> str | None:
     """The commit of the checkout; None where this is installed without one."""
     folder = Path(__file__).resolve().parent
     try:

@@ -19,19 +19,19 @@ def complaints(file: Path) -> list[str]:
         system, answers = choice_cache.parse(file)
     except ValueError as error:
         return [f"damaged: {error}"]
-    chip = CHIPS.get(system.chip)
+    chip = CHIPS.get(system["chip"])
     if chip is None:
-        return [f"measured on {system.chip}, which is none of {', '.join(CHIPS)}"]
+        return [f"measured on {system['chip']}, which is none of {', '.join(CHIPS)}"]
     wrong = []
-    for answer in answers:
-        choice = choices.CHOICES.get(answer.choice)
-        if choice is None:
-            wrong.append(f"there is no choice {answer.choice}")
+    for (name, size_class), measured in answers.items():
+        if name not in choices.CHOICES:
+            wrong.append(f"there is no choice {name}")
             continue
         try:
-            choice.parse(chip, answer.size_class, answer.answer)
+            if measured.answer not in choices.CHOICES[name].answers(chip, *size_class):
+                wrong.append(f"{measured.answer} is no answer that {name} can give for {size_class}")
         except (TypeError, ValueError) as error:
-            wrong.append(f"{answer.choice} {answer.size_class}: {error}")
+            wrong.append(f"{name} {size_class}: {error}")
     return wrong
 
 

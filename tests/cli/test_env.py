@@ -8,9 +8,7 @@ import torch
 from fasttfm import machine
 from fasttfm.cli import env
 from fasttfm.cli.main import main
-from fasttfm.cpu import thresholds
 from fasttfm.functional import backend
-from fasttfm.kernels import choice_cache
 from fasttfm.kernels.proof import assembler
 from fasttfm.wording import counted
 
@@ -28,17 +26,6 @@ def test_the_versions_processor_and_threads_are_those_of_this_process(capsys):
     text = printed(capsys)
     assert f"torch {torch.__version__}" in text
     assert f", {counted(torch.get_num_threads(), 'thread')}" in text
-
-
-def test_what_was_tuned_on_this_processor_is_told(capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv("FASTTFM_CACHE", str(tmp_path))
-    assert "nothing: `fasttfm tune --device cpu`" in printed(capsys)
-    key = thresholds.system(torch.get_num_threads())
-    choice_cache.write(key, [thresholds.as_answer("softmax", 1, 1.0, 1.0)])
-    assert f"1 of {key.file}" in printed(capsys)
-    assert json.loads(printed(capsys, "--json"))["processor"]["tuned"] == {"file": str(key.file), "answers": 1}
-    key.file.write_text("{")
-    assert json.loads(printed(capsys, "--json"))["processor"]["tuned"]["answers"] == 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")

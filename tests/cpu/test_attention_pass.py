@@ -53,8 +53,8 @@ def taken(monkeypatch):
     calls: list[int] = []
     forward = attention_pass.forward
     monkeypatch.setattr(attention_pass, "forward", lambda *given: calls.append(1) or forward(*given))
-    monkeypatch.setattr(attention_pass, "_PROCESSORS", (torch.backends.cpu.get_cpu_capability(),))
-    monkeypatch.setattr(attention_pass, "_LEAST", 0)
+    monkeypatch.setattr(attention_pass, "PANELS", (torch.backends.cpu.get_cpu_capability(),))
+    monkeypatch.setattr(attention_pass, "ATTENTION_LOOP", 0)
     return calls
 
 
@@ -145,7 +145,7 @@ def test_packed_sequences_are_those_of_padded_rows(given, taken):
 
     def solve(passes):
         inputs = [x.clone().requires_grad_() for x in (q, k, v)]
-        attention_pass._LEAST = 0 if passes else 1 << 40
+        attention_pass.ATTENTION_LOOP = 0 if passes else 1 << 40
         output = F.varlen_attention(*inputs, starts, key_starts, 40, 50, **given)
         weights = torch.linspace(-1, 1, output.numel()).view(output.shape)
         return output, *torch.autograd.grad((output * weights).sum(), inputs)
@@ -281,7 +281,7 @@ def test_a_models_training_step_attends_in_the_loop(packed, taken):
     sums = {"packed_tokens": (67, 67)} if packed else {}
 
     def step(passes):
-        attention_pass._LEAST = 0 if passes else 1 << 40
+        attention_pass.ATTENTION_LOOP = 0 if passes else 1 << 40
         loss = model.loss(tokens, tokens, tokens, lengths, lengths, **sums)[0]
         return loss, *torch.autograd.grad(loss, list(model.parameters()))
 

@@ -10,7 +10,7 @@ from torch.nn import functional as nnF
 
 from fasttfm.cpu import linear as module
 from fasttfm.cpu.linear import frozen, frozen_weights, linear
-from fasttfm.cpu.row_classes import CANDIDATES, RowClasses, large_size, multiply, row_classes
+from fasttfm.cpu.row_classes import ROW_COUNTS, RowClasses, large_size, multiply, row_classes
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float64: 1e-12}
 helped = pytest.mark.skipif(
@@ -208,20 +208,20 @@ def test_classes_of_rows_hold_only_those_that_sum_alike(threads):
         return False
 
     threads(1)
-    assert classes("all alike") == RowClasses(CANDIDATES)
+    assert classes("all alike") == RowClasses(ROW_COUNTS)
     assert classes("few", rows=lambda rows: rows <= 8) == RowClasses((16, 32, 40, 64, 96, 128, 192, 256))
-    assert classes("bias", bias=lambda rows: rows == 1) == RowClasses(CANDIDATES[1:])
-    assert classes("threads", threads=lambda rows: True) == RowClasses(CANDIDATES)
+    assert classes("bias", bias=lambda rows: rows == 1) == RowClasses(ROW_COUNTS[1:])
+    assert classes("threads", threads=lambda rows: True) == RowClasses(ROW_COUNTS)
     threads(2)
-    assert classes("all alike") == RowClasses(CANDIDATES)
+    assert classes("all alike") == RowClasses(ROW_COUNTS)
     assert classes("many", threads=lambda rows: rows >= 64) == RowClasses((1, 2, 4, 8, 16, 32, 40))
-    assert classes("threads", threads=lambda rows: True) == RowClasses(CANDIDATES, one_thread=True)
+    assert classes("threads", threads=lambda rows: True) == RowClasses(ROW_COUNTS, one_thread=True)
     assert torch.get_num_threads() == 2
-    assert classes("all alike", large=384) == RowClasses((*CANDIDATES, 384))
-    assert classes("large differ", large=384, rows=lambda rows: rows > 256) == RowClasses(CANDIDATES)
+    assert classes("all alike", large=384) == RowClasses((*ROW_COUNTS, 384))
+    assert classes("large differ", large=384, rows=lambda rows: rows > 256) == RowClasses(ROW_COUNTS)
     assert classes("many", large=384) == classes("many")
     alone = classes("threads", large=384, threads=lambda rows: True)
-    assert alone == RowClasses((*CANDIDATES, 384), one_thread=True)
+    assert alone == RowClasses((*ROW_COUNTS, 384), one_thread=True)
 
 
 @pytest.mark.parametrize(

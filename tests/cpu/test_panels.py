@@ -11,7 +11,7 @@ from torch.nn import functional as nnF
 pytest.importorskip("numba")
 
 from fasttfm.cpu import linear as linear_module
-from fasttfm.cpu import step_passes, thresholds
+from fasttfm.cpu import step_passes
 from fasttfm.cpu.int8 import LARGEST, ZERO, quantize_weight
 from fasttfm.cpu.linear import FrozenLinear, frozen_weights
 from fasttfm.cpu.panels import (
@@ -124,11 +124,10 @@ def test_linear_takes_it_where_the_processor_is_one_that_it_was_measured_on(monk
     layer = torch.nn.Linear(inputs, 256)
     x = torch.randn(3, inputs)
     for processors, expected in (((torch.backends.cpu.get_cpu_capability(),), taken), ((), False)):
-        monkeypatch.setattr(step_passes, "_PANELS", processors)
+        monkeypatch.setattr(step_passes, "PANELS", processors)
         with torch.inference_mode(), frozen_weights(torch.nn.Sequential(layer), batch_invariant=True):
             linear_module._thread.kept.clear()
             product = FrozenLinear(layer.weight, layer.bias)
             assert isinstance(product._product, PanelProduct) == expected
             assert product.size(3) == 3 or not expected, "rows are not filled up"
             torch.testing.assert_close(product.of_rows(3)(x), layer(x), rtol=1e-5, atol=1e-5)
-    assert thresholds.FIXED["panels"].decides_search

@@ -38,7 +38,7 @@ def expression(chip: str) -> str:
 
 def kept_file(chip: str) -> Path:
     """Cases that passed, in the user's cache folder, so that an interrupted run goes on where it was."""
-    return choice_cache.folder().with_name("executed") / f"{chip.replace(' ', '-')}.jsonl"
+    return choice_cache.folder() / "executed" / f"{chip.replace(' ', '-')}.jsonl"
 
 
 def execute(chip: str, workers: int, before: records.Record | None = None) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def test_equals_torchs_in_float64(inplace, reduction, label_smoothing, ignore_in
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("inplace", [False, True])
 def test_half_precision_keeps_float32_statistics_over_many_blocks(dtype, inplace, monkeypatch):
-    monkeypatch.setattr(ROWS, "_BLOCK", 150)  # three rows
+    monkeypatch.setattr(ROWS, "LOSS_BLOCK", 150)  # three rows
     logits, target = draw(dtype=dtype)
     loss, nll, gradient = solve(logits, target, label_smoothing=0.1, ignore_index=PAD, inplace=inplace)
     wide = logits.detach().double().requires_grad_()

@@ -89,7 +89,7 @@ def test_torchs_own_norm_behind_a_residual_is_the_operator(post_norm, biased, mo
     monkeypatch.setattr(residual_norm, "_residual_norm", lambda *call: (entered.append(call), operator(*call))[1])
     assert_same(solve(norm, inputs), expected)
     assert not entered
-    monkeypatch.setattr(residual_norm, "_LEAST_ADDED", inputs[0].numel())
+    monkeypatch.setattr(residual_norm, "ADDED_NORM", inputs[0].numel())
     assert_same(solve(norm, inputs), expected)
     assert len(entered) == (not post_norm)
     with torch.no_grad():

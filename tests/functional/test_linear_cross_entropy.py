@@ -40,8 +40,8 @@ def test_equals_the_reference_in_float64(label_smoothing, ignore_index):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_gradients_are_as_exact_as_torchs_own_in_this_precision(dtype, monkeypatch):
-    monkeypatch.setattr(LINEAR, "_CHUNK", 1000)  # several chunks, the last one short
-    monkeypatch.setattr(ROWS, "_BLOCK", 400)
+    monkeypatch.setattr(LINEAR, "LOSS_CHUNK", 1000)  # several chunks, the last one short
+    monkeypatch.setattr(ROWS, "LOSS_BLOCK", 400)
     inputs = draw(dtype=dtype)
     exact = gradients(
         reference.linear_cross_entropy,
@@ -127,8 +127,8 @@ class Recorded(TorchDispatchMode):
 
 
 def test_the_logits_of_all_rows_never_exist_together(monkeypatch):
-    monkeypatch.setattr(LINEAR, "_CHUNK", 16 * 96)
-    monkeypatch.setattr(ROWS, "_BLOCK", 4 * 96)
+    monkeypatch.setattr(LINEAR, "LOSS_CHUNK", 16 * 96)
+    monkeypatch.setattr(ROWS, "LOSS_BLOCK", 4 * 96)
     hidden, weight, target = draw(rows=400, classes=96)
     with Recorded() as seen:
         linear_cross_entropy(hidden, weight, target, **OPTIONS)

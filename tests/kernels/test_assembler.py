@@ -1,9 +1,12 @@
 """The assembler is named with its version, and a version with a published fault says so."""
 
 import os
+import re
 import stat
+from pathlib import Path
 
 import pytest
+import torch
 
 from fasttfm.kernels.proof.assembler import FAULTS, assembler
 
@@ -38,3 +41,14 @@ def test_a_version_with_a_published_fault_is_known_with_the_way_out(choose):
     assert "issue 1262" in FAULTS[used.version]
     assert used.variable == "TRITON_PTXAS_PATH"
     assert assembler(100).version != "12.8.93"  # another assembler
+
+
+def test_the_check_on_a_device_names_it(choose, monkeypatch, capsys):
+    choose("12.8.93")
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    script = (Path(__file__).parents[2] / "scripts" / "gpu_check.sh").read_text()
+    exec(re.search(r"<<'EOF'\n(.*?)EOF", script, re.DOTALL)[1], {})
+    said = capsys.readouterr().out
+    assert "sm_90 is assembled by ptxas 12.8.93" in said
+    assert "issue 1262" in said

@@ -9,7 +9,7 @@ import torch
 
 from fasttfm.kernels import choice_cache, choices
 from fasttfm.kernels.chip import CHIPS
-from fasttfm.kernels.choice_cache import Answer, System
+from fasttfm.kernels.choice_cache import Measured
 
 SM_80, SM_90 = CHIPS["sm_80"], CHIPS["sm_90"]
 
@@ -58,13 +58,14 @@ def test_a_kept_answer_that_the_kernel_no_longer_offers_is_dropped_with_one_warn
 @pytest.fixture
 def system(tmp_path, monkeypatch):
     monkeypatch.setenv("FASTTFM_CACHE", str(tmp_path))
-    system = System("NVIDIA H200", "sm_90", "550.1", {"torch": "2.13.0", "triton": "3.7.1"})
+    versions = {"torch": "2.13.0", "triton": "3.7.1"}
+    system = {"device": "NVIDIA H200", "chip": "sm_90", "driver": "550.1", "versions": versions}
     monkeypatch.setattr(choice_cache, "system_of", lambda device, chip: system)
     return system
 
 
 DEVICE = torch.device("cuda", 0)
-KEPT = [Answer("test.tile", (512, "bf16"), "rows=2", 10.0, 12.5)]
+KEPT = {("test.tile", (512, "bf16")): Measured("rows=2", 10.0, 12.5)}
 
 
 def test_what_is_written_is_read_and_in_force(tile, system):
@@ -83,7 +84,7 @@ def test_nothing_kept_means_nothing_said(tile, system):
 
 @pytest.mark.parametrize("change", [{"driver": "560.2"}, {"versions": {"torch": "2.14.0", "triton": "3.7.1"}}])
 def test_what_another_driver_or_version_measured_is_not_used_and_one_warning_says_so(tile, system, change):
-    choice_cache.write(dataclasses.replace(system, **change), KEPT)
+    choice_cache.write({**system, **change}, KEPT)
     with pytest.warns(RuntimeWarning, match="another driver or version") as said:
         choice_cache.load(DEVICE, SM_90)
     assert len(said) == 1
@@ -91,7 +92,7 @@ def test_what_another_driver_or_version_measured_is_not_used_and_one_warning_say
 
 
 def test_what_another_device_measured_is_nobodys_business(tile, system):
-    choice_cache.write(dataclasses.replace(system, device="NVIDIA H200 NVL"), KEPT)
+    choice_cache.write({**system, "device": "NVIDIA H200 NVL"}, KEPT)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         choice_cache.load(DEVICE, SM_90)
@@ -121,18 +122,21 @@ def test_a_damaged_file_is_ignored_with_one_warning_that_names_it(tile, system, 
     assert tile(SM_90, 512, "bf16") == Tile(8)
 
 
-def test_measuring_some_choices_again_keeps_the_others():
-    other = Answer("test.tile", (64, "bf16"), "rows=1", 1.0, 1.0)
-    fresh = Answer("test.tile", (512, "bf16"), "rows=4", 9.0, 12.0)
-    assert choice_cache.merged([*KEPT, other], [fresh]) == [fresh, other]
+def test_a_file_of_another_place_is_ignored_with_one_warning(tile, system):
+    choice_cache.write({**system, "driver": "560.2"}, KEPT).rename(choice_cache.file_of(system))
+    with pytest.warns(RuntimeWarning, match="is damaged: it was measured on NVIDIA H200 560.2") as said:
+        choice_cache.load(DEVICE, SM_90)
+    assert len(said) == 1
+    assert tile(SM_90, 512, "bf16") == Tile(8)
 
 
-def test_the_cache_lies_where_the_user_wants_it(monkeypatch, tmp_path):
+def test_the_cache_lies_where_the_user_wants_it(monkeypatch, tmp_path, system):
     monkeypatch.delenv("FASTTFM_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert choice_cache.folder() == tmp_path / "fasttfm" / "tuned"
+    assert choice_cache.file_of(system).parent == tmp_path / "fasttfm" / "tuned"
     monkeypatch.setenv("FASTTFM_CACHE", str(tmp_path / "own"))
-    assert choice_cache.folder() == tmp_path / "own" / "tuned"
+    assert choice_cache.file_of(system).parent == tmp_path / "own" / "tuned"
+    assert choice_cache.file_of(system).name.startswith("NVIDIA-H200-")
 
 
 @pytest.mark.parametrize(

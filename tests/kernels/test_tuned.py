@@ -7,15 +7,16 @@ import torch
 
 from fasttfm.kernels import choice_cache, choices
 from fasttfm.kernels.chip import CHIPS
-from fasttfm.kernels.choice_cache import Answer, System
+from fasttfm.kernels.choice_cache import Measured
 from fasttfm.kernels.proof import tuned
 from fasttfm.kernels.tiles.feed_forward import PRODUCT
 
 CHIP = CHIPS["sm_90"]
-SYSTEM = System("NVIDIA H200", "sm_90", "550.1", {"triton": "3.7.1"})
+SYSTEM = {"device": "NVIDIA H200", "chip": "sm_90", "driver": "550.1", "versions": {"triton": "3.7.1"}}
 SIZE = ("bf16", "large")
 OTHER = PRODUCT.alternatives(CHIP, *SIZE)[0]
-ANSWER = Answer("feed_forward.tile", SIZE, str(OTHER), 10.0, 12.0)
+DECISION = ("feed_forward.tile", SIZE)
+ANSWER = {DECISION: Measured(str(OTHER), 10.0, 12.0)}
 
 
 @pytest.fixture
@@ -39,24 +40,24 @@ def load():
 
 
 def test_a_file_of_the_same_product_is_in_force_whatever_its_driver(sent_in):
-    sent_in(System("NVIDIA H200", "sm_90", "999.9", {"triton": "3.5.0"}), [ANSWER])
+    sent_in({**SYSTEM, "driver": "999.9", "versions": {"triton": "3.5.0"}}, ANSWER)
     assert load() == OTHER != PRODUCT.shipped(CHIP, *SIZE)
 
 
 def test_a_file_of_another_product_is_not(sent_in):
-    sent_in(System("NVIDIA H100", "sm_90", "550.1", {}), [ANSWER])
+    sent_in({**SYSTEM, "device": "NVIDIA H100"}, ANSWER)
     assert load() == PRODUCT.shipped(CHIP, *SIZE)
 
 
 def test_what_the_user_measured_goes_before_it(sent_in):
-    sent_in(SYSTEM, [ANSWER])
+    sent_in(SYSTEM, ANSWER)
     shipped = str(PRODUCT.shipped(CHIP, *SIZE))
-    choice_cache.write(SYSTEM, [Answer("feed_forward.tile", SIZE, shipped, 9.0, 9.0)])
+    choice_cache.write(SYSTEM, {DECISION: Measured(shipped, 9.0, 9.0)})
     assert load() == PRODUCT.shipped(CHIP, *SIZE)
 
 
 def test_a_file_that_is_fit_to_ship_is_said_to_be(sent_in, capsys):
-    assert tuned.main([str(sent_in(SYSTEM, [ANSWER]))]) == 0
+    assert tuned.main([str(sent_in(SYSTEM, ANSWER))]) == 0
     assert "1 files fit to ship" in capsys.readouterr().out
 
 
@@ -71,7 +72,7 @@ def test_a_file_that_is_fit_to_ship_is_said_to_be(sent_in, capsys):
     ],
 )
 def test_a_file_that_is_not_fit_is_refused_with_the_reason(sent_in, capsys, change, complaint):
-    file = sent_in(SYSTEM, [ANSWER])
+    file = sent_in(SYSTEM, ANSWER)
     content = json.loads(file.read_text())
     (content if {"chip", "format"} & change.keys() else content["answers"][0]).update(change)
     file.write_text(json.dumps(content))

@@ -3,7 +3,7 @@
     python tests/kernels/what_compiles.py sm_90 bf16
 
 Triton's own launch path runs up to the point where it would compile: it binds the arguments, finds out which are 1 or
-divide by 16, and asks its cache hook (kernels/proof/stand_in.py has the driver). Tensors on the CPU stand for tensors
+divide by 16, and asks its cache hook (stand_in.py has the driver). Tensors on the CPU stand for tensors
 on the device, so that what comes back holds no numbers.
 """
 
@@ -15,12 +15,12 @@ from typing import Any
 os.environ.pop("TRITON_INTERPRET", None)  # before any kernel is imported
 
 import torch
+from stand_in import stand_in
 from triton import knobs
 
 from fasttfm.functional import backends
 from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.proof import matrix as compile_matrix
-from fasttfm.kernels.proof.stand_in import stand_in
 from fasttfm.models import Transformer, TransformerConfig
 
 FIRST = [
@@ -54,7 +54,7 @@ def record(chip: str) -> list[Launch]:
         return True  # do not compile, do not run
 
     knobs.runtime.jit_cache_hook = hook
-    stand_in(chip)
+    stand_in(chip, [])
 
     def route(choice, *tensors):
         kinds = [each.dtype for each in tensors]

@@ -23,7 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from fasttfm.cpu import thresholds
+from fasttfm.cpu import training_passes
 from fasttfm.cpu.step_passes import usable
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -147,7 +147,7 @@ def _run(
             if size == 1:
                 del os.environ["WORLD_SIZE"]
             passes_entered(numba, lambda name: os.write(entered.fileno(), f"{name}\n".encode()))
-            thresholds._forced.update(dict.fromkeys(thresholds.LEAST, 1))
+            training_passes.PASS_ELEMENTS = 1
             if "--subword-sampling" in words:
                 forked.fork_own_children()  # the process that draws
             _inject(fault, rank, children[0] if rank else os.getpid())

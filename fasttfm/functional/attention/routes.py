@@ -19,16 +19,18 @@ from torch.autograd import forward_ad
 
 from fasttfm.cpu import attention_pass
 from fasttfm.cpu.linear import batch_invariant
-from fasttfm.cpu.thresholds import fixed
 from fasttfm.functional.attention import softmax_route, torch_route
 from fasttfm.functional.attention.arguments import Options, Sequences
 from fasttfm.functional.attention.layout import empty_heads_last
 from fasttfm.functional.backends import BACKENDS, chosen, kernels_take
 from fasttfm.functional.operator import Size, casts, transformed
 
-_FUSED = fixed("fused_queries"), fixed("fused_keys")
+FUSED_QUERIES = FUSED_KEYS = 16
 """From so many on torch's fused CPU kernel is the faster in float32, and keeps no weights. Few queries over many keys
-are a search's (step.py); in bfloat16 its softmax and backward pass are slow."""
+are a search's (step.py); in bfloat16 its softmax and backward pass are slow. On two cores of an AMD EPYC with AVX-512
+forward and backward took 1.3 and 1.1 times less at 100 keys, 4.3 and 2.2 times at 1,024 under a triangle; below 64 keys
+forward is hardly faster, and backward takes half as long (`python -m benchmarks kernels`). A search's last bits depend
+on it."""
 
 
 def decide(asked: str, query: Tensor, value: Tensor, keys: Size, options: Options | None = None) -> str:
@@ -104,7 +106,7 @@ def takes_fused(
 def _long(query: Tensor, key: Tensor) -> bool:
     """Tell if torch's kernel is the faster way at these lengths. Where a graph leaves a length open, nothing may depend
     on it: the graph would hold for the lengths of its example alone."""
-    conditions = (query.shape[2] >= _FUSED[0], key.shape[2] >= _FUSED[1], query.shape[0] > 0, query.shape[1] > 0)
+    conditions = (query.shape[2] >= FUSED_QUERIES, key.shape[2] >= FUSED_KEYS, query.shape[0] > 0, query.shape[1] > 0)
     if torch.compiler.is_compiling():
         from torch.fx.experimental.symbolic_shapes import statically_known_true
 

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fasttfm import reference
 from fasttfm.cpu import training_passes
-from fasttfm.cpu.thresholds import fixed
 from fasttfm.functional.attention.arguments import Options
 from fasttfm.functional.attention.layout import heads_last, planes
 from fasttfm.functional.dropout import as_factor, dropout_scale, wide
@@ -78,20 +77,24 @@ def _empty(queries: int, bias: Tensor, options: Options) -> Tensor | None:
     return None if empty is None or (empty.device.type == "cpu" and not empty.any()) else empty
 
 
-_VECTOR, _PADDED = fixed("softmax_row"), fixed("softmax_padded")
+SOFTMAX_ROW = 16
+"""Floats in the widest register: a shorter row falls to a loop in PyTorch that is ten times slower than a padded row,
+on two cores of an AMD EPYC with AVX-512. A search's last bits depend on it, and on SOFTMAX_PADDED."""
+SOFTMAX_PADDED = 4096
+"""Numbers from which on padding shorter rows pays, there too."""
 
 
 def _softmax(scores: Tensor) -> Tensor:
     """torch.softmax over the last dimension; may return a view of something wider."""
     keys = scores.shape[-1]
-    if keys < _VECTOR and scores.device.type == "cpu" and scores.numel() > _PADDED:
-        scores = torch.nn.functional.pad(scores, (0, _VECTOR - keys), value=-math.inf)
+    if keys < SOFTMAX_ROW and scores.device.type == "cpu" and scores.numel() > SOFTMAX_PADDED:
+        scores = torch.nn.functional.pad(scores, (0, SOFTMAX_ROW - keys), value=-math.inf)
     return torch.softmax(scores, dim=-1)[..., :keys]
 
 
-def _takes_pass(name: str, options: Options, *tensors: Tensor) -> bool:
+def _takes_pass(options: Options, *tensors: Tensor) -> bool:
     """Return whether softmax or its gradient is a pass; a mask is added by PyTorch."""
-    return options.mask is None and training_passes.takes(name, *tensors) and all(map(Tensor.is_contiguous, tensors))
+    return options.mask is None and training_passes.takes(*tensors) and all(map(Tensor.is_contiguous, tensors))
 
 
 def _seen(options: Options) -> tuple[Tensor | None, bool, int]:
@@ -106,7 +109,7 @@ def weights(scores: Tensor, scale: float, options: Options, out: Tensor | None =
     """
     if not scores.numel():
         return torch.empty_like(scores)
-    if _takes_pass("softmax", options, scores):
+    if _takes_pass(options, scores):
         out = torch.empty_like(scores) if out is None else out
         return training_passes.softmax(scores, scale, *_seen(options), out)
     addend = bias(scores.shape[-2], scores.shape[-1], scores, options)
@@ -177,7 +180,7 @@ def scores_gradient(
 
     grad, p and kept as softmax_gradient() takes them; in_place: grad's memory may be taken.
     """
-    if in_place and _takes_pass("softmax_gradient", options, grad, p, p if kept is None else kept):
+    if in_place and _takes_pass(options, grad, p, p if kept is None else kept):
         return training_passes.softmax_gradient(grad, p, kept, options.scale, *_seen(options)), None
     d_scores = softmax_gradient(grad, p, kept)
     mask = options.mask if mask_gradient else None
@@ -193,7 +196,7 @@ def softmax_gradient(grad: Tensor, p: Tensor, kept: Tensor | None) -> Tensor:
     """
     precise = wide(p.dtype)
     p, grad = p.to(precise), grad.to(precise)
-    if kept is None and p.shape[-1] >= _VECTOR:
+    if kept is None and p.shape[-1] >= SOFTMAX_ROW:
         return torch.ops.aten._softmax_backward_data(grad, p, -1, precise)
     product = grad * (p if kept is None else kept)
     return product.addcmul_(p, product.sum(dim=-1, keepdim=True), value=-1.0)

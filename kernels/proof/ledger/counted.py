@@ -45,7 +45,7 @@ def of_case(chip: Chip, case: CompileCase) -> Counted:
 
 
 def _folder() -> Path:
-    return choice_cache.folder().with_name("ledger")
+    return choice_cache.folder() / "ledger"
 
 
 def digest(chip: Chip, case: CompileCase) -> str:

@@ -1,11 +1,7 @@
 """The ledger's record: one line of JSON a chip, with every case and dtype."""
 
-import datetime
 import json
-import shlex
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +33,11 @@ def counted_before(file: Path) -> dict[tuple[str, str], Entry]:
 
 def write(file: Path, by_chip: Mapping[str, Sequence[Entry]]) -> None:
     """Puts a line for each of these chips in the place of the one there is; other chips' lines stay."""
-    commit = matrix.commit()
-    about = {
-        "benchmark": "ledger",
-        "counted": "not measured",
-        "command": shlex.join(["python", "-m", "fasttfm.kernels.proof.ledger", *sys.argv[1:]]),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": commit,
-        "triton": metadata.version("triton"),
-        "columns": list(COLUMNS),
-    }
+    origin = matrix.origin("fasttfm.kernels.proof.ledger")
+    about = {"benchmark": "ledger", "counted": "not measured", **origin, "columns": list(COLUMNS)}
     lines = {line["chip"]: line for line in _lines(file)}
     for chip, entries in by_chip.items():
-        cases = [{k: v for k, v in entry.items() if (k, v) != ("commit", commit)} for entry in entries]
+        cases = [{k: v for k, v in entry.items() if (k, v) != ("commit", origin["commit"])} for entry in entries]
         lines[chip] = {**about, "chip": chip, "cases": cases}
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(f"{json.dumps(line)}\n" for line in lines.values()), encoding="utf-8")

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 from itertools import product
-from typing import Any
 
 from fasttfm.kernels.attention.backward import _backward_heads, _backward_keys, _backward_queries
 from fasttfm.kernels.attention.launch import extras
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.proof.attention_case import attention_case, distinct, head_constants, variant_name
+from fasttfm.kernels.proof.attention_case import distinct, head_case
 from fasttfm.kernels.proof.cases.attention.forward import long_cases
 from fasttfm.kernels.proof.compile_case import CompileCase
 from fasttfm.kernels.tiles.attention import BACKWARD_HEADS, BACKWARD_KEYS, BACKWARD_QUERIES, LAUNCHES
@@ -26,8 +25,6 @@ def _heads_cases(chip: Chip) -> Iterator[CompileCase]:
         for dropout, shared, packed in product((False, True), repeat=3):
             size = (chip, kind, 64, extras(kind, dropout, False, shared=shared))
             if 1 in LAUNCHES.alternatives(*size):
-                variant: dict[str, Any] = {"dropout": dropout, "mask": "none", "packed": packed, "shared": shared}
-                name = f"attention.backward.heads/{variant_name(**variant)}/D64"
-                yield attention_case(
-                    _backward_heads, name, kind, BACKWARD_HEADS(*size), **variant, **head_constants(64)
-                )
+                variant = {"dropout": dropout, "mask": "none", "packed": packed, "shared": shared}
+                name, tile = "attention.backward.heads", BACKWARD_HEADS(*size)
+                yield head_case(_backward_heads, name, kind, tile, 64, variant)

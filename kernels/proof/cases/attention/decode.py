@@ -6,14 +6,7 @@ from typing import Any
 
 from fasttfm.kernels.attention.decode import _append, _decode, _merge, rows_tile
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.proof.attention_case import (
-    WIDTHS,
-    attention_case,
-    distinct,
-    every_kind,
-    head_constants,
-    product_kinds,
-)
+from fasttfm.kernels.proof.attention_case import WIDTHS, attention_case, distinct, every_kind, product_kinds
 from fasttfm.kernels.proof.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.tiles.attention import DECODE
 
@@ -31,10 +24,9 @@ def _cases(chip: Chip) -> Iterator[CompileCase]:
         given: dict[str, Any] = {"bounds": ("*i64", None), "scoring": not plain}
         given |= {"table": None, "output": None, "lse": lse} if plain else {}
         words = "rows" + "+lse" * (lse is not None) if plain else "pages+scoring+shares"
+        given |= {"D": width, "DV": width, "CAUSAL": True}
         name = f"attention.decode/{words}{'+grouped' * shared}/D{width}"
-        return attention_case(
-            _decode, name, kind, tile, dropout=False, mask="none", shared=shared, **given, **head_constants(width)
-        )
+        return attention_case(_decode, name, kind, tile, dropout=False, mask="none", shared=shared, **given)
 
     for shared in (False, True):
         for width, kind, rows in itertools.product(WIDTHS, product_kinds(chip), (16, 32)):

@@ -6,16 +6,7 @@ from typing import Any
 from fasttfm.kernels.attention.forward import _forward
 from fasttfm.kernels.attention.launch import extras, takes_long
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.proof.attention_case import (
-    MASKS,
-    WIDTHS,
-    attention_case,
-    distinct,
-    every_kind,
-    head_constants,
-    product_kinds,
-    variant_name,
-)
+from fasttfm.kernels.proof.attention_case import MASKS, WIDTHS, distinct, every_kind, head_case, product_kinds
 from fasttfm.kernels.proof.compile_case import CompileCase
 from fasttfm.kernels.tiles.attention import FORWARD, Tile
 
@@ -34,10 +25,8 @@ def long_cases(chip: Chip, kernel: Any, name: str, choose: Callable[..., Tile]) 
         scoring: bool = False, D: int | None = None,
     ) -> CompileCase:  # fmt: skip
         tile = choose(chip, kind, width, extras(kind, dropout, mask != "none", shared=shared, scored=scoring))
-        variant: dict[str, Any] = {"dropout": dropout, "mask": mask, "packed": packed, "shared": shared}
-        variant |= {"scoring": scoring}
-        full = f"{name}/{variant_name(**variant)}/D{D or width}"
-        return attention_case(kernel, full, kind, tile, **variant, **head_constants(D or width))
+        variant = {"dropout": dropout, "mask": mask, "packed": packed, "shared": shared, "scoring": scoring}
+        return head_case(kernel, name, kind, tile, D or width, variant)
 
     for width in WIDTHS:
         for kind in product_kinds(chip):

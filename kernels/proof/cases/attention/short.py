@@ -7,16 +7,7 @@ from typing import Any
 from fasttfm.kernels.attention.launch import extras, fits_short
 from fasttfm.kernels.attention.short import _backward, _forward
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.proof.attention_case import (
-    MASKS,
-    WIDTHS,
-    attention_case,
-    distinct,
-    every_kind,
-    head_constants,
-    product_kinds,
-    variant_name,
-)
+from fasttfm.kernels.proof.attention_case import MASKS, WIDTHS, distinct, every_kind, head_case, product_kinds
 from fasttfm.kernels.proof.compile_case import CompileCase
 from fasttfm.kernels.tiles.attention import SHORT_BACKWARD, SHORT_FORWARD
 
@@ -29,7 +20,10 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
 def _cases(chip: Chip) -> Iterator[CompileCase]:
     """Every tile in the heaviest variant that takes it; at one size every dtype with every mask, packed,
     and with shared keys."""
-    for kernel, name, choose in ((_forward, "forward", SHORT_FORWARD), (_backward, "backward", SHORT_BACKWARD)):
+    for kernel, name, choose in (
+        (_forward, "attention.short.forward", SHORT_FORWARD),
+        (_backward, "attention.short.backward", SHORT_BACKWARD),
+    ):
 
         def case(
             kind: str, width: int, keys: int, *, dropout: bool = True, mask: str = "none", packed: bool = False,
@@ -38,11 +32,8 @@ def _cases(chip: Chip) -> Iterator[CompileCase]:
         ) -> CompileCase:  # fmt: skip
             tile = choose(chip, kind, width, extras(kind, dropout, mask != "none", shared=shared, scored=scoring), keys)
             sums = kernel is _backward and mask == "none" and not (shared or scoring)
-            variant: dict[str, Any] = {
-                "dropout": dropout, "mask": mask, "packed": packed, "sums": sums, "shared": shared, "scoring": scoring
-            }  # fmt: skip
-            full = f"attention.short.{name}/{variant_name(**variant)}/D{D or width}"
-            return attention_case(kernel, full, kind, tile, **variant, **head_constants(D or width))
+            variant = {"dropout": dropout, "mask": mask, "packed": packed, "shared": shared, "scoring": scoring}
+            return head_case(kernel, name, kind, tile, D or width, {**variant, "sums": sums})
 
         for kind, width, keys in itertools.product(product_kinds(chip), WIDTHS[:2], (16, 32, 64, 128)):
             if fits_short(chip, kind, width, keys):

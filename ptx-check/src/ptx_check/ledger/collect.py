@@ -79,7 +79,7 @@ def _found(chip: str, source: Any, result: Any) -> Found:
     return Found(result.metadata.name, chip, {**numbers, **options}, counted.of_compiled(chip, result))
 
 
-class _Compiling:
+class Compiling:
     """A driver that names a chip and starts nothing."""
 
     def __init__(self, chip: str) -> None:
@@ -135,7 +135,7 @@ def compiled_for(chip: str) -> Iterator[list[Found]]:
 
     with contextlib.ExitStack() as stack:
         stack.callback(setattr, driver, "_active", driver._active)
-        driver.set_active(_Compiling(chip))
+        driver.set_active(Compiling(chip))
         stack.enter_context(Answers(CHIPS[chip]) if chip in CHIPS else OnCpu())
         yield stack.enter_context(collected())
 
