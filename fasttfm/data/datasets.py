@@ -27,7 +27,7 @@ class CorpusPart:
     """A corpus inside a published file, or in a file for each side."""
 
     files: tuple[RemoteFile, ...]
-    """One archive or TMX file, or a file a side."""
+    """One archive, or a file a side."""
     member: str = ""
     """What a side is called in an archive; {language} stands for its code."""
     other: str = ""
@@ -167,7 +167,7 @@ def _write(part: CorpusPart, languages: tuple[str, str], downloads: Path, source
     paths = (downloads / part.files[0].name, downloads / part.files[-1].name)
     first, second = (part.member.format(language=language) for language in languages)
     members = (first, part.other or second)
-    count = write_pairs(read_pairs(paths, members, languages), source, target)
+    count = write_pairs(read_pairs(paths, members), source, target)
     if not count:
         raise UserError(f"{downloads / part.files[0].name}: holds no pair of sentences: it is not what was expected")
     return count
