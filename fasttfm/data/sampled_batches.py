@@ -15,10 +15,12 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from fasttfm.data.batches import Batch, TokenBatches, collate
+from fasttfm.data.epochs import MadeWhenAsked
 from fasttfm.data.prepared import ParallelTokens
 from fasttfm.data.sampling import SubwordSampler, sentence_keys
 from fasttfm.data.shapes import length_batches, round_length
@@ -103,7 +105,7 @@ class SampledBatches(TokenBatches):
 
     def epoch(self, epoch: int) -> Sequence[np.ndarray]:
         """The batches of an epoch as arrays of pairs' numbers; a window is drawn when its first batch is asked for."""
-        return _Windows(self, super().epoch(epoch), epoch)
+        return MadeWhenAsked(len(self), partial(self._packed, super().epoch(epoch), epoch))
 
     def batch(self, indices: np.ndarray, epoch: int = 0) -> Batch:
         """The tensors of one element of epoch(), or of a part of it; of other pairs, as long as their draws are."""
@@ -115,7 +117,7 @@ class SampledBatches(TokenBatches):
                 return collate([row[0] for row in rows], [row[1] for row in rows], rows[0][2])
         return collate(*_draw(self._samplers, self._read(indices, epoch)))
 
-    def packed(self, planned: Sequence[np.ndarray], epoch: int, place: int) -> np.ndarray:
+    def _packed(self, planned: Sequence[np.ndarray], epoch: int, place: int) -> np.ndarray:
         """The batch at a place of an epoch. Drawing its window begins now if it has not, and that of the next, too.
 
         planned: the epoch's batches as they were planned.
@@ -166,22 +168,6 @@ class SampledBatches(TokenBatches):
         drawn = sum(len(ids) + 1 for side in _draw(self._samplers, self._read(probes, 0)) for ids in side)
         own = self.pairs.source_lengths[probes] + self.pairs.target_lengths[probes] + 2
         return max(1.0, drawn / float(own.sum()))
-
-
-class _Windows(Sequence[np.ndarray]):
-    """An epoch's batches."""
-
-    def __init__(self, batches: SampledBatches, planned: Sequence[np.ndarray], epoch: int) -> None:
-        self._batches, self._planned, self._epoch = batches, planned, epoch
-
-    def __len__(self) -> int:
-        return len(self._planned)
-
-    def __getitem__(self, i):
-        if isinstance(i, slice):
-            return [self[each] for each in range(len(self))[i]]
-        place = range(len(self))[i]  # IndexError at the end, and -1 is the last
-        return self._batches.packed(self._planned, self._epoch, place)
 
 
 # A function of the samplers and a window alone, for processes that have nothing else
