@@ -34,7 +34,7 @@ _ABANDONED_AFTER = 24 * 3600
 def claimed(folder: Path, name: str) -> Iterator[Path]:
     """A new directory in `folder` that is this process's own; what is left of it when the block ends is deleted.
 
-    `published` gives it its final name.
+    describe() completes it, published() gives it its final name.
     """
     path = folder / f"{WRITING}{name}-{secrets.token_hex(4)}"
     path.mkdir()
@@ -54,13 +54,6 @@ def claimed(folder: Path, name: str) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
         if file is not None:
             file.close()
-
-
-def completed(folder: Path, target: Path, digests: Mapping[str, str], meta: Mapping[str, Any]) -> None:
-    """Describe a claimed directory, as describe() does, and give it its final name; all of it survives a power cut."""
-    describe(folder, digests, meta)
-    published(folder, target)
-    sync(target.parent)
 
 
 def describe(folder: Path, digests: Mapping[str, str], meta: Mapping[str, Any]) -> None:
@@ -91,13 +84,14 @@ def read_digests(folder: Path) -> dict[str, str]:
 
 
 def published(path: Path, target: Path) -> None:
-    """Give a claimed directory its final name; what had that name is replaced."""
+    """Give a claimed directory its final name, for good; what had that name is replaced."""
     with _exclusive(target.parent):
         if target.exists():
             # a kill between these two renames is what recover puts right
             os.replace(target, target.parent / f"{REPLACED}{target.name}")
         os.replace(path, target)
     os.unlink(target / _OWNER_FILE)  # last: up to its final name the directory has an owner
+    sync(target.parent)
 
 
 def recover(folder: Path) -> None:
