@@ -1,8 +1,8 @@
 """One owner of each unfinished checkpoint.
 
 Processes that share a directory may live in other containers or on other hosts, where a process number says nothing.
-An unfinished checkpoint therefore holds a file `.owner`, locked while its process lives, with the identity of the
-running kernel: within one kernel the lock tells whether the owner is alive, whatever the container. Work of another
+An unfinished checkpoint therefore holds a file `.owner`, locked while its process lives, with a name of the running
+kernel: within one kernel the lock tells whether the owner is alive, whatever the container. Work of another
 kernel, and of an owner who is not named, is left alone for a day.
 """
 
@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fasttfm.files import replace_file, sync, write_file
-from fasttfm.locks import boot_identity, fcntl, identity
-from fasttfm.parsing import parse_json
+from fasttfm.locks import fcntl
 
 WRITING = ".writing-"
 REPLACED = ".replaced-"
@@ -41,14 +40,13 @@ def claimed(folder: Path, name: str) -> Iterator[Path]:
     file: IO[str] | None = None
     try:
         file = (path / _OWNER_FILE).open("w")
-        if fcntl is None:
-            file.write(json.dumps(identity()))
-            file.close()  # an open file could not be deleted there
-        else:
+        if fcntl is not None:
             with suppress(OSError):  # a disk without locks: age decides
                 fcntl.flock(file, fcntl.LOCK_EX)
-            file.write(json.dumps(identity()))  # after the lock: who reads a name can trust the lock
-            file.flush()
+        file.write(_kernel())  # after the lock: who reads a name can trust the lock
+        file.flush()
+        if fcntl is None:
+            file.close()  # an open file could not be deleted there
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
@@ -122,21 +120,29 @@ def delete(folder: Path) -> None:
 def _is_abandoned(path: Path) -> bool:
     """Return whether the owner of an unfinished directory is gone."""
     owner = path / _OWNER_FILE
-    boot = boot_identity()
+    kernel = _kernel()
     try:
-        if boot and fcntl is not None and parse_json(owner.read_bytes())["boot"] == boot:
+        if kernel and fcntl is not None and owner.read_text() == kernel:
             with owner.open("r+") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return True
     except BlockingIOError:
         return False
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError):
         pass  # no owner is named, or its disk has no locks
     try:
         changed = max(each.stat().st_mtime for each in (path, *path.iterdir()))
     except OSError:
         return False  # it has just got its final name, or is another user's
     return time.time() - changed > _ABANDONED_AFTER
+
+
+def _kernel() -> str:
+    """Return a name of the running kernel until it is started again; "" where nothing names it."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 @contextmanager
