@@ -32,7 +32,6 @@ extras = {
     "sentences": ["sentencex>=1.0"],  # translate --split-sentences
     "moses": ["sacremoses>=0.1.1"],  # models of fairseq with codes of fastBPE or subword-nmt; score --compound-split
     "xliff": ["lxml>=5.0"],  # translate --format
-    "datasets": ["datasets>=3.0"],  # prepare --dataset-folder
     "completion": ["shtab>=1.7"],
     "bench": ["jsonschema>=4.18", "matplotlib>=3.8", "pandas>=2.2", "psutil>=5.9"],  # benchmarks/, not in the wheel
     "docs": ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"],  # make docs

@@ -1,9 +1,8 @@
 """One writer a directory, whatever container or host it runs in.
 
-A lock is a file that is locked while its process lives; it holds the process's identity, for whoever is refused.
+A lock is a file that is locked while its process lives; it names the process, for whoever is refused.
 """
 
-import json
 import os
 import socket
 from collections.abc import Iterator
@@ -11,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fasttfm.errors import UserError
-from fasttfm.parsing import parse_json
 
 try:
     import fcntl
@@ -33,8 +31,9 @@ def locked(model_dir: Path, doing: str = "training into it") -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             file.seek(0)
+            holder = f" ({name})" if (name := file.readline().strip()) else ""
             raise UserError(
-                f"{model_dir}: another process{_described(file.read())} is {doing}; wait for it or give another --out"
+                f"{model_dir}: another process{holder} is {doing}; wait for it or give another --out"
             ) from error
         except OSError as error:
             raise UserError(
@@ -43,28 +42,8 @@ def locked(model_dir: Path, doing: str = "training into it") -> Iterator[None]:
             ) from error
         try:
             file.truncate(0)
-            os.write(file.fileno(), json.dumps(identity()).encode())  # at once: nothing is left for the end to write
+            name = f"number {os.getpid()} on {socket.gethostname()}\n"
+            os.write(file.fileno(), name.encode())  # at once: nothing is left for the end to write
         except OSError as error:
             raise UserError(f"{file.name}: {error.strerror}: free some space, or give another --out") from error
         yield
-
-
-def identity() -> dict[str, str | int | None]:
-    return {"host": socket.gethostname(), "boot": boot_identity(), "process": os.getpid()}
-
-
-def boot_identity() -> str | None:
-    """Return a name of the running kernel until it is started again; None where nothing names it."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() or None
-    except OSError:
-        return None
-
-
-def _described(owner: str) -> str:
-    """The owner of a lock for a message, as far as it is known."""
-    try:
-        identity = parse_json(owner)
-        return f" (number {identity['process']} on {identity['host']})"
-    except (ValueError, LookupError, TypeError):
-        return ""

@@ -8,8 +8,8 @@ that are not UTF-8, half of a surrogate pair, NaN, a field that is given twice, 
 import json
 import re
 import reprlib
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import yaml
 
@@ -159,10 +159,10 @@ _Place = tuple[Any, str | int] | None
 """The place around a value, and its name or number there."""
 
 
-def _check(root: Any, *, finite: bool = True, bounded: bool = True) -> None:
-    """Raise Malformed for what is nested too deeply, and for half surrogates.
+def _check(root: Any, *, finite: bool) -> None:
+    """Raise Malformed for what is nested too deeply, half surrogates, and whole numbers that 64 bits do not hold.
 
-    finite: also for infinite numbers; bounded: also for whole ones that 64 bits do not hold.
+    finite: also for infinite numbers.
     """
     waiting: list[tuple[Any, _Place, int]] = [([root], None, 0)]
     while waiting:
@@ -182,16 +182,16 @@ def _check(root: Any, *, finite: bool = True, bounded: bool = True) -> None:
             elif kind is float:
                 if finite and value - value != 0:
                     raise Malformed(f"{_at((place, key))}has a number that is too large")
-            elif kind is int and bounded and not -(1 << 63) <= value < 1 << 63:
+            elif kind is int and not -(1 << 63) <= value < 1 << 63:
                 raise Malformed(f"{_at((place, key))}has a number of more than {NUMBER_BITS} bits")
 
 
-def _check_text(text: str, place: _Place) -> None:
+def _check_text(text: str, place: _Place, line: int | None = None) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
         half = f"\\u{ord(text[error.start]):04x}"
-        raise Malformed(f"{_at(place)}holds {half}, half of a surrogate pair, which is not a character") from None
+        raise Malformed(f"{_at(place)}holds {half}, half of a surrogate pair, which is not a character", line) from None
 
 
 def _at(place: _Place) -> str:
@@ -213,62 +213,28 @@ class _Loader(yaml.SafeLoader):
     """YAML 1.2's core schema, plain values alone.
 
     PyYAML reads YAML 1.1: 010 is eight, 1:30 is ninety, `no` is false and 5e-4 a text. Here they are what they say: a
-    plain scalar that is neither null, true, false nor a number is a text. Tags of other types are refused, and so are
-    aliases of lists and objects, of which a few lines can stand for millions.
+    plain scalar that is neither null, true, false nor a number is a text. Tags are refused, and so are aliases of lists
+    and objects, of which a few lines can stand for millions.
     """
 
     yaml_implicit_resolvers: dict[str, list[Any]] = {}  # noqa: RUF012 (not those that all safe loaders share)
-    yaml_constructors: ClassVar[dict[Any, Any]] = {}
     _depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """See PyYAML's Composer."""
-        if self.check_event(yaml.AliasEvent) and not isinstance(
-            self.anchors.get(self.peek_event().anchor), yaml.ScalarNode | None
-        ):
-            mark = self.peek_event().start_mark
-            raise Malformed("an alias must stand for a single value: write the list or section out", mark.line + 1)
+        event = self.peek_event()
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent):
+            if not isinstance(self.anchors.get(event.anchor), yaml.ScalarNode | None):
+                raise Malformed("an alias must stand for a single value: write the list or section out", line)
+        elif event.tag is not None:
+            raise Malformed(f"the tag {event.tag.replace(_YAML, '!!')} is not taken", line)
         self._depth += 1
         if self._depth > DEEPEST:
-            raise Malformed(_too_deep().removeprefix("is "), self.peek_event().start_mark.line + 1)
+            raise Malformed(_too_deep().removeprefix("is "), line)
         node = super().compose_node(parent, index)
         self._depth -= 1
         return node
-
-
-def _truth(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> bool:
-    text = str(loader.construct_scalar(node))
-    if text.lower() not in ("true", "false"):
-        raise Malformed(f"{text!r} is neither true nor false", node.start_mark.line + 1)
-    return text.lower() == "true"
-
-
-def _number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int | float:
-    """A scalar with the tag int or float, which may stand in the file (!!int 010)."""
-    text = str(loader.construct_scalar(node))
-    try:
-        if WHOLE_NUMBER.fullmatch(text):
-            return int(text)
-        if NUMBER.fullmatch(text):
-            return float(text)
-    except ValueError:  # more digits than Python reads
-        pass
-    raise Malformed(f"{text[:40]!r} is not a number", node.start_mark.line + 1)
-
-
-def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in node.value:
-        if not isinstance(key, yaml.ScalarNode):
-            raise Malformed("the name of a field must be a single word", key.start_mark.line + 1)
-        if key.value in result:
-            raise Malformed(f"the field {key.value!r} is given twice", key.start_mark.line + 1)
-        result[key.value] = loader.construct_object(value, deep=True)
-    return result
-
-
-def _refuse_tag(loader: yaml.SafeLoader, node: yaml.Node) -> None:
-    raise Malformed(f"the tag {node.tag.replace(_YAML, '!!')} is not taken", node.start_mark.line + 1)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -276,54 +242,73 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-for _tag, _constructor, _pattern, _first in (
-    ("null", yaml.SafeLoader.construct_yaml_null, r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("bool", _truth, r"true|True|TRUE|false|False|FALSE", [*"tTfF"]),
-    ("int", _number, WHOLE_NUMBER.pattern, [*"-+0123456789"]),
-    ("float", _number, NUMBER.pattern, [*"-+.0123456789"]),
-    ("str", yaml.SafeLoader.construct_yaml_str, "", []),
-    ("seq", yaml.SafeLoader.construct_yaml_seq, "", []),
-    ("map", _mapping, "", []),
+_SCALARS: dict[str, Callable[[str], Any]] = {
+    f"{_YAML}null": lambda text: None,
+    f"{_YAML}bool": lambda text: text.lower() == "true",
+    f"{_YAML}int": int,
+    f"{_YAML}float": float,
+    f"{_YAML}str": str,
+}
+"""Tag of a scalar -> its value."""
+
+for _tag, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", [*"tTfF"]),
+    ("int", WHOLE_NUMBER.pattern, [*"-+0123456789"]),
+    ("float", NUMBER.pattern, [*"-+.0123456789"]),
 ):
-    _Loader.add_constructor(f"{_YAML}{_tag}", _constructor)
     for _class in (_Loader, _Dumper):  # what is written is quoted where either schema would read another type
         _class.add_implicit_resolver(f"{_YAML}{_tag}", re.compile(rf"(?:{_pattern})\Z", re.ASCII), _first)
-_Loader.add_constructor(None, _refuse_tag)
 
 
-def compose_yaml(content: bytes) -> yaml.Node | None:
-    """The nodes of a YAML text, which know their lines; None for an empty one. Raises Malformed with the line."""
+Lines = dict[tuple[str | int, ...], int]
+"""Path of a field, names and numbers in lists -> its line; () is the whole."""
+
+
+def parse_yaml_lines(content: bytes) -> tuple[Any, Lines]:
+    """The value of a YAML text, null for an empty one, and the lines of its fields. Raises Malformed with the line."""
     text = decoded(content)
     try:
-        return yaml.compose(text, Loader=_Loader)  # noqa: TID251 (the one place)
-    except RecursionError:
-        raise Malformed(_too_deep().removeprefix("is ")) from None
+        node = yaml.compose(text, Loader=_Loader)  # noqa: TID251 (the one place)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise Malformed(f"not valid YAML: {problem}", mark.line + 1 if mark else None) from None
+    lines: Lines = {(): 1}
+    return None if node is None else _value(node, (), lines), lines
 
 
-def construct_yaml(node: yaml.Node) -> Any:
-    """The value of a node. Raises Malformed with the line."""
+def _value(node: yaml.Node, path: tuple[str | int, ...], lines: Lines) -> Any:
+    """The value of a node; it, and the fields in it, get their lines."""
+    line = lines.setdefault(path, node.start_mark.line + 1)
+    if isinstance(node, yaml.SequenceNode):
+        return [_value(each, (*path, number), lines) for number, each in enumerate(node.value)]
+    if isinstance(node, yaml.MappingNode):
+        result: dict[str, Any] = {}
+        for key, value in node.value:
+            name, line = key.value, key.start_mark.line + 1
+            place = (*path, name)
+            if not isinstance(key, yaml.ScalarNode):
+                raise Malformed("the name of a field must be a single word", line)
+            if name in result:
+                raise Malformed(f"the field {name!r} is given twice (first in line {lines[place]})", line)
+            _check_text(name, None, line)
+            lines[place] = line
+            result[name] = _value(value, place, lines)
+        return result
     try:
-        value = _Loader("").construct_object(node, deep=True)
-    except yaml.YAMLError as error:
-        raise Malformed(str(error).splitlines()[0], node.start_mark.line + 1) from None
-    except RecursionError:
-        raise Malformed(_too_deep().removeprefix("is "), node.start_mark.line + 1) from None
-    try:
-        _check(value, finite=False, bounded=False)
-    except Malformed as error:
-        raise Malformed(str(error), node.start_mark.line + 1) from None
+        value = _SCALARS[node.tag](node.value)
+    except ValueError:  # more digits than Python reads
+        raise Malformed(f"{node.value[:40]!r} is not a number", line) from None
+    if isinstance(value, str):
+        _check_text(value, None, line)
     return value
 
 
 def parse_yaml(content: bytes, kind: type | None = None) -> Any:
     """The value of a YAML text, null for an empty one; kind: dict or list where it must be one. Raises Malformed."""
     try:
-        node = compose_yaml(content)
-        value = None if node is None else construct_yaml(node)
+        value, _ = parse_yaml_lines(content)
     except Malformed as error:
         place = f" in line {error.line:,}" if error.line else ""
         raise Malformed(f"is not plain YAML{place}: {error}") from None

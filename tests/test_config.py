@@ -79,7 +79,7 @@ def test_what_is_dumped_reads_back_equal(tmp_path):
         ("model:\n  norm_first: 1\n", "line 2: model.norm_first: 1 was given, it must be true or false"),
         ("model:\n  activation: tanh\n", "line 2: model.activation: 'tanh' was given, allowed are relu, gelu"),
         ("training:\n  adam_betas: 0.9\n", "line 2: training.adam_betas: 0.9 was given, it must be 2 values"),
-        ("model:\n  d_model: 64\n  d_model: 32\n", "line 3: d_model is given twice (first in line 2)"),
+        ("model:\n  d_model: 64\n  d_model: 32\n", "line 3: the field 'd_model' is given twice (first in line 2)"),
         ("- model\n", "line 1: the file must be a mapping"),
         ("model: 3\n", "line 1: section model must be a mapping"),
         ("model:\n\td_model: 3\n", "line 2: not valid YAML"),
@@ -194,18 +194,17 @@ def test_what_only_some_read_as_a_number_is_none(tmp_path, text):
         with pytest.raises(UserError, match=rf"^--{field.replace('_', '-')}: .*it must be ({rule})"):
             gather(overrides={field: text if field != "adam_betas" else f"{text},0.9"})
         given = text if field != "adam_betas" else f"[{text}, 0.9]"
-        for written in (given, f"!!int {given}", f"!!float {given}"):
-            with pytest.raises(UserError, match=rf"line 2: training\.{field}"):
-                read_yaml(write(tmp_path, f"training:\n  {field}: {written}\n"))
+        with pytest.raises(UserError, match=rf"line 2: training\.{field}"):
+            read_yaml(write(tmp_path, f"training:\n  {field}: {given}\n"))
 
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("1e5", 1e5), ("+3", 3), ("-0", 0), (".5", 0.5), ("5.", 5), ("5E-4", 5e-4), ("'7'", 7), ("!!float 8", 8)],
+    [("1e5", 1e5), ("+3", 3), ("-0", 0), (".5", 0.5), ("5.", 5), ("5E-4", 5e-4), ("'7'", 7)],
 )
 def test_numbers_are_read_alike_in_a_file_and_in_a_flag(tmp_path, text, number):
     assert read_yaml(write(tmp_path, f"training:\n  lr: {text}\n"))["training"]["lr"] == number
-    plain = text.strip("'").removeprefix("!!float ")
+    plain = text.strip("'")
     assert gather(overrides={"lr": plain})["training"]["lr"] == number
     assert parse("--lr", plain) == {"lr": plain}
 
@@ -329,9 +328,9 @@ def test_a_presets_comments_survive_no_tab_and_it_is_plain_yaml():
         assert set(yaml.safe_load(text)) <= set(SECTIONS)
 
 
-@pytest.mark.parametrize("value", ["!foo 3", "!!timestamp 2020-13-45", "!!int many", "!!python/object:os.system x"])
-def test_a_value_that_yaml_cannot_build_is_named_with_its_line(tmp_path, value):
+@pytest.mark.parametrize("value", ["!foo 3", "!!timestamp 2020-13-45", "!!int 3", "!!python/object:os.system x"])
+def test_a_tag_is_refused_with_its_line(tmp_path, value):
     path = tmp_path / "my.yaml"
     path.write_text(f"training:\n  seed: {value}\n")
-    with pytest.raises(UserError, match=r"my\.yaml, line 2: training\.seed is not a plain YAML value"):
+    with pytest.raises(UserError, match=r"my\.yaml, line 2: the tag !\S+ is not taken"):
         read_yaml(path)

@@ -98,14 +98,14 @@ def test_json_may_be_nested_as_deep_as_is_said_and_begin_with_a_mark():
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("a: !!bool maybe", "is not plain YAML in line 1: 'maybe' is neither true nor false"),
+        ("a: !!bool maybe", "is not plain YAML in line 1: the tag !!bool is not taken"),
         ("a: 1\nb: !!timestamp nope", "is not plain YAML in line 2: the tag !!timestamp is not taken"),
         ("!!python/object/apply:os.system [true]", "is not plain YAML in line 1: the tag !!python"),
         ("!!binary x", "is not plain YAML in line 1: the tag !!binary is not taken"),
-        ("!!int ten", "is not plain YAML in line 1: 'ten' is not a number"),
-        ("!!float " + "9" * 5000 + "x", "is not plain YAML in line 1: '999"),
+        ("!!int ten", "is not plain YAML in line 1: the tag !!int is not taken"),
+        ("9" * 5000, "is not plain YAML in line 1: '999"),
         ("!!set {a, b}", "is not plain YAML in line 1: the tag !!set"),
-        ("a: 1\na: 2", "is not plain YAML in line 2: the field 'a' is given twice"),
+        ("a: 1\na: 2", "is not plain YAML in line 2: the field 'a' is given twice (first in line 1)"),
         ("? [a]\n: 1", "is not plain YAML in line 1: the name of a field"),
         ("a: &a [*a]", "is not plain YAML in line 1: an alias must stand for a single value"),
         ("a: &a {b: 1}\nc: {<<: *a}", "is not plain YAML in line 2: an alias must stand for a single value"),
@@ -114,7 +114,7 @@ def test_json_may_be_nested_as_deep_as_is_said_and_begin_with_a_mark():
         ("a: \t- b\x00", "is not plain YAML"),
         ("a: " + "[" * 100_000, "is not plain YAML in line 1: nested too deeply"),
         ("".join("  " * i + "a:\n" for i in range(1000)), "is not plain YAML in line 64: nested too deeply"),
-        (r'a: "\ud800"', r"is not plain YAML in line 1: a holds \ud800, half of a surrogate pair"),
+        (r'a: "\ud800"', r"is not plain YAML in line 1: holds \ud800, half of a surrogate pair"),
         ("a: 1\n---\nb: 1", "is not plain YAML in line 2: not valid YAML"),
     ],
 )

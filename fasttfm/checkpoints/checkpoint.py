@@ -23,7 +23,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fasttfm.checkpoints import quantized, shards
-from fasttfm.checkpoints.ownership import DIGESTS_FILE, META_FILE, claimed, completed, read_digests, recover
+from fasttfm.checkpoints.ownership import DIGESTS_FILE, META_FILE, claimed, describe, published, read_digests, recover
 from fasttfm.checkpoints.weights import refuse_what_is_no_number
 from fasttfm.errors import UserError, is_out_of_memory
 from fasttfm.files import sha256, unreadable, write_file
@@ -73,7 +73,8 @@ def save_checkpoint(
             if state is not None:
                 values = json.dumps(state.values)
                 digests[STATE_FILE] = write_tensors(folder / STATE_FILE, state.tensors, values=values)
-            completed(folder, target, digests, meta)
+            describe(folder, digests, meta)
+            published(folder, target)
         recover(target.parent)
     except OSError as error:
         raise UserError(

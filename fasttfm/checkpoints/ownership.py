@@ -1,8 +1,8 @@
 """One owner of each unfinished checkpoint.
 
 Processes that share a directory may live in other containers or on other hosts, where a process number says nothing.
-An unfinished checkpoint therefore holds a file `.owner`, locked while its process lives, with the identity of the
-running kernel: within one kernel the lock tells whether the owner is alive, whatever the container. Work of another
+An unfinished checkpoint therefore holds a file `.owner`, locked while its process lives, with a name of the running
+kernel: within one kernel the lock tells whether the owner is alive, whatever the container. Work of another
 kernel, and of an owner who is not named, is left alone for a day.
 """
 
@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fasttfm.files import replace_file, sync, write_file
-from fasttfm.locks import boot_identity, fcntl, identity
-from fasttfm.parsing import parse_json
+from fasttfm.locks import fcntl
 
 WRITING = ".writing-"
 REPLACED = ".replaced-"
@@ -34,33 +33,25 @@ _ABANDONED_AFTER = 24 * 3600
 def claimed(folder: Path, name: str) -> Iterator[Path]:
     """A new directory in `folder` that is this process's own; what is left of it when the block ends is deleted.
 
-    `published` gives it its final name.
+    describe() completes it, published() gives it its final name.
     """
     path = folder / f"{WRITING}{name}-{secrets.token_hex(4)}"
     path.mkdir()
     file: IO[str] | None = None
     try:
         file = (path / _OWNER_FILE).open("w")
-        if fcntl is None:
-            file.write(json.dumps(identity()))
-            file.close()  # an open file could not be deleted there
-        else:
+        if fcntl is not None:
             with suppress(OSError):  # a disk without locks: age decides
                 fcntl.flock(file, fcntl.LOCK_EX)
-            file.write(json.dumps(identity()))  # after the lock: who reads a name can trust the lock
-            file.flush()
+        file.write(_kernel())  # after the lock: who reads a name can trust the lock
+        file.flush()
+        if fcntl is None:
+            file.close()  # an open file could not be deleted there
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
         if file is not None:
             file.close()
-
-
-def completed(folder: Path, target: Path, digests: Mapping[str, str], meta: Mapping[str, Any]) -> None:
-    """Describe a claimed directory, as describe() does, and give it its final name; all of it survives a power cut."""
-    describe(folder, digests, meta)
-    published(folder, target)
-    sync(target.parent)
 
 
 def describe(folder: Path, digests: Mapping[str, str], meta: Mapping[str, Any]) -> None:
@@ -91,13 +82,14 @@ def read_digests(folder: Path) -> dict[str, str]:
 
 
 def published(path: Path, target: Path) -> None:
-    """Give a claimed directory its final name; what had that name is replaced."""
+    """Give a claimed directory its final name, for good; what had that name is replaced."""
     with _exclusive(target.parent):
         if target.exists():
             # a kill between these two renames is what recover puts right
             os.replace(target, target.parent / f"{REPLACED}{target.name}")
         os.replace(path, target)
     os.unlink(target / _OWNER_FILE)  # last: up to its final name the directory has an owner
+    sync(target.parent)
 
 
 def recover(folder: Path) -> None:
@@ -128,21 +120,29 @@ def delete(folder: Path) -> None:
 def _is_abandoned(path: Path) -> bool:
     """Return whether the owner of an unfinished directory is gone."""
     owner = path / _OWNER_FILE
-    boot = boot_identity()
+    kernel = _kernel()
     try:
-        if boot and fcntl is not None and parse_json(owner.read_bytes())["boot"] == boot:
+        if kernel and fcntl is not None and owner.read_text() == kernel:
             with owner.open("r+") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return True
     except BlockingIOError:
         return False
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError):
         pass  # no owner is named, or its disk has no locks
     try:
         changed = max(each.stat().st_mtime for each in (path, *path.iterdir()))
     except OSError:
         return False  # it has just got its final name, or is another user's
     return time.time() - changed > _ABANDONED_AFTER
+
+
+def _kernel() -> str:
+    """Return a name of the running kernel until it is started again; "" where nothing names it."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 @contextmanager

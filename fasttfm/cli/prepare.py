@@ -11,10 +11,10 @@ from pathlib import Path
 
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import THREADS, Parser, add_downloads, add_out
-from fasttfm.cli.paths import INPUT_FILE, INPUT_FOLDER
+from fasttfm.cli.paths import INPUT_FILE
 from fasttfm.config import add_field_flags, field_values
 from fasttfm.config.fields import flag_name
-from fasttfm.data.datasets import DATASETS
+from fasttfm.data.datasets import DATASETS, fetch_dataset
 from fasttfm.data.filters import SCRIPTS
 from fasttfm.data.prepare import PrepareOptions, prepare
 from fasttfm.errors import UserError
@@ -39,10 +39,8 @@ _RULES = ("max_ratio", "drop_duplicates", "drop_identical")
 
 
 def add_arguments(parser: Parser) -> None:
-    folder = ["--dataset-folder"]
-    parser.needs = {"--languages": folder, "--dataset-folder": ["--languages"], "--mirror": ["--dataset"]}
-    parser.needs |= {"--data-dir": ["--dataset", *folder]}
-    parser.apart = [("--dataset", "--dataset-folder"), *(("--spm", flag_name(name)) for name in _OF_A_NEW_VOCABULARY)]
+    parser.needs = {"--mirror": ["--dataset"], "--data-dir": ["--dataset"]}
+    parser.apart = [("--spm", flag_name(name)) for name in _OF_A_NEW_VOCABULARY]
     _add_texts(parser)
     add_out(parser, "DATA", "directory to write")
     _add_sources(parser)
@@ -70,17 +68,6 @@ def _add_texts(parser: argparse.ArgumentParser) -> None:
         "--dataset",
         metavar="NAME",
         help=f"dataset to download, in place of --src, --tgt, --valid-src and --valid-tgt: {', '.join(DATASETS)}",
-    )
-    parser.add_argument(
-        "--dataset-folder",
-        type=INPUT_FOLDER,
-        help="read the text from a folder that Hugging Face's datasets wrote with save_to_disk() (extra: datasets)",
-    )
-    parser.add_argument(
-        "--languages",
-        nargs=2,
-        metavar=("SOURCE", "TARGET"),
-        help="columns of a --dataset-folder, or keys of its column translation, such as en de",
     )
     add_downloads(parser)
 
@@ -130,30 +117,22 @@ def run(args) -> None:
 def _texts(args, output: Output) -> tuple[Sequence[Path], Sequence[Path], Sequence[Path], Sequence[Path]]:
     """The files of the flags, or those of a dataset."""
     given = {flag: getattr(args, flag.removeprefix("--").replace("-", "_")) for flag in _TEXTS}
-    if args.dataset is None and args.dataset_folder is None:
+    if args.dataset is None:
         if missing := [flag for flag, files in given.items() if not files]:
             raise UserError(
-                f"the following arguments are required: {', '.join(missing)}; or give --dataset or --dataset-folder; "
+                f"the following arguments are required: {', '.join(missing)}; or give --dataset; "
                 "fasttfm prepare --help lists what there is"
             )
         return given["--src"], given["--tgt"], given["--valid-src"], given["--valid-tgt"]
     if more := [flag for flag, files in given.items() if files]:
-        name = "--dataset" if args.dataset_folder is None else "--dataset-folder"
-        raise UserError(f"{name} brings its own text: leave out {', '.join(more)}")
-    if args.dataset_folder is not None:
-        from fasttfm.data.dataset_folder import text_of_folder
-
-        texts = text_of_folder(args.dataset_folder, tuple(args.languages), args.data_dir, say=output.note)
-    else:
-        from fasttfm.data.datasets import fetch_dataset
-
-        texts = fetch_dataset(
-            args.dataset,
-            args.data_dir,
-            mirrors=args.mirror,
-            say=output.note,
-            progress=partial(output.progress, unit="bytes"),
-        )
+        raise UserError(f"--dataset brings its own text: leave out {', '.join(more)}")
+    texts = fetch_dataset(
+        args.dataset,
+        args.data_dir,
+        mirrors=args.mirror,
+        say=output.note,
+        progress=partial(output.progress, unit="bytes"),
+    )
     for name, (source, target) in texts.tests.items():
         output.note(f"test set {name}: {source} and {target}")
     return *texts.train, *texts.valid

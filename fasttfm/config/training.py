@@ -52,8 +52,7 @@ class TrainingConfig:
     """Type of the matrix products. Weights and statistics stay fp32; fp16 also scales the loss. auto: bf16 on a device
     with units for it, else fp32; decided when the run begins."""
     shard: bool = False
-    """Divide weights, gradients and moments among the workers (FSDP2), for models that do not fit on one. Checkpoints
-    are written in parts."""
+    """Divide weights, gradients and moments among the workers (FSDP2), for models that do not fit on one."""
     cuda_graph: bool = False
     """Capture forward and backward pass as one CUDA graph for each batch shape, to save launches. For translation with
     one worker, without packed and checkpoint_activations. A CPU runs the same passes."""

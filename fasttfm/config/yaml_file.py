@@ -1,10 +1,7 @@
 """Configuration files: sections of fields in YAML, every complaint with its line."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from fasttfm.config.convert import convert
 from fasttfm.config.fields import (
@@ -19,7 +16,7 @@ from fasttfm.config.fields import (
 )
 from fasttfm.errors import UserError
 from fasttfm.kinds import pretrained_kinds, refuse_unknown
-from fasttfm.parsing import Malformed, compose_yaml, construct_yaml, write_yaml
+from fasttfm.parsing import Lines, Malformed, parse_yaml_lines, shown, write_yaml
 
 
 def kind_of(path: str | Path) -> str:
@@ -30,68 +27,55 @@ def kind_of(path: str | Path) -> str:
 def read_yaml(path: str | Path, kind: str = TRANSFORMER) -> Values:
     """Read a configuration file of a kind of model. Every complaint names the file and the line."""
     path = Path(path)
-    says, entries = _read(path)
+    says, given, lines = _read(path)
     if says is not None and says != kind:
         command = "translate" if says == TRANSFORMER else pretrained_kinds()[says].command
         raise UserError(
             f"{path}: is of a model of kind {says}, where one of kind {kind} is needed: fasttfm {command} takes it"
         )
     values, sections = Values(kind), sections_of(kind)
-    for section, section_node, line in entries:
+    for section, fields in given.items():
+        line = lines[(section,)]
         if section not in sections:
             raise UserError(f"{path}, line {line}: section {section!r} is unknown: {nearest(section, sections)}")
         known = field_types(sections[section])
-        for name, node, line in _entries(section_node, path, f"section {section}"):
+        for name, value in _mapping(fields, f"{path}, line {line}: section {section}").items():
+            location = f"{path}, line {lines[section, name]}"
             if name not in known:
                 hint = nearest(name, all_fields(kind))
                 if name in all_fields(kind):
                     hint = f"{name} belongs to section {section_of(name, kind)}"
-                raise UserError(f"{path}, line {line}: {section}.{name} is unknown: {hint}")
-            try:
-                value = construct_yaml(node)
-            except Malformed as error:
-                raise UserError(f"{path}, line {line}: {section}.{name} is not a plain YAML value: {error}") from None
-            location = f"{path}, line {line}"
+                raise UserError(f"{location}: {section}.{name} is unknown: {hint}")
             values.put(name, convert(value, known[name], f"{location}: {section}.{name}"), location)
     return values
 
 
-_Entry = tuple[str, yaml.Node, int]
-"""Key, value and line."""
-
-
-def _read(path: Path) -> tuple[str | None, list[_Entry]]:
-    """The kind of model that a file names, if it does, and its sections."""
+def _read(path: Path) -> tuple[str | None, dict[str, Any], Lines]:
+    """The kind of model that a file names, if it does, its sections, and the lines of all."""
     try:
-        entries = list(_entries(compose_yaml(path.read_bytes()), path, "the file"))
+        value, lines = parse_yaml_lines(path.read_bytes())
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; give a YAML file with sections {', '.join(SECTIONS)}") from error
     except Malformed as error:
         where = f"{path}, line {error.line}" if error.line else str(path)
         raise UserError(f"{where}: {error}: write lines of `name: value`, in UTF-8") from None
-    kind = None
-    for name, node, line in entries:
-        if name == "kind":
-            kind = str(node.value) if isinstance(node, yaml.ScalarNode) else "a list"
-            if kind != TRANSFORMER:
-                refuse_unknown(kind, f"{path}, line {line}")
-    return kind, [entry for entry in entries if entry[0] != "kind"]
+    sections = _mapping(value, f"{path}, line {lines[()]}: the file")
+    if "kind" not in sections:
+        return None, sections, lines
+    kind = sections.pop("kind")
+    kind = kind if isinstance(kind, str) else shown(kind)
+    if kind != TRANSFORMER:
+        refuse_unknown(kind, f"{path}, line {lines[('kind',)]}")
+    return kind, sections, lines
 
 
-def _entries(node: yaml.Node | None, path: Path, what: str) -> Iterable[_Entry]:
-    """The entries of a YAML mapping; an empty one has none."""
-    if node is None or (isinstance(node, yaml.ScalarNode) and node.tag.endswith(":null")):
-        return
-    if not isinstance(node, yaml.MappingNode):
-        line = node.start_mark.line + 1
-        raise UserError(f"{path}, line {line}: {what} must be a mapping (name: value), indented by two spaces")
-    seen: dict[str, int] = {}
-    for key_node, value_node in node.value:
-        key, line = str(key_node.value), key_node.start_mark.line + 1
-        if key in seen:
-            raise UserError(f"{path}, line {line}: {key} is given twice (first in line {seen[key]}); keep one")
-        seen[key] = line
-        yield key, value_node, line
+def _mapping(value: Any, what: str) -> dict[str, Any]:
+    """The fields of a file or a section; an empty one has none."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise UserError(f"{what} must be a mapping (name: value), indented by two spaces")
+    return value
 
 
 def dump_yaml(values: dict[str, dict[str, Any]], kind: str = TRANSFORMER) -> str:

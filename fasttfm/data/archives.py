@@ -1,4 +1,4 @@
-"""Lines of text out of what corpora are published in: tar archives, gzip, SGML test sets, TED talks, TMX.
+"""Lines of text out of what corpora are published in: tar archives, gzip, SGML test sets, TED talks.
 
 Nothing of an archive is unpacked into a folder: a member is read by its name, so that no name in an archive decides
 where anything is written.
@@ -15,12 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
-from xml.etree import ElementTree
 
 from fasttfm.errors import UserError
 
 _SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
-_XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
 
 
 def read_member(path: Path, member: str) -> Iterator[str]:
@@ -30,41 +28,28 @@ def read_member(path: Path, member: str) -> Iterator[str]:
     is plain text, gzip (.gz), the segments of SGML or XML (.sgm, .xml), or TED's tagged text (train.tags.*). Raises
     UserError for what is missing, cut off or damaged.
     """
-    with _unpacked(path, member) as (stream, name):
-        yield from _lines(stream, name)
+    name = (member or path.name).removesuffix(".gz")
+    try:
+        with _opened(path, member) as stream:
+            is_packed = name != (member or path.name)
+            yield from _lines(cast(BinaryIO, gzip.GzipFile(fileobj=stream)) if is_packed else stream, name)
+    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(f"{path}: is cut off or damaged ({error}): move it away and download it again") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: {name} is not UTF-8 ({error.reason})") from None
 
 
-def read_pairs(
-    paths: tuple[Path, Path], members: tuple[str, str], languages: tuple[str, str]
-) -> Iterator[tuple[str, str]]:
+def read_pairs(paths: tuple[Path, Path], members: tuple[str, str]) -> Iterator[tuple[str, str]]:
     """Both sides of a corpus, line by line; paths are the same where one file holds both.
 
     Raises UserError where they differ in their number of lines, and as read_member().
     """
-    if (members[0] or paths[0].name).removesuffix(".gz").endswith(".tmx"):
-        with _unpacked(paths[0], members[0]) as (stream, _):
-            yield from _translation_units(stream, languages)
-        return
     sides = [read_member(path, member) for path, member in zip(paths, members)]
     for count, (source, target) in enumerate(itertools.zip_longest(*sides)):
         if source is None or target is None:
             names = " and ".join(member or path.name for path, member in zip(paths, members))
             raise UserError(f"{paths[0]}: {names} differ in length after line {count:,}")
         yield source, target
-
-
-@contextmanager
-def _unpacked(path: Path, member: str) -> Iterator[tuple[BinaryIO, str]]:
-    """The content of a file or member and its name, without gzip; what damage raises becomes a UserError."""
-    name = (member or path.name).removesuffix(".gz")
-    try:
-        with _opened(path, member) as stream:
-            is_packed = name != (member or path.name)
-            yield cast(BinaryIO, gzip.GzipFile(fileobj=stream)) if is_packed else stream, name
-    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, ElementTree.ParseError) as error:
-        raise UserError(f"{path}: is cut off or damaged ({error}): move it away and download it again") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: {name} is not UTF-8 ({error.reason})") from None
 
 
 @contextmanager
@@ -95,19 +80,3 @@ def _plain(stream: BinaryIO) -> Iterator[str]:
     for line in io.TextIOWrapper(stream, encoding="utf-8-sig", newline="\n"):
         # a line ends at "\n" alone: corpora hold U+2028 and lone carriage returns inside sentences
         yield " ".join(line.strip().split("\r"))
-
-
-def _translation_units(stream: BinaryIO, languages: tuple[str, str]) -> Iterator[tuple[str, str]]:
-    """The pairs of a TMX file, in which a unit holds both languages."""
-    for _, element in ElementTree.iterparse(stream):
-        if element.tag != "tu":
-            continue
-        sides = {}
-        for variant in element.iter("tuv"):
-            code = variant.get(_XML_LANG) or variant.get("lang") or ""
-            segment = variant.find("seg")
-            text = "" if segment is None else "".join(segment.itertext())
-            sides[code.lower().partition("-")[0]] = " ".join(text.split())
-        element.clear()
-        if all(language in sides for language in languages):
-            yield sides[languages[0]], sides[languages[1]]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from fasttfm.data.packed_files import DamagedPackingError, Hashed, kind_of, unpacked
+from fasttfm.data.packed_files import Hashed, is_damage, kind_of, unpacked
 from fasttfm.errors import UserError
 from fasttfm.wording import counted
 
@@ -81,12 +81,11 @@ class TextFile:
 
     def __iter__(self) -> Iterator[str]:
         """Raises UserError for a file that is missing, a directory, not UTF-8, cut off, or without line ends."""
-        path, line, text = self.path, 0, ""
+        path, line, text, packing = self.path, 0, "", ""
         try:
             with Hashed(path.open("rb", buffering=0)) as file:
-                lines = decode_lines(
-                    unpacked(file, path), str(path), self.replaced if self._replace_invalid else None, self._hint
-                )
+                content, packing = unpacked(file, path)
+                lines = decode_lines(content, str(path), self.replaced if self._replace_invalid else None, self._hint)
                 for line, text in enumerate(lines, start=1):  # noqa: B007
                     yield text
                 self.sha256 = file.finish()
@@ -96,10 +95,12 @@ class TextFile:
             raise UserError(f"{path}: this is a directory, a text file was expected") from None
         except PermissionError:
             raise UserError(f"{path}: may not be read (permission denied)") from None
-        except DamagedPackingError as error:
+        except Exception as error:
+            if not (packing and is_damage(error)):
+                raise
             raise UserError(
-                f"{path}: the {error.packing} data is cut off or damaged after line {line:,} ({error.reason}): copy or "
-                "download it again"
+                f"{path}: the {packing} data is cut off or damaged after line {line:,} ({error}): copy or download it "
+                "again"
             ) from None
         if line == 1 and "\r" in text.rstrip("\r"):
             raise UserError(

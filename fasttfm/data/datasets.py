@@ -10,7 +10,7 @@ it knows no digest, the command says what it found.
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,7 @@ class CorpusPart:
     """A corpus inside a published file, or in a file for each side."""
 
     files: tuple[RemoteFile, ...]
-    """One archive or TMX file, or a file a side."""
+    """One archive, or a file a side."""
     member: str = ""
     """What a side is called in an archive; {language} stands for its code."""
     other: str = ""
@@ -141,16 +141,6 @@ def _move_away(part: CorpusPart, downloads: Path) -> str:
     return " and ".join(f"{path}.damaged" for path in unchecked)
 
 
-def write_pairs(pairs: Iterable[tuple[str, str]], source: Path, target: Path) -> int:
-    """Write both sides, a line a sentence; the number of pairs."""
-    count = 0
-    with source.open("wb") as source_file, target.open("wb") as target_file:
-        for count, (source_line, target_line) in enumerate(pairs, start=1):  # noqa: B007
-            source_file.write(source_line.encode() + b"\n")
-            target_file.write(target_line.encode() + b"\n")
-    return count
-
-
 def _texts(dataset: Dataset, folder: Path) -> Texts:
     def pair(stem: str) -> tuple[Path, Path]:
         source, target = (folder / f"{stem}.{language}" for language in dataset.languages)
@@ -167,7 +157,11 @@ def _write(part: CorpusPart, languages: tuple[str, str], downloads: Path, source
     paths = (downloads / part.files[0].name, downloads / part.files[-1].name)
     first, second = (part.member.format(language=language) for language in languages)
     members = (first, part.other or second)
-    count = write_pairs(read_pairs(paths, members, languages), source, target)
+    count = 0
+    with source.open("wb") as source_file, target.open("wb") as target_file:
+        for count, (source_line, target_line) in enumerate(read_pairs(paths, members), start=1):  # noqa: B007
+            source_file.write(source_line.encode() + b"\n")
+            target_file.write(target_line.encode() + b"\n")
     if not count:
         raise UserError(f"{downloads / part.files[0].name}: holds no pair of sentences: it is not what was expected")
     return count

@@ -10,7 +10,7 @@ Ranks take neighbouring batches of an update (fasttfm.training.workers.share_of_
 longest, and such pairs beside one another in the same way, so that halves and quarters of it cost about as much.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -46,28 +46,24 @@ class PlannedBatches:
         return len(self._bounds) - 1
 
     def epoch(self, epoch: int) -> Sequence[np.ndarray]:
-        """The batches of an epoch as arrays of examples' numbers, in training order; from (seed, epoch) alone."""
-        return _Epoch(self, epoch)
+        """The batches of an epoch as arrays of examples' numbers, in training order; from (seed, epoch) alone.
 
-    def order(self, epoch: int) -> np.ndarray:
-        """(batches,) int64: the batches' numbers in the plan, in the order of an epoch."""
+        The examples of a size change places when the first batch of it is asked for.
+        """
         random = np.random.default_rng([self.seed, epoch])
-        return mixed_order(self._widths, self.together, epoch * len(self), random)
+        order = mixed_order(self._widths, self.together, epoch * len(self), random)
+        mixed: dict[int, np.ndarray] = {}
 
-    def planned(self, batch: int, mixed: np.ndarray) -> np.ndarray:
-        """The examples of a batch of the plan. mixed: those of its size in their order, as mixed() gives them."""
-        first = self._bounds[self._firsts[self.size_of_batch(batch)]]
-        return mixed[self._bounds[batch] - first : self._bounds[batch + 1] - first]
+        def batch(place: int) -> np.ndarray:
+            number = int(order[place])
+            size = int(np.searchsorted(self._firsts, number, side="right")) - 1
+            if size not in mixed:
+                mixed[size] = self._sorted[self._span(size)].copy()
+                np.random.default_rng([self.seed, epoch, size]).shuffle(mixed[size])
+            begin, end = self._bounds[number : number + 2] - self._bounds[self._firsts[size]]
+            return mixed[size][begin:end]
 
-    def mixed(self, epoch: int, size: int) -> np.ndarray:
-        """The examples of a size in the order of an epoch; from (seed, epoch, size) alone."""
-        examples = self._sorted[self._span(size)].copy()
-        np.random.default_rng([self.seed, epoch, size]).shuffle(examples)
-        return examples
-
-    def size_of_batch(self, batch: int) -> int:
-        """The number of the size that a batch of the plan is of."""
-        return int(np.searchsorted(self._firsts, batch, side="right")) - 1
+        return MadeWhenAsked(len(order), batch)
 
     def padded_to(self, example: int) -> np.ndarray:
         """(2,) int64: source and target length that an example's batch is padded to."""
@@ -82,25 +78,19 @@ class PlannedBatches:
         return slice(*self._bounds[self._firsts[size : size + 2]])
 
 
-class _Epoch(Sequence[np.ndarray]):
-    """An epoch's batches. The examples of a size change places when the first batch of it is asked for."""
+class MadeWhenAsked(Sequence[np.ndarray]):
+    """Batches of which each is made when it is asked for."""
 
-    def __init__(self, batches: PlannedBatches, epoch: int) -> None:
-        self._batches, self._epoch = batches, epoch
-        self._order = batches.order(epoch)
-        self._mixed: dict[int, np.ndarray] = {}
+    def __init__(self, count: int, make: Callable[[int], np.ndarray]) -> None:
+        self._count, self._make = count, make
 
     def __len__(self) -> int:
-        return len(self._order)
+        return self._count
 
     def __getitem__(self, i):
         if isinstance(i, slice):
-            return [self[each] for each in range(len(self))[i]]
-        batch = int(self._order[i])
-        size = self._batches.size_of_batch(batch)
-        if size not in self._mixed:
-            self._mixed[size] = self._batches.mixed(self._epoch, size)
-        return self._batches.planned(batch, self._mixed[size])
+            return [self[each] for each in range(self._count)[i]]
+        return self._make(range(self._count)[i])  # IndexError at the end, and -1 is the last
 
 
 def mixed_order(lengths: np.ndarray, together: int, first: int, random: np.random.Generator) -> np.ndarray:

@@ -11,25 +11,15 @@ The first rule that holds counts. Rules of this kind stand at the beginning of e
 """
 
 import hashlib
-import itertools
-import tempfile
 import unicodedata
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 
 from fasttfm.data.corpus import Pair
 from fasttfm.errors import UserError
-
-_ENTRY = np.dtype([("digest", np.uint64), ("place", np.int64)])
-_BUCKET = 1 << 17
-"""Pairs of a bucket of digests, about; of very large corpora more, as a process may not open any number of files."""
-_MOST_BITS = 7
-_BLOCK = 1 << 16
 
 _TOLD = {
     "empty": ("has", "have", "a side that is empty"),
@@ -136,33 +126,13 @@ def check_script(flag: str, name: str | None) -> None:
         raise UserError(f"{flag} {name}: one of {', '.join(SCRIPTS)} is allowed")
 
 
-def repeated_pairs(pairs: Iterable[Pair], count: int, folder: Path) -> np.ndarray:
-    """(count,) bool: whether the same two lines came before. Memory holds that and one of many buckets of digests.
+def repeated_pairs(pairs: Iterable[Pair], count: int) -> np.ndarray:
+    """(count,) bool: whether the same two lines came before. Takes some 30 bytes of memory a pair.
 
-    folder: where the buckets are kept meanwhile, 16 bytes a pair.
     Lines are compared by 64 bits of a digest: of 36 million pairs one in 28,000 runs would lose a pair that is new.
     """
-    repeated = np.zeros(count, dtype=bool)
-    if not count:
-        return repeated
-    bits = min(_MOST_BITS, max(0, (count // _BUCKET).bit_length()))
-    digests = _digests(pairs)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".digests") as buckets, ExitStack() as stack:
-        files = [stack.enter_context(Path(buckets, str(i)).open("w+b")) for i in range(1 << bits)]
-        for begin in range(0, count, _BLOCK):
-            block = np.fromiter(itertools.islice(digests, _BLOCK), np.uint64)
-            entries = np.empty(len(block), _ENTRY)
-            entries["digest"], entries["place"] = block, np.arange(begin, begin + len(block))
-            # equal digests meet in one bucket, in the order of their places
-            bucket = (block >> np.uint64(64 - bits)) if bits else np.zeros_like(block)
-            for number in np.unique(bucket).tolist():
-                files[number].write(entries[bucket == number].tobytes())
-        for file in files:
-            file.seek(0)
-            entries = np.frombuffer(file.read(), _ENTRY)
-            again = np.ones(len(entries), dtype=bool)
-            again[np.unique(entries["digest"], return_index=True)[1]] = False
-            repeated[entries["place"][again]] = True
+    repeated = np.ones(count, dtype=bool)
+    repeated[np.unique(np.fromiter(_digests(pairs), np.uint64, count), return_index=True)[1]] = False
     return repeated
 
 

@@ -7,7 +7,7 @@ import io
 import lzma
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -55,14 +55,6 @@ def kind_of(head: bytes) -> Compression | None:
     return next((each for each in _PACKINGS if re.match(each.begins, head, re.DOTALL)), None)
 
 
-class DamagedPackingError(Exception):
-    """Packed data that are cut off or wrong; says what packing and why."""
-
-    def __init__(self, packing: str, reason: BaseException) -> None:
-        super().__init__(f"{packing}: {reason}")
-        self.packing, self.reason = packing, reason
-
-
 class Hashed(io.RawIOBase):
     """A file whose bytes are hashed as they are read, once and in order: it may be a pipe."""
 
@@ -90,25 +82,22 @@ class Hashed(io.RawIOBase):
         return self._digest.hexdigest()
 
 
-def unpacked(file: Hashed, path: Path) -> BinaryIO:
-    """The content of a file. Raises UserError for a packing that cannot be read; reading it, DamagedPackingError."""
-    buffered = file.buffered
-    packing = kind_of(buffered.peek(_HEAD)[:_HEAD])  # not read and sought back: it may be a pipe
+def unpacked(file: Hashed, path: Path) -> tuple[BinaryIO, str]:
+    """The content of a file and the name of its packing, "" for none. UserError for a packing that cannot be read."""
+    buffered = cast(BinaryIO, file.buffered)
+    packing = kind_of(file.buffered.peek(_HEAD)[:_HEAD])  # not read and sought back: it may be a pipe
     if packing is None:
-        return cast(BinaryIO, buffered)
+        return buffered, ""
     if packing.open is None:
         raise UserError(f"{path}: is a {packing.name} archive: unpack it first, with {packing.tool}")
     try:
-        return cast(BinaryIO, _checked(packing.open(cast(BinaryIO, buffered)), packing.name))
+        return packing.open(buffered), packing.name
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
 
-def _checked(stream: BinaryIO, name: str) -> Iterator[bytes]:
-    try:
-        yield from stream
-    except Exception as error:
-        is_damage = isinstance(error, (EOFError, zlib.error, lzma.LZMAError)) or type(error).__name__ == "ZstdError"
-        if is_damage or (isinstance(error, OSError) and error.errno is None):  # of gzip or bz2, not of the disk
-            raise DamagedPackingError(name, error) from None
-        raise
+def is_damage(error: Exception) -> bool:
+    """Return whether reading packed data raised this because they are cut off or wrong, not because of the disk."""
+    if isinstance(error, (EOFError, zlib.error, lzma.LZMAError)) or type(error).__name__ == "ZstdError":
+        return True
+    return isinstance(error, OSError) and error.errno is None  # of gzip or bz2

@@ -210,7 +210,7 @@ def _fill(
         options.max_ratio,
         options.drop_identical,
         (options.source_script, options.target_script),
-        repeated_pairs(train_text, len(train_text), directory) if options.drop_duplicates else None,
+        repeated_pairs(train_text, len(train_text)) if options.drop_duplicates else None,
     )
     train_counts, seen = _write_split(
         directory, "train", train_text, tokenizers, rules, threads, held_out, options.weights, progress("training text")

@@ -32,7 +32,6 @@ class Place(NamedTuple):
 class Made(NamedTuple):
     """A batch that is ready."""
 
-    place: Place
     rows: TrainingBatch | None
     """This rank's rows of it; None where it has none."""
     following: Place
@@ -92,11 +91,11 @@ class ReadAhead:
         self._next = following
         begin, end = self._share(place.number, self._size)
         if begin == end:  # with sampling, asking for the batch would draw it
-            return Made(place, None, following)
+            return Made(None, following)
         indices = order[place.batch]
         begin, end = self._share(place.number, len(indices))
         rows = self._batches.batch(indices[begin:end], place.epoch) if begin < end else None
-        return Made(place, rows, following)
+        return Made(rows, following)
 
     def _share(self, index: int, rows: int) -> tuple[int, int]:
         """This rank's rows [begin, end) of an update's batch number `index`."""

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from fasttfm.checkpoints.shards import MODEL, SHARDS, STATE
 from fasttfm.checkpoints.weights import model_weights
 from fasttfm.models.layers import Stack
 
@@ -68,14 +66,17 @@ def divided(part: Tensor, like: Any) -> Tensor:
     )
 
 
-def whole_weights(model: nn.Module, workers: Workers) -> dict[str, Tensor]:
-    """The weights of a divided model, whole and on the CPU, for rank 0; the others get nothing. All must call it."""
-    whole = {}
-    for name, tensor in model_weights(model).items():
-        full = tensor.full_tensor().detach() if _is_divided(tensor) else tensor.detach()  # type: ignore[attr-defined]
+def whole(tensors: Mapping[str, Tensor], workers: Workers) -> dict[str, Tensor]:
+    """Copies of tensors as they are now, whole and on the CPU, for rank 0; the others get nothing.
+
+    All ranks must call it for a model that is divided.
+    """
+    copies = {}
+    for name, tensor in tensors.items():
+        full = tensor.full_tensor() if _is_divided(tensor) else tensor  # type: ignore[attr-defined]
         if workers.is_first:
-            whole[name] = full.to("cpu", copy=True)
-    return whole
+            copies[name] = full.detach().to("cpu", copy=True)
+    return copies
 
 
 def load_parts(model: nn.Module, weights: dict[str, Tensor]) -> None:
@@ -83,31 +84,6 @@ def load_parts(model: nn.Module, weights: dict[str, Tensor]) -> None:
     with torch.no_grad():
         for name, tensor in model_weights(model).items():
             local(tensor).copy_(part_of(weights[name], tensor))
-
-
-def read_parts(
-    checkpoint: Path, weights: dict[str, Tensor], source_of: Callable[[str], Tensor | None]
-) -> dict[str, Tensor]:
-    """Read this rank's parts of a checkpoint in parts, whatever number of ranks wrote it.
-
-    weights: of the divided model, filled in place. source_of: the parameter that a name of the training state is of.
-    Returns the training state, divided as those. All ranks must call it.
-    """
-    from torch.distributed.checkpoint import FileSystemReader, load
-
-    reader = FileSystemReader(checkpoint / SHARDS)
-    entries: dict[str, Any] = dict(reader.read_metadata().state_dict_metadata)
-    tensors: dict[str, Any] = {f"{MODEL}{name}": tensor.detach() for name, tensor in weights.items()}
-    for name, entry in entries.items():
-        if not name.startswith(STATE):
-            continue
-        like = source_of(name)
-        if like is not None and like.shape == entry.size:
-            tensors[name] = divided(torch.empty_like(local(like), dtype=entry.properties.dtype), like)
-        else:
-            tensors[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
-    load(tensors, storage_reader=reader)
-    return {name.removeprefix(STATE): local(tensor) for name, tensor in tensors.items() if name.startswith(STATE)}
 
 
 def _is_divided(tensor: Tensor) -> bool:

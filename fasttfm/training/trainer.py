@@ -10,8 +10,8 @@ from typing import Any, NoReturn, cast
 import torch
 from torch import nn
 
-from fasttfm.checkpoints.steps import delete_since, saved_steps, step_folder
-from fasttfm.checkpoints.weights import load_weights
+from fasttfm.checkpoints.steps import delete_since, saved_steps
+from fasttfm.checkpoints.weights import load_weights, model_weights
 from fasttfm.config.training import TrainingConfig
 from fasttfm.errors import Stopped, UserError
 from fasttfm.folders import Verification
@@ -20,7 +20,7 @@ from fasttfm.training.interrupt import Interruption
 from fasttfm.training.protocols import TrainableModel, TrainingBatches
 from fasttfm.training.recorder import Recorder
 from fasttfm.training.saving import DivergedWeights, Saving
-from fasttfm.training.sharding import whole_weights
+from fasttfm.training.sharding import whole
 from fasttfm.training.updates import Updates
 from fasttfm.training.validation import DividedValidator, Score
 from fasttfm.training.workers import ALONE, Workers
@@ -224,12 +224,12 @@ class Trainer:
         if not self.updates.is_sharded:
             return self.updates.module
         with self.updates.optimization.averaged():
-            weights = whole_weights(self.updates.module, self.workers)
+            weights = whole(model_weights(self.updates.module), self.workers)
         if not self.workers.is_first:
             return self.updates.module
-        whole = cast(type[nn.Module], type(self.model))(self.model.config)
-        load_weights(whole, weights, self.model_dir)
-        return whole.to(self.updates.device)
+        model = cast(type[nn.Module], type(self.model))(self.model.config)
+        load_weights(model, weights, self.model_dir)
+        return model.to(self.updates.device)
 
     def _score(self, model: nn.Module, interruption: Interruption) -> Score | None:
         """The validation of a model, of a divided one that _whole_model() made; None on a rank that takes no part."""
@@ -266,11 +266,7 @@ class Trainer:
                 (self.verification.finish if is_last else self.verification.check)()
             self._recorder.log.flush()
         try:
-            if self.updates.is_sharded:
-                self.saving.save_parts(self._seconds())
-                if self._recorder is not None:
-                    self._recorder.saved(step_folder(self.model_dir, self.updates.position.step))
-            elif self.workers.is_first:
+            if self.updates.is_sharded or self.workers.is_first:
                 self.saving.save(self._seconds())
         except DivergedWeights:
             self._give_up(math.nan, "a weight")

@@ -27,9 +27,9 @@ import torch
 from interop.exported_once import exported_once
 from interop.test_spoiled_exports import COMMANDS, export_words, write_model
 from model_dirs import PAIRS, write_model_dir
+from parts import write_parts
 
 from fasttfm.checkpoints.checkpoint import read_weights, save_checkpoint
-from fasttfm.checkpoints.shards import MODEL, STATE, save_sharded
 from fasttfm.checkpoints.steps import step_folder
 from fasttfm.cli.main import main
 from fasttfm.data import demo
@@ -167,18 +167,6 @@ WRITERS = {
 }
 
 
-class OneRank:
-    """The only process, in the place of fasttfm.training.workers."""
-
-    is_first = True
-
-    def broadcast(self, value: Any) -> Any:
-        return value
-
-    def wait(self) -> None:
-        """Nobody to wait for."""
-
-
 def make_world() -> None:
     """Models A and B of unlike widths, A in parts, what another tool has saved of them, and text."""
     for name, texts in (("A.src", PAIRS), ("A.tgt", PAIRS.values())):
@@ -191,8 +179,8 @@ def make_world() -> None:
     for step in (2, 3):
         save_checkpoint(step_folder("A", step), {n: each * step for n, each in weights.items()}, {"step": step})
     shutil.copytree("A", "parts", ignore=shutil.ignore_patterns("checkpoints"))
-    tensors = {f"{MODEL}{name}": each for name, each in weights.items()} | {f"{STATE}moment": torch.ones(5)}
-    save_sharded(step_folder("parts", 7), tensors, {"step": 7}, {"step": 7, "best_step": 7}, OneRank())
+    state = {"moment": torch.ones(5)}
+    write_parts(step_folder("parts", 7), weights, state, {"step": 7}, {"step": 7, "best_step": 7})
     assert main([*f"prepare {TEXTS} --spm A/spm.model --out pairs".split()]) == 0
 
 

@@ -47,7 +47,7 @@ TRANSLATE = ["translate", *COMMANDS["translate"].split()]
         ([*TEXTS, "--spm", "data/spm.model", "--separate-vocab", "--out", "fresh"], "--separate-vocab and one --spm"),
         ([*PREPARE, "--spm", "data/spm.model"], "--spm and --vocab-size do not go together"),
         ([*PREPARE, "--mirror", "http://localhost"], "--mirror goes with --dataset"),
-        ([*PREPARE, "--data-dir", "texts"], "--data-dir goes with --dataset or --dataset-folder"),
+        ([*PREPARE, "--data-dir", "texts"], "--data-dir goes with --dataset"),
         ([*PREPARE, "--out", "other"], "--out was given twice"),
         ([*TRAIN, "--lr", "1e-3", "--schedule", "noam"], "lr does nothing while schedule is noam"),
         ([*TRAIN, "--no-valid-bleu", "--valid-beam", "4"], "valid_beam does nothing while valid_bleu is false"),

@@ -1,13 +1,11 @@
 """Pairs that are left out: by which rule, how many, and where the first one stands."""
 
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fasttfm.cli.main import main
-from fasttfm.data import filters
 from fasttfm.data.corpus import Pair
 from fasttfm.data.filters import RULES, Filter, repeated_pairs
 from fasttfm.data.prepared import PreparedData
@@ -37,7 +35,7 @@ def test_rules_are_off_unless_asked_for():
 
 
 def test_every_rule_leaves_out_its_pair(tmp_path: Path):
-    repeated = repeated_pairs(PAIRS, len(PAIRS), tmp_path)
+    repeated = repeated_pairs(PAIRS, len(PAIRS))
     lines, rules = kept(max_ratio=3.0, drop_identical=True, scripts=("latin", "latin"), repeated=repeated)
     assert lines == [1, 8]  # digits are of no script
     assert {rule: (actual.count, actual.first) for rule, actual in rules.dropped.items()} == {
@@ -60,10 +58,7 @@ def test_japanese_takes_three_scripts_and_chinese_one():
     assert not Filter(99, scripts=("latin", None)).keeps(pair, [1], [1])
 
 
-@pytest.mark.parametrize("bucket", [1 << 17, 100, 1])
-def test_repeated_pairs_are_those_that_came_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: int):
-    monkeypatch.setattr(filters, "_BUCKET", bucket)
-    monkeypatch.setattr(filters, "_BLOCK", 300)
+def test_repeated_pairs_are_those_that_came_before():
     rng = np.random.default_rng(0)
     pairs = [Pair(f"s{n}", f"t{n % 7}", Path("t"), 1) for n in rng.integers(0, 300, 2000)]
     seen: set[tuple[str, str]] = set()
@@ -71,22 +66,7 @@ def test_repeated_pairs_are_those_that_came_before(tmp_path: Path, monkeypatch: 
     for pair in pairs:
         expected.append((pair.source, pair.target) in seen)
         seen.add((pair.source, pair.target))
-    assert repeated_pairs(pairs, len(pairs), tmp_path).tolist() == expected
-    assert not list(tmp_path.iterdir())
-
-
-def test_looking_for_repeated_pairs_takes_memory_for_a_bucket_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(filters, "_BUCKET", 1000)
-    monkeypatch.setattr(filters, "_BLOCK", 1000)
-    count = 60_000
-    pairs = (Pair(str(n), "", Path("t"), 1) for n in range(count))
-    tracemalloc.start()
-    try:
-        assert not repeated_pairs(pairs, count, tmp_path).any()
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 8 * count  # less than the digests alone
+    assert repeated_pairs(pairs, len(pairs)).tolist() == expected
 
 
 def test_at_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture):

@@ -1,15 +1,15 @@
-"""A model divided among ranks (FSDP2): the weights of undivided ones, and checkpoints in parts that anything reads."""
+"""A model divided among ranks (FSDP2): the weights of undivided ones, and checkpoints in parts of earlier versions."""
 
 import os
 
 import pytest
 import torch
+from parts import divide, write_parts
 
 from fasttfm.checkpoints.checkpoint import read_state, read_weights
 from fasttfm.checkpoints.run_log import read_log
 from fasttfm.checkpoints.shards import is_sharded
 from fasttfm.checkpoints.steps import resolve_checkpoint, saved_steps, step_folder
-from fasttfm.cli.main import main
 from fasttfm.decoding import Translator
 from fasttfm.errors import UserError
 
@@ -44,8 +44,7 @@ def test_divided_and_whole_models_end_in_the_same_weights(run_ranks, tiny_data, 
         {"size": 1, "words": words(tiny_data, fewer, **changes)},
     )
     assert statuses == [[0, 0]] * 7 + [[0]], stderr
-    assert is_sharded(resolve_checkpoint(parts, "last"))
-    assert not is_sharded(resolve_checkpoint(parts, "average"))
+    assert not is_sharded(resolve_checkpoint(parts, "last"))
     assert_close(whole, parts)
     assert_close(whole, other)
     assert_same_bits(parts, again)
@@ -82,36 +81,35 @@ def test_four_ranks_divide_a_model_too(run_ranks, tiny_data, tmp_path):
         {"size": 4, "words": words(tiny_data, parts, shard=True, **changes)},
     )
     assert statuses == [[0] * 4] * 2, stderr
-    assert is_sharded(resolve_checkpoint(parts, "last"))
-    assert len([*(step_folder(parts, 4) / "shards").glob("*.distcp")]) == 4
     assert_close(whole, parts)
-    assert main(["consolidate", str(parts), "--checkpoint", "last", "--out", str(tmp_path / "one")]) == 0
-    assert not is_sharded(step_folder(tmp_path / "one", 4))
-    assert_same_bits(parts, tmp_path / "one")
 
 
-def test_a_checkpoint_in_parts_is_consolidated(run_ranks, tiny_data, tmp_path, capsys):
-    parts, whole = tmp_path / "parts", tmp_path / "whole"
-    (statuses,), stderr = run_ranks({"size": 2, "words": words(tiny_data, parts, shard=True, **RECIPE)})
-    assert statuses == [0, 0], stderr
-    assert main(["consolidate", str(parts), "--checkpoint", "last", "--out", str(whole)]) == 0
-    assert not is_sharded(step_folder(whole, 6))
-    assert_same_bits(parts, whole)
-    one, other = (Translator.from_directory(model, "last").translate(["one two three"]) for model in (parts, whole))
+@pytest.mark.parametrize("shard", [True, False])
+def test_a_run_goes_on_from_a_checkpoint_in_parts(run_ranks, tiny_data, tmp_path, shard):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    changes = {**RECIPE, "shard": shard, "dropout": 0.1}
+    begun = {**changes, "max_update": 3}
+    statuses, stderr = run_ranks(*({"size": 2, "words": words(tiny_data, each, **begun)} for each in (whole, parts)))
+    assert statuses == [[0, 0]] * 2, stderr
+    divide(step_folder(parts, 3))
+    assert is_sharded(step_folder(parts, 3))
+    one, other = (Translator.from_directory(model, "last").translate(["one two three"]) for model in (whole, parts))
     assert one == other
-    states = [read_state(step_folder(model, 6)) for model in (parts, whole)]
-    assert states[0].values == states[1].values
-    assert all(torch.equal(tensor, states[1].tensors[name]) for name, tensor in states[0].tensors.items())
-    assert (
-        main(["consolidate", str(parts), "--checkpoint", "last", "--out", str(whole)]) == 0
-    )  # as after a kill at its end
-    assert_same_bits(parts, whole)
-    (whole / "train.log.jsonl").touch()  # it was trained on
-    assert main(["consolidate", str(parts), "--checkpoint", "last", "--out", str(whole)]) == 2
-    assert "is not empty (train.log.jsonl)" in capsys.readouterr().err
-    for damaged in (step_folder(parts, 6) / "shards").glob("*.distcp"):
-        content = bytearray(damaged.read_bytes())
-        content[-1] ^= 1
-        damaged.write_bytes(content)
+    statuses, stderr = run_ranks(*({"size": 2, "words": words(tiny_data, each, **changes)} for each in (whole, parts)))
+    assert statuses == [[0, 0]] * 2, stderr
+    assert_same_bits(whole, parts)
+
+
+def test_a_damaged_part_is_noticed(tmp_path):
+    tensors = {"weight": torch.arange(6.0)}
+    write_parts(tmp_path, tensors, {"moment": torch.ones(5)}, {"step": 3}, {"step": 3})
+    assert torch.equal(read_weights(tmp_path)["weight"], tensors["weight"])
+    assert torch.equal(read_state(tmp_path).tensors["moment"], torch.ones(5))
+    assert read_state(tmp_path).values == {"step": 3}
+    (part,) = (tmp_path / "shards").glob("*.distcp")
+    content = bytearray(part.read_bytes())
+    content[-1] ^= 1
+    part.write_bytes(content)
+    for read in (read_weights, read_state):
         with pytest.raises(UserError, match="SHA-256"):
-            read_weights(step_folder(parts, 6))
+            read(tmp_path)
