@@ -1,6 +1,7 @@
 """Architectures of today by name alone, attn_implementation="fasttfm": as eager, or refused with the reason."""
 
 import copy
+import importlib
 import sys
 import types
 from collections.abc import Callable
@@ -224,7 +225,8 @@ def test_sinks_of_each_query_and_chosen_keys_are_those_of_the_formula() -> None:
 @pytest.fixture
 def no_soft_cap(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if attention here had no soft cap."""
-    monkeypatch.setattr(huggingface_options, "TAKEN", huggingface_options.TAKEN - {"softcap"})
+    kind = "transformers.models.gemma2.modeling_gemma2.Gemma2Attention"
+    monkeypatch.setattr(huggingface_options, "NEEDS", {kind: "softcap"})
 
 
 @pytest.mark.usefixtures("no_soft_cap")
@@ -240,10 +242,12 @@ def test_accelerate_leaves_a_model_that_needs_more_its_attention_and_says_so() -
     torch.testing.assert_close(model(ids).logits, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.usefixtures("no_soft_cap")
-def test_an_option_that_is_not_given_is_no_reason_to_leave_an_attention() -> None:
-    config = gemma2(attn_logit_softcapping=None)
-    assert huggingface.accelerate(transformers.Gemma2ForCausalLM(config)).lines[0].action == "attention fasttfm"
+def test_classes_that_need_more_are_those_of_transformers() -> None:
+    for kind, option in huggingface_options.NEEDS.items():
+        module, _, name = kind.rpartition(".")
+        assert issubclass(getattr(importlib.import_module(module), name), torch.nn.Module)
+        with pytest.raises(ValueError, match=option):
+            huggingface_options.refuse(torch.nn.Module(), {option: torch.ones(1)})
 
 
 @pytest.mark.usefixtures("no_soft_cap")
