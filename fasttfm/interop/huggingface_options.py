@@ -13,11 +13,6 @@ from torch import Tensor, nn
 
 from fasttfm.interop.huggingface_classes import NAME
 
-TAKEN = frozenset({
-    "query", "key", "value", "attention_mask", "dropout", "scaling", "is_causal", "position_bias", "softcap", "s_aux",
-    "sinks", "indices",
-})  # fmt: skip
-"""Arguments that attention_forward() computes with."""
 _CARRIED = frozenset({
     "sliding_window",  # the mask has it
     "output_attentions", "position_ids", "cache_position", "token_type_ids", "mm_token_type_ids", "num_items_in_batch",
