@@ -140,6 +140,9 @@ def test_decoders_with_windows_caps_sinks_and_shared_key_heads(name: str, paddin
     for theirs, mine in zip(*gradients, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
     if turn is accelerated:
+        weights = [m(**inputs, output_attentions=True).attentions for m in (eager, ours)]
+        for theirs, mine in zip(*weights, strict=True):
+            torch.testing.assert_close(mine.transpose(1, 2)[rows], theirs.transpose(1, 2)[rows], rtol=1e-4, atol=1e-5)
         return
     for options in ({"num_beams": 1}, {"num_beams": 2}, {"num_beams": 1, "cache_implementation": "static"}):
         tokens = [m.generate(**inputs, max_new_tokens=6, do_sample=False, **options).tolist() for m in (eager, ours)]
