@@ -9,7 +9,6 @@ Needs the package transformers (version 5), which fasttfm does not install.
 """
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -37,9 +36,9 @@ from transformers.utils.output_capturing import _active_collector
 
 from fasttfm import functional as F
 from fasttfm.functional.attention.layout import grouped
-from fasttfm.interop.huggingface_classes import NAME, takes_bool_masks, written_out
+from fasttfm.interop.huggingface_classes import NAME, own_attention, takes_bool_masks, written_out
 from fasttfm.interop.huggingface_layers import fused_class, note, why_left
-from fasttfm.interop.huggingface_options import refuse, refused_by
+from fasttfm.interop.huggingface_options import refuse
 from fasttfm.interop.replace import Line, Report, replace_modules
 
 
@@ -100,10 +99,11 @@ def _set_attention(model: PreTrainedModel, dry_run: bool) -> list[Line]:
     before = model.config._attn_implementation
     left: list[Line] = []
     kept: dict[int, tuple[Any, str]] = {}
-    for name, config, reason in _own_attention(model):
-        if id(config) not in kept:
-            kept[id(config)] = config, config._attn_implementation
-            left.append(Line(name, f"attention {config._attn_implementation}", "left", reason))
+    for name, part in model.named_modules():
+        if isinstance(part, PreTrainedModel) and id(part.config) not in kept and (reason := own_attention(part)):
+            attention = part.config._attn_implementation
+            kept[id(part.config)] = part.config, attention
+            left.append(Line(name, f"attention {attention}", "left", reason))
     if id(model.config) in kept:
         return left
     if not dry_run:
@@ -111,33 +111,6 @@ def _set_attention(model: PreTrainedModel, dry_run: bool) -> list[Line]:
         for config, attention in kept.values():
             config._attn_implementation_internal = attention
     return [Line("", f"attention {before}", f"attention {NAME}"), *left]
-
-
-def _own_attention(model: PreTrainedModel) -> Iterator[tuple[str, Any, str]]:
-    """The parts of model whose attention ours cannot stand for: dotted name, configuration, and why.
-
-    A module that passes what ours refuses keeps its own configuration's attention and that of the model that it is in,
-    which makes its mask.
-    """
-    for name, part in model.named_modules():
-        if isinstance(part, PreTrainedModel):
-            kind = written_out(type(part.config)) if part._can_set_attn_implementation() else type(part).__name__
-            if kind:
-                yield name, part.config, f"{kind} writes its attention out"
-    for name, module in model.named_modules():
-        if option := refused_by(module):
-            reason = f"{type(module).__name__} needs {option}, which attention {NAME!r} has not"
-            owner = _owner(model, name)
-            yield owner, model.get_submodule(owner).config, reason
-            if hasattr(module, "config"):
-                yield name, module.config, reason
-
-
-def _owner(model: PreTrainedModel, name: str) -> str:
-    """Dotted name of the innermost PreTrainedModel around what name stands for; '' for model itself."""
-    while name and not isinstance(model.get_submodule(name), PreTrainedModel):
-        name = name.rpartition(".")[0]
-    return name
 
 
 def boolean_mask(

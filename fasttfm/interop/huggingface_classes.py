@@ -17,6 +17,18 @@ WITH_TABLES = frozenset({
 """Types of models whose files have a table of attention classes beside others that take it by name."""
 
 
+NEEDS = {"minimax_m3_vl_text": "block_indices"}
+"""Types of models of transformers 5.23 whose attention needs an argument that ours has not, and which."""
+
+
+def own_attention(part: PreTrainedModel) -> str:
+    """Say why ours cannot stand for the attention of a model or a part of one; '' where it can."""
+    if kind := written_out(type(part.config)) if part._can_set_attn_implementation() else type(part).__name__:
+        return f"{kind} writes its attention out"
+    option = NEEDS.get(part.config.model_type)
+    return f"{type(part).__name__} needs {option}, which attention {NAME!r} has not" if option else ""
+
+
 @functools.cache
 def written_out(config: type[Any]) -> str:
     """Name of a class of models configured by config that does not take its attention by name; '' where all do."""

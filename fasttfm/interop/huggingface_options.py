@@ -1,7 +1,4 @@
-"""Arguments of transformers' models for attention beside queries, keys, values and mask, with the refused ones.
-
-refuse() looks at the options of a call; refused_by() names the classes of which it is known before any call.
-"""
+"""Arguments of transformers' models for attention beside queries, keys, values and mask, with the refused ones."""
 
 import functools
 import inspect
@@ -22,8 +19,6 @@ _CARRIED = frozenset({
 """Arguments that do not change what transformers' own eager attention computes."""
 _REFUSED = frozenset({"cache", "block_indices"})
 """Arguments that change the result: a paged cache, sparse attention by blocks."""
-NEEDS = {"transformers.models.minimax_m3_vl.modeling_minimax_m3_vl.MiniMaxM3VLAttention": "block_indices"}
-"""Classes of transformers 5.23 that pass one of these: accelerate() leaves them the attention that they have."""
 
 
 def refuse(module: nn.Module, options: dict[str, Any]) -> None:
@@ -33,11 +28,6 @@ def refuse(module: nn.Module, options: dict[str, Any]) -> None:
         if _changes(module, name, value):
             needs = f"attention {NAME!r} has no {name}, which {type(module).__name__} needs"
             raise ValueError(f"{needs}: use 'eager' or accelerate()")
-
-
-def refused_by(module: nn.Module) -> str:
-    """Name of an option that module's class passes to its attention and that refuse() does not take; '' for none."""
-    return NEEDS.get(f"{type(module).__module__}.{type(module).__name__}", "")
 
 
 def _changes(module: nn.Module, name: str, value: Any) -> bool:
