@@ -9,6 +9,8 @@ Needs the package transformers (version 5), which fasttfm does not install.
 """
 
 import functools
+import inspect
+import sys
 from typing import Any
 
 import torch
@@ -38,7 +40,6 @@ from fasttfm import functional as F
 from fasttfm.functional.attention.layout import grouped
 from fasttfm.interop.huggingface_classes import NAME, own_attention, takes_bool_masks, written_out
 from fasttfm.interop.huggingface_layers import fused_class, note, why_left
-from fasttfm.interop.huggingface_options import refuse
 from fasttfm.interop.replace import Line, Report, replace_modules
 
 
@@ -196,7 +197,7 @@ def attention_forward(
     Raises ValueError for is_causal without a mask, and for an argument that would change the result and is not known
     here, such as a paged cache.
     """
-    refuse(module, options)
+    _refuse(module, options)
     if is_causal and attention_mask is None and query.shape[2] > 1:
         raise ValueError(
             f"attention {NAME!r}: {type(module).__name__} asks for causal attention without a mask, which eager "
@@ -222,6 +223,39 @@ def attention_forward(
         output = (grouped(weights, value.shape[1]) @ value).view(*query.shape[:3], value.shape[3])
         return output.transpose(1, 2).contiguous(), weights if sinks is None else weights[..., :-1]
     return F.attention(query, key, value, **arguments).transpose(1, 2), None
+
+
+_CARRIED = frozenset({
+    "sliding_window",  # the mask has it
+    "output_attentions", "position_ids", "cache_position", "token_type_ids", "mm_token_type_ids", "num_items_in_batch",
+    "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx",  # FlashAttention's: the mask has them
+    "deterministic",
+})  # fmt: skip
+"""Arguments that do not change what transformers' own eager attention computes."""
+_REFUSED = frozenset({"cache", "block_indices"})
+"""Arguments that change the result: a paged cache, sparse attention by blocks."""
+
+
+def _refuse(module: nn.Module, options: dict[str, Any]) -> None:
+    """Raises ValueError for an option that would change the result, or that might: a tensor, a number with a fraction,
+    or whatever the eager attention of the module's own file names among its parameters."""
+    for name, value in options.items():
+        if _changes(module, name, value):
+            raise ValueError(f"attention {NAME!r} has no {name}, which {type(module).__name__} needs: use 'eager'")
+
+
+def _changes(module: nn.Module, name: str, value: Any) -> bool:
+    if value is None or name in _CARRIED:
+        return False
+    return isinstance(value, Tensor | float) or name in _REFUSED or name in _eager_parameters(type(module).__module__)
+
+
+@torch.compiler.assume_constant_result
+@functools.cache
+def _eager_parameters(file: str) -> frozenset[str]:
+    """The parameters of a modeling file's eager attention."""
+    eager = getattr(sys.modules.get(file), "eager_attention_forward", None)
+    return frozenset() if eager is None else frozenset(inspect.signature(eager).parameters) - {"kwargs"}
 
 
 def _both(first: Tensor, second: Tensor | None) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 transformers = pytest.importorskip("transformers", reason="needs the package transformers (pip install transformers)")
 
 from fasttfm import functional as F  # noqa: E402
-from fasttfm.interop import huggingface, huggingface_classes, huggingface_options  # noqa: E402
+from fasttfm.interop import huggingface, huggingface_classes  # noqa: E402
 
 TEXT = {
     "vocab_size": 37, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -246,8 +246,9 @@ def test_accelerate_leaves_a_model_that_needs_more_its_attention_and_says_so() -
 @pytest.mark.parametrize("kind", huggingface_classes.NEEDS)
 def test_a_type_that_needs_more_is_one_of_transformers_and_what_it_needs_is_refused(kind: str) -> None:
     assert kind in transformers.CONFIG_MAPPING
-    with pytest.raises(ValueError, match=huggingface_classes.NEEDS[kind]):
-        huggingface_options.refuse(torch.nn.Module(), {huggingface_classes.NEEDS[kind]: torch.ones(1)})
+    x, option = torch.randn(1, 2, 3, 8), huggingface_classes.NEEDS[kind]
+    with pytest.raises(ValueError, match=option):
+        huggingface.attention_forward(torch.nn.Module(), x, x, x, None, **{option: torch.ones(1)})
 
 
 @pytest.mark.usefixtures("no_soft_cap")
