@@ -17,7 +17,6 @@ BENCH ?= --quick
 FLASH_ATTENTION ?=
 LIGER ?=
 PYTORCH ?=
-TRANSFORMERS ?=
 
 .PHONY: help install demo test test-all lint types tests executed peers format compile-matrix docs oldest dist gpu-check bench clean
 help:
@@ -62,12 +61,12 @@ processors: install
 executed: install
 	@$(BIN)/python -m tests.executed --workers $(WORKERS)
 
-# make peers FLASH_ATTENTION=DIR LIGER=DIR PYTORCH=DIR TRANSFORMERS=DIR    their own tests with fasttfm in their place
+# make peers FLASH_ATTENTION=DIR LIGER=DIR PYTORCH=DIR    their own tests with fasttfm in their place
 peers: install
 	@status=0
 	$(BIN)/python -m tests.peer_tests $(if $(FLASH_ATTENTION),--flash-attention "$(FLASH_ATTENTION)") \
 		$(if $(LIGER),--liger "$(LIGER)") $(if $(PYTORCH),--pytorch "$(PYTORCH)") || status=$$?
-	$(BIN)/python -m tests.registry $(if $(TRANSFORMERS),--transformers "$(TRANSFORMERS)") || status=$$?
+	$(BIN)/python -m tests.registry || status=$$?
 	exit $$status
 
 format: install

@@ -1,6 +1,7 @@
 """Common parts of the files of BART's relatives: Hugging Face's Marian and M2M-100, and fairseq's Transformer."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.model import TransformerConfig
 from fasttfm.errors import UserError
 from fasttfm.interop.config_json import Field, configuration, our_activation, read_search, tell_search
-from fasttfm.interop.exchange import shapes
+from fasttfm.interop.exchange import Arrangement, shapes, with_tables
 from fasttfm.interop.names import EncoderDecoderNames, Table, TheirWeights
 from fasttfm.parsing import field, shown
 from fasttfm.reference import positional_encoding
@@ -52,11 +53,39 @@ KNOWN = {
     *("bad_words_ids", "classif_dropout", "classifier_dropout", "static_position_embeddings", "max_new_tokens"),
 }
 """Fields of config.json that are read, or that change no logit, beside those of every model."""
-SHARED = r"model\.shared\.weight"
+_SHARED = r"model\.shared\.weight"
 """Written, and not read, where every side has a table of its own."""
 _READ = ("num_beams", "length_penalty", "early_stopping", "no_repeat_ngram_size", "suppress_tokens")
 _OF_SEARCHES = ("max_length", "max_new_tokens", "bad_words_ids", "forced_eos_token_id")
 """Fields that config.json had before there was a generation_config.json."""
+
+
+def read_network(
+    folder: Path,
+    config: TransformerConfig,
+    weights: TheirWeights,
+    arrangements: Sequence[Arrangement],
+    embeddings: tuple[Tensor, Tensor, Tensor | None],
+    bias: Tensor | None = None,
+    *,
+    padding: int | None = None,
+) -> tuple[TransformerConfig, dict[str, Tensor]]:
+    """Configuration and weights of a Marian or M2M-100, in our names and our order of tokens.
+
+    config: as config.json says, with one table for all; embeddings: what tables() gives; bias: of the logits (V,);
+    padding: the row of the positions that is zero. Raises UserError for a weight that is missing, of another shape, or
+    has no place here.
+    """
+    source, target, output = embeddings
+    if output is not None or source is not target:
+        shared = "decoder" if output is None else "none"
+        config = dataclasses.replace(config, share_embeddings=shared, source_vocab_size=len(arrangements[0]))
+    config, result = with_tables(
+        config, from_bart(weights, config), arrangements, (source, target), output, bias, path=folder
+    )
+    _refuse_trained_positions(weights, config.positional_encoding, padding)
+    weights.refuse_rest(_SHARED)
+    return config, result
 
 
 def from_bart(weights: TheirWeights, config: TransformerConfig, prefix: str = "model.") -> dict[str, Tensor]:
@@ -99,11 +128,9 @@ def _refuse_other_size(given: Mapping[str, Any], path: Path, name: str, table: T
         )
 
 
-def refuse_trained_positions(weights: TheirWeights, name: str, variant: str, padding: int | None = None) -> None:
-    """Raise UserError for positions in a file that are not the sinusoids that are computed here.
-
-    name: of their table; padding: the row that is zero.
-    """
+def _refuse_trained_positions(weights: TheirWeights, variant: str, padding: int | None) -> None:
+    """Raise UserError for positions in a file that are not the sinusoids that are computed here."""
+    name = "weight" if variant == "paper" else "weights"
     for side in ("encoder", "decoder"):
         table = weights.get(f"model.{side}.embed_positions.{name}")
         if table is None:

@@ -9,7 +9,8 @@ Needs the package transformers (version 5), which fasttfm does not install.
 """
 
 import functools
-from collections.abc import Iterator
+import inspect
+import sys
 from typing import Any
 
 import torch
@@ -37,57 +38,34 @@ from transformers.utils.output_capturing import _active_collector
 
 from fasttfm import functional as F
 from fasttfm.functional.attention.layout import grouped
-from fasttfm.interop.huggingface_classes import NAME, REFUSAL, custom_attention, enter_in_tables, is_of_its_own
+from fasttfm.interop.huggingface_classes import NAME, own_attention, takes_bool_masks, written_out
 from fasttfm.interop.huggingface_layers import fused_class, note, why_left
-from fasttfm.interop.huggingface_options import refuse, refused_by
-from fasttfm.interop.huggingface_products import fused, writes_out
 from fasttfm.interop.replace import Line, Report, replace_modules
 
 
 def register() -> None:
     """Makes attn_implementation="fasttfm" known to transformers, with its mask: bool, True where a query may attend.
 
-    A model that writes its attention out has those layers exchanged when it is made: PreTrainedModel.post_init() and
-    set_attn_implementation() are wrapped for all models, because transformers asks no table where attention is written
-    out. Of a model that does not ask for fasttfm by name they change nothing.
+    A model that writes its attention out (BLOOM, Falcon, BigBird) is refused with a ValueError when it is made by that
+    name: PreTrainedModel.get_correct_attn_implementation() is wrapped, because transformers would compute as eager.
     """
     _enter()
-    enter_in_tables()
-    for method in ("post_init", "set_attn_implementation"):
-        _exchange_after(method)
-
-
-def _exchange_after(method: str) -> None:
-    """Has a method of every model exchange attention that is written out, where fasttfm is asked for by name."""
-    before: Any = getattr(PreTrainedModel, method)
-    if hasattr(before, _WRAPPED):
+    check: Any = PreTrainedModel.get_correct_attn_implementation
+    if hasattr(check, _WRAPPED):
         return
 
-    @functools.wraps(before)
-    def call(self: PreTrainedModel, *arguments: Any, **options: Any) -> Any:
-        result = before(self, *arguments, **options)
-        if self.config._attn_implementation == NAME:
-            _exchange(self)
-        return result
+    @functools.wraps(check)
+    def checked(self: PreTrainedModel, requested_attention: str | None, is_init_check: bool = False) -> str:
+        if is_init_check and requested_attention == NAME and (kind := written_out(type(self.config))):
+            raise ValueError(f"attention {NAME!r}: {kind} writes its attention out; use 'eager' or accelerate()")
+        return check(self, requested_attention, is_init_check)
 
-    setattr(call, _WRAPPED, True)
-    setattr(PreTrainedModel, method, call)
+    setattr(checked, _WRAPPED, True)
+    PreTrainedModel.get_correct_attn_implementation = checked  # type: ignore[method-assign]
 
 
-_WRAPPED = "_fasttfm_exchanges"
+_WRAPPED = "_fasttfm_checks"
 """Attribute of a method that is wrapped; whoever wraps it once more with functools.wraps() copies it."""
-
-
-def _exchange(model: nn.Module, dry_run: bool = False) -> list[Line]:
-    """Has modules of model that write their attention out multiply in our operator; returns a line of each."""
-    lines = []
-    for name, module in model.named_modules():
-        kind: Any = type(module)
-        if writes_out(kind):
-            lines.append(Line(name, kind.__name__, fused(kind).__name__))
-            if not dry_run:
-                module.__class__ = fused(kind)
-    return lines
 
 
 def _enter() -> None:
@@ -105,7 +83,7 @@ def accelerate(model: PreTrainedModel, dry_run: bool = False) -> Report:
     """
     _enter()
     report = replace_modules(model, dry_run)
-    report.lines[:0] = [*_set_attention(model, dry_run), *_exchange(model, dry_run)]
+    report.lines[:0] = _set_attention(model, dry_run)
     for name, module in model.named_modules():
         kind, reason = type(module), why_left(module)
         if reason:
@@ -122,11 +100,11 @@ def _set_attention(model: PreTrainedModel, dry_run: bool) -> list[Line]:
     before = model.config._attn_implementation
     left: list[Line] = []
     kept: dict[int, tuple[Any, str]] = {}
-    for name, config, reason in _own_attention(model):
-        if id(config) not in kept:
-            kept[id(config)] = config, config._attn_implementation
-            if reason:
-                left.append(Line(name, f"attention {config._attn_implementation}", "left", reason))
+    for name, part in model.named_modules():
+        if isinstance(part, PreTrainedModel) and id(part.config) not in kept and (reason := own_attention(part)):
+            attention = part.config._attn_implementation
+            kept[id(part.config)] = part.config, attention
+            left.append(Line(name, f"attention {attention}", "left", reason))
     if id(model.config) in kept:
         return left
     if not dry_run:
@@ -136,35 +114,6 @@ def _set_attention(model: PreTrainedModel, dry_run: bool) -> list[Line]:
     return [Line("", f"attention {before}", f"attention {NAME}"), *left]
 
 
-def _own_attention(model: PreTrainedModel) -> Iterator[tuple[str, Any, str]]:
-    """The parts of model whose attention ours cannot stand for: dotted name, configuration, and why, or '' for one that
-    writes it out, whose products are exchanged.
-
-    A module that passes what ours refuses keeps its own configuration's attention and that of the model that it is in,
-    which makes its mask.
-    """
-    for name, part in model.named_modules():
-        if isinstance(part, PreTrainedModel):
-            custom = custom_attention(type(part.config)) if part._can_set_attn_implementation() else type(part).__name__
-            if custom:
-                own = is_of_its_own(type(part.config))
-                yield name, part.config, f"{custom} computes attention in a way of its own" if own else ""
-    for name, module in model.named_modules():
-        if option := refused_by(module):
-            reason = f"{type(module).__name__} needs {option}, which attention {NAME!r} has not"
-            owner = _owner(model, name)
-            yield owner, model.get_submodule(owner).config, reason
-            if hasattr(module, "config"):
-                yield name, module.config, reason
-
-
-def _owner(model: PreTrainedModel, name: str) -> str:
-    """Dotted name of the innermost PreTrainedModel around what name stands for; '' for model itself."""
-    while name and not isinstance(model.get_submodule(name), PreTrainedModel):
-        name = name.rpartition(".")[0]
-    return name
-
-
 def boolean_mask(
     *, config: Any, q_length: int, kv_length: int, allow_is_causal_skip: bool = True, **options: Any
 ) -> Tensor | None:
@@ -172,12 +121,10 @@ def boolean_mask(
 
     A causal mask is always made, because a missing one is none to eager attention; one that says no more than the
     causal flag, or than that and sliding_window, is marked, so that attention_forward() need not read it. A model that
-    writes its attention out gets the floats that it adds. Raises ValueError for one whose attention is of its own.
+    does not say that it takes such masks gets eager's floats, which are added.
     """
     sizes = {"q_length": q_length, "kv_length": kv_length, "config": config}
-    if custom := custom_attention(type(config)):
-        if is_of_its_own(type(config)):
-            raise ValueError(REFUSAL.format(custom))
+    if not takes_bool_masks(type(config)):
         return eager_mask(**sizes, **options)
     mask = sdpa_mask(**sizes, allow_is_causal_skip=allow_is_causal_skip, **options)
     if not allow_is_causal_skip or q_length == 1:
@@ -250,7 +197,7 @@ def attention_forward(
     Raises ValueError for is_causal without a mask, and for an argument that would change the result and is not known
     here, such as a paged cache.
     """
-    refuse(module, options)
+    _refuse(module, options)
     if is_causal and attention_mask is None and query.shape[2] > 1:
         raise ValueError(
             f"attention {NAME!r}: {type(module).__name__} asks for causal attention without a mask, which eager "
@@ -276,6 +223,39 @@ def attention_forward(
         output = (grouped(weights, value.shape[1]) @ value).view(*query.shape[:3], value.shape[3])
         return output.transpose(1, 2).contiguous(), weights if sinks is None else weights[..., :-1]
     return F.attention(query, key, value, **arguments).transpose(1, 2), None
+
+
+_CARRIED = frozenset({
+    "sliding_window",  # the mask has it
+    "output_attentions", "position_ids", "cache_position", "token_type_ids", "mm_token_type_ids", "num_items_in_batch",
+    "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx",  # FlashAttention's: the mask has them
+    "deterministic",
+})  # fmt: skip
+"""Arguments that do not change what transformers' own eager attention computes."""
+_REFUSED = frozenset({"cache", "block_indices"})
+"""Arguments that change the result: a paged cache, sparse attention by blocks."""
+
+
+def _refuse(module: nn.Module, options: dict[str, Any]) -> None:
+    """Raises ValueError for an option that would change the result, or that might: a tensor, a number with a fraction,
+    or whatever the eager attention of the module's own file names among its parameters."""
+    for name, value in options.items():
+        if _changes(module, name, value):
+            raise ValueError(f"attention {NAME!r} has no {name}, which {type(module).__name__} needs: use 'eager'")
+
+
+def _changes(module: nn.Module, name: str, value: Any) -> bool:
+    if value is None or name in _CARRIED:
+        return False
+    return isinstance(value, Tensor | float) or name in _REFUSED or name in _eager_parameters(type(module).__module__)
+
+
+@torch.compiler.assume_constant_result
+@functools.cache
+def _eager_parameters(file: str) -> frozenset[str]:
+    """The parameters of a modeling file's eager attention."""
+    eager = getattr(sys.modules.get(file), "eager_attention_forward", None)
+    return frozenset() if eager is None else frozenset(inspect.signature(eager).parameters) - {"kwargs"}
 
 
 def _both(first: Tensor, second: Tensor | None) -> Tensor:

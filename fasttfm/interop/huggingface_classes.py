@@ -1,57 +1,54 @@
-"""Classes of Hugging Face transformers that take their attention by name.
+"""The models of Hugging Face transformers that take their attention by name, as their classes declare it.
 
-The others write attention out, and most ask transformers for a mask by name all the same: of the kind that their own
-code adds to scores, while a registered one is bool. Those whose attention is something else than the product of all
-queries and all keys are refused.
+The others write their attention out and stay on eager: by name they are refused, and accelerate() leaves them theirs.
 """
 
 import functools
-import importlib
-import inspect
-import sys
+from typing import Any
 
-import torch.nn
+import torch
 from transformers import PreTrainedModel
 
-from fasttfm.interop.huggingface_products import OF_ITS_OWN
-
 NAME = "fasttfm"
-REFUSAL = f"attention {NAME!r}: {{}} computes attention in a way of its own; use 'eager' or accelerate()"
-"""What a model is refused with, by the name of its class."""
+WITH_TABLES = frozenset({
+    "deepseek_ocr2_sam_vision_model", "git", "sam_hq_vision_model", "sam_vision_model",
+    "unlimited_ocr_sam_vision_model",
+})  # fmt: skip
+"""Types of models whose files have a table of attention classes beside others that take it by name."""
 
 
-@torch.compiler.assume_constant_result
+NEEDS = {"minimax_m3_vl_text": "block_indices"}
+"""Types of models of transformers 5.23 whose attention needs an argument that ours has not, and which."""
+
+
+def own_attention(part: PreTrainedModel) -> str:
+    """Say why ours cannot stand for the attention of a model or a part of one; '' where it can."""
+    if kind := written_out(type(part.config)) if part._can_set_attn_implementation() else type(part).__name__:
+        return f"{kind} writes its attention out"
+    option = NEEDS.get(part.config.model_type)
+    return f"{type(part).__name__} needs {option}, which attention {NAME!r} has not" if option else ""
+
+
 @functools.cache
-def custom_attention(config: type) -> str:
-    """Name of a class that computes attention itself in a model configured by config; '' where there is none."""
+def written_out(config: type[Any]) -> str:
+    """Name of a class of models configured by config that does not take its attention by name; '' where all do."""
     for family in _families(PreTrainedModel, config):
-        if not family._can_set_attn_implementation():
+        if config.model_type in WITH_TABLES or not family._can_set_attn_implementation():
             return family.__name__
-        for kind in vars(sys.modules[family.__module__]).values():
-            if isinstance(kind, type) and kind.__module__ == family.__module__ and _computes(kind, config):
-                return kind.__name__
     return ""
 
 
 @torch.compiler.assume_constant_result
-def is_of_its_own(config: type) -> bool:
-    """Return whether a model configured by config computes attention in a way that ours cannot stand for."""
-    return any(family.__module__.split(".")[-2] in OF_ITS_OWN for family in _families(PreTrainedModel, config))
+@functools.cache
+def takes_bool_masks(config: type[Any]) -> bool:
+    """Return whether the models configured by config say that they take SDPA's masks, or those of any attention.
+
+    A model that says neither may add its mask to scores in code of its own.
+    """
+    return all(each._supports_sdpa or each._supports_attention_backend for each in _families(PreTrainedModel, config))
 
 
-def _computes(kind: type, config: type) -> bool:
-    """Return whether kind is a class of attention that computes it and may be configured by config, by its source."""
-    if not issubclass(kind, torch.nn.Module) or not kind.__name__.endswith("Attention"):
-        return False
-    source = inspect.getsource(kind)
-    given = inspect.get_annotations(kind.__init__).get("config")
-    others = isinstance(given, type) and given is not config
-    products = ("matmul(", "bmm(", "einsum(", " @ ")
-    computes = "softmax(" in source and any(product in source for product in products)
-    return computes and "get_interface(" not in source and not others
-
-
-def _families(base: type[PreTrainedModel], config: type) -> list[type[PreTrainedModel]]:
+def _families(base: type[PreTrainedModel], config: type[Any]) -> list[type[PreTrainedModel]]:
     """The classes derived from base that are configured by config while what they are derived from is not.
 
     What a user derives from them computes attention as they do, and its source may be out of reach.
@@ -60,29 +57,3 @@ def _families(base: type[PreTrainedModel], config: type) -> list[type[PreTrained
     for kind in base.__subclasses__():
         families += [kind] if kind.config_class is config else _families(kind, config)
     return families
-
-
-_TABLES = {
-    "bark.modeling_bark": "BARK_ATTENTION_CLASSES",
-    "data2vec.modeling_data2vec_vision": "DATA2VEC_VISION_SELF_ATTENTION_CLASSES",
-    "deepseek_ocr2.modeling_deepseek_ocr2": "DEEPSEEK_OCR2_SAM_VISION_ATTENTION_CLASSES",
-    "falcon.modeling_falcon": "FALCON_ATTENTION_CLASSES",
-    "git.modeling_git": "GIT_SELF_ATTENTION_CLASSES",
-    "gpt_neo.modeling_gpt_neo": "GPT_NEO_ATTENTION_CLASSES",
-    "gptj.modeling_gptj": "GPTJ_ATTENTION_CLASSES",
-    "sam.modeling_sam": "SAM_VISION_ATTENTION_CLASSES",
-    "sam_hq.modeling_sam_hq": "SAM_HQ_VISION_ATTENTION_CLASSES",
-    "superglue.modeling_superglue": "SUPERGLUE_SELF_ATTENTION_CLASSES",
-    "unlimited_ocr.modeling_unlimited_ocr": "UNLIMITED_OCR_SAM_VISION_ATTENTION_CLASSES",
-}
-"""Files of transformers that look a class of attention up in a table of their own, which would say KeyError."""
-
-
-def enter_in_tables() -> None:
-    """Enters NAME into the tables of the files that have one, as eager attention, which is exchanged afterwards."""
-    for path, table in _TABLES.items():
-        try:
-            classes = getattr(importlib.import_module(f"transformers.models.{path}"), table)
-        except (ImportError, AttributeError):  # another version of transformers, or a package that the file needs
-            continue
-        classes[NAME] = classes["eager"]

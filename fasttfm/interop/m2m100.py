@@ -5,23 +5,14 @@ Pre-norm with final norms, fairseq's sinusoids, which count from padding's numbe
 its language, a translation with that of its own.
 """
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 from fasttfm.data.tokenizer import Vocabulary
 from fasttfm.errors import UserError, optional
-from fasttfm.interop.bart import (
-    KNOWN,
-    SHARED,
-    bart_config,
-    decoding,
-    from_bart,
-    refuse_trained_positions,
-    tables,
-)
+from fasttfm.interop.bart import KNOWN, bart_config, decoding, read_network, tables
 from fasttfm.interop.config_json import read_config, refuse_others, tell_unknown_fields
-from fasttfm.interop.exchange import Arrangement, Model, fitting_tokenizer, refuse_other_corpus, with_tables
+from fasttfm.interop.exchange import Arrangement, Model, fitting_tokenizer, refuse_other_corpus
 from fasttfm.interop.weight_files import first_line, read_tensors
 from fasttfm.parsing import field
 
@@ -39,7 +30,7 @@ def read(folder: Path, source_language: str | None = None, target_language: str 
     theirs = _load_tokenizer(folder)
     weights = read_tensors(folder)
     tell_unknown_fields(given, path, {*KNOWN, *allowed})
-    *embeddings, output = tables(weights, given, path)
+    embeddings = tables(weights, given, path)
     table = embeddings[0]
     pieces = [theirs.convert_ids_to_tokens(row) or f"<{row}>" for row in range(len(table))]
     codes = _codes(theirs, pieces)
@@ -50,12 +41,7 @@ def read(folder: Path, source_language: str | None = None, target_language: str 
     first = field(given, "pad_token_id", int, str(path), 1) + 1
     fields = {"positional_encoding": "tensor2tensor", "first_position": first}
     config = bart_config(given, path, len(arrangement), "relu", norm_first=True, final_norm=True, **fields)
-    if output is not None:
-        config = dataclasses.replace(config, share_embeddings="none", source_vocab_size=len(arrangement))
-    arrangements = (arrangement, arrangement)
-    config, result = with_tables(config, from_bart(weights, config), arrangements, embeddings, output, path=folder)
-    refuse_trained_positions(weights, "weights", "tensor2tensor", padding=first - 1)
-    weights.refuse_rest(SHARED)
+    config, result = read_network(folder, config, weights, (arrangement, arrangement), embeddings, padding=first - 1)
     ours = arrangement.pieces(pieces)
     silent = sorted({*codes.values(), *map(str, theirs.all_special_tokens)} & set(ours))
     sides = []

@@ -4,7 +4,6 @@ https://huggingface.co/docs/transformers/model_doc/marian
 Post-norm, scaled embeddings, the paper's sinusoids with all sines before all cosines, no embedding of a first token.
 """
 
-import dataclasses
 import json
 import warnings
 from collections.abc import Mapping
@@ -20,17 +19,7 @@ from fasttfm.data.moses_tokenizer import MosesTokenizer
 from fasttfm.data.tokenizer import Tokenizer, Vocabulary
 from fasttfm.errors import UserError
 from fasttfm.files import read_json
-from fasttfm.interop.bart import (
-    BART,
-    FIELDS,
-    KNOWN,
-    SHARED,
-    bart_config,
-    decoding,
-    from_bart,
-    refuse_trained_positions,
-    tables,
-)
+from fasttfm.interop.bart import BART, FIELDS, KNOWN, bart_config, decoding, read_network, tables
 from fasttfm.interop.channels import halves_from_pairs, pairs_from_halves
 from fasttfm.interop.config_json import THEIR_ACTIVATIONS, described, read_config, refuse_others, tell_unknown_fields
 from fasttfm.interop.exchange import (
@@ -41,7 +30,6 @@ from fasttfm.interop.exchange import (
     piece_names,
     refuse_other_corpus,
     suppressed,
-    with_tables,
 )
 from fasttfm.interop.names import theirs
 from fasttfm.interop.tokenizer_json import SPECIAL_PIECES
@@ -201,11 +189,7 @@ def read(folder: Path, **languages: Any) -> Model:
         sides.append((arrangement, arrangement.pieces(pieces)))
     search = decoding(folder, given, eos, start, pad)  # of the target, the last one
     config = bart_config(given, path, len(sides[1][0]), "gelu", positional_encoding="paper")
-    if not joint:
-        config = dataclasses.replace(config, share_embeddings="decoder", source_vocab_size=len(sides[0][0]))
-    *embeddings, output = tables(weights, given, path, joint=joint)
-    if output is not None:
-        config = dataclasses.replace(config, share_embeddings="none", source_vocab_size=len(sides[0][0]))
+    embeddings = tables(weights, given, path, joint=joint)
     for table, (arrangement, _) in zip(embeddings, sides):
         if len(table) != max(row for row in arrangement.rows if row is not None) + 1:
             raise UserError(f"{folder}: vocab.json does not fit its weights, which have {len(table):,} tokens")
@@ -218,11 +202,7 @@ def read(folder: Path, **languages: Any) -> Model:
     else:
         bias = bias[0]
     arrangements = [arrangement for arrangement, _ in sides]
-    config, result = with_tables(
-        config, from_bart(weights, config), arrangements, embeddings, output, bias, path=folder
-    )
-    refuse_trained_positions(weights, "weight", "paper")
-    weights.refuse_rest(SHARED)
+    config, result = read_network(folder, config, weights, arrangements, embeddings, bias)
     source, target = (
         fitting_tokenizer(folder / name, Vocabulary(pieces=pieces, prefix=[], codes=True))
         for name, (_, pieces) in zip(("source.spm", "target.spm"), sides)

@@ -8,8 +8,11 @@ from model_dirs import write_model_dir
 
 from fasttfm.cli.main import main
 from fasttfm.interop import check, ctranslate2, marian
+from fasttfm.interop.exchange import load
 
 PACKAGES = {"ctranslate2": "ctranslate2", "marian-hf": "transformers"}
+BEAMS = {"ctranslate2": 2, "marian-hf": 4}
+"""CTranslate2's own, as its folders have none."""
 WRITERS = {"ctranslate2": ctranslate2, "marian-hf": marian}
 
 
@@ -29,6 +32,7 @@ def test_both_ways_end_in_a_comparison(tmp_path, capsys, form, fields):
     assert command("import", tmp_path / "there", "--format", form, "--out", tmp_path / "back") == 0
     notes = capsys.readouterr().out.splitlines()[1:]
     assert told in notes
+    assert load(tmp_path / "back").decoding.beam == BEAMS[form]
     card = (tmp_path / "back" / "README.md").read_text(encoding="utf-8").splitlines()
     assert f"- imported from there ({form})" in card
     for line in notes:

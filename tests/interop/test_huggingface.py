@@ -181,29 +181,6 @@ def test_gradient_checkpointing_gives_the_same_gradients(name: str) -> None:
         torch.testing.assert_close(b, a)
 
 
-@torch.no_grad()
-def test_a_sliding_window_and_fewer_key_heads_are_attended() -> None:
-    torch.manual_seed(0)
-    config = transformers.MistralConfig(
-        vocab_size=37, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        intermediate_size=24, max_position_embeddings=64, sliding_window=4, pad_token_id=0, eos_token_id=1,
-    )  # fmt: skip
-    eager = transformers.MistralForCausalLM(config).eval()
-    eager.set_attn_implementation("eager")
-    ours = copy.deepcopy(eager)
-    huggingface.accelerate(ours)
-    inputs = batch("gpt2")
-    rows = inputs["attention_mask"].bool()
-    torch.testing.assert_close(ours(**inputs).logits[rows], eager(**inputs).logits[rows], rtol=1e-4, atol=1e-4)
-    expected, got = (m(**inputs, output_attentions=True) for m in (eager, ours))
-    torch.testing.assert_close(got.logits[rows], expected.logits[rows], rtol=1e-4, atol=1e-4)
-    for a, b in zip(expected.attentions, got.attentions, strict=True):
-        torch.testing.assert_close(b.transpose(1, 2)[rows], a.transpose(1, 2)[rows])
-    for options in ({"num_beams": 1}, {"num_beams": 3}):
-        expected, got = (m.generate(**inputs, max_new_tokens=8, do_sample=False, **options) for m in (eager, ours))
-        assert got.tolist() == expected.tolist()
-
-
 @pytest.mark.parametrize(("beams", "cache"), [(1, "dynamic"), (3, "dynamic"), (1, "static"), (3, "static")])
 @pytest.mark.parametrize("name", GENERATIVE)
 def test_generation_is_equal_token_for_token(name: str, beams: int, cache: str) -> None:
@@ -347,17 +324,3 @@ def test_copies_and_saved_models_compute_the_same(name: str, tmp_path: Any) -> N
     for other in (copy.deepcopy(ours), torch.load(tmp_path / "model.pt", weights_only=False)):
         again = other(**inputs, **({} if name in ("bert", "gpt2") else {"labels": labels_of(name, inputs)})).logits
         assert torch.equal(again, expected)
-
-
-def test_attn_implementation_by_name() -> None:
-    huggingface.register()
-    config = transformers.BertConfig(vocab_size=37, hidden_size=16, num_attention_heads=2, num_hidden_layers=1)
-    model = transformers.AutoModel.from_config(config, attn_implementation="fasttfm")
-    assert model.config._attn_implementation == "fasttfm"
-    assert torch.isfinite(model(torch.randint(37, (2, 5))).last_hidden_state).all()
-
-
-def test_what_the_operator_does_not_have_is_refused() -> None:
-    x = torch.randn(1, 2, 3, 8)
-    with pytest.raises(ValueError, match="block_indices"):
-        huggingface.attention_forward(torch.nn.Module(), x, x, x, None, block_indices=x)

@@ -12,7 +12,7 @@ import torch
 transformers = pytest.importorskip("transformers", reason="needs the package transformers (pip install transformers)")
 
 from fasttfm import functional as F  # noqa: E402
-from fasttfm.interop import huggingface, huggingface_options  # noqa: E402
+from fasttfm.interop import huggingface, huggingface_classes  # noqa: E402
 
 TEXT = {
     "vocab_size": 37, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -139,6 +139,9 @@ def test_decoders_with_windows_caps_sinks_and_shared_key_heads(name: str, paddin
     for theirs, mine in zip(*gradients, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
     if turn is accelerated:
+        weights = [m(**inputs, output_attentions=True).attentions for m in (eager, ours)]
+        for theirs, mine in zip(*weights, strict=True):
+            torch.testing.assert_close(mine.transpose(1, 2)[rows], theirs.transpose(1, 2)[rows], rtol=1e-4, atol=1e-5)
         return
     for options in ({"num_beams": 1}, {"num_beams": 2}, {"num_beams": 1, "cache_implementation": "static"}):
         tokens = [m.generate(**inputs, max_new_tokens=6, do_sample=False, **options).tolist() for m in (eager, ours)]
@@ -224,7 +227,7 @@ def test_sinks_of_each_query_and_chosen_keys_are_those_of_the_formula() -> None:
 @pytest.fixture
 def no_soft_cap(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if attention here had no soft cap."""
-    monkeypatch.setattr(huggingface_options, "TAKEN", huggingface_options.TAKEN - {"softcap"})
+    monkeypatch.setattr(huggingface_classes, "NEEDS", {"gemma2": "softcap"})
 
 
 @pytest.mark.usefixtures("no_soft_cap")
@@ -240,10 +243,12 @@ def test_accelerate_leaves_a_model_that_needs_more_its_attention_and_says_so() -
     torch.testing.assert_close(model(ids).logits, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.usefixtures("no_soft_cap")
-def test_an_option_that_is_not_given_is_no_reason_to_leave_an_attention() -> None:
-    config = gemma2(attn_logit_softcapping=None)
-    assert huggingface.accelerate(transformers.Gemma2ForCausalLM(config)).lines[0].action == "attention fasttfm"
+@pytest.mark.parametrize("kind", huggingface_classes.NEEDS)
+def test_a_type_that_needs_more_is_one_of_transformers_and_what_it_needs_is_refused(kind: str) -> None:
+    assert kind in transformers.CONFIG_MAPPING
+    x, option = torch.randn(1, 2, 3, 8), huggingface_classes.NEEDS[kind]
+    with pytest.raises(ValueError, match=option):
+        huggingface.attention_forward(torch.nn.Module(), x, x, x, None, **{option: torch.ones(1)})
 
 
 @pytest.mark.usefixtures("no_soft_cap")

@@ -1,7 +1,6 @@
 """replace_modules and restore_modules on models that are not plain: shared, hooked, wrapped, frozen, without memory."""
 
 import copy
-import io
 from typing import Any
 
 import pytest
@@ -257,22 +256,6 @@ def test_twice_replaced_and_twice_restored() -> None:
     assert not fasttfm.restore_modules(model).lines
     assert type(model) is nn.TransformerEncoderLayer
     assert torch.equal(model(torch.ones(N, S, E)), expected)
-
-
-@pytest.mark.parametrize("how", ["deepcopy", "torch.save"])
-def test_a_copy_can_be_restored(how: str) -> None:
-    model = replaced(layer())
-    if how == "deepcopy":
-        copied = copy.deepcopy(model)
-    else:
-        stored = io.BytesIO()
-        torch.save(model, stored)
-        stored.seek(0)
-        copied = torch.load(stored, weights_only=False)
-    assert fasttfm.restore_modules(copied).replaced
-    assert not any(type(m).__module__.startswith("fasttfm") for m in copied.modules())
-    assert type(model) is fasttfm.nn.TransformerEncoderLayer
-    both_agree(copied, model, torch.randn(N, S, E))
 
 
 def test_symbolic_tracing_needs_torch_s_modules() -> None:

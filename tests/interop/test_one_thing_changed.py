@@ -52,6 +52,14 @@ def fields(file: str = "config.json", **values: Any) -> Change:
     return changed
 
 
+def without(name: str) -> Change:
+    def changed(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps({key: each for key, each in json.loads(path.read_text()).items() if key != name}))
+
+    return changed
+
+
 def shards(change: Callable[[Weights, dict[str, str]], None]) -> Change:
     def changed(folder: Path) -> None:
         path = folder / "model.safetensors"
@@ -112,6 +120,20 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     "trained positions": (
         "m2m100", also("model.encoder.embed_positions.weights", "model.shared.weight"),
         "model.encoder.embed_positions.weights is not sinusoids",
+    ),
+    "trained positions of a Marian": (
+        "marian-hf", also("model.encoder.embed_positions.weight", "model.shared.weight"),
+        "model.encoder.embed_positions.weight is not sinusoids",
+    ),
+    "embeddings that are not scaled": (
+        "marian-hf", fields(scale_embedding=False), "scale_embedding False is not supported",
+    ),
+    "nothing on the scale of embeddings": (
+        "marian-hf", without("scale_embedding"), "scale_embedding False is not supported",
+    ),
+    "a weight that nobody reads": (
+        "marian-hf", also("model.encoder.layers.0.gate.weight", "model.shared.weight"),
+        "has the weights model.encoder.layers.0.gate.weight, for which",
     ),
     "positions of no shape": (
         "marian-hf", also("model.encoder.embed_positions.weight", "model.shared.weight", lambda x: x[:, 0].clone()),
@@ -174,6 +196,10 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
         "ctranslate2", lambda to: (to / "model.bin").write_bytes((to / "model.bin").read_bytes() + b"x") and None,
         "model.bin: is cut off or damaged (it goes on behind its end)",
     ),
+    "a language model": (
+        "ctranslate2", lambda to: _with_specification(to / "model.bin", "TransformerDecoderSpec"),
+        "model.bin: is a TransformerDecoderSpec: only encoder-decoder Transformers",
+    ),
     "whole numbers without a scale": (
         "ctranslate2", variables(lambda given: {**given, f"{LINEAR}/weight": given[f"{LINEAR}/weight"].char()}),
         f"has no {LINEAR}/weight_scale",
@@ -221,9 +247,17 @@ TOLD: dict[str, tuple[str, Change, str]] = {
         fields(sep_token_id=9),
         "says sep_token_id 9, but its tokenizer 3, which is taken",
     ),
+    "a field of another model": ("marian-hf", fields(sliding_window=4, something=None), "the fields sliding_window: t"),
     "a field that is off": ("llama", fields(unheard_of=False), "nobody here knows the fields unheard_of"),
     "a field that is zero": ("bert", fields(unheard_of=0), "nobody here knows the fields unheard_of"),
 }
+
+
+def _with_specification(path: Path, name: str) -> None:
+    before = b"\x10\0TransformerSpec\0"
+    whole = path.read_bytes()
+    assert whole.count(before) == 1
+    path.write_bytes(whole.replace(before, bytes([len(name) + 1, 0]) + name.encode() + b"\0"))
 
 
 def _fairseq(folder: Path, more: dict[str, Any]) -> None:

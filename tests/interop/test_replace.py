@@ -95,12 +95,6 @@ def test_a_single_module_may_be_replaced() -> None:
     assert type(norm) is fasttfm.nn.LayerNorm
 
 
-def test_replacing_twice_does_nothing_more() -> None:
-    model = Model()
-    fasttfm.replace_modules(model)
-    assert not fasttfm.replace_modules(model).lines
-
-
 def test_hooks_mode_dtype_and_frozen_parameters_stay(batch: Any) -> None:
     model = Model(dropout=0.1).double().eval()
     model.norm.weight.requires_grad_(False)
@@ -154,24 +148,27 @@ def test_what_may_compute_otherwise_is_left_and_named() -> None:
     assert "18 modules replaced, 2 left" in str(report)
 
 
-@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
-def test_copies_compute_the_same(how: str, batch: Any) -> None:
+@pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
+def test_copies_compute_the_same_and_can_be_restored(how: str, tmp_path: Any, batch: Any) -> None:
     model = Model()
     fasttfm.replace_modules(model)
-    copied = copy.deepcopy(model) if how == "deepcopy" else pickle.loads(pickle.dumps(model))
+    if how == "torch.save":
+        torch.save(model, tmp_path / "model.pt")
+        copied = torch.load(tmp_path / "model.pt", weights_only=False)
+    else:
+        copied = copy.deepcopy(model) if how == "deepcopy" else pickle.loads(pickle.dumps(model))
     assert ours(copied) == 20
     assert torch.equal(copied(*batch), model(*batch))
+    assert len(fasttfm.restore_modules(copied).replaced) == 20
+    assert (ours(copied), ours(model)) == (0, 20)
+    torch.testing.assert_close(copied(*batch), model(*batch))
 
 
-def test_torch_save_and_load(tmp_path: Any, batch: Any) -> None:
-    model = Model()
+def test_a_state_dict_loads_without_the_modules(tmp_path: Any, batch: Any) -> None:
+    model, plain = Model(), Model()
     fasttfm.replace_modules(model)
-    torch.save(model, tmp_path / "model.pt")
     torch.save(model.state_dict(), tmp_path / "weights.pt")
-    whole = torch.load(tmp_path / "model.pt", weights_only=False)
-    plain = Model()
     plain.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
-    torch.testing.assert_close(whole(*batch), model(*batch))
     torch.testing.assert_close(plain(*batch), model(*batch))
 
 

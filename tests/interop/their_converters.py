@@ -1,7 +1,7 @@
 """Small models with random weights in the formats that CTranslate2's converters read, and those converters on them.
 
 Each builder writes the other tool's files and returns the converter's own object. What is not installed (fairseq,
-OpenNMT-tf, TensorFlow) is a stand-in that holds weights and computes nothing: the converter's code runs on it.
+OpenNMT-tf) is a stand-in that holds weights and computes nothing: the converter's code runs on it.
 """
 
 import argparse
@@ -236,7 +236,7 @@ def opennmt_tf(folder: Path, patch: pytest.MonkeyPatch, *, end: bool = False, re
     ))  # fmt: skip
 
 
-# ---------------------------------------------------------------------------------------------- transformers and GPT-2
+# ------------------------------------------------------------------------------------------------------ transformers
 
 
 def transformers(folder: Path, _: pytest.MonkeyPatch) -> Any:
@@ -244,29 +244,6 @@ def transformers(folder: Path, _: pytest.MonkeyPatch) -> Any:
 
     write_opus(folder)
     return TransformersConverter(str(folder))
-
-
-def openai_gpt2(folder: Path, patch: pytest.MonkeyPatch) -> Any:
-    """A language model: its decoder has no source."""
-    from ctranslate2.converters import OpenAIGPT2Converter
-    from ctranslate2.specs import TransformerDecoderModelSpec
-
-    for name in ("unk_token", "bos_token", "eos_token"):  # which that converter sets, and no specification has any more
-        patch.setattr(TransformerDecoderModelSpec, name, None, raising=False)
-
-    draw, words = Drawn(), ["<|endoftext|>", *pieces()]
-    weights = {"wte": draw(len(words), D), "wpe": draw(16, D)}
-    for name in ("ln_f", "h0/ln_1", "h0/ln_2"):
-        weights[f"{name}/g"], weights[f"{name}/b"] = draw(D, about=1.0), draw(D)
-    for name, rows, columns in (("attn/c_attn", D, 3 * D), ("attn/c_proj", D, D), ("mlp/c_fc", D, INNER),
-                                ("mlp/c_proj", INNER, D)):  # fmt: skip
-        weights[f"h0/{name}/w"], weights[f"h0/{name}/b"] = draw(1, rows, columns), draw(columns)
-    arrays = {f"model/{name}": weight.numpy() for name, weight in weights.items()}
-    reader = SimpleNamespace(get_tensor=arrays.__getitem__, get_variable_to_shape_map=lambda: arrays)
-    stand_in(patch, "tensorflow", train=SimpleNamespace(load_checkpoint=lambda _: reader))
-    (folder / "hparams.json").write_text(json.dumps({"n_layer": 1, "n_head": HEADS}))
-    (folder / "encoder.json").write_text(json.dumps({word: number for number, word in enumerate(words)}))
-    return OpenAIGPT2Converter(str(folder))
 
 
 TRANSLATION: dict[str, Callable[..., Any]] = {
@@ -284,7 +261,7 @@ def converted(name: str, folder: Path, patch: pytest.MonkeyPatch, quantization: 
     """The folder that a converter writes, with the SentencePiece models that users put beside it."""
     source, out = folder / f"{name}-source", folder / f"{name}-{quantization}"
     source.mkdir()
-    build = TRANSLATION.get(name, openai_gpt2)
+    build = TRANSLATION[name]
     with patch.context() as inside:
         build(source, inside, **how).convert(str(out), quantization=quantization)
     for side in ("source", "target"):

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import unittest
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,8 +10,7 @@ import torch
 from torch import Tensor
 
 from fasttfm.interop import huggingface
-from tests.registry import testers
-from tests.registry.small import LIMIT, NotBuilt, batches, brief, make
+from tests.registry.small import NotBuilt, batches, brief, make
 
 Batches = dict[str, tuple[dict[str, Any], dict[int, Tensor]]]
 """By name: inputs, and by length the positions that count."""
@@ -110,25 +108,6 @@ def accelerated(model: Any) -> Any:
 
 
 WAYS: dict[str, Callable[[Any], Any]] = {"by name": by_name, "accelerate": accelerated}
-
-
-def of_tester(case: type) -> tuple[Any, Batches]:
-    """The model and the inputs of a test class of transformers, where every position is attended. Raises NotBuilt."""
-    try:
-        kind, config, inputs = testers.made(case)
-        torch.manual_seed(0)
-        model = kind._from_config(copy.deepcopy(config), attn_implementation="eager").eval()
-    except BaseException as error:  # unittest's skips are no Exceptions
-        if not isinstance(error, Exception | unittest.SkipTest) and type(error).__module__ != "_pytest.outcomes":
-            raise
-        raise NotBuilt(f"its tester: {brief(error)}") from error
-    if sum(p.numel() for p in model.parameters()) > LIMIT:
-        raise NotBuilt("its tester's model is large")
-    model.source_config = config
-    for name, value in inputs.items():
-        if name.endswith("attention_mask") and isinstance(value, Tensor) and value.dim() == 2:
-            inputs[name] = torch.ones_like(value)
-    return model, {"tester": (inputs, {})}
 
 
 def verdicts(name: str) -> dict[str, str]:
