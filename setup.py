@@ -31,7 +31,6 @@ extras = {
     "hub": ["kernels>=0.17"],  # loads what python -m scripts.hub writes
     "sentences": ["sentencex>=1.0"],  # translate --split-sentences
     "moses": ["sacremoses>=0.1.1"],  # models of fairseq with codes of fastBPE or subword-nmt; score --compound-split
-    "xliff": ["lxml>=5.0"],  # translate --format
     "datasets": ["datasets>=3.0"],  # prepare --dataset-folder
     "completion": ["shtab>=1.7"],
     "bench": ["jsonschema>=4.18"],  # benchmarks/, which is not in the wheel

@@ -1,5 +1,4 @@
-"""Translates over HTTP: POST /translate, GET /languages, /health, /metrics, /openapi.json, /docs, and a page to type
-into.
+"""Translates over HTTP: POST /translate, GET /health, /metrics, /openapi.json, /docs, and a page to type into.
 
 Sentences of all clients are translated together. Ctrl-C or SIGTERM stops the server after the requests that it has.
 """
