@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> None:
         finally:
             app.engine.stop()
     if isinstance(app.engine, Pool) and app.engine.failure is not None:
-        raise UserError(app.engine.failure)
+        raise app.engine.failure
     print("stopped", flush=True)
 
 
