@@ -31,7 +31,6 @@ extras = {
     "hub": ["kernels>=0.17"],  # loads what python -m scripts.hub writes
     "sentences": ["sentencex>=1.0"],  # translate --split-sentences
     "moses": ["sacremoses>=0.1.1"],  # models of fairseq with codes of fastBPE or subword-nmt; score --compound-split
-    "xliff": ["lxml>=5.0"],  # translate --format
     "completion": ["shtab>=1.7"],
     "bench": ["jsonschema>=4.18", "matplotlib>=3.8", "pandas>=2.2", "psutil>=5.9"],  # benchmarks/, not in the wheel
     "docs": ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"],  # make docs

@@ -1,5 +1,4 @@
-"""Translates over HTTP: POST /translate, GET /languages, /health, /metrics, /openapi.json, /docs, and a page to type
-into.
+"""Translates over HTTP: POST /translate, GET /health, /metrics, /openapi.json, /docs, and a page to type into.
 
 Sentences of all clients are translated together. Ctrl-C or SIGTERM stops the server after the requests that it has.
 """
@@ -135,7 +134,7 @@ def run(args: argparse.Namespace) -> None:
         finally:
             app.engine.stop()
     if isinstance(app.engine, Pool) and app.engine.failure is not None:
-        raise UserError(app.engine.failure)
+        raise app.engine.failure
     print("stopped", flush=True)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.needs = {"--target-language": ["--format"]}
+    parser.apart = [("--split-sentences", "--prefix")]
     add_model(parser)
     add_device(parser)
     add_precision(parser, "translation_precision")
@@ -48,8 +48,6 @@ _FILES = {
     "words of the translation, counted from 0",
 }
 """Flag of a file that goes with the lines -> its help."""
-_BESIDE = ("prefix", "terminology", "alignment", "markup", "split_sentences", "format", "json")
-"""Options of which not all go together."""
 
 
 def _add_companions(parser: argparse.ArgumentParser) -> None:
@@ -65,44 +63,19 @@ def _add_companions(parser: argparse.ArgumentParser) -> None:
         "be repeated",
     )
     parser.add_argument(
-        "--markup",
-        action="store_true",
-        help="translate lines with HTML or XML tags: each block element by itself, other tags placed around the "
-        "aligned words. Write & and < in text as &amp; and &lt;",
-    )
-    parser.add_argument(
         "--split-sentences",
         metavar="LANGUAGE",
         help="split lines into sentences of this language (en, de, ...), translate each, and join them again; "
         "needs sentencex",
     )
-    parser.add_argument(
-        "--format",
-        choices=["xliff", "tmx"],
-        help="read and write an XLIFF or TMX document: translate its units that have no translation, and keep "
-        "inline codes; needs lxml (default: lines of text)",
-    )
-    parser.add_argument(
-        "--target-language",
-        metavar="LANGUAGE",
-        help="with --format: language of the translations (de, ...), where the document does not name it",
-    )
 
 
 def run(args: argparse.Namespace) -> None:
-    """Translate standard input, buffer by buffer, or as a document."""
+    """Translate standard input, buffer by buffer."""
     from fasttfm.data.corpus import read_lines
-    from fasttfm.decoding.alignment import PARTS, WORDS
-    from fasttfm.decoding.combinations import refuse_config, refuse_together
-    from fasttfm.decoding.exchange import Exchange
-    from fasttfm.decoding.markup import translate_marked
+    from fasttfm.decoding.combinations import refuse_config
     from fasttfm.decoding.translator import Translator
 
-    beside = {name for name in _BESIDE if getattr(args, name) not in (None, False)}
-    refuse_together(beside, flag_name)
-    document = None
-    if args.format is not None:
-        document = Exchange.parse(sys.stdin.buffer.read(), args.format, args.target_language)
     settings = flag_values(args, ["decoding"])
     if sys.stdin.isatty():
         settings["buffer_size"] = 1  # somebody is typing and waits for each line
@@ -116,24 +89,19 @@ def run(args: argparse.Namespace) -> None:
         ensemble=args.ensemble,
         terminology=args.terminology,
         shortlist=args.shortlist,
-        aligned=PARTS if args.markup or args.format else None if args.alignment is None else WORDS,
+        aligned=args.alignment is not None,
         **settings,
     )
     config = translator.config
-    refuse_config(beside, config, flag_name)
+    beside = ("terminology", "split_sentences")
+    refuse_config([name for name in beside if getattr(args, name) is not None], config, flag_name)
     if config.diverse_beam_groups > 1 and config.nbest > config.beam // config.diverse_beam_groups:
         print(
             f"fasttfm translate: warning: groups may find the same translation, which is written once: a line has "
             f"{config.beam // config.diverse_beam_groups} to {config.nbest} translations",
             file=sys.stderr,
         )
-    if document is not None:
-        stream = translate_marked(translator, document.lines)
-        document.fill(best.text for best, *_ in _shown(stream, args.quiet))
-        sys.stdout.buffer.write(document.write())
-        sys.stdout.buffer.flush()
-    else:
-        _translate_lines(args, translator)
+    _translate_lines(args, translator)
     if translator.cut_lines:
         one = translator.cut_lines == 1
         print(
@@ -149,16 +117,13 @@ def _translate_lines(args: argparse.Namespace, translator: "Translator") -> None
     """Standard input line by line, with what goes with the lines."""
     from fasttfm.data.corpus import decode_lines, read_lines
     from fasttfm.decoding.alignment import pharaoh
-    from fasttfm.decoding.markup import translate_marked
     from fasttfm.decoding.sentences import sentence_splitter, translate_sentences
 
     with contextlib.ExitStack() as stack:
         alignment = None if args.alignment is None else stack.enter_context(writing(args.alignment))
         prefixes = None if args.prefix is None else read_lines(args.prefix)
         lines = decode_lines(sys.stdin.buffer, "standard input")
-        if args.markup:
-            stream = translate_marked(translator, lines, prefixes)
-        elif args.split_sentences is not None:
+        if args.split_sentences is not None:
             stream = translate_sentences(translator, lines, sentence_splitter(args.split_sentences))
         else:
             stream = translator.translate_stream(lines, prefixes)

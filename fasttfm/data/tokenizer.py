@@ -215,9 +215,7 @@ class Tokenizer:
 
     def _refuse_imported(self) -> None:
         if self.vocabulary is not None:
-            raise UserError(
-                "words and markup cannot be aligned with an imported model: leave --markup or --alignment out"
-            )
+            raise UserError("words cannot be aligned with an imported model: leave --alignment out")
 
     def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
         """The pieces themselves, for showing; a leading U+2581 marks the start of a word."""

@@ -1,4 +1,4 @@
-"""From attention between tokens to links between words: what writes Pharaoh lines and moves markup.
+"""From attention between tokens to links between words, as Pharaoh lines show them.
 
 Each token of the translation is linked to the word of the source that its attention, summed over the word's tokens, is
 largest for; two words are linked when a token of the one is linked to the other (Garg et al. 2019, section 4.1;
@@ -13,23 +13,20 @@ from torch import Tensor
 
 WORDS = re.compile(r"\S+")
 """Words as whoever reads Pharaoh lines counts them: what stands between white space."""
-PARTS = re.compile(r"\w+|[^\w\s]")
-"""Words and each sign of punctuation by itself."""
 
 Span = tuple[int, int]
 Links = tuple[tuple[int, int], ...]
 
 
 def word_links(
-    attention: Tensor, source: str, source_tokens: Sequence[Span], target: str, target_tokens: Sequence[Span],
-    pattern: re.Pattern[str] = WORDS,
-) -> Links:  # fmt: skip
-    """Pairs (source word, target word), counted from 0, of the words that pattern finds; rising.
+    attention: Tensor, source: str, source_tokens: Sequence[Span], target: str, target_tokens: Sequence[Span]
+) -> Links:
+    """Pairs (source word, target word), counted from 0; rising.
 
     attention (L, S) with a row for each target token and a column for each source token at least; spans of tokens in
     characters of source and of target, as Tokenizer.spans and decoded_spans tell.
     """
-    of_source = _words_of(source_tokens, source, pattern)[: attention.shape[1]]
+    of_source = _words_of(source_tokens, source)[: attention.shape[1]]
     words = sorted({word for word in of_source if word is not None})
     if not words:
         return ()
@@ -38,8 +35,8 @@ def word_links(
     for token, word in enumerate(of_source):
         if word is not None:
             summed[:, columns[word]] += attention[:, token]
-    texts = [pattern.findall(source)[word] for word in words]
-    of_target, target_texts = _words_of(target_tokens, target, pattern), pattern.findall(target)
+    texts = [WORDS.findall(source)[word] for word in words]
+    of_target, target_texts = _words_of(target_tokens, target), WORDS.findall(target)
     links = set()
     for weights, word in zip(summed, of_target):
         if word is not None:
@@ -66,10 +63,10 @@ def pharaoh(links: Links) -> str:
     return " ".join(f"{source}-{target}" for source, target in links)
 
 
-def _words_of(tokens: Sequence[Span], text: str, pattern: re.Pattern[str]) -> list[int | None]:
+def _words_of(tokens: Sequence[Span], text: str) -> list[int | None]:
     """The word that each token begins in, after its spaces; None where there is none."""
     word_at: list[int | None] = [None] * (len(text) + 1)
-    for number, match in enumerate(pattern.finditer(text)):
+    for number, match in enumerate(WORDS.finditer(text)):
         word_at[match.start() : match.end()] = [number] * (match.end() - match.start())
     numbers = []
     for begin, end in tokens:

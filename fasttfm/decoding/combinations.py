@@ -6,13 +6,6 @@ from fasttfm.config.checks import refuse_stopped
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.errors import UserError
 
-_APART = (
-    ("markup", "alignment"),
-    ("markup", "split_sentences"),
-    ("split_sentences", "prefix"),
-    *(("format", other) for other in ("markup", "alignment", "split_sentences", "prefix", "json")),
-)
-
 
 def _drawn(config: DecodingConfig) -> str | None:
     return "sampling" if config.sampling else "mbr_samples" if config.mbr_samples else None
@@ -31,23 +24,18 @@ _STOPPED_BY: dict[str, Callable[[DecodingConfig], str | None]] = {
 """Setting -> the one that leaves it without effect in a search with this configuration, or None."""
 
 
-def refuse_together(given: Collection[str], written: Callable[[str], str] = str) -> None:
-    """Raise UserError for two of the options given that mean nothing beside one another.
+def refuse_config(given: Collection[str], config: DecodingConfig, written: Callable[[str], str] = str) -> None:
+    """Raise UserError where a search with this config cannot give what is asked for beside it.
 
     written: an option's name as the user writes it.
     """
-    for one, other in _APART:
-        if one in given and other in given:
-            raise UserError(f"{written(one)} and {written(other)} do not go together: leave out one of them")
-
-
-def refuse_config(given: Collection[str], config: DecodingConfig, written: Callable[[str], str] = str) -> None:
-    """Raise UserError where a search with this config cannot give what is asked for beside it."""
-    for name, what in (("split_sentences", "line"), ("format", "unit")):
-        if name in given and config.nbest > 1:
-            raise UserError(
-                f"{written(name)} gives one translation a {what}, not {config.nbest}: leave out {written('nbest')}"
-            )
+    split = "split_sentences"
+    if split in given and "prefix" in given:
+        raise UserError(f"{written(split)} and {written('prefix')} do not go together: leave out one of them")
+    if split in given and config.nbest > 1:
+        raise UserError(
+            f"{written(split)} gives one translation a line, not {config.nbest}: leave out {written('nbest')}"
+        )
     if "terminology" in given and (config.sampling or config.mbr_samples or config.diverse_beam_groups > 1):
         raise UserError("terminology needs a beam search: leave out sampling, mbr_samples and diverse_beam_groups")
 

@@ -1,7 +1,6 @@
 """Lines that join a running search: what a server translates for clients who come at any time."""
 
 import math
-import re
 from collections.abc import Collection, Hashable
 
 from fasttfm.config.decoding import DecodingConfig
@@ -37,8 +36,8 @@ class ContinuousBatching:
         self.search = RunningSearch(translator.model, translator.config, banned=translator.banned)
         self._new: list[Waiting] = []
         self._empty: list[Hashable] = []
-        self._to_align: dict[Hashable, tuple[str, list[int], re.Pattern[str]]] = {}
-        """Key -> line, its ids with end-of-sentence and what is a word, where alignments are asked for."""
+        self._to_align: dict[Hashable, tuple[str, list[int]]] = {}
+        """Key -> line and its ids with end-of-sentence, where alignments are asked for."""
 
     @property
     def searched(self) -> int:
@@ -52,20 +51,19 @@ class ContinuousBatching:
         config: DecodingConfig | None = None,
         prefix: str = "",
         number: int = 0,
-        aligned: re.Pattern[str] | None = None,
+        aligned: bool = False,
     ) -> None:
         """Let a line join at the next step.
 
         key: what its translations come back with; config: its options; prefix: how its translation must begin; number:
-        what sampling draws by besides its seed; aligned: what is a word in its alignments, None for the translator's.
+        what sampling draws by besides its seed; aligned: whether it has alignments, as where the translator has them.
         """
         source = self.translator.encode_lines([line]).get(0)
         if source is None:
             self._empty.append(key)
             return
-        pattern = aligned or self.translator.aligned
-        if pattern is not None:
-            self._to_align[key] = line, source, pattern
+        if aligned or self.translator.aligned:
+            self._to_align[key] = line, source
         shortlist = self.translator.shortlist
         allowed = None if shortlist is None else shortlist.tokens(source)
         beginning = self.translator.beginning(prefix)
@@ -94,8 +92,8 @@ class ContinuousBatching:
                 continue
             translations = self.translator.translations(hypotheses)
             if line is not None:
-                text, source, pattern = line
+                text, source = line
                 written = {0: [each.tokens for each in hypotheses]}
-                self.translator.align([text], {0: source}, written, [translations], pattern)
+                self.translator.align([text], {0: source}, written, [translations])
             results.append((key, translations))
         return results

@@ -39,7 +39,6 @@ class Terminology:
         self._terms = numbers
         self._any_case = _Automaton({_folded(term): numbers[term] for term in numbers if term == term.lower()})
         self._exact = _Automaton({term: numbers[term] for term in numbers if term != term.lower()})
-        self.continuations = continuations_of(tokenizer)
 
     @classmethod
     def from_lines(cls, lines: Iterable[str], path: str | Path, tokenizer: Tokenizer) -> Terminology:

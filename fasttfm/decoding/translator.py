@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -87,7 +86,7 @@ class Translator:
         workers: int = 1,
         least_work: float = 0,
         banned: Sequence[str] = (),
-        aligned: re.Pattern[str] | None = None,
+        aligned: bool = False,
         terminology: Terminology | None = None,
         shortlist: Shortlist | None = None,
     ) -> None:
@@ -95,10 +94,10 @@ class Translator:
 
         workers: processes that each search batches of their own, on a CPU; close() ends them. least_work: source tokens
         times parameters times beam of the buffer that they are started for. banned: words or phrases that no
-        translation holds as the tokenizer spells them, other words that begin with these tokens included. aligned: what
-        is a word in alignments, such as fasttfm.decoding.alignment.WORDS; None for no alignments. terminology: terms of
-        the source that are translated as it says; UserError where the config asks for anything but a beam search.
-        shortlist: the target tokens that each source may be translated by; scores are then shares of their probability.
+        translation holds as the tokenizer spells them, other words that begin with these tokens included. aligned:
+        whether translations have alignments. terminology: terms of the source that are translated as it says; UserError
+        where the config asks for anything but a beam search. shortlist: the target tokens that each source may be
+        translated by; scores are then shares of their probability.
         """
         self.model: Any = model
         self.source_tokenizer = source_tokenizer
@@ -128,7 +127,7 @@ class Translator:
         workers: int | None = None,
         banned: Sequence[str] = (),
         ensemble: Sequence[str | Path] = (),
-        aligned: re.Pattern[str] | None = None,
+        aligned: bool = False,
         terminology: str | Path | None = None,
         shortlist: str | Path | None = None,
         **decoding: Any,
@@ -154,7 +153,7 @@ class Translator:
             if source_tokenizer is not target_tokenizer:
                 sizes["source_vocab_size"] = len(source_tokenizer)
             config = build(values, sizes)
-            refuse_idle(decoding, config.decoding, is_aligned=aligned is not None)
+            refuse_idle(decoding, config.decoding, is_aligned=aligned)
             others = [(Path(each), build(read_values(Path(each), {}), sizes).model) for each in ensemble]
             models = []
             for folder, shape in ((path, config.model), *others):
@@ -241,8 +240,8 @@ class Translator:
                 chosen = minimum_bayes_risk([each.text for each in results[row]])[: self.config.nbest]
                 results[row] = [replace(results[row][index], score=agreement) for index, agreement in chosen]
                 written[row] = [written[row][index] for index, _ in chosen]
-        if self.aligned is not None:
-            self.align(lines, sources, written, results, self.aligned)
+        if self.aligned:
+            self.align(lines, sources, written, results)
         return results
 
     def translations(self, hypotheses: Sequence[Hypothesis]) -> list[Translation]:
@@ -252,12 +251,12 @@ class Translator:
 
     def align(
         self, lines: Sequence[str], sources: Mapping[int, Sequence[int]], written: Mapping[int, list[list[int]]],
-        results: Sequence[list[Translation]], pattern: re.Pattern[str],
+        results: Sequence[list[Translation]],
     ) -> None:  # fmt: skip
         """Adds alignments to the translations of lines.
 
         sources, written: index of a line -> its ids with end-of-sentence, and the tokens of each of its results; of the
-        lines that have any. pattern: what is a word.
+        lines that have any.
         """
         pairs = [(row, index, tokens) for row, outputs in written.items() for index, tokens in enumerate(outputs)]
         attention = cross_attention(
@@ -268,9 +267,7 @@ class Translator:
                 self.source_tokenizer.spans(lines[row]),
                 self.target_tokenizer.decoded_spans(tokens),
             )
-            links = word_links(
-                weights[:, :-1], lines[row], source_spans, results[row][index].text, target_spans, pattern
-            )
+            links = word_links(weights[:, :-1], lines[row], source_spans, results[row][index].text, target_spans)
             results[row][index] = replace(results[row][index], alignment=links)
 
     def translate_stream(

@@ -1,4 +1,4 @@
-"""The paths of the server: POST /translate, GET /languages, /health, /metrics, and pages."""
+"""The paths of the server: POST /translate, GET /health, /metrics, and pages."""
 
 import asyncio
 import hmac
@@ -17,7 +17,6 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from fasttfm.decoding.translator import Translation, Translator
-from fasttfm.serving import libretranslate
 from fasttfm.serving.connections import LOOPBACK, Gate
 from fasttfm.serving.engine import Engine, QueueFull, Stopping
 from fasttfm.serving.limits import Limits
@@ -26,7 +25,7 @@ from fasttfm.serving.openapi import openapi, page
 from fasttfm.serving.pages import html_response
 from fasttfm.serving.pool import Pool
 from fasttfm.serving.queue import Answer
-from fasttfm.serving.requests import Refused, Request, read_body, read_request
+from fasttfm.serving.requests import Refused, Request, read_request
 
 _GONE = 499  # what nginx logs for a client that has closed its connection
 _VERSION = metadata.version("fasttfm")
@@ -62,7 +61,6 @@ class App:
             routes=[
                 Route("/", self.page),
                 Route("/translate", self.translate, methods=["POST"]),
-                Route("/languages", self.languages),
                 Route("/health", self.health),
                 Route("/metrics", self.show_metrics),
                 Route("/openapi.json", self.describe),
@@ -79,10 +77,6 @@ class App:
         health = {"status": "ok", "models": list(self.translators), "version": _VERSION}
         limits = {"sentences": self.limits.sentences, "body_bytes": self.limits.body_bytes}
         return JSONResponse({**health, **limits})
-
-    async def languages(self, _: HttpRequest) -> Response:
-        """The pairs of languages, as LibreTranslate tells them."""
-        return JSONResponse(libretranslate.languages(self.translators))
 
     async def show_metrics(self, _: HttpRequest) -> Response:
         """Prometheus' text."""
@@ -112,40 +106,20 @@ class App:
 
     async def _answer(self, http: HttpRequest) -> Response:
         self._refuse_strangers(http)
-        given = await asyncio.to_thread(read_body, await self._body(http))
-        if not libretranslate.is_libretranslate(given):
-            request = await self._read(given)
-            answers = self._submit(request)
-            if request.stream:
-                return StreamingResponse(self._events(answers, request), media_type="text/event-stream")
-            return JSONResponse({"translations": await self._translations(http, request, answers)})
+        request = await asyncio.to_thread(read_request, await self._body(http), self.translators, self.limits)
         try:
-            request = await self._read(libretranslate.read(given, list(self.translators)))
-            translations = await self._translations(http, request, self._submit(request))
-        except Refused as refused:  # its clients look for `error`
-            return JSONResponse({"error": refused.detail}, 400 if refused.status == 422 else refused.status)
-        return JSONResponse(libretranslate.answer(given, translations))
-
-    async def _read(self, given: Mapping[str, Any]) -> Request:
-        return await asyncio.to_thread(read_request, given, self.translators, self.limits)
-
-    def _submit(self, request: Request) -> list[Answer]:
-        try:
-            return self.engine.submit(request.sentences())
+            answers = self.engine.submit(request.sentences)
         except QueueFull:
             raise Refused(429, f"more than {self.limits.queue:,} sentences wait: ask again later") from None
         except Stopping:
             raise Refused(503, "the server is being stopped") from None
-
-    async def _translations(
-        self, http: HttpRequest, request: Request, answers: list[Answer]
-    ) -> list[list[dict[str, Any]]]:
-        """The translations of each text, best first."""
+        if request.stream:
+            return StreamingResponse(self._events(answers, request), media_type="text/event-stream")
         try:
             translated = await self._unless_gone(http, answers)
         finally:
             _abandon(answers)
-        return await asyncio.to_thread(request.answers, translated)
+        return JSONResponse({"translations": await asyncio.to_thread(request.answers, translated)})
 
     def _refuse_strangers(self, http: HttpRequest) -> None:
         if self.token is None:

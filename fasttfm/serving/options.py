@@ -12,7 +12,7 @@ from fasttfm.errors import UserError
 from fasttfm.parsing import shown
 
 Schema = dict[str, Any]
-"""JSON Schema, of which are used type, enum, anyOf, minimum, items, minItems and additionalProperties."""
+"""JSON Schema, of which are used type, enum, anyOf, items, minItems and additionalProperties."""
 
 SEARCH = (
     *("beam", "nbest", "length_penalty", "alpha", "early_stopping", "max_len_a", "max_len_b", "min_len"),
@@ -33,7 +33,7 @@ class Option:
     help: str
 
 
-TEXTS: Schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+_TEXTS: Schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 _ALTERNATIVES: Schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
 _KINDS: dict[Any, tuple[str, str]] = {
     int: ("integer", "a whole number"),
@@ -48,8 +48,8 @@ def options(models: Sequence[str] = ()) -> list[Option]:
     """All fields of a request to a server of these models."""
     names = f"one of {', '.join(models)}" if models else "a model's name"
     return [
-        Option("text", "a text or a list of texts", TEXTS, "Text to translate; each line is translated by itself."),
-        Option("prefix", "a text or a list of texts", TEXTS, "Start of the translation of each text."),
+        Option("text", "a text or a list of texts", _TEXTS, "Text to translate; each line is translated by itself."),
+        Option("prefix", "a text or a list of texts", _TEXTS, "Start of the translation of each text."),
         Option("model", names, {"enum": list(models)}, "Directory name of the model (default: the first model)."),
         _plain("stream", bool, "Send server-sent events: one for each text, in order, then the event done."),
         Option(
@@ -58,20 +58,30 @@ def options(models: Sequence[str] = ()) -> list[Option]:
             {"type": "object", "additionalProperties": _ALTERNATIVES},
             "Terms of the source with their translations; a text with a term gets one of its translations.",
         ),
-        _plain("markup", bool, "Each text is HTML or XML; keep its tags in the translation."),
         _plain("alignment", bool, "Return pairs (word of the text, word of the translation), counted from 0."),
         _plain("split_sentences", str, "Language of the text (en, ...); split it into sentences and translate each."),
         *(_of_search(name) for name in SEARCH),
     ]  # fmt: skip
 
 
-def checked(given: Mapping[str, Any], table: Sequence[Option], required: str) -> None:
-    """Raise UserError for a field that is not in the table, whose value is not of its kind, or where one is missing."""
+_PLAIN = "text is plain, and so is its translation: a CAT tool or a proxy that takes tags out goes in front"
+_REMOVED = {
+    "q": f"ask with text, and with model in place of source and target; {_PLAIN}",
+    **dict.fromkeys(("markup", "format"), _PLAIN),
+}
+"""Fields that were removed -> what to do instead."""
+
+
+def checked(given: Mapping[str, Any], table: Sequence[Option]) -> None:
+    """Raise UserError for a field that is not in the table or not of its kind, and where text is missing."""
     known = {each.name: each for each in table}
+    for name, instead in _REMOVED.items():
+        if name in given:
+            raise UserError(f"{name} was removed: {instead}")
     if unknown := sorted(set(given) - set(known)):
         raise UserError(f"{shown(unknown[0])} is unknown: known are {', '.join(known)}")
-    if required not in given:
-        raise UserError(f"{required} must be given: {known[required].kind}")
+    if "text" not in given:
+        raise UserError(f"text must be given: {known['text'].kind}")
     for name, value in given.items():
         if not matches(known[name].schema, value):
             raise UserError(f"{name} must be {known[name].kind}: {shown(value)} was given")
@@ -86,24 +96,22 @@ def matches(schema: Schema, value: Any) -> bool:
     if schema["type"] == "boolean":
         return isinstance(value, bool)
     if schema["type"] == "integer":
-        return _is_number(value) and value == int(value) and value >= schema.get("minimum", value)
+        return _is_number(value) and value == int(value)
     if schema["type"] == "number":
         return _is_number(value)
     if schema["type"] == "string":
         return isinstance(value, str)
-    if schema["type"] == "null":
-        return value is None
     if schema["type"] == "array":
         least = schema.get("minItems", 0)
         return isinstance(value, list) and len(value) >= least and all(matches(schema["items"], each) for each in value)
     return isinstance(value, dict) and all(matches(schema["additionalProperties"], each) for each in value.values())
 
 
-def as_schema(table: Sequence[Option], required: str) -> Schema:
+def as_schema(table: Sequence[Option]) -> Schema:
     """A request with these fields, in JSON Schema."""
     return {
         "type": "object",
-        "required": [required],
+        "required": ["text"],
         "additionalProperties": False,
         "properties": {each.name: {**each.schema, "description": each.help} for each in table},
     }

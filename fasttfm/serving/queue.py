@@ -7,7 +7,6 @@ al. 1996.
 """
 
 import itertools
-import re
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -55,8 +54,8 @@ class Sentence:
     """Its place in the request, which sampling draws by besides its seed."""
     required: Sequence[Phrases] = ()
     """Phrases that the translation must hold, as Terminology.required() gives them."""
-    aligned: re.Pattern[str] | None = None
-    """What is a word in its alignments; None for no alignments."""
+    aligned: bool = False
+    """Whether its translations have alignments."""
     request_work: int = 0
     """The work of all sentences of its request."""
     tries: int = 0
@@ -78,7 +77,7 @@ def sentences_of(
     tokens: Sequence[int],
     prefixes: Sequence[str] | None = None,
     required: Sequence[Sequence[Phrases]] | None = None,
-    aligned: re.Pattern[str] | None = None,
+    aligned: bool = False,
 ) -> list[Sentence]:
     """The sentences of one request, with answers that will hold the translations of each text.
 

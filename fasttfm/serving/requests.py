@@ -1,7 +1,6 @@
 """A request to POST /translate: read from JSON by the table of options, and checked."""
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +8,7 @@ from typing import Any
 from fasttfm.config import field_types
 from fasttfm.config.convert import convert
 from fasttfm.config.decoding import DecodingConfig
-from fasttfm.decoding.alignment import PARTS, WORDS
-from fasttfm.decoding.combinations import refuse_config, refuse_idle, refuse_together
-from fasttfm.decoding.phrases import Phrases
+from fasttfm.decoding.combinations import refuse_config, refuse_idle
 from fasttfm.decoding.sentences import sentence_splitter
 from fasttfm.decoding.terminology import Terminology
 from fasttfm.decoding.translator import Translation, Translator
@@ -20,7 +17,7 @@ from fasttfm.parsing import Malformed, parse_json
 from fasttfm.serving.limits import Limits
 from fasttfm.serving.options import SEARCH, checked, options
 from fasttfm.serving.queue import Sentence, sentences_of
-from fasttfm.serving.texts import Document, Lines, Sentences, Text
+from fasttfm.serving.texts import Text
 
 _TERM_LENGTH = 32
 """Characters of a term, on average, that a terminology may have."""
@@ -39,28 +36,12 @@ class Refused(Exception):
 class Request:
     """A request that can be answered."""
 
-    model: str
     texts: Sequence[Text]
-    lines: list[str]
-    """The lines of all texts, one after the other."""
-    tokens: list[int]
-    """Source tokens of each line."""
-    prefixes: list[str]
-    """How the translation of each line must begin."""
-    required: Sequence[Sequence[Phrases]] | None
-    """Phrases that the translation of each line must hold."""
-    aligned: re.Pattern[str] | None
-    """What is a word in alignments; None where nobody needs them."""
+    sentences: list[Sentence]
+    """The lines of all texts, one after the other, to be submitted to an engine."""
     alignment: bool
     """Whether alignments are asked for."""
     stream: bool
-    config: DecodingConfig
-
-    def sentences(self) -> list[Sentence]:
-        """The lines of all texts, to be submitted to an engine."""
-        return sentences_of(
-            self.model, self.config, self.lines, self.tokens, self.prefixes, self.required, self.aligned
-        )
 
     def answers(self, translated: Sequence[list[Translation]]) -> list[list[dict[str, Any]]]:
         """The translations of each text, best first, from those of all lines."""
@@ -75,35 +56,28 @@ class Request:
         return [{"text": each.text, "score": each.score, "alignment": each.alignment} for each in best]
 
 
-def read_body(body: bytes) -> dict[str, Any]:
-    """The object in a body; Refused for what is not one."""
+def read_request(body: bytes, translators: Mapping[str, Translator], limits: Limits) -> Request:
+    """The request in a body; Refused for what cannot be answered."""
     try:
         given = parse_json(body)
+        if not isinstance(given, dict):
+            raise UserError('the body must be an object such as {"text": "A sentence."}')
+        return _read(given, translators, limits)
     except Malformed as error:
         raise Refused(422, f"the body {error}") from None
-    if not isinstance(given, dict):
-        raise Refused(422, 'the body must be an object such as {"text": "A sentence."}')
-    return given
-
-
-def read_request(given: Mapping[str, Any], translators: Mapping[str, Translator], limits: Limits) -> Request:
-    """The request that a body's object is; Refused for what cannot be answered."""
-    try:
-        return _read(given, translators, limits)
     except UserError as error:
         raise Refused(422, str(error)) from None
 
 
 def _read(given: Mapping[str, Any], translators: Mapping[str, Translator], limits: Limits) -> Request:
-    checked(given, options([*translators]), required="text")
-    asked = {name for name, value in given.items() if value is not False}
-    refuse_together(asked)
+    checked(given, options([*translators]))
     model = given.get("model", next(iter(translators)))
     translator = translators[model]
     config = _config(given, translator.config, limits)
-    refuse_config(asked, config)
+    refuse_config(given, config)
     refuse_idle(given, config)
-    texts = _texts(given, limits)
+    split = sentence_splitter(given["split_sentences"], "split_sentences") if "split_sentences" in given else None
+    texts = [Text(text, split) for text in _listed(given["text"])]
     lines = [line for text in texts for line in text.lines]
     if len(lines) > limits.sentences:
         raise UserError(
@@ -113,48 +87,25 @@ def _read(given: Mapping[str, Any], translators: Mapping[str, Translator], limit
     most = min(limits.tokens, config.max_source_length - len(translator.source_tokenizer.prefix))
     tokens = _counted(_what(given, texts), lines, translator.source_tokenizer.encode, most)
     _counted("prefix", prefixes, translator.target_tokenizer.encode, most)
+    required = _required(given, translator, lines, limits) if "terminology" in given else None
+    alignment = given.get("alignment", False)
     return Request(
-        model=model,
         texts=texts,
-        lines=lines,
-        tokens=tokens,
-        prefixes=prefixes,
-        required=_required(given, translator, lines, limits) if "terminology" in given else None,
-        aligned=PARTS if "markup" in asked else WORDS if "alignment" in asked else None,
-        alignment="alignment" in asked,
+        sentences=sentences_of(model, config, lines, tokens, prefixes, required, alignment),
+        alignment=alignment,
         stream=given.get("stream", False),
-        config=config,
     )
-
-
-def _texts(given: Mapping[str, Any], limits: Limits) -> list[Text]:
-    texts = _listed(given["text"])
-    if given.get("markup"):
-        return [_document(number, text, limits.tokens) for number, text in enumerate(texts)]
-    if "split_sentences" in given:
-        split = sentence_splitter(given["split_sentences"], "split_sentences")
-        return [Sentences.of(text, split) for text in texts]
-    return [Lines.of(text) for text in texts]
-
-
-def _document(number: int, text: str, most_tags: int) -> Document:
-    try:
-        return Document.of(text, most_tags)
-    except UserError as error:
-        raise UserError(f"text {number}: {error}") from None
 
 
 def _prefixes(given: Mapping[str, Any], texts: Sequence[Text]) -> list[str]:
     """One for each line."""
-    lines = [len(text.lines) for text in texts]
-    if "prefix" not in given:
-        return [""] * sum(lines)
-    prefixes = _listed(given["prefix"])
+    count = sum(len(text.lines) for text in texts)
+    prefixes = _listed(given.get("prefix", [""] * len(texts)))
     if len(prefixes) != len(texts):
         raise UserError(f"{len(prefixes):,} prefixes were given for {len(texts):,} texts: give one for each")
-    if any(map(bool, prefixes)) and not given.get("markup") and sum(lines) > len(texts):
+    if any(prefixes) and count > len(texts):
         raise UserError("a text of several lines has no prefix: give its lines as texts")
-    return [each for prefix, count in zip(prefixes, lines, strict=True) for each in (prefix, *[""] * (count - 1))]
+    return prefixes if any(prefixes) else [""] * count
 
 
 def _counted(what: str, lines: Sequence[str], encode: Callable[[str], list[int]], most: int) -> list[int]:
@@ -194,7 +145,7 @@ def _what(given: Mapping[str, Any], texts: Sequence[Text]) -> str:
     """Name lines as the one who has sent them knows them."""
     if all(len(text.lines) == 1 for text in texts):
         return "text"
-    return "sentence" if "split_sentences" in given else "block" if given.get("markup") else "line"
+    return "sentence" if "split_sentences" in given else "line"
 
 
 def _listed(value: str | list[str]) -> list[str]:

@@ -1,6 +1,5 @@
 """`fasttfm translate` and `fasttfm plot-attention` on a model directory, as a shell would call them."""
 
-import html
 import io
 import os
 import re
@@ -209,21 +208,6 @@ def test_terms_are_translated_as_the_file_says(translate, model_dir, tmp_path):
     assert "needs a beam search" in failure(translate(model_dir, "--terminology", file, "--sampling"))
 
 
-def test_markup_is_carried_over(translate, model_dir):
-    text = "a <b>dog</b> &amp; <i>two men</i>\n\n<br/>\na <x id='1'/>boat\n"
-    status, out, errors = translate(model_dir, "--markup", text=text)
-    assert (status, errors) == (0, [])
-    plain = translate(model_dir, text="a dog & two men\n\n\na boat\n")[1]
-    tags = r"<[a-z/][^<>]*>"
-    assert html.unescape(re.sub(tags, "", out)) == plain
-    assert [sorted(re.findall(tags, line)) for line in out.split("\n")] == [
-        sorted(re.findall(tags, line)) for line in text.split("\n")
-    ]
-    status, out, errors = translate(model_dir, "--markup", text="a <b>dog</b>\n\ntwo <b>men\na boat\n")
-    assert (status, out.count("\n"), len(errors)) == (2, 2, 1)
-    assert "line 3: <b> is not closed" in errors[0]
-
-
 def test_sentences_of_a_line_are_translated_one_by_one(translate, model_dir, tmp_path):
     pytest.importorskip("sentencex")
     text = "A dog runs. Two men sit!\n\nThe green grass\n"
@@ -237,30 +221,9 @@ def test_sentences_of_a_line_are_translated_one_by_one(translate, model_dir, tmp
     assert "give the language" in failure(translate(model_dir, "--split-sentences", "?"))
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [["--markup", "--alignment", "x"], ["--markup", "--split-sentences", "en"],
-     ["--split-sentences", "en", "--prefix", "x"], ["--format", "tmx", "--json"], ["--format", "xliff", "--markup"]],
-)  # fmt: skip
-def test_flags_that_mean_nothing_together_are_refused(translate, model_dir, flags):
-    assert "do not go together: leave out one of them" in failure(translate(model_dir, *flags))
-
-
-def test_a_document_of_units_is_translated_as_its_texts_are(translate, model_dir):
-    pytest.importorskip("lxml")
-    units = "".join(f"<trans-unit><source>{text}</source></trans-unit>" for text in ("a dog", "a"))
-    document = f"<xliff version='1.2'><file><body>{units}</body></file></xliff>"
-    status, out, errors = translate(model_dir, "--format", "xliff", text=document)
-    assert (status, errors) == (0, [])
-    plain = translate(model_dir, text="a dog\na\n")[1].splitlines()
-    expected = [re.sub("[\x00-\x1f]", " ", line) for line in plain]  # of which XML has no signs
-    assert [html.unescape(each) for each in re.findall("<target>(.*?)</target>", out)] == expected
-    assert "one translation a unit, not 2" in failure(
-        translate(model_dir, "--format", "xliff", "--nbest", 2, text=document)
-    )
-    assert "is not XML" in failure(translate(model_dir, "--format", "xliff"))
-    assert "needs --target-language" in failure(translate(model_dir, "--format", "tmx", text="<tmx/>"))
-    assert "--target-language goes with --format" in failure(translate(model_dir, "--target-language", "de"))
+def test_flags_that_mean_nothing_together_are_refused(translate, model_dir):
+    told = failure(translate(model_dir, "--split-sentences", "en", "--prefix", "x"))
+    assert "--split-sentences and --prefix do not go together: leave out one of them" in told
 
 
 def test_progress_is_shown_on_a_terminal_alone(translate, model_dir, monkeypatch):
@@ -459,7 +422,7 @@ def test_a_strange_line_is_one_line(translate, model_dir, line):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "flags",
-    [["--alignment", "links"], ["--markup"], ["--terminology", "terms"], ["--split-sentences", "en"],
+    [["--alignment", "links"], ["--terminology", "terms"], ["--split-sentences", "en"],
      ["--coverage-penalty", "0.5"], ["--diverse-beam-groups", "2"], ["--prefix", "begin"]],
     ids=lambda flags: flags[0],
 )  # fmt: skip

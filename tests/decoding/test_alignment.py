@@ -8,7 +8,7 @@ import torch
 
 from fasttfm.data.tokenizer import train_tokenizer
 from fasttfm.decoding import DecodingConfig, search_ids
-from fasttfm.decoding.alignment import PARTS, pharaoh, word_links
+from fasttfm.decoding.alignment import WORDS, pharaoh, word_links
 from fasttfm.decoding.attention import coverage, cross_attention
 from fasttfm.decoding.ensemble import Ensemble
 from fasttfm.errors import UserError
@@ -113,11 +113,11 @@ def test_words_are_linked_when_a_token_of_theirs_is():
 
 def test_words_are_linked_with_words_and_a_sign_with_itself():
     attention = torch.tensor([[0.1, 0.2, 0.7], [0.3, 0.6, 0.1], [0.1, 0.6, 0.3]])
-    spans = [(0, 1), (1, 2), (2, 3)]
-    assert word_links(attention, "a,b", spans, "x,y", spans, PARTS) == ((1, 1), (2, 0), (2, 2))
-    assert word_links(attention, "a,b", spans, "x!y", spans, PARTS) == ((1, 1), (2, 0), (2, 2))
-    assert word_links(attention, "a.b", spans, ",,,", spans, PARTS) == ((1, 1), (1, 2), (2, 0))
-    assert word_links(attention, "...", spans, "x,y", spans, PARTS) == ((1, 1), (1, 2), (2, 0))
+    spans = [(0, 1), (1, 3), (3, 5)]
+    assert word_links(attention, "a , b", spans, "x , y", spans) == ((1, 1), (2, 0), (2, 2))
+    assert word_links(attention, "a , b", spans, "x ! y", spans) == ((1, 1), (2, 0), (2, 2))
+    assert word_links(attention, "a . b", spans, ", , ,", spans) == ((1, 1), (1, 2), (2, 0))
+    assert word_links(attention, ". . .", spans, "x , y", spans) == ((1, 1), (1, 2), (2, 0))
 
 
 def test_of_two_layers_the_last_is_taken():
@@ -149,9 +149,9 @@ def test_every_token_of_strange_text_belongs_to_its_word(normalization):
         if normalization == "identity":
             assert "".join(text[begin:end] for begin, end in spans) == text.strip(" ")
         identity = torch.eye(len(ids))
-        links = word_links(identity, text, spans, written, positions, PARTS)
+        links = word_links(identity, text, spans, written, positions)
         if normalization == "identity":
-            count = len(PARTS.findall(text))
+            count = len(WORDS.findall(text))
             assert links == tuple((word, word) for word in range(count))
     broken = [4 + 0xC3, 4 + 0x41, 5]
     assert len(tokenizer.decoded_spans(broken)) == 3

@@ -20,7 +20,6 @@ pytest.importorskip("prometheus_client")
 pytest.importorskip("numba")
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.decoding import Terminology
-from fasttfm.decoding.alignment import WORDS
 from fasttfm.decoding.batches import inference
 from fasttfm.decoding.continuous_batching import ContinuousBatching, takes_lines
 from fasttfm.errors import UserError
@@ -295,10 +294,10 @@ def test_terms_and_alignments_are_the_translators_whether_lines_join_or_not(tran
         monkeypatch.setattr("fasttfm.serving.engine.takes_lines", lambda _: False)
     terms = Terminology([("dog", ["Boot", "Männer"])], translator.target_tokenizer)
     ours = copy.copy(translator)
-    ours.aligned, ours.terminology = WORDS, terms
+    ours.aligned, ours.terminology = True, terms
     engine = Engine({"small": translator}, Metrics(), queue=100)
     required = [terms.required(line) for line in LINES]
-    answers = engine.submit(sentences_of("small", translator.config, LINES, [20] * len(LINES), None, required, WORDS))
+    answers = engine.submit(sentences_of("small", translator.config, LINES, [20] * len(LINES), None, required, True))
     assert [each.result(PATIENCE) for each in answers] == ours.translate_nbest(LINES)
     engine.stop()
 

@@ -14,16 +14,12 @@ pytest.importorskip("uvicorn")
 from served import ask, serving, texts
 
 from fasttfm.decoding import Terminology, Translator
-from fasttfm.decoding.alignment import PARTS, WORDS
-from fasttfm.decoding.markup import translate_marked
 from fasttfm.decoding.sentences import sentence_splitter, translate_sentences
-from fasttfm.serving import libretranslate
 from fasttfm.serving.limits import Limits
 from fasttfm.serving.openapi import openapi
 from fasttfm.serving.options import options
 
 TERMS = {"dog": ["Boot", "Männer"], "green grass": "kleinen"}
-DOCUMENT = "<ul>\n <li>a <b>dog</b> runs</li>\n <li>two <i>men &amp;</i> boat</li>\n</ul><!-- x --><p>green"
 
 
 @pytest.fixture(params=["one process", "two workers"], scope="module")
@@ -57,7 +53,7 @@ def test_terms_come_in_the_translations_as_of_the_command(address, model_dir, tr
 
 
 def test_alignments_are_those_of_the_command(address, model_dir):
-    ours = other(model_dir, aligned=WORDS, nbest=2)
+    ours = other(model_dir, aligned=True, nbest=2)
     expected = [answers(best, alignment=True) for best in ours.translate_nbest(LINES)]
     assert ask(address, text=LINES, alignment=True, nbest=2).json()["translations"] == expected
     one, two = (best[0].alignment for best in ours.translate_nbest(LINES[:2]))
@@ -68,25 +64,10 @@ def test_alignments_are_those_of_the_command(address, model_dir):
     assert answer[0]["alignment"] == [*([*link] for link in one), *moved]
 
 
-def test_tags_come_in_the_translations_as_of_the_command(address, model_dir):
-    for beam in (1, 3):
-        ours = other(model_dir, aligned=PARTS, beam=beam, nbest=beam)
-        lines = [DOCUMENT.replace("\n", " ") + "</p>", "a <b>dog</b>", "<br>", ""]
-        expected = [answers(best) for best in translate_marked(ours, lines)]
-        given = {"markup": True, "beam": beam, "nbest": beam}
-        assert ask(address, text=lines, **given).json()["translations"] == expected
-    (document,) = texts(ask(address, text=f"{DOCUMENT}</p>", markup=True))
-    assert re.findall(r"<[^>]*>|\n", document) == re.findall(r"<[^>]*>|\n", f"{DOCUMENT}</p>"), "lines of tags stay"
-    prefixes = ["eine", "Boot"]
-    begun = texts(ask(address, text=lines[:2], markup=True, prefix=prefixes))
-    ours = other(model_dir, aligned=PARTS)
-    assert begun == [best[0].text for best in translate_marked(ours, lines[:2], prefixes)]
-
-
 def test_sentences_are_translated_one_by_one_as_by_the_command(address, model_dir):
     pytest.importorskip("sentencex")
     lines = ["A dog runs. Two men sit!", "", "a boat"]
-    ours = other(model_dir, aligned=WORDS)
+    ours = other(model_dir, aligned=True)
     expected = [answers(best, alignment=True) for best in translate_sentences(ours, lines, sentence_splitter("en"))]
     given = {"split_sentences": "en", "alignment": True}
     assert ask(address, text=lines, **given).json()["translations"] == expected
@@ -101,10 +82,9 @@ def test_clients_that_ask_for_different_things_at_once_get_what_each_gets_alone(
         {"alignment": True, "nbest": 2},
         {"terminology": TERMS, "beam": 6},
         {"terminology": TERMS, "alignment": True},
-        {"markup": True, "text": [f"<b>{line}</b> x" for line in LINES]},
         {"sampling": True, "sampling_seed": 5, "alignment": True},
         {"beam": 1, "prefix": ["eine"] * len(LINES)},
-        {"markup": True, "terminology": TERMS, "nbest": 3},
+        {"terminology": TERMS, "nbest": 3},
     ]
     requests_ = [{"text": LINES, **wish} for wish in wishes]
     alone = [ask(address, **each).json() for each in requests_]
@@ -134,16 +114,17 @@ def test_a_stream_has_them_too(url, model_dir):
         ({"terminology": {"dog " * 3000: "Hund"}}, "8,192 at most"),
         ({"text": "dog " * 100, "terminology": {"dog": "der Hund läuft über"}}, "512 at most"),
         ({"alignment": 1}, "alignment must be true or false: 1 was given"),
-        ({"markup": "html"}, "markup must be true or false"),
-        ({"markup": True, "alignment": True}, "markup and alignment do not go together"),
-        ({"markup": True, "split_sentences": "en"}, "markup and split_sentences do not go together"),
         ({"split_sentences": "en", "prefix": "der"}, "split_sentences and prefix do not go together"),
         ({"split_sentences": "en", "nbest": 2}, "one translation a line, not 2: leave out nbest"),
         ({"split_sentences": "klingon please"}, "split_sentences 'klingon please'"),
         ({"split_sentences": True}, "split_sentences must be a text"),
-        ({"text": ["a", "<b>dog"], "markup": True}, "text 1: <b> is not closed"),
-        ({"text": "<p>a</p>" * 300, "markup": True}, "300 blocks were given"),
-        ({"text": "a" + "<i>b</i>" * 600, "markup": True}, "600 inline tags"),
+        ({"text": "a\n" * 300}, "301 lines were given"),
+        ({"markup": True}, "markup was removed: text is plain, and so is its translation: a CAT tool or a proxy"),
+        ({"format": "html"}, "format was removed: text is plain"),
+        (
+            {"q": "a dog", "source": "en", "target": "de", "format": "html"},
+            "q was removed: ask with text, and with model",
+        ),
         ({"nbest": "2"}, "nbest must be a whole number: '2' was given"),
         ({"temperature": 1e300, "sampling": True}, "temperature 1e+300 must be at most 1,000"),
         ({"temperature": None}, "temperature must be a number: None was given"),
@@ -166,41 +147,28 @@ def test_a_source_longer_than_the_model_reads_is_refused_and_not_cut(model_dir):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_several_models_answer_each_to_its_name_and_its_languages(model_dir, translator, workers):
+def test_several_models_answer_each_to_its_name(model_dir, translator, workers):
     short = other(model_dir, max_len_b=2)
-    models = {"opus-mt-en-de": translator, "de-en": short, "en-de": short, "my-run": short}
+    models = {"opus-mt-en-de": translator, "my-run": short}
     expected = [each.translate(LINES) for each in (translator, short)]
     with serving(models, workers=workers) as address:
         found = [
             texts(ask(address, text=LINES, **given)) for given in ({}, {"model": "opus-mt-en-de"}, {"model": "my-run"})
         ]
         assert found == [expected[0], expected[0], expected[1]]
-        for source, target, best in (("en", "de", expected[0]), ("de", "en", expected[1]), ("auto", "en", expected[1])):
-            assert ask(address, q=LINES, source=source, target=target).json() == {"translatedText": best}
-        answer = ask(address, q=LINES, source="my", target="run")
-        assert answer.json() == {"error": "from 'my' to 'run' is not served: known are en-de, de-en"}
-        known = requests.get(f"{address}/languages", timeout=PATIENCE).json()
-        assert [(each["code"], each["targets"]) for each in known] == [("en", ["de"]), ("de", ["en"])]
-        assert "one of opus-mt-en-de, de-en, en-de, my-run" in ask(address, text="a", model="fr-de").json()["detail"]
-
-
-def test_clients_of_libretranslate_may_send_html(url, model_dir):
-    expected = [best[0].text for best in translate_marked(other(model_dir, aligned=PARTS), ["a <b>dog</b>"])]
-    given = {"q": ["a <b>dog</b>"], "source": "en", "target": "de", "format": "html"}
-    assert ask(url, **given).json() == {"translatedText": expected}
+        assert "one of opus-mt-en-de, my-run" in ask(address, text="a", model="fr-de").json()["detail"]
 
 
 def test_the_document_the_page_and_the_docs_list_what_is_read(url):
     table = options(["small"])
     described = requests.get(f"{url}/openapi.json", timeout=PATIENCE).json()
     assert described == openapi(["small"], described["info"]["version"], token=False)
-    ours, theirs = schema_of(described["paths"]["/translate"]["post"]["requestBody"])["anyOf"]
-    for schema, fields in ((ours, table), (theirs, libretranslate.OPTIONS)):
-        assert schema["properties"] == {each.name: {**each.schema, "description": each.help} for each in fields}
+    schema = schema_of(described["paths"]["/translate"]["post"]["requestBody"])
+    assert schema["properties"] == {each.name: {**each.schema, "description": each.help} for each in table}
     page = requests.get(f"{url}/docs", timeout=PATIENCE)
     assert page.headers["content-type"].startswith("text/html")
     shown = [row for row in re.findall("<tr><td>(.*?)</td>", page.text) if row.isidentifier()]
-    assert shown == [each.name for each in (*table, *libretranslate.OPTIONS)]
+    assert shown == [each.name for each in table]
     docs = (Path(__file__).parents[2] / "docs" / "serve.md").read_text(encoding="utf-8")
     _, _, rows = docs.partition("| field | must be | |\n|---|---|---|\n")
     assert rows.partition("\n\n")[0].splitlines() == [
@@ -226,25 +194,21 @@ def test_what_is_read_and_answered_is_what_the_document_says(url):
         2.0,
         None,
         "2",
-        "html",
         -1,
         {"dog": "Hund"},
         {"a": []},
     ]
-    fields = [*(("text", "detail", 422, each) for each in options(["small"])),
-              *(("q", "error", 400, each) for each in libretranslate.OPTIONS)]  # fmt: skip
-    for text, refusal, status, option in fields:
+    for option in options(["small"]):
         for value in values:
-            request = {text: "a dog", option.name: value}
+            request = {"text": "a dog", option.name: value}
             answer = ask(url, **request)
             if not read.is_valid(request):
-                assert (answer.status_code, option.kind in answer.json()[refusal]) == (status, True), request
+                assert (answer.status_code, option.kind in answer.json()["detail"]) == (422, True), request
             elif answer.headers["content-type"] == "application/json":
                 jsonschema.validate(answer.json(), schema_of(post["responses"][str(answer.status_code)]))
-                assert not answer.json().get(refusal, "").startswith(f"{option.name} must be {option.kind}:"), request
-    for path in ("/languages", "/health"):
-        schema = schema_of(described["paths"][path]["get"]["responses"]["200"])
-        jsonschema.validate(requests.get(f"{url}{path}", timeout=PATIENCE).json(), schema)
+                assert not answer.json().get("detail", "").startswith(f"{option.name} must be {option.kind}:"), request
+    schema = schema_of(described["paths"]["/health"]["get"]["responses"]["200"])
+    jsonschema.validate(requests.get(f"{url}/health", timeout=PATIENCE).json(), schema)
 
 
 def schema_of(body):

@@ -19,9 +19,10 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 from fasttfm.cli.main import main  # noqa: E402
 from fasttfm.errors import UserError  # noqa: E402
+from fasttfm.processes import Worker  # noqa: E402
 from fasttfm.serving.engine import QueueFull, Stopping  # noqa: E402
 from fasttfm.serving.metrics import Metrics  # noqa: E402
-from fasttfm.serving.pool import Pool, _Worker  # noqa: E402
+from fasttfm.serving.pool import Pool  # noqa: E402
 from fasttfm.serving.queue import Answer, Sentence, sentences_of  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -85,7 +86,9 @@ def test_a_sentence_that_ends_worker_after_worker_is_given_up(pool):
     ours, theirs = socket.socketpair()
     answers = [Answer()]
     sentence = Sentence("small", None, "a dog", 2, answers[0], tries=2)  # type: ignore[arg-type]
-    pool._lose(_Worker(-1, 0, Connection(ours.detach()), {0: sentence}))
+    worker = Worker(-1, 0, Connection(ours.detach()))
+    worker.asked[0] = sentence
+    pool.lost(worker, "ended")
     theirs.close()
     with pytest.raises(UserError, match="workers that had it were ended"):
         answers[0].result(PATIENCE)
@@ -99,7 +102,7 @@ def test_without_the_first_process_the_pool_fails_and_says_so(translator):
     pool.call_on_failure(failed.set)
     os.kill(os.getsid(pool.pids[0]), signal.SIGKILL)
     assert failed.wait(PATIENCE)
-    assert "the process that had started the workers was ended" in pool.failure
+    assert "the process that had started the workers was ended" in str(pool.failure)
     with pytest.raises(Stopping):
         submit(pool, translator, LINES[:1])
     pool.stop()

@@ -67,20 +67,6 @@ def test_prefixes_and_draws_are_those_of_the_translator(url, model_dir):
     assert ask(url, text="a\nb", prefix="der").status_code == 422
 
 
-def test_clients_of_libretranslate_are_answered_in_its_form(translator):
-    with serving({"en-de": translator, "de-en": translator}) as url:
-        expected = translator.translate(LINES[:2])
-        assert ask(url, q=LINES[0], source="en", target="de").json() == {"translatedText": expected[0]}
-        several = ask(url, q=LINES[:2], source="auto", target="de", format="text", api_key="", alternatives=1).json()
-        assert several["translatedText"] == expected
-        assert [len(each) for each in several["alternatives"]] == [1, 1]
-        known = requests.get(f"{url}/languages", timeout=PATIENCE).json()
-        assert [(each["code"], each["targets"]) for each in known] == [("en", ["de"]), ("de", ["en"])]
-        for wrong in ({"target": "fr"}, {"format": "pdf"}, {"alternatives": -1}, {"beam": 3}, {"q": 1}):
-            answer = ask(url, **{"q": LINES[0], "source": "en", "target": "de", **wrong})
-            assert (answer.status_code, list(answer.json())) == (400, ["error"])
-
-
 def test_sixteen_clients_each_get_the_answers_to_their_questions(url, translator):
     lines = [f"{a} {b}" for a in LINES for b in LINES]
     actual = translator.translate_nbest(lines)
