@@ -4,14 +4,14 @@ import argparse
 from functools import partial
 
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import add_checkpoint, add_data, add_device, add_out
+from fasttfm.cli.parser import Parser, add_checkpoint, add_data, add_device, add_out
 from fasttfm.cli.paths import MODEL
 from fasttfm.cli.verbs import Verb
 from fasttfm.config import add_flags, flag_values
 from fasttfm.kinds import verbs_of
 
 
-def _add_translation(parser: argparse.ArgumentParser) -> None:
+def _add_translation(parser: Parser) -> None:
     parser.add_argument("teacher", type=MODEL, metavar="TEACHER", help="model directory made by fasttfm train")
     add_data(parser, "prepared directory whose source texts the teacher translates")
     add_out(parser, "OUT", "prepared directory to write")
@@ -19,6 +19,10 @@ def _add_translation(parser: argparse.ArgumentParser) -> None:
     add_device(parser)
     add_output_flags(parser, "the directory and what was told")
     add_flags(parser, ["decoding"])
+    parser.shorten(
+        *("--data", "--out", "--checkpoint", "--device", "--quiet", "--json", "--beam", "--batch-tokens", "--nbest"),
+        examples="fasttfm distill translation MODEL --data DATA --out DISTILLED",
+    )
 
 
 def _translation(args: argparse.Namespace) -> None:

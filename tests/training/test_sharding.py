@@ -86,30 +86,27 @@ def test_four_ranks_divide_a_model_too(run_ranks, tiny_data, tmp_path):
     assert is_sharded(resolve_checkpoint(parts, "last"))
     assert len([*(step_folder(parts, 4) / "shards").glob("*.distcp")]) == 4
     assert_close(whole, parts)
-    assert main(["consolidate", str(parts), "--checkpoint", "last", "--out", str(tmp_path / "one")]) == 0
-    assert not is_sharded(step_folder(tmp_path / "one", 4))
-    assert_same_bits(parts, tmp_path / "one")
+    assert_joined(parts)
 
 
-def test_a_checkpoint_in_parts_is_consolidated(run_ranks, tiny_data, tmp_path, capsys):
-    parts, whole = tmp_path / "parts", tmp_path / "whole"
+def assert_joined(parts):
+    """`average --last 1` writes a checkpoint in one piece, of the same bits."""
+    assert main(["average", str(parts), "--last", "1"]) == 0
+    one, last = (resolve_checkpoint(parts, which) for which in ("average", "last"))
+    assert is_sharded(last)
+    assert not is_sharded(one)
+    weights, joined = read_weights(last), read_weights(one)
+    assert weights.keys() == joined.keys()
+    assert all(torch.equal(tensor, joined[name]) for name, tensor in weights.items())
+
+
+def test_a_checkpoint_in_parts_is_joined(run_ranks, tiny_data, tmp_path):
+    parts = tmp_path / "parts"
     (statuses,), stderr = run_ranks({"size": 2, "words": words(tiny_data, parts, shard=True, **RECIPE)})
     assert statuses == [0, 0], stderr
-    assert main(["consolidate", str(parts), "--checkpoint", "last", "--out", str(whole)]) == 0
-    assert not is_sharded(step_folder(whole, 6))
-    assert_same_bits(parts, whole)
-    one, other = (Translator.from_directory(model, "last").translate(["one two three"]) for model in (parts, whole))
+    assert_joined(parts)
+    one, other = (Translator.from_directory(parts, which).translate(["one two three"]) for which in ("last", "average"))
     assert one == other
-    states = [read_state(step_folder(model, 6)) for model in (parts, whole)]
-    assert states[0].values == states[1].values
-    assert all(torch.equal(tensor, states[1].tensors[name]) for name, tensor in states[0].tensors.items())
-    assert (
-        main(["consolidate", str(parts), "--checkpoint", "last", "--out", str(whole)]) == 0
-    )  # as after a kill at its end
-    assert_same_bits(parts, whole)
-    (whole / "train.log.jsonl").touch()  # it was trained on
-    assert main(["consolidate", str(parts), "--checkpoint", "last", "--out", str(whole)]) == 2
-    assert "is not empty (train.log.jsonl)" in capsys.readouterr().err
     for damaged in (step_folder(parts, 6) / "shards").glob("*.distcp"):
         content = bytearray(damaged.read_bytes())
         content[-1] ^= 1

@@ -3,8 +3,9 @@
 import argparse
 import os
 
+from fasttfm.cli.parser import Parser
 from fasttfm.cli.paths import MODEL
-from fasttfm.cli.train import add_recipe_flags, add_run_flags, run_task
+from fasttfm.cli.train import SHOWN, add_recipe_flags, add_run_flags, run_task
 from fasttfm.cli.verbs import Verb
 from fasttfm.config import add_flags
 from fasttfm.config.flags import add_field_flags
@@ -14,9 +15,12 @@ from fasttfm_pretraining.cli.task_flags import add_task_files, given_columns
 from fasttfm_pretraining.config.task_student import LOSSES, TaskStudentConfig
 
 
-def _add_bert(parser: argparse.ArgumentParser) -> None:
+def _add_bert(parser: Parser) -> None:
     parser.add_argument("teacher", type=MODEL, metavar="TEACHER", help="model directory made by fasttfm mlm train")
     add_run_flags(parser, "student", "fasttfm mlm prepare")
+    parser.shorten(
+        *SHOWN, "--layers", examples="fasttfm distill bert BERT --preset distilbert --data DATA --out STUDENT"
+    )
 
 
 def _bert(args: argparse.Namespace) -> int:
@@ -35,7 +39,7 @@ def _bert(args: argparse.Namespace) -> int:
 _STAGES = ("tinybert-layers", "tinybert-task")
 
 
-def _add_task(parser: argparse.ArgumentParser) -> None:
+def _add_task(parser: Parser) -> None:
     parser.add_argument("teacher", type=MODEL, metavar="TEACHER", help="model directory made by fasttfm finetune")
     parser.add_argument(
         "--init-from",
@@ -48,6 +52,11 @@ def _add_task(parser: argparse.ArgumentParser) -> None:
     add_recipe_flags(parser, preset_names("task-student"))
     add_field_flags(parser.add_argument_group("model settings"), TaskStudentConfig, LOSSES)
     add_flags(parser, ["data", "training"], kind="task-student")
+    parser.shorten(
+        *(*SHOWN, "--train", "--valid", "--columns"),
+        examples="fasttfm distill task TUNED --init-from TINY --preset tinybert-layers --train A.tsv --valid B.tsv "
+        "--out LAYERS",
+    )
 
 
 def _task(args: argparse.Namespace) -> int:

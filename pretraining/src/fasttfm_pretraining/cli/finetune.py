@@ -8,9 +8,9 @@ from typing import Any
 from fasttfm.checkpoints.model_dir import read_kind
 from fasttfm.checkpoints.run_log import LOG_FILE
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import add_device, add_model
+from fasttfm.cli.parser import Parser, add_device, add_model
 from fasttfm.cli.paths import INPUT_FILE, MODEL, OUTPUT_FILE
-from fasttfm.cli.train import add_recipe_flags, lists_presets, run_task
+from fasttfm.cli.train import SHOWN, add_recipe_flags, lists_presets, run_task
 from fasttfm.cli.verbs import Verb
 from fasttfm.config import add_flags
 from fasttfm.errors import UserError
@@ -25,7 +25,7 @@ _TASKS = {
 }
 
 
-def _add_training(task: str, parser: argparse.ArgumentParser) -> None:
+def _add_training(task: str, parser: Parser) -> None:
     start = parser.add_mutually_exclusive_group(required=True)
     start.add_argument("--init-from", type=MODEL, help="pre-trained model directory to start from")
     start.add_argument(
@@ -36,6 +36,10 @@ def _add_training(task: str, parser: argparse.ArgumentParser) -> None:
     add_task_files(parser, with_columns=task == "classify")
     add_recipe_flags(parser, preset_names("finetune"))
     add_flags(parser, ["data", "training"], kind=task)
+    parser.shorten(
+        *(*SHOWN, "--like", "--train", "--valid", "--columns"),
+        examples=f"fasttfm finetune {task} --init-from MODEL --train TRAIN --valid VALID --out TUNED",
+    )
 
 
 def _train(task: str, args: argparse.Namespace) -> int:
