@@ -39,7 +39,6 @@ GROUPS = {
         "train": ("fasttfm.cli.train", "train a Transformer on prepared data, or resume"),
         "average": ("fasttfm.cli.average", "average the last checkpoints of a model"),
         "recipe": ("fasttfm.cli.recipe", "run a published set-up from download to BLEU"),
-        "distill": ("fasttfm.cli.distill", "train a small translation model or BERT from a large one"),
     },
     "translations and scores": {
         "translate": ("fasttfm.cli.translate", "translate standard input, or score given translations"),

@@ -15,7 +15,7 @@ from fasttfm.cli.output import Output
 
 LONG = (
     *("prepare", "train", "translate", "score", "average", "export", "import", "quantize", "tune"),
-    *("distill", "finetune", "lm", "mlm", "recipe"),
+    *("finetune", "lm", "mlm", "recipe"),
 )
 
 

@@ -15,6 +15,7 @@ from fasttfm.cli.verbs import Verb
 from fasttfm.config import add_flags
 from fasttfm.errors import UserError
 from fasttfm.presets import preset_names, preset_path
+from fasttfm_pretraining.cli import distill
 from fasttfm_pretraining.cli.shared import add_huggingface_export, add_huggingface_import
 from fasttfm_pretraining.cli.task_flags import add_task_files, given_columns
 
@@ -183,6 +184,7 @@ def _export(args: argparse.Namespace) -> None:
 
 VERBS = {
     **{task: Verb(partial(_add_training, task), partial(_train, task), summary) for task, summary in _TASKS.items()},
+    "distill": distill.TASK,
     "predict": Verb(_add_predict, _predict, "write a fine-tuned model's predictions for a file"),
     "import": Verb(_add_import, _import, "convert a Hugging Face model with a trained head"),
     "export": Verb(

@@ -8,6 +8,7 @@ from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import add_attention_layers, add_data, add_device, add_model
 from fasttfm.cli.paths import INPUT_FOLDER, OUTPUT_PICTURE
 from fasttfm.cli.verbs import Verb
+from fasttfm_pretraining.cli import distill
 from fasttfm_pretraining.cli.shared import PREPARE, add_huggingface_import, export_verb, train_verb
 
 _MADE_BY = "fasttfm mlm train or mlm import"
@@ -88,6 +89,7 @@ VERBS = {
     "prepare": PREPARE,
     # ELECTRA's fields are those of all three
     "train": train_verb("mlm", "electra", _task, "train a BERT, ALBERT or ELECTRA on prepared documents, or resume"),
+    "distill": distill.BERT,
     "evaluate": Verb(
         _add_evaluate, _evaluate, "print losses and accuracies on held-out text, with the same masks each time"
     ),
