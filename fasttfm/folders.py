@@ -12,8 +12,7 @@ folder itself stays where it is, so that it may be a link, a mounted disk or the
 import os
 import re
 import shutil
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -29,8 +28,6 @@ _HEADERS = re.compile(r"# written by fasttfm(?: \(([^()\n]+)\))?, which replaces
 """What is in the folder; version 0.1 did not say."""
 _NEW, _READY = ".new", ".ready"
 _SHOWN = 3
-_SMALL = 4 << 20
-"""Bytes of a file up to which every reader compares it at once; what is larger is compared beside the work."""
 _UNREAD = ("README.md",)
 """Files that no command reads, and that users do change."""
 
@@ -108,37 +105,78 @@ _MADE_ANEW = "copy it back, or make the folder anew"
 def reading(folder: Path, remedy: str = _MADE_ANEW) -> Iterator[None]:
     """Hold what is read in the block to one kind: a folder whose files were replaced meanwhile is refused at its end.
 
-    Begins with settled(folder), and raises as that does.
+    Begins with settled(folder), and compares files with the manifest, where there is one, but for weights.
+    Raises UserError as settled() and compare() do.
     """
-    settled(folder, remedy)
+    settled(folder)
     folder = _root(folder)
     before = _manifest(folder)
+    if has_manifest(folder):
+        compare(folder, remedy, weights=False)
     yield
     if is_unfinished(folder) or _manifest(folder) != before:
         raise UserError(_BUSY.format(folder))
 
 
-def settled(folder: Path, remedy: str = _MADE_ANEW) -> None:
-    """Finish what a killed process left half replaced, and compare small files with the manifest, where there is one.
-
-    remedy: against damage. Raises UserError where it cannot be finished, and for a file that is missing, damaged or was
-    changed. Large files are compared by Verification, in the background, or by whoever reads them whole.
-    """
+def settled(folder: Path) -> None:
+    """Finish what a killed process left half replaced. Raises UserError where it cannot be finished."""
     folder = _root(folder)
     if is_unfinished(folder):
         _finish(folder)
-    if not has_manifest(folder):
-        return
+
+
+def compare(folder: Path, remedy: str = _MADE_ANEW, *, weights: bool = True) -> None:
+    """Compare a folder's files with its manifest.
+
+    weights: also *.safetensors, which read_weights() compares. Raises UserError for the first file that is missing,
+    damaged or was changed, and where the manifest is missing or damaged. remedy: against that.
+    """
+    folder = _root(folder)
     before = _manifest(folder)
     try:
-        for name, digest in read_manifest(folder).items():
-            path = folder / name
-            if name not in _UNREAD and not (path.is_file() and path.stat().st_size > _SMALL):
-                _compare(path, digest, remedy)
+        for path, digest in _listed(folder, read_manifest(folder)):
+            if (weights or path.suffix != ".safetensors") and (fault := _fault(path, digest)):
+                is_there = path.exists() or path.is_symlink()
+                raise UserError(f"{fault}: {remedy if is_there else remedy.removeprefix('move it away and ')}")
     except UserError:
         if is_unfinished(folder) or _manifest(folder) != before:
             raise UserError(_BUSY.format(folder)) from None
         raise
+
+
+def _listed(folder: Path, digests: Mapping[str, str]) -> list[tuple[Path, str]]:
+    """The files that a manifest names, but those that users do change."""
+    return [(folder / name, digest) for name, digest in digests.items() if name not in _UNREAD]
+
+
+def faults(folder: Path) -> tuple[int, list[str]]:
+    """The number of files that the manifests in a folder list, and a complaint for each that is damaged or missing.
+
+    Its own manifest and those of its checkpoints count.
+    """
+    files: list[tuple[Path, str]] = []
+    found = []
+    for manifest in sorted(folder.rglob(MANIFEST)):
+        inside = manifest.parent
+        if any(part.startswith(".") for part in inside.relative_to(folder).parts):
+            continue  # what is being written, or was left by a kill
+        try:
+            digests = read_manifest(inside) if has_manifest(inside) else _plain_manifest(manifest)
+            files += _listed(inside, digests)
+        except UserError as error:
+            found.append(str(error))
+    for path, digest in files:
+        try:
+            found += filter(None, [_fault(path, digest)])
+        except UserError as error:
+            found.append(str(error))
+    return len(files), found
+
+
+def _plain_manifest(path: Path) -> dict[str, str]:
+    """The digests of a checkpoint, whose manifest has no header."""
+    lines = path.read_bytes().decode(errors="replace").splitlines()
+    return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
 
 
 def _root(folder: Path) -> Path:
@@ -241,60 +279,16 @@ def _read_manifest(folder: Path) -> tuple[str | None, dict[str, str]]:
     return begins[1], {match[2]: match[1] for match in matches if match}
 
 
-class Verification:
-    """Compares the files of a folder with its manifest, in a thread of its own."""
-
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        large: bool = False,
-        weights: bool = True,
-        damaged: Callable[[str], None] = lambda complaint: None,
-    ) -> None:
-        """large: only files that settled() leaves out. weights: *.safetensors too. damaged: called in the thread
-        with the complaint about the first that is damaged.
-
-        Raises UserError where the manifest is missing or damaged.
-        """
-        self._digests = {folder / name: digest for name, digest in read_manifest(folder).items()}
-        if not weights:
-            self._digests = {path: each for path, each in self._digests.items() if path.suffix != ".safetensors"}
-        self._only_large, self._damaged = large, damaged
-        self._complaint: str | None = None
-        self._thread = threading.Thread(target=self._compare, name="verification", daemon=True)
-        self._thread.start()
-
-    def check(self) -> None:
-        """Raise UserError if a damaged file was found so far."""
-        if self._complaint is not None:
-            raise UserError(self._complaint)
-
-    def finish(self) -> None:
-        """Wait until every file was compared; raises as check()."""
-        self._thread.join()
-        self.check()
-
-    def _compare(self) -> None:
-        try:
-            for path, digest in self._digests.items():
-                if not (self._only_large and path.is_file() and path.stat().st_size <= _SMALL):
-                    _compare(path, digest, PREPARE_AGAIN)
-        except UserError as error:
-            self._complaint = str(error)
-            self._damaged(self._complaint)
-
-
-def _compare(path: Path, digest: str, remedy: str) -> None:
-    """Raise UserError for a file that cannot be read, or has another digest."""
+def _fault(path: Path, digest: str) -> str:
+    """Say what is wrong with a file of this digest; '' for nothing. UserError for one that cannot be read."""
     try:
-        differs = sha256(path) != digest
+        if sha256(path) == digest:
+            return ""
     except FileNotFoundError:
-        raise UserError(f"{path}: is missing: {remedy.removeprefix('move it away and ')}") from None
+        return f"{path}: is missing"
     except OSError as error:
         raise unreadable(path, error) from error
-    if differs:
-        raise UserError(f"{path}: is damaged or changed, its SHA-256 is not the one in {MANIFEST}: {remedy}")
+    return f"{path}: is damaged or changed, its SHA-256 is not the one in {MANIFEST}"
 
 
 def _manifest(folder: Path) -> bytes | None:

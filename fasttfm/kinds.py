@@ -6,10 +6,9 @@ group `fasttfm.kinds`; no file of the core imports it.
 
 from collections.abc import Mapping
 from functools import cache
-from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from fasttfm.errors import UserError
 
@@ -19,8 +18,6 @@ COMMANDS = {
     "finetune": "fine-tune for answers, choices or classes",
 }
 """Command -> the line that `fasttfm --help` shows, whether it is installed or not."""
-VERBS = {"distill": ("bert", "task")}
-"""Command of the core -> the verbs that are added to it."""
 _GROUP = "fasttfm.kinds"
 _MISSING = (
     "fasttfm-pretraining, which is not installed: pip install ./pretraining in a clone of this repository "
@@ -46,8 +43,6 @@ class Provider(Protocol):
     KINDS: Mapping[str, Kind]
     COMMANDS: Mapping[str, str]
     """Command -> its module."""
-    VERBS: Mapping[str, str]
-    """Command of the core -> module with a table VERBS of the verbs that are added to it."""
     LESS_MEMORY: Mapping[str, str]
     """Command -> what makes it need less memory."""
     PRESETS: Path
@@ -70,9 +65,8 @@ def pretrained_kinds() -> Mapping[str, Kind]:
 
 def refuse_missing(words: list[str]) -> None:
     """Raise UserError for the arguments of a command that is not installed."""
-    name, verb = (*words[:2], "", "")[:2]
-    if (name in COMMANDS or verb in VERBS.get(name, ())) and provider() is None:
-        raise UserError(f"{'this command' if name in COMMANDS else verb} is part of {_MISSING}")
+    if words and words[0] in COMMANDS and provider() is None:
+        raise UserError(f"this command is part of {_MISSING}")
 
 
 def refuse_unknown(kind: str, where: str) -> None:
@@ -93,9 +87,3 @@ def less_memory(command: str | None) -> str | None:
     """Return what makes one of COMMANDS need less memory; None for other commands."""
     found = provider() if command in COMMANDS else None
     return None if found is None else found.LESS_MEMORY[str(command)]
-
-
-def verbs_of(command: str) -> dict[str, Any]:
-    """Return the verbs that are added to a command of the core."""
-    found = provider()
-    return {} if found is None else dict(import_module(found.VERBS[command]).VERBS)

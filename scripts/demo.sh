@@ -14,21 +14,19 @@ run() {
 
 began=$SECONDS
 mkdir -p "$out"
-run demo-data --out "$out/text"
-run prepare --src "$out/text/train.en" --tgt "$out/text/train.de" \
-    --valid-src "$out/text/valid.en" --valid-tgt "$out/text/valid.de" --vocab-size 2000 --out "$out/data"
+run prepare --dataset demo --data-dir "$out" --vocab-size 2000 --out "$out/data"
 run train --preset demo --data "$out/data" --out "$out/model"
-printf '\n$ fasttfm translate %q < %q > %q\n' "$out/model" "$out/text/test.en" "$out/test.de"
-"$fasttfm" translate "$out/model" < "$out/text/test.en" > "$out/test.de"
-printf '\n$ fasttfm score --ref %q < %q\n' "$out/text/test.de" "$out/test.de"
-"$fasttfm" score --ref "$out/text/test.de" < "$out/test.de"
-run plot-attention "$out/model" "$(head -n 1 "$out/text/test.en")" --out "$out/attention.png"
+printf '\n$ fasttfm translate %q < %q > %q\n' "$out/model" "$out/demo/test.en" "$out/test.de"
+"$fasttfm" translate "$out/model" < "$out/demo/test.en" > "$out/test.de"
+printf '\n$ fasttfm score --ref %q < %q\n' "$out/demo/test.de" "$out/test.de"
+"$fasttfm" score --ref "$out/demo/test.de" < "$out/test.de"
+run plot "$out/model" --attention "$(head -n 1 "$out/demo/test.en")" --out "$out/attention.png"
 
 printf '\nFive sentences it had never seen\n'
 for line in 1 2 3 4 5; do
-    printf '  source       %s\n' "$(sed -n "${line}p" "$out/text/test.en")"
+    printf '  source       %s\n' "$(sed -n "${line}p" "$out/demo/test.en")"
     printf '  translation  %s\n' "$(sed -n "${line}p" "$out/test.de")"
-    printf '  reference    %s\n\n' "$(sed -n "${line}p" "$out/text/test.de")"
+    printf '  reference    %s\n\n' "$(sed -n "${line}p" "$out/demo/test.de")"
 done
 printf 'model            %s\n' "$out/model"
 printf 'loss curve       %s\n' "$out/model/curve.png"

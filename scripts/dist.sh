@@ -19,17 +19,15 @@ done
 cp -r benchmarks "$folder/benchmarks"
 cd "$folder"
 export PATH="$folder/user/bin:$PATH"
-fasttfm demo-data --out text
-fasttfm prepare --src text/train.en --tgt text/train.de --valid-src text/valid.en --valid-tgt text/valid.de \
-    --vocab-size 1000 --out data
+fasttfm prepare --dataset demo --data-dir . --vocab-size 1000 --out data
 fasttfm train --preset demo --data data --out model --max-update 20 --warmup-updates 4 --threads 1
-head -n 3 text/test.en | fasttfm translate model
-fasttfm plot-attention model "a dog" 2> said.txt && { echo "plot-attention needs an extra that is not installed"; exit 1; }
+head -n 3 demo/test.en | fasttfm translate model
+fasttfm plot model --attention "a dog" --out dog.png 2> said.txt && { echo "plot needs an extra that is not installed"; exit 1; }
 grep -F 'pip install "fasttfm[plots]"' said.txt
 fasttfm lm train 2> said.txt && { echo "lm needs a distribution that is not installed"; exit 1; }
 grep -F "pip install ./pretraining" said.txt
 pip install --quiet --disable-pip-version-check --constraint "$root/constraints.txt" "$root"/dist/fasttfm_pretraining-*.whl
-fasttfm lm prepare --text text/valid.en --bytes --out letters
+fasttfm lm prepare --text demo/valid.en --bytes --out letters
 fasttfm lm train --preset gpt-tiny --data letters --out gpt --max-update 2 --warmup-updates 1 --threads 1
 python -c "import fasttfm, fasttfm.kernels; assert fasttfm.__file__.startswith('$folder'), fasttfm.__file__"
 python -m benchmarks --list 2> said.txt && { echo "the benchmarks need an extra that is not installed"; exit 1; }

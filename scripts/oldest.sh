@@ -31,15 +31,15 @@ cp -r tests "$folder/"  # what is installed is tested, not the checkout
 cd "$folder"
 export PATH="$folder/oldest/bin:$PATH" OMP_NUM_THREADS=1 TRITON_INTERPRET=1 PYTHONPATH=
 python -c "import fasttfm; assert fasttfm.__file__.startswith('$folder'), fasttfm.__file__"
-rm -rf text data model
-fasttfm demo-data --out text
-for side in en de; do head -n 10 "text/valid.$side" > "valid.$side"; done
-fasttfm prepare --src text/train.en --tgt text/train.de --valid-src valid.en --valid-tgt valid.de \
+rm -rf text all data model
+fasttfm prepare --dataset demo --data-dir text --vocab-size 1000 --out all
+for side in en de; do head -n 10 "text/demo/valid.$side" > "valid.$side"; done
+fasttfm prepare --src text/demo/train.en --tgt text/demo/train.de --valid-src valid.en --valid-tgt valid.de \
     --vocab-size 1000 --subset 2000 --out data
 fasttfm train --preset demo --data data --out model --max-update 5 --warmup-updates 2 --threads 1
-head -n 3 text/test.en > in.en
+head -n 3 text/demo/test.en > in.en
 fasttfm translate model < in.en > out.de
-head -n 3 text/test.de > ref.de
+head -n 3 text/demo/test.de > ref.de
 fasttfm score --ref ref.de < out.de
 # The first case of every test function: parameters make hundreds of the same one, and the interpreter is slow.
 python -m pytest -q --collect-only tests/test_reference_attention.py tests/test_reference_layers.py \

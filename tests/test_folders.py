@@ -13,7 +13,7 @@ import pytest
 from forked import run
 
 from fasttfm.errors import UserError
-from fasttfm.folders import Verification, is_unfinished, read_manifest, replacing
+from fasttfm.folders import PREPARE_AGAIN, compare, is_unfinished, read_manifest, reading, replacing
 
 
 def write(folder: Path, **files: str) -> None:
@@ -203,27 +203,28 @@ def test_two_processes_do_not_write_at_the_same_time(tmp_path: Path):
         (lambda f: (f / "b").unlink(), "b: is missing: prepare the data again"),
     ],
 )
-def test_verification_finds_what_differs(tmp_path: Path, damage, message: str):
+def test_what_differs_from_the_manifest_is_found(tmp_path: Path, damage, message: str):
     folder = tmp_path / "folder"
     write(folder, a="1", b="2")
-    Verification(folder).finish()
+    compare(folder, PREPARE_AGAIN)
+    with reading(folder):
+        pass
     damage(folder)
-    verification = Verification(folder)
     with pytest.raises(UserError, match=message):
-        verification.finish()
-    with pytest.raises(UserError, match=message):
-        verification.check()
+        compare(folder, PREPARE_AGAIN)
+    with pytest.raises(UserError, match=message), reading(folder, PREPARE_AGAIN):
+        pass
 
 
 @pytest.mark.parametrize("manifest", [None, b"", b"garbage\n", b"# written by fasttfm\n"])
-def test_a_manifest_that_is_missing_or_damaged_does_not_switch_verification_off(tmp_path: Path, manifest):
+def test_a_manifest_that_is_missing_or_damaged_does_not_switch_the_comparison_off(tmp_path: Path, manifest):
     folder = tmp_path / "folder"
     write(folder, a="1")
     (folder / "sha256sums").unlink()
     if manifest is not None:
         (folder / "sha256sums").write_bytes(manifest)
     with pytest.raises(UserError, match=r"sha256sums: is (missing|empty|damaged)"):
-        Verification(folder)
+        compare(folder)
     with pytest.raises(UserError, match="holds other files"):
         write(folder, a="2")
 

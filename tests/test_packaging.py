@@ -207,11 +207,11 @@ def test_without_it_its_commands_say_what_to_install():
         return subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=False)
 
     way = "pip install ./pretraining in a clone of this repository (make install does it)"
-    for words in (["lm", "train"], ["mlm"], ["finetune", "--help"], ["distill", "bert", "T", "--data", "D"]):
+    for words in (["lm", "train"], ["mlm"], ["finetune", "--help"]):
         done = run(*words)
         assert (done.returncode, done.stdout) == (2, ""), words
         assert re.fullmatch(rf"fasttfm {words[0]}: \w[^\n]+ fasttfm-pretraining, [^\n]+{re.escape(way)}\n", done.stderr)
-    for words in (["--help"], ["distill", "translation", "--help"], ["train", "--preset", "list"]):
+    for words in (["--help"], ["train", "--preset", "list"]):
         done = run(*words)
         assert (done.returncode, done.stderr) == (0, ""), words
 

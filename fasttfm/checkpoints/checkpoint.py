@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fasttfm.checkpoints import quantized, shards
+from fasttfm.checkpoints import quantized
 from fasttfm.checkpoints.ownership import DIGESTS_FILE, META_FILE, claimed, describe, published, read_digests, recover
 from fasttfm.checkpoints.weights import refuse_what_is_no_number
 from fasttfm.errors import UserError, is_out_of_memory
@@ -112,11 +112,7 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
 
     Raises UserError when the file cannot be read, is not what was written, or holds NaN, infinity or complex numbers.
     """
-    if shards.is_sharded(checkpoint):
-        with _told(checkpoint / shards.SHARDS):
-            weights = shards.read_shards(checkpoint, shards.MODEL)
-        refuse_what_is_no_number(weights, checkpoint)
-        return weights
+    _refuse_parts(checkpoint)
     path = checkpoint / MODEL_FILE if checkpoint.is_dir() else checkpoint
     with _opened(path) as file:
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
@@ -128,18 +124,13 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
 
 def is_quantized(checkpoint: Path) -> bool:
     """Return whether the matrices of a checkpoint directory or of a .safetensors file are stored in int8."""
-    if shards.is_sharded(checkpoint):
-        return False
     with _opened(checkpoint / MODEL_FILE if checkpoint.is_dir() else checkpoint) as file:
         return any(file.get_slice(name).get_dtype() == "I8" for name in file.keys())  # noqa: SIM118
 
 
 def read_state(checkpoint: Path) -> TrainingState:
     """Training state of a checkpoint directory, on the CPU; UserError when it is missing, cut off or damaged."""
-    if shards.is_sharded(checkpoint):
-        with _told(checkpoint / shards.SHARDS):
-            tensors = shards.read_shards(checkpoint, shards.STATE)
-            return TrainingState(tensors=tensors, values=shards.read_values(checkpoint))
+    _refuse_parts(checkpoint)
     with _opened(checkpoint / STATE_FILE) as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         values = (file.metadata() or {}).get("values")
@@ -158,6 +149,13 @@ def is_resumable(checkpoint: Path) -> bool:
     except UserError:
         return False
     return True
+
+
+def _refuse_parts(checkpoint: Path) -> None:
+    if (checkpoint / "shards").is_dir():
+        raise UserError(
+            f"{checkpoint}: is in parts, as version 0.3 wrote it under --shard: join it there (consolidate)"
+        )
 
 
 def _check_digest(path: Path) -> None:

@@ -16,7 +16,7 @@ from fasttfm.config.fields import flag_name
 from fasttfm.config.flags import written
 from fasttfm.errors import UserError
 from fasttfm.files import entries, read_plain_yaml, refuse_dangling_link, replace_file, unfinished
-from fasttfm.folders import Verification, has_manifest, settled
+from fasttfm.folders import has_manifest, settled
 from fasttfm.locks import LOCK_FILE
 
 CONFIG_FILE = "config.yaml"
@@ -56,9 +56,6 @@ class Data(Protocol):
     @property
     def model_files(self) -> list[Path]:
         """The vocabulary's files, which a model directory copies."""
-
-    def verify(self) -> Verification | None:
-        """Begin to compare every file with its digest; None where they were read whole."""
 
 
 def refuse_strangers(path: Path) -> None:

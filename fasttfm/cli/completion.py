@@ -1,38 +1,31 @@
-"""Prints a script that makes a shell complete fasttfm's commands, flags and files. Needs shtab (extra: completion)."""
+"""`fasttfm --completion SHELL`: a script that completes commands, flags and files. Needs shtab (extra: completion)."""
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 from fasttfm.cli.paths import PathKind
 
-_SHELLS = {
-    "bash": "fasttfm completion bash > ~/.local/share/bash-completion/completions/fasttfm",
-    "zsh": "fasttfm completion zsh > a folder of $fpath, as _fasttfm",
-    "tcsh": "fasttfm completion tcsh > a file that ~/.tcshrc sources",
-    "fish": "fasttfm completion fish > ~/.config/fish/completions/fasttfm.fish",
-}
+SHELLS = ("bash", "fish", "tcsh", "zsh")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=sorted(_SHELLS))
-    parser.epilog = "Where the script belongs: " + "; ".join(_SHELLS.values())
+class Completion(argparse.Action):
+    """Prints the script of a shell and stops; raises UserError without shtab. const: makes the whole parser."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        from fasttfm.errors import optional
+
+        shtab = optional("shtab", "completion")
+        whole = self.const()
+        _complete_files(whole._actions, shtab.FILE)
+        print(shtab.complete(whole, values))
+        parser.exit()
 
 
-def run(args: argparse.Namespace) -> None:
-    """Print the script. Raises UserError without shtab."""
-    from fasttfm.cli.main import COMMANDS, build_parser
-    from fasttfm.errors import optional
-
-    shtab = optional("shtab", "completion")
-    parser = build_parser(list(COMMANDS))
-    _complete_files(parser, shtab.FILE)
-    print(shtab.complete(parser, args.shell))
-
-
-def _complete_files(parser: argparse.ArgumentParser, files: Any) -> None:
-    for action in parser._actions:
+def _complete_files(actions: Sequence[argparse.Action], files: Any) -> None:
+    for action in actions:
         if isinstance(action, argparse._SubParsersAction):
             for each in action.choices.values():
-                _complete_files(each, files)
+                _complete_files(each._actions, files)
         elif isinstance(action.type, PathKind):
             action.complete = files  # type: ignore[attr-defined]

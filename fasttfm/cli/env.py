@@ -1,11 +1,14 @@
 """Prints versions, processor, device, assembler, the route of each operator and the tuning in force. Send it with a bug
-report.
+report. With --check it looks for faults, and the exit status is 1 if it finds one.
 """
 
 import argparse
 import json
 from typing import Any
 
+from fasttfm.cli import check
+from fasttfm.cli.parser import Parser
+from fasttfm.cli.paths import LOADED_FOLDER
 from fasttfm.machine import describe_gpu, gpu, processor, processor_units, version
 
 _OWN = {"panels": "panels of its own"}
@@ -15,17 +18,32 @@ _KEYS = (16, 32, 64, 128, 512, 2048)
 _DTYPES = ("fp16", "bf16", "fp32")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "--check",
+        nargs="*",
+        type=LOADED_FOLDER,
+        help="find what slows this machine down, or which files of models or prepared data are damaged",
+    )
     parser.add_argument(
         "--chip", metavar="NAME", help="show the routes of another chip, such as sm_60 (P100) or gfx942"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON line in place of text")
+    parser.apart = [("--check", "--chip")]
 
 
-def run(args: argparse.Namespace) -> None:
-    """Print it."""
-    result = environment(args.chip)
-    print(json.dumps(result) if args.json else text(result))
+def run(args: argparse.Namespace) -> int:
+    """Print it; with --check the status tells whether there are faults."""
+    if args.check is None:
+        result = environment(args.chip)
+        print(json.dumps(result) if args.json else text(result))
+        return 0
+    findings = [each for folder in args.check for each in check.check_folder(folder)]
+    if not args.check:
+        findings = check.check_machine(None if gpu() is None else environment())
+    told = json.dumps({"findings": [each._asdict() for each in findings]})
+    print(told if args.json else check.text(findings, args.check))
+    return int(bool(findings))
 
 
 def environment(other: str | None = None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ the command's own --help begins with. Only the module of the command that was as
 
 import argparse
 import errno
+import functools
 import importlib
 import io
 import os
@@ -19,35 +20,31 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from fasttfm import kinds
+from fasttfm.cli.completion import SHELLS, Completion
 from fasttfm.cli.parser import Parser
-from fasttfm.cli.paths import Damage, checked
+from fasttfm.cli.paths import check_paths
 from fasttfm.cli.verbs import add_verbs
 from fasttfm.errors import UserError, interrupted, is_out_of_memory
 from fasttfm.machine import version
 from fasttfm.memory import limit_remedy, refuse_small_limit
-from fasttfm.signals import raise_dropped, stoppable, taken_over
+from fasttfm.signals import raise_dropped, stoppable
 
 GROUPS = {
     "from text to a model": {
         "prepare": ("fasttfm.cli.prepare", "turn parallel text into a prepared data directory"),
         "train": ("fasttfm.cli.train", "train a Transformer on prepared data, or resume"),
         "average": ("fasttfm.cli.average", "average the last checkpoints of a model"),
-        "consolidate": ("fasttfm.cli.consolidate", "join a checkpoint that train --shard wrote in parts"),
         "recipe": ("fasttfm.cli.recipe", "run a published set-up from download to BLEU"),
-        "distill": ("fasttfm.cli.distill", "train a small translation model or BERT from a large one"),
-        "demo-data": ("fasttfm.cli.demo", "write the built-in English-German demo corpus"),
     },
     "translations and scores": {
-        "translate": ("fasttfm.cli.translate", "translate standard input, line by line"),
+        "translate": ("fasttfm.cli.translate", "translate standard input, or score given translations"),
         "serve": ("fasttfm.cli.serve", "translate over HTTP"),
         "score": ("fasttfm.cli.score", "compute BLEU, chrF and TER; compare two systems"),
-        "score-pairs": ("fasttfm.cli.score_pairs", "print the model's log-probability of given translations"),
-        "encode": ("fasttfm.cli.encode", "split text into a model's subwords"),
-        "decode": ("fasttfm.cli.decode", "join a model's subwords to text"),
+        "tokenize": ("fasttfm.cli.tokenize", "split text into a model's subwords, or join them"),
     },
     "models of other tools and sizes": {
         "export": ("fasttfm.cli.export", "write a model for CTranslate2, Hugging Face or onnxruntime"),
@@ -56,15 +53,10 @@ GROUPS = {
         "shortlist": ("fasttfm.cli.shortlist", "make a vocabulary map that speeds up translation"),
     },
     "language models": {name: ("", summary) for name, summary in kinds.COMMANDS.items()},
-    "pictures": {
-        "plot": ("fasttfm.cli.plot", "draw the curves of training runs in one picture"),
-        "plot-attention": ("fasttfm.cli.plot_attention", "draw the attention weights of one translation"),
-    },
-    "this machine": {
-        "env": ("fasttfm.cli.env", "print versions and devices, for a bug report"),
-        "doctor": ("fasttfm.cli.doctor", "find what slows this machine down and how to mend it"),
+    "a look at runs and machines": {
+        "plot": ("fasttfm.cli.plot", "draw curves of training runs, or attention weights"),
+        "env": ("fasttfm.cli.env", "print versions and devices; check this machine or a folder"),
         "tune": ("fasttfm.cli.tune", "measure and keep this machine's fastest kernel settings"),
-        "completion": ("fasttfm.cli.completion", "print a shell's completion script"),
     },
 }
 """Title -> command -> (module, the line that `fasttfm --help` shows); no module where fasttfm.kinds knows it."""
@@ -82,12 +74,11 @@ _LESS_MEMORY = {
     "train": "give a smaller --max-tokens (and a larger --update-freq), or a smaller model",
     "translate": "give a smaller --batch-tokens, --beam, --max-len-b or --max-source-length",
     "serve": "give a smaller model, --precision int8, or --max-tokens",
-    "score-pairs": "give shorter lines, or --precision bf16",
-    "plot-attention": "give a shorter sentence",
+    "plot": "give a shorter sentence",
 }
 """Command -> what makes it need less memory."""
 
-_WITHOUT_TORCH = ("prepare", "score", "demo-data", "encode", "decode")
+_WITHOUT_TORCH = ("prepare", "score", "tokenize")
 
 EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 141  # what a shell reports for SIGPIPE
@@ -100,7 +91,7 @@ def main(argv: Sequence[str] | None = None, started: float | None = None) -> int
     """
     started = time.monotonic() if started is None else started
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # Only --help and --version may stand before the command, so the command is the first word or there is none.
+    # Only --help, --version and --completion may stand before the command: it is the first word, or there is none.
     name = arguments[0] if arguments and arguments[0] in COMMANDS else None
     _standard_streams()
     with stoppable():
@@ -168,18 +159,9 @@ def _run(name: str | None, arguments: list[str], started: float) -> int:
         return EXIT_USER_ERROR
     if name not in _WITHOUT_TORCH:
         refuse_small_limit()
-    damage = Damage()
-    try:
-        try:
-            with checked(args, damage.tell), _warnings_in_a_line(_called(name, arguments)):
-                status = args.run(args) or 0
-        finally:
-            damage.end()
-    except (Exception, KeyboardInterrupt):
-        if damage.complaint is None:
-            raise
-        taken_over()
-        raise UserError(damage.complaint) from None  # it explains what was raised, or has raised it
+    check_paths(args)
+    with _warnings_in_a_line(_called(name, arguments)):
+        status = args.run(args) or 0
     sys.stdout.flush()
     return status
 
@@ -226,12 +208,14 @@ def _give_up_output() -> None:
         _discard_output()
 
 
-def build_parser(names: Sequence[str]) -> Parser:
+def build_parser(names: Collection[str]) -> Parser:
     """The parser with all commands listed and only those of `names` complete: their arguments say what to `run`."""
     parser = _CommandParser(
         prog="fasttfm", description="Train, run and score encoder-decoder Transformers on fused kernels."
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the versions that matter and stop")
+    whole = functools.partial(build_parser, COMMANDS)
+    parser.add_argument("--completion", action=Completion, choices=SHELLS, const=whole, help="print a shell's script")
     subparsers = parser.add_subparsers(metavar="command", title="commands", parser_class=Parser)
     for name, (_, summary) in COMMANDS.items():
         command = subparsers.add_parser(name, help=summary)
@@ -255,7 +239,7 @@ class _CommandParser(Parser):
             f"{title}:\n" + "".join(f"  {name.ljust(width)}{summary}\n" for name, (_, summary) in group.items())
             for title, group in GROUPS.items()
         )
-        usage = "usage: fasttfm COMMAND ...    fasttfm COMMAND --help    fasttfm --version\n"
+        usage = "usage: fasttfm COMMAND ...    fasttfm COMMAND --help    fasttfm --version | --completion SHELL\n"
         return "\n".join([usage, f"{self.description}\n", _PATH, *groups])
 
 

@@ -1,4 +1,7 @@
-"""The command line's parser: argparse, but every complaint is one line that names the nearest flag."""
+"""The command line's parser: argparse, but every complaint is one line that names the nearest flag.
+
+Numbers are read as in configuration files (fasttfm.config.convert), paths by their purpose (fasttfm.cli.paths).
+"""
 
 import argparse
 import difflib
@@ -9,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fasttfm.cli.paths import CHECKPOINT, INPUT_FOLDER, MODEL, OUTPUT_FOLDER, OUTPUT_PICTURE, SHARED_FOLDER, PathKind
-from fasttfm.config.convert import to_float
+from fasttfm.cli.paths import CHECKPOINT, LOADED_FOLDER, MODEL, OUTPUT_FOLDER, SHARED_FOLDER, PathKind
+from fasttfm.config.convert import convert
 from fasttfm.errors import UserError
 from fasttfm.parsing import WHOLE_NUMBER, parse_yaml
 
 _METAVARS: dict[Any, str] = {int: "N", float: "X"}
+_EXAMPLES = "examples:\n"
 
 
 class _Help(argparse.HelpFormatter):
@@ -28,6 +32,21 @@ class _Help(argparse.HelpFormatter):
             kind.kind if isinstance(kind, InRange) else kind
         ) or super()._get_default_metavar_for_optional(action)
 
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Wrap each paragraph but the one of examples."""
+        fill = super()._fill_text
+        paragraphs = text.split("\n\n")
+        return "\n\n".join(each if each.startswith(_EXAMPLES) else fill(each, width, indent) for each in paragraphs)
+
+
+class _HelpAll(argparse.Action):
+    """Prints the help of all flags and stops."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        parser.shown = None
+        parser.print_help()
+        parser.exit()
+
 
 class Parser(argparse.ArgumentParser):
     """Raises UserError where argparse would print its usage and exit; takes no abbreviated flags."""
@@ -36,12 +55,41 @@ class Parser(argparse.ArgumentParser):
     """Flag -> flags of which one must be given beside it."""
     apart: Sequence[tuple[str, str]] = ()
     """Pairs of flags that mean nothing beside one another."""
+    shown: frozenset[str] | None = None
+    """The flags that --help shows; None: all."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # --max-tok must not silently change its meaning when a version adds --max-token-something
         super().__init__(*args, **{"allow_abbrev": False, "formatter_class": _Help, **kwargs})
-        self.register("type", int, _whole_number)
-        self.register("type", float, _number)
+
+    def shorten(self, *flags: str, examples: str) -> None:
+        """Let --help show these flags, the arguments that are none, and examples, a line each; --help-all shows all."""
+        self.add_argument("--help-all", action=_HelpAll, nargs=0, help="show every flag and stop")
+        self.shown = frozenset(("--help", "--help-all", *flags))
+        if self.usage is None:
+            formatter = self._get_formatter()
+            formatter.add_usage(None, [each for each in self._actions if each.required], [], "")
+            self.usage = f"{' '.join(formatter.format_help().split())} [--FLAG VALUE …]"
+        lines = "".join(f"  {line.strip()}\n" for line in examples.strip().splitlines())
+        self.epilog = "\n\n".join(filter(None, [self.epilog, f"{_EXAMPLES}{lines}"]))
+
+    def format_help(self) -> str:
+        """The help as argparse has it, of the flags that are shown."""
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, list(self._of_help(self._actions)), self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        for group in self._action_groups:
+            if actions := list(self._of_help(group._group_actions)):
+                formatter.start_section(group.title)
+                formatter.add_text(group.description)
+                formatter.add_arguments(actions)
+                formatter.end_section()
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
+
+    def _of_help(self, actions: Iterable[argparse.Action]) -> Iterable[argparse.Action]:
+        shown = self.shown
+        return (each for each in actions if shown is None or not each.option_strings or shown & {*each.option_strings})
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse like argparse, but refuse unknown arguments, and flags that would be ignored beside the others."""
@@ -68,6 +116,13 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"{flag} was given twice")
             self._given.add(flag)
         return super()._get_values(action, arg_strings)
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """Read one value: Python's own int and float read 1_0 as ten, and nan."""
+        if action.type not in (int, float):
+            return super()._get_value(action, arg_string)
+        name = action.option_strings[0] if action.option_strings else str(action.metavar or action.dest)
+        return convert(arg_string, action.type, name)
 
     def error(self, message: str) -> NoReturn:
         """Raise UserError; argparse calls it for a wrong command line."""
@@ -105,21 +160,6 @@ def _removed() -> dict[str, dict[str, str]]:
     return parse_yaml(Path(__file__).with_name("removed.yaml").read_bytes())
 
 
-def _whole_number(text: str) -> int:
-    """Parse a whole number (`type=int`): Python's own int reads 1_0 as ten."""
-    if not WHOLE_NUMBER.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"{text!r} was given, it must be a whole number such as 64")
-    return int(text)
-
-
-def _number(text: str) -> float:
-    """Parse a number (`type=float`): Python's own float reads 1_0 and nan."""
-    try:
-        return to_float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} was given, it must be a number such as 0.5") from None
-
-
 @dataclass(frozen=True)
 class InRange:
     """The `type` of an argument that is a number from `least` to `most`."""
@@ -130,7 +170,10 @@ class InRange:
 
     def __call__(self, text: str) -> float:
         """The value of the argument, as argparse asks for it; raises ArgumentTypeError for any other."""
-        value = _whole_number(text) if self.kind is int else _number(text)
+        try:
+            value = int(text) if self.kind is int and WHOLE_NUMBER.fullmatch(text) else convert(text, self.kind, "")
+        except UserError as error:
+            raise argparse.ArgumentTypeError(str(error).removeprefix(": ")) from None
         if not self.least <= value <= self.most:
             raise argparse.ArgumentTypeError(f"{text!r} was given, it must be from {self.least:,} to {self.most:,}")
         return value
@@ -153,7 +196,7 @@ def add_model(parser: argparse.ArgumentParser, made_by: str = "fasttfm train") -
     add_checkpoint(parser)
 
 
-def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+def add_checkpoint(parser: argparse._ActionsContainer) -> None:
     """--checkpoint: which of a model directory's."""
     parser.add_argument(
         "--checkpoint",
@@ -166,7 +209,7 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 def add_data(parser: argparse.ArgumentParser, text: str) -> None:
     """--data: a prepared directory, which must be given."""
-    parser.add_argument("--data", type=INPUT_FOLDER, required=True, metavar="DATA", help=text)
+    parser.add_argument("--data", type=LOADED_FOLDER, required=True, metavar="DATA", help=text)
 
 
 def add_out(parser: argparse.ArgumentParser, metavar: str, text: str) -> None:
@@ -192,19 +235,13 @@ def add_downloads(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_attention_picture(parser: argparse.ArgumentParser) -> None:
-    """--out and --layers of a picture of attention weights."""
-    parser.add_argument(
-        "--out",
-        type=OUTPUT_PICTURE,
-        default=Path("attention.png"),
-        help="picture to write, .png or .svg (default: %(default)s)",
-    )
+def add_attention_layers(parser: argparse._ActionsContainer) -> None:
+    """--layers of a picture of attention weights."""
     text = "layers to draw, counted from 1, such as 1,4 (default: all)"
     parser.add_argument("--layers", type=_layer_numbers, metavar="N,N", help=text)
 
 
-def add_device(parser: argparse.ArgumentParser) -> None:
+def add_device(parser: argparse._ActionsContainer) -> None:
     """--device: where it is computed."""
     parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
 

@@ -3,23 +3,20 @@
     parser.add_argument("--out", type=OUTPUT_FILE, …)
 
 A command writes no file that it reads, and in the folder of a model or of data none that it did not make. What it reads
-is whole: a replacement that was cut off is finished or refused, and digests are compared (fasttfm.folders).
+is whole: a replacement that was cut off is finished or refused, and digests are compared once (fasttfm.folders).
 """
 
-import _thread
 import argparse
 import os
 import stat
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from fasttfm.errors import UserError
-from fasttfm.folders import Verification, has_manifest, owner, settled
+from fasttfm.folders import compare, has_manifest, owner, settled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +30,8 @@ class PathKind:
     """None: a file or a folder."""
     replaces: bool = False
     """Of a folder that is written: nothing else stays in it."""
-    compared: Literal["all", "without weights", "by the command"] = "all"
-    """Of a folder that is read: which large files are compared with their digests beside the work."""
+    compared: bool = False
+    """Of a folder that is read: its files are compared with their digests here, not by who loads it."""
     or_word: bool = False
     """Other words are allowed, such as `best`: it stays a string."""
     own: str = ""
@@ -47,15 +44,14 @@ class PathKind:
         return text if self.or_word else Path(text)
 
 
-INPUT = PathKind()
+INPUT = PathKind(compared=True)
 INPUT_FILE = PathKind(is_file=True)
-INPUT_FOLDER = PathKind(is_file=False, metavar="FOLDER")
-MODEL = PathKind(is_file=False, compared="without weights", metavar="MODEL")
-"""A model directory; whoever loads weights compares them."""
-TRAINING_DATA = PathKind(is_file=False, compared="by the command")
-CHECKPOINT = PathKind(compared="without weights", or_word=True)
+INPUT_FOLDER = PathKind(is_file=False, metavar="FOLDER", compared=True)
+MODEL = PathKind(is_file=False, metavar="MODEL")
+LOADED_FOLDER = PathKind(is_file=False, metavar="FOLDER")
+CHECKPOINT = PathKind(or_word=True)
 """A path, or a word such as `best`."""
-CHECKPOINT_OR_MODEL = PathKind(compared="without weights")
+CHECKPOINT_OR_MODEL = PathKind()
 OUTPUT_FILE = PathKind(writes=True, is_file=True)
 OUTPUT_PICTURE = PathKind(writes=True, is_file=True, own="attention.png")
 OUTPUT_SHORTLIST = PathKind(writes=True, is_file=True, own="vmap.txt")
@@ -77,54 +73,24 @@ class _Given:
     """False for a default."""
 
 
-class Damage:
-    """Damage that a thread finds beside a command: it interrupts the command, as long as this runs."""
-
-    def __init__(self) -> None:
-        self.complaint: str | None = None
-        self._is_over = False
-        self._lock = threading.Lock()
-
-    def tell(self, complaint: str) -> None:
-        """Interrupt the main thread, once; in another thread."""
-        with self._lock:
-            if self.complaint is None and not self._is_over:
-                self.complaint = complaint
-                _thread.interrupt_main()
-
-    def end(self) -> None:
-        """No interrupt comes after this call; in the main thread."""
-        with self._lock:
-            self._is_over = True
-
-
-@contextmanager
-def checked(args: argparse.Namespace, damaged: Callable[[str], None]) -> Iterator[None]:
-    """Check the paths of a command's arguments, and compare large files of its folders while the block runs.
-
-    Raises UserError before the block for a path that may not be written and a folder that is not whole, and at its end
-    for a large file that is damaged. damaged: called at once, in another thread, with the complaint about such a file.
-    """
+def check_paths(args: argparse.Namespace) -> None:
+    """Raise UserError for a path that may not be written, and for a folder to read that is damaged."""
     given = list(_given(args))
-    refuse_overwriting(given)
-    verifications = []
+    _refuse_overwriting(given)
+    _refuse_streams(given)
     for each in given:
-        folder = each.path
-        if (each.kind.writes and each.kind is not TRAINED_MODEL) or not folder.is_dir():
+        if (each.kind.writes and each.kind is not TRAINED_MODEL) or not each.path.is_dir():
             continue
-        settled(folder)
-        if not each.kind.writes and each.kind.compared != "by the command" and has_manifest(folder):
-            with_weights = each.kind.compared != "without weights"
-            verifications.append(Verification(folder, large=True, weights=with_weights, damaged=damaged))
-    yield
-    for verification in verifications:
-        verification.finish()
+        settled(each.path)
+        if each.kind.compared and has_manifest(each.path):
+            compare(each.path)
 
 
-def refuse_overwriting(given: Sequence[_Given]) -> None:
+def _refuse_overwriting(given: Sequence[_Given]) -> None:
     """Raise UserError where something that is written is read too, or belongs to a folder of others."""
-    outputs = [each for each in given if each.kind.writes]
-    for output in outputs:
+    for output in given:
+        if not output.kind.writes:
+            continue
         for other in given:
             if other is not output and (output.was_given or output.kind is not SHARED_FOLDER):
                 _refuse_pair(output, other)
@@ -136,7 +102,6 @@ def refuse_overwriting(given: Sequence[_Given]) -> None:
             raise UserError(
                 f"{output.flag} {output.path}: has the name of the checkpoints of {output.path.parent}: choose another"
             )
-    _refuse_streams(given)
 
 
 def _given(args: argparse.Namespace) -> Iterator[_Given]:

@@ -14,7 +14,7 @@ from fasttfm.cli.parser import THREADS, Parser, add_downloads, add_out
 from fasttfm.cli.paths import INPUT_FILE
 from fasttfm.config import add_field_flags, field_values
 from fasttfm.config.fields import flag_name
-from fasttfm.data.datasets import DATASETS, fetch_dataset
+from fasttfm.data.datasets import DATASETS, DEMO, fetch_dataset
 from fasttfm.data.filters import SCRIPTS
 from fasttfm.data.prepare import PrepareOptions, prepare
 from fasttfm.errors import UserError
@@ -36,6 +36,17 @@ _OF_A_NEW_VOCABULARY = (
 """Settings that do nothing for one that is there."""
 _RULES = ("max_ratio", "drop_duplicates", "drop_identical")
 """Fields of PrepareOptions whose flags have their names."""
+_SHOWN = (
+    *(*_TEXTS, "--out", "--dataset", "--data-dir", "--spm", "--threads"),
+    *("--vocab-size", "--separate-vocab", "--model-type", "--max-length", "--subset"),
+    *("--max-ratio", "--drop-duplicates", "--quiet", "--json"),
+)
+"""Flags that --help shows."""
+_EXAMPLES = """
+    fasttfm prepare --src train.en --tgt train.de --valid-src valid.en --valid-tgt valid.de --out DATA
+    fasttfm prepare --dataset multi30k --vocab-size 8000 --out DATA
+    fasttfm prepare --dataset demo --vocab-size 2000 --out DATA          # a built-in corpus, for a first trial
+"""
 
 
 def add_arguments(parser: Parser) -> None:
@@ -59,6 +70,7 @@ def add_arguments(parser: Parser) -> None:
         default=allowed_cores(),
         help="threads that split text into subwords (default: all cores)",
     )
+    parser.shorten(*_SHOWN, examples=_EXAMPLES)
 
 
 def _add_texts(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +79,8 @@ def _add_texts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dataset",
         metavar="NAME",
-        help=f"dataset to download, in place of --src, --tgt, --valid-src and --valid-tgt: {', '.join(DATASETS)}",
+        help=f"dataset to download, in place of --src, --tgt, --valid-src and --valid-tgt: {', '.join(DATASETS)}; or "
+        f"{DEMO}, which is built in",
     )
     add_downloads(parser)
 
@@ -106,7 +119,7 @@ def run(args) -> None:
     output = Output.of(args, "prepare")
     given = {name: getattr(args, name) for name in ("source_script", "target_script")}
     given |= {name: tuple(getattr(args, name)) for name in ("weights", "source_tags", "valid_source_tags")}
-    options = PrepareOptions(**given, **field_values(args, PrepareOptions, (*_SETTINGS, *_RULES)))
+    options = PrepareOptions(**given, **field_values(args, (*_SETTINGS, *_RULES)))
     progress = partial(output.progress, unit="pairs")
     texts = _texts(args, output)
     prepare(*texts, args.out, options, models=args.spm, threads=args.threads, say=output.note, progress=progress)

@@ -133,13 +133,10 @@ def _downloaded(recipe: Recipe, args: argparse.Namespace, output: Output) -> "Te
 
 def _built_in(recipe: Recipe, folder: Path, output: Output) -> "Texts":
     """The demo corpus in the place of a dataset."""
-    from fasttfm.data.datasets import Texts
-    from fasttfm.data.demo import write_demo_corpus
+    from fasttfm.data.datasets import demo_texts
 
-    write_demo_corpus(folder)
     output.note(f"{recipe.dataset} is not downloaded: the built-in demo corpus in {folder} stands for it")
-    train, valid, test = ((folder / f"{split}.en", folder / f"{split}.de") for split in ("train", "valid", "test"))
-    return Texts(([train[0]], [train[1]]), ([valid[0]], [valid[1]]), {recipe.test: test})
+    return demo_texts(folder, recipe.test)
 
 
 def estimate(recipe: Recipe, tokens_per_second: float, price: float | None = None) -> str:

@@ -4,7 +4,6 @@ Sentences of all clients are translated together. Ctrl-C or SIGTERM stops the se
 """
 
 import argparse
-import dataclasses
 import errno
 import os
 import re
@@ -14,10 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fasttfm.cli.parser import add_device, add_precision, add_workers
+from fasttfm.cli.parser import Parser, add_device, add_precision, add_workers
 from fasttfm.cli.paths import INPUT_FILE, MODEL
-from fasttfm.config.convert import to_float, to_int
-from fasttfm.config.fields import field_help, field_types, flag_name
+from fasttfm.config import add_field_flags, field_types, field_values
 from fasttfm.errors import UserError, optional
 from fasttfm.serving.limits import Limits
 from fasttfm.signals import taken_over
@@ -26,10 +24,19 @@ if TYPE_CHECKING:
     from fasttfm.decoding.translator import Translator
 
 TOKEN_VARIABLE = "FASTTFM_SERVE_TOKEN"
-_LIMITS = {name: kind for name, kind in field_types(Limits).items() if name != "largest_beam"}
+_LIMITS = [name for name in field_types(Limits) if name != "largest_beam"]
+_SHOWN = (
+    *("--host", "--port", "--device", "--precision", "--workers", "--token-file"),
+    *("--max-sentences", "--max-tokens", "--max-queue", "--max-seconds"),
+)
+"""Flags that --help shows."""
+_EXAMPLES = """
+    fasttfm serve MODEL
+    fasttfm serve MODEL OTHER --workers auto --host 0.0.0.0 --token-file token
+"""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "model",
         nargs="+",
@@ -72,10 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="origin whose web pages may send requests, such as https://example.org; may be repeated (default: "
         "the server's own page)",
     )
-    group = parser.add_argument_group("limits")
-    for name, kind in _LIMITS.items():
-        read, text = to_int if kind is int else to_float, field_help(Limits)[name]
-        group.add_argument(flag_name(f"max_{name}"), dest=name, type=read, metavar="N", help=text)
+    add_field_flags(parser.add_argument_group("limits"), Limits, _LIMITS, prefix="max_")
+    parser.shorten(*_SHOWN, examples=_EXAMPLES)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -86,9 +91,8 @@ def run(args: argparse.Namespace) -> None:
     from fasttfm.serving.connections import LOOPBACK, protocol
     from fasttfm.serving.pool import Pool
 
-    given = {name: getattr(args, name) for name in _LIMITS if getattr(args, name) is not None}
     try:
-        limits = dataclasses.replace(Limits(), **given)
+        limits = Limits(**field_values(args, _LIMITS))
     except ValueError as error:
         raise UserError(f"--max-{str(error).replace('_', '-')}") from None
     token = _token(args.token_file)

@@ -12,22 +12,34 @@ from fasttfm.cli.divisions import Division, fastest_division
 from fasttfm.cli.environment import choose_settings
 from fasttfm.cli.fairseq_flags import add_fairseq_flags
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import TIME, add_workers
-from fasttfm.cli.paths import CHECKPOINT_OR_MODEL, INPUT_FILE, TRAINED_MODEL, TRAINING_DATA
+from fasttfm.cli.parser import TIME, Parser, add_workers
+from fasttfm.cli.paths import CHECKPOINT_OR_MODEL, INPUT_FILE, LOADED_FOLDER, TRAINED_MODEL
 from fasttfm.cli.workers import launch, number_of_workers, usable_cores
 from fasttfm.config import TRANSFORMER, Values, add_flags, check, dump_yaml, flag_values, gather, with_defaults
 from fasttfm.errors import Stopped, UserError
 from fasttfm.machine import emulates_bfloat16, processor_units
 from fasttfm.presets import preset_names, preset_summary
 
+_EXAMPLES = """
+    fasttfm train --preset multi30k --data DATA --out MODEL
+    fasttfm train --preset multi30k --d-model 256 --max-minutes 30 --data DATA --out MODEL
+    fasttfm train --preset paper-base --config my.yaml --dump-config     # what is in force, as YAML
+"""
+SHOWN = (
+    *("--data", "--out", "--init-from", "--preset", "--device", "--workers", "--config", "--quiet", "--json"),
+    *("--d-model", "--d-ff", "--encoder-layers", "--decoder-layers", "--dropout", "--max-tokens", "--update-freq"),
+    *("--lr", "--schedule", "--warmup-updates", "--precision", "--max-update", "--max-minutes", "--seed", "--threads"),
+    *("--valid-interval-updates", "--valid-bleu"),
+)
+"""Flags that --help shows."""
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = (
-        "fasttfm train --preset NAME --data DATA --out MODEL [--config FILE] [--device NAME] [--SETTING VALUE …]"
-    )
+
+def add_arguments(parser: Parser) -> None:
+    parser.usage = "fasttfm train --preset NAME --data DATA --out MODEL [--SETTING VALUE …]"
     parser.epilog = "Settings of --config files replace those of the preset, and flags replace both."
     add_run_flags(parser, TRANSFORMER, "fasttfm prepare")
     add_fairseq_flags(parser)
+    parser.shorten(*SHOWN, examples=_EXAMPLES)
 
 
 def add_run_flags(
@@ -37,7 +49,7 @@ def add_run_flags(
 
     presets: their names; None: those of kind.
     """
-    parser.add_argument("--data", type=TRAINING_DATA, metavar="DATA", help=f"directory made by {made_by}")
+    parser.add_argument("--data", type=LOADED_FOLDER, metavar="DATA", help=f"directory made by {made_by}")
     parser.add_argument("--out", type=TRAINED_MODEL, help="model directory to create or to resume")
     parser.add_argument(
         "--init-from",

@@ -5,12 +5,13 @@ Settings that are not given come from the model's config.yaml. With --nbest abov
 
 import argparse
 import contextlib
+import itertools
 import json
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fasttfm.cli.output import add_output_flags
+from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import Parser, add_device, add_model, add_precision, add_workers
 from fasttfm.cli.paths import INPUT_FILE, MODEL, OUTPUT_FILE
 from fasttfm.config import add_flags, flag_values
@@ -32,9 +33,32 @@ def add_arguments(parser: Parser) -> None:
         "each core, if the input is long enough",
     )
     _add_companions(parser)
+    parser.add_argument(
+        "--score",
+        type=INPUT_FILE,
+        help="print the natural logarithm of the probability of these translations, a line for each line of the input "
+        "and end of sentence included, in place of translating",
+    )
     add_flags(parser, ["decoding"])
     add_output_flags(parser, lines="its translations with their scores")
+    named = [each.option_strings[0] for each in parser._actions if each.option_strings]
+    parser.apart = [("--score", flag) for flag in named if flag not in _OF_SCORES]
+    parser.shorten(*_SHOWN, examples=_EXAMPLES)
 
+
+_OF_SCORES = ("--score", "--checkpoint", "--device", "--precision", "--buffer-size", "--quiet", "--json", "--help")
+"""Flags that mean something beside --score."""
+_SHOWN = (
+    *("--checkpoint", "--device", "--precision", "--workers", "--ensemble", "--split-sentences", "--quiet", "--json"),
+    *("--prefix", "--banned", "--terminology", "--shortlist", "--alignment", "--score"),
+    *("--beam", "--nbest", "--length-penalty", "--alpha", "--max-len-a", "--max-len-b", "--sampling", "--batch-tokens"),
+)
+"""Flags that --help shows."""
+_EXAMPLES = """
+    fasttfm translate MODEL < in.en > out.de
+    fasttfm translate MODEL --beam 8 --nbest 3 --json < in.en
+    fasttfm translate MODEL --score ref.de < in.en       # log-probabilities, for reranking and filtering
+"""
 
 _FILES = {
     "--prefix": "file with a line for every input line: the start of its translation, or empty",
@@ -79,6 +103,9 @@ def run(args: argparse.Namespace) -> None:
     settings = flag_values(args, ["decoding"])
     if sys.stdin.isatty():
         settings["buffer_size"] = 1  # somebody is typing and waits for each line
+    if args.score is not None:
+        _score_lines(args, settings)
+        return
     translator = Translator.from_directory(
         args.model,
         args.checkpoint,
@@ -111,6 +138,32 @@ def run(args: argparse.Namespace) -> None:
             "the model's positions, where they are learned)",
             file=sys.stderr,
         )
+
+
+def _score_lines(args: argparse.Namespace, settings: dict[str, Any]) -> None:
+    """Pair after pair, a buffer of lines at a time."""
+    from fasttfm.data.corpus import decode_lines, read_lines
+    from fasttfm.decoding.translator import Translator
+    from fasttfm.errors import UserError
+
+    translator = Translator.from_directory(
+        args.model, args.checkpoint, device=args.device, precision=args.translation_precision, workers=1, **settings
+    )
+    lines, given = decode_lines(sys.stdin.buffer, "standard input"), read_lines(args.score)
+    pairs, number = itertools.zip_longest(lines, given), 0
+    output = Output.of(args, "translate")
+    with output.bar(unit=" pairs") as bar:
+        while buffer := list(itertools.islice(pairs, translator.config.buffer_size)):
+            if None in buffer[-1]:
+                shorter = "standard input" if buffer[-1][0] is None else args.score
+                raise UserError(
+                    f"{shorter} has fewer lines than the other side of --score: both must align line by line"
+                )
+            for score in translator.score(*map(list, zip(*buffer))):
+                print(json.dumps({"line": number, "score": round(score, 6)}) if args.json else f"{score:.6f}")
+                number += 1
+            sys.stdout.flush()
+            bar.update(len(buffer))
 
 
 def _translate_lines(args: argparse.Namespace, translator: "Translator") -> None:

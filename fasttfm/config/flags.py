@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import typing
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Literal
 
 from fasttfm.config.convert import convert
@@ -15,37 +16,56 @@ def add_flags(
 ) -> None:
     """One flag for each field of `sections` (None: all of the kind), with the field's sentence as help.
 
-    None is required or has a default.
+    None is required or has a default. Among all of a kind, what validation does and how it translates are one group.
     """
+    groups: dict[str, Any] = {}
+
+    def group_of(section: str, name: str) -> Any:
+        validates = sections is None and (section == "decoding" or name.startswith("valid_"))
+        title = "validation settings" if validates else f"{section} settings"
+        if title not in groups:
+            about = _OF_VALIDATION if validates and "decoding" in sections_of(kind) else None
+            groups[title] = parser.add_argument_group(title, about)
+        return groups[title]
+
     for section in sections_of(kind) if sections is None else sections:
         cls = sections_of(kind)[section]
-        names = [name for name in field_types(cls) if name not in FROM_DATA]
-        add_field_flags(parser.add_argument_group(f"{section} settings"), cls, names)
+        for name in field_types(cls):
+            if name not in FROM_DATA:
+                add_field_flags(group_of(section, name), cls, [name])
 
 
-def add_field_flags(group: Any, cls: type, names: Iterable[str]) -> None:
-    """A flag for each of these fields of a dataclass, to a parser or a group of one, as add_flags()."""
+_OF_VALIDATION = (
+    "How the validation set is translated, and what fasttfm translate does with the model unless it is told otherwise."
+)
+
+
+def add_field_flags(group: Any, cls: type, names: Iterable[str], prefix: str = "") -> None:
+    """A flag for each of these fields of a dataclass, to a parser or a group of one, as add_flags().
+
+    prefix: of the flags' names, which the fields do not have.
+    """
     defaults = {field.name: field.default for field in dataclasses.fields(cls)}
     for name in names:
-        value_type = field_types(cls)[name]
+        kind, flag = field_types(cls)[name], flag_name(prefix + name)
         sentence = f"{field_help(cls).get(name, '')} (default: {written(defaults[name])})".replace("%", "%%")
-        is_switch = value_type is bool
-        form = {"action": argparse.BooleanOptionalAction} if is_switch else {"metavar": _placeholder(value_type)}
-        group.add_argument(flag_name(name), dest=name, default=argparse.SUPPRESS, help=sentence, **form)
+        form: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+        if kind is not bool:
+            form = {"type": partial(convert, kind=kind, where=flag), "metavar": _placeholder(kind)}
+        group.add_argument(flag, dest=name, default=argparse.SUPPRESS, help=sentence, **form)
 
 
-def field_values(args: argparse.Namespace, cls: type, names: Iterable[str]) -> dict[str, Any]:
-    """Return the fields that were given on the command line, each of its type; UserError for what is of another."""
-    types, given = field_types(cls), vars(args)
-    return {name: convert(given[name], types[name], flag_name(name)) for name in names if name in given}
+def field_values(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """The fields that were given on the command line."""
+    return {name: getattr(args, name) for name in names if hasattr(args, name)}
 
 
 def flag_values(
     args: argparse.Namespace, sections: Iterable[str] | None = None, *, kind: str = TRANSFORMER
 ) -> dict[str, Any]:
     """The fields of `sections` (None: all of the kind) that were given on the command line."""
-    given, wanted = vars(args), tuple(sections_of(kind) if sections is None else sections)
-    return {name: given[name] for name, section in all_fields(kind).items() if section in wanted and name in given}
+    wanted = tuple(sections_of(kind) if sections is None else sections)
+    return field_values(args, [name for name, section in all_fields(kind).items() if section in wanted])
 
 
 def _placeholder(kind: Any) -> str:

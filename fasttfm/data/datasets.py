@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fasttfm.data.archives import read_pairs
+from fasttfm.data.demo import write_demo_corpus
 from fasttfm.data.download import RemoteFile, download
 from fasttfm.errors import UserError
-from fasttfm.folders import MANIFEST, Verification, read_manifest, replacing, settled
+from fasttfm.folders import MANIFEST, compare, read_manifest, replacing, settled
 from fasttfm.parsing import parse_yaml
 from fasttfm.wording import counted
 
@@ -77,7 +78,9 @@ DATASETS = {
     )
     for name, table in _TABLE["datasets"].items()
 }
-"""The datasets that `fasttfm prepare --dataset` knows."""
+"""The datasets that `fasttfm prepare --dataset` downloads."""
+DEMO = "demo"
+"""The one that is built in."""
 
 
 def fetch_dataset(
@@ -94,8 +97,10 @@ def fetch_dataset(
     progress: makes, for a file's name, what download() calls. Raises UserError for a name that is not known and for
     whatever cannot be downloaded or read.
     """
+    if name == DEMO:
+        return demo_texts(data_dir / name)
     if name not in known:
-        raise UserError(f"--dataset {name}: one of {', '.join(known)} is allowed")
+        raise UserError(f"--dataset {name}: one of {', '.join([*known, DEMO])} is allowed")
     dataset = known[name]
     folder, downloads = data_dir / name, data_dir / "downloads"
     if (held := held_texts(name, data_dir, known=known)) is not None:
@@ -120,6 +125,13 @@ def fetch_dataset(
     return texts
 
 
+def demo_texts(folder: Path, test: str = DEMO) -> Texts:
+    """Write the built-in corpus (fasttfm.data.demo); test: the name of its test set."""
+    write_demo_corpus(folder)
+    train, valid, held_out = ((folder / f"{split}.en", folder / f"{split}.de") for split in ("train", "valid", "test"))
+    return Texts(([train[0]], [train[1]]), ([valid[0]], [valid[1]]), {test: held_out})
+
+
 def held_texts(name: str, data_dir: Path, *, known: dict[str, Dataset] = DATASETS) -> Texts | None:
     """The text of a dataset where all of it is there; None where some would have to be downloaded."""
     folder = data_dir / name
@@ -129,7 +141,7 @@ def held_texts(name: str, data_dir: Path, *, known: dict[str, Dataset] = DATASET
     settled(folder)
     if not (folder / MANIFEST).exists() or not {path.name for path in paths} <= set(read_manifest(folder)):
         return None
-    Verification(folder, large=True).finish()
+    compare(folder)
     return texts
 
 

@@ -27,7 +27,7 @@ from fasttfm.data.tokenizer import Tokenizer
 from fasttfm.data.tokenizer_files import load_tokenizers
 from fasttfm.errors import UserError
 from fasttfm.files import read_plain_yaml, unreadable
-from fasttfm.folders import PREPARE_AGAIN, VOCABULARY_FILES, Verification, read_manifest, reading
+from fasttfm.folders import PREPARE_AGAIN, VOCABULARY_FILES, read_manifest, reading
 from fasttfm.parsing import write_yaml
 from fasttfm.wording import counted
 
@@ -165,17 +165,9 @@ class PreparedFolder:
     def holds(cls, path: Path, fingerprint: dict[str, Any]) -> bool:
         """Return whether path already holds, whole, exactly what these inputs and options give."""
         try:
-            data = cls.open(path)
-            if data.description.get("fingerprint") != fingerprint:
-                return False
-            data.verify().finish()
+            return cls.open(path).description.get("fingerprint") == fingerprint
         except UserError:
             return False  # a file is missing: preparing again is the remedy, so it has to be done
-        return True
-
-    def verify(self) -> Verification:
-        """Begin to compare every file with its digest, in the background: check() and finish() raise UserError."""
-        return Verification(self.path)
 
 
 @dataclass(eq=False)

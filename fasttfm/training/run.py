@@ -153,7 +153,6 @@ def _train(
     if is_sharded and not saved_steps(model_dir):
         given = workers.broadcast_tensors(model_weights(model) if workers.is_first else None)
         load_weights(model, given, model_dir)
-    verification = data.verify() if workers.is_first else None
     validates = recipe.valid_interval_updates and (workers.is_first or not recipe.shard)
     trainer = Trainer(
         model,
@@ -162,7 +161,6 @@ def _train(
         model_dir,
         validator=task.validator(config, data, device) if validates else None,
         device=device,
-        verification=verification,
         workers=workers,
         callbacks=callbacks,
         started=started,
@@ -173,8 +171,6 @@ def _train(
     outcome = None
     if workers.is_first:
         try:
-            if verification is not None:
-                verification.finish()
             average = _average(task.model(config.model).to(device) if is_sharded else model, trainer)
         except KeyboardInterrupt as stop:
             raise Stopped(

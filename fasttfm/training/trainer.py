@@ -14,7 +14,6 @@ from fasttfm.checkpoints.steps import delete_since, saved_steps
 from fasttfm.checkpoints.weights import load_weights, model_weights
 from fasttfm.config.training import TrainingConfig
 from fasttfm.errors import Stopped, UserError
-from fasttfm.folders import Verification
 from fasttfm.training.callback import Callback
 from fasttfm.training.interrupt import Interruption
 from fasttfm.training.protocols import TrainableModel, TrainingBatches
@@ -42,15 +41,13 @@ class Trainer:
         *,
         validator: DividedValidator[Any] | None,
         device: torch.device,
-        verification: Verification | None = None,
         workers: Workers = ALONE,
         callbacks: Sequence[Callback] = (),
         started: float | None = None,
     ) -> None:
-        """validator: of every rank, or of rank 0 where the model is divided; verification: used by rank 0.
+        """validator: of every rank, or of rank 0 where the model is divided.
 
-        workers: the ranks that train together. verification: of the data, beside training; damage that it finds ends
-        the run before the next update. started: when the session began, by time.monotonic(); None: now.
+        workers: the ranks that train together. started: when the session began, by time.monotonic(); None: now.
         """
         self.model = model
         self.config = config
@@ -59,7 +56,6 @@ class Trainer:
         self.workers = workers
         self.updates = Updates(model, batches, config, device, workers)
         self.saving = Saving(model_dir=model_dir, updates=self.updates)
-        self.verification = verification
         self.callbacks = callbacks
         self.last_score: Score | None = None
         self._started = time.monotonic() if started is None else started
@@ -107,7 +103,7 @@ class Trainer:
                 stopping = self._agree(interruption)
                 reason = reason or self._reason_to_stop()
             if improved or stopping or self._is_due(config.save_interval_updates, reason, at_end=True):
-                self._save(is_last=reason is not None)
+                self._save()
             if stopping or reason:
                 self._look_at_saved(wait=True)
             if stopping:
@@ -118,8 +114,6 @@ class Trainer:
             if reason:
                 return reason
             self._look_at_saved()
-            if self.verification is not None:
-                self.verification.check()
             if self.updates.perform(lambda: interruption.requested, self._elapsed):
                 if self.updates.device.type == "cpu":  # which has nothing to wait for
                     self._look_at_skipped()
@@ -255,15 +249,13 @@ class Trainer:
         self._recorder.validation(score, position.step, is_best, self._seconds())
         return (score.rank, position.step) in position.best
 
-    def _save(self, is_last: bool) -> None:
-        """Save what has changed, once the data are known to be whole if it is the last time. Rank 0 saves for all."""
+    def _save(self) -> None:
+        """Save what has changed. Rank 0 saves for all."""
         if not self.saving.is_due():
             return
         self.updates.add_up_totals()
         self._look_at_skipped()
         if self._recorder is not None:
-            if self.verification is not None:
-                (self.verification.finish if is_last else self.verification.check)()
             self._recorder.log.flush()
         try:
             if self.updates.is_sharded or self.workers.is_first:

@@ -148,7 +148,7 @@ def teacher(tmp_path_factory):
 @pytest.mark.whole
 @pytest.mark.parametrize(("preset", "shape"), [("distilbert", []), ("tinybert", ["--d-model", "16", "--d-ff", "24"])])
 def test_a_student_comes_out_of_one_command(teacher, tmp_path, preset, shape, capsys):
-    command = ["distill", "bert", str(teacher / "teacher"), "--data", str(teacher / "data"), "--preset", preset]
+    command = ["mlm", "distill", str(teacher / "teacher"), "--data", str(teacher / "data"), "--preset", preset]
     command += [*shape, "--layers", "1", "--row-length", "32", *QUICK]
     assert main([*command, "--out", str(tmp_path / "whole"), "--max-update", "4"]) == 0
     assert main([*command, "--out", str(tmp_path / "halves"), "--max-update", "2"]) == 0
@@ -168,8 +168,8 @@ def test_a_student_comes_out_of_one_command(teacher, tmp_path, preset, shape, ca
 
 def test_what_does_not_fit_ends_in_one_line(teacher, tmp_path, capsys):
     command = [
+        "mlm",
         "distill",
-        "bert",
         str(teacher / "teacher"),
         "--data",
         str(teacher / "data"),

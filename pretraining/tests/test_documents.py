@@ -148,7 +148,7 @@ def test_damaged_data_end_in_one_line(tmp_path, name):
     data = prepared(tmp_path, "\n".join(LINES))
     (data.path / name).write_bytes((data.path / name).read_bytes()[:-3])
     with pytest.raises(UserError, match=r"prepare the data again|is damaged"):
-        PreparedDocuments.open(data.path).verify().finish()
+        PreparedDocuments.open(data.path)
 
 
 def test_wrong_options_and_files_end_in_one_line(tmp_path):

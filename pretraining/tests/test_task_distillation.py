@@ -220,7 +220,7 @@ def files(folder, task):
 
 
 def distill(folder, task, student, out, stage, *more):
-    command = ["distill", "task", str(folder / task), "--init-from", str(student), *files(folder, task), *QUICK]
+    command = ["finetune", "distill", str(folder / task), "--init-from", str(student), *files(folder, task), *QUICK]
     return main([*command, "--preset", f"tinybert-{stage}", "--out", str(out), *more])
 
 
@@ -300,13 +300,13 @@ def test_what_does_not_fit_ends_in_one_line(world, tmp_path, capsys):
         task = teacher if teacher in DATA else "classify"
         given = {word.partition("=")[0] for word in more}
         others = [word for word in files(world, task) if word.partition("=")[0] not in given]
-        command = ["distill", "task", str(world / teacher), "--init-from", str(student), *others, *QUICK]
+        command = ["finetune", "distill", str(world / teacher), "--init-from", str(student), *others, *QUICK]
         capsys.readouterr()
         assert main([*command, "--preset", f"tinybert-{stage}", "--out", str(out), *more]) == 2, message
         error = capsys.readouterr().err.strip()
         assert message in error
         assert "\n" not in error
         assert not out.exists() or not any(path.name != ".lock" for path in out.iterdir())
-    command = ["distill", "task", str(world / "classify"), "--init-from", str(small), *files(world, "classify")]
+    command = ["finetune", "distill", str(world / "classify"), "--init-from", str(small), *files(world, "classify")]
     assert main([*command, "--out", str(out)]) == 2
     assert "--preset is missing: tinybert-layers, then tinybert-task" in capsys.readouterr().err

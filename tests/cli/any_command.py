@@ -19,7 +19,7 @@ from situations import Situation, break_file, break_text, close_output, deny, fi
 from fasttfm.cli.main import COMMANDS, build_parser
 from fasttfm.cli.paths import PathKind
 
-_NEVER = {"--help", "--dataset", "--mirror", "--data-dir", "--threads", "--port", "--train"}
+_NEVER = {"--help", "--help-all", "--dataset", "--mirror", "--data-dir", "--threads", "--port", "--train"}
 """Flags that print and exit, reach for the network, or take what is on this machine."""
 _NEEDED = {"recipe": ["multi30k", "--estimate", "1000"]}
 """What keeps a command from downloading and training for hours."""

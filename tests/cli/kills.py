@@ -27,12 +27,10 @@ import torch
 from interop.exported_once import exported_once
 from interop.test_spoiled_exports import COMMANDS, export_words, write_model
 from model_dirs import PAIRS, write_model_dir
-from parts import write_parts
 
 from fasttfm.checkpoints.checkpoint import read_weights, save_checkpoint
 from fasttfm.checkpoints.steps import step_folder
 from fasttfm.cli.main import main
-from fasttfm.data import demo
 from fasttfm.data.corpus import read_lines
 from fasttfm.data.prepared import PreparedData
 from fasttfm.errors import UserError
@@ -52,8 +50,8 @@ LM_PREPARE = "lm prepare --bytes --out data --text"
 class Writer(NamedTuple):
     """A command that writes."""
 
-    old: Callable[[], Any] | None
-    """Makes what is replaced; None where nothing may be there."""
+    old: Callable[[], Any]
+    """Makes what is replaced."""
     new: Callable[[], Any]
     state: Callable[[], str]
     """Reads what was written, by the means of those who read it."""
@@ -84,13 +82,11 @@ def model(folder: str) -> str:
 
 def pairs() -> str:
     data = PreparedData.open("data")
-    data.verify().finish()
     return digest(data.description["fingerprint"], [data.train.source(i).tolist() for i in range(len(data.train))])
 
 
 def documents() -> str:
     data = PreparedDocuments.open("data")
-    data.verify().finish()
     return digest(data.description["fingerprint"], len(data.train.offsets))
 
 
@@ -152,13 +148,11 @@ WRITERS = {
     "quantize": Writer(command("quantize A --out out"), command("quantize B --out out"), lambda: model("out")),
     "save_pretrained": Writer(save_pretrained("A"), save_pretrained("B"), lambda: model("out")),
     "average": Writer(command("average A --last 2"), command("average A --last 3"), average),
-    "consolidate": Writer(None, command("consolidate parts --out out"), lambda: model("out")),
     "hub": Writer(
         lambda: package.write_package(Path("out"), version=1),
         lambda: package.write_package(Path("out")),
         lambda: files("out"),
     ),
-    "demo-data": Writer(None, command("demo-data --out out"), lambda: files("out")),
     "shortlist": Writer(
         command("shortlist A --data pairs --best 1 --out list"),
         command("shortlist A --data pairs --best 3 --out list"),
@@ -168,7 +162,7 @@ WRITERS = {
 
 
 def make_world() -> None:
-    """Models A and B of unlike widths, A in parts, what another tool has saved of them, and text."""
+    """Models A and B of unlike widths, what another tool has saved of them, and text."""
     for name, texts in (("A.src", PAIRS), ("A.tgt", PAIRS.values())):
         Path(name).write_text("".join(f"{line}\n" for line in texts) * 20)
     for name, width in (("A", 32), ("B", 16)):
@@ -178,9 +172,6 @@ def make_world() -> None:
     weights = read_weights(step_folder("A", 1))
     for step in (2, 3):
         save_checkpoint(step_folder("A", step), {n: each * step for n, each in weights.items()}, {"step": step})
-    shutil.copytree("A", "parts", ignore=shutil.ignore_patterns("checkpoints"))
-    state = {"moment": torch.ones(5)}
-    write_parts(step_folder("parts", 7), weights, state, {"step": 7}, {"step": 7, "best_step": 7})
     assert main([*f"prepare {TEXTS} --spm A/spm.model --out pairs".split()]) == 0
 
 
@@ -237,11 +228,9 @@ def state_or_refusal(writer: Writer) -> str:
 
 def try_every_call(writer: Writer, root: Path) -> Counter[str]:
     """What was found after each call."""
-    states = {}
     os.chdir(root / "world")
-    if writer.old is not None:
-        writer.old()
-        states[writer.state()] = "old"
+    writer.old()
+    states = {writer.state(): "old"}
     shutil.copytree(root / "world", root / "original", symlinks=True)
     writer.new()
     new = writer.state()
@@ -278,7 +267,6 @@ if __name__ == "__main__":
     root, name = Path(sys.argv[1]), sys.argv[2]
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    demo.SPLITS.update(test=5, valid=3, train=200)
     package._sources = functools.cache(package._sources)
     torch.onnx.export = exported_once(torch.onnx.export)  # type: ignore[assignment]
     (root / "world").mkdir(parents=True)

@@ -35,8 +35,7 @@ COMMANDS = {
     "average": "model --last 2",
     "translate": "model --device cpu --max-len-b 3",
     "score": "--ref valid.tgt",
-    "score-pairs": "model --src valid.src --tgt valid.tgt --device cpu",
-    "plot-attention": "model --device cpu --layers 1 --out picture.png",
+    "plot": "model --device cpu --layers 1 --out picture.png --attention",
 }
 OUTPUTS = {
     "prepare": ("fresh", "a/b/c", "data", "data", "model", "model/checkpoints", ".", "train.src"),
@@ -143,8 +142,10 @@ def draw_situation(draw: random.Random) -> Situation:
         arguments.append(draw.choice(OUTPUTS[command]))
     if command == "prepare":
         arguments[arguments.index("64")] = draw.choice(["64", "60"])
-    if command == "plot-attention":
-        arguments.insert(1, draw.choice(["one two", "", "\u00a0", "ü 日 $x$", "a\0b", "dog " * 100, "\udcff"]))
+    if command == "translate" and draw.random() < 0.3:
+        arguments = [*arguments[:3], "--score", "valid.tgt"]
+    if command == "plot":
+        arguments.append(draw.choice(["one two", "", "\u00a0", "ü 日 $x$", "a\0b", "dog " * 100, "\udcff"]))
     situation = Situation(draw, command, arguments, Path("valid.src").read_bytes())
     for fault in draw.sample(FAULTS, draw.choice([0, 1, 1, 1, 2])):
         situation.faults.append(fault(situation))

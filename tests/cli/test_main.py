@@ -114,10 +114,16 @@ def test_help_shows_the_path_from_text_to_a_score_and_every_command_once(capsys)
     assert max(map(len, lines)) <= 120
 
 
+def complete(shell: str) -> object:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--completion", shell])
+    return ended.value.code
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh", "fish"])
 def test_a_shell_can_complete_every_command_and_flag(shell, capsys):
     pytest.importorskip("shtab", reason="needs the package shtab")
-    assert cli.main(["completion", shell]) == 0
+    assert complete(shell) == 0
     script = capsys.readouterr().out
     assert all(name in script for name in cli.COMMANDS)
     assert "max-update" in script
@@ -128,7 +134,7 @@ def test_a_shell_can_complete_every_command_and_flag(shell, capsys):
 
 def test_bash_completes_a_command_and_a_flag(capsys, tmp_path):
     pytest.importorskip("shtab", reason="needs the package shtab")
-    assert cli.main(["completion", "bash"]) == 0
+    assert complete("bash") == 0
     (tmp_path / "fasttfm").write_text(capsys.readouterr().out)
     ask = f"""
     source {tmp_path}/fasttfm

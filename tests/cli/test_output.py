@@ -14,8 +14,8 @@ from fasttfm.cli import main as cli
 from fasttfm.cli.output import Output
 
 LONG = (
-    *("prepare", "train", "translate", "score", "score-pairs", "average", "export", "import", "quantize", "tune"),
-    *("consolidate", "distill", "finetune", "lm", "mlm", "recipe"),
+    *("prepare", "train", "translate", "score", "average", "export", "import", "quantize", "tune"),
+    *("finetune", "lm", "mlm", "recipe"),
 )
 
 
@@ -134,7 +134,7 @@ def test_from_text_to_a_score_every_output_is_json(trained, monkeypatch, capsysb
     told, _ = json_of("translate", model, "--nbest", 2, "--beam", 2, "--workers", 1, stdin="a i o\nb j p\n")
     assert [line["line"] for line in told] == [0, 1]
     assert all(len(line["translations"]) == 2 and {"text", "score"} == set(line["translations"][0]) for line in told)
-    told, _ = json_of("score-pairs", model, "--src", trained / "valid.en", "--tgt", trained / "valid.de")
+    told, _ = json_of("translate", model, "--score", trained / "valid.de", stdin=(trained / "valid.en").read_text())
     assert [line["line"] for line in told] == [0, 1, 2]
     assert all(line["score"] < 0 for line in told)
     (told,), _ = json_of("quantize", model, "--out", trained / "int8")

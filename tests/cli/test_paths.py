@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from fasttfm import folders
 from fasttfm.checkpoints.ownership import read_digests
 from fasttfm.checkpoints.steps import step_folder
 from fasttfm.cli.main import COMMANDS, build_parser, main
-from fasttfm.cli.paths import OUTPUT_PICTURE, OUTPUT_SHORTLIST, SHARED_FOLDER, TRAINED_MODEL, PathKind, checked
+from fasttfm.cli.paths import OUTPUT_PICTURE, OUTPUT_SHORTLIST, SHARED_FOLDER, TRAINED_MODEL, PathKind, check_paths
 from fasttfm.errors import UserError
 from fasttfm.files import unfinished, writing
 from fasttfm.models import Transformer
@@ -89,8 +88,7 @@ def given(name: str, chosen: dict[argparse.Action, str]) -> argparse.Namespace:
 
 
 def check(name: str, chosen: dict[argparse.Action, str]) -> None:
-    with checked(given(name, chosen), damaged=lambda complaint: None):
-        pass
+    check_paths(given(name, chosen))
 
 
 @pytest.fixture
@@ -297,11 +295,13 @@ def test_every_reader_finishes_a_replacement_or_refuses_it(model, monkeypatch):
     with folders.locked(Path("held"), "replacing"), pytest.raises(UserError, match="are being replaced by another"):
         Transformer.from_pretrained("held")
     streams(monkeypatch, source="text")
-    assert main(["encode", "held"]) == 0
+    assert main(["tokenize", "held"]) == 0
     assert not Path("held/.ready").exists()
 
 
-@pytest.mark.parametrize("words", ["quantize P --out Q", "export P --format pretrained --out Q", "encode P", "serve P"])
+@pytest.mark.parametrize(
+    "words", ["quantize P --out Q", "export P --format pretrained --out Q", "tokenize P", "serve P"]
+)
 def test_a_small_file_that_was_changed_is_refused_by_its_name(words, model, capfd):
     Transformer.from_pretrained("MODEL").save_pretrained("P", "MODEL")
     path = Path("P/config.json")
@@ -310,8 +310,7 @@ def test_a_small_file_that_was_changed_is_refused_by_its_name(words, model, capf
     assert "P/config.json: is damaged or changed, its SHA-256 is not the one in sha256sums" in capfd.readouterr().err
 
 
-def test_a_large_file_that_is_damaged_ends_the_command_in_a_line(model, capfd, monkeypatch):
-    monkeypatch.setattr(folders, "_SMALL", 100)
+def test_a_damaged_file_of_token_ids_ends_the_command_in_a_line(model, capfd):
     words = "--threads 1 --spm MODEL/spm.model --out data"
     sides = "--src text --tgt text --valid-src text --valid-tgt text"
     assert main(["prepare", *sides.split(), *words.split()]) == 0
@@ -326,40 +325,6 @@ def test_a_large_file_that_is_damaged_ends_the_command_in_a_line(model, capfd, m
     errors = capfd.readouterr().err
     assert errors.count("\n") == 1
     assert "data/train.tgt.npy: is damaged or changed" in errors
-
-
-@pytest.mark.parametrize("moment", ["when it begins", "at work", "at the end", "afterwards"])
-def test_damage_ends_a_command_in_its_line_whenever_it_is_found(moment, model, capfd, monkeypatch):
-    """Found before anybody waited for it, its interrupt alone was seen: "interrupted", and no word of the file."""
-
-    class Verification:
-        def __init__(self, folder, *, damaged, **_):
-            self.damaged = damaged
-            self.meet("when it begins")
-
-        def meet(self, now):
-            if now == moment:
-                self.damaged("MODEL/file: is damaged")
-                time.sleep(0.1)  # the interrupt arrives
-
-        def finish(self):
-            self.meet("at the end")
-
-    def work(args):
-        found[0].meet("at work")
-        return 0
-
-    found = []
-    monkeypatch.setattr("fasttfm.cli.paths.has_manifest", lambda folder: True)
-    monkeypatch.setattr(
-        "fasttfm.cli.paths.Verification", lambda *a, **b: found.append(Verification(*a, **b)) or found[-1]
-    )
-    monkeypatch.setattr("fasttfm.cli.encode.run", work)
-    status = main(["encode", "MODEL"])
-    if moment == "afterwards":
-        found[0].meet(moment)  # a thread that nobody has waited for interrupts nobody
-    else:
-        assert (status, capfd.readouterr().err) == (2, "fasttfm encode: MODEL/file: is damaged\n")
 
 
 def test_sha256sums_of_a_checkpoint_are_right_when_its_state_is_gone(tmp_path):

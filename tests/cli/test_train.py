@@ -198,7 +198,7 @@ def test_a_vocabulary_of_the_same_size_that_is_another_is_noticed(data, model, t
     other = train_tokenizer(["zwölf Boxkämpfer jagen Viktor quer"] * 9, vocab_size=32, byte_fallback=False)
     other.save(model / "spm.model")
     step = step_folder(model, 6)
-    for command in (["translate", str(model)], ["score-pairs", str(model), "--src", str(data), "--tgt", str(data)]):
+    for command in (["translate", str(model)], ["translate", str(model), "--score", str(data / "valid.de")]):
         assert main([*command, "--device", "cpu"]) == 2
         assert f"{step}: was trained with another vocabulary" in capsys.readouterr().err
     assert main(["average", str(model), "--last", "1"]) == 0
@@ -346,10 +346,10 @@ def test_nan_weights_are_refused_by_every_command_that_reads_them(data, model, c
     weights = read_weights(folder)
     next(iter(weights.values())).fill_(float("nan"))
     save_checkpoint(folder, weights, read_meta(folder))
-    pairs = ["--src", str(data / "valid.en"), "--tgt", str(data / "valid.de"), "--checkpoint", "6"]
+    given = ["translate", str(model), "--score", str(data / "valid.de"), "--checkpoint"]
     for command in (
-        ["score-pairs", str(model), *pairs],
-        ["score-pairs", str(model), *pairs[:-1], str(folder / "model.safetensors")],
+        [*given, "6"],
+        [*given, str(folder / "model.safetensors")],
         ["translate", str(model), "--checkpoint", "6"],
         ["average", str(model), "--last", "1"],
     ):

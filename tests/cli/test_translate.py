@@ -1,4 +1,4 @@
-"""`fasttfm translate` and `fasttfm plot-attention` on a model directory, as a shell would call them."""
+"""`fasttfm translate` and `fasttfm plot --attention` on a model directory, as a shell would call them."""
 
 import io
 import os
@@ -372,11 +372,12 @@ def test_a_reader_that_leaves_early_causes_no_complaint(model_dir):
 
 def test_attention_is_drawn(model_dir, tmp_path, capsys):
     picture = tmp_path / "attention.png"
-    assert main(["plot-attention", str(model_dir), "a dog $x$ 日", "--out", str(picture), "--layers", "2"]) == 0
+    assert main(["plot", str(model_dir), "--attention", "a dog $x$ 日", "--out", str(picture), "--layers", "2"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == str(picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
     for arguments, message in (
         (["a dog", "--layers", "3"], "layers 1 to 2"),
+        (["a dog", "--over", "minutes"], "do not go together"),
         (["a dog", "--layers", "one"], "give numbers"),
         ([""], "is empty"),
         (["\u00a0\u3000 \t"], "is empty"),
@@ -385,18 +386,18 @@ def test_attention_is_drawn(model_dir, tmp_path, capsys):
         (["a dog", "--out", str(tmp_path / "none" / "x.png")], "there is no directory"),
     ):
         out = [] if "--out" in arguments else ["--out", str(picture)]
-        assert main(["plot-attention", str(model_dir), *out, *arguments]) == 2
+        assert main(["plot", str(model_dir), *out, "--attention", *arguments]) == 2
         assert message in capsys.readouterr().err
 
 
 def test_the_picture_has_the_name_that_was_asked_for(model_dir, tmp_path):
-    assert main(["plot-attention", str(model_dir), "a dog", "--out", str(tmp_path / "picture")]) == 0
+    assert main(["plot", str(model_dir), "--attention", "a dog", "--out", str(tmp_path / "picture")]) == 0
     assert (tmp_path / "picture").read_bytes().startswith(b"\x89PNG")
     assert os.listdir(tmp_path) == ["picture"]
 
 
 def test_a_sentence_that_is_no_text_is_refused(model_dir, tmp_path, capsys):
-    assert main(["plot-attention", str(model_dir), "Hund \udcff", "--out", str(tmp_path / "x.png")]) == 2
+    assert main(["plot", str(model_dir), "--attention", "Hund \udcff", "--out", str(tmp_path / "x.png")]) == 2
     assert "the sentence 'Hund \\udcff' is not valid UTF-8" in capsys.readouterr().err
 
 
@@ -458,13 +459,14 @@ def test_a_backend_that_cannot_be_is_one_line(model_dir, choice, message):
     assert done.stderr.count(b"\n") == 1
 
 
-def test_given_pairs_get_the_models_log_probability(model_dir, tmp_path, capsys):
+def test_given_translations_get_the_models_log_probability(translate, model_dir, tmp_path):
     sources, targets = ["a dog", "", "two men sit", "a dog"], ["ein Hund", "die Wiese", "", "ein Hund"]
-    (tmp_path / "src").write_text("".join(f"{line}\n" for line in sources), encoding="utf-8")
+    text = "".join(f"{line}\n" for line in sources)
     (tmp_path / "tgt").write_text("".join(f"{line}\n" for line in targets), encoding="utf-8")
-    arguments = ["score-pairs", str(model_dir), "--src", str(tmp_path / "src"), "--device", "cpu"]
-    assert main([*arguments, "--tgt", str(tmp_path / "tgt")]) == 0
-    actual = [float(line) for line in capsys.readouterr().out.splitlines()]
+    arguments = [model_dir, "--score", tmp_path / "tgt", "--device", "cpu"]
+    status, out, errors = translate(*arguments, text=text)
+    assert (status, errors) == (0, [])
+    actual = [float(line) for line in out.splitlines()]
     translator = Translator.from_directory(model_dir, device="cpu")
     for score, source, target in zip(actual, sources, targets, strict=True):
         source_ids = torch.tensor([[*translator.source_tokenizer.encode(source), EOS]])
@@ -473,9 +475,12 @@ def test_given_pairs_get_the_models_log_probability(model_dir, tmp_path, capsys)
             logits = translator.model(source_ids, torch.tensor([[BOS, *ids]]))[0].double()
         expected = sum(logits.log_softmax(1)[position, token].item() for position, token in enumerate([*ids, EOS]))
         assert score == pytest.approx(expected, abs=1e-4)
-    (tmp_path / "tgt").write_text("ein Hund\n", encoding="utf-8")
-    assert main([*arguments, "--tgt", str(tmp_path / "tgt")]) == 2
-    assert "both must align line by line" in capsys.readouterr().err
+    for more, fewer in (("ein Hund\n", "tgt"), ("ein Hund\n" * 9, "standard input")):
+        (tmp_path / "tgt").write_text(more, encoding="utf-8")
+        told = failure(translate(*arguments, text=text))
+        assert f"{fewer} has fewer lines" in told
+        assert "both must align line by line" in told
+    assert "--score and --beam do not go together" in failure(translate(*arguments, "--beam", "2", text=text))
 
 
 def test_an_ensemble_of_one_model_twice_is_that_model(translate, model_dir, tmp_path):
@@ -548,7 +553,7 @@ def test_a_damaged_quantized_model_is_one_line(translate, model_dir, tmp_path):
     stored = step_folder(out, 1) / MODEL_FILE
     whole = stored.read_bytes()
     stored.write_bytes(whole[:-7])
-    assert "model.safetensors: is damaged or changed" in failure(translate(out))
+    assert "model.safetensors: is cut off" in failure(translate(out))
     stored.write_bytes(whole[:-7] + b"\x55" * 7)
     assert "its SHA-256 is not the one" in failure(translate(out))
     stored.write_bytes(whole)

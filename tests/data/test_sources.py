@@ -100,19 +100,19 @@ def test_what_does_not_fit_the_files_is_told(files):
 
 
 @pytest.mark.parametrize("more", [[], ["--ids"]])
-def test_encode_and_decode_are_the_tokenizer(files, monkeypatch, capsys, more):
+def test_tokenize_is_the_tokenizer(files, monkeypatch, capsys, more):
     run(files)
     tokenizer = Tokenizer.load(files / "DATA" / "spm.model")
     for model in (files / "DATA", files / "DATA" / "spm.model"):
         text = "one two ten\n\nseven a\n"
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
-        assert main(["encode", str(model), *more]) == 0
+        assert main(["tokenize", str(model), *more]) == 0
         encoded = capsys.readouterr().out
         ids = tokenizer.encode("one two ten")
         assert encoded.splitlines()[0] == " ".join(map(str, ids) if more else tokenizer.pieces(ids))
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(encoded.encode())))
-        assert main(["decode", str(model), *more]) == 0
+        assert main(["tokenize", "--decode", str(model), *more]) == 0
         assert capsys.readouterr().out == text
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"nonsense\n")))
-    assert main(["decode", str(files / "DATA"), *more]) == 2
+    assert main(["tokenize", "--decode", str(files / "DATA"), *more]) == 2
     assert "nonsense is not a subword" in capsys.readouterr().err

@@ -1,16 +1,13 @@
-"""A model divided among ranks (FSDP2): the weights of undivided ones, and checkpoints in parts of earlier versions."""
+"""A model divided among ranks (FSDP2): the weights of undivided ones, and checkpoints in one piece."""
 
 import os
 
 import pytest
 import torch
-from parts import divide, write_parts
 
 from fasttfm.checkpoints.checkpoint import read_state, read_weights
 from fasttfm.checkpoints.run_log import read_log
-from fasttfm.checkpoints.shards import is_sharded
-from fasttfm.checkpoints.steps import resolve_checkpoint, saved_steps, step_folder
-from fasttfm.decoding import Translator
+from fasttfm.checkpoints.steps import resolve_checkpoint, saved_steps
 from fasttfm.errors import UserError
 
 from .test_workers import assert_close, assert_same_bits, words
@@ -44,7 +41,6 @@ def test_divided_and_whole_models_end_in_the_same_weights(run_ranks, tiny_data, 
         {"size": 1, "words": words(tiny_data, fewer, **changes)},
     )
     assert statuses == [[0, 0]] * 7 + [[0]], stderr
-    assert not is_sharded(resolve_checkpoint(parts, "last"))
     assert_close(whole, parts)
     assert_close(whole, other)
     assert_same_bits(parts, again)
@@ -84,32 +80,8 @@ def test_four_ranks_divide_a_model_too(run_ranks, tiny_data, tmp_path):
     assert_close(whole, parts)
 
 
-@pytest.mark.parametrize("shard", [True, False])
-def test_a_run_goes_on_from_a_checkpoint_in_parts(run_ranks, tiny_data, tmp_path, shard):
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    changes = {**RECIPE, "shard": shard, "dropout": 0.1}
-    begun = {**changes, "max_update": 3}
-    statuses, stderr = run_ranks(*({"size": 2, "words": words(tiny_data, each, **begun)} for each in (whole, parts)))
-    assert statuses == [[0, 0]] * 2, stderr
-    divide(step_folder(parts, 3))
-    assert is_sharded(step_folder(parts, 3))
-    one, other = (Translator.from_directory(model, "last").translate(["one two three"]) for model in (whole, parts))
-    assert one == other
-    statuses, stderr = run_ranks(*({"size": 2, "words": words(tiny_data, each, **changes)} for each in (whole, parts)))
-    assert statuses == [[0, 0]] * 2, stderr
-    assert_same_bits(whole, parts)
-
-
-def test_a_damaged_part_is_noticed(tmp_path):
-    tensors = {"weight": torch.arange(6.0)}
-    write_parts(tmp_path, tensors, {"moment": torch.ones(5)}, {"step": 3}, {"step": 3})
-    assert torch.equal(read_weights(tmp_path)["weight"], tensors["weight"])
-    assert torch.equal(read_state(tmp_path).tensors["moment"], torch.ones(5))
-    assert read_state(tmp_path).values == {"step": 3}
-    (part,) = (tmp_path / "shards").glob("*.distcp")
-    content = bytearray(part.read_bytes())
-    content[-1] ^= 1
-    part.write_bytes(content)
+def test_a_checkpoint_in_parts_of_an_earlier_version_is_refused_by_name(tmp_path):
+    (tmp_path / "shards").mkdir()
     for read in (read_weights, read_state):
-        with pytest.raises(UserError, match="SHA-256"):
+        with pytest.raises(UserError, match="is in parts, as version 0.3 wrote it"):
             read(tmp_path)

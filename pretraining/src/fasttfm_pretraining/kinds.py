@@ -35,9 +35,12 @@ KINDS = {
     "bert": Kind(BertConfig, MaskingConfig, "mlm"),
     "albert": Kind(AlbertConfig, MaskingConfig, "mlm"),
     "electra": Kind(ElectraConfig, MaskingConfig, "mlm", body="discriminator."),
-    "student": Kind(StudentConfig, MaskingConfig, "distill bert (its folder student is a BERT)"),
+    "student": Kind(StudentConfig, MaskingConfig, "mlm distill (its folder student is a BERT)"),
     "task-student": Kind(
-        TaskStudentConfig, TaskConfig, "distill task (its folder student is a fine-tuned model)", body="student.body."
+        TaskStudentConfig,
+        TaskConfig,
+        "finetune distill (its folder student is a fine-tuned model)",
+        body="student.body.",
     ),
     "squad": Kind(BertConfig, TaskConfig, "finetune predict"),
     "choices": Kind(BertClassifierConfig, TaskConfig, "finetune predict"),
@@ -50,9 +53,6 @@ KINDS = {
 
 COMMANDS = {name: f"fasttfm_pretraining.cli.{name}" for name in ("lm", "mlm", "finetune")}
 """Command -> its module."""
-
-VERBS = {"distill": "fasttfm_pretraining.cli.distill"}
-"""Command of fasttfm -> module with a table VERBS of further verbs."""
 
 LESS_MEMORY = {
     "finetune": "give a smaller --max-tokens (and a larger --update-freq), or a smaller --row-length",

@@ -1,10 +1,11 @@
-"""The verbs of `fasttfm distill` that train a small BERT from a large one: bert and task."""
+"""Training of a small BERT from a large one: `fasttfm mlm distill` and `fasttfm finetune distill`."""
 
 import argparse
 import os
 
+from fasttfm.cli.parser import Parser
 from fasttfm.cli.paths import MODEL
-from fasttfm.cli.train import add_recipe_flags, add_run_flags, run_task
+from fasttfm.cli.train import SHOWN, add_recipe_flags, add_run_flags, run_task
 from fasttfm.cli.verbs import Verb
 from fasttfm.config import add_flags
 from fasttfm.config.flags import add_field_flags
@@ -14,9 +15,12 @@ from fasttfm_pretraining.cli.task_flags import add_task_files, given_columns
 from fasttfm_pretraining.config.task_student import LOSSES, TaskStudentConfig
 
 
-def _add_bert(parser: argparse.ArgumentParser) -> None:
+def _add_bert(parser: Parser) -> None:
     parser.add_argument("teacher", type=MODEL, metavar="TEACHER", help="model directory made by fasttfm mlm train")
     add_run_flags(parser, "student", "fasttfm mlm prepare")
+    parser.shorten(
+        *SHOWN, "--layers", examples="fasttfm mlm distill BERT --preset distilbert --data DATA --out STUDENT"
+    )
 
 
 def _bert(args: argparse.Namespace) -> int:
@@ -25,7 +29,7 @@ def _bert(args: argparse.Namespace) -> int:
     from fasttfm_pretraining.training.distillation import Distillation, write_student
 
     args.preset, args.init_from = args.preset or "distilbert", args.teacher
-    status = run_task(args, "student", "fasttfm distill bert TEACHER", lambda: Distillation(args.teacher))
+    status = run_task(args, "student", "fasttfm mlm distill TEACHER", lambda: Distillation(args.teacher))
     is_first = os.environ.get("RANK", "0") == "0"
     if not status and is_first and args.out is not None and saved_steps(args.out):
         tell(f"student: {write_student(args.out)}")
@@ -35,19 +39,24 @@ def _bert(args: argparse.Namespace) -> int:
 _STAGES = ("tinybert-layers", "tinybert-task")
 
 
-def _add_task(parser: argparse.ArgumentParser) -> None:
+def _add_task(parser: Parser) -> None:
     parser.add_argument("teacher", type=MODEL, metavar="TEACHER", help="model directory made by fasttfm finetune")
     parser.add_argument(
         "--init-from",
         type=MODEL,
         required=True,
         metavar="STUDENT",
-        help="student to begin with: of fasttfm distill bert for the layers, then of this command for the task",
+        help="student to begin with: of fasttfm mlm distill for the layers, then of this command for the task",
     )
     add_task_files(parser)
     add_recipe_flags(parser, preset_names("task-student"))
     add_field_flags(parser.add_argument_group("model settings"), TaskStudentConfig, LOSSES)
     add_flags(parser, ["data", "training"], kind="task-student")
+    parser.shorten(
+        *(*SHOWN, "--train", "--valid", "--columns"),
+        examples="fasttfm finetune distill TUNED --init-from TINY --preset tinybert-layers --train A.tsv --valid B.tsv "
+        "--out LAYERS",
+    )
 
 
 def _task(args: argparse.Namespace) -> int:
@@ -64,7 +73,7 @@ def _task(args: argparse.Namespace) -> int:
     status = run_task(
         args,
         "task-student",
-        "fasttfm distill task TEACHER",
+        "fasttfm finetune distill TEACHER",
         lambda: TaskDistillation(FineTuned.load(args.teacher), *files),
     )
     is_first = os.environ.get("RANK", "0") == "0"
@@ -74,19 +83,17 @@ def _task(args: argparse.Namespace) -> int:
     return status
 
 
-VERBS = {
-    "bert": Verb(
-        _add_bert,
-        _bert,
-        "train a small BERT from a large one, as DistilBERT or TinyBERT",
-        "Train a student of a BERT on prepared text. The same command started again resumes. Fields that are not given "
-        "are the teacher's, with half its layers. The student alone is then in MODEL/student.",
-    ),
-    "task": Verb(
-        _add_task,
-        _task,
-        "train a small BERT from a fine-tuned one on its task, as TinyBERT",
-        "Train a student of a fine-tuned BERT on its task: its layers with --preset tinybert-layers, then its "
-        "answers with --preset tinybert-task. The student alone is then in MODEL/student.",
-    ),
-}
+BERT = Verb(
+    _add_bert,
+    _bert,
+    "train a small BERT from a large one, as DistilBERT or TinyBERT",
+    "Train a student of a BERT on prepared text. The same command started again resumes. Fields that are not given "
+    "are the teacher's, with half its layers. The student alone is then in MODEL/student.",
+)
+TASK = Verb(
+    _add_task,
+    _task,
+    "train a small BERT from a fine-tuned one on its task, as TinyBERT",
+    "Train a student of a fine-tuned BERT on its task: its layers with --preset tinybert-layers, then its "
+    "answers with --preset tinybert-task. The student alone is then in MODEL/student.",
+)

@@ -8,13 +8,14 @@ from typing import Any
 from fasttfm.checkpoints.model_dir import read_kind
 from fasttfm.checkpoints.run_log import LOG_FILE
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import add_device, add_model
+from fasttfm.cli.parser import Parser, add_device, add_model
 from fasttfm.cli.paths import INPUT_FILE, MODEL, OUTPUT_FILE
-from fasttfm.cli.train import add_recipe_flags, lists_presets, run_task
+from fasttfm.cli.train import SHOWN, add_recipe_flags, lists_presets, run_task
 from fasttfm.cli.verbs import Verb
 from fasttfm.config import add_flags
 from fasttfm.errors import UserError
 from fasttfm.presets import preset_names, preset_path
+from fasttfm_pretraining.cli import distill
 from fasttfm_pretraining.cli.shared import add_huggingface_export, add_huggingface_import
 from fasttfm_pretraining.cli.task_flags import add_task_files, given_columns
 
@@ -25,7 +26,7 @@ _TASKS = {
 }
 
 
-def _add_training(task: str, parser: argparse.ArgumentParser) -> None:
+def _add_training(task: str, parser: Parser) -> None:
     start = parser.add_mutually_exclusive_group(required=True)
     start.add_argument("--init-from", type=MODEL, help="pre-trained model directory to start from")
     start.add_argument(
@@ -36,6 +37,10 @@ def _add_training(task: str, parser: argparse.ArgumentParser) -> None:
     add_task_files(parser, with_columns=task == "classify")
     add_recipe_flags(parser, preset_names("finetune"))
     add_flags(parser, ["data", "training"], kind=task)
+    parser.shorten(
+        *(*SHOWN, "--like", "--train", "--valid", "--columns"),
+        examples=f"fasttfm finetune {task} --init-from MODEL --train TRAIN --valid VALID --out TUNED",
+    )
 
 
 def _train(task: str, args: argparse.Namespace) -> int:
@@ -179,6 +184,7 @@ def _export(args: argparse.Namespace) -> None:
 
 VERBS = {
     **{task: Verb(partial(_add_training, task), partial(_train, task), summary) for task, summary in _TASKS.items()},
+    "distill": distill.TASK,
     "predict": Verb(_add_predict, _predict, "write a fine-tuned model's predictions for a file"),
     "import": Verb(_add_import, _import, "convert a Hugging Face model with a trained head"),
     "export": Verb(

@@ -8,7 +8,7 @@ from typing import Any
 
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import add_checkpoint, add_device, add_model
-from fasttfm.cli.paths import INPUT_FILE, INPUT_FOLDER, MODEL
+from fasttfm.cli.paths import INPUT_FILE, LOADED_FOLDER, MODEL
 from fasttfm.cli.verbs import Verb
 from fasttfm.config import add_field_flags, field_types, field_values
 from fasttfm.errors import UserError
@@ -49,7 +49,7 @@ def _model(args: argparse.Namespace, folder: Path | None = None) -> tuple[Any, A
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
     parser.add_argument(
-        "--data", type=INPUT_FOLDER, metavar="DATA", help="prepared documents; their held-out part is evaluated"
+        "--data", type=LOADED_FOLDER, metavar="DATA", help="prepared documents; their held-out part is evaluated"
     )
     parser.add_argument("--text", type=INPUT_FILE, help="text file to evaluate as one document, in place of --data")
     parser.add_argument("--row-length", type=int, help="length of a row in tokens (default: as in training)")
@@ -83,7 +83,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
 def _generate(args: argparse.Namespace) -> None:
     from fasttfm_pretraining.decoding.continuation import generate
 
-    sampling = Sampling(**field_values(args, Sampling, field_types(Sampling)))
+    sampling = Sampling(**field_values(args, field_types(Sampling)))
     model, tokenizer = _model(args)
     texts = list(generate(model, tokenizer, args.prompt, args.tokens, args.samples, sampling))
     Output.of(args, args.verb).result("\n---\n".join(texts), texts=texts)
@@ -104,7 +104,7 @@ def _add_questions(parser: argparse.ArgumentParser) -> None:
 def _questions(args: argparse.Namespace, shots: Sequence[int]) -> tuple[list[Any], list[Any]]:
     """The examples, and how they are asked with each number of solved ones."""
     examples = read_examples(args.examples, args.options or [])
-    options = field_values(args, Prompting, _PROMPTING)
+    options = field_values(args, _PROMPTING)
     return examples, [Prompting(shots=number, **options) for number in shots]
 
 
@@ -116,7 +116,7 @@ def _add_prompt(parser: argparse.ArgumentParser) -> None:
 
 
 def _prompt(args: argparse.Namespace) -> None:
-    shots = field_values(args, Prompting, ["shots"]).get("shots", 0)
+    shots = field_values(args, ["shots"]).get("shots", 0)
     examples, (prompting,) = _questions(args, [shots])
     model, tokenizer = _model(args)
     answers = prompting.answers(model, tokenizer, examples)

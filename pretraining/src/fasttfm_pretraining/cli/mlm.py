@@ -1,12 +1,14 @@
 """Trains and evaluates BERT, ALBERT and ELECTRA on plain text; fasttfm finetune fine-tunes them."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from fasttfm.cli.output import Output, add_output_flags
-from fasttfm.cli.parser import add_attention_picture, add_data, add_device, add_model
-from fasttfm.cli.paths import INPUT_FOLDER
+from fasttfm.cli.parser import add_attention_layers, add_data, add_device, add_model
+from fasttfm.cli.paths import INPUT_FOLDER, OUTPUT_PICTURE
 from fasttfm.cli.verbs import Verb
+from fasttfm_pretraining.cli import distill
 from fasttfm_pretraining.cli.shared import PREPARE, add_huggingface_import, export_verb, train_verb
 
 _MADE_BY = "fasttfm mlm train or mlm import"
@@ -36,7 +38,13 @@ def _evaluate(args: argparse.Namespace) -> None:
 def _add_attention(parser: argparse.ArgumentParser) -> None:
     add_model(parser, _MADE_BY)
     parser.add_argument("text", metavar="TEXT", help="text to read, in quotation marks")
-    add_attention_picture(parser)
+    parser.add_argument(
+        "--out",
+        type=OUTPUT_PICTURE,
+        default=Path("attention.png"),
+        help="picture to write, .png or .svg (default: %(default)s)",
+    )
+    add_attention_layers(parser)
     add_output_flags(parser, "where the picture is")
 
 
@@ -81,6 +89,7 @@ VERBS = {
     "prepare": PREPARE,
     # ELECTRA's fields are those of all three
     "train": train_verb("mlm", "electra", _task, "train a BERT, ALBERT or ELECTRA on prepared documents, or resume"),
+    "distill": distill.BERT,
     "evaluate": Verb(
         _add_evaluate, _evaluate, "print losses and accuracies on held-out text, with the same masks each time"
     ),

@@ -9,7 +9,7 @@ from fasttfm.cli.export import add_check
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import THREADS, Parser, add_model, add_out
 from fasttfm.cli.paths import INPUT_FILE, INPUT_FOLDER
-from fasttfm.cli.train import add_run_flags, lists_presets, run_task
+from fasttfm.cli.train import SHOWN, add_run_flags, lists_presets, run_task
 from fasttfm.cli.verbs import Verb
 from fasttfm.config import add_field_flags, all_fields, field_types, field_values, kind_of
 from fasttfm.config.fields import flag_name
@@ -49,7 +49,7 @@ def _prepare(args: argparse.Namespace) -> None:
     options = DocumentOptions(
         vocabulary="bytes" if args.bytes else "pieces",
         document_separator=args.document_separator,
-        **field_values(args, DocumentOptions, _SETTINGS),
+        **field_values(args, _SETTINGS),
     )
     output = Output.of(args, args.verb)
     prepare_documents(
@@ -71,7 +71,7 @@ def train_verb(command: str, widest: str, task: Callable[[str], Any], summary: s
     return Verb(partial(_add_train, command, widest), partial(_train, command, task, default), summary)
 
 
-def _add_train(command: str, widest: str, parser: argparse.ArgumentParser) -> None:
+def _add_train(command: str, widest: str, parser: Parser) -> None:
     kinds = kinds_of(command)
     presets = [name for kind in kinds for name in preset_names(kind)]
     add_run_flags(parser, widest, f"fasttfm {command} prepare", presets)
@@ -79,6 +79,9 @@ def _add_train(command: str, widest: str, parser: argparse.ArgumentParser) -> No
         model = KINDS[kind].model
         if more := [name for name in field_types(model) if name not in all_fields(widest)]:
             add_field_flags(parser.add_argument_group(f"model settings of a {kind.capitalize()}"), model, more)
+    parser.shorten(
+        *SHOWN, "--layers", examples=f"fasttfm {command} train --preset {presets[0]} --data DATA --out MODEL"
+    )
 
 
 def _train(command: str, task: Callable[[str], Any], default: str | None, args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Flags of training on a task's own files: fasttfm finetune and fasttfm distill task."""
+"""Flags of training on a task's own files: fasttfm finetune and fasttfm finetune distill."""
 
 import argparse
 

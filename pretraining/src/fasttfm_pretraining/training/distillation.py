@@ -1,4 +1,4 @@
-"""Distillation of a BERT into a smaller one on prepared documents: fasttfm distill bert."""
+"""Distillation of a BERT into a smaller one on prepared documents: fasttfm mlm distill."""
 
 import dataclasses
 from pathlib import Path

@@ -108,9 +108,6 @@ class TaskFiles:
             )
         return self._splits[key]
 
-    def verify(self) -> None:
-        """Nothing to verify: the files were read whole."""
-
 
 def read_task(task: str, path: Path, columns: Sequence[str] = (), *, answered: bool = True) -> Any:
     """Read a task's examples; UserError with the place of what is wrong. answered: False reads no answers."""

@@ -177,5 +177,4 @@ def evaluate(model_dir: Path, data_dir: Path, checkpoint: str, device: torch.dev
     task, config = MaskedModelling(kind), build(read_config(model_dir, kind))
     data = task.open(data_dir)
     refuse_another_vocabulary(data, model_dir)
-    data.verify().finish()
     return task.validator(config, data, device)(model.to(device))

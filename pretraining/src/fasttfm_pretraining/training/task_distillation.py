@@ -1,4 +1,4 @@
-"""Distillation of a fine-tuned BERT into a smaller one on its task's data: fasttfm distill task."""
+"""Distillation of a fine-tuned BERT into a smaller one on its task's data: fasttfm finetune distill."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -82,7 +82,7 @@ class TaskDistillation(FineTuning):
         if vocabulary_digest(student) != vocabulary_digest(teacher.path):
             raise UserError(
                 f"--init-from {student}: is of another vocabulary than {teacher.path}: give a student of this teacher "
-                "(fasttfm distill bert), or of the model that it was fine-tuned from"
+                "(fasttfm mlm distill), or of the model that it was fine-tuned from"
             )
         labels = teacher.labels if teacher.task == "classify" else None
         super().__init__(TaskFiles(teacher.task, student, train, valid, columns or teacher.columns, labels))

@@ -1,4 +1,4 @@
-"""`fasttfm doctor` names what slows a machine down, and nothing else."""
+"""`fasttfm env --check` names what slows a machine down and which files are damaged, and nothing else."""
 
 import json
 import subprocess
@@ -7,10 +7,14 @@ import types
 from dataclasses import replace
 
 import pytest
+import torch
 
-from fasttfm.cli import doctor
-from fasttfm.cli.doctor import Facts, judge
+from fasttfm.checkpoints.checkpoint import save_checkpoint
+from fasttfm.checkpoints.steps import step_folder
+from fasttfm.cli import check
+from fasttfm.cli.check import Facts, judge
 from fasttfm.cli.main import main
+from fasttfm.folders import replacing
 
 CPU = Facts(cores=4, threads=4, busy_cores=0.1, units=frozenset({"avx2", "amx_bf16"}))
 GPU = replace(CPU, device="a GPU", tf32=True, has_tf32=True, threads=1, missing=frozenset({"numba"}))
@@ -47,18 +51,18 @@ def test_each_fault_has_its_remedy(facts, subject, remedy):
 
 
 def test_the_command_tells_people_and_programs(monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "gather", lambda: replace(CPU, threads=1))
-    assert main(["doctor"]) == 1
+    monkeypatch.setattr(check, "gather", lambda device: replace(CPU, threads=1))
+    assert main(["env", "--check"]) == 1
     assert capsys.readouterr().out.startswith("threads: 1 of 4 cores are used\n    set OMP_NUM_THREADS=4")
-    assert main(["doctor", "--json"]) == 1
+    assert main(["env", "--check", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["findings"][0]["subject"] == "threads"
-    monkeypatch.setattr(doctor, "gather", lambda: CPU)
-    assert main(["doctor"]) == 0
-    assert capsys.readouterr().out == "nothing slows this machine down (a CPU, 4 cores)\n"
+    monkeypatch.setattr(check, "gather", lambda device: CPU)
+    assert main(["env", "--check"]) == 0
+    assert capsys.readouterr().out == "nothing slows this machine down\n"
 
 
 def test_this_machine_is_looked_at():
-    facts = doctor.gather()
+    facts = check.gather(None)
     assert facts.cores >= 1
     assert facts.threads >= 1
     assert 0 <= facts.busy_cores < 10_000
@@ -71,11 +75,40 @@ def test_a_busy_program_is_seen_and_our_work_is_not(monkeypatch):
     clock = types.SimpleNamespace(
         monotonic=lambda: next(moments), process_time=lambda: next(work), sleep=lambda seconds: None
     )
-    monkeypatch.setattr(doctor, "time", clock)
-    readings = iter([1_000, 1_000 + 150 * doctor.os.sysconf("SC_CLK_TCK") // 100])  # 1.5 core-seconds
-    monkeypatch.setattr(doctor, "_jiffies", lambda: next(readings))
-    assert doctor._busy_cores() == pytest.approx(1.4)
+    monkeypatch.setattr(check, "time", clock)
+    readings = iter([1_000, 1_000 + 150 * check.os.sysconf("SC_CLK_TCK") // 100])  # 1.5 core-seconds
+    monkeypatch.setattr(check, "_jiffies", lambda: next(readings))
+    assert check._busy_cores() == pytest.approx(1.4)
     monkeypatch.undo()
-    before = doctor._jiffies()
+    before = check._jiffies()
     subprocess.run([sys.executable, "-c", "sum(range(10**7))"], check=True)
-    assert doctor._jiffies() > before
+    assert check._jiffies() > before
+
+
+def test_a_folder_is_compared_with_all_its_digests(tmp_path, capsys):
+    """Of a model by save_pretrained() or of data, and of the checkpoints of a training."""
+    whole, run = tmp_path / "data", tmp_path / "run"
+    with replacing(whole, "a test", "files") as fresh:
+        for name in ("a", "b", "README.md"):
+            (fresh.path / name).write_text(name)
+    for step in (1, 2):
+        save_checkpoint(step_folder(run, step), {"w": torch.ones(3)}, {"step": step})
+    assert main(["env", "--check", str(whole), str(run)]) == 0
+    assert capsys.readouterr().out.startswith("every file is the one that was written")
+    (whole / "a").write_text("changed")
+    (whole / "b").unlink()
+    (whole / "README.md").write_text("mine")
+    with (step_folder(run, 2) / "model.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"x")
+    assert main(["env", "--check", str(whole), str(run), "--json"]) == 1
+    faults = [each["fault"] for each in json.loads(capsys.readouterr().out)["findings"]]
+    assert faults == [
+        f"{whole / 'a'}: is damaged or changed, its SHA-256 is not the one in sha256sums",
+        f"{whole / 'b'}: is missing",
+        f"{step_folder(run, 2) / 'model.safetensors'}: is damaged or changed, its SHA-256 is not the one in sha256sums",
+    ]
+    (tmp_path / "empty").mkdir()
+    for path, told in ((tmp_path / "empty", "holds no sha256sums"), (tmp_path / "none", "is not a directory")):
+        assert main(["env", "--check", str(path)]) == 2
+        assert told in capsys.readouterr().err

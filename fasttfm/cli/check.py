@@ -1,19 +1,19 @@
-"""Checks threads, other programs, the processor, packages, settings and the GPU for what slows fasttfm down.
+"""`fasttfm env --check`: what slows this machine down, and which files of a folder are damaged.
 
-The exit status is 1 if it finds something.
+Of the machine: threads, other programs, the processor, packages, settings and the GPU.
 """
 
-import argparse
 import importlib.util
-import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fasttfm.errors import UserError
+from fasttfm.folders import MANIFEST, faults
 from fasttfm.machine import emulates_bfloat16, processor_units
 
 _SAMPLE = 0.5
@@ -21,7 +21,7 @@ _SAMPLE = 0.5
 
 
 class Finding(NamedTuple):
-    """One thing that slows this machine down."""
+    """A fault, and what mends it."""
 
     subject: str
     fault: str
@@ -59,25 +59,28 @@ class Facts:
     assembler_fault: str | None = None
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON line in place of text")
+def check_machine(device: dict[str, Any] | None) -> list[Finding]:
+    """Return what slows this machine down. device: what `fasttfm env` says, where torch uses a GPU."""
+    return list(judge(gather(device)))
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the findings; the status tells whether there are any."""
-    from fasttfm.wording import counted
+def check_folder(folder: Path) -> list[Finding]:
+    """Each file of a model or of prepared data that is not the one that was written; UserError where none can tell."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: is not a directory: give a model or prepared data")
+    checked, found = faults(folder)
+    if not checked and not found:
+        raise UserError(f"{folder}: holds no {MANIFEST} to compare with: give what a command of fasttfm wrote")
+    return [Finding(str(folder), fault, "copy it back, or make the folder anew") for fault in found]
 
-    facts = gather()
-    findings = list(judge(facts))
-    if args.json:
-        print(json.dumps({"findings": [each._asdict() for each in findings]}))
-        return bool(findings)
-    for each in findings:
-        print(f"{each.subject}: {each.fault}\n    {each.remedy}")
+
+def text(findings: Sequence[Finding], folders: Sequence[Path]) -> str:
+    """The findings for people."""
+    if not findings and folders:
+        return f"every file is the one that was written ({', '.join(map(str, folders))})"
     if not findings:
-        where = facts.device or f"a CPU, {counted(facts.cores, 'core')}"
-        print(f"nothing slows this machine down ({where})")
-    return bool(findings)
+        return "nothing slows this machine down"
+    return "\n".join(f"{each.subject}: {each.fault}\n    {each.remedy}" for each in findings)
 
 
 def judge(facts: Facts) -> Iterator[Finding]:
@@ -148,15 +151,13 @@ def _of_device(facts: Facts) -> Iterator[Finding]:
         yield Finding("assembler", facts.assembler_fault, "fasttfm env says how to take another")
 
 
-def gather() -> Facts:
+def gather(device: dict[str, Any] | None) -> Facts:
     """The facts of this process and machine."""
     import torch
 
-    from fasttfm.cli import env
     from fasttfm.cpu import int8
     from fasttfm.machine import allowed_cores
 
-    device = None if not torch.cuda.is_available() else env.environment()
     tuned: dict[str, Any] = (device or {}).get("tuned") or {}
     faults = [each["fault"] for each in (device or {}).get("assembler", {}).values()]
     return Facts(
