@@ -107,13 +107,6 @@ def _randint4x(x, y, out, spare):
     tl.store(out + i, a + 2 * b + 3 * c + 4 * d)
 
 
-@feature(lambda x, y: sum(_uniforms()), **POINTERS)
-def _rand4x(x, y, out, spare):
-    i = tl.arange(0, 512)
-    a, b, c, d = tl.rand4x(5, i)
-    tl.store(out + i, a + b + c + d)
-
-
 def _normals(x: Tensor, y: Tensor) -> Tensor:
     u, v, s, t = _uniforms()
     turn = 6.283185307179586
@@ -126,24 +119,3 @@ def _randn4x(x, y, out, spare):
     i = tl.arange(0, 512)
     a, b, c, d = tl.randn4x(5, i)
     tl.store(out + i, a + b + c + d)
-
-
-@feature(lambda x, y: _words()[1].int(), **POINTERS, **EXACT)
-def _philox(x, y, out, spare):
-    i = tl.arange(0, 512)
-    zero = i * 0
-    _, b, _, _ = tl.philox(tl.load(spare) + 5, i, zero, zero, zero)
-    tl.store(out + i, b.to(tl.int32, bitcast=True))
-
-
-@feature(lambda x, y: _uniforms()[0] + _normal_of(_uniforms()[0], _uniforms()[1]), tolerance=1e-4, **POINTERS)
-def _uniform_and_normal(x, y, out, spare):
-    i = tl.arange(0, 512)
-    a, b, _, _ = tl.randint4x(5, i.to(tl.int64))
-    u, v = tl.uint_to_uniform_float(a), tl.uint_to_uniform_float(b)
-    first, _ = tl.pair_uniform_to_normal(u, v)
-    tl.store(out + i, u + first)
-
-
-def _normal_of(u: Tensor, v: Tensor) -> Tensor:
-    return (-2 * u.clamp(min=1e-7).log()).sqrt() * torch.cos(6.283185307179586 * v)

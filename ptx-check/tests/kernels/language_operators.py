@@ -14,16 +14,6 @@ BYTES = {"dtype": torch.uint8, "low": 0, "high": 0x70, "tolerance": 0.0}
 # --------------------------------------------------------------------------------------------------------- operators
 
 
-@feature(lambda x, y: x * y - (x + y))
-def _add_sub_mul(x, y):
-    return tl.sub(tl.mul(x, y), tl.add(x, y))
-
-
-@feature(lambda x, y: -x)
-def _negation(x, y):
-    return -x
-
-
 @feature(
     lambda x, y: (x < y).int() + 2 * (x <= y) + 4 * (x > y) + 8 * (x >= y) + 16 * (x == y) + 32 * (x != y), **WHOLE
 )
@@ -55,11 +45,6 @@ def _clamp_with_nan(x, y):
     return tl.where(kept == kept, kept, 99.0)
 
 
-@feature(lambda x, y: torch.where(x > 0, x, 0.5))
-def _where_with_a_number(x, y):
-    return tl.where(x > 0, x, 0.5)
-
-
 @feature(lambda x, y: x.abs() + y.abs(), **BFLOAT)
 def _abs_of_bfloat16(x, y):
     return tl.abs(x) + tl.abs(y)
@@ -68,11 +53,6 @@ def _abs_of_bfloat16(x, y):
 @feature(lambda x, y: x * y + 1, dtype=torch.float16, tolerance=1e-3)
 def _fma_of_half(x, y):
     return tl.fma(x, y, 1.0)
-
-
-@feature(lambda x, y: torch.ceil(x) + x.abs(), **DOUBLE)
-def _ceil_of_float64(x, y):
-    return tl.ceil(x) + tl.abs(x)
 
 
 # ----------------------------------------------------------------------------------------------------- whole numbers
@@ -86,11 +66,6 @@ def _remainder_of_negatives(x, y):
 @feature(lambda x, y: torch.div(x, 7, rounding_mode="trunc"), **WHOLE)
 def _division_of_negatives(x, y):
     return x // 7
-
-
-@feature(lambda x, y: (x + 6) // 7, **COUNTS)
-def _cdiv(x, y):
-    return tl.cdiv(x, 7)
 
 
 @feature(lambda x, y: ~x ^ y, **WHOLE)
@@ -142,11 +117,6 @@ def _int64(x, y):
 @feature(lambda x, y: x.long() * y.long() * 64, **COUNTS)
 def _umulhi_of_64_bits(x, y):
     return tl.umulhi(x.to(tl.int64) << 40, y.to(tl.int64) << 30)
-
-
-@feature(lambda x, y: torch.where(x > 0, x, y), dtype=torch.int16, low=-99, high=99, **EXACT)
-def _where_of_int16(x, y):
-    return tl.where(x > 0, x, y)
 
 
 def _of_bits(function) -> dict:

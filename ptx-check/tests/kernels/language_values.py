@@ -176,11 +176,7 @@ named(
         "trunc": ("libdevice.trunc", torch.trunc, {}),
         "log1p": ("libdevice.log1p", torch.log1p, POSITIVE),
         "expm1": ("libdevice.expm1", torch.expm1, {}),
-        "popc": (
-            "libdevice.popc",
-            lambda x: torch.tensor([bin(v & 0xFFFFFFFF).count("1") for v in x.flatten().tolist()]),
-            WHOLE,
-        ),
+        "popc": ("libdevice.popc", _bit_counts, WHOLE),
     },
     operands=1,
 )
