@@ -68,14 +68,6 @@ def test_wider_rows_than_the_kernel_holds_are_left_to_torch():
     assert_same(actual, solve(reference.rms_norm, [x, weight]))
 
 
-def test_autocast_leaves_the_residual_stream_as_it_is():
-    x, residual, weight = leaf_tensors((3, 16), torch.bfloat16)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        y, s = functional.residual_rms_norm(x, residual, weight)
-        z = functional.rms_norm(residual, weight)
-    assert (y.dtype, s.dtype, z.dtype) == (torch.bfloat16, torch.float32, torch.float32)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
