@@ -67,7 +67,7 @@ test: lint
 processors: install
 	@$(BIN)/python -m tests.processors --workers $(WORKERS)
 
-# The PTX of every kernel executed on a CPU, for every chip and dtype, recorded; no GPU needed.
+# The PTX of every kernel executed on a CPU, for every chip and dtype, and mutations of it, recorded; no GPU needed.
 executed: install
 	@$(BIN)/python -m tests.executed --workers $(WORKERS)
 

@@ -8,6 +8,8 @@ from benchmarks.measure import machine, records
 from tests.executed import __main__ as executed
 
 SMALL = """
+import json
+
 import pytest
 
 
@@ -20,6 +22,11 @@ def test_numbers(chip, dtype):
 @pytest.mark.parametrize("chip", ["sm_80"])
 def test_skipped(chip):
     pytest.skip("not everywhere")
+
+
+def test_mutations_of_sm_80(record_property):
+    counts = {"noticed": 7, "missed": 1, "equivalent": 2, "unreached": 3}
+    record_property("mutations", json.dumps({"subject": "a sum", "chip": "sm_80", "dtype": "bfloat16", **counts}))
 """
 
 
@@ -31,6 +38,7 @@ def small(tmp_path, monkeypatch):
     (folder / "test_small.py").write_text(SMALL)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    executed: long\n")
     monkeypatch.setattr(executed, "TESTS", (folder,))
+    monkeypatch.setenv("FASTTFM_CACHE", str(tmp_path / "cache"))
     return tmp_path / "results"
 
 
@@ -47,10 +55,66 @@ def test_a_chip_s_cases_become_its_line_and_the_others_stay(small, capfd):
         ("sm_80", 1.5),
         ("sm_90", second["seconds"]),
     ]
-    assert (first["chip"], first["cases"], first["passed"], first["failed"]) == ("sm_80", 2, 2, [])
+    assert (first["chip"], first["cases"], first["passed"], first["failed"]) == ("sm_80", 3, 3, [])
+    assert first["mutations"][0]["noticed"] == 7
     assert (second["chip"], second["cases"], second["passed"]) == ("sm_90", 2, 1)
     assert second["failed"] == ["test_numbers[fp32-sm_90]"]
-    assert capfd.readouterr().out.splitlines()[-1] == "3 of 4 cases pass"
+    assert second["mutations"] == []
+    said = capfd.readouterr().out.splitlines()
+    assert said[-1] == "4 of 5 cases pass, and 7 of 8 mutations that make a difference are noticed"
+
+
+ADDED = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def added(x, y, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(y + i, tl.load(x + i) + 1)
+"""
+LAUNCHED = """
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from added import added
+from ptx_check import executed
+
+
+def test_a_sum_on_sm_80():
+    with executed("sm_80"):
+        y = torch.zeros(32)
+        added[(1,)](torch.ones(32), y, N=32)
+    assert (y == 2).all()
+    with Path(__file__).with_suffix(".log").open("a") as log:
+        log.write("executed ")
+"""
+
+
+@pytest.mark.in_turn(days=4)
+def test_what_has_passed_is_executed_again_where_its_ptx_has_changed(small, tmp_path):
+    """Not where a comment in the kernel has, or the lines of its statements."""
+    file, kernel = tmp_path / "cases" / "test_small.py", tmp_path / "added.py"
+    file.write_text(LAUNCHED)
+    changes = [ADDED, "# A sum.\n" + ADDED, ADDED.replace("+ 1)", "+ 3)")]
+    kept, commits = [], []
+    for position, text in enumerate(changes):
+        kernel.write_text(text)
+        assert run(small, "sm_80") == (position == 2)
+        (record,) = records.read(small / "executed.jsonl")
+        kept.append(record["kept"])
+        commits.append(list(record["keys"]))
+        if position == 0:
+            (keys,) = record["keys"].values()
+            records.write(small / "executed.jsonl", [{**record, "keys": {"of-then": keys}}], executed.by_chip)
+    assert kept == [0, 1, 0]
+    assert commits == [commits[0], ["of-then"], []]
+    assert file.with_suffix(".log").read_text().split() == ["executed"]
 
 
 def test_a_run_without_cases_is_no_record(small):

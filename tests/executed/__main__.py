@@ -1,21 +1,27 @@
-"""Shares of every kernel's cases that are right when their PTX is executed on a CPU.
+"""Shares of every kernel's cases that are right when their PTX is executed on a CPU, and of mutations that are noticed.
 
-    python -m tests.executed                    every chip, as `make executed` does; an hour on a core
+    python -m tests.executed                    every chip, as `make executed` does
     python -m tests.executed --chip sm_90       one of them
+    python -m tests.executed --all              those too that have not changed; an hour on a core
 
 Runs tests/executed and ptx-check/tests/kernels whole, chip after chip, and after each of them puts its line into
-benchmarks/results/executed.jsonl, so that an interrupted run keeps the chips before. Ends with status 1 where a case
-failed; the record names it.
+benchmarks/results/executed.jsonl, so that an interrupted run keeps the chips before. A case that passed before, and of
+which nothing has changed since, is not executed again (unchanged.py): the record says at which commit it was. An
+interrupted run goes on where it was. Ends with status 1 where a case failed; the record names it.
 """
 
+import json
 import os
 import time
 from collections.abc import Sequence
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 from benchmarks import command
 from benchmarks.measure import machine, records
+from fasttfm.kernels import choice_cache
+from fasttfm.parsing import parse_json
 from tests.pytest_runs import counts, run_tests
 
 TESTS = (machine.ROOT / "tests" / "executed", machine.ROOT / "ptx-check" / "tests" / "kernels")
@@ -30,10 +36,37 @@ def expression(chip: str) -> str:
     return f"not ({' or '.join(CHIPS)})" if chip == NO_CHIP else chip
 
 
-def execute(chip: str, workers: int) -> dict[str, Any]:
-    """Run a chip's cases: how many, those that passed, and names of the others."""
-    chosen = ["-m", "executed or not executed", "-k", expression(chip)]
-    return counts(run_tests([*chosen, *map(str, TESTS)], workers, VARIABLES), lambda case: case.get("name"))
+def kept_file(chip: str) -> Path:
+    """Cases that passed, in the user's cache folder, so that an interrupted run goes on where it was."""
+    return choice_cache.folder().with_name("executed") / f"{chip.replace(' ', '-')}.jsonl"
+
+
+def execute(chip: str, workers: int, before: records.Record | None = None) -> dict[str, Any]:
+    """Runs a chip's cases: how many, those that passed, names of the others, and mutations by subject, and the keys of
+    those that passed by the commit at which they were executed. before: the record that has keys of an earlier run."""
+    commits = {key: commit for commit, keys in (before or {}).get("keys", {}).items() for key in keys}
+    known: dict[str, list] = {key: [] for key in commits}
+    for subject in (before or {}).get("mutations", []):
+        if subject.get("key") in known:
+            known[subject["key"]].append(("mutations", json.dumps(subject)))
+    file, now = kept_file(chip), machine.git("rev-parse", "HEAD") or "unknown"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a", encoding="utf-8") as lines:
+        lines.writelines(json.dumps(entry) + "\n" for entry in known.items())
+    chosen = ["-p", "tests.executed.unchanged", "-m", "executed or not executed", "-k", expression(chip)]
+    cases = run_tests([*chosen, *map(str, TESTS)], workers, {**VARIABLES, "EXECUTED_BEFORE": str(file)})
+    file.unlink()
+    mutations, kept = [], 0
+    keys: dict[str, list[str]] = {}
+    for case in cases:
+        told = {entry.get("name"): entry.get("value", "") for entry in case.iter("property")}
+        kept += "kept" in told
+        if "key" in told:
+            keys.setdefault(commits.get(told["kept"], now) if "kept" in told else now, []).append(told["key"])
+        if "mutations" in told:
+            subject = parse_json(told["mutations"])
+            mutations.append(subject | ({"key": told["key"]} if "key" in told else {}))
+    return {**counts(cases, lambda case: case.get("name")), "mutations": mutations, "kept": kept, "keys": keys}
 
 
 by_chip = itemgetter("chip")
@@ -43,24 +76,33 @@ by_chip = itemgetter("chip")
 def sentence(lines: Sequence[records.Record]) -> str:
     """Return what the records say together, as docs/ptx.md and docs/proof.md quote it."""
     cases, passed = (sum(record[name] for record in lines) for name in ("cases", "passed"))
-    return f"{passed:,} of {cases:,} cases pass"
+    subjects = [subject for record in lines for subject in record["mutations"]]
+    noticed, missed = (sum(subject[name] for subject in subjects) for name in ("noticed", "missed"))
+    text = f"{passed:,} of {cases:,} cases pass"
+    if subjects:
+        text += f", and {noticed:,} of {noticed + missed:,} mutations that make a difference are noticed"
+    return text
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = command.parser("tests.executed", __doc__)
     names = (*CHIPS, NO_CHIP)
     parser.add_argument("--chip", action="append", choices=names, help="one, or several in turn (default: all)")
+    parser.add_argument("--all", action="store_true", help="execute cases too of which nothing has changed")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
     args = parser.parse_args(argv)
-    written = []
+    file, written = args.results / "executed.jsonl", []
+    before = {by_chip(record): record for record in records.read(file)} if file.exists() and not args.all else {}
     for chip in args.chip or names:
+        if args.all:
+            kept_file(chip).unlink(missing_ok=True)
         began = time.perf_counter()
-        found = execute(chip, args.workers)
+        found = execute(chip, args.workers, before.get(chip))
         seconds = round(time.perf_counter() - began, 1)
         told = {"chip": chip, **found, "seconds": seconds, "workers": args.workers}
         record = command.keep(args.results, "executed", key=by_chip, **told)
         written.append(record)
-        print(f"{chip}: {sentence([record])}, {seconds:,.0f} s", flush=True)
+        print(f"{chip}: {sentence([record])}, {record['kept']:,} of them before, {seconds:,.0f} s", flush=True)
     print(sentence(written))
     return 1 if any(record["failed"] for record in written) else 0
 

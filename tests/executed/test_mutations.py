@@ -1,0 +1,142 @@
+"""Mutations of our own PTX: a check that never fails proves nothing, so each kind is planted and must be noticed.
+
+The share noticed of those that make a difference to some thread is printed (pytest -s) and held. Those that are missed
+change nothing that is stored: equal sizes of two sums, shuffles among rows that do not exist.
+"""
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from equivalence import EQUIVALENT
+from gpu.problems import Problem, _attention, _feed_forward, _norms
+from mutants import KINDS, OUTCOMES, kept_launches, mutants
+
+
+def _far_from_zero(problem: Problem) -> Problem:
+    """The problem with rows of scores up to 200 away from 0, and in every seventh one score 300 above the others.
+
+    Softmax is the same for whatever maximum it subtracts, but for a far one, which overflows: so a wrong one shows.
+    """
+
+    def inputs(device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        made = problem.inputs(device, dtype)
+        mask = made["mask"].float()
+        rows = torch.arange(mask.shape[-2])
+        mask += 100.0 * (rows % 5 - 2)[:, None]
+        chosen = rows[1::7]
+        mask[..., chosen, 7 * chosen % (chosen + 1)] += 300
+        return {**made, "mask": mask.to(dtype)}
+
+    return replace(problem, inputs=inputs)
+
+
+PROBLEMS = {
+    "attention, long rows": _attention(1, 1, 127, 300, 64, 64, causal=True, causal_offset=150, mask="bool", p=0.1),
+    "attention, short rows": _far_from_zero(_attention(1, 1, 23, 27, 64, 64, mask="add", p=0.1)),
+    "masked softmax": _far_from_zero(_attention(1, 1, 45, 77, 64, 64, mask="add", causal=True, p=0.1)),
+    "layer norm": _norms(203, 500, 0.1)[1],
+    "feed-forward": _feed_forward(150, 100, 200, 0.1),
+}
+SUBJECTS = [
+    ("attention, long rows", "sm_80", torch.bfloat16),
+    ("attention, long rows", "sm_90", torch.bfloat16),
+    ("attention, long rows", "sm_100", torch.bfloat16),
+    ("attention, short rows", "sm_60", torch.float16),
+    ("attention, short rows", "sm_80", torch.bfloat16),
+    ("attention, short rows", "sm_90", torch.bfloat16),
+    ("attention, short rows", "sm_100", torch.bfloat16),
+    ("masked softmax", "sm_60", torch.float16),
+    ("masked softmax", "sm_80", torch.float32),
+    ("masked softmax", "sm_90", torch.float32),
+    ("masked softmax", "sm_100", torch.float32),
+    ("layer norm", "sm_60", torch.float32),
+    ("layer norm", "sm_80", torch.bfloat16),
+    ("layer norm", "sm_90", torch.bfloat16),
+    ("layer norm", "sm_100", torch.bfloat16),
+    ("feed-forward", "sm_60", torch.float16),
+    ("feed-forward", "sm_80", torch.bfloat16),
+    ("feed-forward", "sm_90", torch.bfloat16),
+    ("feed-forward", "sm_100", torch.bfloat16),
+]
+LEAST = 0.85
+"""Of those that make a difference, in every subject."""
+
+
+@pytest.mark.executed
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("name", "chip", "dtype"), SUBJECTS, ids=[f"{name} {chip}" for name, chip, _ in SUBJECTS])
+def test_most_mutations_are_noticed(name, chip, dtype, record_property):
+    outcomes: dict[str, Counter] = {kind: Counter() for kind in KINDS}
+    for launch in kept_launches(PROBLEMS[name], chip, dtype):
+        for mutant in mutants(launch.ptx):
+            outcome = launch.outcome(mutant)
+            outcomes[mutant.kind][outcome] += 1
+            if outcome == "missed":
+                print(f"{launch.name}: {mutant.kind}, line {mutant.line}: {launch.line(mutant.line)}")
+    total = sum(outcomes.values(), Counter())
+    subject = {"subject": name, "chip": chip, "dtype": str(dtype).removeprefix("torch.")}
+    record_property("mutations", json.dumps({**subject, **{outcome: total[outcome] for outcome in OUTCOMES}}))
+    share = total["noticed"] / (total["noticed"] + total["missed"])
+    print(f"{name}, {chip}: {share:.0%} noticed, {dict(total)}")
+    assert total["noticed"] > 30
+    assert share >= LEAST
+
+
+HEAD = """.target sm_90a
+.visible .entry probe()
+{
+.reg .pred %p<9>;
+.reg .b32 %r<9>;
+.reg .b64 %rd<9>;
+"""
+PRODUCT = "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%r1,%r2}, %rd1, %rd2, 0, 1, 1, 0, 0;\n"
+WAIT = "wgmma.wait_group.sync.aligned 0;\n"
+LOOP = "$L__BB0_2:\n" + WAIT + "bar.sync 0;\n" + PRODUCT + "wgmma.commit_group.sync.aligned;\n"
+COPY = "cp.async.cg.shared.global [ %r3 + 0 ], [ %rd3 + 0 ], 0x10, %r4;\n"
+AGAIN = "@%p1 bra $L__BB0_1;\n"
+STORE, PROXY, FENCE = "st.shared.b32 [%r4], %r3;\n", "fence.proxy.async.shared::cta;\n", "wgmma.fence.sync.aligned;\n"
+FEWER, NO_WAIT = "a group fewer waited for", "wait for products removed"
+NO_FENCE, NO_PROXY = "fence of registers removed", "fence of proxies removed"
+
+NO_STORED, STORED = "wait for stores in tensor memory removed", "tcgen05.wait::st.sync.aligned;\n"
+KEPT = "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r5], {%r3};\n"
+TENSOR = "@%p2 tcgen05.mma.cta_group::1.kind::f16 [ %r5 + 0 ], %rd1, %rd2, %r3, %p3;\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "after", "proven"),
+    [
+        (FEWER, PRODUCT, "add.f32 %r5, %r6, %r7;\n" + WAIT, True),
+        (NO_WAIT, PRODUCT, "mov.b32 %r5, %r1;\n" + WAIT + "add.f32 %r5, %r5, %r7;\n", True),
+        (NO_WAIT, PRODUCT, "mov.b32 %r5, %r1;\nadd.f32 %r5, %r5, %r7;\n" + WAIT, False),
+        (FEWER, PRODUCT, "add.f32 %r5, %r2, %r7;\n" + WAIT, False),
+        (FEWER, PRODUCT, "bra.uni $L__BB0_1;\n" + WAIT, False),
+        (FEWER, PRODUCT, "add.f32 %r5, %r6, %r7;\n", False),
+        (NO_PROXY, STORE, "bar.sync 0;\n" + PROXY + PRODUCT, True),
+        (NO_PROXY, STORE + PROXY + "bar.sync 0;\n", PRODUCT, True),
+        (NO_PROXY, STORE, AGAIN + PRODUCT + PROXY, False),
+        (NO_PROXY, PROXY + STORE, PRODUCT, False),
+        (NO_PROXY, "mov.b32 %r5, %r6;\n", PRODUCT + STORE + AGAIN, False),
+        (NO_FENCE, FENCE + "mov.b32 %r5, %r6;\n", PRODUCT, True),
+        (NO_FENCE, FENCE + "mov.b32 %r1, %r6;\n", PRODUCT, False),
+        (NO_FENCE, FENCE, PRODUCT + "add.f32 %r5, %r2, %r7;\n" + AGAIN, True),
+        (NO_FENCE, "mov.b32 %r5, %r6;\n", PRODUCT, False),
+        ("barrier removed", LOOP, "add.s32 %r3, %r4, 8;\n" + COPY, True),
+        ("barrier removed", LOOP, "ld.shared.b32 %r3, [%r4];\n" + COPY, False),
+        ("barrier removed", LOOP.replace("bar.sync 0;\n", ""), COPY, False),
+        ("barrier removed", LOOP.replace(WAIT, ""), COPY, False),
+        ("barrier removed", LOOP + STORE, COPY, False),
+        ("barrier removed", STORE, "add.s32 %r3, %r4, 8;\nbar.sync 0;\n", True),
+        ("barrier removed", STORE + "bar.sync 0;\n" + AGAIN, "ld.shared.b32 %r3, [%r4];\n", True),
+        ("barrier removed", STORE, AGAIN + "bar.sync 0;\n", False),
+        (NO_STORED, KEPT, "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r6}, [%r5];\n" + STORED + TENSOR, True),
+        (NO_STORED, KEPT, TENSOR + STORED, False),
+        (NO_STORED, KEPT, AGAIN + STORED + TENSOR, True),
+        (NO_STORED, KEPT, "@%p1 ret;\n" + STORED + TENSOR, False),
+    ],
+)
+def test_what_is_proven_equivalent(kind, before, after, proven):
+    assert EQUIVALENT[kind](HEAD + "$L__BB0_1:\n" + before, after + "ret;\n}\n") == proven

@@ -1,0 +1,142 @@
+"""Cases that passed, and of which nothing has changed since, are not executed again: a plugin of pytest.
+
+    EXECUTED_BEFORE=keys.jsonl python -m pytest -p tests.executed.unchanged ...
+
+A case is rehearsed first: its kernels are compiled and their launches noted, but not executed. What comes of that is
+its key, a digest of every launch (PTX without what is for debuggers, grid, shapes, numbers), of the machine that
+executes PTX, of the tests' own text and of the versions of PyTorch, NumPy and Triton. Where the key is in the file, a
+line of JSON [key, properties] each, the case has passed before and is left at that. Else it is executed; where it
+launched the same as in its rehearsal, its properties name the key, and the file gets it, by which it is known the next
+time, after an interrupted run too. A case that
+launches nothing in this process, or whose launches depend on numbers that kernels compute, has no key: it is always
+executed.
+"""
+
+import functools
+import hashlib
+import json
+import os
+import re
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from ptx_check.machine import Machine
+
+ROOT = Path(__file__).parents[2]
+VARIABLE = "EXECUTED_BEFORE"
+_FOR_DEBUGGERS = re.compile(r"\.loc|\.file|\$L__(tmp|func)\w*:")
+_MACHINE = ROOT / "ptx-check" / "src" / "ptx_check"
+_ELSEWHERE = {"__main__.py", "plugin.py", "reports.py", "support.py", "version.py", "unchanged.py", "speeds.py",
+              "foreign.py"}  # fmt: skip
+"""Files that decide of no case."""
+
+
+def code_of(ptx: str) -> str:
+    """PTX without lines, comments and sections that are for debuggers."""
+    lines = (re.sub(r"//.*", "", line).strip() for line in ptx.partition(".section")[0].splitlines())
+    return "\n".join(line for line in lines if line and not _FOR_DEBUGGERS.match(line))
+
+
+def digest(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def sources(folder: Path) -> str:
+    """A digest of what cases of a folder rest on, besides their launches."""
+    files = [*_MACHINE.glob("*.py"), *folder.glob("*.py")]
+    if folder == Path(__file__).parent:
+        files += [ROOT / "tests" / "gpu" / "problems.py", ROOT / "tests" / "kernels" / "accuracy.py"]
+        files += (ROOT / "fasttfm").glob("reference*.py")
+    texts = [(path.name, path.read_bytes()) for path in sorted(files) if path.name not in _ELSEWHERE]
+    return digest(texts, *(metadata.version(name) for name in ("torch", "numpy", "triton")))
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), tuple(value.shape), value.stride(), value.data_ptr() % 16
+    if isinstance(value, tuple):
+        return tuple(map(_described, value))
+    return value if isinstance(value, int | float) else type(value).__name__
+
+
+class Unchanged:
+    """The plugin."""
+
+    def __init__(self, file: Path | None) -> None:
+        self.file = file
+        lines = file.read_text(encoding="utf-8").splitlines() if file is not None and file.exists() else []
+        self.before: dict[str, list] = dict(map(json.loads, lines))
+        self.launches: set[str] = set()
+        self.rehearsing = False
+
+    def launchers(self, machine: Machine, source: Any, metadata: Any, *, made=Machine.launcher_cls) -> Any:
+        """Machine.launcher_cls, of launches that are noted."""
+        start = made(machine, source, metadata)
+
+        def noted(x, y, z, stream, function, *rest):
+            described = [_described(value) for value in rest[4:]]  # behind what Triton's driver takes
+            self.launches.add(digest(code_of(function), (x, y, z), described))
+            return start(x, y, z, stream, function, *rest)
+
+        return noted
+
+    def execute(self, machine: Machine, *given: Any, really=Machine.execute) -> None:
+        if not self.rehearsing:
+            really(machine, *given)
+
+    def launched(self, item: pytest.Function) -> set[str]:
+        """What a case launches."""
+        self.launches = set()
+        names = item._fixtureinfo.argnames
+        item.obj(**{name: item.funcargs[name] for name in names})
+        return self.launches
+
+    def rehearsed(self, item: pytest.Function) -> set[str]:
+        state, properties = torch.get_rng_state(), len(item.user_properties)
+        self.rehearsing = True
+        try:
+            return self.launched(item)
+        except (
+            Exception,
+            pytest.skip.Exception,
+            pytest.fail.Exception,
+        ):  # numbers are missing
+            return self.launches
+        finally:
+            self.rehearsing = False
+            torch.set_rng_state(state)
+            del item.user_properties[properties:]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool:
+        expected = self.rehearsed(pyfuncitem)
+        key = digest(pyfuncitem.name, sources(pyfuncitem.path.parent), sorted(expected))
+        if key in self.before:
+            pyfuncitem.user_properties += [("key", key), ("kept", key), *map(tuple, self.before[key])]
+        elif self.launched(pyfuncitem) == expected and expected:
+            if self.file is not None:
+                with self.file.open("a", encoding="utf-8") as lines:
+                    lines.write(json.dumps([key, pyfuncitem.user_properties]) + "\n")
+            pyfuncitem.user_properties.append(("key", key))
+        return True
+
+
+@pytest.hookimpl
+def pytest_configure(config: pytest.Config) -> None:
+    file = os.environ.get(VARIABLE)
+    plugin = Unchanged(Path(file) if file else None)
+    config.pluginmanager.register(plugin)
+    for name, how in (("launcher_cls", plugin.launchers), ("execute", plugin.execute)):
+        patch = mock.patch.object(Machine, name, functools.partialmethod(_by, how))
+        patch.start()
+        config.add_cleanup(patch.stop)
+
+
+def _by(machine: Machine, how: Any, *given: Any) -> Any:
+    return how(machine, *given)
