@@ -1,120 +1,17 @@
-"""Traps that other kernels and their tests fell into, and the test that would notice each of them here.
-
-Where a trap has no test in its own room, the test is below the table.
+"""Traps that other kernels and their tests fell into, and that no room's own tests are about. Those of the kernels are
+among the faults that tests/planted/faults.yaml plants.
 """
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from nn.twins import compare, twins
-from planted_faults import FAULTS
 from torch import nn
 
 import fasttfm.nn
 from fasttfm.models import Transformer, TransformerConfig
-
-TESTS = Path(__file__).parent
-ATTENTION, NORM = "kernels/test_attention_kernels.py", "kernels/test_layer_norm.py"
-
-TRAPS = {
-    "bool mask inverted against torch's meaning": [
-        (ATTENTION, "test_true_in_a_bool_mask_means_attend_as_torch_has_it"),
-    ],
-    "-1e6 in place of -inf overflows fp16": [
-        (ATTENTION, "test_hidden_keys_have_no_weight_even_where_float16_overflows"),
-        ("functional/test_attention.py", "test_hidden_keys_whose_float16_scores_overflow_stay_hidden"),
-    ],
-    "additive mask not scaled by log2(e) on one path": [
-        (ATTENTION, "test_an_additive_mask_is_in_the_same_units_as_the_scores")
-    ],
-    "backward ignoring causal": [(ATTENTION, "test_backward_is_causal_too")],
-    "mean and rstd stored in the input's dtype": [
-        (NORM, "test_statistics_are_float32_whatever_the_dtype"),
-        (NORM, "test_a_large_mean_does_not_swallow_the_variance"),
-    ],
-    "LayerNorm bias initialised with randn": [
-        ("test_traps.py", "test_every_norm_starts_with_ones_and_zeros"),
-        ("nn/test_state.py", "test_initial_values_and_keys_are_those_of_torch"),
-    ],
-    "a test comparing a parameter with itself": [
-        ("test_traps.py", "test_twins_share_no_memory_and_their_comparison_can_fail")
-    ],
-    "device properties read at import": [("test_traps.py", "test_importing_asks_for_no_device_and_no_triton")],
-    "partial sums sized for one number of rows a program": [
-        (NORM, "test_programs_that_take_several_tiles_of_several_rows_sum_every_row_once"),
-        (ATTENTION, "test_gradient_of_a_broadcast_mask_is_summed_in_parts"),
-    ],
-    "masked positions not zeroed after exp": [
-        (ATTENTION, "test_a_row_with_no_key_to_attend_gives_zeros_and_no_gradient"),
-        (ATTENTION, "test_hidden_keys_have_no_weight_even_where_float16_overflows"),
-    ],
-    "fusion and a float64 eps making compiled and eager bits differ": [
-        ("test_traps.py", "test_compiled_and_eager_have_the_same_bits"),
-        (NORM, "test_eps_is_added_to_the_variance"),
-    ],
-    "compiled LayerNorm silently all zeros": [
-        ("functional/test_layer_norm.py", "test_torch_compile_finds_one_graph_and_the_same_result"),
-        ("test_traps.py", "test_compiled_and_eager_have_the_same_bits"),
-    ],
-    "odd sizes (1, 17, 1023, 1500)": [
-        (ATTENTION, "test_long_and_odd_lengths"),
-        (NORM, "test_rows_that_are_no_power_of_two_are_not_mixed_with_what_lies_behind_them"),
-        (NORM, "test_residual_layer_norm_equals_the_reference_for_any_shape"),
-        ("kernels/test_cross_entropy_kernel.py", "test_loss_and_gradient_equal_the_reference_for_any_shape"),
-        ("kernels/test_feed_forward.py", "test_feed_forward_equals_the_reference_for_any_shape"),
-        ("kernels/test_embedding_kernel.py", "test_output_and_gradients_equal_the_reference_for_any_shape"),
-    ],
-    "non-contiguous and expanded inputs": [
-        (ATTENTION, "test_inputs_of_any_strides"),
-        (NORM, "test_expanded_and_transposed_inputs_and_gradients"),
-        ("kernels/test_feed_forward.py", "test_expanded_and_transposed_inputs_and_gradients"),
-        ("kernels/test_cross_entropy_kernel.py", "test_logits_need_not_be_contiguous"),
-        ("kernels/test_embedding_kernel.py", "test_inputs_need_not_be_contiguous"),
-    ],
-    "head sizes that are not powers of two, Lq != Lk, p = 0": [(ATTENTION, "test_kernel_equals_reference")],
-    "rows per program above 1": [(NORM, "test_programs_that_take_several_tiles_of_several_rows_sum_every_row_once")],
-}
-"""Trap -> (file under tests, test)."""
-
-
-NOT_PLANTED = {
-    "partial sums sized for one number of rows a program": "the fault would lie inside a kernel",
-    "rows per program above 1": "the fault would lie inside a kernel",
-}
-"""Trap -> why no fault shows that its test can fail."""
-
-
-def run_pytest(*arguments: str) -> subprocess.CompletedProcess:
-    """pytest in a process of its own, in this folder's tests."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
-    every = {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), "FASTTFM_TESTS": "all"}
-    environment = {**os.environ, **every}
-    return subprocess.run(command, cwd=TESTS.parent, env=environment, capture_output=True, text=True, check=False)
-
-
-def test_every_trap_has_its_tests_and_they_are_collected():
-    files = sorted({file for tests in TRAPS.values() for file, _ in tests})
-    done = run_pytest("--collect-only", *(str(TESTS / file) for file in files))
-    collected = {line.split("[")[0].removeprefix("tests/") for line in done.stdout.splitlines() if "::" in line}
-    named = {f"{file}::{name}" for tests in TRAPS.values() for file, name in tests}
-    assert named <= collected, f"{sorted(named - collected)} is not collected\n{done.stderr}"
-
-
-@pytest.mark.whole
-@pytest.mark.slow
-def test_every_trap_is_noticed_when_it_is_planted():
-    """planted_faults runs a test of each with the fault in place, and turns its failure into a success."""
-    planted = {(file, name.split("[")[0]) for file, name in FAULTS}
-    without = {trap for trap, tests in TRAPS.items() if not planted.intersection(tests)}
-    assert without == set(NOT_PLANTED)
-    assert planted <= {test for tests in TRAPS.values() for test in tests}
-    done = run_pytest("-p", "planted_faults", *(f"{TESTS / file}::{name}" for file, name in FAULTS))
-    assert done.returncode == 0, done.stdout
-    assert f"{len(FAULTS)} passed" in done.stdout
 
 
 def test_every_norm_starts_with_ones_and_zeros():

@@ -105,6 +105,17 @@ def test_what_is_shared_is_one_parameter():
     assert sizes("all") == (True, True)
 
 
+def test_layers_that_share_parameters_share_no_mask():
+    model = Bert(AlbertConfig(**{**SMALL, "dropout": 0.5}, embedding_size=8, share="all"))
+    seen = []
+    for layer in set(model.encoder.layers):
+        layer.register_forward_pre_hook(lambda _, inputs, options: seen.append(options["now"]), with_kwargs=True)
+    model(*rows())
+    assert len(seen) == len(model.encoder.layers)
+    assert len({now.first_site for now in seen}) == len(seen)
+    assert all(now.seed is seen[0].seed for now in seen)
+
+
 def test_a_row_beyond_the_positions_is_refused():
     with pytest.raises(ValueError, match="13 tokens: this model has positions for 12"):
         Bert(BertConfig(**SMALL))(torch.ones(1, 13, dtype=torch.int64))

@@ -262,12 +262,3 @@ def test_rows_behind_the_tokenizer_s_tokens_are_cut_off(tmp_path, kind):
         return
     for mine, other, size in zip(cut(tokens), whole(tokens), (44, 2)):
         close(mine, other[..., :size])
-
-
-def test_weights_in_several_files_are_read(tmp_path):
-    theirs = saved(transformers.BertForPreTraining, bert_config(), tmp_path / "one")
-    theirs.save_pretrained(tmp_path / "several", max_shard_size="8KB")
-    assert len(list((tmp_path / "several").glob("model-*.safetensors"))) > 1
-    one, several = (interop.read_pretraining(tmp_path / name) for name in ("one", "several"))
-    tokens, segments, _ = batch()
-    assert all(torch.equal(mine, other) for mine, other in zip(one(tokens, segments), several(tokens, segments)))

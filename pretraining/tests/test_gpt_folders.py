@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from causal_folders import assert_equal_and_goes_back, assert_several_files_are_read
 from interop.their_folders import tokenizer_json
 
 from fasttfm.cli.main import main
@@ -33,28 +34,12 @@ def theirs(kind, folder, **changes):
 
 @pytest.mark.parametrize("kind", ["gpt2", "openai-gpt"])
 def test_logits_and_gradients_are_equal_and_ours_goes_back(kind, tmp_path):
-    their_model = theirs(kind, tmp_path / "theirs")
-    ours = read(tmp_path / "theirs")
-    tokens = torch.randint(0, 37, (3, 12))
-    expected = their_model(tokens, labels=tokens)
-    logits = ours(tokens)
-    torch.testing.assert_close(logits, expected.logits, rtol=1e-5, atol=1e-5)
-    expected.loss.backward()
-    torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
-    write(ours, tmp_path / "ours")
-    repeated, told = type(their_model).from_pretrained(tmp_path / "ours", output_loading_info=True)
-    assert not told["missing_keys"]
-    assert not told["unexpected_keys"]
-    for (name, one), other in zip(their_model.named_parameters(), repeated.parameters()):
-        assert torch.equal(one, other), name
-    # the gradients under their names, by writing a model whose weights are its gradients
-    with torch.no_grad():
-        for parameter in list(ours.parameters()):
-            parameter.copy_(parameter.grad)
-    write(ours, tmp_path / "gradients")
-    gradients = dict(type(their_model).from_pretrained(tmp_path / "gradients").named_parameters())
-    for name, parameter in their_model.named_parameters():
-        torch.testing.assert_close(gradients[name].detach(), parameter.grad, rtol=1e-5, atol=1e-5, msg=name)
+    assert_equal_and_goes_back(theirs(kind, tmp_path / "theirs"), read, write, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "openai-gpt"])
+def test_weights_in_several_files_are_read(kind, tmp_path):
+    assert_several_files_are_read(theirs(kind, tmp_path / "one"), read, tmp_path)
 
 
 def test_other_sizes_and_activations_survive_the_way_there_and_back(tmp_path):
@@ -109,35 +94,3 @@ def test_what_is_no_gpt_ends_in_one_line(tmp_path):
             read(tmp_path / "M")
     with pytest.raises(UserError, match=r"config\.json"):
         read(tmp_path / "none")
-
-
-def test_fifty_updates_give_their_losses(tmp_path):
-    their_model = theirs("gpt2", tmp_path / "theirs", n_positions=32)
-    with torch.no_grad():
-        for parameter in their_model.parameters():
-            parameter.mul_(0.3)
-    their_model.save_pretrained(tmp_path / "smaller")
-    ours = read(tmp_path / "smaller")
-    losses = []
-    for model, logits in ((ours, ours), (their_model, lambda tokens: their_model(tokens).logits)):
-        optimizer = torch.optim.AdamW(model.train().parameters(), 1e-2)
-        losses.append([])
-        for update in range(50):
-            tokens = torch.randint(0, 37, (4, 16), generator=torch.Generator().manual_seed(update % 2))
-            wanted = tokens[:, 1:].flatten()
-            loss = torch.nn.functional.cross_entropy(logits(tokens[:, :-1]).flatten(0, 1), wanted)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses[-1].append(loss.item())
-    torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), rtol=1e-3, atol=1e-3)
-    assert losses[0][-1] < 0.7 * losses[0][0]
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "openai-gpt"])
-def test_weights_in_several_files_are_read(kind, tmp_path):
-    their_model = theirs(kind, tmp_path / "one")
-    their_model.save_pretrained(tmp_path / "several", max_shard_size="8KB")
-    assert len(list((tmp_path / "several").glob("model-*.safetensors"))) > 1
-    tokens = torch.randint(0, 37, (2, 9))
-    assert torch.equal(read(tmp_path / "several")(tokens), read(tmp_path / "one")(tokens))

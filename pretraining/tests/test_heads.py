@@ -66,62 +66,44 @@ def same_gradients(ours, theirs, head):
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-5)
 
 
+def assert_same(ours, theirs, batch, head, rows, **given):
+    """Loss, scores and gradients of rows; given: what theirs takes beside the batch's tokens, segments and mask."""
+    real = (torch.arange(batch.tokens.shape[1]) < batch.lengths[:, None]).long()
+    inputs = {"input_ids": batch.tokens, "token_type_ids": batch.segments, "attention_mask": real}
+    if batch.tokens.shape[0] > rows:  # choices
+        inputs = {name: x.view(rows, -1, x.shape[1]) for name, x in inputs.items()}
+    loss, nll = ours.batch_loss(batch)
+    assert nll.item() == pytest.approx(loss.item())
+    expected = theirs(**inputs, **given)
+    torch.testing.assert_close(loss / rows, expected.loss, rtol=1e-5, atol=1e-5)
+    scores = (expected.start_logits, expected.end_logits) if head == "span" else (expected.logits,)
+    found = ours(batch) if head == "span" else (ours(batch),)
+    torch.testing.assert_close(tuple(found), scores, rtol=1e-5, atol=1e-5)
+    (loss / rows).backward()
+    expected.loss.backward()
+    same_gradients(ours, theirs, head)
+
+
 def test_answers_equal_bert_for_question_answering(tmp_path):
     ours, theirs = build(tmp_path, "BertForQuestionAnswering", "span", Answerer, BertConfig, False)
     batch = examples(4, 1, np.array([[3, 5], [0, 0], [8, 8], [4, 7]])).batch(range(4))
-    loss, nll = ours.batch_loss(batch)
-    expected = theirs(
-        input_ids=batch.tokens,
-        token_type_ids=batch.segments,
-        attention_mask=torch.ones_like(batch.tokens),
-        start_positions=batch.labels[:, 0],
-        end_positions=batch.labels[:, 1],
-    )
-    torch.testing.assert_close(loss / 4, expected.loss, rtol=1e-5, atol=1e-5)
-    assert nll.item() == pytest.approx(loss.item())
-    torch.testing.assert_close(ours(batch)[0], expected.start_logits, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(ours(batch)[1], expected.end_logits, rtol=1e-5, atol=1e-5)
-    (loss / 4).backward()
-    expected.loss.backward()
-    same_gradients(ours, theirs, "span")
+    places = {"start_positions": batch.labels[:, 0], "end_positions": batch.labels[:, 1]}
+    assert_same(ours, theirs, batch, "span", 4, **places)
 
 
-@pytest.mark.parametrize("labels", [2, 3])
-def test_classes_equal_bert_for_sequence_classification(tmp_path, labels):
-    ours, theirs = build(
-        tmp_path, "BertForSequenceClassification", "classifier", Classifier, BertClassifierConfig, True, labels=labels
-    )
-    batch = examples(4, 1, np.array([0, 1, 1, labels - 1]), even=False).batch(range(4))
-    loss, _ = ours.batch_loss(batch)
-    real = torch.arange(batch.tokens.shape[1]) < batch.lengths[:, None]
-    expected = theirs(
-        input_ids=batch.tokens, token_type_ids=batch.segments, attention_mask=real.long(), labels=batch.labels
-    )
-    torch.testing.assert_close(loss / 4, expected.loss, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(ours(batch), expected.logits, rtol=1e-5, atol=1e-5)
-    (loss / 4).backward()
-    expected.loss.backward()
-    same_gradients(ours, theirs, "classifier")
-
-
-def test_choices_equal_bert_for_multiple_choice(tmp_path):
-    ours, theirs = build(
-        tmp_path, "BertForMultipleChoice", "classifier", Classifier, BertClassifierConfig, True, labels=1
-    )
-    batch = examples(3, 4, np.array([0, 3, 1]), even=False).batch(range(3))
-    loss, _ = ours.batch_loss(batch)
-    real = torch.arange(batch.tokens.shape[1]) < batch.lengths[:, None]
-    expected = theirs(
-        input_ids=batch.tokens.view(3, 4, -1),
-        token_type_ids=batch.segments.view(3, 4, -1),
-        attention_mask=real.long().view(3, 4, -1),
-        labels=batch.labels,
-    )
-    torch.testing.assert_close(loss / 3, expected.loss, rtol=1e-5, atol=1e-5)
-    assert ours(batch).shape == (3, 4)
-    (loss / 3).backward()
-    expected.loss.backward()
-    same_gradients(ours, theirs, "classifier")
+@pytest.mark.parametrize(
+    ("kind", "labels", "choices", "wanted"),
+    [
+        ("SequenceClassification", 2, 1, [0, 1, 1, 1]),
+        ("SequenceClassification", 3, 1, [0, 1, 1, 2]),
+        ("MultipleChoice", 1, 4, [0, 3, 1]),
+    ],
+)
+def test_classes_and_choices_equal_bert_s(tmp_path, kind, labels, choices, wanted):
+    name = f"BertFor{kind}"
+    ours, theirs = build(tmp_path, name, "classifier", Classifier, BertClassifierConfig, True, labels=labels)
+    batch = examples(len(wanted), choices, np.array(wanted), even=False).batch(range(len(wanted)))
+    assert_same(ours, theirs, batch, "classifier", len(wanted), labels=batch.labels)
 
 
 def drawn(model_class, config_class, **fields):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from causal_folders import assert_equal_and_goes_back, assert_several_files_are_read
 
 from fasttfm import functional as F
 from fasttfm.blocks.packing import Packing
@@ -46,27 +47,11 @@ def theirs(folder, **changes):
 @pytest.mark.parametrize("changes", CHANGES)
 def test_logits_and_gradients_are_equal_and_ours_goes_back(changes, tmp_path):
     their_model = theirs(tmp_path / "theirs", **changes)
-    ours = read(tmp_path / "theirs")
-    tokens = torch.randint(0, 37, (3, 12))
-    expected = their_model(tokens, labels=tokens)
-    logits = ours(tokens)
-    torch.testing.assert_close(logits, expected.logits, rtol=1e-4, atol=1e-4)
-    expected.loss.backward()
-    torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
-    write(ours, tmp_path / "ours")
-    repeated, told = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", output_loading_info=True)
-    assert not told["missing_keys"]
-    assert not told["unexpected_keys"]
-    for (name, one), other in zip(their_model.named_parameters(), repeated.parameters()):
-        assert torch.equal(one, other), name
-    torch.testing.assert_close(repeated.eval()(tokens).logits, expected.logits)
-    with torch.no_grad():  # the gradients under their names, by writing a model whose weights are its gradients
-        for parameter in list(ours.parameters()):
-            parameter.copy_(parameter.grad)
-    write(ours, tmp_path / "gradients")
-    gradients = dict(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "gradients").named_parameters())
-    for name, parameter in their_model.named_parameters():
-        torch.testing.assert_close(gradients[name].detach(), parameter.grad, rtol=1e-3, atol=1e-4, msg=name)
+    assert_equal_and_goes_back(their_model, read, write, tmp_path, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_in_several_files_are_read(tmp_path):
+    assert_several_files_are_read(theirs(tmp_path / "one"), read, tmp_path)
 
 
 @pytest.mark.sample(2)
@@ -114,14 +99,6 @@ def test_folders_of_transformers_4_are_read(scaling, tmp_path):
     assert their_model.config.rope_parameters["rope_theta"] == 500.0
     tokens = torch.randint(0, 37, (1, 40))
     torch.testing.assert_close(read(tmp_path)(tokens), their_model(tokens).logits, rtol=1e-4, atol=1e-4)
-
-
-def test_weights_in_several_files_are_read(tmp_path):
-    their_model = theirs(tmp_path / "one")
-    their_model.save_pretrained(tmp_path / "several", max_shard_size="8KB")
-    assert len(list((tmp_path / "several").glob("model-*.safetensors"))) > 1
-    tokens = torch.randint(0, 37, (2, 9))
-    assert torch.equal(read(tmp_path / "several")(tokens), read(tmp_path / "one")(tokens))
 
 
 @pytest.mark.parametrize(

@@ -29,56 +29,11 @@ def a_place(lane, i, kind):
     return row, within * 2 + i % 2 + 8 * (i >= 4)
 
 
-def b_place(lane, i, kind):
-    """Row (along k) and column."""
-    group, within = lane // 4, lane % 4
-    if kind == "tf32":
-        return within + 4 * i, group
-    return within * 2 + i % 2 + 8 * (i >= 2), group
-
-
-def c_place(lane, i):
-    return lane // 4 + 8 * (i >= 2), lane % 4 * 2 + i % 2
-
-
 def fragment(matrix, position, count, kind):
     """(32, registers) uint32."""
     elements = np.array([[matrix[position(lane, i, kind)] for i in range(count)] for lane in range(32)])
     actual = bits(elements, kind)
     return actual if kind == "tf32" else np.ascontiguousarray(actual).view("u4")
-
-
-@pytest.mark.parametrize("kind", ["bf16", "f16", "tf32"])
-@pytest.mark.parametrize("warps", [1, 2])
-def test_mma_multiplies_fragments(kind, warps):
-    depth = 8 if kind == "tf32" else 16
-    wanted, memory = [], {"a": [], "b": [], "c": []}
-    for _ in range(warps):
-        a, b, c = whole(16, depth), whole(depth, 8), whole(16, 8)
-        count = 4 if kind == "tf32" else 8
-        memory["a"].append(fragment(a, a_place, count, kind))
-        memory["b"].append(fragment(b, b_place, count // 2, kind))
-        memory["c"].append(np.array([[c[c_place(lane, i)] for i in range(4)] for lane in range(32)], "f4").view("u4"))
-        wanted.append([[(a @ b + c)[c_place(lane, i)] for i in range(4)] for lane in range(32)])
-    given = {name: np.concatenate(parts).reshape(-1) for name, parts in memory.items()}
-    ran = run(
-        f"""
-        mov.u32 %r1, %tid.x;
-        mad.wide.u32 %rd10, %r1, 16, %rd1;
-        mad.wide.u32 %rd11, %r1, 8, %rd2;
-        mad.wide.u32 %rd12, %r1, 16, %rd3;
-        ld.global.v4.b32 {{%r10, %r11, %r12, %r13}}, [%rd10];
-        ld.global.v2.b32 {{%r14, %r15}}, [%rd11];
-        ld.global.v4.b32 {{%r16, %r17, %r18, %r19}}, [%rd12];
-        mma.sync.aligned.m16n8k{depth}.row.col.f32.{kind}.{kind}.f32 {{%r16, %r17, %r18, %r19}},
-          {{%r10, %r11, %r12, %r13}}, {{%r14, %r15}}, {{%r16, %r17, %r18, %r19}};
-        st.global.v4.b32 [%rd12], {{%r16, %r17, %r18, %r19}};
-        """,
-        threads=32 * warps,
-        **given,
-    )
-    assert not ran.faults
-    assert ran["c"].view("f4").reshape(warps, 32, 4).tolist() == np.array(wanted).tolist()
 
 
 def test_tf32_ignores_the_lowest_bits():

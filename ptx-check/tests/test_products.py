@@ -22,6 +22,8 @@ def a_place(lane: int, i: int, kind: str, rows: int) -> tuple[int, int]:
     group, within = lane // 4, lane % 4
     if kind == "f64":
         return (group, within) if rows == 8 else (group + 8 * (i % 2), within + 4 * (i // 2))
+    if WIDTH[kind] == 4:
+        return group + 8 * (i in (1, 3)), within + 4 * (i >= 2)
     if WIDTH[kind] == 1:
         return group + 8 * (i in (4, 5, 6, 7) or i >= 12), within * 4 + (i & 3) + 16 * (i >= 8)
     return group + 8 * (i in (2, 3, 6, 7)), within * 2 + i % 2 + 8 * (i >= 4)
@@ -30,6 +32,8 @@ def a_place(lane: int, i: int, kind: str, rows: int) -> tuple[int, int]:
 def b_place(lane: int, i: int, kind: str) -> tuple[int, int]:
     group, within = lane // 4, lane % 4
     if kind == "f64":
+        return within + 4 * i, group
+    if WIDTH[kind] == 4:
         return within + 4 * i, group
     if WIDTH[kind] == 1:
         return within * 4 + (i & 3) + 16 * (i >= 4), group
@@ -51,6 +55,7 @@ SHAPES = [
     *((16, 32, a, b, c) for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2") for c in ("f32", "f16")),
     *((m, k, "f64", "f64", "f64") for m, k in ((8, 4), (16, 4), (16, 8), (16, 16))),
     (16, 16, "f16", "f16", "f16"), (16, 8, "f16", "f16", "f16"), (16, 8, "bf16", "bf16", "f32"),
+    (16, 16, "bf16", "bf16", "f32"), (16, 16, "f16", "f16", "f32"), (16, 8, "tf32", "tf32", "f32"),
 ]  # fmt: skip
 
 

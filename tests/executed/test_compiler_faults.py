@@ -69,26 +69,6 @@ def test_a_shallow_product_behind_a_load_of_bytes_is_noticed(depth, dtype, chip)
 
 
 @triton.jit
-def _sums_of_a_row(x, out, N: tl.constexpr):
-    row = tl.program_id(0)
-    values = tl.load(x + row * N + tl.arange(0, N))
-    tl.store(out + row, tl.sum(values, 0) + tl.max(values, 0))
-
-
-@triton.jit
-def _scan(x, out, N: tl.constexpr):
-    offsets = tl.arange(0, N)
-    tl.store(out + offsets, tl.cumsum(tl.load(x + offsets), 0))
-
-
-@triton.jit
-def _turned(x, out, N: tl.constexpr):
-    i, j = tl.arange(0, N), tl.arange(0, N)
-    tile = tl.load(x + i[:, None] * N + j[None, :])
-    tl.store(out + i[:, None] * N + j[None, :], tl.trans(tile))
-
-
-@triton.jit
 def _two_products_a_step(q, k, v, out, k_stride, v_stride, steps, N: tl.constexpr):
     i, j = tl.arange(0, N)[:, None], tl.arange(0, N)[None, :]
     rows = tl.load(q + i * N + j)
@@ -136,17 +116,3 @@ def test_a_product_of_bytes_and_a_wider_type(chip, dtype):
     with executed(chip):
         _product_with_bytes[(1,)](a, b, out, N=32)
     assert torch.equal(out, a.float() @ b.float())
-
-
-@pytest.mark.parametrize("chip", ["sm_60", "sm_75", "sm_80", "sm_90", "sm_120"])
-def test_kernels_of_others_pass(chip):
-    """Reductions, scans and transpositions, whose layouts past faults were about."""
-    x = torch.randn(32, 64)
-    sums, scanned, turned = torch.empty(32), torch.empty(2048), torch.empty(32, 32)
-    with executed(chip):
-        _sums_of_a_row[(32,)](x, sums, N=64)
-        _scan[(1,)](x, scanned, N=2048)
-        _turned[(1,)](x, turned, N=32)
-    torch.testing.assert_close(sums, x.sum(1) + x.amax(1))
-    torch.testing.assert_close(scanned, x.flatten().cumsum(0), rtol=1e-4, atol=1e-4)
-    assert torch.equal(turned, x.flatten()[:1024].view(32, 32).T)

@@ -78,13 +78,13 @@ EVERYWHERE = [
 """Small and odd."""
 
 
-def in_turn(problems, chips):
+def taking_turns(problems, chips):
     """Each on every chip, dtypes in turn, so that it comes in all of them."""
     return [(p, chip, list(DTYPES)[(i + j) % 3]) for i, p in enumerate(problems) for j, chip in enumerate(chips)]
 
 
 ONCE = [(p, CHIPS[i % 4], list(DTYPES)[(i + i // 4) % 3]) for i, p in enumerate(PROBLEMS) if p.keys <= LONGEST]
-CHOSEN = [*in_turn(EVERYWHERE, (*CHIPS, "sm_120")), *in_turn(EVERYWHERE, ("sm_100",)), *ONCE]
+CHOSEN = [*taking_turns(EVERYWHERE, (*CHIPS, "sm_120")), *taking_turns(EVERYWHERE, ("sm_100",)), *ONCE]
 EVERYTHING = itertools.product(EVERYWHERE + [p for p in PROBLEMS if p.keys < 9000], (*CHIPS, "sm_100"), DTYPES)
 REST = [case for case in EVERYTHING if case not in CHOSEN]
 

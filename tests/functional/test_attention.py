@@ -153,20 +153,6 @@ def test_routes_drop_the_same_weights():
     assert torch.equal(outputs[0] != 0, outputs[1] != 0)
 
 
-def test_without_a_seed_torch_decides():
-    q = heads(1, 1, 30, 8)
-    v = torch.eye(30).expand(1, 1, 30, 30)
-
-    def kept():
-        return F.attention(q, q, v, dropout_p=0.5) != 0
-
-    torch.manual_seed(1)
-    first, second = kept(), kept()
-    torch.manual_seed(1)
-    assert torch.equal(kept(), first)
-    assert not torch.equal(second, first)
-
-
 def test_the_gradient_uses_the_route_of_its_forward_pass():
     q = heads(1, 1, 5, 8, requires_grad=True)
     with F.backend("triton"):
@@ -176,52 +162,6 @@ def test_the_gradient_uses_the_route_of_its_forward_pass():
 
 
 # ------------------------------------------------------------------------------------------------- inside PyTorch
-
-
-def operator_calls():
-    q, k, v = (heads(2, 2, n, 8, requires_grad=True) for n in (5, 6, 6))
-    lengths, seed = torch.tensor([6, 3]), torch.tensor([2])
-    added = heads(2, 1, 6, requires_grad=True)
-    packed = [heads(n, 2, 8, requires_grad=True) for n in (7, 9, 9)]
-    starts = torch.tensor([0, 4, 7]), torch.tensor([0, 3, 9])
-    scores = heads(2, 2, 5, 6, requires_grad=True)
-    plain = None, -1, 0.0, None, 0, None
-    scored = torch.tensor([1, -1]), 3, 2.0, torch.rand(1, 2), 1, torch.randn(2, requires_grad=True)
-    for backend in BACKENDS:
-        yield "attention", (q, k, v, lengths, None, True, 0, 0.0, 0.3, None, 0, *plain, backend)
-        yield "attention", (q, k, v, None, added, False, 0, 0.2, 0.3, seed, 1, *plain, backend)
-        yield "attention_packed", (*packed, *starts, 4, 6, None, None, True, 1, 0.2, 0.3, seed, 0, *plain, backend)
-        yield "attention_softmax", (scores, lengths, added, True, 1, 0.2, 0.3, seed, 0, *plain, backend)
-    yield "attention", (q, k, v, lengths, added, True, 0, 0.2, 0.3, seed, 1, *scored, "triton")
-    yield "attention_packed", (*packed, *starts, 4, 6, None, None, True, 1, 0.2, 0.3, seed, 0, *scored, "triton")
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize(("name", "args"), list(operator_calls()), ids=lambda a: a if isinstance(a, str) else a[-1])
-def test_opcheck(name, args):
-    operator = getattr(torch.ops.fasttfm, name).default
-    torch.library.opcheck(operator, args)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_compiles_without_a_graph_break(backend):
-    lengths, starts, seed = torch.tensor([6, 3]), torch.tensor([0, 4, 9]), torch.tensor([2])
-
-    def model(q, k, v):
-        x = F.attention(q, k, v, key_lengths=lengths, causal=True, dropout_p=0.1, seed=seed)
-        x = x + F.attention_weights(q, k, key_lengths=lengths) @ v
-        x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        rows = x.transpose(1, 2).flatten(0, 1)[:9]
-        return F.varlen_attention(rows, rows, rows, starts, starts, 5, 5)
-
-    leaf_tensors = [heads(2, 2, 6, 8, requires_grad=True) for _ in range(3)]
-    torch._dynamo.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    with F.backend(backend):
-        expected, actual = model(*leaf_tensors), compiled(*leaf_tensors)
-        torch.testing.assert_close(actual, expected)
-        wanted = torch.autograd.grad(expected.square().sum(), leaf_tensors)
-        torch.testing.assert_close(torch.autograd.grad(actual.square().sum(), leaf_tensors), wanted)
 
 
 def test_a_compiled_call_follows_a_change_of_backend():

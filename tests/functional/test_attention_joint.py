@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.library import opcheck
 
 from fasttfm import functional as F
 from fasttfm import reference
@@ -142,23 +141,7 @@ def test_a_mask_that_takes_a_gradient_or_comes_with_biases_is_refused():
         F.joint_attention(joint, mask=mask.detach(), biases=(torch.zeros(3 * H * D), None))
 
 
-PLAIN = None, -1, 0.0, None, 0, None
 """Options of which a joint call has none: offsets, window, soft cap, slopes, what is past the diagonal, sinks."""
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
-def test_opcheck(backend, cross):
-    inputs = [x.requires_grad_() for x in leaf_tensors(cross)]
-    joint, query = (*inputs, None)[:2]
-    operator = torch.ops.fasttfm.joint_attention.default
-    biases = [torch.randn(x[0, 0].numel(), requires_grad=True) for x in inputs]
-    joint_bias, query_bias = (*biases, None)[:2]
-    dropped = (torch.tensor([5, S]), None, False, 0, 0.25, D**-0.5, torch.tensor([3]), 1, *PLAIN, backend)
-    opcheck(operator, (joint, query, joint_bias, query_bias, *dropped))
-    mask = torch.rand(B, 1, 1, S) < 0.6
-    opcheck(operator, (joint, query, None, None, None, mask, not cross, 0, 0.0, 1.0, None, 0, *PLAIN, backend))
 
 
 def test_autocast_computes_in_its_precision():

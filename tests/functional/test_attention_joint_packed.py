@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.library import opcheck
 
 from fasttfm import functional as F
 
@@ -60,18 +59,6 @@ def test_biases_of_the_projections_take_their_gradients(backend, cross, parts):
     for d, d_bias in zip(gradients[: len(inputs)], gradients[len(inputs) :]):
         d_bias = d_bias.sum(0) if parts else d_bias
         torch.testing.assert_close(d_bias, d.sum(0).flatten(), atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
-def test_opcheck(backend, cross):
-    inputs = [x.requires_grad_() for x in leaf_tensors(cross)]
-    joint, query = (*inputs, None)[:2]
-    biases = [torch.randn(x[0].numel(), requires_grad=True) for x in inputs]
-    plain = None, -1, 0.0, None, 0, None  # no window, soft cap, slopes, sinks
-    options = (*starts(cross), None, None, True, 1, 0.25, 0.25, torch.tensor([3]), 1, *plain, False, backend)
-    opcheck(torch.ops.fasttfm.joint_attention_packed.default, (joint, query, *(*biases, None)[:2], *options))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

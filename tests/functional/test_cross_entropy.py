@@ -113,27 +113,6 @@ def test_given_up_logits_can_be_differentiated_once():
     assert torch.equal(torch.autograd.grad(loss, logits)[0], first)
 
 
-@pytest.mark.parametrize("inplace", [False, True])
-def test_a_whole_graph_compiles_and_gives_the_same(inplace):
-    logits, target = draw()
-    compiled = torch.compile(
-        lambda x: cross_entropy(x * 1, target, label_smoothing=0.1, inplace=inplace),
-        backend="aot_eager",
-        fullgraph=True,
-    )
-    loss, nll = compiled(logits)
-    gradient = torch.autograd.grad(loss * 0.7, logits)[0]
-    torch.testing.assert_close((loss.detach(), nll, gradient), solve(logits, target, label_smoothing=0.1))
-
-
-def test_the_operators_pass_opcheck():
-    logits, target = draw(rows=4, classes=9)
-    operators = torch.ops.fasttfm
-    torch.library.opcheck(operators.cross_entropy.default, (logits, target, 0.1, PAD, True, "auto"))
-    torch.library.opcheck(operators.cross_entropy_consume.default, (logits.detach(), target, 0.1, PAD, True, "auto"))
-    torch.library.opcheck(operators.scale_gradient_.default, (logits.detach(), torch.tensor(2.0), "auto"))
-
-
 def test_autocast_leaves_the_loss_in_float32():
     logits, target = draw()
     with torch.autocast("cpu", torch.bfloat16):

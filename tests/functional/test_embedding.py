@@ -88,33 +88,6 @@ def test_no_tokens():
     assert (weight.grad == 0).all()
 
 
-def test_a_seed_is_drawn_from_torchs_generator():
-    tokens, weight, _ = draw()
-    torch.manual_seed(5)
-    first, second = (embed(tokens, weight, dropout_p=0.5) for _ in range(2))
-    torch.manual_seed(5)
-    assert torch.equal(embed(tokens, weight, dropout_p=0.5), first)
-    assert not torch.equal(first, second)
-
-
-def test_a_whole_graph_compiles_and_gives_the_same():
-    tokens, weight, positions = draw()
-    compiled = torch.compile(embed, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(
-        solve(compiled, tokens, weight, positions, **OPTIONS), solve(embed, tokens, weight, positions, **OPTIONS)
-    )
-
-
-def test_the_operators_pass_opcheck():
-    tokens, weight, positions = draw()
-    rest = (3.5, 0, 2, 0.3, SEED, 4, "auto")
-    torch.library.opcheck(torch.ops.fasttfm.embed.default, (tokens, weight, positions, *rest))
-    torch.library.opcheck(
-        torch.ops.fasttfm.embed_backward.default,
-        (torch.randn(3, 5, 12), tokens, torch.ones(15, 12, dtype=torch.bool), *rest[:-1], "torch", 30, 9),
-    )
-
-
 def test_meta_tensors_give_shapes():
     tokens, weight, positions = (t.to("meta") for t in draw())
     assert embed(tokens, weight, positions).shape == (3, 5, 12)

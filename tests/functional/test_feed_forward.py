@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import nn
-from torch.library import opcheck
 
 from fasttfm import functional, reference
 from fasttfm.functional.backends import backend
@@ -135,30 +134,6 @@ def test_of_gelu_its_input_alone_is_kept(activation, dropout_p, route):
     assert saved_bytes(lambda: layers(x)) == 4 * M * (N + 2 * F) + (saved_mask_bytes(M, F) if dropout_p else 0)
 
 
-@pytest.mark.parametrize("route", ["torch", "triton"])
-def test_opcheck(route):
-    x, weight1, bias1, weight2, bias2 = leaves()
-    operator = torch.ops.fasttfm.feed_forward.default
-    for activation in ("relu", "gelu_tanh"):
-        opcheck(operator, (x, weight1, bias1, weight2, bias2, None, activation, 0.25, SEED, 1, route))
-    for activation in ("relu", "gelu"):
-        opcheck(operator, (x, weight1, None, weight2, None, None, activation, 0.0, None, 0, route))
-
-
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
-@pytest.mark.parametrize("route", ["torch", "triton"])
-def test_torch_compile_finds_one_graph_and_the_same_result(route, activation):
-    inputs = leaves()
-
-    def call(*inputs):
-        return functional.feed_forward(*inputs, dropout_p=0.25, seed=SEED, activation=activation)
-
-    with backend(route):
-        expected = solve(call, inputs)
-        found = solve(torch.compile(call, fullgraph=True, backend="aot_eager"), inputs)
-    assert_same(found, expected)
-
-
 @pytest.mark.whole
 @pytest.mark.slow
 @pytest.mark.inductor
@@ -193,15 +168,6 @@ def test_meta_tensors_go_through():
         with backend(route):
             output = functional.feed_forward(*inputs, dropout_p=0.1, seed=SEED.to("meta"))
         assert (output.shape, output.dtype, output.device.type) == ((3, 5, 24), torch.bfloat16, "meta")
-
-
-def test_torchs_generator_decides_the_mask_when_no_seed_is_given():
-    inputs = leaves()
-    torch.manual_seed(3)
-    first, second = (functional.feed_forward(*inputs, dropout_p=0.5) for _ in range(2))
-    torch.manual_seed(3)
-    assert torch.equal(functional.feed_forward(*inputs, dropout_p=0.5), first)
-    assert not torch.equal(first, second)
 
 
 # ----------------------------------------------------------------------------------------------------------- errors

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
-from torch.library import opcheck
 
 from fasttfm import functional, reference
 from fasttfm.functional import residual_norm
@@ -160,17 +159,6 @@ def test_a_gradient_may_come_from_either_output_alone():
 # ---------------------------------------------------------------------------------------------- dropout's seed
 
 
-def test_torchs_generator_decides_the_mask_when_no_seed_is_given():
-    x, residual = torch.ones(8, 64), torch.zeros(8, 64)
-    torch.manual_seed(3)
-    first = functional.residual_add(x, residual, dropout_p=0.5)
-    second = functional.residual_add(x, residual, dropout_p=0.5)
-    torch.manual_seed(3)
-    repeated = functional.residual_add(x, residual, dropout_p=0.5)
-    assert torch.equal(first, repeated)
-    assert not torch.equal(first, second)
-
-
 def test_streams_tell_the_calls_of_a_model_apart():
     x, residual = torch.ones(8, 64), torch.zeros(8, 64)
     one, two = (functional.residual_add(x, residual, dropout_p=0.5, seed=SEED, site=i) for i in (1, 2))
@@ -178,37 +166,6 @@ def test_streams_tell_the_calls_of_a_model_apart():
 
 
 # ---------------------------------------------------------------------------------------------- as a torch operator
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("route", ["torch", "triton"])
-@pytest.mark.parametrize("parameters", [True, False])
-def test_opcheck(route, parameters):
-    x, residual, weight, bias = leaf_tensors((3, 16), torch.float32, torch.float32)
-    weight, bias = (weight, bias) if parameters else (None, None)
-    operators = torch.ops.fasttfm
-    x_bias = torch.randn(16, requires_grad=True)
-    for twice in (False, True):
-        opcheck(operators.residual_norm.default, (x, None, None, weight, bias, 1e-5, 0.0, None, 0, twice, False, route))
-        options = (1e-5, 0.25, SEED, 1, twice, False, route)
-        opcheck(operators.residual_norm.default, (x, x_bias, residual, weight, bias, *options))
-    opcheck(operators.residual_norm.default, (x, None, residual, weight, bias, 1e-5, 0.0, None, 0, False, False, route))
-    opcheck(operators.residual_add.default, (x, residual, 0.25, SEED, 1, route))
-
-
-def block(x, residual, weight, bias):
-    y, s = functional.residual_layer_norm(x, residual, weight, bias, dropout_p=0.25, seed=SEED)
-    return functional.residual_add(functional.layer_norm(y, weight, None), s, dropout_p=0.25, seed=SEED, site=1)
-
-
-@pytest.mark.parametrize("route", ["torch", "triton"])
-def test_torch_compile_finds_one_graph_and_the_same_result(route):
-    inputs = leaf_tensors((3, 16))
-    with backend(route):
-        expected = solve(block, inputs)
-        actual = solve(torch.compile(block, fullgraph=True, backend="aot_eager"), inputs)
-    assert_same(actual, expected)
-    assert actual[0].any()
 
 
 def test_autocast_leaves_the_residual_stream_as_it_is():

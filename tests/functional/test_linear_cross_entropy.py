@@ -170,23 +170,6 @@ def test_the_same_bits_twice():
     assert all(torch.equal(a, b) for a, b in zip(first, second))
 
 
-def test_a_whole_graph_compiles_and_gives_the_same():
-    hidden, weight, target = draw()
-    compiled = torch.compile(linear_cross_entropy, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(
-        gradients(compiled, hidden, weight, target, **OPTIONS),
-        gradients(linear_cross_entropy, hidden, weight, target, **OPTIONS),
-    )
-
-
-def test_the_operator_passes_opcheck():
-    hidden, weight, target = draw(rows=5, width=8, classes=12)
-    torch.library.opcheck(
-        torch.ops.fasttfm.linear_cross_entropy.default,
-        (hidden, weight, target, None, 0.1, PAD, True, True, False, None, "auto"),
-    )
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

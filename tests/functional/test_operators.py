@@ -5,8 +5,6 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -161,13 +159,6 @@ def test_tensor_subclasses_see_the_operator():
     assert Subclass.seen == ["fasttfm::test_scaled"]
 
 
-def test_fake_and_meta_tensors_give_shapes_and_compute_nothing():
-    with FakeTensorMode():
-        assert scaled(torch.empty(4), torch.empty(()), None, 2).shape == (4,)
-    assert scaled(torch.empty(4, device="meta"), torch.empty((), device="meta"), None, 2).is_meta
-    assert not states
-
-
 def test_a_negated_view_is_materialised_first():
     imaginary = torch.view_as_complex(torch.ones(3, 2)).conj().imag
     assert imaginary.is_neg()
@@ -210,25 +201,6 @@ def test_autocast_is_on_again_after_an_error():
         assert torch.is_autocast_enabled("cpu")
 
 
-@pytest.mark.parametrize("call", [scaled, torch.ops.fasttfm.test_scaled], ids=["direct", "dispatcher"])
-def test_a_first_derivative_may_be_recorded_and_a_second_is_refused(call):
-    x, factor, _ = inputs()
-    y = call(x, factor, None, 2)
-    (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
-    assert torch.equal(first, torch.full((3,), 1.5**2))
-    with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
-        torch.autograd.grad(first.sum(), factor)
-
-
-@pytest.mark.parametrize("call", [scaled, torch.ops.fasttfm.test_scaled], ids=["direct", "dispatcher"])
-def test_forward_mode_is_refused(call):
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(torch.ones(3), torch.ones(3))
-        with pytest.raises(RuntimeError, match="no forward-mode derivative"):
-            call(dual, torch.tensor(2.0), None, 2)
-        assert torch.equal(call(torch.ones(3), torch.tensor(2.0), None, 1), torch.full((3,), 2.0))
-
-
 def test_checkpointing_computes_again_with_the_same_gradients():
     arguments = inputs()
     expected = solve(scaled, *arguments)
@@ -259,13 +231,6 @@ def test_a_compiled_graph_holds_the_operator():
     compiled = torch.compile(lambda *args: scaled(*args) + 1, backend=keep, fullgraph=True)
     torch.testing.assert_close(compiled(*arguments, 2), scaled(*arguments, 2) + 1)
     assert any(node.target is torch.ops.fasttfm.test_scaled.default for node in graphs[0].graph.nodes)
-
-
-def test_the_operator_passes_opcheck():
-    torch.library.opcheck(torch.ops.fasttfm.test_scaled.default, (*inputs(), 2))
-    torch.library.opcheck(
-        torch.ops.fasttfm.test_scaled_backward.default, (torch.ones(3), torch.ones(3), torch.tensor(2.0), True, 2)
-    )
 
 
 def test_the_schema_is_made_of_the_record_and_of_the_records_in_it():

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.library import opcheck
 
 from fasttfm import functional, reference
 from fasttfm.functional.backends import backend
@@ -67,39 +66,6 @@ def test_wider_rows_than_the_kernel_holds_are_left_to_torch():
     with backend("triton"):
         actual = solve(functional.rms_norm, [x, weight])
     assert_same(actual, solve(reference.rms_norm, [x, weight]))
-
-
-@pytest.mark.parametrize("route", ["torch", "triton"])
-def test_opcheck(route):
-    x, residual, weight = leaf_tensors((3, 16))
-    operator = torch.ops.fasttfm.residual_norm.default
-    for arguments in (
-        (x, None, None, weight, None, 1e-6, 0.0, None, 0, False, True, route),
-        (x, None, None, None, None, 1e-6, 0.0, None, 0, False, True, route),
-        (x, None, residual, weight, None, 1e-6, 0.25, SEED, 1, False, True, route),
-    ):
-        opcheck(operator, arguments)
-
-
-@pytest.mark.parametrize("route", ["torch", "triton"])
-def test_torch_compile_finds_one_graph_and_the_same_result(route):
-    def block(x, residual, weight):
-        y, s = functional.residual_rms_norm(x, residual, weight, dropout_p=0.25, seed=SEED)
-        return functional.rms_norm(y, weight) + s
-
-    inputs = leaf_tensors((3, 16))
-    with backend(route):
-        expected = solve(block, inputs)
-        actual = solve(torch.compile(block, fullgraph=True, backend="aot_eager"), inputs)
-    assert_same(actual, expected)
-
-
-def test_autocast_leaves_the_residual_stream_as_it_is():
-    x, residual, weight = leaf_tensors((3, 16), torch.bfloat16)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        y, s = functional.residual_rms_norm(x, residual, weight)
-        z = functional.rms_norm(residual, weight)
-    assert (y.dtype, s.dtype, z.dtype) == (torch.bfloat16, torch.float32, torch.float32)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import inspect
 
 import pytest
 import torch
-from torch.library import opcheck
 
 from fasttfm import functional as F
 from fasttfm import reference
@@ -138,13 +137,6 @@ def test_a_kernel_reads_nothing_but_the_tables(monkeypatch):
         turned = F.rotary(torch.ones(1, 1, 3, 8), *tables(8), torch.tensor([1, P, -1]))
     assert turned[0, 0, 0].all()
     assert not turned[0, 0, 1:].any()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_opcheck(backend):
-    route = "torch" if backend == "torch" else "triton"
-    x, (cos, sin) = heads(2, 2, 5, 8), tables(8)
-    opcheck(torch.ops.fasttfm.rotary.default, (x, cos, sin, torch.arange(5)[None], False, False, route))
 
 
 X = torch.zeros(2, 3, 4, 8)

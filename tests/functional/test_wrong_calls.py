@@ -83,3 +83,12 @@ def test_numbers_of_numpy_are_numbers() -> None:
     target = torch.tensor([0, 1])
     ignored = F.cross_entropy(x, target, ignore_index=np.int64(1))[0]
     assert torch.equal(ignored, F.cross_entropy(x, target, ignore_index=1)[0])
+
+
+@pytest.mark.parametrize("parameter", ["linear1.weight", "linear2.weight", "self_attn.out_proj.weight"])
+def test_a_layer_with_a_weight_on_meta_is_refused(parameter: str) -> None:
+    layer = fasttfm.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    module, _, name = parameter.rpartition(".")
+    setattr(layer.get_submodule(module), name, torch.nn.Parameter(layer.get_parameter(parameter).to("meta")))
+    with pytest.raises((ValueError, RuntimeError), match="meta"):
+        layer(torch.randn(2, 5, 16))

@@ -64,8 +64,8 @@ def by_launches(forward, backward):
     return call
 
 
-def check(inputs, dropout_p=0.0):
-    options = {"dropout_p": dropout_p, "seed": SEED, "site": 4}
+def check(inputs, dropout_p=0.0, activation="relu"):
+    options = {"dropout_p": dropout_p, "seed": SEED, "site": 4, "activation": activation}
     with backend("triton"):
         found = solve(way(functional.feed_forward, **options), inputs)
     compare(
@@ -194,8 +194,9 @@ def test_what_rounds_to_zero_is_shut():
     assert not bits.any()
 
 
-def test_no_rows_give_no_output_and_zero_gradients():
-    check(tensors(0, 16, 40, 24, torch.float32), dropout_p=0.1)
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_no_rows_give_no_output_and_zero_gradients(activation):
+    check(tensors(0, 16, 40, 24, torch.float32), dropout_p=0.1, activation=activation)
 
 
 def test_expanded_and_transposed_inputs_and_gradients():

@@ -5,6 +5,8 @@ import torch
 from accuracy import compare, solve
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_feed_forward import DTYPES, SEED, way
+from test_feed_forward import tensors as feed_forward_tensors
 
 from fasttfm import functional, reference
 from fasttfm.functional.backends import backend
@@ -17,26 +19,13 @@ from fasttfm.kernels.tiles.feed_forward import PRODUCT, of_two_results
 from fasttfm.kernels.tiles.rows import COLUMN_SUMS
 from fasttfm.kernels.tiles.table import Tile
 
-SEED = torch.tensor([-0x1234567890ABCDEF])
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 FORMS = ["gelu", "gelu_tanh"]
 
 
-def tensors(rows, width, hidden, out, dtype, *, bias=True):
-    generator = torch.Generator().manual_seed(rows + width + hidden)
-
-    def draw(*shape):
-        return (torch.randn(shape, generator=generator) * shape[-1] ** -0.5).to(dtype)
-
-    inputs = {"x": 3 * draw(rows, width), "weight1": draw(hidden, width), "weight2": draw(out, hidden)}
-    return inputs | ({"bias1": draw(hidden), "bias2": draw(out)} if bias else {})
-
-
-def way(function, **options):
-    def call(x, weight1, weight2, bias1=None, bias2=None):
-        return function(x, weight1, bias1, weight2, bias2, **options)
-
-    return call
+def tensors(*size, bias=True):
+    """Those of ReLU's tests, further from 0."""
+    inputs = feed_forward_tensors(*size, bias=bias)
+    return inputs | {"x": 3 * inputs["x"]}
 
 
 def by_launches(route, **options):
@@ -181,12 +170,6 @@ def test_a_nan_stays_visible():
     assert found["output 0"][1].isnan().all()
     assert found["gradient of x"][1].isnan().all()
     assert not found["gradient of x"][[0, 2]].isnan().any()
-
-
-def test_no_rows_give_no_output_and_zero_gradients():
-    with backend("triton"):
-        options = {"activation": "gelu", "dropout_p": 0.1, "seed": SEED}
-        check(way(functional.feed_forward, **options), tensors(0, 16, 40, 24, torch.float32), options)
 
 
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=list(CHIPS))

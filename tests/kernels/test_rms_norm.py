@@ -1,24 +1,16 @@
-"""RMSNorm on LayerNorm's kernels, through the interpreter, against the reference."""
+"""RMSNorm on LayerNorm's kernels, through the interpreter, against the reference: what differs from LayerNorm. Tiles,
+strides and sums over programs are the same kernels' (test_layer_norm.py).
+"""
 
 import pytest
 import torch
 from accuracy import compare, solve
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_layer_norm import PAIRS, SEED
 
 from fasttfm import functional, reference
 from fasttfm.functional.backends import backend
-from fasttfm.kernels import layer_norm as kernel
-from fasttfm.kernels.chip import INTERPRETER
-
-SEED = torch.tensor([0x1234567890ABCDEF])
-PAIRS = [
-    (torch.float32, torch.float32),
-    (torch.float16, torch.float16),
-    (torch.bfloat16, torch.bfloat16),
-    (torch.bfloat16, torch.float32),
-]
-"""x and the residual stream."""
 
 
 def tensors(shape, x_dtype, stream_dtype, *, weight=True):
@@ -91,20 +83,6 @@ def test_eps_is_added_to_the_mean_square(eps):
     check({"x": torch.randn(3, 40, generator=torch.Generator().manual_seed(0)) * 1e-2}, eps=eps)
 
 
-def test_programs_that_take_several_tiles_of_several_rows_sum_every_row_once():
-    columns = 20
-    tile_size = kernel.tile(INTERPRETER, columns, backward=True)
-    assert tile_size.rows > 1
-    rows = tile_size.rows * (4 * INTERPRETER.processors + 1) + 3
-    check(alone(tensors((rows, columns), torch.float32, torch.float32)))
-
-
-@pytest.mark.parametrize("position", [0, 1], ids=["y alone", "s alone"])
-def test_gradients_when_one_output_alone_is_used(position):
-    inputs = tensors((5, 24), torch.bfloat16, torch.float32, weight=position == 0)
-    check(inputs, 0.25, lambda outputs: (outputs[position].double() * torch.linspace(-1, 1, 24)).sum())
-
-
 def test_no_rows_give_no_output_and_a_zero_gradient():
     for columns in (40, 4097):
         inputs = alone(tensors((0, columns), torch.float32, torch.float32))
@@ -112,23 +90,3 @@ def test_no_rows_give_no_output_and_a_zero_gradient():
             actual = solve(lambda x, weight: functional.rms_norm(x, weight), inputs)
         assert actual["output 0"].shape == (0, columns)
         assert not actual["gradient of weight"].any()
-
-
-def test_expanded_and_transposed_inputs():
-    inputs = {
-        "x": torch.randn(3, 1, 36).expand(3, 4, 36),
-        "residual": torch.randn(36, 4, 3).permute(2, 1, 0),
-        "weight": torch.randn(72)[::2],
-    }
-    check(inputs, dropout_p=0.2, weigh=lambda outputs: outputs[0].sum() + outputs[1].sum())
-    check(alone(inputs))
-
-
-def test_two_runs_give_the_same_bits():
-    inputs = tensors((70, 40), torch.bfloat16, torch.float32)
-    with backend("triton"):
-        first, second = (
-            solve(lambda **t: functional.residual_rms_norm(**t, dropout_p=0.1, seed=SEED), inputs) for _ in range(2)
-        )
-    for what in first:
-        assert torch.equal(first[what], second[what]), what

@@ -4,12 +4,13 @@ torch says of the same numbers."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import libdevice
 
 from ptx_check import executed
 
@@ -20,8 +21,9 @@ CHIPS = ("sm_60", "sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
 @dataclass(frozen=True)
 class Feature:
     name: str
-    function: Callable
-    """Triton's, of tiles x and y; or of pointers x, y, out and spare, 1,024 zeros of int32."""
+    function: Callable | str
+    """Triton's, of tiles x and y; or of pointers x, y, out and spare, 1,024 zeros of int32; or the name of one of
+    Triton's own, of one tile or of two."""
     wanted: Callable[[Tensor, Tensor], Tensor]
     """torch's, of the same two tensors."""
     dtype: torch.dtype = torch.float32
@@ -29,6 +31,10 @@ class Feature:
     """Numbers lie between low and high."""
     high: float = 4.0
     of_pointers: bool = False
+    constants: dict = field(default_factory=dict)
+    """Further arguments of a function of pointers."""
+    operands: int = 2
+    """Tiles that a function takes that is named."""
     tolerance: float = 1e-5
     """Of the largest number."""
     shape: tuple[int, ...] = (M, N)
@@ -57,9 +63,13 @@ class Feature:
         wanted = self.wanted(x.clone(), y.clone()).reshape(self.shape)
         with executed(chip):
             out = torch.empty(self.shape, dtype=wanted.dtype)
-            if self.of_pointers:
+            if isinstance(self.function, str):
+                home, _, name = self.function.partition(".")
+                shape = {"M": M, "N": N, "SIZE": out.numel()}
+                _by_name[(1,)](x, y, out, **shape, OF_TL=home == "tl", NAME=name, OPERANDS=self.operands)
+            elif self.of_pointers:
                 self.function[self.grid if isinstance(self.grid, tuple) else (self.grid,)](
-                    x, y, out, torch.zeros(1024, dtype=torch.int32)
+                    x, y, out, torch.zeros(1024, dtype=torch.int32), **self.constants
                 )
             else:
                 _on_tiles[(1,)](x, y, out, M=M, N=N, SIZE=out.numel(), F=self.function)
@@ -79,6 +89,30 @@ def feature(wanted: Callable[[Tensor, Tensor], Tensor], **options) -> Callable:
         return function
 
     return note
+
+
+def named(table: dict[str, tuple[str, Callable, dict]], operands: int) -> None:
+    """Note a table's features: name -> Triton's own function, torch's of as many tensors, and options."""
+    for name, (function, wanted, options) in table.items():
+        of_both = (lambda x, y, f=wanted: f(x)) if operands == 1 else wanted
+        FEATURES.append(Feature(name, function, of_both, operands=operands, **options))
+
+
+@triton.jit
+def _by_name(
+    x, y, out, M: tl.constexpr, N: tl.constexpr, SIZE: tl.constexpr,
+    OF_TL: tl.constexpr, NAME: tl.constexpr, OPERANDS: tl.constexpr,
+):  # fmt: skip
+    i = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
+    if OF_TL and OPERANDS == 1:
+        z = getattr(tl, NAME)(tl.load(x + i))
+    elif OF_TL:
+        z = getattr(tl, NAME)(tl.load(x + i), tl.load(y + i))
+    elif OPERANDS == 1:
+        z = getattr(libdevice, NAME)(tl.load(x + i))
+    else:
+        z = getattr(libdevice, NAME)(tl.load(x + i), tl.load(y + i))
+    tl.store(out + tl.arange(0, SIZE), tl.reshape(z, (SIZE,)))
 
 
 @triton.jit

@@ -1,14 +1,11 @@
 """Features of the language that are about memory that programs share, and random numbers, the rest."""
 
 import torch
+import triton
 import triton.language as tl
-from language import EXACT, POINTERS, WHOLE, feature
+from language import EXACT, FEATURES, POINTERS, WHOLE, Feature, feature
 from language_memory import _uniforms, _words
 from torch import Tensor
-
-FOUR = {"grid": 4, "of_pointers": True}
-"""Programs, each of 128 elements."""
-
 
 # ------------------------------------------------------------------------------------------------------------ atomics
 
@@ -25,24 +22,6 @@ def _folded(function, first: int):
     return wanted
 
 
-@feature(_folded(torch.bitwise_or, 0), shape=(128,), **WHOLE, **FOUR)
-def _atomic_or(x, y, out, spare):
-    i = tl.arange(0, 128)
-    tl.atomic_or(spare + i, tl.load(x + tl.program_id(0) * 128 + i))
-    tl.debug_barrier()
-    if tl.atomic_add(spare + 1000, 1) == 3:
-        tl.store(out + i, tl.atomic_or(spare + i, 0))
-
-
-@feature(_folded(torch.bitwise_xor, 0), shape=(128,), **WHOLE, **FOUR)
-def _atomic_xor(x, y, out, spare):
-    i = tl.arange(0, 128)
-    tl.atomic_xor(spare + i, tl.load(x + tl.program_id(0) * 128 + i))
-    tl.debug_barrier()
-    if tl.atomic_add(spare + 1000, 1) == 3:
-        tl.store(out + i, tl.atomic_xor(spare + i, 0))
-
-
 @feature(lambda x, y: x.view(4, 128)[0] & 0xFF, shape=(128,), **WHOLE | {"dtype": torch.int32}, **POINTERS)
 def _atomic_and(x, y, out, spare):
     i = tl.arange(0, 128)
@@ -53,75 +32,47 @@ def _atomic_and(x, y, out, spare):
     tl.store(out + i, tl.atomic_and(spare + i, -1))
 
 
-@feature(_folded(torch.minimum, 0), shape=(128,), **WHOLE, **FOUR)
-def _atomic_min(x, y, out, spare):
+@triton.jit
+def _four_programs(
+    x, y, out, spare, NAME: tl.constexpr, OF: tl.constexpr, STEP: tl.constexpr, SEM: tl.constexpr, SCOPE: tl.constexpr
+):  # fmt: skip
+    """Four programs change the same 128 places of a type, every STEP-th; the last one stores what they hold."""
     i = tl.arange(0, 128)
-    tl.atomic_min(spare + i, tl.load(x + tl.program_id(0) * 128 + i))
+    held = spare.to(tl.pointer_type(OF), bitcast=True) + i
+    getattr(tl, NAME)(held, tl.load(x + tl.program_id(0) * 128 + i).to(OF), mask=i % STEP == 0, sem=SEM)
     tl.debug_barrier()
-    if tl.atomic_add(spare + 1000, 1) == 3:
-        tl.store(out + i, tl.atomic_min(spare + i, 0))
+    if tl.atomic_add(spare + 1000, 1, sem="acq_rel", scope=SCOPE) == 3:
+        tl.store(out + i, tl.load(held).to(out.dtype.element_ty))
 
 
-@feature(_folded(torch.maximum, 0), shape=(128,), dtype=torch.int32, low=0, high=99, **EXACT, **FOUR)
-def _atomic_max_of_uint32(x, y, out, spare):
-    i = tl.arange(0, 128)
-    held = spare.to(tl.pointer_type(tl.uint32), bitcast=True) + i
-    tl.atomic_max(held, tl.load(x + tl.program_id(0) * 128 + i).to(tl.uint32))
-    tl.debug_barrier()
-    if tl.atomic_add(spare + 1000, 1) == 3:
-        tl.store(out + i, tl.load(held).to(tl.int32))
+def _sum(x: Tensor, y: Tensor) -> Tensor:
+    return x.view(4, 128).sum(0)
 
 
-@feature(lambda x, y: x.view(4, 128).sum(0), shape=(128,), tolerance=1e-4, **FOUR)
-def _atomic_add_of_float32(x, y, out, spare):
-    i = tl.arange(0, 128)
-    sums = spare.to(tl.pointer_type(tl.float32), bitcast=True) + i
-    tl.atomic_add(sums, tl.load(x + tl.program_id(0) * 128 + i))
-    tl.debug_barrier()
-    if tl.atomic_add(spare + 1000, 1) == 3:
-        tl.store(out + i, tl.load(sums))
-
-
-@feature(lambda x, y: x.view(4, 128).float().cumsum(0).half()[-1], shape=(128,), dtype=torch.float16, tolerance=1e-2,
-         since=70, **FOUR)  # fmt: skip
-def _atomic_add_of_half(x, y, out, spare):
-    i = tl.arange(0, 128)
-    sums = spare.to(tl.pointer_type(tl.float16), bitcast=True) + i
-    tl.atomic_add(sums, tl.load(x + tl.program_id(0) * 128 + i))
-    tl.debug_barrier()
-    if tl.atomic_add(spare + 1000, 1) == 3:
-        tl.store(out + i, tl.load(sums))
-
-
-@feature(lambda x, y: x.view(4, 128).float().sum(0).bfloat16(), shape=(128,), dtype=torch.bfloat16, tolerance=3e-2,
-         since=90, **FOUR)  # fmt: skip
-def _atomic_add_of_bfloat16(x, y, out, spare):
-    i = tl.arange(0, 128)
-    sums = spare.to(tl.pointer_type(tl.bfloat16), bitcast=True) + i
-    tl.atomic_add(sums, tl.load(x + tl.program_id(0) * 128 + i))
-    tl.debug_barrier()
-    if tl.atomic_add(spare + 1000, 1) == 3:
-        tl.store(out + i, tl.load(sums))
-
-
-@feature(lambda x, y: x.view(4, 128).long().sum(0), shape=(128,), **WHOLE, **FOUR)
-def _atomic_add_of_int64(x, y, out, spare):
-    i = tl.arange(0, 128)
-    sums = spare.to(tl.pointer_type(tl.int64), bitcast=True) + i
-    tl.atomic_add(sums, tl.load(x + tl.program_id(0) * 128 + i).to(tl.int64), sem="relaxed")
-    tl.debug_barrier()
-    if tl.atomic_add(spare + 1000, 1, sem="acq_rel", scope="sys") == 3:
-        tl.store(out + i, tl.load(sums))
-
-
-@feature(lambda x, y: torch.where(torch.arange(128) % 2 == 0, x.view(4, 128).sum(0), 0).int(), shape=(128,), **WHOLE,
-         **FOUR)  # fmt: skip
-def _atomic_add_with_a_mask(x, y, out, spare):
-    i = tl.arange(0, 128)
-    tl.atomic_add(spare + i, tl.load(x + tl.program_id(0) * 128 + i), mask=i % 2 == 0)
-    tl.debug_barrier()
-    if tl.atomic_add(spare + 1000, 1) == 3:
-        tl.store(out + i, tl.load(spare + i))
+SIGNED = {"dtype": torch.int32, "low": -100, "high": 100}
+UNSIGNED = {"dtype": torch.int32, "low": 0, "high": 99}
+HALF = {"dtype": torch.float16, "tolerance": 1e-2, "since": 70}
+BFLOAT = {"dtype": torch.bfloat16, "tolerance": 3e-2, "since": 90}
+BY_FOUR = {
+    "atomic_or": ("atomic_or", tl.int32, _folded(torch.bitwise_or, 0), SIGNED, {}),
+    "atomic_xor": ("atomic_xor", tl.int32, _folded(torch.bitwise_xor, 0), SIGNED, {}),
+    "atomic_min": ("atomic_min", tl.int32, _folded(torch.minimum, 0), SIGNED, {}),
+    "atomic_max_of_uint32": ("atomic_max", tl.uint32, _folded(torch.maximum, 0), UNSIGNED, {}),
+    "atomic_add_of_float32": ("atomic_add", tl.float32, _sum, {"tolerance": 1e-4}, {}),
+    "atomic_add_of_half": ("atomic_add", tl.float16, lambda x, y: _sum(x.float(), y).half(), HALF, {}),
+    "atomic_add_of_bfloat16": ("atomic_add", tl.bfloat16, lambda x, y: _sum(x.float(), y).bfloat16(), BFLOAT, {}),
+    "atomic_add_of_int64": (
+        "atomic_add", tl.int64, lambda x, y: _sum(x.long(), y), SIGNED, {"SEM": "relaxed", "SCOPE": "sys"}
+    ),
+    "atomic_add_with_a_mask": (
+        "atomic_add", tl.int32, lambda x, y: torch.where(torch.arange(128) % 2 == 0, _sum(x, y), 0).int(), SIGNED,
+        {"STEP": 2},
+    ),
+}  # fmt: skip
+for name, (operation, of, wanted, options, constants) in BY_FOUR.items():
+    constants = {"NAME": operation, "OF": of, "STEP": 1, "SEM": None, "SCOPE": None, **constants}
+    of_four = {"shape": (128,), "grid": 4, "of_pointers": True, "constants": constants}
+    FEATURES.append(Feature(name, _four_programs, wanted, **{"tolerance": 0.0, **options}, **of_four))
 
 
 @feature(lambda x, y: torch.tensor([0, 5, 5, 5]), shape=(4,), grid=4, **POINTERS, **WHOLE)
@@ -156,13 +107,6 @@ def _randint4x(x, y, out, spare):
     tl.store(out + i, a + 2 * b + 3 * c + 4 * d)
 
 
-@feature(lambda x, y: sum(_uniforms()), **POINTERS)
-def _rand4x(x, y, out, spare):
-    i = tl.arange(0, 512)
-    a, b, c, d = tl.rand4x(5, i)
-    tl.store(out + i, a + b + c + d)
-
-
 def _normals(x: Tensor, y: Tensor) -> Tensor:
     u, v, s, t = _uniforms()
     turn = 6.283185307179586
@@ -175,24 +119,3 @@ def _randn4x(x, y, out, spare):
     i = tl.arange(0, 512)
     a, b, c, d = tl.randn4x(5, i)
     tl.store(out + i, a + b + c + d)
-
-
-@feature(lambda x, y: _words()[1].int(), **POINTERS, **EXACT)
-def _philox(x, y, out, spare):
-    i = tl.arange(0, 512)
-    zero = i * 0
-    _, b, _, _ = tl.philox(tl.load(spare) + 5, i, zero, zero, zero)
-    tl.store(out + i, b.to(tl.int32, bitcast=True))
-
-
-@feature(lambda x, y: _uniforms()[0] + _normal_of(_uniforms()[0], _uniforms()[1]), tolerance=1e-4, **POINTERS)
-def _uniform_and_normal(x, y, out, spare):
-    i = tl.arange(0, 512)
-    a, b, _, _ = tl.randint4x(5, i.to(tl.int64))
-    u, v = tl.uint_to_uniform_float(a), tl.uint_to_uniform_float(b)
-    first, _ = tl.pair_uniform_to_normal(u, v)
-    tl.store(out + i, u + first)
-
-
-def _normal_of(u: Tensor, v: Tensor) -> Tensor:
-    return (-2 * u.clamp(min=1e-7).log()).sqrt() * torch.cos(6.283185307179586 * v)

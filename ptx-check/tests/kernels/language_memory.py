@@ -20,21 +20,6 @@ def _volatile(x, y, out, spare):
     tl.store(out + i, tl.load(x + i, volatile=True) * 2)
 
 
-@feature(lambda x, y: x * 2, **POINTERS, **EXACT)
-def _assumptions(x, y, out, spare):
-    i = tl.multiple_of(tl.max_contiguous(tl.arange(0, 512), 512), 512)
-    tl.assume(tl.program_id(0) >= 0)
-    tl.debug_barrier()
-    tl.store(out + i, tl.load(x + i) * 2)
-
-
-@feature(lambda x, y: x[:, :16], shape=(M, 16), **POINTERS, **EXACT)
-def _block_pointers(x, y, out, spare):
-    source = tl.make_block_ptr(x, (16, 32), (32, 1), (0, 0), (16, 16), (1, 0))
-    target = tl.make_block_ptr(out, (16, 16), (16, 1), (0, 0), (16, 16), (1, 0))
-    tl.store(target, tl.load(tl.advance(source, (0, 0)), boundary_check=(0, 1)))
-
-
 @feature(lambda x, y: torch.arange(M * N), grid=4, **WHOLE, **POINTERS)
 def _places_from_a_counter(x, y, out, spare):
     i = tl.arange(0, 128) + tl.atomic_add(spare, 128)

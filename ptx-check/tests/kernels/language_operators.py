@@ -2,7 +2,7 @@
 
 import torch
 import triton.language as tl
-from language import BFLOAT, DOUBLE, EXACT, POSITIVE, WHOLE, feature
+from language import BFLOAT, DOUBLE, EXACT, POSITIVE, WHOLE, feature, named
 from torch import Tensor
 from triton.language.extra import libdevice
 
@@ -12,16 +12,6 @@ BYTES = {"dtype": torch.uint8, "low": 0, "high": 0x70, "tolerance": 0.0}
 
 
 # --------------------------------------------------------------------------------------------------------- operators
-
-
-@feature(lambda x, y: x * y - (x + y))
-def _add_sub_mul(x, y):
-    return tl.sub(tl.mul(x, y), tl.add(x, y))
-
-
-@feature(lambda x, y: -x)
-def _negation(x, y):
-    return -x
 
 
 @feature(
@@ -55,11 +45,6 @@ def _clamp_with_nan(x, y):
     return tl.where(kept == kept, kept, 99.0)
 
 
-@feature(lambda x, y: torch.where(x > 0, x, 0.5))
-def _where_with_a_number(x, y):
-    return tl.where(x > 0, x, 0.5)
-
-
 @feature(lambda x, y: x.abs() + y.abs(), **BFLOAT)
 def _abs_of_bfloat16(x, y):
     return tl.abs(x) + tl.abs(y)
@@ -68,16 +53,6 @@ def _abs_of_bfloat16(x, y):
 @feature(lambda x, y: x * y + 1, dtype=torch.float16, tolerance=1e-3)
 def _fma_of_half(x, y):
     return tl.fma(x, y, 1.0)
-
-
-@feature(lambda x, y: x / y, **DOUBLE, **POSITIVE)
-def _fdiv_of_float64(x, y):
-    return tl.fdiv(x, y)
-
-
-@feature(lambda x, y: torch.ceil(x) + x.abs(), **DOUBLE)
-def _ceil_of_float64(x, y):
-    return tl.ceil(x) + tl.abs(x)
 
 
 # ----------------------------------------------------------------------------------------------------- whole numbers
@@ -91,11 +66,6 @@ def _remainder_of_negatives(x, y):
 @feature(lambda x, y: torch.div(x, 7, rounding_mode="trunc"), **WHOLE)
 def _division_of_negatives(x, y):
     return x // 7
-
-
-@feature(lambda x, y: (x + 6) // 7, **COUNTS)
-def _cdiv(x, y):
-    return tl.cdiv(x, 7)
 
 
 @feature(lambda x, y: ~x ^ y, **WHOLE)
@@ -147,11 +117,6 @@ def _int64(x, y):
 @feature(lambda x, y: x.long() * y.long() * 64, **COUNTS)
 def _umulhi_of_64_bits(x, y):
     return tl.umulhi(x.to(tl.int64) << 40, y.to(tl.int64) << 30)
-
-
-@feature(lambda x, y: torch.where(x > 0, x, y), dtype=torch.int16, low=-99, high=99, **EXACT)
-def _where_of_int16(x, y):
-    return tl.where(x > 0, x, y)
 
 
 def _of_bits(function) -> dict:
@@ -296,19 +261,9 @@ def _fp8_e4b15(x, y):
 # --------------------------------------------------------------------------------------------------------- libdevice
 
 
-@feature(lambda x, y: torch.tan(x), low=-1.5, high=1.5)
-def _tan(x, y):
-    return libdevice.tan(x)
-
-
 @feature(lambda x, y: torch.asin(x) + torch.acos(y), low=-1, high=1)
 def _asin_acos(x, y):
     return libdevice.asin(x) + libdevice.acos(y)
-
-
-@feature(lambda x, y: torch.atan(x))
-def _atan(x, y):
-    return libdevice.atan(x)
 
 
 @feature(lambda x, y: torch.sinh(x) + torch.cosh(y))
@@ -321,49 +276,9 @@ def _asinh_acosh(x, y):
     return libdevice.asinh(x) + libdevice.acosh(y + 1)
 
 
-@feature(lambda x, y: torch.atanh(x), low=-0.9, high=0.9)
-def _atanh(x, y):
-    return libdevice.atanh(x)
-
-
 @feature(lambda x, y: 10**x + torch.log10(y), **POSITIVE)
 def _exp10_log10(x, y):
     return libdevice.exp10(x) + libdevice.log10(y)
-
-
-@feature(lambda x, y: x.sign() * x.abs().double().pow(1 / 3).float())
-def _cbrt(x, y):
-    return libdevice.cbrt(x)
-
-
-@feature(lambda x, y: torch.hypot(x, y))
-def _hypot(x, y):
-    return libdevice.hypot(x, y)
-
-
-@feature(lambda x, y: torch.erfc(x))
-def _erfc(x, y):
-    return libdevice.erfc(x)
-
-
-@feature(lambda x, y: torch.erfinv(x), low=-0.9, high=0.9)
-def _erfinv(x, y):
-    return libdevice.erfinv(x)
-
-
-@feature(lambda x, y: torch.lgamma(x), **POSITIVE)
-def _lgamma(x, y):
-    return libdevice.lgamma(x)
-
-
-@feature(lambda x, y: torch.lgamma(x.double()).exp().float(), **POSITIVE)
-def _tgamma(x, y):
-    return libdevice.tgamma(x)
-
-
-@feature(lambda x, y: torch.copysign(x, y), **EXACT)
-def _copysign(x, y):
-    return libdevice.copysign(x, y)
 
 
 @feature(lambda x, y: torch.signbit(x).int() + 2 * (y > 3).int())
@@ -372,24 +287,9 @@ def _signbit_isinf(x, y):
     return signs.to(tl.int32) + 2 * (libdevice.isinf(tl.where(y > 3, float("inf"), y)).to(tl.int32) != 0).to(tl.int32)
 
 
-@feature(lambda x, y: torch.fmod(x, y), **POSITIVE)
-def _fmod(x, y):
-    return libdevice.fmod(x, y)
-
-
-@feature(lambda x, y: (x.double() - y * torch.round(x.double() / y)).float(), **POSITIVE)
-def _ieee_remainder(x, y):
-    return libdevice.remainder(x, y)
-
-
 @feature(lambda x, y: torch.ldexp(x, y.int()) + torch.frexp(x).exponent - 1, **POSITIVE)
 def _ldexp_ilogb(x, y):
     return libdevice.ldexp(x, y.to(tl.int32)) + libdevice.ilogb(x).to(tl.float32)
-
-
-@feature(lambda x, y: torch.nextafter(x, y), **EXACT)
-def _nextafter(x, y):
-    return libdevice.nextafter(x, y)
 
 
 @feature(lambda x, y: (x * 2).floor().mul(0.5).sign() * ((x * 2).floor().abs() * 0.5 + 0.5).floor(), **EXACT)
@@ -415,3 +315,33 @@ def _rounding_of_quotients(x, y):
 @feature(lambda x, y: torch.log1p(x) + torch.sqrt(y), **DOUBLE, **POSITIVE)
 def _log1p_of_float64(x, y):
     return libdevice.log1p(x) + libdevice.sqrt_rn(y)
+
+
+named(
+    {
+        "tan": ("libdevice.tan", torch.tan, {"low": -1.5, "high": 1.5}),
+        "atan": ("libdevice.atan", torch.atan, {}),
+        "atanh": ("libdevice.atanh", torch.atanh, {"low": -0.9, "high": 0.9}),
+        "cbrt": ("libdevice.cbrt", lambda x: x.sign() * x.abs().double().pow(1 / 3).float(), {}),
+        "erfc": ("libdevice.erfc", torch.erfc, {}),
+        "erfinv": ("libdevice.erfinv", torch.erfinv, {"low": -0.9, "high": 0.9}),
+        "lgamma": ("libdevice.lgamma", torch.lgamma, POSITIVE),
+        "tgamma": ("libdevice.tgamma", lambda x: torch.lgamma(x.double()).exp().float(), POSITIVE),
+    },
+    operands=1,
+)
+named(
+    {
+        "fdiv_of_float64": ("tl.fdiv", lambda x, y: x / y, {**DOUBLE, **POSITIVE}),
+        "hypot": ("libdevice.hypot", torch.hypot, {}),
+        "copysign": ("libdevice.copysign", torch.copysign, EXACT),
+        "fmod": ("libdevice.fmod", torch.fmod, POSITIVE),
+        "ieee_remainder": (
+            "libdevice.remainder",
+            lambda x, y: (x.double() - y * torch.round(x.double() / y)).float(),
+            POSITIVE,
+        ),
+        "nextafter": ("libdevice.nextafter", torch.nextafter, EXACT),
+    },
+    operands=2,
+)

@@ -13,11 +13,6 @@ def _sum(x, y):
     return tl.sum(x, 1)
 
 
-@feature(lambda x, y: x.sum(), shape=(1,))
-def _sum_of_all(x, y):
-    return tl.sum(x)[None]
-
-
 @feature(lambda x, y: x.sum(1, dtype=torch.int32), shape=(M,), **WHOLE)
 def _sum_of_whole_numbers(x, y):
     return tl.sum(x, 1)
@@ -26,11 +21,6 @@ def _sum_of_whole_numbers(x, y):
 @feature(lambda x, y: x.amax(1) + y.amin(1), shape=(M,), **WHOLE)
 def _max_and_min_of_whole_numbers(x, y):
     return tl.max(x, 1) + tl.min(y, 1)
-
-
-@feature(lambda x, y: x.amax(0), shape=(N,))
-def _max(x, y):
-    return tl.max(x, 0)
 
 
 @feature(lambda x, y: x.argmax(1).int() + 100 * y.argmin(1).int(), shape=(M,), **EXACT)
@@ -76,11 +66,6 @@ def _cumsum(x, y):
     return tl.cumsum(x, 1)
 
 
-@feature(lambda x, y: x.flip(0).cumsum(0).flip(0))
-def _cumsum_in_reverse(x, y):
-    return tl.cumsum(x, 0, reverse=True)
-
-
 @feature(lambda x, y: x.cumprod(1), low=0.5, high=1.5)
 def _cumprod(x, y):
     return tl.cumprod(x, 1)
@@ -114,11 +99,6 @@ def _gather(x, y):
 @feature(lambda x, y: torch.bincount(x.flatten(), minlength=64).int(), shape=(64,), dtype=torch.int32, low=0, high=64)
 def _histogram(x, y):
     return tl.histogram(tl.reshape(x, (x.shape[0] * x.shape[1],)), 64)
-
-
-@feature(lambda x, y: torch.stack((x, y), 2), shape=(M, 2 * N), **EXACT)
-def _interleave(x, y):
-    return tl.interleave(x, y)
 
 
 @feature(lambda x, y: x.view(M, N // 2, 2)[..., 0] - x.view(M, N // 2, 2)[..., 1], shape=(M, N // 2), **EXACT)

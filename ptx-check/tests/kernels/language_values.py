@@ -2,18 +2,8 @@
 
 import torch
 import triton.language as tl
-from language import BFLOAT, DOUBLE, EXACT, POSITIVE, WHOLE, feature
+from language import BFLOAT, DOUBLE, EXACT, POSITIVE, WHOLE, feature, named
 from triton.language.extra import libdevice
-
-
-@feature(lambda x, y: torch.sin(x))
-def _sin(x, y):
-    return tl.sin(x)
-
-
-@feature(lambda x, y: torch.cos(x))
-def _cos(x, y):
-    return tl.cos(x)
 
 
 @feature(lambda x, y: torch.sin(1e6 * x), tolerance=1e-4)
@@ -26,84 +16,14 @@ def _sin_of_float64(x, y):
     return tl.sin(x) + tl.cos(1e7 * y)
 
 
-@feature(lambda x, y: torch.exp(x))
-def _exp(x, y):
-    return tl.exp(x)
-
-
-@feature(lambda x, y: torch.exp2(x))
-def _exp2(x, y):
-    return tl.exp2(x)
-
-
-@feature(lambda x, y: torch.log(x), **POSITIVE)
-def _log(x, y):
-    return tl.log(x)
-
-
-@feature(lambda x, y: torch.log2(x), **POSITIVE)
-def _log2(x, y):
-    return tl.log2(x)
-
-
-@feature(lambda x, y: torch.sqrt(x), **POSITIVE)
-def _sqrt(x, y):
-    return tl.sqrt(x)
-
-
-@feature(lambda x, y: torch.sqrt(x), **POSITIVE)
-def _sqrt_rn(x, y):
-    return tl.sqrt_rn(x)
-
-
-@feature(lambda x, y: torch.rsqrt(x), **POSITIVE)
-def _rsqrt(x, y):
-    return tl.rsqrt(x)
-
-
-@feature(lambda x, y: torch.erf(x))
-def _erf(x, y):
-    return tl.erf(x)
-
-
-@feature(lambda x, y: torch.sigmoid(x))
-def _sigmoid(x, y):
-    return tl.sigmoid(x)
-
-
 @feature(lambda x, y: torch.softmax(x, 0))
 def _softmax(x, y):
     return tl.softmax(x, 0)
 
 
-@feature(lambda x, y: torch.floor(x))
-def _floor(x, y):
-    return tl.floor(x)
-
-
-@feature(lambda x, y: torch.ceil(x))
-def _ceil(x, y):
-    return tl.ceil(x)
-
-
-@feature(lambda x, y: x.abs())
-def _abs(x, y):
-    return tl.abs(x)
-
-
 @feature(lambda x, y: x / y, **POSITIVE)
 def _divide(x, y):
     return x / y
-
-
-@feature(lambda x, y: x / y, **POSITIVE)
-def _div_rn(x, y):
-    return tl.div_rn(x, y)
-
-
-@feature(lambda x, y: x / y, **POSITIVE)
-def _fdiv(x, y):
-    return tl.fdiv(x, y)
 
 
 @feature(lambda x, y: x * y + x)
@@ -129,41 +49,6 @@ def _where(x, y):
 @feature(lambda x, y: torch.fmod(x, y), **POSITIVE)
 def _remainder(x, y):
     return x % y
-
-
-@feature(lambda x, y: torch.tanh(x))
-def _tanh(x, y):
-    return libdevice.tanh(x)
-
-
-@feature(lambda x, y: torch.pow(x, y), **POSITIVE, tolerance=1e-4)
-def _pow(x, y):
-    return libdevice.pow(x, y)
-
-
-@feature(lambda x, y: torch.round(x))
-def _round(x, y):
-    return libdevice.rint(x)
-
-
-@feature(lambda x, y: torch.trunc(x))
-def _trunc(x, y):
-    return libdevice.trunc(x)
-
-
-@feature(lambda x, y: torch.log1p(x), **POSITIVE)
-def _log1p(x, y):
-    return libdevice.log1p(x)
-
-
-@feature(lambda x, y: torch.expm1(x))
-def _expm1(x, y):
-    return libdevice.expm1(x)
-
-
-@feature(lambda x, y: torch.atan2(x, y))
-def _atan2(x, y):
-    return libdevice.atan2(x, y)
 
 
 @feature(lambda x, y: torch.isnan(x / 0).int(), low=0, high=1, dtype=torch.float32)
@@ -266,6 +151,41 @@ def _float_to_uint8(x, y):
     return x.to(tl.uint8).to(tl.int32)
 
 
-@feature(lambda x, y: torch.tensor([bin(v & 0xFFFFFFFF).count("1") for v in x.flatten().tolist()]), **WHOLE)
-def _popc(x, y):
-    return libdevice.popc(x)
+def _bit_counts(x: torch.Tensor) -> torch.Tensor:
+    return torch.tensor([bin(v & 0xFFFFFFFF).count("1") for v in x.flatten().tolist()])
+
+
+named(
+    {
+        "sin": ("tl.sin", torch.sin, {}),
+        "cos": ("tl.cos", torch.cos, {}),
+        "exp": ("tl.exp", torch.exp, {}),
+        "exp2": ("tl.exp2", torch.exp2, {}),
+        "log": ("tl.log", torch.log, POSITIVE),
+        "log2": ("tl.log2", torch.log2, POSITIVE),
+        "sqrt": ("tl.sqrt", torch.sqrt, POSITIVE),
+        "sqrt_rn": ("tl.sqrt_rn", torch.sqrt, POSITIVE),
+        "rsqrt": ("tl.rsqrt", torch.rsqrt, POSITIVE),
+        "erf": ("tl.erf", torch.erf, {}),
+        "sigmoid": ("tl.sigmoid", torch.sigmoid, {}),
+        "floor": ("tl.floor", torch.floor, {}),
+        "ceil": ("tl.ceil", torch.ceil, {}),
+        "abs": ("tl.abs", lambda x: x.abs(), {}),
+        "tanh": ("libdevice.tanh", torch.tanh, {}),
+        "round": ("libdevice.rint", torch.round, {}),
+        "trunc": ("libdevice.trunc", torch.trunc, {}),
+        "log1p": ("libdevice.log1p", torch.log1p, POSITIVE),
+        "expm1": ("libdevice.expm1", torch.expm1, {}),
+        "popc": ("libdevice.popc", _bit_counts, WHOLE),
+    },
+    operands=1,
+)
+named(
+    {
+        "div_rn": ("tl.div_rn", lambda x, y: x / y, POSITIVE),
+        "fdiv": ("tl.fdiv", lambda x, y: x / y, POSITIVE),
+        "pow": ("libdevice.pow", torch.pow, {**POSITIVE, "tolerance": 1e-4}),
+        "atan2": ("libdevice.atan2", torch.atan2, {}),
+    },
+    operands=2,
+)
