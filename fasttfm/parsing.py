@@ -274,8 +274,10 @@ def parse_yaml_lines(content: bytes) -> tuple[Any, Lines]:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise Malformed(f"not valid YAML: {problem}", mark.line + 1 if mark else None) from None
-    lines: Lines = {(): 1}
-    return None if node is None else _value(node, (), lines), lines
+    if node is None:
+        return None, {(): 1}
+    lines: Lines = {}
+    return _value(node, (), lines), lines
 
 
 def _value(node: yaml.Node, path: tuple[str | int, ...], lines: Lines) -> Any:

@@ -80,7 +80,7 @@ def test_what_is_dumped_reads_back_equal(tmp_path):
         ("model:\n  activation: tanh\n", "line 2: model.activation: 'tanh' was given, allowed are relu, gelu"),
         ("training:\n  adam_betas: 0.9\n", "line 2: training.adam_betas: 0.9 was given, it must be 2 values"),
         ("model:\n  d_model: 64\n  d_model: 32\n", "line 3: the field 'd_model' is given twice (first in line 2)"),
-        ("- model\n", "line 1: the file must be a mapping"),
+        ("# a list\n- model\n", "line 2: the file must be a mapping"),
         ("model: 3\n", "line 1: section model must be a mapping"),
         ("model:\n\td_model: 3\n", "line 2: not valid YAML"),
         ("model: {heads: [\n", "not valid YAML"),

@@ -212,7 +212,7 @@ def write(entries: Sequence[Entry], out: Path) -> list[Path]:
         by_machine.setdefault(machine_name(entry.machine), []).append(entry)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        written = [out / "index.md"]
+        written = [out / "report.md"]
         written[0].write_text(index(by_machine, entries), encoding="utf-8")
         for name, its in by_machine.items():
             text, figure = machine_page(name, its, entries)
@@ -231,7 +231,7 @@ def readme_table(entries: Sequence[Entry]) -> str:
     """Return the text between README's markers."""
     rows = suite(entries)
     lines = [
-        "The [benchmark report](docs/benchmark-report/index.md) has a page a machine. "
+        "The [benchmark report](docs/benchmark-report/report.md) has a page a machine. "
         + (
             "All are CPUs: no GPU has run this yet."
             if all(is_cpu(e.machine) for e in entries)

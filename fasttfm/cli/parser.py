@@ -55,6 +55,8 @@ class Parser(argparse.ArgumentParser):
     """Flag -> flags of which one must be given beside it."""
     apart: Sequence[tuple[str, str]] = ()
     """Pairs of flags that mean nothing beside one another."""
+    elsewhere: Mapping[str, str] = {}
+    """fairseq's flags -> what to do in their place."""
     shown: frozenset[str] | None = None
     """The flags that --help shows; None: all."""
 
@@ -150,6 +152,8 @@ class Parser(argparse.ArgumentParser):
         self.error(f"{word} is unknown: did you mean {near[0]}?" if near else f"{word} is unknown")
 
     def _refuse_removed(self, word: str) -> None:
+        if word in self.elsewhere:
+            raise UserError(f"{word} is fairseq's: {self.elsewhere[word]}")
         if instead := _removed().get(self.prog, {}).get(word):
             self.error(f"{word} was removed: {instead}")
 

@@ -92,7 +92,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the commands of a recipe, one after the other."""
-    from fasttfm.data.datasets import held_texts
+    from fasttfm.data.datasets import demo_texts, held_texts
 
     if args.name not in RECIPES:
         raise UserError(f"{args.name}: one of {', '.join(RECIPES)} is allowed")
@@ -108,8 +108,11 @@ def run(args: argparse.Namespace) -> None:
         output.note(recipe.source)
     texts = held_texts(recipe.dataset, args.data_dir) if args.dry_run else None
     size = recipe.vocab_size if not args.dry_run else _BUILT_IN_VOCABULARY if texts is None else _DRY_VOCABULARY
-    if texts is None:
-        texts = _built_in(recipe, work / "demo", output) if args.dry_run else _downloaded(recipe, args, output)
+    if texts is None and args.dry_run:
+        output.note(f"{recipe.dataset} is not downloaded: the built-in demo corpus in {work / 'demo'} stands for it")
+        texts = demo_texts(work / "demo", recipe.test)
+    elif texts is None:
+        texts = _downloaded(recipe, args, output)
     turn = -1 if recipe.reverse else 1
     source, target = texts.tests[recipe.test][::turn]
     files: dict[str, Any] = dict(zip(("--src", "--tgt"), texts.train[::turn]))
@@ -129,14 +132,6 @@ def _downloaded(recipe: Recipe, args: argparse.Namespace, output: Output) -> "Te
 
     progress = partial(output.progress, unit="bytes")
     return fetch_dataset(recipe.dataset, args.data_dir, mirrors=args.mirror, say=output.note, progress=progress)
-
-
-def _built_in(recipe: Recipe, folder: Path, output: Output) -> "Texts":
-    """The demo corpus in the place of a dataset."""
-    from fasttfm.data.datasets import demo_texts
-
-    output.note(f"{recipe.dataset} is not downloaded: the built-in demo corpus in {folder} stands for it")
-    return demo_texts(folder, recipe.test)
 
 
 def estimate(recipe: Recipe, tokens_per_second: float, price: float | None = None) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 
 from fasttfm.cli.divisions import Division, fastest_division
 from fasttfm.cli.environment import choose_settings
-from fasttfm.cli.fairseq_flags import add_fairseq_flags
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import TIME, Parser, add_workers
 from fasttfm.cli.paths import CHECKPOINT_OR_MODEL, INPUT_FILE, LOADED_FOLDER, TRAINED_MODEL
@@ -18,6 +17,7 @@ from fasttfm.cli.workers import launch, number_of_workers, usable_cores
 from fasttfm.config import TRANSFORMER, Values, add_flags, check, dump_yaml, flag_values, gather, with_defaults
 from fasttfm.errors import Stopped, UserError
 from fasttfm.machine import emulates_bfloat16, processor_units
+from fasttfm.parsing import parse_yaml
 from fasttfm.presets import preset_names, preset_summary
 
 _EXAMPLES = """
@@ -25,6 +25,7 @@ _EXAMPLES = """
     fasttfm train --preset multi30k --d-model 256 --max-minutes 30 --data DATA --out MODEL
     fasttfm train --preset paper-base --config my.yaml --dump-config     # what is in force, as YAML
 """
+_FAIRSEQ: dict[str, str] = parse_yaml(Path(__file__).with_name("fairseq_flags.yaml").read_bytes())
 SHOWN = (
     *("--data", "--out", "--init-from", "--preset", "--device", "--workers", "--config", "--quiet", "--json"),
     *("--d-model", "--d-ff", "--encoder-layers", "--decoder-layers", "--dropout", "--max-tokens", "--update-freq"),
@@ -38,7 +39,7 @@ def add_arguments(parser: Parser) -> None:
     parser.usage = "fasttfm train --preset NAME --data DATA --out MODEL [--SETTING VALUE …]"
     parser.epilog = "Settings of --config files replace those of the preset, and flags replace both."
     add_run_flags(parser, TRANSFORMER, "fasttfm prepare")
-    add_fairseq_flags(parser)
+    parser.elsewhere = {flag: told for flags, told in _FAIRSEQ.items() for flag in flags.split()}
     parser.shorten(*SHOWN, examples=_EXAMPLES)
 
 

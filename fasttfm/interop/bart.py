@@ -78,7 +78,7 @@ def read_network(
     """
     source, target, output = embeddings
     if output is not None or source is not target:
-        shared = "decoder" if output is None else "none"
+        shared: Any = "decoder" if output is None else "none"
         config = dataclasses.replace(config, share_embeddings=shared, source_vocab_size=len(arrangements[0]))
     config, result = with_tables(
         config, from_bart(weights, config), arrangements, (source, target), output, bias, path=folder

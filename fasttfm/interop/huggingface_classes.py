@@ -15,8 +15,6 @@ WITH_TABLES = frozenset({
     "unlimited_ocr_sam_vision_model",
 })  # fmt: skip
 """Types of models whose files have a table of attention classes beside others that take it by name."""
-
-
 NEEDS = {"minimax_m3_vl_text": "block_indices"}
 """Types of models of transformers 5.23 whose attention needs an argument that ours has not, and which."""
 
@@ -29,7 +27,6 @@ def own_attention(part: PreTrainedModel) -> str:
     return f"{type(part).__name__} needs {option}, which attention {NAME!r} has not" if option else ""
 
 
-@functools.cache
 def written_out(config: type[Any]) -> str:
     """Name of a class of models configured by config that does not take its attention by name; '' where all do."""
     for family in _families(PreTrainedModel, config):

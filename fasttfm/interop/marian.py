@@ -190,7 +190,7 @@ def read(folder: Path, **languages: Any) -> Model:
     search = decoding(folder, given, eos, start, pad)  # of the target, the last one
     config = bart_config(given, path, len(sides[1][0]), "gelu", positional_encoding="paper")
     embeddings = tables(weights, given, path, joint=joint)
-    for table, (arrangement, _) in zip(embeddings, sides):
+    for table, (arrangement, _) in zip(embeddings[:2], sides):
         if len(table) != max(row for row in arrangement.rows if row is not None) + 1:
             raise UserError(f"{folder}: vocab.json does not fit its weights, which have {len(table):,} tokens")
     bias = weights.get("final_logits_bias")

@@ -84,10 +84,10 @@ def test_a_cpu_is_called_a_cpu_and_every_machine_has_a_page(folder, tmp_path, wr
     assert all("Every time here was measured on a CPU. No GPU has run these kernels" in text for text in pages.values())
     write("results/gpu.jsonl", record(machine={"device": "NVIDIA H200"}))
     pages = written(folder, tmp_path / "out")
-    assert set(pages) == {"index", "nvidia-h200", "amd-epyc-2-cores"}
+    assert set(pages) == {"report", "nvidia-h200", "amd-epyc-2-cores"}
     assert all("Timed on NVIDIA H200; rows marked CPU on a CPU." in text for text in pages.values())
     assert (
-        "| [CPU: AMD EPYC, 2 cores](amd-epyc-2-cores.md) | 2026-01-02 | kernels, decoding | 10 rows" in pages["index"]
+        "| [CPU: AMD EPYC, 2 cores](amd-epyc-2-cores.md) | 2026-01-02 | kernels, decoding | 10 rows" in pages["report"]
     )
 
 
@@ -150,5 +150,5 @@ def test_a_peer_on_the_same_corpus_has_a_claim_of_its_own(tmp_path, write):
     line = (RESULTS / "end-to-end-demo.jsonl").read_text().splitlines()[0]
     ours = json.loads(line)
     write("runs/a.jsonl", ours, ours | {"corpus": "demo, torch.nn", "bleu": 12.5})
-    (text,) = (text for name, text in written(tmp_path / "runs", tmp_path / "out").items() if name != "index")
+    (text,) = (text for name, text in written(tmp_path / "runs", tmp_path / "out").items() if name != "report")
     assert "with a plain torch.nn trainer" in text

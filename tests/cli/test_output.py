@@ -50,11 +50,56 @@ def test_progress_is_a_line_a_tenth_where_nobody_sees_a_bar(capsys):
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_defaults_are_written_one_way(name):
-    text = " ".join(flags_of(name).format_help().split())
+    parser = flags_of(name)
+    parser.shown = None
+    text = " ".join(parser.format_help().split())
     wrong = [m for m in re.findall(r".{12}\bdefault: .{12}", text) if "(default: " not in m]
     assert wrong == []
     assert "[default" not in text
     assert "(default)" not in text
+
+
+LONG_HELP = ["train", "translate", "serve", "prepare", "distill translation", "lm train", "mlm train", "finetune squad"]
+
+
+def help_of(capsys, *words):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([*words])
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", LONG_HELP)
+def test_help_is_short_with_examples_and_help_all_has_every_flag(command, capsys):
+    if command.split()[0] not in cli.COMMANDS:
+        pytest.skip("no such command")
+    short, whole = help_of(capsys, *command.split(), "--help"), help_of(capsys, *command.split(), "--help-all")
+    shown, every = (re.findall(r"^  (?:-h, )?(--[a-z-]+)", text, re.MULTILINE) for text in (short, whole))
+    assert set(shown) < set(every)
+    assert len(shown) <= 31
+    parser = flags_of(command.split()[0])
+    parser = verbs_of(parser)[command.split()[1]] if " " in command else parser
+    assert set(every) == {
+        a.option_strings[-1 if a.dest == "help" else 0]
+        for a in parser._actions
+        if a.option_strings and a.help != argparse.SUPPRESS
+    }
+    examples = short.partition("examples:\n")[2].splitlines()
+    assert 1 <= len(examples) <= 3
+    for example in examples:
+        flags = set(re.findall(r"(--[a-z-]+)", example.partition("#")[0]))
+        assert example.startswith(f"  fasttfm {command}")
+        assert flags <= set(every), example
+
+
+def test_settings_of_validation_are_one_group_and_limits_of_the_server_say_their_defaults(capsys):
+    whole = help_of(capsys, "train", "--help-all")
+    validation = whole.partition("validation settings:")[2].partition("examples:")[0]
+    flags = re.findall(r"^  (--[a-z-]+)", validation, re.MULTILINE)
+    assert flags[0] == "--valid-interval-updates"
+    assert {"--valid-bleu", "--valid-beam", "--beam", "--length-penalty"} <= set(flags)
+    assert "--valid" not in whole.partition("validation settings:")[0]
+    limits = help_of(capsys, "serve", "--help-all").partition("limits:")[2]
+    assert limits.count("(default:") == limits.count("  --max-") == 8
 
 
 @pytest.mark.parametrize("command", [["train"], ["lm", "train"], ["mlm", "train"]])

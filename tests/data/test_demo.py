@@ -5,10 +5,12 @@ import itertools
 
 import pytest
 
+from fasttfm.cli.main import main
 from fasttfm.data.demo import SPLITS, demo_corpus, demo_pairs, write_demo_corpus
 from fasttfm.data.demo import sentences as say
 from fasttfm.data.demo.sentences import Clause, NounPhrase, Phrase, Sentences, assemble, number
 from fasttfm.data.demo.words import ADJECTIVES, GRAMMAR, NOUNS, PAIRS, PERSONS, TRANSITIVE, VERBS, contracted, rows
+from fasttfm.data.prepared import PreparedData
 from fasttfm.errors import UserError
 
 
@@ -23,6 +25,15 @@ def test_files_of_somebody_else_are_not_overwritten(tmp_path):
     write_demo_corpus(tmp_path)
     assert {path: path.read_bytes() for path in files} == files
     assert {path.name for path in tmp_path.iterdir()} - {path.name for path in files} == {".lock", "sha256sums"}
+
+
+def test_prepare_takes_the_corpus_as_a_dataset(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(SPLITS, "train", 1_000)
+    words = ["--dataset", "demo", "--data-dir", str(tmp_path), "--vocab-size", "400", "--threads", "1"]
+    assert main(["prepare", *words, "--out", str(tmp_path / "data")]) == 0
+    assert f"test set demo: {tmp_path / 'demo' / 'test.en'} and" in capsys.readouterr().out
+    assert len(PreparedData.open(tmp_path / "data").valid) == SPLITS["valid"]
+    assert len((tmp_path / "demo" / "test.de").read_text().splitlines()) == SPLITS["test"]
 
 
 @pytest.fixture(scope="module")
