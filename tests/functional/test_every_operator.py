@@ -235,3 +235,25 @@ def test_a_gradient_that_the_forward_pass_computed_is_no_constant_of_a_second_de
         (gradient,) = torch.autograd.grad(loss, leaf, create_graph=True)
         with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
             torch.autograd.grad(gradient.square().sum() + leaf.square().sum(), leaf)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("name", [name for name in USES if not name.startswith("rotary") and "scored" not in name])
+def test_torch_func_s_gradient_of_a_gradient_is_refused(name, route):
+    """Changed scores are composed of PyTorch's own operators under torch.func, which have it."""
+    function, leaf_tensors = use(name)
+    first, *others = (x.detach() for x in leaf_tensors)
+
+    def gradient(x):
+        return torch.func.grad(lambda y: function(y, *others).square().sum())(x)
+
+    with F.backend(route), pytest.raises(RuntimeError, match=REFUSAL):
+        torch.func.grad(lambda x: gradient(x).square().sum())(first)
+
+
+def test_a_penalty_on_the_gradient_may_be_computed_where_nobody_differentiates_it():
+    x = torch.randn(3, 16, requires_grad=True)
+    (gradient,) = torch.autograd.grad(F.layer_norm(x, None, None).square().sum(), x, create_graph=True)
+    assert gradient.requires_grad
+    with pytest.raises(RuntimeError, match=r"residual_norm_backward cannot be differentiated: second derivatives"):
+        gradient.square().sum().backward()

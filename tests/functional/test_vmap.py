@@ -52,10 +52,16 @@ def test_every_function_maps_over_one_tensor_and_over_all(name: str, route: str)
             torch.testing.assert_close(actual, looped(call, mapped, dims), **CLOSE)
 
 
+@pytest.mark.in_turn(days=4)
+@pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_gradients_by_sample_and_vectorised_jacobians_of_every_function(name: str) -> None:
-    call, inputs = FUNCTIONS[name]
+def test_gradients_by_sample_and_jacobians_of_every_function(name: str, route: str) -> None:
+    use, inputs = FUNCTIONS[name]
     inputs = [x.detach() for x in inputs]
+
+    def call(*x: Tensor) -> Any:
+        with F.backend(route):
+            return use(*x)
 
     def loss(*x: Tensor) -> Tensor:
         return sum(y.square().sum() for y in tensors(call(*x)) if y.requires_grad or y.is_floating_point())

@@ -30,12 +30,18 @@ def finite_with_gradients(module: torch.nn.Module, output: Tensor, shape: tuple[
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize(("batch", "length", "memory"), [(0, 3, 4), (2, 0, 4), (2, 3, 0), (0, 0, 0)])
 def test_layers(batch: int, length: int, memory: int, norm_first: bool, route: str) -> None:
+    """Layers and their stacks, padding masks included, in training and at inference."""
     x, y = torch.randn(batch, length, E), torch.randn(batch, memory, E)
     padding = torch.zeros(batch, memory, dtype=torch.bool)
     encoder, decoder = (made(f"Transformer{kind}Layer", norm_first=norm_first) for kind in ("Encoder", "Decoder"))
+    stacks = fasttfm.nn.TransformerEncoder(encoder, 2), fasttfm.nn.TransformerDecoder(decoder, 2)
     with backend(route):
-        finite_with_gradients(encoder, encoder(x), x.shape)
-        finite_with_gradients(decoder, decoder(x, y, memory_key_padding_mask=padding), x.shape)
+        for encode, decode in ((encoder, decoder), stacks):
+            finite_with_gradients(encode, encode(x), x.shape)
+            finite_with_gradients(decode, decode(x, y, memory_key_padding_mask=padding), x.shape)
+            with torch.no_grad():
+                assert encode.eval()(x, src_key_padding_mask=torch.zeros(x.shape[:2]).bool()).shape == x.shape
+                assert decode.eval()(x, y, memory_key_padding_mask=padding).shape == x.shape
 
 
 @pytest.mark.parametrize("need_weights", [False, True])

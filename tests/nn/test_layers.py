@@ -267,8 +267,9 @@ def test_a_changed_sub_module_is_called(change: Any, norm_first: bool) -> None:
     compare(theirs, ours, tensor("batch first", L))
 
 
+@pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("name", ["self_attn", "norm1", "linear1", "dropout", "linear2", "dropout1", "norm2"])
-def test_hooks_on_sub_modules_fire_as_in_torch(name: str) -> None:
+def test_hooks_on_sub_modules_fire_as_in_torch(name: str, inference: bool) -> None:
     calls: dict[str, list[tuple[int, ...]]] = {"theirs": [], "ours": []}
     for key, layer in zip(calls, twins("TransformerEncoderLayer", E, H, F, 0.0, batch_first=True)):
 
@@ -276,7 +277,8 @@ def test_hooks_on_sub_modules_fire_as_in_torch(name: str) -> None:
             calls[key].append(tuple((output[0] if isinstance(output, tuple) else output).shape))
 
         getattr(layer, name).register_forward_hook(note)
-        layer(tensor("batch first", L))
+        with torch.inference_mode(inference):
+            layer.train(not inference)(tensor("batch first", L))
     assert calls["ours"] == calls["theirs"]
     assert len(calls["ours"]) == 1
 

@@ -88,18 +88,6 @@ def test_encoder_unbatched(norm_first: bool) -> None:
     compare(theirs, ours, rand(S, E), src_key_padding_mask=padding(3, 5)[0])
 
 
-def test_padding_is_not_computed_at_inference() -> None:
-    _, ours = stacks("Encoder", batch_first=True, norm_first=True, norm=True)
-    ours.eval()
-    seen = []
-    ours.layers[1].linear1.register_forward_hook(lambda module, inputs, output: seen.append(tuple(output.shape)))
-    mask = padding(*LENGTHS)
-    with torch.no_grad():
-        output = ours(rand(N, S, E), src_key_padding_mask=mask)
-    assert seen == [(sum(LENGTHS), F)]
-    assert not output[mask].any()
-
-
 def test_mask_check_false_packs_padding_that_lies_anywhere() -> None:
     theirs, ours = stacks("Encoder", batch_first=True, stack={"mask_check": False})
     mask, x = hides_some(N, S), rand(N, S, E)

@@ -92,18 +92,6 @@ def test_rows_that_see_something_agree_with_the_fast_path_when_others_see_nothin
     assert torch.isfinite(got).all()
 
 
-def test_a_3d_mask_is_a_2d_mask_for_each_sequence() -> None:
-    ours = fasttfm.nn.MultiheadAttention(8, 4).double()
-    query, key = torch.randn(2, 3, 8, dtype=torch.float64), torch.randn(3, 3, 8, dtype=torch.float64)
-    mask = hides_some(3, 2, 3)
-    together = ours(query, key, key, attn_mask=mask.repeat_interleave(4, dim=0))[0]
-    for i in range(3):
-        one = slice(i, i + 1)
-        torch.testing.assert_close(
-            together[:, one], ours(query[:, one], key[:, one], key[:, one], attn_mask=mask[i])[0]
-        )
-
-
 @pytest.mark.parametrize("need_weights", [True, False])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("batch_first", [True, False])
@@ -149,27 +137,6 @@ def test_nested_tensors_that_torch_refuses_are_refused(options: dict[str, bool])
 
 
 # ------------------------------------------------------------------------------------------------------------- layers
-
-
-@pytest.mark.parametrize("empty", ["batch", "length"])
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("batch_first", [True, False])
-@pytest.mark.parametrize("name", ["TransformerEncoderLayer", "TransformerDecoderLayer"])
-def test_nothing_in_gives_nothing_out(name: str, batch_first: bool, training: bool, empty: str) -> None:
-    """Layers and their stacks, padding masks included."""
-    layer = getattr(fasttfm.nn, name)(16, 2, 24, batch_first=batch_first)
-    stack = getattr(fasttfm.nn, name.removesuffix("Layer"))(layer, 2).train(training)
-    batch, length = (0, 5) if empty == "batch" else (3, 0)
-    x = torch.randn(batch, length, 16) if batch_first else torch.randn(length, batch, 16)
-    mask = torch.zeros(batch, length, dtype=torch.bool)
-    inputs, padded = ((x,), "src_key_padding_mask") if "Encoder" in name else ((x, x), "memory_key_padding_mask")
-    with torch.set_grad_enabled(training):
-        for module in (layer.train(training), stack):
-            for options in ({}, {padded: mask}):
-                output = module(*inputs, **options)
-                assert output.shape == x.shape
-                if training:
-                    output.sum().backward()
 
 
 def test_a_transformer_takes_empty_batches() -> None:
@@ -236,45 +203,6 @@ def test_bool_masks_together_give_no_warning_and_no_log(caplog: pytest.LogCaptur
     assert not caplog.records
 
 
-def test_training_with_padding_learns_and_eval_agrees_with_training() -> None:
-    torch.manual_seed(0)
-    layer = fasttfm.nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, activation="gelu", batch_first=True)
-    encoder = fasttfm.nn.TransformerEncoder(layer, 2)
-    optimizer = torch.optim.Adam(encoder.parameters(), lr=1e-2)
-    mask = torch.tensor([[False, False, True, True]])
-    x = torch.cat([torch.randn(1, 2, 4), torch.zeros(1, 2, 4)], dim=1)
-    losses = []
-    for _ in range(40):
-        optimizer.zero_grad()
-        loss = nn.functional.mse_loss(encoder(x, src_key_padding_mask=mask)[:, :2], x[:, :2])
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.5 * losses[0]
-    with torch.no_grad():
-        trained = encoder(x, src_key_padding_mask=mask)[:, :2]
-        torch.testing.assert_close(encoder.eval()(x, src_key_padding_mask=mask)[:, :2], trained)
-
-
-def test_training_with_a_causal_hint_is_training_with_the_mask() -> None:
-    losses: list[list[float]] = []
-    for hint in (False, True):
-        torch.manual_seed(0)
-        layer = fasttfm.nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
-        encoder = fasttfm.nn.TransformerEncoder(layer, 2)
-        optimizer = torch.optim.SGD(encoder.parameters(), lr=0.1, momentum=0.9)
-        x = torch.randn(2, 5, 8)
-        mask = nn.Transformer.generate_square_subsequent_mask(5)
-        losses.append([])
-        for _ in range(10):
-            optimizer.zero_grad()
-            loss = nn.functional.mse_loss(encoder(x, mask=mask, is_causal=hint)[:, :-1], x[:, 1:])
-            loss.backward()
-            optimizer.step()
-            losses[-1].append(loss.item())
-    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
-
-
 @pytest.mark.parametrize(
     ("options", "at_the_end", "left_out"),
     [
@@ -291,8 +219,9 @@ def test_padding_is_left_out_where_torch_would_nest(options: Any, at_the_end: bo
     seen = []
     encoder.layers[0].linear1.register_forward_hook(lambda module, inputs, output: seen.append(tuple(output.shape)))
     mask = torch.tensor([[False, at_the_end is False, at_the_end], [False, False, False]])
-    encoder(torch.randn(2, 3, 8), src_key_padding_mask=mask)
+    output = encoder(torch.randn(2, 3, 8), src_key_padding_mask=mask)
     assert seen == [(5, 12) if left_out else (2, 3, 12)]
+    assert not left_out or not output[mask].any()
 
 
 def test_a_causal_mask_sets_the_hint_of_the_layers() -> None:
@@ -314,33 +243,12 @@ def test_a_causal_mask_sets_the_hint_of_the_layers() -> None:
             ]
 
 
-def test_attention_of_a_constant_is_the_constant() -> None:
-    ours = fasttfm.nn.MultiheadAttention(4, 1)
-    with torch.no_grad():
-        ours.in_proj_weight.fill_(1.0)
-        ours.out_proj.weight.fill_(1.0)
-    x = torch.ones(3, 2, 4)
-    mask = nn.Transformer.generate_square_subsequent_mask(3)
-    for options in ({"attn_mask": mask, "is_causal": True}, {"attn_mask": mask}, {"is_causal": True}):
-        assert torch.equal(ours(x, x, x, need_weights=False, **options)[0], torch.full((3, 2, 4), 16.0))
-
-
 @pytest.mark.parametrize("bias", [True, False])
 @torch.no_grad()
 def test_layers_without_biases_at_inference(bias: bool) -> None:
     theirs, ours = twins("TransformerEncoderLayer", 8, 2, 12, batch_first=True, bias=bias)
     x = torch.randn(3, 5, 8, dtype=torch.float64)
     torch.testing.assert_close(ours.eval()(x), theirs.eval()(x))
-
-
-@pytest.mark.parametrize("name", ["self_attn", "norm1", "linear1", "dropout", "linear2", "dropout1", "norm2"])
-def test_hooks_fire_at_inference_too(name: str) -> None:
-    layer = fasttfm.nn.TransformerEncoderLayer(12, 3, 12, batch_first=True).eval()
-    calls = []
-    getattr(layer, name).register_forward_hook(lambda *_: calls.append(name))
-    with torch.inference_mode():
-        layer(torch.rand(2, 4, 12))
-    assert calls == [name]
 
 
 def test_a_transformer_with_every_mask_and_dropout_trains() -> None:
@@ -381,29 +289,6 @@ def test_torchscript_is_refused_until_the_modules_are_restored() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------- LayerNorm
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_layer_norm_follows_its_formula(dtype: torch.dtype) -> None:
-    def by_hand(x: Tensor, norm: nn.LayerNorm) -> Tensor:
-        variance, mean = torch.var_mean(x.double().flatten(-2), dim=-1, correction=0)
-        shape = (*mean.shape, 1, 1)
-        y = (x.double() - mean.view(shape)) / (variance.view(shape) + norm.eps).sqrt()
-        return (y * norm.weight.double() + norm.bias.double()).to(dtype)
-
-    norm = fasttfm.nn.LayerNorm((3, 5), dtype=dtype)
-    with torch.no_grad():
-        norm.weight.normal_()
-        norm.bias.normal_()
-    x = torch.randn(4, 3, 5, dtype=dtype) * 7 + 2
-    torch.testing.assert_close(norm(x), by_hand(x, norm))
-
-
-def test_layer_norm_of_a_constant_is_the_bias() -> None:
-    norm = fasttfm.nn.LayerNorm(5)
-    with torch.no_grad():
-        norm.bias.normal_()
-    torch.testing.assert_close(norm(torch.full((3, 5), 4.0)), norm.bias.expand(3, 5))
 
 
 def test_layer_norm_takes_float32_weights_with_half_precision_input_as_torch_does() -> None:
