@@ -223,7 +223,7 @@ class Translator:
             self.model,
             list(sources.values()),
             replace(self.config, sampling=True, nbest=samples) if samples else self.config,
-            prefixes=self._beginnings(prefixes, sources),
+            prefixes=[self.beginning(prefixes[row] if prefixes else "") for row in sources],
             numbers=[first_line - 1 + row for row in sources],
             banned=self.banned,
             required=None if required is None else [required[row] for row in sources],
@@ -277,11 +277,10 @@ class Translator:
 
         Where reading the lines fails, those before are translated first.
         """
-        begun = prefixes is not None
         first_line = 1
-        for buffer in _buffers(paired(lines, prefixes), self.config.buffer_size):
-            beginnings = [prefix for _, prefix in buffer] if begun else None
-            yield from self.translate_nbest([line for line, _ in buffer], beginnings, first_line)
+        for buffer in _buffers(_paired(lines, prefixes), self.config.buffer_size):
+            some, beginnings = zip(*buffer)
+            yield from self.translate_nbest(some, beginnings, first_line)
             first_line += len(buffer)
 
     def stream(self, line: str, prefix: str = "", *, number: int = 1) -> Iterator[str]:
@@ -309,13 +308,6 @@ class Translator:
             [[*self.target_tokenizer.prefix, *self.target_tokenizer.encode(target)] for target in targets],
             max_tokens=self.config.batch_tokens,
         )
-
-    def _beginnings(self, prefixes: Sequence[str] | None, rows: Iterable[int]) -> list[list[int]] | None:
-        """Return the required beginnings of these lines' translations: the tokenizer's prefix, and the caller's."""
-        if prefixes is None:
-            forced = self.target_tokenizer.prefix
-            return [forced for _ in rows] if forced else None
-        return [self.beginning(prefixes[row]) for row in rows]
 
     def beginning(self, prefix: str) -> list[int]:
         """The ids that an output starts with: the tokenizer's prefix, then the caller's ("": none)."""
@@ -347,7 +339,7 @@ def one_line(text: str) -> str:
     return " ".join(text.splitlines())
 
 
-def paired(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:
+def _paired(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:
     """Each line with its prefix, "" where there are none; UserError where one of the two ends before the other."""
     if prefixes is None:
         yield from ((line, "") for line in lines)

@@ -20,7 +20,6 @@ import time
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Protocol
 
 from fasttfm.decoding.batches import inference
 from fasttfm.decoding.continuous_batching import ContinuousBatching, takes_lines, takes_options
@@ -54,28 +53,18 @@ class Stopping(Exception):
     """The engine takes nothing new."""
 
 
-class _Search(Protocol):
-    """Sentences that are translated together, a step at a time."""
-
-    model: str
-    preference: float
-    """Time that it gets for each second of another one's."""
-    seconds: float
-    """Time that it has had, divided by its preference, beyond that of the search with the least when it began."""
-
-    @property
-    def sentences(self) -> Sequence[Sentence]: ...
-
-    def add(self, sentence: Sentence) -> None: ...
-
-    def step(self) -> list[tuple[Sentence, list[Translation] | UserError]]: ...
+_Ended = list[tuple[Sentence, list[Translation] | UserError]]
+"""Sentences with their translations, or why they have none."""
 
 
 class _Joined:
-    """A search that sentences join and leave while it runs."""
+    """A search that sentences join and leave while it runs, a step at a time."""
 
     def __init__(self, model: str, translator: Translator, preference: float) -> None:
-        self.model, self.preference, self.seconds = model, preference, 0.0
+        """preference: time that it gets for each second of another one's."""
+        self.model, self.preference = model, preference
+        self.seconds = 0.0
+        """Time that it has had, divided by its preference, beyond that of the search with the least when it began."""
         self._running = ContinuousBatching(translator)
         self._searched: dict[Hashable, Sentence] = {}
         self._numbers = itertools.count()
@@ -89,13 +78,11 @@ class _Joined:
         self._searched[number] = sentence
         self._running.add(number, sentence.text, sentence.config, sentence.prefix, sentence.number, sentence.aligned)
 
-    def step(self) -> list[tuple[Sentence, list[Translation] | UserError]]:
+    def step(self) -> _Ended:
         gone = {number for number, each in self._searched.items() if each.answer.abandoned}
         if gone:
             self._running.drop(gone)
-        left: list[tuple[Sentence, list[Translation] | UserError]] = [
-            (self._searched.pop(number), UserError("nobody waits for it any more")) for number in gone
-        ]
+        left: _Ended = [(self._searched.pop(number), UserError("nobody waits for it any more")) for number in gone]
         return left + [(self._searched.pop(number), result) for number, result in self._running.step()]
 
 
@@ -110,14 +97,14 @@ class _Batch:
     def add(self, sentence: Sentence) -> None:
         self.sentences.append(sentence)
 
-    def step(self) -> list[tuple[Sentence, list[Translation] | UserError]]:
+    def step(self) -> _Ended:
         results = self._translator.translate_nbest(
             [each.text for each in self.sentences],
             [each.prefix for each in self.sentences],
             1 + self.sentences[0].number,
             [each.required for each in self.sentences] if self.sentences[0].required else None,
         )
-        done: list[tuple[Sentence, list[Translation] | UserError]] = [*zip(self.sentences, results, strict=True)]
+        done: _Ended = [*zip(self.sentences, results, strict=True)]
         self.sentences = []
         return done
 
@@ -133,7 +120,7 @@ class Engine:
         self.counts = counts
         self.queue = queue
         self._waiting = FairQueue()
-        self._searches: dict[Hashable, _Search] = {}
+        self._searches: dict[Hashable, _Joined | _Batch] = {}
         self._changed = threading.Condition()
         self._stopping = False
         self._inside = ExitStack()
@@ -180,15 +167,15 @@ class Engine:
             if self._searches:
                 self._step(*self._whose_turn())
 
-    def _whose_turn(self) -> tuple[Hashable, _Search]:
+    def _whose_turn(self) -> tuple[Hashable, _Joined | _Batch]:
         """The search that has had the least time; the model that is prepared has a small advantage."""
 
-        def time_had(search: _Search) -> float:
+        def time_had(search: _Joined | _Batch) -> float:
             return search.seconds - (_TURN if search.model == self._model else 0.0)
 
         return min(self._searches.items(), key=lambda each: time_had(each[1]))
 
-    def _step(self, key: Hashable, search: _Search) -> None:
+    def _step(self, key: Hashable, search: _Joined | _Batch) -> None:
         begin, together = time.perf_counter(), len(search.sentences)
         try:
             self._enter(search.model if isinstance(search, _Joined) else None)
@@ -255,11 +242,11 @@ class Engine:
             self._takes_lines[model] = takes_lines(translator)
         return self._takes_lines[model] and not sentence.required and takes_options(translator, sentence.config)
 
-    def _search_of(self, sentence: Sentence) -> _Search:
+    def _search_of(self, sentence: Sentence) -> _Joined | _Batch:
         key = self._key(sentence)
         if key not in self._searches:
             translator = self.translators[sentence.model]
-            search: _Search
+            search: _Joined | _Batch
             if self._can_join(sentence):
                 self._enter(sentence.model)
                 preference = 1.0 if sentence.request_work >= _MUCH_WORK else _PREFERENCE
