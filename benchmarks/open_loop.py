@@ -131,7 +131,7 @@ def translator_of(kind: str, model: Path) -> Translator:
 
 
 class Server:
-    """Where to ask, and what is to be answered: by line; None: anything."""
+    """A server that is asked, and the answers that it must give: by line; None: any."""
 
     def __init__(self, port: int, expected: Mapping[str, str] | None = None) -> None:
         self.port, self.expected = port, expected

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import torch
+from psutil import NoSuchProcess, Process
 
 from fasttfm.machine import allowed_cores, cpuinfo, describe_gpu, processor, version
 
@@ -133,12 +134,12 @@ def _ticks() -> tuple[float, float]:
     return times.get("steal", 0.0), sum(times.get(kind, 0.0) for kind in ("user", "nice", "system", "irq", "softirq"))
 
 
-def family(process: int | None = None) -> list[psutil.Process]:
+def family(process: int | None = None) -> list[Process]:
     """A process and its descendants that live; None: this one."""
     try:
-        parent = psutil.Process(process)
+        parent = Process(process)
         return [parent, *parent.children(recursive=True)]
-    except psutil.NoSuchProcess:
+    except NoSuchProcess:
         return []
 
 
@@ -146,7 +147,7 @@ def _own() -> float:
     """CPU seconds of this process and its descendants, those that live and those that they have waited for."""
     seconds = 0.0
     for process in family():
-        with suppress(psutil.NoSuchProcess):  # it ended meanwhile
+        with suppress(NoSuchProcess):  # it ended meanwhile
             seconds += sum(process.cpu_times()[:4])
     return seconds
 

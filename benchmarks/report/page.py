@@ -51,7 +51,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, names: int = 1)
 
 
 def notice(entries: Sequence[Entry]) -> str:
-    """What has run the kernels, which a reader must know before any figure."""
+    """The devices that have run the kernels, which a reader must know before any figure."""
     devices = sorted({machine_name(entry.machine) for entry in entries if not is_cpu(entry.machine)})
     if not devices:
         return "> **Every time here was measured on a CPU. No GPU has run these kernels.**"
@@ -59,7 +59,7 @@ def notice(entries: Sequence[Entry]) -> str:
 
 
 def statuses(rows: pd.DataFrame) -> str:
-    """How many rows there are of each status."""
+    """The number of rows of each status."""
     if rows.empty:
         return "no row of the suite"
     parts = [f"{count} {status}" for status, count in rows.status.value_counts().items()]
