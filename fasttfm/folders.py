@@ -174,9 +174,16 @@ def faults(folder: Path) -> tuple[int, list[str]]:
 
 
 def _plain_manifest(path: Path) -> dict[str, str]:
-    """The digests of a checkpoint, whose manifest has no header."""
-    lines = path.read_bytes().decode(errors="replace").splitlines()
-    return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    """The digests of a checkpoint, whose manifest has no header; UserError where it is cut off or cannot be read."""
+    try:
+        text = path.read_bytes().decode(errors="replace")
+    except OSError as error:
+        raise unreadable(path, error) from error
+    digests = {name: digest for digest, name in re.findall(r"^([0-9a-f]{64}) [ *](.+)\n", text, re.MULTILINE)}
+    weights = {each.name for each in path.parent.glob("*.safetensors")}
+    if len(digests) < max(1, len(text.splitlines())) or not weights <= digests.keys():
+        raise UserError(f"{path}: is cut off or damaged")
+    return digests
 
 
 def _root(folder: Path) -> Path:

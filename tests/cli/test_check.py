@@ -108,6 +108,11 @@ def test_a_folder_is_compared_with_all_its_digests(tmp_path, capsys):
         f"{whole / 'b'}: is missing",
         f"{step_folder(run, 2) / 'model.safetensors'}: is damaged or changed, its SHA-256 is not the one in sha256sums",
     ]
+    listed = step_folder(run, 1) / "sha256sums"
+    for content, told in (("", "is empty"), (listed.read_text()[:-5], "is cut off or damaged")):
+        listed.write_text(content)
+        assert main(["env", "--check", str(run)]) == 1
+        assert f"{listed}: {told}" in capsys.readouterr().out
     (tmp_path / "empty").mkdir()
     for path, told in ((tmp_path / "empty", "holds no sha256sums"), (tmp_path / "none", "is not a directory")):
         assert main(["env", "--check", str(path)]) == 2
