@@ -52,7 +52,7 @@ def test_every_function_maps_over_one_tensor_and_over_all(name: str, route: str)
             torch.testing.assert_close(actual, looped(call, mapped, dims), **CLOSE)
 
 
-@pytest.mark.in_turn(days=4)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_gradients_by_sample_and_jacobians_of_every_function(name: str, route: str) -> None:
