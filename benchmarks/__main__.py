@@ -51,8 +51,6 @@ DTYPES = ("float32", "float16", "bfloat16")
 SECONDS = {"smoke": 0.0, "quick": 0.3, "standard": 1.0, "full": 3.0}
 """Of timed runs a case, all its providers together."""
 _NOISE = "rows are noisy, measured twice: something else runs on this machine; close it and measure again"
-REMOVED = {"padding": "the group padding was removed: training_step at 60% and 5% padding says what padding costs"}
-"""Group -> what to use instead."""
 LEAST_ROUNDS = {"smoke": 1, "quick": 5, "standard": 10, "full": 20}
 
 
@@ -124,8 +122,6 @@ def usual_dtype(device: torch.device) -> torch.dtype:
 def chosen_cases(groups: Sequence[str], only: str, setting: Setting) -> list[Case]:
     """The cases of the groups, in order. Raises UserError for a group that is not one, or when no case is left."""
     for group in groups:
-        if group in REMOVED:
-            raise UserError(REMOVED[group])
         if group in COMMANDS:
             raise UserError(f"{group} is a command of its own: python -m benchmarks {group} --help")
         if group not in GROUPS:

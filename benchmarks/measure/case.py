@@ -83,6 +83,8 @@ class Work:
     """Runs before the clock, after the first and the checks."""
     rounds: int | None = None
     """Exactly so many timed runs a provider, where a run is long; otherwise as many as `seconds` allow."""
+    details: Callable[[Any], dict[str, Any]] | None = None
+    """Facts for the record from a provider's answer, such as its share of padding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +138,8 @@ class Entry:
     times: list[float] = field(default_factory=list)
     units: list[float] = field(default_factory=list)
     """Of the inputs of each timed run."""
+    details: dict[str, Any] | None = None
+    """Work.details() of the last timed run."""
 
     def fail(self, status: str, reason: str) -> None:
         self.status, self.reason = status, reason

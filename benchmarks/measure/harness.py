@@ -303,15 +303,16 @@ class Trial:
                 entry.launches, _ = self._run(name, entry, self.clock.launches)
 
     def _time(self, name: str, entry: Entry) -> None:
-        def look(act: Callable[[], Any]) -> tuple[float, str | None]:
+        def look(act: Callable[[], Any]) -> tuple[float, str | None, Any]:
             made: list[Any] = []  # dropped when the clock has stopped: freeing it is not the provider's work
             taken = self.clock.microseconds(lambda: made.append(act()))
-            return taken, numerics.unread(made[0])
+            return taken, numerics.unread(made[0]), self.work.details and self.work.details(made[0])
 
-        (taken, kind), inputs = self._run(name, entry, look)
+        (taken, kind, details), inputs = self._run(name, entry, look)
         if kind:
             raise Wrong(f"answers timed runs with a {kind}, which may compute only when it is looked at")
         entry.times.append(taken)
+        entry.details = details
         if self.work.units is not None:
             entry.units.append(self.work.units(*inputs))
 

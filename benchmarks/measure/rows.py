@@ -61,6 +61,8 @@ def record(
         if work.unit is not None and entry.units:
             # over the median time: all providers had the same inputs, so that throughputs compare as times do
             row["throughput"] = {"value": rounded(statistics.mean(entry.units) / p50 * 1e6), "unit": work.unit}
+        if entry.details is not None:
+            row["details"] = entry.details
     return row
 
 

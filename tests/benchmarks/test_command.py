@@ -150,7 +150,6 @@ def test_a_broken_case_does_not_stop_the_others(group, tmp_path, capsys):
     ("words", "message"),
     [
         (["kernals"], "kernals is no group: kernels"),
-        (["padding"], "the group padding was removed: training_step at 60%"),
         (["kernels", "end_to_end"], "end_to_end is a command of its own: python -m benchmarks end_to_end --help"),
         (["--only", "nothing like it"], "no case contains 'nothing like it'"),
         (["--device", "gpu"], "device 'gpu' is unknown"),

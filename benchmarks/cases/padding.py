@@ -1,0 +1,181 @@
+"""Group padding: an epoch with sentences as they come against one with sentences of like length together.
+
+The source document took 250 s an epoch with 60% padding and 100 s with 5%. Here the corpus is synthetic, its lengths
+spread like WMT14's and Multi30k's (synthetic.py); sentences in random order fill batches of a budget of cells, which
+pads about as much as the document's worst, and fasttfm's TokenBatches fill the same budget. Both are run by fasttfm and
+by the plain torch.nn trainer, so that what bucketing is worth stands beside what the kernels are.
+
+Timed is all of it, planning, collating and a training step on each batch, for the beginning of an epoch: as many
+batches as hold `tokens` target tokens, the last one cut. The check: without dropout, and without changing weights, the
+loss summed over the first pairs of the corpus is the same however they were batched.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.cases import synthetic, training_step
+from benchmarks.measure.case import Case, Setting, Work
+from benchmarks.measure.providers import OURS, TORCH_NN, Provider
+from benchmarks.peers import torch_nn
+from fasttfm.data.batches import Batch, TokenBatches, collate
+from fasttfm.data.prepared import ParallelTokens
+from fasttfm.models import Transformer, TransformerConfig
+
+Step = Callable[[Batch], Tensor]
+Batching = Callable[[ParallelTokens, int], Iterator[np.ndarray]]
+_RANDOM = "random order"
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """Result of a provider."""
+
+    loss: Tensor
+    """0-d: the sum over all target tokens."""
+    padding: float
+    """Share of the cells of both sides."""
+    batches: int
+
+
+def cases(setting: Setting) -> list[Case]:
+    """A corpus of each distribution of lengths."""
+    quick, smoke = not setting.at_least("standard"), setting.level == "smoke"
+    if setting.on_gpu:
+        sizes = [("WMT14-like", synthetic.WMT, "paper-base", 100_000, 25_000, 200_000 if quick else 800_000)]
+    else:
+        pairs, tokens = (40, 300) if smoke else (10_000, 1_200 if quick else 30_000)
+        sizes = [("WMT14-like", synthetic.WMT, "multi30k", pairs, 256 if smoke else 1_024, tokens)]
+    if not quick:
+        tokens = 400_000 if setting.on_gpu else 30_000
+        sizes.append(("Multi30k-like", synthetic.MULTI30K, "multi30k", 29_000, 4_096, tokens))
+    return [_case(setting, *size) for size in sizes]
+
+
+def _case(
+    setting: Setting, name: str, lengths: synthetic.Lengths, preset: str, pairs: int, max_tokens: int, tokens: int
+) -> Case:
+    config = training_step.model_config(preset)
+    return Case(
+        group="padding",
+        name=name,
+        shape={"pairs": pairs, "cells": max_tokens, "tokens": tokens, "model": preset, "vocabulary": config.vocab_size},
+        dtype=str(training_step.precision(setting)).removeprefix("torch."),
+        passes="epoch",
+        # products and Adam once for all tokens together: more batches than one read the weights more often
+        cost=training_step.cost(config, tokens=tokens),
+        make=partial(_work, config, preset, lengths, pairs, max_tokens, tokens),
+    )
+
+
+def bucketed(pairs: ParallelTokens, max_tokens: int) -> Iterator[np.ndarray]:
+    """fasttfm's batches, in their random order."""
+    return iter(TokenBatches(pairs, max_tokens).epoch(0))
+
+
+def shuffled(pairs: ParallelTokens, max_tokens: int) -> Iterator[np.ndarray]:
+    """Pairs in random order, as many to a batch as the budget of rows times longest side allows."""
+    widths = np.maximum(pairs.source_lengths, pairs.target_lengths) + 1
+    rows: list[int] = []
+    for index in np.random.default_rng(0).permutation(len(pairs)):
+        if rows and (len(rows) + 1) * max(widths[index], widths[rows].max()) > max_tokens:
+            yield np.array(rows)
+            rows = []
+        rows.append(index)
+    yield np.array(rows)
+
+
+def epoch_of(
+    step: Step, batching: Batching, device: torch.device, max_tokens: int, tokens: int, pairs: ParallelTokens
+) -> Epoch:
+    """The first batches, as many as hold that many target tokens; step gives the loss a target token of each."""
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    used = cells = count = 0
+    left = tokens
+    for rows in batching(pairs, max_tokens):
+        ends = np.cumsum(pairs.target_lengths[rows] + 1)
+        rows = rows[: np.searchsorted(ends, left) + 1]
+        left -= int(ends[len(rows) - 1])
+        batch = collate([pairs.source(row) for row in rows], [pairs.target(row) for row in rows])
+        total += step(batch.to(device)).double() * batch.target_tokens
+        used += batch.source_tokens + batch.target_tokens
+        cells += batch.source.numel() + batch.target_in.numel()
+        count += 1
+        if left <= 0:
+            break
+    return Epoch(total, 1.0 - used / cells, count)
+
+
+def _still_loss(model: Any, loss: Callable[[Any, Batch], Tensor], autocast: torch.dtype | None, batch: Batch) -> Tensor:
+    """The loss a token, without dropout and without a step."""
+    device_type = batch.source.device.type
+    with torch.no_grad(), torch.autocast(device_type, autocast, enabled=autocast is not None):
+        return loss(model.eval(), batch) / batch.target_tokens
+
+
+def _work(
+    config: TransformerConfig,
+    preset: str,
+    lengths: synthetic.Lengths,
+    pairs: int,
+    max_tokens: int,
+    tokens: int,
+    setting: Setting,
+) -> Work:
+    device, precision = setting.device, training_step.precision(setting)
+    training = training_step.training_config(preset, precision)
+    autocast = None if precision == torch.float32 else precision
+    torch.manual_seed(setting.seed)
+    weights = torch_nn.TorchTransformer(config).state_dict()
+
+    ours = partial(training_step.loaded, Transformer, config, weights, device)
+    theirs = partial(training_step.loaded, torch_nn.TorchTransformer, config, weights, device)
+    smoothing = training.label_smoothing
+    loss = partial(training_step.our_loss, label_smoothing=smoothing)
+    torch_loss = partial(torch_nn.loss, label_smoothing=smoothing)
+
+    def whole(step: Step, batching: Batching, corpus: ParallelTokens) -> Epoch:
+        """All of the first pairs, so that it is the same work however they are batched."""
+        few = range(min(len(corpus), 64))
+        head = ParallelTokens.from_lists([corpus.source(i) for i in few], [corpus.target(i) for i in few])  # type: ignore
+        return epoch_of(step, batching, device, max_tokens, 1 << 60, head)
+
+    def steps() -> dict[str, tuple[Step, Step]]:
+        """By provider, a step on a model of its own, and the same without a change of the weights."""
+        step = partial(training_step.OurStep, training=training, device=device, autocast=autocast)
+        return {
+            OURS: (step(ours()), partial(_still_loss, ours(), loss, autocast)),
+            training_step.PACKED: (
+                step(ours(), packed=True),
+                partial(_still_loss, ours(), partial(loss, packed=True), autocast),
+            ),
+            TORCH_NN: (
+                torch_nn.Step(theirs(), torch_nn.loss, training, autocast),
+                partial(_still_loss, theirs(), torch_loss, autocast),
+            ),
+        }
+
+    timed: dict[str, Provider] = {}
+    checked: dict[str, Provider] = {}
+    for suffix, batching in (("", bucketed), (f", {_RANDOM}", shuffled)):
+        for name, (step, still) in steps().items():
+            timed[name + suffix] = partial(epoch_of, step, batching, device, max_tokens, tokens)
+            checked[name + suffix] = partial(whole, still, batching)
+    exact = partial(_still_loss, theirs().double(), torch_loss, None)
+    return Work(
+        inputs=lambda i: (synthetic.corpus(pairs, lengths, config.vocab_size, seed=1_000 * setting.seed + i),),
+        providers=timed,
+        without_dropout=checked,
+        reference=partial(whole, exact, bucketed),
+        plain=TORCH_NN,
+        unit="target tokens/s",
+        units=lambda corpus: float(tokens),
+        warm_up=0 if not setting.on_gpu else 1,
+        rounds=setting.rounds_of_long_runs,
+        details=lambda epoch: {"padding": round(epoch.padding, 4), "batches": epoch.batches},
+    )
