@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fasttfm.functional import backend
     from fasttfm.interop import replace_modules, restore_modules
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 __all__ = ["__version__", "backend", "pipeline", "replace_modules", "restore_modules"]
 
 
