@@ -59,7 +59,7 @@ def test_defaults_are_written_one_way(name):
     assert "(default)" not in text
 
 
-LONG_HELP = ["train", "translate", "serve", "prepare", "distill translation", "lm train", "mlm train", "finetune squad"]
+LONG_HELP = ["train", "translate", "serve", "prepare", "mlm distill", "lm train", "mlm train", "finetune squad"]
 
 
 def help_of(capsys, *words):
