@@ -205,7 +205,7 @@ def _peers(
     name, kind = CTRANSLATE2, str(dtype).removeprefix("torch.")
     if dtype != torch.float32 and not setting.on_gpu:
         name, kind = f"{CTRANSLATE2} int8", "int8"
-    options = {"beam": beam, "length": length, "compute_type": kind, "device": device}
+    options: dict[str, Any] = {"beam": beam, "length": length, "compute_type": kind, "device": device}
     for count in workers:
         each = {**options, "threads": setting.threads // count, "workers": count}
         make = partial(ctranslate2.Translate, config, weights, **each)

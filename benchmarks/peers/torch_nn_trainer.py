@@ -13,8 +13,8 @@ import json
 import math
 import sys
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -89,13 +89,13 @@ def train(
     step = Step(model, torch_nn.loss, training, autocast_dtype(training.precision, device))
     batches = TokenBatches(data.train, limits.max_tokens, seed, limits.max_sentence_tokens)
     forever = (batches.batch(indices, epoch) for epoch in itertools.count() for indices in batches.epoch(epoch))
-    sums, logged = Counter[str](), time.monotonic()
+    sums, logged = defaultdict[str, float](float), time.monotonic()
     model.train()
     for done in itertools.count(1):
         progress = (time.monotonic() - began) / (60 * minutes)
         if sums and (progress >= 1 or done % _LOG_EVERY == 1):
             _write_sums(log, done - 1, sums, time.monotonic() - logged)
-            sums, logged = Counter(), time.monotonic()
+            sums, logged = defaultdict(float), time.monotonic()
         if progress >= 1:
             break
         batch = next(forever)
@@ -108,7 +108,7 @@ def train(
     return model
 
 
-def _write_sums(log: TextIO, step: int, sums: Counter[str], seconds: float) -> None:
+def _write_sums(log: TextIO, step: int, sums: Mapping[str, float], seconds: float) -> None:
     """A line about the updates since the last one."""
     _write(
         log,
