@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.apart = [("--split-sentences", "--prefix")]
     add_model(parser)
     add_device(parser)
     add_precision(parser, "translation_precision")
@@ -42,7 +41,8 @@ def add_arguments(parser: Parser) -> None:
     add_flags(parser, ["decoding"])
     add_output_flags(parser, lines="its translations with their scores")
     named = [each.option_strings[0] for each in parser._actions if each.option_strings]
-    parser.apart = [("--score", flag) for flag in named if flag not in _OF_SCORES]
+    parser.apart = [("--split-sentences", "--prefix")]
+    parser.apart += [("--score", flag) for flag in named if flag not in _OF_SCORES]
     parser.shorten(*_SHOWN, examples=_EXAMPLES)
 
 
