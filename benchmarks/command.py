@@ -1,5 +1,6 @@
 """Begin and end of a benchmark's program: its flags, the fasttfm commands it runs, its record, its exit status."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 from benchmarks.measure import machine, records
 from benchmarks.measure.records import RESULTS, Record
 from fasttfm.children import child_environment, end_with_parent, run_to_end, signal_name
+from fasttfm.cli.main import EXIT_BROKEN_PIPE
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError, interrupted
 from fasttfm.signals import raise_dropped, stoppable
@@ -66,11 +68,15 @@ def run(main: Callable[[Sequence[str] | None], int], arguments: Sequence[str] | 
     with stoppable():
         try:
             status = main(arguments)
+            sys.stdout.flush()
             raise_dropped()
             return status
         except UserError as error:
             print(f"benchmarks: {error}", file=sys.stderr)
             return 2
+        except BrokenPipeError:  # the reader (head, less) has gone; Python would complain once more at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return EXIT_BROKEN_PIPE
         except KeyboardInterrupt as interrupt:
             status = interrupted(interrupt)
             how = "interrupted" if status == 128 + signal.SIGINT else f"stopped by {signal_name(status - 128)}"

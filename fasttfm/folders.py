@@ -152,10 +152,13 @@ def _listed(folder: Path, digests: Mapping[str, str]) -> list[tuple[Path, str]]:
 def faults(folder: Path) -> tuple[int, list[str]]:
     """The number of files that the manifests in a folder list, and a complaint for each that is damaged or missing.
 
-    Its own manifest and those of its checkpoints count.
+    Its own manifest and those of its checkpoints count; prepared data and checkpoints must have theirs.
     """
     files: list[tuple[Path, str]] = []
-    found = []
+    written = [path.parent for path in folder.glob("checkpoints/[!.]*/model.safetensors")]
+    if (folder / "data.yaml").exists() and not (folder / "config.yaml").exists():
+        written.append(folder)
+    found = [_MISSING_MANIFEST.format(path / MANIFEST) for path in written if not (path / MANIFEST).exists()]
     for manifest in sorted(folder.rglob(MANIFEST)):
         inside = manifest.parent
         if any(part.startswith(".") for part in inside.relative_to(folder).parts):
@@ -256,6 +259,9 @@ _NAMES = (
 """What the files in it are called, in this version or another."""
 
 
+_MISSING_MANIFEST = "{}: is missing, so that damage could go unnoticed: make the folder anew, under another name"
+
+
 def is_unfinished(folder: Path) -> bool:
     """Return whether files were being moved into place when a process was killed, or are now: two kinds lie there."""
     return (folder / _READY / MANIFEST).exists()
@@ -273,7 +279,7 @@ def _read_manifest(folder: Path) -> tuple[str | None, dict[str, str]]:
     try:
         header, *lines = path.read_bytes().decode().splitlines(keepends=True) or [""]
     except FileNotFoundError:
-        raise UserError(f"{path}: is missing, so that damage could go unnoticed: {remedy}") from None
+        raise UserError(_MISSING_MANIFEST.format(path)) from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: is damaged: {remedy}") from None
     except OSError as error:

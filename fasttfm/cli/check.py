@@ -71,16 +71,16 @@ def check_folder(folder: Path) -> list[Finding]:
     checked, found = faults(folder)
     if not checked and not found:
         raise UserError(f"{folder}: holds no {MANIFEST} to compare with: give what a command of fasttfm wrote")
-    return [Finding(str(folder), fault, "copy it back, or make the folder anew") for fault in found]
+    return [Finding(str(folder), fault, "" if "anew" in fault else "copy it back, or make it anew") for fault in found]
 
 
 def text(findings: Sequence[Finding], folders: Sequence[Path]) -> str:
     """The findings for people."""
     if not findings and folders:
-        return f"every file is the one that was written ({', '.join(map(str, folders))})"
+        return f"every file with a digest is the one that was written ({', '.join(map(str, folders))})"
     if not findings:
         return "nothing slows this machine down"
-    return "\n".join(f"{each.subject}: {each.fault}\n    {each.remedy}" for each in findings)
+    return "\n".join(f"{each.subject}: {each.fault}\n    {each.remedy}".rstrip() for each in findings)
 
 
 def judge(facts: Facts) -> Iterator[Finding]:

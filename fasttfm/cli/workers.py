@@ -99,7 +99,8 @@ def _status(statuses: dict[int, int]) -> int:
         name = signal_name(-status)
         cause = " (memory may not have sufficed)" if name == "SIGKILL" else ""
         raise UserError(
-            f"worker {rank} was ended by {name}{cause}: run the same command again to go on from the last checkpoint"
+            f"worker {rank} was ended by {name}{cause}: run the same command again, which goes on from the last "
+            "checkpoint if there is one"
         )
     return status
 

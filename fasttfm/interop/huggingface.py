@@ -49,7 +49,8 @@ def register() -> None:
     A model that writes its attention out (BLOOM, Falcon, BigBird) is refused with a ValueError when it is made by that
     name: PreTrainedModel.get_correct_attn_implementation() is wrapped, because transformers would compute as eager.
     """
-    _enter()
+    AttentionInterface.register(NAME, attention_forward)
+    AttentionMaskInterface.register(NAME, boolean_mask)
     check: Any = PreTrainedModel.get_correct_attn_implementation
     if hasattr(check, _WRAPPED):
         return
@@ -68,11 +69,6 @@ _WRAPPED = "_fasttfm_checks"
 """Attribute of a method that is wrapped; whoever wraps it once more with functools.wraps() copies it."""
 
 
-def _enter() -> None:
-    AttentionInterface.register(NAME, attention_forward)
-    AttentionMaskInterface.register(NAME, boolean_mask)
-
-
 def accelerate(model: PreTrainedModel, dry_run: bool = False) -> Report:
     """Turns model, in place, to fasttfm's attention and LayerNorm, and its layers where transformers' are known.
 
@@ -81,7 +77,7 @@ def accelerate(model: PreTrainedModel, dry_run: bool = False) -> Report:
     as they do, the RMSNorm. A part that needs what our attention has not (a paged cache) keeps the attention it has.
     Returns replace_modules' report, with a line for the attention and for each layer exchanged, or left and why.
     """
-    _enter()
+    register()
     report = replace_modules(model, dry_run)
     report.lines[:0] = _set_attention(model, dry_run)
     for name, module in model.named_modules():

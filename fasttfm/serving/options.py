@@ -66,7 +66,7 @@ def options(models: Sequence[str] = ()) -> list[Option]:
 
 _PLAIN = "text is plain, and so is its translation: a CAT tool or a proxy that takes tags out goes in front"
 _REMOVED = {
-    "q": f"ask with text, and with model in place of source and target; {_PLAIN}",
+    **dict.fromkeys(("q", "source", "target"), f"ask with text, and with model in place of languages; {_PLAIN}"),
     **dict.fromkeys(("markup", "format"), _PLAIN),
 }
 """Fields that were removed -> what to do instead."""

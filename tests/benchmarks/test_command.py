@@ -236,3 +236,10 @@ def test_the_shell_sees_130_after_ctrl_c(tmp_path):
 def test_numbers_that_no_measurement_can_have_are_refused_before_it(module, words):
     with pytest.raises(UserError, match=r"'0' was given, it must be from 1 to"):
         importlib.import_module(f"benchmarks.{module}").main(words)
+
+
+def test_a_reader_that_has_gone_ends_it_quietly():
+    line = f"{sys.executable} -m benchmarks report --all | head -n 1"
+    done = subprocess.run(["bash", "-c", line], env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("file,line,")
+    assert done.stderr == ""

@@ -94,7 +94,7 @@ def test_a_folder_is_compared_with_all_its_digests(tmp_path, capsys):
     for step in (1, 2):
         save_checkpoint(step_folder(run, step), {"w": torch.ones(3)}, {"step": step})
     assert main(["env", "--check", str(whole), str(run)]) == 0
-    assert capsys.readouterr().out.startswith("every file is the one that was written")
+    assert capsys.readouterr().out.startswith("every file with a digest is the one that was written")
     (whole / "a").write_text("changed")
     (whole / "b").unlink()
     (whole / "README.md").write_text("mine")
@@ -113,6 +113,13 @@ def test_a_folder_is_compared_with_all_its_digests(tmp_path, capsys):
         listed.write_text(content)
         assert main(["env", "--check", str(run)]) == 1
         assert f"{listed}: {told}" in capsys.readouterr().out
+    listed.unlink()
+    (whole / "data.yaml").touch()
+    (whole / "sha256sums").rename(tmp_path / "sha256sums")
+    save_checkpoint(whole / "below", {"w": torch.ones(3)}, {"step": 1})  # with digests of its own
+    for folder, manifest in ((run, listed), (whole, whole / "sha256sums")):
+        assert main(["env", "--check", str(folder)]) == 1
+        assert f"{manifest}: is missing, so that damage could go unnoticed" in capsys.readouterr().out
     (tmp_path / "empty").mkdir()
     for path, told in ((tmp_path / "empty", "holds no sha256sums"), (tmp_path / "none", "is not a directory")):
         assert main(["env", "--check", str(path)]) == 2

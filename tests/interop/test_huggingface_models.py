@@ -271,6 +271,18 @@ def test_of_a_model_in_parts_only_the_part_that_needs_more_keeps_its_attention()
     torch.testing.assert_close(model(**inputs).last_hidden_state, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_accelerate_too_makes_models_that_write_their_attention_out_refuse_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    theirs = transformers.PreTrainedModel.get_correct_attn_implementation
+    plain = getattr(theirs, "__wrapped__", theirs)
+    monkeypatch.setattr(transformers.PreTrainedModel, "get_correct_attn_implementation", plain)
+    sizes = {"hidden_size": 16, "n_layer": 1, "n_head": 2, "vocab_size": 30}
+    huggingface.accelerate(transformers.BloomModel(transformers.BloomConfig(**sizes)))
+    with pytest.raises(ValueError, match="writes its attention out"):
+        transformers.BloomModel._from_config(transformers.BloomConfig(**sizes), attn_implementation="fasttfm")
+
+
 @pytest.mark.parametrize("name", ["cache", "block_indices", "bias_of_tomorrow"])
 def test_an_argument_that_may_change_the_result_is_never_ignored(name: str) -> None:
     x, value = torch.randn(1, 2, 3, 8), torch.randn(2)
