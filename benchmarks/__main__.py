@@ -46,6 +46,8 @@ COMMANDS = {
     "compare": "benchmarks.report.compare",
     "check": "benchmarks.measure.check",
     "end_to_end": "benchmarks.end_to_end",
+    "host": "benchmarks.host",
+    "queue": "benchmarks.queue.run",
 }
 DTYPES = ("float32", "float16", "bfloat16")
 SECONDS = {"smoke": 0.0, "quick": 0.3, "standard": 1.0, "full": 3.0}

@@ -71,6 +71,13 @@ CORPORA = {
         translate=("--checkpoint", "last"),
         goal=(39.0, 20.0),
     ),
+    "multi30k-gpu": Corpus(
+        test="test_2016_flickr",
+        vocab_size=4000,
+        train=("--preset", "multi30k-fast", "--no-tensorboard", "--cuda-graph", "--max-minutes", "1.1", "--seed", "1"),
+        translate=("--checkpoint", "last"),
+        goal=(39.0, 1.5),
+    ),
     "tatoeba-enja": Corpus(
         target="ja",
         prepare=("--separate-vocab",),

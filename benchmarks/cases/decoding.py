@@ -30,7 +30,7 @@ from torch import Tensor
 from benchmarks.cases import synthetic
 from benchmarks.cases.training_step import model_config
 from benchmarks.measure.case import Case, Setting, Work
-from benchmarks.measure.providers import CTRANSLATE2, HUGGING_FACE, OURS, Absent, Provider, provider
+from benchmarks.measure.providers import CTRANSLATE2, HUGGING_FACE, HUGGING_FACE_STATIC, OURS, Absent, Provider, provider
 from benchmarks.peers import ctranslate2, huggingface
 from fasttfm.data.tokenizer import BOS
 from fasttfm.decoding import DecodingConfig, search_ids
@@ -195,12 +195,14 @@ def _peers(
 ) -> dict[str, Provider | Absent]:
     device, result = setting.device, dict[str, Provider | Absent]()
 
-    def generate() -> Provider:
+    def generate(*, static: bool = False) -> Provider:
         model = huggingface.marian(config, weights).to(device=device, dtype=dtype)
-        return huggingface.Generate(model, beam, length)
+        return huggingface.Generate(model, beam, length, static=static)
 
     if dtype != torch.int8:
         result[HUGGING_FACE] = provider(HUGGING_FACE, device, generate)
+        if setting.on_gpu:
+            result[HUGGING_FACE_STATIC] = provider(HUGGING_FACE, device, partial(generate, static=True))
     # CTranslate2 computes in bfloat16 on GPUs alone; int8 is what it has for a CPU that need not be exact
     name, kind = CTRANSLATE2, str(dtype).removeprefix("torch.")
     if dtype != torch.float32 and not setting.on_gpu:

@@ -19,7 +19,17 @@ from torch import Tensor, nn
 
 from benchmarks.cases import synthetic
 from benchmarks.measure.case import Case, Setting, Work
-from benchmarks.measure.providers import COMPILE, CUDA_GRAPH, HUGGING_FACE, OURS, TORCH_NN, Absent, Provider, provider
+from benchmarks.measure.providers import (
+    COMPILE,
+    CUDA_GRAPH,
+    HUGGING_FACE,
+    OURS,
+    TORCH_GRAPH,
+    TORCH_NN,
+    Absent,
+    Provider,
+    provider,
+)
 from benchmarks.peers import huggingface, torch_nn
 from benchmarks.peers.torch_nn import Step, TorchTransformer
 from fasttfm.config.training import TrainingConfig
@@ -134,6 +144,8 @@ def _work(preset: str, config: TransformerConfig, rows: int, width: int, padding
     if setting.on_gpu:
         providers[CUDA_GRAPH] = GraphedStep(ours(), training, device, autocast)
         checked[CUDA_GRAPH] = checked[OURS]  # the same passes: tests/gpu/test_graphs.py holds replays against them
+        providers[TORCH_GRAPH] = GraphedTorchStep(plain(), training, device, autocast)
+        checked[TORCH_GRAPH] = checked[TORCH_NN]
     checked[COMPILE] = checked[TORCH_NN]  # the same module: what torch.compile makes of it is torch's own to check
     if not config.norm_first:
 
@@ -212,13 +224,36 @@ class GraphedStep(OurStep):
         """Memory that each step uses and none allocates: what the graph's pool has reserved, and the gradients."""
         segments = torch.cuda.memory_snapshot() if self._passes.pool is not None else []
         pool = sum(each["total_size"] for each in segments if tuple(each["segment_pool_id"]) == self._passes.pool)
-        return pool + sum(p.grad.nbytes for p in self.optimization.parameters if p.grad is not None)
+        return pool + sum(p.grad.nbytes for p in self.model.parameters() if p.grad is not None)
 
     def _pass(self, batch: Batch, divisor: Tensor) -> None:
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
             loss = our_loss(self.model, batch, self.label_smoothing) / divisor
         self.optimization.backward(loss)
         self._loss += loss.detach()
+
+
+class GraphedTorchStep(Step):
+    """torch.nn's step with forward and backward pass from a CUDA graph, as GraphedStep has ours."""
+
+    def __init__(
+        self, model: nn.Module, training: TrainingConfig, device: torch.device, autocast: torch.dtype | None
+    ) -> None:
+        super().__init__(model, torch_nn.loss, training, autocast)
+        self._sum = torch.zeros((), device=device)
+        self._passes = GraphedPasses(self._pass, list(model.parameters()), self._sum)
+
+    def __call__(self, batch: Batch, lr: float | None = None) -> Tensor:
+        self._sum.zero_()
+        self._passes(batch, batch.target_tokens)
+        self.update(lr)
+        self.adam.zero_grad(set_to_none=False)  # at the addresses that the graph adds to
+        return self._sum.clone()
+
+    def _pass(self, batch: Batch, divisor: Tensor) -> None:
+        self._sum += self.add_gradients(batch, divisor)
+
+    held_bytes = GraphedStep.held_bytes
 
 
 def our_loss(model: Transformer, batch: Batch, label_smoothing: float, *, packed: bool = False) -> Tensor:

@@ -18,6 +18,7 @@ CUDA_GRAPH = f"{OURS}, CUDA graph"
 EAGER = "torch eager"
 COMPILE = "torch.compile"
 TORCH_NN = "torch.nn"
+TORCH_GRAPH = f"{TORCH_NN}, CUDA graph"
 SDPA = "SDPA"
 SDPA_MATH = "SDPA math"
 SDPA_FLASH = "SDPA flash"
@@ -30,9 +31,11 @@ LIGER = "Liger-Kernel"
 FLASH_ATTN = "flash-attn"
 XFORMERS = "xformers"
 HUGGING_FACE = "Hugging Face"
+HUGGING_FACE_STATIC = f"{HUGGING_FACE}, static cache"
+"""Its step compiled, and from a CUDA graph, as generate() does by itself on a GPU with a cache of fixed shape."""
 CTRANSLATE2 = "CTranslate2"
 
-UNSEEN = frozenset({CUDA_GRAPH, COMPILE, FLEX, SDPA_NESTED, FLASH_ATTN, XFORMERS, CTRANSLATE2})
+UNSEEN = frozenset({CUDA_GRAPH, TORCH_GRAPH, HUGGING_FACE_STATIC, COMPILE, FLEX, SDPA_NESTED, FLASH_ATTN, XFORMERS, CTRANSLATE2})
 """What these launch does not pass through torch's dispatcher one by one, so that nobody can count it there (and nested
 tensors do not work under a dispatch mode)."""
 

@@ -54,7 +54,8 @@ def loss(model: Any, batch: Batch, label_smoothing: float) -> Tensor:
 class Generate:
     """generate() on id lists: K hypotheses of exactly `length` tokens for each source, the best first."""
 
-    def __init__(self, model: Any, beam: int, length: int) -> None:
+    def __init__(self, model: Any, beam: int, length: int, *, static: bool = False) -> None:
+        """static: a cache of fixed shape, with which generate() compiles the step by itself on a GPU."""
         self.model = model
         self.options = {
             "num_beams": beam,
@@ -65,6 +66,7 @@ class Generate:
             "length_penalty": 0.0,
             "suppress_tokens": [PAD, UNK, BOS],
             "use_cache": True,
+            **({"cache_implementation": "static"} if static else {}),
         }
         if beam == 1:
             del self.options["length_penalty"]

@@ -144,9 +144,20 @@ class Step:
 
     def __call__(self, batch: Batch, lr: float | None = None) -> Tensor:
         """The loss a target token before the step, 0-d without gradient."""
+        value = self.add_gradients(batch, batch.target_tokens)
+        self.update(lr)
+        self.adam.zero_grad(set_to_none=True)  # so that the next gradients are written, not added
+        return value
+
+    def add_gradients(self, batch: Batch, divisor: float | Tensor) -> Tensor:
+        """Adds the gradients of the batch's loss over divisor, and returns it, 0-d."""
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
-            value = self.loss(self.forward, batch, self.training.label_smoothing) / batch.target_tokens
+            value = self.loss(self.forward, batch, self.training.label_smoothing) / divisor
         self.scaler.scale(value).backward()
+        return value.detach()
+
+    def update(self, lr: float | None) -> None:
+        """Changes the weights by the gradients."""
         if self.training.clip_norm:
             self.scaler.unscale_(self.adam)
             nn.utils.clip_grad_norm_(self.model.parameters(), self.training.clip_norm)
@@ -155,5 +166,3 @@ class Step:
                 group["lr"] = lr
         self.scaler.step(self.adam)
         self.scaler.update()
-        self.adam.zero_grad(set_to_none=True)
-        return value.detach()

@@ -13,6 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick", action="store_true", help="measure less: half precision and the base model's sizes alone"
     )
+    parser.add_argument("--only", default="", metavar="WORD", help="only decisions whose name contains it")
     parser.add_argument("--device", help="cuda, cuda:1, ... (default: a GPU if there is one)")
     add_output_flags(parser, "what was measured and where it is kept")
 
@@ -49,7 +50,11 @@ def run(args: argparse.Namespace) -> None:
     except ValueError:  # damaged: this run writes it anew
         kept = {}
     choices.keep(chip, {})  # compare with what ships, not with what an earlier run found
-    decisions = tuning.decisions_of(tuning.model_work(device, quick=args.quick), chip)
+    asked = tuning.decisions_of(tuning.model_work(device, quick=args.quick), chip)
+    decisions = {decision: work for decision, work in asked.items() if args.only in decision[0]}
+    if not decisions:
+        names = ", ".join(sorted({name for name, _ in asked}))
+        raise UserError(f"--only {args.only}: no decision is called so; they are {names}")
     clock, fresh, seconds = DeviceClock(device).microseconds, {}, 0.5 if args.quick else 2.0
     with output.bar(total=len(decisions)) as bar:
         for decision, work in decisions.items():

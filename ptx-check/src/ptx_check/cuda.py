@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.utils._triton
 from torch.overrides import TorchFunctionMode
 
 from ptx_check.chips import Chip
@@ -89,6 +90,7 @@ def answers(chip: Chip) -> dict[str, Any]:
         **dict.fromkeys(zero, lambda *_, **__: 0),
         "is_available": lambda: True,
         "is_initialized": lambda: True,
+        "is_current_stream_capturing": lambda: False,
         "device_count": lambda: 1,
         "get_device_capability": lambda device=None: chip.capability,
         "get_device_properties": lambda device=None: properties(chip),
@@ -149,8 +151,76 @@ class OnCpu(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+def _of_other_modules() -> dict[str, Any]:
+    """Module.name -> what takes its place outside of torch.cuda."""
+    return {
+        "torch.accelerator.is_available": lambda: True,
+        "torch.accelerator.device_count": lambda: 1,
+        "torch.accelerator.current_accelerator": lambda check_available=False: torch.device("cuda"),
+        "torch.accelerator.synchronize": lambda device=None: None,
+        "torch.utils._triton.has_triton": lambda: True,
+        "torch.compile": _not_compiled,
+        "torch.autocast": _Autocast,
+        "torch.Generator": _Generator,
+    }
+
+
+def _not_compiled(model: Any = None, **options: Any) -> Any:
+    """torch.compile: what it is given, to be run as it is."""
+    return model if model is not None else lambda function: function
+
+
+class _Generators(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, torch._C.Generator)
+
+
+class _Generator(metaclass=_Generators):
+    """torch.Generator, of the CPU."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        return torch._C.Generator(_on_cpu(device))
+
+
+class _Autocast(torch.autocast):
+    """Autocast of a device is in force for the CPU's tensors, and where somebody asks for the device's."""
+
+    def __init__(self, device_type: str, *args: Any, **kwargs: Any) -> None:
+        self._on_device = device_type.split(":")[0] == "cuda"
+        if self._on_device:  # float16 is CUDA's default, bfloat16 the CPU's
+            if (args[0] if args else kwargs.get("dtype")) is None:
+                args, kwargs = (torch.get_autocast_dtype("cuda"), *args[1:]), {**kwargs}
+                kwargs.pop("dtype", None)
+            device_type = "cpu"
+        super().__init__(device_type, *args, **kwargs)
+
+    def __enter__(self) -> Any:
+        if self._on_device:
+            self._before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+            torch.set_autocast_enabled("cuda", self._enabled)
+            torch.set_autocast_dtype("cuda", self.fast_dtype)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> Any:
+        if self._on_device:
+            torch.set_autocast_enabled("cuda", self._before[0])
+            torch.set_autocast_dtype("cuda", self._before[1])
+        return super().__exit__(*error)
+
+
+def _put_everywhere(replaced: list[tuple[Any, Any]]) -> None:
+    """Gives every module that has one of these (old, new) by name, as `from torch.cuda import ...` binds it, the new."""
+    new_of = {id(old): new for old, new in replaced}
+    for path, module in list(sys.modules.items()):
+        if path.partition(".")[0] in ("torch", "ptx_check"):
+            continue
+        names = vars(module) if hasattr(module, "__dict__") else {}
+        for name, new in [(n, new_of[id(v)]) for n, v in list(names.items()) if id(v) in new_of]:
+            setattr(module, name, new)
+
+
 class Answers(OnCpu):
-    """Inside the block torch.cuda answers as on a chip, too."""
+    """Inside the block torch.cuda answers as on a chip, too, by whatever name a module has bound its functions."""
 
     def __init__(self, chip: Chip) -> None:
         super().__init__()
@@ -158,11 +228,19 @@ class Answers(OnCpu):
         self._undo: list[Callable[[], None]] = []
 
     def __enter__(self):
-        for name, answer in answers(self.chip).items():
-            true = getattr(torch.cuda, name)
-            setattr(torch.cuda, name, answer if isinstance(answer, type) else _either(true, answer))
-            self._undo.append(lambda name=name, true=true: setattr(torch.cuda, name, true))
-        for name, answer in (("is_cuda", True), ("device", torch.device("cuda", 0))):
+        places = {f"torch.cuda.{name}": answer for name, answer in answers(self.chip).items()} | _of_other_modules()
+        replaced = []
+        for place, answer in places.items():
+            module, _, name = place.rpartition(".")
+            owner = sys.modules[module]
+            true = getattr(owner, name)
+            new = answer if isinstance(answer, type) else _either(true, answer)
+            setattr(owner, name, new)
+            replaced.append((true, new))
+            self._undo.append(lambda owner=owner, name=name, true=true: setattr(owner, name, true))
+        _put_everywhere(replaced)
+        self._undo.append(lambda: _put_everywhere([(new, true) for true, new in replaced]))
+        for name, answer in (("is_cuda", True), ("is_cpu", False), ("device", torch.device("cuda", 0))):
             before = vars(torch.Tensor).get(name)
             made = _property(name, answer)
             type.__setattr__(torch.Tensor, name, made)

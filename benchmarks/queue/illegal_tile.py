@@ -1,0 +1,93 @@
+"""The smallest program of the tile that ended on an H100 in an illegal address: short rows backward, 16x128, four warps.
+
+    python -m benchmarks.queue.illegal_tile [--results FOLDER]
+
+Its PTX is right when executed. Each assembler at hand (Triton's, its second one for newer chips, and those on the PATH)
+makes machine code of it in a process of its own, which computes the gradients of 100 keys and their largest error
+against float64, under compute-sanitizer where that is installed. The machine code is kept in the folder.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import command
+from fasttfm.cli.parser import Parser
+
+_ONE = "FASTTFM_ASSEMBLER"
+_LIMIT = 50
+
+
+def assemblers() -> dict[str, str]:
+    """Version -> path, the newest last."""
+    from triton import knobs
+
+    found = [Path(knobs.nvidia.ptxas.path)]
+    found += [found[0].with_name("ptxas-blackwell"), *map(Path, filter(None, [shutil.which("ptxas")]))]
+    found += Path("/usr/local").glob("cuda*/bin/ptxas")
+    result = {}
+    for path in filter(Path.is_file, found):
+        said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+        if match := re.search(r"\bV(\d+(?:\.\d+)+)", said):
+            result.setdefault(match[1], str(path))
+    return dict(sorted(result.items(), key=lambda item: [int(n) for n in item[0].split(".")]))
+
+
+def errors(device: str = "cuda") -> dict[str, float]:
+    """The largest errors of the three gradients by this tile."""
+    import torch
+
+    from fasttfm import reference
+    from fasttfm.kernels.attention import forward, short
+    from fasttfm.kernels.tiles.table import Tile
+
+    torch.manual_seed(0)
+    q, k, v, g = (torch.randn(2, 4, 100, 64, device=device, dtype=torch.bfloat16) for _ in range(4))
+    output, lse = forward.forward(q, k, v, scale=64**-0.5)
+    before = short.SHORT_BACKWARD
+    short.SHORT_BACKWARD = lambda *size_class: Tile(16, 128, 4, 1)  # type: ignore[assignment]
+    try:
+        ours = short.backward(g, q, k, v, lse, scale=64**-0.5)
+    finally:
+        short.SHORT_BACKWARD = before
+    exact = [x.double().requires_grad_() for x in (q, k, v)]
+    reference.attention(*exact)[0].backward(g.double())
+    return {n: (x.double() - y.grad).abs().max().item() for n, x, y in zip(("dq", "dk", "dv"), ours, exact)}  # type: ignore[union-attr]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser(prog="python -m benchmarks.queue.illegal_tile", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--results", type=Path, help="folder that keeps the machine code")
+    args = parser.parse_args(argv)
+    if os.environ.get(_ONE):
+        print(f"{os.environ[_ONE]}:", " ".join(f"{name} {error:.3g}" for name, error in errors().items()), flush=True)
+        return 0
+    sanitizer = shutil.which("compute-sanitizer", path=f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin")
+    known = assemblers()
+    for version, path in known.items():
+        name = "newest" if version == [*known][-1] else version
+        with tempfile.TemporaryDirectory() as folder:
+            variables = {_ONE: name, "TRITON_PTXAS_PATH": path, "TRITON_CACHE_DIR": folder}
+            line = [sys.executable, "-m", "benchmarks.queue.illegal_tile"]
+            for each in [line, *([[sanitizer, "--tool", "memcheck", *line]] if sanitizer else [])]:
+                try:
+                    done = subprocess.run(
+                        each, env={**os.environ, **variables}, capture_output=True, text=True, timeout=_LIMIT, check=False
+                    )
+                    said = (done.stdout + done.stderr).strip()[-1_500:]
+                except subprocess.TimeoutExpired:
+                    said = f"not ended after {_LIMIT} s"
+                print(f"ptxas {version}, {Path(each[0]).name}:\n{said}", flush=True)
+            if args.results:
+                for cubin in Path(folder).glob("*/_backward.cubin"):
+                    shutil.copyfile(cubin, args.results / f"illegal-tile-{version}.cubin")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(command.run(main))
