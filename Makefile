@@ -13,6 +13,7 @@ BIN := .venv/bin
 DEMO := demo
 WORKERS ?= 2
 BENCH ?= --quick
+SECONDS_OF_GPU ?= 3600
 # Checkouts whose tests `make peers` runs; one that is not named is left out.
 FLASH_ATTENTION ?=
 LIGER ?=
@@ -89,9 +90,9 @@ docs: install
 dist: install
 	@scripts/dist.sh $(BIN)/python
 
-# On a machine with a GPU: the tests that need one, the sanitizer where present, then timings into benchmarks/results.
+# On a machine with a GPU: every question of the device queue, the tests that need one among them (docs/device-queue.md).
 gpu-check: install
-	@scripts/gpu_check.sh $(BIN)/python
+	@$(BIN)/python -m benchmarks queue --seconds $(SECONDS_OF_GPU)
 
 # Every benchmark beside its peers, minutes; `make bench BENCH="--full kernels"` for a record to publish.
 bench: install

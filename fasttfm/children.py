@@ -65,9 +65,15 @@ def end_with_parent() -> None:
     starter = multiprocessing.parent_process()
     parent = os.environ.pop(PARENT, "") if starter is None else str(starter.pid)
     if sys.platform == "linux" and parent.isdecimal():
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        ask_for_parents_end()
         if os.getppid() != int(parent):  # it was killed before
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+def ask_for_parents_end() -> None:
+    """Have SIGTERM sent to this process when its parent ends, by Linux; as preexec_fn, for programs of others too."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def run_to_end(command: list[str], *, input: Any = None, **options: Any) -> subprocess.CompletedProcess:

@@ -28,7 +28,7 @@ from pathlib import Path
 from benchmarks.end_to_end import prepare as prepare_corpus
 from benchmarks.measure.machine import ROOT
 from benchmarks.queue.questions import Question
-from fasttfm.children import child_environment, run_to_end
+from fasttfm.children import ask_for_parents_end, run_to_end
 from fasttfm.errors import UserError
 from fasttfm.kernels.chip import CHIPS
 
@@ -120,14 +120,16 @@ def _compile(question: Question, chip: str, folder: Path) -> bool:
     began, before = time.monotonic(), compiled(folder) or set()
     wanted = wanted.replace("{prepared}", str(folder)).replace("{results}", str(folder / "discarded"))
     line = [sys.executable, "-m", "benchmarks.queue.stand_in", chip, *wanted.split()]
-    environment = {**child_environment(), "TRITON_CACHE_DIR": str(folder / "kernels"), "FASTTFM_CACHE": str(folder / "discarded")}
+    variables = {"TRITON_CACHE_DIR": str(folder / "kernels"), "FASTTFM_CACHE": str(folder / "discarded")}
+    environment = {**os.environ, **variables}
     environment.pop("TRITON_INTERPRET", None)
     log = folder / f"{question.name}.log"
     try:
         with log.open("wb") as sink:
             done = run_to_end(
-                ["timeout", f"{_LIMIT:.0f}", *line], env=environment, cwd=ROOT, stdout=sink, stderr=subprocess.STDOUT
-            )
+                ["timeout", f"{_LIMIT:.0f}", *line], env=environment, cwd=ROOT, stdout=sink, stderr=subprocess.STDOUT,
+                preexec_fn=ask_for_parents_end,
+            )  # fmt: skip
     finally:
         shutil.rmtree(folder / "discarded", ignore_errors=True)
     new = len((compiled(folder) or set()) - before)

@@ -11,7 +11,6 @@ cannot hold is left out. questions.yaml has the questions, docs/gpu-predictions.
 """
 
 import argparse
-import ctypes
 import os
 import shlex
 import shutil
@@ -25,6 +24,8 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
+import torch
+
 from benchmarks import command
 from benchmarks.measure import machine, records
 from benchmarks.measure.machine import ROOT
@@ -32,9 +33,10 @@ from benchmarks.measure.records import RESULTS, Record
 from benchmarks.measure.text_table import markdown, number
 from benchmarks.queue import page, prepare
 from benchmarks.queue.questions import Question, digest, outcomes, read
-from fasttfm.children import child_environment
+from fasttfm.children import ask_for_parents_end, child_environment
 from fasttfm.cli.parser import InRange, Parser
 from fasttfm.errors import UserError
+from fasttfm.kernels.proof.assembler import in_use
 
 _GRACE = 10.0
 """Seconds that a question has to write what it found, when its limit has come."""
@@ -60,12 +62,6 @@ def environment(prepared: Path | None, cache: Path) -> dict[str, str]:
     return result
 
 
-def _end_with_queue() -> None:
-    """In the child: a queue that is killed takes along what it runs."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-
-
 def _run(line: list[str], limit: float, environment: dict[str, str], output: Path) -> tuple[str, float]:
     """(how it ended: done, stopped or failed; seconds) of a command, its output in a file."""
     began = time.monotonic()
@@ -73,7 +69,7 @@ def _run(line: list[str], limit: float, environment: dict[str, str], output: Pat
         with output.open("wb") as sink:
             process = subprocess.Popen(
                 line, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT,
-                start_new_session=True, preexec_fn=_end_with_queue,
+                start_new_session=True, preexec_fn=ask_for_parents_end,
             )  # fmt: skip
     except OSError as error:
         output.write_text(f"{line[0]}: {error.strerror}")
@@ -123,7 +119,7 @@ def ask(question: Question, results: Path, prepared: Path | None, seconds: float
         "output": text[-_KEPT_OUTPUT:],
         "machine": machine.describe(),
     }
-    records.write(results / _file(record["machine"]), [record], key=_key)
+    records.write(results / _file(record["machine"]), [record], _key)
     return record
 
 
@@ -235,10 +231,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _require_device() -> None:
-    import torch
-
+    """Raises UserError where there is none; says which assembler makes its machine code."""
     if not torch.cuda.is_available():
         raise UserError("there is no CUDA or ROCm device to ask: --dry-run and --prepare need none")
+    if torch.version.cuda:
+        major, minor = torch.cuda.get_device_capability()
+        print(in_use(10 * major + minor))
     if shutil.which("cc") is None and shutil.which("gcc") is None:
         raise UserError("Triton needs a C compiler at its first launch: install gcc")
 

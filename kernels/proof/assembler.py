@@ -32,3 +32,10 @@ def assembler(capability: int) -> Assembler:
     return Assembler(
         path, match[1] if match else "unknown", "TRITON_PTXAS_BLACKWELL_PATH" if newer else "TRITON_PTXAS_PATH"
     )
+
+
+def in_use(capability: int) -> str:
+    """A line that names the assembler for these chips, and what is published of it."""
+    used = assembler(capability)
+    fault = f", which {FAULTS[used.version]}" if capability < 100 and used.version in FAULTS else ""
+    return f"sm_{capability} is assembled by ptxas {used.version} ({used.path}){fault}"

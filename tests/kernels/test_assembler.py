@@ -1,14 +1,11 @@
 """The assembler is named with its version, and a version with a published fault says so."""
 
 import os
-import re
 import stat
-from pathlib import Path
 
 import pytest
-import torch
 
-from fasttfm.kernels.proof.assembler import FAULTS, assembler
+from fasttfm.kernels.proof.assembler import FAULTS, assembler, in_use
 
 
 @pytest.fixture
@@ -43,12 +40,9 @@ def test_a_version_with_a_published_fault_is_known_with_the_way_out(choose):
     assert assembler(100).version != "12.8.93"  # another assembler
 
 
-def test_the_check_on_a_device_names_it(choose, monkeypatch, capsys):
+def test_the_device_queue_names_it_and_its_fault(choose):
     choose("12.8.93")
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    script = (Path(__file__).parents[2] / "scripts" / "gpu_check.sh").read_text()
-    exec(re.search(r"<<'EOF'\n(.*?)EOF", script, re.DOTALL)[1], {})
-    said = capsys.readouterr().out
-    assert "sm_90 is assembled by ptxas 12.8.93" in said
+    said = in_use(90)
+    assert said.startswith("sm_90 is assembled by ptxas 12.8.93 (")
     assert "issue 1262" in said
+    assert "issue 1262" not in in_use(100)

@@ -4,8 +4,12 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from torch.cuda import current_device, is_available
+from torch.utils._triton import has_triton
 
 from ptx_check import CHIPS, executed
+
+BOUND = current_device, is_available
 
 
 @pytest.mark.parametrize("chip", CHIPS)
@@ -63,6 +67,39 @@ def test_training_goes_on_as_on_a_cpu():
         optimizer.step()
         torch.testing.assert_close(layer.weight, layer.weight.to("cpu").clone())
         assert "cuda" not in repr(layer.weight.detach())
+
+
+def test_what_was_bound_at_import_answers_too_and_is_itself_again_afterwards():
+    with executed("sm_90"):
+        assert (current_device(), is_available(), has_triton()) == (0, True, True)
+    assert (current_device, is_available) == (torch.cuda.current_device, torch.cuda.is_available) == BOUND
+
+
+def test_a_generator_autocast_compile_and_the_accelerator_are_the_devices():
+    x, w = (torch.randn(3, 3) for _ in range(2))
+    with executed("sm_90"):
+        assert isinstance(torch.Generator("cuda").manual_seed(3), torch.Generator)
+        assert not x.is_cpu
+        assert not torch.cuda.is_current_stream_capturing()
+        assert torch.accelerator.is_available()
+        assert torch.accelerator.current_accelerator().type == "cuda"
+        with torch.autocast("cuda", torch.bfloat16):
+            assert torch.is_autocast_enabled("cuda")
+            assert torch.get_autocast_dtype("cuda") == torch.bfloat16
+            assert (x.cuda() @ w.cuda()).dtype == torch.bfloat16
+        assert not torch.is_autocast_enabled("cuda")
+        with torch.autocast("cuda"):
+            assert (x @ w).dtype == torch.float16
+        with torch.autocast("cuda", enabled=False):
+            assert (x @ w).dtype == torch.float32
+
+        @torch.compile(fullgraph=True)
+        def doubled(x):
+            print(end="")  # would break a graph
+            return 2 * x
+
+        assert torch.equal(doubled(x), 2 * x)
+    assert x.is_cpu
 
 
 def test_the_answers_can_be_left_out():
