@@ -4,8 +4,7 @@
 
 Tensors are so small that the host is what takes the time: calls follow one another, and nothing waits for the device in
 between. Each is timed in turns with the peer's, and the least of many short runs stands for it, since whatever else the
-machine does only adds to it. A CPU computes in the call itself, so its times say nothing of this; it is run there to see
-that it runs.
+machine does only adds to it. A CPU computes in the call itself, so its times say nothing of this.
 """
 
 import itertools
@@ -13,6 +12,8 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as T
@@ -41,22 +42,22 @@ def operators(device: torch.device) -> Iterator[tuple[str, Call, Call]]:
 
     q, k, v = (tensor(_B, _H, _L, _D) for _ in range(3))
     lengths, seed = torch.tensor([_L, 3], device=device), torch.tensor([3], device=device)
-    drop, mask = {"dropout_p": 0.1, "seed": seed}, torch.ones(_B, 1, _L, _L, dtype=torch.bool, device=device)
+    mask = torch.ones(_B, 1, _L, _L, dtype=torch.bool, device=device)
+    drop: dict[str, Any] = {"dropout_p": 0.1, "seed": seed}
 
-    def attention(**options: object) -> Callable[[], Tensor]:
+    def attention(**options: Any) -> Callable[[], Tensor]:
         return lambda: F.attention(q, k, v, **options)
 
-    def sdpa(*given: Tensor, **options: object) -> Callable[[], Tensor]:
-        return lambda: T.scaled_dot_product_attention(q, k, v, *given, **options)
+    def sdpa(**options: Any) -> Callable[[], Tensor]:
+        return lambda: T.scaled_dot_product_attention(q, k, v, **options)
 
-    with torch.no_grad():
-        fixed = [x.detach() for x in (q, k, v)]
-    yield "attention", lambda: F.attention(*fixed), lambda: T.scaled_dot_product_attention(*fixed)
+    fixed = q.detach(), k.detach(), v.detach()
+    yield "attention", partial(F.attention, *fixed), partial(T.scaled_dot_product_attention, *fixed)
     yield "attention, forward + backward", backward(attention(), q), backward(sdpa(), q)
     yield (
         "attention, lengths and dropout, forward + backward",
         backward(attention(key_lengths=lengths, **drop), q),
-        backward(sdpa(mask, dropout_p=0.1), q),
+        backward(sdpa(attn_mask=mask, dropout_p=0.1), q),
     )
     x, residual, weight, bias = tensor(_B, _L, _E), tensor(_B, _L, _E), tensor(_E), tensor(_E)
     yield (
@@ -87,15 +88,22 @@ def operators(device: torch.device) -> Iterator[tuple[str, Call, Call]]:
         backward(lambda: F.embed(tokens, table, scale=8.0, **drop), x),
         backward(lambda: T.dropout(T.embedding(tokens, table) * 8.0, 0.1), x),
     )
-    for name, arguments in (("MultiheadAttention", (_E, _H)), ("TransformerEncoderLayer", (_E, _H, _F))):
-        pair = [
-            getattr(module, name)(*arguments, batch_first=True).to(device=device, dtype=half) for module in (ours, nn)
-        ]
-        several = name == "MultiheadAttention"
-        calls = [
-            backward(lambda m=m: m(x, x, x, need_weights=False)[0] if several else m(x), x) for m in pair  # type: ignore[misc]
-        ]
-        yield f"nn.{name}, forward + backward", *calls
+
+    def like_torch(name: str, *arguments: int) -> list[nn.Module]:
+        made = (getattr(module, name)(*arguments, batch_first=True) for module in (ours, nn))
+        return [module.to(device=device, dtype=half) for module in made]
+
+    mine, theirs = (
+        backward(partial(_first, module, x, x, x, need_weights=False), x)
+        for module in like_torch("MultiheadAttention", _E, _H)
+    )
+    yield "nn.MultiheadAttention, forward + backward", mine, theirs
+    mine, theirs = (backward(partial(module, x), x) for module in like_torch("TransformerEncoderLayer", _E, _H, _F))
+    yield "nn.TransformerEncoderLayer, forward + backward", mine, theirs
+
+
+def _first(module: nn.Module, *arguments: Tensor, **options: Any) -> Tensor:
+    return module(*arguments, **options)[0]
 
 
 def least(calls: Sequence[Call], device: torch.device, rounds: int, run: int = 50) -> list[float]:
@@ -122,7 +130,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         for call in (mine, theirs):
             call()
         us, peer_us = least((mine, theirs), device, args.rounds)
-        measured.append({"what": name, "us": round(us, 1), "peer_us": round(peer_us, 1), "ratio": round(us / peer_us, 3)})
+        measured.append(
+            {"what": name, "us": round(us, 1), "peer_us": round(peer_us, 1), "ratio": round(us / peer_us, 3)}
+        )
         print(json.dumps(measured[-1]), flush=True)
     command.keep(args.results, "host", measured=measured)
     return 0

@@ -3,7 +3,7 @@
     python -m tests.suite            what the marks sample and whole leave
     python -m tests.suite --all      every case, with a record
 
-The first run does not collect what others run: the tests of a GPU (the device queue), and those of the second. The second
+The first run does not collect what others run: those of a GPU (the device queue), and those of the second. The second
 executes kernels' PTX, for which Triton must not be in its interpreter. The third (tests/processors.py) takes tests
 whose numbers the processor decides, as on one that has less than this one: the one that lacks most, or with --all every
 one that this can stand for. All three run; ends with status 1 where a case failed. The line in

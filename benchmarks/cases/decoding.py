@@ -30,7 +30,15 @@ from torch import Tensor
 from benchmarks.cases import synthetic
 from benchmarks.cases.training_step import model_config
 from benchmarks.measure.case import Case, Setting, Work
-from benchmarks.measure.providers import CTRANSLATE2, HUGGING_FACE, HUGGING_FACE_STATIC, OURS, Absent, Provider, provider
+from benchmarks.measure.providers import (
+    CTRANSLATE2,
+    HUGGING_FACE,
+    HUGGING_FACE_STATIC,
+    OURS,
+    Absent,
+    Provider,
+    provider,
+)
 from benchmarks.peers import ctranslate2, huggingface
 from fasttfm.data.tokenizer import BOS
 from fasttfm.decoding import DecodingConfig, search_ids

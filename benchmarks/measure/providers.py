@@ -35,7 +35,9 @@ HUGGING_FACE_STATIC = f"{HUGGING_FACE}, static cache"
 """Its step compiled, and from a CUDA graph, as generate() does by itself on a GPU with a cache of fixed shape."""
 CTRANSLATE2 = "CTranslate2"
 
-UNSEEN = frozenset({CUDA_GRAPH, TORCH_GRAPH, HUGGING_FACE_STATIC, COMPILE, FLEX, SDPA_NESTED, FLASH_ATTN, XFORMERS, CTRANSLATE2})
+UNSEEN = frozenset(
+    {CUDA_GRAPH, TORCH_GRAPH, HUGGING_FACE_STATIC, COMPILE, FLEX, SDPA_NESTED, FLASH_ATTN, XFORMERS, CTRANSLATE2}
+)
 """What these launch does not pass through torch's dispatcher one by one, so that nobody can count it there (and nested
 tensors do not work under a dispatch mode)."""
 

@@ -1,1 +1,1 @@
-"""The device queue: prepared questions for a GPU that is at hand for minutes (run.py), and what is prepared without it."""
+"""The device queue: prepared questions for a GPU that is at hand for minutes (run.py)."""

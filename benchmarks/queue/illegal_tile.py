@@ -1,4 +1,4 @@
-"""The smallest program of the tile that ended on an H100 in an illegal address: short rows backward, 16x128, four warps.
+"""Smallest program of the tile that ended on an H100 in an illegal address: short rows backward, 16x128w4.
 
     python -m benchmarks.queue.illegal_tile [--results FOLDER]
 
@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from unittest import mock
 
 from benchmarks import command
 from fasttfm.cli.parser import Parser
@@ -30,7 +31,7 @@ def assemblers() -> dict[str, str]:
     found = [Path(knobs.nvidia.ptxas.path)]
     found += [found[0].with_name("ptxas-blackwell"), *map(Path, filter(None, [shutil.which("ptxas")]))]
     found += Path("/usr/local").glob("cuda*/bin/ptxas")
-    result = {}
+    result: dict[str, str] = {}
     for path in filter(Path.is_file, found):
         said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
         if match := re.search(r"\bV(\d+(?:\.\d+)+)", said):
@@ -48,16 +49,12 @@ def errors(device: str = "cuda") -> dict[str, float]:
 
     torch.manual_seed(0)
     q, k, v, g = (torch.randn(2, 4, 100, 64, device=device, dtype=torch.bfloat16) for _ in range(4))
-    output, lse = forward.forward(q, k, v, scale=64**-0.5)
-    before = short.SHORT_BACKWARD
-    short.SHORT_BACKWARD = lambda *size_class: Tile(16, 128, 4, 1)  # type: ignore[assignment]
-    try:
+    _, lse = forward.forward(q, k, v, scale=64**-0.5)
+    with mock.patch.object(short, "SHORT_BACKWARD", return_value=Tile(16, 128, 4, 1)):
         ours = short.backward(g, q, k, v, lse, scale=64**-0.5)
-    finally:
-        short.SHORT_BACKWARD = before
     exact = [x.double().requires_grad_() for x in (q, k, v)]
-    reference.attention(*exact)[0].backward(g.double())
-    return {n: (x.double() - y.grad).abs().max().item() for n, x, y in zip(("dq", "dk", "dv"), ours, exact)}  # type: ignore[union-attr]
+    right = torch.autograd.grad(reference.attention(*exact)[0], exact, g.double())
+    return {n: (x.double() - y).abs().max().item() for n, x, y in zip(("dq", "dk", "dv"), ours, right)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,12 +69,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     for version, path in known.items():
         name = "newest" if version == [*known][-1] else version
         with tempfile.TemporaryDirectory() as folder:
-            variables = {_ONE: name, "TRITON_PTXAS_PATH": path, "TRITON_CACHE_DIR": folder}
+            variables = {**os.environ, _ONE: name, "TRITON_PTXAS_PATH": path, "TRITON_CACHE_DIR": folder}
             line = [sys.executable, "-m", "benchmarks.queue.illegal_tile"]
             for each in [line, *([[sanitizer, "--tool", "memcheck", *line]] if sanitizer else [])]:
                 try:
                     done = subprocess.run(
-                        each, env={**os.environ, **variables}, capture_output=True, text=True, timeout=_LIMIT, check=False
+                        each,
+                        env={**os.environ, **variables},
+                        capture_output=True,
+                        text=True,
+                        timeout=_LIMIT,
+                        check=False,
                     )
                     said = (done.stdout + done.stderr).strip()[-1_500:]
                 except subprocess.TimeoutExpired:

@@ -27,7 +27,9 @@ def text(questions: Sequence[Question], known: Sequence[Record]) -> str:
                 if a["what"] == expected.what and a["measured"] is not None
             ]
             outcome = "; ".join(asked) or "not asked yet"
-            rows.append([question.name, f"{expected.what}, {expected.unit}", before, number(expected.predicted), outcome])
+            rows.append(
+                [question.name, f"{expected.what}, {expected.unit}", before, number(expected.predicted), outcome]
+            )
     return markdown(["Question", "Number", "Before", "Predicted", "Outcome"], rows)
 
 

@@ -30,6 +30,7 @@ from benchmarks.measure.machine import ROOT
 from benchmarks.queue.questions import Question
 from fasttfm.children import ask_for_parents_end, run_to_end
 from fasttfm.errors import UserError
+from fasttfm.files import read_json
 from fasttfm.kernels.chip import CHIPS
 
 ARCHIVE = "prepared.tar.xz"
@@ -37,7 +38,9 @@ LARGEST = 60 << 20
 """Bytes of the archive: what can be carried beside a checkout."""
 _LIMIT = 1_800.0
 """Seconds that a question's kernels may take to compile."""
-_DROPPED = ("amd/", "cupti/", "libproton.so", "ptxas-blackwell", "FileCheck", "nvdisasm", "plugins/", "instrumentation/")
+_DROPPED = (
+    "amd/", "cupti/", "libproton.so", "ptxas-blackwell", "FileCheck", "nvdisasm", "plugins/", "instrumentation/",
+)  # fmt: skip
 """Of Triton: what no NVIDIA device before Blackwell runs."""
 _KEY = """
 
@@ -60,7 +63,9 @@ def compiled(prepared: Path | None) -> set[str] | None:
     if prepared is None:
         return None
     found = (prepared / "kernels").glob("*/*.cubin")
-    return {f"{file.stem}-{file.parent.name[:8]}" for file in found if not file.stem.startswith("triton_")}  # inductor's
+    return {
+        f"{file.stem}-{file.parent.name[:8]}" for file in found if not file.stem.startswith("triton_")
+    }  # inductor's
 
 
 def relocate(prepared: Path) -> None:
@@ -68,7 +73,7 @@ def relocate(prepared: Path) -> None:
     if not (prepared / "kernels").is_dir():
         raise UserError(f"--prepared {prepared} holds no kernels/: give a folder that --prepare made, unpacked")
     for file in (prepared / "kernels").glob("*/__grp__*.json"):
-        group = json.loads(file.read_text())["child_paths"]
+        group = read_json(file)["child_paths"]
         here = {name: str(file.parent / name) for name in group}
         if here != group:
             file.write_text(json.dumps({"child_paths": here}))
@@ -95,7 +100,9 @@ def main(args: argparse.Namespace, questions: Sequence[Question]) -> int:
     size = _pack(folder)
     print(f"{len(compiled(folder) or ())} kernels for {args.chip}; {folder / ARCHIVE}: {size / 2**20:.1f} MiB")
     if size > LARGEST:
-        raise UserError(f"{ARCHIVE} has {size / 2**20:.1f} MiB, more than {LARGEST >> 20}: carry fewer packages or texts")
+        raise UserError(
+            f"{ARCHIVE} has {size / 2**20:.1f} MiB, more than {LARGEST >> 20}: carry fewer packages or texts"
+        )
     return 1 if broken else 0
 
 
@@ -149,8 +156,20 @@ def _carry_packages(packages: Sequence[str], python: str | None, site: Path) -> 
     """Unpacks wheels for a Python, Triton's without what is not run, and with the key that its cache was filled by."""
     wheels = site.with_name("wheels")
     for_python = [] if python is None else ["--python-version", python, "--implementation", "cp"]
-    platforms = [f"--platform=manylinux_2_{minor}_x86_64" for minor in (28, 27, 17)] + ["--platform=manylinux2014_x86_64"]
-    line = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(wheels)]
+    platforms = [f"--platform=manylinux_2_{minor}_x86_64" for minor in (28, 27, 17)] + [
+        "--platform=manylinux2014_x86_64"
+    ]
+    line = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--dest",
+        str(wheels),
+    ]
     done = run_to_end([*line, *for_python, *(platforms if python else []), *packages])
     if done.returncode:
         raise UserError(f"pip could not download {' '.join(packages)} for Python {python or 'as here'}: see above")

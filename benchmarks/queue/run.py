@@ -183,16 +183,15 @@ def run(
     return result
 
 
-def table(asked: Sequence[Record], *, when: bool = False) -> str:
-    """A line for each number: predicted, measured, verdict; when: and the day of the record."""
+def table(asked: Sequence[Record]) -> str:
+    """A line for each number: predicted, measured, verdict."""
     rows = []
     for record in asked:
         for a in record["answers"]:
             values = [number(a[name]) if a[name] is not None else "-" for name in ("before", "predicted", "measured")]
             said = a["verdict"] + (f" ({a['why']})" if a["why"] else "")
-            day = [record["machine"]["time"][:10]] if when else []
-            rows.append([record["question"], f"{a['what']}, {a['unit']}", *values, said, *day])
-    return markdown(["Question", "Number", "Before", "Predicted", "Measured", "Verdict", *(["Asked"] if when else [])], rows)
+            rows.append([record["question"], f"{a['what']}, {a['unit']}", *values, said])
+    return markdown(["question", "number", "before", "predicted", "measured", "verdict"], rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,7 +9,6 @@ are run, once; `python -m pytest` runs its tests, whose failures mean nothing ei
 """
 
 import contextlib
-import importlib
 import runpy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +19,8 @@ import torch
 import triton
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks import __main__ as program
+from benchmarks.measure.harness import Trial
 from benchmarks.measure.providers import CUDA_GRAPH, OURS, Absent
 from fasttfm import tuning
 from ptx_check.chips import CHIPS
@@ -82,7 +83,7 @@ def standing_in(chip: str) -> Iterator[None]:
         stack.callback(setattr, driver, "_active", driver._active)
         driver.set_active(Compiling(chip))
         stack.enter_context(mock.patch.object(cache, "triton_key", key))
-        stack.enter_context(mock.patch.object(torch.cuda, "_sleep", lambda cycles: None))
+        stack.enter_context(mock.patch.object(torch.cuda, "_sleep"))
         stack.enter_context(mock.patch.object(tuning, "measure", _once))
         stack.enter_context(Answers(CHIPS[chip]))
         stack.enter_context(_NoProducts())
@@ -91,9 +92,6 @@ def standing_in(chip: str) -> Iterator[None]:
 
 def suite(words: Sequence[str]) -> None:
     """Ours of the cases that `python -m benchmarks WORDS` would measure, once each."""
-    from benchmarks import __main__ as program
-    from benchmarks.measure.harness import Trial
-
     args = program._parser().parse_args(words)
     setting = program.setting_of(args)
     for case in program.chosen_cases(args.groups, args.only, setting):
@@ -111,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise SystemExit(f"{first} is not a Python module that can be stood in for")
     module, arguments = words[1], words[2:]
     with standing_in(chip):
-        if module == "benchmarks" and importlib.import_module("benchmarks.__main__").COMMANDS.keys().isdisjoint(arguments[:1]):
+        if module == "benchmarks" and not {*program.COMMANDS} & {*arguments[:1]}:
             suite(arguments)
         else:
             sys.argv = [module, *arguments]

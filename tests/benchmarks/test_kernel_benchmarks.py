@@ -1,7 +1,6 @@
 """The registry of the benchmarks: every operator and form is there, every provider of it computes the same thing."""
 
 import dataclasses
-import subprocess
 import sys
 from unittest import mock
 

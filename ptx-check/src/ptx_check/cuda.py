@@ -209,7 +209,7 @@ class _Autocast(torch.autocast):
 
 
 def _put_everywhere(replaced: list[tuple[Any, Any]]) -> None:
-    """Gives every module that has one of these (old, new) by name, as `from torch.cuda import ...` binds it, the new."""
+    """Gives every module the new of each (old, new) that it has by a name, as `from torch.cuda import ...` binds it."""
     new_of = {id(old): new for old, new in replaced}
     for path, module in list(sys.modules.items()):
         if path.partition(".")[0] in ("torch", "ptx_check"):
