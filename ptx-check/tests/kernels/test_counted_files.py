@@ -70,6 +70,15 @@ def test_a_file_that_executes_is_counted_for_its_chip_or_those_that_are_named(tm
     assert sorted({cells[1] for cells in lines}) == sorted(chips)
 
 
+def test_checks_of_numbers_that_nothing_computes_are_left_out(tmp_path, capsys):
+    launch = LAUNCH.format(device="", indent="")
+    checks = "assert x[0] == 3, 'not computed'\ntorch.testing.assert_close(x, x + 1)\nadd[(1,)](x, x, x, 9, BLOCK=16)"
+    file = tmp_path / "mine.py"
+    file.write_text(SOURCE.format(imports="", launch=f"{launch}\n{checks}"))
+    _, *lines = counts(capsys, file, "--chips", "sm_80")
+    assert {cells[0].split()[1] for cells in lines} == {"BLOCK=1024", "BLOCK=16"}
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
