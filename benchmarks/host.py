@@ -89,17 +89,18 @@ def operators(device: torch.device) -> Iterator[tuple[str, Call, Call]]:
         backward(lambda: T.dropout(T.embedding(tokens, table) * 8.0, 0.1), x),
     )
 
-    def like_torch(name: str, *arguments: int) -> list[nn.Module]:
-        made = (getattr(module, name)(*arguments, batch_first=True) for module in (ours, nn))
-        return [module.to(device=device, dtype=half) for module in made]
-
     mine, theirs = (
         backward(partial(_first, module, x, x, x, need_weights=False), x)
-        for module in like_torch("MultiheadAttention", _E, _H)
+        for module in _like_torch("MultiheadAttention", x, _E, _H)
     )
     yield "nn.MultiheadAttention, forward + backward", mine, theirs
-    mine, theirs = (backward(partial(module, x), x) for module in like_torch("TransformerEncoderLayer", _E, _H, _F))
+    mine, theirs = (backward(partial(module, x), x) for module in _like_torch("TransformerEncoderLayer", x, _E, _H, _F))
     yield "nn.TransformerEncoderLayer, forward + backward", mine, theirs
+
+
+def _like_torch(name: str, like: Tensor, *arguments: int) -> list[nn.Module]:
+    """Ours and torch.nn's module of the name, on the tensor's device and in its dtype."""
+    return [getattr(module, name)(*arguments, batch_first=True).to(like) for module in (ours, nn)]
 
 
 def _first(module: nn.Module, *arguments: Tensor, **options: Any) -> Tensor:
