@@ -33,7 +33,7 @@ from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Float32Pointer, Pointer, Strides
 from fasttfm.kernels.philox import keep_transposed, lanes_spread, select, with_seed
-from fasttfm.kernels.tiles.attention import BACKWARD_HEADS, BACKWARD_KEYS, BACKWARD_QUERIES, LAUNCHES
+from fasttfm.kernels.tiles.attention import BACKWARD_HEADS, BACKWARD_KEYS, BACKWARD_QUERIES, LAUNCHES, Tile
 
 
 @triton.jit
@@ -294,16 +294,21 @@ def backward(
 
     Returns the gradients of query, key and value; out: memory for them.
     """
-    grad, output = unit(grad), unit(output)
-    call = prepare(query, key, value, **options)
-    query, key, value = call.inputs
+    return gradients(prepare(query, key, value, **options), unit(grad), unit(output), lse, out)
+
+
+def gradients(
+    call: Call, grad: Tensor, output: Tensor, lse: Tensor, out: tuple[Tensor, ...] | None, tile: Tile | None = None
+) -> tuple[Tensor, ...]:
+    """backward() of a prepared call; grad and output with unit stride in their last dimension. tile: of two launches,
+    in place of the tables' own."""
     dq, dk, dv = out or map(like_heads, call.inputs)
     delta = torch.empty_strided(lse.shape, lse.stride(), dtype=torch.float32, device=lse.device)
     lse_strides = LineStrides(*lse.stride()[:2])
-    if count_launches(call) == 1:
+    if tile is None and count_launches(call) == 1:
         _one_launch(call, grad, output, lse, delta, lse_strides, (dq, dk, dv))
     else:
-        _two_launches(call, grad, output, lse, delta, lse_strides, (dq, dk, dv))
+        _two_launches(call, grad, output, lse, delta, lse_strides, (dq, dk, dv), tile)
     return dq, dk, dv
 
 
@@ -324,18 +329,18 @@ def whole_rounds(programs: int, chip: Chip) -> bool:
 
 def _two_launches(
     call: Call, grad: Tensor, output: Tensor, lse: Tensor, delta: Tensor, lse_strides: LineStrides,
-    gradients: tuple[Tensor, ...],
+    gradients: tuple[Tensor, ...], both: Tile | None,
 ) -> None:  # fmt: skip
     (query, key, value), (dq, dk, dv) = call.inputs, gradients
     if call.planes and call.queries:
-        tile = BACKWARD_QUERIES(*call.size_class)
+        tile = both or BACKWARD_QUERIES(*call.size_class)
         _backward_queries[(ceil_div(call.queries, tile.rows) * call.planes,)](
             query, key, value, output, grad, dq, lse, delta, call.problem,
             strides(query, key, value, output, grad, dq), lse_strides,
             **call.constants, **tile.options(stages_for(call.chip, tile, key, value, gradients=True)),
         )  # fmt: skip
     if call.planes and call.keys:
-        tile = BACKWARD_KEYS(*call.size_class)
+        tile = both or BACKWARD_KEYS(*call.size_class)
         _backward_keys[(ceil_div(call.keys, tile.columns) * call.key_planes,)](
             query, key, value, grad, dk, dv, lse, delta,
             strides(query, key, value, grad, dk, dv), lse_strides, call.problem,

@@ -196,7 +196,7 @@ def everything(dtype):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("chip", "kind"),
-    [("sm_60", "fp32"), ("sm_80", "fp16"), ("sm_90", "fp32"), ("sm_90", "tf32"), ("gfx942", "bf16")],
+    [("sm_60", "fp32"), ("sm_80", "fp16"), ("sm_90", "fp32"), ("sm_90", "tf32"), ("sm_90", "bf16"), ("gfx942", "bf16")],
 )
 def test_every_tile_dtype_and_mask_that_runs_is_listed(chip, kind, launched, float32_products):
     wanted = listed(chip)  # first of all: it imports every kernel file before launch.chip is changed
@@ -208,10 +208,13 @@ def test_every_tile_dtype_and_mask_that_runs_is_listed(chip, kind, launched, flo
     assert not missing, "\n".join(missing)
 
 
+EXTRAS = (0, 1, 2, 3, 4)
+
+
 def attention_answers(chip):
     """(kernel, head size, tile) of every answer that the tables of attention give for what a chip's routes ask them."""
     for kind in product_kinds(chip):
-        for width, extras in itertools.product(WIDTHS, (0, 1, 2, 3)):
+        for width, extras in itertools.product(WIDTHS, EXTRAS):
             size = (chip, kind, width, extras)
             if attention_launch.takes_long(chip, kind, width):
                 yield "attention.forward._forward", width, tables.FORWARD.shipped(*size)
@@ -224,6 +227,10 @@ def attention_answers(chip):
                 if attention_launch.fits_short(chip, kind, width, keys):
                     yield "attention.short._forward", width, tables.SHORT_FORWARD.shipped(*size, keys)
                     yield "attention.short._backward", width, tables.SHORT_BACKWARD.shipped(*size, keys)
+                    for queries in (16, 32, 64, 128, 256):
+                        tile = tables.SHORT_BY_LONG.shipped(*size, queries, keys)
+                        for kernel in ("queries", "keys") if isinstance(tile, Tile) else ():
+                            yield f"attention.backward._backward_{kernel}", width, tile
 
 
 def test_every_cell_of_the_tables_of_attention_answers_for_some_chip():
@@ -231,7 +238,7 @@ def test_every_cell_of_the_tables_of_attention_answers_for_some_chip():
     asked = collections.defaultdict(set)
     for chip in (*CHIPS.values(), INTERPRETER):
         kinds = ("fp16", "bf16", "fp32", *(["tf32"] if chip.capability >= 80 else []))
-        for kind, width, extras in itertools.product(kinds, WIDTHS, (0, 1, 2, 3)):
+        for kind, width, extras in itertools.product(kinds, WIDTHS, EXTRAS):
             asked[tables.LONG_WIDTH].add((chip, kind))
             asked[tables.DECODE] |= {(chip, kind, width, rows) for rows in (16, 32)}
             asked[tables.SHORT_KEYS].add((chip, kind, width))

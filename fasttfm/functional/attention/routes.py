@@ -220,7 +220,7 @@ def backward(
     if route == "short":
         from fasttfm.kernels.attention import short as attention_short
 
-        gradients = attention_short.backward(*tensors, saved, out=out, sums=sums, packed=sequences, **arguments)
+        gradients = attention_short.backward(*tensors, output, saved, out=out, sums=sums, packed=sequences, **arguments)
     else:
         from fasttfm.kernels.attention import backward as attention_long
 
