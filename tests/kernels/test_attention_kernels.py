@@ -406,7 +406,7 @@ def calls_with_site(site):
     yield lambda: attention.forward(x, x, x, **dropped)
     yield lambda: attention_backward.backward(x, x, x, x, x, lse, **dropped)
     yield lambda: attention_short.forward(x, x, x, **dropped)
-    yield lambda: attention_short.backward(x, x, x, x, lse, **dropped)
+    yield lambda: attention_short.backward(x, x, x, x, x, lse, **dropped)
     yield lambda: attention_mask_gradient.gradient(x, x, x, x, x, lse, mask, **dropped)
     yield lambda: masked_softmax.forward(weights, 1.0, **dropped)
     yield lambda: masked_softmax.backward(weights, weights, 1.0, **dropped)
