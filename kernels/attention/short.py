@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fasttfm.kernels.attention import steps
 from fasttfm.kernels.attention.backward import gradients as long_gradients
-from fasttfm.kernels.attention.launch import Packed, key_class, like_heads, outputs, positive, prepare, strides, unit
+from fasttfm.kernels.attention.launch import key_class, like_heads, outputs, positive, prepare, strides, unit
 from fasttfm.kernels.attention.problem import LineStrides, Problem
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div
@@ -196,7 +196,6 @@ def backward(
     *,
     out: tuple[Tensor, ...] | None = None,
     sums: tuple[Tensor, ...] | None = None,
-    packed: Packed | None = None,
     **options: Any,
 ) -> tuple[Tensor, ...]:
     """grad, output (B, H, L, DV), lse (B, H, L) of forward(); the rest as there.
@@ -206,9 +205,9 @@ def backward(
     the kernels for long rows do not make, and of padded rows, these may be the faster.
     """
     grad = unit(grad)
-    call = prepare(query, key, value, packed=packed, **options)
+    call = prepare(query, key, value, **options)
     rows = key_class(call.queries), key_class(call.keys)
-    if sums is None and packed is None:
+    if sums is None and options.get("packed") is None:
         tile = SHORT_BY_LONG(*call.size_class, *rows)
         if isinstance(tile, Tile):
             return long_gradients(call, grad, unit(output), lse, out, tile)
