@@ -33,7 +33,7 @@ from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Float32Pointer, Pointer, Strides
 from fasttfm.kernels.philox import keep_transposed, lanes_spread, select, with_seed
-from fasttfm.kernels.tiles.attention import BACKWARD_HEADS, BACKWARD_KEYS, BACKWARD_QUERIES, LAUNCHES
+from fasttfm.kernels.tiles.attention import BACKWARD_HEADS, BACKWARD_KEYS, BACKWARD_QUERIES, LAUNCHES, Tile
 
 
 @triton.jit
@@ -294,16 +294,44 @@ def backward(
 
     Returns the gradients of query, key and value; out: memory for them.
     """
-    grad, output = unit(grad), unit(output)
-    call = prepare(query, key, value, **options)
+    return gradients(prepare(query, key, value, **options), unit(grad), unit(output), lse, out)
+
+
+def gradients(
+    call: Call, grad: Tensor, output: Tensor, lse: Tensor, out: tuple[Tensor, ...] | None, tile: Tile | None = None
+) -> tuple[Tensor, ...]:
+    """backward() of a prepared call; grad and output with unit stride in their last dimension. tile: of two launches,
+    in place of the tables' own."""
     query, key, value = call.inputs
     dq, dk, dv = out or map(like_heads, call.inputs)
     delta = torch.empty_strided(lse.shape, lse.stride(), dtype=torch.float32, device=lse.device)
     lse_strides = LineStrides(*lse.stride()[:2])
-    if count_launches(call) == 1:
-        _one_launch(call, grad, output, lse, delta, lse_strides, (dq, dk, dv))
-    else:
-        _two_launches(call, grad, output, lse, delta, lse_strides, (dq, dk, dv))
+    if not call.planes:
+        return dq, dk, dv
+    if tile is None and count_launches(call) == 1:
+        of_heads = BACKWARD_HEADS(*call.size_class)
+        lines = delta.untyped_storage().nbytes() // delta.itemsize
+        sums = torch.empty(lines * query.shape[-1], dtype=torch.float32, device=query.device)
+        _backward_heads[(call.key_planes,)](
+            query, key, value, output, grad, dq, dk, dv, lse, delta, sums, call.problem,
+            strides(query, key, value, output, grad, dq, dk, dv), lse_strides,
+            **call.constants, **of_heads.options(stages_for(call.chip, of_heads, query, grad, gradients=True)),
+        )  # fmt: skip
+        return dq, dk, dv
+    if call.queries:
+        of_queries = tile or BACKWARD_QUERIES(*call.size_class)
+        _backward_queries[(ceil_div(call.queries, of_queries.rows) * call.planes,)](
+            query, key, value, output, grad, dq, lse, delta, call.problem,
+            strides(query, key, value, output, grad, dq), lse_strides,
+            **call.constants, **of_queries.options(stages_for(call.chip, of_queries, key, value, gradients=True)),
+        )  # fmt: skip
+    if call.keys:
+        of_keys = tile or BACKWARD_KEYS(*call.size_class)
+        _backward_keys[(ceil_div(call.keys, of_keys.columns) * call.key_planes,)](
+            query, key, value, grad, dk, dv, lse, delta,
+            strides(query, key, value, grad, dk, dv), lse_strides, call.problem,
+            **call.constants, **of_keys.options(stages_for(call.chip, of_keys, query, grad, gradients=True)),
+        )  # fmt: skip
     return dq, dk, dv
 
 
@@ -320,42 +348,3 @@ def whole_rounds(programs: int, chip: Chip) -> bool:
     """Return whether programs, two at a time on each processor, fill four fifths of the rounds that they take."""
     slots = 2 * chip.processors
     return 5 * programs >= 4 * slots * ceil_div(programs, slots)
-
-
-def _two_launches(
-    call: Call, grad: Tensor, output: Tensor, lse: Tensor, delta: Tensor, lse_strides: LineStrides,
-    gradients: tuple[Tensor, ...],
-) -> None:  # fmt: skip
-    (query, key, value), (dq, dk, dv) = call.inputs, gradients
-    if call.planes and call.queries:
-        tile = BACKWARD_QUERIES(*call.size_class)
-        _backward_queries[(ceil_div(call.queries, tile.rows) * call.planes,)](
-            query, key, value, output, grad, dq, lse, delta, call.problem,
-            strides(query, key, value, output, grad, dq), lse_strides,
-            **call.constants, **tile.options(stages_for(call.chip, tile, key, value, gradients=True)),
-        )  # fmt: skip
-    if call.planes and call.keys:
-        tile = BACKWARD_KEYS(*call.size_class)
-        _backward_keys[(ceil_div(call.keys, tile.columns) * call.key_planes,)](
-            query, key, value, grad, dk, dv, lse, delta,
-            strides(query, key, value, grad, dk, dv), lse_strides, call.problem,
-            **call.constants, **tile.options(stages_for(call.chip, tile, query, grad, gradients=True)),
-        )  # fmt: skip
-
-
-def _one_launch(
-    call: Call, grad: Tensor, output: Tensor, lse: Tensor, delta: Tensor, lse_strides: LineStrides,
-    gradients: tuple[Tensor, ...],
-) -> None:  # fmt: skip
-    """Launch _backward_heads, with memory for the sums of dQ."""
-    if not call.planes:
-        return
-    query = call.inputs[0]
-    tile = BACKWARD_HEADS(*call.size_class)
-    lines = delta.untyped_storage().nbytes() // delta.itemsize
-    sums = torch.empty(lines * query.shape[-1], dtype=torch.float32, device=query.device)
-    _backward_heads[(call.key_planes,)](
-        *call.inputs, output, grad, *gradients, lse, delta, sums, call.problem,
-        strides(*call.inputs, output, grad, *gradients), lse_strides,
-        **call.constants, **tile.options(stages_for(call.chip, tile, query, grad, gradients=True)),
-    )  # fmt: skip

@@ -67,12 +67,12 @@ class Call:
 
 def extras(kind: str, dropout: bool, mask: bool, *, shared: bool, scored: bool = False) -> int:
     """Return the class of register use beside the scores: 0 none, 1 dropout, 2 a mask, 3 the heaviest, a window, a soft
-    cap or slopes. Shared keys count as dropout does, and beside it as a mask in float32, whose products take much."""
+    cap or slopes, 4 shared keys, which with dropout count as a mask in float32, whose products take much."""
     if scored:
         return 3
     if mask or (dropout and shared and kind in ("fp32", "tf32")):
         return 2
-    return int(dropout or shared)
+    return 4 if shared else int(dropout)
 
 
 def key_class(keys: int) -> int:

@@ -22,13 +22,14 @@ import triton.language as tl
 from torch import Tensor
 
 from fasttfm.kernels.attention import steps
+from fasttfm.kernels.attention.backward import gradients as long_gradients
 from fasttfm.kernels.attention.launch import key_class, like_heads, outputs, positive, prepare, strides, unit
 from fasttfm.kernels.attention.problem import LineStrides, Problem
 from fasttfm.kernels.jit import jit
 from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Float32Pointer, Pointer, Strides
 from fasttfm.kernels.philox import keep_mask, keep_transposed, lanes_spread, select, with_seed
-from fasttfm.kernels.tiles.attention import SHORT_BACKWARD, SHORT_FORWARD
+from fasttfm.kernels.tiles.attention import SHORT_BACKWARD, SHORT_BY_LONG, SHORT_FORWARD, Tile
 
 
 @jit
@@ -190,22 +191,29 @@ def backward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    output: Tensor,
     lse: Tensor,
     *,
     out: tuple[Tensor, ...] | None = None,
     sums: tuple[Tensor, ...] | None = None,
     **options: Any,
 ) -> tuple[Tensor, ...]:
-    """grad (B, H, L, DV), lse (B, H, L) of forward(); the rest as there.
+    """grad, output (B, H, L, DV), lse (B, H, L) of forward(); the rest as there.
 
     Returns the gradients of query, key and value; out: memory for them. sums: memory for these summed over queries or
-    keys, three (B, H, D) float32 with contiguous heads, those of key and value in equal strides.
+    keys, three (B, H, D) float32 with contiguous heads, those of key and value in equal strides. Without sums, which
+    the kernels for long rows do not make, and of padded rows, these may be the faster.
     """
     grad = unit(grad)
     call = prepare(query, key, value, **options)
+    rows = key_class(call.queries), key_class(call.keys)
+    if sums is None and options.get("packed") is None:
+        tile = SHORT_BY_LONG(*call.size_class, *rows)
+        if isinstance(tile, Tile):
+            return long_gradients(call, grad, unit(output), lse, out, tile)
     gradients = out or tuple(map(like_heads, call.inputs))
     if call.planes:
-        tile = SHORT_BACKWARD(*call.size_class, key_class(call.keys))
+        tile = SHORT_BACKWARD(*call.size_class, rows[1])
         sum_strides = (0, 0) if sums is None else (sums[0].stride(0), sums[1].stride(0))
         _backward[(call.key_planes,)](
             *call.inputs, grad, *gradients, lse, *(sums or (None, None, None)), call.problem,

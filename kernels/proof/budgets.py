@@ -59,6 +59,7 @@ def write(version: str, budgets: Mapping[Key, Resources], file: Path = FILE) -> 
 _MOST_SPILLED = {
     # On an H100 tiles that spill as much were faster than those without.
     ("sm_90", "attention.short.backward"): 48,
+    ("sm_90", "attention.backward.keys"): 8,
     # Addresses of rows, kept from one tile of keys to the next: outside of the loops over queries, see broken_rules().
     **{(chip, "attention.backward.heads"): 320 for chip in ("sm_80", "sm_89", "sm_90", "sm_120")},
 }

@@ -1,8 +1,8 @@
 """The tiles of attention and of its softmax between two cuBLAS products: rows are queries, columns keys.
 
 kind is how products are computed (launch.product_kind), width the larger head size in classes of 64, 128 and 256,
-extras 1 with dropout or shared keys, 2 with a mask, 3 with a window, a soft cap or slopes (attention/launch.py counts
-them), keys the power of two from 16 to 128 that holds a row.
+extras 1 with dropout, 2 with a mask, 3 with a window, a soft cap or slopes, 4 with shared keys (attention/launch.py
+counts them), keys the power of two from 16 to 128 that holds a row.
 
 They were chosen so that nothing spills from sm_80 on under Triton 3.7.1 (docs/compile-matrix.md says what others
 compiled), that a program of an older chip fits 48 KiB of shared memory, and in half precision on sm_80 and sm_90 so
@@ -10,8 +10,8 @@ that no unit of the chip is asked for more than the tensor cores where that can 
 mask's tile as many as the scores: hence the extras. Where two cells of a row differ by the chip alone, the larger tile
 spills on the other chip. Of sm_90 forward tiles in half precision for heads of 64 and 128, and both passes of rows of
 17 to 32 keys, were the fastest on an H100 of those whose numbers were checked there; some spill up to 48 bytes. With a
-mask the latter were timed there and not checked: their PTX is, executed, and one warp or two multiply at once. No
-other has been timed. docs/gpu-predictions.md has faster ones for long rows backward, which no device has checked.
+mask the latter, and without mask and shared keys those of long rows backward, were timed there and not checked: their
+PTX is, executed. No other has been timed (docs/gpu-predictions.md).
 """
 
 from __future__ import annotations
@@ -106,14 +106,14 @@ FORWARD = Choice(
     tf32  128    *      | -        -        32x32w4     32x32w4      32x32w4     32x32w4     32x32w4
     tf32  256    *      | -        -        32x32w8     32x32w8      32x32w8     32x32w8     32x32w8
     half  64     0      | 32x32w8  64x32w4  128x64w4s3  128x64w4s2   128x64w8s3  128x64w4s3  64x32w4s2
-    half  64     1      | 32x32w8  64x32w4  128x64w8s3  64x32w4s2    128x64w4s3  64x64w4s3   64x32w4s2
+    half  64     1,4    | 32x32w8  64x32w4  128x64w8s3  64x32w4s2    128x64w4s3  64x64w4s3   64x32w4s2
     half  64     2,3    | 32x32w8  64x32w4  64x32w4s3   64x32w8s2    64x32w4s3   64x64w8s3   64x32w8s2
     half  128    0      | 16x32w8  64x32w4  128x64w8s2  64x64w8s2    64x64w4s3   128x64w8s3  64x64w8s2
-    half  128    1      | 16x32w8  64x32w4  128x64w8s2  64x32w4s2    128x64w8s3  64x32w4s3   64x32w8s2
+    half  128    1,4    | 16x32w8  64x32w4  128x64w8s2  64x32w4s2    128x64w8s3  64x32w4s3   64x32w8s2
     # sm_100: 64x32w4 spills 8 bytes
     half  128    2,3    | 16x32w8  64x32w4  64x32w4s3   64x32w8s2    64x32w4s3   64x64w8s3   64x32w8s2
     half  256    0      | 16x16w8  32x32w4  64x32w8s2   64x32w8s2    64x32w8s2   64x32w8s2   64x32w8s2
-    half  256    1,2,3  | 16x16w8  32x32w4  32x32w8s2   32x32w8s2    32x32w8s2   32x32w8s2   32x32w8s2
+    half  256    *      | 16x16w8  32x32w4  32x32w8s2   32x32w8s2    32x32w8s2   32x32w8s2   32x32w8s2
     """),
     _forward_alternatives,
 )
@@ -129,21 +129,21 @@ BACKWARD_QUERIES = Choice(
     fp32  256    *      | 16x16w8  -        -           -            -           -          -
     tf32  64     *      | -        -        32x32w8     32x32w8      32x32w8     32x32w8    32x32w8
     # sm_80: 32x32 spills 48 bytes
-    tf32  128    0,1    | -        -        16x64w4     16x32w4      32x32w4     32x32w4    16x32w8
+    tf32  128    0,1,4  | -        -        16x64w4     16x32w4      32x32w4     32x32w4    16x32w8
     tf32  128    2,3    | -        -        16x32w4     16x32w4      16x32w4     16x32w4    16x32w8
     tf32  256    *      | -        -        16x32w8     16x32w8      16x32w8     16x32w8    16x32w8
-    half  64     0      | 32x32w8  32x32w4  128x64w8s2  128x64w8s2   128x64w8s2  64x64w8s2  128x64w8s2
+    half  64     0      | 32x32w8  32x32w4  128x64w8s2  128x64w8s2   64x64w4s3   64x64w8s2  128x64w8s2
     # sm_100: 64x32 counts 21 cycles for 14
-    half  64     1      | 32x32w8  32x32w4  128x64w8s2  64x32w4s2    128x64w8s2  128x32w4s2 64x32w8s2
+    half  64     1,4    | 32x32w8  32x32w4  128x64w8s2  64x32w4s2    64x64w4s3   128x32w4s2 64x32w8s2
     # sm_86, sm_89: 64x32 spills 8 bytes; sm_100 with extras 3: two stages spill 40 bytes
     half  64     2      | 32x32w8  32x32w4  64x32w4s2   32x64w4s2    64x32w4s2   64x32w4s2  64x32w8s2
     half  64     3      | 32x32w8  32x32w4  64x32w4s2   32x64w4s2    64x32w4s2   64x32w4    64x32w8s2
-    half  128    0      | 16x16w8  32x32w4  128x32w8s2  64x32w4s2    128x32w8s2  64x32w4s2  64x32w4s2
-    half  128    1      | 16x16w8  32x32w4  128x32w8s2  64x32w8s2    128x32w8s2  64x32w8s2  64x32w8s2
+    half  128    0      | 16x16w8  32x32w4  128x32w8s2  64x32w4s2    128x64w8s3  64x32w4s2  64x32w4s2
+    half  128    1,4    | 16x16w8  32x32w4  128x32w8s2  64x32w8s2    128x64w8s3  64x32w8s2  64x32w8s2
     # sm_120: 64x32 spills 88 bytes
     half  128    2,3    | 16x16w8  32x32w4  32x32w8s2   64x32w8s2    64x32w8s2   32x32w8s2  32x64w8s2
     half  256    0      | 16x16w8  32x16w8  64x32w8     64x32w8      32x32w8s2   64x32w8    64x32w8
-    half  256    1,2,3  | 16x16w8  32x16w8  32x32w8     32x32w8      32x32w8     32x32w8    32x32w8
+    half  256    *      | 16x16w8  32x16w8  32x32w8     32x32w8      32x32w8     32x32w8    32x32w8
     """),
     _backward_alternatives,
 )
@@ -154,28 +154,30 @@ BACKWARD_KEYS = Choice(
     "attention.backward_keys",
     tiles("""
     kind  width  extras | simt     amd      sm_80       sm_86,sm_89  sm_90       sm_100     sm_120
-    fp32  64     0,1    | 16x32w8  16x32w8  16x32w8     16x32w8      16x16w8     16x16w8    16x16w8
+    fp32  64     0,1,4  | 16x32w8  16x32w8  16x32w8     16x32w8      16x16w8     16x16w8    16x16w8
     # sm_80, sm_86, sm_89: with shared keys 16x32 spills 8 bytes
     fp32  64     2,3    | 16x32w8  16x32w8  16x16w8     16x16w8      16x16w8     16x16w8    16x16w8
     fp32  128    *      | 16x16w8  16x16w8  -           -            -           -          -
     fp32  256    *      | -        16x32w4  -           -            -           -          -  # gfx11 too: w8 spills
     fp32  256    *      | 16x16w8  -        -           -            -           -          -
     # sm_90: 32x32 spills 16 bytes; with extras 3 it does on sm_80, sm_86 and sm_89, and 32 bytes on sm_100
-    tf32  64     0,1    | -        -        32x32w4     32x32w4      32x32w4     32x32w4    32x32w4
+    tf32  64     0,1,4  | -        -        32x32w4     32x32w4      32x32w4     32x32w4    32x32w4
     tf32  64     2      | -        -        32x32w4     32x32w4      16x16w4     32x32w4    32x32w4
     tf32  64     3      | -        -        32x32w8     32x32w8      16x16w4     16x32w4    32x32w4
     tf32  128    *      | -        -        32x32w8     32x32w8      32x32w8     32x32w8    32x32w8
     tf32  256    *      | -        -        16x16w8     16x16w8      16x16w8     16x16w8    16x16w8
-    half  64     0      | 16x32w8  32x32w4  32x128w8s2  128x32w8s2   64x128w8    64x64w8s2  128x32w8s2
-    # sm_100: 32x64 counts 47 cycles for 32
-    half  64     1      | 16x32w8  32x32w4  32x128w8    128x32w8s2   32x128w8s2  32x128w8s2 128x32w8s2
+    half  64     0      | 16x32w8  32x32w4  32x128w8s2  128x32w8s2   64x64w4s3   64x64w8s2  128x32w8s2
+    # sm_90 with shared keys: 32x64w4s3 spills 40 bytes; sm_100: 32x64 counts 47 cycles for 32
+    half  64     1      | -        -        -           -            32x64w4s3   -          -
+    half  64     1,4    | 16x32w8  32x32w4  32x128w8    128x32w8s2   32x128w8s2  32x128w8s2 128x32w8s2
     half  64     2,3    | 16x32w8  32x32w4  32x64w8     32x64w8      32x64w8     32x64w8    32x64w8
-    # amd: 32x32w8 spills 108 bytes; sm_90 with shared keys: 32x128 spills
-    half  128    0      | 16x16w8  16x64w8  16x128w8    32x64w8s2    32x128w8s2  32x64w8s2  32x64w8s2
-    half  128    1      | 16x16w8  16x64w8  16x128w8    32x64w8s2    16x128w8    32x32w8    32x64w8s2
+    # amd: 32x32w8 spills 108 bytes; sm_90: 32x128w8s3 spills 8 bytes with dropout, 96 with shared keys
+    half  128    0      | 16x16w8  16x64w8  16x128w8    32x64w8s2    32x128w8s3  32x64w8s2  32x64w8s2
+    half  128    1      | -        -        -           -            32x128w8s3  -          -
+    half  128    1,4    | 16x16w8  16x64w8  16x128w8    32x64w8s2    16x128w8    32x32w8    32x64w8s2
     half  128    2,3    | 16x16w8  16x64w8  32x32w8     32x32w8      32x32w8     32x32w8    32x32w8
     half  256    0      | 16x16w8  16x16w8  32x32w8     32x32w8      32x32w8     32x32w8    32x32w8
-    half  256    1,2,3  | 16x16w8  16x16w8  16x32w8     16x32w8      16x32w8     16x32w8    16x32w8
+    half  256    *      | 16x16w8  16x16w8  16x32w8     16x32w8      16x32w8     16x32w8    16x32w8
     """),
     _backward_alternatives,
 )
@@ -190,7 +192,7 @@ LAUNCHES = Choice(
     Table(
         """
         kind  width  extras  rows                  rounds | sm_80,sm_89  *
-        half  64     0,1     16,32,64,128,256,512  whole  | 1            2
+        half  64     0,1,4   16,32,64,128,256,512  whole  | 1            2
         *     *      *       *                     *      | 2            2
         """,
         int,
@@ -203,7 +205,7 @@ BACKWARD_HEADS = Choice(
     "attention.backward.heads",
     tiles("""
     kind  width  extras | sm_80      sm_89    sm_90     sm_120
-    half  64     0,1    | 32x64w4s3  32x64w4  64x128w8  32x32w4
+    half  64     0,1,4  | 32x64w4s3  32x64w4  64x128w8  32x32w4
     """),
     _backward_alternatives,
 )
@@ -244,18 +246,18 @@ SHORT_FORWARD = Choice(
     fp32  64     *       16   | 16x16w2  16x16w2  16x16w2   16x16w2      16x16w2   16x16w2   16x16w2
     fp32  64     *       32   | 32x32w4  32x32w4  32x32w4   32x32w4      32x32w4   32x32w4   -
     tf32  64     *       16   | -        -        16x16w1   16x16w1      16x16w1   16x16w1   16x16w1
-    tf32  64     1       32   | -        -        32x32w4   -            -         -         -
-    tf32  64     0,1     32   | -        -        32x32w2   32x32w2      32x32w2   32x32w2   32x32w2
+    tf32  64     1,4     32   | -        -        32x32w4   -            -         -         -
+    tf32  64     0,1,4   32   | -        -        32x32w2   32x32w2      32x32w2   32x32w2   32x32w2
     tf32  64     2,3     32   | -        -        32x32w4   32x32w4      32x32w4   32x32w4   32x32w4
     tf32  64     *       64   | -        -        32x64w2   32x64w2      32x64w2   32x64w2   -
     half  *      *       16   | 16x16w2  16x16w1  16x16w1   16x16w1      16x16w1   16x16w1   16x16w1
-    half  64     0,1     32   | 32x32w4  32x32w1  32x32w1   32x32w1      32x32w1   32x32w1   32x32w1
+    half  64     0,1,4   32   | 32x32w4  32x32w1  32x32w1   32x32w1      32x32w1   32x32w1   32x32w1
     half  64     2,3     32   | 32x32w4  32x32w4  32x32w4   32x32w4      16x32w1   32x32w4   32x32w4
     half  64     2,3     64   | -        -        -         32x64w4      -         -         -
     half  64     *       64   | 16x64w4  32x64w2  32x64w2   32x64w2      32x64w2   32x64w2   32x64w2
-    half  64     0,1     128  | -        -        64x128w4  64x128w4     64x128w4  64x128w4  -
+    half  64     0,1,4   128  | -        -        64x128w4  64x128w4     64x128w4  64x128w4  -
     half  64     2,3     128  | -        -        64x128w8  64x128w8     16x128w4  64x128w8  -
-    half  128    0,1     32   | 16x32w4  32x32w2  32x32w2   32x32w2      32x32w2   32x32w2   32x32w2
+    half  128    0,1,4   32   | 16x32w4  32x32w2  32x32w2   32x32w2      32x32w2   32x32w2   32x32w2
     half  128    2,3     32   | 16x32w4  32x32w4  32x32w4   32x32w4      32x32w4   32x32w4   32x32w4
     half  128    *       64   | -        -        32x64w2   32x64w2      32x64w2   32x64w2   -
     """),
@@ -272,24 +274,39 @@ SHORT_BACKWARD = Choice(
     fp32  64     3       32   | -        -        -         16x32w8      -         -         -
     fp32  64     *       32   | 16x32w8  16x32w8  16x32w8   16x32w16     16x32w16  16x32w8   -
     tf32  64     *       16   | -        -        16x16w2   16x16w2      16x16w2   16x16w2   16x16w2
-    tf32  64     0,1     32   | -        -        32x32w8   32x32w8      32x32w8   32x32w8   32x32w4
+    tf32  64     0,1,4   32   | -        -        32x32w8   32x32w8      32x32w8   32x32w8   32x32w4
     tf32  64     3       32   | -        -        -         -            16x32w4   -         -  # w8 spills 16 bytes
     tf32  64     2,3     32   | -        -        16x32w8   16x32w8      16x32w8   16x32w4   16x32w4
-    tf32  64     0,1     64   | -        -        32x64w8   32x64w8      16x64w8   32x64w8   -
+    tf32  64     0,1,4   64   | -        -        32x64w8   32x64w8      16x64w8   32x64w8   -
     tf32  64     2,3     64   | -        -        16x64w8   16x64w8      16x64w8   16x64w8   -
     half  64     *       16   | 16x16w4  16x16w2  16x16w2   16x16w2      16x16w2   16x16w2   16x16w2
-    half  64     0,1     32   | 16x32w8  32x32w4  32x32w4   32x32w4      16x32w1   32x32w4   32x32w4
+    half  64     0,1,4   32   | 16x32w8  32x32w4  32x32w4   32x32w4      16x32w1   32x32w4   32x32w4
     half  64     2,3     32   | 16x32w8  16x32w4  16x32w4   16x32w4      32x32w2   16x32w4   16x32w4
     # sm_100: 4 warps spill 8 bytes
-    half  64     0,1     64   | 16x64w8  32x64w4  32x64w4   32x64w4      32x64w4   32x64w8   32x64w4
+    half  64     0,1,4   64   | 16x64w8  32x64w4  32x64w4   32x64w4      32x64w4   32x64w8   32x64w4
     half  64     2,3     64   | 16x64w8  16x64w4  16x64w4   16x64w4      16x64w4   16x64w4   16x64w4
-    half  64     0,1     128  | -        -        32x128w8  32x128w8     32x128w8  32x128w8  -
+    half  64     0,1,4   128  | -        -        32x128w8  32x128w8     32x128w8  32x128w8  -
     half  64     2,3     128  | -        -        16x128w8  16x128w8     16x128w8  32x128w8  -
     half  128    *       16   | 16x16w8  16x16w2  16x16w2   16x16w2      16x16w2   16x16w2   16x16w2
     half  128    *       32   | 16x32w8  16x32w4  16x32w4   16x32w4      16x32w4   16x32w4   16x32w4
     half  128    *       64   | -        -        16x64w8   16x64w8      16x64w8   16x64w8   -
     """),
     _short_backward_alternatives,
+)
+
+# attention/short.py, backward, of padded rows without sums: short, its own kernel, or the tile of backward.py's two.
+# queries and keys: key_class() of both. An H100 took 186 us by these for 100 queries and keys where its own took 230.
+SHORT_BY_LONG: Choice[Tile | str] = Choice(
+    "attention.short.backward.long",
+    Table(
+        """
+        kind  width  extras  queries  keys | sm_90      *
+        half  64     1       128      128  | 64x64w4s3  -
+        *     *      *       *        *    | -          short
+        """,
+        lambda cell: cell if cell == "short" else Tile.parse(cell),
+    ),
+    lambda *size: ["short", *_each("64x64w4 32x64w4", (1, 3))],
 )
 
 # masked_softmax.py; keys: the power of two that holds a row, or a step of the walk over a longer one. 16 elements a

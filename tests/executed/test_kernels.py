@@ -31,6 +31,7 @@ from fasttfm.kernels.attention import backward as attention_backward
 from fasttfm.kernels.attention import launch as attention_launch
 from fasttfm.kernels.attention.decode import append, decode
 from fasttfm.kernels.proof.executed import executed
+from fasttfm.kernels.tiles.table import Tile
 from fasttfm.reference_cache import attention_with_cache
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -143,6 +144,34 @@ def test_a_program_that_has_a_head_of_keys(problem, chip, monkeypatch):
     monkeypatch.setattr(attention_backward, "LAUNCHES", lambda *size: 1)
     machine = check(problem, chip, torch.bfloat16)
     assert "_backward_heads" in {launch.name for launch in machine.launches}
+
+
+LONG_ON_SM_90 = [
+    (_attention(2, 1, 150, 139, 64, 64, lengths=[130, 0]), "64x64 64x64"),
+    (_attention(1, 1, 150, 260, 64, 64, causal=True), "64x64 64x64"),
+    (_attention(2, 1, 150, 139, 64, 64, lengths=[130, 0], p=0.1), "64x64 32x64"),
+    (_attention(1, 1, 260, 150, 64, 40, causal=True, p=0.1), "64x64 32x64"),
+    (_packed([0, 70, 73, 220], [0, 141, 147, 210], 1, 64, causal=True), "64x64 32x64"),
+    (_attention(1, 4, 70, 139, 64, 64, key_heads=2, causal="bottom_right", p=0.1), "64x64 32x128"),
+    (_attention(2, 1, 150, 139, 128, 128, lengths=[130, 0]), "128x64 32x128"),
+    (_attention(1, 1, 139, 150, 128, 72, causal=True, p=0.1), "128x64 32x128"),
+    (_attention(1, 4, 70, 139, 128, 128, key_heads=2, causal=True, p=0.1), "128x64 16x128"),
+    (_attention(2, 1, 100, 100, 64, 64, lengths=[100, 50], p=0.1), "64x64 64x64"),
+    (_attention(1, 1, 128, 65, 64, 64, causal=True, p=0.1), "64x64 64x64"),
+]
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(("problem", "tiles"), LONG_ON_SM_90, ids=str)
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_the_tiles_of_long_rows_backward_that_an_h100_chose(problem, tiles, dtype, monkeypatch):
+    """Full tiles and parts of them, several steps of a pipeline, masked and not."""
+    taken = []
+    options = Tile.options
+    monkeypatch.setattr(Tile, "options", lambda tile, *a: taken.append(tile) or options(tile, *a))
+    machine = check(problem, "sm_90", DTYPES[dtype])
+    assert [launch.name for launch in machine.launches][-2:] == ["_backward_queries", "_backward_keys"]
+    assert " ".join(f"{tile.rows}x{tile.columns}" for tile in taken[-2:]) == tiles
 
 
 @pytest.mark.parametrize("widths", [(40, 64), (72, 128), (128, 72)], ids=str)

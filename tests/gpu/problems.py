@@ -29,7 +29,7 @@ class Problem:
     width: int = 0
     """Of attention: the larger head size."""
     extras: int = 0
-    """Of attention: 1 with dropout, 2 with a mask, 3 with a window, a soft cap or slopes."""
+    """Of attention: 1 with dropout, 2 with a mask, 3 with a window, a soft cap or slopes, 4 with shared keys."""
 
     def __str__(self) -> str:
         return self.name
@@ -82,7 +82,7 @@ def _attention(B: int, H: int, L: int, S: int, D: int, Dv: int, *, p: float = 0.
         p > 0,
         keys=S,
         width=max(D, Dv),
-        extras=3 if scored else 2 if masked else int(p > 0),
+        extras=3 if scored else 2 if masked else 4 if key_heads != H else int(p > 0),
     )
 
 
@@ -295,6 +295,9 @@ ATTENTION: list[Problem] = [
     _attention(1, 1, 64, 64, 256, 256, p=0.1),
     _attention(1, 1, 100, 300, 200, 256, causal=True),
     _attention(2, 2, 1, 40, 40, 40, causal=True, causal_offset=30),
+    # query heads that share keys
+    _attention(1, 4, 70, 150, 64, 64, key_heads=2, causal=True, p=0.1),
+    _attention(1, 2, 70, 150, 128, 128, key_heads=1),
     # masks, alone, and with dropout where that takes another tile
     _attention(2, 2, 20, 16, 64, 64, mask="add", p=0.1),
     _attention(2, 2, 20, 50, 16, 16, mask="bool", lengths=[50, 31]),

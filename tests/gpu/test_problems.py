@@ -33,7 +33,7 @@ def test_the_problems_meet_every_tile_of_attention(chip):
             *(
                 tiles(CHIPS[chip], kind, width, extras, keys)
                 for width in WIDTHS
-                for extras in (0, 1, 2)
+                for extras in (0, 1, 2, 4)
                 for keys in (16, 32, 64, 128, 256)
             )
         )

@@ -18,6 +18,7 @@ from fasttfm.kernels.attention import launch as attention_launch
 from fasttfm.kernels.attention import mask_gradient as attention_mask_gradient
 from fasttfm.kernels.attention import short as attention_short
 from fasttfm.kernels.chip import CHIPS
+from fasttfm.kernels.proof.launch_log import LaunchLog
 from fasttfm.kernels.tiles.attention import Tile
 
 ROUTES = ("short", "flash", "heads", "softmax")
@@ -190,11 +191,15 @@ CALLS = {
     "long": ((1, 1, 150, 140, 64, 64), False, 0.0),
     "long, dropout": ((1, 1, 90, 140, 64, 64), False, 0.1),
     "long, dropout and mask": ((1, 1, 70, 140, 64, 64), True, 0.1),
+    "long, wide": ((1, 1, 150, 140, 128, 128), False, 0.0),
+    "long, wide, dropout": ((1, 1, 150, 140, 128, 128), False, 0.1),
     "long, wide, mask": ((1, 1, 70, 140, 128, 128), True, 0.0),
+    "long, shared keys, dropout": ((1, 2, 90, 140, 64, 64), False, 0.1),
+    "long, wide, shared keys": ((1, 2, 90, 140, 128, 128), False, 0.0),
 }
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(11)
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("chip", ["sm_60", "sm_80", "sm_90", "sm_120", "gfx942"])
 def test_shipped_tiles_equal_reference(monkeypatch, chip, name):
@@ -205,6 +210,8 @@ def test_shipped_tiles_equal_reference(monkeypatch, chip, name):
         monkeypatch.setattr(module, "chip", lambda device: results)
     inputs = tensors(torch.float16, *shape)
     _, _, L, S, D, _ = shape
+    if "shared" in name:
+        inputs |= {"key": inputs["key"][:, :1], "value": inputs["value"][:, :1]}
     if masked:
         inputs["mask"] = torch.randn(L, S).half()
     route = attention_launch.route.shipped(results, "fp16", D, attention_launch.key_class(S))
@@ -399,7 +406,7 @@ def calls_with_site(site):
     yield lambda: attention.forward(x, x, x, **dropped)
     yield lambda: attention_backward.backward(x, x, x, x, x, lse, **dropped)
     yield lambda: attention_short.forward(x, x, x, **dropped)
-    yield lambda: attention_short.backward(x, x, x, x, lse, **dropped)
+    yield lambda: attention_short.backward(x, x, x, x, x, lse, **dropped)
     yield lambda: attention_mask_gradient.gradient(x, x, x, x, x, lse, mask, **dropped)
     yield lambda: masked_softmax.forward(weights, 1.0, **dropped)
     yield lambda: masked_softmax.backward(weights, weights, 1.0, **dropped)
@@ -577,3 +584,48 @@ def test_a_program_has_a_head_where_heads_fill_the_chip_and_the_cache_holds_thei
     assert attention_backward.count_launches(call) == launches
     masked = attention_launch.prepare(query, key, key, mask=torch.ones(queries, keys, dtype=torch.bool, device="meta"))
     assert attention_backward.count_launches(masked) == 2
+
+
+def heads_of(x):
+    """(B, L, n, H, D) as n tensors (B, H, L, D)."""
+    return (part.transpose(1, 2) for part in x.unbind(2))
+
+
+WAYS = {
+    "separate": lambda x, **o: F.attention(*heads_of(x), **o),
+    "joint": F.joint_attention,
+    "causal": lambda x, **o: F.joint_attention(x, causal=True, **o),
+    "biases": lambda x, **o: F.joint_attention(x, biases=(x.new_zeros(192).requires_grad_(), None), **o),
+    "shared": lambda x, **o: F.attention(x[:, :, :2, 0].transpose(1, 2), *2 * [x[:, :, 2].transpose(1, 2)], **o),
+    "packed": lambda x, **o: F.varlen_attention(*x.flatten(0, 1).unbind(1), *2 * [STARTS], 100, 100, **o),
+}
+STARTS = torch.tensor([0, 100, 150])
+
+
+@pytest.mark.parametrize(
+    ("chip", "way", "rows", "width", "p", "launches"),
+    [
+        ("sm_90", "separate", 100, 64, 0.1, 2),
+        ("sm_90", "joint", 65, 64, 0.1, 2),
+        ("sm_90", "causal", 128, 40, 0.1, 2),
+        ("sm_90", "biases", 100, 64, 0.1, 1),
+        ("sm_90", "shared", 100, 64, 0.1, 1),
+        ("sm_90", "packed", 100, 64, 0.1, 1),
+        ("sm_90", "separate", 64, 64, 0.1, 1),
+        ("sm_90", "separate", 100, 64, 0.0, 1),
+        ("sm_80", "separate", 100, 64, 0.1, 1),
+    ],
+)
+def test_padded_rows_of_65_to_128_keys_with_dropout_go_backward_by_the_kernels_for_long_ones_on_sm_90(
+    chip, way, rows, width, p, launches, monkeypatch
+):
+    """But where biases take their sums from the kernel for short ones."""
+    for module in (launch, attention_launch):
+        monkeypatch.setattr(module, "chip", lambda device: CHIPS[chip])
+    x = torch.randn(2, rows, 3, 1, width, dtype=torch.bfloat16).requires_grad_()
+    with F.backend("triton"):
+        output = WAYS[way](x, **seeded(p))
+        with LaunchLog() as log:
+            output.sum().backward()
+    two = {"attention.backward._backward_queries": 1, "attention.backward._backward_keys": 1}
+    assert log.triton == (two if launches == 2 else {"attention.short._backward": 1})

@@ -15,7 +15,7 @@ from fasttfm.kernels.chip import CHIPS, INTERPRETER
 from fasttfm.kernels.launch import power_of_two
 from fasttfm.kernels.parameter import kinds_of
 from fasttfm.kernels.proof import matrix as compile_matrix
-from fasttfm.kernels.proof.attention_case import WIDTHS, product_kinds
+from fasttfm.kernels.proof.attention_case import WIDTHS
 from fasttfm.kernels.tiles import attention as tables
 from fasttfm.kernels.tiles.table import Tile
 
@@ -196,7 +196,7 @@ def everything(dtype):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("chip", "kind"),
-    [("sm_60", "fp32"), ("sm_80", "fp16"), ("sm_90", "fp32"), ("sm_90", "tf32"), ("gfx942", "bf16")],
+    [("sm_60", "fp32"), ("sm_80", "fp16"), ("sm_90", "fp32"), ("sm_90", "tf32"), ("sm_90", "bf16"), ("gfx942", "bf16")],
 )
 def test_every_tile_dtype_and_mask_that_runs_is_listed(chip, kind, launched, float32_products):
     wanted = listed(chip)  # first of all: it imports every kernel file before launch.chip is changed
@@ -208,45 +208,42 @@ def test_every_tile_dtype_and_mask_that_runs_is_listed(chip, kind, launched, flo
     assert not missing, "\n".join(missing)
 
 
-def attention_answers(chip):
-    """(kernel, head size, tile) of every answer that the tables of attention give for what a chip's routes ask them."""
-    for kind in product_kinds(chip):
-        for width, extras in itertools.product(WIDTHS, (0, 1, 2, 3)):
-            size = (chip, kind, width, extras)
-            if attention_launch.takes_long(chip, kind, width):
-                yield "attention.forward._forward", width, tables.FORWARD.shipped(*size)
-                yield "attention.backward._backward_queries", width, tables.BACKWARD_QUERIES.shipped(*size)
-                yield "attention.backward._backward_keys", width, tables.BACKWARD_KEYS.shipped(*size)
-                yield "attention.mask_gradient._gradient", width, tables.MASK_GRADIENT(chip, kind, width)
-            for rows in (16, 32):
-                yield "attention.decode._decode", width, tables.DECODE(chip, kind, width, rows)
-            for keys in (16, 32, 64, 128):
-                if attention_launch.fits_short(chip, kind, width, keys):
-                    yield "attention.short._forward", width, tables.SHORT_FORWARD.shipped(*size, keys)
-                    yield "attention.short._backward", width, tables.SHORT_BACKWARD.shipped(*size, keys)
+def questions(chip):
+    """(kernel, table, size) of all that a chip's routes ask the tables of attention's tiles."""
+    kinds = ("fp16", "bf16", "fp32", *(["tf32"] if chip.capability >= 80 else []))
+    for kind, width, extras in itertools.product(kinds, WIDTHS, (0, 1, 2, 3, 4)):
+        size = (chip, kind, width, extras)
+        if attention_launch.takes_long(chip, kind, width):
+            yield "forward._forward", tables.FORWARD, size
+            yield "backward._backward_queries", tables.BACKWARD_QUERIES, size
+            yield "backward._backward_keys", tables.BACKWARD_KEYS, size
+            yield "mask_gradient._gradient", tables.MASK_GRADIENT, size[:3]
+        for rows in (16, 32):
+            yield "decode._decode", tables.DECODE, (*size[:3], rows)
+        for keys in (16, 32, 64, 128):
+            if attention_launch.fits_short(chip, kind, width, keys):
+                yield "short._forward", tables.SHORT_FORWARD, (*size, keys)
+                yield "short._backward", tables.SHORT_BACKWARD, (*size, keys)
+                for queries in (16, 32, 64, 128, 256):
+                    yield "backward._backward_queries", tables.SHORT_BY_LONG, (*size, queries, keys)
+                    yield "backward._backward_keys", tables.SHORT_BY_LONG, (*size, queries, keys)
+
+
+def shipped(table):
+    return getattr(table, "shipped", table)
 
 
 def test_every_cell_of_the_tables_of_attention_answers_for_some_chip():
     """A cell that no other leaves anything to is a mistake, and so is one that no route comes to."""
     asked = collections.defaultdict(set)
     for chip in (*CHIPS.values(), INTERPRETER):
-        kinds = ("fp16", "bf16", "fp32", *(["tf32"] if chip.capability >= 80 else []))
-        for kind, width, extras in itertools.product(kinds, WIDTHS, (0, 1, 2, 3)):
-            asked[tables.LONG_WIDTH].add((chip, kind))
-            asked[tables.DECODE] |= {(chip, kind, width, rows) for rows in (16, 32)}
-            asked[tables.SHORT_KEYS].add((chip, kind, width))
-            if attention_launch.takes_long(chip, kind, width):
-                for table in (tables.FORWARD, tables.BACKWARD_QUERIES, tables.BACKWARD_KEYS):
-                    asked[table].add((chip, kind, width, extras))
-                asked[tables.MASK_GRADIENT].add((chip, kind, width))
-            for keys in (16, 32, 64, 128):
-                if attention_launch.fits_short(chip, kind, width, keys):
-                    asked[tables.SHORT_FORWARD].add((chip, kind, width, extras, keys))
-                    asked[tables.SHORT_BACKWARD].add((chip, kind, width, extras, keys))
-        asked[tables.MASKED_SOFTMAX] |= {(chip, 2**power) for power in range(4, 14)}
-    for table, questions in asked.items():
-        table = getattr(table, "shipped", table)
-        dead = table.answers.keys() - {table.cell(*question) for question in questions}
+        for _, table, size in questions(chip):
+            asked[shipped(table)].add(size)
+            asked[tables.LONG_WIDTH].add(size[:2])
+            asked[tables.SHORT_KEYS].add(size[:3])
+        asked[shipped(tables.MASKED_SOFTMAX)] |= {(chip, 2**power) for power in range(4, 14)}
+    for table, sizes in asked.items():
+        dead = table.answers.keys() - {table.cell(*size) for size in sizes}
         assert not dead, [(table.sizes[row], table.chips[column]) for row, column in sorted(dead)]
 
 
@@ -262,5 +259,8 @@ def test_every_answer_of_the_tables_of_attention_is_listed(chip):
         for a in [case.arguments]
         if "D" in a
     }
-    missing = set(attention_answers(CHIPS[chip])) - listed
+    answers = {
+        (f"attention.{kernel}", size[2], shipped(table)(*size)) for kernel, table, size in questions(CHIPS[chip])
+    }
+    missing = {answer for answer in answers if isinstance(answer[2], Tile)} - listed
     assert not missing, "\n".join(map(str, sorted(missing, key=str)))

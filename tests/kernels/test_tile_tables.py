@@ -5,11 +5,13 @@ import importlib
 import itertools
 import pkgutil
 import re
+from pathlib import Path
 
 import pytest
 
 import fasttfm.kernels.tiles
 from fasttfm.kernels.chip import CHIPS, INTERPRETER
+from fasttfm.kernels.tiles import attention
 from fasttfm.kernels.tiles.table import Table, Tile, relative
 
 ROOT = "fasttfm.kernels.tiles."
@@ -118,3 +120,20 @@ def test_a_tile_is_written_as_it_is_read(text, tile):
 def test_what_is_no_tile_is_refused():
     with pytest.raises(ValueError, match="a tile is written as 128x64w4s3, not 64x32"):
         Tile.parse("64x32")
+
+
+PREDICTED = re.compile(r"\| \d+ x \d+ heads, ([\d,]+) x (\d+).* \| ([\d.]+) \| (\S+) \| (\S+) \| [\d,]+ -> [\d,]+ \|")
+
+
+def test_long_rows_backward_take_the_tiles_that_were_predicted():
+    """Those of docs/gpu-predictions.md, on sm_90 alone and without shared keys."""
+    page = (Path(__file__).parents[2] / "docs" / "gpu-predictions.md").read_text(encoding="utf-8")
+    rows = PREDICTED.findall(page)
+    assert len(rows) == 9
+    for chip, (keys, width, dropout, queries_tile, keys_tile) in itertools.product(("sm_90", "sm_100"), rows):
+        size = (CHIPS[chip], "bf16", int(width), int(float(dropout) > 0))
+        taken = attention.BACKWARD_QUERIES.shipped(*size), attention.BACKWARD_KEYS.shipped(*size)
+        if keys == "100":
+            taken = (attention.SHORT_BY_LONG.shipped(*size, 128, 128),) * 2
+        assert (taken == (Tile.parse(queries_tile), Tile.parse(keys_tile))) == (chip == "sm_90"), (chip, size)
+    assert str(attention.BACKWARD_KEYS.shipped(CHIPS["sm_90"], "bf16", 64, 4)) == "32x128w8s2"

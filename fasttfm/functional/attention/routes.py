@@ -216,15 +216,12 @@ def backward(
         return softmax_route.backward(*tensors, saved, options, mask_gradient, out)
     if route == "blocks":
         return *attention_pass.backward(*tensors, output, saved, options, out, sequences), None
+    from fasttfm.kernels.attention import backward as attention_long
+    from fasttfm.kernels.attention import short as attention_short
+
     arguments = options.arguments()
-    if route == "short":
-        from fasttfm.kernels.attention import short as attention_short
-
-        gradients = attention_short.backward(*tensors, saved, out=out, sums=sums, packed=sequences, **arguments)
-    else:
-        from fasttfm.kernels.attention import backward as attention_long
-
-        gradients = attention_long.backward(*tensors, output, saved, out=out, packed=sequences, **arguments)
+    kernel, given = (attention_short, {"sums": sums}) if route == "short" else (attention_long, {})
+    gradients = kernel.backward(*tensors, output, saved, out=out, packed=sequences, **given, **arguments)
     d_mask = None
     if mask_gradient:
         from fasttfm.kernels.attention import mask_gradient as attention_mask_gradient

@@ -35,6 +35,8 @@ def long_cases(chip: Chip, kernel: Any, name: str, choose: Callable[..., Tile]) 
             yield case(kind, width)
             if choose(chip, kind, width, 1) != choose(chip, kind, width, 2):
                 yield case(kind, width, mask="none")
+            if choose(chip, kind, width, 4) != choose(chip, kind, width, 1):
+                yield case(kind, width, mask="none", shared=True)
             if kind in ("bf16", "fp16"):
                 yield case(kind, width, dropout=False, mask="none")
     for kind in every_kind(chip):
