@@ -31,7 +31,7 @@ from benchmarks.queue.questions import Question
 from fasttfm.children import ask_for_parents_end, run_to_end
 from fasttfm.errors import UserError
 from fasttfm.files import read_json
-from fasttfm.kernels.chip import CHIPS
+from ptx_check.chips import CHIPS
 
 ARCHIVE = "prepared.tar.xz"
 LARGEST = 60 << 20
