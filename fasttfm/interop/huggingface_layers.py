@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN, GELUActivation, NewGELUActivation
 from transformers.models.bart.modeling_bart import BartDecoderLayer, BartEncoderLayer
-from transformers.models.bert.modeling_bert import BertLayer, BertOutput, BertSelfOutput
+from transformers.models.bert.modeling_bert import BertIntermediate, BertLayer, BertOutput, BertSelfOutput
 from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.marian.modeling_marian import MarianDecoderLayer, MarianEncoderLayer
@@ -162,7 +162,7 @@ class FusedBertLayer(BertLayer):
         """attention_output (B, S, E) to the same shape."""
         inside: Any = self.intermediate
         output: Any = self.output
-        whole = untouched(inside, frozenset({type(inside)})) and untouched(output, frozenset({FusedBertOutput}))
+        whole = untouched(inside, frozenset({BertIntermediate})) and untouched(output, frozenset({FusedBertOutput}))
         y = _network(attention_output, inside.dense, inside.intermediate_act_fn, output.dense) if whole else None
         return super().feed_forward_chunk(attention_output) if y is None else output.joined(y, attention_output)
 

@@ -87,6 +87,16 @@ def seed_for(device: torch.device, dropouts: tuple[nn.Module, ...], attentions: 
     return draw_seed(device) if active else None
 
 
+def overrides(layer: Any, theirs: type, **given: Any) -> bool:
+    """Return whether a block of torch.nn's forward is not that of `theirs`, torch.nn's class: in a derived class, or set
+    on the object. Raises ArgumentError where something is given, not None, that torch.nn's forward does not know."""
+    blocks, kind = ("_sa_block", "_mha_block", "_ff_block"), type(layer)
+    changed = [b for b in blocks if getattr(kind, b, None) is not getattr(theirs, b, None) or b in layer.__dict__]
+    if changed and (names := [name for name, value in given.items() if value is not None]):
+        raise ArgumentError(f"{names[0]} does not go with an overridden {changed[0]}: override forward, or leave it out")
+    return bool(changed)
+
+
 def _opens(attention: nn.Module) -> bool:
     """Return whether a layer may compute attention without calling it, its output projection apart."""
     return untouched(attention, ATTENTIONS)
