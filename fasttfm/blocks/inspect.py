@@ -1,16 +1,15 @@
-"""Whether a submodule can be fused: exact class, no hooks, no overridden forward, plain parameters.
+"""Tells whether a submodule can be fused: exact class, no hooks, no overridden forward, plain parameters.
 
-A parametrised, quantised, sharded or LoRA-wrapped module is of another class; pruning and the old weight_norm are hooks.
-Every shortcut around a call of a submodule asks here.
+A parametrised, quantised, sharded or LoRA-wrapped module is of another class; pruning and the old weight_norm are
+hooks. Every shortcut around a call of a submodule asks here.
 """
 
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.modules.module import _has_any_global_hook
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fasttfm.functional.activations import ACTIVATIONS, FUSED
 
@@ -90,17 +89,6 @@ def plain_width(layer: Any, kinds: frozenset[Any] = LAYER, attentions: frozenset
     hidden = layer.linear1.weight.shape[0]
     fits = layer.linear1.weight.shape == (hidden, width) and layer.linear2.weight.shape == (width, hidden)
     return width if fits else 0
-
-
-def ordinary(*tensors: Tensor | None) -> bool:
-    """Return whether all are tensors that the operators take: no DTensor, quantised or nested tensor."""
-    for tensor in tensors:
-        if tensor is None or type(tensor) is Tensor or type(tensor) is nn.Parameter:
-            if tensor is not None and tensor.is_nested:
-                return False
-        elif tensor.is_nested or is_traceable_wrapper_subclass(tensor):
-            return False
-    return True
 
 
 def fused_activation(activation: object) -> str | None:

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fasttfm import reference
 from fasttfm.functional.backends import chosen, kernel_route
+from fasttfm.functional.derivative import pulled_back
 from fasttfm.functional.dropout import wide
 from fasttfm.functional.loss import (
     check,
@@ -19,7 +21,6 @@ from fasttfm.functional.loss import (
     counted_rows,
     mean_factor,
     plain_gradient,
-    scale_gradients,
     sums,
 )
 from fasttfm.functional.operator import Gradients, Operator, Overwritten, Whole
@@ -128,12 +129,24 @@ def _compute_backward(call: _Backward) -> Tensor:
     return plain_gradient(logits, target, loss.label_smoothing, counted=counted, scale=factor, statistics=statistics)
 
 
+def _reference_backward(call: _Backward) -> Tensor:
+    logits, target, loss, _ = call.saved.call
+    smoothing, ignore_index, mean = loss
+    factor = mean_factor(logits, target, ignore_index, mean)
+
+    def summed(logits: Tensor) -> Tensor:
+        return reference.cross_entropy(logits, target, label_smoothing=smoothing, ignore_index=ignore_index)[0]
+
+    return pulled_back(summed, (logits,), call.grad if factor is None else call.grad * factor)[0]
+
+
 _cross_entropy_backward = Operator(
     "cross_entropy_backward",
     _Backward,
     "Tensor",
     _compute_backward,
     lambda call: call.saved.call.logits.new_empty(call.saved.call.logits.shape),
+    reference=_reference_backward,
 ).call
 _cross_entropy = Operator(
     "cross_entropy",
@@ -166,6 +179,14 @@ class _Gradient(NamedTuple):
     route: str
 
 
+class _Scaling(NamedTuple):
+    gradient: Tensor
+    factor: Tensor
+    logits: Tensor
+    """Through which what was differentiated can be reached: a second derivative, for which the logits are gone, ends in
+    a message, where the gradient would silently count as a constant."""
+
+
 class _Scale(NamedTuple):
     gradient: Overwritten
     factor: Tensor
@@ -191,7 +212,7 @@ def _return_gradient(saved: _Gradient, wanted: _Consumed, grad: Tensor, _: None)
     saved.returned.append(True)
     gradient = saved.logits.data  # not detach(): scaling must not count as a change of the saved logits
     if torch.is_grad_enabled():
-        return {"logits": scale_gradients(gradient, gradient.new_empty(0), grad, saved.logits)[0]}
+        return {"logits": _scale_gradient(gradient, grad, saved.logits)}
     _scale_gradient_(gradient, grad, saved.route)
     return {"logits": gradient}
 
@@ -205,6 +226,21 @@ def _scale_in_place(call: _Scale) -> None:
         call.gradient.mul_(call.factor)
 
 
+def _refuse_second(call: _Scaling) -> Tensor:
+    raise RuntimeError(
+        "cross_entropy(inplace=True) was differentiated twice: its gradient took the logits' memory; call it with "
+        "inplace=False"
+    )
+
+
+_scale_gradient = Operator(
+    "scale_gradient",
+    _Scaling,
+    "Tensor",
+    lambda call: call.gradient * call.factor.to(call.gradient.dtype),
+    lambda call: torch.empty_like(call.gradient),
+    reference=_refuse_second,
+).call
 _scale_gradient_ = Operator("scale_gradient_", _Scale, "()", _scale_in_place, lambda call: None).call
 _cross_entropy_consume = Operator(
     "cross_entropy_consume",

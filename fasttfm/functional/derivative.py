@@ -1,19 +1,71 @@
 """The derivative of an operator as torch.autograd.Function takes it, for either way to the operator."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._C._functorch import unwrap_if_dead
 
+from fasttfm.functional.backends import warn_once
 from fasttfm.functional.namespace import NAMESPACE
 from fasttfm.functional.record import Layout, layout_of
 
 Gradients = dict[str, Tensor | None]
 """By the names of the tensors; those that are left out have none."""
 _new: Any = tuple.__new__
+
+
+def pulled_back(
+    function: Callable[..., Any],
+    tensors: Sequence[Any],
+    *gradients: Tensor | None,
+    wanted: Sequence[bool] | None = None,
+) -> list[Tensor]:
+    """The gradients of tensors from those of function(*tensors), None where there is none, such that they can be
+    differentiated again. Where one is not wanted it is empty; without `wanted`, where it is not of floats."""
+    places = [
+        i for i, x in enumerate(tensors) if (x is not None and x.is_floating_point() if wanted is None else wanted[i])
+    ]
+    given = [gradient for gradient in gradients if gradient is not None]
+
+    def differentiated(*chosen: Tensor) -> tuple[Tensor, ...]:
+        arguments = list(tensors)
+        for place, x in zip(places, chosen):
+            arguments[place] = x
+        outputs = function(*arguments)
+        outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
+        return tuple(x for x, gradient in zip(outputs, gradients) if gradient is not None)
+
+    results = [given[0].new_empty(0)] * len(tensors)
+    _, pull = torch.func.vjp(differentiated, *(tensors[place] for place in places))
+    for place, gradient in zip(places, pull(tuple(given))):
+        results[place] = gradient
+    return results
+
+
+def by_reference(layout: Layout, reference: Callable[[Any], Any]) -> Callable[..., Gradients]:
+    """Rule.backward, with the call itself saved, of a backward operator whose outputs reference(call) gives in
+    operations that PyTorch differentiates: a second derivative."""
+
+    def backward(call: Any, wanted: Sequence[bool], *gradients: Tensor | None) -> Gradients:
+        warn_once("a second derivative is computed in plain PyTorch, which is slower and keeps all scores of attention")
+        others = layout.others(call)
+        tensors = layout.tensors(call)
+        found = pulled_back(lambda *given: reference(layout.merge(given, others)), tensors, *gradients, wanted=wanted)
+        return {name: gradient for name, gradient, is_wanted in zip(layout.names, found, wanted) if is_wanted}
+
+    return backward
+
+
+def refuse_parts(*parameters: Tensor | None) -> None:
+    """Raise for a parameter whose gradient comes in parts, as read_parameters() asks: no second derivative does."""
+    if any(x is not None and x.dim() == 2 for x in parameters):
+        raise RuntimeError(
+            "a second derivative of parameters that are read together is not implemented: compute both passes inside "
+            'fasttfm.functional.backend("torch")'
+        )
 
 
 class Rule(NamedTuple):
@@ -28,10 +80,7 @@ class Rule(NamedTuple):
 
     def refuse(self, *_: Any) -> Any:
         """Raise for an operator without a derivative that is differentiated."""
-        raise RuntimeError(
-            f"{NAMESPACE}::{self.name} cannot be differentiated: second derivatives are not implemented; "
-            "use fasttfm.reference for them"
-        )
+        raise RuntimeError(f"{NAMESPACE}::{self.name} cannot be differentiated; use fasttfm.reference")
 
     def refuse_changed(self) -> None:
         """Raises where memory that two outputs share was written to: either gradient would miss it."""

@@ -28,11 +28,11 @@ from torch.autograd import profiler as _profiler
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fasttfm.functional.batching import batching_rule
-from fasttfm.functional.derivative import Gradients, Rule
+from fasttfm.functional.derivative import Gradients, Rule, by_reference
+from fasttfm.functional.flops import count_operators, formulas
 from fasttfm.functional.namespace import NAMESPACE
 from fasttfm.functional.record import (
     MASK,
-    PLAIN_TENSORS,
     REAL,
     WHOLE,
     Layout,
@@ -43,6 +43,7 @@ from fasttfm.functional.record import (
     flat,
     layout_of,
 )
+from fasttfm.functional.subclasses import PLAIN_TENSORS
 
 __all__ = [
     "MASK", "REAL", "WHOLE", "Gradients", "Mask", "Operator", "Overwritten", "Size", "Whole", "casts",
@@ -86,8 +87,10 @@ class Operator(Generic[Fields]):
     save(call, outputs) and backward(saved, wanted, *gradients): the derivative. save returns a NamedTuple of tensors
         and anything else, or where saved names its kind a plain tuple of its fields, which is quicker made; without it
         that is the call, then its outputs. backward gets the NamedTuple, with the tensors of a call that want a
-        gradient as wanted.<name>, and the gradients of the outputs, one at least. Without backward a derivative ends in
-        a clear message: a second one, that is.
+        gradient as wanted.<name>, and the gradients of the outputs, one at least.
+    reference(call): the outputs in operations that PyTorch differentiates, in place of backward: for what a backward
+        pass calls, whose derivative is a second one. With neither a derivative ends in a clear message.
+    flops(call): floating-point operations of the products, for torch.utils.flop_counter.
     differentiable: how many outputs have a gradient, the first ones.
     autocast(call, dtype): the call as autocast to dtype would pass it on; None leaves it as it is.
     again(call, outputs): a tensor to return once more, behind the others, or None. The gradients of its two uses then
@@ -109,6 +112,8 @@ class Operator(Generic[Fields]):
         save: Callable[[Any, Any], Any] = lambda call, outputs: (call, *outputs),
         saved: type[tuple] | None = None,
         backward: Callable[..., Gradients] | None = None,
+        reference: Callable[[Any], Any] | None = None,
+        flops: Callable[[Any], int] = lambda call: 0,
         differentiable: int = 1,
         autocast: Callable[[Any, torch.dtype], Any] | None = None,
         again: Callable[[Any, Any], Tensor | None] | None = None,
@@ -132,6 +137,10 @@ class Operator(Generic[Fields]):
         def settled(args: tuple) -> Any:
             return self._settled(layout.build(args))
 
+        if reference is not None:
+            backward, differentiable = by_reference(layout, reference), returns.count("Tensor")
+            save, saved = (lambda call, outputs: call), call
+        formulas[dispatched._overloadpacket] = lambda *args, **_: flops(layout.build(args))
         compute = _without_views(compute, internal)
         rule = Rule(name, layout, save, saved, backward, differentiable)
         direct: Any = rule.refuse
@@ -297,7 +306,9 @@ class Operator(Generic[Fields]):
 
 def _all_see_through() -> bool:
     """Return whether all dispatch modes that are on, such as a count of launches, want calls as they are."""
-    return all(getattr(mode, "sees_through_operators", False) for mode in _get_current_dispatch_mode_stack())
+    modes = _get_current_dispatch_mode_stack()
+    count_operators(modes)
+    return all(getattr(mode, "sees_through_operators", False) for mode in modes)
 
 
 def _on_its_device(compute: Callable[[tuple], Any]) -> Callable[..., Any]:

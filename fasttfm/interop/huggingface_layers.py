@@ -21,9 +21,10 @@ from transformers.pytorch_utils import Conv1D
 
 from fasttfm import functional as F
 from fasttfm.blocks.dropout import dropout_of
-from fasttfm.blocks.inspect import DROPOUT, LINEAR, fused_activation, ordinary, untouched
+from fasttfm.blocks.inspect import DROPOUT, LINEAR, fused_activation, untouched
 from fasttfm.blocks.residual import Output, Residual
 from fasttfm.functional.dropout import Dropout
+from fasttfm.functional.subclasses import ordinary
 
 
 def _join(output: Tensor, residual: Tensor, norm: Any, dropout: Dropout | nn.Module) -> Tensor:

@@ -1,7 +1,5 @@
 """The decoder with torch.nn's interface, and with a cache."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.transformer import TransformerDecoderLayer as TorchDecoderLayer

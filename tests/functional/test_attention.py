@@ -6,7 +6,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from fasttfm import functional as F
 from fasttfm import reference
-from fasttfm.functional.attention import torch_route
+from fasttfm.functional.attention import fused
 
 BACKENDS = ["torch", "triton"]
 
@@ -234,6 +234,23 @@ def test_scaled_dot_product_attention_takes_torchs_masks():
         F.scaled_dot_product_attention(q, k, v, torch.ones(5, 7, dtype=torch.bool), is_causal=True)
 
 
+@pytest.mark.parametrize("mask", [torch.bool, torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_scaled_dot_product_attention_takes_masks_of_the_dtypes_that_torch_takes(dtype, mask):
+    q, given = torch.ones(1, 2, 5, 8, dtype=dtype), torch.ones(5, 5).to(mask)
+    try:
+        scaled_dot_product_attention(q, q, q, given)
+    except RuntimeError:
+        with pytest.raises(ValueError, match=r"attn_mask has dtype .*bool"):
+            F.scaled_dot_product_attention(q, q, q, given)
+    else:
+        F.scaled_dot_product_attention(q, q, q, given)
+        return
+    if mask.is_floating_point:
+        with torch.autocast("cpu", torch.bfloat16):
+            assert F.scaled_dot_product_attention(q, q, q, given).isfinite().all()
+
+
 def test_scaled_dot_product_attention_shares_heads_and_broadcasts():
     q, k = heads(2, 6, 5, 8, requires_grad=True), heads(2, 3, 7, 8, requires_grad=True)
     expected = scaled_dot_product_attention(q, k, k, enable_gqa=True)
@@ -344,8 +361,8 @@ def test_wrong_packed_arguments_are_named(change, message):
 @pytest.mark.parametrize("padded", [False, True])
 def test_long_float32_rows_on_a_cpu_are_torchs_own_and_the_same(mask, offset, padded, monkeypatch):
     taken = []
-    fused = torch_route.fused_forward
-    monkeypatch.setattr(torch_route, "fused_forward", lambda *arguments: taken.append(1) or fused(*arguments))
+    whole = fused.attention
+    monkeypatch.setattr(fused, "attention", lambda *arguments: taken.append(1) or whole(*arguments))
     generator = torch.Generator().manual_seed(3)
     q, k, v = (torch.randn(3, 2, n, 8, generator=generator) for n in (20, 70, 70))
     options = {"causal": offset is not None, "causal_offset": offset or 0}
@@ -376,7 +393,7 @@ def test_long_float32_rows_on_a_cpu_are_torchs_own_and_the_same(mask, offset, pa
 
 
 def test_what_torchs_kernel_lacks_is_computed_here(monkeypatch):
-    monkeypatch.setattr(torch_route, "fused_forward", None)  # calling it would fail
+    monkeypatch.setattr(fused, "attention", None)  # calling it would fail
     q, k, v = torch.randn(3, 1, 2, 64, 8).unbind()
     F.attention(q, k, v, dropout_p=0.5)
     F.attention(q, k, v, mask=torch.zeros(64, 64, requires_grad=True))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fasttfm.functional.attention import routes, sinks, torch_route
+from fasttfm.functional.attention import fused, routes, torch_route
 from fasttfm.functional.attention.arguments import LARGEST, Options
 from fasttfm.functional.attention.layout import heads_last, planes
 from fasttfm.functional.backends import values_are_checked
@@ -32,9 +32,7 @@ def _whole(query: Tensor, key: Tensor, value: Tensor, options: Options) -> Tenso
     if options.softcap == 0.0 and routes.takes_fused(
         query, key, value, options.mask, scale=options.scale, seed=options.seed
     ):
-        if options.sinks is not None:
-            return sinks.attention(query, key, value, options)
-        return torch_route.fused_forward(query, key, value, options)[0]  # torch differentiates its own kernel
+        return fused.attention(query, key, value, options)
     weights, share = _weights(*_products(query, key, options), options)
     if share is not None and weights.dtype != value.dtype:  # gradients of a row cancel before they are rounded
         weights, share = weights * share, None

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fasttfm import reference
 from fasttfm.functional.attention import packed, routes
 from fasttfm.functional.attention.arguments import Options, Sequences
 from fasttfm.functional.attention.bias_sums import BiasSums, bias_gradients
-from fasttfm.functional.attention.dense import check
+from fasttfm.functional.attention.dense import check, pairs
 from fasttfm.functional.attention.layout import by_head, by_part, in_planes, joined
+from fasttfm.functional.attention.scoring import without_bias
+from fasttfm.functional.derivative import pulled_back, refuse_parts
 from fasttfm.functional.operator import REAL, Gradients, Operator, lowered
 from fasttfm.functional.signature import names_arguments
 
@@ -49,11 +52,15 @@ def joint_attention(
     sums no kernel has the registers for.
     """
     _check(joint, query, biases, 5, "(B, L, 3, H, D), or (B, S, 2, H, D) with query (B, L, H, D)")
+    offset: int | Tensor = 0
+    if mask is not None and type(mask) is not Tensor:
+        queries = (joint if query is None else query).shape[1]
+        mask, causal, offset = without_bias(mask, causal, 0, queries, joint.shape[1])  # type: ignore[assignment]
     check(*_heads(joint, query)[:2], key_lengths, mask)
     if mask is not None and (mask.requires_grad or biases is not None):
         raise ValueError("joint_attention's mask takes no gradient and no biases: attention() takes both")
     return joined_heads(
-        joint, query, biases, Options.of(joint, key_lengths, mask, causal, 0, dropout_p, scale, seed, site)
+        joint, query, biases, Options.of(joint, key_lengths, mask, causal, offset, dropout_p, scale, seed, site)
     )
 
 
@@ -233,9 +240,40 @@ def _fake_backward(call: _Backward | _PackedBackward) -> tuple[Tensor, ...]:
     )
 
 
+def _by_reference(call: _Call) -> Tensor:
+    """The output in operations that PyTorch differentiates."""
+    return joined(reference.attention(*_heads(call.joint, call.query), **call.options.of_reference())[0])
+
+
+def _biased(x: Tensor, bias: Tensor | None) -> Tensor:
+    """x, to which bias was added, as a function of bias too."""
+    if bias is None:
+        return x
+    refuse_parts(bias)
+    return x + (bias - bias.detach()).view(x.shape[-3:] if bias.numel() > x.shape[-2:].numel() else x.shape[-2:])
+
+
+def _reference_backward(
+    call: _Backward | _PackedBackward, output: Callable[[Any], Tensor] = _by_reference
+) -> list[Tensor]:
+    given = call.saved.call
+
+    def of_tensors(joint: Tensor, query: Tensor | None, joint_bias: Tensor | None, query_bias: Tensor | None) -> Tensor:
+        query = None if query is None else _biased(query, query_bias)
+        return output(given._replace(joint=_biased(joint, joint_bias), query=query))
+
+    return pulled_back(of_tensors, given[:4], call.grad)
+
+
+def _flops(call: _Call, backward: bool = False) -> int:
+    q, k, v = _heads(call.joint, call.query)
+    return routes.flops(pairs(q, k), q.shape[3], v.shape[3], call.route if backward else None)
+
+
 _attention_backward = Operator(
-    "joint_attention_backward", _Backward, "(Tensor, Tensor, Tensor, Tensor)", _compute_backward, _fake_backward
-).call
+    "joint_attention_backward", _Backward, "(Tensor, Tensor, Tensor, Tensor)", _compute_backward, _fake_backward,
+    reference=_reference_backward, flops=lambda call: _flops(call.saved.call, backward=True),
+).call  # fmt: skip
 _attention = Operator(
     "joint_attention",
     _Call,
@@ -246,6 +284,7 @@ _attention = Operator(
     save=routes.save,
     saved=_Saved,
     backward=lambda saved, _, grad, *_others: _by_name(saved.call, _attention_backward(grad, saved)),
+    flops=_flops,
     internal=2,
     rows=("joint", "query", "key_lengths"),
     autocast=lowered("joint", "query"),
@@ -327,12 +366,19 @@ def _packed_compute_backward(call: _PackedBackward) -> tuple[Tensor, Tensor, Ten
     return d_joint, joint.new_empty(0) if d_query is None else d_query, *d_biases
 
 
+def _packed_by_reference(call: _PackedCall) -> Tensor:
+    """The output in operations that PyTorch differentiates."""
+    return packed.by_reference(*_of_heads(call)[:5]).flatten(1)
+
+
 _packed_attention_backward = Operator(
     "joint_attention_packed_backward",
     _PackedBackward,
     "(Tensor, Tensor, Tensor, Tensor)",
     _packed_compute_backward,
     _fake_backward,
+    reference=lambda call: _reference_backward(call, _packed_by_reference),
+    flops=lambda call: packed.flops(_of_heads(call.saved.call), backward=True),
 ).call
 _packed_attention = Operator(
     "joint_attention_packed",
@@ -344,6 +390,7 @@ _packed_attention = Operator(
     save=routes.save,
     saved=_PackedSaved,
     internal=2,
+    flops=lambda call: packed.flops(_of_heads(call)),
     backward=lambda saved, _, grad, *_others: _by_name(saved.call, _packed_attention_backward(grad, saved)),
     autocast=lowered("joint", "query"),
 ).call

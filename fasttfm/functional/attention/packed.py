@@ -7,11 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fasttfm import reference
 from fasttfm.functional.attention import composed, routes
 from fasttfm.functional.attention.arguments import Options, Sequences, Window
 from fasttfm.functional.attention.dense import shares
 from fasttfm.functional.attention.scoring import Causal, scores_differ, with_scoring
 from fasttfm.functional.backends import chosen, values_are_checked
+from fasttfm.functional.derivative import pulled_back
 from fasttfm.functional.operator import Gradients, Operator, Size, casts, lowered
 from fasttfm.functional.signature import names_arguments
 
@@ -329,12 +331,41 @@ def _differentiate(saved: Saved, wanted: Options, grad: Tensor, *_: None) -> Gra
     return gradients if wanted.sinks else gradients | {"sinks": None}
 
 
+def by_reference(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, options: Options) -> Tensor:
+    """The output (Tq, H, Dv) in operations that PyTorch differentiates."""
+    given = {name: x for name, x in options.of_reference().items() if name not in ("mask", "key_lengths")}
+    if options.slopes is not None:
+        given["alibi_slopes"] = options.slopes.expand(sequences.batch, -1)
+    return reference.varlen_attention(query, key, value, *sequences[:2], **given)
+
+
+def _reference_backward(call: _Backward) -> list[Tensor]:
+    query, key, value, sequences, options, _ = call.saved.call
+
+    def output(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
+        return by_reference(query, key, value, sequences, options._replace(sinks=sinks))
+
+    return pulled_back(output, (query, key, value, options.sinks), call.grad)
+
+
+def flops(call: Call, backward: bool = False) -> int:
+    """Of the products within the sequences; without numbers, as if all were as long as announced."""
+    query_starts, key_starts, *longest = call.sequences
+    lengths = [[most] * call.sequences.batch for most in longest]
+    if type(query_starts) is Tensor and not query_starts.is_meta:
+        lengths = [starts.diff().tolist() for starts in (query_starts, key_starts)]
+    pairs = call.query.shape[1] * sum(map(operator.mul, *lengths))
+    return routes.flops(pairs, call.query.shape[2], call.value.shape[2], call.route if backward else None)
+
+
 _attention_backward = Operator(
     "attention_packed_backward",
     _Backward,
     "(Tensor, Tensor, Tensor, Tensor)",
     _compute_backward,
     _fake_backward,
+    reference=_reference_backward,
+    flops=lambda call: flops(call.saved.call, backward=True),
 ).call
 _operator = Operator(
     "attention_packed",
@@ -347,6 +378,7 @@ _operator = Operator(
     saved=Saved,
     internal=2,
     backward=_differentiate,
+    flops=flops,
     autocast=lowered("query", "key", "value"),  # an additive mask keeps its precision
 )
 _attention = _operator.call

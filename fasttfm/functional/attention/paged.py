@@ -304,6 +304,18 @@ def _compute(call: Call) -> tuple[Tensor, Tensor]:
     return output, lse
 
 
+def _flops(call: Call) -> int:
+    """Of the products with the keys that each sequence has."""
+    lengths, (batch, heads, queries, width) = call.cache_lengths, call.query.shape
+    keys = lengths if call.cache_starts is None else lengths - call.cache_starts
+    if type(lengths) is not Tensor or lengths.is_meta:
+        page = call.key_cache.shape[2]
+        pairs = batch * page * (1 if call.block_table is None else call.block_table.shape[1])
+    else:
+        pairs = int(keys.sum())
+    return 2 * heads * queries * pairs * (width + call.value_cache.shape[3])
+
+
 def _each(call: Call) -> tuple[Tensor, Tensor]:
     """Sequence by sequence: nothing past a sequence's end is read, where fresh memory need not hold numbers. The host
     waits for the lengths."""
@@ -343,4 +355,5 @@ _attention = Operator(
     _compute,
     lambda call: (empty_heads_last(call.query, call.value_cache.shape[3]), call.lse),
     decide=lambda call: _decide(call.route, call.query, call.value_cache),
+    flops=_flops,
 ).call

@@ -19,11 +19,12 @@ from torch.autograd import forward_ad
 
 from fasttfm.cpu import attention_pass
 from fasttfm.cpu.linear import batch_invariant
-from fasttfm.functional.attention import softmax_route, torch_route
+from fasttfm.functional.attention import fused, softmax_route, torch_route
 from fasttfm.functional.attention.arguments import Options, Sequences
 from fasttfm.functional.attention.layout import empty_heads_last
 from fasttfm.functional.backends import BACKENDS, chosen, kernels_take
 from fasttfm.functional.operator import Size, casts, transformed
+from fasttfm.functional.subclasses import PLAIN_TENSORS
 
 FUSED_QUERIES = FUSED_KEYS = 16
 """From so many on torch's fused CPU kernel is the faster in float32, and keeps no weights. Few queries over many keys
@@ -92,6 +93,7 @@ def takes_fused(
     return (
         query.is_cpu
         and seed is None
+        and PLAIN_TENSORS.issuperset(map(type, (query, key, value)))
         and query.dtype == key.dtype == value.dtype == torch.float32
         and chosen() != "triton"
         and not casts(query)
@@ -134,6 +136,14 @@ def save(call: Any, outputs: tuple[Tensor, Tensor, Tensor]) -> tuple:
     return call, output if read else output.new_empty(0), saved, kept
 
 
+def flops(pairs: int, width: int, value_width: int, backward: str | None = None) -> int:
+    """Of the products of attention on so many pairs of a query and a key, those of all heads counted, hidden ones too;
+    or of its backward pass by a route, which may compute the scores once more."""
+    if backward is None:
+        return 2 * pairs * (width + value_width)
+    return 2 * pairs * ((2 if saves_weights(backward) else 3) * width + 2 * value_width)
+
+
 def writes_where_told(route: str) -> bool:
     """Return whether forward() takes memory to write to."""
     return route in ("short", "flash", "blocks")
@@ -160,7 +170,7 @@ def forward(
     if route == "blocks":
         return *attention_pass.forward(query, key, value, options, out, sequences), None
     if route == "fused":
-        return *torch_route.fused_forward(query, key, value, options), None
+        return *fused.forward(query, key, value, options), None
     if route == "softmax":
         return softmax_route.forward(query, key, value, options)
     from fasttfm.kernels.attention import forward as attention_long

@@ -7,7 +7,6 @@ Fused: that kernel, for longer rows of float32, where it is the faster way and k
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -237,32 +236,3 @@ def operand_gradients(
     return (
         heads_last(d_query.view(query.shape)), heads_last(d_key.view(key.shape)), heads_last(d_value.view(value_shape))
     )  # fmt: skip
-
-
-# --------------------------------------------------------------------------------------------- torch's fused CPU kernel
-
-
-def fused_mask(query: Tensor, key: Tensor, options: Options) -> dict[str, Any]:
-    """The mask as that kernel takes it; it gives zeros to a query that sees no key, as it must."""
-    key_lengths, mask, causal, causal_offset, *_ = options
-    if causal and causal_offset == 0 and key_lengths is None and mask is None and options.plain:
-        return {"is_causal": True, "attn_mask": None}
-    addend = bias(query.shape[2], key.shape[2], query, options)
-    if addend is not None:
-        if addend.dim() < 4:
-            addend = addend[(None,) * (4 - addend.dim())]
-        addend = addend.expand(-1, -1, query.shape[2], key.shape[2])
-    return {"is_causal": False, "attn_mask": addend}
-
-
-def fused_forward(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Tensor]:
-    """The output and the log-sum-exp (B, H, L) of the scores."""
-    query, key, value = with_unit_strides(query, key, value)
-    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    output, lse = attend(query, key, value, 0.0, scale=options.scale, **fused_mask(query, key, options))
-    return heads_last(output), lse
-
-
-def with_unit_strides(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Tensors whose last dimension is one after the other in memory, as that kernel takes them."""
-    return tuple(x if x.stride(-1) == 1 else x.contiguous() for x in tensors)
