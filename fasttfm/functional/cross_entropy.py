@@ -129,15 +129,13 @@ def _compute_backward(call: _Backward) -> Tensor:
     return plain_gradient(logits, target, loss.label_smoothing, counted=counted, scale=factor, statistics=statistics)
 
 
-def _reference_backward(call: _Backward) -> Tensor:
-    logits, target, loss, _ = call.saved.call
-    smoothing, ignore_index, mean = loss
-    factor = mean_factor(logits, target, ignore_index, mean)
-
-    def summed(logits: Tensor) -> Tensor:
-        return reference.cross_entropy(logits, target, label_smoothing=smoothing, ignore_index=ignore_index)[0]
-
-    return pulled_back(summed, (logits,), call.grad if factor is None else call.grad * factor)[0]
+def _by_reference(call: _Call) -> Tensor:
+    """The loss in operations that PyTorch differentiates."""
+    smoothing, ignore_index, mean = call.loss
+    options = {"label_smoothing": smoothing, "ignore_index": ignore_index}
+    loss, _ = reference.cross_entropy(call.logits, call.target, **options)
+    factor = mean_factor(call.logits, call.target, ignore_index, mean)
+    return loss if factor is None else loss * factor
 
 
 _cross_entropy_backward = Operator(
@@ -146,7 +144,7 @@ _cross_entropy_backward = Operator(
     "Tensor",
     _compute_backward,
     lambda call: call.saved.call.logits.new_empty(call.saved.call.logits.shape),
-    reference=_reference_backward,
+    reference=lambda call: pulled_back(_by_reference, call.saved.call, ("logits",), call.grad)[0],
 ).call
 _cross_entropy = Operator(
     "cross_entropy",

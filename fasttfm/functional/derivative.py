@@ -18,31 +18,24 @@ _new: Any = tuple.__new__
 
 
 def pulled_back(
-    function: Callable[..., Any],
-    tensors: Sequence[Any],
-    *gradients: Tensor | None,
-    wanted: Sequence[bool] | None = None,
+    function: Callable[[Any], Any], record: Any, names: Sequence[str], *gradients: Tensor | None
 ) -> list[Tensor]:
-    """The gradients of tensors from those of function(*tensors), None where there is none, such that they can be
-    differentiated again. Where one is not wanted it is empty; without `wanted`, where it is not of floats."""
-    places = [
-        i for i, x in enumerate(tensors) if (x is not None and x.is_floating_point() if wanted is None else wanted[i])
-    ]
+    """The gradients of these tensors of a record, from those of function(record), None where there is none, such that
+    they can be differentiated again; an empty one of what is not there or not of floats."""
+    layout = layout_of(record.__class__)
+    tensors, others = layout.tensors(record), layout.others(record)
     given = [gradient for gradient in gradients if gradient is not None]
+    results = dict.fromkeys(names, given[0].new_empty(0))
+    chosen = {n: x for n, x in zip(layout.names, tensors) if n in results and x is not None and x.is_floating_point()}
 
-    def differentiated(*chosen: Tensor) -> tuple[Tensor, ...]:
-        arguments = list(tensors)
-        for place, x in zip(places, chosen):
-            arguments[place] = x
-        outputs = function(*arguments)
+    def differentiated(*values: Tensor) -> tuple[Tensor, ...]:
+        by_name = dict(zip(chosen, values))
+        outputs = function(layout.merge(tuple(map(by_name.get, layout.names, tensors)), others))
         outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
         return tuple(x for x, gradient in zip(outputs, gradients) if gradient is not None)
 
-    results = [given[0].new_empty(0)] * len(tensors)
-    _, pull = torch.func.vjp(differentiated, *(tensors[place] for place in places))
-    for place, gradient in zip(places, pull(tuple(given))):
-        results[place] = gradient
-    return results
+    _, pull = torch.func.vjp(differentiated, *chosen.values())
+    return list((results | dict(zip(chosen, pull(tuple(given))))).values())
 
 
 def by_reference(layout: Layout, reference: Callable[[Any], Any]) -> Callable[..., Gradients]:
@@ -51,10 +44,8 @@ def by_reference(layout: Layout, reference: Callable[[Any], Any]) -> Callable[..
 
     def backward(call: Any, wanted: Sequence[bool], *gradients: Tensor | None) -> Gradients:
         warn_once("a second derivative is computed in plain PyTorch, which is slower and keeps all scores of attention")
-        others = layout.others(call)
-        tensors = layout.tensors(call)
-        found = pulled_back(lambda *given: reference(layout.merge(given, others)), tensors, *gradients, wanted=wanted)
-        return {name: gradient for name, gradient, is_wanted in zip(layout.names, found, wanted) if is_wanted}
+        names = [name for name, is_wanted in zip(layout.names, wanted) if is_wanted]
+        return dict(zip(names, pulled_back(reference, call, names, *gradients)))
 
     return backward
 

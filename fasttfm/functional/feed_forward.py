@@ -301,13 +301,12 @@ def _reference_backward(call: _Backward) -> tuple[Tensor, ...]:
     if saved.in_parts:
         refuse_parts(saved.weight1)
 
-    def output(x: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor) -> Tensor:
+    def output(saved: _Saved) -> Tensor:
         options = {**saved.dropout.options(), "activation": saved.activation}
-        return reference.feed_forward(x, weight1, bias1, weight2, None, **options)
+        return reference.feed_forward(saved.x, saved.weight1, saved.bias1, saved.weight2, None, **options)
 
-    tensors = (saved.x, saved.weight1, saved.bias1, saved.weight2)
     dbias2 = call.dout.flatten(0, -2).sum(0) if saved.has_bias2 else call.dout.new_empty(0)
-    return *pulled_back(output, tensors, call.dout), dbias2
+    return *pulled_back(output, saved, ("x", "weight1", "bias1", "weight2"), call.dout), dbias2
 
 
 def _flops(call: _Call | _Saved) -> int:

@@ -181,16 +181,16 @@ def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor]:
     return first, second
 
 
+def _by_reference(call: _Call) -> Tensor:
+    """The loss in operations that PyTorch differentiates."""
+    dtype = call.options.dtype or call.hidden.dtype
+    options = {"label_smoothing": call.options.label_smoothing, "ignore_index": call.options.ignore_index}
+    return reference.linear_cross_entropy(call.hidden.to(dtype), call.weight.to(dtype), call.target, **options)[0]
+
+
 def _reference_backward(call: _Backward) -> list[Tensor]:
-    hidden, weight, target, options, _ = call.saved.call
-    dtype = options.dtype or hidden.dtype
-
-    def summed(hidden: Tensor, weight: Tensor) -> Tensor:
-        labels = {"label_smoothing": options.label_smoothing, "ignore_index": options.ignore_index}
-        return reference.linear_cross_entropy(hidden.to(dtype), weight.to(dtype), target, **labels)[0]
-
-    both = pulled_back(summed, (hidden, weight), call.grad)
-    return [x if given.numel() else given for x, given in zip(both, call.saved[1:])]
+    both = pulled_back(_by_reference, call.saved.call, ("hidden", "weight"), call.grad)
+    return [x if computed.numel() else computed for x, computed in zip(both, call.saved[1:])]
 
 
 def _flops(call: _Call) -> int:

@@ -369,14 +369,16 @@ def _fake_backward(call: _Backward) -> tuple[Tensor, ...]:
 
 def _reference_backward(call: _Backward) -> tuple[Tensor, ...]:
     dy, dy2, ds, saved = call
-    s, _, _, weight, bias = saved.norm
-    refuse_parts(weight, bias, saved.x_bias)
+    s = saved.norm.x
+    refuse_parts(saved.norm.weight, saved.norm.bias, saved.x_bias)
 
-    def normalised(s: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        y = reference.rms_norm(s, weight, saved.eps) if saved.rms else reference.layer_norm(s, weight, bias, saved.eps)
+    def normalised(norm: Normalised) -> Tensor:
+        x, _, _, weight, bias = norm
+        y = reference.rms_norm(x, weight, saved.eps) if saved.rms else reference.layer_norm(x, weight, bias, saved.eps)
         return y.to(saved.dtype)
 
-    dresidual, dweight, dbias = pulled_back(normalised, (s, weight, bias), dy if dy2 is None else dy + dy2)
+    dy = dy if dy2 is None else dy + dy2
+    dresidual, dweight, dbias = pulled_back(normalised, saved.norm, ("x", "weight", "bias"), dy)
     dresidual = dresidual if ds is None else dresidual + ds
     branch = reference.dropout(dresidual.to(wide(s.dtype)), *saved.dropout).to(saved.dtype)
     dx_bias = s.new_empty(0)

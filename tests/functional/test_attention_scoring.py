@@ -7,7 +7,7 @@ from triton.runtime.interpreter import InterpreterBuilder
 
 from fasttfm import functional as F
 from fasttfm import reference
-from fasttfm.functional.attention import composed, fused, routes
+from fasttfm.functional.attention import composed, routes, torch_route
 from fasttfm.kernels import masked_softmax
 from fasttfm.kernels.attention import backward as attention_backward
 from fasttfm.kernels.attention import forward as attention_long
@@ -283,8 +283,8 @@ SUNK = {
 def test_sinks_beside_long_rows_are_computed_by_torch_s_kernel(name, key_heads, monkeypatch):
     """Gradients too, that of the sinks among them."""
     calls = []
-    attention = fused.attention
-    monkeypatch.setattr(fused, "attention", lambda *a: calls.append(1) or attention(*a))
+    fused = torch_route.fused_forward
+    monkeypatch.setattr(torch_route, "fused_forward", lambda *a: calls.append(1) or fused(*a))
     tensors = [torch.randn(B, h, n, 8, requires_grad=True) for h, n in ((H, 200), (key_heads, 260), (key_heads, 260))]
     options = {"sinks": torch.randn(H), **SUNK[name]()}
     ours, theirs = (results(f, tensors, options) for f in (F.attention, expected))

@@ -125,12 +125,9 @@ def use(name: str) -> tuple[Callable[..., Tensor], list[Tensor]]:
 
 
 def rarely_called() -> None:
-    """Calls of what has no derivative, of what a recorded gradient alone calls, and of torch's kernel on a CPU."""
+    """Calls of what has no derivative, and of what a recorded gradient alone calls."""
     function, leaf_tensors = use("cross_entropy, in place")
     torch.autograd.grad(function(*leaf_tensors), leaf_tensors, create_graph=True)
-    with F.backend("torch"):
-        function, leaf_tensors = use("attention, long rows")
-        torch.autograd.grad(function(*leaf_tensors).sum(), leaf_tensors)
     query, key = torch.randn(2, 4, 3, 8), torch.randn(2, 2, 3, 8)
     table = torch.tensor([[3, 1], [0, 2]])
     options = {"cache_lengths": torch.tensor([2, 5]), "block_table": table, "window": (4, None), "causal": True}

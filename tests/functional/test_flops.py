@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -60,14 +59,13 @@ def sequences_of_one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return sum(scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in part)).sum() for part in parts)
 
 
-def counted(function: Callable[..., Tensor], tensors: list[Tensor], backward: bool) -> tuple[int, dict[Any, int]]:
-    """All operations, and by operator."""
+def counted(function: Callable[..., Tensor], tensors: list[Tensor], backward: bool) -> int:
     gradients, torchs = torch.set_grad_enabled(backward), sdpa_kernel(SDPBackend.MATH)
     with FlopCounterMode(display=False) as counter, gradients, torchs:
         output = function(*tensors)
         if backward:
             output.sum().backward()
-    return counter.get_total_flops(), counter.get_flop_counts()["Global"]
+    return counter.get_total_flops()
 
 
 @pytest.mark.parametrize("route", ["torch", "triton"])
@@ -76,11 +74,12 @@ def test_operators_are_counted_as_torchs_own_work(name, route):
     ours, theirs, shapes = CASES[name]
     tensors = [torch.randn(shape, requires_grad=True) for shape in shapes]
     with F.backend(route):
-        assert counted(ours, tensors, False)[0] == counted(theirs, tensors, False)[0]
-        got, by_operator = counted(ours, tensors, True)
-    expected, _ = counted(theirs, tensors, True)
-    computes_anew = any(name.endswith("attention_fused_backward") for name in map(str, by_operator))
-    if route == "triton" or computes_anew:  # where a kernel computes the scores once more, as torch's fused kernels do
+        assert counted(ours, tensors, False) == counted(theirs, tensors, False)
+        got = counted(ours, tensors, True)
+    expected = counted(theirs, tensors, True)
+    if (
+        route == "triton" or name == "long rows"
+    ):  # where a kernel computes the scores once more, as torch's fused kernels do
         assert expected <= got <= 1.25 * expected
     else:
         assert got == expected
@@ -92,7 +91,7 @@ def test_a_kernel_that_computes_the_scores_anew_is_counted_as_torchs_fused_ones(
     shapes = query.shape, key.shape, key.shape
     expected = sdpa_flop_count(*shapes) + sdpa_backward_flop_count(query.shape, *shapes)
     with F.backend(route):
-        assert counted(F.attention, [query, key, key], True)[0] == expected
+        assert counted(F.attention, [query, key, key], True) == expected
 
 
 def test_keys_of_a_cache_are_counted_as_far_as_they_reach():
@@ -106,7 +105,7 @@ def test_keys_of_a_cache_are_counted_as_far_as_they_reach():
 def test_layers_are_counted_as_torchs(layers):
     name, inputs = layers
     tensors = [torch.randn(3, 5, 16, requires_grad=True) for _ in range(inputs)]
-    expected, got = (counted(getattr(nn, name)(16, 2, 32), tensors, True)[0] for nn in (torch.nn, fasttfm.nn))
+    expected, got = (counted(getattr(nn, name)(16, 2, 32), tensors, True) for nn in (torch.nn, fasttfm.nn))
     assert got == expected
 
 

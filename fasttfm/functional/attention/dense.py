@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fasttfm import reference
-from fasttfm.functional.attention import composed, fused, routes
+from fasttfm.functional.attention import composed, routes
 from fasttfm.functional.attention.arguments import Options, Window
 from fasttfm.functional.attention.layout import empty_heads_last
 from fasttfm.functional.attention.scoring import Causal, scores_differ, with_scoring, without_bias
@@ -70,10 +70,15 @@ def attention(
     if route != "blocks":
         if not options.plain and not routes.kernels_score(route, query):
             _operator.check(_Call(query, key, value, options, route))
-            return composed.attention(query, key, value, options)
+            return composed.attention(query, key, value, options, fused)
         if routes.takes_fused(query, key, value, mask, scale=options.scale, seed=options.seed):
-            return fused.attention(query, key, value, options)
+            route = "fused"
     return _attention(query, key, value, options, route)[0]
+
+
+def fused(query: Tensor, key: Tensor, value: Tensor, options: Options) -> Tensor:
+    """attention() by torch's own CPU kernel, where routes.takes_fused() says so."""
+    return _attention(query, key, value, options, "fused")[0]
 
 
 def check(query: Tensor, key: Tensor, key_lengths: Tensor | None, mask: Tensor | None) -> None:
@@ -201,14 +206,8 @@ def _fake_backward(call: _Backward) -> tuple[Tensor, Tensor, Tensor, Tensor, Ten
     return d_query, d_key, d_value, d_mask, query.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape)
 
 
-def _reference_backward(call: _Backward) -> list[Tensor]:
-    query, key, value, options, _ = call.saved.call
-
-    def output(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sinks: Tensor | None) -> Tensor:
-        given = options._replace(mask=mask, sinks=sinks).of_reference()
-        return reference.attention(query, key, value, **given)[0]
-
-    return pulled_back(output, (query, key, value, options.mask, options.sinks), call.grad)
+def _by_reference(call: _Call) -> Tensor:
+    return reference.attention(*call[:3], **call.options.of_reference())[0]
 
 
 def pairs(query: Tensor, key: Tensor) -> int:
@@ -223,7 +222,10 @@ def _flops(call: _Call, backward: bool = False) -> int:
 
 _attention_backward = Operator(
     "attention_backward", _Backward, "(Tensor, Tensor, Tensor, Tensor, Tensor)", _compute_backward, _fake_backward,
-    reference=_reference_backward, flops=lambda call: _flops(call.saved.call, backward=True),
+    reference=lambda call: pulled_back(
+        _by_reference, call.saved.call, ("query", "key", "value", "mask", "sinks"), call.grad
+    ),
+    flops=lambda call: _flops(call.saved.call, backward=True),
 ).call  # fmt: skip
 _operator = Operator(
     "attention",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -240,29 +240,23 @@ def _fake_backward(call: _Backward | _PackedBackward) -> tuple[Tensor, ...]:
     )
 
 
+_TENSORS = ("joint", "query", "joint_bias", "query_bias")
+
+
 def _by_reference(call: _Call) -> Tensor:
     """The output in operations that PyTorch differentiates."""
-    return joined(reference.attention(*_heads(call.joint, call.query), **call.options.of_reference())[0])
+    return joined(reference.attention(*_heads(*_biased(call)), **call.options.of_reference())[0])
 
 
-def _biased(x: Tensor, bias: Tensor | None) -> Tensor:
-    """x, to which bias was added, as a function of bias too."""
-    if bias is None:
-        return x
-    refuse_parts(bias)
-    return x + (bias - bias.detach()).view(x.shape[-3:] if bias.numel() > x.shape[-2:].numel() else x.shape[-2:])
-
-
-def _reference_backward(
-    call: _Backward | _PackedBackward, output: Callable[[Any], Tensor] = _by_reference
-) -> list[Tensor]:
-    given = call.saved.call
-
-    def of_tensors(joint: Tensor, query: Tensor | None, joint_bias: Tensor | None, query_bias: Tensor | None) -> Tensor:
-        query = None if query is None else _biased(query, query_bias)
-        return output(given._replace(joint=_biased(joint, joint_bias), query=query))
-
-    return pulled_back(of_tensors, given[:4], call.grad)
+def _biased(call: _Call | _PackedCall) -> tuple[Tensor, Tensor | None]:
+    """joint and query, to which their biases were added, as functions of these too."""
+    joint, query, joint_bias, query_bias = call[:4]
+    refuse_parts(joint_bias, query_bias)
+    if joint_bias is not None:
+        joint = joint + (joint_bias - joint_bias.detach()).view(joint.shape[-3:])
+    if query is not None and query_bias is not None:
+        query = query + (query_bias - query_bias.detach()).view(query.shape[-2:])
+    return joint, query
 
 
 def _flops(call: _Call, backward: bool = False) -> int:
@@ -272,7 +266,8 @@ def _flops(call: _Call, backward: bool = False) -> int:
 
 _attention_backward = Operator(
     "joint_attention_backward", _Backward, "(Tensor, Tensor, Tensor, Tensor)", _compute_backward, _fake_backward,
-    reference=_reference_backward, flops=lambda call: _flops(call.saved.call, backward=True),
+    reference=lambda call: pulled_back(_by_reference, call.saved.call, _TENSORS, call.grad),
+    flops=lambda call: _flops(call.saved.call, backward=True),
 ).call  # fmt: skip
 _attention = Operator(
     "joint_attention",
@@ -368,7 +363,8 @@ def _packed_compute_backward(call: _PackedBackward) -> tuple[Tensor, Tensor, Ten
 
 def _packed_by_reference(call: _PackedCall) -> Tensor:
     """The output in operations that PyTorch differentiates."""
-    return packed.by_reference(*_of_heads(call)[:5]).flatten(1)
+    joint, query = _biased(call)
+    return packed.by_reference(_of_heads(call._replace(joint=joint, query=query))).flatten(1)
 
 
 _packed_attention_backward = Operator(
@@ -377,7 +373,7 @@ _packed_attention_backward = Operator(
     "(Tensor, Tensor, Tensor, Tensor)",
     _packed_compute_backward,
     _fake_backward,
-    reference=lambda call: _reference_backward(call, _packed_by_reference),
+    reference=lambda call: pulled_back(_packed_by_reference, call.saved.call, _TENSORS, call.grad),
     flops=lambda call: packed.flops(_of_heads(call.saved.call), backward=True),
 ).call
 _packed_attention = Operator(

@@ -10,7 +10,7 @@ from torch import Tensor
 from fasttfm import reference
 from fasttfm.functional.attention import composed, routes
 from fasttfm.functional.attention.arguments import Options, Sequences, Window
-from fasttfm.functional.attention.dense import shares
+from fasttfm.functional.attention.dense import fused, shares
 from fasttfm.functional.attention.scoring import Causal, scores_differ, with_scoring
 from fasttfm.functional.backends import chosen, values_are_checked
 from fasttfm.functional.derivative import pulled_back
@@ -274,7 +274,7 @@ def _composed(call: Call) -> Tensor:
         sinks = call.options.sinks
         nothing = sum(x[:0].sum() for x in (*call[:3], *([] if sinks is None else [sinks])))  # whose gradient is zero
         return call.query.new_zeros(*call.query.shape[:2], call.value.shape[-1]) + nothing
-    return packed_again(composed.attention(*_pad(call)), call.sequences.query_starts, call.query)
+    return packed_again(composed.attention(*_pad(call), fused), call.sequences.query_starts, call.query)
 
 
 # ------------------------------------------------------------------------------------------------------------ operators
@@ -331,21 +331,13 @@ def _differentiate(saved: Saved, wanted: Options, grad: Tensor, *_: None) -> Gra
     return gradients if wanted.sinks else gradients | {"sinks": None}
 
 
-def by_reference(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, options: Options) -> Tensor:
+def by_reference(call: Call) -> Tensor:
     """The output (Tq, H, Dv) in operations that PyTorch differentiates."""
-    given = {name: x for name, x in options.of_reference().items() if name not in ("mask", "key_lengths")}
-    if options.slopes is not None:
-        given["alibi_slopes"] = options.slopes.expand(sequences.batch, -1)
-    return reference.varlen_attention(query, key, value, *sequences[:2], **given)
-
-
-def _reference_backward(call: _Backward) -> list[Tensor]:
-    query, key, value, sequences, options, _ = call.saved.call
-
-    def output(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
-        return by_reference(query, key, value, sequences, options._replace(sinks=sinks))
-
-    return pulled_back(output, (query, key, value, options.sinks), call.grad)
+    query_starts, key_starts, *_ = call.sequences
+    given = {name: x for name, x in call.options.of_reference().items() if name not in ("mask", "key_lengths")}
+    if call.options.slopes is not None:
+        given["alibi_slopes"] = call.options.slopes.expand(call.sequences.batch, -1)
+    return reference.varlen_attention(*call[:3], query_starts, key_starts, **given)
 
 
 def flops(call: Call, backward: bool = False) -> int:
@@ -364,7 +356,7 @@ _attention_backward = Operator(
     "(Tensor, Tensor, Tensor, Tensor)",
     _compute_backward,
     _fake_backward,
-    reference=_reference_backward,
+    reference=lambda call: pulled_back(by_reference, call.saved.call, ("query", "key", "value", "sinks"), call.grad),
     flops=lambda call: flops(call.saved.call, backward=True),
 ).call
 _operator = Operator(

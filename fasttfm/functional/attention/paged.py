@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fasttfm.functional.attention import composed, torch_route
 from fasttfm.functional.attention.arguments import Options, Window
-from fasttfm.functional.attention.dense import shares
+from fasttfm.functional.attention.dense import fused, shares
 from fasttfm.functional.attention.layout import empty_heads_last
 from fasttfm.functional.attention.scoring import with_scoring
 from fasttfm.functional.backends import chosen, kernel_route, values_are_checked
@@ -331,7 +331,7 @@ def _each(call: Call) -> tuple[Tensor, Tensor]:
         if options.plain:
             output[b : b + 1] = torch_route.forward(query, key, value, options)[0]
         else:
-            output[b : b + 1] = composed.attention(query, key, value, options)
+            output[b : b + 1] = composed.attention(query, key, value, options, fused)
         if call.with_lse:
             lse[b : b + 1] = composed.log_sum_exp(query, key, options)
     return output, lse

@@ -6,8 +6,7 @@
     blocks          our own loop on a CPU, for float32 and everything that changes scores: cpu/attention_pass.py
     fused           PyTorch's own kernel on a CPU, for float32 and for batch-invariant searches: torch_route.py
 
-A call is decided once, before it computes, and its backward pass takes the same way. Searches take no gradient, and of
-fused float32 torch makes it itself.
+A call is decided once, before it computes, and its backward pass takes the same way.
 """
 
 import math
@@ -19,7 +18,7 @@ from torch.autograd import forward_ad
 
 from fasttfm.cpu import attention_pass
 from fasttfm.cpu.linear import batch_invariant
-from fasttfm.functional.attention import fused, softmax_route, torch_route
+from fasttfm.functional.attention import softmax_route, torch_route
 from fasttfm.functional.attention.arguments import Options, Sequences
 from fasttfm.functional.attention.layout import empty_heads_last
 from fasttfm.functional.backends import BACKENDS, chosen, kernels_take
@@ -170,7 +169,7 @@ def forward(
     if route == "blocks":
         return *attention_pass.forward(query, key, value, options, out, sequences), None
     if route == "fused":
-        return *fused.forward(query, key, value, options), None
+        return *torch_route.fused_forward(query, key, value, options), None
     if route == "softmax":
         return softmax_route.forward(query, key, value, options)
     from fasttfm.kernels.attention import forward as attention_long
@@ -224,6 +223,8 @@ def backward(
         return torch_route.backward(*tensors, saved, dropped, options, mask_gradient, out)
     if route == "softmax":
         return softmax_route.backward(*tensors, saved, options, mask_gradient, out)
+    if route == "fused":
+        return *torch_route.fused_backward(*tensors, output, saved, options), None
     if route == "blocks":
         return *attention_pass.backward(*tensors, output, saved, options, out, sequences), None
     arguments = options.arguments()

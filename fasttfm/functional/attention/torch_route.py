@@ -7,13 +7,14 @@ Fused: that kernel, for longer rows of float32, where it is the faster way and k
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fasttfm import reference
 from fasttfm.cpu import training_passes
-from fasttfm.functional.attention.arguments import Options
+from fasttfm.functional.attention.arguments import LARGEST, Options
 from fasttfm.functional.attention.layout import heads_last, planes
 from fasttfm.functional.dropout import as_factor, dropout_scale, wide
 
@@ -236,3 +237,47 @@ def operand_gradients(
     return (
         heads_last(d_query.view(query.shape)), heads_last(d_key.view(key.shape)), heads_last(d_value.view(value_shape))
     )  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------- torch's fused CPU kernel
+
+
+def _fused_arguments(query: Tensor, key: Tensor, options: Options) -> dict[str, Any]:
+    """Mask and scale as that kernel takes them; it gives zeros to a query that sees no key, as it must."""
+    bare = options.mask is options.key_lengths is None and options._replace(sinks=None).plain
+    if bare and options.causal and options.causal_offset == 0:
+        return {"is_causal": True, "attn_mask": None, "scale": options.scale}
+    addend = bias(query.shape[2], key.shape[2], query, options)
+    if addend is not None:
+        addend = addend[(None,) * (4 - addend.dim())].expand(-1, -1, query.shape[2], key.shape[2])
+    return {"is_causal": False, "attn_mask": addend, "scale": options.scale}
+
+
+def fused_forward(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Tensor]:
+    """The output and the log-sum-exp (B, H, L) of the scores in base 2.
+
+    A sink, which that kernel does not know, of score z beside keys of log-sum-exp e takes the share 1 - sigmoid(e - z)
+    of a row's weight, and has no value: the output is the kernel's times sigmoid(e - z). With log(exp(e) + exp(z)) in
+    place of e, and that output, the kernel's backward pass gives the gradients of query, key and value.
+    """
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    output, lse = attend(*_unit_strides(query, key, value), 0.0, **_fused_arguments(query, key, options))
+    if options.sinks is not None:
+        sunk = options.sinks.float().clamp(max=LARGEST)[:, None]  # inf must not be subtracted from itself
+        output = output * torch.sigmoid(lse.clamp(min=-LARGEST) - sunk)[..., None]
+        lse = torch.logaddexp(lse, sunk)
+    return heads_last(output), (lse * math.log2(math.e)).contiguous()
+
+
+def fused_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, options: Options
+) -> tuple[Tensor, ...]:
+    """Gradients of query, key and value, heads last."""
+    differentiate = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    tensors = *_unit_strides(grad, query, key, value), output, lse / math.log2(math.e), 0.0
+    return tuple(map(heads_last, differentiate(*tensors, **_fused_arguments(query, key, options))))
+
+
+def _unit_strides(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors whose last dimension is one after the other in memory, as that kernel takes them."""
+    return tuple(x if x.stride(-1) == 1 else x.contiguous() for x in tensors)
