@@ -132,7 +132,7 @@ def _compute_backward(call: _Backward) -> Tensor:
 def _by_reference(call: _Call) -> Tensor:
     """The loss in operations that PyTorch differentiates."""
     smoothing, ignore_index, mean = call.loss
-    options = {"label_smoothing": smoothing, "ignore_index": ignore_index}
+    options: dict[str, Any] = {"label_smoothing": smoothing, "ignore_index": ignore_index}
     loss, _ = reference.cross_entropy(call.logits, call.target, **options)
     factor = mean_factor(call.logits, call.target, ignore_index, mean)
     return loss if factor is None else loss * factor

@@ -34,15 +34,17 @@ def pulled_back(
         outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
         return tuple(x for x, gradient in zip(outputs, gradients) if gradient is not None)
 
-    _, pull = torch.func.vjp(differentiated, *chosen.values())
+    pull: Any = torch.func.vjp(differentiated, *chosen.values())[1]
     return list((results | dict(zip(chosen, pull(tuple(given))))).values())
 
 
-def by_reference(layout: Layout, reference: Callable[[Any], Any]) -> Callable[..., Gradients]:
-    """Rule.backward, with the call itself saved, of a backward operator whose outputs reference(call) gives in
-    operations that PyTorch differentiates: a second derivative."""
+def by_reference(name: str, layout: Layout, reference: Callable[[Any], Any] | None) -> Callable[..., Gradients]:
+    """Rule.backward, with the call itself saved, of an operator whose outputs reference(call) gives in operations that
+    PyTorch differentiates: a second derivative, of what a backward pass calls. Without it that is refused."""
 
     def backward(call: Any, wanted: Sequence[bool], *gradients: Tensor | None) -> Gradients:
+        if reference is None:
+            raise RuntimeError(f"{NAMESPACE}::{name} cannot be differentiated; use fasttfm.reference")
         warn_once("a second derivative is computed in plain PyTorch, which is slower and keeps all scores of attention")
         names = [name for name, is_wanted in zip(layout.names, wanted) if is_wanted]
         return dict(zip(names, pulled_back(reference, call, names, *gradients)))
@@ -66,12 +68,8 @@ class Rule(NamedTuple):
     layout: Layout
     save: Callable[..., Any]
     saved: type[tuple] | None
-    backward: Callable[..., Gradients] | None
+    backward: Callable[..., Gradients]
     differentiable: int
-
-    def refuse(self, *_: Any) -> Any:
-        """Raise for an operator without a derivative that is differentiated."""
-        raise RuntimeError(f"{NAMESPACE}::{self.name} cannot be differentiated; use fasttfm.reference")
 
     def refuse_changed(self) -> None:
         """Raises where memory that two outputs share was written to: either gradient would miss it."""
@@ -82,8 +80,6 @@ class Rule(NamedTuple):
 
     def direct(self, compute: Callable[..., Any], again: Callable[..., Any] | None) -> Any:
         """Its forward takes the call, and the tensors in it, which are what autograd sees."""
-        if self.backward is None:
-            return self._undifferentiated(lambda call, *tensors: compute(call))
         wanted = _wanted(self.layout)
         save, differentiable, differentiate = self.save, self.differentiable, self._differentiate
         kind = self.saved
@@ -118,8 +114,6 @@ class Rule(NamedTuple):
 
     def dispatched(self, run: Callable[..., Any]) -> Any:
         """Its forward takes the keys that are left to the dispatcher, and what the schema lists."""
-        if self.backward is None:
-            return self._undifferentiated(run)
         layout, wanted = self.layout, _wanted(self.layout)
 
         def forward(ctx: Any, keys: Any, *args: Any) -> Any:
@@ -139,20 +133,6 @@ class Rule(NamedTuple):
 
         return _apply_of(self.name, {"forward": forward, "backward": backward})
 
-    def _undifferentiated(self, compute: Callable[..., Any]) -> Any:
-        """Without a derivative: what refuses the gradients of its outputs."""
-
-        def forward(ctx: Any, *args: Any) -> Any:
-            ctx.set_materialize_grads(False)
-            return compute(*args)
-
-        def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
-            if any(gradient is not None for gradient in gradients):
-                self.refuse()
-            return (None,) * len(ctx.needs_input_grad)
-
-        return _apply_of(self.name, {"forward": forward, "backward": backward})
-
     def _keep(self, ctx: Any, call: Any, outputs: Any) -> None:
         if isinstance(outputs, tuple) and len(outputs) > self.differentiable:
             ctx.mark_non_differentiable(*outputs[self.differentiable :])
@@ -168,7 +148,7 @@ class Rule(NamedTuple):
         """The gradients of the tensors, from those of the outputs, in their order."""
         if gradients[0] is None and all(gradient is None for gradient in gradients):
             return [None] * len(self.layout.names)
-        by_name = self.backward(saved, wanted, *gradients)  # type: ignore[misc]
+        by_name = self.backward(saved, wanted, *gradients)
         pop = by_name.pop
         results = list(map(pop, self.layout.names, self.layout.nothing))
         if by_name:

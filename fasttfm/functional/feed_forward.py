@@ -227,9 +227,10 @@ def _writes_bits(call: _Call) -> bool:
 def _save(call: _Call, outputs: tuple[Tensor, ...]) -> _Saved:
     _, kept, mask = outputs
     in_parts = 0 if call.bias1_parts is None else call.bias1_parts.shape[0]
-    weights, dropout = (call.weight1, call.bias1, call.weight2), call.dropout
-    others = call.bias2 is not None, in_parts, call.activation, dropout.scale, dropout, call.route
-    return _Saved(call.x, kept, mask, *weights, *others)
+    return _Saved(
+        call.x, kept, mask, call.weight1, call.bias1, call.weight2, call.bias2 is not None, in_parts, call.activation,
+        call.dropout.scale, call.dropout, call.route,
+    )  # fmt: skip
 
 
 def _differentiate(saved: _Saved, wanted: _Call, dout: Tensor, *_: None) -> Gradients:

@@ -6,7 +6,7 @@ go: what waits for backward is (M, N) and (V, N), with hidden and weight for a s
 scaling.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -184,7 +184,10 @@ def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor]:
 def _by_reference(call: _Call) -> Tensor:
     """The loss in operations that PyTorch differentiates."""
     dtype = call.options.dtype or call.hidden.dtype
-    options = {"label_smoothing": call.options.label_smoothing, "ignore_index": call.options.ignore_index}
+    options: dict[str, Any] = {
+        "label_smoothing": call.options.label_smoothing,
+        "ignore_index": call.options.ignore_index,
+    }
     return reference.linear_cross_entropy(call.hidden.to(dtype), call.weight.to(dtype), call.target, **options)[0]
 
 
@@ -194,7 +197,7 @@ def _reference_backward(call: _Backward) -> list[Tensor]:
 
 
 def _flops(call: _Call) -> int:
-    """Of the products of both passes: the gradients are computed with the loss."""
+    """Operations of the products of both passes: the gradients are computed with the loss."""
     products = 1 + call.options.need_hidden + call.options.need_weight
     return products * 2 * call.hidden.numel() * call.weight.shape[0]
 

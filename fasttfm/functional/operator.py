@@ -18,7 +18,7 @@ torch.func.grad and lets torch.func.jvp give zeros, so the autograd kernel is re
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, ParamSpec
+from typing import Any, Generic, ParamSpec, cast
 
 import torch
 from torch import Tensor
@@ -120,7 +120,8 @@ class Operator(Generic[Fields]):
         rows: Sequence[str] = (),
         internal: int = 0,
     ) -> None:
-        self.name, self._kind = name, call
+        self.name = name
+        self._kind = kind = cast(Any, call)
         layout = layout_of(call)
         _library.define(f"{name}({layout.schema}) -> {returns}", tags=(torch.Tag.pt2_compliant_tag,))
         self.dispatched = dispatched = getattr(getattr(torch.ops, NAMESPACE), name).default
@@ -137,34 +138,21 @@ class Operator(Generic[Fields]):
         def settled(args: tuple) -> Any:
             return self._settled(layout.build(args))
 
-        if reference is not None:
-            backward, differentiable = by_reference(layout, reference), returns.count("Tensor")
-            save, saved = (lambda call, outputs: call), call
+        if backward is None:
+            backward, differentiable = by_reference(name, layout, reference), returns.count("Tensor")
+            save, saved = (lambda call, outputs: call), kind
         formulas[dispatched._overloadpacket] = lambda *args, **_: flops(layout.build(args))
         compute = _without_views(compute, internal)
         rule = Rule(name, layout, save, saved, backward, differentiable)
-        direct: Any = rule.refuse
-        differentiate: Any = rule.refuse
+        direct: Any = backward  # which refuses whoever calls, where nothing comes out that could have a gradient
+        differentiate: Any = backward
         if returns != "()":
             direct, differentiate = rule.direct(compute, again), rule.dispatched(run)
         self.call: Callable[Fields, Any] = self._call(layout, compute, direct)
         if self._check is None and decide is None and layout.fields[0].path == layout.fields[0].name:
             self.call = self._backward_call(layout, compute, self.call)
 
-        def autograd(keys: torch._C.DispatchKeySet, *args: Any) -> Any:
-            tensors = [a for a in args if isinstance(a, Tensor)]
-            if _grad_enabled() and any(t.requires_grad for t in tensors):
-                args = args if decide is None else flat(settled(args))
-                if not transformed():
-                    return differentiate(keys, *args)
-                with enable_single_level_autograd_function():  # one level of torch.func: this kernel is called for each
-                    return differentiate(keys, *args)
-            if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
-                raise RuntimeError(
-                    f"{NAMESPACE}::{name} has no forward-mode derivative: use fasttfm.reference for it, or reverse mode"
-                )
-            return run(keys, *args)
-
+        autograd = self._autograd(layout, run, differentiate)
         self._register(layout, autograd, lambda args: compute(settled(args)))
 
         def without_numbers(*args: Any) -> Any:
@@ -182,6 +170,27 @@ class Operator(Generic[Fields]):
         without it. Not while torch.compile traces."""
         if self._check is not None and not _compiling():
             self._check(flat(call))
+
+    def _autograd(self, layout: Layout, run: Callable[..., Any], differentiate: Callable[..., Any]) -> Any:
+        """The function that the dispatcher runs above those of the devices: it records a gradient."""
+
+        def autograd(keys: torch._C.DispatchKeySet, *args: Any) -> Any:
+            tensors = [a for a in args if isinstance(a, Tensor)]
+            if _grad_enabled() and any(t.requires_grad for t in tensors):
+                if self._decide is not None:
+                    args = flat(self._settled(layout.build(args)))
+                if not transformed():
+                    return differentiate(keys, *args)
+                with enable_single_level_autograd_function():  # one level of torch.func: this kernel is called for each
+                    return differentiate(keys, *args)
+            if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+                raise RuntimeError(
+                    f"{NAMESPACE}::{self.name} has no forward-mode derivative: use fasttfm.reference for it, or "
+                    "reverse mode"
+                )
+            return run(keys, *args)
+
+        return autograd
 
     def _register(self, layout: Layout, autograd: Any, compute: Callable[[tuple], Any]) -> None:
         """Tells the dispatcher what runs by device, under autocast and with a gradient."""

@@ -45,9 +45,8 @@ def _asks_dispatcher(kind: Any) -> bool:
 
 
 def _asks_functions(kind: Any) -> bool:
-    function = kind.__torch_function__
-    own = getattr(function, "__func__", function)
-    return own not in (Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl)
+    own, torchs = (getattr(each.__torch_function__, "__func__", each.__torch_function__) for each in (kind, Tensor))
+    return own not in (torchs, torch._C._disabled_torch_function_impl)
 
 
 def instead(x: Any) -> str:

@@ -341,7 +341,7 @@ def by_reference(call: Call) -> Tensor:
 
 
 def flops(call: Call, backward: bool = False) -> int:
-    """Of the products within the sequences; without numbers, as if all were as long as announced."""
+    """Operations of the products within the sequences; without numbers, as if all were as long as announced."""
     query_starts, key_starts, *longest = call.sequences
     lengths = [[most] * call.sequences.batch for most in longest]
     if type(query_starts) is Tensor and not query_starts.is_meta:

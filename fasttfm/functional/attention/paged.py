@@ -305,7 +305,7 @@ def _compute(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def _flops(call: Call) -> int:
-    """Of the products with the keys that each sequence has."""
+    """Operations of the products with the keys that each sequence has."""
     lengths, (batch, heads, queries, width) = call.cache_lengths, call.query.shape
     keys = lengths if call.cache_starts is None else lengths - call.cache_starts
     if type(lengths) is not Tensor or lengths.is_meta:

@@ -136,8 +136,8 @@ def save(call: Any, outputs: tuple[Tensor, Tensor, Tensor]) -> tuple:
 
 
 def flops(pairs: int, width: int, value_width: int, backward: str | None = None) -> int:
-    """Of the products of attention on so many pairs of a query and a key, those of all heads counted, hidden ones too;
-    or of its backward pass by a route, which may compute the scores once more."""
+    """Operations of the products of attention on so many pairs of a query and a key, those of all heads counted, hidden
+    ones too; or of its backward pass by a route, which may compute the scores once more."""
     if backward is None:
         return 2 * pairs * (width + value_width)
     return 2 * pairs * ((2 if saves_weights(backward) else 3) * width + 2 * value_width)
@@ -224,7 +224,7 @@ def backward(
     if route == "softmax":
         return softmax_route.backward(*tensors, saved, options, mask_gradient, out)
     if route == "fused":
-        return *torch_route.fused_backward(*tensors, output, saved, options), None
+        return torch_route.fused_backward(*tensors, output, saved, options)
     if route == "blocks":
         return *attention_pass.backward(*tensors, output, saved, options, out, sequences), None
     arguments = options.arguments()

@@ -271,11 +271,12 @@ def fused_forward(query: Tensor, key: Tensor, value: Tensor, options: Options) -
 
 def fused_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, options: Options
-) -> tuple[Tensor, ...]:
-    """Gradients of query, key and value, heads last."""
+) -> tuple[Tensor, Tensor, Tensor, None]:
+    """Gradients of query, key and value, heads last, and None of the mask."""
     differentiate = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
     tensors = *_unit_strides(grad, query, key, value), output, lse / math.log2(math.e), 0.0
-    return tuple(map(heads_last, differentiate(*tensors, **_fused_arguments(query, key, options))))
+    d_query, d_key, d_value = differentiate(*tensors, **_fused_arguments(query, key, options))
+    return heads_last(d_query), heads_last(d_key), heads_last(d_value), None
 
 
 def _unit_strides(*tensors: Tensor) -> tuple[Tensor, ...]:
