@@ -68,6 +68,7 @@ def counted(function: Callable[..., Tensor], tensors: list[Tensor], backward: bo
     return counter.get_total_flops()
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("route", ["torch", "triton"])
 @pytest.mark.parametrize("name", CASES)
 def test_operators_are_counted_as_torchs_own_work(name, route):
