@@ -434,8 +434,9 @@ def cross_entropy(
     counted = target != ignore_index
     log_p = torch.log_softmax(_wide(logits), dim=-1)
     nll = -log_p.gather(-1, target.masked_fill(~counted, 0)[:, None])[:, 0]
-    smooth = -log_p.mean(dim=-1)
-    loss = (1.0 - label_smoothing) * nll + label_smoothing * smooth
+    loss = nll
+    if label_smoothing:  # a class of logit -inf has no part in the loss without it
+        loss = (1.0 - label_smoothing) * nll - label_smoothing * log_p.mean(dim=-1)
     return loss.masked_fill(~counted, 0.0).sum(), nll.masked_fill(~counted, 0.0).sum()
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fasttfm import functional as F
 from fasttfm.blocks.cache import AttentionCache
 from fasttfm.blocks.forward_pass import ALONE, Pass
-from fasttfm.blocks.inspect import ATTENTION, ordinary, untouched
+from fasttfm.blocks.inspect import ATTENTION, untouched
 from fasttfm.blocks.merging import Projection
 from fasttfm.blocks.packing import Packing
 from fasttfm.blocks.residual import Output, last_product
@@ -23,6 +23,7 @@ from fasttfm.functional.attention.joint import joined_heads
 from fasttfm.functional.dropout import NO_DROPOUT, Dropout
 from fasttfm.functional.merging import attention_bias_parts
 from fasttfm.functional.operator import casts
+from fasttfm.functional.subclasses import ordinary
 
 Lengths = Tensor | Packing | None
 """Tokens before padding in each row, (B,); the packing of sequences that lie in a single row; None: no padding."""

@@ -6,12 +6,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from fasttfm.blocks.forward_pass import ALONE, Pass
-from fasttfm.blocks.inspect import LINEAR, fused_activation, ordinary, untouched
+from fasttfm.blocks.inspect import LINEAR, fused_activation, untouched
 from fasttfm.blocks.residual import Output, last_product
 from fasttfm.cpu.linear import frozen, linear
 from fasttfm.functional.dropout import Dropout, dropout_for
 from fasttfm.functional.feed_forward import check, network
 from fasttfm.functional.merging import norm_adds_bias
+from fasttfm.functional.subclasses import ordinary
 
 
 def feed_forward(

@@ -1,17 +1,15 @@
-"""True if a sub-module may be computed inside a fused operator instead of being called.
+"""Tells whether a submodule can be fused: exact class, no hooks, no overridden forward, plain parameters.
 
-It may only where nobody would notice: exactly the expected class (a parametrised, quantised, sharded or LoRA-wrapped
-module is of another), no hooks (pruning and the old weight_norm are hooks), no forward of its own, and parameters that
-are ordinary tensors.
+A parametrised, quantised, sharded or LoRA-wrapped module is of another class; pruning and the old weight_norm are
+hooks. Every shortcut around a call of a submodule asks here.
 """
 
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.modules.module import _has_any_global_hook
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fasttfm.functional.activations import ACTIVATIONS, FUSED
 
@@ -27,6 +25,7 @@ LAYER = frozenset({"layer"})
 STACK = frozenset({"stack"})
 """Of models, which runs the layers of a side."""
 _NOTHING: frozenset[Any] = frozenset()
+_ATTENTIONS = ("self_attn", "multihead_attn")
 
 
 def untouched(module: nn.Module, kinds: frozenset[Any]) -> bool:
@@ -35,75 +34,61 @@ def untouched(module: nn.Module, kinds: frozenset[Any]) -> bool:
     A class of ours that computes the same as one in kinds says so in its own `stands_for`, which no class derived from
     it inherits.
     """
-    kind = type(module)
-    return (kind in kinds or kind.__dict__.get("stands_for") in kinds) and not hooked(module)
+    return _unchanged(module, kinds) and not _has_any_global_hook()
 
 
 def hooked(module: nn.Module) -> bool:
     """Return whether calling module does more than its class's forward."""
-    return bool(
+    return not untouched(module, frozenset({type(module)}))
+
+
+def _unchanged(module: nn.Module, kinds: frozenset[Any]) -> bool:
+    kind = type(module)
+    return (kind in kinds or kind.__dict__.get("stands_for") in kinds) and not (
         module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
         or "forward" in module.__dict__
         or getattr(module, "_compiled_call_impl", None) is not None
-        or _has_any_global_hook()
     )
 
 
 _PLACES: dict[str, frozenset[Any]] = {
     **dict.fromkeys(("linear1", "linear2", "out_proj"), LINEAR),
     **dict.fromkeys(("norm1", "norm2", "norm3"), NORM),
-    **dict.fromkeys(("self_attn", "multihead_attn"), ATTENTION),
+    **dict.fromkeys(("dropout", "dropout1", "dropout2", "dropout3"), DROPOUT),
+    "activation": _ACTIVATIONS,
 }
 """Which class stands where in a layer."""
 
 
-def plain_width(layer: Any) -> int:
-    """The width of a layer of models, if no module in it is more than its class and its parameters are ordinary and of
-    one width; else 0. Asked once in a pass, so that nothing else has to be."""
+def plain_width(layer: Any, kinds: frozenset[Any] = LAYER, attentions: frozenset[Any] = ATTENTION) -> int:
+    """The width of a layer of one of these kinds, if no module in it is more than its class and its parameters are
+    ordinary and of one width; else 0. Asked once in a pass, so that nothing else has to be."""
     if torch.compiler.is_compiling() or _has_any_global_hook():
         return 0
     width = 0
-    waiting: list[tuple[Any, frozenset[Any]]] = [(layer, LAYER)]
-    for module, kinds in waiting:
-        kind = type(module)
-        if (
-            (kind not in kinds and kind.__dict__.get("stands_for") not in kinds)
-            or module._forward_hooks
-            or module._forward_pre_hooks
-            or module._backward_hooks
-            or module._backward_pre_hooks
-            or "forward" in module.__dict__
-            or getattr(module, "_compiled_call_impl", None) is not None
-        ):
+    waiting: list[tuple[Any, frozenset[Any]]] = [(layer, kinds)]
+    for module, allowed in waiting:
+        if not _unchanged(module, allowed):
             return 0
-        if kinds is NORM:
+        if allowed is NORM:
             width = width or module.normalized_shape[-1]
+            if module.normalized_shape != (width,):
+                return 0
         for parameter in module._parameters.values():
             if parameter is None:
                 continue
             if type(parameter) is not nn.Parameter or parameter.is_nested:
                 return 0
-            if kinds is NORM and parameter.shape != (width,):
+            if allowed is NORM and parameter.shape != (width,):
                 return 0
         for name, child in module._modules.items():
-            waiting.append((child, _PLACES.get(name, _NOTHING)))
+            waiting.append((child, _PLACES.get(name, attentions if name in _ATTENTIONS else _NOTHING)))
     hidden = layer.linear1.weight.shape[0]
     fits = layer.linear1.weight.shape == (hidden, width) and layer.linear2.weight.shape == (width, hidden)
     return width if fits else 0
-
-
-def ordinary(*tensors: Tensor | None) -> bool:
-    """Return whether all are tensors that the operators take: no DTensor, quantised or nested tensor."""
-    for tensor in tensors:
-        if tensor is None or type(tensor) is Tensor or type(tensor) is nn.Parameter:
-            if tensor is not None and tensor.is_nested:
-                return False
-        elif tensor.is_nested or is_traceable_wrapper_subclass(tensor):
-            return False
-    return True
 
 
 def fused_activation(activation: object) -> str | None:

@@ -5,8 +5,9 @@ from typing import Any
 from torch import Tensor
 
 from fasttfm import functional as F
-from fasttfm.blocks.inspect import LINEAR, ordinary, untouched
+from fasttfm.blocks.inspect import LINEAR, untouched
 from fasttfm.cpu.linear import linear
+from fasttfm.functional.subclasses import ordinary
 
 
 def logits(hidden: Tensor, output: Any) -> Tensor:

@@ -22,11 +22,12 @@ from torch import Tensor, nn
 
 from fasttfm import functional as F
 from fasttfm.blocks.forward_pass import ALONE, Pass
-from fasttfm.blocks.inspect import LINEAR, NORM, ordinary, untouched
+from fasttfm.blocks.inspect import LINEAR, NORM, untouched
 from fasttfm.cpu.linear import linear
 from fasttfm.functional.dropout import Dropout, dropout_for
 from fasttfm.functional.merging import norm_adds_bias
 from fasttfm.functional.residual_norm import add_and_normalise, check
+from fasttfm.functional.subclasses import ordinary
 
 
 class Output(NamedTuple):

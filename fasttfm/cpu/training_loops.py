@@ -261,7 +261,7 @@ def _cross_entropy_rows(begin, end, logits, target, counts, smoothing, scale, wr
         logarithm = np.log(weights) + np.float32(0.0) * top  # NaN where top is
         row_nll = logarithm + (top - read(flat[first + picked]))
         row_loss = row_nll
-        if smoothing != np.float32(0.0):
+        if smoothing != np.float32(0.0) and row_nll < np.inf:  # or inf - inf would be formed
             row_loss += smoothing * (logarithm + (top - total * mean) - row_nll)
         losses[0, r], losses[1, r] = (row_loss, row_nll) if counts[r] else (np.float32(0.0), np.float32(0.0))
         statistics[0, r], statistics[1, r] = top, np.float32(1.0) / weights

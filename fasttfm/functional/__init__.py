@@ -1,5 +1,9 @@
 """Public functions: each chooses between a Triton kernel and plain PyTorch, and both compute what reference.py says."""
 
+import zlib
+
+import torch
+
 from fasttfm.functional.attention.dense import attention
 from fasttfm.functional.attention.joint import joint_attention, joint_varlen_attention
 from fasttfm.functional.attention.packed import varlen_attention
@@ -11,6 +15,7 @@ from fasttfm.functional.cross_entropy import cross_entropy
 from fasttfm.functional.dropout import draw_seed
 from fasttfm.functional.embedding import embed
 from fasttfm.functional.feed_forward import feed_forward
+from fasttfm.functional.flops import formulas
 from fasttfm.functional.linear_cross_entropy import linear_cross_entropy
 from fasttfm.functional.residual_add import residual_add
 from fasttfm.functional.residual_norm import (
@@ -45,3 +50,7 @@ __all__ = [
     "scaled_dot_product_attention",
     "varlen_attention",
 ]
+
+# torch.compile keeps graphs on disk, which call operators by their schemas: those of another version are made anew.
+_schemas = "".join(str(packet.default._schema) for packet in formulas)
+torch.compiler.config.cache_key_tag += f" fasttfm {zlib.crc32(_schemas.encode())}"

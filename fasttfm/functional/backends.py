@@ -53,7 +53,7 @@ def _triton_installed() -> bool:
 
 
 @functools.cache
-def _warn_once(message: str) -> None:
+def warn_once(message: str) -> None:
     warnings.warn(message, RuntimeWarning, stacklevel=4)
 
 
@@ -80,7 +80,7 @@ def use_triton(device: torch.device, choice: str | None = None) -> bool:
     if device.type == "cuda":
         if _triton_installed():
             return True
-        _warn_once("Triton is not installed: fasttfm computes with plain PyTorch (pip install triton)")
+        warn_once("Triton is not installed: fasttfm computes with plain PyTorch (pip install triton)")
         return False
     if choice == "triton":
         if device.type == "cpu" and os.environ.get("TRITON_INTERPRET", "0") == "1":

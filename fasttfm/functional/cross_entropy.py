@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fasttfm import reference
 from fasttfm.functional.backends import chosen, kernel_route
+from fasttfm.functional.derivative import pulled_back
 from fasttfm.functional.dropout import wide
 from fasttfm.functional.loss import (
     check,
@@ -19,7 +21,6 @@ from fasttfm.functional.loss import (
     counted_rows,
     mean_factor,
     plain_gradient,
-    scale_gradients,
     sums,
 )
 from fasttfm.functional.operator import Gradients, Operator, Overwritten, Whole
@@ -128,12 +129,22 @@ def _compute_backward(call: _Backward) -> Tensor:
     return plain_gradient(logits, target, loss.label_smoothing, counted=counted, scale=factor, statistics=statistics)
 
 
+def _by_reference(call: _Call) -> Tensor:
+    """The loss in operations that PyTorch differentiates."""
+    smoothing, ignore_index, mean = call.loss
+    options: dict[str, Any] = {"label_smoothing": smoothing, "ignore_index": ignore_index}
+    loss, _ = reference.cross_entropy(call.logits, call.target, **options)
+    factor = mean_factor(call.logits, call.target, ignore_index, mean)
+    return loss if factor is None else loss * factor
+
+
 _cross_entropy_backward = Operator(
     "cross_entropy_backward",
     _Backward,
     "Tensor",
     _compute_backward,
     lambda call: call.saved.call.logits.new_empty(call.saved.call.logits.shape),
+    reference=lambda call: pulled_back(_by_reference, call.saved.call, ("logits",), call.grad)[0],
 ).call
 _cross_entropy = Operator(
     "cross_entropy",
@@ -166,6 +177,14 @@ class _Gradient(NamedTuple):
     route: str
 
 
+class _Scaling(NamedTuple):
+    gradient: Tensor
+    factor: Tensor
+    logits: Tensor
+    """Through which what was differentiated can be reached: a second derivative, for which the logits are gone, ends in
+    a message, where the gradient would silently count as a constant."""
+
+
 class _Scale(NamedTuple):
     gradient: Overwritten
     factor: Tensor
@@ -191,7 +210,7 @@ def _return_gradient(saved: _Gradient, wanted: _Consumed, grad: Tensor, _: None)
     saved.returned.append(True)
     gradient = saved.logits.data  # not detach(): scaling must not count as a change of the saved logits
     if torch.is_grad_enabled():
-        return {"logits": scale_gradients(gradient, gradient.new_empty(0), grad, saved.logits)[0]}
+        return {"logits": _scale_gradient(gradient, grad, saved.logits)}
     _scale_gradient_(gradient, grad, saved.route)
     return {"logits": gradient}
 
@@ -205,6 +224,21 @@ def _scale_in_place(call: _Scale) -> None:
         call.gradient.mul_(call.factor)
 
 
+def _refuse_second(call: _Scaling) -> Tensor:
+    raise RuntimeError(
+        "cross_entropy(inplace=True) was differentiated twice: its gradient took the logits' memory; call it with "
+        "inplace=False"
+    )
+
+
+_scale_gradient = Operator(
+    "scale_gradient",
+    _Scaling,
+    "Tensor",
+    lambda call: call.gradient * call.factor.to(call.gradient.dtype),
+    lambda call: torch.empty_like(call.gradient),
+    reference=_refuse_second,
+).call
 _scale_gradient_ = Operator("scale_gradient_", _Scale, "()", _scale_in_place, lambda call: None).call
 _cross_entropy_consume = Operator(
     "cross_entropy_consume",

@@ -1,19 +1,64 @@
 """The derivative of an operator as torch.autograd.Function takes it, for either way to the operator."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._C._functorch import unwrap_if_dead
 
+from fasttfm.functional.backends import warn_once
 from fasttfm.functional.namespace import NAMESPACE
 from fasttfm.functional.record import Layout, layout_of
 
 Gradients = dict[str, Tensor | None]
 """By the names of the tensors; those that are left out have none."""
 _new: Any = tuple.__new__
+
+
+def pulled_back(
+    function: Callable[[Any], Any], record: Any, names: Sequence[str], *gradients: Tensor | None
+) -> list[Tensor]:
+    """The gradients of these tensors of a record, from those of function(record), None where there is none, such that
+    they can be differentiated again; an empty one of what is not there or not of floats."""
+    layout = layout_of(record.__class__)
+    tensors, others = layout.tensors(record), layout.others(record)
+    given = [gradient for gradient in gradients if gradient is not None]
+    results = dict.fromkeys(names, given[0].new_empty(0))
+    chosen = {n: x for n, x in zip(layout.names, tensors) if n in results and x is not None and x.is_floating_point()}
+
+    def differentiated(*values: Tensor) -> tuple[Tensor, ...]:
+        by_name = dict(zip(chosen, values))
+        outputs = function(layout.merge(tuple(map(by_name.get, layout.names, tensors)), others))
+        outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
+        return tuple(x for x, gradient in zip(outputs, gradients) if gradient is not None)
+
+    pull: Any = torch.func.vjp(differentiated, *chosen.values())[1]
+    return list((results | dict(zip(chosen, pull(tuple(given))))).values())
+
+
+def by_reference(name: str, layout: Layout, reference: Callable[[Any], Any] | None) -> Callable[..., Gradients]:
+    """Rule.backward, with the call itself saved, of an operator whose outputs reference(call) gives in operations that
+    PyTorch differentiates: a second derivative, of what a backward pass calls. Without it that is refused."""
+
+    def backward(call: Any, wanted: Sequence[bool], *gradients: Tensor | None) -> Gradients:
+        if reference is None:
+            raise RuntimeError(f"{NAMESPACE}::{name} cannot be differentiated; use fasttfm.reference")
+        warn_once("a second derivative is computed in plain PyTorch, which is slower and keeps all scores of attention")
+        names = [name for name, is_wanted in zip(layout.names, wanted) if is_wanted]
+        return dict(zip(names, pulled_back(reference, call, names, *gradients)))
+
+    return backward
+
+
+def refuse_parts(*parameters: Tensor | None) -> None:
+    """Raise for a parameter whose gradient comes in parts, as read_parameters() asks: no second derivative does."""
+    if any(x is not None and x.dim() == 2 for x in parameters):
+        raise RuntimeError(
+            "a second derivative of parameters that are read together is not implemented: compute both passes inside "
+            'fasttfm.functional.backend("torch")'
+        )
 
 
 class Rule(NamedTuple):
@@ -23,15 +68,8 @@ class Rule(NamedTuple):
     layout: Layout
     save: Callable[..., Any]
     saved: type[tuple] | None
-    backward: Callable[..., Gradients] | None
+    backward: Callable[..., Gradients]
     differentiable: int
-
-    def refuse(self, *_: Any) -> Any:
-        """Raise for an operator without a derivative that is differentiated."""
-        raise RuntimeError(
-            f"{NAMESPACE}::{self.name} cannot be differentiated: second derivatives are not implemented; "
-            "use fasttfm.reference for them"
-        )
 
     def refuse_changed(self) -> None:
         """Raises where memory that two outputs share was written to: either gradient would miss it."""
@@ -42,8 +80,6 @@ class Rule(NamedTuple):
 
     def direct(self, compute: Callable[..., Any], again: Callable[..., Any] | None) -> Any:
         """Its forward takes the call, and the tensors in it, which are what autograd sees."""
-        if self.backward is None:
-            return self._undifferentiated(lambda call, *tensors: compute(call))
         wanted = _wanted(self.layout)
         save, differentiable, differentiate = self.save, self.differentiable, self._differentiate
         kind = self.saved
@@ -78,8 +114,6 @@ class Rule(NamedTuple):
 
     def dispatched(self, run: Callable[..., Any]) -> Any:
         """Its forward takes the keys that are left to the dispatcher, and what the schema lists."""
-        if self.backward is None:
-            return self._undifferentiated(run)
         layout, wanted = self.layout, _wanted(self.layout)
 
         def forward(ctx: Any, keys: Any, *args: Any) -> Any:
@@ -99,20 +133,6 @@ class Rule(NamedTuple):
 
         return _apply_of(self.name, {"forward": forward, "backward": backward})
 
-    def _undifferentiated(self, compute: Callable[..., Any]) -> Any:
-        """Without a derivative: what refuses the gradients of its outputs."""
-
-        def forward(ctx: Any, *args: Any) -> Any:
-            ctx.set_materialize_grads(False)
-            return compute(*args)
-
-        def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
-            if any(gradient is not None for gradient in gradients):
-                self.refuse()
-            return (None,) * len(ctx.needs_input_grad)
-
-        return _apply_of(self.name, {"forward": forward, "backward": backward})
-
     def _keep(self, ctx: Any, call: Any, outputs: Any) -> None:
         if isinstance(outputs, tuple) and len(outputs) > self.differentiable:
             ctx.mark_non_differentiable(*outputs[self.differentiable :])
@@ -128,7 +148,7 @@ class Rule(NamedTuple):
         """The gradients of the tensors, from those of the outputs, in their order."""
         if gradients[0] is None and all(gradient is None for gradient in gradients):
             return [None] * len(self.layout.names)
-        by_name = self.backward(saved, wanted, *gradients)  # type: ignore[misc]
+        by_name = self.backward(saved, wanted, *gradients)
         pop = by_name.pop
         results = list(map(pop, self.layout.names, self.layout.nothing))
         if by_name:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fasttfm import reference
 from fasttfm.cpu import training_passes
 from fasttfm.functional.backends import chosen, kernel_route
 from fasttfm.functional.dropout import Dropout, as_factor, dropout_for, dropout_scale, fake_keep_mask, keep_mask, wide
@@ -209,7 +210,24 @@ def _fake_backward(call: _Backward) -> tuple[Tensor, Tensor]:
     return grad.new_empty(rows.vocabulary, width), grad.new_empty(rows.positions, width, dtype=wide(grad.dtype))
 
 
-_embed_backward = Operator("embed_backward", _Backward, "(Tensor, Tensor)", _compute_backward, _fake_backward).call
+def _reference_backward(call: _Backward) -> tuple[Tensor, Tensor]:
+    grad, (tokens, _, table, _), rows = call
+    x = reference.dropout(grad.to(wide(grad.dtype)), *table.dropout)
+    if table.pad_id is not None:
+        x = x.masked_fill((tokens == table.pad_id)[..., None], 0.0)
+    empty, first = x.new_empty(0, x.shape[-1]), table.first_position
+    d_weight = empty.to(grad.dtype)
+    if rows.vocabulary:
+        places = tokens.flatten(), x.flatten(0, 1) * table.scale
+        d_weight = x.new_zeros(rows.vocabulary, x.shape[-1]).index_add(0, *places).to(grad.dtype)
+    if not rows.positions:
+        return d_weight, empty
+    return d_weight, torch.nn.functional.pad(x.sum(0), (0, 0, first, rows.positions - first - x.shape[1]))
+
+
+_embed_backward = Operator(
+    "embed_backward", _Backward, "(Tensor, Tensor)", _compute_backward, _fake_backward, reference=_reference_backward
+).call
 _embed = Operator(
     "embed",
     _Call,

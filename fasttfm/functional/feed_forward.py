@@ -10,9 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fasttfm import reference
 from fasttfm.cpu import training_passes
 from fasttfm.functional.activations import FUSED
 from fasttfm.functional.backends import chosen, kernel_route
+from fasttfm.functional.derivative import pulled_back, refuse_parts
 from fasttfm.functional.dropout import NO_DROPOUT, Dropout, as_factor, dropout_for, keep_mask
 from fasttfm.functional.operator import Gradients, Operator, lowered
 from fasttfm.functional.rows import as_rows, shaped
@@ -110,8 +112,8 @@ class _Saved(NamedTuple):
     """Of ReLU (M, ceil(F / 32)) int32, the bits of what is open; empty where no kernel wrote them. Of GELU dropout's,
     (M, F) bool; empty without dropout, and where a kernel draws it again."""
     weight1: Tensor
+    bias1: Tensor | None
     weight2: Tensor
-    has_bias1: bool
     has_bias2: bool
     in_parts: int
     """How many parts of bias1's gradient, (in_parts, F) float32, are wanted in the place of their sum; or 0."""
@@ -119,7 +121,6 @@ class _Saved(NamedTuple):
     scale: float
     """Of dropout."""
     dropout: Dropout
-    """None of ReLU, where what is kept tells what was dropped."""
     route: str
 
 
@@ -225,13 +226,11 @@ def _writes_bits(call: _Call) -> bool:
 
 def _save(call: _Call, outputs: tuple[Tensor, ...]) -> _Saved:
     _, kept, mask = outputs
-    biases = call.bias1 is not None, call.bias2 is not None
     in_parts = 0 if call.bias1_parts is None else call.bias1_parts.shape[0]
-    activation, scale = call.activation, call.dropout.scale
-    dropout = NO_DROPOUT if activation == "relu" else call.dropout
     return _Saved(
-        call.x, kept, mask, call.weight1, call.weight2, *biases, in_parts, activation, scale, dropout, call.route
-    )
+        call.x, kept, mask, call.weight1, call.bias1, call.weight2, call.bias2 is not None, in_parts, call.activation,
+        call.dropout.scale, call.dropout, call.route,
+    )  # fmt: skip
 
 
 def _differentiate(saved: _Saved, wanted: _Call, dout: Tensor, *_: None) -> Gradients:
@@ -239,7 +238,7 @@ def _differentiate(saved: _Saved, wanted: _Call, dout: Tensor, *_: None) -> Grad
     return {
         "x": dx,
         "weight1": dweight1,
-        "bias1": dbias1 if saved.has_bias1 and not saved.in_parts else None,
+        "bias1": dbias1 if saved.bias1 is not None and not saved.in_parts else None,
         "bias1_parts": dbias1 if saved.in_parts else None,
         "weight2": dweight2,
         "bias2": dbias2 if saved.has_bias2 else None,
@@ -254,9 +253,9 @@ def _compute_backward(call: _Backward) -> Derivatives:
         from fasttfm.kernels import feed_forward as kernel
 
         dx, dweight1, dbias1, dweight2, dbias2 = kernel.feed_forward_backward(
-            dout, rows, kept, mask, weight1, weight2, bias1=saved.has_bias1, bias2=saved.has_bias2,
+            dout, rows, kept, mask, weight1, weight2, bias1=saved.bias1 is not None, bias2=saved.has_bias2,
             activation=activation, scale=saved.scale, route=_kernel_choice(saved.route), in_parts=saved.in_parts,
-            **saved.dropout._asdict(),
+            **(NO_DROPOUT if activation == "relu" else saved.dropout)._asdict(),  # a ReLU's output tells of both
         )  # fmt: skip
         return shaped(dx, saved.x), dweight1, dbias1, dweight2, dbias2
     dhidden = scaled_mm(dout, weight2, saved.scale)
@@ -275,7 +274,7 @@ def _compute_backward(call: _Backward) -> Derivatives:
 
 def _bias1_gradient(saved: _Saved, dbefore: Tensor) -> Tensor:
     """The sum of dbefore (M, F) over rows, as it is wanted."""
-    dbias1 = dbefore.sum(0) if saved.has_bias1 else dbefore.new_empty(0)
+    dbias1 = dbefore.new_empty(0) if saved.bias1 is None else dbefore.sum(0)
     if saved.in_parts:
         dbias1 = torch.nn.functional.pad(dbias1[None].float(), (0, 0, 0, saved.in_parts - 1))
     return dbias1
@@ -288,7 +287,7 @@ def _fake_backward(call: _Backward) -> Derivatives:
     if saved.in_parts:
         dbias1 = weight1.new_empty(saved.in_parts, hidden, dtype=torch.float32)
     else:
-        dbias1 = weight1.new_empty(hidden if saved.has_bias1 else 0)
+        dbias1 = weight1.new_empty(0 if saved.bias1 is None else hidden)
     return (
         saved.x.new_empty(saved.x.shape),
         weight1.new_empty(weight1.shape),
@@ -298,12 +297,31 @@ def _fake_backward(call: _Backward) -> Derivatives:
     )
 
 
+def _reference_backward(call: _Backward) -> tuple[Tensor, ...]:
+    saved = call.saved
+    if saved.in_parts:
+        refuse_parts(saved.weight1)
+
+    def output(saved: _Saved) -> Tensor:
+        options = {**saved.dropout.options(), "activation": saved.activation}
+        return reference.feed_forward(saved.x, saved.weight1, saved.bias1, saved.weight2, None, **options)
+
+    dbias2 = call.dout.flatten(0, -2).sum(0) if saved.has_bias2 else call.dout.new_empty(0)
+    return *pulled_back(output, saved, ("x", "weight1", "bias1", "weight2"), call.dout), dbias2
+
+
+def _flops(call: _Call | _Saved) -> int:
+    return 2 * call.x.numel() * call.weight1.shape[0] + 2 * call.x.shape[:-1].numel() * call.weight2.numel()
+
+
 _feed_forward_backward = Operator(
     "feed_forward_backward",
     _Backward,
     "(Tensor, Tensor, Tensor, Tensor, Tensor)",
     _compute_backward,
     _fake_backward,
+    reference=_reference_backward,
+    flops=lambda call: 2 * _flops(call.saved),
 ).call
 _feed_forward = Operator(
     "feed_forward",
@@ -314,6 +332,7 @@ _feed_forward = Operator(
     decide=_decide,
     save=_save,
     backward=_differentiate,
+    flops=_flops,
     internal=2,
     rows=("x",),
     autocast=lowered("x", "weight1", "bias1", "weight2", "bias2"),

@@ -2,17 +2,20 @@
 
 The gradient with respect to the logits needs nothing that the loss did not just read. So the forward pass computes it
 in the logits' memory, multiplies it out to the gradients of hidden and weight while it is there, and lets the logits
-go: what waits for backward is (M, N) and (V, N), and backward is a scaling.
+go: what waits for backward is (M, N) and (V, N), with hidden and weight for a second derivative, and backward is a
+scaling.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fasttfm import reference
 from fasttfm.functional.backends import chosen, kernel_route
+from fasttfm.functional.derivative import pulled_back
 from fasttfm.functional.dropout import wide
-from fasttfm.functional.loss import check, check_classes, scale_gradients, sums
+from fasttfm.functional.loss import check, check_classes, sums
 from fasttfm.functional.operator import Gradients, Operator, Whole
 from fasttfm.functional.signature import names_arguments
 
@@ -48,9 +51,8 @@ def linear_cross_entropy(
     check_classes("weight", weight, 0)
     need_hidden, need_weight = (torch.is_grad_enabled() and x.requires_grad for x in (hidden, weight))
     rows = hidden.reshape(-1, hidden.shape[-1])
-    edge = _gradient_edge(rows, weight) if need_hidden or need_weight else None
     options = _Options(float(label_smoothing), ignore_index, need_hidden, need_weight, low_memory, None)
-    loss, nll, _, _ = _linear_cross_entropy(rows, weight, target.reshape(-1), edge, options, chosen())
+    loss, nll, _, _ = _linear_cross_entropy(rows, weight, target.reshape(-1), options, chosen())
     return loss, nll
 
 
@@ -68,21 +70,19 @@ class _Call(NamedTuple):
     hidden: Tensor
     weight: Tensor
     target: Whole
-    edge: Tensor | None
-    """From _gradient_edge()."""
     options: _Options
     route: str
 
 
-class _Edge(NamedTuple):
-    hidden: Tensor
-    weight: Tensor
-
-
 class _Saved(NamedTuple):
+    call: _Call
     d_hidden: Tensor
     d_weight: Tensor
-    edge: Tensor | None
+
+
+class _Backward(NamedTuple):
+    grad: Tensor
+    saved: _Saved
 
 
 LOSS_CHUNK = 1 << 22
@@ -102,7 +102,7 @@ def _chunk(hidden: Tensor, columns: int, low_memory: bool) -> int:
 
 def _compute(call: _Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The sums of both losses, and the gradients of hidden and weight, which are empty where they are not needed."""
-    hidden, weight, target, _, options, route = call
+    hidden, weight, target, options, route = call
     dtype = options.dtype or hidden.dtype
     counted = None
     x, t = hidden, target
@@ -171,14 +171,35 @@ def _fake(call: _Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     )
 
 
-def _save(call: _Call, outputs: tuple[Tensor, ...]) -> tuple:
-    _, _, d_hidden, d_weight = outputs
-    return d_hidden, d_weight, call.edge
-
-
 def _differentiate(saved: _Saved, wanted: _Call, grad: Tensor, *_: None) -> Gradients:
-    hidden, weight = scale_gradients(saved.d_hidden, saved.d_weight, grad, saved.edge)
+    hidden, weight = _backward(grad, saved)
     return {"hidden": hidden if wanted.hidden else None, "weight": weight if wanted.weight else None}
+
+
+def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor]:
+    first, second = torch._foreach_mul([call.saved.d_hidden, call.saved.d_weight], call.grad)  # one launch
+    return first, second
+
+
+def _by_reference(call: _Call) -> Tensor:
+    """The loss in operations that PyTorch differentiates."""
+    dtype = call.options.dtype or call.hidden.dtype
+    options: dict[str, Any] = {
+        "label_smoothing": call.options.label_smoothing,
+        "ignore_index": call.options.ignore_index,
+    }
+    return reference.linear_cross_entropy(call.hidden.to(dtype), call.weight.to(dtype), call.target, **options)[0]
+
+
+def _reference_backward(call: _Backward) -> list[Tensor]:
+    both = pulled_back(_by_reference, call.saved.call, ("hidden", "weight"), call.grad)
+    return [x if computed.numel() else computed for x, computed in zip(both, call.saved[1:])]
+
+
+def _flops(call: _Call) -> int:
+    """Operations of the products of both passes: the gradients are computed with the loss."""
+    products = 1 + call.options.need_hidden + call.options.need_weight
+    return products * 2 * call.hidden.numel() * call.weight.shape[0]
 
 
 def _autocast(call: _Call, dtype: torch.dtype) -> _Call:
@@ -187,13 +208,14 @@ def _autocast(call: _Call, dtype: torch.dtype) -> _Call:
     return call._replace(options=call.options._replace(dtype=dtype))
 
 
-def _empty(call: _Edge) -> Tensor:
-    return call.hidden.new_empty(0)
-
-
-_gradient_edge = Operator("gradient_edge", _Edge, "Tensor", _empty, _empty).call
-"""An empty tensor in whose graph hidden and weight lie, for the price of no memory."""
-
+_backward = Operator(
+    "linear_cross_entropy_backward",
+    _Backward,
+    "(Tensor, Tensor)",
+    _compute_backward,
+    lambda call: (torch.empty_like(call.saved.d_hidden), torch.empty_like(call.saved.d_weight)),
+    reference=_reference_backward,
+).call
 _linear_cross_entropy = Operator(
     "linear_cross_entropy",
     _Call,
@@ -201,7 +223,8 @@ _linear_cross_entropy = Operator(
     _compute,
     _fake,
     decide=lambda call: kernel_route(call.route, call.hidden),
-    save=_save,
+    save=lambda call, outputs: (call, *outputs[2:]),
+    flops=_flops,
     internal=2,
     saved=_Saved,
     backward=_differentiate,

@@ -5,14 +5,13 @@ d loss / d x[v] = softmax(x)[v] - a / V - (1 - a) [v == target]
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fasttfm.cpu import training_passes
 from fasttfm.functional.dropout import wide
-from fasttfm.functional.operator import Operator
 
 LOSS_BLOCK = 1 << 19
 """Logits that a loss works on in float32 at a time on a CPU: 2 MiB, the second-level caches of two cores. Chosen, not
@@ -121,7 +120,8 @@ def plain(
         row_nll = logarithm + (top - _picked(x, t))
         row_loss = row_nll
         if label_smoothing:
-            row_loss = torch.lerp(row_nll, logarithm + (top - x.mean(dim=1)), label_smoothing)
+            spread = logarithm + (top - x.mean(dim=1))
+            row_loss = (1.0 - label_smoothing) * row_nll + label_smoothing * spread  # inf - inf is formed nowhere
         nll += (row_nll if left is None else row_nll.masked_fill(left[:, 0], 0.0)).sum()
         loss += (row_loss if left is None else row_loss.masked_fill(left[:, 0], 0.0)).sum()
         if statistics is not None:
@@ -202,27 +202,3 @@ def sums(
             statistics=None if overwrite else statistics,
         )
     return (loss, nll, statistics) if factor is None else (loss * factor, nll * factor, statistics)
-
-
-class _Scaling(NamedTuple):
-    first: Tensor
-    second: Tensor
-    factor: Tensor
-    source: Tensor | None
-    """Through which what was differentiated can be reached. Where a backward pass is recorded (create_graph=True) it
-    makes a second derivative end in a message: the two gradients would silently count as constants."""
-
-
-def _scale_both(call: _Scaling) -> tuple[Tensor, Tensor]:
-    first, second = torch._foreach_mul([call.first, call.second], call.factor)  # one launch
-    return first, second
-
-
-scale_gradients = Operator(
-    "scale_gradients",
-    _Scaling,
-    "(Tensor, Tensor)",
-    _scale_both,
-    lambda call: (torch.empty_like(call.first), torch.empty_like(call.second)),
-).call
-"""Two gradients that the forward pass computed, times that of the loss."""

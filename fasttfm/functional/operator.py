@@ -18,7 +18,7 @@ torch.func.grad and lets torch.func.jvp give zeros, so the autograd kernel is re
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, ParamSpec
+from typing import Any, Generic, ParamSpec, cast
 
 import torch
 from torch import Tensor
@@ -28,11 +28,11 @@ from torch.autograd import profiler as _profiler
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fasttfm.functional.batching import batching_rule
-from fasttfm.functional.derivative import Gradients, Rule
+from fasttfm.functional.derivative import Gradients, Rule, by_reference
+from fasttfm.functional.flops import count_operators, formulas
 from fasttfm.functional.namespace import NAMESPACE
 from fasttfm.functional.record import (
     MASK,
-    PLAIN_TENSORS,
     REAL,
     WHOLE,
     Layout,
@@ -43,6 +43,7 @@ from fasttfm.functional.record import (
     flat,
     layout_of,
 )
+from fasttfm.functional.subclasses import PLAIN_TENSORS
 
 __all__ = [
     "MASK", "REAL", "WHOLE", "Gradients", "Mask", "Operator", "Overwritten", "Size", "Whole", "casts",
@@ -86,8 +87,10 @@ class Operator(Generic[Fields]):
     save(call, outputs) and backward(saved, wanted, *gradients): the derivative. save returns a NamedTuple of tensors
         and anything else, or where saved names its kind a plain tuple of its fields, which is quicker made; without it
         that is the call, then its outputs. backward gets the NamedTuple, with the tensors of a call that want a
-        gradient as wanted.<name>, and the gradients of the outputs, one at least. Without backward a derivative ends in
-        a clear message: a second one, that is.
+        gradient as wanted.<name>, and the gradients of the outputs, one at least.
+    reference(call): the outputs in operations that PyTorch differentiates, in place of backward: for what a backward
+        pass calls, whose derivative is a second one. With neither a derivative ends in a clear message.
+    flops(call): floating-point operations of the products, for torch.utils.flop_counter.
     differentiable: how many outputs have a gradient, the first ones.
     autocast(call, dtype): the call as autocast to dtype would pass it on; None leaves it as it is.
     again(call, outputs): a tensor to return once more, behind the others, or None. The gradients of its two uses then
@@ -109,13 +112,16 @@ class Operator(Generic[Fields]):
         save: Callable[[Any, Any], Any] = lambda call, outputs: (call, *outputs),
         saved: type[tuple] | None = None,
         backward: Callable[..., Gradients] | None = None,
+        reference: Callable[[Any], Any] | None = None,
+        flops: Callable[[Any], int] = lambda call: 0,
         differentiable: int = 1,
         autocast: Callable[[Any, torch.dtype], Any] | None = None,
         again: Callable[[Any, Any], Tensor | None] | None = None,
         rows: Sequence[str] = (),
         internal: int = 0,
     ) -> None:
-        self.name, self._kind = name, call
+        self.name = name
+        self._kind = kind = cast(Any, call)
         layout = layout_of(call)
         _library.define(f"{name}({layout.schema}) -> {returns}", tags=(torch.Tag.pt2_compliant_tag,))
         self.dispatched = dispatched = getattr(getattr(torch.ops, NAMESPACE), name).default
@@ -132,30 +138,21 @@ class Operator(Generic[Fields]):
         def settled(args: tuple) -> Any:
             return self._settled(layout.build(args))
 
+        if backward is None:
+            backward, differentiable = by_reference(name, layout, reference), returns.count("Tensor")
+            save, saved = (lambda call, outputs: call), kind
+        formulas[dispatched._overloadpacket] = lambda *args, **_: flops(layout.build(args))
         compute = _without_views(compute, internal)
         rule = Rule(name, layout, save, saved, backward, differentiable)
-        direct: Any = rule.refuse
-        differentiate: Any = rule.refuse
+        direct: Any = backward  # which refuses whoever calls, where nothing comes out that could have a gradient
+        differentiate: Any = backward
         if returns != "()":
             direct, differentiate = rule.direct(compute, again), rule.dispatched(run)
         self.call: Callable[Fields, Any] = self._call(layout, compute, direct)
         if self._check is None and decide is None and layout.fields[0].path == layout.fields[0].name:
             self.call = self._backward_call(layout, compute, self.call)
 
-        def autograd(keys: torch._C.DispatchKeySet, *args: Any) -> Any:
-            tensors = [a for a in args if isinstance(a, Tensor)]
-            if _grad_enabled() and any(t.requires_grad for t in tensors):
-                args = args if decide is None else flat(settled(args))
-                if not transformed():
-                    return differentiate(keys, *args)
-                with enable_single_level_autograd_function():  # one level of torch.func: this kernel is called for each
-                    return differentiate(keys, *args)
-            if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
-                raise RuntimeError(
-                    f"{NAMESPACE}::{name} has no forward-mode derivative: use fasttfm.reference for it, or reverse mode"
-                )
-            return run(keys, *args)
-
+        autograd = self._autograd(layout, run, differentiate)
         self._register(layout, autograd, lambda args: compute(settled(args)))
 
         def without_numbers(*args: Any) -> Any:
@@ -173,6 +170,27 @@ class Operator(Generic[Fields]):
         without it. Not while torch.compile traces."""
         if self._check is not None and not _compiling():
             self._check(flat(call))
+
+    def _autograd(self, layout: Layout, run: Callable[..., Any], differentiate: Callable[..., Any]) -> Any:
+        """The function that the dispatcher runs above those of the devices: it records a gradient."""
+
+        def autograd(keys: torch._C.DispatchKeySet, *args: Any) -> Any:
+            tensors = [a for a in args if isinstance(a, Tensor)]
+            if _grad_enabled() and any(t.requires_grad for t in tensors):
+                if self._decide is not None:
+                    args = flat(self._settled(layout.build(args)))
+                if not transformed():
+                    return differentiate(keys, *args)
+                with enable_single_level_autograd_function():  # one level of torch.func: this kernel is called for each
+                    return differentiate(keys, *args)
+            if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+                raise RuntimeError(
+                    f"{NAMESPACE}::{self.name} has no forward-mode derivative: use fasttfm.reference for it, or "
+                    "reverse mode"
+                )
+            return run(keys, *args)
+
+        return autograd
 
     def _register(self, layout: Layout, autograd: Any, compute: Callable[[tuple], Any]) -> None:
         """Tells the dispatcher what runs by device, under autocast and with a gradient."""
@@ -297,7 +315,9 @@ class Operator(Generic[Fields]):
 
 def _all_see_through() -> bool:
     """Return whether all dispatch modes that are on, such as a count of launches, want calls as they are."""
-    return all(getattr(mode, "sees_through_operators", False) for mode in _get_current_dispatch_mode_stack())
+    modes = _get_current_dispatch_mode_stack()
+    count_operators(modes)
+    return all(getattr(mode, "sees_through_operators", False) for mode in modes)
 
 
 def _on_its_device(compute: Callable[[tuple], Any]) -> Callable[..., Any]:

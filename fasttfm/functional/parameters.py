@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,7 @@ class _Read(torch.autograd.Function):
         return *products, *biases, *sums
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         plan: _Plan = ctx.plan
         of_products = gradients[: len(plan.products)]

@@ -13,7 +13,8 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
+
+from fasttfm.functional.subclasses import PLAIN_TENSORS, unread
 
 _new: Any = tuple.__new__  # a NamedTuple's own is three times as slow, and Python
 
@@ -143,12 +144,10 @@ def _check_tensor(what: str, value: Any, kind: _Kind) -> None:
     if value.dtype not in allowed:
         names = sorted(str(dtype).removeprefix("torch.") for dtype in allowed)
         raise ValueError(f"{what} has dtype {value.dtype}: {', '.join(names[:-1])} or {names[-1]} is needed")
-    if value.layout is not torch.strided:
-        raise ValueError(f"{what} has layout {value.layout}: a strided tensor is needed")
+    if reason := unread(value):
+        raise (ValueError if type(value) in PLAIN_TENSORS else TypeError)(f"{what} {reason}")
 
 
-PLAIN_TENSORS = frozenset({Tensor, Parameter})
-"""Classes of tensors that hide nothing."""
 _PLAIN: dict[Any, set[type]] = {
     **{type_: {*PLAIN_TENSORS, *([type(None)] if kind.optional else [])} for type_, kind in _TENSORS.items()},
     bool: {bool},

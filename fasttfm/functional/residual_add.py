@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fasttfm import reference
 from fasttfm.functional.backends import chosen, kernel_route
 from fasttfm.functional.dropout import Dropout, dropout_for, fake_keep_mask, keep_mask
 from fasttfm.functional.operator import Gradients, Operator
@@ -89,6 +90,7 @@ _residual_add_backward = Operator(
     "Tensor",
     _compute_backward,
     lambda call: call.ds.new_empty(call.ds.shape, dtype=call.saved.dtype),
+    reference=lambda call: reference.dropout(call.ds, *call.saved.dropout).to(call.saved.dtype),
 ).call
 _residual_add = Operator(
     "residual_add",

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from fasttfm import reference
 from fasttfm.cpu import step_passes, training_passes
 from fasttfm.cpu.linear import frozen
 from fasttfm.functional.backends import chosen, kernel_route
+from fasttfm.functional.derivative import pulled_back, refuse_parts
 from fasttfm.functional.dropout import NO_DROPOUT, Dropout, dropout_for, fake_keep_mask, keep_mask, wide
 from fasttfm.functional.operator import Gradients, Operator, casts, transformed
 from fasttfm.functional.rows import add_kept, as_rows, branch_gradient, cast, shaped
@@ -213,6 +215,7 @@ class _Saved(NamedTuple):
     dropout: Dropout
     dtype: torch.dtype
     """Of x."""
+    eps: float
     joined: bool
     """Whether there was a residual."""
     rms: bool
@@ -289,7 +292,7 @@ def _save(call: _Call, outputs: tuple[Tensor, ...]) -> _Saved:
     _, s, mean, rstd, keep = outputs
     joined = call.residual is not None
     norm = Normalised(s if joined else call.x, mean, rstd, call.weight, call.bias)
-    return _Saved(norm, call.x_bias, keep, call.dropout, call.x.dtype, joined, call.rms, call.route)
+    return _Saved(norm, call.x_bias, keep, call.dropout, call.x.dtype, call.eps, joined, call.rms, call.route)
 
 
 def _differentiate(
@@ -364,9 +367,30 @@ def _fake_backward(call: _Backward) -> tuple[Tensor, ...]:
     return dx, s.new_empty(s.shape), *(s.new_empty(0) if p is None else torch.empty_like(p) for p in parameters)
 
 
+def _reference_backward(call: _Backward) -> tuple[Tensor, ...]:
+    dy, dy2, ds, saved = call
+    s = saved.norm.x
+    refuse_parts(saved.norm.weight, saved.norm.bias, saved.x_bias)
+
+    def normalised(norm: Normalised) -> Tensor:
+        x, _, _, weight, bias = norm
+        y = reference.rms_norm(x, weight, saved.eps) if saved.rms else reference.layer_norm(x, weight, bias, saved.eps)
+        return y.to(saved.dtype)
+
+    dy = dy if dy2 is None else dy + dy2
+    dresidual, dweight, dbias = pulled_back(normalised, saved.norm, ("x", "weight", "bias"), dy)
+    dresidual = dresidual if ds is None else dresidual + ds
+    branch = reference.dropout(dresidual.to(wide(s.dtype)), *saved.dropout).to(saved.dtype)
+    dx_bias = s.new_empty(0)
+    if saved.x_bias is not None:
+        dx_bias = branch.flatten(0, -2).sum(0, dtype=wide(saved.dtype)).to(saved.x_bias.dtype)
+    return s.new_empty(0) if saved.one_gradient else branch, dresidual, dweight, dbias, dx_bias
+
+
 _residual_norm_backward = Operator(
-    "residual_norm_backward", _Backward, "(Tensor, Tensor, Tensor, Tensor, Tensor)", _compute_backward, _fake_backward
-).call
+    "residual_norm_backward", _Backward, "(Tensor, Tensor, Tensor, Tensor, Tensor)", _compute_backward, _fake_backward,
+    reference=_reference_backward,
+).call  # fmt: skip
 _residual_norm = Operator(
     "residual_norm",
     _Call,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fasttfm.errors import ArgumentError, ArgumentTypeError
 from fasttfm.functional.record import NUMBERS, shown
+from fasttfm.functional.subclasses import PLAIN_TENSORS, instead, unread
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -33,8 +34,9 @@ def names_arguments(function: Callable[Arguments, Result]) -> Callable[Arguments
     def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         try:
             return function(*args, **kwargs)
-        except Exception:
-            if _compiling() or (error := wrong_argument(function, args, kwargs)) is None:
+        except Exception as failed:
+            refused = isinstance(failed, NotImplementedError) or "NotImplemented" in str(failed)
+            if _compiling() or (error := wrong_argument(function, args, kwargs, refused)) is None:
                 raise
         raise error
 
@@ -86,9 +88,12 @@ def is_flag(name: str, value: Any) -> None:
         raise ArgumentTypeError(f"{name} is {shown(value)}: True or False is needed")
 
 
-def wrong_argument(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Exception | None:
+def wrong_argument(
+    function: Callable[..., Any], args: tuple, kwargs: dict[str, Any], refused: bool = False
+) -> Exception | None:
     """The error for the first argument that is not of the type that function's annotations ask for; None where all
-    are, and where the call does not fit the signature, of which Python tells."""
+    are, and where the call does not fit the signature, of which Python tells. refused: a class of tensors did not
+    compute what it was asked to. Modules leave classes that operators do not read to torch.nn."""
     known = _known(function)
     try:
         given = known.signature.bind(*args, **kwargs).arguments
@@ -100,17 +105,12 @@ def wrong_argument(function: Callable[..., Any], args: tuple, kwargs: dict[str, 
         kinds = known.kinds[name]
         if not any(_is_one(value, kind) for kind in kinds):
             words = " or ".join(_words(kind) for kind in sorted(kinds, key=lambda kind: kind is type(None)))
-            return ArgumentTypeError(f"{known.name_of(args)}: {name} is {shown(value)}: {words} is needed")
-        if isinstance(value, Tensor) and (layout := _wrong_layout(value)):
-            return ArgumentError(f"{known.name_of(args)}: {name} {layout}: a strided tensor is needed")
+            advice = instead(value) or f"{words} is needed"
+            return ArgumentTypeError(f"{known.name_of(args)}: {name} is {shown(value)}: {advice}")
+        plain = type(value) in PLAIN_TENSORS
+        if isinstance(value, Tensor) and (plain or not known.is_method) and (reason := unread(value, refused)):
+            return (ArgumentError if plain else ArgumentTypeError)(f"{known.name_of(args)}: {name} {reason}")
     return None
-
-
-def _wrong_layout(tensor: Tensor) -> str:
-    """Say what keeps a tensor from being one of rows and columns, as a predicate; '' where nothing does."""
-    if tensor.layout is torch.strided:
-        return "is a nested tensor" if tensor.is_nested else ""
-    return "" if tensor.layout is torch.jagged else f"has layout {tensor.layout}"
 
 
 class _Known(NamedTuple):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN, GELUActivation, NewGELUActivation
 from transformers.models.bart.modeling_bart import BartDecoderLayer, BartEncoderLayer
-from transformers.models.bert.modeling_bert import BertLayer, BertOutput, BertSelfOutput
+from transformers.models.bert.modeling_bert import BertIntermediate, BertLayer, BertOutput, BertSelfOutput
 from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.marian.modeling_marian import MarianDecoderLayer, MarianEncoderLayer
@@ -21,9 +21,10 @@ from transformers.pytorch_utils import Conv1D
 
 from fasttfm import functional as F
 from fasttfm.blocks.dropout import dropout_of
-from fasttfm.blocks.inspect import DROPOUT, LINEAR, fused_activation, ordinary, untouched
+from fasttfm.blocks.inspect import DROPOUT, LINEAR, fused_activation, untouched
 from fasttfm.blocks.residual import Output, Residual
 from fasttfm.functional.dropout import Dropout
+from fasttfm.functional.subclasses import ordinary
 
 
 def _join(output: Tensor, residual: Tensor, norm: Any, dropout: Dropout | nn.Module) -> Tensor:
@@ -162,7 +163,7 @@ class FusedBertLayer(BertLayer):
         """attention_output (B, S, E) to the same shape."""
         inside: Any = self.intermediate
         output: Any = self.output
-        whole = untouched(inside, frozenset({type(inside)})) and untouched(output, frozenset({FusedBertOutput}))
+        whole = untouched(inside, frozenset({BertIntermediate})) and untouched(output, frozenset({FusedBertOutput}))
         y = _network(attention_output, inside.dense, inside.intermediate_act_fn, output.dense) if whole else None
         return super().feed_forward_chunk(attention_output) if y is None else output.joined(y, attention_output)
 

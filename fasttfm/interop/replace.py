@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fasttfm.nn
-from fasttfm.blocks.inspect import ordinary
+from fasttfm.functional.subclasses import ordinary
 
 PAIRS: tuple[tuple[type[nn.Module], type[nn.Module]], ...] = tuple(
     (getattr(torch.nn, name), getattr(fasttfm.nn, name))

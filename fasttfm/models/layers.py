@@ -19,12 +19,13 @@ from fasttfm.blocks.cache import DecoderCache, LayerCache
 from fasttfm.blocks.dropout import Site
 from fasttfm.blocks.feed_forward import feed_forward
 from fasttfm.blocks.forward_pass import ALONE, Pass
-from fasttfm.blocks.inspect import LAYER, ordinary, plain_width, untouched
+from fasttfm.blocks.inspect import LAYER, plain_width, untouched
 from fasttfm.blocks.merging import Weights
 from fasttfm.blocks.residual import Output, Residual
 from fasttfm.config.model import TransformerConfig
 from fasttfm.functional.activations import ACTIVATIONS
 from fasttfm.functional.backends import chosen, kernel_route
+from fasttfm.functional.subclasses import ordinary
 
 SITES_PER_LAYER = 8
 """Numbers reserved for the dropouts of a layer."""

@@ -11,11 +11,12 @@ from torch.nn.modules.normalization import LayerNorm as TorchNorm
 
 from fasttfm.blocks.dropout import Site, dropout_of
 from fasttfm.blocks.feed_forward import feed_forward
-from fasttfm.blocks.inspect import ordinary, untouched
+from fasttfm.blocks.inspect import untouched
 from fasttfm.blocks.residual import Output, Residual, linear_output
 from fasttfm.errors import ArgumentError, ArgumentTypeError
 from fasttfm.functional import draw_seed
 from fasttfm.functional.signature import checks_arguments, renamed
+from fasttfm.functional.subclasses import ordinary
 from fasttfm.nn.attention import MultiheadAttention
 from fasttfm.nn.errors import check_layer, check_tensor, refuse_scripting
 from fasttfm.nn.feed_forward import activation_function
@@ -85,6 +86,19 @@ def seed_for(device: torch.device, dropouts: tuple[nn.Module, ...], attentions: 
     active = any(d.training and getattr(d, "p", 0.0) > 0.0 for d in dropouts)
     active = active or any(a.training and getattr(a, "dropout", 0.0) > 0.0 and _opens(a) for a in attentions)
     return draw_seed(device) if active else None
+
+
+def overrides(layer: Any, theirs: type, **given: Any) -> bool:
+    """Return whether a block of torch.nn's forward is not that of `theirs`, torch.nn's class: in a derived class, or
+    set on the object. Raises ArgumentError where something is given, not None, that torch.nn's forward does not know.
+    """
+    blocks, kind = ("_sa_block", "_mha_block", "_ff_block"), type(layer)
+    changed = [b for b in blocks if getattr(kind, b, None) is not getattr(theirs, b, None) or b in layer.__dict__]
+    if changed and (names := [name for name, value in given.items() if value is not None]):
+        raise ArgumentError(
+            f"{names[0]} does not go with an overridden {changed[0]}: override forward, or leave it out"
+        )
+    return bool(changed)
 
 
 def _opens(attention: nn.Module) -> bool:

@@ -8,13 +8,13 @@ from torch import Tensor
 from fasttfm import functional as F
 from fasttfm.blocks.attention import Projected, dense, packed, project, projections, sums_bias
 from fasttfm.blocks.cache import AttentionCache
-from fasttfm.blocks.inspect import ordinary
 from fasttfm.blocks.packing import Packing
 from fasttfm.cpu.linear import linear
 from fasttfm.errors import ArgumentError
 from fasttfm.functional.attention.routes import takes_fused
 from fasttfm.functional.dropout import Dropout
 from fasttfm.functional.signature import checks_arguments, is_flag, names_arguments
+from fasttfm.functional.subclasses import ordinary
 from fasttfm.nn import masks
 from fasttfm.nn.errors import check_dropout, check_sizes, check_tensor, refuse_scripting
 

@@ -1,7 +1,5 @@
 """The decoder with torch.nn's interface, and with a cache."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.transformer import TransformerDecoderLayer as TorchDecoderLayer
@@ -13,7 +11,7 @@ from fasttfm.blocks.residual import Output, Residual
 from fasttfm.errors import ArgumentError, ArgumentTypeError
 from fasttfm.functional.signature import checks_arguments, names_arguments
 from fasttfm.nn import masks
-from fasttfm.nn._layers import Layer, argument_names, attend, check_input, seed_for
+from fasttfm.nn._layers import Layer, argument_names, attend, check_input, overrides, seed_for
 from fasttfm.nn.errors import check_sizes
 
 SELF_NAMES, CROSS_NAMES = argument_names("tgt", "tgt"), argument_names("tgt", "memory")
@@ -47,7 +45,7 @@ class TransformerDecoderLayer(Layer, torch.nn.TransformerDecoderLayer):
         one another causally unless there is a tgt_mask (new, all); tgt_key_padding_mask (N, all) counts all too.
         packing, memory_packing: tgt and memory are packed, (T, E), and the only possible mask is tgt_is_causal.
         """
-        if _overrides(type(self)) and cache is None and packing is None:
+        if overrides(self, TorchDecoderLayer, cache=cache, packing=packing):
             return super().forward(
                 tgt, memory, tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask, tgt_is_causal,
                 memory_is_causal,
@@ -83,13 +81,6 @@ class TransformerDecoderLayer(Layer, torch.nn.TransformerDecoderLayer):
             (cross, self.norm2, dropout_of(self.dropout2, seed, Site.CROSS_ATTENTION)),
             (self._network(stream, seed), self.norm3, dropout_of(self.dropout3, seed, Site.FEED_FORWARD)),
         ).value()
-
-
-def _overrides(layer: Any) -> bool:
-    return any(
-        getattr(layer, name) is not getattr(TorchDecoderLayer, name)
-        for name in ("_sa_block", "_mha_block", "_ff_block")
-    )
 
 
 class TransformerDecoder(torch.nn.TransformerDecoder):

@@ -8,16 +8,16 @@ from torch import Tensor, nn
 from torch.nn.modules.transformer import TransformerEncoderLayer as TorchEncoderLayer
 
 from fasttfm.blocks.dropout import Site, dropout_of
-from fasttfm.blocks.inspect import ordinary
+from fasttfm.blocks.inspect import NORM, fused_activation, plain_width, untouched
 from fasttfm.blocks.packing import Packing
 from fasttfm.blocks.residual import Output, Residual
 from fasttfm.functional.signature import checks_arguments, names_arguments
 from fasttfm.nn import masks
-from fasttfm.nn._layers import Layer, argument_names, attend, check_input, seed_for
-from fasttfm.nn.attention import MultiheadAttention
+from fasttfm.nn._layers import ATTENTIONS, Layer, argument_names, attend, check_input, overrides, seed_for
 from fasttfm.nn.errors import check_sizes
 
 NAMES = argument_names("src", "src")
+_ENCODER_LAYER = frozenset({"encoder layer"})
 
 
 class TransformerEncoderLayer(Layer, torch.nn.TransformerEncoderLayer):
@@ -25,8 +25,11 @@ class TransformerEncoderLayer(Layer, torch.nn.TransformerEncoderLayer):
 
     Arguments, initial values and state dict are torch.nn's. Each residual connection, its dropout and its LayerNorm are
     one pass, and so are bias, ReLU and dropout of the feed-forward network; a sub-module that has been exchanged,
-    wrapped or hooked is called instead. A subclass that overrides _sa_block or _ff_block runs torch.nn's forward.
+    wrapped or hooked is called instead. Where _sa_block or _ff_block is overridden, in a subclass or on the object,
+    torch.nn's forward runs.
     """
+
+    stands_for = "encoder layer"
 
     @names_arguments
     def forward(
@@ -42,7 +45,7 @@ class TransformerEncoderLayer(Layer, torch.nn.TransformerEncoderLayer):
 
         packing: src is packed, (T, E), and the only possible mask is is_causal.
         """
-        if src.is_nested or (_overrides(type(self)) and packing is None):
+        if src.is_nested or overrides(self, TorchEncoderLayer, packing=packing):
             return super().forward(src, src_mask, src_key_padding_mask, is_causal)
         check_input(self.self_attn, "src", src)
         seed = seed_for(src.device, (self.dropout, self.dropout1, self.dropout2), (self.self_attn,))
@@ -60,15 +63,12 @@ class TransformerEncoderLayer(Layer, torch.nn.TransformerEncoderLayer):
         ).value()
 
 
-def _overrides(layer: Any) -> bool:
-    return any(getattr(layer, name) is not getattr(TorchEncoderLayer, name) for name in ("_sa_block", "_ff_block"))
-
-
 class TransformerEncoder(torch.nn.TransformerEncoder):
     """torch.nn.TransformerEncoder, with the same arguments; encoder_layer may be any layer with torch.nn's interface.
 
-    enable_nested_tensor: at inference, where torch.nn would use nested tensors, and for every kind of layer, padding is
-    left out of the computation and comes back as zeros. mask_check: only where it lies at the end of the sequences.
+    enable_nested_tensor: at inference, where nothing in the layers and no norm is exchanged, hooked or overridden and
+    the activation is ReLU or GELU, padding is left out of the computation and comes back as zeros. mask_check: only
+    where it lies at the end of the sequences.
     """
 
     @checks_arguments
@@ -131,7 +131,8 @@ class TransformerEncoder(torch.nn.TransformerEncoder):
             or key_padding_mask.is_meta
             or torch.compiler.is_compiling()
             or (torch.is_grad_enabled() and (src.requires_grad or any(p.requires_grad for p in self.parameters())))
-            or not all(_packs(layer) for layer in self.layers)
+            or not (self.norm is None or untouched(self.norm, NORM))
+            or not all(map(_packs, self.layers))
         ):
             return None
         batch_first = masks.batch_first(self.layers)
@@ -142,15 +143,13 @@ class TransformerEncoder(torch.nn.TransformerEncoder):
         return Packing.from_padding_mask(key_padding_mask)
 
 
-def _packs(layer: nn.Module) -> bool:
-    """Return whether layer takes packed input: its class may be derived from ours, but not its forward."""
-    attention = getattr(layer, "self_attn", None)
+def _packs(layer: Any) -> bool:
+    """Return whether layer gives packed input what it gives padded input: all in it computes row by row but attention,
+    and nobody is called who would see other shapes."""
     return (
-        isinstance(layer, TransformerEncoderLayer)
-        and type(layer).forward is TransformerEncoderLayer.forward
-        and not _overrides(type(layer))
-        and isinstance(attention, MultiheadAttention)
-        and ordinary(attention.in_proj_weight, attention.out_proj.weight)
-        and attention.bias_k is None
-        and not attention.add_zero_attn
+        plain_width(layer, _ENCODER_LAYER, ATTENTIONS) > 0
+        and fused_activation(layer.activation) is not None
+        and not overrides(layer, TorchEncoderLayer)
+        and layer.self_attn.bias_k is None
+        and not layer.self_attn.add_zero_attn
     )

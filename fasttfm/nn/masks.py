@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fasttfm.errors import ArgumentError, ArgumentTypeError
 from fasttfm.functional.signature import is_flag
+from fasttfm.functional.subclasses import instead, ordinary, unread
 
 
 def check_mask(
@@ -17,7 +18,9 @@ def check_mask(
     if mask is None:
         return
     if not isinstance(mask, Tensor):
-        raise ArgumentTypeError(f"{name} is a {type(mask).__name__}: a tensor is needed")
+        raise ArgumentTypeError(f"{name} is a {type(mask).__name__}: {instead(mask) or 'a tensor is needed'}")
+    if not ordinary(mask):
+        raise ArgumentTypeError(f"{name} {unread(mask, failed=True)}")
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise ArgumentTypeError(f"{name} has dtype {mask.dtype}: only bool (True hides) and floating types are allowed")
     if tuple(mask.shape) not in shapes:
@@ -83,7 +86,13 @@ def detect_causal(mask: Tensor | None, is_causal: bool | None, length: int) -> b
     if is_causal is not None:
         is_flag("is_causal", is_causal)
         return is_causal
-    if mask is None or mask.is_meta or tuple(mask.shape) != (length, length) or torch.compiler.is_compiling():
+    if (
+        mask is None
+        or mask.is_meta
+        or not ordinary(mask)
+        or tuple(mask.shape) != (length, length)
+        or torch.compiler.is_compiling()
+    ):
         return False
     causal = causal_mask(length, length, mask.device)
     if not mask.is_floating_point():

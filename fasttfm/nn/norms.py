@@ -8,9 +8,9 @@ from torch.nn.modules.normalization import LayerNorm as TorchLayerNorm
 from torch.nn.modules.normalization import RMSNorm as TorchRMSNorm
 
 from fasttfm import functional as F
-from fasttfm.blocks.inspect import ordinary
 from fasttfm.errors import ArgumentError, ArgumentTypeError
 from fasttfm.functional.signature import names_arguments
+from fasttfm.functional.subclasses import ordinary
 from fasttfm.nn.errors import refuse_scripting
 
 

@@ -234,6 +234,23 @@ def test_scaled_dot_product_attention_takes_torchs_masks():
         F.scaled_dot_product_attention(q, k, v, torch.ones(5, 7, dtype=torch.bool), is_causal=True)
 
 
+@pytest.mark.parametrize("mask", [torch.bool, torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_scaled_dot_product_attention_takes_masks_of_the_dtypes_that_torch_takes(dtype, mask):
+    q, given = torch.ones(1, 2, 5, 8, dtype=dtype), torch.ones(5, 5).to(mask)
+    try:
+        scaled_dot_product_attention(q, q, q, given)
+    except RuntimeError:
+        with pytest.raises(ValueError, match=r"attn_mask has dtype .*bool"):
+            F.scaled_dot_product_attention(q, q, q, given)
+    else:
+        F.scaled_dot_product_attention(q, q, q, given)
+        return
+    if mask.is_floating_point:
+        with torch.autocast("cpu", torch.bfloat16):
+            assert F.scaled_dot_product_attention(q, q, q, given).isfinite().all()
+
+
 def test_scaled_dot_product_attention_shares_heads_and_broadcasts():
     q, k = heads(2, 6, 5, 8, requires_grad=True), heads(2, 3, 7, 8, requires_grad=True)
     expected = scaled_dot_product_attention(q, k, k, enable_gqa=True)

@@ -191,8 +191,6 @@ def in_a_graph(call):
 
 
 def of_second_order(call):
-    """Where no operator of ours computes it, torch differentiates it twice; plain calls are refused by name."""
-
     def of(function):
         x = [t.detach().requires_grad_() for t in call.tensors]
         first = torch.autograd.grad(function(*x, **call.options).sin().sum(), x, create_graph=True)

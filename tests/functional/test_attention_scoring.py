@@ -7,7 +7,7 @@ from triton.runtime.interpreter import InterpreterBuilder
 
 from fasttfm import functional as F
 from fasttfm import reference
-from fasttfm.functional.attention import composed, routes, sinks
+from fasttfm.functional.attention import composed, routes, torch_route
 from fasttfm.kernels import masked_softmax
 from fasttfm.kernels.attention import backward as attention_backward
 from fasttfm.kernels.attention import forward as attention_long
@@ -283,22 +283,13 @@ SUNK = {
 def test_sinks_beside_long_rows_are_computed_by_torch_s_kernel(name, key_heads, monkeypatch):
     """Gradients too, that of the sinks among them."""
     calls = []
-    attention = sinks.attention
-    monkeypatch.setattr(sinks, "attention", lambda *a: calls.append(1) or attention(*a))
+    fused = torch_route.fused_forward
+    monkeypatch.setattr(torch_route, "fused_forward", lambda *a: calls.append(1) or fused(*a))
     tensors = [torch.randn(B, h, n, 8, requires_grad=True) for h, n in ((H, 200), (key_heads, 260), (key_heads, 260))]
     options = {"sinks": torch.randn(H), **SUNK[name]()}
     ours, theirs = (results(f, tensors, options) for f in (F.attention, expected))
     torch.testing.assert_close(ours, theirs, atol=3e-5, rtol=3e-5)
     assert calls
-
-
-def test_second_derivatives_of_sinks_beside_long_rows_are_refused():
-    """That of the sinks alone, too, which what their gradient is made of would give, and wrong."""
-    tensors = [torch.randn(B, H, n, 8) for n in (200, 260, 260)]
-    sunk = torch.randn(H, requires_grad=True)
-    (first,) = torch.autograd.grad(F.attention(*tensors, sinks=sunk).sin().sum(), sunk, create_graph=True)
-    with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
-        torch.autograd.grad(first.square().sum(), sunk, materialize_grads=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

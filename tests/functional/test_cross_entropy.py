@@ -5,6 +5,8 @@ import importlib
 import pytest
 import torch
 
+from fasttfm import functional as F
+from fasttfm import reference
 from fasttfm.functional import cross_entropy
 
 ROWS = importlib.import_module("fasttfm.functional.loss")
@@ -37,6 +39,26 @@ def test_equals_torchs_in_float64(inplace, reduction, label_smoothing, ignore_in
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(nll, torch_loss(logits, target, **options))
     torch.testing.assert_close(gradient, torch.autograd.grad(expected * 0.7, logits)[0])
+
+
+@pytest.mark.parametrize("route", ["torch", "pass", "triton"])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.6])
+@pytest.mark.parametrize("which", ["target", "another"])
+def test_a_class_that_is_switched_off_gives_the_loss_and_gradient_of_torch(which, label_smoothing, route):
+    torch.manual_seed(0)
+    logits, target = torch.randn(64, 600 if route == "pass" else 9), torch.arange(64) % 9  # a pass takes many numbers
+    logits[3, target[3] + (which == "another") * (1 if target[3] < 8 else -1)] = -torch.inf
+    ours, theirs, spec = (logits.clone().requires_grad_() for _ in range(3))
+    options = {"label_smoothing": label_smoothing}
+    with F.backend("triton" if route == "triton" else "torch"):
+        loss, _ = F.cross_entropy(ours, target, reduction="sum", **options)
+    expected = torch.nn.functional.cross_entropy(theirs, target, reduction="sum", **options)
+    specified, _ = reference.cross_entropy(spec, target, **options)
+    assert loss.isinf() == (label_smoothing > 0 or which == "target")
+    gradients = [torch.autograd.grad(x, leaf)[0] for x, leaf in ((loss, ours), (expected, theirs), (specified, spec))]
+    for got, gradient in ((loss.detach(), gradients[0]), (specified.detach(), gradients[2])):
+        torch.testing.assert_close(got, expected.detach())
+        torch.testing.assert_close(gradient, gradients[1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

@@ -1,9 +1,10 @@
 """What every registered operator owes PyTorch: opcheck, fake tensors, one compiled graph, a mask of torch's generator
-where no seed is given, a refusal of second derivatives.
+where no seed is given, second derivatives.
 
 The calls are those that the public functions make, seen by a dispatch mode; an operator that none of them calls fails.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,10 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from fasttfm import functional as F
+from fasttfm.functional import backends
 
 ROUTES = ["torch", "triton"]
-REFUSAL = "second derivatives are not implemented|derivative for aten::_scaled_dot_product_.* is not implemented"
-"""Ours, or torch's where the kernel is torch's own."""
 SEED = torch.tensor([11])
 
 
@@ -50,11 +50,18 @@ TOKENS = torch.tensor([[1, 4, 0]])
 NETWORK = [(7, 8), (40, 8), (40,), (8, 40), (8,)]
 VECTOR, ROWS = (16,), (3, 16)
 
+
+def biased(joint: Tensor, query: Tensor, bias: Tensor, query_bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Projections with biases that take their gradients elsewhere."""
+    return joint + bias.detach().view(joint.shape[-3:]), query + query_bias.detach().view(query.shape[-2:])
+
+
 Use = tuple[Callable[..., Tensor], list[tuple[int, ...]]]
 USES: dict[str, Use] = {
     "attention": (lambda q, k, v: F.attention(q, k, v, key_lengths=LENGTHS, causal=True, **DROP), heads(5, 6)),
     "attention, mask": (lambda q, k, v, m: F.attention(q, k, v, mask=m), [*heads(5, 6), (5, 6)]),
     "attention, long rows": (lambda q, k, v: F.attention(q, k, v, causal=True), heads(18, 20)),  # torch's on a CPU
+    "attention, sinks beside long rows": (lambda q, k, v, s: F.attention(q, k, v, sinks=s), [*heads(18, 20), (2,)]),
     "attention, scored": (lambda q, k, v, s: F.attention(q, k, v, sinks=s, **SCORED), [*heads(5, 6), (2,)]),
     "sdpa": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), heads(5, 5)),
     "attention_weights": (lambda q, k, m: F.attention_weights(q, k, mask=m, **DROP), [*heads(5, 6)[:2], (5, 6)]),
@@ -67,12 +74,12 @@ USES: dict[str, Use] = {
     ),
     "joint, packed": (lambda x: F.joint_varlen_attention(x, None, STARTS, STARTS, 5, 5, **DROP), [(9, 3, 2, 8)]),
     "joint, packed, biases": (
-        lambda x, q, b, c: F.joint_varlen_attention(x, q, STARTS, STARTS, 5, 5, biases=(b, c), **DROP),
+        lambda x, q, b, c: F.joint_varlen_attention(*biased(x, q, b, c), STARTS, STARTS, 5, 5, biases=(b, c), **DROP),
         [(9, 2, 2, 8), (9, 2, 8), (32,), (16,)],
     ),
     "joint": (lambda x: F.joint_attention(x, key_lengths=LENGTHS[:1], causal=True, **DROP), [(1, 6, 3, 2, 8)]),
     "joint, biases": (
-        lambda x, q, b, c: F.joint_attention(x, q, biases=(b, c), key_lengths=LENGTHS, **DROP),
+        lambda x, q, b, c: F.joint_attention(*biased(x, q, b, c), biases=(b, c), key_lengths=LENGTHS, **DROP),
         [(2, 6, 2, 2, 8), (2, 5, 2, 8), (32,), (16,)],
     ),
     "joint, mask": (lambda x: F.joint_attention(x, mask=torch.tensor([True] * 4 + [False] * 2)), [(1, 6, 3, 2, 8)]),
@@ -117,8 +124,10 @@ def use(name: str) -> tuple[Callable[..., Tensor], list[Tensor]]:
     return function, [torch.randn(shape, requires_grad=True) for shape in shapes]
 
 
-def without_gradient() -> None:
-    """Calls of what has no derivative."""
+def rarely_called() -> None:
+    """Calls of what has no derivative, and of what a recorded gradient alone calls."""
+    function, leaf_tensors = use("cross_entropy, in place")
+    torch.autograd.grad(function(*leaf_tensors), leaf_tensors, create_graph=True)
     query, key = torch.randn(2, 4, 3, 8), torch.randn(2, 2, 3, 8)
     table = torch.tensor([[3, 1], [0, 2]])
     options = {"cache_lengths": torch.tensor([2, 5]), "block_table": table, "window": (4, None), "causal": True}
@@ -136,7 +145,7 @@ def calls(request):
         with Calls() as calls:
             for function, leaf_tensors in map(use, USES):
                 torch.autograd.grad(function(*leaf_tensors).sum(), leaf_tensors)
-            without_gradient()
+            rarely_called()
         yield {name: list(actual.values()) for name, actual in calls.seen.items()}
 
 
@@ -185,18 +194,6 @@ def test_torchs_generator_decides_the_mask_when_no_seed_is_given(name):
     assert not torch.equal(first, second)
 
 
-def test_opcheck_s_own_gradient_is_refused_where_an_operator_has_none(calls):
-    """What only a backward pass calls, and the edge that carries a gradient there: opcheck of them with inputs that
-    require a gradient ends in our refusal, and in nothing else."""
-    for name in ("gradient_edge", "scale_gradients"):
-        operator, args = calls[name][0]
-        args = tree_map_only(Tensor, lambda t: t.clone().requires_grad_(), args)
-        found = torch.library.opcheck(operator, args, raise_exception=False)
-        refused = {check: str(result) for check, result in found.items() if result != "SUCCESS"}
-        assert list(refused) == ["test_aot_dispatch_dynamic"], name
-        assert "second derivatives are not implemented" in refused["test_aot_dispatch_dynamic"]
-
-
 def test_fake_tensors_give_the_shapes_dtypes_and_strides_of_the_real_ones(calls):
     for name, actual in calls.items():
         for operator, args in actual:
@@ -208,52 +205,85 @@ def test_fake_tensors_give_the_shapes_dtypes_and_strides_of_the_real_ones(calls)
                 assert (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride()), name
 
 
+TWICE = [name for name in USES if name != "cross_entropy, in place"]
+
+
+def second(name: str, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+    """Derivatives of a function of the gradients of all leaves."""
+    function, leaf_tensors = use(name)
+    leaf_tensors = [leaf.detach().to(dtype).requires_grad_() for leaf in leaf_tensors]
+    gradients = torch.autograd.grad(function(*leaf_tensors).square().sum(), leaf_tensors, create_graph=True)
+    return torch.autograd.grad(sum(d.square().mean() for d in gradients), leaf_tensors)
+
+
+@pytest.mark.sample(8)
+@pytest.mark.filterwarnings("ignore:a second derivative is computed")
+@pytest.mark.parametrize("name", TWICE)
+def test_a_second_derivative_is_that_of_finite_differences(name):
+    function, leaf_tensors = use(name)
+    leaf_tensors = [leaf.detach().double().requires_grad_() for leaf in leaf_tensors]
+    assert torch.autograd.gradgradcheck(function, leaf_tensors, fast_mode=True)
+
+
+@pytest.mark.sample(8)
+@pytest.mark.filterwarnings("ignore:a second derivative is computed")
 @pytest.mark.parametrize("route", ROUTES)
-def test_a_first_derivative_can_be_recorded_and_every_second_one_is_refused(route):
+@pytest.mark.parametrize("name", TWICE)
+def test_a_second_derivative_in_float32_is_that_in_float64(name, route):
     with F.backend(route):
-        for name in USES:
-            function, leaf_tensors = use(name)
-            wanted = torch.autograd.grad(function(*leaf_tensors).square().sum(), leaf_tensors)
-            first = torch.autograd.grad(function(*leaf_tensors).square().sum(), leaf_tensors, create_graph=True)
-            torch.testing.assert_close(first, wanted)
-            # rotary is linear, its second derivative its own; PyTorch composes changed scores of its own operators
-            own = name.startswith("rotary") or (name.endswith("scored") and route == "torch")
-            for leaf in leaf_tensors if not own else ():
-                with pytest.raises(RuntimeError, match=REFUSAL):
-                    torch.autograd.grad(sum(d.square().sum() for d in first), leaf, retain_graph=True)
+        for got, expected in zip(second(name), second(name, torch.float64), strict=True):
+            torch.testing.assert_close(got.double(), expected, rtol=0, atol=2e-5 * float(expected.abs().max() + 1))
 
 
-def test_a_gradient_that_the_forward_pass_computed_is_no_constant_of_a_second_derivative():
-    """Also where another path to the leaf exists, which alone would give a number."""
-    x, weight = torch.randn(5, 8, requires_grad=True), torch.randn(9, 8, requires_grad=True)
-    for loss, leaf in (
-        (F.linear_cross_entropy(x * 1.0, weight, TARGET)[0], x),
-        (F.linear_cross_entropy(x * 1.0, weight.detach(), TARGET)[0], x),
-        (F.linear_cross_entropy(x.detach(), weight * 1.0, TARGET)[0], weight),
-        (F.cross_entropy(x * 1.0, TARGET, inplace=True)[0], x),
-    ):
-        (gradient,) = torch.autograd.grad(loss, leaf, create_graph=True)
-        with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
-            torch.autograd.grad(gradient.square().sum() + leaf.square().sum(), leaf)
-
-
+@pytest.mark.sample(6)
+@pytest.mark.filterwarnings("ignore:a second derivative is computed")
 @pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("name", [name for name in USES if not name.startswith("rotary") and "scored" not in name])
-def test_torch_func_s_gradient_of_a_gradient_is_refused(name, route):
-    """Changed scores are composed of PyTorch's own operators under torch.func, which have it."""
+@pytest.mark.parametrize("name", TWICE)
+def test_torch_func_gives_the_gradient_of_a_gradient(name, route):
     function, leaf_tensors = use(name)
     first, *others = (x.detach() for x in leaf_tensors)
 
-    def gradient(x):
-        return torch.func.grad(lambda y: function(y, *others).square().sum())(x)
+    def penalty(gradient):
+        return lambda x: gradient(lambda y: function(y, *others).square().sum())(x).sin().sum()
 
-    with F.backend(route), pytest.raises(RuntimeError, match=REFUSAL):
-        torch.func.grad(lambda x: gradient(x).square().sum())(first)
+    def gradient(of):
+        def differentiate(x):
+            y = x if x.requires_grad else x.detach().requires_grad_()
+            return torch.autograd.grad(of(y), y, create_graph=True)[0]
+
+        return differentiate
+
+    with F.backend(route):
+        got = torch.func.grad(penalty(torch.func.grad))(first)
+        torch.testing.assert_close(got, gradient(penalty(gradient))(first).detach(), rtol=1e-4, atol=2e-5)
 
 
-def test_a_penalty_on_the_gradient_may_be_computed_where_nobody_differentiates_it():
+def test_a_second_derivative_is_told_once_and_a_first_one_is_silent():
+    backends.warn_once.cache_clear()
     x = torch.randn(3, 16, requires_grad=True)
-    (gradient,) = torch.autograd.grad(F.layer_norm(x, None, None).square().sum(), x, create_graph=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (gradient,) = torch.autograd.grad(F.rms_norm(x, None).square().sum(), x, create_graph=True)
     assert gradient.requires_grad
-    with pytest.raises(RuntimeError, match=r"residual_norm_backward cannot be differentiated: second derivatives"):
-        gradient.square().sum().backward()
+    with pytest.warns(RuntimeWarning, match="a second derivative is computed in plain PyTorch, which is slower"):
+        torch.autograd.grad(gradient.square().sum(), x, retain_graph=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.autograd.grad(gradient.square().sum(), x)
+
+
+def test_given_up_logits_have_no_second_derivative():
+    """Also where another path to the leaf exists, which alone would give a number."""
+    x = torch.randn(5, 8, requires_grad=True)
+    (gradient,) = torch.autograd.grad(F.cross_entropy(x * 1.0, TARGET, inplace=True)[0], x, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"cross_entropy\(inplace=True\) was differentiated twice.*inplace=False"):
+        torch.autograd.grad(gradient.square().sum() + x.square().sum(), x)
+
+
+@pytest.mark.filterwarnings("ignore:a second derivative is computed")
+def test_parameters_that_are_read_together_have_no_second_derivative():
+    x, weight = torch.randn(3, 16, requires_grad=True), torch.ones(1, 16, requires_grad=True)
+    with F.backend("triton"):
+        (gradient,) = torch.autograd.grad(F.layer_norm(x, weight, None).square().sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match=r'read together.*backend\("torch"\)'):
+            torch.autograd.grad(gradient.square().sum(), x)

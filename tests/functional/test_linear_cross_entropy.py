@@ -136,12 +136,12 @@ def test_the_logits_of_all_rows_never_exist_together(monkeypatch):
     assert seen.largest <= 4 * 400 * 16
 
 
-def test_what_waits_for_backward_are_the_two_gradients():
+def test_what_waits_for_backward_are_the_two_gradients_and_what_was_given():
     hidden, weight, target = draw(rows=300, classes=200)
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
         linear_cross_entropy(hidden, weight, target, **OPTIONS)
-    assert sorted(size for size in saved if size) == sorted([hidden.numel(), weight.numel()])
+    assert sorted(saved) == sorted([*2 * [hidden.numel(), weight.numel()], target.numel()])
 
 
 def test_under_autocast_products_are_bfloat16_and_gradients_keep_their_dtype():

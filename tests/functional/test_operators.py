@@ -1,5 +1,7 @@
 """The registration of operators: the direct way of an eager call and the dispatcher's agree, and nothing slips past."""
 
+import re
+import zlib
 from typing import NamedTuple
 
 import pytest
@@ -8,6 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from fasttfm.functional.flops import formulas
 from fasttfm.functional.operator import Operator, lowered
 
 states = []
@@ -231,6 +234,17 @@ def test_a_compiled_graph_holds_the_operator():
     compiled = torch.compile(lambda *args: scaled(*args) + 1, backend=keep, fullgraph=True)
     torch.testing.assert_close(compiled(*arguments, 2), scaled(*arguments, 2) + 1)
     assert any(node.target is torch.ops.fasttfm.test_scaled.default for node in graphs[0].graph.nodes)
+
+
+def test_torch_compile_keeps_graphs_under_the_schemas_of_the_operators_that_they_call():
+    from torch._inductor.codecache import FxGraphHashDetails
+
+    ours = [packet for packet in formulas if not re.search("test_|overhead", str(packet))]
+    schemas = "".join(str(packet.default._schema) for packet in ours)
+    assert "fasttfm::attention(Tensor query" in schemas
+    tag = torch.compiler.config.cache_key_tag
+    assert tag.endswith(f"fasttfm {zlib.crc32(schemas.encode())}")
+    assert FxGraphHashDetails(torch.fx.symbolic_trace(torch.nn.Identity()), [], {}, []).cache_key_tag == tag
 
 
 def test_the_schema_is_made_of_the_record_and_of_the_records_in_it():

@@ -131,12 +131,34 @@ def test_meta_device_and_materialising() -> None:
     torch.testing.assert_close(module.eval()(x), layer().eval()(x))
 
 
-def test_a_second_derivative_is_refused_clearly() -> None:
-    module = layer()
-    x = torch.randn(N, S, E, requires_grad=True)
-    (first,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="second derivative"):
-        torch.autograd.grad(first.square().sum(), x)
+@pytest.mark.filterwarnings("ignore:a second derivative is computed")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm", "encoder", "encoder, pre-norm", "decoder", "attention"])
+def test_a_penalty_on_gradients_trains_as_torch_s(name: str, dtype: torch.dtype) -> None:
+    def made(nn: Any) -> torch.nn.Module:
+        if name in ("LayerNorm", "RMSNorm"):
+            return getattr(nn, name)(E)
+        if name == "attention":
+            return nn.MultiheadAttention(E, H, batch_first=True)
+        options = {"batch_first": True, "norm_first": "pre-norm" in name, "activation": "gelu"}
+        kind = nn.TransformerDecoderLayer if name == "decoder" else nn.TransformerEncoderLayer
+        return kind(E, H, 24, 0.0, **options)
+
+    torch.manual_seed(0)
+    theirs, ours = (made(nn).to(dtype) for nn in (torch.nn, fasttfm.nn))
+    ours.load_state_dict(theirs.state_dict())
+    results = []
+    inputs = [torch.randn(N, S, E, dtype=dtype) for _ in range({"decoder": 2, "attention": 3}.get(name, 1))]
+    for module in (theirs, ours):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            output = module(*leaves)
+            output = output[0] if isinstance(output, tuple) else output
+            penalty = sum(g.square().sum() for g in torch.autograd.grad(output.sin().sum(), leaves, create_graph=True))
+            (output.square().mean() + penalty).backward()
+        results.append([x.grad for x in (*leaves, *module.parameters())])
+    tolerance = {torch.float32: 2e-4, torch.float64: 1e-10}[dtype]
+    torch.testing.assert_close(results[1], results[0], rtol=tolerance, atol=tolerance)
 
 
 def test_vmap_is_torch_s_and_forward_mode_is_refused() -> None:

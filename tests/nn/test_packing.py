@@ -96,6 +96,82 @@ def test_the_dropout_of_attention_is_that_of_the_padded_batch() -> None:
     torch.testing.assert_close(packed[~mask], padded[~mask])
 
 
+class Convolution(nn.Module):
+    """In place of a linear layer, over the sequence of (N, S, E)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Conv1d(E, 12, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.transpose(1, 2)).transpose(1, 2)
+
+
+class Centred(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(1, keepdim=True)
+
+
+class Changed(fasttfm.nn.TransformerEncoderLayer):
+    def _ff_block(self, x: Tensor) -> Tensor:
+        return Centred()(super()._ff_block(x))
+
+
+def with_weights(attention: Any) -> None:
+    """As attention's pictures are made."""
+    attend = attention.forward
+    attention.forward = lambda *args, **options: attend(*args, **{**options, "need_weights": True})
+
+
+SHAPES: list[tuple[int, ...]] = []
+CHANGES: dict[str, Any] = {
+    "activation": lambda e: setattr(e.layers[1], "activation", lambda x: x - x.mean(1, keepdim=True)),
+    "activation module": lambda e: setattr(e.layers[1], "activation", Centred()),
+    "activation hooked": lambda e: (
+        setattr(e.layers[0], "activation", nn.ReLU()),
+        e.layers[0].activation.register_forward_hook(lambda m, args, y: y - y.mean(1, keepdim=True)),
+    ),
+    "linear1": lambda e: setattr(e.layers[0], "linear1", Convolution()),
+    "dropout": lambda e: setattr(e.layers[0], "dropout1", Centred()),
+    "norm": lambda e: setattr(e.layers[0], "norm1", nn.LayerNorm([S, E])),
+    "last norm": lambda e: setattr(e, "norm", Centred()),
+    "class": lambda e: setattr(e.layers[1], "__class__", Changed),
+    "block": lambda e: setattr(e.layers[1], "_ff_block", Changed._ff_block.__get__(e.layers[1], Changed)),
+    "weights, forward": lambda e: with_weights(e.layers[0].self_attn),
+    "weights, pre-hook": lambda e: e.layers[0].self_attn.register_forward_pre_hook(
+        lambda m, args, options: (args, {**options, "need_weights": True}), with_kwargs=True
+    ),
+    "layer hooked": lambda e: e.layers[1].register_forward_hook(lambda m, args, y: SHAPES.append(tuple(y.shape))),
+    "hooked": lambda e: e.layers[1].linear2.register_forward_hook(lambda m, args, y: SHAPES.append(tuple(y.shape))),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_nothing_is_left_out_where_a_part_of_the_encoder_is_not_what_it_was(change: str) -> None:
+    model = encoder(batch_first=True)
+    CHANGES[change](model)
+    model.double().eval()
+    mask, x = padding(S, 2, 1, 4), rand(N, S, E)
+    SHAPES.clear()
+    with torch.no_grad():
+        got = model(x, src_key_padding_mask=mask)
+        model.enable_nested_tensor = False
+        torch.testing.assert_close(got, model(x, src_key_padding_mask=mask))
+        assert got[mask].any()
+    assert all(shape == (N, S, E) for shape in SHAPES)
+    assert bool(SHAPES) == ("hooked" in change.split()[-1] and change != "activation hooked")
+
+
+def test_an_overridden_block_does_not_go_with_packing_or_a_cache() -> None:
+    layer, decoder = Changed(E, H, batch_first=True), fasttfm.nn.TransformerDecoderLayer(E, H, batch_first=True)
+    decoder._ff_block = lambda x: x  # type: ignore[method-assign]
+    x = torch.randn(1, 3, E)
+    with pytest.raises(ValueError, match="packing does not go with an overridden _ff_block"):
+        layer(x[0], packing=Packing.from_padding_mask(padding(3)))
+    with pytest.raises(ValueError, match="cache does not go with an overridden _ff_block"):
+        decoder(x, x, cache=fasttfm.nn.DecoderCache().layer(0))
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [

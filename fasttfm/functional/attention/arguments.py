@@ -76,6 +76,19 @@ class Options(NamedTuple):
             and self.sinks is None
         )
 
+    def of_reference(self) -> dict[str, Any]:
+        """For reference.attention()."""
+        diagonal = self.causal_offset - self.past
+        return {
+            **{
+                name: getattr(self, name) for name in ("mask", "softcap", "sinks", "dropout_p", "scale", "seed", "site")
+            },
+            **({} if self.key_lengths is None else {"key_lengths": self.key_lengths}),
+            "alibi_slopes": self.slopes,
+            "causal_offset": diagonal if self.offsets is None else self.offsets + diagonal,
+            "window": (None if self.window == -1 else self.window - self.past, self.past if self.causal else None),
+        }
+
     def arguments(self) -> dict[str, Any]:
         """For kernels, at half the price of _asdict()."""
         arguments = {

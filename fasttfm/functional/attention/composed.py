@@ -1,40 +1,40 @@
 """Attention with windows, soft caps, ALiBi or sinks in plain PyTorch, which differentiates it."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-from fasttfm.functional.attention import routes, sinks, torch_route
+from fasttfm.functional.attention import routes, torch_route
 from fasttfm.functional.attention.arguments import LARGEST, Options
 from fasttfm.functional.attention.layout import heads_last, planes
 from fasttfm.functional.backends import values_are_checked
 from fasttfm.functional.dropout import wide
 from fasttfm.functional.operator import casts
 
+Fused = Callable[[Tensor, Tensor, Tensor, Options], Tensor]
 
-def attention(query: Tensor, key: Tensor, value: Tensor, options: Options) -> Tensor:
-    """The output (B, H, L, Dv) of attention() with options that are not plain.
+
+def attention(query: Tensor, key: Tensor, value: Tensor, options: Options, fused: Fused) -> Tensor:
+    """The output (B, H, L, Dv) of attention() with options that are not plain; fused: by torch's own CPU kernel.
 
     On a CPU a window's keys alone are multiplied, some queries at a time.
     """
     if not _is_banded(query, key, options):
-        return _whole(query, key, value, options)
+        return _whole(query, key, value, options, fused)
     outputs = []
     for (first, last), (start, end) in _bands(query.shape[2], key.shape[2], options):
         part = _part(options, (first, last), (start, end))
-        outputs.append(_whole(query[:, :, first:last], key[:, :, start:end], value[:, :, start:end], part))
+        outputs.append(_whole(query[:, :, first:last], key[:, :, start:end], value[:, :, start:end], part, fused))
     return heads_last(torch.cat(outputs, dim=2))
 
 
-def _whole(query: Tensor, key: Tensor, value: Tensor, options: Options) -> Tensor:
+def _whole(query: Tensor, key: Tensor, value: Tensor, options: Options, fused: Fused) -> Tensor:
     if options.softcap == 0.0 and routes.takes_fused(
         query, key, value, options.mask, scale=options.scale, seed=options.seed
     ):
-        if options.sinks is not None:
-            return sinks.attention(query, key, value, options)
-        return torch_route.fused_forward(query, key, value, options)[0]  # torch differentiates its own kernel
+        return fused(query, key, value, options)
     weights, share = _weights(*_products(query, key, options), options)
     if share is not None and weights.dtype != value.dtype:  # gradients of a row cancel before they are rounded
         weights, share = weights * share, None

@@ -5,10 +5,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fasttfm.functional.attention import composed, routes, torch_route
+from fasttfm import reference
+from fasttfm.functional.attention import composed, routes
 from fasttfm.functional.attention.arguments import Options, Window
 from fasttfm.functional.attention.layout import empty_heads_last
-from fasttfm.functional.attention.scoring import Causal, scores_differ, with_scoring
+from fasttfm.functional.attention.scoring import Causal, scores_differ, with_scoring, without_bias
+from fasttfm.functional.derivative import pulled_back
 from fasttfm.functional.operator import Gradients, Operator, Size, casts, lowered
 from fasttfm.functional.signature import names_arguments
 
@@ -56,6 +58,8 @@ def attention(
     Returns (B, H, L, Dv) whose memory is (B, L, H, Dv), so that .transpose(1, 2).flatten(2) copies nothing.
     Raises ValueError for shapes, dtypes or numbers that do not agree, TypeError for a window that is not two numbers.
     """
+    if mask is not None and type(mask) is not Tensor:
+        mask, causal, causal_offset = without_bias(mask, causal, causal_offset, query.shape[2], key.shape[2])
     check(query, key, key_lengths, mask)
     check_value(query, key, value)
     options = Options.of(query, key_lengths, mask, causal, causal_offset, dropout_p, scale, seed, site)
@@ -66,10 +70,15 @@ def attention(
     if route != "blocks":
         if not options.plain and not routes.kernels_score(route, query):
             _operator.check(_Call(query, key, value, options, route))
-            return composed.attention(query, key, value, options)
+            return composed.attention(query, key, value, options, fused)
         if routes.takes_fused(query, key, value, mask, scale=options.scale, seed=options.seed):
-            return torch_route.fused_forward(query, key, value, options)[0]  # torch differentiates its own kernel
+            route = "fused"
     return _attention(query, key, value, options, route)[0]
+
+
+def fused(query: Tensor, key: Tensor, value: Tensor, options: Options) -> Tensor:
+    """attention() by torch's own CPU kernel, where routes.takes_fused() says so."""
+    return _attention(query, key, value, options, "fused")[0]
 
 
 def check(query: Tensor, key: Tensor, key_lengths: Tensor | None, mask: Tensor | None) -> None:
@@ -197,9 +206,27 @@ def _fake_backward(call: _Backward) -> tuple[Tensor, Tensor, Tensor, Tensor, Ten
     return d_query, d_key, d_value, d_mask, query.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape)
 
 
+def _by_reference(call: _Call) -> Tensor:
+    return reference.attention(*call[:3], **call.options.of_reference())[0]
+
+
+def pairs(query: Tensor, key: Tensor) -> int:
+    """Queries (B, H, L, D) times the keys (B, Hk, S, D) of each."""
+    return query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
+
+
+def _flops(call: _Call, backward: bool = False) -> int:
+    query, key, value, _, route = call
+    return routes.flops(pairs(query, key), query.shape[3], value.shape[3], route if backward else None)
+
+
 _attention_backward = Operator(
-    "attention_backward", _Backward, "(Tensor, Tensor, Tensor, Tensor, Tensor)", _compute_backward, _fake_backward
-).call
+    "attention_backward", _Backward, "(Tensor, Tensor, Tensor, Tensor, Tensor)", _compute_backward, _fake_backward,
+    reference=lambda call: pulled_back(
+        _by_reference, call.saved.call, ("query", "key", "value", "mask", "sinks"), call.grad
+    ),
+    flops=lambda call: _flops(call.saved.call, backward=True),
+).call  # fmt: skip
 _operator = Operator(
     "attention",
     _Call,
@@ -210,6 +237,7 @@ _operator = Operator(
     save=routes.save,
     saved=_Saved,
     backward=_differentiate,
+    flops=_flops,
     internal=2,
     rows=("query", "key", "value", "key_lengths"),
     autocast=lowered("query", "key", "value"),  # an additive mask keeps its precision

@@ -14,11 +14,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fasttfm import reference
 from fasttfm.functional.attention import packed, routes
 from fasttfm.functional.attention.arguments import Options, Sequences
 from fasttfm.functional.attention.bias_sums import BiasSums, bias_gradients
-from fasttfm.functional.attention.dense import check
+from fasttfm.functional.attention.dense import check, pairs
 from fasttfm.functional.attention.layout import by_head, by_part, in_planes, joined
+from fasttfm.functional.attention.scoring import without_bias
+from fasttfm.functional.derivative import pulled_back, refuse_parts
 from fasttfm.functional.operator import REAL, Gradients, Operator, lowered
 from fasttfm.functional.signature import names_arguments
 
@@ -49,11 +52,15 @@ def joint_attention(
     sums no kernel has the registers for.
     """
     _check(joint, query, biases, 5, "(B, L, 3, H, D), or (B, S, 2, H, D) with query (B, L, H, D)")
+    offset: int | Tensor = 0
+    if mask is not None and type(mask) is not Tensor:
+        queries = (joint if query is None else query).shape[1]
+        mask, causal, offset = without_bias(mask, causal, 0, queries, joint.shape[1])  # type: ignore[assignment]
     check(*_heads(joint, query)[:2], key_lengths, mask)
     if mask is not None and (mask.requires_grad or biases is not None):
         raise ValueError("joint_attention's mask takes no gradient and no biases: attention() takes both")
     return joined_heads(
-        joint, query, biases, Options.of(joint, key_lengths, mask, causal, 0, dropout_p, scale, seed, site)
+        joint, query, biases, Options.of(joint, key_lengths, mask, causal, offset, dropout_p, scale, seed, site)
     )
 
 
@@ -233,9 +240,35 @@ def _fake_backward(call: _Backward | _PackedBackward) -> tuple[Tensor, ...]:
     )
 
 
+_TENSORS = ("joint", "query", "joint_bias", "query_bias")
+
+
+def _by_reference(call: _Call) -> Tensor:
+    """The output in operations that PyTorch differentiates."""
+    return joined(reference.attention(*_heads(*_biased(call)), **call.options.of_reference())[0])
+
+
+def _biased(call: _Call | _PackedCall) -> tuple[Tensor, Tensor | None]:
+    """joint and query, to which their biases were added, as functions of these too."""
+    joint, query, joint_bias, query_bias = call[:4]
+    refuse_parts(joint_bias, query_bias)
+    if joint_bias is not None:
+        joint = joint + (joint_bias - joint_bias.detach()).view(joint.shape[-3:])
+    if query is not None and query_bias is not None:
+        query = query + (query_bias - query_bias.detach()).view(query.shape[-2:])
+    return joint, query
+
+
+def _flops(call: _Call, backward: bool = False) -> int:
+    q, k, v = _heads(call.joint, call.query)
+    return routes.flops(pairs(q, k), q.shape[3], v.shape[3], call.route if backward else None)
+
+
 _attention_backward = Operator(
-    "joint_attention_backward", _Backward, "(Tensor, Tensor, Tensor, Tensor)", _compute_backward, _fake_backward
-).call
+    "joint_attention_backward", _Backward, "(Tensor, Tensor, Tensor, Tensor)", _compute_backward, _fake_backward,
+    reference=lambda call: pulled_back(_by_reference, call.saved.call, _TENSORS, call.grad),
+    flops=lambda call: _flops(call.saved.call, backward=True),
+).call  # fmt: skip
 _attention = Operator(
     "joint_attention",
     _Call,
@@ -246,6 +279,7 @@ _attention = Operator(
     save=routes.save,
     saved=_Saved,
     backward=lambda saved, _, grad, *_others: _by_name(saved.call, _attention_backward(grad, saved)),
+    flops=_flops,
     internal=2,
     rows=("joint", "query", "key_lengths"),
     autocast=lowered("joint", "query"),
@@ -327,12 +361,20 @@ def _packed_compute_backward(call: _PackedBackward) -> tuple[Tensor, Tensor, Ten
     return d_joint, joint.new_empty(0) if d_query is None else d_query, *d_biases
 
 
+def _packed_by_reference(call: _PackedCall) -> Tensor:
+    """The output in operations that PyTorch differentiates."""
+    joint, query = _biased(call)
+    return packed.by_reference(_of_heads(call._replace(joint=joint, query=query))).flatten(1)
+
+
 _packed_attention_backward = Operator(
     "joint_attention_packed_backward",
     _PackedBackward,
     "(Tensor, Tensor, Tensor, Tensor)",
     _packed_compute_backward,
     _fake_backward,
+    reference=lambda call: pulled_back(_packed_by_reference, call.saved.call, _TENSORS, call.grad),
+    flops=lambda call: packed.flops(_of_heads(call.saved.call), backward=True),
 ).call
 _packed_attention = Operator(
     "joint_attention_packed",
@@ -344,6 +386,7 @@ _packed_attention = Operator(
     save=routes.save,
     saved=_PackedSaved,
     internal=2,
+    flops=lambda call: packed.flops(_of_heads(call)),
     backward=lambda saved, _, grad, *_others: _by_name(saved.call, _packed_attention_backward(grad, saved)),
     autocast=lowered("joint", "query"),
 ).call

@@ -7,11 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fasttfm import reference
 from fasttfm.functional.attention import composed, routes
 from fasttfm.functional.attention.arguments import Options, Sequences, Window
-from fasttfm.functional.attention.dense import shares
+from fasttfm.functional.attention.dense import fused, shares
 from fasttfm.functional.attention.scoring import Causal, scores_differ, with_scoring
 from fasttfm.functional.backends import chosen, values_are_checked
+from fasttfm.functional.derivative import pulled_back
 from fasttfm.functional.operator import Gradients, Operator, Size, casts, lowered
 from fasttfm.functional.signature import names_arguments
 
@@ -272,7 +274,7 @@ def _composed(call: Call) -> Tensor:
         sinks = call.options.sinks
         nothing = sum(x[:0].sum() for x in (*call[:3], *([] if sinks is None else [sinks])))  # whose gradient is zero
         return call.query.new_zeros(*call.query.shape[:2], call.value.shape[-1]) + nothing
-    return packed_again(composed.attention(*_pad(call)), call.sequences.query_starts, call.query)
+    return packed_again(composed.attention(*_pad(call), fused), call.sequences.query_starts, call.query)
 
 
 # ------------------------------------------------------------------------------------------------------------ operators
@@ -329,12 +331,33 @@ def _differentiate(saved: Saved, wanted: Options, grad: Tensor, *_: None) -> Gra
     return gradients if wanted.sinks else gradients | {"sinks": None}
 
 
+def by_reference(call: Call) -> Tensor:
+    """The output (Tq, H, Dv) in operations that PyTorch differentiates."""
+    query_starts, key_starts, *_ = call.sequences
+    given = {name: x for name, x in call.options.of_reference().items() if name not in ("mask", "key_lengths")}
+    if call.options.slopes is not None:
+        given["alibi_slopes"] = call.options.slopes.expand(call.sequences.batch, -1)
+    return reference.varlen_attention(*call[:3], query_starts, key_starts, **given)
+
+
+def flops(call: Call, backward: bool = False) -> int:
+    """Operations of the products within the sequences; without numbers, as if all were as long as announced."""
+    query_starts, key_starts, *longest = call.sequences
+    lengths = [[most] * call.sequences.batch for most in longest]
+    if type(query_starts) is Tensor and not query_starts.is_meta:
+        lengths = [starts.diff().tolist() for starts in (query_starts, key_starts)]
+    pairs = call.query.shape[1] * sum(map(operator.mul, *lengths))
+    return routes.flops(pairs, call.query.shape[2], call.value.shape[2], call.route if backward else None)
+
+
 _attention_backward = Operator(
     "attention_packed_backward",
     _Backward,
     "(Tensor, Tensor, Tensor, Tensor)",
     _compute_backward,
     _fake_backward,
+    reference=lambda call: pulled_back(by_reference, call.saved.call, ("query", "key", "value", "sinks"), call.grad),
+    flops=lambda call: flops(call.saved.call, backward=True),
 ).call
 _operator = Operator(
     "attention_packed",
@@ -347,6 +370,7 @@ _operator = Operator(
     saved=Saved,
     internal=2,
     backward=_differentiate,
+    flops=flops,
     autocast=lowered("query", "key", "value"),  # an additive mask keeps its precision
 )
 _attention = _operator.call

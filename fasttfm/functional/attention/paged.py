@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fasttfm.functional.attention import composed, torch_route
 from fasttfm.functional.attention.arguments import Options, Window
-from fasttfm.functional.attention.dense import shares
+from fasttfm.functional.attention.dense import fused, shares
 from fasttfm.functional.attention.layout import empty_heads_last
 from fasttfm.functional.attention.scoring import with_scoring
 from fasttfm.functional.backends import chosen, kernel_route, values_are_checked
@@ -304,6 +304,18 @@ def _compute(call: Call) -> tuple[Tensor, Tensor]:
     return output, lse
 
 
+def _flops(call: Call) -> int:
+    """Operations of the products with the keys that each sequence has."""
+    lengths, (batch, heads, queries, width) = call.cache_lengths, call.query.shape
+    keys = lengths if call.cache_starts is None else lengths - call.cache_starts
+    if type(lengths) is not Tensor or lengths.is_meta:
+        page = call.key_cache.shape[2]
+        pairs = batch * page * (1 if call.block_table is None else call.block_table.shape[1])
+    else:
+        pairs = int(keys.sum())
+    return 2 * heads * queries * pairs * (width + call.value_cache.shape[3])
+
+
 def _each(call: Call) -> tuple[Tensor, Tensor]:
     """Sequence by sequence: nothing past a sequence's end is read, where fresh memory need not hold numbers. The host
     waits for the lengths."""
@@ -319,7 +331,7 @@ def _each(call: Call) -> tuple[Tensor, Tensor]:
         if options.plain:
             output[b : b + 1] = torch_route.forward(query, key, value, options)[0]
         else:
-            output[b : b + 1] = composed.attention(query, key, value, options)
+            output[b : b + 1] = composed.attention(query, key, value, options, fused)
         if call.with_lse:
             lse[b : b + 1] = composed.log_sum_exp(query, key, options)
     return output, lse
@@ -343,4 +355,5 @@ _attention = Operator(
     _compute,
     lambda call: (empty_heads_last(call.query, call.value_cache.shape[3]), call.lse),
     decide=lambda call: _decide(call.route, call.query, call.value_cache),
+    flops=_flops,
 ).call

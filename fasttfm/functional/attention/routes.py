@@ -6,8 +6,7 @@
     blocks          our own loop on a CPU, for float32 and everything that changes scores: cpu/attention_pass.py
     fused           PyTorch's own kernel on a CPU, for float32 and for batch-invariant searches: torch_route.py
 
-A call is decided once, before it computes, and its backward pass takes the same way. Searches take no gradient, and of
-fused float32 torch makes it itself.
+A call is decided once, before it computes, and its backward pass takes the same way.
 """
 
 import math
@@ -24,6 +23,7 @@ from fasttfm.functional.attention.arguments import Options, Sequences
 from fasttfm.functional.attention.layout import empty_heads_last
 from fasttfm.functional.backends import BACKENDS, chosen, kernels_take
 from fasttfm.functional.operator import Size, casts, transformed
+from fasttfm.functional.subclasses import PLAIN_TENSORS
 
 FUSED_QUERIES = FUSED_KEYS = 16
 """From so many on torch's fused CPU kernel is the faster in float32, and keeps no weights. Few queries over many keys
@@ -92,6 +92,7 @@ def takes_fused(
     return (
         query.is_cpu
         and seed is None
+        and PLAIN_TENSORS.issuperset(map(type, (query, key, value)))
         and query.dtype == key.dtype == value.dtype == torch.float32
         and chosen() != "triton"
         and not casts(query)
@@ -132,6 +133,14 @@ def save(call: Any, outputs: tuple[Tensor, Tensor, Tensor]) -> tuple:
     output, saved, kept = outputs
     read = not saves_weights(call.route) or call.options.sinks is not None
     return call, output if read else output.new_empty(0), saved, kept
+
+
+def flops(pairs: int, width: int, value_width: int, backward: str | None = None) -> int:
+    """Operations of the products of attention on so many pairs of a query and a key, those of all heads counted, hidden
+    ones too; or of its backward pass by a route, which may compute the scores once more."""
+    if backward is None:
+        return 2 * pairs * (width + value_width)
+    return 2 * pairs * ((2 if saves_weights(backward) else 3) * width + 2 * value_width)
 
 
 def writes_where_told(route: str) -> bool:
@@ -214,6 +223,8 @@ def backward(
         return torch_route.backward(*tensors, saved, dropped, options, mask_gradient, out)
     if route == "softmax":
         return softmax_route.backward(*tensors, saved, options, mask_gradient, out)
+    if route == "fused":
+        return torch_route.fused_backward(*tensors, output, saved, options)
     if route == "blocks":
         return *attention_pass.backward(*tensors, output, saved, options, out, sequences), None
     from fasttfm.kernels.attention import backward as attention_long

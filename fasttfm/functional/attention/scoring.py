@@ -15,6 +15,22 @@ Causal = bool | str
 """False; True or "top_left": query i is at key i + causal_offset; "bottom_right": the last query at the last key."""
 
 
+def without_bias(
+    mask: Tensor | None, causal: Causal, causal_offset: int | Tensor, queries: Any, keys: Any
+) -> tuple[Tensor | None, Causal, int | Tensor]:
+    """Return mask, causal and causal_offset, a torch.nn.attention.bias.CausalBias over (L, S) told by the last two:
+    its memory holds nothing. Raises ValueError for one of other lengths, or beside causal."""
+    if mask is None or type(mask).__name__ != "CausalBias":
+        return mask, causal, causal_offset
+    bias: Any = mask
+    if causal or (bias.seq_len_q, bias.seq_len_kv) != (queries, keys):
+        raise ValueError(
+            f"mask is a CausalBias of {(bias.seq_len_q, bias.seq_len_kv)} beside causal={causal!r}: it must be of "
+            f"(L, S) = {(queries, keys)}, and causal left out"
+        )
+    return None, True, keys - queries if bias.variant.name == "LOWER_RIGHT" else 0
+
+
 def scores_differ(
     causal: Causal,
     causal_offset: int | Tensor,

@@ -4,7 +4,9 @@ import torch
 from torch import Tensor
 
 from fasttfm.functional.attention.dense import attention, shares
+from fasttfm.functional.operator import casts
 from fasttfm.functional.signature import is_flag, names_arguments, own_names
+from fasttfm.functional.subclasses import ordinary
 
 
 @own_names(mask="attn_mask", causal="is_causal")
@@ -22,16 +24,24 @@ def scaled_dot_product_attention(
     """attention() with the arguments, meaning and errors of torch.nn.functional.scaled_dot_product_attention.
 
     query (..., Hq, L, E), key (..., H, S, E), value (..., H, S, Ev), whose leading dimensions broadcast; attn_mask
-    broadcastable to (..., Hq, L, S), bool (True attends) or floats that are added; is_causal is aligned top-left.
+    broadcastable to (..., Hq, L, S), bool (True attends), float32 or of query's dtype, which is added, or a CausalBias;
+    is_causal is aligned top-left. Nested tensors, and classes that operators do not read, are torch's to compute.
     enable_gqa: Hq is a multiple of H, and each key head serves Hq / H query heads. dropout_p applies always, as torch's
     does. Returns (..., Hq, L, Ev). Raises RuntimeError when is_causal and attn_mask are both given, ValueError for
     shapes or dtypes that do not agree.
     """
     is_flag("enable_gqa", enable_gqa)
+    if not ordinary(query, key, value) or not (ordinary(attn_mask) or type(attn_mask).__name__ == "CausalBias"):
+        return torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
     if is_causal and attn_mask is not None:
         raise RuntimeError(
             "attn_mask and is_causal are both given: fold the triangle into attn_mask, or give one of them"
         )
+    given = query.dtype if attn_mask is None else attn_mask.dtype
+    if given not in (torch.bool, torch.float32, query.dtype) and given.is_floating_point and not casts(query):
+        raise ValueError(f"attn_mask has dtype {given} and query {query.dtype}: bool, float32 or query's is needed")
     if min(query.dim(), key.dim(), value.dim()) < 2:
         raise ValueError(
             f"query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)} need at least the "

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fasttfm import reference
 from fasttfm.cpu import training_passes
-from fasttfm.functional.attention.arguments import Options
+from fasttfm.functional.attention.arguments import LARGEST, Options
 from fasttfm.functional.attention.layout import heads_last, planes
 from fasttfm.functional.dropout import as_factor, dropout_scale, wide
 
@@ -242,27 +242,43 @@ def operand_gradients(
 # --------------------------------------------------------------------------------------------- torch's fused CPU kernel
 
 
-def fused_mask(query: Tensor, key: Tensor, options: Options) -> dict[str, Any]:
-    """The mask as that kernel takes it; it gives zeros to a query that sees no key, as it must."""
-    key_lengths, mask, causal, causal_offset, *_ = options
-    if causal and causal_offset == 0 and key_lengths is None and mask is None and options.plain:
-        return {"is_causal": True, "attn_mask": None}
+def _fused_arguments(query: Tensor, key: Tensor, options: Options) -> dict[str, Any]:
+    """Mask and scale as that kernel takes them; it gives zeros to a query that sees no key, as it must."""
+    bare = options.mask is options.key_lengths is None and options._replace(sinks=None).plain
+    if bare and options.causal and options.causal_offset == 0:
+        return {"is_causal": True, "attn_mask": None, "scale": options.scale}
     addend = bias(query.shape[2], key.shape[2], query, options)
     if addend is not None:
-        if addend.dim() < 4:
-            addend = addend[(None,) * (4 - addend.dim())]
-        addend = addend.expand(-1, -1, query.shape[2], key.shape[2])
-    return {"is_causal": False, "attn_mask": addend}
+        addend = addend[(None,) * (4 - addend.dim())].expand(-1, -1, query.shape[2], key.shape[2])
+    return {"is_causal": False, "attn_mask": addend, "scale": options.scale}
 
 
 def fused_forward(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Tensor]:
-    """The output and the log-sum-exp (B, H, L) of the scores."""
-    query, key, value = with_unit_strides(query, key, value)
+    """The output and the log-sum-exp (B, H, L) of the scores in base 2.
+
+    A sink, which that kernel does not know, of score z beside keys of log-sum-exp e takes the share 1 - sigmoid(e - z)
+    of a row's weight, and has no value: the output is the kernel's times sigmoid(e - z). With log(exp(e) + exp(z)) in
+    place of e, and that output, the kernel's backward pass gives the gradients of query, key and value.
+    """
     attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    output, lse = attend(query, key, value, 0.0, scale=options.scale, **fused_mask(query, key, options))
-    return heads_last(output), lse
+    output, lse = attend(*_unit_strides(query, key, value), 0.0, **_fused_arguments(query, key, options))
+    if options.sinks is not None:
+        sunk = options.sinks.float().clamp(max=LARGEST)[:, None]  # inf must not be subtracted from itself
+        output = output * torch.sigmoid(lse.clamp(min=-LARGEST) - sunk)[..., None]
+        lse = torch.logaddexp(lse, sunk)
+    return heads_last(output), (lse * math.log2(math.e)).contiguous()
 
 
-def with_unit_strides(*tensors: Tensor) -> tuple[Tensor, ...]:
+def fused_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, options: Options
+) -> tuple[Tensor, Tensor, Tensor, None]:
+    """Gradients of query, key and value, heads last, and None of the mask."""
+    differentiate = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    tensors = *_unit_strides(grad, query, key, value), output, lse / math.log2(math.e), 0.0
+    d_query, d_key, d_value = differentiate(*tensors, **_fused_arguments(query, key, options))
+    return heads_last(d_query), heads_last(d_key), heads_last(d_value), None
+
+
+def _unit_strides(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Tensors whose last dimension is one after the other in memory, as that kernel takes them."""
     return tuple(x if x.stride(-1) == 1 else x.contiguous() for x in tensors)

@@ -5,13 +5,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fasttfm import reference
 from fasttfm.cpu.linear import batch_invariant
 from fasttfm.functional.attention import composed, routes, softmax_route, torch_route
 from fasttfm.functional.attention.arguments import Options, Window
 from fasttfm.functional.attention.dense import check
 from fasttfm.functional.attention.layout import grouped
-from fasttfm.functional.attention.scoring import Causal, scores_differ, with_scoring
+from fasttfm.functional.attention.scoring import Causal, scores_differ, with_scoring, without_bias
 from fasttfm.functional.backends import chosen
+from fasttfm.functional.dropout import wide
 from fasttfm.functional.operator import Gradients, Operator, casts
 from fasttfm.functional.signature import names_arguments
 
@@ -39,6 +41,8 @@ def attention_weights(
     Arguments, errors and gradients as attention()'s: attention_weights(q, k, ...) @ v is attention(q, k, v, ...)
     where no heads of keys are shared. Those of sinks are left out: a row then adds up to less than 1.
     """
+    if mask is not None and type(mask) is not Tensor:
+        mask, causal, causal_offset = without_bias(mask, causal, causal_offset, query.shape[2], key.shape[2])
     check(query, key, key_lengths, mask)
     options = Options.of(query, key_lengths, mask, causal, causal_offset, dropout_p, scale, seed, site)
     if scores_differ(causal, causal_offset, window, softcap, alibi_slopes, sinks):
@@ -124,8 +128,16 @@ def _save(call: _Call, outputs: tuple[Tensor, Tensor]) -> tuple:
     return *outputs, call.options, call.route
 
 
-def _differentiate(saved: _Saved, wanted: Options, grad: Tensor, _: None) -> Gradients:
-    d_scores, d_mask = _softmax_backward(grad, saved, wanted.mask is True)
+def _differentiate(saved: _Saved, wanted: Options, grad: Tensor | None, grad_p: Tensor | None) -> Gradients:
+    """grad_p: of the weights before dropout, which only a second derivative brings."""
+    _, p, options, route = saved
+    parts = [] if grad is None else [_softmax_backward(grad, saved, wanted.mask is True)]
+    if grad_p is not None and p.numel():
+        undropped = _Saved(p, p.new_empty(0), options._replace(dropout_p=0.0, seed=None), route)
+        parts.append(_softmax_backward(grad_p, undropped, wanted.mask is True))
+    if not parts:
+        return {}
+    d_scores, d_mask = parts[0] if len(parts) == 1 else map(torch.add, *parts)
     return {"scores": d_scores, "mask": d_mask if wanted.mask else None}
 
 
@@ -146,9 +158,26 @@ def _fake_backward(call: _Backward) -> tuple[Tensor, Tensor]:
     return torch.empty_like(weights), d_mask
 
 
+def _reference_backward(call: _Backward) -> tuple[Tensor, Tensor]:
+    grad, (weights, p, options, _), mask_gradient = call
+    precise, mask = wide(grad.dtype), options.mask
+    grad = grad.to(precise)
+    if options.seed is not None:
+        shape = (weights.shape[0] * weights.shape[1], *weights.shape[2:])
+        keep = reference.keep_mask(shape, options.dropout_p, options.seed, options.site).view(weights.shape)
+        grad, weights = grad * keep * reference.dropout_scale(options.dropout_p), p
+    weights = weights.to(precise)
+    d_scaled = weights * (grad - (weights * grad).sum(-1, keepdim=True))
+    d_mask = weights.new_empty(0)
+    if mask is not None and mask_gradient:
+        d_mask = d_scaled.sum_to_size(mask.shape).to(mask.dtype)
+    return (d_scaled * options.scale).to(call.grad.dtype), d_mask
+
+
 _softmax_backward = Operator(
-    "attention_softmax_backward", _Backward, "(Tensor, Tensor)", _compute_backward, _fake_backward
-).call
+    "attention_softmax_backward", _Backward, "(Tensor, Tensor)", _compute_backward, _fake_backward,
+    reference=_reference_backward,
+).call  # fmt: skip
 _operator = Operator(
     "attention_softmax",
     _Call,
@@ -159,6 +188,7 @@ _operator = Operator(
     save=_save,
     saved=_Saved,
     backward=_differentiate,
+    differentiable=2,
     internal=1,
     rows=("scores", "key_lengths"),
 )
