@@ -56,6 +56,11 @@ USES: dict[str, Use] = {
     "attention, mask": (lambda q, k, v, m: F.attention(q, k, v, mask=m), [*heads(5, 6), (5, 6)]),
     "attention, long rows": (lambda q, k, v: F.attention(q, k, v, causal=True), heads(18, 20)),  # torch's on a CPU
     "attention, scored": (lambda q, k, v, s: F.attention(q, k, v, sinks=s, **SCORED), [*heads(5, 6), (2,)]),
+    **{
+        f"attention, {name}, dropout": (lambda *t, given=given: F.attention(*t, **given, **DROP), heads(5, 6))
+        for name, given in {**{name: {name: value} for name, value in SCORED.items()}, "all": SCORED}.items()
+    },
+    "attention, sinks, dropout": (lambda q, k, v, s: F.attention(q, k, v, sinks=s, **DROP), [*heads(5, 6), (2,)]),
     "sdpa": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), heads(5, 5)),
     "attention_weights": (lambda q, k, m: F.attention_weights(q, k, mask=m, **DROP), [*heads(5, 6)[:2], (5, 6)]),
     "attention_weights, lengths": (
@@ -123,6 +128,8 @@ def without_gradient() -> None:
     table = torch.tensor([[3, 1], [0, 2]])
     options = {"cache_lengths": torch.tensor([2, 5]), "block_table": table, "window": (4, None), "causal": True}
     F.attention_with_cache(query, torch.randn(4, 2, 4, 8), torch.randn(4, 2, 4, 8), key, key, **options)
+    with F.backend("torch"):  # kernels draw their masks themselves
+        F.attention(query, query, query, **SCORED | {"alibi_slopes": torch.rand(4)}, **DROP)
 
 
 def registered() -> set[str]:
