@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fasttfm import __version__
 from fasttfm.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,7 +19,10 @@ _BFLOAT16 = {"avx512_bf16", "amx_bf16"}
 
 
 def version(package: str) -> str | None:
-    """The version of a package, which is not imported; None where it is not installed."""
+    """The version of a package, which is not imported; None where it is not installed. Ours is that of the source that
+    runs: an installation may have recorded another before it was updated."""
+    if package == "fasttfm":
+        return __version__
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
