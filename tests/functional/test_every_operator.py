@@ -57,10 +57,10 @@ USES: dict[str, Use] = {
     "attention, long rows": (lambda q, k, v: F.attention(q, k, v, causal=True), heads(18, 20)),  # torch's on a CPU
     "attention, scored": (lambda q, k, v, s: F.attention(q, k, v, sinks=s, **SCORED), [*heads(5, 6), (2,)]),
     **{
-        f"attention, {name}, dropout": (lambda *t, given=given: F.attention(*t, **given, **DROP), heads(5, 6))
+        f"attention, dropout, {name} scored": (lambda *t, given=given: F.attention(*t, **given, **DROP), heads(5, 6))
         for name, given in {**{name: {name: value} for name, value in SCORED.items()}, "all": SCORED}.items()
     },
-    "attention, sinks, dropout": (lambda q, k, v, s: F.attention(q, k, v, sinks=s, **DROP), [*heads(5, 6), (2,)]),
+    "attention, dropout, sinks scored": (lambda *t: F.attention(*t[:3], sinks=t[3], **DROP), [*heads(5, 6), (2,)]),
     "sdpa": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), heads(5, 5)),
     "attention_weights": (lambda q, k, m: F.attention_weights(q, k, mask=m, **DROP), [*heads(5, 6)[:2], (5, 6)]),
     "attention_weights, lengths": (
