@@ -2,13 +2,13 @@
 
 import os
 import platform
+import sys
 import warnings
 from collections.abc import Collection
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fasttfm import __version__
 from fasttfm.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ _BFLOAT16 = {"avx512_bf16", "amx_bf16"}
 def version(package: str) -> str | None:
     """The version of a package, which is not imported; None where it is not installed. Ours is that of the source that
     runs: an installation may have recorded another before it was updated."""
-    if package == "fasttfm":
-        return __version__
+    if package == __package__:
+        return str(sys.modules[__package__].__version__)
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -15,8 +15,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from fasttfm import __version__
 from fasttfm.decoding.translator import Translation, Translator
+from fasttfm.machine import version
 from fasttfm.serving.connections import LOOPBACK, Gate
 from fasttfm.serving.engine import Engine, QueueFull, Stopping
 from fasttfm.serving.limits import Limits
@@ -27,6 +27,7 @@ from fasttfm.serving.pool import Pool
 from fasttfm.serving.queue import Answer
 from fasttfm.serving.requests import Refused, Request, read_request
 
+_VERSION = str(version("fasttfm"))
 _GONE = 499  # what nginx logs for a client that has closed its connection
 
 
@@ -73,7 +74,7 @@ class App:
 
     async def health(self, _: HttpRequest) -> Response:
         """The models that are served, and how large a request may be."""
-        health = {"status": "ok", "models": list(self.translators), "version": __version__}
+        health = {"status": "ok", "models": list(self.translators), "version": _VERSION}
         limits = {"sentences": self.limits.sentences, "body_bytes": self.limits.body_bytes}
         return JSONResponse({**health, **limits})
 
@@ -83,11 +84,11 @@ class App:
 
     async def describe(self, _: HttpRequest) -> Response:
         """OpenAPI."""
-        return JSONResponse(openapi([*self.translators], __version__, token=self.token is not None))
+        return JSONResponse(openapi([*self.translators], _VERSION, token=self.token is not None))
 
     async def docs(self, _: HttpRequest) -> Response:
         """The same for people."""
-        return html_response(page([*self.translators], __version__))
+        return html_response(page([*self.translators], _VERSION))
 
     async def translate(self, http: HttpRequest) -> Response:
         """Translations, or one line that says why there are none."""
