@@ -10,7 +10,7 @@ sees are left out. The gradients of a head of keys and values are summed by one 
 import numpy as np
 
 from fasttfm.cpu.attention_scores import differentiate_rows, end_key, first_key, score_rows, weigh_rows
-from fasttfm.cpu.loop_parts import FAST, inlined, loop
+from fasttfm.cpu.loop_parts import inlined, loop
 from fasttfm.cpu.panels import PANEL, UNROLLED
 from fasttfm.cpu.thread_team import over_threads
 from fasttfm.cpu.tiles import add_product, copy_rows, fetch_rows, panels_across, panels_along, product, round_up
@@ -39,7 +39,7 @@ def _together(parts, shape):
 # ---------------------------------------------------------------------------------------------------------- forward
 
 
-@loop(fastmath=FAST)
+@loop()
 def attention(team, shape, tensors, strides, spans, looks, numbers, dropout, out, out_strides, lse, lse_strides):
     """out (B, H, L, Dv) and lse (B * H * L,), the base-2 logarithm of the sums, of queries, keys and values.
 
@@ -56,7 +56,7 @@ def attention(team, shape, tensors, strides, spans, looks, numbers, dropout, out
     )  # fmt: skip
 
 
-@inlined(fastmath=FAST)
+@inlined()
 def _attention_part(
     begin, end, shape, tensors, strides, spans, looks, numbers, dropout, out, out_strides, lse, lse_strides
 ):
@@ -123,7 +123,7 @@ def _attention_part(
 # --------------------------------------------------------------------------------------------------------- backward
 
 
-@loop(fastmath=FAST)
+@loop()
 def attention_gradient(
     team, shape, tensors, strides, spans, looks, numbers, dropout, lse, lse_strides, gradients, gradient_strides
 ):
@@ -136,7 +136,7 @@ def attention_gradient(
     )  # fmt: skip
 
 
-@inlined(fastmath=FAST)
+@inlined()
 def _gradient_part(
     begin, end, shape, tensors, strides, spans, looks, numbers, dropout, lse, lse_strides, gradients, gradient_strides
 ):
@@ -187,29 +187,11 @@ def _gradient_part(
         _write(d_value, gradients[2], place, gradient_strides[2][2], spans[3][b], value_size, np.float32(1.0))
 
 
-@inlined(fastmath=FAST)
+@inlined()
 def _gradient_block(
-    b,
-    h,
-    first,
-    count,
-    start,
-    stop,
-    length,
-    height,
-    shape,
-    tensors,
-    strides,
-    spans,
-    looks,
-    numbers,
-    dropout,
-    lse,
-    lse_strides,
-    panels,
-    memory,
-    gradients,
-):
+    b, h, first, count, start, stop, length, height, shape, tensors, strides, spans, looks, numbers, dropout, lse,
+    lse_strides, panels, memory, gradients,
+):  # fmt: skip
     """Gradients of `count` queries from `first` on, but for the scale, and what they add to those of keys and values;
     they see the keys from start to stop, one at least, and the scores' rows are `height` numbers apart. It has one way
     out: with two, numba counts who holds each array, by operations that threads wait for."""

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from fasttfm.cpu.loop_parts import FAST, draw_lanes, exp, inlined, log
+from fasttfm.cpu.loop_parts import dot, draw_lanes, exp, inlined, log
 from fasttfm.cpu.training_loops import HIDDEN, weigh
 
 _LOG2_E = np.float32(math.log2(math.e))
@@ -44,7 +44,7 @@ def _tanh(x):
     return p * z * x + x if size < np.float32(0.625) else far
 
 
-@inlined(fastmath=FAST, error_model="numpy")
+@inlined(error_model="numpy")
 def _score(s, at, count, cap, slope, distance, mask, mask_at, mask_step):
     """s[at : at + count], products, become scores, what a mask hides HIDDEN; distance: of the first key from the
     diagonal."""
@@ -76,7 +76,7 @@ def _drop(s, at, count, lanes, first, least, factor):
         s[at + t] *= factor if np.int32(lanes[first + t]) >= least else np.float32(0.0)
 
 
-@inlined(fastmath=FAST, error_model="numpy")
+@inlined(error_model="numpy")
 def _cap_slope(s, at, count, cap, slope):
     """slope[at : at + count] becomes the derivatives of a cap's scores by products s[at : at + count]."""
     inverse = np.float32(1.0) / cap
@@ -85,7 +85,7 @@ def _cap_slope(s, at, count, cap, slope):
         slope[at + t] = np.float32(1.0) - y * y
 
 
-@inlined(fastmath=FAST)
+@inlined()
 def score_rows(s, slope, mask, mask_at, mask_strides, rows, looks, numbers):
     """Products s become scores; slope, unless it is empty, the derivatives of a cap's.
 
@@ -111,7 +111,7 @@ def score_rows(s, slope, mask, mask_at, mask_strides, rows, looks, numbers):
         _score(s, begin, count, cap, alibi, low + left - i - offset + past, mask, place, mask_strides[3])
 
 
-@inlined(fastmath=FAST, error_model="numpy")
+@inlined(error_model="numpy")
 def weigh_rows(s, inverse, lse, lse_at, lse_step, words, lanes, rows, plane, sink, dropout):
     """Scores s become exp(score - largest) after dropout, inverse what to multiply a row's by to have weights."""
     first, queries, low, start, _, columns, height = rows
@@ -130,15 +130,7 @@ def weigh_rows(s, inverse, lse, lse_at, lse_step, words, lanes, rows, plane, sin
         inverse[m] = np.float32(1.0) / inverse[m]
 
 
-@inlined(fastmath=FAST)
-def _dot(x, at, y, place, size):
-    total = np.float32(0.0)
-    for d in range(size):
-        total += x[at + d] * y[place + d]
-    return total
-
-
-@inlined(fastmath=FAST)
+@inlined()
 def _differentiate(s, ds, at, count, lse, delta):
     """s[at : at + count], scores, become weights, and ds, gradients of these, those of the scores."""
     mark = lse * np.float32(0.0)  # 0, or NaN
@@ -150,7 +142,7 @@ def _differentiate(s, ds, at, count, lse, delta):
         ds[t] = np.float32(0.0) if score <= HIDDEN else gradient
 
 
-@inlined(fastmath=FAST)
+@inlined()
 def differentiate_rows(
     s, ds, slope, g, output, output_at, output_step, size, lse, lse_at, lse_step, words, lanes, rows, plane, dropout
 ):
@@ -161,7 +153,7 @@ def differentiate_rows(
     count, least = np.uintp(columns), np.int32(threshold)
     for m in range(queries):
         at = np.uintp(m * height + start)
-        delta = _dot(g, np.uintp(m * size), output, np.uintp(output_at + m * output_step), np.uintp(size))
+        delta = dot(g, np.uintp(m * size), output, np.uintp(output_at + m * output_step), np.uintp(size))
         total = lse[lse_at + m * lse_step] * _LOG_2
         if threshold:
             draw_lanes(words, seed, np.uint64(first + m), np.uint64(plane), site)

@@ -15,7 +15,10 @@ from numba.extending import intrinsic, overload
 from numba.np.arrayobj import make_array
 
 FAST = {"reassoc", "contract", "nsz", "arcp"}
-"""Sums may be taken in vectors; infinities and NaN keep their meaning."""
+"""For functions that add up numbers and write none: sums may be taken in vectors; infinities and NaN keep their
+meaning. LLVM makes two copies of a loop that writes, vectors and single numbers, of which the second runs where what is
+written lies just behind what is read. Free to reorder, the two would round differently, and where memory happens to lie
+would decide the last bits."""
 
 loop = functools.partial(njit, nogil=True, cache=True)
 """What Python calls."""
@@ -74,6 +77,45 @@ def _round_to_kind(x, like):
 
 
 @intrinsic
+def multiply_add(context, a, b, c):
+    """a * b + c of float32, rounded once where the processor has an instruction for that, in vectors and alone."""
+
+    def generate(context, builder, signature, arguments):
+        function = get_or_insert_function(builder.module, ir.FunctionType(_FLOAT, [_FLOAT] * 3), "llvm.fmuladd.f32")
+        return builder.call(function, arguments)
+
+    return types.float32(*[types.float32] * 3), generate
+
+
+@inlined(fastmath=FAST)
+def total_of(x, first, count):
+    """The sum of x[first : first + count]."""
+    total = np.float32(0.0)
+    for n in range(count):
+        total += read(x[first + n])
+    return total
+
+
+@inlined(fastmath=FAST)
+def squares_of(x, count, mean):
+    """The sum of the squares of x[:count] - mean."""
+    total = np.float32(0.0)
+    for n in range(count):
+        centred = x[n] - mean
+        total += centred * centred
+    return total
+
+
+@inlined(fastmath=FAST)
+def dot(x, at, y, place, size):
+    """The product of x[at : at + size] and y[place : place + size]."""
+    total = np.float32(0.0)
+    for d in range(size):
+        total += read(x[at + d]) * read(y[place + d])
+    return total
+
+
+@intrinsic
 def _pointer(context, address, like):
     """The address, an int, as that of numbers of like's kind."""
 
@@ -128,15 +170,14 @@ def _to_bfloat16(x):
 def exp(x):
     """exp of float32 x <= 0, within 2 units in the last place (Cephes' polynomial); vectors take it."""
     x = max(x, np.float32(-87.0))
-    n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
-    r = x - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
-    p = np.float32(1.9875691500e-4)
-    p = p * r + np.float32(1.3981999507e-3)
-    p = p * r + np.float32(8.3334519073e-3)
-    p = p * r + np.float32(4.1665795894e-2)
-    p = p * r + np.float32(1.6666665459e-1)
-    p = p * r + np.float32(5.0000001201e-1)
-    p = p * r * r + r + np.float32(1.0)
+    n = np.floor(multiply_add(x, np.float32(1.44269504), np.float32(0.5)))
+    r = multiply_add(n, np.float32(2.12194440e-4), multiply_add(n, np.float32(-0.693359375), x))
+    p = multiply_add(np.float32(1.9875691500e-4), r, np.float32(1.3981999507e-3))
+    p = multiply_add(p, r, np.float32(8.3334519073e-3))
+    p = multiply_add(p, r, np.float32(4.1665795894e-2))
+    p = multiply_add(p, r, np.float32(1.6666665459e-1))
+    p = multiply_add(p, r, np.float32(5.0000001201e-1))
+    p = multiply_add(p * r, r, r) + np.float32(1.0)
     return p * from_bits(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
 
 

@@ -7,7 +7,19 @@ call itself. Nothing is checked here.
 
 import numpy as np
 
-from fasttfm.cpu.loop_parts import FAST, draw_lanes, inlined, loop, numbers_at, read, round_to, rows_at
+from fasttfm.cpu.loop_parts import (
+    FAST,
+    draw_lanes,
+    inlined,
+    loop,
+    multiply_add,
+    numbers_at,
+    read,
+    round_to,
+    rows_at,
+    squares_of,
+    total_of,
+)
 from fasttfm.cpu.thread_team import over_threads
 from fasttfm.cpu.training_loops import rows_of_part
 
@@ -31,7 +43,7 @@ def _add(flat_x, flat_residual, first, width, drops, lanes, least, scale, keep, 
         row[n] = read(added)
 
 
-@loop(fastmath=FAST)
+@loop()
 def residual_layer_norm(
     team, rows, width, like, like_s, x, residual, weight, bias, eps, key, site, threshold, scale, keep, y, s, mean, rstd
 ):
@@ -50,7 +62,7 @@ def residual_layer_norm(
     over_threads(_norm_rows, team, np.uintp(rows), rows_of_part(width), given)
 
 
-@inlined(fastmath=FAST)
+@inlined()
 def _norm_rows(begin, end, x, residual, weight, bias, eps, key, site, threshold, scale, keep, y, s, mean, rstd):
     width = np.uintp(x.shape[1])
     flat_x, flat_residual, flat_keep = x.reshape(-1), residual.reshape(-1), keep.reshape(-1)
@@ -60,23 +72,18 @@ def _norm_rows(begin, end, x, residual, weight, bias, eps, key, site, threshold,
     lanes = words.view(np.uint8)
     least, inverse = np.int32(threshold), np.float32(1.0) / np.float32(width)
     for r in range(begin, end):
-        first, total = r * width, np.float32(0.0)
+        first = r * width
         if threshold:
             draw_lanes(words, key, np.uint64(r), np.uint64(0), site)
         _add(flat_x, flat_residual, first, width, threshold > 0, lanes, least, scale, flat_keep, flat_s, row)
+        mean[r] = middle = total_of(row, np.uintp(0), width) * inverse
+        rstd[r] = factor = np.float32(1.0) / np.sqrt(squares_of(row, width, middle) * inverse + eps)
         for n in range(width):
-            total += row[n]
-        mean[r] = middle = total * inverse
-        squares = np.float32(0.0)
-        for n in range(width):
-            row[n] -= middle
-            squares += row[n] * row[n]
-        rstd[r] = factor = np.float32(1.0) / np.sqrt(squares * inverse + eps)
-        for n in range(width):
-            flat_y[first + n] = round_to(row[n] * factor * weight[n] + bias[n], flat_y[first + n])
+            normed = multiply_add((row[n] - middle) * factor, weight[n], bias[n])
+            flat_y[first + n] = round_to(normed, flat_y[first + n])
 
 
-@loop(fastmath=FAST)
+@loop()
 def residual_layer_norm_gradient(
     team, rows, width, like, like_s, dy, ds, s, mean, rstd, weight, keep, scale, dx, dresidual, dweight, dbias
 ):
@@ -104,19 +111,30 @@ def residual_layer_norm_gradient(
 
 
 @inlined(fastmath=FAST)
+def _row_sums(flat_dy, flat_s, first, width, weight, middle, factor):
+    """The sums of dy * weight, and of that times the normed row."""
+    total, product = np.float32(0.0), np.float32(0.0)
+    for n in range(width):
+        weighted = read(flat_dy[first + n]) * weight[n]
+        total += weighted
+        product += weighted * ((read(flat_s[first + n]) - middle) * factor)
+    return total, product
+
+
+@inlined()
 def _row_gradient(flat_dy, adds, flat_ds, flat_s, first, width, weight, middle, factor, total, product, out):
     """out[first : first + width] becomes the gradient of a row of the sum, ds added where that is there. What the means
     over the row were made of is computed again: a store waits for those before it, and here each is one of the
     result."""
     for n in range(width):
         normal = (read(flat_s[first + n]) - middle) * factor
-        value = factor * (read(flat_dy[first + n]) * weight[n] - total - normal * product)
+        value = factor * multiply_add(-normal, product, multiply_add(read(flat_dy[first + n]), weight[n], -total))
         if adds:
             value += read(flat_ds[first + n])
         out[first + n] = round_to(value, out[first + n])
 
 
-@inlined(fastmath=FAST)
+@inlined()
 def _norm_gradient_rows(begin, end, dy, ds, s, mean, rstd, weight, keep, scale, adds, drops, dx, dresidual, sums, step):
     """sums (2, parts, N) float32, zero before: the part's gradients of weight and bias."""
     width = np.uintp(dy.shape[1])
@@ -128,15 +146,12 @@ def _norm_gradient_rows(begin, end, dy, ds, s, mean, rstd, weight, keep, scale, 
         weight_sums, bias_sums = np.zeros(width, np.float32), np.zeros(width, np.float32)
         for r in range(block, min(block + _SUMMED, end)):
             first, middle, factor = r * width, mean[r], rstd[r]
-            total, product = np.float32(0.0), np.float32(0.0)
             for n in range(width):
-                normal = (read(flat_s[first + n]) - middle) * factor
                 of_y = read(flat_dy[first + n])
-                weighted = of_y * weight[n]
-                weight_sums[n] += of_y * normal
+                normal = (read(flat_s[first + n]) - middle) * factor
+                weight_sums[n] = multiply_add(of_y, normal, weight_sums[n])
                 bias_sums[n] += of_y
-                total += weighted
-                product += weighted * normal
+            total, product = _row_sums(flat_dy, flat_s, first, width, weight, middle, factor)
             total, product = total * inverse, product * inverse
             _row_gradient(
                 flat_dy, adds, flat_ds, flat_s, first, width, weight, middle, factor, total, product, flat_dresidual

@@ -29,12 +29,20 @@ def of_sort_key(key):
     return from_bits(key ^ ((key >> np.int32(31)) & _SIGN))
 
 
-@loop(fastmath=FAST)
+@inlined(fastmath=FAST)
+def _sum_exp(flat, first, width, largest):
+    total = np.float32(0.0)
+    for n in range(width):
+        total += exp(read(flat[first + n]) - largest)
+    return total
+
+
+@loop()
 def log_sum_exp(team, x, out):
     over_threads(_log_sum_exp, team, np.uintp(x.shape[0]), np.uintp(1), (x, out))
 
 
-@inlined(fastmath=FAST)
+@inlined()
 def _log_sum_exp(begin, end, x, out):
     width = np.uintp(x.shape[1])
     flat = x.reshape(-1)
@@ -45,9 +53,8 @@ def _log_sum_exp(begin, end, x, out):
             value = read(flat[first + n])
             key = max(key, sort_key(value))
             size = max(size, np.int32(bits_of(value)) & _SIGN)
-        largest, total = of_sort_key(key), np.float32(0.0)
-        for n in range(width):
-            total += exp(read(flat[first + n]) - largest)
+        largest = of_sort_key(key)
+        total = _sum_exp(flat, first, width, largest)
         # minus infinity is what an excluded token has; NaN may have either sign
         out[r] = np.float32(np.nan) if size > _INFINITE or key >= _INFINITE else largest + np.log(total)
 

@@ -9,14 +9,27 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from fasttfm.cpu.loop_parts import FAST, bits_of, exp, fetch_run, from_bits, inlined, loop, read, round_to
+from fasttfm.cpu.loop_parts import (
+    bits_of,
+    dot,
+    exp,
+    fetch_run,
+    from_bits,
+    inlined,
+    loop,
+    multiply_add,
+    read,
+    round_to,
+    squares_of,
+    total_of,
+)
 from fasttfm.cpu.thread_team import over_threads
 
 _PART = np.uintp(1 << 12)
 """Numbers of a part of rows: about a microsecond, as long as it takes to hand one out."""
 
 
-@inlined(fastmath=FAST)
+@inlined()
 def _softmax(scores, count):
     """scores[:count] become exp(score - largest); returns 1 / their sum. NaN stays NaN."""
     largest = scores[0]
@@ -27,32 +40,22 @@ def _softmax(scores, count):
         for t in range(count):
             scores[t] = np.nan
         return np.float32(1.0)
-    total = np.float32(0.0)
     for t in range(count):
-        weight = exp(scores[t] - largest)
-        scores[t] = weight
-        total += weight
-    return np.float32(1.0) / total
+        scores[t] = exp(scores[t] - largest)
+    return np.float32(1.0) / total_of(scores, np.uintp(0), count)
 
 
-@inlined(fastmath=FAST)
-def _dot(q, flat, first, size):
-    total = np.float32(0.0)
+@inlined()
+def _add(sums, column, flat, first, weight, size):
     for d in range(size):
-        total += q[d] * read(flat[first + d])
-    return total
+        sums[column + d] = multiply_add(weight, read(flat[first + d]), sums[column + d])
 
 
-@inlined(fastmath=FAST)
-def _add(sums, flat, first, weight, size):
-    for d in range(size):
-        sums[d] += weight * read(flat[first + d])
-
-
-@inlined(fastmath=FAST)
+@inlined()
 def _add_two(sums, flat, first, weight, second, other, size):
     for d in range(size):
-        sums[d] += weight * read(flat[first + d]) + other * read(flat[second + d])
+        both = multiply_add(weight, read(flat[first + d]), sums[d])
+        sums[d] = multiply_add(other, read(flat[second + d]), both)
 
 
 def _entry(flat, index, scales, bias, r, n):
@@ -93,23 +96,18 @@ def _quantize_row(row, quantized, scales, r):
 # and out_scales take the result in int8; None for the others.
 
 
-@inlined(fastmath=FAST)
+@inlined()
 def _dots(q, flat, first, heads, size, scores, count, t):
     """Column t of scores (heads, count): the product of every head of q with the row of flat."""
     for h in range(heads):
-        total, column = np.float32(0.0), h * size
-        for d in range(size):
-            total += q[column + d] * read(flat[first + column + d])
-        scores[h * count + t] = total
+        scores[h * count + t] = dot(q, h * size, flat, first + h * size, size)
 
 
-@inlined(fastmath=FAST)
+@inlined()
 def _add_heads(sums, flat, first, heads, size, scores, count, t):
     """Every head of the row of flat, times its column t of scores (heads, count), is added to sums."""
     for h in range(heads):
-        weight, column = scores[h * count + t], h * size
-        for d in range(size):
-            sums[column + d] += weight * read(flat[first + column + d])
+        _add(sums, h * size, flat, first + h * size, scores[h * count + t], size)
 
 
 @inlined()
@@ -118,7 +116,7 @@ def _rows(columns):
     return max(np.uintp(1), _PART // max(np.uintp(1), np.uintp(columns)))
 
 
-@loop(fastmath=FAST)
+@loop()
 def attend_to_ancestors(
     team, joint, scales, bias, keys, values, ancestors, slots, positions, out, quantized, out_scales
 ):
@@ -126,7 +124,7 @@ def attend_to_ancestors(
     over_threads(_attend_to_ancestors, team, np.uintp(slots.shape[0]), np.uintp(2), given)
 
 
-@inlined(fastmath=FAST)
+@inlined()
 def _attend_to_ancestors(
     begin, end, joint, scales, bias, keys, values, ancestors, slots, positions, out, quantized, out_scales
 ):
@@ -182,28 +180,28 @@ def _attend_to_ancestors(
         _quantize(out, r, quantized, out_scales)
 
 
-@inlined(fastmath=FAST)
+@inlined()
 def _attend(q, sums, scores, keys, key, values, value, step, count, size):
     """The values that q attends to, added up in sums (size,) and still to be multiplied by what is returned.
 
     Of `count` keys and values the first lie at key and value, and each `step` numbers after the one before.
     """
-    one, two = np.uintp(1), np.uintp(2)
+    zero, one, two = np.uintp(0), np.uintp(1), np.uintp(2)
     for d in range(size):
         sums[d] = np.float32(0.0)
     for t in range(count):
-        scores[t] = _dot(q, keys, key + t * step, size)
+        scores[t] = dot(q, zero, keys, key + t * step, size)
     scale_sum = _softmax(scores, count)
     pairs = count // two * two
-    for t in range(np.uintp(0), pairs, two):
+    for t in range(zero, pairs, two):
         first = value + t * step
         _add_two(sums, values, first, scores[t], first + step, scores[t + one], size)
     for t in range(pairs, count):
-        _add(sums, values, value + t * step, scores[t], size)
+        _add(sums, zero, values, value + t * step, scores[t], size)
     return scale_sum
 
 
-@loop(fastmath=FAST)
+@loop()
 def attend_within(team, joint, firsts, lengths, heads, out):
     """Attention of sentences over themselves: a sentence has lengths[b] rows of joint (T, 3 * H * D), as one product
     wrote queries, keys and values, and of out (T, H * D), from row firsts[b] on."""
@@ -211,7 +209,7 @@ def attend_within(team, joint, firsts, lengths, heads, out):
     over_threads(_attend_within, team, pairs, np.uintp(1), (joint, firsts, lengths, np.uintp(heads), out))
 
 
-@inlined(fastmath=FAST)
+@inlined()
 def _attend_within(begin, end, joint, firsts, lengths, heads, out):
     width, three = np.uintp(out.shape[1]), np.uintp(3)
     size, line = width // heads, three * width
@@ -232,13 +230,13 @@ def _attend_within(begin, end, joint, firsts, lengths, heads, out):
                 flat_out[place + d] = round_to(sums[d] * scale_sum, flat_out[place + d])
 
 
-@loop(fastmath=FAST)
+@loop()
 def attend_to_memory(team, query, scales, bias, keys, values, sentences, lengths, out, quantized, out_scales):
     given = (query, scales, bias, keys, values, sentences, lengths, out, quantized, out_scales)
     over_threads(_attend_to_memory, team, np.uintp(sentences.shape[0]), np.uintp(2), given)
 
 
-@inlined(fastmath=FAST)
+@inlined()
 def _attend_to_memory(start, stop, query, scales, bias, keys, values, sentences, lengths, out, quantized, out_scales):
     # Rows of one sentence that follow one another are of the part where the first stands. They read a head's keys and
     # values one after the other, while they are in the nearest cache.
@@ -279,13 +277,13 @@ def _attend_to_memory(start, stop, query, scales, bias, keys, values, sentences,
         begin = end
 
 
-@loop(fastmath=FAST)
+@loop()
 def add_layer_norm(team, x, scales, x_bias, residual, weight, bias, eps, rows, y, s, quantized, out_scales):
     given = (x, scales, x_bias, residual, weight, bias, eps, y, s, quantized, out_scales)
     over_threads(_add_layer_norm, team, np.uintp(rows), _rows(x.shape[1]), given)
 
 
-@inlined(fastmath=FAST)
+@inlined()
 def _add_layer_norm(begin, end, x, scales, x_bias, residual, weight, bias, eps, y, s, quantized, out_scales):
     width = np.uintp(x.shape[1])
     flat, added, flat_y, flat_s = x.reshape(-1), residual.reshape(-1), y.reshape(-1), s.reshape(-1)
@@ -297,17 +295,10 @@ def _add_layer_norm(begin, end, x, scales, x_bias, residual, weight, bias, eps, 
             flat_s[first + n] = round_to(value, flat_s[first + n])
         for n in range(width):
             row[n] = read(flat_s[first + n])
-        total = np.float32(0.0)
-        for n in range(width):  # nothing is written here: whether sums are vectors would depend on where arrays lie
-            total += row[n]
-        mean = total / np.float32(width)
-        squares = np.float32(0.0)
+        mean = total_of(row, np.uintp(0), width) / np.float32(width)
+        rstd = np.float32(1.0) / np.sqrt(squares_of(row, width, mean) / np.float32(width) + np.float32(eps))
         for n in range(width):
-            centred = row[n] - mean
-            squares += centred * centred
-        rstd = np.float32(1.0) / np.sqrt(squares / np.float32(width) + np.float32(eps))
-        for n in range(width):
-            normed = (row[n] - mean) * rstd * read(weight[n]) + read(bias[n])
+            normed = multiply_add((row[n] - mean) * rstd, read(weight[n]), read(bias[n]))
             flat_y[first + n] = round_to(normed, flat_y[first + n])
         _quantize(y, r, quantized, out_scales)
 
@@ -365,11 +356,12 @@ def _quantize_relu(begin, end, x, scales, bias, quantized, out_scales):
         _quantize_row(row, quantized[r], out_scales, r)
 
 
-@loop(fastmath={"contract"})  # one rounding for both, as torch.add with alpha
+@loop()
 def embed(tokens, table, sinusoids, positions, scale, pad, out):
     width = table.shape[1]
     for r in range(tokens.shape[0]):
         token, added = tokens[r], sinusoids[positions[r]]
         for n in range(width):
-            value = np.float32(0.0) if token == pad else read(table[token, n]) * np.float32(scale) + added[n]
+            value = multiply_add(read(table[token, n]), np.float32(scale), added[n])  # as torch.add with alpha
+            value = np.float32(0.0) if token == pad else value
             out[r, n] = round_to(value, out[r, n])

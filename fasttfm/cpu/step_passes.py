@@ -68,18 +68,9 @@ def attend_to_memory(query: Tensor, keys: Tensor, values: Tensor, sentences: Ten
     keys and values (B, H, S, D) at b = sentences[r]; sentences (R,) int32, lengths (B,) int64."""
     out = torch.empty_like(query)
     loops().attend_to_memory(
-        team(),
-        array(query),
-        None,
-        None,
-        array(keys),
-        array(values),
-        sentences.numpy(),
-        lengths.numpy(),
-        array(out),
-        None,
-        None,
-    )
+        team(), array(query), None, None, array(keys), array(values), sentences.numpy(), lengths.numpy(), array(out),
+        None, None,
+    )  # fmt: skip
     return out
 
 
@@ -87,20 +78,9 @@ def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, ep
     """s = residual + x and y = LayerNorm(s); all (M, N) of one dtype, weight and bias (N,). Returns y and s."""
     y, s = torch.empty_like(x), torch.empty_like(x)
     loops().add_layer_norm(
-        team(),
-        array(x),
-        None,
-        None,
-        array(residual),
-        array(weight),
-        array(bias),
-        eps,
-        len(x),
-        array(y),
-        array(s),
-        None,
-        None,
-    )
+        team(), array(x), None, None, array(residual), array(weight), array(bias), eps, len(x), array(y), array(s),
+        None, None,
+    )  # fmt: skip
     return y, s
 
 

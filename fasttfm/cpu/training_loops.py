@@ -7,7 +7,7 @@ threads (thread_team.py) in parts that depend on its shape alone.
 
 import numpy as np
 
-from fasttfm.cpu.loop_parts import FAST, draw_lanes, exp, inlined, loop, read, round_to
+from fasttfm.cpu.loop_parts import FAST, dot, draw_lanes, exp, inlined, loop, multiply_add, read, round_to, total_of
 from fasttfm.cpu.search_loops import of_sort_key, sort_key
 from fasttfm.cpu.thread_team import over_threads
 
@@ -62,27 +62,30 @@ def _attended(i, keys, limit, causal, offset):
 
 
 @inlined(fastmath=FAST)
-def weigh(s, at, count, sink):
-    """s[at : at + count], scores, become exp(score - largest). Returns largest, that of the sink among them, and the
-    sum; 0 and 1 where there is neither key nor sink."""
-    key, check = sort_key(max(sink, HIDDEN)), np.float32(0.0)
+def _largest_of(s, at, count, least):
+    """The largest of least and s[at : at + count], and 0, or NaN where one of them is infinite or NaN."""
+    key, check = sort_key(least), np.float32(0.0)
     for t in range(count):
         key = max(key, sort_key(s[at + t]))
         check += s[at + t] * np.float32(0.0)
+    return of_sort_key(key), check
+
+
+@inlined()
+def weigh(s, at, count, sink):
+    """s[at : at + count], scores, become exp(score - largest). Returns largest, that of the sink among them, and the
+    sum; 0 and 1 where there is neither key nor sink."""
+    largest, check = _largest_of(s, at, count, max(sink, HIDDEN))
     if check != np.float32(0.0):
         return _weigh_any(s, at, count, sink)
-    largest = of_sort_key(key)
     if largest <= HIDDEN:
         for t in range(count):
             s[at + t] = np.float32(0.0)
         return np.float32(0.0), np.float32(1.0)
-    total = np.float32(0.0)
     for t in range(count):
         weight = exp(s[at + t] - largest)
-        weight = weight if s[at + t] > HIDDEN else np.float32(0.0)
-        s[at + t] = weight
-        total += weight
-    return largest, total + (exp(sink - largest) if sink > HIDDEN else np.float32(0.0))
+        s[at + t] = weight if s[at + t] > HIDDEN else np.float32(0.0)
+    return largest, total_of(s, at, count) + (exp(sink - largest) if sink > HIDDEN else np.float32(0.0))
 
 
 @inlined()
@@ -105,7 +108,7 @@ def _weigh_any(s, at, count, sink):
     return largest, total
 
 
-@loop(fastmath=FAST)
+@loop()
 def softmax(team, scores, lengths, causal, offset, scale, out):
     """out (B * H, L, S) becomes the weights of scores; may be the same memory. lengths (B * H,) int64."""
     rows = np.uintp(scores.shape[0]) * np.uintp(scores.shape[1])
@@ -113,7 +116,7 @@ def softmax(team, scores, lengths, causal, offset, scale, out):
     over_threads(_softmax_rows, team, rows, rows_of_part(scores.shape[2]), given)
 
 
-@inlined(fastmath=FAST)
+@inlined()
 def _softmax_rows(begin, end, scores, lengths, causal, offset, scale, out):
     _, queries, keys = scores.shape
     flat, flat_out = scores.reshape(-1), out.reshape(-1)
@@ -132,15 +135,7 @@ def _softmax_rows(begin, end, scores, lengths, causal, offset, scale, out):
             flat_out[first + t] = round_to(np.float32(0.0), flat_out[first + t])
 
 
-@inlined(fastmath=FAST)
-def _product_sum(grad, weights, first, count):
-    total = np.float32(0.0)
-    for t in range(count):
-        total += read(grad[first + t]) * read(weights[first + t])
-    return total
-
-
-@loop(fastmath=FAST)
+@loop()
 def softmax_gradient(team, grad, weights, kept, lengths, causal, offset, scale):
     """grad becomes scale * (W * G - P * rowsum(W * G)): G grad, P weights, W kept, all (B * H, L, S)."""
     rows = np.uintp(weights.shape[0]) * np.uintp(weights.shape[1])
@@ -148,7 +143,7 @@ def softmax_gradient(team, grad, weights, kept, lengths, causal, offset, scale):
     over_threads(_softmax_gradient_rows, team, rows, rows_of_part(weights.shape[2]), given)
 
 
-@inlined(fastmath=FAST)
+@inlined()
 def _softmax_gradient_rows(begin, end, grad, weights, kept, lengths, causal, offset, scale):
     _, queries, keys = weights.shape
     flat_grad, flat_weights, flat_kept = grad.reshape(-1), weights.reshape(-1), kept.reshape(-1)
@@ -156,7 +151,7 @@ def _softmax_gradient_rows(begin, end, grad, weights, kept, lengths, causal, off
     for r in range(begin, end):
         first, plane = r * width, r // np.uintp(queries)
         count = _attended(np.intp(r % np.uintp(queries)), keys, lengths[plane], causal, offset)
-        total = _product_sum(flat_grad, flat_kept, first, count)
+        total = dot(flat_grad, first, flat_kept, first, count)
         for t in range(first, first + count):
             value = read(flat_kept[t]) * read(flat_grad[t]) - read(flat_weights[t]) * total
             flat_grad[t] = round_to(value * scale, flat_grad[t])
@@ -167,16 +162,16 @@ def _softmax_gradient_rows(begin, end, grad, weights, kept, lengths, causal, off
 # ------------------------------------------------------------------------------------------------------------- GELU
 
 
-@inlined(fastmath=FAST, error_model="numpy")  # a division that may raise is not a vector
+@inlined(error_model="numpy")  # a division that may raise is not a vector
 def _of_tanh(x):
     """(1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), which is 1 / (1 + exp(-2 u)), and its derivative;
     |x| <= _FAR."""
     square = np.float32(0.044715) * x * x
-    twice = np.float32(1.5957691) * x * (np.float32(1.0) + square)
+    twice = np.float32(1.5957691) * multiply_add(x, square, x)
     tail = exp(-abs(twice)) * np.float32(abs(x) < _FAR)
     inverse = np.float32(1.0) / (np.float32(1.0) + tail)
     less = tail * inverse
-    derivative = inverse * less * np.float32(1.5957691) * (np.float32(1.0) + np.float32(3.0) * square)
+    derivative = inverse * less * multiply_add(square, np.float32(3 * 1.5957691), np.float32(1.5957691))
     return less if x < np.float32(0.0) else inverse, derivative
 
 
@@ -197,7 +192,7 @@ def gelu_tanh(team, before, keep, drops, hidden):
     over_threads(_gelu_tanh_part, team, np.uintp(before.size), _PART, (before, keep, drops, hidden))
 
 
-@inlined(fastmath=FAST, error_model="numpy")
+@inlined(error_model="numpy")
 def _gelu_tanh_part(begin, end, before, keep, drops, hidden):
     flat, flat_hidden = before.reshape(-1)[begin:end], hidden.reshape(-1)[begin:end]
     for n in range(np.uintp(flat.shape[0])):
@@ -213,7 +208,7 @@ def gelu_tanh_gradient(team, grad, before, keep, drops, hidden):
     over_threads(_gelu_tanh_gradient_part, team, np.uintp(before.size), _PART, (grad, before, keep, drops, hidden))
 
 
-@inlined(fastmath=FAST, error_model="numpy")
+@inlined(error_model="numpy")
 def _gelu_tanh_gradient_part(begin, end, grad, before, keep, drops, hidden):
     flat_grad, flat = grad.reshape(-1)[begin:end], before.reshape(-1)[begin:end]
     flat_hidden, flat_keep = hidden.reshape(-1)[begin:end], keep.reshape(-1)[begin:end]
@@ -224,7 +219,7 @@ def _gelu_tanh_gradient_part(begin, end, grad, before, keep, drops, hidden):
         near = _bounded(x)
         phi, derivative = _of_tanh(near)
         flat_hidden[n] = round_to(x * phi, flat_hidden[n])
-        flat_grad[n] = round_to(read(flat_grad[n]) * (phi + near * derivative), flat_grad[n])
+        flat_grad[n] = round_to(read(flat_grad[n]) * multiply_add(near, derivative, phi), flat_grad[n])
     if drops:
         _drop(flat_hidden, flat_keep)
 
@@ -232,7 +227,17 @@ def _gelu_tanh_gradient_part(begin, end, grad, before, keep, drops, hidden):
 # ---------------------------------------------------------------------------------------------------- cross entropy
 
 
-@loop(fastmath=FAST)
+@inlined(fastmath=FAST)
+def _largest_and_total(flat, first, width):
+    key, total = sort_key(read(flat[first])), np.float32(0.0)
+    for n in range(width):
+        x = read(flat[first + n])
+        key = max(key, sort_key(x))
+        total += x
+    return of_sort_key(key), total
+
+
+@loop()
 def cross_entropy(team, logits, target, counts, smoothing, scale, writes, losses, statistics, gradient):
     """losses (2, M) and statistics (2, M) of logits (M, V), as functional/loss.py has them, where counts (M,) uint8 is
     1, zero losses elsewhere; with writes the gradient times scale into `gradient`, which may be logits."""
@@ -240,24 +245,19 @@ def cross_entropy(team, logits, target, counts, smoothing, scale, writes, losses
     over_threads(_cross_entropy_rows, team, np.uintp(logits.shape[0]), rows_of_part(logits.shape[1]), given)
 
 
-@inlined(fastmath=FAST)
+@inlined()
 def _cross_entropy_rows(begin, end, logits, target, counts, smoothing, scale, writes, losses, statistics, gradient):
     width = np.uintp(logits.shape[1])
     flat, out, row = logits.reshape(-1), gradient.reshape(-1), np.empty(width, np.float32)
     mean = np.float32(1.0) / np.float32(width)
     for r in range(begin, end):
         first, picked = r * width, np.uintp(target[r])
-        key, total, weights = sort_key(read(flat[first])), np.float32(0.0), np.float32(0.0)
-        for n in range(width):
-            x = read(flat[first + n])
-            key = max(key, sort_key(x))
-            total += x
-        top = of_sort_key(key)
+        top, total = _largest_and_total(flat, first, width)
         if total != total or not top < np.inf:
             top = np.float32(np.nan)
         for n in range(width):
-            row[n] = weight = exp(read(flat[first + n]) - top)
-            weights += weight
+            row[n] = exp(read(flat[first + n]) - top)
+        weights = total_of(row, np.uintp(0), width)
         logarithm = np.log(weights) + np.float32(0.0) * top  # NaN where top is
         row_nll = logarithm + (top - read(flat[first + picked]))
         row_loss = row_nll
@@ -269,13 +269,13 @@ def _cross_entropy_rows(begin, end, logits, target, counts, smoothing, scale, wr
             _class_gradient(row, picked, top, statistics[1, r], smoothing, scale, counts[r], out, first)
 
 
-@loop(fastmath=FAST)
+@loop()
 def cross_entropy_gradient(team, logits, target, counts, smoothing, scale, statistics, gradient):
     given = logits, target, counts, smoothing, scale, statistics, gradient
     over_threads(_cross_entropy_gradient_rows, team, np.uintp(logits.shape[0]), rows_of_part(logits.shape[1]), given)
 
 
-@inlined(fastmath=FAST)
+@inlined()
 def _cross_entropy_gradient_rows(begin, end, logits, target, counts, smoothing, scale, statistics, gradient):
     width = np.uintp(logits.shape[1])
     flat, out, row = logits.reshape(-1), gradient.reshape(-1), np.empty(width, np.float32)
@@ -286,7 +286,7 @@ def _cross_entropy_gradient_rows(begin, end, logits, target, counts, smoothing, 
         _class_gradient(row, np.uintp(target[r]), top, statistics[1, r], smoothing, scale, counts[r], out, first)
 
 
-@inlined(fastmath=FAST)
+@inlined()
 def _class_gradient(row, picked, top, share, smoothing, scale, counts, out, first):
     """scale * (softmax - smoothing / V - (1 - smoothing) [picked]), or zero, of a row's exp(logit - top), which lie by
     themselves: a loop that may write over what it reads is no vector."""
@@ -297,7 +297,7 @@ def _class_gradient(row, picked, top, share, smoothing, scale, counts, out, firs
         return
     less, mark = smoothing / np.float32(width), top * np.float32(0.0)  # NaN where top is
     for n in range(width):
-        value = (row[n] * share + mark - less) * scale
+        value = multiply_add(row[n], share, mark - less) * scale
         out[first + n] = round_to(value, out[first + n])
     p = row[picked] * share + mark - less
     out[first + picked] = round_to((p - (np.float32(1.0) - smoothing)) * scale, out[first + picked])

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fasttfm import reference
 from fasttfm.cpu.linear import frozen
-from fasttfm.cpu.step_passes import array, usable
+from fasttfm.cpu.step_passes import array, team, usable
 
 PASS_ELEMENTS = 1 << 15
 """Elements from which on a pass is taken: below, it is hardly worth a call, and never worth compiling. Measured on two
@@ -225,13 +225,6 @@ def _counts(target: Tensor, counted: Tensor | None) -> np.ndarray:
 
 def unsigned(seed: Tensor) -> np.uint64:
     return np.uint64(int(seed.item()) & 0xFFFFFFFFFFFFFFFF)
-
-
-def team() -> tuple[int, int]:
-    """Tell the loops which threads they run over."""
-    from fasttfm.cpu import thread_team
-
-    return thread_team.team()
 
 
 def _has_team() -> bool:

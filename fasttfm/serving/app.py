@@ -5,7 +5,6 @@ import hmac
 import json
 import time
 from collections.abc import AsyncIterator, Collection, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from fasttfm.decoding.translator import Translation, Translator
+from fasttfm.machine import version
 from fasttfm.serving.connections import LOOPBACK, Gate
 from fasttfm.serving.engine import Engine, QueueFull, Stopping
 from fasttfm.serving.limits import Limits
@@ -27,8 +27,8 @@ from fasttfm.serving.pool import Pool
 from fasttfm.serving.queue import Answer
 from fasttfm.serving.requests import Refused, Request, read_request
 
+_VERSION = str(version("fasttfm"))
 _GONE = 499  # what nginx logs for a client that has closed its connection
-_VERSION = metadata.version("fasttfm")
 
 
 class App:

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+import fasttfm
 from fasttfm import machine
 from fasttfm.cli import env
 from fasttfm.cli.main import main
@@ -26,6 +27,12 @@ def test_the_versions_processor_and_threads_are_those_of_this_process(capsys):
     text = printed(capsys)
     assert f"torch {torch.__version__}" in text
     assert f", {counted(torch.get_num_threads(), 'thread')}" in text
+
+
+def test_our_version_is_that_of_the_source_that_runs(capsys, monkeypatch):
+    monkeypatch.setattr("importlib.metadata.version", lambda package: "0.0.1")
+    versions = json.loads(printed(capsys, "--json"))["versions"]
+    assert (versions["fasttfm"], versions["torch"]) == (fasttfm.__version__, "0.0.1")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")

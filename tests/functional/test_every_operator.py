@@ -63,6 +63,11 @@ USES: dict[str, Use] = {
     "attention, long rows": (lambda q, k, v: F.attention(q, k, v, causal=True), heads(18, 20)),  # torch's on a CPU
     "attention, sinks beside long rows": (lambda q, k, v, s: F.attention(q, k, v, sinks=s), [*heads(18, 20), (2,)]),
     "attention, scored": (lambda q, k, v, s: F.attention(q, k, v, sinks=s, **SCORED), [*heads(5, 6), (2,)]),
+    **{
+        f"attention, dropout, {name} scored": (lambda *t, given=given: F.attention(*t, **given, **DROP), heads(5, 6))
+        for name, given in {**{name: {name: value} for name, value in SCORED.items()}, "all": SCORED}.items()
+    },
+    "attention, dropout, sinks scored": (lambda *t: F.attention(*t[:3], sinks=t[3], **DROP), [*heads(5, 6), (2,)]),
     "sdpa": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), heads(5, 5)),
     "attention_weights": (lambda q, k, m: F.attention_weights(q, k, mask=m, **DROP), [*heads(5, 6)[:2], (5, 6)]),
     "attention_weights, lengths": (
@@ -132,6 +137,8 @@ def rarely_called() -> None:
     table = torch.tensor([[3, 1], [0, 2]])
     options = {"cache_lengths": torch.tensor([2, 5]), "block_table": table, "window": (4, None), "causal": True}
     F.attention_with_cache(query, torch.randn(4, 2, 4, 8), torch.randn(4, 2, 4, 8), key, key, **options)
+    with F.backend("torch"):  # kernels draw their masks themselves
+        F.attention(query, query, query, **SCORED | {"alibi_slopes": torch.rand(4)}, **DROP)
 
 
 def registered() -> set[str]:

@@ -7,7 +7,7 @@ Fused: that kernel, for longer rows of float32, where it is the faster way and k
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,8 @@ from fasttfm import reference
 from fasttfm.cpu import training_passes
 from fasttfm.functional.attention.arguments import LARGEST, Options
 from fasttfm.functional.attention.layout import heads_last, planes
-from fasttfm.functional.dropout import as_factor, dropout_scale, wide
+from fasttfm.functional.dropout import as_factor, wide
+from fasttfm.functional.operator import Operator, Whole
 
 
 def bias(queries: int, keys: int, like: Tensor, options: Options) -> Tensor | None:
@@ -144,9 +145,29 @@ def drop(p: Tensor, options: Options) -> Tensor | None:
     """Dropout on weights (B, H, L, S), by the convention of kernels/philox.py; None where nothing is dropped."""
     if options.seed is None:
         return None
-    batch, heads, queries, keys = p.shape
-    keep = training_passes.drawn((batch * heads, queries, keys), options.dropout_p, options.seed, options.site)
-    return (p * dropout_scale(options.dropout_p)).mul_(as_factor(keep.view(p.shape), p.dtype))
+    keep = _keep_mask(p.detach(), options.dropout_p, options.seed, options.site)
+    return (p * reference.dropout_scale(options.dropout_p)).mul_(as_factor(keep, p.dtype))
+
+
+class _Draws(NamedTuple):
+    weights: Tensor
+    dropout_p: float
+    seed: Whole
+    site: int
+
+
+def _drawn(call: _Draws) -> Tensor:
+    batch, heads, queries, keys = call.weights.shape
+    keep = training_passes.drawn((batch * heads, queries, keys), call.dropout_p, call.seed, call.site)
+    return keep.view(call.weights.shape).contiguous()
+
+
+def _fake_drawn(call: _Draws) -> Tensor:
+    return call.weights.new_empty(call.weights.shape, dtype=torch.bool)
+
+
+_keep_mask = Operator("keep_mask", _Draws, "Tensor", _drawn, _fake_drawn).call
+"""The keep mask of weights (B, H, L, S), bool: an operator, because no graph holds a seed's value and loops."""
 
 
 def product(x: Tensor, y: Tensor) -> Tensor:
