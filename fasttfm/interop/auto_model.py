@@ -279,14 +279,11 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
 
         attention_mask, decoder_attention_mask: 1 at tokens, 0 at padding wherever it is; None: padding's number tells
         of sources, targets have none. num_items_in_batch: what the loss is divided by in place of its own labels.
-        use_cache gives a cache (past_key_values before transformers 5.24; both names are taken), with which the next
-        call takes the targets that are new; not with decoder_attention_mask, output_attentions or gradients, where all
-        are computed anew. output_attentions gives the weights of every layer, without dropout, output_hidden_states the
-        input of every layer and the last one's output behind the final norm. ValueError in a line for what is not
-        supported.
+        use_cache gives a cache (or past_key_values), with which the next call takes the targets that are new; not with
+        decoder_attention_mask, output_attentions or gradients: all are computed anew. output_attentions gives every
+        layer's weights, without dropout, output_hidden_states every layer's input and the final norm's output.
         """
         _refuse(others)
-        cache = _one_cache(cache, past_key_values)
         attentions, states, return_dict = self._asked(output_attentions, output_hidden_states, return_dict)
         if labels is not None and decoder_input_ids is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
@@ -303,12 +300,12 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         memory = encoded[0]
         target = Rows.of(decoder_attention_mask, decoder_input_ids, "decoder_attention_mask")
         kept = use_cache and decoder_attention_mask is None and not attentions and not torch.is_grad_enabled()
-        cache = GenerationCache() if kept and cache is None else cache
-        layers = self.model.decoder.layers if attentions else []
+        cache = _one_cache(cache, past_key_values) or (GenerationCache() if kept else None)
+        layers = self.model.decoder.layers
         with (
-            _layer_inputs(self.model.decoder.layers if states else []) as inputs,
-            recorded_weights(layer.self_attn for layer in layers) as self_weights,
-            recorded_weights(layer.multihead_attn for layer in layers) as cross_weights,
+            _layer_inputs(layers if states else []) as inputs,
+            recorded_weights(layer.self_attn for layer in layers if attentions) as self_weights,
+            recorded_weights(layer.multihead_attn for layer in layers if attentions) as cross_weights,
         ):
             hidden = self.model._decode(
                 target.packed(decoder_input_ids),

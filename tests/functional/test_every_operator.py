@@ -103,6 +103,12 @@ USES: dict[str, Use] = {
     "embed, positions": (lambda w, p: F.embed(TOKENS, w, p, pad_id=0, first_position=1), [(9, 16), (4, 16)]),
     "cross_entropy": (lambda x: F.cross_entropy(x, TARGET, label_smoothing=0.1)[0], [(5, 9)]),
     "cross_entropy, in place": (lambda x: F.cross_entropy(x * 1.0, TARGET, inplace=True)[0], [(5, 9)]),
+    "cross_entropy, each row": (
+        lambda x: F.cross_entropy(x, TARGET, reduction="none", row_weights=x.detach()[:, 0].float())[0], [(5, 9)],
+    ),
+    "linear_cross_entropy, weighted": (
+        lambda h, w: F.linear_cross_entropy(h, w, TARGET, row_weights=h.detach()[:, 0].float())[0], [(5, 8), (9, 8)],
+    ),
     "linear_cross_entropy": (lambda h, w: F.linear_cross_entropy(h, w, TARGET)[0] * 0.5, [(5, 8), (9, 8)]),
     "linear_cross_entropy, low memory": (
         lambda h, w: F.linear_cross_entropy(h, w, TARGET, low_memory=True)[0], [(5, 8), (9, 8)],

@@ -201,9 +201,9 @@ def test_a_cache_is_taken_under_the_name_of_every_transformers(theirs, name):
     assert again.length == expected.shape[1] - 1  # the search went on with the cache that was given
     for call in (theirs, theirs.generate, theirs.prepare_inputs_for_generation):
         with pytest.raises(ValueError, match=r"^cache and past_key_values are both given: .*give cache alone$"):
-            call(source, cache=again, past_key_values=again)
+            call(source, decoder_input_ids=target, cache=again, past_key_values=again)
         with pytest.raises(ValueError, match=f"^{name} is a tuple: give what a call with use_cache=True returned$"):
-            call(source, **{name: ()})
+            call(source, decoder_input_ids=target, **{name: ()})
 
 
 def test_a_cache_is_not_made_where_it_could_not_be_used(theirs):
