@@ -16,7 +16,6 @@ BENCH ?= --quick
 # Checkouts whose tests `make peers` runs; one that is not named is left out.
 FLASH_ATTENTION ?=
 LIGER ?=
-PYTORCH ?=
 
 .PHONY: help install demo test test-all lint types tests executed peers format compile-matrix docs oldest dist gpu-check bench clean
 help:
@@ -61,11 +60,11 @@ processors: install
 executed: install
 	@$(BIN)/python -m tests.executed --workers $(WORKERS)
 
-# make peers FLASH_ATTENTION=DIR LIGER=DIR PYTORCH=DIR    their own tests with fasttfm in their place
+# make peers FLASH_ATTENTION=DIR LIGER=DIR    their own tests, and the installed torch's, with fasttfm in their place
 peers: install
 	@status=0
 	$(BIN)/python -m tests.peer_tests $(if $(FLASH_ATTENTION),--flash-attention "$(FLASH_ATTENTION)") \
-		$(if $(LIGER),--liger "$(LIGER)") $(if $(PYTORCH),--pytorch "$(PYTORCH)") || status=$$?
+		$(if $(LIGER),--liger "$(LIGER)") || status=$$?
 	$(BIN)/python -m tests.registry || status=$$?
 	exit $$status
 
