@@ -17,7 +17,7 @@ BENCH ?= --quick
 FLASH_ATTENTION ?=
 LIGER ?=
 
-.PHONY: help install demo test test-all lint types tests executed peers format compile-matrix docs oldest dist gpu-check bench clean
+.PHONY: help install demo test test-all lint types tests executed peers format compile-matrix docs oldest newest dist gpu-check bench clean
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
@@ -75,6 +75,10 @@ format: install
 # The oldest versions that setup.py allows, in an environment of their own; downloads some gigabytes.
 oldest: install
 	@scripts/oldest.sh $(BIN)/python
+
+# The newest versions of all that is installed, without pins, in an environment of their own; downloads some gigabytes.
+newest: install
+	@WORKERS=$(WORKERS) scripts/newest.sh $(BIN)/python
 
 # Every kernel and tile for every chip, held against kernels/proof/budgets.csv; takes long, no GPU needed.
 compile-matrix: install
