@@ -149,7 +149,8 @@ def _compute(call: _Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dtype = options.dtype or hidden.dtype
     counted = None
     x, t = hidden, target
-    if route == "torch" and hidden.device.type == "cpu":  # elsewhere it would wait for the device
+    known = hidden.device.type == "cpu" and not torch.compiler.is_compiling()  # else it would wait for the device
+    if route == "torch" and known:
         counted = (target != options.ignore_index).nonzero()[:, 0]
         if counted.numel() < target.numel():
             x, t = hidden[counted], target[counted]

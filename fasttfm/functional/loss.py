@@ -172,7 +172,8 @@ def _of_rows(scale: Tensor | None, part: slice) -> Tensor | None:
 def counted_rows(target: Tensor, ignore_index: int) -> Tensor | None:
     """Return the rows that count, (R,) bool; None where all do and no device has to be waited for to know it."""
     counted = target != ignore_index
-    return None if target.device.type == "cpu" and bool(counted.all()) else counted
+    known = target.device.type == "cpu" and not torch.compiler.is_compiling()
+    return None if known and bool(counted.all()) else counted
 
 
 def plain_gradient(

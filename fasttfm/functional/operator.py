@@ -16,8 +16,10 @@ looks on cannot be asked otherwise, and always to go through the dispatcher cost
 torch.func.grad and lets torch.func.jvp give zeros, so the autograd kernel is registered by hand.
 """
 
+import contextlib
+import contextvars
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, ParamSpec
 
 import torch
@@ -50,6 +52,11 @@ __all__ = [
 ]  # fmt: skip
 
 _library = torch.library.Library(NAMESPACE, "DEF")
+MARK = "import_fasttfm_functional_before_torch_export_load"
+"""An operator that does nothing: a file of torch.export that needs the others begins with it, because a process that
+has not imported them is told this name."""
+_library.define(f"{MARK}() -> ()")
+_library.impl(MARK, lambda: None, "CompositeExplicitAutograd")
 _DEVICES = ("CPU", "CUDA", "XPU", "MPS")
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
@@ -121,6 +128,8 @@ class Operator(Generic[Fields]):
         self.dispatched = dispatched = getattr(getattr(torch.ops, NAMESPACE), name).default
         self._decide, self._cast = decide, autocast
         self._check = None if backward is None else functools.partial(layout.check, name)
+        routed = layout.fields[-1].name == "route"
+        self._plain = lambda args: compute(settled((*args[:-1], "torch") if routed else args))
 
         def run(keys: torch._C.DispatchKeySet, *args: Any) -> Any:
             with _below_autograd():
@@ -281,7 +290,7 @@ class Operator(Generic[Fields]):
         """The call by way of the dispatcher, or, of arguments that it would not take, an error in one line."""
         if self._check is not None and not _compiling():
             self._check(args)
-        return self.dispatched(*args)
+        return self._plain(args) if _decomposed.get() else self.dispatched(*args)
 
     def _settled(self, call: Any) -> Any:
         """The call with the route that it takes."""
@@ -293,6 +302,19 @@ class Operator(Generic[Fields]):
     def __call__(self, *fields: Fields.args, **named: Fields.kwargs) -> Any:
         """The same as call(), an attribute later."""
         return self.call(*fields, **named)
+
+
+_decomposed = contextvars.ContextVar("decomposed", default=False)
+
+
+@contextlib.contextmanager
+def decomposed() -> Iterator[None]:
+    """Inside, torch.export (strict=False) traces operators as what PyTorch's own compute, on the torch route."""
+    token = _decomposed.set(True)
+    try:
+        yield
+    finally:
+        _decomposed.reset(token)
 
 
 def _all_see_through() -> bool:
