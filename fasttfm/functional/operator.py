@@ -128,8 +128,6 @@ class Operator(Generic[Fields]):
         self.dispatched = dispatched = getattr(getattr(torch.ops, NAMESPACE), name).default
         self._decide, self._cast = decide, autocast
         self._check = None if backward is None else functools.partial(layout.check, name)
-        routed = layout.fields[-1].name == "route"
-        self._plain = lambda args: compute(settled((*args[:-1], "torch") if routed else args))
 
         def run(keys: torch._C.DispatchKeySet, *args: Any) -> Any:
             with _below_autograd():
@@ -185,7 +183,7 @@ class Operator(Generic[Fields]):
 
     def _register(self, layout: Layout, autograd: Any, compute: Callable[[tuple], Any]) -> None:
         """Tells the dispatcher what runs by device, under autocast and with a gradient."""
-        dispatched = self.dispatched
+        dispatched, self._settle_and_compute = self.dispatched, compute
 
         def cast_and_run(device: str) -> Callable[..., Any]:
             def call(*args: Any) -> Any:
@@ -290,7 +288,10 @@ class Operator(Generic[Fields]):
         """The call by way of the dispatcher, or, of arguments that it would not take, an error in one line."""
         if self._check is not None and not _compiling():
             self._check(args)
-        return self._plain(args) if _decomposed.get() else self.dispatched(*args)
+        if _decomposed.get():
+            routed = isinstance(args[-1], str)
+            return self._settle_and_compute((*args[:-1], "torch") if routed else args)
+        return self.dispatched(*args)
 
     def _settled(self, call: Any) -> Any:
         """The call with the route that it takes."""
