@@ -286,11 +286,11 @@ class Operator(Generic[Fields]):
 
     def _seen(self, args: tuple) -> Any:
         """The call by way of the dispatcher, or, of arguments that it would not take, an error in one line."""
-        if self._check is not None and not _compiling():
-            self._check(args)
-        if _decomposed.get():
-            routed = isinstance(args[-1], str)
-            return self._settle_and_compute((*args[:-1], "torch") if routed else args)
+        if not _compiling():
+            if self._check is not None:
+                self._check(args)
+            if _decomposed.get():
+                return self._settle_and_compute((*args[:-1], "torch") if isinstance(args[-1], str) else args)
         return self.dispatched(*args)
 
     def _settled(self, call: Any) -> Any:
