@@ -59,7 +59,7 @@ def cross_entropy(
     if inplace and reduction == "none":
         raise ValueError("reduction is 'none': inplace=True needs mean or sum; leave inplace out")
     weights = weights_of_rows(target, logits.shape[1], logits.dtype, ignore_index, class_weights, row_weights)
-    if class_weights is not None and label_smoothing:
+    if weights is not None and class_weights is not None and label_smoothing:
         given = {"ignore_index": ignore_index, "class_weights": class_weights, "row_weights": row_weights}
         _, nll = cross_entropy(logits.detach(), target, reduction=reduction, **given)  # type: ignore[arg-type]
         loss = _smoothed_by_class(logits, target, class_weights, row_weights, label_smoothing, ignore_index)
@@ -125,7 +125,9 @@ def _unit_stride(logits: Tensor) -> Tensor:
 
 
 def _compute(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
-    return losses_of(_unit_stride(call.logits), *call[1:3], *call.loss, overwrite=False, route=call.route)
+    return losses_of(
+        _unit_stride(call.logits), call.target, call.weights, *call.loss, overwrite=False, route=call.route
+    )
 
 
 def _fake(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
@@ -203,7 +205,7 @@ class _Scale(NamedTuple):
 
 
 def _consume(call: _Consumed) -> tuple[Tensor, Tensor]:
-    loss, nll, _ = losses_of(*call[:3], *call.loss, overwrite=True, route=call.route)
+    loss, nll, _ = losses_of(call.logits, call.target, call.weights, *call.loss, overwrite=True, route=call.route)
     return loss, nll
 
 

@@ -123,7 +123,7 @@ class FusedBartEncoderLayer(_Encoder, BartEncoderLayer):
     """BartEncoderLayer on fasttfm's operators."""
 
 
-class FusedBartDecoderLayer(_Decoder, BartDecoderLayer):
+class FusedBartDecoderLayer(_Decoder, BartDecoderLayer):  # type: ignore[misc]  # names of the cache
     """BartDecoderLayer on fasttfm's operators."""
 
 
@@ -131,7 +131,7 @@ class FusedMarianEncoderLayer(_Encoder, MarianEncoderLayer):
     """MarianEncoderLayer on fasttfm's operators."""
 
 
-class FusedMarianDecoderLayer(_Decoder, MarianDecoderLayer):
+class FusedMarianDecoderLayer(_Decoder, MarianDecoderLayer):  # type: ignore[misc]  # names of the cache
     """MarianDecoderLayer on fasttfm's operators."""
 
 

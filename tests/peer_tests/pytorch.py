@@ -25,7 +25,7 @@ from typing import Any
 os.environ.setdefault("TRITON_INTERPRET", "1")
 if "expecttest" not in sys.modules:  # a base class of PyTorch's own test cases, of which only the inputs are used here
     sys.modules["expecttest"] = types.ModuleType("expecttest")
-    sys.modules["expecttest"].TestCase = unittest.TestCase
+    vars(sys.modules["expecttest"])["TestCase"] = unittest.TestCase
 
 import torch
 from torch import Tensor, nn
@@ -157,7 +157,7 @@ def cases(route: str, modes: list[str]) -> Iterator[tuple[str, Callable[[], None
             given = ((case.input, *case.args), case.kwargs)
             run = partial(agree, ours, op.op, route, *given)
             yield f"{name}::sample[{number}]", None if case.kwargs.get("dropout_p") else run
-        for number, wrong in enumerate(op.error_inputs("cpu") if op.error_inputs_func else ()):
+        for number, wrong in enumerate(op.error_inputs("cpu") if op.error_inputs_func is not None else ()):
             yield f"{name}::error[{number}]", partial(refuses, ours, wrong)
 
 
