@@ -17,9 +17,8 @@ SECONDS_OF_GPU ?= 3600
 # Checkouts whose tests `make peers` runs; one that is not named is left out.
 FLASH_ATTENTION ?=
 LIGER ?=
-PYTORCH ?=
 
-.PHONY: help install demo test test-all lint types tests executed peers format compile-matrix docs oldest dist gpu-check bench clean
+.PHONY: help install demo test test-all lint types tests executed peers format compile-matrix docs oldest newest dist gpu-check bench clean
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
@@ -62,11 +61,11 @@ processors: install
 executed: install
 	@$(BIN)/python -m tests.executed --workers $(WORKERS)
 
-# make peers FLASH_ATTENTION=DIR LIGER=DIR PYTORCH=DIR    their own tests with fasttfm in their place
+# make peers FLASH_ATTENTION=DIR LIGER=DIR    their own tests, and the installed torch's, with fasttfm in their place
 peers: install
 	@status=0
 	$(BIN)/python -m tests.peer_tests $(if $(FLASH_ATTENTION),--flash-attention "$(FLASH_ATTENTION)") \
-		$(if $(LIGER),--liger "$(LIGER)") $(if $(PYTORCH),--pytorch "$(PYTORCH)") || status=$$?
+		$(if $(LIGER),--liger "$(LIGER)") || status=$$?
 	$(BIN)/python -m tests.registry || status=$$?
 	exit $$status
 
@@ -77,6 +76,10 @@ format: install
 # The oldest versions that setup.py allows, in an environment of their own; downloads some gigabytes.
 oldest: install
 	@scripts/oldest.sh $(BIN)/python
+
+# The newest versions of all that is installed, without pins, in an environment of their own; downloads some gigabytes.
+newest: install
+	@WORKERS=$(WORKERS) scripts/newest.sh $(BIN)/python
 
 # Every kernel and tile for every chip, held against kernels/proof/budgets.csv; takes long, no GPU needed.
 compile-matrix: install

@@ -36,7 +36,7 @@ extras = {
     "docs": ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"],  # make docs
     "trainers": ["accelerate>=1.1", "lightning>=2.4"],  # docs/trainers.md
     "notebooks": ["nbclient>=0.10", "ipykernel>=6.29", "matplotlib>=3.8"],
-    "peers": ["einops>=0.8", "expecttest>=0.2"],  # make peers: what other projects' tests import
+    "peers": ["einops>=0.8"],  # make peers: what other projects' tests import
     "zstd": ["backports.zstd; python_version < '3.14'"],
 }
 tools = [

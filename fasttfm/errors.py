@@ -20,13 +20,16 @@ class UserError(Exception):
 
 
 def optional(module: str, extra: str) -> Any:
-    """The imported module of a package that one of fasttfm's extras brings; UserError where it is not installed."""
+    """The imported module of a package that one of fasttfm's extras brings; UserError where it cannot be imported."""
     package = module.partition(".")[0]
     try:
         importlib.import_module(package)
         return importlib.import_module(module)
-    except ImportError:
-        raise UserError(f'{package} is not installed: pip install "fasttfm[{extra}]"') from None
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == package:
+            raise UserError(f'{package} is not installed: pip install "fasttfm[{extra}]"') from None
+        why = str(error).split("\n")[0]
+        raise UserError(f'{package} cannot be imported ({why}): pip install --upgrade "fasttfm[{extra}]"') from None
 
 
 class ArgumentError(ValueError, AssertionError, RuntimeError):

@@ -106,7 +106,8 @@ def _forward(
     target: Int64Pointer,  # (M,)
     losses: Float32Pointer,  # (2, M) out: loss, and loss without smoothing, of every row
     statistics: Float32Pointer,  # (2, M) out: the largest logit of every row and its probability; or None
-    factor: Float32Pointer,  # () that multiplies the gradient, or None for 1
+    factor: Float32Pointer,  # () or (M,) that multiplies the gradient, or None for 1
+    factor_step: Varying,  # 0 or 1
     smoothing: Real,
     ignore_index: Varying,
     stride: Stride,
@@ -171,7 +172,7 @@ def _forward(
         if OVERWRITE:
             scale = 1.0
             if factor is not None:
-                scale = tl.load(factor)
+                scale = tl.load(factor + row * factor_step)
             if ONE_TILE:
                 tl.debug_barrier()  # every thread of the program has read `picked` before one overwrites it
                 out = _gradient(below, share, scale, smoothing, V)
@@ -205,7 +206,8 @@ def _backward(
     target: Int64Pointer,  # (M,)
     statistics: Float32Pointer,  # (2, M)
     gradient: Pointer,  # (M, V) out, contiguous
-    factor: Float32Pointer,  # ()
+    factor: Float32Pointer,  # () or (M,)
+    factor_step: Varying,  # 0 or 1
     smoothing: Real,
     ignore_index: Varying,
     stride: Stride,
@@ -222,7 +224,8 @@ def _backward(
     out = tl.zeros((COLUMNS,), tl.float32)
     if t != ignore_index:
         x = wide(tl.load(logits + columns, mask=columns < V, other=0.0))
-        top, share, scale = tl.load(statistics + row), tl.load(statistics + M + row), tl.load(factor)
+        top, share = tl.load(statistics + row), tl.load(statistics + M + row)
+        scale = tl.load(factor + row * factor_step)
         out = _gradient(x - top, share, scale, smoothing, V)
         tl.store(gradient + columns, out.to(gradient.dtype.element_ty), mask=columns < V)
         mine = (t >= 0) & (t < V) & (t // COLUMNS == tl.program_id(1))
@@ -269,9 +272,9 @@ def forward(
 ) -> tuple[Tensor, Tensor | None]:
     """logits (M, V) with unit stride along V, target (M,) int64 contiguous.
 
-    overwrite: logits become factor * d loss / d logits; factor () float32, None for 1. Returns losses (2, M) float32,
-    with and without smoothing, zero at ignored rows, and what backward() needs, (2, M) float32: the largest logit of
-    every row and its probability; None without keep_statistics.
+    overwrite: logits become factor * d loss / d logits; factor () or (M,) float32, None for 1. Returns losses (2, M)
+    float32, with and without smoothing, zero at ignored rows, and what backward() needs, (2, M) float32: the largest
+    logit of every row and its probability; None without keep_statistics.
     """
     M, V = logits.shape
     losses = torch.empty(2, M, dtype=torch.float32, device=logits.device)
@@ -279,11 +282,16 @@ def forward(
     if M:
         block = CROSS_ENTROPY(chip(logits.device), size_class(V))
         _forward[(M,)](
-            logits, target, losses, statistics, factor, label_smoothing, ignore_index, logits.stride(0), M, V,
-            ONE_TILE=block.columns >= V > block.columns // 2, OVERWRITE=overwrite,
+            logits, target, losses, statistics, factor, _step(factor), label_smoothing, ignore_index, logits.stride(0),
+            M, V, ONE_TILE=block.columns >= V > block.columns // 2, OVERWRITE=overwrite,
             **block.options(),
         )  # fmt: skip
     return losses, statistics
+
+
+def _step(factor: Tensor | None) -> int:
+    """From a row's factor to the next: 0 where all share one."""
+    return 0 if factor is None else factor.dim()
 
 
 def _part(chip: Chip, V: int) -> Tile:
@@ -294,13 +302,15 @@ def _part(chip: Chip, V: int) -> Tile:
 def backward(
     factor: Tensor, logits: Tensor, target: Tensor, statistics: Tensor, *, label_smoothing: float, ignore_index: int
 ) -> Tensor:
-    """factor * d loss / d logits, (M, V) contiguous in logits' dtype; factor () float32, statistics from forward()."""
+    """factor * d loss / d logits, (M, V) contiguous in logits' dtype; factor () or (M,) float32, statistics as from
+    forward()."""
     M, V = logits.shape
     gradient = torch.empty(M, V, dtype=logits.dtype, device=logits.device)
     if M:
         block = _part(chip(logits.device), V)
         _backward[(M, ceil_div(V, block.columns))](
-            logits, target, statistics, gradient, factor, label_smoothing, ignore_index, logits.stride(0), M, V,
+            logits, target, statistics, gradient, factor, _step(factor), label_smoothing, ignore_index,
+            logits.stride(0), M, V,
             **block.options(),
         )  # fmt: skip
     return gradient

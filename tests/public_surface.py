@@ -11,7 +11,7 @@ from torch import Tensor
 
 import fasttfm.nn
 from fasttfm import functional as F
-from fasttfm.compat import flash_attn, varlen
+from fasttfm.compat import flash_attn, losses, varlen
 
 SEED = torch.tensor([11])
 NO_FUNCTIONS = {"backend", "draw_seed", "rotary_tables"}
@@ -73,6 +73,11 @@ def functions(
         "linear_cross_entropy": Use(
             lambda x, w: F.linear_cross_entropy(x, w, target.view(batch, length))[0], new(rows, (9, width))
         ),
+        "losses.cross_entropy": Use(lambda x: losses.cross_entropy(x, target), new((tokens, 9))),
+        "losses.linear_cross_entropy": Use(
+            lambda x, w, b: losses.linear_cross_entropy(x, w, target, linear_bias=b),
+            new((tokens, width), (9, width), (9,)),
+        ),
         "embed": Use(lambda w, p: F.embed(ids, w, p, **drop), new((9, width), (length, width))),
         "feed_forward": Use(lambda *t: F.feed_forward(*t, **drop), new(*network)),
         "feed_forward_gelu": Use(lambda *t: F.feed_forward(*t, activation="gelu_tanh", **drop), new(*network)),
@@ -115,8 +120,8 @@ def functions(
 def compat_names() -> set[str]:
     """Every public function of compat."""
     return {
-        name
-        for module in (flash_attn, varlen)
+        f"losses.{name}" if module is losses else name
+        for module in (flash_attn, losses, varlen)
         for name, value in vars(module).items()
         if callable(value) and getattr(value, "__module__", "") == module.__name__ and not name.startswith("_")
     }

@@ -1,4 +1,4 @@
-"""A command stopped by Ctrl-C ends with the status that it returned, wherever the interrupt struck."""
+"""Ends of a command that Ctrl-C stopped, and what is said of a package that cannot be imported."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from fasttfm.errors import Stopped, interrupted
+from fasttfm.errors import Stopped, UserError, interrupted, optional
 
 
 def test_the_status_tells_the_signal():
@@ -30,3 +30,13 @@ except KeyboardInterrupt:
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-m", "stopped"], env=environment, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (130, b"")
+
+
+def test_a_package_that_is_broken_is_not_called_missing(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    tmp_path.joinpath("broken_package.py").write_text("from errno import NO_SUCH_NAME")
+    why = r"cannot be imported \(cannot import name 'NO_SUCH_NAME' from 'errno' .*\): pip install --upgrade"
+    with pytest.raises(UserError, match=rf'^broken_package {why} "fasttfm\[hf\]"$'):
+        optional("broken_package", "hf")
+    with pytest.raises(UserError, match=r'^no_such_package is not installed: pip install "fasttfm\[hf\]"$'):
+        optional("no_such_package.part", "hf")

@@ -20,7 +20,7 @@ from torch import Tensor
 import fasttfm
 import fasttfm.nn
 from fasttfm import functional as F
-from fasttfm.compat import flash_attn, varlen
+from fasttfm.compat import flash_attn, losses, varlen
 
 ROOT = Path(fasttfm.__file__).parent
 SEED = torch.tensor([11])
@@ -58,7 +58,7 @@ def functions() -> dict[str, Target]:
     norm = {"x": f(2, 3, 16), "weight": f(16), "bias": f(16), "eps": 1e-5}
     rms = {"x": f(2, 3, 16), "weight": f(16), "eps": 1e-6}
     residual = {"residual": f(2, 3, 16)}
-    loss = {"label_smoothing": 0.1, "ignore_index": -100}
+    loss = {"label_smoothing": 0.1, "ignore_index": -100, "reduction": "mean", "class_weights": f(5).abs()}
     target = torch.arange(6) % 5
     network = {"x": f(2, 3, 16), "weight1": f(32, 16), "bias1": f(32), "weight2": f(16, 32), "bias2": f(16)}
     cos, sin = F.rotary_tables(7, 8)
@@ -88,9 +88,9 @@ def functions() -> dict[str, Target]:
         "feed_forward": network | drop | {"activation": "relu"},
         "embed": {"tokens": target.view(2, 3), "weight": f(9, 16), "positions": f(4, 16), "scale": 2.0, "pad_id": 0,
                   "first_position": 1} | drop,
-        "cross_entropy": {"logits": f(6, 5), "target": target, "reduction": "mean", "inplace": False} | loss,
+        "cross_entropy": {"logits": f(6, 5), "target": target, "row_weights": f(6), "inplace": False} | loss,
         "linear_cross_entropy": {"hidden": f(2, 3, 16), "weight": f(5, 16), "target": target.view(2, 3),
-                                 "low_memory": False} | loss,
+                                 "row_weights": f(2, 3), "low_memory": False} | loss,
         "rotary": {"x": f(2, 2, 5, 8), "cos": cos, "sin": sin, "positions": torch.arange(5), "interleaved": False},
         "rotary_tables": {"length": 5, "size": 8, "base": 1e4, "factor": 2.0, "bands": (3, 1.0, 4.0),
                           "dtype": torch.float32},
@@ -129,7 +129,17 @@ def signatures() -> dict[str, Target]:
                  "enable_gqa": False, "block_table": None, "seqused_k": torch.tensor([3, 5]),
                  "dropout_p": 0.25}  # fmt: skip
     query = {name: f(9, 2, 8) for name in ("query", "key", "value")}
-    return targets | {"varlen_attn": Target(varlen.varlen_attn, query | arguments, varlen.varlen_attn)}
+    loss = {"target": torch.arange(6) % 5, "weight": f(5).abs(), "reduction": "mean", "ignore_index": -100,
+            "label_smoothing": 0.0}  # fmt: skip
+    more = {
+        "varlen_attn": (varlen.varlen_attn, query | arguments),
+        "losses.cross_entropy": (losses.cross_entropy, {"input": f(6, 5)} | loss),
+        "losses.linear_cross_entropy": (
+            losses.linear_cross_entropy,
+            {"input": f(6, 16), "linear_weight": f(5, 16), "linear_bias": f(5)} | loss,
+        ),
+    }
+    return targets | {name: Target(function, call, function) for name, (function, call) in more.items()}
 
 
 def modules() -> dict[str, Target]:

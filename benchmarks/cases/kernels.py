@@ -95,7 +95,8 @@ def _rows(setting: Setting) -> list[Case]:
             result.append(feed_forward(rows, N, 4 * N, 0.1, _kept(passes, 0.1), setting, compile=standard))
             kept = _kept(passes, 0.1)
             result.append(feed_forward(rows, N, 4 * N, 0.1, kept, setting, compile=standard, activation="gelu"))
-        result.append(linear_cross_entropy(few, N, V, setting, compile=standard))
+        for smoothing in (0.1, 0.0):
+            result.append(linear_cross_entropy(few, N, V, smoothing, setting, compile=standard))
     for passes in PASSES:
         result.append(cross_entropy(few, V, passes, setting, compile=standard))
         if passes == "backward":  # and both in one, for those that cannot be told apart

@@ -135,9 +135,9 @@ def cross_entropy(M: int, V: int, passes: str, setting: Setting, *, compile: boo
     return case(inputs, {peers.OURS: ours}, _eager_loss, others)
 
 
-def _eager_loss(logits: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+def _eager_loss(logits: Tensor, target: Tensor, reduction: str = "mean", smoothing: float = 0.1) -> Tensor:
     wide = logits if logits.dtype == torch.float64 else logits.float()  # as under autocast
-    return nnF.cross_entropy(wide, target, label_smoothing=0.1, reduction=reduction)
+    return nnF.cross_entropy(wide, target, label_smoothing=smoothing, reduction=reduction)
 
 
 def _liger_cross_entropy(passes: str) -> Provider:
@@ -149,8 +149,8 @@ def _liger_cross_entropy(passes: str) -> Provider:
     return LigerCrossEntropyLoss(label_smoothing=0.1)
 
 
-def linear_cross_entropy(M: int, N: int, V: int, setting: Setting, *, compile: bool) -> Case:
-    """Logits, label-smoothed loss and both gradients, in one run: ours and Liger's compute gradients in the forward."""
+def linear_cross_entropy(M: int, N: int, V: int, smoothing: float, setting: Setting, *, compile: bool) -> Case:
+    """Logits, loss and both gradients, in one run: ours, Liger's and torch's compute gradients in the forward."""
     size = setting.dtype.itemsize
     forward = costs.linear(M, N, V, size) + costs.cross_entropy(M, V, size)
     cost = forward, costs.linear_backward(M, N, V, size, bias=False)
@@ -160,22 +160,30 @@ def linear_cross_entropy(M: int, N: int, V: int, setting: Setting, *, compile: b
         return _random(setting, M, N), _random(setting, V, N, scale=N**-0.5), target
 
     def ours(low_memory: bool, *x: Tensor) -> Tensor:
-        return F.linear_cross_entropy(*x, label_smoothing=0.1, low_memory=low_memory)[0]
+        return F.linear_cross_entropy(*x, label_smoothing=smoothing, low_memory=low_memory)[0]
 
     def eager(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-        return _eager_loss(nnF.linear(hidden, weight), target, "sum")
+        return _eager_loss(nnF.linear(hidden, weight), target, "sum", smoothing)
 
-    name, shape = "linear + cross entropy", {"M": M, "N": N, "V": V}
+    name, shape = "linear + cross entropy" + ("" if smoothing else ", unsmoothed"), {"M": M, "N": N, "V": V}
     both = {peers.OURS: partial(ours, False), f"{peers.OURS}, low memory": partial(ours, True)}
-    others = {peers.LIGER: _liger_linear_cross_entropy}
+    others: dict[str, Any] = {peers.LIGER: partial(_liger_linear_cross_entropy, smoothing)}
+    if not smoothing:
+        others[peers.TORCH_CHUNKED] = _torch_linear_cross_entropy
     return operator(name, shape, "forward+backward", setting, cost, inputs, both, eager, others, compile=compile)
 
 
-def _liger_linear_cross_entropy() -> Provider:
+def _torch_linear_cross_entropy() -> Provider:
+    """https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.linear_cross_entropy.html, in parts: it takes
+    no label smoothing there"""
+    return partial(nnF.linear_cross_entropy, reduction="sum", options=torch.nn.LinearCrossEntropyOptions())
+
+
+def _liger_linear_cross_entropy(smoothing: float) -> Provider:
     """https://github.com/linkedin/Liger-Kernel#model-kernels"""
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
-    loss = LigerFusedLinearCrossEntropyLoss(label_smoothing=0.1, reduction="sum")
+    loss = LigerFusedLinearCrossEntropyLoss(label_smoothing=smoothing, reduction="sum")
     return lambda hidden, weight, target: loss(weight, hidden, target)
 
 

@@ -27,6 +27,7 @@ SDPA_CUDNN = "SDPA cuDNN"
 SDPA_PADDED = "SDPA, padded"
 SDPA_NESTED = "SDPA, nested"
 FLEX = "FlexAttention"
+TORCH_CHUNKED = "torch linear_cross_entropy"
 LIGER = "Liger-Kernel"
 FLASH_ATTN = "flash-attn"
 XFORMERS = "xformers"
@@ -65,6 +66,8 @@ class _Package:
 
 
 _PACKAGES = {
+    # https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.linear_cross_entropy.html
+    TORCH_CHUNKED: _Package("torch", "pip install 'torch>=2.13'"),
     # https://github.com/linkedin/Liger-Kernel#installation
     LIGER: _Package("liger_kernel", "pip install liger-kernel", gpu=True),
     # https://github.com/Dao-AILab/flash-attention#installation-and-features

@@ -39,7 +39,8 @@ LARGEST = 60 << 20
 _LIMIT = 1_800.0
 """Seconds that a question's kernels may take to compile."""
 _DROPPED = (
-    "backends/amd/", "cupti/", "libproton.so", "ptxas-blackwell", "FileCheck", "nvdisasm", "plugins/", "instrumentation/",
+    "backends/amd/", "cupti/", "libproton.so", "ptxas-blackwell", "FileCheck", "nvdisasm", "plugins/",
+    "instrumentation/",
 )  # fmt: skip
 """Of Triton: what no NVIDIA device before Blackwell runs."""
 _KEY = """

@@ -84,7 +84,7 @@ def standing_in(chip: str) -> Iterator[None]:
         driver.set_active(Compiling(chip))
         stack.enter_context(mock.patch.object(cache, "triton_key", key))
         stack.enter_context(mock.patch.object(torch.cuda, "_sleep"))
-        stack.enter_context(mock.patch.object(torch.cuda, "get_rng_state", lambda device=None: torch.get_rng_state()))
+        stack.enter_context(mock.patch.object(torch.cuda, "get_rng_state", return_value=torch.get_rng_state()))
         stack.enter_context(mock.patch.object(torch.cuda, "set_rng_state"))
         stack.enter_context(mock.patch.object(tuning, "measure", _once))
         stack.enter_context(Answers(CHIPS[chip]))

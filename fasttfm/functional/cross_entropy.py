@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fasttfm import reference
 from fasttfm.functional.backends import chosen, kernel_route
 from fasttfm.functional.derivative import pulled_back
 from fasttfm.functional.dropout import wide
@@ -19,9 +18,11 @@ from fasttfm.functional.loss import (
     check,
     check_classes,
     counted_rows,
+    differentiable_loss,
+    losses_of,
     mean_factor,
     plain_gradient,
-    sums,
+    weights_of_rows,
 )
 from fasttfm.functional.operator import Gradients, Operator, Overwritten, Whole
 from fasttfm.functional.signature import is_flag, names_arguments
@@ -35,45 +36,72 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     ignore_index: int = -100,
     reduction: str = "mean",
+    class_weights: Tensor | None = None,
+    row_weights: Tensor | None = None,
     inplace: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Label-smoothed cross entropy, as torch.nn.functional.cross_entropy defines it for class numbers.
 
-    logits (M, V), target (M,) int64; rows whose target is ignore_index count nothing. reduction: mean over the counted
-    rows (not a number when there are none) or sum. Statistics are float32 for half precision, also under autocast.
+    logits (M, V), target (M,) int64 or int32; rows whose target is ignore_index count nothing. reduction: mean over the
+    counted rows (not a number when there are none), sum, or none: a loss for each row, 0 where it is ignored.
+    Statistics are float32 for half precision, also under autocast.
+    class_weights (V,), torch's `weight`, and row_weights (M,), without gradients, multiply the losses; the mean is
+    weighted. Class weights beside label smoothing are computed by PyTorch's own function, in float32 at least.
     inplace=True gives up the logits: when they ask for a gradient their memory holds it afterwards, and no second
-    (M, V) tensor is made. Nothing else may read them then, and backward can be called once.
-    Returns (loss, the loss without smoothing), 0-d; the second has no gradient.
+    (M, V) tensor is made. Nothing else may read them then, and backward can be called once; not with reduction none.
+    Returns (loss, the loss without smoothing), 0-d or (M,); the second has no gradient.
     Raises ValueError for shapes that do not agree, another reduction, or inplace on logits whose rows are not dense.
     """
-    check(target, label_smoothing)
+    target = check(target, label_smoothing, reduction)
     if logits.dim() != 2 or target.shape != logits.shape[:1]:
         raise ValueError(f"logits {tuple(logits.shape)} and target {tuple(target.shape)} must be (M, V) and (M,)")
     check_classes("logits", logits)
     is_flag("inplace", inplace)
-    if reduction not in ("mean", "sum"):
-        raise ValueError(f"reduction is {reduction!r}: choose mean or sum")
-    options = _Loss(float(label_smoothing), ignore_index, reduction == "mean")
+    if inplace and reduction == "none":
+        raise ValueError("reduction is 'none': inplace=True needs mean or sum; leave inplace out")
+    weights = weights_of_rows(target, logits.shape[1], logits.dtype, ignore_index, class_weights, row_weights)
+    if weights is not None and class_weights is not None and label_smoothing:
+        given = {"ignore_index": ignore_index, "class_weights": class_weights, "row_weights": row_weights}
+        _, nll = cross_entropy(logits.detach(), target, reduction=reduction, **given)  # type: ignore[arg-type]
+        loss = _smoothed_by_class(logits, target, class_weights, row_weights, label_smoothing, ignore_index)
+        if reduction != "none":
+            loss = loss.sum() / (weights.sum() if reduction == "mean" else 1.0)
+        return loss, nll
+    if weights is not None and reduction == "mean":
+        weights, reduction = weights / weights.sum(), "sum"
+    options = _Loss(float(label_smoothing), ignore_index, reduction)
     if inplace and torch.is_grad_enabled() and logits.requires_grad:
         if logits.stride(1) != 1 or logits.stride(0) < logits.shape[1]:
             raise ValueError(
                 f"logits have strides {logits.stride()}: inplace=True needs separate rows with stride 1; "
                 "call .contiguous() before or leave inplace out"
             )
-        return _cross_entropy_consume(logits, target, options, chosen())
-    loss, nll, _ = _cross_entropy(logits, target, options, chosen())
+        return _cross_entropy_consume(logits, target, weights, options, chosen())
+    loss, nll, _ = _cross_entropy(logits, target, weights, options, chosen())
     return loss, nll
+
+
+def _smoothed_by_class(
+    logits: Tensor, target: Tensor, class_weights: Tensor, row_weights: Tensor | None, smoothing: float, ignored: int
+) -> Tensor:
+    """The loss of each row, smoothed over classes that weigh differently, by PyTorch."""
+    x = logits.to(wide(logits.dtype))
+    loss = torch.nn.functional.cross_entropy(
+        x, target, class_weights.to(x.dtype), ignore_index=ignored, reduction="none", label_smoothing=smoothing
+    )
+    return loss if row_weights is None else loss * row_weights.to(x.dtype)
 
 
 class _Loss(NamedTuple):
     label_smoothing: float
     ignore_index: int
-    mean: bool
+    reduction: str
 
 
 class _Call(NamedTuple):
     logits: Tensor
     target: Whole
+    weights: Tensor | None
     loss: _Loss
     route: str
 
@@ -98,7 +126,9 @@ def _unit_stride(logits: Tensor) -> Tensor:
 
 
 def _compute(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
-    return sums(_unit_stride(call.logits), call.target, *call.loss, overwrite=False, route=call.route)
+    return losses_of(
+        _unit_stride(call.logits), call.target, call.weights, *call.loss, overwrite=False, route=call.route
+    )
 
 
 def _fake(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
@@ -108,7 +138,8 @@ def _fake(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
 
 def _fake_sums(call: _Call | _Consumed) -> tuple[Tensor, Tensor]:
     logits, dtype = call.logits, wide(call.logits.dtype)
-    return logits.new_empty((), dtype=dtype), logits.new_empty((), dtype=dtype)
+    shape = call.target.shape if call.loss.reduction == "none" else ()
+    return logits.new_empty(shape, dtype=dtype), logits.new_empty(shape, dtype=dtype)
 
 
 def _differentiate(saved: _Saved, wanted: _Call, grad: Tensor, *_: None) -> Gradients:
@@ -116,10 +147,10 @@ def _differentiate(saved: _Saved, wanted: _Call, grad: Tensor, *_: None) -> Grad
 
 
 def _compute_backward(call: _Backward) -> Tensor:
-    grad, ((logits, target, loss, route), statistics) = call
+    grad, ((logits, target, weights, loss, route), statistics) = call
     logits = _unit_stride(logits)
-    factor = mean_factor(logits, target, loss.ignore_index, loss.mean)
-    factor = grad if factor is None else grad * factor
+    factor = mean_factor(logits, target, loss.ignore_index, loss.reduction) if weights is None else weights
+    factor = grad.contiguous() if factor is None else grad * factor
     if route == "triton":
         from fasttfm.kernels import cross_entropy as kernel
 
@@ -130,12 +161,7 @@ def _compute_backward(call: _Backward) -> Tensor:
 
 
 def _by_reference(call: _Call) -> Tensor:
-    """The loss in operations that PyTorch differentiates."""
-    smoothing, ignore_index, mean = call.loss
-    options: dict[str, Any] = {"label_smoothing": smoothing, "ignore_index": ignore_index}
-    loss, _ = reference.cross_entropy(call.logits, call.target, **options)
-    factor = mean_factor(call.logits, call.target, ignore_index, mean)
-    return loss if factor is None else loss * factor
+    return differentiable_loss(call.logits, call.target, call.weights, *call.loss)
 
 
 _cross_entropy_backward = Operator(
@@ -165,6 +191,7 @@ _cross_entropy = Operator(
 class _Consumed(NamedTuple):
     logits: Overwritten
     target: Whole
+    weights: Tensor | None
     loss: _Loss
     route: str
 
@@ -192,7 +219,7 @@ class _Scale(NamedTuple):
 
 
 def _consume(call: _Consumed) -> tuple[Tensor, Tensor]:
-    loss, nll, _ = sums(call.logits, call.target, *call.loss, overwrite=True, route=call.route)
+    loss, nll, _ = losses_of(call.logits, call.target, call.weights, *call.loss, overwrite=True, route=call.route)
     return loss, nll
 
 

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fasttfm import reference
 from fasttfm.functional.backends import chosen, kernel_route
+from fasttfm.functional.cross_entropy import cross_entropy
 from fasttfm.functional.derivative import pulled_back
 from fasttfm.functional.dropout import wide
-from fasttfm.functional.loss import check, check_classes, sums
+from fasttfm.functional.loss import check, check_classes, differentiable_loss, losses_of, mean_factor, weights_of_rows
 from fasttfm.functional.operator import Gradients, Operator, Whole
-from fasttfm.functional.signature import names_arguments
+from fasttfm.functional.signature import is_flag, names_arguments
 
 
 @names_arguments
@@ -28,32 +28,66 @@ def linear_cross_entropy(
     *,
     label_smoothing: float = 0.0,
     ignore_index: int = -100,
+    reduction: str = "sum",
+    class_weights: Tensor | None = None,
+    row_weights: Tensor | None = None,
     low_memory: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """cross_entropy(hidden weight^T, target), summed, without keeping the logits.
+    """cross_entropy(hidden weight^T, target) without keeping the logits.
 
-    hidden (..., N), weight (V, N), target (...) int64; float32, float16, bfloat16 or float64. Under autocast the
-    products are computed in its precision from weights and hidden states as they are, and gradients come in their
+    hidden (..., N), weight (V, N), target (...) int64 or int32; float32, float16, bfloat16 or float64. Under autocast
+    the products are computed in its precision from weights and hidden states as they are, and gradients come in their
     dtype.
     Rows whose target is ignore_index count nothing. The gradients are computed here, in the forward pass, when hidden
     or weight asks for one; backward only scales them.
+    reduction, class_weights (V,) and row_weights (...): as cross_entropy() takes them. A loss for each row
+    (reduction none), and class weights beside label smoothing, keep the logits.
     low_memory: the logits exist for some rows at a time, about as many as fill the memory of hidden, which costs more
     and smaller matrix products; on the CPU it is always so, because there it is the faster way.
-    Returns (loss, the loss without smoothing), 0-d float32 (float64 for float64) sums; the second has no gradient.
+    Returns (loss, the loss without smoothing), 0-d or with reduction none (...), float32 (float64 for float64); the
+    second has no gradient.
     Raises ValueError for shapes that do not agree.
     """
-    check(target, label_smoothing)
+    target = check(target, label_smoothing, reduction)
     if hidden.shape[:-1] != target.shape or weight.dim() != 2 or weight.shape[1] != hidden.shape[-1]:
         raise ValueError(
             f"hidden {tuple(hidden.shape)}, weight {tuple(weight.shape)} and target {tuple(target.shape)} must be "
             "(..., N), (V, N) and (...)"
         )
     check_classes("weight", weight, 0)
+    is_flag("low_memory", low_memory)
     need_hidden, need_weight = (torch.is_grad_enabled() and x.requires_grad for x in (hidden, weight))
-    rows = hidden.reshape(-1, hidden.shape[-1])
+    rows, labels = hidden.reshape(-1, hidden.shape[-1]), target.reshape(-1)
+    if row_weights is not None and row_weights.shape != target.shape:
+        raise ValueError(f"row_weights is {tuple(row_weights.shape)}: it must be {tuple(target.shape)}, as target is")
+    of_rows = None if row_weights is None else row_weights.reshape(-1)
+    if reduction == "none" or (class_weights is not None and label_smoothing):
+        given: dict[str, Any] = {"class_weights": class_weights, "row_weights": of_rows, "reduction": reduction}
+        losses = cross_entropy(
+            kept_logits(rows, weight),
+            labels,
+            label_smoothing=label_smoothing,
+            ignore_index=ignore_index,
+            **given,
+        )
+        return (losses[0].view(target.shape), losses[1].view(target.shape)) if reduction == "none" else losses
+    weights = weights_of_rows(labels, weight.shape[0], rows.dtype, ignore_index, class_weights, of_rows)
     options = _Options(float(label_smoothing), ignore_index, need_hidden, need_weight, low_memory, None)
-    loss, nll, _, _ = _linear_cross_entropy(rows, weight, target.reshape(-1), options, chosen())
+    loss, nll, _, _ = _linear_cross_entropy(rows, weight, labels, weights, options, chosen())
+    if reduction == "mean":
+        factor = mean_factor(rows, labels, ignore_index, reduction) if weights is None else weights.sum().reciprocal()
+        loss, nll = loss * factor, nll * factor
     return loss, nll
+
+
+def kept_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """hidden weight^T + bias (M, V), which wait for backward: hidden (M, N), weight (V, N), bias (V,)."""
+    if bias is not None and (bias.dtype, bias.device) != (weight.dtype, weight.device):
+        raise ValueError(f"bias is {bias.dtype} on {bias.device}, weight {weight.dtype} on {weight.device}")
+    nothing = _Options(0.0, -100, need_hidden=False, need_weight=False, low_memory=False, dtype=None)
+    # Over no row, for the operator's own checks of dtypes and devices.
+    _linear_cross_entropy(hidden[:0], weight, hidden.new_empty(0, dtype=torch.int64), None, nothing, chosen())
+    return torch.nn.functional.linear(hidden, weight, bias)
 
 
 class _Options(NamedTuple):
@@ -70,6 +104,7 @@ class _Call(NamedTuple):
     hidden: Tensor
     weight: Tensor
     target: Whole
+    weights: Tensor | None
     options: _Options
     route: str
 
@@ -102,15 +137,17 @@ def _chunk(hidden: Tensor, columns: int, low_memory: bool) -> int:
 
 def _compute(call: _Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The sums of both losses, and the gradients of hidden and weight, which are empty where they are not needed."""
-    hidden, weight, target, options, route = call
+    hidden, weight, target, weights, options, route = call
     dtype = options.dtype or hidden.dtype
     counted = None
     x, t = hidden, target
-    if route == "torch" and hidden.device.type == "cpu":  # elsewhere it would wait for the device
+    known = hidden.device.type == "cpu" and not torch.compiler.is_compiling()  # else it would wait for the device
+    if route == "torch" and known:
         counted = (target != options.ignore_index).nonzero()[:, 0]
         if counted.numel() < target.numel():
             x, t = hidden[counted], target[counted]
-    loss, nll, d_x, d_weight = _chunks(x.to(dtype), weight.to(dtype), t, options, route)
+            weights = None if weights is None else weights[counted]
+    loss, nll, d_x, d_weight = _chunks(x.to(dtype), weight.to(dtype), t, weights, options, route)
     if d_weight is None:
         d_weight = weight.new_zeros(weight.shape if options.need_weight else (0,))
     d_hidden = d_x.to(hidden.dtype)
@@ -121,7 +158,7 @@ def _compute(call: _Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _chunks(
-    x: Tensor, weight: Tensor, target: Tensor, options: _Options, route: str
+    x: Tensor, weight: Tensor, target: Tensor, weights: Tensor | None, options: _Options, route: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Both losses and both gradients of x (M, N), as many rows at a time as _chunk() says."""
     rows, columns = x.shape[0], weight.shape[0]
@@ -136,8 +173,9 @@ def _chunks(
     for r in range(0, rows, step):
         part = x[r : r + step]
         logits = torch.mm(part, weight.t(), out=memory[: part.shape[0]])
-        labels = (target[r : r + step], options.label_smoothing, options.ignore_index)
-        loss, nll, _ = sums(logits, *labels, mean=False, overwrite=overwrite, route=route)
+        of_rows = None if weights is None else weights[r : r + step]
+        labels = (target[r : r + step], of_rows, options.label_smoothing, options.ignore_index, "sum")
+        loss, nll, _ = losses_of(logits, *labels, overwrite=overwrite, route=route)
         losses.append((loss, nll))
         if options.need_hidden:
             torch.mm(logits, weight, out=d_x[r : r + step])
@@ -183,12 +221,9 @@ def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor]:
 
 def _by_reference(call: _Call) -> Tensor:
     """The loss in operations that PyTorch differentiates."""
-    dtype = call.options.dtype or call.hidden.dtype
-    options: dict[str, Any] = {
-        "label_smoothing": call.options.label_smoothing,
-        "ignore_index": call.options.ignore_index,
-    }
-    return reference.linear_cross_entropy(call.hidden.to(dtype), call.weight.to(dtype), call.target, **options)[0]
+    dtype, options = call.options.dtype or call.hidden.dtype, call.options
+    logits = torch.nn.functional.linear(call.hidden.to(dtype), call.weight.to(dtype))
+    return differentiable_loss(logits, call.target, call.weights, options.label_smoothing, options.ignore_index, "sum")
 
 
 def _reference_backward(call: _Backward) -> list[Tensor]:

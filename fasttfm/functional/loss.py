@@ -18,12 +18,46 @@ LOSS_BLOCK = 1 << 19
 measured."""
 
 
-def check(target: Tensor, label_smoothing: float) -> None:
-    """Raises ValueError for what no loss takes."""
-    if target.dtype != torch.int64:
-        raise ValueError(f"target is {target.dtype}: it must hold int64 class numbers")
+def check(target: Tensor, label_smoothing: float, reduction: str) -> Tensor:
+    """target in int64. Raises ValueError for what no loss takes."""
+    if target.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"target is {target.dtype}: it must hold int64 or int32 class numbers")
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing {label_smoothing} must lie in [0, 1]")
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction is {reduction!r}: choose mean, sum or none")
+    return target.long()
+
+
+def weights_of_rows(
+    target: Tensor,
+    classes: int,
+    dtype: torch.dtype,
+    ignore_index: int,
+    class_weights: Tensor | None,
+    row_weights: Tensor | None,
+) -> Tensor | None:
+    """Factor of each row's loss, like target (M,), 0 where it is ignored; None for 1 everywhere.
+
+    Raises ValueError for weights of another shape or that ask for a gradient.
+    """
+    result = None
+    for name, weights, shape in (
+        ("class_weights", class_weights, (classes,)),
+        ("row_weights", row_weights, target.shape),
+    ):
+        if weights is None:
+            continue
+        if weights.shape != shape or not weights.is_floating_point():
+            raise ValueError(f"{name} is {tuple(weights.shape)} of {weights.dtype}: it must be {tuple(shape)} floats")
+        if weights.requires_grad:
+            raise ValueError(f"{name} asks for a gradient, which it has not: weight what reduction='none' returns")
+        if weights.device != target.device:
+            raise ValueError(f"{name} is on {weights.device}, target on {target.device}: move one of them")
+        each = weights if name == "row_weights" else weights[target.clamp(0, classes - 1)]
+        each = each.to(wide(dtype))
+        result = each if result is None else result * each
+    return None if result is None else result.masked_fill(target == ignore_index, 0.0)
 
 
 def check_classes(name: str, x: Tensor, dim: int = 1) -> None:
@@ -67,9 +101,10 @@ def _check_numbers(x: Tensor, t: Tensor) -> None:
         ) from None
 
 
-def _for_pass(logits: Tensor, target: Tensor, counted: Tensor | None) -> Tensor | None:
+def _for_pass(logits: Tensor, target: Tensor, counted: Tensor | None, scale: Tensor | None) -> Tensor | None:
     """The target as a pass takes it, where one is taken, with class 0 for rows that do not count."""
-    if not (training_passes.takes(logits) and type(target) is Tensor and logits.is_contiguous()):
+    whole = scale is None or not scale.dim()
+    if not (training_passes.takes(logits) and type(target) is Tensor and logits.is_contiguous() and whole):
         return None
     target = target if counted is None else target.masked_fill(~counted, 0)
     _check_numbers(logits, target)
@@ -95,21 +130,19 @@ def plain(
     gradient: Tensor | None = None,
     scale: Tensor | None = None,
     statistics: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Sums of the loss and of the loss without smoothing over logits (R, V).
+) -> Tensor:
+    """Losses (2, R) of logits (R, V), with smoothing and without, in float32 at least.
 
     counted (R,) bool: rows that count, all when None. gradient (R, V), which may be logits itself, receives scale * d
-    loss / d logits; statistics (2, R) each row's largest logit and its probability. On the CPU a block of rows goes
-    through every step while it lies in the cache.
+    loss / d logits, scale () or (R,); statistics (2, R) each row's largest logit and its probability. On the CPU a
+    block of rows goes through every step while it lies in the cache.
     """
-    if (classes := _for_pass(logits, target, counted)) is not None:
+    if (classes := _for_pass(logits, target, counted, scale)) is not None:
         losses, of_rows = training_passes.cross_entropy(logits, classes, counted, label_smoothing, scale, gradient)
         if statistics is not None:
             statistics.copy_(of_rows)
-        loss, nll = losses.sum(1).unbind()
-        return loss, nll
-    dtype, device = wide(logits.dtype), logits.device
-    loss, nll = torch.zeros((), dtype=dtype, device=device), torch.zeros((), dtype=dtype, device=device)
+        return losses
+    losses = torch.empty(2, len(logits), dtype=wide(logits.dtype), device=logits.device)
     weights: Tensor | None = None
     for part, x, t, left in _blocks(logits, target, counted):
         weights = torch.empty_like(x) if weights is None else weights
@@ -122,19 +155,25 @@ def plain(
         if label_smoothing:
             spread = logarithm + (top - x.mean(dim=1))
             row_loss = (1.0 - label_smoothing) * row_nll + label_smoothing * spread  # inf - inf is formed nowhere
-        nll += (row_nll if left is None else row_nll.masked_fill(left[:, 0], 0.0)).sum()
-        loss += (row_loss if left is None else row_loss.masked_fill(left[:, 0], 0.0)).sum()
+        for result, each in zip(losses, (row_loss, row_nll)):
+            result[part] = each if left is None else each.masked_fill(left[:, 0], 0.0)
         if statistics is not None:
             statistics[0, part], statistics[1, part] = top, share
         if gradient is not None:
-            gradient[part] = _gradient_(p, t, label_smoothing, scale, left)
-    return loss, nll
+            gradient[part] = _gradient_(p, t, label_smoothing, _of_rows(scale, part), left)
+    return losses
+
+
+def _of_rows(scale: Tensor | None, part: slice) -> Tensor | None:
+    """A scale () or (R,) beside the logits of some rows."""
+    return scale if scale is None or not scale.dim() else scale[part, None]
 
 
 def counted_rows(target: Tensor, ignore_index: int) -> Tensor | None:
     """Return the rows that count, (R,) bool; None where all do and no device has to be waited for to know it."""
     counted = target != ignore_index
-    return None if target.device.type == "cpu" and bool(counted.all()) else counted
+    known = target.device.type == "cpu" and not torch.compiler.is_compiling()
+    return None if known and bool(counted.all()) else counted
 
 
 def plain_gradient(
@@ -146,36 +185,47 @@ def plain_gradient(
     scale: Tensor,
     statistics: Tensor,
 ) -> Tensor:
-    """scale * d loss / d logits alone, a tensor like logits; nothing of the loss is computed for it. statistics: as
-    plain() gave them."""
-    if (classes := _for_pass(logits, target, counted)) is not None:
+    """scale * d loss / d logits alone, a tensor like logits; nothing of the loss is computed for it. scale () or (R,);
+    statistics: as plain() gave them."""
+    if (classes := _for_pass(logits, target, counted, scale)) is not None:
         return training_passes.cross_entropy_gradient(logits, classes, counted, label_smoothing, scale, statistics)
     gradient = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     weights: Tensor | None = None  # in float32, where the gradient is not
     for part, x, t, left in _blocks(logits, target, counted):
+        factor = _of_rows(scale, part)
         if x.dtype == gradient.dtype:
-            _gradient_(torch.softmax(x, dim=1, out=gradient[part]), t, label_smoothing, scale, left)
+            _gradient_(torch.softmax(x, dim=1, out=gradient[part]), t, label_smoothing, factor, left)
         else:
             weights = torch.empty_like(x) if weights is None else weights
             p = torch.softmax(x, dim=1, out=weights[: x.shape[0]])
-            gradient[part] = _gradient_(p, t, label_smoothing, scale, left)
+            gradient[part] = _gradient_(p, t, label_smoothing, factor, left)
     return gradient
 
 
-def mean_factor(logits: Tensor, target: Tensor, ignore_index: int, mean: bool) -> Tensor | None:
+def mean_factor(logits: Tensor, target: Tensor, ignore_index: int, reduction: str) -> Tensor | None:
     """One over the number of counted rows, 0-d, for a mean; as in torch, the mean of nothing is not a number."""
-    if not mean:
+    if reduction != "mean":
         return None
     rows = (target != ignore_index).sum(dtype=wide(logits.dtype))
     return torch.where(rows > 0, rows.reciprocal(), float("nan"))
 
 
-def sums(
-    logits: Tensor, target: Tensor, label_smoothing: float, ignore_index: int, mean: bool, overwrite: bool, route: str
+def losses_of(
+    logits: Tensor,
+    target: Tensor,
+    weights: Tensor | None,
+    label_smoothing: float,
+    ignore_index: int,
+    reduction: str,
+    overwrite: bool,
+    route: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss and loss without smoothing, 0-d, and for the backward pass each row's largest logit and its probability
-    (2, M), which is empty with overwrite. route: triton or torch."""
-    factor = mean_factor(logits, target, ignore_index, mean)
+    """Loss and loss without smoothing, 0-d or with reduction none (M,), and for the backward pass each row's largest
+    logit and its probability (2, M), which is empty with overwrite.
+
+    weights (M,): of the rows, not with a mean. route: triton or torch.
+    """
+    factor = mean_factor(logits, target, ignore_index, reduction) if weights is None else weights
     statistics = logits.new_empty(2, 0 if overwrite else logits.shape[0], dtype=wide(logits.dtype))
     if route == "triton":
         from fasttfm.kernels import cross_entropy as kernel
@@ -190,9 +240,8 @@ def sums(
             keep_statistics=not overwrite,
         )
         statistics = statistics if of_kernel is None else of_kernel
-        loss, nll = losses.sum(1).unbind()
     else:
-        loss, nll = plain(
+        losses = plain(
             logits,
             target,
             label_smoothing,
@@ -201,4 +250,26 @@ def sums(
             scale=factor,
             statistics=None if overwrite else statistics,
         )
-    return (loss, nll, statistics) if factor is None else (loss * factor, nll * factor, statistics)
+    if weights is not None:
+        losses = losses * weights
+    if reduction != "none":
+        losses = losses.sum(1)
+    if weights is None and factor is not None:
+        losses = losses * factor
+    loss, nll = losses.unbind()
+    return loss, nll, statistics
+
+
+def differentiable_loss(
+    logits: Tensor, target: Tensor, weights: Tensor | None, label_smoothing: float, ignore_index: int, reduction: str
+) -> Tensor:
+    """The loss of losses_of() in operations that PyTorch differentiates twice."""
+    losses = torch.nn.functional.cross_entropy(
+        logits.to(wide(logits.dtype)), target, ignore_index=ignore_index, reduction="none",
+        label_smoothing=label_smoothing,
+    )  # fmt: skip
+    losses = losses if weights is None else losses * weights
+    if reduction == "none":
+        return losses
+    factor = mean_factor(logits, target, ignore_index, reduction) if weights is None else None
+    return losses.sum() if factor is None else losses.sum() * factor

@@ -16,8 +16,10 @@ looks on cannot be asked otherwise, and always to go through the dispatcher cost
 torch.func.grad and lets torch.func.jvp give zeros, so the autograd kernel is registered by hand.
 """
 
+import contextlib
+import contextvars
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, ParamSpec, cast
 
 import torch
@@ -51,6 +53,11 @@ __all__ = [
 ]  # fmt: skip
 
 _library = torch.library.Library(NAMESPACE, "DEF")
+MARK = "import_fasttfm_functional_before_torch_export_load"
+"""An operator that does nothing: a file of torch.export that needs the others begins with it, because a process that
+has not imported them is told this name."""
+_library.define(f"{MARK}() -> ()")
+_library.impl(MARK, lambda: None, "CompositeExplicitAutograd")
 _DEVICES = ("CPU", "CUDA", "XPU", "MPS")
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
@@ -194,7 +201,7 @@ class Operator(Generic[Fields]):
 
     def _register(self, layout: Layout, autograd: Any, compute: Callable[[tuple], Any]) -> None:
         """Tells the dispatcher what runs by device, under autocast and with a gradient."""
-        dispatched = self.dispatched
+        dispatched, self._settle_and_compute = self.dispatched, compute
 
         def cast_and_run(device: str) -> Callable[..., Any]:
             def call(*args: Any) -> Any:
@@ -297,8 +304,11 @@ class Operator(Generic[Fields]):
 
     def _seen(self, args: tuple) -> Any:
         """The call by way of the dispatcher, or, of arguments that it would not take, an error in one line."""
-        if self._check is not None and not _compiling():
-            self._check(args)
+        if not _compiling():
+            if self._check is not None:
+                self._check(args)
+            if _decomposed.get():
+                return self._settle_and_compute((*args[:-1], "torch") if isinstance(args[-1], str) else args)
         return self.dispatched(*args)
 
     def _settled(self, call: Any) -> Any:
@@ -311,6 +321,19 @@ class Operator(Generic[Fields]):
     def __call__(self, *fields: Fields.args, **named: Fields.kwargs) -> Any:
         """The same as call(), an attribute later."""
         return self.call(*fields, **named)
+
+
+_decomposed = contextvars.ContextVar("decomposed", default=False)
+
+
+@contextlib.contextmanager
+def decomposed() -> Iterator[None]:
+    """Inside, torch.export (strict=False) traces operators as what PyTorch's own compute, on the torch route."""
+    token = _decomposed.set(True)
+    try:
+        yield
+    finally:
+        _decomposed.reset(token)
 
 
 def _all_see_through() -> bool:

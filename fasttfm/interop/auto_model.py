@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fasttfm.errors import UserError
+from fasttfm.errors import UserError, optional
 
 try:
     from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig, GenerationMixin, PreTrainedModel
     from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 except ImportError:
-    raise UserError('transformers is not installed: pip install "fasttfm[hf]"') from None
+    optional("transformers", "hf")
+    raise
 
 from fasttfm.blocks.cache import DecoderCache
 from fasttfm.blocks.loss import logits
@@ -42,10 +43,14 @@ from fasttfm.models.pretrained import MODEL_TYPE, copy_tokenizers, describe, rea
 _OF_HUB = ("cache_dir", "force_download", "local_files_only", "low_cpu_mem_usage", "proxies", "resume_download",
            "revision", "subfolder", "token", "trust_remote_code", "use_safetensors", "weights_only")  # fmt: skip
 """Options of from_pretrained() that only say how files come here."""
+CACHE = "cache" if "cache" in Seq2SeqLMOutput.__dataclass_fields__ else "past_key_values"
+"""Name of the cache in transformers' calls and outputs: `cache` since 5.24."""
 
 
 class GenerationCache(DecoderCache):
     """Keys and values between the steps of generate(), whose names of its calls these are."""
+
+    is_compileable, is_linear = False, (False,)
 
     def get_seq_length(self) -> int:
         """Target positions seen."""
@@ -219,6 +224,8 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         source = options.get("input_ids") if inputs is None else inputs
         if source is not None and options.get("attention_mask") is None:
             options["attention_mask"] = (source != self.config.pad_token_id).long()
+        if (cache := _one_cache(options.pop("cache", None), options.pop("past_key_values", None))) is not None:
+            options[CACHE] = cache
         return super().generate(inputs, *others, **options)  # type: ignore[misc]
 
     def prepare_inputs_for_generation(  # type: ignore[override]
@@ -227,20 +234,22 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         encoder_outputs: Any = None,
         attention_mask: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
+        cache: GenerationCache | None = None,
         past_key_values: GenerationCache | None = None,
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Return the arguments of forward() at a step; a parameter named kwargs makes generate() take what they are."""
+        cache = _one_cache(cache, past_key_values)
         if decoder_attention_mask is not None:  # of the prefix that the caller gave
             new = input_ids.shape[1] - decoder_attention_mask.shape[1]
             decoder_attention_mask = nn.functional.pad(decoder_attention_mask, (0, new), value=1)
         return {
-            "decoder_input_ids": input_ids if past_key_values is None else input_ids[:, past_key_values.length :],
+            "decoder_input_ids": input_ids if cache is None else input_ids[:, cache.length :],
             "encoder_outputs": encoder_outputs,
             "attention_mask": attention_mask,
             "decoder_attention_mask": decoder_attention_mask,
-            "past_key_values": past_key_values,
+            CACHE: cache,
             "use_cache": use_cache,
         }
 
@@ -258,6 +267,7 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         encoder_outputs: Any = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        cache: GenerationCache | None = None,
         past_key_values: GenerationCache | None = None,
         use_cache: bool | None = None,
         output_attentions: bool | None = None,
@@ -269,10 +279,9 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
 
         attention_mask, decoder_attention_mask: 1 at tokens, 0 at padding wherever it is; None: padding's number tells
         of sources, targets have none. num_items_in_batch: what the loss is divided by in place of its own labels.
-        use_cache gives past_key_values, with which the next call takes the targets that are new; not with
-        decoder_attention_mask, output_attentions or gradients, where all are computed anew. output_attentions gives the
-        weights of every layer, without dropout, output_hidden_states the input of every layer and the last one's
-        output behind the final norm. ValueError in a line for what is not supported.
+        use_cache gives a cache (or past_key_values), with which the next call takes the targets that are new; not with
+        decoder_attention_mask, output_attentions or gradients: all are computed anew. output_attentions gives every
+        layer's weights, without dropout, output_hidden_states every layer's input and the final norm's output.
         """
         _refuse(others)
         attentions, states, return_dict = self._asked(output_attentions, output_hidden_states, return_dict)
@@ -291,12 +300,12 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         memory = encoded[0]
         target = Rows.of(decoder_attention_mask, decoder_input_ids, "decoder_attention_mask")
         kept = use_cache and decoder_attention_mask is None and not attentions and not torch.is_grad_enabled()
-        cache = GenerationCache() if kept and past_key_values is None else past_key_values
-        layers = self.model.decoder.layers if attentions else []
+        cache = _one_cache(cache, past_key_values) or (GenerationCache() if kept else None)
+        layers = self.model.decoder.layers
         with (
-            _layer_inputs(self.model.decoder.layers if states else []) as inputs,
-            recorded_weights(layer.self_attn for layer in layers) as self_weights,
-            recorded_weights(layer.multihead_attn for layer in layers) as cross_weights,
+            _layer_inputs(layers if states else []) as inputs,
+            recorded_weights(layer.self_attn for layer in layers if attentions) as self_weights,
+            recorded_weights(layer.multihead_attn for layer in layers if attentions) as cross_weights,
         ):
             hidden = self.model._decode(
                 target.packed(decoder_input_ids),
@@ -310,7 +319,7 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         output = Seq2SeqLMOutput(
             loss=None if labels is None else _loss(scores, labels, num_items_in_batch),
             logits=scores,
-            past_key_values=cache,  # type: ignore[arg-type]
+            **{CACHE: cache},  # type: ignore[arg-type]
             encoder_last_hidden_state=memory,
             decoder_attentions=_placed(self_weights, target, target) if attentions else None,
             cross_attentions=_placed(cross_weights, target, source) if attentions else None,
@@ -386,6 +395,17 @@ def _refuse(others: Mapping[str, Any]) -> None:
     for name, value in others.items():
         if value is not None and value is not False:
             raise ValueError(f"{name} is not supported by {FasttfmForSeq2SeqLM.__name__}: leave it out")
+
+
+def _one_cache(cache: Any, past_key_values: Any) -> GenerationCache | None:
+    """The cache under either name. ValueError for both, or for what is not ours."""
+    if cache is not None and past_key_values is not None:
+        raise ValueError("cache and past_key_values are both given: they are one argument, give cache alone")
+    given = past_key_values if cache is None else cache
+    if not isinstance(given, GenerationCache | None):
+        name = "past_key_values" if cache is None else "cache"
+        raise ValueError(f"{name} is a {type(given).__name__}: give what a call with use_cache=True returned")
+    return given
 
 
 def _with_prefix(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:

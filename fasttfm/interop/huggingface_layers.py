@@ -107,12 +107,11 @@ class _Decoder(_Bart):
         attention_mask: Tensor | None = None,
         encoder_hidden_states: Tensor | None = None,
         encoder_attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
         use_cache: bool | None = True,
         **options: Any,
     ) -> Tensor:
-        """hidden_states (B, L, E) to the same shape; encoder_hidden_states (B, S, E)."""
-        options["past_key_values"] = past_key_values
+        """hidden_states (B, L, E) to the same shape; encoder_hidden_states (B, S, E); options: the attention's, such
+        as its cache."""
         own = {"attention_mask": attention_mask, **options}
         cross = {"key_value_states": encoder_hidden_states, "attention_mask": encoder_attention_mask, **options}
         attentions = [(self.self_attn, self.self_attn_layer_norm, own)]
@@ -125,7 +124,7 @@ class FusedBartEncoderLayer(_Encoder, BartEncoderLayer):
     """BartEncoderLayer on fasttfm's operators."""
 
 
-class FusedBartDecoderLayer(_Decoder, BartDecoderLayer):
+class FusedBartDecoderLayer(_Decoder, BartDecoderLayer):  # type: ignore[misc]  # names of the cache
     """BartDecoderLayer on fasttfm's operators."""
 
 
@@ -133,7 +132,7 @@ class FusedMarianEncoderLayer(_Encoder, MarianEncoderLayer):
     """MarianEncoderLayer on fasttfm's operators."""
 
 
-class FusedMarianDecoderLayer(_Decoder, MarianDecoderLayer):
+class FusedMarianDecoderLayer(_Decoder, MarianDecoderLayer):  # type: ignore[misc]  # names of the cache
     """MarianDecoderLayer on fasttfm's operators."""
 
 

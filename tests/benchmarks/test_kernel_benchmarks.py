@@ -59,6 +59,9 @@ def test_every_provider_of_every_case_is_right_or_says_why_it_is_not_there(group
                 assert row["launches"] is None  # nothing is launched on a CPU
 
 
+FUSED = {"linear + cross entropy", "linear + cross entropy, unsmoothed"}
+
+
 def test_the_kernels_have_every_operator_in_every_form_and_both_passes():
     for level in LEVELS:
         results = kernels.cases(dataclasses.replace(SMOKE, level=level))
@@ -72,6 +75,7 @@ def test_the_kernels_have_every_operator_in_every_form_and_both_passes():
             "feed-forward",
             "feed-forward gelu",
             "linear + cross entropy",
+            "linear + cross entropy, unsmoothed",
             "packed attention",
             "residual + dropout + LayerNorm",
             "scored attention",
@@ -81,14 +85,28 @@ def test_the_kernels_have_every_operator_in_every_form_and_both_passes():
             "none", "causal", "lengths", "lengths+causal", "bool", "additive",
         }  # fmt: skip
         assert {case.shape["dropout"] for case in attention} == {0.0, 0.1}
-        for name in {case.name for case in results} - {"linear + cross entropy"}:
+        both = {case.name for case in results if case.passes == "forward+backward"}
+        assert both == {"cross entropy", *FUSED}  # some fuse the two
+        for name in {case.name for case in results} - FUSED:
             passes = {case.passes for case in results if case.name == name}
             assert "backward" in passes
             assert passes & {"forward", "training forward"}
-        both = {case.name for case in results if case.passes == "forward+backward"}
-        assert both == {"cross entropy", "linear + cross entropy"}  # some fuse the two
         assert all(case.cost is not None and case.cost.bytes > 0 for case in results)
         assert len({case.title for case in results}) == len(results)
+
+
+@pytest.mark.skipif(not hasattr(torch.nn, "LinearCrossEntropyOptions"), reason="torch 2.13 brought it")
+def test_torchs_linear_cross_entropy_is_checked_and_timed_beside_ours(monkeypatch):
+    def rows():
+        (case,) = (c for c in kernels.cases(SMOKE) if c.name == "linear + cross entropy, unsmoothed")
+        return {row["provider"]: row for row in run(case)}
+
+    found = rows()
+    for name in ("fasttfm", "torch eager", providers.TORCH_CHUNKED):
+        assert found[name]["status"] == "timed", found[name]["reason"]
+    honest = torch.nn.functional.linear_cross_entropy
+    monkeypatch.setattr(torch.nn.functional, "linear_cross_entropy", lambda *x, **more: honest(*x, **more) * 1.01)
+    assert rows()[providers.TORCH_CHUNKED]["status"] == "wrong"
 
 
 def test_every_provider_is_there_or_absent_with_its_install_line():

@@ -27,18 +27,46 @@ def solve(logits, target, **options):
     return loss.detach(), nll.detach(), torch.autograd.grad(loss * 0.7, logits)[0]
 
 
-@pytest.mark.parametrize("inplace", [False, True])
-@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def cotangent(loss):
+    return torch.linspace(0.5, 2.0, loss.numel(), dtype=loss.dtype).view(loss.shape)
+
+
+@pytest.mark.parametrize("form", ["rows", "in place", "linear", "linear, low memory"])
+@pytest.mark.parametrize("route", ["torch", "triton"])
+@pytest.mark.parametrize("weighted", ["", "rows", "classes", "both"])
+@pytest.mark.parametrize("reduction", ["sum", "mean", "none"])
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("ignore_index", [-100, PAD])
-def test_equals_torchs_in_float64(inplace, reduction, label_smoothing, ignore_index):
-    logits, target = draw(dtype=torch.float64)
-    options = {"ignore_index": ignore_index, "reduction": reduction}
-    expected = torch_loss(logits, target, label_smoothing=label_smoothing, **options)
-    loss, nll, gradient = solve(logits, target, label_smoothing=label_smoothing, inplace=inplace, **options)
-    torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(nll, torch_loss(logits, target, **options))
-    torch.testing.assert_close(gradient, torch.autograd.grad(expected * 0.7, logits)[0])
+@pytest.mark.sample(24)
+def test_weights_reductions_and_int32_are_torchs(form, route, weighted, reduction, label_smoothing):
+    logits, target = draw(dtype=torch.float64 if route == "torch" else torch.float32)
+    class_weights = torch.rand(50).to(logits) if weighted in ("classes", "both") else None
+    row_weights = torch.rand(13).to(logits) if weighted in ("rows", "both") else None
+    given = {"label_smoothing": label_smoothing, "ignore_index": PAD}
+
+    def expected(logits, smoothing):
+        each = torch_loss(logits, target, class_weights, reduction="none", **given | {"label_smoothing": smoothing})
+        per_row = (target != PAD) * (1.0 if class_weights is None else class_weights[target])
+        per_row = per_row * (1.0 if row_weights is None else row_weights)
+        each = each if row_weights is None else each * row_weights
+        return each if reduction == "none" else each.sum() / (per_row.sum() if reduction == "mean" else 1.0)
+
+    options = {**given, "reduction": reduction, "class_weights": class_weights, "row_weights": row_weights}
+    with F.backend(route):
+        if form.startswith("linear"):
+            hidden, weight = (torch.randn(n, 6, dtype=logits.dtype, requires_grad=True) for n in (13, 50))
+            logits, inputs = hidden @ weight.t(), (hidden, weight)
+            loss, nll = F.linear_cross_entropy(*inputs, target.int(), low_memory=form != "linear", **options)
+        elif form == "in place" and reduction == "none":
+            pytest.skip("refused")
+        else:
+            inputs = (logits,)
+            loss, nll = cross_entropy(logits * 1, target.int(), inplace=form == "in place", **options)
+        assert not nll.requires_grad
+        found = torch.autograd.grad((loss * cotangent(loss)).sum(), inputs)
+    exact = expected(logits, label_smoothing)
+    torch.testing.assert_close(loss, exact)
+    torch.testing.assert_close(nll, expected(logits, 0.0))
+    torch.testing.assert_close(found, torch.autograd.grad((exact * cotangent(exact)).sum(), inputs))
 
 
 @pytest.mark.parametrize("route", ["torch", "pass", "triton"])
@@ -148,10 +176,14 @@ def test_autocast_leaves_the_loss_in_float32():
     [
         ({"logits": torch.zeros(13)}, r"must be \(M, V\) and \(M,\)"),
         ({"target": torch.zeros(12, dtype=torch.int64)}, "must be"),
-        ({"target": torch.zeros(13, dtype=torch.int32)}, "int64"),
+        ({"target": torch.zeros(13, dtype=torch.int16)}, "target is torch.int16: it must hold int64 or int32"),
         ({"target": torch.full((13,), 50)}, "target holds 50: classes are numbered from 0 to 49"),
         ({"target": torch.full((13,), -7)}, "target holds -7"),
-        ({"reduction": "none"}, "choose mean or sum"),
+        ({"reduction": "max"}, "reduction is 'max': choose mean, sum or none"),
+        ({"reduction": "none", "inplace": True}, "reduction is 'none': inplace=True needs mean or sum"),
+        ({"class_weights": torch.ones(13)}, r"class_weights is \(13,\) of torch.float32: it must be \(50,\) floats"),
+        ({"row_weights": torch.ones(13, dtype=torch.int64)}, r"row_weights is .*: it must be \(13,\) floats"),
+        ({"row_weights": torch.ones(13, requires_grad=True)}, "row_weights asks for a gradient.*reduction='none'"),
         ({"label_smoothing": -0.1}, "label_smoothing -0.1"),
         ({"logits": torch.zeros(50, 13).t().requires_grad_(), "inplace": True}, r"call .contiguous\(\)"),
         ({"logits": torch.zeros(1, 50).expand(13, 50).requires_grad_(), "inplace": True}, "separate rows"),

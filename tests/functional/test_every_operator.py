@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from fasttfm import functional as F
 from fasttfm.functional import backends
+from fasttfm.functional.operator import MARK
 
 ROUTES = ["torch", "triton"]
 SEED = torch.tensor([11])
@@ -115,6 +116,12 @@ USES: dict[str, Use] = {
     "embed, positions": (lambda w, p: F.embed(TOKENS, w, p, pad_id=0, first_position=1), [(9, 16), (4, 16)]),
     "cross_entropy": (lambda x: F.cross_entropy(x, TARGET, label_smoothing=0.1)[0], [(5, 9)]),
     "cross_entropy, in place": (lambda x: F.cross_entropy(x * 1.0, TARGET, inplace=True)[0], [(5, 9)]),
+    "cross_entropy, each row": (
+        lambda x: F.cross_entropy(x, TARGET, reduction="none", row_weights=x.detach()[:, 0].float())[0], [(5, 9)],
+    ),
+    "linear_cross_entropy, weighted": (
+        lambda h, w: F.linear_cross_entropy(h, w, TARGET, row_weights=h.detach()[:, 0].float())[0], [(5, 8), (9, 8)],
+    ),
     "linear_cross_entropy": (lambda h, w: F.linear_cross_entropy(h, w, TARGET)[0] * 0.5, [(5, 8), (9, 8)]),
     "linear_cross_entropy, low memory": (
         lambda h, w: F.linear_cross_entropy(h, w, TARGET, low_memory=True)[0], [(5, 8), (9, 8)],
@@ -143,7 +150,7 @@ def rarely_called() -> None:
 
 def registered() -> set[str]:
     names = {name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if name.startswith("fasttfm::")}
-    return {name for name in names if not name.startswith(("test_", "overhead"))}
+    return {name for name in names if not name.startswith(("test_", "overhead", MARK))}
 
 
 @pytest.fixture(scope="module", params=ROUTES)

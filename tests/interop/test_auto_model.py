@@ -184,14 +184,35 @@ def test_a_cache_changes_no_translation_and_takes_each_target_once(model_dir, th
         torch.testing.assert_close(with_cache, without, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+@torch.no_grad()
+def test_a_cache_is_taken_under_the_name_of_every_transformers(theirs, name):
+    source, target = torch.tensor([[5, 6, EOS]]), torch.tensor([[BOS, 7, 9]])
+    full = theirs(input_ids=source, decoder_input_ids=target)
+    first = theirs(input_ids=source, decoder_input_ids=target[:, :2], use_cache=True)
+    given = {"encoder_outputs": (full.encoder_last_hidden_state,), name: first[auto_model.CACHE]}
+    step = theirs.prepare_inputs_for_generation(target, **given)
+    assert step["decoder_input_ids"].tolist() == [[9]]
+    torch.testing.assert_close(theirs(**step).logits, full.logits[:, -1:])
+    again = theirs(input_ids=source, decoder_input_ids=target[:, :2], use_cache=True)[auto_model.CACHE]
+    search = {"decoder_input_ids": target, "num_beams": 1, "max_new_tokens": 4}
+    expected = theirs.generate(source, **search)
+    assert torch.equal(theirs.generate(source, **search, **{name: again}), expected)
+    assert again.length == expected.shape[1] - 1  # the search went on with the cache that was given
+    for call in (theirs, theirs.generate, theirs.prepare_inputs_for_generation):
+        with pytest.raises(ValueError, match=r"^cache and past_key_values are both given: .*give cache alone$"):
+            call(source, decoder_input_ids=target, cache=again, past_key_values=again)
+        with pytest.raises(ValueError, match=f"^{name} is a tuple: give what a call with use_cache=True returned$"):
+            call(source, decoder_input_ids=target, **{name: ()})
+
+
 def test_a_cache_is_not_made_where_it_could_not_be_used(theirs):
     given = {"input_ids": torch.tensor([[5, 6, EOS]]), "decoder_input_ids": torch.tensor([[BOS, 7]])}
-    assert theirs(**given, use_cache=True).past_key_values is None  # gradients
+    assert theirs(**given, use_cache=True).get(auto_model.CACHE) is None  # gradients
     with torch.no_grad():
-        assert theirs(**given).past_key_values is None
-        assert theirs(**given, use_cache=True).past_key_values.get_seq_length() == 2
-        assert theirs(**given, use_cache=True, output_attentions=True).past_key_values is None
-        assert theirs(**given, use_cache=True, decoder_attention_mask=torch.ones(1, 2)).past_key_values is None
+        assert theirs(**given, use_cache=True)[auto_model.CACHE].get_seq_length() == 2
+        for options in ({}, {"output_attentions": True}, {"decoder_attention_mask": torch.ones(1, 2)}):
+            assert theirs(**given, **{"use_cache": bool(options), **options}).get(auto_model.CACHE) is None
 
 
 @pytest.mark.parametrize("mean", [True, False])

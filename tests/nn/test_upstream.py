@@ -2,45 +2,38 @@
 
 import logging
 import re
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from forked import run
 from torch import Tensor, nn
-from waiting import PATIENCE
 
 import fasttfm.nn
+from tests.peer_tests.__main__ import of_pytorch
+from tests.peer_tests.suites import differences, judge
 
 from .twins import as_floats, hides_some, padding, twins
 
 HERE = Path(__file__).parent
 
 
-def upstream_cases(*arguments: str) -> int:
-    """Cases of torch.testing that agree; fails where one differs."""
-    command = [sys.executable, str(HERE / "upstream_cases.py"), *arguments]
-    done = run(command, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stdout + done.stderr
-    print(done.stdout)
-    actual = re.search(r"^(\d+) cases agree, 0 differ$", done.stdout, re.MULTILINE)
-    assert actual, done.stdout
-    return int(actual[1])
-
-
 @pytest.mark.slow
 def test_the_inputs_that_torch_tests_itself_with() -> None:
-    assert upstream_cases("torch") >= 500
+    verdict = judge(of_pytorch("torch"), differences("pytorch"))
+    assert verdict.good, verdict
+    assert verdict.passed >= 900
 
 
 @pytest.mark.sample(1)
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [0, 2, 4, 6])
+@pytest.mark.parametrize("first", [0, 4, 8, 12])
 def test_the_inputs_that_torch_tests_itself_with_on_the_kernels(first: int) -> None:
-    assert upstream_cases("triton", "--modes", "train", "--every", "8", "--first", str(first)) >= 30
+    words = ("triton", "--modes", "train", "--every", "16", "--first", str(first))
+    verdict = judge(of_pytorch(*words), differences("pytorch"))
+    assert not verdict.unexplained, verdict
+    assert verdict.passed >= 40
 
 
 def test_every_behaviour_names_tests_that_exist() -> None:

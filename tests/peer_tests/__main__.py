@@ -1,10 +1,11 @@
 """PyTorch's, flash-attention's and Liger's own tests run against fasttfm on a CPU.
 
-    python -m tests.peer_tests --flash-attention DIR --liger DIR --pytorch DIR
+    python -m tests.peer_tests --flash-attention DIR --liger DIR
 
 DIR is a checkout of the project; what is not given is left out, and said so. fasttfm takes the project's place
-(stand_ins/), devices in the tests become the CPU, and of many cases a sample is drawn by --seed. Every failure must be
-explained by differences.yaml, and every line of that list must explain one: else the status is 1. What was found
+(stand_ins/), devices in the tests become the CPU, and of many cases a sample is drawn by --seed. PyTorch's inputs are
+those of the installed torch (pytorch.py). Every failure must be explained by differences.yaml, and every line of that
+list must explain one: else the status is 1; a test file that cannot be imported is such a failure. What was found
 replaces the suite's line in benchmarks/results/peer-tests.jsonl.
 """
 
@@ -54,27 +55,34 @@ def copied(suite: Suite, folder: Path, to: Path) -> list[str]:
     return list(suite.files)
 
 
-def results(suite: Suite, folder: Path, sample: int, seed: int, own: bool = False) -> list[dict[str, Any]]:
-    """Runs a suite's tests in a process of their own; own: of the project itself, fasttfm left out.
-
-    Raises CalledProcessError where pytest itself fails.
-    """
+def results(suite: Suite, folder: Path, sample: int, seed: int) -> list[dict[str, Any]]:
+    """Runs a suite's tests in a process of their own. Raises UserError where pytest itself fails."""
     with tempfile.TemporaryDirectory() as place:
         report = Path(place) / "report.jsonl"
-        given = {"suite": suite.name, "folder": str(folder.resolve()), "sample": sample, "seed": seed, "own": own}
+        given = {"suite": suite.name, "folder": str(folder.resolve()), "sample": sample, "seed": seed}
         files = copied(suite, folder, Path(place))
         words = [sys.executable, "-m", "pytest", "-q", "-p", "tests.peer_tests.plugin", "-p", "no:cacheprovider"]
-        words += ["-p", "no:benchmark", "-c", os.devnull, "--rootdir", place, "--tb=line", "-W", "ignore", *files]
-        environment = {
-            **os.environ,
-            "FASTTFM_PEER_TESTS": json.dumps({**given, "report": str(report)}),
-            "PYTHONPATH": os.pathsep.join([str(machine.ROOT), os.environ.get("PYTHONPATH", "")]),
-            "OMP_NUM_THREADS": "1",
-        }
+        words += ["-p", "no:benchmark", "-c", os.devnull, "--rootdir", place, "--tb=line", "-W", "ignore"]
+        words += ["--continue-on-collection-errors", *files]
+        environment = {**_environment(), "FASTTFM_PEER_TESTS": json.dumps({**given, "report": str(report)})}
         done = subprocess.run(words, cwd=place, env=environment, check=False, stdout=sys.stderr)
         if done.returncode not in (0, 1):  # 1: some tests failed
-            raise subprocess.CalledProcessError(done.returncode, words)
+            raise UserError(f"--{suite.name} {folder}: pytest ended with {done.returncode}; its words are above")
         return [parse_json(line) for line in report.read_text(encoding="utf-8").splitlines()]
+
+
+def of_pytorch(*words: str) -> list[dict[str, Any]]:
+    """What became of PyTorch's inputs; words: arguments of tests.peer_tests.pytorch."""
+    line = [sys.executable, "-m", "tests.peer_tests.pytorch", *words]
+    done = subprocess.run(line, env=_environment(), check=False, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise UserError(f"pytorch: its inputs ended with {done.returncode}; its words are above")
+    return [parse_json(each) for each in done.stdout.splitlines()]
+
+
+def _environment() -> dict[str, str]:
+    path = os.pathsep.join([str(machine.ROOT), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
 def shown(name: str, verdict: Verdict) -> str:
@@ -88,22 +96,11 @@ def shown(name: str, verdict: Verdict) -> str:
     return "\n".join(lines)
 
 
-def of_suite(suite: Suite, folder: Path, args: argparse.Namespace) -> tuple[Verdict, dict[str, Any]]:
-    """Runs one suite: its verdict, and its record."""
-    digest = suite.sources(folder)
-    if digest != suite.digest:
-        print(f"{suite.name}: these tests are not those of {suite.version}, with which the list was reviewed")
-    began = time.perf_counter()
-    own = results(suite, folder, args.sample, args.seed, own=True) if suite.runs_here else []
-    theirs = {each["test"] for each in own if each["outcome"] == "failed"}
-    found = results(suite, folder, args.sample, args.seed)
-    verdict = judge(found, differences(suite.name), theirs)
-    if (args.sample, args.seed) != REVIEWED:
-        verdict.stale.clear()  # of another sample a line may explain nothing
-    record = {
-        "suite": suite.name,
-        "version": suite.version if digest == suite.digest else None,
-        "digest": digest,
+def record_of(name: str, verdict: Verdict, args: argparse.Namespace, began: float, **fields: Any) -> dict[str, Any]:
+    """The line of a suite."""
+    return {
+        "suite": name,
+        **fields,
         "sample": args.sample,
         "seed": args.seed,
         "counts": {
@@ -114,9 +111,21 @@ def of_suite(suite: Suite, folder: Path, args: argparse.Namespace) -> tuple[Verd
         },
         "unexplained": verdict.unexplained,
         "seconds": round(time.perf_counter() - began, 1),
-        "versions": {name: version(name) for name in ("transformers", "numpy", "pytest")},
+        "versions": {name: version(name) for name in ("torch", "transformers", "numpy", "pytest")},
     }
-    return verdict, record
+
+
+def of_suite(suite: Suite, folder: Path, args: argparse.Namespace) -> tuple[Verdict, dict[str, Any]]:
+    """Runs one suite: its verdict, and its record."""
+    digest = suite.sources(folder)
+    if digest != suite.digest:
+        print(f"{suite.name}: these tests are not those of {suite.version}, with which the list was reviewed")
+    began = time.perf_counter()
+    verdict = judge(results(suite, folder, args.sample, args.seed), differences(suite.name))
+    if (args.sample, args.seed) != REVIEWED:
+        verdict.stale.clear()  # of another sample a line may explain nothing
+    reviewed = suite.version if digest == suite.digest else None
+    return verdict, record_of(suite.name, verdict, args, began, version=reviewed, digest=digest)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -127,15 +136,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=REVIEWED[1], help="of the sample (default: 0)")
     args = parser.parse_args(argv)
     good = True
+
+    def settled(verdict: Verdict, record: dict[str, Any]) -> None:
+        nonlocal good
+        command.keep(args.results, "peer_tests", key=itemgetter("suite"), **record)
+        print(shown(record["suite"], verdict), flush=True)
+        good &= verdict.good
+
+    began = time.perf_counter()
+    verdict = judge(of_pytorch("torch"), differences("pytorch"))
+    settled(verdict, record_of("pytorch", verdict, args, began, version=version("torch"), digest=version("torch")))
     for suite in SUITES:
         folder = getattr(args, suite.name.replace("-", "_"))
         if reason := why_not(suite, folder):
             print(f"{suite.name}: not run: {reason}", flush=True)
-            continue
-        verdict, record = of_suite(suite, folder, args)
-        command.keep(args.results, "peer_tests", key=itemgetter("suite"), **record)
-        print(shown(suite.name, verdict), flush=True)
-        good &= verdict.good
+        else:
+            settled(*of_suite(suite, folder, args))
     return 0 if good else 1
 
 

@@ -1,8 +1,8 @@
 """The pytest plugin under which a peer's tests run: fasttfm in its place, a sample of the cases, a line for each.
 
-Loaded with -p in a process of its own; what it does is in FASTTFM_PEER_TESTS, as JSON: suite, folder, sample, seed,
-report, and own: true where the project itself is tested. It writes a JSON line for each case to report: test; outcome,
-passed, failed or skipped; text, the first line of the error or the reason; cases, 1 but for those left out together.
+Loaded with -p in a process of its own; what it does is in FASTTFM_PEER_TESTS, as JSON: suite, folder, sample, seed and
+report. It writes a JSON line for each case, and for a file that cannot be imported, to report: test; outcome, passed,
+failed or skipped; text, the first line of the error or the reason; cases, 1 but for those left out together.
 """
 
 import importlib
@@ -21,8 +21,7 @@ from tests.peer_tests.suites import SUITES
 
 GIVEN = parse_json(os.environ["FASTTFM_PEER_TESTS"])
 SUITE = next(suite for suite in SUITES if suite.name == GIVEN["suite"])
-if not GIVEN["own"]:
-    importlib.import_module(f"tests.peer_tests.stand_ins.{SUITE.stand_in}").install(Path(GIVEN["folder"]))
+importlib.import_module(f"tests.peer_tests.stand_ins.{SUITE.stand_in}").install(Path(GIVEN["folder"]))
 REPORT = Path(GIVEN["report"]).open("a", encoding="utf-8")  # noqa: SIM115 - as long as the process
 
 
@@ -61,6 +60,13 @@ def _too_long(item: Any) -> bool:
 def _name(item: Any) -> str:
     file, _, rest = item.nodeid.partition("::")
     return f"{Path(file).name}::{rest}"
+
+
+def pytest_exception_interact(node: Any, call: Any, report: Any) -> None:
+    """A line for a file that cannot be imported."""
+    if isinstance(report, pytest.CollectReport):
+        lines = [line.removeprefix("E").strip() for line in str(report.longrepr).splitlines() if line.startswith("E ")]
+        say(Path(node.nodeid).name, "failed", lines[-1] if lines else str(call.excinfo.value).splitlines()[0])
 
 
 @pytest.hookimpl(hookwrapper=True)

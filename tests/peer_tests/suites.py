@@ -37,8 +37,6 @@ class Suite:
     """Modules that the tests import beyond what fasttfm's own tests need."""
     absent: tuple[str, ...] = ()
     """Test functions of what fasttfm has no counterpart to, left out before they are collected."""
-    runs_here: bool = False
-    """Whether the project itself runs on a CPU: tests that it fails too, being of another version, are left out."""
     longest: int = 0
     """Cases with a parameter seqlen... above it are left out: too long on a CPU; 0: none."""
     largest: int = 0
@@ -107,18 +105,13 @@ def differences(suite: str, path: Path = LIST) -> list[Difference]:
     return [Difference(**line) for line in lines[suite]]
 
 
-def judge(
-    results: Iterable[dict[str, Any]], known: list[Difference], theirs: frozenset[str] | set[str] = frozenset()
-) -> Verdict:
-    """Sorts the plugin's lines. A failure belongs to the first line that explains it; theirs fail without fasttfm."""
+def judge(results: Iterable[dict[str, Any]], known: list[Difference]) -> Verdict:
+    """Sorts the plugin's lines. A failure belongs to the first line that explains it."""
     verdict, used, ran = Verdict(), set[int](), list[str]()
     for result in results:
         test, outcome, text = result["test"], result["outcome"], result["text"]
         if outcome == "skipped":
             verdict.not_run[text] += result["cases"]
-            continue
-        if outcome == "failed" and test in theirs:
-            verdict.not_run["fails with the project itself too"] += 1
             continue
         ran.append(test)
         if outcome == "passed":

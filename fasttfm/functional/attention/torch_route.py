@@ -75,7 +75,9 @@ def _empty(queries: int, bias: Tensor, options: Options) -> Tensor | None:
         if options.key_lengths is not None:
             without = options.key_lengths.view(-1, 1, 1, 1) <= 0
             empty = without if empty is None else empty | without
-    return None if empty is None or (empty.device.type == "cpu" and not empty.any()) else empty
+    if empty is None or torch.compiler.is_compiling():
+        return empty
+    return None if empty.device.type == "cpu" and not empty.any() else empty
 
 
 SOFTMAX_ROW = 16
@@ -88,7 +90,8 @@ SOFTMAX_PADDED = 4096
 def _softmax(scores: Tensor) -> Tensor:
     """torch.softmax over the last dimension; may return a view of something wider."""
     keys = scores.shape[-1]
-    if keys < SOFTMAX_ROW and scores.device.type == "cpu" and scores.numel() > SOFTMAX_PADDED:
+    compiling = torch.compiler.is_compiling()  # then lengths may be open
+    if not compiling and keys < SOFTMAX_ROW and scores.device.type == "cpu" and scores.numel() > SOFTMAX_PADDED:
         scores = torch.nn.functional.pad(scores, (0, SOFTMAX_ROW - keys), value=-math.inf)
     return torch.softmax(scores, dim=-1)[..., :keys]
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fasttfm import functional as F
+from fasttfm.compat import losses
 
 
 def install(folder: Path) -> None:
@@ -57,9 +58,6 @@ def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Any = Non
 
 
 _OFF: dict[str, Any] = {
-    "weight": None,
-    "bias": None,
-    "ce_weight": None,
     "lse_square_scale": 0.0,
     "softcap": None,
     "return_z_loss": False,
@@ -73,36 +71,29 @@ _AFTER_LOGITS = f"weight {_LOSS} return_token_accuracy return_predicted_tokens".
 _AFTER_TARGET = (
     f"bias ce_weight {_LOSS} accum_dtype use_token_scaling return_token_accuracy return_predicted_tokens".split()
 )
+_NAMES = {"bias": "linear_bias", "ce_weight": "weight"}
 
 
 def _options(names: list[str], given: tuple[Any, ...], more: dict[str, Any]) -> dict[str, Any]:
-    """ignore_index, label_smoothing and reduction; a test that asks for what fasttfm has not is skipped."""
+    """Arguments of fasttfm.compat.losses; a test that asks for what fasttfm has not is skipped."""
     named = dict(zip(names, given)) | more
     for name, off in _OFF.items():
         if named.get(name, off) is not off and named[name] != off:
             pytest.skip(f"no counterpart in fasttfm: {name}")
-    return {"ignore_index": -100, "label_smoothing": 0.0, "reduction": "mean"} | {
-        name: named[name] for name in ("ignore_index", "label_smoothing", "reduction") if name in named
-    }
+    return {_NAMES.get(name, name): x for name, x in named.items() if name not in _OFF and name != "accum_dtype"}
 
 
 def cross_entropy(logits: Tensor, target: Tensor, *given: Any, **more: Any) -> tuple[Tensor, None, None, None]:
-    """cross_entropy()."""
-    return F.cross_entropy(logits, target, **_options(_AFTER_LOGITS, given, more))[0], None, None, None
+    """cross_entropy() with torch's arguments."""
+    return losses.cross_entropy(logits, target, **_options(_AFTER_LOGITS, given, more)), None, None, None
 
 
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, target: Tensor, *given: Any, **more: Any
 ) -> tuple[Tensor, None, None, None]:
-    """linear_cross_entropy(), divided by the rows that count for a mean."""
+    """linear_cross_entropy() with torch's arguments."""
     options = _options(_AFTER_TARGET, given, more)
-    reduction = options.pop("reduction")
-    if reduction == "none":
-        pytest.skip("no counterpart in fasttfm: reduction")
-    loss, _ = F.linear_cross_entropy(hidden, weight, target, **options)
-    if reduction == "mean":
-        loss = loss / (target != options["ignore_index"]).sum()
-    return loss, None, None, None
+    return losses.linear_cross_entropy(hidden, weight, target, **options), None, None, None
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

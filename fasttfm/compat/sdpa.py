@@ -1,0 +1,125 @@
+"""Our kernels under torch.nn.functional.scaled_dot_product_attention, where FlashAttention-3 and -4 plug in.
+
+    from fasttfm.compat import sdpa
+
+    sdpa.register()                                                      # known to torch, nothing changed
+    torch.nn.attention.activate_flash_attention_impl("fasttfm")          # every SDPA call that takes the flash backend
+    torch.nn.attention.restore_flash_attention_impl()                    # torch's own again
+
+What torch gives its flash backend: CUDA tensors of half precision without a mask, with dropout, causal, shared heads.
+Not run on a GPU: tests/compat/test_sdpa.py goes through the same operators and their gradients on a CPU.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fasttfm.errors import UserError
+from fasttfm.functional.attention import routes
+from fasttfm.functional.attention.arguments import Options
+from fasttfm.functional.attention.dense import check, check_value
+
+NAME = "fasttfm"
+_LOG2E = math.log2(math.e)
+_Forward = tuple[Tensor, Tensor, None, None, int, int, Tensor, Tensor, Tensor]
+
+
+class _Handle(NamedTuple):
+    """Keeps the kernels in torch's dispatcher until torch removes it."""
+
+    library: torch.library.Library
+
+    def remove(self) -> None:
+        self.library._destroy()
+
+
+def register() -> None:
+    """Make `fasttfm` known to torch.nn.attention.activate_flash_attention_impl(). Raises UserError for a torch without
+    it."""
+    if not hasattr(torch.nn.attention, "register_flash_attention_impl"):
+        raise UserError(
+            f"torch {torch.__version__} has no register_flash_attention_impl: upgrade it, or use replace_modules()"
+        )
+    torch.nn.attention.register_flash_attention_impl(NAME, register_fn=activate)
+
+
+def activate(key: str = "CUDA") -> _Handle:
+    """Put the forward and the backward pass in the place of torch's under a key of its dispatcher; torch calls this."""
+    library = torch.library.Library("aten", "IMPL", key)
+    library.impl("_scaled_dot_product_flash_attention", forward, key)
+    library.impl("_scaled_dot_product_flash_attention_backward", backward, key)
+    return _Handle(library)
+
+
+def forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> _Forward:
+    """query (B, H, L, D), key and value (B, Hk, S, D) as aten's _scaled_dot_product_flash_attention takes them.
+
+    Returns the output, like query, its log-sum-exp (B, H, L) float32, two None, L, S, the seed of the dropout (2,)
+    uint64, an empty tensor in the place of its offset, and an empty mask. Raises ValueError for what is not taken.
+    """
+    if return_debug_mask:
+        raise ValueError("return_debug_mask is True: the kernels make no mask, leave it False")
+    check(query, key, None, None)
+    check_value(query, key, value)
+    options = _options(query, dropout_p, is_causal, scale, None)
+    memory = torch.empty_like(query), query.new_empty(query.shape[:3], dtype=torch.float32)
+    output, lse, _ = routes.forward(_route(query, key, value, options), query, key, value, options, memory)
+    seed = query.new_zeros(2, dtype=torch.int64)
+    if options.seed is not None:
+        seed[:1] = options.seed
+    nothing = query.new_empty(0)
+    none = torch.zeros((), dtype=torch.uint64, device=query.device)
+    return output, lse / _LOG2E, None, None, query.shape[2], key.shape[2], seed.view(torch.uint64), none, nothing
+
+
+def backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    philox_seed: Tensor,
+    philox_offset: Tensor,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value from what forward() returned, as aten's backward operator gives them."""
+    options = _options(query, dropout_p, is_causal, scale, philox_seed.view(torch.int64)[:1])
+    route, nothing = _route(query, key, value, options), query.new_empty(0)
+    gradients = routes.backward(
+        route, grad_out, query, key, value, out, logsumexp * _LOG2E, nothing, options,
+        out=tuple(map(torch.empty_like, (query, key, value))),
+    )  # fmt: skip
+    return gradients[:3]
+
+
+def _options(query: Tensor, dropout_p: float, causal: bool, scale: float | None, seed: Tensor | None) -> Options:
+    return Options.of(query, None, None, causal, 0, dropout_p, scale, seed if dropout_p else None, 0)
+
+
+def _route(query: Tensor, key: Tensor, value: Tensor, options: Options) -> str:
+    """A kernel that keeps no weights. Raises ValueError where there is none."""
+    route = routes.decide("triton", query, value, key.shape[2], options)
+    if route == "softmax":
+        route = "flash"
+    if route not in ("short", "flash"):
+        raise ValueError(f"query is {query.dtype} on {query.device}: no kernel takes it")
+    return route
