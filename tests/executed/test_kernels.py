@@ -25,6 +25,7 @@ from gpu.problems import (
     _weights,
 )
 
+from fasttfm import functional as F
 from fasttfm.functional import backend
 from fasttfm.kernels import masked_softmax
 from fasttfm.kernels.attention import backward as attention_backward
@@ -208,3 +209,21 @@ def test_two_runs_give_the_same_bits():
         with executed("sm_80"), backend("triton"):
             runs.append(solve(problem.ours, inputs))
     assert all(torch.equal(a, b) for a, b in zip(*runs))
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(("keys", "row", "chip"), [(27, 24, "sm_80"), (139, 50, "sm_90")])
+def test_rows_further_apart_than_32_bits_count(keys, row, chip):
+    """From that row of a tile on; of the memory between rows nothing is touched."""
+    apart = 2**31 // row
+    joint = torch.empty(keys * apart, dtype=torch.float16).as_strided((1, keys, 3, 1, 64), (1, apart, 64, 64, 1))
+    joint.copy_(torch.randn(joint.shape))
+
+    def solve(x):
+        x = x.detach().requires_grad_()
+        with executed(chip), backend("triton"):
+            output = F.joint_attention(x, causal=True)
+            return output, *torch.autograd.grad(output.square().sum(), x)
+
+    for results, wanted in zip(solve(joint), solve(joint.clone(memory_format=torch.contiguous_format))):
+        assert torch.equal(results, wanted)

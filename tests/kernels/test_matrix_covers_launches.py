@@ -262,5 +262,7 @@ def test_every_answer_of_the_tables_of_attention_is_listed(chip):
         for a in [case.arguments]
         if "D" in a
     }
-    missing = set(attention_answers(CHIPS[chip])) - listed
+    answers = set(attention_answers(CHIPS[chip]))
+    missing = answers - listed
     assert not missing, "\n".join(map(str, sorted(missing, key=str)))
+    assert all(max(tile.rows, tile.columns) <= attention_launch.TILE_ROWS for *_, tile in answers)
