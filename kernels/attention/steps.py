@@ -247,14 +247,14 @@ def product(a, b, PRECISION: tl.constexpr):
 @triton.jit
 def hide(
     s, row, column, masking, queries, visible, CAUSAL: tl.constexpr, CHECKED: tl.constexpr,
-    ORDER: tl.constexpr = "spread", OVERFLOWS: tl.constexpr = False,
+    ORDER: tl.constexpr = "spread",
 ):  # fmt: skip
     """Scores s in base 2 with what is added to them, and -inf where the query may not attend: what a mask adds hides a
     key where it is -inf in base 2, from reference.LOWEST downwards.
 
     s (ROWS, COLUMNS) from query `row` and key `column` on, of a head with this Masking; ORDER of the keys: spread, as
     spread() has them, plain, or transposed, s being (COLUMNS, ROWS) and the keys plain. CHECKED: the tile reaches past
-    the visible keys or the diagonal; OVERFLOWS: a score may be inf, a product out of its dtype's range.
+    the visible keys or the diagonal.
     """
     if ORDER == "transposed":
         rows = tl.arange(0, s.shape[1])[None, :]
@@ -280,11 +280,7 @@ def hide(
                 allowed = tl.max(tl.expand_dims(allowed, 2), 2)
             s = tl.where(allowed != 0, s, float("-inf"))
         else:
-            added = tl.load(pointers, mask=inside, other=0.0).to(tl.float32) * LOG2E
-            if OVERFLOWS:
-                s = tl.where(added == float("-inf"), added, s + added)  # not inf + -inf
-            else:
-                s += added
+            s += tl.load(pointers, mask=inside, other=0.0).to(tl.float32) * LOG2E
     if CHECKED:
         # One comparison an element: both borders meet in a number of each row, or each column of transposed scores.
         offset = row - column + masking.causal_offset  # of the diagonal: query i sees the tile's keys up to i + offset
