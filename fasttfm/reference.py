@@ -2,8 +2,8 @@
 
 Written to be read beside the paper (Vaswani et al. 2017) and differentiated by autograd; imports torch alone. Shape
 letters: B batch, H heads, L and S target and source length, D and Dv head size, M rows, N columns, V vocabulary,
-T packed tokens. Statistics (mean, variance, log-sum-exp, loss) are float32 for half-precision input, else of the
-input's own precision.
+T packed tokens. Scores and statistics (mean, variance, log-sum-exp, loss) are float32 for half-precision input, else of
+the input's own precision.
 """
 
 import math
@@ -133,7 +133,7 @@ def attention_mask(
         offset = offset + visible - queries
     past = key - torch.arange(queries, device=scores.device)[:, None] - offset  # the diagonal, by how many keys
     if alibi_slopes is not None:
-        scores = scores - alibi_slopes[..., None, None].to(_wide(scores).dtype) * past.abs()
+        scores = scores - alibi_slopes[..., None, None].to(scores.dtype) * past.abs()
     if mask is not None and mask.dtype != torch.bool:
         scores = (scores + mask).masked_fill(mask < LOWEST, -math.inf)
     elif mask is not None:
@@ -168,14 +168,14 @@ def masked_softmax(scores: Tensor, sinks: Tensor | None = None) -> Tensor:
 def attention_scores(
     query: Tensor, key: Tensor, *, scale: float | None = None, softcap: float = 0.0, **places: Any
 ) -> Tensor:
-    """Q K^T * scale (B, H, L, S), capped and masked: what attention() takes the softmax of.
+    """Q K^T * scale (B, H, L, S), capped and masked, float32 at least: what attention() takes the softmax of.
 
     query (B, H, L, D), key (B, Hk, S, D); scale defaults to D^-0.5. Hk divides H: H / Hk neighbouring query heads share
     a head of keys (Ainslie et al. 2023, section 2.2). softcap c, where it is not 0, bounds the scores: c tanh(score /
     c), before anything is added (Gemma 2, 2024, section 2). places are attention_mask()'s arguments.
     """
     key = key.repeat_interleave(query.shape[1] // max(1, key.shape[1]), dim=1)
-    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = _wide(query) @ _wide(key).transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
     return attention_mask(scores, **places)
@@ -211,7 +211,7 @@ def attention(
         causal_offset=causal_offset, window=window, alibi_slopes=alibi_slopes,
     )  # fmt: skip
     value = value.repeat_interleave(heads // max(1, value.shape[1]), dim=1)
-    weights = masked_softmax(_wide(scores), sinks).to(query.dtype)  # (B, H, L, S)
+    weights = masked_softmax(scores, sinks).to(query.dtype)  # (B, H, L, S)
     kept = weights
     if seed is not None and dropout_p > 0.0:
         shape = (batch * heads, queries, key.shape[-2])

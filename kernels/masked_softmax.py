@@ -4,10 +4,10 @@
     dscores = factor * cap' * P * (dropout'(dW) - rowsum(P * dropout'(dW)))
 
 For chips on which Triton's products do not reach the tensor cores (V100, T4), for head sizes above 256 and wherever the
-weights themselves are asked for. Windows, ALiBi and sinks are those of attention/steps.py. Forward reads scores and
-writes P (over them if told so) and, under dropout, W: 2 to 3 times B * H * L * S elements. Backward reads P and dW,
-writes dscores (over dW if told so) and, if asked, W once more, whose mask it draws anew; with a soft cap it reads the
-scores, too. Rows of up to ONE_PASS keys stay in registers; longer ones are walked over twice.
+weights themselves are asked for. Windows, ALiBi and sinks are those of attention/steps.py. Scores and dW are float32.
+Forward reads scores and writes P (over them if told so) and, under dropout, W: 2 to 3 times B * H * L * S elements.
+Backward reads P and dW, writes dscores (over dW if told so) and, if asked, W once more, whose mask it draws anew; with
+a soft cap it reads the scores, too. Rows of up to ONE_PASS keys stay in registers; longer ones are walked over twice.
 Source: Vaswani et al. 2017, section 3.2.1.
 """
 
@@ -35,7 +35,7 @@ ONE_PASS = 8192
 class Cap(NamedTuple):
     """A soft cap and the scores that it was laid on, for its derivative."""
 
-    scores: Pointer
+    scores: Float32Pointer
     """(B, H, L, S), as the forward pass was given them; None: there is no cap."""
     scale: RealOrNone
     softcap: RealOrNone
@@ -46,13 +46,12 @@ def _scores(
     x, first_row, column, scale, masking, L, S, visible, CAUSAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
     """(ROWS, COLUMNS) scores in base 2 from `column` on; x: the tile's first row, masking: its plane's."""
-    HALF: tl.constexpr = x.dtype.element_ty == tl.float16  # whose products easily leave its range
     rows = tl.arange(0, ROWS)
     columns = column + tl.arange(0, COLUMNS)
     inside = (rows[:, None] < L - first_row) & (columns[None, :] < visible)
     offsets = rows[:, None] * S + columns[None, :]
-    s = steps.capped(tl.load(x + offsets, mask=inside, other=0.0).to(tl.float32) * scale, masking)
-    return steps.hide(s, first_row, column, masking, L, visible, CAUSAL, True, "plain", HALF)
+    s = steps.capped(tl.load(x + offsets, mask=inside, other=0.0) * scale, masking)
+    return steps.hide(s, first_row, column, masking, L, visible, CAUSAL, True, "plain")
 
 
 @triton.jit
@@ -72,7 +71,7 @@ def _store(
 
 @jit
 def _forward(
-    scores: Pointer,  # (B, H, L, S)
+    scores: Float32Pointer,  # (B, H, L, S)
     p: Pointer,  # (B, H, L, S) out, the weights; may be scores
     kept: Pointer,  # (B, H, L, S) out, after dropout; None without it
     lse: Float32Pointer,  # (B, H, L) out, log2 of the sum of a row's exponentiated scores; None: not asked for
@@ -143,8 +142,8 @@ def _forward(
 def _gradient(p, dkept, offsets, inside, plane, rows, column, dropout, COLUMNS: tl.constexpr):
     """The weights, the gradient of the weights before dropout and the weights after it, float32."""
     weights = tl.load(p + offsets, mask=inside, other=0.0).to(tl.float32)
-    gradient = tl.load(dkept + offsets, mask=inside, other=0.0).to(tl.float32)
-    gradient = tl.where(weights == 0.0, 0.0, gradient)  # of a hidden key it may have overflowed half precision
+    gradient = tl.load(dkept + offsets, mask=inside, other=0.0)
+    gradient = tl.where(weights == 0.0, 0.0, gradient)  # of a hidden key it may be inf
     kept = weights
     if dropout.seed is not None:
         gradient = dropped(gradient, dropout, plane, rows, column, COLUMNS)
@@ -156,7 +155,7 @@ def _gradient(p, dkept, offsets, inside, plane, rows, column, dropout, COLUMNS: 
 def _uncapped(ds, cap, begin, offsets, inside):
     """The gradient of the scores before the soft cap from that after it."""
     if cap.scores is not None:
-        s = tl.load(cap.scores + begin + offsets, mask=inside, other=0.0).to(tl.float32) * (cap.scale * steps.LOG2E)
+        s = tl.load(cap.scores + begin + offsets, mask=inside, other=0.0) * (cap.scale * steps.LOG2E)
         ds *= steps.cap_slope(steps.capped(s, cap), cap)
     return ds
 
@@ -164,7 +163,7 @@ def _uncapped(ds, cap, begin, offsets, inside):
 @jit
 def _backward(
     p: Pointer,  # (B, H, L, S), the weights before dropout
-    dkept: Pointer,  # (B, H, L, S), gradient of the weights after dropout
+    dkept: Float32Pointer,  # (B, H, L, S), gradient of the weights after dropout
     dscores: Pointer,  # (B, H, L, S) out; may be dkept
     kept: Pointer,  # (B, H, L, S) out, the weights after dropout; None: not asked for
     cap: Cap,
@@ -236,17 +235,19 @@ def forward(
     seed: Tensor | None = None,
     site: int = 0,
     lse: Tensor | None = None,
+    dtype: torch.dtype | None = None,
     in_place: bool = False,
     **places: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """scores (B, H, L, S) contiguous; the rest as fasttfm.functional.attention's Options, places masking_arguments()'s;
-    lse: memory (B, H, L) float32 for the log-sum-exp, in base 2, of rows with a key or a sink.
+    """scores (B, H, L, S) float32, contiguous; the rest as fasttfm.functional.attention's Options, places
+    masking_arguments()'s; lse: memory (B, H, L) float32 for the log-sum-exp, in base 2, of rows with a key or a sink.
 
-    Returns the weights before dropout, in scores' own memory if in_place, and after it (None without dropout).
+    Returns the weights before dropout in dtype, in scores' own memory where that may be, and after it (None without
+    dropout).
     """
-    p = scores if in_place else torch.empty_like(scores)
+    p = scores if in_place and dtype in (None, scores.dtype) else torch.empty_like(scores, dtype=dtype)
     dropout = dropout_arguments(dropout_p, seed, site)
-    kept = None if dropout.seed is None else torch.empty_like(scores)
+    kept = None if dropout.seed is None else torch.empty_like(p)
     if scores.numel():
         if key_lengths is not None:
             key_lengths = key_lengths.contiguous()
@@ -272,12 +273,14 @@ def backward(
     in_place: bool = False,
     with_kept: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """grad, of the weights after dropout, and p (B, H, L, S) contiguous; cap: scores, scale and softcap of forward().
+    """grad float32, of the weights after dropout, and p (B, H, L, S) contiguous; cap: scores, scale and softcap of
+    forward().
 
-    Returns the gradient of the masked scores times factor, with cap that of the scores before the soft cap, in grad's
-    own memory if in_place, and, if asked, the weights after dropout (p itself without dropout).
+    Returns the gradient of the masked scores times factor in p's dtype, with cap that of the scores before the soft
+    cap, in grad's own memory if it may be (in_place), and, if asked, the weights after dropout (p itself without
+    dropout).
     """
-    dscores = grad if in_place else torch.empty_like(grad)
+    dscores = grad if in_place and grad.dtype == p.dtype else torch.empty_like(p)
     dropout = dropout_arguments(dropout_p, seed, site)
     kept = torch.empty_like(p) if with_kept and dropout.seed is not None else None
     if p.numel():

@@ -8,12 +8,25 @@ sees are left out. The gradients of a head of keys and values are summed by one 
 """
 
 import numpy as np
+from numba import types
+from numba.extending import overload
 
 from fasttfm.cpu.attention_scores import differentiate_rows, end_key, first_key, score_rows, weigh_rows
-from fasttfm.cpu.loop_parts import inlined, loop
+from fasttfm.cpu.loop_parts import dot, inlined, loop, read, round_to
 from fasttfm.cpu.panels import PANEL, UNROLLED
 from fasttfm.cpu.thread_team import over_threads
-from fasttfm.cpu.tiles import add_product, copy_rows, fetch_rows, panels_across, panels_along, product, round_up
+from fasttfm.cpu.tiles import (
+    add_product,
+    copy_rows,
+    copy_words,
+    fetch_rows,
+    panels_across,
+    panels_along,
+    product,
+    product_of_pairs,
+    round_up,
+)
+from fasttfm.cpu.training_loops import weigh
 
 BLOCK = 30
 """Queries of a block, at most."""
@@ -118,6 +131,100 @@ def _attention_part(
                 at, inverse = np.uintp(m * value_size), x[m]  # where queries were, which are read no more
                 for d in range(np.uintp(value_size)):
                     out[place + d] = y[at + d] * inverse
+
+
+# ---------------------------------------------------------------------------------------------------------- weights
+
+
+@loop()
+def weights(team, shape, tensors, strides, looks, numbers, before, kept, out):
+    """out (B, H, L, S), flat as before and kept, becomes the weights of queries and keys without dropout, or from
+    weights before dropout and after it, P and W, the gradient of products: scale * (W * G - P * rowsum(W * G)), G the
+    products of tensors, the output's gradient and values.
+
+    before: P, or empty; tensors and results are of any kind, tensors also in pairs of bfloat16; looks, without sinks,
+    and numbers as attention() takes them.
+    """
+    chunks = (shape[3] + CHUNK - 1) // CHUNK
+    parts = shape[0] * shape[1] * chunks
+    given = shape, tensors, strides, looks, numbers, before, kept, out
+    over_threads(_weights_part, team, np.uintp(parts), _together(parts, shape), given)
+
+
+def _multiply(x, first, stride, count, size, scale, rows, across, s, height, columns):
+    """s (count, columns), `height` numbers a row, becomes scale times rows of x times the panels across."""
+
+
+@overload(_multiply, jit_options={"forceinline": True})
+def _multiply_kind(x, first, stride, count, size, scale, rows, across, s, height, columns):
+    def multiply(x, first, stride, count, size, scale, rows, across, s, height, columns):
+        copy_rows(x, first, stride, count, size, scale, rows)
+        product(rows, 0, size, 1, across, 0, PANEL * size, PANEL, size, s, 0, height, count, columns)
+
+    def multiply_pairs(x, first, stride, count, size, scale, rows, across, s, height, columns):
+        copy_words(x, first, stride, count, size, rows)
+        product_of_pairs(rows, 0, size, 1, across, 0, PANEL * size, PANEL, size, s, 0, height, count, columns)
+        for n in range(np.uintp(count * height)):
+            s[n] *= scale
+
+    return multiply_pairs if x.dtype == types.uint32 else multiply
+
+
+@inlined()
+def _weights_part(begin, end, shape, tensors, strides, looks, numbers, before, kept, out):
+    _, heads, key_heads, queries, keys, size, _ = shape
+    x, y = tensors
+    lengths, offsets, slopes, _, mask, mask_strides = looks
+    chunks, widest = (queries + CHUNK - 1) // CHUNK, round_up(max(1, keys), PANEL)
+    across, no_slope = np.empty(widest * size, np.float32), np.empty(0, np.float32)
+    rows, s = np.empty(round_up(BLOCK, UNROLLED) * size, np.float32), np.empty(BLOCK * widest, np.float32)
+    for part in range(np.int64(begin), np.int64(end)):
+        plane, chunk = part // chunks, part % chunks * CHUNK
+        b, h = plane // heads, plane % heads
+        chunk_end = min(queries, chunk + CHUNK)
+        offset, length = offsets[b], max(0, min(keys, lengths[b]))
+        high = end_key(chunk_end - 1, offset, length, numbers[0])
+        height = round_up(max(1, high), PANEL)
+        place = _place(strides[1], b, h // (heads // key_heads), 0)
+        fetch_rows(y, place, strides[1][2], high, size)
+        panels_across(y, place, strides[1][2], high, size, across)
+        for first in range(chunk, chunk_end, BLOCK):
+            count = min(BLOCK, chunk_end - first)
+            stop = end_key(first + count - 1, offset, length, numbers[0])
+            columns = round_up(stop, PANEL)
+            place = _place(strides[0], b, h, first)
+            _multiply(x, place, strides[0][2], count, size, numbers[3], rows, across, s, height, columns)
+            line = np.uintp((plane * queries + first) * keys)
+            if before.size:
+                for m in range(count):
+                    seen = end_key(first + m, offset, length, numbers[0])
+                    _differentiate_products(s, m * height, before, kept, out, line + np.uintp(m * keys), seen, keys)
+                continue
+            block, place = (first, count, 0, 0, stop, columns, height), _place(mask_strides, b, h, 0)
+            score_rows(s, no_slope, mask, place, mask_strides, block, (length, offset, slopes[plane]), numbers)
+            for m in range(count):
+                at = np.uintp(m * height)
+                factor = np.float32(1.0) / weigh(s, at, np.uintp(columns), np.float32(-np.inf))[1]
+                _write_weights(s, at, factor, out, line + np.uintp(m * keys), stop, keys)
+
+
+@inlined()
+def _write_weights(s, at, factor, out, place, count, width):
+    for t in range(np.uintp(count)):
+        out[place + t] = round_to(s[at + t] * factor, out[place + t])
+    for t in range(np.uintp(count), np.uintp(width)):
+        out[place + t] = round_to(np.float32(0.0), out[place + t])
+
+
+@inlined()
+def _differentiate_products(s, start, before, kept, out, place, count, width):
+    at = np.uintp(start)
+    total = dot(s, at, kept, place, np.uintp(count))
+    for t in range(np.uintp(count)):
+        value = read(kept[place + t]) * s[at + t] - read(before[place + t]) * total
+        out[place + t] = round_to(value, out[place + t])
+    for t in range(np.uintp(count), np.uintp(width)):
+        out[place + t] = round_to(np.float32(0.0), out[place + t])
 
 
 # --------------------------------------------------------------------------------------------------------- backward

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fasttfm import reference
 from fasttfm.cpu import training_passes
-from fasttfm.cpu.step_passes import PANELS
+from fasttfm.cpu.step_passes import PANELS, array
 
 HIDDEN = -3e38
 """What hides a key in a mask of floats that are added, as the loops take it."""
@@ -37,6 +37,51 @@ def takes(query: Tensor, key: Tensor, value: Tensor, options: Any) -> bool:
         and (options.slopes is None or (options.offsets is None and abs(options.causal_offset) < _FAR))
         and torch.backends.cpu.get_cpu_capability() in PANELS
     )
+
+
+def weighs(query: Tensor, key: Tensor, options: Any) -> bool:
+    """Return whether the loops take products of these (B, H, L, D) and (B, Hk, S, D) together with their softmax, or
+    the gradient of it, and are the faster way. A window, a cap, slopes and sinks are not theirs."""
+    if query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2] < training_passes.PASS_ELEMENTS:
+        return False
+    return (
+        training_passes.computable(query, key, dtypes=(torch.float32, torch.bfloat16, torch.float16))
+        and query.dtype == key.dtype
+        and query.shape[3] % _MULTIPLE == 0
+        and torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+        and (options.mask is None or type(options.mask) is Tensor)
+    )
+
+
+def weights(query: Tensor, key: Tensor, options: Any) -> Tensor:
+    """The weights before dropout (B, H, L, S) in query's dtype, of rows that weighs() takes."""
+    return _weights(query, key, options, None, None)
+
+
+def scores_gradient(grad: Tensor, value: Tensor, p: Tensor, kept: Tensor | None, options: Any) -> Tensor:
+    """The gradient of Q K^T (B, H, L, S) in p's dtype, from that of the output, of rows that weighs() takes; p the
+    weights before dropout, kept after it (None without dropout), contiguous."""
+    return _weights(grad, value, options, p, p if kept is None else kept)
+
+
+def _weights(x: Tensor, y: Tensor, options: Any, before: Tensor | None, kept: Tensor | None) -> Tensor:
+    out = x.new_empty(*x.shape[:3], y.shape[2])
+    none = x.new_empty(0)
+    shape = (*x.shape[:2], y.shape[1], x.shape[2], *y.shape[2:], 0)
+    looks, numbers, _ = _looks(x, y, options)
+    flat = (array((none if each is None else each).view(-1)) for each in (before, kept, out))
+    arrays, strides = _flat(x, y)
+    even = all(step % 2 == 0 for steps in strides for step in steps)
+    if _multiplies_pairs(x) and even and all(each.ctypes.data % 4 == 0 for each in arrays):
+        arrays, shape = tuple(each.view(np.uint32) for each in arrays), (*shape[:5], shape[5] // 2, 0)
+        strides = tuple(tuple(step // 2 for step in steps) for steps in strides)
+    _loops().weights(training_passes.team(), shape, arrays, strides, looks, numbers, *flat)
+    return out
+
+
+def _multiplies_pairs(x: Tensor) -> bool:
+    """Return whether there is an instruction for pairs of these numbers."""
+    return x.dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported()
 
 
 def forward(
@@ -106,7 +151,7 @@ def _flat(*tensors: Tensor) -> tuple[tuple, tuple]:
         x = x.detach()
         x = x if x.stride(3) == 1 else x.contiguous()
         span = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride())) if x.numel() else 0
-        arrays.append(x.as_strided((span,), (1,)).numpy())
+        arrays.append(array(x.as_strided((span,), (1,))))
         strides.append(x.stride()[:3])
     return tuple(arrays), tuple(strides)
 

@@ -2,7 +2,7 @@
 dropout's numbers.
 
 float32 is computed as it is; uint16 holds bfloat16 and int16 float16, widened where they are read and rounded to the
-nearest even where they are written.
+nearest even where they are written; uint32 two bfloat16, which only products of such pairs take apart.
 """
 
 import functools
@@ -46,6 +46,7 @@ _from_bfloat16 = _conversion(
 )
 _from_float16 = _conversion(types.int16, types.float32, lambda llvm, x: llvm.fpext(llvm.bitcast(x, _HALF), _FLOAT))
 _to_float16 = _conversion(types.float32, types.int16, lambda llvm, x: llvm.bitcast(llvm.fptrunc(x, _HALF), _INT16))
+_as_word = _conversion(types.uint32, types.float32, lambda llvm, x: llvm.bitcast(x, _FLOAT))
 bits_of = _conversion(types.float32, types.uint32, lambda llvm, x: llvm.bitcast(x, _INT32))
 from_bits = _conversion(types.int32, types.float32, lambda llvm, x: llvm.bitcast(x, _FLOAT))
 
@@ -64,6 +65,8 @@ def _read_of_kind(x):
         return lambda x: _from_bfloat16(x)
     if x == types.int16:
         return lambda x: _from_float16(x)
+    if x == types.uint32:
+        return lambda x: _as_word(x)
     return lambda x: x
 
 

@@ -12,16 +12,24 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
-from fasttfm.cpu.loop_parts import fetch_run, inlined
+from fasttfm.cpu.loop_parts import fetch_run, inlined, read
 from fasttfm.cpu.panels import PANEL, TILE, UNROLLED, VECTOR, VECTORS, broadcast, fma, load
 
 _WORD, _VECTOR = ir.IntType(64), ir.VectorType(ir.FloatType(), VECTOR)
+_SHORTS, _INTS = (ir.VectorType(ir.IntType(bits), VECTOR) for bits in (16, 32))
 
 
-def _tile(rows, adds):
+def _fma_pairs(builder, x, y, total):
+    """total plus products of bfloat16, which lie in pairs in the words of x and y (AVX512_BF16)."""
+    kind = ir.FunctionType(_VECTOR, [_VECTOR, _INTS, _INTS])
+    multiply = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.256")
+    return builder.call(multiply, [total, builder.bitcast(x, _INTS), builder.bitcast(y, _INTS)])
+
+
+def _tile(rows, adds, times_add):
     """Return tile(x, first, row, step, panel, place, width, count, out, output, line): out's `rows` rows of PANEL
     numbers become, or have added to them, sums over k < count of x[first + m * row + k * step] times the PANEL numbers
-    from panel[place + k * width] on; row m of out begins at output + m * line."""
+    from panel[place + k * width] on, as times_add multiplies; row m of out begins at output + m * line."""
 
     @intrinsic
     def tile(context, x, first, row, step, panel, place, width, count, out, output, line):
@@ -49,7 +57,7 @@ def _tile(rows, adds):
                 numbers = [load(builder, begin, add(offset, _WORD(v * VECTOR))) for v in range(VECTORS)]
                 for m in range(rows):
                     factor = broadcast(builder, builder.load(builder.gep(lines[m], [place_of_x])))
-                    last[m] = [fma(builder, factor, number, each) for number, each in zip(numbers, last[m])]
+                    last[m] = [times_add(builder, factor, number, each) for number, each in zip(numbers, last[m])]
             after = add(k, _WORD(UNROLLED))
             for phi, at_first, at_end in [(k, _WORD(0), after)] + [
                 (sums[m][v], start[m][v], last[m][v]) for m in range(rows) for v in range(VECTORS)
@@ -70,11 +78,11 @@ def _tile(rows, adds):
     return tile
 
 
-def _product_of(adds):
+def _product_of(adds, times_add=fma):
     """Return multiply(x, first, row, step, panels, place, panel, width, count, out, output, line, rows, columns): out
     (rows, columns) becomes, or has added to it, x (rows, count) times panels, the n-th of which begins `panel` numbers
     after the one before; count a multiple of UNROLLED and columns of PANEL."""
-    one, two, three, four, five, six = (_tile(rows, adds) for rows in range(1, TILE + 1))
+    one, two, three, four, five, six = (_tile(rows, adds, times_add) for rows in range(1, TILE + 1))
 
     @njit(nogil=True)
     def multiply(x, first, row, step, panels, place, panel, width, count, out, output, line, rows, columns):
@@ -102,6 +110,8 @@ def _product_of(adds):
 
 
 product, add_product = _product_of(False), _product_of(True)
+product_of_pairs = _product_of(False, _fma_pairs)
+"""product() of words that hold two bfloat16 each."""
 
 
 @intrinsic
@@ -135,11 +145,21 @@ def fetch_rows(x, first, stride, rows, size):
 
 @inlined()
 def copy_rows(x, first, stride, rows, size, factor, out):
-    """out (rows up to a multiple of UNROLLED, size) becomes rows of x times factor, zero past them."""
+    """out (rows up to a multiple of UNROLLED, size) becomes rows of x, of any kind, times factor, zero past them."""
     for m in range(np.uintp(rows)):
         place, at = np.uintp(first) + m * np.uintp(stride), m * np.uintp(size)
         for d in range(np.uintp(size)):
-            out[at + d] = x[place + d] * factor
+            out[at + d] = read(x[place + d]) * factor
+    out[rows * size : round_up(rows, UNROLLED) * size] = np.float32(0.0)
+
+
+@inlined()
+def copy_words(x, first, stride, rows, size, out):
+    """copy_rows() of pairs of bfloat16, as they are."""
+    for m in range(np.uintp(rows)):
+        place, at = np.uintp(first) + m * np.uintp(stride), m * np.uintp(size)
+        for d in range(np.uintp(size)):
+            out[at + d] = read(x[place + d])
     out[rows * size : round_up(rows, UNROLLED) * size] = np.float32(0.0)
 
 
@@ -149,6 +169,15 @@ _QUADS = ((0, 1, 8, 9, 4, 5, 12, 13), (2, 3, 10, 11, 6, 7, 14, 15))
 _HALVES = ((0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15))
 
 
+_VECTORS_OF = {
+    types.float32: (_VECTOR, lambda llvm, x: x),
+    types.uint16: (_SHORTS, lambda llvm, x: llvm.bitcast(llvm.shl(llvm.zext(x, _INTS), _INTS([16] * VECTOR)), _VECTOR)),
+    types.uint32: (_INTS, lambda llvm, x: llvm.bitcast(x, _VECTOR)),
+    types.int16: (ir.VectorType(ir.HalfType(), VECTOR), lambda llvm, x: llvm.fpext(x, _VECTOR)),
+}
+"""Kind of numbers, as loop_parts.py has them -> a vector of them, and what makes it one of float32."""
+
+
 @intrinsic
 def _transpose(context, x, place, stride, rows, out, at):
     """out[at + PANEL * d + m] becomes x[place + stride * m + d] for m and d below VECTOR, zero from row `rows` on."""
@@ -156,12 +185,13 @@ def _transpose(context, x, place, stride, rows, out, at):
     def generate(context, builder, signature, values):
         source, written = (make_array(signature.args[n])(context, builder, values[n]).data for n in (0, 4))
         _, place, stride, rows, _, at = values
-        zeros, lines = cgutils.alloca_once(builder, _VECTOR, zfill=True), []
+        kind, (vector, widened) = signature.args[0].dtype, _VECTORS_OF[signature.args[0].dtype]
+        zeros, lines = cgutils.alloca_once(builder, vector, zfill=True), []
         for m in range(VECTOR):
             line = builder.gep(source, [builder.add(place, builder.mul(stride, _WORD(m)))])
-            line = builder.bitcast(line, _VECTOR.as_pointer())
+            line = builder.bitcast(line, vector.as_pointer())
             line = builder.select(builder.icmp_unsigned("<", _WORD(m), rows), line, zeros)
-            lines.append(builder.load(line, align=4))
+            lines.append(widened(builder, builder.load(line, align=kind.bitwidth // 8)))
         for apart, masks in ((1, _PAIRS), (2, _QUADS), (4, _HALVES)):
             for n in range(VECTOR):
                 if n & apart == 0:
@@ -178,7 +208,8 @@ def _transpose(context, x, place, stride, rows, out, at):
 
 @inlined()
 def panels_across(x, first, stride, rows, size, out):
-    """out becomes panels (size, PANEL) of PANEL rows each of x, zero past the last; size a multiple of VECTOR."""
+    """out becomes panels (size, PANEL) of PANEL rows each of x, of any kind, zero past the last; size a multiple of
+    VECTOR."""
     for begin in range(np.uintp(0), np.uintp(round_up(rows, PANEL)), np.uintp(VECTOR)):
         some = max(begin, np.uintp(rows)) - begin
         place = np.uintp(first) + begin * np.uintp(stride)

@@ -7,7 +7,7 @@ threads (thread_team.py) in parts that depend on its shape alone.
 
 import numpy as np
 
-from fasttfm.cpu.loop_parts import FAST, dot, draw_lanes, exp, inlined, loop, multiply_add, read, round_to, total_of
+from fasttfm.cpu.loop_parts import FAST, draw_lanes, exp, inlined, loop, multiply_add, read, round_to, total_of
 from fasttfm.cpu.search_loops import of_sort_key, sort_key
 from fasttfm.cpu.thread_team import over_threads
 
@@ -50,15 +50,6 @@ def _keep_rows(begin, end, key, site, threshold, keep):
 
 
 # -------------------------------------------------------------------------------------------------------- attention
-
-
-@inlined()
-def _attended(i, keys, limit, causal, offset):
-    """Return how many keys, the first ones, query i sees."""
-    count = min(keys, limit)
-    if causal:
-        count = min(count, i + offset + 1)
-    return np.uintp(max(0, count))
 
 
 @inlined(fastmath=FAST)
@@ -106,57 +97,6 @@ def _weigh_any(s, at, count, sink):
         s[at + t] = exp(s[at + t] - largest) if s[at + t] > HIDDEN else np.float32(0.0)
         total += s[at + t]
     return largest, total
-
-
-@loop()
-def softmax(team, scores, lengths, causal, offset, scale, out):
-    """out (B * H, L, S) becomes the weights of scores; may be the same memory. lengths (B * H,) int64."""
-    rows = np.uintp(scores.shape[0]) * np.uintp(scores.shape[1])
-    given = scores, lengths, causal, offset, scale, out
-    over_threads(_softmax_rows, team, rows, rows_of_part(scores.shape[2]), given)
-
-
-@inlined()
-def _softmax_rows(begin, end, scores, lengths, causal, offset, scale, out):
-    _, queries, keys = scores.shape
-    flat, flat_out = scores.reshape(-1), out.reshape(-1)
-    row = np.empty(keys, np.float32)
-    width = np.uintp(keys)
-    for r in range(begin, end):
-        first, plane = r * width, r // np.uintp(queries)
-        count = _attended(np.intp(r % np.uintp(queries)), keys, lengths[plane], causal, offset)
-        if count:
-            for t in range(count):
-                row[t] = read(flat[first + t]) * scale
-            inverse = np.float32(1.0) / weigh(row, np.uintp(0), count, np.float32(-np.inf))[1]
-            for t in range(count):
-                flat_out[first + t] = round_to(row[t] * inverse, flat_out[first + t])
-        for t in range(count, width):
-            flat_out[first + t] = round_to(np.float32(0.0), flat_out[first + t])
-
-
-@loop()
-def softmax_gradient(team, grad, weights, kept, lengths, causal, offset, scale):
-    """grad becomes scale * (W * G - P * rowsum(W * G)): G grad, P weights, W kept, all (B * H, L, S)."""
-    rows = np.uintp(weights.shape[0]) * np.uintp(weights.shape[1])
-    given = grad, weights, kept, lengths, causal, offset, scale
-    over_threads(_softmax_gradient_rows, team, rows, rows_of_part(weights.shape[2]), given)
-
-
-@inlined()
-def _softmax_gradient_rows(begin, end, grad, weights, kept, lengths, causal, offset, scale):
-    _, queries, keys = weights.shape
-    flat_grad, flat_weights, flat_kept = grad.reshape(-1), weights.reshape(-1), kept.reshape(-1)
-    width = np.uintp(keys)
-    for r in range(begin, end):
-        first, plane = r * width, r // np.uintp(queries)
-        count = _attended(np.intp(r % np.uintp(queries)), keys, lengths[plane], causal, offset)
-        total = dot(flat_grad, first, flat_kept, first, count)
-        for t in range(first, first + count):
-            value = read(flat_kept[t]) * read(flat_grad[t]) - read(flat_weights[t]) * total
-            flat_grad[t] = round_to(value * scale, flat_grad[t])
-        for t in range(first + count, first + width):
-            flat_grad[t] = round_to(np.float32(0.0), flat_grad[t])
 
 
 # ------------------------------------------------------------------------------------------------------------- GELU

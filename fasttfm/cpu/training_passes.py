@@ -11,6 +11,7 @@ PASS_ELEMENTS.
 import functools
 import importlib
 import math
+from collections.abc import Container
 from typing import Any
 
 import numpy as np
@@ -41,10 +42,10 @@ def takes(*tensors: Tensor) -> bool:
     return tensors[0].is_cpu and tensors[0].numel() >= PASS_ELEMENTS and computable(*tensors)
 
 
-def computable(*tensors: Tensor) -> bool:
+def computable(*tensors: Tensor, dtypes: Container[torch.dtype] = _DTYPES) -> bool:
     """Return whether passes can be taken for these tensors."""
     for x in tensors:
-        if type(x) is not Tensor or not x.is_cpu or x.dtype not in _DTYPES:
+        if type(x) is not Tensor or not x.is_cpu or x.dtype not in dtypes:
             return False
     return not frozen(tensors[0]) and usable() and _has_team()
 
@@ -60,41 +61,6 @@ def keep_mask(shape: tuple[int, int, int], p: float, seed: Tensor, site: int) ->
     keep = torch.empty(shape, dtype=torch.uint8)
     loops().keep_mask(team(), unsigned(seed), np.uint64(site), reference.dropout_threshold(p), keep.numpy())
     return keep.view(torch.bool)
-
-
-def softmax(
-    scores: Tensor, scale: float, key_lengths: Tensor | None, causal: bool, causal_offset: int, out: Tensor
-) -> Tensor:
-    """out becomes softmax(scores * scale) over the keys that a query sees, zero for the others; both (B, H, L, S)
-    contiguous, and may be one. The rest as attention() takes it."""
-    planes = [array(x.flatten(0, 1)) for x in (scores, out)]
-    lengths = _lengths(scores, key_lengths)
-    loops().softmax(team(), planes[0], lengths, causal, causal_offset, np.float32(scale), planes[1])
-    return out
-
-
-def softmax_gradient(
-    grad: Tensor,
-    p: Tensor,
-    kept: Tensor | None,
-    scale: float,
-    key_lengths: Tensor | None,
-    causal: bool,
-    causal_offset: int,
-) -> Tensor:
-    """In grad's memory the gradient of the scores before they were scaled; grad, p, kept as
-    torch_route.softmax_gradient() takes them, contiguous. The rest as attention() takes it."""
-    planes = [array(x.flatten(0, 1)) for x in (grad, p, p if kept is None else kept)]
-    lengths = _lengths(p, key_lengths)
-    loops().softmax_gradient(team(), *planes, lengths, causal, causal_offset, np.float32(scale))
-    return grad
-
-
-def _lengths(scores: Tensor, key_lengths: Tensor | None) -> np.ndarray:
-    """The number of keys that each plane of scores (B, H, L, S) has, (B * H,) int64."""
-    batch, heads, _, keys = scores.shape
-    lengths = torch.full((batch,), keys) if key_lengths is None else key_lengths.to(torch.int64)
-    return lengths.repeat_interleave(heads).numpy()
 
 
 def gelu_tanh(before: Tensor, keep: Tensor) -> Tensor:

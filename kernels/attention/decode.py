@@ -156,7 +156,7 @@ def _decode(
     begin += share * reach
     end = tl.minimum(end, begin + reach)
 
-    q_tile = _load_scattered(q, b * q_strides[0] + head * q_strides[1] + query * q_strides[2], exists, D)
+    q_tile = _load_scattered(q, steps.row_at(q_strides, b, head, query), exists, D)
     scale *= steps.LOG2E
     if scoring.slopes is not None:
         slope = tl.load(scoring.slopes + b * scoring.slope_stride + head, mask=exists, other=0.0) * steps.LOG2E
@@ -169,7 +169,7 @@ def _decode(
     for column in range(begin, end, COLUMNS):
         keys = column + tl.arange(0, COLUMNS)
         page, row, inside = _places(keys, pages, b, keys < end)
-        k_tile = _load_scattered(k, page * k_strides[0] + key_head * k_strides[1] + row * k_strides[2], inside, D)
+        k_tile = _load_scattered(k, steps.row_at(k_strides, page, key_head, row), inside, D)
         s = steps.capped(steps.product(q_tile, tl.trans(k_tile), PRECISION) * scale, scoring)  # (ROWS, COLUMNS)
         if scoring.slopes is not None:
             s -= slope[:, None] * tl.abs(keys[None, :] - own[:, None]).to(tl.float32)
@@ -181,12 +181,12 @@ def _decode(
         fade = tl.exp2(peak - base)
         total = total * fade + tl.sum(p, 1)
         peak = highest
-        v_tile = _load_scattered(v, page * v_strides[0] + key_head * v_strides[1] + row * v_strides[2], inside, DV)
+        v_tile = _load_scattered(v, steps.row_at(v_strides, page, key_head, row), inside, DV)
         acc = acc * fade[:, None] + steps.product(p.to(v_tile.dtype), v_tile, PRECISION)
     acc *= (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
     line = ((tl.cast(share, tl.int64) * parts.B + b) * H + head) * L + query
     if parts.output is None:
-        _store_scattered(out, acc, b * out_strides[0] + head * out_strides[1] + query * out_strides[2], exists, DV)
+        _store_scattered(out, acc, steps.row_at(out_strides, b, head, query), exists, DV)
     else:
         _store_scattered(parts.output, acc, line * DV, exists, DV)
     if parts.lse is not None:
@@ -214,8 +214,8 @@ def _append(
     page, row, inside = _places(place, pages, b, inside & (place >= 0) & (place < S))
     column = tl.arange(0, COLUMNS)[None, :]
     known = inside[:, None] & (column < DV)
-    source = b * strides[0][0] + head * strides[0][1] + line % L * strides[0][2]
-    target = page * strides[1][0] + head * strides[1][1] + row * strides[1][2]
+    source = steps.row_at(strides[0], b, head, line % L)
+    target = steps.row_at(strides[1], page, head, row)
     tl.store(cache + (target[:, None] + column), tl.load(x + (source[:, None] + column), mask=known), mask=known)
 
 
@@ -250,7 +250,7 @@ def _merge(
         total = total * fade + weight
         peak = highest
     acc *= (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
-    offsets = line // L // H * strides[0] + line // L % H * strides[1] + line % L * strides[2]
+    offsets = steps.row_at(strides, line // L // H, line // L % H, line % L)
     tl.store(out + (offsets[:, None] + column), acc.to(out.dtype.element_ty), mask=inside)
     if row_lse is not None:
         tl.store(row_lse + line, peak + tl.log2(tl.where(total == 0.0, 1.0, total)), mask=exists)
@@ -317,7 +317,8 @@ def decode(
     _decode[(programs * shares,)](
         query, key_cache, value_cache, output, parts, scoring,
         (lengths.contiguous(), None if starts is None else starts.contiguous()),
-        pages, scale, sizes, strides(query, key_cache, value_cache, output),
+        pages, scale, sizes,
+        strides(query, key_cache, value_cache, output, rows=max(queries, key_cache.shape[2])),
         D=width, DV=value_width, PRECISION=precision(kind), GROUP=group,
         **tile.options(stages_for(device, tile, key_cache, value_cache)),
     )  # fmt: skip

@@ -11,12 +11,16 @@ from torch import Tensor
 from fasttfm.kernels.attention.problem import Masking, Problem, Sizes
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import Choice
+from fasttfm.kernels.jit import LARGEST
 from fasttfm.kernels.launch import chip, precision, product_kind
 from fasttfm.kernels.philox import dropout_arguments
 from fasttfm.kernels.tiles.attention import LONG_WIDTH, SHORT_KEYS, Tile
 
 MAX_WIDTH = 256
 """Largest head size of queries, keys and values."""
+
+TILE_ROWS = 128
+"""Most queries, and most keys, of a tile."""
 
 
 class Packed(NamedTuple):
@@ -135,9 +139,11 @@ def unit(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def strides(*tensors: Tensor) -> tuple[tuple[int, ...], ...]:
-    """The strides of each tensor's batch, head and row."""
-    return tuple([x.stride()[:3] for x in tensors])
+def strides(*tensors: Tensor, rows: int = TILE_ROWS) -> tuple[tuple[int | None, ...], ...]:
+    """The strides of each tensor's batch, head and row, and None behind them, for which a kernel is compiled with
+    64-bit offsets, where so many rows of it lie further apart than 32 bits count."""
+    reach = LARGEST // rows
+    return tuple([x.stride()[:3] if x.stride(2) <= reach else (*x.stride()[:3], None) for x in tensors])
 
 
 def outputs(query: Tensor, value_width: int) -> tuple[Tensor, Tensor]:
@@ -178,7 +184,7 @@ def masking_arguments(
     return Masking(
         mask.view(torch.uint8) if mask is not None and mask.dtype == torch.bool else mask,
         last,
-        (0, 0, 0, 0) if mask is None else mask.stride(),
+        _mask_strides(mask),
         offsets=offsets,
         window=None if window == -1 else last - clamped(causal_offset - window, rows, columns),
         softcap=softcap or None,
@@ -187,6 +193,14 @@ def masking_arguments(
         past=0 if slopes is None else past - (causal_offset - last),
         sinks=None if sinks is None else sinks.float().contiguous(),
     )
+
+
+def _mask_strides(mask: Tensor | None) -> tuple[int | None, ...]:
+    """A mask's four, and None behind them as strides() has it: masked_softmax.py's tiles have up to 8,192 columns."""
+    if mask is None:
+        return (0, 0, 0, 0)
+    far = mask.stride(2) * TILE_ROWS + mask.stride(3) * 8192 > LARGEST
+    return (*mask.stride(), None) if far else mask.stride()
 
 
 def prepare(

@@ -38,7 +38,7 @@ class Masking(NamedTuple):
     """(B, H, L, S) through its strides, or None; in what a kernel calls that of its head, (L, S)."""
     causal_offset: Varying
     mask_strides: Strides = (0, 0, 0, 0)
-    """Its four; 0 where it is broadcast."""
+    """Its four, 0 where it is broadcast, as launch.masking_arguments() has them."""
     offsets: Int64Pointer = None
     """(B,) added to causal_offset, or None; added to it in that of a head."""
     window: VaryingOrNone = None

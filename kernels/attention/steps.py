@@ -12,7 +12,7 @@ The kernels of this folder share their parameters' meaning:
     out, dout       (B, H, L, DV)
     lse             (B, H, L), log2 of the sum of a row's exponentiated scores; 0 where no key is seen
     delta           (B, H, L), the sum over a row of dout * out
-    strides         (batch, head, row) of every tensor that is annotated Pointer, in their order
+    strides         (batch, head, row) of every tensor that is annotated Pointer, in their order, as launch.strides()
     lse_strides     (batch, head) of lse and delta, whose rows are neighbours
     PRECISION       tf32, ieee, or upcast, as product() takes it
 """
@@ -97,10 +97,25 @@ def locate_queries(problem, CAUSAL: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
+def row_stride(strides):
+    """The stride of rows in one of launch.strides(), in 64 bits where an offset within a tile needs them."""
+    stride = strides[2]
+    if len(strides) == 4:
+        stride = tl.cast(stride, tl.int64)
+    return stride
+
+
+@triton.jit
+def row_at(strides, batch, head, row):
+    """The offset at which a row of a head begins, in one of launch.strides()."""
+    return batch * strides[0] + head * strides[1] + row * row_stride(strides)
+
+
+@triton.jit
 def rows_of(x, strides, head, first):
     """The head's Rows of x from its row `first` on, in the tensor's own count."""
-    # One offset in brackets: of x + a + b the compiler keeps a pointer and an offset in registers.
-    return Rows(x + (head.b * strides[0] + head.h * strides[1] + first * strides[2]), strides[2])
+    # One offset at a time: of x + a + b the compiler keeps a pointer and an offset in registers.
+    return Rows(x + row_at(strides, head.b, head.h, first), row_stride(strides))
 
 
 @triton.jit
@@ -232,14 +247,14 @@ def product(a, b, PRECISION: tl.constexpr):
 @triton.jit
 def hide(
     s, row, column, masking, queries, visible, CAUSAL: tl.constexpr, CHECKED: tl.constexpr,
-    ORDER: tl.constexpr = "spread", OVERFLOWS: tl.constexpr = False,
+    ORDER: tl.constexpr = "spread",
 ):  # fmt: skip
     """Scores s in base 2 with what is added to them, and -inf where the query may not attend: what a mask adds hides a
     key where it is -inf in base 2, from reference.LOWEST downwards.
 
     s (ROWS, COLUMNS) from query `row` and key `column` on, of a head with this Masking; ORDER of the keys: spread, as
     spread() has them, plain, or transposed, s being (COLUMNS, ROWS) and the keys plain. CHECKED: the tile reaches past
-    the visible keys or the diagonal; OVERFLOWS: a score may be inf, a product out of its dtype's range.
+    the visible keys or the diagonal.
     """
     if ORDER == "transposed":
         rows = tl.arange(0, s.shape[1])[None, :]
@@ -251,10 +266,12 @@ def hide(
         past = rows - columns + (row - column + masking.causal_offset - masking.past)
         s -= tl.abs(past).to(tl.float32) * masking.slopes
     if masking.mask is not None:
-        row_stride, column_stride = masking.mask_strides[2], masking.mask_strides[3]
+        row_step, column_step = masking.mask_strides[2], masking.mask_strides[3]
+        if len(masking.mask_strides) == 5:
+            row_step, column_step = tl.cast(row_step, tl.int64), tl.cast(column_step, tl.int64)
         inside = (rows < queries - row) & (columns < visible - column)
-        mask = masking.mask + (tl.cast(row, tl.int64) * row_stride + tl.cast(column, tl.int64) * column_stride)
-        pointers = mask + (rows * row_stride + columns * column_stride)
+        mask = masking.mask + (tl.cast(row, tl.int64) * row_step + tl.cast(column, tl.int64) * column_step)
+        pointers = mask + (rows * row_step + columns * column_step)
         if mask.dtype.element_ty == tl.uint8:
             allowed = tl.load(pointers, mask=inside, other=1)
             if s.shape[0] == 16 or s.shape[1] == 16:
@@ -263,11 +280,7 @@ def hide(
                 allowed = tl.max(tl.expand_dims(allowed, 2), 2)
             s = tl.where(allowed != 0, s, float("-inf"))
         else:
-            added = tl.load(pointers, mask=inside, other=0.0).to(tl.float32) * LOG2E
-            if OVERFLOWS:
-                s = tl.where(added == float("-inf"), added, s + added)  # not inf + -inf
-            else:
-                s += added
+            s += tl.load(pointers, mask=inside, other=0.0).to(tl.float32) * LOG2E
     if CHECKED:
         # One comparison an element: both borders meet in a number of each row, or each column of transposed scores.
         offset = row - column + masking.causal_offset  # of the diagonal: query i sees the tile's keys up to i + offset

@@ -17,6 +17,9 @@ MASKS = ("none", "bool", "add")
 SHARED = 4
 """Query heads of a head of keys, in cases that share."""
 
+FAR = ("sm_80", "sm_90")
+"""Chips with cases of rows that are far apart."""
+
 
 def attention_case(
     kernel: Any,
@@ -30,20 +33,23 @@ def attention_case(
     sums: bool = False,
     shared: bool = False,
     scoring: bool = False,
+    far: bool = False,
     **constants: Any,
 ) -> CompileCase:
     """A kernel of the attention family as a model calls it: heads of a whole number of 16 bytes, and so strides.
 
     name: family, kernel, variant; the tile is added. mask: none, bool or add. packed: sequences one after the other.
     sums: with those that a projection's bias gets. shared: query heads share heads of keys. scoring: with a window, a
-    soft cap, ALiBi and sinks. constants: the kernel's own, but for those that follow from the other arguments.
+    soft cap, ALiBi and sinks. far: rows need 64-bit offsets. constants: the kernel's own, but for those that follow
+    from the other arguments.
     """
     element = "fp32" if kind == "tf32" else kind
+    apart = (None,) * far
     known: dict[str, Any] = {
         "mask": {"none": None, "bool": "*u8", "add": f"*{element}"}[mask],
-        "strides": (("i32:16",) * 3,) * list(kinds_of(kernel).values()).count("Pointer"),
+        "strides": (("i32:16",) * 3 + apart,) * list(kinds_of(kernel).values()).count("Pointer"),
         "sum_strides": ("i32:16",) * 2,
-        "mask_strides": (*["i32:16"] * 3, 1),
+        "mask_strides": (*["i32:16"] * 3, 1, *apart),
         "PRECISION": "tf32" if kind == "tf32" else "ieee",
         "GROUP": SHARED if shared else 1,
     }
@@ -61,7 +67,7 @@ def head_case(
     kernel: Any, name: str, kind: str, tile: Tile, width: int, variant: Mapping[str, Any], **constants: Any
 ) -> CompileCase:
     """A case of a kernel that multiplies by heads of this size, a power of two, named by its variant: dropout, mask,
-    packed, sums, shared and scoring of attention_case()."""
+    packed, sums, shared, scoring and far of attention_case()."""
     constants |= {"D": width, "DV": width, "CAUSAL": True}
     return attention_case(kernel, f"{name}/{variant_name(**variant)}/D{width}", kind, tile, **variant, **constants)
 
@@ -84,8 +90,9 @@ def every_kind(chip: Chip) -> tuple[str, ...]:
 
 
 def variant_name(
-    *, dropout: bool, mask: str, packed: bool = False, sums: bool = False, shared: bool = False, scoring: bool = False
-) -> str:
+    *, dropout: bool, mask: str, packed: bool = False, sums: bool = False, shared: bool = False, scoring: bool = False,
+    far: bool = False,
+) -> str:  # fmt: skip
     """The variant in a case's name."""
     words = (
         "causal",
@@ -95,5 +102,6 @@ def variant_name(
         "sums" * sums,
         "shared" * shared,
         "scoring" * scoring,
+        "far" * far,
     )
     return "+".join(word for word in words if word)

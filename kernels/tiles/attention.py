@@ -310,22 +310,23 @@ SHORT_BY_LONG: Choice[Tile | str] = Choice(
 )
 
 # masked_softmax.py; keys: the power of two that holds a row, or a step of the walk over a longer one. 16 elements a
-# thread, 8 from 2,048 keys on, at most 512 threads. Where float16 spilled 8 bytes with these, twice the warps. A thread
-# has elements of its own, no copies of another's, so that it overwrites in place nothing but what it has read itself.
+# thread, 8 from 2,048 keys on, at most 512 threads. Where half precision spilled 8 bytes with these, twice the warps. A
+# thread has elements of its own, no copies of another's, so that it overwrites in place nothing but what it has read
+# itself.
 MASKED_SOFTMAX = Choice(
     "masked_softmax",
     tiles("""
-    keys | sm_86,sm_89  sm_90     sm_120     nvidia     *
-    16   | -            -         -          128x16w4   128x16w2
-    32   | -            -         -          64x32w4    64x32w2
-    64   | -            -         -          32x64w4    32x64w2
-    128  | -            8x128w2   -          16x128w4   16x128w2
-    256  | -            -         -          8x256w4    8x256w2
-    512  | -            2x512w2   -          4x512w4    4x512w2
-    1024 | -            -         1x1024w4   2x1024w4   2x1024w2
-    2048 | 1x2048w16    1x2048w4  -          1x2048w8   1x2048w4
-    4096 | -            1x4096w8  -          1x4096w16  1x4096w8
-    8192 | -            -         1x8192w32  1x8192w16  1x8192w8
+    keys | sm_80    sm_86,sm_89  sm_90     sm_120     nvidia     *
+    16   | -        -            -         -          128x16w4   128x16w2
+    32   | -        -            -         -          64x32w4    64x32w2
+    64   | -        -            -         -          32x64w4    32x64w2
+    128  | -        -            8x128w2   -          16x128w4   16x128w2
+    256  | 8x256w8  -            -         -          8x256w4    8x256w2
+    512  | -        -            2x512w2   -          4x512w4    4x512w2
+    1024 | -        -            -         1x1024w4   2x1024w4   2x1024w2
+    2048 | -        1x2048w16    1x2048w4  -          1x2048w8   1x2048w4
+    4096 | -        -            1x4096w8  -          1x4096w16  1x4096w8
+    8192 | -        -            -         1x8192w32  1x8192w16  1x8192w8
     """),
     _softmax_alternatives,
 )

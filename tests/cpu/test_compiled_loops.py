@@ -31,7 +31,7 @@ PROGRAM = """
 import hashlib
 import numpy as np
 import torch
-from fasttfm.cpu import panels, search_loops, step_loops, thread_team, training_loops
+from fasttfm.cpu import attention_loops, panels, search_loops, step_loops, thread_team
 
 random = np.random.default_rng(0)
 draw = lambda *shape: random.standard_normal(shape).astype(np.float32)
@@ -56,8 +56,11 @@ for threads in 20 * (1, 3):  # over a team too
     product = panels.PanelProduct(torch.from_numpy(draw(40, 32)), None, False)
     bits.update(product(torch.from_numpy(draw(rows, 32))).numpy())
 for threads in (1, 3):
-    team, out = (threads, thread_team.start()), draw(2, 300, 130)
-    training_loops.softmax(team, draw(2, 300, 130), np.array([130, 77]), True, 9, np.float32(1.3), out)
+    team, out = (threads, thread_team.start()), np.empty((6, 300, 130), np.float32)
+    looks = np.array([130, 77]), np.array([9, 9]), np.zeros(6, np.float32), None, draw(1), (0, 0, 0, -1)
+    numbers, none = (True, -1, 0, np.float32(1.3), np.float32(0.0)), np.empty(0, np.float32)
+    given = (draw(6 * 300 * 16), draw(6 * 130 * 16)), ((3 * 300 * 16, 300 * 16, 16), (3 * 130 * 16, 130 * 16, 16))
+    attention_loops.weights(team, (2, 3, 3, 300, 130, 16, 0), *given, looks, numbers, none, none, out.reshape(-1))
     bits.update(out)
 misses = sum(step_loops.attend_to_memory.stats.cache_misses.values())
 print(misses, bits.hexdigest())

@@ -14,8 +14,6 @@ from waiting import PATIENCE
 from fasttfm import functional as F
 from fasttfm import reference
 from fasttfm.cpu import training_passes
-from fasttfm.functional.attention import torch_route
-from fasttfm.functional.attention.arguments import Options
 from fasttfm.models import Transformer, TransformerConfig
 from fasttfm_pretraining.models.gpt import GPT, GPTConfig
 
@@ -39,20 +37,6 @@ def plain(monkeypatch):
     return run
 
 
-def options(*, lengths: Tensor | None = None, causal: bool = False, offset: int = 0, p: float = 0.0) -> Options:
-    seed = torch.tensor([-(2**62) - 12345]) if p else None
-    return Options(lengths, None, causal, offset, p, 0.17, seed, 5)
-
-
-OPTIONS = {
-    "all": options(),
-    "lengths": options(lengths=torch.tensor([0, 7, 37])),
-    "causal": options(causal=True, offset=4),
-    "causal with empty rows": options(causal=True, offset=-3, lengths=torch.tensor([30, 1, 37])),
-    "dropout": options(lengths=torch.tensor([20, 7, 37]), causal=True, p=0.3),
-}
-
-
 def tensor(dtype: torch.dtype, *shape: int, seed: int = 0) -> Tensor:
     return (3 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))).to(dtype)
 
@@ -68,30 +52,6 @@ def same(x: Tensor, y: Tensor) -> None:
 def test_keep_masks_are_the_bits_of_the_reference(shape, p):
     seed = torch.tensor([-(2**62) - 12345])
     assert torch.equal(training_passes.keep_mask(shape, p, seed, 7), reference.keep_mask(shape, p, seed, 7))
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", OPTIONS)
-def test_softmax_and_its_gradient_are_those_of_pytorch(case, dtype, plain):
-    given, shape = OPTIONS[case], (B, H, 160, 37)
-    scores, grad = tensor(dtype, *shape), tensor(dtype, *shape, seed=1)
-    assert training_passes.takes(scores)
-    p = torch_route.weights(scores, given.scale, given)
-    expected = plain(lambda: torch_route.weights(scores, given.scale, given))
-    same(p, expected)
-    kept = torch_route.drop(expected, given)
-    wanted, _ = plain(lambda: torch_route.scores_gradient(grad, expected, kept, given, False))
-    same(torch_route.scores_gradient(grad.clone(), expected, kept, given, False)[0], wanted)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-def test_softmax_of_what_is_not_finite_is_that_of_pytorch(value, dtype, plain):
-    scores = tensor(dtype, B, H, 160, 37)
-    scores[1, 0, 3, 9] = value
-    scores[2, 1, 4] = value
-    p = torch_route.weights(scores, 0.17, options())
-    same(p.nan_to_num(7.0), plain(lambda: torch_route.weights(scores, 0.17, options())).nan_to_num(7.0))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -196,13 +156,6 @@ def test_cross_entropy_of_what_is_not_finite_is_no_number(value):
     assert gradient.isnan().all(1).nonzero().tolist() == [[3]]
 
 
-def test_softmax_leaves_scores_alone_that_are_another_s():
-    scores = tensor(torch.bfloat16, B, H, 160, 37)
-    before = scores.clone()
-    torch_route.weights(scores, 0.17, options())
-    assert torch.equal(scores, before)
-
-
 def test_few_elements_are_for_pytorch_and_many_threads_where_no_team_can_be_started(monkeypatch):
     assert not training_passes.takes(torch.zeros(100, 100))
     assert thread_team.start(), "PyTorch for a CPU computes with an OpenMP library that starts teams"
@@ -215,10 +168,7 @@ def test_few_elements_are_for_pytorch_and_many_threads_where_no_team_can_be_star
 
 def every_pass(dtype: torch.dtype) -> dict[str, tuple[Tensor, ...]]:
     """What each gives at a size of several parts, the last one short."""
-    given, seed = options(lengths=torch.tensor([500, 7, 130]), causal=True, offset=4, p=0.3), torch.tensor([-(2**62)])
-    scores, grad = tensor(dtype, B, H, 129, 513), tensor(dtype, B, H, 129, 513, seed=1)
-    seen = given.key_lengths, given.causal, given.causal_offset
-    kept = torch_route.drop(scores, given)
+    seed = torch.tensor([-(2**62)])
     rows, dy, before = (tensor(dtype, 4133, 96, seed=2 + n) for n in range(3))
     weight, bias = (tensor(torch.float32, 96, seed=5 + n) for n in range(2))
     y, s, *statistics, keep = training_passes.residual_layer_norm(rows, dy, weight, bias, 1e-5, 0.3, seed, 2)
@@ -226,8 +176,6 @@ def every_pass(dtype: torch.dtype) -> dict[str, tuple[Tensor, ...]]:
     _, statistics_of_classes = training_passes.cross_entropy(rows, classes, None, 0.1, None, None)
     every = {
         "keep_mask": (training_passes.keep_mask((5, 300, 130), 0.3, seed, 7),),
-        "softmax": (training_passes.softmax(scores, 0.17, *seen, torch.empty_like(scores)),),
-        "softmax_gradient": (training_passes.softmax_gradient(grad.clone(), scores, kept, 0.17, *seen),),
         "gelu_tanh": (training_passes.gelu_tanh(before, keep),),
         "gelu_tanh_gradient": training_passes.gelu_tanh_gradient(dy.clone(), before, keep),
         "residual_layer_norm": (y, s, *statistics, keep),
@@ -262,12 +210,10 @@ def test_any_number_of_threads_gives_the_same_bits(dtype, threads):
 
 def test_a_part_is_done_by_the_thread_that_is_free():
     """More threads than there are, and fewer parts than threads: each part is done once."""
-    out = torch.zeros(40, 512)
-    training_loops.softmax(
-        (8, thread_team.start()), torch.zeros(1, 40, 512).numpy(), torch.tensor([512]).numpy(), False, 0, np.float32(1),
-        out.view(1, 40, 512).numpy(),
-    )  # fmt: skip
-    assert torch.equal(out, torch.full((40, 512), 1 / 512))
+    keep, seed = torch.zeros(1, 40, 512, dtype=torch.uint8), torch.tensor([7])
+    team = 8, thread_team.start()
+    training_loops.keep_mask(team, training_passes.unsigned(seed), np.uint64(3), 77, keep.numpy())
+    assert torch.equal(keep.bool(), reference.keep_mask((1, 40, 512), 77 / 256, seed, 3))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
@@ -308,7 +254,7 @@ def test_no_pass_pins_the_memory_of_a_parameter(kind, monkeypatch):
         tokens = torch.randint(4, 64, (16, 32))
         run = lambda: model.loss(tokens, tokens[:, :-1], tokens[:, 1:])[0]  # noqa: E731
     entered: list[str] = []
-    for name in ("softmax", "softmax_gradient", "residual_layer_norm", "residual_layer_norm_gradient"):
+    for name in ("residual_layer_norm", "residual_layer_norm_gradient"):
         function = getattr(training_passes, name)
         monkeypatch.setattr(
             training_passes, name, lambda *given, of=name, function=function: (entered.append(of), function(*given))[1]

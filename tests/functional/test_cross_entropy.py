@@ -193,3 +193,18 @@ def test_wrong_arguments_say_what_is_allowed(change, message):
     logits, target = draw()
     with pytest.raises(ValueError, match=message):
         cross_entropy(**({"logits": logits, "target": target} | change))
+
+
+@pytest.mark.parametrize("form", ["rows", "linear"])
+@pytest.mark.parametrize(("reduction", "weighted"), [("none", False), ("mean", True), ("sum", False)])
+def test_a_second_derivative_knows_weights_and_reductions(form, reduction, weighted):
+    hidden, weight = (torch.randn(n, 3, dtype=torch.float64, requires_grad=True) for n in (4, 5))
+    target, weights = torch.tensor([1, PAD, 4, 2]), torch.rand(4).double() if weighted else None
+    options = {"label_smoothing": 0.1, "ignore_index": PAD, "reduction": reduction, "row_weights": weights}
+
+    def loss(hidden, weight):
+        if form == "rows":
+            return cross_entropy(hidden @ weight.t(), target, **options)[0].sum()
+        return F.linear_cross_entropy(hidden, weight, target, **options)[0].sum()
+
+    assert torch.autograd.gradgradcheck(loss, (hidden, weight))

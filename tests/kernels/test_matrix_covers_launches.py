@@ -259,8 +259,8 @@ def test_every_answer_of_the_tables_of_attention_is_listed(chip):
         for a in [case.arguments]
         if "D" in a
     }
-    answers = {
-        (f"attention.{kernel}", size[2], shipped(table)(*size)) for kernel, table, size in questions(CHIPS[chip])
-    }
-    missing = {answer for answer in answers if isinstance(answer[2], Tile)} - listed
+    asked = {(f"attention.{kernel}", size[2], shipped(table)(*size)) for kernel, table, size in questions(CHIPS[chip])}
+    answers = {each for each in asked if isinstance(each[2], Tile)}
+    missing = answers - listed
     assert not missing, "\n".join(map(str, sorted(missing, key=str)))
+    assert all(max(tile.rows, tile.columns) <= attention_launch.TILE_ROWS for *_, tile in answers)

@@ -1,7 +1,9 @@
 """Attention with windows, soft caps, ALiBi or sinks in plain PyTorch, which differentiates it."""
 
+import functools
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +18,23 @@ from fasttfm.functional.operator import casts
 Fused = Callable[[Tensor, Tensor, Tensor, Options], Tensor]
 
 
+def lowered(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """compute(*tensors, options, ...) without autocast, which would make scores of half precision: of tensors in its
+    dtype where it is on."""
+
+    @functools.wraps(compute)
+    def call(*given: Any) -> Tensor:
+        if not casts(given[0]):
+            return compute(*given)
+        device = given[0].device.type
+        dtype = torch.get_autocast_dtype(device)
+        with torch.autocast(device, enabled=False):
+            return compute(*(x.to(dtype) if isinstance(x, Tensor) and x.dtype != torch.float64 else x for x in given))
+
+    return call
+
+
+@lowered
 def attention(query: Tensor, key: Tensor, value: Tensor, options: Options, fused: Fused) -> Tensor:
     """The output (B, H, L, Dv) of attention() with options that are not plain; fused: by torch's own CPU kernel.
 
@@ -45,19 +64,15 @@ def _whole(query: Tensor, key: Tensor, value: Tensor, options: Options, fused: F
 
 
 def _products(query: Tensor, key: Tensor, options: Options) -> tuple[Tensor, float]:
-    """Q K^T (B, H, L, S), or of a soft cap what tanh makes of it, and what is left to multiply it by."""
+    """Q K^T (B, H, L, S), float32 at least, or of a soft cap what tanh makes of it, and what is left to multiply it
+    by."""
     cap = options.softcap
     factor = options.scale / (cap or 1.0)
-    dtype = torch.get_autocast_dtype(query.device.type) if casts(query) else query.dtype  # of the product
-    if wide(dtype) == dtype and _SMALL <= abs(factor) <= 1 / _SMALL:
-        power, factor = factor, 1.0  # of queries there are fewer than of scores
-    else:
-        power, left = torch_route.split_scale(options.scale, dtype)
-        factor = left / (cap or 1.0)
-    if power != 1.0:
-        query = query * power
+    query, key = query.to(wide(query.dtype)), key.to(wide(key.dtype))
+    if _SMALL <= abs(factor) <= 1 / _SMALL:  # of queries there are fewer than of scores
+        query, factor = query * factor, 1.0
     if not cap:
-        return torch_route.product_transposed(query, key), factor
+        return torch_route.scores(query, key), factor
     products = torch.bmm(planes(query, key.shape[1]), planes(key).transpose(1, 2))
     return _tanh(products, factor).view(*query.shape[:3], key.shape[2]), cap
 
@@ -67,27 +82,25 @@ _SMALL = 2.0**-20
 
 
 def _tanh(products: Tensor, factor: float) -> Tensor:
-    """tanh(products * factor), float32 at least; may take the products' memory."""
-    scaled = products.to(wide(products.dtype))
+    """tanh(products * factor); may take the products' memory."""
     if factor != 1.0:
-        scaled = scaled * factor
-    apart = torch.compiler.is_compiling() or scaled._is_view()  # the gradient of a view would be copied
-    return scaled.tanh() if apart else scaled.tanh_()
+        products = products * factor
+    apart = torch.compiler.is_compiling() or products._is_view()  # the gradient of a view would be copied
+    return products.tanh() if apart else products.tanh_()
 
 
 def dropped_weights(products: Tensor, scale: float, options: Options) -> Tensor:
-    """The weights after dropout of products (B, H, L, S), which scale is still to multiply, in their dtype."""
-    dtype = products.dtype
+    """The weights after dropout of products (B, H, L, S), float32 at least, which scale is still to multiply."""
     if options.softcap:
         products, scale = _tanh(products, scale / options.softcap), options.softcap
     weights, share = _weights(products, scale, options)
-    weights = (weights if share is None else weights * share).to(dtype)
+    weights = weights if share is None else weights * share
     kept = torch_route.drop(weights, options)
     return weights if kept is None else kept
 
 
 def _weights(products: Tensor, factor: float, options: Options) -> tuple[Tensor, Tensor | None]:
-    """Weights of products (B, H, L, S), float32 at least, and what a row of them is still to be multiplied by,
+    """Weights of products (B, H, L, S), and what a row of them is still to be multiplied by,
     (B, H, L, 1); None for 1.
 
     Of rows with a sink these are the exponentials, which the sum is to divide: rows of output are shorter.
@@ -113,21 +126,17 @@ def _sinks(scores: Tensor, sinks: Tensor) -> Tensor:
 
 
 def masked_scores(products: Tensor, factor: float, options: Options) -> Tensor:
-    """Products (B, H, L, S) times a factor with what is added to them, float32 at least; -inf where a query does not
-    attend."""
+    """Products (B, H, L, S) times a factor with what is added to them; -inf where a query does not attend."""
     return _added(products, factor, torch_route.bias(products.shape[-2], products.shape[-1], products, options))
 
 
 def _added(products: Tensor, factor: float, addend: Tensor | None) -> Tensor:
     if addend is None:
-        scores = products.to(wide(products.dtype))
-        return scores if factor == 1.0 else scores * factor
-    scores = torch.add(addend, products, alpha=factor)
-    if products.dtype == torch.float16:  # whose products may be inf, and inf - inf is NaN
-        scores = scores.masked_fill(addend == -math.inf, -math.inf)
-    return scores
+        return products if factor == 1.0 else products * factor
+    return torch.add(addend, products, alpha=factor)
 
 
+@lowered
 def log_sum_exp(query: Tensor, key: Tensor, options: Options) -> Tensor:
     """The logarithm of the sum of the exponentiated scores: (B, H, L) float32, -inf where a query sees no key and there
     is no sink. Some queries at a time, whatever the options."""

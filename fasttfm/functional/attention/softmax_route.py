@@ -14,9 +14,9 @@ def forward(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tupl
     """The output, the weights before dropout (B, H, L, S), and with sinks the log-sum-exp (B, H, L) in base 2."""
     from fasttfm.kernels import masked_softmax
 
-    scores, left = torch_route.scores(query, key, options.scale)
+    scores = torch_route.scores(query, key)
     lse = None if options.sinks is None else query.new_empty(query.shape[:3], dtype=torch.float32)
-    p, kept = masked_softmax.forward(scores, **options._replace(scale=left).arguments(), lse=lse, in_place=True)
+    p, kept = masked_softmax.forward(scores, **options.arguments(), lse=lse, dtype=query.dtype, in_place=True)
     return heads_last(torch_route.product(p if kept is None else kept, value)), p, lse
 
 
@@ -35,8 +35,8 @@ def backward(
     The scores, which a soft cap's derivative needs, are computed once more: p lies where they were.
     """
     grad = planes(grad).view(grad.shape)  # copied once at most
-    d_kept = torch_route.product_transposed(grad, value)
-    cap = (*torch_route.scores(query, key, options.scale), options.softcap) if options.softcap else None
+    d_kept = torch_route.scores(grad, value)
+    cap = (torch_route.scores(query, key), options.scale, options.softcap) if options.softcap else None
     d_scores, kept, d_mask = scores_gradient(d_kept, p, options, mask_gradient, cap, in_place=True, with_kept=True)
     return *torch_route.operand_gradients(grad, d_scores, query, key, kept, out), d_mask
 
@@ -61,8 +61,8 @@ def scores_gradient(
     """The gradient of the scores before they were scaled, the weights after dropout, and if asked for the gradient of
     the additive mask.
 
-    grad is that of the weights after dropout, p the weights before it, both contiguous; cap: products, what of the
-    scale is left to multiply them by, and soft cap; in_place: grad's memory may be taken; with_kept: the weights after
+    grad, float32, is that of the weights after dropout, p the weights before it, both contiguous; cap: products, scale
+    and soft cap; in_place: grad's memory may be taken; with_kept: the weights after
     dropout are of use, or else they may be p.
     """
     from fasttfm.kernels import masked_softmax
@@ -76,6 +76,6 @@ def scores_gradient(
     d_mask = d_scores.float().sum_to_size(options.mask.shape).to(options.mask.dtype)
     d_scores = d_scores * options.scale  # not in place: a mask of the scores' own shape shares their memory
     if cap is not None:
-        products, left, softcap = cap
-        d_scores *= 1.0 - torch.tanh(products.float() * (left / softcap)).square()
+        products, scale, softcap = cap
+        d_scores *= 1.0 - torch.tanh(products * (scale / softcap)).square()
     return d_scores, kept, d_mask

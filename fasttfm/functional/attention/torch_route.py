@@ -1,8 +1,10 @@
 """Attention in PyTorch: what runs where no Triton kernel does, and fast on the CPU.
 
-Explicit: matrix products stay in the input's precision, the softmax is float32. The forward pass hands the weights to
-the backward pass: at sentence lengths they are small, and writing them costs less than a second Q K^T and softmax. On a
-CPU this is several times faster in bfloat16 than torch's fused kernel, whose softmax and backward pass are slow there.
+Explicit: scores, softmax and the gradients of both are float32; weights, and the products with them, are of the input's
+precision. The forward pass hands the weights to the backward pass: at sentence lengths they are small, and writing them
+costs less than a second Q K^T and softmax. On a CPU this is several times faster in bfloat16 than torch's fused kernel,
+whose softmax and backward pass are slow there; where numba is, a product and its softmax are one loop
+(cpu/attention_pass.py).
 Fused: that kernel, for longer rows of float32, where it is the faster way and keeps a number a row.
 """
 
@@ -13,7 +15,8 @@ import torch
 from torch import Tensor
 
 from fasttfm import reference
-from fasttfm.cpu import training_passes
+from fasttfm.cpu import attention_pass, training_passes
+from fasttfm.cpu.linear import has_units
 from fasttfm.functional.attention.arguments import LARGEST, Options
 from fasttfm.functional.attention.layout import heads_last, planes
 from fasttfm.functional.dropout import as_factor, wide
@@ -96,52 +99,15 @@ def _softmax(scores: Tensor) -> Tensor:
     return torch.softmax(scores, dim=-1)[..., :keys]
 
 
-def _takes_pass(options: Options, *tensors: Tensor) -> bool:
-    """Return whether softmax or its gradient is a pass; a mask is added by PyTorch."""
-    return options.mask is None and training_passes.takes(*tensors) and all(map(Tensor.is_contiguous, tensors))
-
-
-def _seen(options: Options) -> tuple[Tensor | None, bool, int]:
-    """Return the keys that a query sees, as the passes take it."""
-    return options.key_lengths, options.causal, options.causal_offset
-
-
-def weights(scores: Tensor, scale: float, options: Options, out: Tensor | None = None) -> Tensor:
-    """softmax(scores * scale + mask) over the last dimension of scores (B, H, L, S), in scores' dtype.
-
-    out: memory that may be taken, scores itself too.
-    """
+def weights(scores: Tensor, scale: float, options: Options, dtype: torch.dtype) -> Tensor:
+    """softmax(scores * scale + mask) over the last dimension of scores (B, H, L, S), float32 at least, in dtype."""
     if not scores.numel():
-        return torch.empty_like(scores)
-    if _takes_pass(options, scores):
-        out = torch.empty_like(scores) if out is None else out
-        return training_passes.softmax(scores, scale, *_seen(options), out)
+        return scores.to(dtype)
     addend = bias(scores.shape[-2], scores.shape[-1], scores, options)
-    precise = wide(scores.dtype)
-    if addend is None:
-        scaled = scores * scale if scores.dtype == precise else scores.to(precise).mul_(scale)
-    else:
-        scaled = torch.add(addend, scores, alpha=scale)
-        if scores.dtype == torch.float16:
-            scaled.masked_fill_(
-                addend == -math.inf, -math.inf
-            )  # a hidden score beyond 65,504 is inf, and inf - inf nan
-    p = _softmax(scaled)
+    p = _softmax(scores * scale if addend is None else torch.add(addend, scores, alpha=scale))
     if addend is not None and (empty := _empty(scores.shape[-2], addend, options)) is not None:
         p.masked_fill_(empty, 0.0)
-    return p.to(scores.dtype).contiguous()
-
-
-def split_scale(scale: float, dtype: torch.dtype) -> tuple[float, float]:
-    """Return the factors of queries of this dtype before the product with the keys, and of scores after it.
-
-    Scaling down before it keeps float16's products in range, as the kernels' float32 sums are; a power of two rounds
-    nothing.
-    """
-    if dtype != torch.float16 or not 0.0 < abs(scale) < 1.0:
-        return 1.0, scale
-    power = 2.0 ** math.floor(math.log2(abs(scale)))
-    return power, scale / power
+    return p.to(dtype).contiguous()
 
 
 def drop(p: Tensor, options: Options) -> Tensor | None:
@@ -175,37 +141,41 @@ _keep_mask = Operator("keep_mask", _Draws, "Tensor", _drawn, _fake_drawn).call
 
 def product(x: Tensor, y: Tensor) -> Tensor:
     """x (B, H, L, M) times y (B, Hk, M, N), Hk a divisor of H: (B, H, L, N) contiguous."""
-    return torch.bmm(planes(x, y.shape[1]), y.flatten(0, 1)).view(*x.shape[:3], y.shape[3])
+    return _planes_product(planes(x, y.shape[1]), y.flatten(0, 1), x.dtype).view(*x.shape[:3], y.shape[3])
 
 
-def product_transposed(x: Tensor, y: Tensor) -> Tensor:
-    """x (B, H, L, M) times y (B, Hk, N, M) transposed: (B, H, L, N) contiguous."""
-    return torch.bmm(planes(x, y.shape[1]), y.flatten(0, 1).transpose(1, 2)).view(*x.shape[:3], y.shape[2])
+def scores(x: Tensor, y: Tensor) -> Tensor:
+    """x (B, H, L, M) times y (B, Hk, N, M) transposed: (B, H, L, N) contiguous, float32 at least."""
+    y_planes = y.flatten(0, 1).transpose(1, 2)
+    return _planes_product(planes(x, y.shape[1]), y_planes, wide(x.dtype)).view(*x.shape[:3], y.shape[2])
 
 
-def scores(query: Tensor, key: Tensor, scale: float) -> tuple[Tensor, float]:
-    """Q K^T (B, H, L, S), and what of the scale is left to multiply it by."""
-    power, left = split_scale(scale, query.dtype)
-    return product_transposed(query if power == 1.0 else query * power, key), left
+def _planes_product(x: Tensor, y: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+    """x (P, L, M) times y (P, M, N) in dtype, in out where that is given. A CPU without units for a dtype of half
+    precision takes many times as long for it as for float32."""
+    if x.dtype == dtype and (not x.is_cpu or dtype == wide(dtype) or has_units(dtype)):
+        return torch.bmm(x, y, out=out) if out is not None else torch.bmm(x, y)
+    if x.is_cuda and torch.version.cuda:
+        return torch.bmm(x, y, out_dtype=dtype)
+    z = torch.bmm(x.to(wide(x.dtype)), y.to(wide(y.dtype)))
+    return z.to(dtype) if out is None else out.copy_(z)
 
 
 def forward(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor | None]:
     """The output, the weights before dropout (B, H, L, S), and after it (None without dropout)."""
-    raw, left = scores(query, key, options.scale)
-    p = weights(raw, left, options, out=raw)
+    if attention_pass.weighs(query, key, options):
+        p = attention_pass.weights(query, key, options)
+    else:
+        p = weights(scores(query, key), options.scale, options, query.dtype)
     kept = drop(p, options)
     return heads_last(product(p if kept is None else kept, value)), p, kept
 
 
 def scores_gradient(
-    grad: Tensor, p: Tensor, kept: Tensor | None, options: Options, mask_gradient: bool, *, in_place: bool = True
+    grad: Tensor, p: Tensor, kept: Tensor | None, options: Options, mask_gradient: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of the scores before they were scaled, in p's dtype, and of the additive mask if asked for.
-
-    grad, p and kept as softmax_gradient() takes them; in_place: grad's memory may be taken.
-    """
-    if in_place and _takes_pass(options, grad, p, p if kept is None else kept):
-        return training_passes.softmax_gradient(grad, p, kept, options.scale, *_seen(options)), None
+    """Gradients of the scores before they were scaled, in p's dtype, and of the additive mask if asked for; grad, p and
+    kept as softmax_gradient() takes them."""
     d_scores = softmax_gradient(grad, p, kept)
     mask = options.mask if mask_gradient else None
     d_mask = d_scores.sum_to_size(mask.shape).to(mask.dtype) if mask is not None else None
@@ -238,9 +208,11 @@ def backward(
     out: tuple[Tensor, ...] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of query, key, value, and of the additive mask if asked for. out as operand_gradients() takes it."""
-    grad = grad.flatten(0, 1).view(grad.shape)  # copied once at most
-    d_weights = product_transposed(grad, value)
-    d_scores, d_mask = scores_gradient(d_weights, p, kept, options, mask_gradient)
+    grad, d_mask = grad.flatten(0, 1).view(grad.shape), None  # copied once at most
+    if attention_pass.weighs(grad, value, options) and not mask_gradient:
+        d_scores = attention_pass.scores_gradient(grad, value, p, kept, options)
+    else:
+        d_scores, d_mask = scores_gradient(scores(grad, value), p, kept, options, mask_gradient)
     return *operand_gradients(grad, d_scores, query, key, p if kept is None else kept, out), d_mask
 
 
@@ -254,9 +226,9 @@ def operand_gradients(
     factors = (ds, key.flatten(0, 1)), (ds.transpose(1, 2), q), (p.transpose(1, 2), g)
     if out is not None:
         for memory, (x, y) in zip(out, factors):
-            torch.bmm(x, y, out=planes(memory, heads))
+            _planes_product(x, y, memory.dtype, planes(memory, heads))
         return out  # type: ignore[return-value]
-    d_query, d_key, d_value = (torch.bmm(x, y) for x, y in factors)
+    d_query, d_key, d_value = (_planes_product(x, y, x.dtype) for x, y in factors)
     value_shape = (*key.shape[:3], grad.shape[3])
     return (
         heads_last(d_query.view(query.shape)), heads_last(d_key.view(key.shape)), heads_last(d_value.view(value_shape))

@@ -14,7 +14,7 @@ from fasttfm.functional.attention.layout import grouped
 from fasttfm.functional.attention.scoring import Causal, scores_differ, with_scoring, without_bias
 from fasttfm.functional.backends import chosen
 from fasttfm.functional.dropout import wide
-from fasttfm.functional.operator import Gradients, Operator, casts
+from fasttfm.functional.operator import Gradients, Operator
 from fasttfm.functional.signature import names_arguments
 
 
@@ -36,7 +36,8 @@ def attention_weights(
     seed: Tensor | None = None,
     site: int = 0,
 ) -> Tensor:
-    """The weights of attention(), dropout applied: softmax(Q K^T * scale), (B, H, L, S) in query's dtype.
+    """The weights of attention(), dropout applied: softmax(Q K^T * scale), (B, H, L, S) in query's dtype, rounded to it
+    when they have been computed in float32.
 
     Arguments, errors and gradients as attention()'s: attention_weights(q, k, ...) @ v is attention(q, k, v, ...)
     where no heads of keys are shared. Those of sinks are left out: a row then adds up to less than 1.
@@ -48,16 +49,20 @@ def attention_weights(
     if scores_differ(causal, causal_offset, window, softcap, alibi_slopes, sinks):
         shape = (*query.shape[:3], key.shape[2])
         options = with_scoring(options, query, shape, causal, window, softcap, alibi_slopes, sinks)
-    dtype = torch.get_autocast_dtype(query.device.type) if casts(query) else query.dtype
-    power, left = torch_route.split_scale(options.scale, dtype)
-    query = query if power == 1.0 else query * power
+    return _weights(query, key, options)
+
+
+@composed.lowered
+def _weights(query: Tensor, key: Tensor, options: Options) -> Tensor:
+    dtype = query.dtype
+    query, key = query.to(wide(dtype)), key.to(wide(dtype))
     rows, columns = grouped(query, key.shape[1]), key.transpose(-2, -1)  # (B, Hk, H / Hk * L, D), (B, Hk, D, S)
     scores = _products_alone(rows, columns) if batch_invariant(query) else rows @ columns
-    scores = scores.view(*query.shape[:3], key.shape[2])  # (B, H, L, S), in autocast's dtype
-    if not options.plain:
-        _operator.check(_Call(scores, options, chosen()))
-        return composed.dropped_weights(scores, left, options)
-    return _softmax(scores, options._replace(scale=left), chosen())[0]
+    scores = scores.view(*query.shape[:3], key.shape[2])
+    if options.plain:
+        return _softmax(scores, options, chosen())[0].to(dtype)
+    _operator.check(_Call(scores, options, chosen()))
+    return composed.dropped_weights(scores, options.scale, options).to(dtype)
 
 
 @torch.no_grad()
@@ -114,7 +119,7 @@ def _compute(call: _Call) -> tuple[Tensor, Tensor]:
     if route == "softmax":
         p, kept = softmax_route.weights(scores, options)
     else:
-        p = torch_route.weights(scores, options.scale, options)
+        p = torch_route.weights(scores, options.scale, options, scores.dtype)
         kept = torch_route.drop(p, options)
     return (p, p.new_empty(0)) if kept is None else (kept, p)
 
@@ -148,7 +153,7 @@ def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor]:
     if route == "softmax":
         d_scores, _, d_mask = softmax_route.scores_gradient(grad.contiguous(), p, options, mask_gradient)
     else:
-        d_scores, d_mask = torch_route.scores_gradient(grad, p, dropped, options, mask_gradient, in_place=False)
+        d_scores, d_mask = torch_route.scores_gradient(grad, p, dropped, options, mask_gradient)
     return d_scores, weights.new_empty(0) if d_mask is None else d_mask
 
 

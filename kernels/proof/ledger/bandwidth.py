@@ -70,8 +70,10 @@ def bytes_moved(name: str, dtype: str) -> float | None:
     if tensors is None:
         return None
     size = 4 if name.startswith("partial_sums") else DTYPES[dtype]
-    wider = 2 * (4 - size) if "fp32-residual" in name else 0  # the residual stream, read and written
-    return tensors * size + wider
+    wide = 2 if "fp32-residual" in name else 0  # the residual stream, read and written
+    if name.startswith("masked_softmax"):  # scores, or the weights' gradient and a cap's scores
+        wide = 1 + ("+cap" in name)
+    return tensors * size + wide * (4 - size)
 
 
 def shares(cases: Iterable[tuple[str, str, str, float]]) -> Iterator[Share]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from fasttfm.kernels.attention.decode import _append, _decode, _merge, rows_tile
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.proof.attention_case import WIDTHS, attention_case, distinct, every_kind, product_kinds
+from fasttfm.kernels.proof.attention_case import FAR, WIDTHS, attention_case, distinct, every_kind, product_kinds
 from fasttfm.kernels.proof.compile_case import CompileCase, kernel_case
 from fasttfm.kernels.tiles.attention import DECODE
 
@@ -18,15 +18,16 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
 
 def _cases(chip: Chip) -> Iterator[CompileCase]:
     def case(
-        kind: str, width: int, rows: int, *, plain: bool = False, shared: bool = False, lse: str | None = None
-    ) -> CompileCase:
+        kind: str, width: int, rows: int, *, plain: bool = False, shared: bool = False, lse: str | None = None,
+        far: bool = False,
+    ) -> CompileCase:  # fmt: skip
         tile = DECODE(chip, kind, width, rows)
         given: dict[str, Any] = {"bounds": ("*i64", None), "scoring": not plain}
         given |= {"table": None, "output": None, "lse": lse} if plain else {}
         words = "rows" + "+lse" * (lse is not None) if plain else "pages+scoring+shares"
         given |= {"D": width, "DV": width, "CAUSAL": True}
-        name = f"attention.decode/{words}{'+grouped' * shared}/D{width}"
-        return attention_case(_decode, name, kind, tile, dropout=False, mask="none", shared=shared, **given)
+        name = f"attention.decode/{words}{'+grouped' * shared}{'+far' * far}/D{width}"
+        return attention_case(_decode, name, kind, tile, dropout=False, mask="none", shared=shared, far=far, **given)
 
     for shared in (False, True):
         for width, kind, rows in itertools.product(WIDTHS, product_kinds(chip), (16, 32)):
@@ -34,6 +35,8 @@ def _cases(chip: Chip) -> Iterator[CompileCase]:
         for kind in every_kind(chip):
             yield case(kind, 64, 16, plain=True, shared=shared)
     yield case("bf16", 64, 16, plain=True, lse="*fp32")
+    if chip.name in FAR:
+        yield case("bf16", 64, 16, far=True)
     for width, dtype in itertools.product(WIDTHS, ("bf16", "fp16", "fp32")):
         for lse in (None, "*fp32") if (width, dtype) == (64, "bf16") else (None,):
             given = {"strides": ("i32:16",) * 3, "DV": width, "row_lse": lse}

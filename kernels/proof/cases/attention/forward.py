@@ -6,7 +6,7 @@ from typing import Any
 from fasttfm.kernels.attention.forward import _forward
 from fasttfm.kernels.attention.launch import extras, takes_long
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.proof.attention_case import MASKS, WIDTHS, distinct, every_kind, head_case, product_kinds
+from fasttfm.kernels.proof.attention_case import FAR, MASKS, WIDTHS, distinct, every_kind, head_case, product_kinds
 from fasttfm.kernels.proof.compile_case import CompileCase
 from fasttfm.kernels.tiles.attention import FORWARD, Tile
 
@@ -22,11 +22,11 @@ def long_cases(chip: Chip, kernel: Any, name: str, choose: Callable[..., Tile]) 
 
     def case(
         kind: str, width: int, *, dropout: bool = True, mask: str = "add", packed: bool = False, shared: bool = False,
-        scoring: bool = False, D: int | None = None,
+        scoring: bool = False, far: bool = False, D: int | None = None,
     ) -> CompileCase:  # fmt: skip
         tile = choose(chip, kind, width, extras(kind, dropout, mask != "none", shared=shared, scored=scoring))
         variant = {"dropout": dropout, "mask": mask, "packed": packed, "shared": shared, "scoring": scoring}
-        return head_case(kernel, name, kind, tile, D or width, variant)
+        return head_case(kernel, name, kind, tile, D or width, {**variant, "far": far})
 
     for width in WIDTHS:
         for kind in product_kinds(chip):
@@ -50,3 +50,5 @@ def long_cases(chip: Chip, kernel: Any, name: str, choose: Callable[..., Tile]) 
         yield case("bf16", 128, dropout=False, mask="none", shared=True)
         yield case("bf16", 128, dropout=False, mask="none", scoring=True)
     yield case("bf16", 64, D=32)
+    if chip.name in FAR:
+        yield case("bf16", 64, far=True)

@@ -7,7 +7,7 @@ from typing import Any
 from fasttfm.kernels.attention.launch import extras, fits_short
 from fasttfm.kernels.attention.short import _backward, _forward
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.proof.attention_case import MASKS, WIDTHS, distinct, every_kind, head_case, product_kinds
+from fasttfm.kernels.proof.attention_case import FAR, MASKS, WIDTHS, distinct, every_kind, head_case, product_kinds
 from fasttfm.kernels.proof.compile_case import CompileCase
 from fasttfm.kernels.tiles.attention import SHORT_BACKWARD, SHORT_FORWARD
 
@@ -27,13 +27,13 @@ def _cases(chip: Chip) -> Iterator[CompileCase]:
 
         def case(
             kind: str, width: int, keys: int, *, dropout: bool = True, mask: str = "none", packed: bool = False,
-            shared: bool = False, scoring: bool = False, D: int | None = None, kernel: Any = kernel, name: str = name,
-            choose: Any = choose,
+            shared: bool = False, scoring: bool = False, far: bool = False, D: int | None = None, kernel: Any = kernel,
+            name: str = name, choose: Any = choose,
         ) -> CompileCase:  # fmt: skip
             tile = choose(chip, kind, width, extras(kind, dropout, mask != "none", shared=shared, scored=scoring), keys)
             sums = kernel is _backward and mask == "none" and not (shared or scoring)
             variant = {"dropout": dropout, "mask": mask, "packed": packed, "shared": shared, "scoring": scoring}
-            return head_case(kernel, name, kind, tile, D or width, {**variant, "sums": sums})
+            return head_case(kernel, name, kind, tile, D or width, {**variant, "sums": sums, "far": far})
 
         for kind, width, keys in itertools.product(product_kinds(chip), WIDTHS[:2], (16, 32, 64, 128)):
             if fits_short(chip, kind, width, keys):
@@ -53,3 +53,5 @@ def _cases(chip: Chip) -> Iterator[CompileCase]:
             yield case(kind, 64, keys, shared=True)
             yield case(kind, 64, keys, scoring=True)
         yield case("bf16", 64, 32, D=32)
+        if chip.name in FAR:
+            yield case("bf16", 64, 32, mask="add", far=True)

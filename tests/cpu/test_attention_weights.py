@@ -1,0 +1,113 @@
+"""Products of attention by a compiled loop of a CPU, with their softmax or its gradient, against PyTorch's route."""
+
+import math
+
+import pytest
+import torch
+
+from fasttfm.cpu import attention_pass, thread_team
+from fasttfm.functional.attention import torch_route
+from fasttfm.functional.attention.arguments import Options
+
+pytest.importorskip("numba")
+
+B, H, L, S, D = 3, 4, 160, 37, 32
+SEED = torch.tensor([-(2**62) - 12345])
+PAIRS = pytest.param(
+    True,
+    marks=pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="this CPU multiplies no pairs of bf16"),
+    id="pairs",
+)
+
+
+def options(lengths=None, causal=False, offset=0, mask=None, p=0.0):
+    lengths = None if lengths is None else torch.tensor(lengths)
+    return Options(lengths, mask, causal, offset, p, 0.17, SEED if p else None, 5)
+
+
+CASES = {
+    "all": options(),
+    "lengths": options([0, 7, 37]),
+    "causal": options(causal=True, offset=4),
+    "causal with empty rows": options([30, 1, 37], True, -3),
+    "dropout": options([20, 7, 37], True, p=0.3),
+    "bool": options(mask=torch.rand(B, 1, L, S, generator=torch.Generator().manual_seed(1)) < 0.1),
+    "floats": options([20, 7, 37], mask=torch.randn(H, 1, S)),
+}
+
+
+def heads(dtype, number, length, seed=0, layout="heads last"):
+    x = (2 * torch.randn(B, length, number, D, generator=torch.Generator().manual_seed(seed))).to(dtype)
+    if layout == "at an odd address":
+        x = torch.nn.functional.pad(x.flatten(), (1, 0))[1:].view(x.shape)
+    elif layout == "every third number":
+        x = torch.stack((x, x, x), -1).flatten(-2)[..., ::3]
+    return x.transpose(1, 2)
+
+
+def tolerance(dtype):
+    """Two roundings of dtype; and of scores up to 40, whose products are summed in another order, those of float32."""
+    return 2 * torch.finfo(dtype).eps + 1e-5
+
+
+def check(given, dtype, key_heads, layout="heads last"):
+    query, grad = heads(dtype, H, L, layout=layout), heads(dtype, H, L, 1)
+    key, value = heads(dtype, key_heads, S, 2, layout), heads(dtype, key_heads, S, 3)
+    assert attention_pass.weighs(query, key, given)
+    p = attention_pass.weights(query, key, given)
+    expected = torch_route.weights(torch_route.scores(query, key), given.scale, given, dtype)
+    torch.testing.assert_close(p, expected, rtol=tolerance(dtype), atol=1e-6)
+    kept = torch_route.drop(expected, given)
+    wanted, _ = torch_route.scores_gradient(torch_route.scores(grad, value), expected, kept, given, False)
+    found = attention_pass.scores_gradient(grad, value, expected, kept, given)
+    torch.testing.assert_close(found, wanted, rtol=tolerance(dtype), atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_weights_and_their_gradient_are_those_of_pytorch(case, dtype):
+    check(CASES[case], dtype, H)
+
+
+@pytest.mark.parametrize("layout", ["heads last", "at an odd address", "every third number"])
+@pytest.mark.parametrize("pairs", [False, PAIRS])
+def test_bfloat16_one_by_one_and_in_pairs_wherever_it_lies(pairs, layout, monkeypatch):
+    monkeypatch.setattr(attention_pass, "_multiplies_pairs", lambda x: pairs)
+    check(CASES["lengths"], torch.bfloat16, 2, layout)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_what_is_not_finite_is_as_in_pytorch(value, dtype):
+    query, key = heads(dtype, H, L), heads(dtype, H, S, 2)
+    query[1, 0, 3, 9] = value
+    key[2, 1, 4] = value
+    p = attention_pass.weights(query, key, options())
+    expected = torch_route.weights(torch_route.scores(query, key), 0.17, options(), dtype)
+    torch.testing.assert_close(p, expected, rtol=tolerance(dtype), atol=1e-6, equal_nan=True)
+
+
+def test_few_scores_odd_heads_and_searches_go_another_way():
+    from fasttfm.cpu.linear import frozen_weights
+
+    query, key = heads(torch.bfloat16, H, L), heads(torch.bfloat16, H, S)
+    assert not attention_pass.weighs(query[:, :, :9], key, options())
+    assert not attention_pass.weighs(query[..., :24], key[..., :24], options())
+    assert not attention_pass.weighs(query, key.half(), options())
+    with torch.no_grad(), frozen_weights(torch.nn.Linear(2, 2)):
+        assert not attention_pass.weighs(query, key, options())
+
+
+def test_any_number_of_threads_gives_the_same_bits(threads):
+    def solve(dtype):
+        query, key = heads(dtype, H, L), heads(dtype, H, S)
+        p = attention_pass.weights(query, key, CASES["dropout"])
+        return p, attention_pass.scores_gradient(query, key, p, None, CASES["dropout"])
+
+    for dtype in (torch.float32, torch.bfloat16):
+        threads(1)
+        expected = solve(dtype)
+        for count in (2, 8):
+            threads(count)
+            assert thread_team.team()[0] == count
+            assert all(map(torch.equal, solve(dtype), expected))

@@ -1,0 +1,115 @@
+"""Rows of which a tile's last lies past the reach of 32 bits: every kernel of attention through the interpreter."""
+
+import pytest
+import torch
+from test_attention_kernels import take  # noqa: F401
+
+from fasttfm import functional as F
+from fasttfm.kernels import masked_softmax
+from fasttfm.kernels.attention import backward as attention_backward
+from fasttfm.kernels.attention import forward as attention
+from fasttfm.kernels.attention import mask_gradient as attention_mask_gradient
+from fasttfm.kernels.attention import short as attention_short
+from fasttfm.kernels.attention.decode import append, decode
+from fasttfm.kernels.attention.launch import strides
+
+ROWS = 17
+STRIDE = 2**31 // 15 + 64  # from row 15 on, of a tile of 16
+
+
+@pytest.fixture(scope="module")
+def far():
+    """far(x): a copy of x (..., ROWS, N) with rows STRIDE halves apart, all copies beside each other. Of the 5 GB of
+    pages those that nobody touches cost nothing."""
+    memory, used = torch.empty(ROWS * STRIDE, dtype=torch.float16), 0
+
+    def copy(x):
+        nonlocal used
+        first = x.transpose(0, -2)[0].contiguous()
+        steps = list(first.unsqueeze(0).transpose(0, -2).stride())
+        steps[-2] = STRIDE
+        used += first.numel()
+        return memory.as_strided(x.shape, steps, used - first.numel()).copy_(x)
+
+    return copy
+
+
+def heads(*shape):
+    return torch.randn(shape, dtype=torch.float16)
+
+
+def masks(far, which):
+    if which == "none":
+        return None, None
+    mask = heads(1, 1, ROWS, ROWS)
+    return mask, far(mask) if which == "rows" else far(mask.mT).mT
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("mask", ["none", "rows", "columns"])
+@pytest.mark.parametrize("route", ["short", "flash", "heads"])
+def test_queries_keys_values_masks_and_gradients(take, far, route, mask):  # noqa: F811
+    take(route)
+    kernels = (attention_short,) * 2 if route == "short" else (attention, attention_backward)
+    near = [heads(2, 2, ROWS, 8) for _ in range(4)]
+    results = []
+    for copy, added in zip((torch.clone, far), masks(far, mask)):
+        q, k, v, grad, *memory = (copy(x) for x in near + [torch.zeros_like(x) for x in near])
+        out, lse = kernels[0].forward(q, k, v, out=(memory[0], torch.empty(2, 2, ROWS)), mask=added)
+        saved = (lse,) if route == "short" else (out, lse)
+        gradients = kernels[1].backward(grad, q, k, v, *saved, out=memory[1:], mask=added)
+        results.append([out, lse, *gradients])
+        if added is not None:
+            results[-1].append(attention_mask_gradient.gradient(grad, q, k, v, out, lse, added))
+    assert all(x.any() and torch.equal(x, y) for x, y in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("route", ["short", "flash", "heads"])
+def test_packed_and_joint_projections(take, far, route):  # noqa: F811
+    take(route)
+    joint, starts = heads(3, 2, ROWS, 8), torch.tensor([0, ROWS])
+
+    def solve(x):
+        x = x.requires_grad_()
+        q, k, v = (part.transpose(0, 1) for part in x)  # (T, H, D)
+        outputs = [F.varlen_attention(q, k, v, starts, starts, ROWS, ROWS)]
+        projected = x.permute(2, 0, 1, 3)  # (T, 3, H, D)
+        outputs.append(F.joint_varlen_attention(projected, None, starts, starts, ROWS, ROWS))
+        outputs.append(F.joint_attention(projected[None]))
+        outputs.append(F.attention(*x[:, None]))
+        return *outputs, *(torch.autograd.grad(y.square().sum(), x)[0] for y in outputs)
+
+    results = [solve(x) for x in (joint, far(joint))]
+    assert all(x.any() and torch.equal(x, y) for x, y in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("table", [None, torch.tensor([[1, 0], [0, 2]])])
+@pytest.mark.parametrize("queries", [1, ROWS])
+def test_a_cache_and_what_is_appended(far, queries, table):
+    """Cached keys, pages of which are ROWS long, and many new queries."""
+    lengths = torch.tensor([ROWS, ROWS - 1])
+    near = heads(2, 4, queries, 8), *(heads(2 if table is None else 3, 2, ROWS, 8) for _ in range(2)), heads(2, 2, 3, 8)
+    results = []
+    for copy in (torch.clone, far):
+        q, k, v, new = (copy(x) if x.shape[2] == ROWS else x for x in near)
+        append(v, new, lengths - 3, table)
+        out = decode(q, k, v, lengths, None, table, left=None, right=0, scale=0.3, shares=2)
+        results.append((v, out))
+    assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("mask", ["rows", "columns"])
+def test_a_mask_between_two_products(far, mask):
+    scores = torch.randn(1, 1, ROWS, ROWS)
+    near, apart = (masked_softmax.forward(scores, 0.5, mask=each)[0] for each in masks(far, mask))
+    assert torch.equal(near, apart)
+
+
+def test_the_usual_rows_are_counted_in_32_bits():
+    """Whatever is not as far apart compiles as before: 10,000 sequences of width 1,024, positions first."""
+    x = torch.empty(1, device="meta")
+    for sequences, numbers in ((10_000, 3), (20_000, 4)):
+        by_position = x.expand(128, sequences, 16, 64).as_strided(
+            (128, sequences, 16, 64), (sequences * 1024, 1024, 64, 1)
+        )
+        assert len(strides(by_position.permute(1, 2, 0, 3))[0]) == numbers
