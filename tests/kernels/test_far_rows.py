@@ -56,8 +56,7 @@ def test_queries_keys_values_masks_and_gradients(take, far, route, mask):  # noq
     for copy, added in zip((torch.clone, far), masks(far, mask)):
         q, k, v, grad, *memory = (copy(x) for x in near + [torch.zeros_like(x) for x in near])
         out, lse = kernels[0].forward(q, k, v, out=(memory[0], torch.empty(2, 2, ROWS)), mask=added)
-        saved = (lse,) if route == "short" else (out, lse)
-        gradients = kernels[1].backward(grad, q, k, v, *saved, out=memory[1:], mask=added)
+        gradients = kernels[1].backward(grad, q, k, v, out, lse, out=memory[1:], mask=added)
         results.append([out, lse, *gradients])
         if added is not None:
             results[-1].append(attention_mask_gradient.gradient(grad, q, k, v, out, lse, added))
