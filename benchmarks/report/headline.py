@@ -83,7 +83,7 @@ def plus_minus(spreads: float | pd.Series) -> str:
 
 def claims(entries: Sequence[Entry]) -> list[Claim]:
     """Everything that the records allow to be said, each with its machine, in the order of README's list."""
-    made = [*_end_to_end(entries), *_groups(suite(entries)), *_overhead(entries), *_forecasts(entries)]
+    made = [*_end_to_end(entries), *_groups(suite(entries)), *_forecasts(entries)]
     return [replace(claim, what="; ".join([claim.what, *machines_of(claim.entries)])) for claim in made]
 
 
@@ -160,14 +160,6 @@ def leading_machine(rows: pd.DataFrame, group: str, cpu: bool | None = None) -> 
     share = some.groupby(CASE).noisy.any().groupby("machine").mean()
     some = some[some.machine.isin(share[share <= _MOST_NOISY].index)]
     return None if some.empty else some.sort_values(["cpu", "time"], ascending=[False, True]).machine.iloc[-1]
-
-
-def _overhead(entries: Sequence[Entry]) -> Iterator[Claim]:
-    for entry in [entry for entry in entries if entry.kind == "operator_overhead"][-1:]:
-        result = entry.record["measured"]["fasttfm"]
-        without, with_gradient = (result[f"{name}_gradient_us"]["quickest"] for name in ("without", "with"))
-        figure = f"{without:.1f} us, {with_gradient:.1f} us with a gradient"
-        yield Claim("host time of an operator call, beyond its computation", figure, (entry,))
 
 
 def _forecasts(entries: Sequence[Entry]) -> Iterator[Claim]:
