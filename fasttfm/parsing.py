@@ -54,8 +54,7 @@ def decoded(content: bytes) -> str:
         before = content[: error.start]
         column = error.start - before.rfind(b"\n")
         raise Malformed(
-            f"not valid UTF-8 (byte 0x{content[error.start]:02x} at byte {column} of the line)",
-            before.count(b"\n") + 1,
+            f"not valid UTF-8 (byte 0x{content[error.start]:02x} at byte {column} of the line)", before.count(b"\n") + 1
         ) from None
 
 

@@ -79,10 +79,7 @@ def _key_of(kernel: Any) -> Callable[[tuple, dict[str, Any]], tuple | None]:
             "    several.append(None if pointer is None else pointer.dtype)",
             "    if pointer is not None: addresses |= pointer.data_ptr()",
         ]
-    lines += [
-        "if addresses % 16: return None",
-        f"return ({', '.join(key)}, *several, *constants, *constants.values())",
-    ]
+    lines += ["if addresses % 16: return None", f"return ({', '.join(key)}, *several, *constants, *constants.values())"]
 
     def refuse(numbers: list[tuple[str, int | None]]) -> None:
         name, value = next((n, v) for n, v in numbers if v is not None and not -LARGEST - 1 <= v <= LARGEST)

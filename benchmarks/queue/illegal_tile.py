@@ -57,6 +57,15 @@ def errors(device: str = "cuda") -> dict[str, float]:
     return {n: (x.double() - y).abs().max().item() for n, x, y in zip(("dq", "dk", "dv"), ours, right)}
 
 
+def _said(line: list[str], environment: dict[str, str]) -> str:
+    """The end of a command's output."""
+    try:
+        done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=_LIMIT, check=False)
+    except subprocess.TimeoutExpired:
+        return f"not ended after {_LIMIT} s"
+    return (done.stdout + done.stderr).strip()[-1_500:]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m benchmarks.queue.illegal_tile", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--results", type=Path, help="folder that keeps the machine code")
@@ -72,19 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             variables = {**os.environ, _ONE: name, "TRITON_PTXAS_PATH": path, "TRITON_CACHE_DIR": folder}
             line = [sys.executable, "-m", "benchmarks.queue.illegal_tile"]
             for each in [line, *([[sanitizer, "--tool", "memcheck", *line]] if sanitizer else [])]:
-                try:
-                    done = subprocess.run(
-                        each,
-                        env={**os.environ, **variables},
-                        capture_output=True,
-                        text=True,
-                        timeout=_LIMIT,
-                        check=False,
-                    )
-                    said = (done.stdout + done.stderr).strip()[-1_500:]
-                except subprocess.TimeoutExpired:
-                    said = f"not ended after {_LIMIT} s"
-                print(f"ptxas {version}, {Path(each[0]).name}:\n{said}", flush=True)
+                print(f"ptxas {version}, {Path(each[0]).name}:\n{_said(each, variables)}", flush=True)
             if args.results:
                 for cubin in Path(folder).glob("*/_backward.cubin"):
                     shutil.copyfile(cubin, args.results / f"illegal-tile-{version}.cubin")

@@ -63,10 +63,9 @@ def compiled(prepared: Path | None) -> set[str] | None:
     """The kernels of ours in Triton's cache, as name-key; None without a prepared folder."""
     if prepared is None:
         return None
-    found = (prepared / "kernels").glob("*/*.cubin")
-    return {
-        f"{file.stem}-{file.parent.name[:8]}" for file in found if not file.stem.startswith("triton_")
-    }  # inductor's
+    files = (prepared / "kernels").glob("*/*.cubin")
+    ours = (file for file in files if not file.stem.startswith("triton_"))  # which are inductor's
+    return {f"{file.stem}-{file.parent.name[:8]}" for file in ours}
 
 
 def relocate(prepared: Path) -> None:
@@ -157,20 +156,8 @@ def _carry_packages(packages: Sequence[str], python: str | None, site: Path) -> 
     """Unpacks wheels for a Python, Triton's without what is not run, and with the key that its cache was filled by."""
     wheels = site.with_name("wheels")
     for_python = [] if python is None else ["--python-version", python, "--implementation", "cp"]
-    platforms = [f"--platform=manylinux_2_{minor}_x86_64" for minor in (28, 27, 17)] + [
-        "--platform=manylinux2014_x86_64"
-    ]
-    line = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--dest",
-        str(wheels),
-    ]
+    platforms = [f"--platform=manylinux{each}_x86_64" for each in ("_2_28", "_2_27", "_2_17", "2014")]
+    line = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", f"--dest={wheels}"]
     done = run_to_end([*line, *for_python, *(platforms if python else []), *packages])
     if done.returncode:
         raise UserError(f"pip could not download {' '.join(packages)} for Python {python or 'as here'}: see above")

@@ -119,16 +119,12 @@ def ask(question: Question, results: Path, prepared: Path | None, seconds: float
         "output": text[-_KEPT_OUTPUT:],
         "machine": machine.describe(),
     }
-    records.write(results / _file(record["machine"]), [record], _key)
+    records.write(results / _file(record["machine"]), [record], lambda record: record["question"])
     return record
 
 
 def _file(described: Record) -> str:
     return records.file_name("queue", described)
-
-
-def _key(record: Record) -> str:
-    return record["question"]
 
 
 def answered(question: Question, known: Sequence[Record]) -> Record | None:
@@ -196,9 +192,7 @@ def table(asked: Sequence[Record]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(
-        prog="python -m benchmarks queue",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m benchmarks queue", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seconds", type=InRange(1, 10**6, float), default=700.0, help="of the device (default: 700)")
     parser.add_argument("--only", default="", metavar="WORD", help="questions whose name contains it")

@@ -36,11 +36,7 @@ TITLES = {
     "padding": "Padding and packing",
 }
 _ALL = "python -m benchmarks report --all > rows.csv"
-_DOTS = {
-    "forward": ("tab:blue", 0.15),
-    "backward": ("tab:orange", -0.15),
-    "whole step or search": ("tab:green", 0.0),
-}
+_DOTS = {"forward": ("tab:blue", 0.15), "backward": ("tab:orange", -0.15), "whole step or search": ("tab:green", 0.0)}
 """Kind of pass -> colour of its dots, and how far above their line they stand."""
 
 

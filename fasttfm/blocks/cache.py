@@ -139,11 +139,7 @@ class DecoderCache:
     """
 
     def __init__(
-        self,
-        capacity: int | None = None,
-        *,
-        source_lengths: Tensor | None = None,
-        shared_memory: bool = False,
+        self, capacity: int | None = None, *, source_lengths: Tensor | None = None, shared_memory: bool = False
     ) -> None:
         self.capacity = capacity
         self.source_lengths = source_lengths

@@ -7,14 +7,7 @@ from typing import Any
 import torch
 
 from fasttfm.checkpoints import quantized
-from fasttfm.checkpoints.checkpoint import (
-    META_FILE,
-    MODEL_FILE,
-    is_quantized,
-    read_meta,
-    read_weights,
-    write_tensors,
-)
+from fasttfm.checkpoints.checkpoint import META_FILE, MODEL_FILE, is_quantized, read_meta, read_weights, write_tensors
 from fasttfm.checkpoints.model_dir import CONFIG_FILE, DATA_FILE, read_config
 from fasttfm.checkpoints.ownership import describe
 from fasttfm.checkpoints.steps import resolve_checkpoint, step_folder

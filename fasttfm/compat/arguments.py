@@ -11,12 +11,7 @@ Window = tuple[int | None, int | None] | None
 
 
 def places(
-    function: str,
-    causal: bool,
-    window: Window,
-    lengths: tuple[int, int],
-    slopes: Tensor | None,
-    surplus: int | Tensor,
+    function: str, causal: bool, window: Window, lengths: tuple[int, int], slopes: Tensor | None, surplus: int | Tensor
 ) -> dict[str, Any]:
     """The arguments of attention() for causal, (left, right) and ALiBi's slopes, the last query at the last key.
 

@@ -20,13 +20,7 @@ from fasttfm.config.checks import Count, Range, check_flags
 from fasttfm.data import prepared
 from fasttfm.data.corpus import ParallelText, StoredText
 from fasttfm.data.filters import RULES, Dropped, Filter, check_script, repeated_pairs
-from fasttfm.data.tokenizer import (
-    ModelType,
-    Normalization,
-    Tokenizer,
-    coverage_for,
-    train_tokenizer,
-)
+from fasttfm.data.tokenizer import ModelType, Normalization, Tokenizer, coverage_for, train_tokenizer
 from fasttfm.data.tokenizer_files import load_tokenizers, save_tokenizers
 from fasttfm.errors import UserError
 from fasttfm.folders import replacing

@@ -142,10 +142,6 @@ def _fake_sums(call: _Call | _Consumed) -> tuple[Tensor, Tensor]:
     return logits.new_empty(shape, dtype=dtype), logits.new_empty(shape, dtype=dtype)
 
 
-def _differentiate(saved: _Saved, wanted: _Call, grad: Tensor, *_: None) -> Gradients:
-    return {"logits": _cross_entropy_backward(grad, saved)}
-
-
 def _compute_backward(call: _Backward) -> Tensor:
     grad, ((logits, target, weights, loss, route), statistics) = call
     logits = _unit_stride(logits)
@@ -182,7 +178,7 @@ _cross_entropy = Operator(
     internal=1,
     save=lambda call, outputs: (call, outputs[2]),
     saved=_Saved,
-    backward=_differentiate,
+    backward=lambda saved, _, grad, *_others: {"logits": _cross_entropy_backward(grad, saved)},
 ).call
 
 # ------------------------------------------------------------------------------------------------------ inplace=True
@@ -216,11 +212,6 @@ class _Scale(NamedTuple):
     gradient: Overwritten
     factor: Tensor
     route: str
-
-
-def _consume(call: _Consumed) -> tuple[Tensor, Tensor]:
-    loss, nll, _ = losses_of(call.logits, call.target, call.weights, *call.loss, overwrite=True, route=call.route)
-    return loss, nll
 
 
 def _save_gradient(call: _Consumed, outputs: tuple[Tensor, Tensor]) -> _Gradient:
@@ -271,7 +262,7 @@ _cross_entropy_consume = Operator(
     "cross_entropy_consume",
     _Consumed,
     "(Tensor, Tensor)",
-    _consume,
+    lambda call: losses_of(call.logits, call.target, call.weights, *call.loss, overwrite=True, route=call.route)[:2],
     _fake_sums,
     decide=_decide,
     save=_save_gradient,

@@ -64,11 +64,7 @@ def linear_cross_entropy(
     if reduction == "none" or (class_weights is not None and label_smoothing):
         given: dict[str, Any] = {"class_weights": class_weights, "row_weights": of_rows, "reduction": reduction}
         losses = cross_entropy(
-            kept_logits(rows, weight),
-            labels,
-            label_smoothing=label_smoothing,
-            ignore_index=ignore_index,
-            **given,
+            kept_logits(rows, weight), labels, label_smoothing=label_smoothing, ignore_index=ignore_index, **given
         )
         return (losses[0].view(target.shape), losses[1].view(target.shape)) if reduction == "none" else losses
     weights = weights_of_rows(labels, weight.shape[0], rows.dtype, ignore_index, class_weights, of_rows)

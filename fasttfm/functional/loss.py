@@ -177,13 +177,7 @@ def counted_rows(target: Tensor, ignore_index: int) -> Tensor | None:
 
 
 def plain_gradient(
-    logits: Tensor,
-    target: Tensor,
-    label_smoothing: float,
-    *,
-    counted: Tensor | None,
-    scale: Tensor,
-    statistics: Tensor,
+    logits: Tensor, target: Tensor, label_smoothing: float, *, counted: Tensor | None, scale: Tensor, statistics: Tensor
 ) -> Tensor:
     """scale * d loss / d logits alone, a tensor like logits; nothing of the loss is computed for it. scale () or (R,);
     statistics: as plain() gave them."""

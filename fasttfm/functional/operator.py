@@ -32,18 +32,7 @@ from fasttfm.functional.batching import batching_rule
 from fasttfm.functional.derivative import Gradients, Rule, by_reference
 from fasttfm.functional.flops import count_operators, formulas
 from fasttfm.functional.namespace import NAMESPACE
-from fasttfm.functional.record import (
-    MASK,
-    REAL,
-    WHOLE,
-    Layout,
-    Mask,
-    Overwritten,
-    Size,
-    Whole,
-    flat,
-    layout_of,
-)
+from fasttfm.functional.record import MASK, REAL, WHOLE, Layout, Mask, Overwritten, Size, Whole, flat, layout_of
 from fasttfm.functional.subclasses import PLAIN_TENSORS
 
 __all__ = [

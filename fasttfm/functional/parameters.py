@@ -39,10 +39,7 @@ class Sum:
 
 
 def read_parameters(
-    products: Sequence[Sequence[Slice]],
-    biases: Sequence[Sequence[Slice]],
-    sums: Sequence[Sum],
-    dtype: torch.dtype,
+    products: Sequence[Sequence[Slice]], biases: Sequence[Sequence[Slice]], sums: Sequence[Sum], dtype: torch.dtype
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Return what a pass reads in place of float32 parameters: three lists, in the order of the arguments.
 

@@ -100,13 +100,7 @@ class Layout:
 
     def _reader(self, places: Sequence[int]) -> Callable[[Any], tuple]:
         """A function that reads these of all fields from a record, as a tuple."""
-        if not self.nested:
-            return _items(places)
-        paths = [self.fields[i].path for i in places]
-        read = attrgetter(*paths) if paths else None
-        if read is None or len(paths) == 1:
-            return lambda record: () if read is None else (read(record),)
-        return read
+        return _items([self.fields[i].path for i in places], attrgetter) if self.nested else _items(places)
 
     def check(self, operator: str, values: tuple) -> None:
         """Raises, in one line, for the first of all fields that is not of its type, of another dtype than the schema
@@ -209,9 +203,9 @@ def _fields(kind: type, path: str = "") -> Iterator[_Field]:
             yield _Field(name, type_, f"{path}{name}")
 
 
-def _items(places: Sequence[int]) -> Callable[[Any], tuple]:
-    """A function that reads these items, as a tuple."""
-    read = itemgetter(*places) if places else None
+def _items(places: Sequence[Any], getter: Callable[..., Any] = itemgetter) -> Callable[[Any], tuple]:
+    """A function that reads these items, or by attrgetter attributes, as a tuple."""
+    read = getter(*places) if places else None
     if read is None or len(places) == 1:
         return lambda values: () if read is None else (read(values),)
     return read

@@ -8,7 +8,7 @@ from torch import Tensor
 from fasttfm import reference
 from fasttfm.functional.backends import chosen, kernel_route
 from fasttfm.functional.dropout import Dropout, dropout_for, fake_keep_mask, keep_mask
-from fasttfm.functional.operator import Gradients, Operator
+from fasttfm.functional.operator import Operator
 from fasttfm.functional.rows import add_kept, as_rows, branch_gradient, shaped
 from fasttfm.functional.signature import names_arguments
 
@@ -63,18 +63,6 @@ def _compute(call: _Call) -> tuple[Tensor, Tensor]:
     return shaped(s, call.x), keep
 
 
-def _fake(call: _Call) -> tuple[Tensor, Tensor]:
-    return call.residual.new_empty(call.x.shape), fake_keep_mask(call.x, call.dropout, call.route)
-
-
-def _save(call: _Call, outputs: tuple[Tensor, Tensor]) -> tuple:
-    return outputs[1], call.dropout, call.x.dtype, call.route
-
-
-def _differentiate(saved: _Saved, wanted: _Call, ds: Tensor, _: None) -> Gradients:
-    return {"x": _residual_add_backward(ds, saved), "residual": ds}
-
-
 def _compute_backward(call: _Backward) -> Tensor:
     ds, saved = as_rows(call.ds), call.saved
     if saved.route == "triton":
@@ -97,11 +85,11 @@ _residual_add = Operator(
     _Call,
     "(Tensor, Tensor)",
     _compute,
-    _fake,
+    lambda call: (call.residual.new_empty(call.x.shape), fake_keep_mask(call.x, call.dropout, call.route)),
     decide=lambda call: kernel_route(call.route, call.x, call.residual),
-    save=_save,
+    save=lambda call, outputs: (outputs[1], call.dropout, call.x.dtype, call.route),
     saved=_Saved,
-    backward=_differentiate,
+    backward=lambda saved, _, ds, *_keep: {"x": _residual_add_backward(ds, saved), "residual": ds},
     internal=1,
     rows=("x", "residual"),
 ).call

@@ -25,7 +25,7 @@ _OF_EVERY_MODEL = {
 
 
 _OF_NO_SEARCH = {
-    *("pad_token_id", "bos_token_id", "unk_token_id", "transformers_version", "_from_model_config", "use_cache"),
+    *("pad_token_id", "bos_token_id", "unk_token_id", "transformers_version", "_from_model_config", "use_cache")
 }
 """Fields of generation_config.json that change no search."""
 

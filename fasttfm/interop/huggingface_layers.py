@@ -26,12 +26,6 @@ from fasttfm.blocks.residual import Output, Residual
 from fasttfm.functional.dropout import Dropout
 from fasttfm.functional.subclasses import ordinary
 
-
-def _join(output: Tensor, residual: Tensor, norm: Any, dropout: Dropout | nn.Module) -> Tensor:
-    """norm(residual + dropout(output)), in one pass where norm is a plain LayerNorm."""
-    return Residual.of(residual, norm_first=False).join(Output(output), norm, dropout).value()
-
-
 _CONV1D: frozenset[type] = frozenset({Conv1D})
 _GELU: dict[type[nn.Module], str] = {
     GELUActivation: "gelu",
@@ -144,7 +138,8 @@ class _Bert:
         return self.joined(self.dense(hidden_states), input_tensor)
 
     def joined(self: Any, output: Tensor, residual: Tensor) -> Tensor:
-        return _join(output, residual, self.LayerNorm, dropout_of(self.dropout))
+        stream = Residual.of(residual, norm_first=False)
+        return stream.join(Output(output), self.LayerNorm, dropout_of(self.dropout)).value()
 
 
 class FusedBertSelfOutput(_Bert, BertSelfOutput):

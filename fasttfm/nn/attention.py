@@ -241,12 +241,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         return bias
 
     def _heads(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        batched: bool,
-        cache: AttentionCache | None,
+        self, query: Tensor, key: Tensor, value: Tensor, batched: bool, cache: AttentionCache | None
     ) -> tuple[Any, ...]:
         """Queries (B, H, L, D), keys and values (B, H, S, D): views of as few matrix products as the inputs allow.
 

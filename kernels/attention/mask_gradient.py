@@ -117,14 +117,7 @@ def _gradient(
 
 
 def gradient(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    lse: Tensor,
-    mask: Tensor,
-    **options: Any,
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, mask: Tensor, **options: Any
 ) -> Tensor:
     """grad, output (B, H, L, DV), lse (B, H, L) of the forward pass, which took this mask; the rest as there.
 

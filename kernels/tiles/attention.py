@@ -28,10 +28,6 @@ def _each(tiles: str, stages: Iterable[int]) -> list[Tile]:
     return [Tile.parse(f"{tile}s{number}") for tile in tiles.split() for number in stages]
 
 
-def _forward_alternatives(chip: Chip, *size: Any) -> list[Tile]:
-    return _each("128x64w4 128x64w8 128x32w4 64x64w4 64x32w4 32x32w4", (2, 3))
-
-
 def _backward_alternatives(chip: Chip, *size: Any) -> list[Tile]:
     return _each("128x64w8 64x128w8 64x64w8 64x64w4 64x32w4 32x64w4 32x128w8 32x32w4", (1, 2, 3))
 
@@ -115,7 +111,7 @@ FORWARD = Choice(
     half  256    0      | 16x16w8  32x32w4  64x32w8s2   64x32w8s2    64x32w8s2   64x32w8s2   64x32w8s2
     half  256    *      | 16x16w8  32x32w4  32x32w8s2   32x32w8s2    32x32w8s2   32x32w8s2   32x32w8s2
     """),
-    _forward_alternatives,
+    lambda *size: _each("128x64w4 128x64w8 128x32w4 64x64w4 64x32w4 32x32w4", (2, 3)),
 )
 
 # attention/backward.py, dQ.

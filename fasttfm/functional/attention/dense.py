@@ -161,17 +161,9 @@ class _Backward(NamedTuple):
     mask_gradient: bool
 
 
-def _decide(call: _Call) -> str:
-    return routes.decide(call.route, call.query, call.value, call.key.shape[2], call.options)
-
-
 def _compute(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
     output, saved, kept = routes.forward(call.route, call.query, call.key, call.value, call.options)
     return output, saved, output.new_empty(0) if kept is None else kept
-
-
-def _fake(call: _Call) -> tuple[Tensor, ...]:
-    return routes.fake(call.route, call.query, call.key, call.value, call.options)
 
 
 def _differentiate(saved: _Saved, wanted: Options, grad: Tensor, *_: None) -> Gradients:
@@ -232,8 +224,8 @@ _operator = Operator(
     _Call,
     "(Tensor, Tensor, Tensor)",
     _compute,
-    _fake,
-    decide=_decide,
+    lambda call: routes.fake(call.route, call.query, call.key, call.value, call.options),
+    decide=lambda call: routes.decide(call.route, call.query, call.value, call.key.shape[2], call.options),
     save=routes.save,
     saved=_Saved,
     backward=_differentiate,

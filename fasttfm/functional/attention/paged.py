@@ -70,7 +70,8 @@ def attention_with_cache(
     _check_beside(query, key_cache, lengths, cache_starts, block_table)
     longest = _check_values(key_cache, key, lengths, cache_starts, block_table)
     if cos is not None or sin is not None:
-        query, key = _turned(query, key, cos, sin, lengths, longest, interleaved, _sees_all(options))
+        sees_all = not options.causal and options.window == -1
+        query, key = _turned(query, key, cos, sin, lengths, longest, interleaved, sees_all)
     if key is not None and value is not None:
         _append(key_cache, key, lengths, block_table, chosen())
         _append(value_cache, value, lengths, block_table, chosen())
@@ -78,10 +79,6 @@ def attention_with_cache(
     tensors = (query, key_cache, value_cache, lengths, cache_starts, block_table)
     output, lse = _attention(*tensors, options, return_lse, chosen())
     return (output, lse) if return_lse else output
-
-
-def _sees_all(options: Options) -> bool:
-    return not options.causal and options.window == -1
 
 
 def _turned(
@@ -172,11 +169,7 @@ def _lengths(
 
 
 def _check_beside(
-    query: Tensor,
-    key_cache: Tensor,
-    lengths: Tensor,
-    starts: Tensor | None,
-    block_table: Tensor | None,
+    query: Tensor, key_cache: Tensor, lengths: Tensor, starts: Tensor | None, block_table: Tensor | None
 ) -> None:
     """Raises ValueError for whole numbers of the wrong dtype, shape or device."""
     batch = len(query)

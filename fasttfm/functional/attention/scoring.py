@@ -40,14 +40,8 @@ def scores_differ(
     sinks: Tensor | None,
 ) -> bool:
     """Return whether with_scoring() has anything to do."""
-    return not (
-        not isinstance(causal, str)
-        and window is None
-        and softcap == 0.0
-        and alibi_slopes is None
-        and sinks is None
-        and not isinstance(causal_offset, Tensor)
-    )
+    scored = window is not None or softcap != 0.0 or alibi_slopes is not None or sinks is not None
+    return scored or isinstance(causal, str) or isinstance(causal_offset, Tensor)
 
 
 def with_scoring(
@@ -73,7 +67,10 @@ def with_scoring(
     left, right = _sides(window)
     offset, offsets = options.causal_offset, None
     if isinstance(offset, Tensor):
-        offset, offsets = 0, _checked("causal_offset", offset, (batch,))
+        if offset.shape != (batch,) or offset.dtype not in (torch.int32, torch.int64):
+            given = f"causal_offset {offset.dtype} {tuple(offset.shape)}"
+            raise ValueError(f"{given} must be an int, or int32 or int64 {(batch,)}")
+        offset, offsets = 0, offset
     elif isinstance(offset, int) and abs(offset) >= 1 << 61:  # with a window's side it would leave 64 bits
         raise ValueError(f"causal_offset={offset} must be below 2^61 in size beside what changes scores")
     if causal == "bottom_right":
@@ -91,6 +88,8 @@ def with_scoring(
         right = 0
     if not (isinstance(softcap, int | float) and (softcap == 0 or 1e-30 <= softcap <= LARGEST)):
         raise ValueError(f"softcap={softcap!r} must be 0, which is none, or a number from 1e-30 to {LARGEST}")
+    if sinks is not None and (sinks.shape != (heads,) or not sinks.is_floating_point()):
+        raise ValueError(f"sinks {sinks.dtype} {tuple(sinks.shape)} must be floats ({heads},), one a head")
     return options._replace(
         causal=right is not None,
         causal_offset=offset + (right or 0),
@@ -99,7 +98,7 @@ def with_scoring(
         softcap=float(softcap),
         slopes=None if alibi_slopes is None else _slopes(alibi_slopes, batch, heads).to(wide(query.dtype)),
         past=right or 0,
-        sinks=None if sinks is None else _sinks(sinks, heads),
+        sinks=sinks,
     )
 
 
@@ -118,12 +117,6 @@ def _sides(window: Window | None) -> Window:
     return window[0], window[1]
 
 
-def _checked(name: str, x: Tensor, shape: tuple) -> Tensor:
-    if x.shape != shape or x.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"{name} {x.dtype} {tuple(x.shape)} must be an int, or int32 or int64 {tuple(shape)}")
-    return x
-
-
 def _slopes(slopes: Tensor, batch: Any, heads: Any) -> Tensor:
     """(B, H) or (1, H)."""
     if slopes.shape not in ((heads,), (batch, heads)) or not slopes.is_floating_point():
@@ -136,9 +129,3 @@ def _slopes(slopes: Tensor, batch: Any, heads: Any) -> Tensor:
     if values_are_checked(slopes) and not bool((slopes.abs() <= LARGEST).all()):
         raise ValueError(f"alibi_slopes holds a number that is not between {-LARGEST} and {LARGEST}")
     return slopes if slopes.dim() == 2 else slopes[None]
-
-
-def _sinks(sinks: Tensor, heads: Any) -> Tensor:
-    if sinks.shape != (heads,) or not sinks.is_floating_point():
-        raise ValueError(f"sinks {sinks.dtype} {tuple(sinks.shape)} must be floats ({heads},), one a head")
-    return sinks

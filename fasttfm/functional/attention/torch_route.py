@@ -8,7 +8,9 @@ whose softmax and backward pass are slow there; where numba is, a product and it
 Fused: that kernel, for longer rows of float32, where it is the faster way and keeps a number a row.
 """
 
+import functools
 import math
+import operator
 from typing import Any, NamedTuple
 
 import torch
@@ -34,34 +36,32 @@ def bias(queries: int, keys: int, like: Tensor, options: Options) -> Tensor | No
         mask = mask.view(1)  # a 0-d tensor would not take part in type promotion
     if mask is not None and mask.dtype not in (torch.bool, torch.float16):  # which reaches no further than -65,504
         mask = mask.masked_fill(mask < reference.LOWEST, -math.inf)
-    hidden: Tensor | None = None
+    shut = None
+    if mask is not None and mask.dtype == torch.bool:
+        shut, mask = ~mask, None
+    parts: list[Tensor] = []
     if options.offsets is not None or options.window != -1 or options.slopes is not None:
         last = torch.arange(queries, device=device)[:, None] + causal_offset  # the key of a query's right border
         if options.offsets is not None:
             last = last + options.offsets.view(-1, 1, 1, 1)
         beyond = torch.arange(keys, device=device) - last
         if causal:
-            hidden = beyond > 0
+            parts.append(beyond > 0)
         if options.window != -1:
-            before = beyond < -options.window
-            hidden = before if hidden is None else hidden | before
+            parts.append(beyond < -options.window)
         if options.slopes is not None:
             distance = (beyond + options.past).abs().to(precise)
             added = -options.slopes.to(precise)[..., None, None] * distance
-            if mask is not None and mask.dtype == torch.bool:
-                hidden = ~mask if hidden is None else hidden | ~mask
-                mask = None
             mask = added if mask is None else mask.to(precise) + added
     elif causal and causal_offset < keys - 1:
-        hidden = torch.ones(queries, keys, dtype=torch.bool, device=device).triu_(causal_offset + 1)
+        parts.append(torch.ones(queries, keys, dtype=torch.bool, device=device).triu_(causal_offset + 1))
     if key_lengths is not None:
-        beyond = torch.arange(keys, device=device) >= key_lengths.view(-1, 1, 1, 1)
-        hidden = beyond if hidden is None else beyond | hidden
-    if mask is not None and mask.dtype == torch.bool:
-        hidden = ~mask if hidden is None else hidden | ~mask
-        mask = None
-    if hidden is None:
+        parts.append(torch.arange(keys, device=device) >= key_lengths.view(-1, 1, 1, 1))
+    if shut is not None:
+        parts.append(shut)
+    if not parts:
         return None if mask is None else mask.to(precise)
+    hidden = functools.reduce(operator.or_, parts)
     if mask is None:
         return torch.zeros_like(hidden, dtype=precise).masked_fill_(hidden, -math.inf)
     return mask.to(precise).masked_fill(hidden, -math.inf)
@@ -131,11 +131,9 @@ def _drawn(call: _Draws) -> Tensor:
     return keep.view(call.weights.shape).contiguous()
 
 
-def _fake_drawn(call: _Draws) -> Tensor:
-    return call.weights.new_empty(call.weights.shape, dtype=torch.bool)
-
-
-_keep_mask = Operator("keep_mask", _Draws, "Tensor", _drawn, _fake_drawn).call
+_keep_mask = Operator(
+    "keep_mask", _Draws, "Tensor", _drawn, lambda call: call.weights.new_empty(call.weights.shape, dtype=torch.bool)
+).call
 """The keep mask of weights (B, H, L, S), bool: an operator, because no graph holds a seed's value and loops."""
 
 

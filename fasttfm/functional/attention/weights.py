@@ -129,10 +129,6 @@ def _fake(call: _Call) -> tuple[Tensor, Tensor]:
     return like, like.new_empty(0) if call.options.seed is None else torch.empty_like(like)
 
 
-def _save(call: _Call, outputs: tuple[Tensor, Tensor]) -> tuple:
-    return *outputs, call.options, call.route
-
-
 def _differentiate(saved: _Saved, wanted: Options, grad: Tensor | None, grad_p: Tensor | None) -> Gradients:
     """grad_p: of the weights before dropout, which only a second derivative brings."""
     _, p, options, route = saved
@@ -190,7 +186,7 @@ _operator = Operator(
     _compute,
     _fake,
     decide=lambda call: routes.takes_kernel(call.route, call.scores),
-    save=_save,
+    save=lambda call, outputs: (*outputs, call.options, call.route),
     saved=_Saved,
     backward=_differentiate,
     differentiable=2,

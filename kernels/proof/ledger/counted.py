@@ -32,7 +32,7 @@ from ptx_check.ledger.counted import Counted
 
 def of_case(chip: Chip, case: CompileCase) -> Counted:
     """A case's count, from the cache if it is there. Raises what the compiler raises."""
-    file = _folder() / f"{digest(chip, case)}.json"
+    file = choice_cache.folder() / "ledger" / f"{digest(chip, case)}.json"
     try:
         return Counted.from_json(json.loads(file.read_text()))  # noqa: TID251 (kernels know nothing of fasttfm)
     except (OSError, ValueError, LookupError, TypeError):  # not there, or half written by a process that ended
@@ -42,10 +42,6 @@ def of_case(chip: Chip, case: CompileCase) -> Counted:
     result = replace(result, resources=replace(result.resources, bound=bound))
     _keep(file, result)
     return result
-
-
-def _folder() -> Path:
-    return choice_cache.folder() / "ledger"
 
 
 def digest(chip: Chip, case: CompileCase) -> str:

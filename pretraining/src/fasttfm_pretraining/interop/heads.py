@@ -24,11 +24,7 @@ from fasttfm_pretraining.data.text_tokenizer import TextTokenizer
 from fasttfm_pretraining.interop import bert
 from fasttfm_pretraining.interop.check import check_part
 from fasttfm_pretraining.interop.folders import write_imported
-from fasttfm_pretraining.interop.tokenizer_files import (
-    read_tokenizer,
-    tell_other_tokens,
-    write_text_tokenizer,
-)
+from fasttfm_pretraining.interop.tokenizer_files import read_tokenizer, tell_other_tokens, write_text_tokenizer
 from fasttfm_pretraining.models.bert import Bert
 from fasttfm_pretraining.models.heads import Answerer, Classifier
 

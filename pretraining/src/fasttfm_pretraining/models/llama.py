@@ -51,13 +51,7 @@ class LlamaLayer(nn.Module):
         self.down = nn.Linear(config.d_ff, width, bias=False)
 
     def forward(
-        self,
-        x: Tensor,
-        turns: Turns,
-        lengths: Lengths = None,
-        *,
-        now: Pass = ALONE,
-        cache: LayerCache | None = None,
+        self, x: Tensor, turns: Turns, lengths: Lengths = None, *, now: Pass = ALONE, cache: LayerCache | None = None
     ) -> Tensor:
         """x (B, L, d), or packed (1, T, d), to the same; cache: x is the new positions after those that it keeps.
 
