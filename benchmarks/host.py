@@ -1,4 +1,4 @@
-"""What a call costs the host beside PyTorch doing the same, on a GPU whose kernels take no time to speak of.
+"""Host time of calls beside PyTorch doing the same, on a GPU whose kernels take no time to speak of.
 
     python -m benchmarks host
 

@@ -54,7 +54,7 @@ def words(question: Question, results: Path, prepared: Path | None) -> list[str]
 
 
 def environment(prepared: Path | None, cache: Path) -> dict[str, str]:
-    """What a question's process finds: this checkout, the compiled kernels, and no tuned choices but in `cache`."""
+    """The variables of a question's process: this checkout, the compiled kernels, no tuned choices but in `cache`."""
     path = [*map(str, SOURCES), *filter(None, [os.environ.get("PYTHONPATH")])]
     result = {**child_environment(), "PYTHONPATH": os.pathsep.join(path), "FASTTFM_CACHE": str(cache)}
     if prepared is not None:

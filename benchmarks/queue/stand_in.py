@@ -34,7 +34,7 @@ _LARGE = 1 << 20
 
 
 def key() -> str:
-    """What Triton's cache knows this version by, in place of a digest that each Python's build changes."""
+    """The name of this version in Triton's cache, in place of a digest that each Python's build changes."""
     return f"triton-{triton.__version__}"
 
 

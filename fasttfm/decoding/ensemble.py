@@ -42,7 +42,7 @@ class Ensemble(nn.Module):
 
     def cross_attention(self, *inputs: Any, layer: int) -> Tensor:
         """The mean of what the models' decoder layer looks at, (B, L, S) float32."""
-        return torch.stack([model.cross_attention(*inputs, layer=layer) for model in self.models]).mean(dim=0)
+        return torch.stack([model.cross_attention(*inputs, layer=layer) for model in self._all()]).mean(dim=0)
 
     def encode(self, source: Tensor, source_lengths: Tensor | None = None) -> list[Tensor]:
         """Each encoder's output."""
@@ -60,6 +60,9 @@ class Ensemble(nn.Module):
 
     def _decoders(self) -> list[Any]:
         return [decoder_of(each) for each in self.models]
+
+    def _all(self) -> list[Any]:
+        return list(self.models)
 
     def _together(self, logits: list[Tensor]) -> Tensor:
         log_probabilities = torch.stack([each.float().log_softmax(dim=-1) for each in logits])  # (models, ..., V)

@@ -214,6 +214,11 @@ class _Scale(NamedTuple):
     route: str
 
 
+def _consume(call: _Consumed) -> tuple[Tensor, Tensor]:
+    loss, nll, _ = losses_of(call.logits, call.target, call.weights, *call.loss, overwrite=True, route=call.route)
+    return loss, nll
+
+
 def _save_gradient(call: _Consumed, outputs: tuple[Tensor, Tensor]) -> _Gradient:
     torch.autograd.graph.increment_version(call.logits)  # whoever else saved the logits must hear that they are gone
     return _Gradient(call.logits, [], call.route)
@@ -262,7 +267,7 @@ _cross_entropy_consume = Operator(
     "cross_entropy_consume",
     _Consumed,
     "(Tensor, Tensor)",
-    lambda call: losses_of(call.logits, call.target, call.weights, *call.loss, overwrite=True, route=call.route)[:2],
+    _consume,
     _fake_sums,
     decide=_decide,
     save=_save_gradient,
