@@ -11,11 +11,6 @@ BACKENDS = ["torch", "triton"]
 B, H, L, S, D = 2, 3, 9, 14, 16
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(4)
-
-
 def leaf_tensors(cross, dtype=torch.float32, keys=S):
     if cross:
         return [torch.randn(B, keys, 2, H, D, dtype=dtype), torch.randn(B, L, H, D, dtype=dtype)]

@@ -12,11 +12,6 @@ SELF = torch.tensor([0, 5, 5, 12], dtype=torch.int32)
 OTHER = torch.tensor([0, 3, 9, 20], dtype=torch.int32)
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(4)
-
-
 def leaf_tensors(cross):
     if cross:
         return [torch.randn(21, 2, H, D), torch.randn(14, H, D)]
