@@ -72,6 +72,22 @@ def run(
     return Ran(left, faults)
 
 
+WORD = np.arange(1000, 1064, dtype="u4")
+NONE = np.zeros(64, dtype="u4")
+OWN = """
+mov.u32 %r1, %tid.x;
+mul.wide.u32 %rd10, %r1, 4;
+add.s64 %rd11, %rd1, %rd10;
+add.s64 %rd12, %rd2, %rd10;
+"""
+"""%rd11, %rd12: the thread's own word of the first and the second array."""
+
+
+def run_on_words(body: str, *, x: np.ndarray = WORD, y: np.ndarray = NONE, **options) -> Ran:
+    """run() of body behind OWN, on two arrays of words."""
+    return run(OWN + body, x=x, y=y, **options)
+
+
 REGISTERS = {"b16": "%rs", "b32": "%r", "b64": "%rd", "pred": "%p"}
 BYTES = {"b16": 2, "b32": 4, "b64": 8}
 

@@ -3,16 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from ptx_text import run
+from ptx_text import OWN, run
 
 from ptx_check.allocations import POISON, Allocations, Marks, mark, marks_of
 
-OWN = """
-mov.u32 %r1, %tid.x;
-mul.wide.u32 %rd10, %r1, 4;
-add.s64 %rd11, %rd1, %rd10;
-add.s64 %rd12, %rd2, %rd10;
-"""
 STORED = "st.global.b32 [%rd12], %r2;"
 FRESH = np.full(32, POISON[4])
 NONE = np.zeros(32, "u4")

@@ -223,23 +223,8 @@ def test_every_form_keeps_the_marks_of_what_nobody_wrote():
             assert ran.kinds == {"unwritten"}, (opcodes[0], position)
 
 
-MODES = [
-    "rn",
-    "rz",
-    "rna",
-    "ftz",
-    "sat",
-    "satfinite",
-    "relu",
-    "NaN",
-    "approx",
-    "full",
-    "hi",
-    "wide",
-    "x",
-    "noftz",
-    "cc",
-]
+MODES = ["rn", "rz", "rna", "ftz", "sat", "satfinite", "relu", "NaN", "approx", "full", "hi", "wide", "x", "noftz",
+         "cc"]  # fmt: skip
 
 
 def test_a_mode_that_a_form_has_not_is_refused():

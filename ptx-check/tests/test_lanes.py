@@ -5,17 +5,10 @@ import operator
 
 import numpy as np
 import pytest
-from ptx_text import run
+from ptx_text import NONE, OWN, run
 
 from ptx_check.allocations import POISON
 
-NONE = np.zeros(64, dtype="u4")
-OWN = """
-mov.u32 %r1, %tid.x;
-mul.wide.u32 %rd10, %r1, 4;
-add.s64 %rd11, %rd1, %rd10;
-add.s64 %rd12, %rd2, %rd10;
-"""
 HALVES = """
 setp.gt.u32 %p1, %r1, 15;
 @%p1 bra $L__UPPER;

@@ -2,21 +2,10 @@
 
 import numpy as np
 import pytest
-from ptx_text import run
+from ptx_text import NONE, OWN, WORD, run, run_on_words
 
 from ptx_check import Unsupported
 from ptx_check.allocations import POISON
-
-WORD = np.arange(1000, 1064, dtype="u4")
-NONE = np.zeros(64, dtype="u4")
-
-OWN = """
-mov.u32 %r1, %tid.x;
-mul.wide.u32 %rd10, %r1, 4;
-add.s64 %rd11, %rd1, %rd10;
-add.s64 %rd12, %rd2, %rd10;
-"""
-"""%rd11, %rd12: the thread's own word of the first and the second array."""
 
 
 @pytest.mark.parametrize(("words", "width"), [("b8", 1), ("b16", 2), ("b32", 4), ("b64", 8)])
@@ -71,18 +60,15 @@ def test_a_signed_byte_is_spread():
 
 
 def test_a_guarded_load_keeps_what_was_there_and_touches_nothing():
-    ran = run(
-        OWN
-        + """
+    ran = run_on_words(
+        """
         setp.lt.u32 %p1, %r1, 5;
         add.s64 %rd11, %rd11, 240;
         mov.u32 %r2, 77;
         @%p1 ld.global.b32 %r2, [%rd11];
         @!%p1 st.global.b32 [%rd12], %r2;
         @%p1 st.global.b32 [%rd12], %r2;
-        """,
-        x=WORD,
-        y=NONE,
+        """
     )
     assert ran.kinds == {"bounds"}  # thread 4 alone reads past the end
     assert ran["y"][:32].tolist() == [1060, 1061, 1062, 1063, ran["y"][4], *[77] * 27]
@@ -102,7 +88,7 @@ def test_accesses_outside_of_the_tensors_or_across_their_words(offset, guard, ki
 
 def test_a_vector_that_its_width_does_not_divide():
     """What a wrong divisibility makes of two neighbouring loads (triton#11544)."""
-    ran = run(f"{OWN}ld.global.v2.b32 {{%r2, %r3}}, [%rd11];", x=WORD, y=NONE)
+    ran = run_on_words("ld.global.v2.b32 {%r2, %r3}, [%rd11];")
     assert ran.kinds == {"alignment"}
 
 
@@ -129,22 +115,16 @@ def test_shared_memory_ends_where_the_launch_says():
     ],
 )
 def test_shuffles_within_a_warp(form, source):
-    ran = run(
-        f"{OWN}mad.lo.s32 %r9, %r1, 7, 3;\nand.b32 %r9, %r9, 31;\nshfl.sync.{form};\nst.global.b32 [%rd12], %r2;",
-        threads=64,
-        x=WORD,
-        y=NONE,
+    ran = run_on_words(
+        f"mad.lo.s32 %r9, %r1, 7, 3;\nand.b32 %r9, %r9, 31;\nshfl.sync.{form};\nst.global.b32 [%rd12], %r2;", threads=64
     )
     assert not ran.faults
     assert ran["y"].tolist() == [t // 32 * 32 + source(t % 32) for t in range(64)]
 
 
 def test_votes_of_a_warp():
-    ran = run(
-        f"{OWN}setp.gt.u32 %p1, %r1, 40;\nvote.sync.ballot.b32 %r2, %p1, -1;\nst.global.b32 [%rd12], %r2;",
-        threads=64,
-        x=WORD,
-        y=NONE,
+    ran = run_on_words(
+        "setp.gt.u32 %p1, %r1, 40;\nvote.sync.ballot.b32 %r2, %p1, -1;\nst.global.b32 [%rd12], %r2;", threads=64
     )
     assert ran["y"].tolist() == [0] * 32 + [0xFFFFFE00] * 32
 
@@ -154,9 +134,8 @@ def test_votes_of_a_warp():
 
 def test_loops_and_branches_that_threads_take_apart():
     """Each thread sums 1 .. its number; odd ones are doubled."""
-    ran = run(
-        OWN
-        + """
+    ran = run_on_words(
+        """
         mov.b32 %r2, 0;
         mov.b32 %r3, 0;
         $L__BB0_1:
@@ -174,19 +153,13 @@ def test_loops_and_branches_that_threads_take_apart():
         st.global.b32 [%rd12], %r2;
         """,
         threads=64,
-        x=WORD,
-        y=NONE,
     )
     assert not ran.faults
     assert ran["y"].tolist() == [t * (t + 1) // 2 * (1 + t % 2) for t in range(64)]
 
 
 def test_threads_that_end_early_touch_nothing_more():
-    ran = run(
-        f"{OWN}setp.gt.u32 %p1, %r1, 9;\n@%p1 ret;\nadd.s64 %rd12, %rd12, 216;\nst.global.b32 [%rd12], %r1;",
-        x=WORD,
-        y=NONE,
-    )
+    ran = run_on_words("setp.gt.u32 %p1, %r1, 9;\n@%p1 ret;\nadd.s64 %rd12, %rd12, 216;\nst.global.b32 [%rd12], %r1;")
     assert not ran.faults
     assert ran["y"][54:].tolist() == list(range(10))
 
@@ -494,7 +467,7 @@ def test_copies_of_what_the_storing_thread_reads_are_only_noted():
 
 def test_a_barrier_that_not_all_threads_reach():
     early = "setp.lt.u32 %p1, %r1, 7;\n@%p1 bra $L__BB0_1;\nbar.sync 0;\n$L__BB0_1:\nst.global.b32 [%rd12], %r1;"
-    ran = run(OWN + early, x=WORD, y=NONE)
+    ran = run_on_words(early)
     assert ran.kinds == {"divergence"}
 
 
@@ -506,7 +479,7 @@ def test_a_shuffle_that_half_a_warp_reaches():
 
 def test_faults_name_the_python_line():
     text = ".loc 1 12 4 // mine.py:12:4 @[ mine.py:30:8 ]\nst.global.b32 [%rd12+1073741824], %r1;"
-    fault = run(OWN + text, x=WORD, y=NONE).faults[0]
+    fault = run_on_words(text).faults[0]
     assert fault.location.python == "mine.py:12:4 @[ mine.py:30:8 ]"
     assert "probe, PTX line" in str(fault)
 

@@ -139,7 +139,6 @@ def test_what_the_loop_lacks_goes_another_way(taken):
     {"sinks": torch.tensor(SINKS), "softcap": 2.0},
 ], ids=str)  # fmt: skip
 def test_packed_sequences_are_those_of_padded_rows(given, taken):
-    torch.manual_seed(0)
     starts, key_starts = torch.tensor([0, 37, 37, 60]), torch.tensor([0, 45, 46, 46])
     q, k, v = torch.randn(64, H, D), torch.randn(50, 2, D), torch.randn(50, 2, DV)
 
@@ -186,7 +185,6 @@ def heads_of(joint: torch.Tensor, query: torch.Tensor | None = None) -> tuple[to
 @pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
 @pytest.mark.parametrize("case", JOINT)
 def test_joint_projections_take_their_gradients_where_they_lie(case, cross, layout, taken):
-    torch.manual_seed(0)
     tensors = joint_tensors(cross, B, 37)
     probe = torch.randn(B, 37, H * D)
 
@@ -212,7 +210,6 @@ def test_joint_projections_take_their_gradients_where_they_lie(case, cross, layo
 @pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
 @pytest.mark.parametrize("given", [{}, {"causal": True, "dropout_p": 0.3, "seed": SEED}], ids=["plain", "dropout"])
 def test_packed_joint_projections_are_those_of_each_sequence(given, cross, layout, covered, taken):
-    torch.manual_seed(0)
     starts = torch.tensor([0, 37, 37, 60])
     tensors = joint_tensors(cross, 60 if covered else 64)
     probe = torch.randn(len(tensors[0]), H * D)
@@ -253,7 +250,6 @@ def test_biases_of_joint_projections_take_their_gradients(taken):
 @pytest.mark.parametrize("memory", [False, True], ids=["self", "memory"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_module_of_torch_nns_interface_attends_in_the_loop(memory, causal, taken):
-    torch.manual_seed(0)
     ours, theirs = MultiheadAttention(64, 4), torch.nn.MultiheadAttention(64, 4)
     theirs.load_state_dict(ours.state_dict())
     x, probe = torch.randn(37, B, 64), torch.randn(37, B, 64)

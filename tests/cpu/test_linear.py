@@ -173,7 +173,6 @@ def test_blocks_may_lie_within_each_other_and_are_a_threads_own():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_row_has_the_same_bits_however_many_are_multiplied(dtype, inputs, outputs):
     """Rows whose product is rounding alone, other ones than the classes were chosen by."""
-    torch.manual_seed(1)
     rows = torch.randn(1500, inputs // 2) * torch.exp2(torch.randint(-6, 7, (1500, inputs // 2)))
     layer = nn.Linear(inputs, outputs, bias=False)
     with torch.no_grad():

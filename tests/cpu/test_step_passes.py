@@ -25,7 +25,6 @@ def test_they_are_usable_where_numba_is_installed():
 @dtypes
 @pytest.mark.parametrize(("heads", "size", "position"), [(2, 16, 0), (3, 5, 1), (8, 64, 7), (1, 7, 30)])
 def test_attention_to_ancestors(dtype, heads, size, position):
-    torch.manual_seed(0)
     rows, places, capacity, width = 6, 9, 32, heads * size
     joint = torch.randn(rows, 3 * width).to(dtype)
     keys, values = torch.randn(2, places, capacity, heads, size).to(dtype).unbind(0)
@@ -55,7 +54,6 @@ def test_attention_to_ancestors(dtype, heads, size, position):
 @dtypes
 @pytest.mark.parametrize(("heads", "size"), [(2, 16), (3, 5), (8, 64)])
 def test_attention_to_the_memory_sees_a_sentences_own_length(dtype, heads, size):
-    torch.manual_seed(1)
     lengths, sentences = torch.tensor([1, 11, 4]), torch.tensor([2, 0, 1, 1, 2]).int()
     query = torch.randn(5, heads * size).to(dtype)
     keys, values = torch.randn(2, 3, heads, 11, size).to(dtype).unbind(0)
@@ -73,7 +71,6 @@ def test_attention_to_the_memory_sees_a_sentences_own_length(dtype, heads, size)
 @dtypes
 @pytest.mark.parametrize("width", [3, 48, 512])
 def test_sum_and_layer_norm(dtype, width):
-    torch.manual_seed(2)
     x, residual = torch.randn(2, 7, width).to(dtype).unbind(0)
     weight, bias = torch.randn(2, width).to(dtype).unbind(0)
     y, s = step_passes.add_layer_norm(x, residual, weight, bias, 1e-5)
@@ -103,7 +100,6 @@ def test_what_is_no_number_stays_none(dtype):
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("beam", [1, 5])
 def test_a_search_finds_what_it_finds_without_them(monkeypatch, dtype, norm_first, beam):
-    torch.manual_seed(3)
     config = TransformerConfig(
         vocab_size=90, d_model=32, heads=4, d_ff=64, encoder_layers=1, decoder_layers=2, norm_first=norm_first,
         final_norm=norm_first,
@@ -132,7 +128,6 @@ def test_a_search_finds_what_it_finds_without_them(monkeypatch, dtype, norm_firs
 
 @pytest.mark.parametrize("width", [8, 32, 40])
 def test_a_norm_has_the_same_bits_wherever_its_arrays_lie(width):
-    torch.manual_seed(0)
     x, residual, weight, bias = torch.randn(6, width), torch.randn(6, width), torch.randn(width), torch.randn(width)
     first = step_passes.add_layer_norm(x, residual, weight, bias, 1e-5)
     for size in range(1, 300):  # what is allocated between moves what is allocated next

@@ -39,6 +39,7 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 LONGEST = 600
 """Keys of a row in `make test`."""
 
+SCORED = {"causal": "bottom_right", "window": (50, 0), "softcap": 2.0, "slopes": True, "sinks": True}
 EVERYWHERE = [
     # short rows, then rows longer than any chip's short route takes; no mask, one that allows, one that is added
     _attention(2, 1, 13, 27, 64, 64, lengths=[27, 0], p=0.1),
@@ -50,21 +51,7 @@ EVERYWHERE = [
     _packed([0, 13, 13, 20], [0, 5, 20, 41], 1, 64, causal=False),
     _packed([0, 35, 38], [0, 141, 147], 1, 64, causal=True),
     _attention(2, 2, 11, 29, 64, 64, window=(9, 3), softcap=2.0, slopes=True, sinks=True, key_heads=1, p=0.1),
-    _attention(
-        2,
-        1,
-        37,
-        160,
-        64,
-        64,
-        causal="bottom_right",
-        window=(50, 0),
-        softcap=2.0,
-        slopes=True,
-        sinks=True,
-        lengths=[159, 60],
-        p=0.1,
-    ),
+    _attention(2, 1, 37, 160, 64, 64, **SCORED, lengths=[159, 60], p=0.1),
     _joint(1, 21, None, 1, 64, causal=True),
     _weights(1, 1, 7, 45, 64),
     _rotary(2, 3, 19, 40, 32, interleaved=False),
@@ -210,7 +197,7 @@ def test_a_cache_in_pages_is_read_where_the_table_says_and_nowhere_else(chip, dt
 @pytest.mark.parametrize(("chip", "dtype"), list(zip(CHIPS, itertools.cycle(DTYPES))))
 def test_windows_caps_slopes_and_sinks_between_two_products_of_cublas(chip, dtype, monkeypatch):
     monkeypatch.setattr(attention_launch, "route", lambda *size: "softmax")
-    options = {"causal": "bottom_right", "window": (30, 0), "softcap": 2.0, "slopes": True, "sinks": True}
+    options = {**SCORED, "window": (30, 0)}
     check(_attention(2, 2, 11, 45, 24, 40, **options, lengths=[45, 0], key_heads=1, p=0.1), chip, DTYPES[dtype])
 
 

@@ -8,12 +8,9 @@ from fasttfm import functional as F
 from fasttfm import reference
 from fasttfm.functional.attention import torch_route
 
+from .agreement import agree
+
 BACKENDS = ["torch", "triton"]
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(4)
 
 
 def heads(*shape, dtype=torch.float32, **options):
@@ -67,11 +64,7 @@ def test_pytorch_route_equals_reference(dtype, mask, p):
 def test_rows_shorter_than_a_register_are_padded_without_a_trace(keys):
     q, k, v = (heads(40, 8, n, 16, requires_grad=True) for n in (keys, keys, keys))
     expected, _ = reference.attention(q, k, v, causal=True)
-    output = F.attention(q, k, v, causal=True)
-    grad = torch.randn_like(output)
-    torch.testing.assert_close(output, expected, **close(torch.float32))
-    wanted = torch.autograd.grad(expected, (q, k, v), grad)
-    torch.testing.assert_close(torch.autograd.grad(output, (q, k, v), grad), wanted, **close(torch.float32))
+    agree(lambda *x: F.attention(*x, causal=True), expected, (q, k, v), **close(torch.float32))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -187,14 +180,6 @@ def test_autocast_casts_products_and_leaves_the_mask_alone():
     assert [g.dtype for g in gradients] == [torch.float32] * 3
 
 
-def test_meta_tensors_give_shapes():
-    q, k, v = heads(2, 3, 5, 8, device="meta"), heads(2, 3, 6, 8, device="meta"), heads(2, 3, 6, 4, device="meta")
-    assert F.attention(q, k, v).shape == (2, 3, 5, 4)
-    assert F.attention_weights(q, k).shape == (2, 3, 5, 6)
-    starts = torch.empty(4, dtype=torch.int32, device="meta")
-    assert F.varlen_attention(q[0], q[0], q[0, ..., :4], starts, starts, 3, 3).shape == (3, 5, 4)
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_one_query_at_a_time_equals_all_at_once(backend):
     q, k, v = (heads(2, 2, 6, 8) for _ in range(3))
@@ -254,10 +239,7 @@ def test_scaled_dot_product_attention_takes_masks_of_the_dtypes_that_torch_takes
 def test_scaled_dot_product_attention_shares_heads_and_broadcasts():
     q, k = heads(2, 6, 5, 8, requires_grad=True), heads(2, 3, 7, 8, requires_grad=True)
     expected = scaled_dot_product_attention(q, k, k, enable_gqa=True)
-    actual = F.scaled_dot_product_attention(q, k, k, enable_gqa=True)
-    torch.testing.assert_close(actual, expected)
-    wanted = torch.autograd.grad(expected.square().sum(), (q, k))
-    torch.testing.assert_close(torch.autograd.grad(actual.square().sum(), (q, k)), wanted)
+    agree(lambda q, k: F.scaled_dot_product_attention(q, k, k, enable_gqa=True), expected, (q, k))
     one = heads(1, 6, 7, 8)
     torch.testing.assert_close(F.scaled_dot_product_attention(q, one, one), scaled_dot_product_attention(q, one, one))
     with pytest.raises(ValueError, match="multiple of the heads"):
@@ -284,24 +266,14 @@ def test_query_heads_share_heads_of_keys_in_pytorch(dtype, mask, queries, p):
     options |= {"dropout_p": p, "seed": torch.tensor([5]), "site": 1} if p else {}
     inputs = [x.requires_grad_() for x in (q, k, v)]
     expected = reference.attention(*inputs, **options)[0]
-    probe = torch.randn_like(expected)
-    wanted = torch.autograd.grad(expected, inputs, probe)
-    with F.backend("torch"):
-        actual = F.attention(*inputs, **options)
-        gradients = torch.autograd.grad(actual, inputs, probe)
-    torch.testing.assert_close(actual, expected, **close(dtype))
-    torch.testing.assert_close(gradients, wanted, **close(dtype))
+    agree(lambda *x: F.attention(*x, **options), expected, inputs, "torch", **close(dtype))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_weights_of_heads_that_share_keys(backend):
     q, k = heads(2, 4, 5, 8, requires_grad=True), heads(2, 2, 7, 8, requires_grad=True)
     expected = F.attention_weights(q, k.repeat_interleave(2, dim=1), causal=True)
-    with F.backend(backend):
-        actual = F.attention_weights(q, k, causal=True)
-    torch.testing.assert_close(actual, expected)
-    wanted = torch.autograd.grad(expected.square().sum(), (q, k))
-    torch.testing.assert_close(torch.autograd.grad(actual.square().sum(), (q, k)), wanted)
+    agree(lambda *x: F.attention_weights(*x, causal=True), expected, (q, k), backend)
 
 
 # ------------------------------------------------------------------------------------------------------- errors

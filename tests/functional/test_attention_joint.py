@@ -7,13 +7,11 @@ from fasttfm import functional as F
 from fasttfm import reference
 from fasttfm.kernels.proof.launch_log import LaunchLog
 
+from .agreement import agree
+
 BACKENDS = ["torch", "triton"]
+CLOSE = {"atol": 2e-5, "rtol": 1e-4, "gradients": {"atol": 5e-5, "rtol": 1e-4}}
 B, H, L, S, D = 2, 3, 9, 14, 16
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(4)
 
 
 def leaf_tensors(cross, dtype=torch.float32, keys=S):
@@ -39,13 +37,7 @@ def test_joint_attention_equals_the_reference_forward_and_backward(backend, cros
     if p:
         options |= {"dropout_p": p, "seed": torch.tensor([6]), "site": 2}
     expected = specification(*inputs, **options)
-    probe = torch.randn_like(expected)
-    wanted = torch.autograd.grad(expected, inputs, probe)
-    with F.backend(backend):
-        actual = F.joint_attention(*inputs, **options)
-        gradients = torch.autograd.grad(actual, inputs, probe)
-    torch.testing.assert_close(actual, expected, atol=2e-5, rtol=1e-4)
-    torch.testing.assert_close(gradients, wanted, atol=5e-5, rtol=1e-4)
+    agree(lambda *x: F.joint_attention(*x, **options), expected, inputs, backend, **CLOSE)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -122,13 +114,7 @@ def test_a_mask_and_memory_with_the_positions_first(backend, cross, kind):
     mask[0] = False  # a row with no key
     mask = mask if kind == "bool" else torch.randn(B, H, 1, S).masked_fill(~mask, -torch.inf)
     expected = specification(*inputs, mask=mask)
-    probe = torch.randn_like(expected)
-    wanted = torch.autograd.grad(expected, inputs, probe)
-    with F.backend(backend):
-        actual = F.joint_attention(*inputs, mask=mask)
-        gradients = torch.autograd.grad(actual, inputs, probe)
-    torch.testing.assert_close(actual, expected, atol=2e-5, rtol=1e-4)
-    torch.testing.assert_close(gradients, wanted, atol=5e-5, rtol=1e-4)
+    actual, gradients = agree(lambda *x: F.joint_attention(*x, mask=mask), expected, inputs, backend, **CLOSE)
     assert all(g.stride() == x.stride() for g, x in zip(gradients, inputs))
     assert actual.transpose(0, 1).is_contiguous() == (backend == "triton")
 
@@ -139,9 +125,6 @@ def test_a_mask_that_takes_a_gradient_or_comes_with_biases_is_refused():
         F.joint_attention(joint, mask=mask)
     with pytest.raises(ValueError, match="no gradient and no biases"):
         F.joint_attention(joint, mask=mask.detach(), biases=(torch.zeros(3 * H * D), None))
-
-
-"""Options of which a joint call has none: offsets, window, soft cap, slopes, what is past the diagonal, sinks."""
 
 
 def test_autocast_computes_in_its_precision():

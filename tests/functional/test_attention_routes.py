@@ -22,11 +22,6 @@ def heads(*shape, **options):
     return torch.randn(*shape, **options)
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(4)
-
-
 @pytest.fixture
 def on_sm_80(monkeypatch):
     """The route is chosen as for that chip; tiles stay the interpreter's."""

@@ -50,11 +50,6 @@ SCORING["all, bool mask"] = lambda: {**EVERYTHING, "mask": torch.rand(B, 1, L, S
 SCORING["all, added mask"] = lambda: {**EVERYTHING, "mask": torch.randn(B, 1, L, S)}
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(4)
-
-
 def operands(dtype, key_heads=1, batch=B):
     return [
         torch.randn(batch, h, n, d, dtype=dtype, requires_grad=True)

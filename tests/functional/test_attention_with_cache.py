@@ -34,11 +34,6 @@ CASES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(5)
-
-
 def problem(
     *, queries, new=None, starts=False, cos=False, alibi=False, page=4, pages=True, dtype=torch.float32, **options
 ):

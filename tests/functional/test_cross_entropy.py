@@ -73,7 +73,6 @@ def test_weights_reductions_and_int32_are_torchs(form, route, weighted, reductio
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.6])
 @pytest.mark.parametrize("which", ["target", "another"])
 def test_a_class_that_is_switched_off_gives_the_loss_and_gradient_of_torch(which, label_smoothing, route):
-    torch.manual_seed(0)
     logits, target = torch.randn(64, 600 if route == "pass" else 9), torch.arange(64) % 9  # a pass takes many numbers
     logits[3, target[3] + (which == "another") * (1 if target[3] < 8 else -1)] = -torch.inf
     ours, theirs, spec = (logits.clone().requires_grad_() for _ in range(3))

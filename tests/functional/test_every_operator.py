@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import public_surface
 import pytest
 import torch
 from torch import Tensor
@@ -219,6 +220,26 @@ def test_fake_tensors_give_the_shapes_dtypes_and_strides_of_the_real_ones(calls)
                 assert (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride()), name
 
 
+@pytest.mark.parametrize("dropout_p", [0.0, 0.25])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("route", ["auto", *ROUTES])
+def test_meta_tensors_give_the_shapes_and_dtypes_of_real_ones(route, dtype, dropout_p, monkeypatch):
+    def solve():
+        uses = public_surface.functions(dropout_p=dropout_p, dtype=dtype)
+        for name in sorted(uses.keys() - public_surface.compat_names()):
+            call, leaf_tensors = uses[name]
+            outputs = call(*leaf_tensors)
+            outputs = [x for x in outputs if x.requires_grad] if isinstance(outputs, tuple) else [outputs]
+            gradients = torch.autograd.grad(sum(x.sum() for x in outputs), leaf_tensors)
+            yield name, [(x.shape, x.dtype) for x in (*outputs, *gradients)], {x.device.type for x in outputs}
+
+    with F.backend(route):
+        expected = {name: [found, {"meta"}] for name, found, _ in solve()}
+        monkeypatch.setattr(public_surface, "SEED", SEED.to("meta"))
+        with torch.device("meta"):
+            assert {name: each for name, *each in solve()} == expected
+
+
 TWICE = [name for name in USES if name != "cross_entropy, in place"]
 
 
@@ -270,6 +291,29 @@ def test_torch_func_gives_the_gradient_of_a_gradient(name, route):
     with F.backend(route):
         got = torch.func.grad(penalty(torch.func.grad))(first)
         torch.testing.assert_close(got, gradient(penalty(gradient))(first).detach(), rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("name", TWICE)
+def test_torch_func_gives_the_first_derivatives_that_autograd_gives(name, route):
+    function, leaf_tensors = use(name)
+    places, tensors = tuple(range(len(leaf_tensors))), [x.detach() for x in leaf_tensors]
+
+    def some(*t):  # rows of the Jacobian that are compared
+        return function(*t).reshape(-1)[:3]
+
+    with F.backend(route):
+        gradients = torch.func.grad(lambda *t: some(*t).sum(), argnums=places)(*tensors)
+        output, pull = torch.func.vjp(some, *tensors)
+        jacobians = torch.func.jacrev(some, argnums=places)(*tensors)
+        expected = some(*leaf_tensors)
+        rows = [torch.autograd.grad(x, leaf_tensors, retain_graph=True) for x in expected]
+    close = {"rtol": 1e-4, "atol": 2e-5}
+    torch.testing.assert_close(output, expected, **close)
+    torch.testing.assert_close(jacobians, tuple(map(torch.stack, zip(*rows))), **close)
+    for found in (gradients, pull(torch.ones_like(output))):
+        torch.testing.assert_close(found, tuple(map(sum, zip(*rows))), **close)
 
 
 def test_a_second_derivative_is_told_once_and_a_first_one_is_silent():

@@ -19,8 +19,8 @@ TARGET = torch.tensor([3, 0, 5, 1, 2])
 QUERY, KEY, VALUE = (2, 4, 5, 8), (2, 4, 6, 8), (2, 4, 6, 16)
 
 
-def sequences(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    parts = zip(q.tensor_split(STARTS[1:-1]), *(x.tensor_split(OTHERS[1:-1]) for x in (k, v)))
+def sequences(q: Tensor, k: Tensor, v: Tensor, starts: Tensor = STARTS) -> Tensor:
+    parts = zip(q.tensor_split(starts[1:-1]), *(x.tensor_split(OTHERS[1:-1]) for x in (k, v)))
     return sum(scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in part)).sum() for part in parts)
 
 
@@ -40,7 +40,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], list[tuple[
     ),
     "joint, packed": (
         lambda x: F.joint_varlen_attention(x, None, OTHERS, OTHERS, 6, 6),
-        lambda x: sequences_of_one(*x.unbind(1)), [(9, 3, 2, 8)],
+        lambda x: sequences(*x.unbind(1), OTHERS), [(9, 3, 2, 8)],
     ),
     "feed_forward": (
         lambda *tensors: F.feed_forward(*tensors, dropout_p=0.5), lambda x, a, b, c, d: linear(linear(x, a, b), c, d),
@@ -52,11 +52,6 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], list[tuple[
     ),
     "residual_layer_norm": (lambda x, r: F.residual_layer_norm(x, r, None, None)[0], torch.add, [(5, 8), (5, 8)]),
 }  # fmt: skip
-
-
-def sequences_of_one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    parts = zip(*(x.tensor_split(OTHERS[1:-1]) for x in (q, k, v)))
-    return sum(scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in part)).sum() for part in parts)
 
 
 def counted(function: Callable[..., Tensor], tensors: list[Tensor], backward: bool) -> int:
@@ -78,9 +73,7 @@ def test_operators_are_counted_as_torchs_own_work(name, route):
         assert counted(ours, tensors, False) == counted(theirs, tensors, False)
         got = counted(ours, tensors, True)
     expected = counted(theirs, tensors, True)
-    if (
-        route == "triton" or name == "long rows"
-    ):  # where a kernel computes the scores once more, as torch's fused kernels do
+    if route == "triton" or name == "long rows":  # a kernel computes the scores once more, as torch's fused ones do
         assert expected <= got <= 1.25 * expected
     else:
         assert got == expected

@@ -108,7 +108,6 @@ def test_an_output_of_a_function_may_be_changed_in_place(name, dropout_p, size):
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("name", modules())
 def test_an_output_of_a_module_may_be_changed_in_place_as_torch_nn(name, size):
-    torch.manual_seed(0)
     module = modules(size["width"])[name]
     twin = copy.deepcopy(module)
     inputs = [torch.randn(2, size["length"], size["width"]).requires_grad_() for _ in range(input_count(name))]
@@ -133,7 +132,6 @@ def test_an_output_without_a_gradient_may_be_changed_where_gradients_are_recorde
 
 def test_memory_that_two_outputs_share_is_not_changed_unnoticed():
     """post_norm's y comes twice: a change of one is a change of both, which either gradient would miss."""
-    torch.manual_seed(0)
     call, leaves = functions()["residual_layer_norm_post"]
     with F.backend("torch"):
         y, stream = call(*leaves)
@@ -148,7 +146,6 @@ def test_memory_that_two_outputs_share_is_not_changed_unnoticed():
 
 def test_torchs_own_norm_behind_a_residual_comes_twice_as_one_tensor(monkeypatch):
     """Without dropout, in float32 on a CPU: a change of it is seen by both uses, and so are their gradients."""
-    torch.manual_seed(0)
     call, leaves = functions()["residual_layer_norm_post"]
     monkeypatch.setattr(residual_norm, "_residual_norm", None)
     y, stream = call(*leaves)

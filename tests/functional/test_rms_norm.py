@@ -1,4 +1,6 @@
-"""RMSNorm as an operator: the PyTorch route, autograd, autocast, compilation, refusals."""
+"""RMSNorm as an operator: the PyTorch route and autograd. Refusals: test_layer_norm.py."""
+
+from functools import partial
 
 import pytest
 import torch
@@ -8,21 +10,9 @@ from fasttfm.functional.backends import backend
 from fasttfm.kernels.tiles.rows import MAX_COLUMNS
 
 from .test_layer_norm import PAIRS, SEED, assert_same, solve
+from .test_layer_norm import leaf_tensors as norm_tensors
 
-
-@pytest.fixture(autouse=True)
-def same_numbers_every_time():
-    torch.manual_seed(0)
-
-
-def leaf_tensors(shape, x_dtype=torch.float32, stream_dtype=torch.float32, weight_dtype=None):
-    wide = torch.float64 if x_dtype == torch.float64 else torch.float32
-    tensors = [
-        torch.randn(shape, dtype=x_dtype),
-        torch.randn(shape, dtype=stream_dtype),
-        torch.randn(shape[-1], dtype=weight_dtype or wide),
-    ]
-    return [t.requires_grad_() for t in tensors]
+leaf_tensors = partial(norm_tensors, parameters=1)
 
 
 @pytest.mark.parametrize(("x", "stream"), PAIRS, ids=str)
@@ -66,20 +56,3 @@ def test_wider_rows_than_the_kernel_holds_are_left_to_torch():
     with backend("triton"):
         actual = solve(functional.rms_norm, [x, weight])
     assert_same(actual, solve(reference.rms_norm, [x, weight]))
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: functional.rms_norm(torch.ones(2, 8), torch.ones(7)), r"rms_norm: weight \(7,\) must be \(8,\)"),
-        (lambda: functional.rms_norm(torch.ones(()), None), "last dimension"),
-        (lambda: functional.residual_rms_norm(torch.ones(2, 8), torch.ones(3, 8), None), "one shape"),
-        (
-            lambda: functional.residual_rms_norm(torch.ones(2, 8), torch.ones(2, 8), None, dropout_p=1.5),
-            r"1.5 must lie in \[0, 1\]",
-        ),
-    ],
-)
-def test_what_does_not_fit_is_named(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

@@ -12,11 +12,6 @@ BACKENDS = ["torch", "triton"]
 P = 40
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(3)
-
-
 def heads(*shape, dtype=torch.float32):
     """(B, H, L, D) as a projection leaves it."""
     B, H, L, D = shape

@@ -74,16 +74,8 @@ def _attention(B: int, H: int, L: int, S: int, D: int, Dv: int, *, p: float = 0.
     words += ["slopes"] * slopes + ["sinks"] * sinks
     words += [f"{H // key_heads} heads a key"] if key_heads != H else []
     scored = slopes or "window" in options or "softcap" in options
-    return Problem(
-        " ".join(words),
-        inputs,
-        ours,
-        theirs,
-        p > 0,
-        keys=S,
-        width=max(D, Dv),
-        extras=3 if scored else 2 if masked else 4 if key_heads != H else int(p > 0),
-    )
+    extras = 3 if scored else 2 if masked else 4 if key_heads != H else int(p > 0)
+    return Problem(" ".join(words), inputs, ours, theirs, p > 0, keys=S, width=max(D, Dv), extras=extras)
 
 
 def _joint(B: int, L: int, S: int | None, H: int, D: int, *, causal: bool) -> Problem:
@@ -96,18 +88,9 @@ def _joint(B: int, L: int, S: int | None, H: int, D: int, *, causal: bool) -> Pr
         return reference.attention(*heads, seed=seed, **options)[0].transpose(1, 2).flatten(2)
 
     shapes = {"joint": (B, L, 3, H, D)} if S is None else {"joint": (B, S, 2, H, D), "query": (B, L, H, D)}
-    return replace(
-        _simple(
-            f"joint_attention {L}x{S or L}" + (" causal" if causal else ""),
-            shapes,
-            lambda seed, **t: F.joint_attention(**t, seed=seed, **options),
-            theirs,
-            dropout=True,
-        ),
-        keys=S or L,
-        width=D,
-        extras=1,
-    )
+    name = f"joint_attention {L}x{S or L}" + (" causal" if causal else "")
+    alone = _simple(name, shapes, lambda seed, **t: F.joint_attention(**t, seed=seed, **options), theirs, dropout=True)
+    return replace(alone, keys=S or L, width=D, extras=1)
 
 
 def _weights(B: int, H: int, L: int, S: int, D: int) -> Problem:
@@ -188,10 +171,20 @@ def _targets(rows: int, vocabulary: int) -> Callable[[torch.device], Tensor]:
     return make
 
 
+def _same(name: str, function: str, shapes: dict[str, tuple[int, ...]], **options: Any) -> Problem:
+    """An operator that takes what its specification takes."""
+    return _simple(
+        name + (" dropout" if options["dropout_p"] else ""),
+        shapes,
+        lambda seed, **t: getattr(F, function)(**t, seed=seed, **options),
+        lambda seed, **t: getattr(reference, function)(**t, seed=seed, **options),
+        dropout=options["dropout_p"] > 0,
+    )
+
+
 def _norms(M: int, N: int, p: float) -> list[Problem]:
-    norm = {"weight": (N,), "bias": (N,)}
+    norm, rows = {"weight": (N,), "bias": (N,)}, {"x": (M, N), "residual": (M, N)}
     drop = {"dropout_p": p, "site": 5}
-    label = f"{M}x{N}" + (" dropout" if p else "")
     return [
         _simple(
             f"layer_norm {M}x{N}",
@@ -199,44 +192,20 @@ def _norms(M: int, N: int, p: float) -> list[Problem]:
             lambda seed, x, weight, bias: F.layer_norm(x, weight, bias),
             lambda seed, x, weight, bias: reference.layer_norm(x, weight, bias),
         ),
-        _simple(
-            f"residual_layer_norm {label}",
-            {"x": (M, N), "residual": (M, N), **norm},
-            lambda seed, **t: F.residual_layer_norm(**t, seed=seed, **drop),
-            lambda seed, **t: reference.residual_layer_norm(**t, seed=seed, **drop),
-            dropout=p > 0,
-        ),
-        _simple(
-            f"residual_add {label}",
-            {"x": (M, N), "residual": (M, N)},
-            lambda seed, **t: F.residual_add(**t, seed=seed, **drop),
-            lambda seed, **t: reference.residual_add(**t, seed=seed, **drop),
-            dropout=p > 0,
-        ),
+        _same(f"residual_layer_norm {M}x{N}", "residual_layer_norm", {**rows, **norm}, **drop),
+        _same(f"residual_add {M}x{N}", "residual_add", rows, **drop),
     ]
 
 
 def _rms_norm(M: int, N: int, p: float) -> Problem:
-    drop = {"dropout_p": p, "site": 5}
-    return _simple(
-        f"residual_rms_norm {M}x{N}" + (" dropout" if p else ""),
-        {"x": (M, N), "residual": (M, N), "weight": (N,)},
-        lambda seed, **t: F.residual_rms_norm(**t, seed=seed, **drop),
-        lambda seed, **t: reference.residual_rms_norm(**t, seed=seed, **drop),
-        dropout=p > 0,
-    )
+    shapes = {"x": (M, N), "residual": (M, N), "weight": (N,)}
+    return _same(f"residual_rms_norm {M}x{N}", "residual_rms_norm", shapes, dropout_p=p, site=5)
 
 
 def _feed_forward(M: int, N: int, hidden: int, p: float, activation: str = "relu") -> Problem:
-    options: dict[str, Any] = {"dropout_p": p, "site": 7, "activation": activation}
     shapes = {"x": (M, N), "weight1": (hidden, N), "bias1": (hidden,), "weight2": (N, hidden), "bias2": (N,)}
-    return _simple(
-        f"feed_forward {activation} {M}x{N}x{hidden}" + (" dropout" if p else ""),
-        shapes,
-        lambda seed, **t: F.feed_forward(**t, seed=seed, **options),
-        lambda seed, **t: reference.feed_forward(**t, seed=seed, **options),
-        dropout=p > 0,
-    )
+    name = f"feed_forward {activation} {M}x{N}x{hidden}"
+    return _same(name, "feed_forward", shapes, dropout_p=p, site=7, activation=activation)
 
 
 def _cross_entropy(M: int, N: int, V: int) -> list[Problem]:
@@ -275,6 +244,9 @@ def _embed(B: int, L: int, N: int, V: int, p: float) -> Problem:
     )
 
 
+SCORED: dict[str, Any] = {
+    "causal": "bottom_right", "window": (90, 0), "softcap": 3.0, "slopes": True, "sinks": True,
+}  # fmt: skip
 ATTENTION: list[Problem] = [
     # every size class of rows, and of heads: 64, 128 and 256 wide, narrower ones and odd ones
     _attention(2, 2, 9, 9, 64, 64, causal=True, p=0.1),
@@ -318,22 +290,7 @@ ATTENTION: list[Problem] = [
     _attention(1, 2, 100, 200, 64, 64, softcap=3.0),
     _attention(1, 2, 100, 200, 64, 64, slopes=True, causal=True),
     _attention(1, 2, 100, 200, 64, 64, sinks=True, lengths=[150]),
-    _attention(
-        2,
-        2,
-        150,
-        200,
-        64,
-        64,
-        causal="bottom_right",
-        window=(90, 0),
-        softcap=3.0,
-        slopes=True,
-        sinks=True,
-        mask="add",
-        lengths=[200, 90],
-        p=0.1,
-    ),
+    _attention(2, 2, 150, 200, 64, 64, **SCORED, mask="add", lengths=[200, 90], p=0.1),
     _packed([0, 20, 20, 27], [0, 5, 20, 50], 2, 64, causal=False),
     _packed([0, 100, 107], [0, 90, 97], 2, 64, causal=False),
     _packed([0, 200, 207], [0, 200, 207], 1, 32, causal=True),

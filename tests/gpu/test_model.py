@@ -15,16 +15,9 @@ LENGTHS = (27, 9, 31), (22, 30, 4)
 def model_and_batch(norm_first):
     torch.manual_seed(0)
     config = TransformerConfig(
-        vocab_size=500,
-        d_model=128,
-        heads=2,
-        d_ff=256,
-        encoder_layers=2,
-        decoder_layers=2,
-        dropout=0.0,
-        norm_first=norm_first,
-        final_norm=norm_first,
-    )
+        vocab_size=500, d_model=128, heads=2, d_ff=256, encoder_layers=2, decoder_layers=2, dropout=0.0,
+        norm_first=norm_first, final_norm=norm_first,
+    )  # fmt: skip
     model = Transformer(config)
     source, target = torch.zeros(3, 31, dtype=torch.int64), torch.zeros(3, 31, dtype=torch.int64)
     for row, (s, t) in enumerate(zip(*LENGTHS)):

@@ -6,6 +6,8 @@ of a few units in the last place of the largest magnitude.
 
 import torch
 
+from fasttfm.functional.backends import backend
+
 FLOOR = {torch.float64: 1e-14, torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 """Of the largest magnitude, by the dtype of the result: about 16, 1 and 1 units in the last place."""
 
@@ -56,3 +58,10 @@ def compare(results, plain, exact):
     assert results.keys() == plain.keys() == exact.keys()
     for what in results:
         assert_as_accurate(results[what], plain[what], exact[what], what)
+
+
+def compare_with_reference(ours, specified, inputs, weigh=None):
+    """A function on the kernels against its specification in the inputs' own precision and in float64."""
+    with backend("triton"):
+        actual = solve(ours, inputs, weigh=weigh)
+    compare(actual, solve(specified, inputs, weigh=weigh), solve(specified, inputs, torch.float64, weigh=weigh))

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from accuracy import assert_as_accurate, compare, solve
+from accuracy import assert_as_accurate, compare_with_reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,24 +36,18 @@ def specification(target, reduction, **options):
     return way
 
 
+def weigh_loss(outputs):
+    return outputs[0] * 0.7
+
+
 def check(logits, target, label_smoothing=0.1, reduction="sum", inplace=False, ignore_index=PAD):
     options = {"label_smoothing": label_smoothing, "ignore_index": ignore_index}
-    exact = specification(target, reduction, **options)
 
     def way(logits):
         logits = logits * 1 if inplace else logits
         return functional.cross_entropy(logits, target, reduction=reduction, inplace=inplace, **options)
 
-    def weigh(outputs):
-        return outputs[0] * 0.7
-
-    with backend("triton"):
-        actual = solve(way, {"logits": logits}, weigh=weigh)
-    compare(
-        actual,
-        solve(exact, {"logits": logits}, weigh=weigh),
-        solve(exact, {"logits": logits}, torch.float64, weigh=weigh),
-    )
+    compare_with_reference(way, specification(target, reduction, **options), {"logits": logits}, weigh_loss)
 
 
 @settings(max_examples=12)
@@ -231,16 +225,8 @@ def test_linear_cross_entropy_equals_the_reference(dtype, low_memory):
     def way(function, **more):
         return lambda hidden, weight: function(hidden, weight, target, **options, **more)
 
-    def weigh(outputs):
-        return outputs[0] * 0.7
-
-    with backend("triton"):
-        actual = solve(way(functional.linear_cross_entropy, low_memory=low_memory), inputs, weigh=weigh)
-    compare(
-        actual,
-        solve(way(reference.linear_cross_entropy), inputs, weigh=weigh),
-        solve(way(reference.linear_cross_entropy), inputs, torch.float64, weigh=weigh),
-    )
+    ours = way(functional.linear_cross_entropy, low_memory=low_memory)
+    compare_with_reference(ours, way(reference.linear_cross_entropy), inputs, weigh_loss)
 
 
 @pytest.mark.parametrize("chip", [*CHIPS.values(), INTERPRETER], ids=lambda chip: chip.name)

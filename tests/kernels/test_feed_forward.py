@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from accuracy import compare, solve
+from accuracy import compare_with_reference, solve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -66,13 +66,7 @@ def by_launches(forward, backward):
 
 def check(inputs, dropout_p=0.0, activation="relu"):
     options = {"dropout_p": dropout_p, "seed": SEED, "site": 4, "activation": activation}
-    with backend("triton"):
-        found = solve(way(functional.feed_forward, **options), inputs)
-    compare(
-        found,
-        solve(way(reference.feed_forward, **options), inputs),
-        solve(way(reference.feed_forward, **options), inputs, torch.float64),
-    )
+    compare_with_reference(way(functional.feed_forward, **options), way(reference.feed_forward, **options), inputs)
 
 
 @settings(max_examples=10)
@@ -106,11 +100,8 @@ def test_networks_as_wide_as_any_model_has(width, hidden, out):
 )
 def test_every_route_equals_the_reference(forward, backward, dtype):
     inputs = tensors(37, 40, 72, 24, dtype)
-    compare(
-        solve(way(by_launches(forward, backward), dropout_p=0.25), inputs),
-        solve(way(reference.feed_forward, dropout_p=0.25, seed=SEED, site=4), inputs),
-        solve(way(reference.feed_forward, dropout_p=0.25, seed=SEED, site=4), inputs, torch.float64),
-    )
+    specified = way(reference.feed_forward, dropout_p=0.25, seed=SEED, site=4)
+    compare_with_reference(way(by_launches(forward, backward), dropout_p=0.25), specified, inputs)
 
 
 def test_the_bits_are_the_open_elements_in_an_eighth_of_a_bool_masks_bytes():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from accuracy import compare, solve
+from accuracy import compare_with_reference, solve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_feed_forward import DTYPES, SEED, way
@@ -50,8 +50,7 @@ def by_launches(route, **options):
 
 
 def check(function, inputs, options):
-    expected = way(reference.feed_forward, **options)
-    compare(solve(function, inputs), solve(expected, inputs), solve(expected, inputs, torch.float64))
+    compare_with_reference(function, way(reference.feed_forward, **options), inputs)
 
 
 @settings(max_examples=10)
@@ -67,8 +66,7 @@ def check(function, inputs, options):
 )
 def test_it_equals_the_reference_for_any_shape(rows, width, hidden, out, dtype, dropout_p, bias, activation):
     options = {"dropout_p": dropout_p, "seed": SEED, "site": 4, "activation": activation}
-    with backend("triton"):
-        check(way(functional.feed_forward, **options), tensors(rows, width, hidden, out, dtype, bias=bias), options)
+    check(way(functional.feed_forward, **options), tensors(rows, width, hidden, out, dtype, bias=bias), options)
 
 
 @pytest.mark.parametrize("activation", FORMS)

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from accuracy import compare, solve
+from accuracy import compare, compare_with_reference, solve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,11 +25,6 @@ PAIRS = [
     (torch.bfloat16, torch.float32),
 ]
 """x and the residual stream."""
-
-
-@pytest.fixture(autouse=True)
-def same_numbers_every_time():
-    torch.manual_seed(0)
 
 
 def tensors(shape, x_dtype, stream_dtype, *, weight=True, bias=True, mean=0.5):
@@ -53,13 +48,7 @@ def check(inputs, dropout_p=0.0, weigh=None, eps=1e-5):
     def way(function):
         return lambda x, residual, weight=None, bias=None: function(x, residual, weight, bias, **options)
 
-    with backend("triton"):
-        actual = solve(way(functional.residual_layer_norm), inputs, weigh=weigh)
-    compare(
-        actual,
-        solve(way(reference.residual_layer_norm), inputs, weigh=weigh),
-        solve(way(reference.residual_layer_norm), inputs, torch.float64, weigh=weigh),
-    )
+    compare_with_reference(way(functional.residual_layer_norm), way(reference.residual_layer_norm), inputs, weigh)
 
 
 def check_plain(inputs, eps=1e-5):
@@ -68,13 +57,7 @@ def check_plain(inputs, eps=1e-5):
     def way(function):
         return lambda x, weight=None, bias=None: function(x, weight, bias, eps)
 
-    with backend("triton"):
-        actual = solve(way(functional.layer_norm), inputs)
-    compare(
-        actual,
-        solve(way(reference.layer_norm), inputs),
-        solve(way(reference.layer_norm), inputs, torch.float64),
-    )
+    compare_with_reference(way(functional.layer_norm), way(reference.layer_norm), inputs)
 
 
 @settings(max_examples=12)
@@ -272,13 +255,7 @@ def test_residual_add_equals_the_reference(x, stream):
     def way(function):
         return lambda x, residual: function(x, residual, dropout_p=0.3, seed=SEED, site=9)
 
-    with backend("triton"):
-        actual = solve(way(functional.residual_add), inputs)
-    compare(
-        actual,
-        solve(way(reference.residual_add), inputs),
-        solve(way(reference.residual_add), inputs, torch.float64),
-    )
+    compare_with_reference(way(functional.residual_add), way(reference.residual_add), inputs)
 
 
 # ------------------------------------------------------------------------------------------------------------ tiles

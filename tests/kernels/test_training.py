@@ -55,22 +55,11 @@ UNCHECKED = {
 def losses(norm_first: bool, steps: int) -> list[float]:
     """The loss of every step."""
     torch.manual_seed(7)
-    model = Transformer(
-        TransformerConfig(
-            vocab_size=23,
-            d_model=16,
-            heads=2,
-            d_ff=32,
-            encoder_layers=1,
-            decoder_layers=1,
-            norm_first=norm_first,
-            final_norm=norm_first,
-            dropout=0.1,
-            attention_dropout=0.2,
-            relu_dropout=0.3,
-            max_length=16,
-        )
-    )
+    config = TransformerConfig(
+        vocab_size=23, d_model=16, heads=2, d_ff=32, encoder_layers=1, decoder_layers=1, norm_first=norm_first,
+        final_norm=norm_first, dropout=0.1, attention_dropout=0.2, relu_dropout=0.3, max_length=16,
+    )  # fmt: skip
+    model = Transformer(config)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, betas=(0.9, 0.98), eps=1e-9)
     source = torch.randint(4, 23, (3, 7))
     target = torch.randint(4, 23, (3, 6))

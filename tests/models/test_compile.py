@@ -4,16 +4,8 @@ import pytest
 import torch
 
 from fasttfm.functional import backend
-from fasttfm.models import Transformer, TransformerConfig
 
-
-def model_and_batch(norm_first=False, **changes):
-    torch.manual_seed(0)
-    fields = {"vocab_size": 31, "d_model": 16, "heads": 2, "d_ff": 24, "encoder_layers": 2, "decoder_layers": 2}
-    fields |= {"dropout": 0.0, "max_length": 16, "norm_first": norm_first, "final_norm": norm_first, **changes}
-    model = Transformer(TransformerConfig(**fields))
-    source, target = torch.randint(4, 31, (3, 7)), torch.randint(4, 31, (3, 6))
-    return model, (source, target[:, :-1], target[:, 1:], torch.tensor([7, 5, 2]), torch.tensor([5, 3, 4]))
+from .test_parameters import model_and_batch
 
 
 def gradients(model, loss, batch):
@@ -27,7 +19,7 @@ def gradients(model, loss, batch):
 @pytest.mark.parametrize("route", ["torch", "triton"])
 @pytest.mark.parametrize("norm_first", [False, True], ids=["post-norm", "pre-norm"])
 def test_a_training_pass_is_one_graph_with_the_same_loss_and_gradients(route, norm_first):
-    model, batch = model_and_batch(norm_first)
+    model, batch = model_and_batch(dropout=0.0, norm_first=norm_first, final_norm=norm_first)
     with backend(route):
         wanted, expected = gradients(model, model.loss, batch)
         actual, compiled = gradients(model, torch.compile(model.loss, fullgraph=True, backend="aot_eager"), batch)
@@ -39,7 +31,7 @@ def test_a_training_pass_is_one_graph_with_the_same_loss_and_gradients(route, no
 @pytest.mark.slow
 @pytest.mark.inductor
 def test_inductor_compiles_logits_and_they_are_the_same():
-    model, (source, target, *_) = model_and_batch(encoder_layers=1, decoder_layers=1)
+    model, (source, target, *_) = model_and_batch(dropout=0.0, encoder_layers=1, decoder_layers=1)
     model.eval()
     compiled = torch.compile(model, fullgraph=True)
     with torch.no_grad():

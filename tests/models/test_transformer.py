@@ -16,15 +16,9 @@ PAD, BOS, EOS = 0, 2, 3
 def tiny(**changes) -> Transformer:
     torch.manual_seed(0)
     fields = {
-        "vocab_size": 50,
-        "d_model": 16,
-        "heads": 4,
-        "d_ff": 24,
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "dropout": 0.0,
-        "max_length": 32,
-    }
+        "vocab_size": 50, "d_model": 16, "heads": 4, "d_ff": 24, "encoder_layers": 2, "decoder_layers": 2,
+        "dropout": 0.0, "max_length": 32,
+    }  # fmt: skip
     return Transformer(TransformerConfig(**{**fields, **changes}))
 
 
@@ -88,17 +82,10 @@ def torch_twin(model: Transformer) -> nn.Transformer:
     """torch.nn.Transformer with the same weights; its encoder and decoder carry the same parameter names."""
     config = model.config
     twin = nn.Transformer(
-        config.d_model,
-        config.heads,
-        config.encoder_layers,
-        config.decoder_layers,
-        config.d_ff,
-        dropout=0.0,
-        activation=config.activation,
-        batch_first=True,
-        norm_first=config.norm_first,
+        config.d_model, config.heads, config.encoder_layers, config.decoder_layers, config.d_ff, dropout=0.0,
+        activation=config.activation, batch_first=True, norm_first=config.norm_first,
         layer_norm_eps=config.layer_norm_eps,
-    ).double()
+    ).double()  # fmt: skip
     if not config.final_norm:  # torch's stacks always end in a norm; the paper's post-norm stacks do not
         twin.encoder.norm = twin.decoder.norm = None
     wanted = {k: v for k, v in model.state_dict().items() if k.startswith(("encoder.", "decoder."))}

@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import fasttfm.nn
 from fasttfm.nn import DecoderCache
 
-from .twins import hides_some, padding
+from .twins import hides_some, padding, rand
 
 N, H, L, S, E = 3, 2, 7, 5, 8
 
@@ -18,10 +17,6 @@ def decoder(**options: Any) -> fasttfm.nn.TransformerDecoder:
     torch.manual_seed(0)
     layer = fasttfm.nn.TransformerDecoderLayer(E, H, 12, **options)
     return fasttfm.nn.TransformerDecoder(layer, 2, fasttfm.nn.LayerNorm(E)).double().eval()
-
-
-def rand(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("chunks", [(1,) * L, (3, 1, 1, 2), (L,)])

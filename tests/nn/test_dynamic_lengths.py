@@ -17,7 +17,6 @@ def inputs(name: str, length: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("name", modules())
 @pytest.mark.parametrize("named", [False, True])
 def test_an_exported_module_is_right_at_every_length(name: str, named: bool) -> None:
-    torch.manual_seed(0)
     module = modules()[name].eval()
     length = torch.export.Dim("length", min=1, max=600) if named else torch.export.Dim.AUTO
     example = inputs(name, LENGTHS[0])
@@ -31,7 +30,6 @@ def test_an_exported_module_is_right_at_every_length(name: str, named: bool) -> 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", modules())
 def test_a_compiled_module_is_one_graph_for_every_length(name: str) -> None:
-    torch.manual_seed(0)
     torch._dynamo.reset()
     module = modules()[name]
     graphs = []

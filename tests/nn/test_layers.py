@@ -14,6 +14,7 @@ from fasttfm.functional import draw_seed
 from .twins import as_floats, causal, compare, hides_some, share, twins
 
 N, H, L, S, E, F = 3, 2, 4, 5, 8, 12
+LAYERS = ("TransformerEncoderLayer", "TransformerDecoderLayer")
 LAYOUTS = ("batch first", "sequence first", "unbatched")
 ACTIVATIONS: dict[str, Any] = {
     "relu": "relu",
@@ -59,39 +60,21 @@ MASKS = ("none", "bool", "float", "3-D", "padding", "float padding", "causal + p
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_encoder_layer_masks(layout: str, mask: str, norm_first: bool) -> None:
-    theirs, ours = twins(
-        "TransformerEncoderLayer", E, H, F, 0.0, batch_first=layout == "batch first", norm_first=norm_first
-    )
-    attn, padding = masks(layout, mask, L, L)
-    compare(theirs, ours, tensor(layout, L), src_mask=attn, src_key_padding_mask=padding)
-
-
-@pytest.mark.parametrize("norm_first", [False, True])
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_decoder_layer_masks(layout: str, mask: str, norm_first: bool) -> None:
-    theirs, ours = twins(
-        "TransformerDecoderLayer", E, H, F, 0.0, batch_first=layout == "batch first", norm_first=norm_first
-    )
-    attn, padding = masks(layout, mask, L, L)
-    memory_attn, memory_padding = masks(layout, mask, L, S)
-    compare(
-        theirs,
-        ours,
-        tensor(layout, L),
-        tensor(layout, S),
-        tgt_mask=attn,
-        memory_mask=memory_attn,
-        tgt_key_padding_mask=padding,
-        memory_key_padding_mask=memory_padding,
-    )
+@pytest.mark.parametrize("name", LAYERS)
+def test_masks(name: str, layout: str, mask: str, norm_first: bool) -> None:
+    theirs, ours = twins(name, E, H, F, 0.0, batch_first=layout == "batch first", norm_first=norm_first)
+    inputs, options = [tensor(layout, L)], {}
+    sides = {"src": L} if "Encoder" in name else {"tgt": L, "memory": S}
+    for side, keys in sides.items():
+        options[f"{side}_mask"], options[f"{side}_key_padding_mask"] = masks(layout, mask, L, keys)
+    inputs += [tensor(layout, S)] if "memory" in sides else []
+    compare(theirs, ours, *inputs, **options)
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("name", ["TransformerEncoderLayer", "TransformerDecoderLayer"])
+@pytest.mark.parametrize("name", LAYERS)
 def test_activations_and_biases(name: str, activation: str, norm_first: bool, bias: bool) -> None:
     theirs, ours = twins(
         name, E, H, F, 0.0, ACTIVATIONS[activation], 1e-3, batch_first=True, norm_first=norm_first, bias=bias
@@ -125,7 +108,7 @@ def test_eval_without_gradients_is_what_the_fast_path_of_torch_gives(
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
-@pytest.mark.parametrize("name", ["TransformerEncoderLayer", "TransformerDecoderLayer"])
+@pytest.mark.parametrize("name", LAYERS)
 def test_a_fully_padded_sequence_stays_finite_in_training_and_in_eval(name: str, mode: str) -> None:
     _, ours = twins(name, E, H, F, 0.0, batch_first=True)
     ours.train(mode == "train")
@@ -159,38 +142,24 @@ def sub_layer_norm(x: Tensor, residual: Tensor, norm: nn.LayerNorm, p: float, se
     return y
 
 
-def test_encoder_layer_drops_in_its_four_places() -> None:
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_drops_in_its_four_places_and_a_decoders_in_six(name: str) -> None:
     p = 0.4
-    layer = fasttfm.nn.TransformerEncoderLayer(E, H, F, p, batch_first=True).double()
-    x = tensor("batch first", L)
+    layer = getattr(fasttfm.nn, name)(E, H, F, p, batch_first=True).double()
+    x, *memory = (tensor("batch first", n) for n in ((L, S) if "Decoder" in name else (L,)))
     torch.manual_seed(5)
-    got = layer(x)
+    got = layer(x, *memory)
     torch.manual_seed(5)
     seed = draw_seed()
-    site = Site
-    attended = dropped_attention(layer.self_attn, x, x, p, seed, site.SELF_ATTENTION_WEIGHTS)
-    y = sub_layer_norm(attended, x, layer.norm1, p, seed, site.SELF_ATTENTION)
+    attended = dropped_attention(layer.self_attn, x, x, p, seed, Site.SELF_ATTENTION_WEIGHTS)
+    y = sub_layer_norm(attended, x, layer.norm1, p, seed, Site.SELF_ATTENTION)
+    if memory:
+        crossed = dropped_attention(layer.multihead_attn, y, *memory, p, seed, Site.CROSS_ATTENTION_WEIGHTS)
+        y = sub_layer_norm(crossed, y, layer.norm2, p, seed, Site.CROSS_ATTENTION)
     one, two = layer.linear1, layer.linear2
-    z = reference.feed_forward(y, one.weight, one.bias, two.weight, two.bias, dropout_p=p, seed=seed, site=site.HIDDEN)
-    torch.testing.assert_close(got, sub_layer_norm(z, y, layer.norm2, p, seed, site.FEED_FORWARD))
-
-
-def test_decoder_layer_drops_in_its_six_places() -> None:
-    p = 0.4
-    layer = fasttfm.nn.TransformerDecoderLayer(E, H, F, p, batch_first=True).double()
-    x, memory = tensor("batch first", L), tensor("batch first", S)
-    torch.manual_seed(5)
-    got = layer(x, memory)
-    torch.manual_seed(5)
-    seed = draw_seed()
-    site = Site
-    attended = dropped_attention(layer.self_attn, x, x, p, seed, site.SELF_ATTENTION_WEIGHTS)
-    y = sub_layer_norm(attended, x, layer.norm1, p, seed, site.SELF_ATTENTION)
-    crossed = dropped_attention(layer.multihead_attn, y, memory, p, seed, site.CROSS_ATTENTION_WEIGHTS)
-    y = sub_layer_norm(crossed, y, layer.norm2, p, seed, site.CROSS_ATTENTION)
-    one, two = layer.linear1, layer.linear2
-    z = reference.feed_forward(y, one.weight, one.bias, two.weight, two.bias, dropout_p=p, seed=seed, site=site.HIDDEN)
-    torch.testing.assert_close(got, sub_layer_norm(z, y, layer.norm3, p, seed, site.FEED_FORWARD))
+    z = reference.feed_forward(y, one.weight, one.bias, two.weight, two.bias, dropout_p=p, seed=seed, site=Site.HIDDEN)
+    last = layer.norm3 if memory else layer.norm2
+    torch.testing.assert_close(got, sub_layer_norm(z, y, last, p, seed, Site.FEED_FORWARD))
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
@@ -217,52 +186,28 @@ class Doubled(nn.Linear):
         return super().forward(x) * 2
 
 
-def double_linear(layer: nn.Module) -> None:
-    layer.linear1.__class__ = Doubled
-
-
-def root_mean_square(layer: nn.Module) -> None:
-    layer.norm2 = nn.RMSNorm(E).double()
-
-
-def identity_dropout(layer: nn.Module) -> None:
-    layer.dropout1 = nn.Identity()
-
-
-def parametrised(layer: nn.Module) -> None:
-    nn.utils.parametrizations.weight_norm(layer.linear2)
-
-
 def forward_of_its_own(layer: nn.Module) -> None:
     before = layer.norm1.forward
     layer.norm1.forward = lambda x: before(x) + 1
 
 
-def forward_hook(layer: nn.Module) -> None:
-    layer.linear2.register_forward_hook(lambda module, inputs, output: output * 3)
-
-
-def forward_pre_hook(layer: nn.Module) -> None:
-    layer.dropout2.register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,))
+CHANGES: dict[str, Any] = {
+    "double linear": lambda layer: setattr(layer.linear1, "__class__", Doubled),
+    "root mean square": lambda layer: setattr(layer, "norm2", nn.RMSNorm(E).double()),
+    "identity dropout": lambda layer: setattr(layer, "dropout1", nn.Identity()),
+    "parametrised": lambda layer: nn.utils.parametrizations.weight_norm(layer.linear2),
+    "forward of its own": forward_of_its_own,
+    "forward hook": lambda layer: layer.linear2.register_forward_hook(lambda module, inputs, output: output * 3),
+    "forward pre-hook": lambda layer: layer.dropout2.register_forward_pre_hook(lambda module, x: (x[0] + 1,)),
+}
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
-@pytest.mark.parametrize(
-    "change",
-    [
-        double_linear,
-        root_mean_square,
-        identity_dropout,
-        parametrised,
-        forward_of_its_own,
-        forward_hook,
-        forward_pre_hook,
-    ],
-)
-def test_a_changed_sub_module_is_called(change: Any, norm_first: bool) -> None:
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_sub_module_is_called(change: str, norm_first: bool) -> None:
     theirs, ours = twins("TransformerEncoderLayer", E, H, F, 0.0, batch_first=True, norm_first=norm_first)
-    change(theirs)
-    change(ours)
+    for layer in (theirs, ours):
+        CHANGES[change](layer)
     share(theirs, ours)
     compare(theirs, ours, tensor("batch first", L))
 
@@ -292,29 +237,16 @@ def test_backward_hooks_on_sub_modules_fire(name: str) -> None:
     assert fired == [name]
 
 
-def test_a_subclass_may_override_a_block() -> None:
-    class Scaled(fasttfm.nn.TransformerEncoderLayer):
-        def _ff_block(self, x: Tensor) -> Tensor:
-            return super()._ff_block(x) * 0.5
+@pytest.mark.parametrize(("name", "block"), list(zip(LAYERS, ("_ff_block", "_mha_block"))))
+def test_a_subclass_may_override_a_block(name: str, block: str) -> None:
+    def scaled(library: Any) -> nn.Module:
+        base = getattr(library, name)
 
-    class TorchScaled(nn.TransformerEncoderLayer):
-        def _ff_block(self, x: Tensor) -> Tensor:
-            return super()._ff_block(x) * 0.5
+        def half(self: Any, *args: Any, **kwargs: Any) -> Tensor:
+            return getattr(base, block)(self, *args, **kwargs) * 0.5
 
-    theirs, ours = (kind(E, H, F, 0.0, batch_first=True).double() for kind in (TorchScaled, Scaled))
+        return type("Scaled", (base,), {block: half})(E, H, F, 0.0, batch_first=True).double()
+
+    theirs, ours = scaled(nn), scaled(fasttfm.nn)
     share(theirs, ours)
-    compare(theirs, ours, tensor("batch first", L))
-
-
-def test_a_decoder_subclass_may_override_a_block() -> None:
-    class Scaled(fasttfm.nn.TransformerDecoderLayer):
-        def _mha_block(self, *args: Any, **kwargs: Any) -> Tensor:
-            return super()._mha_block(*args, **kwargs) * 0.5
-
-    class TorchScaled(nn.TransformerDecoderLayer):
-        def _mha_block(self, *args: Any, **kwargs: Any) -> Tensor:
-            return super()._mha_block(*args, **kwargs) * 0.5
-
-    theirs, ours = (kind(E, H, F, 0.0, batch_first=True).double() for kind in (TorchScaled, Scaled))
-    share(theirs, ours)
-    compare(theirs, ours, tensor("batch first", L), tensor("batch first", S))
+    compare(theirs, ours, *(tensor("batch first", n) for n in ((L, S) if "Decoder" in name else (L,))))

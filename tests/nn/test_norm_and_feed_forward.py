@@ -10,11 +10,7 @@ from torch import Tensor, nn
 import fasttfm.nn
 from fasttfm import reference
 
-from .twins import compare, share, twins
-
-
-def rand(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
+from .twins import compare, rand, share, twins
 
 
 @pytest.mark.parametrize("options", [{}, {"bias": False}, {"elementwise_affine": False}, {"eps": 0.1}])

@@ -10,13 +10,9 @@ from torch import Tensor, nn
 import fasttfm.nn
 from fasttfm.nn import Packing
 
-from .twins import hides_some, padding
+from .twins import hides_some, padding, rand
 
 N, H, S, L, E = 4, 2, 6, 5, 8
-
-
-def rand(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 def encoder(**options: Any) -> fasttfm.nn.TransformerEncoder:
@@ -59,7 +55,6 @@ def test_encoder_in_training(batch_first: bool, norm_first: bool, causal: bool, 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_decoder_in_training(causal: bool) -> None:
-    torch.manual_seed(0)
     layer = fasttfm.nn.TransformerDecoderLayer(E, H, 12, 0.0, batch_first=True)
     model = fasttfm.nn.TransformerDecoder(layer, 2).double()
     mask, memory_mask = padding(L, 1, 3, 2), padding(2, S, 4, 1)

@@ -10,7 +10,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import fasttfm.nn
 
-from .twins import as_floats, causal, compare, hides_some, padding, share
+from .twins import as_floats, causal, compare, hides_some, padding, rand, share
 
 N, H, L, S, E, F = 3, 2, 4, 5, 8, 12
 LENGTHS = (5, 2, 3)
@@ -30,10 +30,6 @@ def stacks(
     theirs, ours = made
     share(theirs, ours)
     return theirs, ours
-
-
-def rand(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 ENCODER_MASKS: dict[str, Any] = {

@@ -25,6 +25,10 @@ def share(theirs: torch.nn.Module, ours: torch.nn.Module) -> None:
     ours.load_state_dict(theirs.state_dict(), strict=True)
 
 
+def rand(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
 def first(output: Any) -> Tensor:
     return output[0] if isinstance(output, tuple) else output
 

@@ -3,6 +3,7 @@ torch says of the same numbers."""
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -10,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import libdevice
+from triton.language.extra import libdevice
 
 from ptx_check import executed
 
@@ -21,9 +22,8 @@ CHIPS = ("sm_60", "sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
 @dataclass(frozen=True)
 class Feature:
     name: str
-    function: Callable | str
-    """Triton's, of tiles x and y; or of pointers x, y, out and spare, 1,024 zeros of int32; or the name of one of
-    Triton's own, of one tile or of two."""
+    function: Callable
+    """Triton's, of tiles x and y; or of pointers x, y, out and spare, 1,024 zeros of int32."""
     wanted: Callable[[Tensor, Tensor], Tensor]
     """torch's, of the same two tensors."""
     dtype: torch.dtype = torch.float32
@@ -33,8 +33,6 @@ class Feature:
     of_pointers: bool = False
     constants: dict = field(default_factory=dict)
     """Further arguments of a function of pointers."""
-    operands: int = 2
-    """Tiles that a function takes that is named."""
     tolerance: float = 1e-5
     """Of the largest number."""
     shape: tuple[int, ...] = (M, N)
@@ -63,11 +61,7 @@ class Feature:
         wanted = self.wanted(x.clone(), y.clone()).reshape(self.shape)
         with executed(chip):
             out = torch.empty(self.shape, dtype=wanted.dtype)
-            if isinstance(self.function, str):
-                home, _, name = self.function.partition(".")
-                shape = {"M": M, "N": N, "SIZE": out.numel()}
-                _by_name[(1,)](x, y, out, **shape, OF_TL=home == "tl", NAME=name, OPERANDS=self.operands)
-            elif self.of_pointers:
+            if self.of_pointers:
                 self.function[self.grid if isinstance(self.grid, tuple) else (self.grid,)](
                     x, y, out, torch.zeros(1024, dtype=torch.int32), **self.constants
                 )
@@ -91,28 +85,14 @@ def feature(wanted: Callable[[Tensor, Tensor], Tensor], **options) -> Callable:
     return note
 
 
-def named(table: dict[str, tuple[str, Callable, dict]], operands: int) -> None:
-    """Note a table's features: name -> Triton's own function, torch's of as many tensors, and options."""
-    for name, (function, wanted, options) in table.items():
-        of_both = (lambda x, y, f=wanted: f(x)) if operands == 1 else wanted
-        FEATURES.append(Feature(name, function, of_both, operands=operands, **options))
-
-
-@triton.jit
-def _by_name(
-    x, y, out, M: tl.constexpr, N: tl.constexpr, SIZE: tl.constexpr,
-    OF_TL: tl.constexpr, NAME: tl.constexpr, OPERANDS: tl.constexpr,
-):  # fmt: skip
-    i = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
-    if OF_TL and OPERANDS == 1:
-        z = getattr(tl, NAME)(tl.load(x + i))
-    elif OF_TL:
-        z = getattr(tl, NAME)(tl.load(x + i), tl.load(y + i))
-    elif OPERANDS == 1:
-        z = getattr(libdevice, NAME)(tl.load(x + i))
-    else:
-        z = getattr(libdevice, NAME)(tl.load(x + i), tl.load(y + i))
-    tl.store(out + tl.arange(0, SIZE), tl.reshape(z, (SIZE,)))
+def formula(name: str, of_triton: str, wanted: Callable[[Tensor, Tensor], Tensor], **options) -> None:
+    """Notes a formula of tiles x and y as a feature. Triton reads a function's source: linecache has it."""
+    source = f"def _{name}(x, y):\n    return {of_triton}\n"
+    file = f"<{name}>"
+    linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
+    names = {"__name__": __name__, "tl": tl, "libdevice": libdevice}
+    exec(compile(source, file, "exec"), names)
+    feature(wanted, **options)(names[f"_{name}"])
 
 
 @triton.jit

@@ -7,7 +7,7 @@ import functools
 import torch
 import triton
 import triton.language as tl
-from language import EXACT, HALF, WHOLE, M, N, feature
+from language import EXACT, HALF, WHOLE, M, N, feature, formula
 from torch import Tensor
 
 # -------------------------------------------------------------------------------------------------------- reductions
@@ -25,19 +25,12 @@ def _min_with_indices(x, y):
     return least + 100 * where
 
 
-@feature(lambda x, y: x.sum(1), shape=(M,), dtype=torch.int8, low=-100, high=100, **EXACT)
-def _sum_in_int64(x, y):
-    return tl.sum(x, 1, dtype=tl.int64)
-
-
-@feature(lambda x, y: x.sum(1).int(), shape=(M,), dtype=torch.int16, low=-100, high=100, **EXACT)
-def _sum_of_int16(x, y):
-    return tl.sum(x, 1)
-
-
-@feature(lambda x, y: functools.reduce(torch.bitwise_or, x.unbind(1)), shape=(M,), **WHOLE)
-def _reduce_or(x, y):
-    return tl.reduce_or(x, 1)
+formula("sum_in_int64", "tl.sum(x, 1, dtype=tl.int64)",
+        lambda x, y: x.sum(1), shape=(M,), dtype=torch.int8, low=-100, high=100, **EXACT)  # fmt: skip
+formula("sum_of_int16", "tl.sum(x, 1)",
+        lambda x, y: x.sum(1).int(), shape=(M,), dtype=torch.int16, low=-100, high=100, **EXACT)  # fmt: skip
+formula("reduce_or", "tl.reduce_or(x, 1)",
+        lambda x, y: functools.reduce(torch.bitwise_or, x.unbind(1)), shape=(M,), **WHOLE)  # fmt: skip
 
 
 @triton.jit
@@ -72,14 +65,10 @@ def _scan_in_reverse(x, y):
     return tl.associative_scan(x, 1, _larger, reverse=True)
 
 
-@feature(lambda x, y: x.cumsum(1, dtype=torch.int32), dtype=torch.int8, low=-100, high=100, **EXACT)
-def _cumsum_in_int32(x, y):
-    return tl.cumsum(x, 1, dtype=tl.int32)
-
-
-@feature(lambda x, y: torch.cat((x, y), 1).sort(1).values, shape=(M, 2 * N), **EXACT)
-def _bitonic_merge(x, y):
-    return tl.bitonic_merge(tl.cat(tl.sort(x), tl.sort(y, descending=True), dim=1))
+formula("cumsum_in_int32", "tl.cumsum(x, 1, dtype=tl.int32)",
+        lambda x, y: x.cumsum(1, dtype=torch.int32), dtype=torch.int8, low=-100, high=100, **EXACT)  # fmt: skip
+formula("bitonic_merge", "tl.bitonic_merge(tl.cat(tl.sort(x), tl.sort(y, descending=True), dim=1))",
+        lambda x, y: torch.cat((x, y), 1).sort(1).values, shape=(M, 2 * N), **EXACT)  # fmt: skip
 
 
 @feature(lambda x, y: torch.bincount(x[x < 40], minlength=64).int(),
@@ -92,9 +81,7 @@ def _histogram_with_a_mask(x, y):
 # ------------------------------------------------------------------------------------------------------------ shapes
 
 
-@feature(lambda x, y: torch.cat((x, y)), shape=(2 * M, N), **EXACT)
-def _cat(x, y):
-    return tl.cat(x, y, dim=0)
+formula("cat", "tl.cat(x, y, dim=0)", lambda x, y: torch.cat((x, y)), shape=(2 * M, N), **EXACT)
 
 
 @feature(lambda x, y: x.amax(1)[:, None] - y.amax(0)[None, :])
@@ -103,9 +90,9 @@ def _broadcast(x, y):
     return a - b
 
 
-@feature(lambda x, y: torch.full((M, N), 2.5) + torch.arange(N), **EXACT)
-def _full_zeros_arange(x, y):
-    return tl.full(x.shape, 2.5, tl.float32) + tl.zeros(x.shape, tl.float32) + tl.arange(0, x.shape[1])[None, :]
+formula("full_zeros_arange",
+        "tl.full(x.shape, 2.5, tl.float32) + tl.zeros(x.shape, tl.float32) + tl.arange(0, x.shape[1])[None, :]",
+        lambda x, y: torch.full((M, N), 2.5) + torch.arange(N), **EXACT)  # fmt: skip
 
 
 @triton.jit
@@ -124,39 +111,22 @@ def _map_elementwise(x, y):
 # ---------------------------------------------------------------------------------------------------------- products
 
 
-@feature(lambda x, y: x.float() @ y.float().T + 1, shape=(M, M), **HALF)
-def _dot_into_sums(x, y):
-    return tl.dot(x, tl.trans(y), tl.full((x.shape[0], x.shape[0]), 1.0, tl.float32))
-
-
-@feature(lambda x, y: x.float() @ y.float().T, shape=(M, M), tolerance=1e-4, dtype=torch.bfloat16)
-def _dot_of_bfloat16(x, y):
-    return tl.dot(x, tl.trans(y))
-
-
-@feature(lambda x, y: (x.float() @ y.float().T).half().float() @ y.float(), **HALF)
-def _dot_of_a_dot(x, y):
-    return tl.dot(tl.dot(x, tl.trans(y)).to(tl.float16), y)
-
-
-@feature(lambda x, y: x.float().T @ y.float(), shape=(N, N), **HALF)
-def _dot_of_a_transposed_tile(x, y):
-    return tl.dot(tl.trans(x), y)
-
-
-@feature(lambda x, y: x.int() @ y.int().T * 2, shape=(M, M), dtype=torch.int8, low=-128, high=128, since=80, **EXACT)
-def _dot_of_int8_into_sums(x, y):
-    return tl.dot(x, tl.trans(y), tl.dot(x, tl.trans(y), out_dtype=tl.int32), out_dtype=tl.int32)
-
-
-@feature(lambda x, y: x @ y.T, shape=(M, M), tolerance=1e-4, since=80)
-def _dot_in_three_of_bfloat16(x, y):
-    return tl.dot(x, tl.trans(y), input_precision="bf16x3")
-
-
-@feature(lambda x, y: x @ y.T, shape=(M, M), since=80)
-def _dot_in_six_of_bfloat16(x, y):
-    return tl.dot(x, tl.trans(y), input_precision="bf16x6")
+formula("dot_into_sums", "tl.dot(x, tl.trans(y), tl.full((x.shape[0], x.shape[0]), 1.0, tl.float32))",
+        lambda x, y: x.float() @ y.float().T + 1, shape=(M, M), **HALF)  # fmt: skip
+formula("dot_of_bfloat16", "tl.dot(x, tl.trans(y))",
+        lambda x, y: x.float() @ y.float().T, shape=(M, M), tolerance=1e-4, dtype=torch.bfloat16)  # fmt: skip
+formula("dot_of_a_dot", "tl.dot(tl.dot(x, tl.trans(y)).to(tl.float16), y)",
+        lambda x, y: (x.float() @ y.float().T).half().float() @ y.float(), **HALF)  # fmt: skip
+formula("dot_of_a_transposed_tile", "tl.dot(tl.trans(x), y)",
+        lambda x, y: x.float().T @ y.float(), shape=(N, N), **HALF)  # fmt: skip
+formula("dot_of_int8_into_sums",
+        "tl.dot(x, tl.trans(y), tl.dot(x, tl.trans(y), out_dtype=tl.int32), out_dtype=tl.int32)",
+        lambda x, y: x.int() @ y.int().T * 2,
+        shape=(M, M), dtype=torch.int8, low=-128, high=128, since=80, **EXACT)  # fmt: skip
+formula("dot_in_three_of_bfloat16", 'tl.dot(x, tl.trans(y), input_precision="bf16x3")',
+        lambda x, y: x @ y.T, shape=(M, M), tolerance=1e-4, since=80)  # fmt: skip
+formula("dot_in_six_of_bfloat16", 'tl.dot(x, tl.trans(y), input_precision="bf16x6")',
+        lambda x, y: x @ y.T, shape=(M, M), since=80)  # fmt: skip
 
 
 def _scaled(x: Tensor, y: Tensor) -> Tensor:
