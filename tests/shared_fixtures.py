@@ -26,11 +26,7 @@ from quick_interpreter import make_quick
 # The same examples in every run: what is green on one machine is green on another. To look for others:
 # pytest --hypothesis-profile=default. How long an example takes, or its drawing, tells nothing on a busy machine.
 hypothesis.settings.register_profile(
-    "fixed",
-    derandomize=True,
-    database=None,
-    deadline=None,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    "fixed", derandomize=True, database=None, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("fixed")
 

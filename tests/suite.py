@@ -22,10 +22,7 @@ from tests.pytest_runs import counts, run_tests
 
 EXECUTED = ("tests/executed", "ptx-check/tests/kernels")
 OF_OTHERS = [*(f"--ignore={folder}" for folder in EXECUTED), "--ignore-glob=tests/gpu/test_[!p]*.py"]
-RUNS = {
-    "tests": (OF_OTHERS, {}),
-    "executed": (EXECUTED, {"TRITON_INTERPRET": "0"}),
-}
+RUNS = {"tests": (OF_OTHERS, {}), "executed": (EXECUTED, {"TRITON_INTERPRET": "0"})}
 """Run -> pytest's arguments, and what is set beside the environment."""
 
 

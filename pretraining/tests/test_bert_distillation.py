@@ -167,16 +167,7 @@ def test_a_student_comes_out_of_one_command(teacher, tmp_path, preset, shape, ca
 
 
 def test_what_does_not_fit_ends_in_one_line(teacher, tmp_path, capsys):
-    command = [
-        "mlm",
-        "distill",
-        str(teacher / "teacher"),
-        "--data",
-        str(teacher / "data"),
-        *QUICK,
-        "--max-update",
-        "2",
-    ]
+    command = ["mlm", "distill", str(teacher / "teacher"), "--data", str(teacher / "data"), *QUICK, "--max-update", "2"]
     command += ["--out", str(tmp_path / "out"), "--row-length", "32"]
     for more, message in (
         (["--d-model", "16"], "directions are compared at the teacher's width 32"),

@@ -269,11 +269,7 @@ def test_rates_follow_from_cost_and_time():
     row = rows({"torch eager": plain}, cost=cost, ceilings=Machine(bandwidth=1e12, flops=8e12))["torch eager"]
     assert row["tflop_per_s"] == pytest.approx(4.0)
     assert row["gb_per_s"] == pytest.approx(100.0)
-    assert row["roofline"] == {
-        "floor_us": 5.0,
-        "share": 0.5,
-        "ceilings": {"gb_per_s": 1000.0, "tflop_per_s": 8.0},
-    }
+    assert row["roofline"] == {"floor_us": 5.0, "share": 0.5, "ceilings": {"gb_per_s": 1000.0, "tflop_per_s": 8.0}}
     assert (row["peak_bytes"], row["launches"]) == (1000, 3)
 
 

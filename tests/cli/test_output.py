@@ -223,10 +223,7 @@ def test_comet_that_is_missing_is_one_line(tmp_path, monkeypatch, capsys):
         (tmp_path / name).write_text("a\n")
     monkeypatch.setitem(sys.modules, "comet", None)
     words = ["score", "--ref", str(tmp_path / "ref"), "--comet", "any"]
-    for more, told in (
-        ([], "--comet goes with --src"),
-        (["--src", str(tmp_path / "src")], "pip install unbabel"),
-    ):
+    for more, told in (([], "--comet goes with --src"), (["--src", str(tmp_path / "src")], "pip install unbabel")):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\n")))
         assert cli.main([*words, *more]) == 2
         err = capsys.readouterr().err

@@ -72,10 +72,7 @@ def bench(monkeypatch):
 def test_every_decision_with_more_than_one_answer_is_measured_on_the_work_that_asks_for_it(bench):
     results = bench.measured()
     assert list(results) == [SMALL, LARGE]
-    assert [kept.shipped_microseconds for kept, _ in results.values()] == [
-        20.0,
-        10.0,
-    ]  # 512 columns: two pieces
+    assert [kept.shipped_microseconds for kept, _ in results.values()] == [20.0, 10.0]  # 512 columns: two pieces
 
 
 def test_the_faster_answer_is_taken_and_stays_in_force(bench):

@@ -7,16 +7,7 @@ import pytest
 
 from fasttfm.data import tokenizer as tokenizer_module
 from fasttfm.data.demo import demo_pairs
-from fasttfm.data.tokenizer import (
-    BOS,
-    EOS,
-    PAD,
-    UNK,
-    Tokenizer,
-    Vocabulary,
-    coverage_for,
-    train_tokenizer,
-)
+from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Vocabulary, coverage_for, train_tokenizer
 from fasttfm.data.tokenizer_files import load_tokenizers
 from fasttfm.errors import Stopped, UserError
 

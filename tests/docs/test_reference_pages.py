@@ -56,10 +56,5 @@ def test_sentences_that_tell_of_one_argument_move_to_it():
     told = runpy.run_path(str(ROOT / "scripts" / "docs_arguments.py"))["told"]
     text = "query (B, L), key (B, S); one dtype. mask, of any\nshape: hides; scale defaults to 1. Returns (B, L)."
     meanings, rest = told(["query", "key", "mask", "scale", "site"], text)
-    assert meanings == {
-        "mask": "of any shape: hides.",
-        "scale": "defaults to 1.",
-        "query": "(B, L).",
-        "key": "(B, S).",
-    }
+    assert meanings == {"mask": "of any shape: hides.", "scale": "defaults to 1.", "query": "(B, L).", "key": "(B, S)."}
     assert rest == "query (B, L), key (B, S); one dtype. Returns (B, L)."
