@@ -39,16 +39,8 @@ def undigested(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(text: dict[str, Path], out: Path, options: PrepareOptions = SMALL, **more) -> list[str]:
     said: list[str] = []
-    prepare(
-        [text["train.en"]],
-        [text["train.de"]],
-        [text["valid.en"]],
-        [text["valid.de"]],
-        out,
-        options,
-        say=more.pop("say", said.append),
-        **more,
-    )
+    sides = ([text[f"{split}.{language}"]] for split in ("train", "valid") for language in ("en", "de"))
+    prepare(*sides, out, options, **{"say": said.append, **more})
     return said
 
 
