@@ -48,12 +48,6 @@ def test_a_long_line_is_cut_off_and_counted(translator):
     assert results[1] == results[3], "the same first four tokens"
 
 
-def test_ten_thousand_words_do_no_harm(translator):
-    translator.config = replace(translator.config, max_source_length=64)
-    assert len(translator.translate(["dog " * 10_000, "men"])) == 2
-    assert translator.cut_lines == 1
-
-
 def test_a_stream_is_read_in_buffers_and_output_begins_early(translator):
     translator.config = replace(translator.config, buffer_size=3)
     read = []
