@@ -175,6 +175,20 @@ def advised_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(main, "_fail", checked)
 
 
+@pytest.fixture
+def refusal_of(capsys: pytest.CaptureFixture) -> Callable[[Sequence[object]], str]:
+    """The one line on standard error with which `fasttfm WORDS` ends with status 2: refusal_of(words)."""
+    from fasttfm.cli.main import main
+
+    def line(words: Sequence[object]) -> str:
+        capsys.readouterr()
+        assert main([str(word) for word in words]) == 2
+        (said,) = capsys.readouterr().err.splitlines()
+        return said
+
+    return line
+
+
 def _flags(words: list[str]) -> set[str]:
     """The flags of the command, and verb, that these arguments begin with."""
     from fasttfm.cli import main

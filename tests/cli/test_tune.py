@@ -167,11 +167,8 @@ def test_a_file_that_is_damaged_is_written_anew(device):
 
 
 @pytest.mark.parametrize("device", ["gpu", "meta", "cuda:99", "cpu:x"])
-def test_a_device_that_cannot_be_tuned_is_refused_in_a_line(device, capsys):
-    assert main.main(["tune", "--device", device]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("fasttfm tune: device ")
-    assert len(said.splitlines()) == 1
+def test_a_device_that_cannot_be_tuned_is_refused_in_a_line(device, refusal_of):
+    assert refusal_of(["tune", "--device", device]).startswith("fasttfm tune: device ")
 
 
 def test_on_a_cpu_there_is_nothing_to_tune(capsys):
