@@ -8,7 +8,6 @@ import pytest
 from fasttfm.decoding.search import search_ids
 from fasttfm.decoding.translator import Translator, one_line
 from fasttfm.errors import UserError
-from fasttfm.machine import pick_device
 
 LINES = ["a dog", "", "two men sit in a boat", " \t ", "a small boat", "the green grass", "\u3000", "men"]
 
@@ -105,17 +104,3 @@ def test_lines_before_an_error_of_the_input_are_translated(translator):
     assert [next(stream)[0].text for _ in LINES] == translator.translate(LINES)
     with pytest.raises(OSError, match="Input/output"):
         next(stream)
-
-
-def test_a_device_that_is_not_there_is_refused():
-    with pytest.raises(UserError, match="device 'tpu9' is unknown"):
-        pick_device("tpu9")
-    with pytest.raises(UserError, match="device cuda:77 is not there"):
-        pick_device("cuda:77")
-
-
-def test_a_directory_without_a_model_is_refused(tmp_path):
-    with pytest.raises(UserError, match="does not exist"):
-        Translator.from_directory(tmp_path / "nothing")
-    with pytest.raises(UserError, match=r"has no config\.yaml"):
-        Translator.from_directory(tmp_path)
