@@ -29,11 +29,8 @@ class Attention(nn.Module):
         def heads(y):
             return y.view(len(y), HEADS, -1).transpose(0, 1)
 
-        q, k, v = (
-            heads(self.q_proj(x)) * (WIDTH // HEADS) ** -0.5,
-            heads(self.k_proj(memory)),
-            heads(self.v_proj(memory)),
-        )
+        q = heads(self.q_proj(x)) * (WIDTH // HEADS) ** -0.5
+        k, v = heads(self.k_proj(memory)), heads(self.v_proj(memory))
         scores = q @ k.transpose(1, 2)
         if causal:
             scores = scores + torch.full(scores.shape[1:], -torch.inf).triu(1)
@@ -47,11 +44,8 @@ class Layer(nn.Module):
         self.self_attn, self.self_attn_layer_norm = Attention(), nn.LayerNorm(WIDTH)
         if decoder:
             self.encoder_attn, self.encoder_attn_layer_norm = Attention(), nn.LayerNorm(WIDTH)
-        self.fc1, self.fc2, self.final_layer_norm = (
-            nn.Linear(WIDTH, INNER),
-            nn.Linear(INNER, WIDTH),
-            nn.LayerNorm(WIDTH),
-        )
+        self.fc1, self.fc2 = nn.Linear(WIDTH, INNER), nn.Linear(INNER, WIDTH)
+        self.final_layer_norm = nn.LayerNorm(WIDTH)
 
     def add(self, x, norm, sublayer):
         return x + sublayer(norm(x)) if self.pre else norm(x + sublayer(x))
@@ -156,6 +150,8 @@ def write(folder, shared="all", pre=False, new=True, pieces=None, learned=(0, 0)
             f"{side}.embed_positions._float_tensor": torch.full((1,), torch.nan) for side in ("encoder", "decoder")
         }
     namespace = argparse.Namespace(**settings)
+    history = {"criterion_name": "LabelSmoothedCrossEntropyCriterion", "optimizer_name": "FairseqAdam"}
+    history |= {"lr_scheduler_state": {"best": None}, "num_updates": 7}
     torch.save(
         {
             "args": None if new else namespace,
@@ -163,14 +159,7 @@ def write(folder, shared="all", pre=False, new=True, pieces=None, learned=(0, 0)
             "model": weights,
             # fairseq/trainer.py, state_dict()
             "criterion": None,
-            "optimizer_history": [
-                {
-                    "criterion_name": "LabelSmoothedCrossEntropyCriterion",
-                    "optimizer_name": "FairseqAdam",
-                    "lr_scheduler_state": {"best": None},
-                    "num_updates": 7,
-                }
-            ],
+            "optimizer_history": [history],
             "task_state": {},
             "extra_state": {"metrics": {}, "previous_training_time": 1.5, "epoch": 1, "val_loss": 2.0},
             "last_optimizer_state": {"state": {}, "param_groups": [{"lr": 0.0005, "betas": (0.9, 0.98)}]},

@@ -11,23 +11,25 @@ from fasttfm.kernels.philox import Dropout, keep_mask, keep_transposed, lanes_sp
 
 
 @jit
-def _write_as_attention_does(
+def _write(
     out: Int8Pointer,  # (P, R, C) out
     seed: Int64Pointer,  # (1,)
     site: Varying,
     threshold: Varying,
     R: Varying,
     C: Size,
-    HOW: tl.constexpr,  # transposed, or the dtype in which ones are selected
+    HOW: tl.constexpr,  # plain; as attention does: transposed, or the dtype in which ones are selected
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     first_column = tl.program_id(1) * COLUMNS
     plane = tl.program_id(2)
+    columns = first_column + tl.arange(0, COLUMNS)
     dropout = Dropout(tl.load(seed), site, threshold, 1.0)
-    if HOW == "transposed":
-        columns = first_column + tl.arange(0, COLUMNS)
+    if HOW == "plain":
+        kept = keep_mask(dropout.seed, site, plane, rows, first_column, threshold, COLUMNS)
+    elif HOW == "transposed":
         kept = tl.trans(keep_transposed(dropout, plane, rows, first_column, COLUMNS))
     else:
         columns = first_column + spread(COLUMNS)
@@ -38,40 +40,9 @@ def _write_as_attention_does(
     tl.store(out + offsets, (kept != 0).to(tl.int8), mask=inside)
 
 
-def write_as_attention_does(out, seed, site, threshold, how, rows=16, columns=64, warps=4):
-    """write() with the functions that attention calls."""
-    P, R, C = out.shape
-    grid = (ceil_div(R, rows), ceil_div(C, columns), P)
-    _write_as_attention_does[grid](
-        out, seed, site, threshold, R, C, HOW=how, ROWS=rows, COLUMNS=columns, num_warps=warps, num_stages=1
-    )
-    return out
-
-
-@jit
-def _write(
-    out: Int8Pointer,  # (P, R, C) out
-    seed: Int64Pointer,  # (1,)
-    site: Varying,
-    threshold: Varying,
-    R: Varying,
-    C: Size,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    first_column = tl.program_id(1) * COLUMNS
-    plane = tl.program_id(2)
-    columns = first_column + tl.arange(0, COLUMNS)
-    keep = keep_mask(tl.load(seed), site, plane, rows, first_column, threshold, COLUMNS)
-    inside = (rows[:, None] < R) & (columns[None, :] < C)
-    offsets = (plane.to(tl.int64) * R + rows[:, None]) * C + columns[None, :]
-    tl.store(out + offsets, keep.to(tl.int8), mask=inside)
-
-
-def write(out, seed, site, threshold, rows=16, columns=64):
+def write(out, seed, site, threshold, how="plain", rows=16, columns=64, warps=4):
     """Fills out (P, R, C) int8 with the keep-mask, in tiles of rows and columns."""
     P, R, C = out.shape
     grid = (ceil_div(R, rows), ceil_div(C, columns), P)
-    _write[grid](out, seed, site, threshold, R, C, ROWS=rows, COLUMNS=columns, num_warps=4, num_stages=1)
+    _write[grid](out, seed, site, threshold, R, C, HOW=how, ROWS=rows, COLUMNS=columns, num_warps=warps, num_stages=1)
     return out

@@ -7,7 +7,6 @@ failed. The line in benchmarks/results/newest.jsonl takes the place of the one o
 """
 
 import os
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from benchmarks import command
 from benchmarks.measure.records import Record
 from benchmarks.measure.text_table import markdown
 from fasttfm.machine import version
-from tests.pytest_runs import counts, run_tests
+from tests.pytest_runs import counted
 
 ROOMS: dict[str, list[str]] = {
     "functional": ["tests/functional"],
@@ -30,15 +29,6 @@ COMPILED = {"ptx-check, kernels"}
 PACKAGES = ("torch", "triton", "transformers", "onnxruntime", "onnx", "numpy", "numba", "pytest")
 
 
-def run(room: str, workers: int) -> Record:
-    """The record of a room."""
-    began = time.perf_counter()
-    variables = {"FASTTFM_TESTS": "gate", **({"TRITON_INTERPRET": "0"} if room in COMPILED else {})}
-    found = run_tests(["--continue-on-collection-errors", *ROOMS[room]], workers, variables)
-    of_them = counts(found, lambda case: "::".join(filter(None, (case.get("classname"), case.get("name")))))
-    return {"room": room, **of_them, "seconds": round(time.perf_counter() - began, 1)}
-
-
 def versions_of(record: Record) -> Any:
     """What tells records apart."""
     return tuple(sorted(record["versions"].items()))
@@ -48,7 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = command.parser("tests.newest", __doc__)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
     args = parser.parse_args(argv)
-    rooms = [run(room, args.workers) for room in ROOMS]
+    rooms = []
+    for room, tests in ROOMS.items():
+        variables = {"FASTTFM_TESTS": "gate"} | ({"TRITON_INTERPRET": "0"} if room in COMPILED else {})
+        rooms.append(counted(["--continue-on-collection-errors", *tests], args.workers, variables, room=room))
     versions = {name: found for name in PACKAGES if (found := version(name)) is not None}
     print(", ".join(f"{name} {number}" for name, number in versions.items()))
     rows = [(each["room"], f"{each['passed']:,} of {each['cases']:,}", str(len(each["failed"]))) for each in rooms]

@@ -19,28 +19,19 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks import command
 from benchmarks.measure import machine, records
 from fasttfm.errors import UserError
 from fasttfm.machine import cpuinfo
 from fasttfm.parsing import parse_yaml
-from tests.pytest_runs import counts, run_tests
+from tests.pytest_runs import counts, name_of, run_tests
 
 LIMIT = 60.0
 """Seconds that a case may take."""
 TESTS = (
-    "cpu",
-    "functional",
-    "nn",
-    "models",
-    "decoding",
-    "checkpoints",
-    "training/test_updates.py",
-    "training/test_trainer.py",
-    "training/test_interruption.py",
-    "training/test_divergence.py",
+    *("cpu", "functional", "nn", "models", "decoding", "checkpoints"),
+    *(f"training/test_{name}.py" for name in ("updates", "trainer", "interruption", "divergence")),
 )
 GATE = (
     "cpu/test_int8.py",
@@ -105,27 +96,17 @@ def measure(processor: Processor, tests: Sequence[str], workers: int) -> records
         "stands_for": processor.name,
         "variables": dict(processor.variables),
         "int8": _int8_route(processor),
-        **counts(cases, _name),
-        "slowest": {"case": _name(slowest), "seconds": round(float(slowest.get("time", 0.0)), 1)},
+        **counts(cases),
+        "slowest": {"case": name_of(slowest), "seconds": round(float(slowest.get("time", 0.0)), 1)},
         "seconds": round(time.perf_counter() - began, 1),
         "workers": workers,
     }
 
 
-def _name(case: Any) -> str:
-    return f"{case.get('classname')}::{case.get('name')}"
-
-
 def _int8_route(processor: Processor) -> str:
     words = [sys.executable, "-c", "from fasttfm.cpu import int8; print(int8.route() or 'none, float32')"]
-    return subprocess.run(
-        words,
-        cwd=machine.ROOT,
-        env={**os.environ, **processor.variables},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    ).stdout.strip()
+    environment = {**os.environ, **processor.variables}
+    return subprocess.check_output(words, cwd=machine.ROOT, env=environment, text=True).strip()
 
 
 def sentence(record: records.Record) -> str:

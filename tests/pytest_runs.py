@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -31,7 +32,20 @@ def run_tests(arguments: Sequence[str], workers: int, environment: Mapping[str, 
         return list(ElementTree.parse(report).getroot().iter("testcase"))
 
 
-def counts(cases: Sequence[ElementTree.Element], name: Callable[[ElementTree.Element], Any]) -> dict[str, Any]:
+def name_of(case: ElementTree.Element) -> str:
+    return "::".join(filter(None, (case.get("classname"), case.get("name"))))
+
+
+def counted(arguments: Sequence[str], workers: int, environment: Mapping[str, str], **what: str) -> dict[str, Any]:
+    """The record of `pytest ARGUMENTS`: what was run, counts, and seconds."""
+    began = time.perf_counter()
+    of_them = counts(run_tests(arguments, workers, environment))
+    return {**what, **of_them, "seconds": round(time.perf_counter() - began, 1)}
+
+
+def counts(
+    cases: Sequence[ElementTree.Element], name: Callable[[ElementTree.Element], Any] = name_of
+) -> dict[str, Any]:
     """The fields of a record: cases that were not left out, how many passed, and the names of those that did not."""
     run = [case for case in cases if case.find("skipped") is None]
     bad = [case for case in run if case.find("failure") is not None or case.find("error") is not None]

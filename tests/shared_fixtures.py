@@ -26,11 +26,7 @@ from quick_interpreter import make_quick
 # The same examples in every run: what is green on one machine is green on another. To look for others:
 # pytest --hypothesis-profile=default. How long an example takes, or its drawing, tells nothing on a busy machine.
 hypothesis.settings.register_profile(
-    "fixed",
-    derandomize=True,
-    database=None,
-    deadline=None,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    "fixed", derandomize=True, database=None, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("fixed")
 
@@ -177,6 +173,20 @@ def advised_flags(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(main, "_answer", noted)
     monkeypatch.setattr(main, "_fail", checked)
+
+
+@pytest.fixture
+def refusal_of(capsys: pytest.CaptureFixture) -> Callable[[Sequence[object]], str]:
+    """The one line on standard error with which `fasttfm WORDS` ends with status 2: refusal_of(words)."""
+    from fasttfm.cli.main import main
+
+    def line(words: Sequence[object]) -> str:
+        capsys.readouterr()
+        assert main([str(word) for word in words]) == 2
+        (said,) = capsys.readouterr().err.splitlines()
+        return said
+
+    return line
 
 
 def _flags(words: list[str]) -> set[str]:

@@ -16,26 +16,13 @@ import time
 from collections.abc import Sequence
 
 from benchmarks import command
-from benchmarks.measure.records import Record
 from tests import processors
-from tests.pytest_runs import counts, run_tests
+from tests.pytest_runs import counted
 
 EXECUTED = ("tests/executed", "ptx-check/tests/kernels")
 OF_OTHERS = [*(f"--ignore={folder}" for folder in EXECUTED), "--ignore-glob=tests/gpu/test_[!p]*.py"]
-RUNS = {
-    "tests": (OF_OTHERS, {}),
-    "executed": (EXECUTED, {"TRITON_INTERPRET": "0"}),
-}
+RUNS = {"tests": (OF_OTHERS, {}), "executed": (EXECUTED, {"TRITON_INTERPRET": "0"})}
 """Run -> pytest's arguments, and what is set beside the environment."""
-
-
-def run(name: str, cases: str, workers: int) -> Record:
-    """The record of a run; cases: gate or all."""
-    arguments, variables = RUNS[name]
-    began = time.perf_counter()
-    found = run_tests(["--durations=20", *arguments], workers, {**variables, "FASTTFM_TESTS": cases})
-    of_them = counts(found, lambda case: f"{case.get('classname')}::{case.get('name')}")
-    return {"run": name, **of_them, "seconds": round(time.perf_counter() - began, 1)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,7 +31,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
     args = parser.parse_args(argv)
     began = time.perf_counter()
-    runs = [run(name, "all" if args.all else "gate", args.workers) for name in RUNS]
+    cases = {"FASTTFM_TESTS": "all" if args.all else "gate"}
+    runs = [
+        counted(["--durations=20", *arguments], args.workers, {**variables, **cases}, run=name)
+        for name, (arguments, variables) in RUNS.items()
+    ]
     others = ["--workers", str(args.workers), *(["--results", str(args.results)] if args.all else ["--gate"])]
     status = processors.main(others) if platform.machine() == "x86_64" else 0
     for each in runs:

@@ -40,14 +40,8 @@ def test_children_are_started_by_command_lines_of_one_place():
 def plant(folder: Path, told: Path) -> None:
     """Files in `folder` named like all that Python, torch and the commands import; one that is run says so in told."""
     known = {name.partition(".")[0] for name in sys.modules} | sys.stdlib_module_names
-    names = {name for name in known if name.isidentifier()} | {
-        "sentencepiece",
-        "numpy",
-        "torch",
-        "numba",
-        "sitecustomize",
-    }
-    for name in names:
+    names = {name for name in known if name.isidentifier()}
+    for name in names | {"sentencepiece", "numpy", "torch", "numba", "sitecustomize"}:
         (folder / f"{name}.py").write_text(PLANTED.format(told=str(told)))
 
 
@@ -130,6 +124,18 @@ def test_a_process_with_shared_weights_runs_no_file_of_the_working_folder(tmp_pa
     assert (done.returncode, (tmp_path / "told").exists()) == (0, False), done.stderr
 
 
+def training_recipe(recipe: Path, folder: Path, workers: int, stdout=subprocess.PIPE) -> tuple[subprocess.Popen, str]:
+    """A recipe whose training goes on for ever, and the first line of its updates."""
+    shutil.copytree(recipe / "runs" / "multi30k-dry" / "data", folder / "data")
+    words = f"recipe multi30k --dry-run --work {folder} --train {SMALL} --max-update 1000000 --log-interval 1"
+    words += f" --save-interval-updates 0 --valid-interval-updates 0 --workers {workers}"
+    process = forked.TrainingPopen(
+        command_line(*words.split()), cwd=recipe, env=forked.forked_children(), stdout=stdout, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    return process, next(line for line in process.stderr if "epoch" in line and "tokens/s" in line)
+
+
 def search(root: str) -> int:
     sys.path.insert(0, root)
     from tests.decoding import test_workers as tests
@@ -143,19 +149,11 @@ def search(root: str) -> int:
     ("number", "workers"), [(signal.SIGTERM, 1), (signal.SIGTERM, 2), (signal.SIGINT, 2), (signal.SIGHUP, 2)]
 )
 def test_a_recipe_that_is_stopped_waits_for_what_training_saves(recipe, tmp_path, number, workers):
-    shutil.copytree(recipe / "runs" / "multi30k-dry" / "data", tmp_path / "data")
-    words = f"recipe multi30k --dry-run --work {tmp_path} --train {SMALL} --max-update 1000000 --log-interval 1"
-    words += f" --save-interval-updates 0 --valid-interval-updates 0 --workers {workers}"
-    process = forked.TrainingPopen(
-        command_line(*words.split()), cwd=recipe, env=forked.forked_children(), stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stderr is not None
-    before = [next(line for line in process.stderr if "epoch" in line and "tokens/s" in line)]
+    process, first = training_recipe(recipe, tmp_path, workers)
     for _ in range(1 if number == signal.SIGINT else 2):  # GNU timeout sends two
         process.send_signal(number)
     stdout, rest = process.communicate(timeout=PATIENCE)
-    said = [line for line in (*before, *rest.splitlines()) if "tokens/s" not in line]
+    said = [line for line in (first, *rest.splitlines()) if "tokens/s" not in line]
     assert process.returncode == 128 + number, said
     assert len(saved_steps(tmp_path / "model")) == 1
     assert said[-2].startswith("fasttfm train: stopped after update"), said
@@ -166,15 +164,7 @@ def test_a_recipe_that_is_stopped_waits_for_what_training_saves(recipe, tmp_path
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells a process that its parent has died")
 def test_training_saves_and_ends_when_its_recipe_is_killed(recipe, tmp_path):
-    shutil.copytree(recipe / "runs" / "multi30k-dry" / "data", tmp_path / "data")
-    words = f"recipe multi30k --dry-run --work {tmp_path} --train {SMALL} --max-update 1000000 --log-interval 1"
-    words += " --save-interval-updates 0 --valid-interval-updates 0 --workers 1"
-    process = forked.TrainingPopen(
-        command_line(*words.split()), cwd=recipe, env=forked.forked_children(), stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stderr is not None
-    assert any("epoch" in line and "tokens/s" in line for line in process.stderr)
+    process, _ = training_recipe(recipe, tmp_path, 1, stdout=subprocess.DEVNULL)
     (child,) = forked.children_of(process.pid)
     process.kill()
     rest = process.stderr.read()  # to its end: nobody writes there any more

@@ -199,8 +199,7 @@ def test_what_only_some_read_as_a_number_is_none(tmp_path, text):
 
 
 @pytest.mark.parametrize(
-    ("text", "number"),
-    [("1e5", 1e5), ("+3", 3), ("-0", 0), (".5", 0.5), ("5.", 5), ("5E-4", 5e-4), ("'7'", 7)],
+    ("text", "number"), [("1e5", 1e5), ("+3", 3), ("-0", 0), (".5", 0.5), ("5.", 5), ("5E-4", 5e-4), ("'7'", 7)]
 )
 def test_numbers_are_read_alike_in_a_file_and_in_a_flag(tmp_path, text, number):
     assert read_yaml(write(tmp_path, f"training:\n  lr: {text}\n"))["training"]["lr"] == number

@@ -20,6 +20,10 @@ ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.skipif(not (ROOT / "setup.py").is_file(), reason="needs the checkout")
 
 
+def python(*words, cwd=ROOT, check=False):
+    return subprocess.run([sys.executable, *words], cwd=cwd, capture_output=True, text=True, check=check)
+
+
 @pytest.fixture(scope="module")
 def metadata(tmp_path_factory):
     """What setup.py declares, without building anything."""
@@ -29,8 +33,7 @@ def metadata(tmp_path_factory):
         "print(json.dumps({key: keep[key] for key in ('version', 'install_requires', 'extras_require', 'packages', "
         "'package_data', 'long_description', 'classifiers')}))"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
-    return yaml.safe_load(done.stdout)
+    return yaml.safe_load(python("-c", script, check=True).stdout)
 
 
 def pinned(package):
@@ -63,9 +66,7 @@ def test_the_newest_section_of_the_changelog_is_this_version():
     ],
 )
 def test_a_release_has_the_notes_of_its_version(tag, status, told):
-    done = subprocess.run(
-        [sys.executable, "scripts/release_notes.py", tag], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = python("scripts/release_notes.py", tag)
     assert done.returncode == status
     assert told in (done.stderr if status else done.stdout)
     assert not re.search(r"^## ", done.stdout, re.MULTILINE)
@@ -135,10 +136,7 @@ def test_the_dockerfile_is_as_hadolint_wants_it():
 
 
 def test_the_steps_of_the_dockerfile_are_read_as_docker_reads_them():
-    done = subprocess.run(
-        [sys.executable, "scripts/dockerfile.py", "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    steps = done.stdout.splitlines()
+    steps = python("scripts/dockerfile.py", "--dry-run", check=True).stdout.splitlines()
     assert steps[0].startswith("RUN apt-get update  && apt-get install"), "lines that go on are one step"
     assert "ENTRYPOINT fasttfm --help" in steps[-1]
 
@@ -178,7 +176,7 @@ def test_its_wheel_and_source_distribution_have_everything(tmp_path):
     shutil.copytree(ROOT / "pretraining", source, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
     for build in ("build_wheel", "build_sdist"):
         script = f"from setuptools import build_meta; build_meta.{build}({str(tmp_path)!r})"
-        subprocess.run([sys.executable, "-c", script], cwd=source, capture_output=True, check=True)
+        python("-c", script, cwd=source, check=True)
     package = source / "src" / "fasttfm_pretraining"
     wanted = {
         path.relative_to(source / "src").as_posix()
@@ -202,17 +200,13 @@ def test_without_it_its_commands_say_what_to_install():
         "import sys; from fasttfm import kinds; kinds.provider = lambda: None; "
         "from fasttfm.cli.main import main; sys.exit(main(sys.argv[1:]))"
     )
-
-    def run(*words):
-        return subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=False)
-
     way = "pip install ./pretraining in a clone of this repository (make install does it)"
     for words in (["lm", "train"], ["mlm"], ["finetune", "--help"]):
-        done = run(*words)
+        done = python("-c", script, *words)
         assert (done.returncode, done.stdout) == (2, ""), words
         assert re.fullmatch(rf"fasttfm {words[0]}: \w[^\n]+ fasttfm-pretraining, [^\n]+{re.escape(way)}\n", done.stderr)
     for words in (["--help"], ["train", "--preset", "list"]):
-        done = run(*words)
+        done = python("-c", script, *words)
         assert (done.returncode, done.stderr) == (0, ""), words
 
 
@@ -225,5 +219,5 @@ def test_without_it_a_model_of_another_kind_says_what_to_install(tmp_path, monke
 
 def test_without_ptx_check_commands_of_the_proof_say_what_to_install():
     script = "import sys; sys.modules['ptx_check'] = None; import fasttfm.kernels.proof.executed"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert done.stderr.strip().endswith("pip install ./ptx-check in a clone of this repository (make install does it)")
+    told = python("-c", script).stderr.strip()
+    assert told.endswith("pip install ./ptx-check in a clone of this repository (make install does it)")

@@ -19,19 +19,27 @@ from fasttfm.parsing import DEEPEST, Malformed, field, parse_json, parse_yaml, t
 from fasttfm_pretraining.data.text_tokenizer import ByteTokenizer
 
 ROOT = Path(__file__).parents[1]
+
+
+def assert_refused(parse, content, problem):
+    with pytest.raises(Malformed) as error:
+        parse(content)
+    assert str(error.value).startswith(problem)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 300
+
+
 _TEXTS = st.text(st.characters(codec="utf-8"))
-_PLAIN = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(1 << 63), (1 << 63) - 1)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | _TEXTS,
-    lambda values: st.lists(values) | st.dictionaries(_TEXTS, values),
-    max_leaves=20,
-)
+_NUMBERS = st.integers(-(1 << 63), (1 << 63) - 1) | st.floats(allow_nan=False, allow_infinity=False)
 
 
-@given(_PLAIN)
+def plain(names, others, most):
+    """Plain data, at most so many values, with names of fields like these and other values."""
+    values = st.none() | st.booleans() | _NUMBERS | others
+    return st.recursive(values, lambda each: st.lists(each) | st.dictionaries(names, each), max_leaves=most)
+
+
+@given(plain(_TEXTS, _TEXTS, 20))
 def test_plain_data_come_back_from_json(value):
     assert parse_json(json.dumps(value)) == value
     assert parse_json(json.dumps(value, ensure_ascii=False).encode()) == value
@@ -40,20 +48,10 @@ def test_plain_data_come_back_from_json(value):
 _PRINTED = st.text(string.printable.replace("\r", "").replace("\x0b", "").replace("\x0c", ""))
 
 
-@given(
-    st.recursive(
-        st.none()
-        | st.booleans()
-        | st.integers(-(1 << 63), (1 << 63) - 1)
-        | st.floats(allow_nan=False, allow_infinity=False)
-        | _PRINTED
-        | st.sampled_from(
-            ["1e5", "010", "1:30", "no", "on", "~", "0x1F", "1_0", "2020-01-01", ".inf", "=", "<<", "- a", "a: b"]
-        ),
-        lambda values: st.lists(values) | st.dictionaries(_PRINTED, values),
-        max_leaves=10,
-    )
-)
+_ODD = ["1e5", "010", "1:30", "no", "on", "~", "0x1F", "1_0", "2020-01-01", ".inf", "=", "<<", "- a", "a: b"]
+
+
+@given(plain(_PRINTED, _PRINTED | st.sampled_from(_ODD), 10))
 def test_what_is_written_as_yaml_comes_back_and_reads_the_same_elsewhere(value):
     text = write_yaml(value)
     assert parse_yaml(text.encode()) == value
@@ -82,11 +80,7 @@ def test_what_is_written_as_yaml_comes_back_and_reads_the_same_elsewhere(value):
     ],
 )  # fmt: skip
 def test_json_that_cannot_be_used_is_refused_in_a_line(content, problem):
-    with pytest.raises(Malformed) as error:
-        parse_json(content)
-    assert str(error.value).startswith(problem)
-    assert "\n" not in str(error.value)
-    assert len(str(error.value)) < 300
+    assert_refused(parse_json, content, problem)
 
 
 def test_json_may_be_nested_as_deep_as_is_said_and_begin_with_a_mark():
@@ -119,10 +113,7 @@ def test_json_may_be_nested_as_deep_as_is_said_and_begin_with_a_mark():
     ],
 )
 def test_yaml_that_cannot_be_used_is_refused_in_a_line(content, problem):
-    with pytest.raises(Malformed) as error:
-        parse_yaml(content.encode())
-    assert str(error.value).startswith(problem)
-    assert "\n" not in str(error.value)
+    assert_refused(parse_yaml, content.encode(), problem)
 
 
 def test_a_single_value_may_have_an_alias():

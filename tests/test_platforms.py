@@ -71,10 +71,7 @@ def test_a_search_uses_one_process_where_nothing_can_fork(windows):
 
 @pytest.mark.parametrize(
     ("platform", "missing"),
-    [
-        ("win32", ["fcntl", "resource", "pwd", "grp", "termios", "triton"]),
-        ("darwin", ["triton"]),
-    ],
+    [("win32", ["fcntl", "resource", "pwd", "grp", "termios", "triton"]), ("darwin", ["triton"])],
 )
 def test_the_package_is_imported_on_a_platform_without_these_modules(platform, missing):
     code = (

@@ -29,58 +29,48 @@ def same_numbers_every_time():
     torch.manual_seed(0)
 
 
+NORMS = {
+    "layer": (nn.LayerNorm, nn.functional.layer_norm, reference.layer_norm, reference.residual_layer_norm),
+    "rms": (nn.RMSNorm, nn.functional.rms_norm, reference.rms_norm, reference.residual_rms_norm),
+}
+
+
+def affine_parameters(kind, draw):
+    return [draw() for _ in range(2 if kind == "layer" else 1)]
+
+
 @pytest.mark.parametrize("eps", [1e-5, 1e-6, 1e-1])
 @pytest.mark.parametrize("affine", [True, False])
-def test_layer_norm_is_torchs(eps, affine):
-    norm = nn.LayerNorm(13, eps=eps, elementwise_affine=affine, dtype=torch.float64)
+@pytest.mark.parametrize("kind", NORMS)
+def test_norms_are_torchs(kind, eps, affine):
+    module, _, ours, _ = NORMS[kind]
+    norm = module(13, eps=eps, elementwise_affine=affine, dtype=torch.float64)
     for parameter in norm.parameters():
         nn.init.normal_(parameter)
     x = double(3, 5, 13)
-    ours = reference.layer_norm(x, norm.weight, norm.bias, eps)
-    assert_same(ours, norm(x), [x, *norm.parameters()])
+    parameters = list(norm.parameters()) or affine_parameters(kind, lambda: None)
+    assert_same(ours(x, *parameters, eps), norm(x), [x, *norm.parameters()])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_layer_norm_of_half_precision_is_rounded_once(dtype):
-    x, weight, bias = torch.randn(4, 40).to(dtype), torch.randn(40), torch.randn(40)
-    exact = nn.functional.layer_norm(x.double(), (40,), weight.double(), bias.double())
-    assert torch.equal(reference.layer_norm(x, weight, bias), exact.to(dtype))
-
-
-@pytest.mark.parametrize("eps", [1e-6, 1e-1])
-@pytest.mark.parametrize("affine", [True, False])
-def test_rms_norm_is_torchs(eps, affine):
-    norm = nn.RMSNorm(13, eps=eps, elementwise_affine=affine, dtype=torch.float64)
-    for parameter in norm.parameters():
-        nn.init.normal_(parameter)
-    x = double(3, 5, 13)
-    assert_same(reference.rms_norm(x, norm.weight, eps), norm(x), [x, *norm.parameters()])
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_rms_norm_of_half_precision_is_rounded_once(dtype):
-    x, weight = torch.randn(4, 40).to(dtype), torch.randn(40)
-    exact = nn.functional.rms_norm(x.double(), (40,), weight.double(), 1e-6)
-    assert torch.equal(reference.rms_norm(x, weight, 1e-6), exact.to(dtype))
-
-
-def test_residual_rms_norm_is_dropout_sum_and_rms_norm():
-    x, residual, weight = double(4, 6, 10), double(4, 6, 10), double(10)
-    keep = reference.keep_mask((1, 24, 10), 0.25, SEED, 3).view(4, 6, 10)
-    y, s = reference.residual_rms_norm(x, residual, weight, 1e-5, dropout_p=0.25, seed=SEED, site=3)
-    expected = residual + x * keep * reference.dropout_scale(0.25)
-    assert_same(s, expected, [x, residual])
-    assert_same(y, nn.functional.rms_norm(expected, (10,), weight, 1e-5), [x, residual, weight])
+@pytest.mark.parametrize("kind", NORMS)
+def test_norms_of_half_precision_are_rounded_once(kind, dtype):
+    _, theirs, ours, _ = NORMS[kind]
+    x, parameters = torch.randn(4, 40).to(dtype), affine_parameters(kind, lambda: torch.randn(40))
+    exact = theirs(x.double(), (40,), *(each.double() for each in parameters), eps=1e-6)
+    assert torch.equal(ours(x, *parameters, 1e-6), exact.to(dtype))
 
 
 @pytest.mark.parametrize("p", [0.0, 0.25])
-def test_residual_layer_norm_is_dropout_sum_and_layer_norm(p):
-    x, residual, weight, bias = double(4, 6, 10), double(4, 6, 10), double(10), double(10)
+@pytest.mark.parametrize("kind", NORMS)
+def test_residual_norms_are_dropout_sum_and_norm(kind, p):
+    _, theirs, _, ours = NORMS[kind]
+    x, residual, parameters = double(4, 6, 10), double(4, 6, 10), affine_parameters(kind, lambda: double(10))
     keep = reference.keep_mask((1, 24, 10), p, SEED, 3).view(4, 6, 10)
-    y, s = reference.residual_layer_norm(x, residual, weight, bias, 1e-6, dropout_p=p, seed=SEED, site=3)
+    y, s = ours(x, residual, *parameters, 1e-6, dropout_p=p, seed=SEED, site=3)
     expected = residual + x * keep * reference.dropout_scale(p)
     assert_same(s, expected, [x, residual])
-    assert_same(y, nn.functional.layer_norm(expected, (10,), weight, bias, 1e-6), [x, residual, weight, bias])
+    assert_same(y, theirs(expected, (10,), *parameters, eps=1e-6), [x, residual, *parameters])
     assert_same(reference.residual_add(x, residual, dropout_p=p, seed=SEED, site=3), expected, [x, residual])
 
 
@@ -89,22 +79,20 @@ def test_without_a_seed_nothing_is_dropped():
     assert torch.equal(reference.residual_add(x, residual, dropout_p=0.5), residual + x)
 
 
-@pytest.mark.parametrize("bias", [True, False])
-def test_feed_forward_is_two_linear_layers_with_relu_between_them(bias):
-    layers = nn.Sequential(nn.Linear(7, 19, bias), nn.ReLU(), nn.Linear(19, 5, bias)).double()
+@pytest.mark.parametrize(
+    ("name", "activation", "bias"),
+    [
+        ("relu", nn.ReLU(), True),
+        ("relu", nn.ReLU(), False),
+        ("gelu", nn.GELU(), True),
+        ("gelu_tanh", nn.GELU("tanh"), True),
+    ],
+)
+def test_feed_forward_is_two_linear_layers_with_an_activation_between_them(name, activation, bias):
+    layers = nn.Sequential(nn.Linear(7, 19, bias), activation, nn.Linear(19, 5, bias)).double()
     first, _, second = layers
-    x = double(2, 3, 7)
-    ours = reference.feed_forward(x, first.weight, first.bias, second.weight, second.bias)
-    assert_same(ours, layers(x), [x, *layers.parameters()])
-
-
-@pytest.mark.parametrize(("activation", "approximate"), [("gelu", "none"), ("gelu_tanh", "tanh")])
-def test_feed_forward_with_gelu_is_that_of_torch(activation, approximate):
-    layers = nn.Sequential(nn.Linear(7, 19), nn.GELU(approximate), nn.Linear(19, 5)).double()
-    first, _, second = layers
-    x = 3 * double(2, 3, 7).detach()
-    x.requires_grad_()
-    ours = reference.feed_forward(x, first.weight, first.bias, second.weight, second.bias, activation=activation)
+    x = (3 * double(2, 3, 7)).detach().requires_grad_()
+    ours = reference.feed_forward(x, first.weight, first.bias, second.weight, second.bias, activation=name)
     assert_same(ours, layers(x), [x, *layers.parameters()])
 
 

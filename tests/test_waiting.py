@@ -9,13 +9,12 @@ from waiting import run_together, wait_until
 ROOT = Path(__file__).parents[1]
 CLOCKS = r"(perf_counter|monotonic|time\.time)\(\)|timeout=\d"
 READS_ONE = {
-    "tests/checkpoints/test_checkpoint.py": "kills at several moments",
     "tests/checkpoints/test_ownership.py": "files that are a day old",
     "tests/executed/__main__.py": "a record",
-    "tests/newest.py": "a record",
     "tests/peer_tests/__main__.py": "a record",
     "tests/planted/__main__.py": "a record",
     "tests/processors.py": "a record",
+    "tests/pytest_runs.py": "a record",
     "tests/suite.py": "a record",
     "tests/training/test_interruption.py": "kills at random moments, until one has struck",
     "tests/training/test_meeting.py": "signals at random moments of the meeting",

@@ -15,16 +15,10 @@ from fasttfm_pretraining.models.electra import mean_detection_loss
 transformers = pytest.importorskip("transformers")
 
 SIZES = {
-    "vocab_size": 50,
-    "hidden_size": 16,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "max_position_embeddings": 20,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
+    "vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24,
+    "max_position_embeddings": 20, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
     "initializer_range": 0.2,
-}
+}  # fmt: skip
 LENGTHS = torch.tensor([9, 5, 7])
 
 

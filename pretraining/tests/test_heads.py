@@ -13,16 +13,10 @@ from fasttfm_pretraining.interop.bert import read_body
 from fasttfm_pretraining.models.heads import Answerer, Classifier, choice_loss
 
 SIZES = {
-    "vocab_size": 50,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "max_position_embeddings": 20,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
+    "vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
+    "max_position_embeddings": 20, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
     "initializer_range": 0.3,
-}
+}  # fmt: skip
 OURS = {"d_model": 16, "heads": 2, "d_ff": 24, "layers": 2, "max_length": 20, "dropout": 0.0, "attention_dropout": 0.0}
 
 

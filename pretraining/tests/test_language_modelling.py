@@ -3,11 +3,11 @@
 import pytest
 import torch
 from torch import nn
+from training.runs import assert_same_weights, log_without_times, weights_of
+from training.tiny import TINY
 
-from fasttfm.checkpoints.checkpoint import read_weights
 from fasttfm.checkpoints.model_dir import read_kind
 from fasttfm.checkpoints.run_log import read_log
-from fasttfm.checkpoints.steps import resolve_checkpoint
 from fasttfm.cli.main import main
 from fasttfm.config import gather
 from fasttfm.errors import UserError
@@ -19,29 +19,11 @@ from fasttfm_pretraining.models.gpt import GPT
 from fasttfm_pretraining.training.language_modelling import LanguageModelling, evaluate
 
 CPU = torch.device("cpu")
-RECIPE = {
-    "d_model": 16,
-    "heads": 2,
-    "d_ff": 32,
-    "layers": 2,
-    "dropout": 0.1,
-    "max_length": 32,
-    "max_tokens": 96,
-    "row_length": 32,
-    "schedule": "constant",
-    "warmup_updates": 2,
-    "lr": 5e-3,
-    "label_smoothing": 0.0,
-    "max_update": 12,
-    "valid_interval_updates": 4,
-    "save_interval_updates": 5,
-    "log_interval": 3,
-    "tensorboard": False,
-    "threads": 1,
-}
+RECIPE = {name: value for name, value in TINY.items() if not name.endswith("coder_layers")}
+RECIPE |= {"d_model": 16, "d_ff": 32, "layers": 2, "max_length": 32, "max_tokens": 96, "row_length": 32}
+RECIPE |= {"label_smoothing": 0.0}
 WIDE = {"d_model": 256, "heads": 8, "d_ff": 256, "max_tokens": 512}
 """Sizes at which half a batch enters the passes compiled by numba."""
-TIMES = ("seconds", "tokens_per_second", "peak_memory")
 
 
 def values(**changes):
@@ -50,10 +32,6 @@ def values(**changes):
 
 def run(data, out, **changes):
     return train(values(**changes), data, out, CPU, task=LanguageModelling())
-
-
-def last_weights(model_dir):
-    return read_weights(resolve_checkpoint(model_dir, "last"))
 
 
 @pytest.fixture(scope="module")
@@ -93,12 +71,8 @@ def test_a_run_in_two_sessions_equals_one_in_a_single_session(data, tmp_path, ch
     run(data, tmp_path / "whole", **changes)
     run(data, tmp_path / "parts", **changes, max_update=5)
     run(data, tmp_path / "parts", **changes)
-    one, other = last_weights(tmp_path / "whole"), last_weights(tmp_path / "parts")
-    assert all(torch.equal(one[name], other[name]) for name in one)
-    logs = [
-        [{k: v for k, v in record.items() if k not in TIMES} for record in read_log(tmp_path / name)]
-        for name in ("whole", "parts")
-    ]
+    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
+    logs = [log_without_times(tmp_path / name) for name in ("whole", "parts")]
     assert [r for r in logs[0] if r["kind"] == "train"] == [r for r in logs[1] if r["kind"] == "train"]
 
 
@@ -197,9 +171,9 @@ def test_two_ranks_end_in_the_weights_of_one_also_where_the_model_is_divided(run
     ]
     statuses, errors = run_ranks(*words)
     assert [status for each in statuses for status in each] == [0] * 5, errors
-    one = last_weights(tmp_path / "one")
+    one = weights_of(tmp_path / "one")
     for name in ("two", "divided"):
-        other = last_weights(tmp_path / name)
+        other = weights_of(tmp_path / name)
         assert one.keys() == other.keys()
         for key in one:
             torch.testing.assert_close(one[key], other[key], rtol=1e-4, atol=2e-5, msg=f"{name} {key}")

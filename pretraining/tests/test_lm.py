@@ -1,6 +1,7 @@
 """`fasttfm lm`: from a text file to a model that generates, answers and goes to Hugging Face."""
 
 import json
+import shlex
 
 import pytest
 
@@ -146,20 +147,7 @@ def test_the_likeliest_tokens_are_not_drawn():
 
 def test_a_llama_goes_the_same_way(made, capsys):
     pytest.importorskip("transformers")
-    sizes = [
-        "--d-model",
-        "16",
-        "--heads",
-        "4",
-        "--kv-heads",
-        "2",
-        "--d-ff",
-        "24",
-        "--layers",
-        "2",
-        "--max-length",
-        "32",
-    ]
+    sizes = shlex.split("--d-model 16 --heads 4 --kv-heads 2 --d-ff 24 --layers 2 --max-length 32")
     steps = ["--row-length", "32", "--max-update", "10", "--valid-interval-updates", "5", "--device", "cpu"]
     model, data = str(made / "L"), str(made / "D")
     assert main(["lm", "train", "--preset", "llama-tiny", "--data", data, "--out", model, *sizes, *QUICK, *steps]) == 0

@@ -4,9 +4,8 @@ import dataclasses
 
 import pytest
 import torch
+from training.runs import assert_same_weights
 
-from fasttfm.checkpoints.checkpoint import read_weights
-from fasttfm.checkpoints.steps import resolve_checkpoint
 from fasttfm.config import gather
 from fasttfm.config.training import TrainingConfig
 from fasttfm.errors import UserError
@@ -24,21 +23,10 @@ from fasttfm_pretraining.training.masked_modelling import MaskedModelling, evalu
 CPU = torch.device("cpu")
 SIZES = {"d_model": 16, "heads": 2, "d_ff": 24, "layers": 2, "max_length": 32}
 RUN = {
-    **SIZES,
-    "row_length": 32,
-    "max_tokens": 256,
-    "dropout": 0.1,
-    "optimizer": "adamw",
-    "schedule": "constant",
-    "warmup_updates": 0,
-    "lr": 1e-3,
-    "label_smoothing": 0.0,
-    "valid_interval_updates": 3,
-    "save_interval_updates": 3,
-    "log_interval": 1,
-    "tensorboard": False,
-    "threads": 1,
-}
+    **SIZES, "row_length": 32, "max_tokens": 256, "dropout": 0.1, "optimizer": "adamw", "schedule": "constant",
+    "warmup_updates": 0, "lr": 1e-3, "label_smoothing": 0.0, "valid_interval_updates": 3, "save_interval_updates": 3,
+    "log_interval": 1, "tensorboard": False, "threads": 1,
+}  # fmt: skip
 FIFTY = TrainingConfig(
     optimizer="adamw", schedule="constant", warmup_updates=0, lr=2e-3, adam_betas=(0.9, 0.999), adam_eps=1e-8,
     weight_decay=0.01, label_smoothing=0.0, max_update=50,
@@ -178,9 +166,7 @@ def test_a_run_that_stops_and_goes_on_ends_in_the_same_bits(kind, changes, data,
     train(values(kind, max_update=3, **changes), data, tmp_path / "parts", CPU, task=task)
     parts = train(values(kind, max_update=6, **changes), data, tmp_path / "parts", CPU, task=task)
     assert parts.score == whole.score
-    one, other = (read_weights(resolve_checkpoint(tmp_path / name, "last")) for name in ("whole", "parts"))
-    assert one.keys() == other.keys()
-    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
     repeated = evaluate(tmp_path / "whole", data, "last", CPU)
     assert repeated == whole.score
     record = repeated.record()

@@ -95,13 +95,7 @@ def test_wrong_templates_end_in_one_line():
     for template in ("{text}", "{text} {answer} {answer}", "{text {answer}"):
         with pytest.raises(UserError, match="--template"):
             Prompting(template=template)
-    for field in (
-        "{answer!s}",
-        "{answer:>5}",
-        "{text.nope} {answer}",
-        "{text[0]} {answer}",
-        "{} {answer}",
-    ):
+    for field in ("{answer!s}", "{answer:>5}", "{text.nope} {answer}", "{text[0]} {answer}", "{} {answer}"):
         with pytest.raises(UserError, match="name alone in braces"):
             Prompting(template=field)
     assert Prompting(template="{{answer}} {text} {answer}").write(EXAMPLES[1], "yes") == "{answer} question 1 yes"

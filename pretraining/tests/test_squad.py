@@ -131,13 +131,6 @@ def test_cut_off_json_says_line_and_column(tmp_path):
         read_squad(write(tmp_path, '{"data":\n  x}'))
 
 
-def test_a_cut_off_archive_is_told(tmp_path):
-    packed = tmp_path / "squad.json.gz"
-    packed.write_bytes(gzip.compress(json.dumps(FILE).encode())[:-20])
-    with pytest.raises(UserError, match="the gzip data is cut off or damaged after"):
-        read_squad(packed)
-
-
 def test_bytes_that_are_no_text_are_told(tmp_path):
     path = tmp_path / "squad.json"
     path.write_bytes(b'{"data":\n "\xff"}')

@@ -8,6 +8,7 @@ import pytest
 
 from fasttfm.errors import UserError
 from fasttfm_pretraining.data.pairs import LabelledText, label_names, label_numbers, read_pairs
+from fasttfm_pretraining.data.squad import read_squad
 from fasttfm_pretraining.data.swag import Choices, read_swag
 from fasttfm_pretraining.data.task_batches import Examples, TaskBatches, evaluation_batches
 from fasttfm_pretraining.data.task_inputs import Row
@@ -154,12 +155,14 @@ def test_evaluation_sees_every_example_once():
 
 
 @pytest.mark.parametrize(
-    ("name", "read"), [("a.csv.gz", read_swag), ("a.tsv.gz", read_pairs), ("a.jsonl.gz", read_pairs)]
+    ("name", "read"),
+    [("a.csv.gz", read_swag), ("a.tsv.gz", read_pairs), ("a.jsonl.gz", read_pairs), ("a.json.gz", read_squad)],
 )
 def test_a_packed_file_that_is_cut_off_says_where(tmp_path, name, read):
     rows = {
         "a.csv.gz": HEADER + LINE * 3000,
         "a.tsv.gz": "text\tlabel\n" + "".join(f"some text {n * 7919}\t{n % 2}\n" for n in range(3000)),
+        "a.json.gz": json.dumps({"data": [f"article {n * 7919}" for n in range(3000)]}),
         "a.jsonl.gz": "".join(json.dumps({"text": f"text {n * 7919}", "label": n % 2}) + "\n" for n in range(3000)),
     }
     packed = gzip.compress(rows[name].encode())

@@ -15,17 +15,19 @@ HARD = ("The cat's mats, 1234!", " two  spaces\n\nlines ", "\u00dcber na\u00efve
 TEXT = ["the cat sat on the mat", "a cat's mat, on which the cats sat", "That is 12 of 1234 mats!"] * 20
 
 
+def trained(made, folder, **options):
+    """How many tokens it has learned of TEXT and written into the folder."""
+    made.train_from_iterator(TEXT, tokenizers.trainers.BpeTrainer(**options, show_progress=False))
+    made.model.save(str(folder))
+    return made.get_vocab_size()
+
+
 def byte_level_files(folder, special):
     """vocab.json and merges.txt as the library's trainer and its model write them."""
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
-    made.train_from_iterator(TEXT, trainer)
-    made.model.save(str(folder))
-    return made.get_vocab_size()
+    return trained(made, folder, vocab_size=300, special_tokens=special, initial_alphabet=alphabet)
 
 
 def word_end_files(folder):
@@ -33,12 +35,7 @@ def word_end_files(folder):
     made = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
     made.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
     made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=90, special_tokens=["<unk>"], end_of_word_suffix="</w>", show_progress=False
-    )
-    made.train_from_iterator(TEXT, trainer)
-    made.model.save(str(folder))
-    return made.get_vocab_size()
+    return trained(made, folder, vocab_size=90, special_tokens=["<unk>"], end_of_word_suffix="</w>")
 
 
 def gpt(folder, kind, size):
@@ -77,22 +74,8 @@ def test_vocab_json_with_merges_is_read_as_transformers_reads_it(tmp_path, kind,
     "settings", [{}, {"do_lower_case": False}, {"strip_accents": False}, {"tokenize_chinese_chars": False}]
 )
 def test_word_pieces_are_cut_as_tokenizer_config_says(tmp_path, settings):
-    pieces = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        "the",
-        "The",
-        "cat",
-        "##s",
-        "u",
-        "\u00fc",
-        "\u6771",
-        "\u4eac",
-    ]
-    (tmp_path / "vocab.txt").write_text("\n".join([*pieces, "\u6771\u4eac", "xyz", "##\u4eac", "##ber"]) + "\n")
+    pieces = "[PAD] [UNK] [CLS] [SEP] [MASK] the The cat ##s u \u00fc \u6771 \u4eac \u6771\u4eac xyz ##\u4eac ##ber"
+    (tmp_path / "vocab.txt").write_text(pieces.replace(" ", "\n") + "\n")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     (tmp_path / "added_tokens.json").write_text('{"newword": 17, "other": 18}')

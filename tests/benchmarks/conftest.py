@@ -1,10 +1,14 @@
-"""Made-up records: every figure in them is invented, and none leaves a test's folder."""
+"""Made-up records, whose figures are all invented and leave no test's folder, and models whose searches end."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from fasttfm.data.tokenizer import EOS
+from fasttfm.models import Transformer, TransformerConfig
 
 MACHINE = {
     "time": "2026-01-02T03:04:05+00:00",
@@ -19,6 +23,24 @@ MACHINE = {
     "torch": "2.13.0",
     "triton": "3.7.1",
 }
+
+
+@pytest.fixture(scope="session")
+def ending_model():
+    """ending_model(config, mean): random weights; the mean logit of end-of-sentence makes many lengths."""
+
+    def make(config: TransformerConfig, mean: float) -> Transformer:
+        torch.manual_seed(0)
+        model = Transformer(config).eval()
+        with torch.no_grad():
+            norm = model.decoder.layers[-1].norm3
+            norm.weight.normal_(std=4.0)
+            norm.bias.normal_()
+            model.target_embedding.weight[:4] = 0.0
+            model.target_embedding.weight[EOS] = mean * norm.bias / norm.bias.square().sum()
+        return model
+
+    return make
 
 
 @pytest.fixture

@@ -22,6 +22,14 @@ def model() -> Transformer:
     return decoding.random_model(CONFIG, 2)
 
 
+@pytest.fixture(scope="module")
+def exact(model) -> Transformer:
+    """The same in float64."""
+    exact = Transformer(CONFIG).double().eval()
+    exact.load_state_dict(model.state_dict())
+    return exact
+
+
 def sets(hypotheses):
     return [{*map(tuple, each)} for each in hypotheses]
 
@@ -72,9 +80,7 @@ def test_every_tool_takes_as_many_steps_of_the_decoder(model, monkeypatch):
     assert steps == ["ours"] * LENGTH + ["Hugging Face"] * LENGTH
 
 
-def test_what_a_peer_finds_is_compared_with_a_search_for_as_many_words(model):
-    exact = Transformer(CONFIG).double().eval()
-    exact.load_state_dict(model.state_dict())
+def test_what_a_peer_finds_is_compared_with_a_search_for_as_many_words(exact):
     expected = decoding.expected(exact, 2, LENGTH, tuple(map(tuple, SOURCES)))
     assert {len(tokens) for each in expected[LENGTH] for tokens in each} == {LENGTH}
     for words in (LENGTH - 1, LENGTH):
@@ -83,9 +89,7 @@ def test_what_a_peer_finds_is_compared_with_a_search_for_as_many_words(model):
     assert decoding.error(exact, mixed, (SOURCES, expected)) == float("inf")
 
 
-def test_the_error_is_zero_for_equal_tokens_and_grows_with_what_was_missed(model):
-    exact = Transformer(CONFIG).double().eval()
-    exact.load_state_dict(model.state_dict())
+def test_the_error_is_zero_for_equal_tokens_and_grows_with_what_was_missed(model, exact):
     right = decoding.Ours(model, beam=2, length=LENGTH)(SOURCES)
     expected = (SOURCES, {LENGTH - 1: right})
     assert decoding.error(exact, right, expected) == 0.0

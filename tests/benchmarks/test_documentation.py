@@ -39,19 +39,7 @@ def test_the_examples_are_short():
 def test_the_page_has_every_group_field_and_status():
     for name in (*records.GROUPS, *records.STATUSES):
         assert f"`{name}`" in PAGE
-    told = {
-        "schema",
-        "group",
-        "case",
-        "shape",
-        "dtype",
-        "provider",
-        "status",
-        "reason",
-        "seed",
-        "level",
-        "threads",
-        "details",
-    }
+    told = {"schema", "group", "case", "shape", "dtype", "provider", "status", "reason", "seed", "level", "threads"}
+    told.add("details")
     for field in set(records.BENCHMARK["properties"]) - told:
         assert f"`{field}`" in PAGE, field

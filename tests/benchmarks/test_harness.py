@@ -156,24 +156,17 @@ def idle(monkeypatch):
     return told
 
 
-def test_a_quiet_case_is_timed_once_and_tells_load_and_spread(idle):
-    clock = FakeClock()
+@pytest.mark.parametrize(
+    ("restless", "rounds", "noisy"),
+    [(0, 3, False), (1 + 3, 2 * 3, False), (100, 2 * 3, True)],  # 1 + 3: the check and the first three rounds
+    ids=["quiet", "timed once more", "restless"],
+)
+def test_a_case_whose_times_spread_is_timed_once_more_and_marked_where_it_stays_so(idle, restless, rounds, noisy):
+    clock = Restless(restless)
     row = rows({"torch eager": plain}, clock=clock, setting=QUICK)["torch eager"]
-    assert (row["noisy"], row["spread"], row["load"]) == (False, 0.0, idle)
-    assert clock.runs == 1 + 3 + 1  # with the two checks
-
-
-def test_a_case_whose_times_spread_is_timed_once_more(idle):
-    clock = Restless(1 + 3)  # the check and the first three rounds
-    row = rows({"torch eager": plain}, clock=clock, setting=QUICK)["torch eager"]
-    assert (row["noisy"], row["spread"], row["time_us"]["runs"]) == (False, 0.0, 3)
-    assert clock.runs == 1 + 2 * 3 + 1
-
-
-def test_a_case_that_stays_restless_is_marked(idle):
-    row = rows({"torch eager": plain}, clock=Restless(100), setting=QUICK)["torch eager"]
-    assert row["noisy"]
-    assert row["spread"] > 0.25
+    assert (row["noisy"], row["spread"] > 0.25, row["load"], row["time_us"]["runs"]) == (noisy, noisy, idle, 3)
+    assert noisy or row["spread"] == 0.0
+    assert clock.runs == 1 + rounds + 1  # with the two checks
 
 
 @pytest.mark.parametrize(("field", "value"), [("others", 0.3), ("steal", 0.1)])
@@ -207,17 +200,9 @@ def test_a_refusal_is_a_row_in_its_own_words_and_an_absent_one_says_how_to_insta
 
 
 def test_providers_take_turns():
-    order = []
-
-    def named(name):
-        def run(x):
-            order.append(name)
-            return plain(x)
-
-        return run
-
-    rows({"a": named("a"), "b": named("b"), "c": named("c")})
-    timed = order[-3 * 3 - 3 : -3]  # three rounds before the last check's run each
+    seen = []
+    rows({name: watched(seen, name) for name in "abc"})
+    timed = [name for name, _ in seen[-3 * 3 - 3 : -3]]  # three rounds before the last check's run each
     assert [sorted(timed[i : i + 3]) for i in (0, 3, 6)] == [["a", "b", "c"]] * 3
 
 
@@ -269,11 +254,7 @@ def test_rates_follow_from_cost_and_time():
     row = rows({"torch eager": plain}, cost=cost, ceilings=Machine(bandwidth=1e12, flops=8e12))["torch eager"]
     assert row["tflop_per_s"] == pytest.approx(4.0)
     assert row["gb_per_s"] == pytest.approx(100.0)
-    assert row["roofline"] == {
-        "floor_us": 5.0,
-        "share": 0.5,
-        "ceilings": {"gb_per_s": 1000.0, "tflop_per_s": 8.0},
-    }
+    assert row["roofline"] == {"floor_us": 5.0, "share": 0.5, "ceilings": {"gb_per_s": 1000.0, "tflop_per_s": 8.0}}
     assert (row["peak_bytes"], row["launches"]) == (1000, 3)
 
 

@@ -21,16 +21,8 @@ CONFIG = TransformerConfig(
 
 
 @pytest.fixture(scope="module")
-def model() -> Transformer:
-    torch.manual_seed(0)
-    model = Transformer(CONFIG).eval()
-    with torch.no_grad():
-        norm = model.decoder.layers[-1].norm3
-        norm.weight.normal_(std=4.0)
-        norm.bias.normal_()
-        model.target_embedding.weight[:4] = 0.0
-        model.target_embedding.weight[EOS] = 6.0 * norm.bias / norm.bias.square().sum()
-    return model
+def model(ending_model) -> Transformer:
+    return ending_model(CONFIG, 6.0)
 
 
 SOURCES = [[*draw.choices(range(4, 60), k=draw.randint(1, 20)), EOS] for draw in [random.Random(1)] for _ in range(30)]

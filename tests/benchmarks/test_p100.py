@@ -1,13 +1,12 @@
 """The page and the notebook for old GPUs: tables as the code has them, cells that run."""
 
 import json
-import subprocess
 import sys
 
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.measure.machine import ROOT
+from benchmarks.measure.machine import ROOT, git
 from fasttfm.kernels.attention import launch as attention_launch
 from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.tiles.feed_forward import ROUTE
@@ -15,13 +14,6 @@ from fasttfm.kernels.tiles.feed_forward import ROUTE
 NOTEBOOK = ROOT / "notebooks" / "p100.ipynb"
 CELLS = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
 CODE = {cell["id"]: "".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "code"}
-
-
-def commit() -> str:
-    done = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip("not a git checkout")
-    return done.stdout.strip()
 
 
 # ---------------------------------------------------------------------------------------------------------- the page
@@ -82,7 +74,10 @@ def test_a_placeholder_that_was_left_stops_the_notebook():
 
 
 def test_the_cells_behind_the_run_show_and_check_its_records(tmp_path, capfd, write, record):
-    machine = {"commit": commit()}
+    commit = git("rev-parse", "HEAD")
+    if commit is None:
+        pytest.skip("not a git checkout")
+    machine = {"commit": commit}
     write("kernels-x.jsonl", record(machine=machine), record(machine=machine, provider="peer", status="absent"))
     space: dict = {}
     exec(CODE["helpers"], space)

@@ -8,11 +8,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE, wait_for_end, wait_until
 
 from benchmarks.measure import machine, records
 from benchmarks.queue import page, prepare, questions, run
@@ -56,14 +56,12 @@ def test_a_verdict_follows_from_prediction_and_what_was_before(measured, fields,
 
 def test_numbers_are_found_in_rows_in_items_and_in_the_last_line_of_the_output(record):
     rows = [
-        record(p50=90.0, provider="fasttfm"),
-        record(p50=100.0, provider="fasttfm"),
+        *(record(p50=p50, provider="fasttfm") for p50 in (90.0, 100.0)),
         record(p50=150.0, provider="SDPA"),
         {"benchmark": "host", "measured": [{"what": "attention", "ratio": 2.5}]},
     ]
-    asked = question()
     asked = replace(
-        asked,
+        question(),
         answers=(
             Expected(what="time", predicted=100, row={"provider": "fasttfm", "shape": {"B": 2}}),
             Expected(what="ratio", predicted=1.5, row={"provider": "fasttfm"}, over={"provider": "SDPA"}),
@@ -81,7 +79,6 @@ def test_numbers_are_found_in_rows_in_items_and_in_the_last_line_of_the_output(r
 
 def test_a_wrong_number_of_ours_is_taken_back_a_peers_and_a_noisy_row_are_asked_again(record):
     wrong = record(provider="fasttfm", status="wrong", reason="error 1", time_us=None)
-    ours = question().answers[0]
     ours = Expected(what="time", predicted=100, row={"provider": "fasttfm"})
     ratio = Expected(what="ratio", predicted=2, row={"provider": "fasttfm"}, over={"provider": "SDPA"})
     asked = replace(question(), answers=(ours, ratio))
@@ -144,11 +141,15 @@ def test_a_question_beyond_its_limit_is_stopped_with_all_it_started_and_its_reco
     )
     assert (record["status"], record["answers"][0]["measured"]) == ("stopped", 3)
     assert 3 <= record["seconds"] < 3 + run._GRACE
-    pid = int((tmp_path / "child").read_text())
-    deadline = time.monotonic() + 5
-    while Path(f"/proc/{pid}").exists() and "zombie" not in Path(f"/proc/{pid}/status").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for_end([int((tmp_path / "child").read_text())])
+
+
+def asked_file(folder: Path, *names: str, **fields) -> Path:
+    """A file of questions, alike but for their names."""
+    answers = [{"what": "x", "predicted": 1, "line": "(x)"}]
+    asked = {"decides": "x", "command": "python", "seconds": 3, "measures": "Makefile", "answers": answers, **fields}
+    (folder / "questions.yaml").write_text(json.dumps(dict.fromkeys(names, asked)))
+    return folder / "questions.yaml"
 
 
 def queue_process(results: Path, file: Path, seconds: int) -> subprocess.Popen:
@@ -166,20 +167,11 @@ def queue_process(results: Path, file: Path, seconds: int) -> subprocess.Popen:
 
 
 def test_a_queue_killed_at_random_moments_loses_no_answer_and_goes_on(tmp_path):
-    file, results, draw = tmp_path / "questions.yaml", tmp_path / "results", random.Random(5)
     command = "python -c \"import time; time.sleep(0.3); print('found 3 us')\""
-    file.write_text(
-        json.dumps(
-            {
-                f"q{number}": {
-                    "decides": "nothing", "command": command, "seconds": 20,
-                    "measures": "benchmarks/queue/questions.py",
-                    "answers": [{"what": "time", "predicted": 3, "line": r"found (\d+) us"}],
-                }
-                for number in range(5)
-            }
-        )
-    )  # fmt: skip
+    answers = [{"what": "time", "predicted": 3, "line": r"found (\d+) us"}]
+    names = [f"q{number}" for number in range(5)]
+    file = asked_file(tmp_path, *names, command=command, seconds=20, answers=answers)
+    results, draw = tmp_path / "results", random.Random(5)
     known: set[str] = set()
     for kills in range(5, -1, -1):
         process = queue_process(results, file, 200)
@@ -191,29 +183,20 @@ def test_a_queue_killed_at_random_moments_loses_no_answer_and_goes_on(tmp_path):
         answered = kept(results)
         assert known <= set(answered), "an answer was lost"
         known = set(answered)
-    assert known == {f"q{number}" for number in range(5)}
+    assert known == {*names}
 
 
 def test_a_stopped_queue_ends_what_it_runs(tmp_path):
-    file, results = tmp_path / "questions.yaml", tmp_path / "results"
-    (mark := tmp_path / "mark").write_text("")
+    mark = tmp_path / "mark"
     command = f"python -c \"import os, time; open('{mark}', 'w').write(str(os.getpid())); time.sleep(600)\""
-    answers = [{"what": "x", "predicted": 1, "line": "(x)"}]
-    asked = {"decides": "x", "command": command, "seconds": 600, "measures": "Makefile", "answers": answers}
-    file.write_text(json.dumps({"q": asked}))
+    file = asked_file(tmp_path, "q", command=command, seconds=600)
     for number in (signal.SIGTERM, signal.SIGKILL):
         mark.write_text("")
-        process = queue_process(results, file, 900)
-        deadline = time.monotonic() + 60
-        while not mark.read_text():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        process = queue_process(tmp_path / "results", file, 900)
+        wait_until(mark.read_text)
         process.send_signal(number)
-        process.communicate(timeout=30)
-        child = int(mark.read_text())
-        while Path(f"/proc/{child}").exists() and "State:\tZ" not in Path(f"/proc/{child}/status").read_text():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        process.communicate(timeout=PATIENCE)
+        wait_for_end([int(mark.read_text())])
 
 
 BAD = {
@@ -230,11 +213,8 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_a_question_that_cannot_be_asked_is_refused_with_its_name(case, tmp_path):
     fields, said = BAD[case]
-    whole = {"decides": "x", "command": "python", "seconds": 3, "measures": "Makefile"}
-    whole["answers"] = [{"what": "x", "predicted": 1, "line": "(x)"}]
-    (tmp_path / "questions.yaml").write_text(json.dumps({"asked": whole | fields}))
     with pytest.raises(UserError, match="asked") as error:
-        questions.read(tmp_path / "questions.yaml")
+        questions.read(asked_file(tmp_path, "asked", **fields))
     assert said in str(error.value)
 
 

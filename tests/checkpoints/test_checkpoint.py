@@ -5,14 +5,12 @@ import hashlib
 import io
 import math
 import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from forked import Popen, run
+from forked import run
 from torch import nn
 
 from fasttfm.checkpoints.checkpoint import (
@@ -217,36 +215,6 @@ def test_a_full_disk_while_saving_loses_nothing_and_says_what_to_do(tmp_path):
     assert "earlier checkpoints are untouched" in result.stdout
     assert os.listdir(tmp_path / "checkpoints") == ["step-000000001"]
     assert read_weights(step_folder(tmp_path, 1))["weight"][0, 0] == 1.5
-
-
-SAVE_FOR_EVER = """
-import sys, torch
-from fasttfm.checkpoints.checkpoint import save_checkpoint
-from fasttfm.checkpoints.steps import prune, step_folder
-print("ready", flush=True)
-step = 0
-while True:
-    step += 1
-    save_checkpoint(step_folder(sys.argv[1], step), {"weight": torch.full((50_000,), float(step))}, {"step": step})
-    prune(sys.argv[1], 2, set())
-    print(step, flush=True)
-"""
-
-
-def test_kill_9_while_saving_leaves_only_complete_checkpoints(tmp_path):
-    for attempt in range(4):
-        process = Popen([sys.executable, "-c", SAVE_FOR_EVER, str(tmp_path)], stdout=subprocess.PIPE)
-        for _ in range(3 + attempt):  # what it says, not how long it took, tells that it has saved
-            process.stdout.readline()
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(timeout=0.01 + attempt * 0.007)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        for step in saved_steps(tmp_path):
-            weight = read_weights(resolve_checkpoint(tmp_path, str(step)))["weight"]
-            assert torch.equal(weight, torch.full((50_000,), float(step)))
-    assert saved_steps(tmp_path)
 
 
 def test_an_emptied_list_of_digests_does_not_switch_the_check_off(tmp_path):

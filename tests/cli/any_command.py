@@ -141,16 +141,8 @@ def mutate(situation: Situation) -> str:
     path = draw.choice(files)
     if path.suffix == ".yaml":
         lines = path.read_text(encoding="utf-8").splitlines()
-        wrong = [
-            "!!bool maybe",
-            "!!timestamp nope",
-            "[" * 9999,
-            '"\\ud800"',
-            "*x",
-            "9" * 5000,
-            "{a: {b: [c]}}",
-            "!!binary x",
-        ]
+        wrong = ["!!bool maybe", "!!timestamp nope", "[" * 9999, '"\\ud800"', "*x", "9" * 5000]
+        wrong += ["{a: {b: [c]}}", "!!binary x"]
         number = draw.randrange(len(lines))
         lines[number] = f"{lines[number].split(':')[0]}: {draw.choice(wrong)}"
         path.write_text("\n".join(lines), encoding="utf-8")
@@ -191,15 +183,5 @@ def plant(situation: Situation) -> str:
     return "planted .py files"
 
 
-FAULTS: list[Callable[[Situation], str]] = [
-    mutate,
-    mutate,
-    mutate,
-    plant,
-    break_file,
-    break_text,
-    deny,
-    fill_disk,
-    send_signal,
-    close_output,
-]
+FAULTS: list[Callable[[Situation], str]] = [mutate] * 3
+FAULTS += [plant, break_file, break_text, deny, fill_disk, send_signal, close_output]

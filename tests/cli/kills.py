@@ -19,7 +19,7 @@ import signal
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,6 +62,11 @@ def command(words: str) -> Callable[[], None]:
         assert main(words.split()) == 0
 
     return run
+
+
+def of_both(words: str, what: tuple = ("A", "B")) -> Iterator[Callable[[], None]]:
+    """The command with the first and with the second in the place of {}."""
+    return (command(words.format(each)) for each in what)
 
 
 def files(folder: str) -> str:
@@ -123,39 +128,25 @@ def of_family(kind: str, verb: str) -> Writer:
 
 AVERAGE = Path("A/checkpoints/average")
 WRITERS = {
-    "prepare": Writer(command(f"prepare {PREPARE} 60 --out data"), command(f"prepare {PREPARE} 64 --out data"), pairs),
-    "lm prepare": Writer(command(f"{LM_PREPARE} A.src"), command(f"{LM_PREPARE} A.tgt"), documents),
-    "export": Writer(
-        command("export A --format marian-hf --no-check --out out"),
-        command("export B --format marian-hf --no-check --out out"),
-        lambda: files("out"),
-    ),
+    "prepare": Writer(*of_both(f"prepare {PREPARE} {{}} --out data", (60, 64)), pairs),
+    "lm prepare": Writer(*of_both(f"{LM_PREPARE} A.{{}}", ("src", "tgt")), documents),
     **{
-        f"export {form}": Writer(
-            command(f"export A --format {form} --no-check --out out"),
-            command(f"export B --format {form} --no-check --out out"),
-            lambda: files("out"),
-        )
-        for form in ("ctranslate2", "pretrained", "onnx")
+        f"export {form}": Writer(*of_both(f"export {{}} --format {form} --no-check --out out"), lambda: files("out"))
+        for form in ("marian-hf", "ctranslate2", "pretrained", "onnx")
     },
     **{f"{COMMANDS[kind]} export": of_family(kind, "export") for kind in ("gpt", "bert", "squad")},
     **{f"{COMMANDS[kind]} import": of_family(kind, "import") for kind in ("gpt", "bert", "squad")},
-    "import": Writer(
-        command("import marian-A --format marian-hf --no-check --out out"),
-        command("import marian-B --format marian-hf --no-check --out out"),
-        lambda: model("out"),
-    ),
-    "quantize": Writer(command("quantize A --out out"), command("quantize B --out out"), lambda: model("out")),
+    "import": Writer(*of_both("import marian-{} --format marian-hf --no-check --out out"), lambda: model("out")),
+    "quantize": Writer(*of_both("quantize {} --out out"), lambda: model("out")),
     "save_pretrained": Writer(save_pretrained("A"), save_pretrained("B"), lambda: model("out")),
-    "average": Writer(command("average A --last 2"), command("average A --last 3"), average),
+    "average": Writer(*of_both("average A --last {}", (2, 3)), average),
     "hub": Writer(
         lambda: package.write_package(Path("out"), version=1),
         lambda: package.write_package(Path("out")),
         lambda: files("out"),
     ),
     "shortlist": Writer(
-        command("shortlist A --data pairs --best 1 --out list"),
-        command("shortlist A --data pairs --best 3 --out list"),
+        *of_both("shortlist A --data pairs --best {} --out list", (1, 3)),
         lambda: digest(list(read_lines(Path("list")))),
     ),
 }

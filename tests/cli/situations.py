@@ -64,19 +64,8 @@ _ODD_VALUES = [
     "None",
     "1:30",
 ]
-_ODD_PATHS = [
-    "",
-    ".",
-    "..",
-    "absent",
-    "absent/absent",
-    "n" * 300,
-    "notes.txt",
-    "notes.txt/x",
-    "a\nb",
-    "run$_{$b'",
-    "\udcff",
-]
+_ODD_PATHS = ["", ".", "..", "absent", "absent/absent", "n" * 300, "notes.txt", "notes.txt/x", "a\nb"]
+_ODD_PATHS += ["run$_{$b'", "\udcff"]
 _ODD_PATHS += ["/dev/null", "/dev/full", "model", "data", "train.src", "model/checkpoints", "ü x", "-", "-x", "%s", "~"]
 _SLOW_FLAGS = {"--threads", "--max-update", "--max-epoch", "--max-minutes", "--help"}
 
@@ -324,20 +313,8 @@ def close_output(situation: Situation) -> str:
     return situation.output
 
 
-FAULTS: list[Callable[[Situation], str]] = [
-    break_file,
-    break_file,
-    break_checkpoints,
-    break_text,
-    change_flag,
-    change_flag,
-    change_path,
-    change_setting,
-    deny,
-    fill_disk,
-    send_signal,
-    close_output,
-]
+FAULTS: list[Callable[[Situation], str]] = [break_file, break_file, break_checkpoints, break_text, change_flag]
+FAULTS += [change_flag, change_path, change_setting, deny, fill_disk, send_signal, close_output]
 
 
 def _files() -> list[Path]:
@@ -426,16 +403,8 @@ def _memory_limit() -> Iterator[None]:
 
 def run_with_little_memory(situation: Situation, kilobytes: int) -> Outcome:
     """In a process of its own that may have so many kilobytes of addresses."""
-    words = [
-        "bash",
-        "-c",
-        f'ulimit -v {kilobytes}; exec "$0" "$@"',
-        sys.executable,
-        "-I",
-        "-m",
-        "fasttfm",
-        situation.command,
-    ]
+    limited = f'ulimit -v {kilobytes}; exec "$0" "$@"'
+    words = ["bash", "-c", limited, sys.executable, "-I", "-m", "fasttfm", situation.command]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*words, *(word.replace("\0", "") for word in situation.arguments)],  # no process can be given such a byte

@@ -15,6 +15,17 @@ from fasttfm.cli import parser
 from fasttfm.errors import Stopped, UserError
 
 
+def scoring(run: str) -> list[str]:
+    """A process in which `fasttfm score` calls the function that these lines define."""
+    program = (
+        f"import sys, types\n{run}\n"
+        "sys.modules['fasttfm.cli.score'] = types.SimpleNamespace(add_arguments=lambda parser: None, run=run)\n"
+        "from fasttfm.cli.main import main\n"
+        "sys.exit(main(['score']))"
+    )
+    return [sys.executable, "-c", program]
+
+
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch):
     """Make `fasttfm score` do something else."""
@@ -169,16 +180,8 @@ def test_versions_are_told(capsys):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX pipes")
 def test_a_reader_that_leaves_is_no_error():
-    program = (
-        "import sys, types\n"
-        "def run(args):\n"
-        "    for _ in range(100000): print('line')\n"
-        "command = types.SimpleNamespace(add_arguments=lambda parser: None, run=run)\n"
-        "sys.modules['fasttfm.cli.score'] = command\n"
-        "from fasttfm.cli.main import main\n"
-        "sys.exit(main(['score']))"
-    )
-    writer = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    words = scoring("def run(args):\n    for _ in range(100000): print('line')")
+    writer = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert writer.stdout.readline() == b"line\n"
     writer.stdout.close()
     assert writer.wait() == cli.EXIT_BROKEN_PIPE
@@ -207,16 +210,9 @@ def test_a_complaint_that_a_full_disk_does_not_take_leaves_the_status():
 
 
 def test_what_the_terminals_encoding_cannot_say_is_an_escape(tmp_path):
-    program = (
-        "import sys, types\n"
-        "def run(args): print('…ü')\n"
-        "command = types.SimpleNamespace(add_arguments=lambda parser: None, run=run)\n"
-        "sys.modules['fasttfm.cli.score'] = command\n"
-        "from fasttfm.cli.main import main\n"
-        "sys.exit(main(['score']))"
-    )
+    words = scoring("def run(args): print('…ü')")
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=False)
+    done = subprocess.run(words, env=environment, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (0, b"\\u2026\\xfc\n")
 
 

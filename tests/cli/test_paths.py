@@ -87,6 +87,10 @@ def given(name: str, chosen: dict[argparse.Action, str]) -> argparse.Namespace:
     return build_parser([name.split()[0]]).parse_args([*name.split(), *words])
 
 
+def contents(folder: str = ".") -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
 def check(name: str, chosen: dict[argparse.Action, str]) -> None:
     check_paths(given(name, chosen))
 
@@ -133,12 +137,12 @@ def test_no_output_is_another_path_of_the_command(name, output, other, world):
     if not is_folder:
         os.link("file", "hard")
         spellings.append("hard")
-    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    before = contents()
     for spelling in spellings:
         for mine, theirs in ((spelling, there), (there, spelling)):
             with pytest.raises(UserError, match=r"choose another|is a directory|is a file|do not go together"):
                 check(name, {output: mine, other: theirs})
-    assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
+    assert contents() == before
 
 
 @pytest.mark.parametrize(
@@ -235,11 +239,11 @@ def model(world: Path) -> Path:
 
 @pytest.mark.parametrize("path", ["MODEL/config.yaml", "text", "terms", "MODEL", "-"])
 def test_translate_keeps_model_input_and_companions_from_its_alignment(path, model, monkeypatch, capfd):
-    before = {each: each.read_bytes() for each in Path().rglob("*") if each.is_file()}
+    before = contents()
     streams(monkeypatch, source="text")
     assert main(["translate", "MODEL", "--terminology", "terms", "--alignment", path, "--device", "cpu"]) == 2
     assert capfd.readouterr().err.count("\n") == 1
-    assert {each: each.read_bytes() for each in Path().rglob("*") if each.is_file()} == before
+    assert contents() == before
 
 
 def test_training_begins_in_no_directory_of_a_model_that_was_imported(world):
@@ -267,13 +271,13 @@ def test_no_command_replaces_a_folder_that_another_made(first, model, capfd):
     """`quantize MODEL --out DATA` put a model in the place of the prepared data, with status 0."""
     assert main([*WRITERS["export"].split(), "theirs"]) == 0
     assert main([*WRITERS[first].split(), "out"]) == 0
-    before = {each: each.read_bytes() for each in Path("out").rglob("*") if each.is_file()}
+    before = contents("out")
     for second, words in WRITERS.items():
         capfd.readouterr()
         if second != first:
             assert main([*words.split(), "out"]) == 2
             assert "out: holds other files (" in capfd.readouterr().err
-    assert {each: each.read_bytes() for each in Path("out").rglob("*") if each.is_file()} == before
+    assert contents("out") == before
     assert main([*WRITERS[first].split(), "out"]) == 0
 
 

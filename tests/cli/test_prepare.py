@@ -127,7 +127,12 @@ def test_several_files_and_repeated_flags_are_one_corpus_in_their_order(text: li
     assert main(["prepare", "--src", src, valid[1], "--tgt", tgt, *options, "--out", str(tmp_path / "C")]) == 2
 
 
-STRANGERS = ("a model", "notes", "the text itself", "a model inside")
+STRANGERS = {
+    "a model": "config.yaml",
+    "notes": "notes.txt",
+    "the text itself": "train.src.gz",
+    "a model inside": "model",
+}
 
 
 @pytest.mark.parametrize("stranger", STRANGERS)
@@ -153,13 +158,7 @@ def test_nothing_but_its_own_files_is_ever_replaced(text: list[str], tmp_path: P
     assert main(command) == 2
     assert snapshot(tmp_path) == before
     message = capsys.readouterr().err
-    named = {
-        "a model": "config.yaml",
-        "notes": "notes.txt",
-        "the text itself": "train.src.gz",
-        "a model inside": "model",
-    }
-    assert named[stranger] in message
+    assert STRANGERS[stranger] in message
     assert "choose another --out" in message
     assert message.count("\n") == 1
 
@@ -192,25 +191,6 @@ def test_a_single_pair_is_not_called_pairs(text: list[str], tmp_path: Path, caps
         Path(path).write_text(Path(path).read_text().split("\n")[0] + "\n")
     assert main(["prepare", *text, "--vocab-size", "450", "--out", str(tmp_path / "DATA")]) == 0
     assert "200 training pairs, 1 validation pair\n" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("model_type", ["bpe", "unigram"])
-def test_lines_beyond_what_sentencepiece_takes_are_learned_from_too(text: list[str], tmp_path: Path, model_type: str):
-    """Documents of one line: it leaves out lines over 4,192 bytes, and where all are, ends in its own words."""
-    for position in (1, 3):
-        lines = gzip.decompress(Path(text[position]).read_bytes()).decode().split("\n")[:-1]
-        Path(text[position]).write_bytes(gzip.compress(f"{' '.join(lines)}\n{' '.join(lines[::-1])}\n".encode()))
-    options = ["--max-length", "100000", "--vocab-size", "450", "--model-type", model_type]
-    assert main(["prepare", *text, *options, "--out", str(tmp_path / "DATA")]) == 0
-    assert len(PreparedData.open(tmp_path / "DATA").train) == 2
-
-
-def test_old_macintosh_line_ends_are_one_clear_line(text: list[str], tmp_path: Path, capsys):
-    for path in text[5], text[7]:
-        Path(path).write_bytes(Path(path).read_bytes().replace(b"\n", b"\r"))
-    assert main(["prepare", *text, "--vocab-size", "450", "--out", str(tmp_path / "DATA")]) == 2
-    expected = f"{text[5]}: has 10 carriage returns and no line ends: convert it first, with tr '\\r' '\\n'\n"
-    assert capsys.readouterr().err == f"fasttfm prepare: {expected}"
 
 
 def test_one_text_as_source_and_target_is_pointed_out(text: list[str], tmp_path: Path, capsys):
@@ -258,17 +238,8 @@ def test_strange_text_is_prepared_line_by_line(tmp_path: Path, kind: str, model_
 
 @pytest.mark.parametrize(("pair", "target"), [("multi30k", "de"), ("tatoeba_enja", "ja")])
 def test_real_corpora_are_prepared_whole(corpora: Path, tmp_path: Path, pair: str, target: str):
-    folder = corpora / pair
-    files = [
-        (flag, str(folder / f"{split}.{language}.gz"))
-        for flag, split, language in (
-            ("--src", "train", "en"),
-            ("--tgt", "train", target),
-            ("--valid-src", "valid", "en"),
-            ("--valid-tgt", "valid", target),
-        )
-    ]
-    arguments = [word for flag in files for word in flag]
+    files = {"src": "train.en", "tgt": f"train.{target}", "valid-src": "valid.en", "valid-tgt": f"valid.{target}"}
+    arguments = [f"--{flag}={corpora / pair / name}.gz" for flag, name in files.items()]
     assert main(["prepare", *arguments, "--vocab-size", "8000", "--out", str(tmp_path / "DATA")]) == 0
     data = PreparedData.open(tmp_path / "DATA")
     assert len(data.source_tokenizer) == 8000

@@ -96,11 +96,7 @@ def test_an_estimate_multiplies_and_says_that_it_is_one(capsys):
 
 def test_json_is_the_score_alone_and_quiet_goes_to_every_command(tmp_path: Path, monkeypatch, capfd):
     pair = tmp_path / "a", tmp_path / "b"
-    texts = Texts(
-        train=([pair[0]], [pair[1]]),
-        valid=([], []),
-        tests={"flickr2016": pair},
-    )
+    texts = Texts(train=([pair[0]], [pair[1]]), valid=([], []), tests={"flickr2016": pair})
     (tmp_path / "a").write_text("x\n")
     monkeypatch.setattr(datasets, "fetch_dataset", lambda *args, **options: texts)
     ran = []

@@ -62,16 +62,12 @@ def test_a_map_without_the_right_token_cannot_write_it(folder, tmp_path, monkeyp
     assert not any("Hund" in line for line in kept)
 
 
-def test_what_does_not_fit_is_one_line(folder, tmp_path, capsys):
+def test_what_does_not_fit_is_one_line(folder, tmp_path, refusal_of):
     other = write_model_dir(tmp_path / "other", trained=False)
     (other / "spm.model").write_bytes((other / "spm.model").read_bytes() + b"\n")
-    cases = [
-        ([other, "--data", folder / "data"], "is of another vocabulary than"),
-        ([folder / "data", "--data", folder / "data"], "not a model directory"),
-        ([folder / "model", "--data", folder / "data", "--best", 0], "--best: '0' was given"),
-    ]
-    for words, message in cases:
-        assert main(["shortlist", *map(str, words)]) == 2
-        err = capsys.readouterr().err
-        assert message in err
-        assert len(err.splitlines()) == 1
+    for model, more, message in (
+        (other, [], "is of another vocabulary than"),
+        (folder / "data", [], "not a model directory"),
+        (folder / "model", ["--best", 0], "--best: '0' was given"),
+    ):
+        assert message in refusal_of(["shortlist", model, "--data", folder / "data", *more])

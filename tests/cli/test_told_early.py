@@ -53,6 +53,7 @@ TRANSLATE = ["translate", *COMMANDS["translate"].split()]
         ([*TRAIN, "--no-valid-bleu", "--valid-beam", "4"], "valid_beam does nothing while valid_bleu is false"),
         (["score", "--ref", "valid.tgt", "--ref", "valid.src"], "--ref was given twice"),
         (["score", "--ref", "valid.tgt", "--test", "randomization"], "--test goes with --baseline"),
+        (["score", "--ref", "valid.tgt", "--comet", "any"], "--comet goes with --src"),
         (["recipe", "multi30k", "--estimate", "100", "--dry-run"], "--estimate and --dry-run do not go together"),
         (["lm", "prepare", "--text", "train.src", "--bytes", "--vocab-size", "9", "--out", "x"], "do not go together"),
         ([*PREPARE, "--source-tag", "<s>", "--valid-source-tag", "<s>"], "is a special piece"),

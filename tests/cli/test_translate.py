@@ -376,6 +376,7 @@ def test_attention_is_drawn(model_dir, tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == str(picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
     for arguments, message in (
+        (["Hund \udcff"], "the sentence 'Hund \\udcff' is not valid UTF-8"),
         (["a dog", "--layers", "3"], "layers 1 to 2"),
         (["a dog", "--over", "minutes"], "do not go together"),
         (["a dog", "--layers", "one"], "give numbers"),
@@ -396,21 +397,8 @@ def test_the_picture_has_the_name_that_was_asked_for(model_dir, tmp_path):
     assert os.listdir(tmp_path) == ["picture"]
 
 
-def test_a_sentence_that_is_no_text_is_refused(model_dir, tmp_path, capsys):
-    assert main(["plot", str(model_dir), "--attention", "Hund \udcff", "--out", str(tmp_path / "x.png")]) == 2
-    assert "the sentence 'Hund \\udcff' is not valid UTF-8" in capsys.readouterr().err
-
-
-STRANGE = [
-    "a\u2028dog\x85x",
-    "a\0dog",
-    "a\tdog\x0c",
-    "👩\u200d👩\u200d👧 dog",
-    "שלום a dog",
-    "\ufeffa dog\r",
-    "\u2581",
-    "<s>",
-]
+STRANGE = ["a\u2028dog\x85x", "a\0dog", "a\tdog\x0c", "👩\u200d👩\u200d👧 dog", "\ufeffa dog\r", "\u2581", "<s>"]
+STRANGE += ["שלום a dog"]
 
 
 @pytest.mark.parametrize("line", STRANGE)
@@ -515,24 +503,22 @@ def test_a_quantized_model_is_smaller_and_translates_as_the_model_does_in_int8(t
     assert scores[0] == pytest.approx(scores[1], rel=0.02)
 
 
-def test_only_what_is_this_model_and_not_in_int8_is_quantized(model_dir, tmp_path, capsys):
+def test_only_what_is_this_model_and_not_in_int8_is_quantized(model_dir, tmp_path, refusal_of):
     weights = load_file(step_folder(model_dir, 1) / MODEL_FILE)
     name = next(name for name in weights if name.endswith("linear1.weight"))
     save_file({**weights, name: weights[name][:-1].contiguous()}, tmp_path / "short.safetensors")
     save_file({**weights, name: weights[name].short()}, tmp_path / "whole.safetensors")
     assert main(["quantize", str(model_dir), "--out", str(tmp_path / "int8")]) == 0
-    capsys.readouterr()
     for words, message in (
         ([model_dir, "--checkpoint", tmp_path / "short.safetensors"], f"is of another model: {name} is"),
         ([model_dir, "--checkpoint", tmp_path / "whole.safetensors"], f"{name} is of int16, which"),
         ([tmp_path / "int8"], "is in int8 already"),
     ):
-        assert main(["quantize", *map(str, words), "--out", str(tmp_path / "x")]) == 2
-        assert message in capsys.readouterr().err
+        assert message in refusal_of(["quantize", *words, "--out", tmp_path / "x"])
         assert not (tmp_path / "x").exists()
 
 
-def test_quantizing_replaces_nothing(model_dir, tmp_path, capsys):
+def test_quantizing_replaces_nothing(model_dir, tmp_path, refusal_of):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes").touch()
     for words, message in (
@@ -540,10 +526,7 @@ def test_quantizing_replaces_nothing(model_dir, tmp_path, capsys):
         ([tmp_path, "--out", tmp_path / "x"], "is not a model directory"),
         ([model_dir, "--out", tmp_path / "x", "--checkpoint", "9"], "checkpoint '9' was not found"),
     ):
-        assert main(["quantize", *map(str, words)]) == 2
-        told = capsys.readouterr().err
-        assert message in told
-        assert told.count("\n") == 1
+        assert message in refusal_of(["quantize", *words])
     assert not (tmp_path / "x").exists()
 
 

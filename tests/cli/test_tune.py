@@ -72,10 +72,7 @@ def bench(monkeypatch):
 def test_every_decision_with_more_than_one_answer_is_measured_on_the_work_that_asks_for_it(bench):
     results = bench.measured()
     assert list(results) == [SMALL, LARGE]
-    assert [kept.shipped_microseconds for kept, _ in results.values()] == [
-        20.0,
-        10.0,
-    ]  # 512 columns: two pieces
+    assert [kept.shipped_microseconds for kept, _ in results.values()] == [20.0, 10.0]  # 512 columns: two pieces
 
 
 def test_the_faster_answer_is_taken_and_stays_in_force(bench):
@@ -170,11 +167,8 @@ def test_a_file_that_is_damaged_is_written_anew(device):
 
 
 @pytest.mark.parametrize("device", ["gpu", "meta", "cuda:99", "cpu:x"])
-def test_a_device_that_cannot_be_tuned_is_refused_in_a_line(device, capsys):
-    assert main.main(["tune", "--device", device]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("fasttfm tune: device ")
-    assert len(said.splitlines()) == 1
+def test_a_device_that_cannot_be_tuned_is_refused_in_a_line(device, refusal_of):
+    assert refusal_of(["tune", "--device", device]).startswith("fasttfm tune: device ")
 
 
 def test_on_a_cpu_there_is_nothing_to_tune(capsys):

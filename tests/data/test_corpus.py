@@ -29,19 +29,6 @@ def test_line_ends_and_a_byte_order_mark_are_not_text(tmp_path: Path):
     assert list(read_lines(path)) == ["one", "", "two ", "last without end"]
 
 
-def test_gzip_is_told_by_its_content_not_by_its_name(tmp_path: Path):
-    path = tmp_path / "named.txt"
-    path.write_bytes(gzip.compress("grün\nrot\n".encode()))
-    assert list(read_lines(path)) == ["grün", "rot"]
-
-
-def test_a_wrong_byte_is_named_by_file_and_line(tmp_path: Path):
-    path = tmp_path / "latin1.de"
-    path.write_bytes("gut\nschön\n".encode("latin1"))
-    with pytest.raises(UserError, match=r"latin1\.de: line 2 is not valid UTF-8 at column 4 \(byte 0xf6"):
-        list(read_lines(path))
-
-
 @pytest.mark.parametrize(
     ("before", "advice"),
     [("größe\n", "correct that line$"), ("größ", "correct that line$"), ("plain\n", "or convert the file with iconv")],
@@ -94,14 +81,12 @@ def test_packed_files_are_read_and_packed_streams_are_called_so(tmp_path: Path, 
     with pytest.raises(UserError, match=rf"standard input: is \w+ data: unpack it first, with {tool}"):
         list(decode_lines(io.BytesIO(path.read_bytes()), "standard input"))
     whole = pack("".join(f"line {i * i}\n" for i in range(9000)).encode())
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(UserError, match=r"the \w+ data is cut off or damaged after line [\d,]+"):
-        list(read_lines(path))
     damaged = bytearray(whole)
     damaged[len(whole) // 2] ^= 0xFF
-    path.write_bytes(damaged)
-    with pytest.raises(UserError, match=r"the \w+ data is cut off or damaged after line [\d,]+"):
-        list(read_lines(path))
+    for broken in (whole[: len(whole) // 2], whole[: int(len(whole) * 0.98)], damaged):
+        path.write_bytes(broken)
+        with pytest.raises(UserError, match=r"named\.txt: the \w+ data is cut off or damaged after line [\d,]+"):
+            list(read_lines(path))
 
 
 def test_packings_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -147,24 +132,6 @@ def test_what_follows_gzip_data_is_refused_but_for_zeros(tmp_path: Path, after: 
     assert list(read_lines(path)) == ["one", "two"]
     path.write_bytes(gzip.compress(b"one\n") + after)
     with pytest.raises(UserError, match="cut off or damaged after line 1"):
-        list(read_lines(path))
-
-
-@pytest.mark.parametrize("keep", [0.5, 0.98])
-def test_a_cut_off_gzip_is_refused(tmp_path: Path, keep: float):
-    whole = gzip.compress("".join(f"line {i * i}\n" for i in range(9000)).encode())
-    path = tmp_path / "cut.gz"
-    path.write_bytes(whole[: int(len(whole) * keep)])
-    with pytest.raises(UserError, match=r"cut\.gz: the gzip data is cut off or damaged after line [\d,]+"):
-        list(read_lines(path))
-
-
-def test_a_damaged_gzip_is_refused(tmp_path: Path):
-    data = bytearray(gzip.compress(b"some text\n" * 1000))
-    data[len(data) // 2] ^= 0xFF
-    path = tmp_path / "damaged.gz"
-    path.write_bytes(data)
-    with pytest.raises(UserError, match="cut off or damaged"):
         list(read_lines(path))
 
 

@@ -74,16 +74,8 @@ def test_at_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture):
         (tmp_path / f"train.{side}").write_text("".join(f"{line}\n" for line in lines * 30))
         (tmp_path / f"valid.{side}").write_text("".join(f"{line}\n" for line in lines))
     flags = "--drop-duplicates --drop-identical --max-ratio 3 --src-script latin --tgt-script latin --vocab-size 320"
-    texts = [
-        word
-        for flag, name in (
-            ("src", "train.en"),
-            ("tgt", "train.de"),
-            ("valid-src", "valid.en"),
-            ("valid-tgt", "valid.de"),
-        )
-        for word in (f"--{flag}", str(tmp_path / name))
-    ]
+    files = {"src": "train.en", "tgt": "train.de", "valid-src": "valid.en", "valid-tgt": "valid.de"}
+    texts = [f"--{flag}={tmp_path / name}" for flag, name in files.items()]
     assert main(["prepare", *texts, *flags.split(), "--out", str(tmp_path / "DATA")]) == 0
     data = PreparedData.open(tmp_path / "DATA")
     counts = data.description["train"]

@@ -13,7 +13,6 @@ from fasttfm.data.demo import demo_pairs
 from fasttfm.data.prepare import PrepareOptions, prepare
 from fasttfm.data.prepared import ParallelTokens, PreparedData
 from fasttfm.errors import UserError
-from fasttfm.folders import replacing
 
 SMALL = PrepareOptions(vocab_size=500)
 
@@ -39,16 +38,8 @@ def undigested(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(text: dict[str, Path], out: Path, options: PrepareOptions = SMALL, **more) -> list[str]:
     said: list[str] = []
-    prepare(
-        [text["train.en"]],
-        [text["train.de"]],
-        [text["valid.en"]],
-        [text["valid.de"]],
-        out,
-        options,
-        say=more.pop("say", said.append),
-        **more,
-    )
+    sides = ([text[f"{split}.{language}"]] for split in ("train", "valid") for language in ("en", "de"))
+    prepare(*sides, out, options, **{"say": said.append, **more})
     return said
 
 
@@ -124,46 +115,11 @@ def test_several_files_are_one_corpus(text, tmp_path: Path):
     assert len(PreparedData.open(out).train) == 320
 
 
-def test_a_directory_with_other_files_is_never_overwritten(text, tmp_path: Path):
-    out = tmp_path / "thesis"
-    out.mkdir()
-    (out / "chapter1.txt").write_text("years of work")
-    with pytest.raises(UserError, match=r"holds other files .chapter1\.txt., which are not replaced: choose another"):
-        run(text, out)
-    assert content(out) == {"chapter1.txt": b"years of work"}
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match="exists and is not a directory"):
-        run(text, tmp_path / "file")
-    (tmp_path / "empty").mkdir()
-    run(text, tmp_path / "empty")
-    PreparedData.open(tmp_path / "empty")
-
-
-def test_a_link_stays_a_link_to_where_the_data_are(text, tmp_path: Path):
-    disk = tmp_path / "disk"
-    (disk / "large").mkdir(parents=True)
-    (tmp_path / "DATA").symlink_to(disk / "large")
-    for vocabulary in (500, 450):
-        run(text, tmp_path / "DATA", PrepareOptions(vocab_size=vocabulary))
-        assert (tmp_path / "DATA").is_symlink()
-        assert len(PreparedData.open(disk / "large").source_tokenizer) == vocabulary
-    assert [path.name for path in disk.iterdir()] == ["large"]
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
-
-
-def interrupted(out: Path) -> None:
-    with replacing(out, "preparing", "prepared pairs") as fresh:
-        (fresh.path / "train.src.npy").write_bytes(b"half")
-        raise KeyboardInterrupt
-
-
 def test_a_failure_leaves_the_old_data_as_it_was(text, tmp_path: Path):
     run(text, tmp_path / "DATA")
     before = content(tmp_path / "DATA")
     with pytest.raises(UserError, match="at most"):
         run(text, tmp_path / "DATA", PrepareOptions(vocab_size=60_000))
-    with pytest.raises(KeyboardInterrupt):
-        interrupted(tmp_path / "DATA")
     assert content(tmp_path / "DATA") == before
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 

@@ -26,11 +26,27 @@ def spoken() -> tuple[Tokenizer, list[str], ParallelTokens]:
     return tokenizer, lines, ParallelTokens.from_lists(ids, ids)
 
 
+def sampled(spoken, budget=60, amount=0.2, **more) -> SampledBatches:
+    tokenizer, _, pairs = spoken
+    return SampledBatches(pairs, budget, seed=5, amount=amount, tokenizers=(tokenizer, tokenizer), **more)
+
+
+def all_rows(batches: SampledBatches, epoch: int, places) -> list[tuple]:
+    order = batches.epoch(epoch)
+    return [(order[place].tolist(), batches.batch(order[place], epoch).source.tolist()) for place in places]
+
+
+@pytest.fixture
+def small_windows(monkeypatch):
+    monkeypatch.setattr("fasttfm.data.sampled_batches._WINDOW", 6)
+    monkeypatch.setattr("fasttfm.data.sampled_batches._LEAST_WINDOW", 3)
+
+
 def test_sampling_draws_anew_each_epoch_keeps_the_text_and_the_budget(spoken):
     tokenizer, lines, pairs = spoken
 
     def visit(epoch: int, backwards: bool = False) -> list[list[int]]:
-        batches = SampledBatches(pairs, 200, seed=5, amount=0.1, tokenizers=(tokenizer, tokenizer))
+        batches = sampled(spoken, 200, 0.1)
         rows = []
         order = batches.epoch(epoch)
         for indices in reversed(order) if backwards else order:
@@ -53,7 +69,7 @@ def test_sampling_leaves_out_no_pair_and_most_draws_fit(spoken, monkeypatch, amo
     monkeypatch.setattr("fasttfm.data.sampled_batches._WINDOW", window)
     monkeypatch.setattr("fasttfm.data.sampled_batches._LEAST_WINDOW", 1)
     tokenizer, _, pairs = spoken
-    batches = SampledBatches(pairs, budget, seed=5, amount=amount, tokenizers=(tokenizer, tokenizer))
+    batches = sampled(spoken, budget, amount)
     assert batches.skipped == 0
     drawn = SubwordSampler(tokenizer, amount).sample(
         [pairs.target(i) for i in range(len(pairs))], sentence_keys(5, 1, np.arange(len(pairs)), 1)
@@ -72,24 +88,14 @@ def test_sampling_leaves_out_no_pair_and_most_draws_fit(spoken, monkeypatch, amo
     assert taken > 0.75 * len(pairs)
 
 
-def test_a_batch_in_the_middle_of_an_epoch_is_the_same_without_those_before(spoken, monkeypatch):
+def test_a_batch_in_the_middle_of_an_epoch_is_the_same_without_those_before(spoken, small_windows):
     """What a run that goes on from a checkpoint sees."""
-    monkeypatch.setattr("fasttfm.data.sampled_batches._WINDOW", 3)
-    monkeypatch.setattr("fasttfm.data.sampled_batches._LEAST_WINDOW", 1)
-    tokenizer, _, pairs = spoken
 
-    def visit(positions) -> list[tuple]:
-        batches = SampledBatches(pairs, 60, seed=5, amount=0.2, tokenizers=(tokenizer, tokenizer))
-        order = batches.epoch(2)
-        results = []
-        for position in positions:
-            indices = order[position]
-            results.append((indices.tolist(), batches.batch(indices, 2).source.tolist()))
-        return results
+    def visit(*places) -> list[tuple]:
+        return all_rows(sampled(spoken), 2, places)
 
-    whole = visit(range(12))
-    assert [visit([position])[0] for position in range(12)] == whole
-    assert visit([-1]) == visit([len(SampledBatches(pairs, 60, 5, amount=0.2, tokenizers=(tokenizer, tokenizer))) - 1])
+    assert [visit(place)[0] for place in range(12)] == visit(*range(12))
+    assert visit(-1) == visit(len(sampled(spoken)) - 1)
 
 
 def test_sampled_batches_are_of_like_length_and_full():
@@ -110,50 +116,32 @@ def test_sampled_batches_are_of_like_length_and_full():
     assert len(shapes) < 0.6 * len(batches)
 
 
-def all_rows(batches: SampledBatches, epoch: int, places) -> list[tuple]:
-    order = batches.epoch(epoch)
-    return [(order[place].tolist(), batches.batch(order[place], epoch).source.tolist()) for place in places]
-
-
-@pytest.fixture
-def small_windows(monkeypatch):
-    monkeypatch.setattr("fasttfm.data.sampled_batches._WINDOW", 6)
-    monkeypatch.setattr("fasttfm.data.sampled_batches._LEAST_WINDOW", 3)
-
-
 def test_a_rank_draws_for_its_own_batches_alone(spoken, small_windows, monkeypatch):
     """And what it draws is what one process alone would have drawn there."""
-    tokenizer, _, pairs = spoken
-
-    def make() -> SampledBatches:
-        return SampledBatches(pairs, 60, seed=5, amount=0.2, tokenizers=(tokenizer, tokenizer), together=4)
-
     drawn: list[int] = []
     sample = SubwordSampler.sample
     monkeypatch.setattr(
         SubwordSampler, "sample", lambda self, ids, keys: (drawn.append(len(ids)), sample(self, ids, keys))[1]
     )
-    alone = make()
+    alone = sampled(spoken, together=4)
     count = len(alone) // 4 * 4
     drawn.clear()
     whole = all_rows(alone, 0, range(count))
     in_all = sum(drawn)
     for rank in range(2):
         mine = [place for place in range(count) if place % 4 // 2 == rank]
-        batches = make()
+        batches = sampled(spoken, together=4)
         drawn.clear()
         assert all_rows(batches, 0, mine) == [whole[place] for place in mine]
         assert 0.3 * in_all < sum(drawn) < 0.7 * in_all
 
 
 def test_processes_draw_what_this_one_draws_and_end_with_it(spoken, small_windows):
-    tokenizer, _, pairs = spoken
-    given = {"seed": 5, "amount": 0.2, "tokenizers": (tokenizer, tokenizer), "together": 2}
-    here, elsewhere = SampledBatches(pairs, 60, **given), SampledBatches(pairs, 60, **given, processes=2)
+    here, elsewhere = sampled(spoken, together=2), sampled(spoken, together=2, processes=2)
     places = range(len(here))
     for epoch in (0, 1):
         assert all_rows(elsewhere, epoch, places) == all_rows(here, epoch, places)
-    assert all_rows(SampledBatches(pairs, 60, **given, processes=1), 1, [7]) == all_rows(here, 1, [7])
+    assert all_rows(sampled(spoken, together=2, processes=1), 1, [7]) == all_rows(here, 1, [7])
     running = list(elsewhere._pool.pids)
     assert len(running) == 2
     assert all(is_alive(pid) for pid in running)
@@ -163,8 +151,7 @@ def test_processes_draw_what_this_one_draws_and_end_with_it(spoken, small_window
 
 
 def test_a_process_that_is_killed_is_one_line(spoken):
-    tokenizer, _, pairs = spoken
-    batches = SampledBatches(pairs, 60, seed=5, amount=0.2, tokenizers=(tokenizer, tokenizer), processes=1)
+    batches = sampled(spoken, processes=1)
     order = batches.epoch(0)
     order[0]
     os.kill(batches._pool.pids[0], signal.SIGKILL)

@@ -7,16 +7,7 @@ import pytest
 
 from fasttfm.data import tokenizer as tokenizer_module
 from fasttfm.data.demo import demo_pairs
-from fasttfm.data.tokenizer import (
-    BOS,
-    EOS,
-    PAD,
-    UNK,
-    Tokenizer,
-    Vocabulary,
-    coverage_for,
-    train_tokenizer,
-)
+from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Vocabulary, coverage_for, train_tokenizer
 from fasttfm.data.tokenizer_files import load_tokenizers
 from fasttfm.errors import Stopped, UserError
 
@@ -110,7 +101,8 @@ def test_long_lines_are_learned_from_in_parts(lines: list[str]):
     whole = [part for line in ("ö" * 9999, "日本" * 3000) for part in tokenizer_module._shortened(line)]
     assert "".join(whole) == "ö" * 9999 + "日本" * 3000
     assert max(len(part.encode()) for part in whole) <= 4192
-    assert len(train_tokenizer([words], vocab_size=800)) == 800
+    for model_type in ("bpe", "unigram"):
+        assert len(train_tokenizer([words], vocab_size=800, model_type=model_type)) == 800
 
 
 def test_the_vocabulary_that_is_missing_is_named(tmp_path: Path, tokenizer: Tokenizer):

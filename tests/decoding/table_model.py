@@ -59,6 +59,11 @@ class TableModel(nn.Module):
         return total
 
 
+class Diverged(TableModel):
+    def logits(self, source: int, target: tuple[int, ...]) -> list[float]:
+        return [float("nan")] * self.vocab_size
+
+
 class TableCache:
     def __init__(self, sources: list[int], rows_per_sentence: int, max_length: int):
         self.sources, self.max_length = sources, max_length

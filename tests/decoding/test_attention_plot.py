@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from fasttfm.decoding.attention_plot import Attention, _fonts_for, _readable, draw_attention
-from fasttfm.errors import UserError
 
 
 def attention(heads: int = 2) -> Attention:
@@ -47,8 +46,3 @@ def test_the_picture_has_a_row_for_each_kind_and_layer_and_a_column_for_each_hea
 def test_dollar_signs_and_other_scripts_draw_without_warnings(tmp_path):
     draw_attention(attention(), tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_layer_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(UserError, match="layer 3 is not there: the model has layers 1 to 2"):
-        draw_attention(attention(), tmp_path / "a.png", layers=[3])

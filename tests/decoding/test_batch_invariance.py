@@ -3,31 +3,14 @@
 import random
 
 import pytest
-import torch
 
 from fasttfm.cpu import linear
 from fasttfm.decoding import DecodingConfig, search_ids
-from fasttfm.decoding.batches import multiply_in_int8
-from fasttfm.models import Transformer, TransformerConfig
 
-EOS = 3
+from .small_models import model_of
+from .table_model import EOS
+
 VOCABULARY = 600
-
-
-def model_of(dtype: torch.dtype, *, d_model: int, heads: int, norm_first: bool) -> Transformer:
-    torch.manual_seed(5)
-    config = TransformerConfig(
-        vocab_size=VOCABULARY, d_model=d_model, heads=heads, d_ff=4 * d_model, encoder_layers=1, decoder_layers=2,
-        norm_first=norm_first, final_norm=norm_first,
-    )  # fmt: skip
-    model = Transformer(config)
-    with torch.no_grad():
-        norm = model.decoder.norm if norm_first else model.decoder.layers[-1].norm3
-        norm.weight.normal_(std=4.0)
-    if dtype == torch.int8:
-        multiply_in_int8(model)
-        return model
-    return model.to(dtype)
 
 
 def sources(lengths) -> list[list[int]]:
@@ -42,12 +25,11 @@ SIZES = {"a small model": (48, 3), "a wide model": (512, 8)}
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8], ids=lambda x: str(x)[6:])
+@pytest.mark.parametrize("kind", ["fp32", "bf16", "fp16", "int8"])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("beam", [1, 4])
-def test_bits_are_the_same_in_every_batch_and_order(dtype, size, beam):
-    d_model, heads = SIZES[size]
-    model = model_of(dtype, d_model=d_model, heads=heads, norm_first=beam == 4)
+def test_bits_are_the_same_in_every_batch_and_order(kind, size, beam):
+    model = model_of(kind, VOCABULARY, *SIZES[size], std=4.0, norm_first=beam == 4, final_norm=beam == 4)
     settings = DecodingConfig(beam=beam, nbest=beam, max_len_a=0.0, max_len_b=7)
     alone = [search_ids(model, [source], settings)[0] for source in DISTINCT]
     assert len({tuple(hypotheses[0].tokens) for hypotheses in alone}) > len(DISTINCT) / 3
@@ -60,11 +42,10 @@ def test_bits_are_the_same_in_every_batch_and_order(dtype, size, beam):
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8], ids=lambda x: str(x)[6:])
+@pytest.mark.parametrize("kind", ["fp32", "bf16", "fp16", "int8"])
 @pytest.mark.parametrize("size", SIZES)
-def test_bits_are_the_same_with_any_number_of_threads(dtype, size, threads):
-    d_model, heads = SIZES[size]
-    model = model_of(dtype, d_model=d_model, heads=heads, norm_first=False)
+def test_bits_are_the_same_with_any_number_of_threads(kind, size, threads):
+    model = model_of(kind, VOCABULARY, *SIZES[size], std=4.0)
     settings = DecodingConfig(beam=4, nbest=4, max_len_a=0.0, max_len_b=4)
     results = []
     for count in (1, 2, 3, 8):
@@ -79,9 +60,9 @@ def test_the_settings_can_be_seen_to_matter(monkeypatch):
     monkeypatch.setattr(linear, "_packed_dtypes", lambda: ())
     settings = DecodingConfig(beam=4, max_len_a=0.0, max_len_b=7, batch_invariant=False)
 
-    def depends_on_the_batch(dtype):
-        model = model_of(dtype, d_model=512, heads=8, norm_first=False)
+    def depends_on_the_batch(kind):
+        model = model_of(kind, VOCABULARY, *SIZES["a wide model"], std=4.0)
         alone = [search_ids(model, [source], settings)[0] for source in DISTINCT]
         return search_ids(model, DISTINCT, settings, max_tokens=10_000) != alone
 
-    assert any(map(depends_on_the_batch, (torch.bfloat16, torch.float32)))
+    assert any(map(depends_on_the_batch, ("bf16", "fp32")))

@@ -51,11 +51,7 @@ def test_the_default_length_penalty_is_the_papers():
     assert length_penalty(19, DecodingConfig(length_penalty="none")) == 1.0
 
 
-def test_the_default_longest_output_is_the_input_plus_50():
+def test_the_longest_output_is_the_input_plus_50_by_default_and_a_number_that_tensors_can_hold():
     assert DecodingConfig().longest_output(7) == 57
     assert DecodingConfig(max_len_a=1.5, max_len_b=2).longest_output(7) == 12
-
-
-def test_the_longest_output_is_a_number_that_tensors_can_hold():
     assert DecodingConfig(max_len_a=1_000.0).longest_output(1 << 22) == (1 << 31) - 1
-    assert DecodingConfig(max_len_a=1.5, max_len_b=7).longest_output(20) == 37

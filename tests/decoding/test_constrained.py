@@ -9,7 +9,7 @@ from fasttfm.decoding import DecodingConfig, search_ids
 from fasttfm.decoding.phrases import Required
 from fasttfm.errors import UserError
 
-from .table_model import EOS, TableModel, penalty
+from .table_model import EOS, Diverged, TableModel, penalty
 
 SOURCES = [[number, *range(10, 10 + number % 5), EOS] for number in range(20, 32)]
 
@@ -189,10 +189,6 @@ def test_what_cannot_be_required_is_refused():
 
 
 def test_a_model_that_has_diverged_is_reported():
-    class Diverged(TableModel):
-        def logits(self, source, target):
-            return [float("nan")] * self.vocab_size
-
     with pytest.raises(UserError, match="training diverged"):
         search_ids(Diverged(12), SOURCES[:2], config(), required=[[[[5]]]] * 2)
 

@@ -8,13 +8,15 @@ import torch
 from fasttfm.cpu import step_passes
 from fasttfm.cpu.decoder_step import DecoderStep
 from fasttfm.decoding import DecodingConfig, search, search_ids
-from fasttfm.decoding.batches import inference, multiply_in_int8
+from fasttfm.decoding.batches import inference
 from fasttfm.decoding.continuous import RunningSearch, Waiting, can_continue
 from fasttfm.errors import UserError
-from fasttfm.models import Transformer, TransformerConfig
+
+from .small_models import model_of, sources_of
+from .table_model import EOS
 
 pytestmark = pytest.mark.skipif(not step_passes.usable(), reason="numba is not installed")
-EOS = 3
+VOCABULARY = 150
 SETTINGS = {
     "beam": DecodingConfig(beam=4, nbest=3, max_len_b=3, batch_tokens=128),
     "early": DecodingConfig(beam=4, nbest=3, max_len_b=9, early_stopping=True, batch_tokens=128),
@@ -24,23 +26,7 @@ SETTINGS = {
 }
 
 
-def model_of(kind: str) -> Transformer:
-    torch.manual_seed(8)
-    model = Transformer(
-        TransformerConfig(vocab_size=150, d_model=64, heads=4, d_ff=128, encoder_layers=1, decoder_layers=2)
-    )
-    with torch.no_grad():
-        model.decoder.layers[-1].norm3.weight.normal_(std=3.0)
-    multiply_in_int8(model, kind == "int8")
-    return model.to(torch.bfloat16 if kind == "bf16" else torch.float32)
-
-
-def sources(count: int = 16) -> list[list[int]]:
-    draw = random.Random(4)
-    return [[*(draw.randrange(4, 150) for _ in range(draw.randint(1, 30))), EOS] for _ in range(count)]
-
-
-SOURCES = sources()
+SOURCES = sources_of(VOCABULARY, 16)
 PREFIXES = [[5, 9, 7][: number % 4] for number in range(len(SOURCES))]
 BANNED = [[11], [12, 13]]
 
@@ -69,7 +55,7 @@ def join_at_random(running: RunningSearch, seed: int) -> dict[int, list]:
     ],
 )
 def test_who_else_is_searched_and_since_when_changes_no_bit(kind, name):
-    model, config = model_of(kind), SETTINGS[name]
+    model, config = model_of(kind, VOCABULARY), SETTINGS[name]
     alone = [
         search_ids(model, [source], config, prefixes=[prefix], numbers=[number], banned=BANNED)[0]
         for number, (source, prefix) in enumerate(zip(SOURCES, PREFIXES))
@@ -84,7 +70,7 @@ def test_who_else_is_searched_and_since_when_changes_no_bit(kind, name):
 
 
 def test_it_finds_what_batches_find_that_nobody_joins(monkeypatch):
-    model, config = model_of("fp32"), SETTINGS["beam"]
+    model, config = model_of("fp32", VOCABULARY), SETTINGS["beam"]
     found = search_ids(model, SOURCES, config)
     monkeypatch.setattr(search, "can_continue", lambda *_: False)
     assert search_ids(model, SOURCES, config) == found
@@ -92,7 +78,7 @@ def test_it_finds_what_batches_find_that_nobody_joins(monkeypatch):
 
 def test_rows_that_end_are_taken_over_at_once_and_the_budget_holds(monkeypatch):
     """Outputs as long as what is forced: four long ones and many short ones that fill up the rest."""
-    model, config = model_of("fp32"), DecodingConfig(beam=2, max_len_a=0.0, max_len_b=0, batch_tokens=128)
+    model, config = model_of("fp32", VOCABULARY), DecodingConfig(beam=2, max_len_a=0.0, max_len_b=0, batch_tokens=128)
     prefixes = [[7] * (40 if number < 4 else 5) for number in range(20)]
     rows: list[int] = []
     step = DecoderStep.__call__
@@ -112,7 +98,7 @@ def test_rows_that_end_are_taken_over_at_once_and_the_budget_holds(monkeypatch):
 
 
 def test_a_diverged_model_is_told():
-    model = model_of("fp32")
+    model = model_of("fp32", VOCABULARY)
     with torch.no_grad():
         model.output.weight[9, 3] = torch.nan
     with pytest.raises(UserError, match="not numbers"):
@@ -121,7 +107,7 @@ def test_a_diverged_model_is_told():
 
 def test_sentences_with_options_of_their_own_share_a_search_with_their_like():
     """Options, lists of allowed tokens and leaving sentences mix; each search has the sentences of its options."""
-    model, draw = model_of("bf16"), random.Random(11)
+    model, draw = model_of("bf16", VOCABULARY), random.Random(11)
     configs = [draw.choice(list(SETTINGS.values())) for _ in SOURCES]
     allowed = [sorted(draw.sample(range(4, 150), 60)) if number % 3 else None for number in range(len(SOURCES))]
     alone = [

@@ -101,8 +101,3 @@ def test_what_else_holds_of_searches_holds(groups):
             assert len({*tokens}) == len(tokens)
     small = search_ids(TableModel(vocab_size=5), SOURCES, config(beam=8, diverse_beam_groups=groups, max_len_b=3))
     assert all(small)
-
-
-def test_a_beam_that_cannot_be_divided_is_refused():
-    with pytest.raises(ValueError, match="beam 4 must be a multiple of diverse_beam_groups 3"):
-        DecodingConfig(beam=4, diverse_beam_groups=3)

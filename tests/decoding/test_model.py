@@ -100,20 +100,15 @@ def test_greedy_search_with_caches_is_greedy_search_without(model):
     assert translate_ids(model, batch, settings) == expected
 
 
-def test_scores_of_a_search_are_the_models_own(model):
-    """What the cached search adds up is what one pass over source and target gives."""
-    batch = sources(12, seed=4000)
-    actual = search_ids(model, batch, DecodingConfig(beam=3, nbest=3, max_len_b=5))
-    pairs = [(source, hypothesis) for source, hypotheses in zip(batch, actual) for hypothesis in hypotheses]
-    scores = score_ids(model, [source for source, _ in pairs], [hypothesis.tokens for _, hypothesis in pairs])
-    assert scores == pytest.approx([hypothesis.log_probability for _, hypothesis in pairs], abs=1e-4)
-
-
-@pytest.mark.parametrize("phrases", [True, False])
-def test_scores_of_steered_searches_are_the_models_own(model, phrases):
-    """Diverse beams and required phrases, over the same caches."""
+@pytest.mark.parametrize(
+    ("changes", "phrases"),
+    [({}, False), ({"diverse_beam_groups": 2}, False), ({}, True)],
+    ids=["plain", "diverse", "phrases"],
+)
+def test_scores_of_a_search_are_the_models_own(model, changes, phrases):
+    """What the cached search adds up is what one pass over source and target gives, steered or not."""
     batch = sources(12, seed=4500)
-    settings = DecodingConfig(beam=4, nbest=2, max_len_b=5, diverse_beam_groups=1 if phrases else 2)
+    settings = DecodingConfig(beam=4, nbest=2, max_len_b=5, **changes)
     required = [[[source[:2][:1] * 2], [[7], [8, 9]]] for source in batch] if phrases else None
     actual = search_ids(model, batch, settings, required=required)
     assert actual == search_ids(model, batch, settings, required=required, max_tokens=1), "whatever the batch"

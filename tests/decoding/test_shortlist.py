@@ -11,34 +11,18 @@ from fasttfm.cpu.decoder_step import DecoderStep
 from fasttfm.data.lexicon import estimate
 from fasttfm.data.prepared import ParallelTokens
 from fasttfm.decoding import DecodingConfig, Shortlist, search_ids
-from fasttfm.decoding.batches import inference, multiply_in_int8
+from fasttfm.decoding.batches import inference
 from fasttfm.decoding.selection import allowed_tokens
 from fasttfm.decoding.streaming import stream_ids
 from fasttfm.errors import UserError
-from fasttfm.models import Transformer, TransformerConfig
 
-EOS, VOCABULARY = 3, 700
+from .small_models import model_of, sources_of
+from .table_model import EOS
 
-
-def model_of(kind: str = "fp32", width: int = 64) -> Transformer:
-    torch.manual_seed(8)
-    model = Transformer(
-        TransformerConfig(
-            vocab_size=VOCABULARY, d_model=width, heads=4, d_ff=128, encoder_layers=1, decoder_layers=2
-        )
-    )  # fmt: skip
-    with torch.no_grad():
-        model.decoder.layers[-1].norm3.weight.normal_(std=3.0)
-    multiply_in_int8(model, kind == "int8")
-    return model.to(torch.bfloat16 if kind == "bf16" else torch.float32)
+VOCABULARY = 700
 
 
-def sources(count: int) -> list[list[int]]:
-    draw = random.Random(4)
-    return [[*(draw.randrange(4, VOCABULARY) for _ in range(draw.randint(1, 30))), EOS] for _ in range(count)]
-
-
-SOURCES = sources(14)
+SOURCES = sources_of(VOCABULARY, 14)
 ALLOWED = [sorted(random.Random(n).sample(range(4, VOCABULARY), 40 + 25 * n)) for n in range(len(SOURCES))]
 PREFIXES = [[5, 9, 7][: number % 4] for number in range(len(SOURCES))]
 SETTINGS = {
@@ -58,7 +42,7 @@ SETTINGS = {
     ],
 )
 def test_a_sentence_keeps_to_its_own_list_whatever_the_others_have(kind, width, name):
-    model, config = model_of(kind, width), SETTINGS[name]
+    model, config = model_of(kind, VOCABULARY, width), SETTINGS[name]
     together = search_ids(model, SOURCES, config, prefixes=PREFIXES, allowed=ALLOWED)
     alone = [
         search_ids(model, [source], config, prefixes=[prefix], numbers=[number], allowed=[allowed])[0]
@@ -75,7 +59,7 @@ def test_a_sentence_keeps_to_its_own_list_whatever_the_others_have(kind, width, 
 
 @pytest.mark.parametrize("name", ["beam", "greedy"])
 def test_a_list_of_all_tokens_finds_what_no_list_finds(name):
-    model, config = model_of(), SETTINGS[name]
+    model, config = model_of("fp32", VOCABULARY), SETTINGS[name]
     everything = [range(VOCABULARY)] * len(SOURCES)
     free, restricted = (search_ids(model, SOURCES, config, allowed=each) for each in (None, everything))
     for one, other in zip(free, restricted):
@@ -84,7 +68,7 @@ def test_a_list_of_all_tokens_finds_what_no_list_finds(name):
 
 
 def test_log_probabilities_are_shared_among_the_tokens_of_the_list():
-    model = model_of()
+    model = model_of("fp32", VOCABULARY)
     source, allowed = SOURCES[3], ALLOWED[3]
     config = DecodingConfig(beam=1, max_len_a=0.0, max_len_b=1, min_len=1)
     ((best, *_),) = search_ids(model, [source], config, allowed=[allowed])
@@ -107,12 +91,12 @@ def test_only_what_the_sentences_may_write_is_computed(monkeypatch):
         select(self, tokens)
 
     monkeypatch.setattr(DecoderStep, "select_outputs", noted)
-    search_ids(model_of(), SOURCES[:2], SETTINGS["beam"], allowed=ALLOWED[:2])
+    search_ids(model_of("fp32", VOCABULARY), SOURCES[:2], SETTINGS["beam"], allowed=ALLOWED[:2])
     assert max(computed) <= len(set(ALLOWED[0]) | set(ALLOWED[1])) + 1
 
 
 def test_required_phrases_come_though_no_list_has_them():
-    model, outside = model_of(), [n for n in range(4, VOCABULARY) if n not in ALLOWED[0]][:2]
+    model, outside = model_of("fp32", VOCABULARY), [n for n in range(4, VOCABULARY) if n not in ALLOWED[0]][:2]
     config = DecodingConfig(beam=4, max_len_b=5)
     ((best, *_),) = search_ids(model, SOURCES[:1], config, allowed=ALLOWED[:1], required=[[[outside]]])
     assert any(best.tokens[n : n + 2] == outside for n in range(len(best.tokens)))
@@ -120,14 +104,14 @@ def test_required_phrases_come_though_no_list_has_them():
 
 
 def test_streaming_writes_what_the_search_finds():
-    model, config = model_of(), SETTINGS["greedy"]
+    model, config = model_of("fp32", VOCABULARY), SETTINGS["greedy"]
     ((best, *_),) = search_ids(model, SOURCES[:1], config, allowed=ALLOWED[:1])
     assert list(stream_ids(model, SOURCES[0], config, allowed=ALLOWED[0])) == best.tokens
 
 
 def test_lists_that_are_missing_are_refused():
     with pytest.raises(ValueError, match="give one for each"):
-        search_ids(model_of(), SOURCES[:2], SETTINGS["beam"], allowed=ALLOWED[:1])
+        search_ids(model_of("fp32", VOCABULARY), SOURCES[:2], SETTINGS["beam"], allowed=ALLOWED[:1])
     with pytest.raises(ValueError, match="some have none"):
         allowed_tokens([[5], None])
 

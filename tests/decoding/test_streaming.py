@@ -13,7 +13,7 @@ from fasttfm.decoding.translator import Translator
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer, TransformerConfig
 
-from .table_model import EOS, TableModel
+from .table_model import EOS, Diverged, TableModel
 
 LINES = ["a dog runs", "", "two men sit in a small boat", " \t", "zwei Männer", "the green grass"]
 
@@ -94,10 +94,5 @@ def test_what_cannot_be_streamed_is_refused(translator, tokenizer):
     terms = Terminology([("dog", ["Hund"])], tokenizer)
     with pytest.raises(ValueError, match="with terminology cannot be streamed"):
         Translator(translator.model, tokenizer, tokenizer, translator.config, terminology=terms).stream("a dog")
-
-    class Diverged(TableModel):
-        def logits(self, source, target):
-            return [float("nan")] * self.vocab_size
-
     with pytest.raises(UserError, match="training diverged"):
         list(Translator(Diverged(len(tokenizer)), tokenizer, tokenizer, translator.config).stream("a dog"))

@@ -8,7 +8,6 @@ import pytest
 from fasttfm.decoding.search import search_ids
 from fasttfm.decoding.translator import Translator, one_line
 from fasttfm.errors import UserError
-from fasttfm.machine import pick_device
 
 LINES = ["a dog", "", "two men sit in a boat", " \t ", "a small boat", "the green grass", "\u3000", "men"]
 
@@ -46,12 +45,6 @@ def test_a_long_line_is_cut_off_and_counted(translator):
     assert translator.cut_lines == 2
     assert translator.first_cut_line == 2
     assert results[1] == results[3], "the same first four tokens"
-
-
-def test_ten_thousand_words_do_no_harm(translator):
-    translator.config = replace(translator.config, max_source_length=64)
-    assert len(translator.translate(["dog " * 10_000, "men"])) == 2
-    assert translator.cut_lines == 1
 
 
 def test_a_stream_is_read_in_buffers_and_output_begins_early(translator):
@@ -111,17 +104,3 @@ def test_lines_before_an_error_of_the_input_are_translated(translator):
     assert [next(stream)[0].text for _ in LINES] == translator.translate(LINES)
     with pytest.raises(OSError, match="Input/output"):
         next(stream)
-
-
-def test_a_device_that_is_not_there_is_refused():
-    with pytest.raises(UserError, match="device 'tpu9' is unknown"):
-        pick_device("tpu9")
-    with pytest.raises(UserError, match="device cuda:77 is not there"):
-        pick_device("cuda:77")
-
-
-def test_a_directory_without_a_model_is_refused(tmp_path):
-    with pytest.raises(UserError, match="does not exist"):
-        Translator.from_directory(tmp_path / "nothing")
-    with pytest.raises(UserError, match=r"has no config\.yaml"):
-        Translator.from_directory(tmp_path)

@@ -1,6 +1,5 @@
 """The commands of docs/bert.md, albert.md and electra.md go from a text file to pictures; their Python runs."""
 
-import re
 import runpy
 import shlex
 from pathlib import Path
@@ -9,17 +8,13 @@ import pytest
 
 from fasttfm.cli.main import main
 
-DOCS = Path(__file__).parents[2] / "docs"
+from .blocks import blocks
+
 SMALL = (
     "--max-update 2 --warmup-updates 0 --d-model 16 --heads 2 --d-ff 16 --layers 2 --row-length 32 --max-tokens 512 "
     "--workers 1 --threads 1 --no-tensorboard"
 )
 SHORTER = {"prepare": ["--vocab-size", "300"], "train": shlex.split(SMALL), "attention": ["--layers", "1"]}
-
-
-def blocks(page, kind):
-    written = re.findall(r"^```(\w*)\n(.*?)^```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    return [block for name, block in written if name == kind]
 
 
 @pytest.mark.sample(1)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from .blocks import blocks
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -24,7 +26,7 @@ def test_a_page_that_mentions_cuda_says_what_has_run_the_kernels(page):
 def test_the_python_of_a_page_uses_no_name_that_the_page_does_not_give(page):
     """Read from the top: ruff finds names that no block before has imported or defined."""
     pytest.importorskip("ruff")
-    code = "\n".join(re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE))
+    code = "\n".join(blocks(page))
     if code:
         command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821,F823", "-"]
         done = subprocess.run(command, input=code, capture_output=True, text=True, check=False)

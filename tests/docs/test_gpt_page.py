@@ -1,7 +1,6 @@
 """The commands of docs/gpt.md go from a text file to a model, one after the other."""
 
 import json
-import re
 import runpy
 import shlex
 from pathlib import Path
@@ -10,24 +9,21 @@ import pytest
 
 from fasttfm.cli.main import main
 
-PAGE = (Path(__file__).parents[2] / "docs" / "gpt.md").read_text(encoding="utf-8")
+from .blocks import blocks
+
+PAGE = "gpt.md"
 SMALL = "--max-update 4 --warmup-updates 1 --d-model 16 --heads 2 --d-ff 16 --layers 1 --workers 1 --threads 1"
 SHORTER = {"prepare": ["--vocab-size", "300"], "train": shlex.split(SMALL), "generate": ["--tokens", "5"]}
-
-
-def blocks(kind):
-    written = re.findall(r"^```(\w*)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-    return [block for name, block in written if name == kind]
 
 
 def test_the_commands_of_the_first_half_run_one_after_the_other(tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     Path("mine.txt").write_text("".join(f"Once upon a time there were {n} mice.\n" for n in range(900)))
-    Path("questions.json").write_text(blocks("json")[0])
-    assert len(json.loads(blocks("json")[0])) == 3
+    Path("questions.json").write_text(blocks(PAGE, "json")[0])
+    assert len(json.loads(blocks(PAGE, "json")[0])) == 3
     ran = []
-    for line in "".join(blocks("")).splitlines():
+    for line in "".join(blocks(PAGE, "")).splitlines():
         words = shlex.split(line)[1:]
         if "gpt2-folder" in line or "GPT2" in line:
             continue
@@ -41,7 +37,7 @@ def test_the_commands_of_the_first_half_run_one_after_the_other(tmp_path, monkey
 
 
 def test_its_python_runs(tmp_path, capsys):
-    (tmp_path / "page.py").write_text("\n".join(blocks("python")))
+    (tmp_path / "page.py").write_text("\n".join(blocks(PAGE, "python")))
     names = runpy.run_path(str(tmp_path / "page.py"))
     assert names["logits"].shape == (2, 16, 300)
     assert "tensor" in capsys.readouterr().out

@@ -1,21 +1,18 @@
 """docs/export.md and translate.md: their Python, block after block, on a model and what their commands made of it."""
 
-import re
 import runpy
-from pathlib import Path
 
 import pytest
 from model_dirs import write_model_dir
 
 from fasttfm.cli.main import main
 
-DOCS = Path(__file__).parents[2] / "docs"
+from .blocks import blocks
 
 
 def run(page, folder):
     """In one file, because a reader goes on in the same session."""
-    code = re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    (folder / "page.py").write_text("\n".join(code), encoding="utf-8")
+    (folder / "page.py").write_text("\n".join(blocks(page)), encoding="utf-8")
     return runpy.run_path(str(folder / "page.py"))
 
 

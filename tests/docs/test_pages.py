@@ -13,16 +13,10 @@ from fasttfm.interop.onnx import Encoder, Step
 from fasttfm.kernels.launch import interpreted
 from fasttfm.models import Transformer
 
+from .blocks import DOCS, blocks
+
 ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
 SITE = ROOT / "scripts" / "docs.py"
-
-
-def blocks(name, kind="python"):
-    text = (DOCS / name).read_text(encoding="utf-8")
-    actual = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    assert actual
-    return [block for written, block in actual if written == kind]
 
 
 def run(code, folder, monkeypatch):
@@ -78,12 +72,17 @@ OVER_SOURCE, OVER_TARGET = {1: BATCH, 3: LENGTH}, {1: BATCH, 3: PAST}
 STEP_SHAPES = ({0: BATCH}, OVER_TARGET, OVER_TARGET, OVER_SOURCE, OVER_SOURCE, {0: BATCH, 1: LENGTH})
 
 
-@torch.no_grad()
-def test_encoder_and_step_go_through_torch_export():
+def exported():
+    """Encoder and step: (module, what torch.export makes of it, inputs of other sizes)."""
     *modules, parts = small_model()
     examples, others = parts(2, 5, 3), parts(3, 9, 6)
     for module, shapes, example, other in zip(modules, (ENCODER_SHAPES, STEP_SHAPES), examples, others, strict=True):
-        program = torch.export.export(module, example, dynamic_shapes=shapes)
+        yield module, torch.export.export(module, example, dynamic_shapes=shapes), other
+
+
+@torch.no_grad()
+def test_encoder_and_step_go_through_torch_export():
+    for module, program, other in exported():
         torch.testing.assert_close(program.module()(*other), module(*other), rtol=1e-4, atol=1e-4)
 
 
@@ -92,10 +91,7 @@ def test_encoder_and_step_go_through_torch_export():
 @pytest.mark.skipif("FASTTFM_TEST_AOTI" not in os.environ, reason="compiles C++ for two minutes: FASTTFM_TEST_AOTI=1")
 @torch.no_grad()
 def test_encoder_and_step_go_through_aotinductor(tmp_path):
-    *modules, parts = small_model()
-    examples, others = parts(2, 5, 3), parts(3, 9, 6)
-    for module, shapes, example, other in zip(modules, (ENCODER_SHAPES, STEP_SHAPES), examples, others, strict=True):
-        program = torch.export.export(module, example, dynamic_shapes=shapes)
+    for module, program, other in exported():
         path = str(tmp_path / f"{type(module).__name__}.pt2")
         compiled = torch._inductor.aoti_load_package(
             torch._inductor.aoti_compile_and_package(program, package_path=path)

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from .blocks import blocks
+
 ROOT = Path(__file__).parents[2]
 API = ROOT / "docs" / "api"
 PAGES = sorted(path.name for path in API.glob("*.md") if path.name != "index.md")
@@ -33,11 +35,9 @@ def entries(page: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_examples_of_a_page_run_and_name_what_they_show(page, tmp_path, monkeypatch):
-    text = (API / page).read_text(encoding="utf-8")
     for name, example in entries(page):
         assert re.search(rf"\b{name.rpartition('.')[2]}\b", example), f"{name} has no example"
-    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    code = "\n".join(block for block in blocks if OF_DEMO not in block)
+    code = "\n".join(block for block in blocks(API / page) if OF_DEMO not in block)
     (tmp_path / "page.py").write_text(code, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
@@ -56,10 +56,5 @@ def test_sentences_that_tell_of_one_argument_move_to_it():
     told = runpy.run_path(str(ROOT / "scripts" / "docs_arguments.py"))["told"]
     text = "query (B, L), key (B, S); one dtype. mask, of any\nshape: hides; scale defaults to 1. Returns (B, L)."
     meanings, rest = told(["query", "key", "mask", "scale", "site"], text)
-    assert meanings == {
-        "mask": "of any shape: hides.",
-        "scale": "defaults to 1.",
-        "query": "(B, L).",
-        "key": "(B, S).",
-    }
+    assert meanings == {"mask": "of any shape: hides.", "scale": "defaults to 1.", "query": "(B, L).", "key": "(B, S)."}
     assert rest == "query (B, L), key (B, S); one dtype. Returns (B, L)."

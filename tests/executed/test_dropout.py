@@ -28,5 +28,5 @@ def test_every_chip_draws_the_references_mask(chip, how, columns):
     out = torch.empty((1, 18, 150), dtype=torch.int8)
     for threshold, warps in ((26, 4), (128, 1), (256, 2)):
         with executed(chip):
-            keep_mask.write_as_attention_does(out, SEED, 3, threshold, WAYS[how], columns=columns, warps=warps)
+            keep_mask.write(out, SEED, 3, threshold, WAYS[how], columns=columns, warps=warps)
         assert torch.equal(out.bool(), reference.keep_mask(out.shape, threshold / 256, SEED, 3))

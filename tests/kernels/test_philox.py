@@ -29,7 +29,7 @@ def test_the_kernel_draws_the_references_mask(shape, p):
 @pytest.mark.parametrize("how", [tl.float32, tl.float16, tl.bfloat16, "transposed"], ids=str)
 def test_attention_draws_the_references_mask_in_its_own_order(columns, how):
     out = torch.empty((2, 18, 150), dtype=torch.int8)
-    keep_mask.write_as_attention_does(out, SEED, 3, 77, how, columns=columns)
+    keep_mask.write(out, SEED, 3, 77, how, columns=columns)
     assert torch.equal(out.bool(), reference.keep_mask(out.shape, 77 / 256, SEED, 3))
 
 
@@ -38,7 +38,7 @@ def test_attention_draws_the_references_mask_in_its_own_order(columns, how):
 def test_every_threshold_cuts_the_lanes_where_it_should(threshold, how):
     """4,096 lanes have all 256 values many times; transposed, four of them are compared at once."""
     out = torch.empty((1, 32, 128), dtype=torch.int8)
-    keep_mask.write_as_attention_does(out, SEED, 0, threshold, how)
+    keep_mask.write(out, SEED, 0, threshold, how)
     assert torch.equal(out.bool(), reference.keep_mask(out.shape, threshold / 256, SEED))
 
 

@@ -39,10 +39,7 @@ def test_the_outputs_in_the_file_are_those_of_its_code(name):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "smaller"),
-    [
-        ("quickstart", {"PAIRS": "2_000", "TESTED": "4", "UPDATES": "2"}),
-        ("attention_is_all_you_need", {"STEPS": "3"}),
-    ],
+    [("quickstart", {"PAIRS": "2_000", "TESTED": "4", "UPDATES": "2"}), ("attention_is_all_you_need", {"STEPS": "3"})],
 )
 def test_a_notebook_runs(name, smaller, tmp_path, monkeypatch):
     nbformat = pytest.importorskip("nbformat")

@@ -57,6 +57,13 @@ def watch(monkeypatch, at=0, act=lambda: None):
     return together
 
 
+def alone(translator, lines, **options):
+    """What the translator gives by itself, with options of its own."""
+    ours = copy.copy(translator)
+    ours.config = dataclasses.replace(translator.config, **options)
+    return ours.translate_nbest(lines)
+
+
 def submit(engine, texts, **options):
     config = dataclasses.replace(engine.translators["small"].config, **options)
     return engine.submit(sentences_of("small", config, texts, [20] * len(texts)))
@@ -67,11 +74,7 @@ def test_lines_that_are_added_between_steps_get_what_the_translator_gives(transl
     lines = [*LINES, "", "a dog"]
     options = [{"beam": 2 + n % 3, "nbest": 1 + n % 2, "alpha": n / 4} if n % 4 else {"beam": 1} for n in range(99)]
     configs = [dataclasses.replace(translator.config, **given) for given, _ in zip(options, lines)]
-    expected = []
-    for line, config in zip(lines, configs):
-        alone = copy.copy(translator)
-        alone.config = config
-        expected += alone.translate_nbest([line])
+    expected = [alone(translator, [line], **given)[0] for given, line in zip(options, lines)]
     found: dict[int, list] = {}
     with inference(translator.model, batch_invariant=True):
         assert takes_lines(translator)
@@ -110,9 +113,7 @@ def test_a_line_that_is_dropped_leaves_with_the_next_step(translator):
         found: dict[int, list] = {}
         while running.searched:
             found |= running.step()
-    alone = copy.copy(translator)
-    alone.config = config
-    assert found[2] == alone.translate_nbest(LINES[2:3])[0]
+    assert found[2] == alone(translator, LINES[2:3], min_len=30)[0]
     assert set(found) == {1, 2}
 
 
@@ -123,9 +124,7 @@ def test_who_comes_while_a_search_runs_joins_it(engine, translator, monkeypatch)
     first = submit(engine, LINES[:1], min_len=12)
     answers = [first[0].result(PATIENCE), *(each.result(PATIENCE) for each in later)]
     assert max(together) == 3
-    alone = copy.copy(translator)
-    alone.config = dataclasses.replace(translator.config, min_len=12)
-    assert answers == alone.translate_nbest(LINES[:3])
+    assert answers == alone(translator, LINES[:3], min_len=12)
 
 
 def test_requests_with_other_options_are_searched_in_the_same_steps(engine, translator, monkeypatch):
@@ -137,9 +136,7 @@ def test_requests_with_other_options_are_searched_in_the_same_steps(engine, tran
     results = [answer.result(PATIENCE) for answer in answers]
     assert max(together) == 8
     for line, given, result in zip(LINES * 2, options, results):
-        alone = copy.copy(translator)
-        alone.config = dataclasses.replace(translator.config, **given)
-        assert result == alone.translate_nbest([line])[0]
+        assert result == alone(translator, [line], **given)[0]
 
 
 def ended_when(answer, others):

@@ -167,15 +167,13 @@ def test_who_hangs_up_is_forgotten_and_harms_nobody(translator):
     with serving({"small": slow}) as url, ThreadPoolExecutor(2) as pool:
         first = pool.submit(ask, url, text=LINES[0])
         assert slow.begun.wait(PATIENCE)
-        body = json.dumps({"text": LINES[1]}).encode()
+        head, body = posted(text=LINES[1])
         with connected(url) as client:
-            client.sendall(
-                b"POST /translate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-            )
+            client.sendall(head + body)
             wait_until(lambda: "fasttfm_queue_sentences 1.0" in metrics(url))
         wait_until(lambda: 'status="499"' in metrics(url))
         with connected(url) as half:
-            half.sendall(b"POST /translate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{")
+            half.sendall(head + body[:1])
         slow.may.set()
         assert texts(first.result(PATIENCE)) == translator.translate(LINES[:1])
         assert texts(ask(url, text=LINES[2])) == translator.translate(LINES[2:3])
@@ -235,6 +233,12 @@ def connected(url):
     return socket.create_connection((host, int(port)), timeout=PATIENCE)
 
 
+def posted(**request):
+    """A request for a translation as it is sent: its head, and its body."""
+    body = json.dumps(request).encode()
+    return b"POST /translate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % len(body), body
+
+
 def test_a_connection_without_a_whole_request_is_closed(translator):
     with serving({"small": translator}, Limits(head_seconds=0.3)) as url:
         for sent in (b"", b"POST /transl", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "):
@@ -258,8 +262,7 @@ def test_clients_that_hang_up_leave_no_trace(launched):
     """While the head, the body, the search and the stream go on; in order, and by a reset."""
     url, server = launched
     for stream in (False, True):
-        body = json.dumps({"text": LINES * 8, "stream": stream, "min_len": 40}).encode()
-        head = f"POST /translate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        head, body = posted(text=LINES * 8, stream=stream, min_len=40)
         for sent, seconds in ((head[:20], 0), (head + body[:10], 0), (head + body, 0), (head + body, 0.3)):
             for linger in (0, 1):
                 with connected(url) as client:
@@ -273,12 +276,9 @@ def test_clients_that_hang_up_leave_no_trace(launched):
 
 
 def test_a_slow_reader_holds_up_nobody(url, translator):
-    host, port = url.removeprefix("http://").split(":")
-    body = json.dumps({"text": LINES * 20, "stream": True}).encode()
-    head = f"POST /translate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    with socket.create_connection((host, int(port))) as reader:
+    with connected(url) as reader:
         reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-        reader.sendall(head + body)
+        reader.sendall(b"".join(posted(text=LINES * 20, stream=True)))
         assert reader.recv(12) == b"HTTP/1.1 200"
         assert texts(ask(url, text=LINES)) == translator.translate(LINES)
 

@@ -28,15 +28,8 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         sources = [draw.choices(WORDS, k=draw.randint(2, 9)) for _ in range(pairs)]
         for side, lines in (("src", sources), ("tgt", [words[::-1] for words in sources])):
             (folder / f"{name}.{side}").write_text("".join(" ".join(words) + "\n" for words in lines))
-    prepare(
-        [folder / "train.src"],
-        [folder / "train.tgt"],
-        [folder / "valid.src"],
-        [folder / "valid.tgt"],
-        folder / "DATA",
-        PrepareOptions(vocab_size=64, byte_fallback=False),
-        say=lambda line: None,
-    )
+    files = [[folder / f"{name}.{side}"] for name in ("train", "valid") for side in ("src", "tgt")]
+    prepare(*files, folder / "DATA", PrepareOptions(vocab_size=64, byte_fallback=False), say=lambda line: None)
     return folder / "DATA"
 
 

@@ -128,13 +128,7 @@ def _exchange_in(bucket: int) -> None:
 
 
 def _run(
-    size: int,
-    words: list[str],
-    fault: list | None = None,
-    bucket: int = 0,
-    *,
-    numba: bool = True,
-    errors: int = 2,
+    size: int, words: list[str], fault: list | None = None, bucket: int = 0, *, numba: bool = True, errors: int = 2
 ) -> tuple[list[int], list[str]]:
     entered = tempfile.TemporaryFile("w+b")  # noqa: SIM115 (the ranks write to it)
     port, children = free_port(), []

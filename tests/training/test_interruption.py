@@ -308,12 +308,20 @@ def test_a_configuration_that_was_cut_off_is_named(tiny_data, tiny_values, tmp_p
         train(tiny_values(max_update=2), tiny_data, tmp_path / "MODEL")
 
 
-def test_a_flipped_bit_of_the_data_ends_a_run_before_it_saves_anything(tiny_data, tiny_values, tmp_path):
-    """Both tokens are of the vocabulary: only the digest tells them apart."""
-    copy = shutil.copytree(tiny_data, tmp_path / "DATA")
-    content = bytearray((copy / "train.src.npy").read_bytes())
+@pytest.mark.parametrize(
+    ("file", "flips", "said"),
+    [
+        ("train.src.npy", True, r"train\.src\.npy: is damaged or changed, its SHA-256"),
+        ("valid.tgt.txt", False, r"valid\.tgt\.txt: is damaged or changed"),
+        ("sha256sums", False, "sha256sums: is empty"),
+    ],
+)
+def test_damaged_data_end_a_run_before_it_begins(tiny_data, tiny_values, tmp_path, file, flips, said):
+    """One bit, of a token that is of the vocabulary with it and without: only the digest tells them apart."""
+    damaged = shutil.copytree(tiny_data, tmp_path / "DATA") / file
+    content = bytearray(damaged.read_bytes())
     content[-2] ^= 1
-    (copy / "train.src.npy").write_bytes(content)
-    with pytest.raises(UserError, match=r"train\.src\.npy: is damaged or changed"):
-        train(tiny_values(max_update=1, valid_interval_updates=0), copy, tmp_path / "MODEL", CPU)
-    assert saved_steps(tmp_path / "MODEL") == []
+    damaged.write_bytes(content if flips else b"")
+    with pytest.raises(UserError, match=said):
+        train(tiny_values(max_update=1), tmp_path / "DATA", tmp_path / "MODEL", CPU)
+    assert not (tmp_path / "MODEL").exists()

@@ -35,6 +35,10 @@ def write(folder, steps, resume_step=0, tensorboard=False, bleu=20.0):
     log.close()
 
 
+def kinds_and_steps(folder):
+    return [(record["kind"], record["step"]) for record in read_log(folder)]
+
+
 def test_resuming_drops_the_records_behind_the_checkpoint(tmp_path):
     write(tmp_path, [1, 2, 3])
     write(tmp_path, [3, 4], resume_step=2)
@@ -47,14 +51,8 @@ def test_a_line_that_a_kill_cut_off_is_dropped(tmp_path):
         file.write('{"kind": "train", "st')
     assert len(read_log(tmp_path)) == 4
     write(tmp_path, [3], resume_step=2)
-    assert [json.loads(line)["step"] for line in (tmp_path / "train.log.jsonl").read_text().splitlines()] == [
-        1,
-        1,
-        2,
-        2,
-        3,
-        3,
-    ]
+    lines = (tmp_path / "train.log.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 1, 2, 2, 3, 3]
 
 
 @pytest.mark.parametrize(
@@ -65,12 +63,7 @@ def test_a_line_that_is_no_record_is_left_out(tmp_path, damage):
     with (tmp_path / "train.log.jsonl").open("ab") as file:
         file.write(damage)
     write(tmp_path, [2], resume_step=1)
-    assert [(record["kind"], record["step"]) for record in read_log(tmp_path)] == [
-        ("train", 1),
-        ("valid", 1),
-        ("train", 2),
-        ("valid", 2),
-    ]
+    assert kinds_and_steps(tmp_path) == [("train", 1), ("valid", 1), ("train", 2), ("valid", 2)]
 
 
 def test_tensorboard_gets_the_same_numbers(tmp_path):
@@ -175,11 +168,7 @@ def test_durations(seconds, text):
 def test_a_validation_that_the_checkpoint_does_not_know_of_is_dropped(tmp_path):
     write(tmp_path, [1, 2])
     RunLog(tmp_path, 2, validated=1).close()
-    assert [(record["kind"], record["step"]) for record in read_log(tmp_path)] == [
-        ("train", 1),
-        ("valid", 1),
-        ("train", 2),
-    ]
+    assert kinds_and_steps(tmp_path) == [("train", 1), ("valid", 1), ("train", 2)]
 
 
 def test_a_curve_on_a_full_disk_is_one_line(tmp_path):

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from waiting import PATIENCE, free_port, wait_until
+from waiting import PATIENCE, free_port, is_alive, wait_until
 
 from .tiny import start, train_command
 
@@ -81,9 +81,7 @@ def living_in(folder):
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if (process / "cwd").readlink() == folder and (process / "stat").read_text().rsplit(")")[-1].split()[
-                0
-            ] != "Z":
+            if (process / "cwd").readlink() == folder and is_alive(int(process.name)):
                 found.append(int(process.name))
         except OSError:  # another user's, or it has ended
             continue

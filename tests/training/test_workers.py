@@ -17,7 +17,7 @@ from waiting import PATIENCE, free_port, wait_for_end
 from fasttfm import machine
 from fasttfm.checkpoints.checkpoint import read_weights
 from fasttfm.checkpoints.run_log import read_log
-from fasttfm.checkpoints.steps import resolve_checkpoint, saved_steps, step_folder
+from fasttfm.checkpoints.steps import saved_steps, step_folder
 from fasttfm.children import command_line
 from fasttfm.cli.workers import number_of_workers
 from fasttfm.cpu.step_passes import usable
@@ -25,6 +25,7 @@ from fasttfm.errors import UserError
 from fasttfm.training.workers import LOST_PEER, cores_of_rank, share_of_rows
 
 from . import ranks
+from .runs import assert_same_weights, weights_of
 from .tiny import run, start, train_command
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -35,15 +36,6 @@ TIMES = ("seconds", "tokens_per_second", "peak_memory", "batch_shapes", "gradien
 def words(data, out, **changes):
     command = train_command(data, out, **changes)
     return command[command.index("train") :]
-
-
-def weights_of(model_dir):
-    return read_weights(resolve_checkpoint(model_dir, "last"))
-
-
-def assert_same_bits(one, other):
-    ours, theirs = weights_of(one), weights_of(other)
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
 
 
 def assert_close(one, other):
@@ -137,7 +129,7 @@ def test_two_ranks_go_on_bit_by_bit_and_another_number_says_what_changes(run_ran
         {"size": 1, "words": words(tiny_data, other, **changes)},
     )
     assert statuses == [[0, 0]] * 4 + [[0]], stderr
-    assert_same_bits(whole, parts)
+    assert_same_weights(whole, parts)
     assert trained(whole) == trained(parts)
     assert saved_steps(other)[-1] == 12
     told = re.findall(r"^updates up to .*$", stderr, re.M)
@@ -179,7 +171,7 @@ def test_a_rank_that_fails_ends_all_and_is_the_only_one_to_tell(
     )
     # a kill may strike while the checkpoint of update 4 is being written
     assert re.search(rf"going on from update {'[24]' if kind == 'SIGKILL' else 4} in {re.escape(str(out))}", stderr)
-    assert_same_bits(uninterrupted, out)
+    assert_same_weights(uninterrupted, out)
 
 
 @pytest.mark.sample(1)
@@ -377,7 +369,7 @@ def test_torchrun_restarts_from_the_last_checkpoint(tiny_data, tmp_path):
     assert restarted.stdout.count("finished: max_update 12 is reached") == 1
     launched = run([*train_command(tiny_data, tmp_path / "N", **changes), "--workers", "2"])
     assert launched.returncode == 0
-    assert_same_bits(tmp_path / "M", tmp_path / "N")
+    assert_same_weights(tmp_path / "M", tmp_path / "N")
 
 
 def test_how_many_workers(monkeypatch):

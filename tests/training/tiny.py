@@ -30,18 +30,8 @@ TINY = {
 
 def train_command(data: Path, out: Path, **changes: object) -> list[str]:
     """The `fasttfm train` command line of the tiny recipe."""
-    command = [
-        sys.executable,
-        "-m",
-        "fasttfm.cli.main",
-        "train",
-        "--device",
-        "cpu",
-        "--data",
-        str(data),
-        "--out",
-        str(out),
-    ]
+    words = ["train", "--device", "cpu", "--data", str(data), "--out", str(out)]
+    command = [sys.executable, "-m", "fasttfm.cli.main", *words]
     for name, value in {**TINY, **changes}.items():
         flag = f"--{name.replace('_', '-')}"
         if isinstance(value, bool):
