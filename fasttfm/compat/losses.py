@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from fasttfm import functional as F
 from fasttfm.errors import ArgumentError
 from fasttfm.functional.linear_cross_entropy import kept_logits
+from fasttfm.functional.operator import casts
 from fasttfm.functional.signature import names_arguments, own_names
 
 
@@ -56,7 +57,7 @@ def _cross_entropy(
 
 def _in_dtype(loss: Tensor, x: Tensor) -> Tensor:
     """loss in x's dtype, and as torch's in float32 under autocast."""
-    return loss if torch.is_autocast_enabled(x.device.type) else loss.to(x.dtype)
+    return loss if casts(x) else loss.to(x.dtype)
 
 
 @names_arguments
