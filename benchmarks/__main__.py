@@ -149,7 +149,7 @@ def summary(rows: Sequence[Record]) -> str:
     return "; ".join(words)
 
 
-def writable(folder: Path) -> None:
+def writable(folder: Path, flag: str = "--out") -> None:
     """Raises UserError where no record could be kept, before anything is measured."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -157,7 +157,7 @@ def writable(folder: Path) -> None:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise UserError(f"--out {folder} cannot be written to ({error.strerror}): name another folder") from error
+        raise UserError(f"{flag} {folder} cannot be written to ({error.strerror}): name another folder") from error
 
 
 def run_cases(

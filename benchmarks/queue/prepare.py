@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
+from benchmarks.end_to_end import CORPORA
 from benchmarks.end_to_end import prepare as prepare_corpus
 from benchmarks.measure.machine import ROOT
 from benchmarks.queue.questions import Question
@@ -108,8 +109,8 @@ def main(args: argparse.Namespace, questions: Sequence[Question]) -> int:
 
 def _pair(text: str) -> tuple[str, Path]:
     name, equals, folder = text.partition("=")
-    if not equals or not Path(folder).is_dir():
-        raise UserError(f"--text {text} must be CORPUS=DIR, an existing folder")
+    if not equals or name not in CORPORA or not Path(folder).is_dir():
+        raise UserError(f"--text {text} must be CORPUS=DIR, one of {', '.join(CORPORA)} and an existing folder")
     return name, Path(folder)
 
 

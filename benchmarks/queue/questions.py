@@ -112,11 +112,19 @@ def read(path: Path = FILE) -> list[Question]:
 
 
 def _check(question: Question, where: str) -> None:
+    if not isinstance(question.command, str) or not question.command.strip():
+        raise UserError(f"{where}: command must be a line of text, not {question.command!r}")
     if not isinstance(question.seconds, int) or question.seconds < 1:
         raise UserError(f"{where}: seconds must be a whole number of at least 1, not {question.seconds!r}")
     if not question.answers:
         raise UserError(f"{where}: answers is empty: write down what is predicted, before it is asked")
     for expected in question.answers:
+        for name, of in (("predicted", expected.predicted), ("before", expected.before)):
+            if isinstance(of, bool) or not (isinstance(of, (int, float)) or (of is None and name == "before")):
+                raise UserError(f"{where}: {name} of {expected.what} must be a number, not {of!r}")
+        for name, kind in (("row", dict), ("over", dict), ("line", str), ("value", str)):
+            if not isinstance(getattr(expected, name), (kind, type(None))):
+                raise UserError(f"{where}: {name} of {expected.what} must be a {kind.__name__}")
         if (expected.row is None) == (expected.line is None):
             raise UserError(f"{where}: {expected.what} needs either row or line")
         if expected.line is not None:
@@ -159,7 +167,10 @@ def _rows(records: Iterable[Record]) -> Iterable[Record]:
 def _outcome(expected: Expected, rows: list[Record], output: str) -> Outcome:
     if expected.line is not None:
         found = re.findall(expected.line, output)
-        measured = float(found[-1]) if found else None
+        try:
+            measured = float(found[-1]) if found else None
+        except ValueError:
+            return Outcome(expected, None, ASK_AGAIN, f"{found[-1]!r} is no number")
         return Outcome(expected, measured, verdict(expected, measured), "" if found else "its output has no such line")
     values = []
     for wanted in (expected.row, expected.over):

@@ -27,6 +27,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import command
+from benchmarks.__main__ import writable
 from benchmarks.measure import machine, records
 from benchmarks.measure.machine import ROOT
 from benchmarks.measure.records import RESULTS, Record
@@ -216,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prepare.relocate(prepared)
     if not args.dry_run:
         _require_device()
-        args.results.mkdir(parents=True, exist_ok=True)
+        writable(args.results, "--results")
     asked = run(
         questions, args.seconds, results=args.results.resolve(), prepared=prepared, dry=args.dry_run, again=args.again
     )

@@ -67,8 +67,10 @@ def cross_entropy(
         if reduction != "none":
             loss = loss.sum() / (weights.sum() if reduction == "mean" else 1.0)
         return loss, nll
+    total = None
     if weights is not None and reduction == "mean":
-        weights, reduction = weights / weights.sum(), "sum"
+        total, reduction = weights.sum(), "sum"
+        weights = weights / total
     options = _Loss(float(label_smoothing), ignore_index, reduction)
     if inplace and torch.is_grad_enabled() and logits.requires_grad:
         if logits.stride(1) != 1 or logits.stride(0) < logits.shape[1]:
@@ -76,8 +78,12 @@ def cross_entropy(
                 f"logits have strides {logits.stride()}: inplace=True needs separate rows with stride 1; "
                 "call .contiguous() before or leave inplace out"
             )
-        return _cross_entropy_consume(logits, target, weights, options, chosen())
-    loss, nll, _ = _cross_entropy(logits, target, weights, options, chosen())
+        loss, nll = _cross_entropy_consume(logits, target, weights, options, chosen())
+    else:
+        loss, nll, _ = _cross_entropy(logits, target, weights, options, chosen())
+    if total is not None:  # where there is no row, whose weight would say it, the mean is not a number either
+        nothing = torch.zeros_like(total) / total
+        loss, nll = loss + nothing, nll + nothing
     return loss, nll
 
 

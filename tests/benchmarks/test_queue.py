@@ -199,6 +199,19 @@ def test_a_stopped_queue_ends_what_it_runs(tmp_path):
         wait_for_end([int(mark.read_text())])
 
 
+def test_an_answer_that_is_no_number_loses_no_record():
+    asked = replace(question(), answers=(Expected(what="x", predicted=3, line=r"found (\S+)"),))
+    (found,) = outcomes(asked, [], "found nothing")
+    assert (found.measured, found.verdict) == (None, ASK_AGAIN)
+
+
+def test_a_folder_of_results_that_cannot_be_written_is_refused_before_anything_is_asked(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "_require_device", lambda: None)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"--results .* cannot be written"):
+        run.main(["--results", str(tmp_path / "file" / "x")])
+
+
 BAD = {
     "seconds": ({"seconds": "soon"}, "seconds must be a whole number"),
     "unknown": ({"second": 3}, "second is not a field"),
@@ -206,6 +219,11 @@ BAD = {
     "neither": ({"answers": [{"what": "x", "predicted": 1}]}, "needs either row or line"),
     "group": ({"answers": [{"what": "x", "predicted": 1, "line": "x"}]}, "needs one group"),
     "expression": ({"answers": [{"what": "x", "predicted": 1, "line": "("}]}, "is no regular expression"),
+    "predicted": ({"answers": [{"what": "x", "predicted": "soon", "line": "(x)"}]}, "must be a number"),
+    "before": ({"answers": [{"what": "x", "predicted": 1, "before": "x", "line": "(x)"}]}, "must be a number"),
+    "row": ({"answers": [{"what": "x", "predicted": 1, "row": "x"}]}, "must be a dict"),
+    "line": ({"answers": [{"what": "x", "predicted": 1, "line": 5}]}, "must be a str"),
+    "command": ({"command": 5}, "command must be a line"),
     "files": ({"measures": "no/such/*.py"}, "no file of the checkout"),
 }
 
@@ -300,6 +318,7 @@ def test_bad_arguments_of_prepare_are_named():
     for words, said in (
         (["--prepare", "/tmp/x y"], "without spaces"),
         (["--prepare", "/tmp/x", "--text", "multi30k"], "CORPUS=DIR"),
+        (["--prepare", "/tmp/x", "--text", "bogus=/tmp"], "CORPUS=DIR"),
         (["--prepare", "/tmp/x", "--package", "triton"], "NAME==VERSION"),
         (["--prepared", "/nowhere", "--dry-run"], "holds no kernels/"),
     ):

@@ -109,6 +109,23 @@ def test_the_mean_over_no_row_is_not_a_number_as_in_torch():
     ignored = torch.zeros(13, dtype=torch.int64)
     assert cross_entropy(logits, ignored, ignore_index=0)[0].isnan()
     assert cross_entropy(logits, ignored, ignore_index=0, reduction="sum")[0] == 0
+    weights = torch.ones(50)
+    for inplace in (False, True):
+        empty = torch.randn(0, 50, requires_grad=True)
+        options = {"class_weights": weights, "inplace": inplace}
+        assert all(x.isnan() for x in cross_entropy(empty * 1, ignored[:0], **options))
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_linear_mean_over_no_row_has_gradients_of_zero_as_torch(rows, weighted):
+    hidden, weight = torch.randn(rows, 4, requires_grad=True), torch.randn(50, 4, requires_grad=True)
+    options = {"class_weights": torch.ones(50)} if weighted else {}
+    target = torch.zeros(rows, dtype=torch.int64)
+    loss, nll = F.linear_cross_entropy(hidden, weight, target, ignore_index=0, reduction="mean", **options)
+    assert loss.isnan()
+    assert nll.isnan()
+    assert not any(x.any() for x in torch.autograd.grad(loss, (hidden, weight)))
 
 
 def test_logits_are_left_alone_unless_given_up():

@@ -161,6 +161,7 @@ def _of_other_modules() -> dict[str, Any]:
         "torch.utils._triton.has_triton": lambda: True,
         "torch.compile": _not_compiled,
         "torch.autocast": _Autocast,
+        "torch.amp.autocast": _Autocast,
         "torch.Generator": _Generator,
     }
 
