@@ -149,17 +149,6 @@ def summary(rows: Sequence[Record]) -> str:
     return "; ".join(words)
 
 
-def writable(folder: Path, flag: str = "--out") -> None:
-    """Raises UserError where no record could be kept, before anything is measured."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".{os.getpid()}.tmp"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise UserError(f"{flag} {folder} cannot be written to ({error.strerror}): name another folder") from error
-
-
 def run_cases(
     cases: Sequence[Case], setting: Setting, out: Path | None, *, quiet: bool = False, as_json: bool = False
 ) -> int:
@@ -248,7 +237,7 @@ def _main(argv: Sequence[str] | None) -> int:
         return 0
     out = args.out or (None if setting.level == "smoke" else RESULTS)
     if out is not None:
-        writable(out)
+        command.writable(out)
     status = run_cases(cases, setting, out, quiet=args.quiet, as_json=args.json)
     if args.full and not args.groups and not args.only:
         from benchmarks import end_to_end

@@ -45,6 +45,17 @@ def keep(results: Path, benchmark: str, *, key: Callable[[Record], Any] | None =
     return record
 
 
+def writable(folder: Path, flag: str = "--out") -> None:
+    """Raises UserError where no record could be kept, before anything is measured."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".{os.getpid()}.tmp"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"{flag} {folder} cannot be written to ({error.strerror}): name another folder") from error
+
+
 def python(*words: object) -> str:
     """Return what `python -m WORDS` prints, with the threads it takes by itself; SystemExit with its complaint.
 

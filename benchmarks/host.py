@@ -126,6 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", help="cuda, cuda:1 or cpu (default: a GPU if there is one)")
     args = parser.parse_args(argv)
     device = pick_device(args.device)
+    command.writable(args.results, "--results")
     measured = []
     for name, mine, theirs in operators(device):
         for call in (mine, theirs):

@@ -8,6 +8,7 @@ from benchmarks.measure.machine import ROOT, machine_name
 from benchmarks.measure.records import Record
 from benchmarks.measure.text_table import markdown, number
 from benchmarks.queue.questions import Question
+from fasttfm.errors import UserError
 
 PAGE = ROOT / "docs" / "gpu-predictions.md"
 _BEGIN, _END = "<!-- queue -->\n", "<!-- end of queue -->\n"
@@ -34,7 +35,9 @@ def text(questions: Sequence[Question], known: Sequence[Record]) -> str:
 
 
 def write(questions: Sequence[Question], results: Path) -> None:
-    """Puts the table of the records in a folder into the page, between its marks."""
+    """Puts the table of the records in a folder into the page, between its marks. Raises UserError without a folder."""
+    if not results.is_dir():
+        raise UserError(f"--results {results} does not exist: give a folder of records")
     page = PAGE.read_text(encoding="utf-8")
     head, _, rest = page.partition(_BEGIN)
     _, _, tail = rest.partition(_END)

@@ -74,7 +74,10 @@ def relocate(prepared: Path) -> None:
     if not (prepared / "kernels").is_dir():
         raise UserError(f"--prepared {prepared} holds no kernels/: give a folder that --prepare made, unpacked")
     for file in (prepared / "kernels").glob("*/__grp__*.json"):
-        group = read_json(file)["child_paths"]
+        whole = read_json(file)
+        group = whole.get("child_paths") if isinstance(whole, dict) else None
+        if not isinstance(group, dict):
+            raise UserError(f"--prepared {prepared}: {file.name} is damaged: unpack the archive again")
         here = {name: str(file.parent / name) for name in group}
         if here != group:
             file.write_text(json.dumps({"child_paths": here}))
@@ -89,7 +92,10 @@ def main(args: argparse.Namespace, questions: Sequence[Question]) -> int:
     for each in args.package:
         if each.count("==") != 1:
             raise UserError(f"--package {each} must be NAME==VERSION")
-    (folder / "kernels").mkdir(parents=True, exist_ok=True)
+    try:
+        (folder / "kernels").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--prepare {folder} cannot be written to ({error.strerror}): name another folder") from error
     for corpus, text in texts.items():
         _carry_text(corpus, text, folder / corpus)
     broken = [question.name for question in questions if not _compile(question, args.chip, folder)]

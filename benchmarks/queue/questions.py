@@ -4,14 +4,16 @@ import glob
 import hashlib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import jsonschema
 
 from benchmarks.measure.machine import ROOT, noisy
 from benchmarks.measure.records import Record
 from fasttfm.errors import UserError
-from fasttfm.parsing import parse_yaml
+from fasttfm.parsing import Malformed, parse_yaml
 
 FILE = Path(__file__).parent / "questions.yaml"
 _REACHED = 1.1
@@ -79,61 +81,55 @@ class Outcome:
         }  # fmt: skip
 
 
-def _made(kind: type, given: Any, where: str) -> Any:
-    """A dataclass of a mapping. Raises UserError for a field that is missing, unknown or of another type."""
-    if not isinstance(given, dict):
-        raise UserError(f"{where} must be a mapping, not {type(given).__name__}")
-    known = {field.name: field for field in fields(kind)}
-    if unknown := sorted(set(given) - set(known)):
-        raise UserError(f"{where}: {unknown[0]} is not a field; fields are {', '.join(known)}")
-    try:
-        return kind(**given)
-    except TypeError as error:
-        raise UserError(f"{where}: {str(error).partition(' ')[2] or error}") from None
+_TEXT, _NUMBER, _OBJECT = {"type": "string", "minLength": 1}, {"type": "number"}, {"type": "object"}
+_EXPECTED = {
+    "what": _TEXT, "predicted": _NUMBER, "unit": _TEXT, "before": _NUMBER, "row": _OBJECT, "over": _OBJECT,
+    "value": _TEXT, "line": _TEXT, "higher": {"type": "boolean"},
+}  # fmt: skip
+_ANSWER = {"type": "object", "properties": _EXPECTED, "required": ["what", "predicted"], "additionalProperties": False}
+_QUESTION = {
+    "type": "object",
+    "properties": {
+        **dict.fromkeys(("decides", "command", "measures", "needs"), _TEXT),
+        "compiles": {"type": "string"},
+        "seconds": {"type": "integer", "minimum": 1},
+        "answers": {"type": "array", "items": _ANSWER, "minItems": 1},
+    },
+    "required": ["decides", "command", "measures", "seconds", "answers"],
+    "additionalProperties": False,
+}
+_VALIDATOR = jsonschema.Draft202012Validator(_QUESTION)
 
 
 def read(path: Path = FILE) -> list[Question]:
     """The questions of a file, most worth first. Raises UserError for one that cannot be asked."""
-    given = parse_yaml(path.read_bytes())
+    try:
+        given = parse_yaml(path.read_bytes())
+    except Malformed as error:
+        raise UserError(f"{path.name} {error}") from error
     if not isinstance(given, dict) or not given:
         raise UserError(f"{path.name} must map names to questions")
     result = []
     for name, question in given.items():
         where = f"{path.name}: {name}"
-        if not isinstance(question, dict):
-            raise UserError(f"{where} must be a mapping, not {type(question).__name__}")
-        answers = question.get("answers") or []
-        expected = tuple(_made(Expected, each, f"{where}: answer {number}") for number, each in enumerate(answers, 1))
-        measures = tuple(str(question.get("measures", "")).split())
-        made = _made(Question, {**question, "name": name, "answers": expected, "measures": measures}, where)
-        _check(made, where)
-        result.append(made)
+        if (wrong := jsonschema.exceptions.best_match(_VALIDATOR.iter_errors(question))) is not None:
+            raise UserError(f"{where}{wrong.json_path[1:]}: {wrong.message}")
+        answers = tuple(Expected(**each) for each in question["answers"])
+        measures = tuple(question["measures"].split())
+        result.append(Question(**{**question, "name": name, "answers": answers, "measures": measures}))
+        _check(result[-1], where)
     return result
 
 
 def _check(question: Question, where: str) -> None:
-    if not isinstance(question.command, str) or not question.command.strip():
-        raise UserError(f"{where}: command must be a line of text, not {question.command!r}")
-    if not isinstance(question.seconds, int) or question.seconds < 1:
-        raise UserError(f"{where}: seconds must be a whole number of at least 1, not {question.seconds!r}")
-    if not question.answers:
-        raise UserError(f"{where}: answers is empty: write down what is predicted, before it is asked")
     for expected in question.answers:
-        for name, of in (("predicted", expected.predicted), ("before", expected.before)):
-            if isinstance(of, bool) or not (isinstance(of, (int, float)) or (of is None and name == "before")):
-                raise UserError(f"{where}: {name} of {expected.what} must be a number, not {of!r}")
-        for name, kind in (("row", dict), ("over", dict), ("line", str), ("value", str)):
-            if not isinstance(getattr(expected, name), (kind, type(None))):
-                raise UserError(f"{where}: {name} of {expected.what} must be a {kind.__name__}")
-        if (expected.row is None) == (expected.line is None):
-            raise UserError(f"{where}: {expected.what} needs either row or line")
-        if expected.line is not None:
-            try:
-                groups = re.compile(expected.line).groups
-            except re.error as error:
-                raise UserError(f"{where}: line of {expected.what} is no regular expression: {error}") from None
-            if groups != 1:
+        if (expected.row is None) == (expected.line is None) or (expected.over is not None and expected.row is None):
+            raise UserError(f"{where}: {expected.what} needs either row, and over if it is a ratio, or line")
+        try:
+            if expected.line is not None and re.compile(expected.line).groups != 1:
                 raise UserError(f"{where}: line of {expected.what} needs one group, the number")
+        except re.error as error:
+            raise UserError(f"{where}: line of {expected.what} is no regular expression: {error}") from None
     for pattern in question.measures:
         if not glob.glob(pattern, root_dir=ROOT, recursive=True):
             raise UserError(f"{where}: measures names {pattern}, and no file of the checkout is called so")
@@ -161,7 +157,8 @@ def _rows(records: Iterable[Record]) -> Iterable[Record]:
         yield record
         items = record.get("measured")
         for item in items if isinstance(items, list) else ():
-            yield {**item, "benchmark": record["benchmark"]}
+            if isinstance(item, dict):
+                yield {**item, "benchmark": record["benchmark"]}
 
 
 def _outcome(expected: Expected, rows: list[Record], output: str) -> Outcome:
@@ -183,7 +180,7 @@ def _outcome(expected: Expected, rows: list[Record], output: str) -> Outcome:
             said = f"{row['provider']} is wrong: {row['reason']}"
             return Outcome(expected, None, TAKE_BACK if wanted is expected.row else ASK_AGAIN, said)
         value = _at(row, expected.value)
-        if value is None:
+        if not value:
             return Outcome(expected, None, ASK_AGAIN, str(row.get("reason") or f"no {expected.value}"))
         if noisy(row):
             return Outcome(expected, value, ASK_AGAIN, "noisy")
@@ -202,7 +199,7 @@ def _fits(row: Any, wanted: dict[str, Any]) -> bool:
 def _at(row: Any, place: str) -> float | None:
     for name in place.split("."):
         row = row.get(name) if isinstance(row, dict) else None
-    return None if row is None or isinstance(row, (str, bool, dict)) else float(row)
+    return float(row) if isinstance(row, (int, float)) and not isinstance(row, bool) else None
 
 
 def verdict(expected: Expected, measured: float | None) -> str:

@@ -27,7 +27,6 @@ from pathlib import Path
 import torch
 
 from benchmarks import command
-from benchmarks.__main__ import writable
 from benchmarks.measure import machine, records
 from benchmarks.measure.machine import ROOT
 from benchmarks.measure.records import RESULTS, Record
@@ -207,6 +206,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     questions = [question for question in read() if args.only in question.name]
     if not questions:
         raise UserError(f"--only {args.only}: no question is called so; they are {', '.join(q.name for q in read())}")
+    if bool(args.page) + bool(args.dry_run) + (args.prepare is not None) > 1:
+        parser.error("--page, --dry-run and --prepare do not go together")
     if args.page:
         page.write(read(), args.results)
         return 0
@@ -217,7 +218,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prepare.relocate(prepared)
     if not args.dry_run:
         _require_device()
-        writable(args.results, "--results")
+        command.writable(args.results, "--results")
     asked = run(
         questions, args.seconds, results=args.results.resolve(), prepared=prepared, dry=args.dry_run, again=args.again
     )

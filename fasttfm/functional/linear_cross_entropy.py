@@ -72,6 +72,7 @@ def linear_cross_entropy(
     loss, nll, _, _ = _linear_cross_entropy(rows, weight, labels, weights, options, chosen())
     if reduction == "mean":
         factor = mean_factor(rows, labels, ignore_index, reduction) if weights is None else weights.sum().reciprocal()
+        assert factor is not None  # it is a mean
         nothing = factor * 0.0  # not a number, which gradients of the mean of nothing are not: they are 0, as in torch
         factor = factor.nan_to_num(0.0, 0.0, 0.0)
         loss, nll = loss * factor + nothing, nll * factor + nothing

@@ -212,18 +212,22 @@ def test_a_folder_of_results_that_cannot_be_written_is_refused_before_anything_i
         run.main(["--results", str(tmp_path / "file" / "x")])
 
 
+X = {"what": "x", "predicted": 1, "line": "(x)"}
 BAD = {
-    "seconds": ({"seconds": "soon"}, "seconds must be a whole number"),
-    "unknown": ({"second": 3}, "second is not a field"),
-    "no answers": ({"answers": []}, "write down what is predicted"),
-    "neither": ({"answers": [{"what": "x", "predicted": 1}]}, "needs either row or line"),
-    "group": ({"answers": [{"what": "x", "predicted": 1, "line": "x"}]}, "needs one group"),
-    "expression": ({"answers": [{"what": "x", "predicted": 1, "line": "("}]}, "is no regular expression"),
-    "predicted": ({"answers": [{"what": "x", "predicted": "soon", "line": "(x)"}]}, "must be a number"),
-    "before": ({"answers": [{"what": "x", "predicted": 1, "before": "x", "line": "(x)"}]}, "must be a number"),
-    "row": ({"answers": [{"what": "x", "predicted": 1, "row": "x"}]}, "must be a dict"),
-    "line": ({"answers": [{"what": "x", "predicted": 1, "line": 5}]}, "must be a str"),
-    "command": ({"command": 5}, "command must be a line"),
+    "seconds": ({"seconds": "soon"}, "asked.seconds: 'soon' is not of type 'integer'"),
+    "true": ({"seconds": True}, "True is not of type 'integer'"),
+    "unknown": ({"second": 3}, "'second' was unexpected"),
+    "no answers": ({"answers": []}, "asked.answers: []"),
+    "no list": ({"answers": 5}, "5 is not of type 'array'"),
+    "neither": ({"answers": [{"what": "x", "predicted": 1}]}, "needs either row"),
+    "both": ({"answers": [X | {"over": {}}]}, "needs either row"),
+    "group": ({"answers": [X | {"line": "x"}]}, "needs one group"),
+    "expression": ({"answers": [X | {"line": "("}]}, "is no regular expression"),
+    "predicted": ({"answers": [X | {"predicted": "soon"}]}, "asked.answers[0].predicted: 'soon'"),
+    "higher": ({"answers": [X | {"higher": "no"}]}, "'no' is not of type 'boolean'"),
+    "row": ({"answers": [X | {"row": "x"}]}, "'x' is not of type 'object'"),
+    "command": ({"command": 5}, "asked.command: 5 is not of type 'string'"),
+    "list": ({"measures": ["Makefile"]}, "asked.measures: ['Makefile'] is not of type 'string'"),
     "files": ({"measures": "no/such/*.py"}, "no file of the checkout"),
 }
 
@@ -234,6 +238,12 @@ def test_a_question_that_cannot_be_asked_is_refused_with_its_name(case, tmp_path
     with pytest.raises(UserError, match="asked") as error:
         questions.read(asked_file(tmp_path, "asked", **fields))
     assert said in str(error.value)
+
+
+def test_a_file_that_is_no_yaml_is_named(tmp_path):
+    (tmp_path / "questions.yaml").write_text("a: [")
+    with pytest.raises(UserError, match=r"^questions\.yaml "):
+        questions.read(tmp_path / "questions.yaml")
 
 
 def test_the_shipped_questions_name_commands_that_exist_and_what_they_ask_is_on_the_page():
