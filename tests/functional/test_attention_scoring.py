@@ -344,3 +344,16 @@ def test_so_many_passes_are_made_over_the_scores(options, forward, backward):
         passes.names.clear()
         output.sum().backward()
         assert len(passes.names) == backward, passes.names
+
+
+@pytest.mark.parametrize(
+    "options", [{"alibi_slopes": torch.ones(2) / 4}, {"key_lengths": torch.tensor([300])}], ids=str
+)
+def test_what_is_added_to_the_scores_is_made_once_for_both_passes(options, monkeypatch):
+    made, bias = [], torch_route.bias
+    monkeypatch.setattr(torch_route, "bias", lambda *given: made.append(1) or bias(*given))
+    x = torch.randn(1, 2, 512, 16, requires_grad=True)
+    output = F.attention(x, x, x, **options)
+    assert routes.takes_fused(x, x, x, None)
+    torch.autograd.grad(output.sum(), x)
+    assert len(made) == 1

@@ -159,7 +159,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The output (B, H, L, Dv), heads last in memory; the weights before dropout or the log-sum-exp, as saves_weights()
     says; and from explicit the weights after dropout, if any is dropped, from softmax the log-sum-exp, if there are
-    sinks.
+    sinks, from fused what is added to the scores, if anything is.
 
     Where the route writes_where_told(), out: memory for output and log-sum-exp; sequences: of packed rows, which query,
     key, value and out show as packed.by_head() does.
@@ -169,7 +169,7 @@ def forward(
     if route == "blocks":
         return *attention_pass.forward(query, key, value, options, out, sequences), None
     if route == "fused":
-        return *torch_route.fused_forward(query, key, value, options), None
+        return torch_route.fused_forward(query, key, value, options)
     if route == "softmax":
         return softmax_route.forward(query, key, value, options)
     from fasttfm.kernels.attention import forward as attention_long
@@ -182,6 +182,8 @@ def forward(
 def fake(route: str, query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, ...]:
     """Return empty outputs of forward()'s shapes."""
     output = empty_heads_last(query, value.shape[-1])
+    if route == "fused" and (addend := torch_route.fused_addend(query, key, options)) is not None:
+        return output, query.new_empty(query.shape[:3], dtype=torch.float32), torch.empty_like(addend)
     return output, *fake_saved(route, query, (*query.shape[:3], key.shape[2]), options)
 
 
@@ -224,7 +226,7 @@ def backward(
     if route == "softmax":
         return softmax_route.backward(*tensors, saved, options, mask_gradient, out)
     if route == "fused":
-        return torch_route.fused_backward(*tensors, output, saved, options)
+        return torch_route.fused_backward(*tensors, output, saved, kept, options)
     if route == "blocks":
         return *attention_pass.backward(*tensors, output, saved, options, out, sequences), None
     from fasttfm.kernels.attention import backward as attention_long

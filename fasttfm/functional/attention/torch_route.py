@@ -236,40 +236,56 @@ def operand_gradients(
 # --------------------------------------------------------------------------------------------- torch's fused CPU kernel
 
 
-def _fused_arguments(query: Tensor, key: Tensor, options: Options) -> dict[str, Any]:
-    """Mask and scale as that kernel takes them; it gives zeros to a query that sees no key, as it must."""
+def fused_addend(query: Tensor, key: Tensor, options: Options) -> Tensor | None:
+    """What that kernel is to add to the scores, (B, H, L, S) as far as it does not repeat; None where it needs nothing.
+    It may be as large as the scores, so that the backward pass takes the forward pass's."""
+    return None if _is_triangle(options) else bias(query.shape[2], key.shape[2], query, options)
+
+
+def _is_triangle(options: Options) -> bool:
+    """Return whether nothing but the causal triangle hides keys or changes scores, which that kernel knows itself."""
     bare = options.mask is options.key_lengths is None and options._replace(sinks=None).plain
-    if bare and options.causal and options.causal_offset == 0:
-        return {"is_causal": True, "attn_mask": None, "scale": options.scale}
-    addend = bias(query.shape[2], key.shape[2], query, options)
+    return bare and options.causal and options.causal_offset == 0
+
+
+def _fused_arguments(query: Tensor, key: Tensor, addend: Tensor | None, options: Options) -> dict[str, Any]:
+    """Mask and scale as that kernel takes them; it gives zeros to a query that sees no key, as it must."""
     if addend is not None:
         addend = addend[(None,) * (4 - addend.dim())].expand(-1, -1, query.shape[2], key.shape[2])
-    return {"is_causal": False, "attn_mask": addend, "scale": options.scale}
+    return {"is_causal": _is_triangle(options), "attn_mask": addend, "scale": options.scale}
 
 
-def fused_forward(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Tensor]:
-    """The output and the log-sum-exp (B, H, L) of the scores in base 2.
+def fused_forward(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The output, the log-sum-exp (B, H, L) of the scores in base 2, and fused_addend().
 
     A sink, which that kernel does not know, of score z beside keys of log-sum-exp e takes the share 1 - sigmoid(e - z)
     of a row's weight, and has no value: the output is the kernel's times sigmoid(e - z). With log(exp(e) + exp(z)) in
     place of e, and that output, the kernel's backward pass gives the gradients of query, key and value.
     """
-    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    output, lse = attend(*_unit_strides(query, key, value), 0.0, **_fused_arguments(query, key, options))
+    attend, addend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu, fused_addend(query, key, options)
+    output, lse = attend(*_unit_strides(query, key, value), 0.0, **_fused_arguments(query, key, addend, options))
     if options.sinks is not None:
         sunk = options.sinks.float().clamp(max=LARGEST)[:, None]  # inf must not be subtracted from itself
         output = output * torch.sigmoid(lse.clamp(min=-LARGEST) - sunk)[..., None]
         lse = torch.logaddexp(lse, sunk)
-    return heads_last(output), (lse * math.log2(math.e)).contiguous()
+    return heads_last(output), (lse * math.log2(math.e)).contiguous(), addend
 
 
 def fused_backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, options: Options
-) -> tuple[Tensor, Tensor, Tensor, None]:
-    """Gradients of query, key and value, heads last, and None of the mask."""
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    lse: Tensor,
+    addend: Tensor,
+    options: Options,
+) -> tuple[Tensor, Tensor, Tensor, None]:  # fmt: skip
+    """Gradients of query, key and value, heads last, and None of the mask; an addend of no numbers is none."""
     differentiate = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
     tensors = *_unit_strides(grad, query, key, value), output, lse / math.log2(math.e), 0.0
-    d_query, d_key, d_value = differentiate(*tensors, **_fused_arguments(query, key, options))
+    arguments = _fused_arguments(query, key, addend if addend.numel() else None, options)
+    d_query, d_key, d_value = differentiate(*tensors, **arguments)
     return heads_last(d_query), heads_last(d_key), heads_last(d_value), None
 
 
