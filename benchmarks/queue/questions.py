@@ -37,7 +37,8 @@ class Expected:
     value: str = "time_us.p50"
     """Where a record has the number, names joined by dots."""
     line: str | None = None
-    """In place of row: a regular expression whose group is the number, in the last line of the output that has it."""
+    """In place of row: a regular expression whose group is the number, in the last line of the output that has it.
+    A group that takes no part is 0."""
     higher: bool = False
     """Whether more is better; so it is of a ratio (over)."""
 
@@ -165,7 +166,7 @@ def _outcome(expected: Expected, rows: list[Record], output: str) -> Outcome:
     if expected.line is not None:
         found = re.findall(expected.line, output)
         try:
-            measured = float(found[-1]) if found else None
+            measured = float(found[-1] or 0) if found else None
         except ValueError:
             return Outcome(expected, None, ASK_AGAIN, f"{found[-1]!r} is no number")
         return Outcome(expected, measured, verdict(expected, measured), "" if found else "its output has no such line")

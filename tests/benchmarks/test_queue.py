@@ -77,6 +77,12 @@ def test_numbers_are_found_in_rows_in_items_and_in_the_last_line_of_the_output(r
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("said", "failed"), [("3 failed, 854 passed in 9s", 3), ("857 passed in 9s", 0), ("", None)])
+def test_no_failure_is_an_answer_too(said, failed):
+    (asked,) = (each for each in questions.read() if each.name == "tests")
+    assert outcomes(asked, [], said)[1].measured == failed
+
+
 def test_a_wrong_number_of_ours_is_taken_back_a_peers_and_a_noisy_row_are_asked_again(record):
     wrong = record(provider="fasttfm", status="wrong", reason="error 1", time_us=None)
     ours = Expected(what="time", predicted=100, row={"provider": "fasttfm"})
