@@ -19,7 +19,7 @@ _INSTEAD = {
     "BlockMask": "give what its mask_mod says as causal or window, or create_mask() of it as mask",
     "CausalBias": "it must be of (L, S) and without causal; a module takes is_causal=True in its place",
     "DTensor": "give to_local() of it, or full_tensor()",
-    "MaskedTensor": "give get_data() of it, and what it hides as a mask",
+    "MaskedTensor": "give get_data() of it, and mask for what it hides",
     "NestedTensor": "give values() of it, for attention to varlen_attention() with its offsets()",
 }
 """By the names of classes, what an operator takes in their place."""

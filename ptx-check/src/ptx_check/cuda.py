@@ -162,6 +162,9 @@ def _of_other_modules() -> dict[str, Any]:
         "torch.compile": _not_compiled,
         "torch.autocast": _Autocast,
         "torch.amp.autocast": _Autocast,
+        "torch.cuda.amp.autocast": lambda enabled=True, dtype=None, cache_enabled=None: _Autocast(
+            "cuda", dtype, enabled, cache_enabled
+        ),
         "torch.Generator": _Generator,
     }
 

@@ -92,8 +92,9 @@ def test_a_generator_autocast_compile_and_the_accelerator_are_the_devices():
             assert (x @ w).dtype == torch.float16
         with torch.autocast("cuda", enabled=False):
             assert (x @ w).dtype == torch.float32
-        with torch.amp.autocast("cuda"):
-            assert (x @ w).dtype == torch.float16
+        for other in (torch.amp.autocast("cuda"), torch.cuda.amp.autocast()):
+            with other:
+                assert (x @ w).dtype == torch.float16
 
         @torch.compile(fullgraph=True)
         def doubled(x):
