@@ -237,19 +237,21 @@ def operand_gradients(
 
 
 def fused_addend(query: Tensor, key: Tensor, options: Options) -> Tensor | None:
-    """What that kernel is to add to the scores, (B, H, L, S) as far as it does not repeat; None where it needs nothing.
-    It may be as large as the scores, so that the backward pass takes the forward pass's."""
+    """The addend of the scores for torch's fused kernel, (B, H, L, S) or broadcast to it; None for nothing.
+
+    It may be as large as the scores: the backward pass takes the forward pass's.
+    """
     return None if _is_triangle(options) else bias(query.shape[2], key.shape[2], query, options)
 
 
 def _is_triangle(options: Options) -> bool:
-    """Return whether nothing but the causal triangle hides keys or changes scores, which that kernel knows itself."""
+    """Return whether nothing but the causal triangle hides keys or changes scores: the fused kernel knows it."""
     bare = options.mask is options.key_lengths is None and options._replace(sinks=None).plain
     return bare and options.causal and options.causal_offset == 0
 
 
 def _fused_arguments(query: Tensor, key: Tensor, addend: Tensor | None, options: Options) -> dict[str, Any]:
-    """Mask and scale as that kernel takes them; it gives zeros to a query that sees no key, as it must."""
+    """Mask and scale as torch's fused kernel takes them; it gives zeros to a query that sees no key, as it must."""
     if addend is not None:
         addend = addend[(None,) * (4 - addend.dim())].expand(-1, -1, query.shape[2], key.shape[2])
     return {"is_causal": _is_triangle(options), "attn_mask": addend, "scale": options.scale}
