@@ -26,6 +26,9 @@ CHOICES: dict[str, Choice] = {}
 
 _kept: dict[Chip, dict[Decision, str]] = {}
 
+version = 0
+"""Counts the calls of keep(): what was decided before holds no longer."""
+
 
 class Choice(Generic[Answer]):
     """One decision, whose answers are tiles or names; kept and compared as the text that str() makes of them."""
@@ -67,6 +70,8 @@ class Choice(Generic[Answer]):
 
 def keep(chip: Chip, answers: Mapping[Decision, str]) -> None:
     """From now on answers so on this chip, with text; what is not listed is answered as shipped."""
+    global version
+    version += 1
     _kept[chip] = dict(answers)
     for known in CHOICES.values():
         known._answers.clear()

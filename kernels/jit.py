@@ -34,6 +34,8 @@ _OR_NONE = ("VaryingOrNone", "RealOrNone")
 _NEUTRAL = 7
 """A number that Triton does not specialise on: not 1, and no multiple of 16."""
 
+_runtime = triton.knobs.runtime
+
 
 def jit(function: Callable[..., Any]) -> Any:
     """Compile a function that is launched, as @triton.jit does; what only kernels call takes @triton.jit itself.
@@ -98,6 +100,11 @@ def _target(name: str, kind: Any) -> str:
     return f"({', '.join(_target(f'{name}_{field}', each) for field, each in zip(kind._fields, kind))},)"
 
 
+def _typed(kind: Any, argument: Any) -> Any:
+    """The argument with NamedTuples where a kernel declares them."""
+    return type(kind)(*map(_typed, kind, argument)) if isinstance(kind, tuple) else argument
+
+
 def _neutral(kind: Any, argument: Any) -> Any:
     """The argument with one and the same number for every Varying."""
     if isinstance(kind, tuple):
@@ -105,6 +112,56 @@ def _neutral(kind: Any, argument: Any) -> Any:
     if kind == "Varyings":
         return (_NEUTRAL,) * len(argument)
     return _NEUTRAL if kind == "Varying" or (kind == "VaryingOrNone" and argument is not None) else argument
+
+
+class Launch:
+    """A kernel at one grid with its constants: what a call starts with its arguments.
+
+    The first call has Triton compile the kernel, for arguments like these; later ones look nothing up. So every call
+    must give arguments of the same dtypes, alignment to 16 bytes and sizes, None in the same places, and numbers that
+    fit. A plain tuple does for a NamedTuple, which Python makes more slowly. Triton's launch hooks are read at each call.
+    """
+
+    __slots__ = (
+        "_compiled",
+        "_device",
+        "_function",
+        "_packed",
+        "_run",
+        "_stream",
+        "_values",
+        "constants",
+        "grid",
+        "kernel",
+    )
+
+    def __init__(self, kernel: Any, grid: tuple[int, ...], constants: dict[str, Any]) -> None:
+        self.kernel, self.grid, self.constants = kernel, (*grid, 1, 1)[:3], constants
+        self._run: Any = None
+
+    def __call__(self, *arguments: Any) -> None:
+        run = self._run
+        if run is None:
+            return self._first(arguments)
+        stream = self._stream(self._device)
+        enter, leave = _runtime.launch_enter_hook, _runtime.launch_exit_hook
+        if enter.calls or leave.calls:
+            told = self._compiled.launch_metadata(self.grid, stream, *arguments, *self._values)
+            run(*self.grid, stream, self._function, self._packed, told, enter, leave, *arguments, *self._values)
+        else:
+            run(*self.grid, stream, self._function, self._packed, None, None, None, *arguments, *self._values)
+
+    def _first(self, arguments: tuple) -> None:
+        kernel = self.kernel
+        arguments = tuple(map(_typed, _kinds(kernel).values(), arguments))
+        if triton.knobs.runtime.interpret:
+            kernel.start(self.grid, arguments, self.constants)
+        elif (known := kernel.compiled(self.grid, arguments, self.constants)) is not None:
+            self._compiled, self._values = compiled, _ = known
+            self._run, self._function, self._packed = compiled.run, compiled.function, compiled.packed_metadata
+            active = triton.runtime.driver.active
+            self._device, self._stream = active.get_current_device(), active.get_current_stream
+            self(*arguments)
 
 
 class InterpretedKernel(InterpretedFunction):
@@ -115,13 +172,12 @@ class InterpretedKernel(InterpretedFunction):
         self._key = _key_of(self)
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        run = super().__getitem__(grid)
+        return lambda *arguments, **constants: self.start(grid, arguments, constants)
 
-        def launch(*arguments: Any, **constants: Any) -> None:
-            self._key(arguments, constants)  # refuses what does not fit
-            run(*arguments, **constants)
-
-        return launch
+    def start(self, grid: tuple[int, ...], arguments: tuple, constants: dict[str, Any]) -> None:
+        """Interpret the kernel. Raises ValueError for a number that does not fit."""
+        self._key(arguments, constants)
+        super().__getitem__(grid)(*arguments, **constants)
 
 
 class Kernel(JITFunction):
@@ -134,17 +190,14 @@ class Kernel(JITFunction):
         self._key = _key_of(self)
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        def launch(*arguments: Any, **constants: Any) -> None:
-            key = self._key(arguments, constants)
-            known = self._launched.get(key) or self._compiled(key, grid, arguments, constants)
-            if known is not None:
-                compiled, values = known
-                compiled[(*grid, 1, 1)[:3]](*arguments, *values)
+        return lambda *arguments, **constants: Launch(self, grid, constants)(*arguments)
 
-        return launch
-
-    def _compiled(self, key: tuple | None, grid: tuple, arguments: tuple, constants: dict[str, Any]) -> tuple | None:
-        """The kernel that Triton compiles, or has compiled, and its constants; None where a hook keeps it from that."""
+    def compiled(self, grid: tuple, arguments: tuple, constants: dict[str, Any]) -> tuple[CompiledKernel, tuple] | None:
+        """The kernel that Triton compiles, or has compiled, for arguments like these, and the values of its constants;
+        None where a hook keeps it from that. Raises ValueError for a number that does not fit."""
+        key = self._key(arguments, constants)
+        if (known := self._launched.get(key)) is not None:
+            return known
         neutral = map(_neutral, _kinds(self).values(), arguments)
         compiled = self.run(*neutral, grid=grid, warmup=True, **constants, **OPTIONS)
         if compiled is None:

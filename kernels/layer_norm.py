@@ -26,18 +26,16 @@ Source: Ba et al. 2016; placement of dropout, Vaswani et al. 2017 section 5.4.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton.language as tl
 from torch import Tensor
 
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.jit import jit
+from fasttfm.kernels.jit import Launch, jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.parameter import Float32Pointer, ParameterPointer, Pointer, Real, ResidualPointer, Shape
-from fasttfm.kernels.partial_sums import add_parts
-from fasttfm.kernels.philox import Dropout, drop, dropout_arguments
+from fasttfm.kernels.partial_sums import Sums
+from fasttfm.kernels.philox import NOTHING_DROPPED, Dropout, drop, dropout_rate
 from fasttfm.kernels.tiles.rows import COLUMN_SUMS, LAYER_NORM, MAX_COLUMNS, NARROWEST
 from fasttfm.kernels.tiles.table import Tile
 
@@ -234,35 +232,46 @@ def sum_programs(M: int, N: int, device: torch.device) -> int | None:
     return _programs(chip(device), tile(chip(device), N, backward=True), M)
 
 
-def forward(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    *,
-    residual: Tensor | None = None,
-    x_bias: Tensor | None = None,
-    rms: bool = False,
-    **dropout: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x, residual (M, N) contiguous; weight, bias, x_bias (N,) or None, or (P, N) as in backward(); rms: RMSNorm;
-    dropout as dropout_arguments() takes it.
+class Forward:
+    """The forward pass for one signature. Rows are contiguous, of any number of leading dimensions; weight, bias and
+    x_bias (N,) or None, or (P, N) as in Backward."""
 
-    Returns y in x's dtype; what was normalised, s in residual's dtype or x itself; mean (empty with rms) and rstd (M,)
-    float32.
-    """
-    M, N = x.shape
-    y = torch.empty_like(x)
-    s = x if residual is None else torch.empty_like(residual)
-    rstd = torch.empty(M, dtype=torch.float32, device=x.device)
-    mean = rstd.new_empty(0) if rms else torch.empty_like(rstd)
-    if M:
+    def __init__(
+        self, x: Tensor, residual: Tensor | None, *parameters: Tensor | None, rms: bool = False, dropout_p: float = 0.0
+    ) -> None:
+        """parameters: x_bias, weight and bias; rms: RMSNorm; dropout_p: 0 drops nothing."""
+        N = x.shape[-1]
+        M = x.numel() // N
+        self.M, self.shape = M, x.shape
+        self.joined, self.rms, self.numbers = residual is not None, rms, Shape(M, N)
+        self.values = _values if any(_changed(each) for each in parameters) else None
+        self.dropout = dropout_rate(dropout_p)
         block = tile(chip(x.device), N, backward=False)
-        _forward[(ceil_div(M, block.rows),)](
-            x, _values(x_bias), residual, _values(weight), _values(bias), y, None if residual is None else s,
-            None if rms else mean, rstd, dropout_arguments(**dropout), eps, Shape(M, N), **block.options(),
-        )  # fmt: skip
-    return y, s, mean, rstd
+        self.launch = Launch(_forward, (ceil_div(M, block.rows),), block.options())
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, x_bias: Tensor | None, weight: Tensor | None, bias: Tensor | None,
+        eps: float, seed: Tensor | None = None, site: int = 0,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        """y in x's dtype; what was normalised, s in residual's dtype or x itself; mean (empty with RMSNorm) and rstd
+        (M,) float32."""
+        M = self.M
+        y = x.new_empty(self.shape)
+        s = residual.new_empty(self.shape) if residual is not None else x
+        rstd = x.new_empty(M, dtype=torch.float32)
+        mean = x.new_empty(0 if self.rms else M, dtype=torch.float32)
+        if self.values is not None:
+            x_bias, weight, bias = map(self.values, (x_bias, weight, bias))
+        if M:
+            self.launch(
+                x, x_bias, residual, weight, bias, y, s if self.joined else None, None if self.rms else mean, rstd,
+                (seed, site, *self.dropout) if self.dropout[0] else NOTHING_DROPPED, eps, self.numbers,
+            )  # fmt: skip
+        return y, s, mean, rstd
+
+
+def _changed(parameter: Tensor | None) -> bool:
+    return parameter is not None and (parameter.dim() == 2 or not parameter.is_contiguous())
 
 
 def _values(parameter: Tensor | None) -> Tensor | None:
@@ -272,66 +281,70 @@ def _values(parameter: Tensor | None) -> Tensor | None:
     return (parameter[0] if parameter.dim() == 2 else parameter).contiguous()
 
 
-def backward(
-    dy: Tensor,
-    dy2: Tensor | None,
-    ds: Tensor | None,
-    s: Tensor,
-    mean: Tensor | None,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    x_bias: Tensor | None,
-    *,
-    x_dtype: torch.dtype | None = None,
-    **dropout: Any,
-) -> tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor]:
-    """dy, s, dy2 and ds (or None) (M, N) contiguous; the rest as forward() took and gave it, mean None with rms.
+class Backward:
+    """The backward pass for one signature.
 
-    Returns dx, ds_total, dweight, dbias, dx_bias, those of missing parameters empty. dx comes in x_dtype; None: it
-    equals ds_total and is returned as None. Parameters given as (P, N), P being sum_programs(), have their gradients
-    returned as P float32 parts of the sum.
+    Parameters given as (P, N), P being sum_programs(), have their gradients returned as P float32 parts of the sum.
     """
-    M, N = s.shape
-    dresidual = torch.empty_like(s)
-    dx = None if x_dtype is None else torch.empty_like(s, dtype=x_dtype)
-    device, wide = chip(s.device), N > WIDEST
-    block, columns = tile(device, N, backward=True), COLUMN_SUMS(device)
-    if wide and dy2 is not None:
-        dy, dy2 = dy + dy2, None
-    programs = _programs(device, block, M)
-    shares = min(_SHARES, ceil_div(M, columns.rows)) if wide else programs
-    parts = x_parts = None
-    if weight is not None or bias is not None:
-        parts = torch.empty(1 if mean is None else 2, shares, N, dtype=torch.float32, device=s.device)
-    if x_bias is not None and not wide:
-        x_parts = torch.empty(programs, N, dtype=torch.float32, device=s.device)
-    if M:
-        _backward[(programs,)](
-            dy, dy2, ds, s, mean, rstd, _values(weight), dresidual, dx, None if wide else parts, x_parts,
-            dropout_arguments(**dropout), Shape(M, N), **block.options(),
-        )  # fmt: skip
-        if wide and parts is not None:
-            _column_sums[(ceil_div(N, columns.columns), shares)](
-                dy, s, mean, rstd, parts, Shape(M, N), **columns.options()
-            )
-    if x_bias is not None and wide:
-        x_parts = (dresidual if dx is None else dx).sum(0, keepdim=True, dtype=torch.float32)
-    weight_parts, bias_parts = (None, None) if parts is None else (parts[0], parts[-1])
-    dweight, dbias, dx_bias = _summed((weight, weight_parts), (bias, bias_parts), (x_bias, x_parts), like=s)
-    return dx, dresidual, dweight, dbias, dx_bias
 
+    def __init__(
+        self, s: Tensor, *parameters: Tensor | None, x_dtype: torch.dtype | None = None, rms: bool = False,
+        dropout_p: float = 0.0,
+    ) -> None:  # fmt: skip
+        """s: as Forward gave it; parameters: x_bias, weight and bias, as it took them. x_dtype: of dx; None: it equals
+        ds_total. rms, dropout_p: as Forward took them."""
+        N = s.shape[-1]
+        M = s.numel() // N
+        device = chip(s.device)
+        self.M, self.numbers, self.x_dtype, self.rms = M, Shape(M, N), x_dtype, rms
+        self.wide = wide = N > WIDEST
+        self.dropout = dropout_rate(dropout_p)
+        self.weight = _values if _changed(parameters[1]) else None
+        block, columns = tile(device, N, backward=True), COLUMN_SUMS(device)
+        programs = _programs(device, block, M)
+        shares = min(_SHARES, ceil_div(M, columns.rows)) if wide else programs
+        self.launch = Launch(_backward, (programs,), block.options())
+        self.columns = Launch(_column_sums, (ceil_div(N, columns.columns), shares), columns.options())
+        x_bias, weight, bias = parameters
+        self.parts = None if weight is None and bias is None else (1 if rms else 2, shares, N)
+        self.x_parts = None if x_bias is None else (1 if wide else programs, N)
+        self.summed = [place for place, each in enumerate(parameters) if each is not None and each.dim() == 1]
+        shapes = [(shares, N) if place else self.x_parts for place in self.summed]
+        self.sums = Sums(self.summed, shapes, [parameters[place].dtype for place in self.summed], device)
 
-def _summed(*pairs: tuple[Tensor | None, Tensor | None], like: Tensor) -> list[Tensor]:
-    """The gradient of each (parameter, its parts): their sum, or they themselves where the parameter is (P, N)."""
-    gradients, sums = [], []
-    for parameter, parts in pairs:
-        if parameter is None or parts is None:
-            gradients.append(like.new_empty(0))
-        elif parameter.dim() == 2:
-            gradients.append(parts)
-        else:
-            gradients.append(torch.empty_like(parameter))
-            sums.append((parts, gradients[-1]))
-    add_parts(sums)
-    return gradients
+    def __call__(
+        self, dy: Tensor, dy2: Tensor | None, ds: Tensor | None, s: Tensor, mean: Tensor | None, rstd: Tensor,
+        x_bias: Tensor | None, weight: Tensor | None, bias: Tensor | None, seed: Tensor | None = None, site: int = 0,
+    ) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+        """dy, dy2, ds: gradients of y, of its second use and of s, contiguous rows; the latter two may be None.
+
+        Returns dx, or None, ds_total, and the gradients of x_bias, weight and bias, None where there is none.
+        """
+        dresidual = torch.empty_like(s)
+        dx = None if self.x_dtype is None else torch.empty_like(s, dtype=self.x_dtype)
+        wide = self.wide
+        if wide and dy2 is not None:
+            dy, dy2 = dy + dy2, None
+        parts = None if self.parts is None else s.new_empty(self.parts, dtype=torch.float32)
+        x_parts = None if self.x_parts is None or wide else s.new_empty(self.x_parts, dtype=torch.float32)
+        if self.M:
+            self.launch(
+                dy, dy2, ds, s, None if self.rms else mean, rstd, weight if self.weight is None else _values(weight),
+                dresidual, dx, None if wide else parts, x_parts,
+                (seed, site, *self.dropout) if self.dropout[0] else NOTHING_DROPPED, self.numbers,
+            )  # fmt: skip
+            if wide and parts is not None:
+                self.columns(dy, s, None if self.rms else mean, rstd, parts, self.numbers)
+        if wide and self.x_parts is not None:
+            total = dresidual if dx is None else dx
+            x_parts = total.view(-1, s.shape[-1]).sum(0, keepdim=True, dtype=torch.float32)
+        of_each = x_parts, None if weight is None else parts[0], None if bias is None else parts[-1]  # type: ignore[index]
+        return dx, dresidual, *(of_each if not self.summed else self._sum(of_each, (x_bias, weight, bias)))
+
+    def _sum(self, parts: tuple[Tensor | None, ...], parameters: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+        """The gradient of each parameter: the sum of its parts, or for (P, N) they themselves."""
+        gradients = list(parts)
+        for place in self.summed:
+            gradients[place] = torch.empty_like(parameters[place])
+        self.sums(parts, gradients)
+        return gradients

@@ -6,12 +6,16 @@ Reads 4 * P * N bytes for P programs: a few percent of what the programs themsel
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
 
+import torch
 import triton.language as tl
 from torch import Tensor
 
-from fasttfm.kernels.jit import jit
+from fasttfm.kernels.chip import Chip
+from fasttfm.kernels.jit import Launch, jit
 from fasttfm.kernels.launch import ceil_div, chip
 from fasttfm.kernels.parameter import Pointers, Varyings
 from fasttfm.kernels.tiles.rows import PARTIAL_SUMS
@@ -46,21 +50,36 @@ def _add_parts(
     tl.store(target + column, tl.sum(total, axis=0).to(target.dtype.element_ty), mask=column < N)
 
 
+class Sums:
+    """Adds up parts of known shapes: one launch for every dtype of outs, unless there are more than it can take."""
+
+    def __init__(
+        self, places: Sequence[int], shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype], chip: Chip
+    ) -> None:
+        """places: of what is summed among the parts and outs of a call; shapes: (P, N) of each; dtypes: of each out."""
+        tile = PARTIAL_SUMS(chip)
+        self._launches = []
+        for dtype in dict.fromkeys(dtypes):
+            alike = [i for i, each in enumerate(dtypes) if each == dtype]
+            for first in range(0, len(alike), _LARGEST):
+                taken = alike[first : first + _LARGEST]
+                programs, columns = zip(*(shapes[i] for i in taken))
+                launch = Launch(_add_parts, (ceil_div(max(columns), tile.columns), len(taken)), tile.options())
+                self._launches.append((_taking([places[i] for i in taken]), launch, programs, columns))
+
+    def __call__(self, parts: Sequence[Tensor | None], outs: Sequence[Tensor | None]) -> None:
+        """out (N,) = sum over P of parts (P, N) float32, both contiguous, rounded to out's dtype; in a fixed order."""
+        for take, launch, programs, columns in self._launches:
+            launch(take(parts), take(outs), programs, columns)
+
+
+def _taking(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple]:
+    return itemgetter(*places) if len(places) > 1 else lambda values: (values[places[0]],)
+
+
 def add_parts(sums: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """For each (parts, out): out (N,) = sum over P of parts (P, N) float32, both contiguous, rounded to out's dtype.
-
-    In a fixed order; one launch for every dtype of outs, unless there are more sums than a launch can take.
-    """
-    for dtype in dict.fromkeys(out.dtype for _, out in sums):
-        alike = [pair for pair in sums if pair[1].dtype == dtype]
-        for first in range(0, len(alike), _LARGEST):
-            _launch(alike[first : first + _LARGEST])
-
-
-def _launch(sums: Sequence[tuple[Tensor, Tensor]]) -> None:
-    parts, outs = zip(*sums)
-    tile = PARTIAL_SUMS(chip(parts[0].device))
-    _add_parts[(ceil_div(max(out.shape[0] for out in outs), tile.columns), len(sums))](
-        parts, outs, *zip(*(p.shape for p in parts)),
-        **tile.options(),
-    )  # fmt: skip
+    """Sums of each (parts, out)."""
+    if sums:
+        parts, outs = zip(*sums)
+        dtypes = [out.dtype for out in outs]
+        Sums(range(len(parts)), [each.shape for each in parts], dtypes, chip(parts[0].device))(parts, outs)

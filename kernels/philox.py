@@ -297,9 +297,18 @@ def drop_loaded(values, dropout, rows, first_column, COLUMNS: tl.constexpr):
     return values.to(tl.float32)
 
 
+NOTHING_DROPPED = Dropout(None, 0, 0, 1.0)  # type: ignore[arg-type]
+
+
+def dropout_rate(dropout_p: float) -> tuple[int, float]:
+    """Threshold and keep_scale of a Dropout; a threshold of 0 drops nothing."""
+    threshold = round(dropout_p * LEVELS)
+    return threshold, LEVELS / (LEVELS - threshold) if threshold < LEVELS else 0.0
+
+
 def dropout_arguments(dropout_p: float = 0.0, seed: Tensor | None = None, site: int = 0) -> Dropout:
     """Dropout with this rate; seed None drops nothing."""
-    threshold = round(dropout_p * LEVELS)
+    threshold, keep_scale = dropout_rate(dropout_p)
     if seed is None or threshold == 0:
-        return Dropout(None, site, 0, 1.0)
-    return Dropout(seed, site, threshold, LEVELS / (LEVELS - threshold) if threshold < LEVELS else 0.0)
+        return Dropout(None, site, 0, 1.0)  # type: ignore[arg-type]
+    return Dropout(seed, site, threshold, keep_scale)

@@ -129,6 +129,13 @@ def forked_workers() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def plans() -> None:
+    """What a test has patched decides nothing in the next one."""
+    if (operators := sys.modules.get("fasttfm.functional.operator")) is not None:
+        operators.forget_plans()
+
+
+@pytest.fixture(autouse=True)
 def gradients() -> Iterator[None]:
     """A test that leaves PyTorch without gradients fails, and not the hundred tests after it."""
     yield

@@ -24,9 +24,8 @@ from fasttfm import functional as F
 from fasttfm.blocks.forward_pass import ALONE, Pass
 from fasttfm.blocks.inspect import LINEAR, NORM, untouched
 from fasttfm.cpu.linear import linear
-from fasttfm.functional.dropout import Dropout, dropout_for
+from fasttfm.functional.dropout import Dropout
 from fasttfm.functional.merging import norm_adds_bias
-from fasttfm.functional.residual_norm import add_and_normalise, check
 from fasttfm.functional.subclasses import ordinary
 
 
@@ -139,11 +138,8 @@ def _add_and_normalise(
     """
     if now.plain or (isinstance(dropout, Dropout) and _fuses(norm, stream) and ordinary(output.value)):
         weight, bias = (norm.weight, norm.bias) if now.weights is None else now.read(norm.weight, norm.bias)
-        if not now.checked:
-            check(output.value, weight, bias, output.bias, stream)
-            dropout = dropout_for(stream.device, *dropout)
-        return add_and_normalise(
-            output.value, stream, weight, bias, norm.eps, output.bias, dropout, post_norm, now.choice
+        return F.residual_layer_norm(
+            output.value, stream, weight, bias, norm.eps, x_bias=output.bias, post_norm=post_norm, **dropout.options()
         )
     s = _add(output.whole(), stream, dropout)
     y = norm(s)

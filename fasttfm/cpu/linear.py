@@ -50,7 +50,7 @@ class _Thread(threading.local):
     int8 = False
 
 
-_thread = _Thread()
+on_this_thread = _Thread()
 _lock = threading.Lock()
 """Of making what is kept, which threads that search with one model share."""
 
@@ -67,18 +67,23 @@ def frozen_weights(model: nn.Module, *, batch_invariant: bool = False, int8: boo
     cpu/int8.py says, where that is exact and faster than float32 (int8.route()).
     """
     int8 = int8 and integers.route() is not None
-    before = _thread.kept, _thread.model, _thread.batch_invariant, _thread.int8
-    kept = _thread.kept if froze(model) else _kept_of(model)
-    _thread.kept, _thread.model, _thread.batch_invariant, _thread.int8 = kept, model, batch_invariant, int8
+    before = on_this_thread.kept, on_this_thread.model, on_this_thread.batch_invariant, on_this_thread.int8
+    kept = on_this_thread.kept if froze(model) else _kept_of(model)
+    on_this_thread.kept, on_this_thread.model, on_this_thread.batch_invariant, on_this_thread.int8 = (
+        kept,
+        model,
+        batch_invariant,
+        int8,
+    )
     try:
         yield
     finally:
-        _thread.kept, _thread.model, _thread.batch_invariant, _thread.int8 = before
+        on_this_thread.kept, on_this_thread.model, on_this_thread.batch_invariant, on_this_thread.int8 = before
 
 
 def froze(model: nn.Module) -> bool:
     """Return whether this thread is inside frozen_weights() of this model."""
-    return _thread.model is model
+    return on_this_thread.model is model
 
 
 def _kept_of(model: nn.Module) -> dict[tuple, _Kept] | None:
@@ -100,7 +105,7 @@ def _kept_of(model: nn.Module) -> dict[tuple, _Kept] | None:
 def frozen(x: Tensor) -> bool:
     """Return whether linear() keeps what it makes of weights now: inside frozen_weights(), x on a CPU."""
     return (
-        _thread.kept is not None
+        on_this_thread.kept is not None
         and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
         and x.device.type == "cpu"
@@ -110,12 +115,12 @@ def frozen(x: Tensor) -> bool:
 
 def frozen_in_int8() -> bool:
     """Return whether linear() multiplies 8-bit integers now."""
-    return _thread.int8
+    return on_this_thread.int8
 
 
 def batch_invariant(x: Tensor) -> bool:
     """Return whether what is computed of x now must not depend on what is computed beside it."""
-    return _thread.batch_invariant and frozen(x)
+    return on_this_thread.batch_invariant and frozen(x)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False) -> Tensor:
@@ -125,15 +130,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool 
     """
     if weight.is_meta and not x.is_meta:  # torch gives uninitialised memory
         raise ValueError(f"weight {tuple(weight.shape)} is on meta and x on {x.device}: load it first")
-    if _thread.kept is None or not frozen(x):
+    if on_this_thread.kept is None or not frozen(x):
         y = nnF.linear(x, weight, bias)
         return y.relu_() if relu else y
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else weight.dtype
     rows = x.reshape(-1, x.shape[-1])
     if rows.dtype != dtype:
         rows = rows.to(dtype)
-    assert _thread.kept is not None  # as frozen() says
-    kept = _kept_product(_thread.kept, weight, bias, dtype, relu, _thread.int8)
+    assert on_this_thread.kept is not None  # as frozen() says
+    kept = _kept_product(on_this_thread.kept, weight, bias, dtype, relu, on_this_thread.int8)
     classes = _classes(kept, bias is None, dtype, relu, large_size(rows.shape[0]))
     y = kept.product(rows) if classes is None else multiply(kept.product, rows, classes)
     return y.view(*x.shape[:-1], weight.shape[0])
@@ -146,12 +151,17 @@ class FrozenLinear:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, relu: bool = False, temporary: bool = False) -> None:
-        self.int8 = _thread.int8
+        self.int8 = on_this_thread.int8
         self.outputs = weight.shape[0]
         self.bias = None
         """(N,) float32 array, in int8: what is to be added to the scaled sums."""
         kept = _kept_product(
-            {} if temporary or _thread.kept is None else _thread.kept, weight, bias, weight.dtype, relu, self.int8
+            {} if temporary or on_this_thread.kept is None else on_this_thread.kept,
+            weight,
+            bias,
+            weight.dtype,
+            relu,
+            self.int8,
         )
         self._classes = _classes(kept, bias is None, weight.dtype, relu)
         self._product: Product = kept.product
@@ -212,8 +222,8 @@ class FrozenLinear:
 
 def kept_with_weights(key: tuple, make: Callable[[], Any]) -> Any:
     """The result of make(), kept under this key while the weights stay what they are."""
-    kept: Any = _thread.kept
-    key = (*key, _thread.batch_invariant, _thread.int8, torch.get_num_threads())
+    kept: Any = on_this_thread.kept
+    key = (*key, on_this_thread.batch_invariant, on_this_thread.int8, torch.get_num_threads())
     if key not in kept:
         kept[key] = make()
     return kept[key]
@@ -224,9 +234,9 @@ def _classes(kept: _Kept, no_bias: bool, dtype: torch.dtype, relu: bool, large: 
     agree, and few are used."""
     if kept.invariant:
         return None
-    if _thread.int8:
+    if on_this_thread.int8:
         return RowClasses()
-    if not _thread.batch_invariant:
+    if not on_this_thread.batch_invariant:
         return None
     key = torch.get_num_threads(), large
     if key not in kept.classes:

@@ -22,7 +22,7 @@ def _checked(choice: str, where: str) -> str:
 
 
 try:
-    _choice = _checked(os.environ.get("FASTTFM_BACKEND", "auto"), "FASTTFM_BACKEND")
+    current = _checked(os.environ.get("FASTTFM_BACKEND", "auto"), "FASTTFM_BACKEND")
 except ValueError as error:
     raise UserError(str(error)) from None
 
@@ -39,12 +39,12 @@ def backend(choice: str) -> Iterator[None]:
     the whole process, other threads included. Raises ValueError for another name; an operator that cannot take the way
     chosen raises fasttfm.errors.UserError.
     """
-    global _choice
-    before, _choice = _choice, _checked(choice, "backend")
+    global current
+    before, current = current, _checked(choice, "backend")
     try:
         yield
     finally:
-        _choice = before
+        current = before
 
 
 @functools.cache
@@ -69,12 +69,12 @@ def values_are_checked(values: torch.Tensor) -> bool:
 
 def chosen() -> str:
     """auto, triton or torch, as set by FASTTFM_BACKEND or backend()."""
-    return _choice
+    return current
 
 
 def use_triton(device: torch.device, choice: str | None = None) -> bool:
     """Return whether operators run their Triton kernels on this device; choice goes before what is set."""
-    choice = _choice if choice is None else choice
+    choice = current if choice is None else choice
     if choice == "torch":
         return False
     if device.type == "cuda":

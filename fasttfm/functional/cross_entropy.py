@@ -24,7 +24,7 @@ from fasttfm.functional.loss import (
     plain_gradient,
     weights_of_rows,
 )
-from fasttfm.functional.operator import Gradients, Operator, Overwritten, Whole
+from fasttfm.functional.operator import Gradients, Operator, Overwritten, Whole, unplanned
 from fasttfm.functional.signature import is_flag, names_arguments
 
 
@@ -170,7 +170,7 @@ _cross_entropy_backward = Operator(
     "cross_entropy_backward",
     _Backward,
     "Tensor",
-    _compute_backward,
+    unplanned(_compute_backward),
     lambda call: call.saved.call.logits.new_empty(call.saved.call.logits.shape),
     reference=lambda call: pulled_back(_by_reference, call.saved.call, ("logits",), call.grad)[0],
 ).call
@@ -178,10 +178,9 @@ _cross_entropy = Operator(
     "cross_entropy",
     _Call,
     "(Tensor, Tensor, Tensor)",
-    _compute,
+    unplanned(_compute, 1),
     _fake,
     decide=_decide,
-    internal=1,
     save=lambda call, outputs: (call, outputs[2]),
     saved=_Saved,
     backward=lambda saved, _, grad, *_others: {"logits": _cross_entropy_backward(grad, saved)},
@@ -264,16 +263,16 @@ _scale_gradient = Operator(
     "scale_gradient",
     _Scaling,
     "Tensor",
-    lambda call: call.gradient * call.factor.to(call.gradient.dtype),
+    unplanned(lambda call: call.gradient * call.factor.to(call.gradient.dtype)),
     lambda call: torch.empty_like(call.gradient),
     reference=_refuse_second,
 ).call
-_scale_gradient_ = Operator("scale_gradient_", _Scale, "()", _scale_in_place, lambda call: None).call
+_scale_gradient_ = Operator("scale_gradient_", _Scale, "()", unplanned(_scale_in_place), lambda call: None).call
 _cross_entropy_consume = Operator(
     "cross_entropy_consume",
     _Consumed,
     "(Tensor, Tensor)",
-    _consume,
+    unplanned(_consume),
     _fake_sums,
     decide=_decide,
     save=_save_gradient,

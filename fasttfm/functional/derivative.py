@@ -15,6 +15,10 @@ from fasttfm.functional.record import Layout, layout_of
 Gradients = dict[str, Tensor | None]
 """By the names of the tensors; those that are left out have none."""
 _new: Any = tuple.__new__
+_saved_hook = torch._C._autograd._top_saved_tensors_default_hooks  # which may give other strides back
+_grad_enabled = torch.is_grad_enabled
+_any_autocast = torch._C._is_any_autocast_enabled
+_NUMBERS = frozenset({bool, int, float, torch.dtype})
 
 
 def pulled_back(
@@ -68,8 +72,10 @@ class Rule(NamedTuple):
     layout: Layout
     save: Callable[..., Any]
     saved: type[tuple] | None
-    backward: Callable[..., Gradients]
+    backward: Callable[..., Any]
     differentiable: int
+    derivative: Any
+    """The operator that backward() calls, or None."""
 
     def refuse_changed(self) -> None:
         """Raises where memory that two outputs share was written to: either gradient would miss it."""
@@ -78,18 +84,17 @@ class Rule(NamedTuple):
             "were used; clone() one of them first"
         )
 
-    def direct(self, compute: Callable[..., Any], again: Callable[..., Any] | None) -> Any:
-        """Its forward takes the call, and the tensors in it, which are what autograd sees."""
+    def direct(self, again: Callable[..., Any] | None, visible: int | None) -> Any:
+        """Its forward takes the plan and the call, and the tensors in it, which are what autograd sees."""
         wanted = _wanted(self.layout)
         save, differentiable, differentiate = self.save, self.differentiable, self._differentiate
-        kind = self.saved
+        kind, hidden = self.saved, visible is None or visible > self.differentiable
         layout: Any = None if kind is None else layout_of(kind)
+        step = None if self.derivative is None else _step(self.derivative)
 
-        def forward(ctx: Any, call: Any, *tensors: Any) -> Any:  # as _keep(), whose calls end in these attributes
+        def forward(ctx: Any, plan: Any, call: Any, *tensors: Any) -> Any:  # as _keep(), whose calls end in these
             nonlocal layout
-            outputs = compute(call)
-            if type(outputs) is tuple and len(outputs) > differentiable:
-                ctx.non_differentiable = outputs[differentiable:]
+            outputs = plan.compute(call)
             ctx.materialize_grads = False
             saved = save(call, outputs)
             if layout is None:
@@ -97,24 +102,30 @@ class Rule(NamedTuple):
             elif layout.nested and kind is not None:
                 saved = _new(kind, saved)
             ctx.to_save, ctx.others = layout.tensors(saved), layout.others(saved)
+            ctx.backwards = None if _saved_hook(False) else plan.backwards
+            shown = outputs if visible is None else outputs[:visible]
+            if hidden and type(shown) is tuple:
+                ctx.non_differentiable = shown[differentiable:]
             if again is None:
-                return outputs
+                return shown
             once_more = again(call, outputs)
             ctx.shared = None if once_more is None else (once_more.detach(), once_more._version)
-            return outputs if once_more is None else (*outputs, once_more.detach())
+            return shown if once_more is None else (*shown, once_more.detach())
 
         def backward(ctx: Any, *gradients: Any) -> tuple:
             shared = None if again is None else ctx.shared
             if shared is not None and gradients[-1] is not None and shared[0]._version != shared[1]:
                 self.refuse_changed()
             saved = layout.merge(ctx.saved_tensors, ctx.others)
-            return None, *differentiate(saved, wanted(ctx.needs_input_grad[1:]), gradients)
+            planned = None if step is None else functools.partial(step, ctx.backwards)
+            return None, None, *differentiate(planned, saved, wanted(ctx.needs_input_grad[2:]), gradients)
 
         return _apply_of(self.name, {"forward": forward, "backward": backward})
 
     def dispatched(self, run: Callable[..., Any]) -> Any:
         """Its forward takes the keys that are left to the dispatcher, and what the schema lists."""
         layout, wanted = self.layout, _wanted(self.layout)
+        step = None if self.derivative is None else self.derivative.call
 
         def forward(ctx: Any, keys: Any, *args: Any) -> Any:
             outputs = run(keys, *args)
@@ -127,7 +138,7 @@ class Rule(NamedTuple):
             gradients = tuple(map(_unwrapped, gradients))
             saved = ctx.layout.merge(tuple(map(_unwrapped, ctx.saved_tensors)), ctx.others)
             result: list[Tensor | None] = [None] * ctx.count
-            for i, gradient in zip(layout.positions, self._differentiate(saved, wants, gradients)):
+            for i, gradient in zip(layout.positions, self._differentiate(step, saved, wants, gradients)):
                 result[i] = gradient
             return None, *result
 
@@ -144,16 +155,48 @@ class Rule(NamedTuple):
         ctx.others = layout.others(saved)
         ctx.save_for_backward(*layout.tensors(saved))
 
-    def _differentiate(self, saved: Any, wanted: Any, gradients: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-        """The gradients of the tensors, from those of the outputs, in their order."""
+    def _differentiate(self, step: Any, saved: Any, wanted: Any, gradients: tuple[Tensor | None, ...]) -> Any:
+        """The gradients of the tensors, from those of the outputs, in their order. step: takes the calls of the
+        operator that backward() calls, if it is known."""
         if gradients[0] is None and all(gradient is None for gradient in gradients):
             return [None] * len(self.layout.names)
+        if step is not None:
+            return self.backward(step, saved, wanted, *gradients)
         by_name = self.backward(saved, wanted, *gradients)
         pop = by_name.pop
         results = list(map(pop, self.layout.names, self.layout.nothing))
         if by_name:
             raise TypeError(f"{NAMESPACE}::{self.name} has no tensor named {', '.join(by_name)}")
         return results
+
+
+def _step(derivative: Any) -> Callable[..., Any]:
+    """A function that takes what a plan knows of its backward pass, then the fields of a call of this operator."""
+    kind, leading, looked_at, general = derivative._kind, derivative.leading, derivative.looked_at, derivative.call
+
+    def step(backwards: dict[tuple, Any] | None, *fields: Any) -> Any:
+        if backwards is None or _grad_enabled() or _any_autocast() or looked_at():
+            return general(*fields)
+        key: list[Any] = []
+        try:
+            for x in fields[:leading]:
+                if type(x) is Tensor:
+                    shape, strides = x.shape, x.stride()
+                    key += strides, x.data_ptr() % 16
+                    if not strides or strides[-1] != 1 or shape[-1] == 1:
+                        key += (x.is_neg(),)
+                elif x is None or type(x) in _NUMBERS:
+                    key += (x,)
+                else:
+                    return general(*fields)
+        except RuntimeError:  # without memory: all gradients at once
+            return general(*fields)
+        found = backwards.get(tuple(key))
+        if found is None:
+            found = backwards[tuple(key)] = derivative.planned(fields)
+        return found(_new(kind, fields))
+
+    return step
 
 
 def _apply_of(name: str, methods: dict[str, Any]) -> Any:

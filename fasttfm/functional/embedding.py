@@ -9,7 +9,7 @@ from fasttfm import reference
 from fasttfm.cpu import training_passes
 from fasttfm.functional.backends import chosen, kernel_route
 from fasttfm.functional.dropout import Dropout, as_factor, dropout_for, dropout_scale, fake_keep_mask, keep_mask, wide
-from fasttfm.functional.operator import Gradients, Operator, Size, Whole
+from fasttfm.functional.operator import Gradients, Operator, Size, Whole, unplanned
 from fasttfm.functional.signature import names_arguments
 
 
@@ -226,17 +226,21 @@ def _reference_backward(call: _Backward) -> tuple[Tensor, Tensor]:
 
 
 _embed_backward = Operator(
-    "embed_backward", _Backward, "(Tensor, Tensor)", _compute_backward, _fake_backward, reference=_reference_backward
+    "embed_backward",
+    _Backward,
+    "(Tensor, Tensor)",
+    unplanned(_compute_backward),
+    _fake_backward,
+    reference=_reference_backward,
 ).call
 _embed = Operator(
     "embed",
     _Call,
     "(Tensor, Tensor)",
-    _compute,
+    unplanned(_compute, 1),
     _fake,
     decide=lambda call: kernel_route(call.route, call.weight),
     save=_save,
     backward=_differentiate,
-    internal=1,
     rows=("tokens",),
 ).call

@@ -16,7 +16,7 @@ from fasttfm.functional.activations import FUSED
 from fasttfm.functional.backends import chosen, kernel_route
 from fasttfm.functional.derivative import pulled_back, refuse_parts
 from fasttfm.functional.dropout import NO_DROPOUT, Dropout, as_factor, dropout_for, keep_mask
-from fasttfm.functional.operator import Gradients, Operator, lowered
+from fasttfm.functional.operator import Gradients, Operator, lowered, unplanned
 from fasttfm.functional.rows import as_rows, shaped
 from fasttfm.functional.signature import names_arguments
 from fasttfm.kernels.scaled_product import scaled_linear, scaled_mm
@@ -318,7 +318,7 @@ _feed_forward_backward = Operator(
     "feed_forward_backward",
     _Backward,
     "(Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _compute_backward,
+    unplanned(_compute_backward),
     _fake_backward,
     reference=_reference_backward,
     flops=lambda call: 2 * _flops(call.saved),
@@ -327,13 +327,12 @@ _feed_forward = Operator(
     "feed_forward",
     _Call,
     "(Tensor, Tensor, Tensor)",
-    _compute,
+    unplanned(_compute, 2),
     _fake,
     decide=_decide,
     save=_save,
     backward=_differentiate,
     flops=_flops,
-    internal=2,
     rows=("x",),
     autocast=lowered("x", "weight1", "bias1", "weight2", "bias2"),
 ).call

@@ -16,7 +16,7 @@ from fasttfm.functional.cross_entropy import cross_entropy
 from fasttfm.functional.derivative import pulled_back
 from fasttfm.functional.dropout import wide
 from fasttfm.functional.loss import check, check_classes, differentiable_loss, losses_of, mean_factor, weights_of_rows
-from fasttfm.functional.operator import Gradients, Operator, Whole
+from fasttfm.functional.operator import Gradients, Operator, Whole, unplanned
 from fasttfm.functional.signature import is_flag, names_arguments
 
 
@@ -246,7 +246,7 @@ _backward = Operator(
     "linear_cross_entropy_backward",
     _Backward,
     "(Tensor, Tensor)",
-    _compute_backward,
+    unplanned(_compute_backward),
     lambda call: (torch.empty_like(call.saved.d_hidden), torch.empty_like(call.saved.d_weight)),
     reference=_reference_backward,
 ).call
@@ -254,12 +254,11 @@ _linear_cross_entropy = Operator(
     "linear_cross_entropy",
     _Call,
     "(Tensor, Tensor, Tensor, Tensor)",
-    _compute,
+    unplanned(_compute, 2),
     _fake,
     decide=lambda call: kernel_route(call.route, call.hidden),
     save=lambda call, outputs: (call, *outputs[2:]),
     flops=_flops,
-    internal=2,
     saved=_Saved,
     backward=_differentiate,
     autocast=_autocast,

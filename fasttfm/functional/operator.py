@@ -28,16 +28,18 @@ from torch.autograd import forward_ad
 from torch.autograd import profiler as _profiler
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from fasttfm.cpu.linear import on_this_thread
+from fasttfm.functional import backends as _backends
 from fasttfm.functional.batching import batching_rule
 from fasttfm.functional.derivative import Gradients, Rule, by_reference
 from fasttfm.functional.flops import count_operators, formulas
 from fasttfm.functional.namespace import NAMESPACE
-from fasttfm.functional.record import MASK, REAL, WHOLE, Layout, Mask, Overwritten, Size, Whole, flat, layout_of
-from fasttfm.functional.subclasses import PLAIN_TENSORS
+from fasttfm.functional.record import MASK, REAL, WHOLE, Layout, Mask, Overwritten, Size, Whole, flat, items, layout_of
+from fasttfm.kernels import choices as _choices
 
 __all__ = [
     "MASK", "REAL", "WHOLE", "Gradients", "Mask", "Operator", "Overwritten", "Size", "Whole", "casts",
-    "lowered", "transformed"
+    "lowered", "transformed", "unplanned", "without_views"
 ]  # fmt: skip
 
 _library = torch.library.Library(NAMESPACE, "DEF")
@@ -46,6 +48,10 @@ MARK = "import_fasttfm_functional_before_torch_export_load"
 has not imported them is told this name."""
 _library.define(f"{MARK}() -> ()")
 _library.impl(MARK, lambda: None, "CompositeExplicitAutograd")
+MOST_PLANS = 4096
+"""Of an operator: batches of ever new lengths have ever new signatures."""
+_LARGEST = (1 << 31) - 1
+_every: "list[Operator]" = []
 _DEVICES = ("CPU", "CUDA", "XPU", "MPS")
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
@@ -72,17 +78,43 @@ _new: Any = tuple.__new__  # a NamedTuple's own is three times as slow, and Pyth
 Fields = ParamSpec("Fields")
 
 
+class Plan:
+    """What was decided for calls of one signature."""
+
+    __slots__ = ("backwards", "compute", "gpu", "native", "route")
+
+    def __init__(self, compute: Callable[[Any], Any], route: str | None, native: Any, gpu: int | None) -> None:
+        self.compute = compute
+        """The outputs of a call."""
+        self.route = route
+        """Last field of a call, if it has one."""
+        self.native = native
+        """The outputs by operators of PyTorch, which differentiates them itself; or None."""
+        self.gpu = gpu
+        """The one that must be current, where there are several."""
+        self.backwards: dict[tuple, Callable[[Any], Any]] = {}
+        """By the layouts of the gradients, what computes a call of the backward operator."""
+
+
 class Operator(Generic[Fields]):
     """One torch operator, torch.ops.fasttfm.<name>; `call` takes the fields of its call, a NamedTuple.
 
-    compute(call): the outputs; autograd and autocast are off while it runs.
+    plan(call): a function from calls of call's signature to the outputs: whatever depends on the signature is decided
+        when it is made. Autograd and autocast are off while it runs. Its outputs are no views, internal ones apart; one
+        that is None is (0,) to the dispatcher, of the first tensor's dtype.
     fake(call): empty outputs of the right shapes, dtypes and strides.
+    checks(call): raises for arguments that do not agree; asked when a signature is new.
+    native(call): outputs by operators that PyTorch differentiates, in a function of such calls, where they are the
+        faster way for eager calls; else None.
     decide(call): what call.route, which must be the last field, becomes before anything else sees it; asked again of
         its own answer it must give the same. So what computes, and what is saved for the backward pass, is one route.
     save(call, outputs) and backward(saved, wanted, *gradients): the derivative. save returns a NamedTuple of tensors
         and anything else, or where saved names its kind a plain tuple of its fields, which is quicker made; without it
         that is the call, then its outputs. backward gets the NamedTuple, with the tensors of a call that want a
         gradient as wanted.<name>, and the gradients of the outputs, one at least.
+    derivative: the operator that backward calls; backward then gets, before all else, a function that takes its call:
+        where nothing looks on, that is a plan that the forward pass's plan leads to by the first `leading` fields, the
+        gradients of the outputs. All else must follow from the signature of the forward call.
     reference(call): the outputs in operations that PyTorch differentiates, in place of backward: for what a backward
         pass calls, whose derivative is a second one. With neither a derivative ends in a clear message.
     flops(call): floating-point operations of the products, for torch.utils.flop_counter.
@@ -91,8 +123,9 @@ class Operator(Generic[Fields]):
     again(call, outputs): a tensor to return once more, behind the others, or None. The gradients of its two uses then
         come to backward separately and need no launch of their own to be added. The two share memory, which the
         dispatcher does not allow: only a direct call that makes a gradient has the additional output.
-    internal: how many outputs, the last ones, no caller sees; these alone may be views.
+    visible: how many outputs a caller sees, the first ones; all unless given.
     rows: the tensors that torch.vmap may fold its samples into, as batching_rule() takes them.
+    free: fields of ints from 0 to 2^31 - 1 that no plan depends on.
     """
 
     def __init__(
@@ -100,28 +133,38 @@ class Operator(Generic[Fields]):
         name: str,
         call: Callable[Fields, tuple],
         returns: str,
-        compute: Callable[[Any], Any],
+        plan: Callable[[Any], Callable[[Any], Any]],
         fake: Callable[[Any], Any],
         *,
+        checks: Callable[[Any], None] | None = None,
+        native: Callable[[Any], Callable[[Any], Any] | None] | None = None,
         decide: Callable[[Any], str] | None = None,
         save: Callable[[Any, Any], Any] = lambda call, outputs: (call, *outputs),
         saved: type[tuple] | None = None,
         backward: Callable[..., Gradients] | None = None,
+        derivative: "Operator | None" = None,
         reference: Callable[[Any], Any] | None = None,
         flops: Callable[[Any], int] = lambda call: 0,
         differentiable: int = 1,
         autocast: Callable[[Any, torch.dtype], Any] | None = None,
         again: Callable[[Any, Any], Tensor | None] | None = None,
         rows: Sequence[str] = (),
-        internal: int = 0,
+        visible: int | None = None,
+        free: Sequence[str] = (),
+        leading: int = 1,
     ) -> None:
         self.name = name
         self._kind = kind = cast(Any, call)
-        layout = layout_of(call)
+        self._layout = layout = layout_of(call)
         _library.define(f"{name}({layout.schema}) -> {returns}", tags=(torch.Tag.pt2_compliant_tag,))
         self.dispatched = dispatched = getattr(getattr(torch.ops, NAMESPACE), name).default
-        self._decide, self._cast = decide, autocast
+        self._plan, self._native, self._checks = plan, native, checks
+        self._decide, self._cast, self._visible = decide, autocast, visible
         self._check = None if backward is None else functools.partial(layout.check, name)
+        self.leading, self.looked_at = leading, looked_at
+        self._signature = _signature_of(layout, free, checked=self._check is not None, products=autocast is not None)
+        self.plans: dict[tuple, Plan] = {}
+        _every.append(self)
 
         def run(keys: torch._C.DispatchKeySet, *args: Any) -> Any:
             with _below_autograd():
@@ -130,35 +173,55 @@ class Operator(Generic[Fields]):
                 with torch.enable_grad():  # a Function turns it off, also for the outer levels of torch.func
                     return dispatched.redispatch(keys & _after_autograd, *args)
 
-        def settled(args: tuple) -> Any:
-            return self._settled(layout.build(args))
+        def compute(args: tuple) -> Any:
+            signature = self._signature(args)
+            found = None if signature is None else self.plans.get(signature[1])
+            if found is None:
+                found = self._make(layout.build(args), signature)
+            outputs = found.compute(layout.build(args if found.route is None else (*args[:-1], found.route)))
+            if type(outputs) is not tuple:
+                return outputs
+            first = layout.tensors(layout.build(args))[0]
+            return tuple([first.new_empty(0) if output is None else output for output in outputs])
 
         if backward is None:
             backward, differentiable = by_reference(name, layout, reference), returns.count("Tensor")
             save, saved = (lambda call, outputs: call), kind
         formulas[dispatched._overloadpacket] = lambda *args, **_: flops(layout.build(args))
-        compute = _without_views(compute, internal)
-        rule = Rule(name, layout, save, saved, backward, differentiable)
+        rule = Rule(name, layout, save, saved, backward, differentiable, derivative)
         direct: Any = backward  # which refuses whoever calls, where nothing comes out that could have a gradient
         differentiate: Any = backward
         if returns != "()":
-            direct, differentiate = rule.direct(compute, again), rule.dispatched(run)
-        self.call: Callable[Fields, Any] = self._call(layout, compute, direct)
-        if self._check is None and decide is None and layout.fields[0].path == layout.fields[0].name:
-            self.call = self._backward_call(layout, compute, self.call)
+            direct, differentiate = rule.direct(again, visible), rule.dispatched(run)
+        self.call: Callable[Fields, Any] = self._call(layout, direct)
 
         autograd = self._autograd(layout, run, differentiate)
-        self._register(layout, autograd, lambda args: compute(settled(args)))
+        self._register(layout, autograd, compute)
 
         def without_numbers(*args: Any) -> Any:
             if self._check is not None:  # a meta tensor among others leads here, whoever calls
                 self._check(args)
-            return _unshared(fake(settled(args)))
+            return _unshared(fake(self._settled(layout.build(args))))
 
         qualified = f"{NAMESPACE}::{name}"
         torch.library.register_fake(qualified, without_numbers, lib=_library)
-        batched = batching_rule(dispatched, layout, rows, lambda *args: fake(settled(args)))
+        batched = batching_rule(dispatched, layout, rows, lambda *args: fake(self._settled(layout.build(args))))
         torch.library.register_vmap(qualified, batched, lib=_library)
+
+    def _make(self, call: Any, signature: tuple | None) -> Plan:
+        """A new plan, which is kept unless the call has no signature."""
+        route = None if self._decide is None else self._decide(call)
+        if route is not None:
+            call = _new(self._kind, (*call[:-1], route))
+        native = None if self._native is None else self._native(call)
+        first = self._layout.tensors(call)[0]
+        gpu = first.get_device() if first.is_cuda and torch.cuda.device_count() > 1 else None
+        made = Plan(self._plan(call), route, native, gpu)
+        if signature is not None:
+            if len(self.plans) >= MOST_PLANS:
+                self.plans.clear()
+            self.plans[signature[1]] = made
+        return made
 
     def check(self, call: Any) -> None:
         """Raise, as a call of the operator does, for the first field that is not as its type says: for what is computed
@@ -206,98 +269,86 @@ class Operator(Generic[Fields]):
             _library.impl(self.name, cast_and_run(device), f"Autocast{device.upper()}")
         _library.impl(self.name, autograd, "Autograd", with_keyset=True)
 
-    def _call(self, layout: Layout, compute: Callable[[Any], Any], differentiate: Callable[..., Any]) -> Any:
+    def _call(self, layout: Layout, differentiate: Callable[..., Any]) -> Any:
         """The call of this operator; a closure, which costs half of what a method that asks self would."""
-        kind, seen, checked = self._kind, self._seen, self._check is not None
-        decide, cast = self._decide, self._cast
+        kind, seen, plans, signature_of = self._kind, self._seen, self.plans, self._signature
         fields_of = layout.flat if layout.nested else None
-        tensors_of = layout.tensors
-        known: dict[tuple[type, ...], list[tuple[int, frozenset]]] = {}
-        """By the types of the fields, where the tensors are and which dtypes they may have."""
+        tensors_of, visible = layout.tensors, self._visible
 
         def call_directly(*fields: Any) -> Any:
             if (
                 _compiling() or transformed() or _profiler._is_profiler_enabled or forward_ad._current_level >= 0
                 or (_dispatch_modes() and not _all_see_through())
-            ):  # fmt: skip
+            ):  # fmt: skip  # as looked_at(), a call less
                 return seen(flat(fields))
-            call = _new(kind, fields)
-            values = fields if fields_of is None else fields_of(call)
-            types = tuple(map(type, values))
-            tensors = known.get(types)
-            if tensors is None:
-                tensors = layout.present_tensors(types, checked=checked)
-                if tensors is None:
-                    return seen(values)
-                known[types] = tensors
-            gradient = False
-            if values[0].is_cpu:
-                device = "cpu"
-                for place, dtypes in tensors:
-                    x = values[place]
-                    if x.dtype not in dtypes or not x.is_cpu or x.is_neg():
-                        return seen(values)
-                    if x.requires_grad:
-                        gradient = True
-            else:
-                device, gpu = "cuda", _current_gpu() if values[0].is_cuda else None
-                for place, dtypes in tensors:
-                    x = values[place]
-                    if x.dtype not in dtypes or x.get_device() != gpu or x.is_neg():
-                        return seen(values)  # a meta tensor, another GPU than the current one, another kind of device
-                    if x.requires_grad:
-                        gradient = True
-            if not checked:
-                for place, _ in tensors:
-                    if not _has_storage(values[place]):
-                        return seen(values)  # is_grads_batched=True: no memory, for all gradients at once
-            autocast = _any_autocast() and _autocast_enabled(device)
-            if autocast:
-                if cast is not None:
-                    call = cast(call, _autocast_dtype(device))
-                _set_autocast(device, False)
-            try:
-                if decide is not None:
-                    route = decide(call)
-                    if route != call[-1]:
-                        call = _new(kind, (*call[:-1], route))
-                return differentiate(call, *tensors_of(call)) if gradient and _grad_enabled() else compute(call)
-            finally:
-                if autocast:
-                    _set_autocast(device, True)
+            if _any_autocast():
+                return self._under_autocast(fields)
+            signature = signature_of(fields if fields_of is None else fields_of(_new(kind, fields)))
+            if signature is None:
+                return seen(flat(fields))
+            gradient, key = signature
+            plan = plans.get(key)
+            if plan is None or (plan.gpu is not None and plan.gpu != _current_gpu()):
+                plan = self._first(fields, signature)
+                if plan is None:
+                    return seen(flat(fields))
+            if plan.native is not None:
+                return plan.native(_new(kind, fields))
+            call = _new(kind, fields if plan.route is None else (*fields[:-1], plan.route))
+            if gradient:
+                return differentiate(plan, call, *tensors_of(call))
+            outputs = plan.compute(call)
+            return outputs if visible is None else outputs[:visible]
 
         return call_directly
 
-    def _backward_call(self, layout: Layout, compute: Callable[[Any], Any], general: Callable[..., Any]) -> Any:
-        """The call of a backward operator as autograd makes it on a CPU; general() where anything differs.
+    def _first(self, fields: tuple, signature: tuple) -> Plan | None:
+        """The plan of a direct call whose signature is new, or whose GPU is not the current one; None: the dispatcher
+        makes that current, or what there is to compute with is neither a CPU nor a GPU. Raises for wrong arguments."""
+        values = flat(fields)
+        self._check_all(values)
+        tensors = [x for x in self._layout.tensors(self._layout.build(values)) if x is not None]
+        first, device = tensors[0], tensors[0].device
+        if not first.is_cpu and not (first.is_cuda and first.get_device() == _current_gpu()):
+            return None
+        if any(x.device != device or not _has_storage(x) or x.is_neg() for x in tensors):
+            return None
+        return self.plans.get(signature[1]) or self._make(self._layout.build(values), signature)
 
-        It has many fields, most of which a forward call has looked at. What is looked at again comes from memory that
-        caches have lost meanwhile, and so only tensors are.
-        """
-        kind, tensors_of = self._kind, layout.tensors
+    def planned(self, fields: tuple) -> Callable[[Any], Any]:
+        """What computes calls of this backward operator that follow from one plan, as this one does."""
+        return self._plan(_new(self._kind, fields))
 
-        def differentiate_directly(*fields: Any) -> Any:
-            if (
-                not fields[0].is_cpu or _grad_enabled() or _any_autocast() or _compiling() or transformed()
-                or _profiler._is_profiler_enabled or forward_ad._current_level >= 0 or _dispatch_modes()
-            ):  # fmt: skip
-                return general(*fields)
-            call = _new(kind, fields)
-            for x in tensors_of(call):
-                if x is not None and not (type(x) in PLAIN_TENSORS and x.is_cpu and not x.is_neg() and _has_storage(x)):
-                    return general(*fields)
-            return compute(call)
+    def _under_autocast(self, fields: tuple) -> Any:
+        """The call with what autocast makes of its tensors, without autocast."""
+        call = _new(self._kind, fields)
+        enabled = [device for device in _AUTOCAST_DEVICES if _autocast_enabled(device)]
+        if self._signature(flat(fields)) is None:
+            return self._seen(flat(fields))
+        if self._cast is not None and (device := self._layout.tensors(call)[0].device.type) in enabled:
+            call = self._cast(call, _autocast_dtype(device))
+        for device in enabled:
+            _set_autocast(device, False)
+        try:
+            return self._seen(flat(call)) if _any_autocast() else self.call(*call)
+        finally:
+            for device in enabled:
+                _set_autocast(device, True)
 
-        return differentiate_directly
+    def _check_all(self, values: tuple) -> None:
+        if self._checks is not None:
+            self._checks(self._kind(*values))
+        if self._check is not None and not _compiling():
+            self._check(values)
 
     def _seen(self, args: tuple) -> Any:
         """The call by way of the dispatcher, or, of arguments that it would not take, an error in one line."""
-        if not _compiling():
-            if self._check is not None:
-                self._check(args)
-            if _decomposed.get():
-                return self._settle_and_compute((*args[:-1], "torch") if isinstance(args[-1], str) else args)
-        return self.dispatched(*args)
+        self._check_all(args)
+        if not _compiling() and _decomposed.get():
+            outputs = self._settle_and_compute((*args[:-1], "torch") if isinstance(args[-1], str) else args)
+        else:
+            outputs = self.dispatched(*args)
+        return outputs if self._visible is None else outputs[: self._visible]
 
     def _settled(self, call: Any) -> Any:
         """The call with the route that it takes."""
@@ -311,6 +362,12 @@ class Operator(Generic[Fields]):
         return self.call(*fields, **named)
 
 
+def forget_plans() -> None:
+    """From now on decide anew: after a change of what no signature tells, such as a threshold in a test."""
+    for operator in _every:
+        operator.plans.clear()
+
+
 _decomposed = contextvars.ContextVar("decomposed", default=False)
 
 
@@ -322,6 +379,14 @@ def decomposed() -> Iterator[None]:
         yield
     finally:
         _decomposed.reset(token)
+
+
+def looked_at() -> bool:
+    """Return whether anything looks on that the dispatcher must ask: a compiler, a transform, a mode, a profiler."""
+    return (
+        _compiling() or transformed() or _profiler._is_profiler_enabled or forward_ad._current_level >= 0
+        or (_dispatch_modes() > 0 and not _all_see_through())
+    )  # fmt: skip
 
 
 def _all_see_through() -> bool:
@@ -345,7 +410,7 @@ def _on_its_device(compute: Callable[[tuple], Any]) -> Callable[..., Any]:
     return run
 
 
-def _without_views(compute: Callable[[Any], Any], internal: int) -> Callable[[Any], Any]:
+def without_views(compute: Callable[[Any], Any], internal: int = 0) -> Callable[[Any], Any]:
     """compute, with outputs that are not views, the last ones apart: what a Function gives as a view must not be
     changed in place."""
 
@@ -353,7 +418,7 @@ def _without_views(compute: Callable[[Any], Any], internal: int) -> Callable[[An
         outputs = compute(call)
         if type(outputs) is tuple:
             for place in range(len(outputs) - internal):
-                if outputs[place]._is_view():
+                if outputs[place] is not None and outputs[place]._is_view():
                     outputs = (*outputs[:place], outputs[place].detach(), *outputs[place + 1 :])
             return outputs
         return outputs.detach() if outputs is not None and outputs._is_view() else outputs
@@ -372,6 +437,56 @@ def _unshared(outputs: Any) -> Any:
         copies.append(output.clone() if memory in seen else output)
         seen.add(memory)
     return tuple(copies)
+
+
+def unplanned(compute: Callable[[Any], Any], internal: int = 0) -> Callable[[Any], Callable[[Any], Any]]:
+    """A plan that decides nothing: compute looks at every call anew. internal: as without_views() takes it."""
+    computed = without_views(compute, internal)
+    return lambda call: computed
+
+
+def _signature_of(
+    layout: Layout, free: Sequence[str], *, checked: bool, products: bool
+) -> Callable[[tuple], tuple[bool, tuple] | None]:
+    """A function of the fields, one after the other, to whether a gradient is wanted, and all that a plan may depend
+    on; None of what has no plan: classes that hide what their memory means, and tensors without strides or memory."""
+    known: dict[tuple[type, ...], list[int] | None] = {}
+    """By the types of the fields, where the tensors are."""
+    names = [field.name for field in layout.fields]
+    counted = [names.index(name) for name in free]
+    numbers_of = items([i for i in range(len(names)) if i not in layout.positions and i not in counted])
+
+    def signature(values: tuple) -> tuple[bool, tuple] | None:
+        types = tuple(map(type, values))
+        try:
+            places = known[types]
+        except KeyError:
+            places = known[types] = layout.present_tensors(types, checked=checked)
+        if places is None:
+            return None
+        for place in counted:
+            if not 0 <= values[place] <= _LARGEST:
+                return None
+        grad = _grad_enabled()
+        gradient = False
+        key = [types, numbers_of(values), grad, _backends.current, _choices.version, on_this_thread.kept is None,
+               on_this_thread.batch_invariant]  # fmt: skip
+        try:
+            for place in places:
+                x = values[place]
+                if grad and x.requires_grad:
+                    gradient = True
+                shape, strides = x.shape, x.stride()
+                key += shape, strides, x.dtype, x.device, x.data_ptr() % 16
+                if not strides or strides[-1] != 1 or shape[-1] == 1:  # only then it may be of conjugate numbers
+                    key.append(x.is_neg())
+        except RuntimeError:  # no strides, or no memory
+            return None
+        if products and x.dtype is torch.float32 and not x.is_cpu:
+            key.append(torch.backends.cuda.matmul.fp32_precision)
+        return gradient, (gradient, *key)
+
+    return signature
 
 
 def casts(x: Tensor) -> bool:

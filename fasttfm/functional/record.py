@@ -29,7 +29,6 @@ REAL = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
 """The dtypes of a tensor of which nothing else is said."""
 WHOLE = frozenset({torch.int32, torch.int64})
 MASK = REAL | {torch.bool}
-_ANY = frozenset(value for value in vars(torch).values() if isinstance(value, torch.dtype))
 
 
 class _Kind(NamedTuple):
@@ -74,33 +73,31 @@ class Layout:
         others = [i for i in range(len(fields)) if i not in self.positions]
         self.nested = any("." in field.path for field in fields)
         """Whether the record holds records; where it does not, a plain tuple of its fields reads like it."""
-        self.flat: Callable[[Any], tuple] = self._reader(range(len(fields))) if self.nested else tuple
+        self.flat: Callable[[Any], tuple] = self.reader(range(len(fields))) if self.nested else tuple
         """All fields of a record, one after the other."""
-        self.tensors = self._reader(self.positions)
+        self.tensors = self.reader(self.positions)
         """The tensors of a record."""
-        self.others = self._reader(others)
+        self.others = self.reader(others)
         """What else a record holds."""
         self.build = build = _builder(kind)
         """The record from all its fields, one after the other."""
         parts = [*self.positions, *others]
-        in_order = _items([parts.index(i) for i in range(len(fields))])
+        in_order = items([parts.index(i) for i in range(len(fields))])
         self.merge: Callable[[tuple, tuple], Any] = lambda tensors, others: build(in_order((*tensors, *others)))
         """The record from its tensors and what else it holds."""
 
-    def present_tensors(self, types: Sequence[type], *, checked: bool) -> list[tuple[int, frozenset]] | None:
-        """Return the places of the tensors that are not None among all fields, with the dtypes that each may have,
-        where fields of these types may be computed with as they are: plain tensors and, if checked, numbers; else
-        None."""
+    def present_tensors(self, types: Sequence[type], *, checked: bool) -> list[int] | None:
+        """Return the places of the tensors that are not None among all fields, where fields of these types may be
+        computed with as they are: plain tensors and, if checked, numbers; else None."""
         for type_, field in zip(types, self.fields):
             allowed = _PLAIN.get(field.type) if field.name != "route" and (checked or _is_tensor(field.type)) else None
             if allowed is not None and type_ not in allowed:
                 return None
-        dtypes = [globals()[_TENSORS[self.fields[i].type].dtypes] if checked else _ANY for i in self.positions]
-        return [(i, allowed) for i, allowed in zip(self.positions, dtypes) if types[i] is not type(None)]
+        return [i for i in self.positions if types[i] is not type(None)]
 
-    def _reader(self, places: Sequence[int]) -> Callable[[Any], tuple]:
+    def reader(self, places: Sequence[int]) -> Callable[[Any], tuple]:
         """A function that reads these of all fields from a record, as a tuple."""
-        return _items([self.fields[i].path for i in places], attrgetter) if self.nested else _items(places)
+        return items([self.fields[i].path for i in places], attrgetter) if self.nested else items(places)
 
     def check(self, operator: str, values: tuple) -> None:
         """Raises, in one line, for the first of all fields that is not of its type, of another dtype than the schema
@@ -203,7 +200,7 @@ def _fields(kind: type, path: str = "") -> Iterator[_Field]:
             yield _Field(name, type_, f"{path}{name}")
 
 
-def _items(places: Sequence[Any], getter: Callable[..., Any] = itemgetter) -> Callable[[Any], tuple]:
+def items(places: Sequence[Any], getter: Callable[..., Any] = itemgetter) -> Callable[[Any], tuple]:
     """A function that reads these items, or by attrgetter attributes, as a tuple."""
     read = getter(*places) if places else None
     if read is None or len(places) == 1:

@@ -8,7 +8,7 @@ from torch import Tensor
 from fasttfm import reference
 from fasttfm.functional.backends import chosen, kernel_route
 from fasttfm.functional.dropout import Dropout, dropout_for, fake_keep_mask, keep_mask
-from fasttfm.functional.operator import Operator
+from fasttfm.functional.operator import Operator, unplanned
 from fasttfm.functional.rows import add_kept, as_rows, branch_gradient, shaped
 from fasttfm.functional.signature import names_arguments
 
@@ -76,7 +76,7 @@ _residual_add_backward = Operator(
     "residual_add_backward",
     _Backward,
     "Tensor",
-    _compute_backward,
+    unplanned(_compute_backward),
     lambda call: call.ds.new_empty(call.ds.shape, dtype=call.saved.dtype),
     reference=lambda call: reference.dropout(call.ds, *call.saved.dropout).to(call.saved.dtype),
 ).call
@@ -84,12 +84,11 @@ _residual_add = Operator(
     "residual_add",
     _Call,
     "(Tensor, Tensor)",
-    _compute,
+    unplanned(_compute, 1),
     lambda call: (call.residual.new_empty(call.x.shape), fake_keep_mask(call.x, call.dropout, call.route)),
     decide=lambda call: kernel_route(call.route, call.x, call.residual),
     save=lambda call, outputs: (outputs[1], call.dropout, call.x.dtype, call.route),
     saved=_Saved,
     backward=lambda saved, _, ds, *_keep: {"x": _residual_add_backward(ds, saved), "residual": ds},
-    internal=1,
     rows=("x", "residual"),
 ).call

@@ -5,19 +5,28 @@ Source: Ba et al. 2016; Zhang and Sennrich 2019, section 4, as T5 and Llama norm
 al. 2017 section 5.4.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from fasttfm import reference
 from fasttfm.cpu import step_passes, training_passes
 from fasttfm.cpu.linear import frozen
-from fasttfm.functional.backends import chosen, kernel_route
+from fasttfm.functional import backends
+from fasttfm.functional.backends import kernel_route
 from fasttfm.functional.derivative import pulled_back, refuse_parts
-from fasttfm.functional.dropout import NO_DROPOUT, Dropout, dropout_for, fake_keep_mask, keep_mask, wide
-from fasttfm.functional.operator import Gradients, Operator, casts, transformed
+from fasttfm.functional.dropout import (
+    LEAST_P,
+    NO_DROPOUT,
+    Dropout,
+    draw_seed,
+    dropout_for,
+    keep_mask,
+    wide,
+)
+from fasttfm.functional.operator import Operator, Whole, without_views
 from fasttfm.functional.rows import add_kept, as_rows, branch_gradient, cast, shaped
 from fasttfm.functional.signature import names_arguments
 from fasttfm.functional.torch_norms import (
@@ -43,26 +52,7 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     computed in float32 for half precision. Returns (..., N) in x's dtype, under autocast too, so that the residual
     stream keeps its dtype. Raises ValueError for shapes that do not agree.
     """
-    check(x, weight, bias)
-    if weight is not None and bias is not None and _takes_torchs_own(x, weight, bias, chosen()):
-        return torch.layer_norm(x, weight.shape, weight, bias, eps)
-    return _residual_norm(x, None, None, weight, bias, eps, NO_DROPOUT, False, False, chosen())[0]
-
-
-def _takes_torchs_own(x: Tensor, weight: Tensor, bias: Tensor, choice: str) -> bool:
-    """Return whether a norm alone is torch's own, gradients too: it has the kernels of our route, and the same bits,
-    without a Python function on the way. Who asks for a route by name has the operator, which is one on all devices."""
-    return (
-        x.is_cpu
-        and x.dtype is weight.dtype is bias.dtype is torch.float32
-        and weight.dim() == bias.dim() == 1
-        and weight.is_cpu
-        and bias.is_cpu
-        and not torch.compiler.is_compiling()
-        and choice == "auto"
-        and not casts(x)
-        and not (transformed() or forward_ad._current_level >= 0)
-    )
+    return _residual_norm(x, None, None, weight, bias, None, eps, 0.0, 0, False, False, backends.current)[0]
 
 
 @names_arguments
@@ -73,8 +63,7 @@ def branch_layer_norm(
 
     As layer_norm() in all else; gradients of both outputs flow back in one pass, where two uses of x would be added.
     """
-    check(x, weight, bias)
-    y, _, _, _, _, *again = _residual_norm(x, None, None, weight, bias, eps, NO_DROPOUT, True, False, chosen())
+    y, _, *again = _residual_norm(x, None, None, weight, bias, None, eps, 0.0, 0, True, False, backends.current)
     return y, again[0] if again else x
 
 
@@ -101,28 +90,15 @@ def residual_layer_norm(
     1/256; seed (1,) int64 on x's device, drawn from torch's generator when None; site, below 2^31, tells the dropouts
     of one model apart. Raises ValueError for shapes that do not agree or a dropout_p outside [0, 1].
     """
-    check(x, weight, bias, x_bias, residual)
-    dropout = dropout_for(x.device, dropout_p, seed, site)
-    return add_and_normalise(x, residual, weight, bias, eps, x_bias, dropout, post_norm)
-
-
-def add_and_normalise(
-    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, x_bias: Tensor | None,
-    dropout: Dropout, post_norm: bool, choice: str | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """residual_layer_norm() of shapes that are known to agree; dropout as dropout_for() makes it, choice: chosen()."""
-    choice = choice or chosen()
-    if (
-        dropout.seed is None and weight is not None and bias is not None and residual.dtype is torch.float32
-        and (post_norm or x.numel() < ADDED_NORM) and torch.is_grad_enabled()
-        and residual.is_cpu and (x_bias is None or x_bias.is_cpu)
-        and _takes_torchs_own(x, weight, bias, choice)
-    ):  # fmt: skip
-        s = residual + (x if x_bias is None else x + cast(x_bias, x.dtype))
-        y = torch.layer_norm(s, weight.shape, weight, bias, eps)
-        return y, y if post_norm else s
-    call = x, x_bias, residual, weight, bias, eps, dropout, post_norm, False
-    y, s, _, _, _, *again = _residual_norm(*call, choice)
+    if residual is None:
+        raise TypeError("residual is None: a tensor is needed")
+    if dropout_p <= LEAST_P:
+        seed = None
+    elif seed is None:
+        seed = draw_seed(x.device)
+    y, s, *again = _residual_norm(
+        x, x_bias, residual, weight, bias, seed, eps, dropout_p, site, post_norm, False, backends.current
+    )
     if post_norm:
         return y, again[0] if again else y
     return y, s
@@ -136,8 +112,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float = 1e-6) -> Tensor:
     float32 for half precision and rounded once. Returns (..., N) in x's dtype, under autocast too. Raises ValueError
     for shapes that do not agree.
     """
-    check(x, weight, None, name="rms_norm")
-    return _residual_norm(x, None, None, weight, None, eps, NO_DROPOUT, False, True, chosen())[0]
+    return _residual_norm(x, None, None, weight, None, None, eps, 0.0, 0, False, True, backends.current)[0]
 
 
 @names_arguments
@@ -157,9 +132,13 @@ def residual_rms_norm(
     to 1/256; seed (1,) int64 on x's device, drawn from torch's generator when None; site, below 2^31, tells the
     dropouts of one model apart. Raises ValueError for shapes that do not agree or a dropout_p outside [0, 1].
     """
-    check(x, weight, None, None, residual, name="rms_norm")
-    dropout = dropout_for(x.device, dropout_p, seed, site)
-    y, s, *_ = _residual_norm(x, None, residual, weight, None, eps, dropout, False, True, chosen())
+    if residual is None:
+        raise TypeError("residual is None: a tensor is needed")
+    if dropout_p <= LEAST_P:
+        seed = None
+    elif seed is None:
+        seed = draw_seed(x.device)
+    y, s = _residual_norm(x, None, residual, weight, None, seed, eps, dropout_p, site, False, True, backends.current)
     return y, s
 
 
@@ -199,20 +178,34 @@ class _Call(NamedTuple):
     """None for a norm alone, without dropout."""
     weight: Tensor | None
     bias: Tensor | None
+    seed: Whole | None
+    """None: nothing is dropped."""
     eps: float
-    dropout: Dropout
+    dropout_p: float
+    site: int
     twice: bool
     """Whether to return once more what the residual stream goes on with: y, or x without a residual."""
     rms: bool
     route: str
 
+    @property
+    def dropout(self) -> Dropout:
+        return NO_DROPOUT if self.seed is None else Dropout(self.dropout_p, self.seed, self.site)
+
 
 class _Saved(NamedTuple):
-    norm: Normalised
-    """Of the sum s, or of x without a residual; an RMSNorm's mean is not read."""
+    s: Tensor
+    """The sum, or x without a residual."""
+    mean: Tensor
+    """Of an RMSNorm not read."""
+    rstd: Tensor
     x_bias: Tensor | None
-    keep: Tensor
-    dropout: Dropout
+    weight: Tensor | None
+    bias: Tensor | None
+    keep: Tensor | None
+    seed: Whole | None
+    dropout_p: float
+    site: int
     dtype: torch.dtype
     """Of x."""
     eps: float
@@ -222,9 +215,17 @@ class _Saved(NamedTuple):
     route: str
 
     @property
+    def dropout(self) -> Dropout:
+        return NO_DROPOUT if self.seed is None else Dropout(self.dropout_p, self.seed, self.site)
+
+    @property
+    def norm(self) -> Normalised:
+        return Normalised(self.s, self.mean, self.rstd, self.weight, self.bias)
+
+    @property
     def one_gradient(self) -> bool:
         """True if x and residual have the same gradient, which is then computed once."""
-        return not self.joined or (self.dtype == self.norm.x.dtype and self.dropout.seed is None)
+        return not self.joined or (self.dtype == self.s.dtype and self.seed is None)
 
 
 class _Backward(NamedTuple):
@@ -234,49 +235,94 @@ class _Backward(NamedTuple):
     saved: _Saved
 
 
+def _checks(call: _Call) -> None:
+    joined = [] if call.residual is None else [call.residual]
+    check(call.x, call.weight, call.bias, call.x_bias, *joined, name="rms_norm" if call.rms else "layer_norm")
+    dropout_for(call.x.device, call.dropout_p, call.seed, call.site)
+
+
 def _decide(call: _Call) -> str:
     if call.route == "torch":
         return call.route
     return norm_route(call.route, call.x, call.x if call.residual is None else call.residual)
 
 
-def _compute(call: _Call) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y, s (empty without a residual), mean and rstd (M,), and dropout's mask, empty but on PyTorch's route.
+def _native(call: _Call) -> Callable[[_Call], tuple[Tensor, ...]] | None:
+    """PyTorch's own norm, gradients too, in float32 on a CPU: it has the kernels of our route, and the same bits."""
+    x, x_bias, residual, weight, bias = call[:5]
+    if weight is None or bias is None or call.rms or backends.current != "auto" or not x.is_cpu:
+        return None
+    if not (x.dtype is weight.dtype is bias.dtype is torch.float32 and weight.dim() == bias.dim() == 1):
+        return None
+    if residual is None:
+        return None if call.twice else _layer_norm_alone
+    added = call.twice or x.numel() < ADDED_NORM
+    alike = residual.dtype is torch.float32 and (x_bias is None or x_bias.dim() == 1)
+    return _added_layer_norm if alike and added and call.seed is None and torch.is_grad_enabled() else None
+
+
+def _layer_norm_alone(call: _Call) -> tuple[Tensor]:
+    return (torch.layer_norm(call.x, call.x.shape[-1:], call.weight, call.bias, call.eps),)
+
+
+def _added_layer_norm(call: _Call) -> tuple[Tensor, Tensor]:
+    x, x_bias, residual, weight, bias = call[:5]
+    s = residual + (x if x_bias is None else x + cast(x_bias, x.dtype))  # type: ignore[operator]
+    return torch.layer_norm(s, s.shape[-1:], weight, bias, call.eps), s
+
+
+def _plan(call: _Call) -> Callable[[_Call], tuple[Tensor | None, ...]]:
+    """y, s (None without a residual), mean and rstd (M,), and dropout's mask, None but on PyTorch's route.
 
     RMSNorm gives rstd in the place of a mean.
     """
-    x, x_bias, residual, weight, bias, eps, dropout, _, rms, route = call
-    rows, stream = as_rows(x), None if residual is None else as_rows(residual)
-    if route == "triton":
-        from fasttfm.kernels import layer_norm as kernel
+    if call.route == "torch":
+        return without_views(_compute_by_torch, internal=3)
+    from fasttfm.kernels import layer_norm as kernel
 
-        options = {"residual": stream, "x_bias": x_bias, "rms": rms, **dropout._asdict()}
-        y, s, mean, rstd = kernel.forward(rows, weight, bias, eps, **options)
-        keep = x.new_empty(0, dtype=torch.bool)
-    else:
-        if x_bias is not None:
-            rows = rows + cast(x_bias, rows.dtype)
-        if stream is not None and not rms and (outputs := _cpu_pass(rows, stream, call)) is not None:
-            y, s, *saved = outputs
-            return shaped(y, x), shaped(s, x), *saved  # type: ignore[return-value]
-        # the mask costs more to draw than to keep on the CPU: a byte an element until the backward pass
-        keep = keep_mask(rows, dropout)
-        s = rows if stream is None else add_kept(rows, stream, keep, dropout.dropout_p)
-        y, mean, rstd = normalise_rms(s, weight, eps) if rms else normalise(s, weight, bias, eps)
-        y = cast(y, x.dtype)
-    return shaped(y, x), x.new_empty(0) if stream is None else shaped(s, x), rstd if rms else mean, rstd, keep
+    x, x_bias, residual, weight, bias, seed, _, dropout_p, *_ = call
+    rate = 0.0 if seed is None else dropout_p
+    forward = kernel.Forward(x, residual, x_bias, weight, bias, rms=call.rms, dropout_p=rate)
+    joined = residual is not None
+    copied = not (x.is_contiguous() and (residual is None or residual.is_contiguous()))
+
+    def compute(call: _Call) -> tuple[Tensor | None, ...]:
+        x, x_bias, residual, weight, bias, seed, eps, _, site, _, rms, _ = call
+        if copied:
+            x, residual = x.contiguous(), None if residual is None else residual.contiguous()
+        y, s, mean, rstd = forward(x, residual, x_bias, weight, bias, eps, seed, site)
+        return y, s if joined else None, rstd if rms else mean, rstd, None
+
+    return compute
 
 
-def _cpu_pass(rows: Tensor, stream: Tensor, call: _Call) -> tuple[Tensor, ...] | None:
+def _compute_by_torch(call: _Call) -> tuple[Tensor | None, ...]:
+    x, x_bias, residual, weight, bias = call[:5]
+    rows, stream, dropout = as_rows(x), None if residual is None else as_rows(residual), call.dropout
+    if x_bias is not None:
+        rows = rows + cast(x_bias, rows.dtype)
+    if stream is not None and not call.rms and (outputs := _cpu_pass(rows, stream, call)) is not None:
+        y, s, *saved = outputs
+        return shaped(y, x), shaped(s, x), *saved
+    # the mask costs more to draw than to keep on the CPU: a byte an element until the backward pass
+    keep = keep_mask(rows, dropout)
+    s = rows if stream is None else add_kept(rows, stream, keep, dropout.dropout_p)
+    y, mean, rstd = normalise_rms(s, weight, call.eps) if call.rms else normalise(s, weight, bias, call.eps)
+    y = cast(y, x.dtype)
+    kept = None if dropout.seed is None else keep
+    return shaped(y, x), None if stream is None else shaped(s, x), rstd if call.rms else mean, rstd, kept
+
+
+def _cpu_pass(rows: Tensor, stream: Tensor, call: _Call) -> tuple[Tensor | None, ...] | None:
     """The outputs of a LayerNorm that a pass of fasttfm.cpu computes; None where PyTorch does."""
     weight, bias, eps, dropout = call.weight, call.bias, call.eps, call.dropout
     if dropout.seed is None and weight is not None and bias is not None and frozen(rows):
         alike = stream.dtype == weight.dtype == bias.dtype == rows.dtype
         if alike and step_passes.takes(rows):
-            outputs = step_passes.add_layer_norm(rows, stream, weight, bias, eps)
-            return *outputs, rows.new_empty(0), rows.new_empty(0), rows.new_empty(0, dtype=torch.bool)
+            return *step_passes.add_layer_norm(rows, stream, weight, bias, eps), None, None, None
     if training_passes.takes_norm(rows, stream, weight, bias):
-        return training_passes.residual_layer_norm(rows, stream, weight, bias, eps, *dropout)  # type: ignore[arg-type]
+        outputs = training_passes.residual_layer_norm(rows, stream, weight, bias, eps, *dropout)  # type: ignore[arg-type]
+        return outputs if dropout.seed is not None else (*outputs[:4], None)
     return None
 
 
@@ -285,58 +331,82 @@ def _fake(call: _Call) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     s = x.new_empty(0) if residual is None else residual.new_empty(x.shape)
     rows, dtype = x.numel() // x.shape[-1], wide((x if residual is None else residual).dtype)
     mean, rstd = x.new_empty(rows, dtype=dtype), x.new_empty(rows, dtype=dtype)
-    return x.new_empty(x.shape), s, mean, rstd, fake_keep_mask(x, call.dropout, call.route)
+    kept = call.seed is not None and call.route == "torch"
+    return (
+        x.new_empty(x.shape),
+        s,
+        mean,
+        rstd,
+        x.new_empty((rows, x.shape[-1]), dtype=torch.bool) if kept else x.new_empty(0),
+    )
 
 
-def _save(call: _Call, outputs: tuple[Tensor, ...]) -> _Saved:
+def _save(call: _Call, outputs: tuple[Tensor | None, ...]) -> tuple:
+    x, x_bias, residual, weight, bias, seed, eps, dropout_p, site, _, rms, route = call
     _, s, mean, rstd, keep = outputs
-    joined = call.residual is not None
-    norm = Normalised(s if joined else call.x, mean, rstd, call.weight, call.bias)
-    return _Saved(norm, call.x_bias, keep, call.dropout, call.x.dtype, call.eps, joined, call.rms, call.route)
+    joined = residual is not None
+    return (
+        s if joined else x, mean, rstd, x_bias, weight, bias, keep, seed, dropout_p, site, x.dtype, eps, joined, rms,
+        route,
+    )  # fmt: skip
 
 
 def _differentiate(
-    saved: _Saved, wanted: _Call, dy: Tensor | None, ds: Tensor | None, _mean: None, _rstd: None, _keep: None,
-    dy2: Tensor | None = None,
-) -> Gradients:  # fmt: skip
-    if not saved.joined:
+    backward: Callable[..., tuple], saved: _Saved, wanted: _Call, dy: Tensor | None, ds: Tensor | None, *others: Any
+) -> tuple[Tensor | None, ...]:
+    dy2 = others[-1] if others else None  # of what is returned once more, or of the number of rows' deviations
+    joined = saved.joined
+    if not joined:
         ds, dy2 = dy2, None
     if dy is None:
         dy, dy2 = dy2, None
     if dy is None:  # y went unused
-        dy = saved.norm.x.new_zeros(saved.norm.x.shape, dtype=saved.dtype)
-    dx, dresidual, dweight, dbias, dx_bias = _residual_norm_backward(dy, dy2, ds, saved)
-    return {
-        "x": dresidual if saved.one_gradient else dx,
-        "x_bias": None if saved.x_bias is None else dx_bias,
-        "residual": dresidual if saved.joined else None,
-        "weight": None if saved.norm.weight is None else dweight,
-        "bias": None if saved.norm.bias is None else dbias,
-    }
+        dy = saved.s.new_zeros(saved.s.shape, dtype=saved.dtype)
+    dx, dresidual, dx_bias, dweight, dbias = backward(dy, dy2, ds, saved)
+    return (
+        dx if not saved.one_gradient else dresidual,
+        dx_bias if saved.x_bias is not None else None,
+        dresidual if joined else None,
+        dweight if saved.weight is not None else None,
+        dbias if saved.bias is not None else None,
+        None,
+    )
 
 
-def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x (in its dtype), residual, weight, bias and x_bias; x's is empty where it equals residual's."""
-    saved, s = call.saved, call.saved.norm.x
-    dy, ds = as_rows(call.dy), None if call.ds is None else as_rows(call.ds)
-    dy2 = None if call.dy2 is None else as_rows(call.dy2)
-    absent = s.new_empty(0)
-    if saved.route == "triton":
-        from fasttfm.kernels import layer_norm as kernel
+def _plan_backward(call: _Backward) -> Callable[[_Backward], tuple[Tensor | None, ...]]:
+    """Gradients of x (in its dtype), residual, x_bias, weight and bias; x's is None where it equals residual's, and so
+    is that of what is not there."""
+    saved = call.saved
+    if saved.route == "torch":
+        return without_views(_compute_backward_by_torch)
+    from fasttfm.kernels import layer_norm as kernel
 
-        _, mean, rstd, weight, bias = saved.norm
-        dx, dresidual, dweight, dbias, dx_bias = kernel.backward(
-            dy, dy2, ds, as_rows(s), None if saved.rms else mean, rstd, weight, bias, saved.x_bias,
-            x_dtype=None if saved.one_gradient else saved.dtype, **saved.dropout._asdict(),
-        )  # fmt: skip
-        return absent if dx is None else shaped(dx, s), shaped(dresidual, s), dweight, dbias, dx_bias
+    backward = kernel.Backward(
+        saved.s, saved.x_bias, saved.weight, saved.bias, x_dtype=None if saved.one_gradient else saved.dtype,
+        rms=saved.rms, dropout_p=saved.dropout.dropout_p,
+    )  # fmt: skip
+    copied = not all(x is None or x.is_contiguous() for x in (*call[:3], saved.s))
+
+    def compute(call: _Backward) -> tuple[Tensor | None, ...]:
+        dy, dy2, ds, saved = call
+        s, mean, rstd, x_bias, weight, bias, _, seed, _, site, *_ = saved
+        if copied:
+            dy, dy2, ds, s = (None if x is None else x.contiguous() for x in (dy, dy2, ds, s))
+        return backward(dy, dy2, ds, s, mean, rstd, x_bias, weight, bias, seed, site)
+
+    return compute
+
+
+def _compute_backward_by_torch(call: _Backward) -> tuple[Tensor | None, ...]:
+    dy, dy2, ds, saved = call
     if dy2 is not None:
         dy = dy + dy2
-    dx, dresidual, dweight, dbias = _rows_backward(dy, ds, saved)
-    dx_bias = absent
+    dx, dresidual, dweight, dbias = _rows_backward(as_rows(dy), None if ds is None else as_rows(ds), saved)
+    dx_bias = None
     if saved.x_bias is not None:
         dx_bias = cast((dresidual if dx is None else dx).sum(0, dtype=wide(saved.dtype)), saved.x_bias.dtype)
-    return absent if dx is None else shaped(dx, s), shaped(dresidual, s), dweight, dbias, dx_bias
+    s = saved.s
+    return None if dx is None else shaped(dx, s), shaped(dresidual, s), dx_bias, dweight, dbias
 
 
 def _rows_backward(dy: Tensor, ds: Tensor | None, saved: _Saved) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
@@ -345,10 +415,11 @@ def _rows_backward(dy: Tensor, ds: Tensor | None, saved: _Saved) -> tuple[Tensor
     s, mean, rstd, weight, bias = saved.norm
     rows = as_rows(s)
     dx: Tensor | None
+    keep = rows.new_empty(0, dtype=torch.bool) if saved.seed is None or saved.keep is None else saved.keep
     alike = saved.joined and dy.dtype == saved.dtype and (ds is None or ds.dtype == rows.dtype)
     if not saved.rms and weight is not None and alike and training_passes.takes_norm(dy, rows, weight, bias):
         return training_passes.residual_layer_norm_gradient(
-            dy, ds, rows, (mean, rstd), weight, saved.keep, saved.dropout.scale, saved.one_gradient
+            dy, ds, rows, (mean, rstd), weight, keep, saved.dropout.scale, saved.one_gradient
         )
     if saved.rms:
         dresidual, dweight, dbias = normalise_rms_backward(dy, ds, rows, rstd, weight)
@@ -356,21 +427,21 @@ def _rows_backward(dy: Tensor, ds: Tensor | None, saved: _Saved) -> tuple[Tensor
         dresidual, dweight, dbias = normalise_backward(dy, saved.norm)
         if ds is not None:
             dresidual += ds
-    dx = None if saved.one_gradient else branch_gradient(dresidual, saved.keep, saved.dropout, saved.dtype)
+    dx = None if saved.one_gradient else branch_gradient(dresidual, keep, saved.dropout, saved.dtype)
     return dx, dresidual, dweight, dbias
 
 
 def _fake_backward(call: _Backward) -> tuple[Tensor, ...]:
-    saved, s = call.saved, call.saved.norm.x
-    dx = s.new_empty(0) if saved.one_gradient else s.new_empty(s.shape, dtype=saved.dtype)
-    parameters = saved.norm.weight, saved.norm.bias, saved.x_bias
-    return dx, s.new_empty(s.shape), *(s.new_empty(0) if p is None else torch.empty_like(p) for p in parameters)
+    dy, saved, s = call.dy, call.saved, call.saved.s
+    dx = dy.new_empty(0) if saved.one_gradient else s.new_empty(s.shape, dtype=saved.dtype)
+    parameters = saved.x_bias, saved.weight, saved.bias
+    return dx, s.new_empty(s.shape), *(dy.new_empty(0) if p is None else torch.empty_like(p) for p in parameters)
 
 
 def _reference_backward(call: _Backward) -> tuple[Tensor, ...]:
     dy, dy2, ds, saved = call
-    s = saved.norm.x
-    refuse_parts(saved.norm.weight, saved.norm.bias, saved.x_bias)
+    s = saved.s
+    refuse_parts(saved.weight, saved.bias, saved.x_bias)
 
     def normalised(norm: Normalised) -> Tensor:
         x, _, _, weight, bias = norm
@@ -384,24 +455,29 @@ def _reference_backward(call: _Backward) -> tuple[Tensor, ...]:
     dx_bias = s.new_empty(0)
     if saved.x_bias is not None:
         dx_bias = branch.flatten(0, -2).sum(0, dtype=wide(saved.dtype)).to(saved.x_bias.dtype)
-    return s.new_empty(0) if saved.one_gradient else branch, dresidual, dweight, dbias, dx_bias
+    return s.new_empty(0) if saved.one_gradient else branch, dresidual, dx_bias, dweight, dbias
 
 
 _residual_norm_backward = Operator(
-    "residual_norm_backward", _Backward, "(Tensor, Tensor, Tensor, Tensor, Tensor)", _compute_backward, _fake_backward,
-    reference=_reference_backward,
-).call  # fmt: skip
+    "residual_norm_backward", _Backward, "(Tensor, Tensor, Tensor, Tensor, Tensor)", _plan_backward, _fake_backward,
+    reference=_reference_backward, leading=3,
+)  # fmt: skip
 _residual_norm = Operator(
     "residual_norm",
     _Call,
     "(Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _compute,
+    _plan,
     _fake,
+    checks=_checks,
+    native=_native,
     decide=_decide,
     save=_save,
+    saved=_Saved,
     backward=_differentiate,
-    internal=3,
+    derivative=_residual_norm_backward,
+    visible=2,
     rows=("x", "residual"),
     differentiable=2,
+    free=("site",),
     again=lambda call, outputs: (call.x if call.residual is None else outputs[0]) if call.twice else None,
 ).call

@@ -9,7 +9,7 @@ from torch import Tensor
 from fasttfm import reference
 from fasttfm.functional.attention.layout import empty_heads_last, heads_last
 from fasttfm.functional.backends import chosen, kernel_route, values_are_checked
-from fasttfm.functional.operator import Gradients, Operator, Whole
+from fasttfm.functional.operator import Gradients, Operator, Whole, unplanned
 from fasttfm.functional.signature import checks_arguments, names_arguments
 
 _MAX_PAIRS = 128
@@ -155,7 +155,7 @@ _operator = Operator(
     "rotary",
     _Call,
     "Tensor",
-    _compute,
+    unplanned(_compute),
     lambda call: empty_heads_last(call.x, call.x.shape[-1]),
     decide=_decide,
     save=lambda call, output: call[1:],

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from fasttfm.functional.flops import formulas
-from fasttfm.functional.operator import Operator, lowered
+from fasttfm.functional.operator import Operator, lowered, unplanned
 
 states = []
 """(autocast on, autograd recording) inside each computation."""
@@ -56,14 +56,14 @@ _derive = Operator(
     "test_scaled_backward",
     Derived,
     "(Tensor, Tensor)",
-    derive,
+    unplanned(derive),
     lambda call: (torch.empty_like(call.grad), torch.empty_like(call.saved.factor)),
 )
 _scaled = Operator(
     "test_scaled",
     Scaled,
     "Tensor",
-    compute,
+    unplanned(compute),
     lambda call: torch.empty_like(call.x),
     save=lambda call, output: Saved(call.x, call.factor, call.offset is not None, call.power),
     backward=backward,
@@ -259,7 +259,7 @@ def test_a_gradient_of_a_tensor_that_does_not_exist_is_an_error():
         "test_misnamed",
         Scaled,
         "Tensor",
-        compute,
+        unplanned(compute),
         lambda call: torch.empty_like(call.x),
         save=lambda call, output: Saved(call.x, call.factor, False, 1),
         backward=lambda saved, wanted, grad: {"y": grad},
@@ -306,7 +306,7 @@ def routed_operator():
         "test_routed",
         Routed,
         "Tensor",
-        compute,
+        unplanned(compute),
         lambda call: torch.empty_like(call.x),
         decide=lambda call: setting[0] if call.route == "auto" else call.route,
         save=lambda call, output: RoutedSaved(call.route),

@@ -183,7 +183,7 @@ def test_no_rows_give_no_output_and_zero_parameter_gradients():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_statistics_are_float32_whatever_the_dtype(dtype):
     x = (torch.randn(4, 96) * 3 + 100).to(dtype)
-    _, _, mean, rstd = kernel.forward(x, None, None, 1e-5)
+    _, _, mean, rstd = kernel.Forward(x, None, None, None, None)(x, None, None, None, None, 1e-5)
     assert mean.dtype == rstd.dtype == torch.float32
     torch.testing.assert_close(mean, x.double().mean(-1).float(), rtol=1e-6, atol=0)
     torch.testing.assert_close(rstd, (x.double().var(-1, correction=0) + 1e-5).rsqrt().float(), rtol=1e-5, atol=0)
@@ -192,7 +192,7 @@ def test_statistics_are_float32_whatever_the_dtype(dtype):
 def test_a_large_mean_does_not_swallow_the_variance():
     """Mean of squares less square of the mean would leave no digit of it."""
     x = torch.randn(3, 64) + 3000.0
-    y, *_ = kernel.forward(x, None, None, 1e-5)
+    y, *_ = kernel.Forward(x, None, None, None, None)(x, None, None, None, None, 1e-5)
     torch.testing.assert_close(y.double(), reference.layer_norm(x.double(), None, None), rtol=0, atol=2e-3)
 
 
@@ -229,7 +229,9 @@ def test_the_kernels_drop_exactly_what_the_reference_drops(columns):
     ones = torch.ones(19, columns)
     kept = reference.keep_mask((1, 19, columns), 0.4, SEED, site=3)[0]
     expected = kept * reference.dropout_scale(0.4)
-    _, s, *_ = kernel.forward(ones, None, None, 1e-5, residual=torch.zeros_like(ones), dropout_p=0.4, seed=SEED, site=3)
+    zeros = torch.zeros_like(ones)
+    forward = kernel.Forward(ones, zeros, None, None, None, dropout_p=0.4)
+    _, s, *_ = forward(ones, zeros, None, None, None, 1e-5, SEED, 3)
     added = add_kernel.residual_add(ones, torch.zeros_like(ones), dropout_p=0.4, seed=SEED, site=3)
     alone = add_kernel.dropout(ones, dropout_p=0.4, seed=SEED, site=3, dtype=torch.float32)
     dropped = add_kernel.drop_(ones.clone(), dropout_arguments(0.4, SEED, 3))

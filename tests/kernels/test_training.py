@@ -35,6 +35,7 @@ def of_shapes_known_to_agree(joint, query, biases, options, choice=None):
 
 SPECIFICATION = SimpleNamespace(
     joint_attention=joint_attention,
+    residual_layer_norm=residual_layer_norm,
     branch_layer_norm=lambda x, *args: (reference.layer_norm(x, *args), x),
     residual_add=reference.residual_add,
     embed=reference.embed,
@@ -42,9 +43,6 @@ SPECIFICATION = SimpleNamespace(
 )
 UNCHECKED = {
     (attention, "joined_heads"): of_shapes_known_to_agree,
-    (residual, "add_and_normalise"): lambda *args: residual_layer_norm(
-        *args[:5], x_bias=args[5], post_norm=args[7], **args[6].options()
-    ),
     (feed_forward, "network"): lambda *args: feed_forward_network(
         *args[:5], bias1_parts=args[5], activation=args[6], **args[7].options()
     ),

@@ -13,6 +13,7 @@ NO_DROPOUT = dropout_arguments(0.0, None, 0)
 DROPPED = {"dropout_p": 0.1, "seed": SEED}
 X, W = torch.randn(3, 16), torch.randn(16, 16)
 TOKENS = torch.tensor([[1, 2, 3]])
+NORM = layer_norm.Forward(X, X, None, None, None, dropout_p=0.1)
 TABLE = {"scale": 1.0, "first_position": 0, **DROPPED}
 
 
@@ -20,7 +21,7 @@ TABLE = {"scale": 1.0, "first_position": 0, **DROPPED}
     ("name", "call"),
     [
         ("site", lambda n: residual_add.residual_add(X, X, **DROPPED, site=n)),
-        ("site", lambda n: layer_norm.forward(X, None, None, 1e-5, residual=X, **DROPPED, site=n)),
+        ("site", lambda n: NORM(X, X, None, None, None, 1e-5, SEED, n)),
         ("site", lambda n: feed_forward.feed_forward(X, W, None, W, None, **DROPPED, site=n, route="fused")),
         ("site", lambda n: embedding.forward(TOKENS, W, None, **TABLE, pad_id=None, site=n)),
         ("pad_id", lambda n: embedding.forward(TOKENS, W, None, **TABLE, pad_id=n, site=0)),

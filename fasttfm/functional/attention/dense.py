@@ -11,7 +11,7 @@ from fasttfm.functional.attention.arguments import Options, Window
 from fasttfm.functional.attention.layout import empty_heads_last
 from fasttfm.functional.attention.scoring import Causal, scores_differ, with_scoring, without_bias
 from fasttfm.functional.derivative import pulled_back
-from fasttfm.functional.operator import Gradients, Operator, Size, casts, lowered
+from fasttfm.functional.operator import Gradients, Operator, Size, casts, lowered, unplanned
 from fasttfm.functional.signature import names_arguments
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -213,7 +213,7 @@ def _flops(call: _Call, backward: bool = False) -> int:
 
 
 _attention_backward = Operator(
-    "attention_backward", _Backward, "(Tensor, Tensor, Tensor, Tensor, Tensor)", _compute_backward, _fake_backward,
+    "attention_backward", _Backward, "(Tensor, Tensor, Tensor, Tensor, Tensor)", unplanned(_compute_backward), _fake_backward,
     reference=lambda call: pulled_back(
         _by_reference, call.saved.call, ("query", "key", "value", "mask", "sinks"), call.grad
     ),
@@ -223,14 +223,13 @@ _operator = Operator(
     "attention",
     _Call,
     "(Tensor, Tensor, Tensor)",
-    _compute,
+    unplanned(_compute, 2),
     lambda call: routes.fake(call.route, call.query, call.key, call.value, call.options),
     decide=lambda call: routes.decide(call.route, call.query, call.value, call.key.shape[2], call.options),
     save=routes.save,
     saved=_Saved,
     backward=_differentiate,
     flops=_flops,
-    internal=2,
     rows=("query", "key", "value", "key_lengths"),
     autocast=lowered("query", "key", "value"),  # an additive mask keeps its precision
 )

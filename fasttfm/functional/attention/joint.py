@@ -22,7 +22,7 @@ from fasttfm.functional.attention.dense import check, pairs
 from fasttfm.functional.attention.layout import by_head, by_part, in_planes, joined
 from fasttfm.functional.attention.scoring import without_bias
 from fasttfm.functional.derivative import pulled_back, refuse_parts
-from fasttfm.functional.operator import REAL, Gradients, Operator, lowered
+from fasttfm.functional.operator import REAL, Gradients, Operator, lowered, unplanned
 from fasttfm.functional.signature import names_arguments
 
 
@@ -265,7 +265,7 @@ def _flops(call: _Call, backward: bool = False) -> int:
 
 
 _attention_backward = Operator(
-    "joint_attention_backward", _Backward, "(Tensor, Tensor, Tensor, Tensor)", _compute_backward, _fake_backward,
+    "joint_attention_backward", _Backward, "(Tensor, Tensor, Tensor, Tensor)", unplanned(_compute_backward), _fake_backward,
     reference=lambda call: pulled_back(_by_reference, call.saved.call, _TENSORS, call.grad),
     flops=lambda call: _flops(call.saved.call, backward=True),
 ).call  # fmt: skip
@@ -273,14 +273,13 @@ _attention = Operator(
     "joint_attention",
     _Call,
     "(Tensor, Tensor, Tensor)",
-    _compute,
+    unplanned(_compute, 2),
     _fake,
     decide=lambda call: routes.decide(call.route, call.joint, call.joint, call.joint.shape[1]),
     save=routes.save,
     saved=_Saved,
     backward=lambda saved, _, grad, *_others: _by_name(saved.call, _attention_backward(grad, saved)),
     flops=_flops,
-    internal=2,
     rows=("joint", "query", "key_lengths"),
     autocast=lowered("joint", "query"),
 ).call
@@ -371,7 +370,7 @@ _packed_attention_backward = Operator(
     "joint_attention_packed_backward",
     _PackedBackward,
     "(Tensor, Tensor, Tensor, Tensor)",
-    _packed_compute_backward,
+    unplanned(_packed_compute_backward),
     _fake_backward,
     reference=lambda call: pulled_back(_packed_by_reference, call.saved.call, _TENSORS, call.grad),
     flops=lambda call: packed.flops(_of_heads(call.saved.call), backward=True),
@@ -380,12 +379,11 @@ _packed_attention = Operator(
     "joint_attention_packed",
     _PackedCall,
     "(Tensor, Tensor, Tensor)",
-    _packed_compute,
+    unplanned(_packed_compute, 2),
     _packed_fake,
     decide=lambda call: routes.decide(call.route, call.joint, call.joint, call.sequences.max_key),
     save=routes.save,
     saved=_PackedSaved,
-    internal=2,
     flops=lambda call: packed.flops(_of_heads(call)),
     backward=lambda saved, _, grad, *_others: _by_name(saved.call, _packed_attention_backward(grad, saved)),
     autocast=lowered("joint", "query"),

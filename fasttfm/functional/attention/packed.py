@@ -14,7 +14,7 @@ from fasttfm.functional.attention.dense import fused, shares
 from fasttfm.functional.attention.scoring import Causal, scores_differ, with_scoring
 from fasttfm.functional.backends import chosen, values_are_checked
 from fasttfm.functional.derivative import pulled_back
-from fasttfm.functional.operator import Gradients, Operator, Size, casts, lowered
+from fasttfm.functional.operator import Gradients, Operator, Size, casts, lowered, unplanned
 from fasttfm.functional.signature import names_arguments
 
 
@@ -354,7 +354,7 @@ _attention_backward = Operator(
     "attention_packed_backward",
     _Backward,
     "(Tensor, Tensor, Tensor, Tensor)",
-    _compute_backward,
+    unplanned(_compute_backward),
     _fake_backward,
     reference=lambda call: pulled_back(by_reference, call.saved.call, ("query", "key", "value", "sinks"), call.grad),
     flops=lambda call: flops(call.saved.call, backward=True),
@@ -363,12 +363,11 @@ _operator = Operator(
     "attention_packed",
     Call,
     "(Tensor, Tensor, Tensor)",
-    forward,
+    unplanned(forward, 2),
     fake,
     decide=lambda call: routes.decide(call.route, call.query, call.value, call.sequences.max_key, call.options),
     save=routes.save,
     saved=Saved,
-    internal=2,
     backward=_differentiate,
     flops=flops,
     autocast=lowered("query", "key", "value"),  # an additive mask keeps its precision

@@ -12,7 +12,7 @@ from fasttfm.functional.attention.dense import fused, shares
 from fasttfm.functional.attention.layout import empty_heads_last
 from fasttfm.functional.attention.scoring import with_scoring
 from fasttfm.functional.backends import chosen, kernel_route, values_are_checked
-from fasttfm.functional.operator import Operator, Overwritten, Whole
+from fasttfm.functional.operator import Operator, Overwritten, Whole, unplanned
 from fasttfm.functional.rotary import rotary
 from fasttfm.functional.signature import is_flag, names_arguments
 
@@ -247,7 +247,7 @@ _append = Operator(
     "append_to_cache",
     _Append,
     "()",
-    _write,
+    unplanned(_write),
     lambda call: None,
     decide=lambda call: "torch" if call.cache.stride(3) != 1 else _decide(call.route, call.cache),
 ).call
@@ -345,7 +345,7 @@ _attention = Operator(
     "attention_with_cache",
     Call,
     "(Tensor, Tensor)",
-    _compute,
+    unplanned(_compute),
     lambda call: (empty_heads_last(call.query, call.value_cache.shape[3]), call.lse),
     decide=lambda call: _decide(call.route, call.query, call.value_cache),
     flops=_flops,

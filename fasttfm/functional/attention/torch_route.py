@@ -22,7 +22,7 @@ from fasttfm.cpu.linear import has_units
 from fasttfm.functional.attention.arguments import LARGEST, Options
 from fasttfm.functional.attention.layout import heads_last, planes
 from fasttfm.functional.dropout import as_factor, wide
-from fasttfm.functional.operator import Operator, Whole
+from fasttfm.functional.operator import Operator, Whole, unplanned
 
 
 def bias(queries: int, keys: int, like: Tensor, options: Options) -> Tensor | None:
@@ -132,7 +132,11 @@ def _drawn(call: _Draws) -> Tensor:
 
 
 _keep_mask = Operator(
-    "keep_mask", _Draws, "Tensor", _drawn, lambda call: call.weights.new_empty(call.weights.shape, dtype=torch.bool)
+    "keep_mask",
+    _Draws,
+    "Tensor",
+    unplanned(_drawn),
+    lambda call: call.weights.new_empty(call.weights.shape, dtype=torch.bool),
 ).call
 """The keep mask of weights (B, H, L, S), bool: an operator, because no graph holds a seed's value and loops."""
 

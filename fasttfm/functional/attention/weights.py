@@ -14,7 +14,7 @@ from fasttfm.functional.attention.layout import grouped
 from fasttfm.functional.attention.scoring import Causal, scores_differ, with_scoring, without_bias
 from fasttfm.functional.backends import chosen
 from fasttfm.functional.dropout import wide
-from fasttfm.functional.operator import Gradients, Operator
+from fasttfm.functional.operator import Gradients, Operator, unplanned
 from fasttfm.functional.signature import names_arguments
 
 
@@ -176,21 +176,20 @@ def _reference_backward(call: _Backward) -> tuple[Tensor, Tensor]:
 
 
 _softmax_backward = Operator(
-    "attention_softmax_backward", _Backward, "(Tensor, Tensor)", _compute_backward, _fake_backward,
+    "attention_softmax_backward", _Backward, "(Tensor, Tensor)", unplanned(_compute_backward), _fake_backward,
     reference=_reference_backward,
 ).call  # fmt: skip
 _operator = Operator(
     "attention_softmax",
     _Call,
     "(Tensor, Tensor)",
-    _compute,
+    unplanned(_compute, 1),
     _fake,
     decide=lambda call: routes.takes_kernel(call.route, call.scores),
     save=lambda call, outputs: (*outputs, call.options, call.route),
     saved=_Saved,
     backward=_differentiate,
     differentiable=2,
-    internal=1,
     rows=("scores", "key_lengths"),
 )
 _softmax = _operator.call
