@@ -119,7 +119,7 @@ class Launch:
 
     The first call has Triton compile the kernel, for arguments like these; later ones look nothing up. So every call
     must give arguments of the same dtypes, alignment to 16 bytes and sizes, None in the same places, and numbers that
-    fit. A plain tuple does for a NamedTuple, which Python makes more slowly. Triton's launch hooks are read at each call.
+    fit. A plain tuple does for a NamedTuple, which Python makes more slowly. Triton's hooks are read at each call.
     """
 
     __slots__ = (
@@ -142,7 +142,8 @@ class Launch:
     def __call__(self, *arguments: Any) -> None:
         run = self._run
         if run is None:
-            return self._first(arguments)
+            self._first(arguments)
+            return
         stream = self._stream(self._device)
         enter, leave = _runtime.launch_enter_hook, _runtime.launch_exit_hook
         if enter.calls or leave.calls:

@@ -18,8 +18,6 @@ from fasttfm.blocks.packing import Packing
 from fasttfm.blocks.residual import Output, last_product
 from fasttfm.cpu.linear import linear
 from fasttfm.cpu.step_cache import AncestorAttention, MemoryAttention
-from fasttfm.functional.attention.arguments import Options
-from fasttfm.functional.attention.joint import joined_heads
 from fasttfm.functional.dropout import NO_DROPOUT, Dropout
 from fasttfm.functional.merging import attention_bias_parts
 from fasttfm.functional.operator import casts
@@ -163,10 +161,6 @@ class Attention(nn.Module):
             rows = Projected(projected.joint.flatten(0, 1), query, projected.biases)
             return packed(rows, lengths, memory_lengths, causal=causal, dropout=dropout)[None]
         assert not isinstance(memory_lengths, Packing)
-        if now.checked:
-            scale = projected.joint.shape[-1] ** -0.5
-            options = Options(memory_lengths, None, causal, 0, dropout.dropout_p, scale, dropout.seed, dropout.site)
-            return joined_heads(projected.joint, projected.query, projected.biases, options, now.choice)
         return dense(projected, key_lengths=memory_lengths, causal=causal, dropout=dropout)
 
     def weights(

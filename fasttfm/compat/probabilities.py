@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fasttfm.functional import attention_weights
 from fasttfm.functional.attention.arguments import Sequences
-from fasttfm.functional.attention.packed import packed_again, padded
+from fasttfm.functional.attention.layout import packed_again, padded
 from fasttfm.functional.attention.weights import log_sum_exp
 from fasttfm.functional.dropout import wide
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from fasttfm.errors import UserError
 from fasttfm.functional.attention import routes
 from fasttfm.functional.attention.arguments import Options
-from fasttfm.functional.attention.dense import check, check_value
+from fasttfm.functional.attention.checks import check_heads, check_value
 
 NAME = "fasttfm"
 _LOG2E = math.log2(math.e)
@@ -70,11 +70,14 @@ def forward(
     """
     if return_debug_mask:
         raise ValueError("return_debug_mask is True: the kernels make no mask, leave it False")
-    check(query, key, None, None)
+    check_heads(query, key, None, None)
     check_value(query, key, value)
     options = _options(query, dropout_p, is_causal, scale, None)
     memory = torch.empty_like(query), query.new_empty(query.shape[:3], dtype=torch.float32)
-    output, lse, _ = routes.forward(_route(query, key, value, options), query, key, value, options, memory)
+    from fasttfm.kernels.attention import once
+
+    kernel = _route(query, key, value, options)
+    output, lse = once.forward(kernel, query, key, value, out=memory, **options.arguments())
     seed = query.new_zeros(2, dtype=torch.int64)
     if options.seed is not None:
         seed[:1] = options.seed
@@ -103,12 +106,12 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value from what forward() returned, as aten's backward operator gives them."""
     options = _options(query, dropout_p, is_causal, scale, philox_seed.view(torch.int64)[:1])
-    route, nothing = _route(query, key, value, options), query.new_empty(0)
-    gradients = routes.backward(
-        route, grad_out, query, key, value, out, logsumexp * _LOG2E, nothing, options,
-        out=tuple(map(torch.empty_like, (query, key, value))),
-    )  # fmt: skip
-    return gradients[:3]
+    from fasttfm.kernels.attention import once
+
+    gradients = tuple(map(torch.empty_like, (query, key, value)))
+    tensors = grad_out, query, key, value, out, logsumexp * _LOG2E
+    once.backward(_route(query, key, value, options), *tensors, out=gradients, **options.arguments())
+    return gradients
 
 
 def _options(query: Tensor, dropout_p: float, causal: bool, scale: float | None, seed: Tensor | None) -> Options:

@@ -14,8 +14,7 @@ from fasttfm.blocks.inspect import EMBEDDING, NORM, STACK, plain_width, untouche
 from fasttfm.cpu import step_passes
 from fasttfm.cpu.linear import frozen, linear
 from fasttfm.cpu.step_passes import array
-from fasttfm.functional.attention.arguments import Options
-from fasttfm.functional.attention.joint import joined_heads
+from fasttfm.functional.attention.joint import joint_attention
 
 ENCODER_LOOP = 96
 """Rows of a sentence up to which an encoder attends in a loop of our own: on two cores of an AMD EPYC with AVX2 alone
@@ -109,7 +108,6 @@ class _Sentences:
         firsts, short = sizes.cumsum(0) - sizes, sizes <= ENCODER_LOOP
         self._short = firsts[short].numpy(), sizes[short].numpy(), heads, array(out)
         self._long = list(zip(firsts[~short].tolist(), sizes[~short].tolist()))
-        self._options = Options(None, None, False, 0, 0.0, (out.shape[1] // heads) ** -0.5, None, 0)
 
     def attend(self, joint: Tensor) -> Tensor:
         """The joined heads (T, d) of joint (T, 3 * d): queries, keys and values."""
@@ -117,5 +115,5 @@ class _Sentences:
         for first, size in self._long:
             rows = slice(first, first + size)
             alone = joint[rows].view(1, size, 3, self.heads, -1)
-            self.out[rows] = joined_heads(alone, None, None, self._options, "torch")[0]
+            self.out[rows] = joint_attention(alone)[0]
         return self.out

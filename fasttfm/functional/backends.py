@@ -27,7 +27,7 @@ except ValueError as error:
     raise UserError(str(error)) from None
 
 
-_checks_on_gpu = os.environ.get("FASTTFM_CHECK", "0") == "1"
+checks_on_gpu = os.environ.get("FASTTFM_CHECK", "0") == "1"
 
 
 @contextlib.contextmanager
@@ -64,7 +64,7 @@ def values_are_checked(values: torch.Tensor) -> bool:
         return False
     if torch._C._are_functorch_transforms_active():
         return False
-    return values.is_cpu or (values.is_cuda and _checks_on_gpu)
+    return values.is_cpu or (values.is_cuda and checks_on_gpu)
 
 
 def chosen() -> str:

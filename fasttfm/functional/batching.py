@@ -25,12 +25,12 @@ def batching_rule(operator: Any, layout: Layout, rows: Sequence[str], fake: Call
     """
     names = [field.name for field in layout.fields]
     of_rows = [names.index(name) for name in rows]
-    seeds = [place for place, name in enumerate(names) if name == "seed"]
+    together = [place for place, name in enumerate(names) if name in ("seed", "cu_seqlens_q")]  # of all rows at once
     masks = [place for place, field in enumerate(layout.fields) if field.type == Mask | None]
     written = [place for place, field in enumerate(layout.fields) if field.type == Overwritten]
 
     def foldable(dims: Sequence[int | None], args: Sequence[Any]) -> bool:
-        if any(args[place] is not None for place in seeds):
+        if any(args[place] is not None for place in together):
             return False
         return all(dim is None or place in of_rows or place in masks for place, dim in enumerate(dims))
 

@@ -104,8 +104,9 @@ class Operator(Generic[Fields]):
         that is None is (0,) to the dispatcher, of the first tensor's dtype.
     fake(call): empty outputs of the right shapes, dtypes and strides.
     checks(call): raises for arguments that do not agree; asked when a signature is new.
-    native(call): outputs by operators that PyTorch differentiates, in a function of such calls, where they are the
-        faster way for eager calls; else None.
+    prefers(call): the route that a call asks decide() for, of what the caller named; not asked by the dispatcher.
+    native(call, direct): a function of such calls to the outputs by operators that PyTorch differentiates, where they
+        are the only way, or, of direct calls, the faster one; else None.
     decide(call): what call.route, which must be the last field, becomes before anything else sees it; asked again of
         its own answer it must give the same. So what computes, and what is saved for the backward pass, is one route.
     save(call, outputs) and backward(saved, wanted, *gradients): the derivative. save returns a NamedTuple of tensors
@@ -137,7 +138,8 @@ class Operator(Generic[Fields]):
         fake: Callable[[Any], Any],
         *,
         checks: Callable[[Any], None] | None = None,
-        native: Callable[[Any], Callable[[Any], Any] | None] | None = None,
+        prefers: Callable[[Any], str] | None = None,
+        native: Callable[[Any, bool], Callable[[Any], Any] | None] | None = None,
         decide: Callable[[Any], str] | None = None,
         save: Callable[[Any, Any], Any] = lambda call, outputs: (call, *outputs),
         saved: type[tuple] | None = None,
@@ -158,7 +160,7 @@ class Operator(Generic[Fields]):
         self._layout = layout = layout_of(call)
         _library.define(f"{name}({layout.schema}) -> {returns}", tags=(torch.Tag.pt2_compliant_tag,))
         self.dispatched = dispatched = getattr(getattr(torch.ops, NAMESPACE), name).default
-        self._plan, self._native, self._checks = plan, native, checks
+        self._plan, self._native, self._prefers, self._checks = plan, native, prefers, checks
         self._decide, self._cast, self._visible = decide, autocast, visible
         self._check = None if backward is None else functools.partial(layout.check, name)
         self.leading, self.looked_at = leading, looked_at
@@ -175,9 +177,10 @@ class Operator(Generic[Fields]):
 
         def compute(args: tuple) -> Any:
             signature = self._signature(args)
-            found = None if signature is None else self.plans.get(signature[1])
+            key = None if signature is None else ("dispatched", *signature[1])
+            found = None if key is None else self.plans.get(key)
             if found is None:
-                found = self._make(layout.build(args), signature)
+                found = self._make(layout.build(args), key, direct=False)
             outputs = found.compute(layout.build(args if found.route is None else (*args[:-1], found.route)))
             if type(outputs) is not tuple:
                 return outputs
@@ -208,19 +211,22 @@ class Operator(Generic[Fields]):
         batched = batching_rule(dispatched, layout, rows, lambda *args: fake(self._settled(layout.build(args))))
         torch.library.register_vmap(qualified, batched, lib=_library)
 
-    def _make(self, call: Any, signature: tuple | None) -> Plan:
-        """A new plan, which is kept unless the call has no signature."""
-        route = None if self._decide is None else self._decide(call)
-        if route is not None:
-            call = _new(self._kind, (*call[:-1], route))
-        native = None if self._native is None else self._native(call)
+    def _make(self, call: Any, key: tuple | None, *, direct: bool) -> Plan:
+        """A new plan, which is kept under this key, if any."""
+        if direct and self._prefers is not None:
+            call = _new(self._kind, (*call[:-1], self._prefers(call)))
+        native = self._native(call, True) if direct and self._native is not None else None
         first = self._layout.tensors(call)[0]
         gpu = first.get_device() if first.is_cuda and torch.cuda.device_count() > 1 else None
-        made = Plan(self._plan(call), route, native, gpu)
-        if signature is not None:
+        if native is not None:
+            made = Plan(native, None, native, gpu)
+        else:
+            route = None if self._decide is None else self._decide(call)
+            made = Plan(self._plan(call if route is None else _new(self._kind, (*call[:-1], route))), route, None, gpu)
+        if key is not None:
             if len(self.plans) >= MOST_PLANS:
                 self.plans.clear()
-            self.plans[signature[1]] = made
+            self.plans[key] = made
         return made
 
     def check(self, call: Any) -> None:
@@ -286,7 +292,7 @@ class Operator(Generic[Fields]):
             signature = signature_of(fields if fields_of is None else fields_of(_new(kind, fields)))
             if signature is None:
                 return seen(flat(fields))
-            gradient, key = signature
+            wanted, key = signature
             plan = plans.get(key)
             if plan is None or (plan.gpu is not None and plan.gpu != _current_gpu()):
                 plan = self._first(fields, signature)
@@ -295,7 +301,7 @@ class Operator(Generic[Fields]):
             if plan.native is not None:
                 return plan.native(_new(kind, fields))
             call = _new(kind, fields if plan.route is None else (*fields[:-1], plan.route))
-            if gradient:
+            if wanted:
                 return differentiate(plan, call, *tensors_of(call))
             outputs = plan.compute(call)
             return outputs if visible is None else outputs[:visible]
@@ -313,7 +319,7 @@ class Operator(Generic[Fields]):
             return None
         if any(x.device != device or not _has_storage(x) or x.is_neg() for x in tensors):
             return None
-        return self.plans.get(signature[1]) or self._make(self._layout.build(values), signature)
+        return self.plans.get(signature[1]) or self._make(self._layout.build(values), signature[1], direct=True)
 
     def planned(self, fields: tuple) -> Callable[[Any], Any]:
         """What computes calls of this backward operator that follow from one plan, as this one does."""
@@ -344,6 +350,10 @@ class Operator(Generic[Fields]):
     def _seen(self, args: tuple) -> Any:
         """The call by way of the dispatcher, or, of arguments that it would not take, an error in one line."""
         self._check_all(args)
+        if self._prefers is not None and (_compiling() or not _decomposed.get()):
+            args = (*args[:-1], self._prefers(self._kind(*args)))
+        if self._native is not None and (native := self._native(self._kind(*args), False)) is not None:
+            return native(self._kind(*args))
         if not _compiling() and _decomposed.get():
             outputs = self._settle_and_compute((*args[:-1], "torch") if isinstance(args[-1], str) else args)
         else:
@@ -447,16 +457,16 @@ def unplanned(compute: Callable[[Any], Any], internal: int = 0) -> Callable[[Any
 
 def _signature_of(
     layout: Layout, free: Sequence[str], *, checked: bool, products: bool
-) -> Callable[[tuple], tuple[bool, tuple] | None]:
-    """A function of the fields, one after the other, to whether a gradient is wanted, and all that a plan may depend
-    on; None of what has no plan: classes that hide what their memory means, and tensors without strides or memory."""
+) -> Callable[[tuple], tuple[int, tuple] | None]:
+    """A function of the fields, one after the other, to which of them want a gradient, a bit each, and all that a plan
+    may depend on; None of what has no plan: classes that hide what their memory means, tensors without strides."""
     known: dict[tuple[type, ...], list[int] | None] = {}
     """By the types of the fields, where the tensors are."""
     names = [field.name for field in layout.fields]
     counted = [names.index(name) for name in free]
     numbers_of = items([i for i in range(len(names)) if i not in layout.positions and i not in counted])
 
-    def signature(values: tuple) -> tuple[bool, tuple] | None:
+    def signature(values: tuple) -> tuple[int, tuple] | None:
         types = tuple(map(type, values))
         try:
             places = known[types]
@@ -468,23 +478,23 @@ def _signature_of(
             if not 0 <= values[place] <= _LARGEST:
                 return None
         grad = _grad_enabled()
-        gradient = False
+        wanted = 0
         key = [types, numbers_of(values), grad, _backends.current, _choices.version, on_this_thread.kept is None,
                on_this_thread.batch_invariant]  # fmt: skip
         try:
             for place in places:
                 x = values[place]
                 if grad and x.requires_grad:
-                    gradient = True
+                    wanted |= 1 << place
                 shape, strides = x.shape, x.stride()
                 key += shape, strides, x.dtype, x.device, x.data_ptr() % 16
-                if not strides or strides[-1] != 1 or shape[-1] == 1:  # only then it may be of conjugate numbers
-                    key.append(x.is_neg())
+                if (not strides or strides[-1] != 1 or shape[-1] == 1) and x.dtype in REAL:
+                    key += (x.is_neg(),)  # else it is no view of conjugate numbers
         except RuntimeError:  # no strides, or no memory
             return None
         if products and x.dtype is torch.float32 and not x.is_cpu:
             key.append(torch.backends.cuda.matmul.fp32_precision)
-        return gradient, (gradient, *key)
+        return wanted, (wanted, *key)
 
     return signature
 

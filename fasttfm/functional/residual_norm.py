@@ -247,10 +247,10 @@ def _decide(call: _Call) -> str:
     return norm_route(call.route, call.x, call.x if call.residual is None else call.residual)
 
 
-def _native(call: _Call) -> Callable[[_Call], tuple[Tensor, ...]] | None:
+def _native(call: _Call, direct: bool) -> Callable[[_Call], tuple[Tensor, ...]] | None:
     """PyTorch's own norm, gradients too, in float32 on a CPU: it has the kernels of our route, and the same bits."""
     x, x_bias, residual, weight, bias = call[:5]
-    if weight is None or bias is None or call.rms or backends.current != "auto" or not x.is_cpu:
+    if not direct or weight is None or bias is None or call.rms or backends.current != "auto" or not x.is_cpu:
         return None
     if not (x.dtype is weight.dtype is bias.dtype is torch.float32 and weight.dim() == bias.dim() == 1):
         return None

@@ -18,6 +18,7 @@ fill the chip: rows of up to 512 keys (LAUNCHES in tiles/attention.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,10 +27,10 @@ import triton.language as tl
 from torch import Tensor
 
 from fasttfm.kernels.attention import steps
-from fasttfm.kernels.attention.launch import Call, key_class, like_heads, prepare, stages_for, strides, unit
+from fasttfm.kernels.attention.launch import Call, key_class, stages_for, strides
 from fasttfm.kernels.attention.problem import LineStrides, Problem, Rows, Tiling, View
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.jit import jit
+from fasttfm.kernels.jit import Launch, jit
 from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Float32Pointer, Pointer, Strides
 from fasttfm.kernels.philox import keep_transposed, lanes_spread, select, with_seed
@@ -279,60 +280,54 @@ def _backward_heads(
             steps.store(dqs, row, tile * problem.scale, head.queries, ROWS, D)
 
 
-def backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    lse: Tensor,
-    *,
-    out: tuple[Tensor, ...] | None = None,
-    **options: Any,
-) -> tuple[Tensor, ...]:
-    """grad, output (B, H, L, DV), lse (B, H, L) of forward.forward(); the rest as there.
+class Backward:
+    """The backward pass for one signature."""
 
-    Returns the gradients of query, key and value; out: memory for them.
-    """
-    return gradients(prepare(query, key, value, **options), unit(grad), unit(output), lse, out)
+    def __init__(
+        self, call: Call, grad: Tensor, out: Tensor, lse: Tensor, gradients: Sequence[Tensor], tile: Tile | None = None
+    ) -> None:
+        """Tensors laid out as those to come; gradients: of query, key and value. tile: of two launches, in place of the
+        tables' own."""
+        query, key, value = call.inputs
+        d_query, d_key, d_value = gradients
+        lines = LineStrides(*lse.stride()[:2])
+        self._heads = self._queries = self._keys = None
+        if tile is None and count_launches(call) == 1:
+            of_heads = BACKWARD_HEADS(*call.size_class)
+            self._heads = self._launch(call, _backward_heads, call.key_planes, of_heads, query, grad)
+            self._head_strides = strides(query, key, value, out, grad, *gradients), lines
+            self._width = query.shape[-1]
+            return
+        if call.queries:
+            of_queries = tile or BACKWARD_QUERIES(*call.size_class)
+            programs = ceil_div(call.queries, of_queries.rows) * call.planes
+            self._queries = self._launch(call, _backward_queries, programs, of_queries, key, value)
+            self._query_strides = strides(query, key, value, out, grad, d_query), lines
+        if call.keys:
+            of_keys = tile or BACKWARD_KEYS(*call.size_class)
+            programs = ceil_div(call.keys, of_keys.columns) * call.key_planes
+            self._keys = self._launch(call, _backward_keys, programs, of_keys, query, grad)
+            self._key_strides = strides(query, key, value, grad, d_key, d_value), lines
 
+    def _launch(self, call: Call, kernel: Any, programs: int, tile: Tile, *walked: Tensor) -> Launch:
+        stages = stages_for(call.chip, tile, *walked, gradients=True)
+        return Launch(kernel, (programs,), call.constants | tile.options(stages))
 
-def gradients(
-    call: Call, grad: Tensor, output: Tensor, lse: Tensor, out: tuple[Tensor, ...] | None, tile: Tile | None = None
-) -> tuple[Tensor, ...]:
-    """backward() of a prepared call; grad and output with unit stride in their last dimension. tile: of two launches,
-    in place of the tables' own."""
-    query, key, value = call.inputs
-    dq, dk, dv = out or map(like_heads, call.inputs)
-    delta = torch.empty_strided(lse.shape, lse.stride(), dtype=torch.float32, device=lse.device)
-    lse_strides = LineStrides(*lse.stride()[:2])
-    if not call.planes:
-        return dq, dk, dv
-    if tile is None and count_launches(call) == 1:
-        of_heads = BACKWARD_HEADS(*call.size_class)
-        lines = delta.untyped_storage().nbytes() // delta.itemsize
-        sums = torch.empty(lines * query.shape[-1], dtype=torch.float32, device=query.device)
-        _backward_heads[(call.key_planes,)](
-            query, key, value, output, grad, dq, dk, dv, lse, delta, sums, call.problem,
-            strides(query, key, value, output, grad, dq, dk, dv), lse_strides,
-            **call.constants, **of_heads.options(stages_for(call.chip, of_heads, query, grad, gradients=True)),
-        )  # fmt: skip
-        return dq, dk, dv
-    if call.queries:
-        of_queries = tile or BACKWARD_QUERIES(*call.size_class)
-        _backward_queries[(ceil_div(call.queries, of_queries.rows) * call.planes,)](
-            query, key, value, output, grad, dq, lse, delta, call.problem,
-            strides(query, key, value, output, grad, dq), lse_strides,
-            **call.constants, **of_queries.options(stages_for(call.chip, of_queries, key, value, gradients=True)),
-        )  # fmt: skip
-    if call.keys:
-        of_keys = tile or BACKWARD_KEYS(*call.size_class)
-        _backward_keys[(ceil_div(call.keys, of_keys.columns) * call.key_planes,)](
-            query, key, value, grad, dk, dv, lse, delta,
-            strides(query, key, value, grad, dk, dv), lse_strides, call.problem,
-            **call.constants, **of_keys.options(stages_for(call.chip, of_keys, query, grad, gradients=True)),
-        )  # fmt: skip
-    return dq, dk, dv
+    def __call__(
+        self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor,
+        gradients: Sequence[Tensor], problem: tuple, sums: None = None,
+    ) -> None:  # fmt: skip
+        """Writes the gradients of query, key and value; out and lse, contiguous, as the forward pass wrote them."""
+        delta = torch.empty_like(lse)
+        d_query, d_key, d_value = gradients
+        if self._heads is not None:
+            rows = lse.new_empty(lse.numel() * self._width)
+            self._heads(query, key, value, out, grad, *gradients, lse, delta, rows, problem, *self._head_strides)
+            return
+        if self._queries is not None:
+            self._queries(query, key, value, out, grad, d_query, lse, delta, problem, *self._query_strides)
+        if self._keys is not None:
+            self._keys(query, key, value, grad, d_key, d_value, lse, delta, *self._key_strides, problem)
 
 
 def count_launches(call: Call) -> int:

@@ -16,16 +16,14 @@ Source: Vaswani et al. 2017, equation 1.
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from fasttfm.kernels.attention import steps
-from fasttfm.kernels.attention.launch import outputs, positive, prepare, stages_for, strides
+from fasttfm.kernels.attention.launch import Call, stages_for, strides
 from fasttfm.kernels.attention.problem import LineStrides, Problem, Tiling, View
-from fasttfm.kernels.jit import jit
+from fasttfm.kernels.jit import Launch, jit
 from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Float32Pointer, Pointer, Strides
 from fasttfm.kernels.philox import lanes_spread, select, with_seed
@@ -112,21 +110,16 @@ def _forward(
     tl.store(lse + steps.line_of(lse_strides, head, row) + rows, logarithm, mask=rows < count)
 
 
-def forward(
-    query: Tensor, key: Tensor, value: Tensor, *, out: tuple[Tensor, Tensor] | None = None, **options: Any
-) -> tuple[Tensor, Tensor]:
-    """query (B, H, L, D), key (B, Hk, S, D), value (B, Hk, S, DV), H a multiple of Hk; options as launch.prepare()'s.
+class Forward:
+    """The forward pass for one signature."""
 
-    Returns the output (B, H, L, DV) and the log-sum-exp (B, H, L) float32 in base 2; out: memory for them.
-    """
-    query, options = positive(query, options)
-    call = prepare(query, key, value, **options)
-    output, lse = out or outputs(query, value.shape[-1])
-    if call.planes and call.queries:
+    def __init__(self, call: Call, out: Tensor, lse: Tensor) -> None:
+        """out (B, H, L, DV) and lse (B, H, L): memory laid out as that to come."""
         tile = FORWARD(*call.size_class)
-        _forward[(ceil_div(call.queries, tile.rows) * call.planes,)](
-            *call.inputs, output, lse,
-            strides(*call.inputs, output), LineStrides(*lse.stride()[:2]), call.problem,
-            **call.constants, **tile.options(stages_for(call.chip, tile, *call.inputs[1:])),
-        )  # fmt: skip
-    return output, lse
+        constants = call.constants | tile.options(stages_for(call.chip, tile, *call.inputs[1:]))
+        self._launch = Launch(_forward, (ceil_div(call.queries, tile.rows) * call.planes,), constants)
+        self._strides = strides(*call.inputs, out), LineStrides(*lse.stride()[:2])
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, problem: tuple) -> None:
+        """Writes the output to out, and to lse the log-sum-exp in base 2."""
+        self._launch(query, key, value, out, lse, *self._strides, problem)

@@ -13,7 +13,7 @@ from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.choices import Choice
 from fasttfm.kernels.jit import LARGEST
 from fasttfm.kernels.launch import chip, precision, product_kind
-from fasttfm.kernels.philox import dropout_arguments
+from fasttfm.kernels.philox import NOTHING_DROPPED, dropout_arguments
 from fasttfm.kernels.tiles.attention import LONG_WIDTH, SHORT_KEYS, Tile
 
 MAX_WIDTH = 256
@@ -146,16 +146,12 @@ def strides(*tensors: Tensor, rows: int = TILE_ROWS) -> tuple[tuple[int | None, 
     return tuple([x.stride()[:3] if x.stride(2) <= reach else (*x.stride()[:3], None) for x in tensors])
 
 
-def outputs(query: Tensor, value_width: int) -> tuple[Tensor, Tensor]:
-    """Memory for the output and the log-sum-exp."""
-    lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
-    return like_heads(query, value_width), lse
-
-
 def like_heads(x: Tensor, width: int | None = None) -> Tensor:
     """An empty (B, H, L, width) whose memory is (B, L, H, width); x (B, H, L, ...)."""
     batch, heads, length = x.shape[:3]
-    return x.new_empty(batch, length, heads, x.shape[3] if width is None else width).transpose(1, 2)
+    width = x.shape[3] if width is None else width
+    shape, layout = (batch, heads, length, width), (length * heads * width, width, heads * width, 1)
+    return torch.empty_strided(shape, layout, dtype=x.dtype, device=x.device)
 
 
 def clamped(causal_offset: int, queries: int, keys: int) -> int:
@@ -249,12 +245,41 @@ def prepare(
     )  # fmt: skip
 
 
-def positive(query: Tensor, options: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-    """Queries and options of prepare() with the same scores, and a scale that is not negative: the largest score is
-    then the largest before it is scaled."""
-    if options.get("scale", 1.0) >= 0.0:
-        return query, options
-    return -query, {**options, "scale": -options["scale"]}
+class Problems:
+    """A Problem for each call of one signature: of its tensors, its seed and its site."""
+
+    def __init__(
+        self, call: Call, *, mask: Tensor | None, slopes: Tensor | None, sinks: Tensor | None, positive: bool = False
+    ) -> None:
+        """call: prepared from tensors like those to come. positive: the scale without its sign, which the queries have
+        taken: the largest score is then the largest before it is scaled, as the forward pass needs it."""
+        _, masking, dropout, scale, self._sizes = call.problem
+        self._scale = abs(scale) if positive else scale
+        self._rate = None if dropout.seed is None else (dropout.threshold, dropout.keep_scale)
+        self._masking = None
+        if masking.mask is masking.offsets is masking.slopes is masking.sinks is None:
+            self._masking = tuple(masking)
+        self._numbers = masking[1:3], masking[4:6], masking[7:9]
+        self._is_bool = mask is not None and mask.dtype == torch.bool
+        kept = (slopes is None or slopes.is_contiguous()) and (sinks is None or masking.sinks is sinks)
+        self._copied = not kept or masking.offsets is not None
+
+    def __call__(
+        self, spans: tuple[Tensor | None, ...], mask: Tensor | None, offsets: Tensor | None, slopes: Tensor | None,
+        sinks: Tensor | None, seed: Tensor | None, site: int,
+    ) -> tuple:  # fmt: skip
+        """spans: key lengths, and where packed sequences begin among queries and among keys, each contiguous."""
+        masking = self._masking
+        if masking is None:
+            if self._is_bool:
+                mask = mask.view(torch.uint8)  # type: ignore[union-attr]
+            if self._copied:
+                offsets, slopes = (None if x is None else x.contiguous() for x in (offsets, slopes))
+                sinks = None if sinks is None else sinks.float().contiguous()
+            placed, scored, sloped = self._numbers
+            masking = mask, *placed, offsets, *scored, slopes, *sloped, sinks
+        dropout = NOTHING_DROPPED if self._rate is None else (seed, site, *self._rate)
+        return spans, masking, dropout, self._scale, self._sizes
 
 
 def stages_for(chip: Chip, tile: Tile, *walked: Tensor, gradients: bool = False) -> int:

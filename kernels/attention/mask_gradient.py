@@ -9,16 +9,14 @@ each writes a part of its own and the parts are added in a fixed order: no atomi
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton.language as tl
 from torch import Tensor
 
 from fasttfm.kernels.attention import steps
-from fasttfm.kernels.attention.launch import prepare, strides, unit
+from fasttfm.kernels.attention.launch import Call, strides
 from fasttfm.kernels.attention.problem import LineStrides, Problem
-from fasttfm.kernels.jit import jit
+from fasttfm.kernels.jit import Launch, jit
 from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Float32Pointer, Pointer, Strides, Varying
 from fasttfm.kernels.philox import keep_mask, with_seed
@@ -116,28 +114,33 @@ def _gradient(
     tl.store(parts + offsets, acc, mask=(rows < rows_kept) & (columns < columns_kept))
 
 
-def gradient(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, mask: Tensor, **options: Any
-) -> Tensor:
-    """grad, output (B, H, L, DV), lse (B, H, L) of the forward pass, which took this mask; the rest as there.
+class Gradient:
+    """The gradient of a mask for one signature."""
 
-    Returns the gradient in mask's shape and dtype.
-    """
-    grad = unit(grad)
-    call = prepare(query, key, value, mask=mask, **options)
-    shape = (1,) * (4 - mask.dim()) + tuple(mask.shape)
-    full = (*query.shape[:3], key.shape[2])
-    if 0 in full:
-        return torch.zeros_like(mask)
-    tile = MASK_GRADIENT(*call.size_class[:3])
-    whole = [m == f for m, f in zip(shape, full)]  # a dimension of size 1 counts as whole
-    tiles, scores = (B * H * ceil_div(L, tile.rows) * ceil_div(S, tile.columns) for B, H, L, S in (shape, full))
-    shares = min(scores // tiles, max(1, 4 * call.chip.processors // tiles))
-    parts = torch.empty(shares, *shape, dtype=torch.float32, device=mask.device)
-    delta = (output.float() * grad.float()).sum(-1).contiguous()
-    _gradient[(tiles * shares,)](
-        *call.inputs, grad, lse, delta, parts, call.problem, call.planes, shares,
-        strides(*call.inputs, grad), LineStrides(*lse.stride()[:2]),
-        **call.constants, MB=whole[0], MH=whole[1], ML=whole[2], MS=whole[3], **tile.options(),
-    )  # fmt: skip
-    return parts.sum(0).view(mask.shape).to(mask.dtype)
+    def __init__(self, call: Call, grad: Tensor, lse: Tensor, mask: Tensor) -> None:
+        """call: prepared with this mask; tensors laid out as those to come."""
+        self._like = shape = (1,) * (4 - mask.dim()) + tuple(mask.shape)
+        planes, _, keys, _ = call.inputs[1].shape
+        full = (planes, call.planes // max(1, planes), call.queries, keys)
+        self._shares = 0
+        if 0 in full:
+            return
+        tile = MASK_GRADIENT(*call.size_class[:3])
+        whole = [m == f for m, f in zip(shape, full)]  # a dimension of size 1 counts as whole
+        tiles, scores = (B * H * ceil_div(L, tile.rows) * ceil_div(S, tile.columns) for B, H, L, S in (shape, full))
+        self._shares = shares = min(scores // tiles, max(1, 4 * call.chip.processors // tiles))
+        reduced = dict(zip(("MB", "MH", "ML", "MS"), whole))
+        self._launch = Launch(_gradient, (tiles * shares,), {**call.constants, **reduced, **tile.options()})
+        self._tail = call.planes, shares, strides(*call.inputs, grad), LineStrides(*lse.stride()[:2])
+
+    def __call__(
+        self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, mask: Tensor,
+        problem: tuple,
+    ) -> Tensor:  # fmt: skip
+        """The gradient in mask's shape and dtype; grad and out (B, H, L, DV), lse (B, H, L) of the forward pass."""
+        if not self._shares:
+            return torch.zeros_like(mask)
+        parts = mask.new_empty((self._shares, *self._like), dtype=torch.float32)
+        delta = (out.float() * grad.float()).sum(-1).contiguous()
+        self._launch(query, key, value, grad, lse, delta, parts, problem, *self._tail)
+        return parts.sum(0).view(mask.shape).to(mask.dtype)

@@ -16,16 +16,16 @@ Source: Vaswani et al. 2017, equation 1.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import triton.language as tl
 from torch import Tensor
 
 from fasttfm.kernels.attention import steps
-from fasttfm.kernels.attention.backward import gradients as long_gradients
-from fasttfm.kernels.attention.launch import key_class, like_heads, outputs, positive, prepare, strides, unit
+from fasttfm.kernels.attention.backward import Backward as LongBackward
+from fasttfm.kernels.attention.launch import Call, key_class, strides
 from fasttfm.kernels.attention.problem import LineStrides, Problem
-from fasttfm.kernels.jit import jit
+from fasttfm.kernels.jit import Launch, jit
 from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Float32Pointer, Pointer, Strides
 from fasttfm.kernels.philox import keep_mask, keep_transposed, lanes_spread, select, with_seed
@@ -170,54 +170,50 @@ def _backward(
     steps.store_tile(dv, dv_tile * dropout.keep_scale, dv_strides, head, head.first_key, head.keys, COLUMNS, DV)
 
 
-def forward(
-    query: Tensor, key: Tensor, value: Tensor, *, out: tuple[Tensor, Tensor] | None = None, **options: Any
-) -> tuple[Tensor, Tensor]:
-    """Attention over rows that launch.fits_short() takes; arguments and results as forward.forward()'s."""
-    query, options = positive(query, options)
-    call = prepare(query, key, value, **options)
-    output, lse = out or outputs(query, value.shape[-1])
-    if call.planes and call.queries:
+class Forward:
+    """The forward pass over rows that launch.fits_short() takes, for one signature."""
+
+    def __init__(self, call: Call, out: Tensor, lse: Tensor) -> None:
+        """out (B, H, L, DV) and lse (B, H, L): memory laid out as that to come."""
         tile = SHORT_FORWARD(*call.size_class, key_class(call.keys))
-        _forward[(ceil_div(call.queries, tile.rows) * call.planes,)](
-            *call.inputs, output, lse, call.problem, strides(*call.inputs, output), LineStrides(*lse.stride()[:2]),
-            **call.constants, **tile.options(),
-        )  # fmt: skip
-    return output, lse
+        constants = call.constants | tile.options()
+        self._launch = Launch(_forward, (ceil_div(call.queries, tile.rows) * call.planes,), constants)
+        self._strides = strides(*call.inputs, out), LineStrides(*lse.stride()[:2])
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, problem: tuple) -> None:
+        """Writes the output to out, and to lse the log-sum-exp in base 2."""
+        self._launch(query, key, value, out, lse, problem, *self._strides)
 
 
 def backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    lse: Tensor,
-    *,
-    out: tuple[Tensor, ...] | None = None,
-    sums: tuple[Tensor, ...] | None = None,
-    **options: Any,
-) -> tuple[Tensor, ...]:
-    """grad, output (B, H, L, DV), lse (B, H, L) of forward(); the rest as there.
-
-    Returns the gradients of query, key and value; out: memory for them. sums: memory for these summed over queries or
-    keys, three (B, H, D) float32 with contiguous heads, those of key and value in equal strides. Without sums, which
-    the kernels for long rows do not make, and of padded rows, these may be the faster.
-    """
-    grad = unit(grad)
-    call = prepare(query, key, value, **options)
-    rows = key_class(call.queries), key_class(call.keys)
-    if sums is None and options.get("packed") is None:
-        tile = SHORT_BY_LONG(*call.size_class, *rows)
+    call: Call, grad: Tensor, out: Tensor, lse: Tensor, gradients: Sequence[Tensor], sums: Sequence[Tensor] | None,
+    *, packed: bool = False,
+) -> Backward | LongBackward:  # fmt: skip
+    """The backward pass for one signature: without sums, which the kernels for long rows do not make, and of padded
+    rows, these may be the faster. Arguments as Backward takes them, out as the forward pass wrote it."""
+    if sums is None and not packed:
+        tile = SHORT_BY_LONG(*call.size_class, key_class(call.queries), key_class(call.keys))
         if isinstance(tile, Tile):
-            return long_gradients(call, grad, unit(output), lse, out, tile)
-    gradients = out or tuple(map(like_heads, call.inputs))
-    if call.planes:
-        tile = SHORT_BACKWARD(*call.size_class, rows[1])
-        sum_strides = (0, 0) if sums is None else (sums[0].stride(0), sums[1].stride(0))
-        _backward[(call.key_planes,)](
-            *call.inputs, grad, *gradients, lse, *(sums or (None, None, None)), call.problem,
-            strides(*call.inputs, grad, *gradients), sum_strides, LineStrides(*lse.stride()[:2]),
-            **call.constants, **tile.options(),
-        )  # fmt: skip
-    return gradients
+            return LongBackward(call, grad, out, lse, gradients, tile)
+    return Backward(call, grad, lse, gradients, sums)
+
+
+class Backward:
+    """The backward pass over short rows for one signature."""
+
+    def __init__(
+        self, call: Call, grad: Tensor, lse: Tensor, gradients: Sequence[Tensor], sums: Sequence[Tensor] | None
+    ) -> None:
+        """Tensors laid out as those to come; gradients: of query, key and value."""
+        tile = SHORT_BACKWARD(*call.size_class, key_class(call.keys))
+        self._launch = Launch(_backward, (call.key_planes,), call.constants | tile.options())
+        of_sums = (0, 0) if sums is None else (sums[0].stride(0), sums[1].stride(0))
+        self._strides = strides(*call.inputs, grad, *gradients), of_sums, LineStrides(*lse.stride()[:2])
+
+    def __call__(
+        self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor,
+        gradients: Sequence[Tensor], problem: tuple, sums: Sequence[Tensor | None] = (None, None, None),
+    ) -> None:  # fmt: skip
+        """Writes the gradients of query, key and value; sums: memory for these summed over queries or keys, three
+        (B, H, D) float32 with contiguous heads, those of key and value in equal strides."""
+        self._launch(query, key, value, grad, *gradients, lse, *sums, problem, *self._strides)

@@ -8,6 +8,7 @@ from triton.runtime.interpreter import InterpreterBuilder
 from fasttfm import functional as F
 from fasttfm import reference
 from fasttfm.functional.attention import composed, routes, torch_route
+from fasttfm.functional.operator import forget_plans
 from fasttfm.kernels import masked_softmax
 from fasttfm.kernels.attention import backward as attention_backward
 from fasttfm.kernels.attention import forward as attention_long
@@ -91,6 +92,7 @@ def small_tiles(monkeypatch, route):
         monkeypatch.setattr(masked_softmax, "MASKED_SOFTMAX", lambda *a: Tile(4, 16, 4, 1))
     monkeypatch.setattr(attention_launch, "route", lambda *a: route.split(",")[0])
     monkeypatch.setattr(routes, "_is_narrow", lambda *a: False)
+    forget_plans()
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3])

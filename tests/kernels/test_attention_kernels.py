@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 
 from fasttfm import functional as F
 from fasttfm import reference
-from fasttfm.functional.attention import packed
+from fasttfm.functional.attention import kernel_plans
+from fasttfm.functional.attention.layout import by_head
+from fasttfm.functional.operator import forget_plans
 from fasttfm.kernels import launch, masked_softmax
 from fasttfm.kernels.attention import backward as attention_backward
 from fasttfm.kernels.attention import forward as attention
 from fasttfm.kernels.attention import launch as attention_launch
 from fasttfm.kernels.attention import mask_gradient as attention_mask_gradient
+from fasttfm.kernels.attention import once
 from fasttfm.kernels.attention import short as attention_short
 from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.proof.launch_log import LaunchLog
@@ -45,6 +48,7 @@ def take(monkeypatch):
         one = route == "heads"
         monkeypatch.setattr(attention_launch, "route", lambda *a: "flash" if one else route)
         monkeypatch.setattr(attention_backward, "LAUNCHES", lambda *a: 1 if one else 2)
+        forget_plans()
 
     with F.backend("triton"):
         yield go
@@ -383,13 +387,13 @@ def test_tiles_do_not_change_the_dropout_mask(monkeypatch):
     inputs["value"] = torch.eye(40).expand(1, 2, 40, 40)  # so that the output is the weights after dropout
     options = {"scale": 0.3, **seeded(0.5)}
     outputs = []
-    for kernels, table, tile in (
-        (attention, "FORWARD", Tile(16, 16, 4)),
-        (attention, "FORWARD", Tile(32, 64, 4)),
-        (attention_short, "SHORT_FORWARD", Tile(16, 64, 4)),
+    for kernel, kernels, table, tile in (
+        ("flash", attention, "FORWARD", Tile(16, 16, 4)),
+        ("flash", attention, "FORWARD", Tile(32, 64, 4)),
+        ("short", attention_short, "SHORT_FORWARD", Tile(16, 64, 4)),
     ):
         monkeypatch.setattr(kernels, table, lambda *size, tile=tile: tile)
-        outputs.append(kernels.forward(**inputs, **options)[0])
+        outputs.append(once.forward(kernel, **inputs, **options)[0])
     weights, kept = (F.attention_weights(inputs["query"], inputs["key"], scale=0.3, **o) for o in ({}, seeded(0.5)))
     for output in outputs:
         torch.testing.assert_close(output, kept)
@@ -403,11 +407,10 @@ def calls_with_site(site):
     x, lse = torch.randn(1, 1, 4, 8), torch.zeros(1, 1, 4)
     weights, mask = torch.full((1, 1, 4, 4), 0.25), torch.zeros(4, 4)
     dropped = {"dropout_p": 0.1, "seed": torch.tensor([1]), "site": site}
-    yield lambda: attention.forward(x, x, x, **dropped)
-    yield lambda: attention_backward.backward(x, x, x, x, x, lse, **dropped)
-    yield lambda: attention_short.forward(x, x, x, **dropped)
-    yield lambda: attention_short.backward(x, x, x, x, x, lse, **dropped)
-    yield lambda: attention_mask_gradient.gradient(x, x, x, x, x, lse, mask, **dropped)
+    for kernel in ("flash", "short"):
+        yield lambda kernel=kernel: once.forward(kernel, x, x, x, **dropped)
+        yield lambda kernel=kernel: once.backward(kernel, x, x, x, x, x, lse, **dropped)
+    yield lambda: once.gradient_of_mask(x, x, x, x, x, lse, mask, **dropped)
     yield lambda: masked_softmax.forward(weights, 1.0, **dropped)
     yield lambda: masked_softmax.backward(weights, weights, 1.0, **dropped)
 
@@ -422,11 +425,11 @@ def test_a_site_that_does_not_fit_32_bits_is_refused_by_name():
 
 
 def test_a_packed_length_that_does_not_fit_32_bits_is_refused_by_name(monkeypatch):
-    x, starts = packed.by_head(torch.randn(4, 1, 8), 1), torch.tensor([0, 4])
-    for kernels, table in ((attention, "FORWARD"), (attention_short, "SHORT_FORWARD")):
+    x, starts = by_head(torch.randn(4, 1, 8), 1), torch.tensor([0, 4])
+    for kernel, kernels, table in (("flash", attention, "FORWARD"), ("short", attention_short, "SHORT_FORWARD")):
         monkeypatch.setattr(kernels, table, lambda *size: Tile(16, 16, 4))
         with pytest.raises(ValueError, match=r"S is 2,147,483,648"):
-            kernels.forward(x, x, x, packed=attention_launch.Packed(starts, starts, 4, 2**31))
+            once.forward(kernel, x, x, x, packed=attention_launch.Packed(starts, starts, 4, 2**31))
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -490,15 +493,15 @@ def test_shared_keys_and_values_are_read_and_written_where_they_are(take, route,
     """No kernel gets, and no gradient takes, memory for more heads than there are."""
     take(route)
     seen = []
-    for module in (attention, attention_backward, attention_short):
-        prepared = module.prepare
-        monkeypatch.setattr(module, "prepare", lambda q, k, v, p=prepared, **o: seen.append((k, v)) or p(q, k, v, **o))
+    operands = kernel_plans._Reader.operands
+    monkeypatch.setattr(
+        kernel_plans._Reader, "operands", lambda self, call: seen.append(found := operands(self, call)) or found
+    )
     query, key, value = (x.requires_grad_() for x in tensors(torch.float32, 1, 4, 5, 7, 16, 16).values())
     output = F.attention(query, key[:, :2], value[:, :2])
     gradients = torch.autograd.grad(output.sum(), (key, value))
-    assert {k.data_ptr() for k, _ in seen} == {key.data_ptr()}
-    assert {v.data_ptr() for _, v in seen} == {value.data_ptr()}
-    assert len(seen) == 2
+    assert {k.data_ptr() for _, k, _ in seen} == {key.data_ptr()}
+    assert {v.data_ptr() for *_, v in seen} == {value.data_ptr()}
     assert all(not g[:, 2:].any() for g in gradients)
 
 

@@ -6,10 +6,7 @@ from test_attention_kernels import take  # noqa: F401
 
 from fasttfm import functional as F
 from fasttfm.kernels import masked_softmax
-from fasttfm.kernels.attention import backward as attention_backward
-from fasttfm.kernels.attention import forward as attention
-from fasttfm.kernels.attention import mask_gradient as attention_mask_gradient
-from fasttfm.kernels.attention import short as attention_short
+from fasttfm.kernels.attention import once
 from fasttfm.kernels.attention.decode import append, decode
 from fasttfm.kernels.attention.launch import strides
 
@@ -50,16 +47,16 @@ def masks(far, which):
 @pytest.mark.parametrize("route", ["short", "flash", "heads"])
 def test_queries_keys_values_masks_and_gradients(take, far, route, mask):  # noqa: F811
     take(route)
-    kernels = (attention_short,) * 2 if route == "short" else (attention, attention_backward)
+    kernel = "short" if route == "short" else "flash"
     near = [heads(2, 2, ROWS, 8) for _ in range(4)]
     results = []
     for copy, added in zip((torch.clone, far), masks(far, mask)):
         q, k, v, grad, *memory = (copy(x) for x in near + [torch.zeros_like(x) for x in near])
-        out, lse = kernels[0].forward(q, k, v, out=(memory[0], torch.empty(2, 2, ROWS)), mask=added)
-        gradients = kernels[1].backward(grad, q, k, v, out, lse, out=memory[1:], mask=added)
+        out, lse = once.forward(kernel, q, k, v, out=(memory[0], torch.empty(2, 2, ROWS)), mask=added)
+        gradients = once.backward(kernel, grad, q, k, v, out, lse, out=memory[1:], mask=added)
         results.append([out, lse, *gradients])
         if added is not None:
-            results[-1].append(attention_mask_gradient.gradient(grad, q, k, v, out, lse, added))
+            results[-1].append(once.gradient_of_mask(grad, q, k, v, out, lse, added))
     assert all(x.any() and torch.equal(x, y) for x, y in zip(*results, strict=True))
 
 

@@ -1,5 +1,6 @@
 """Layout of heads in memory: one after the other in a token's row, so that joining them copies nothing."""
 
+import torch
 from torch import Tensor
 
 from fasttfm.functional.operator import Size
@@ -19,11 +20,6 @@ def empty_heads_last(like: Tensor, width: Size) -> Tensor:
 def joined(x: Tensor) -> Tensor:
     """(B, H, L, D) to (B, L, H * D)."""
     return x.transpose(1, 2).flatten(2)
-
-
-def by_head(x: Tensor, query: Tensor) -> Tensor:
-    """x (B, L, H * D) as (B, H, L, D), for query (B, H, L, D)."""
-    return x.unflatten(2, query.shape[1::2]).transpose(1, 2)
 
 
 def planes(x: Tensor, heads: Size | None = None) -> Tensor:
@@ -55,3 +51,29 @@ def by_part(joint: Tensor) -> Tensor:
 def in_planes(parts: Tensor) -> Tensor:
     """(P, B, H, L, D) such that the planes() of each part are views: at most one copy for all."""
     return parts.flatten(1, 2).unflatten(1, parts.shape[1:3])
+
+
+def by_head(x: Tensor, batch: int) -> Tensor:
+    """A packed (T, H, D) seen as (B, H, T, D): every sequence reads the same memory, from its own start on,
+    copied where neighbours of a head's row are none in memory."""
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    return x.transpose(0, 1).unsqueeze(0).expand(batch, -1, -1, -1)
+
+
+def padded(x: Tensor, starts: Tensor, length: int) -> Tensor:
+    """(T, H, D) to (B, H, length, D). Past its end a sequence repeats its last row: of other sequences and of filler it
+    must not even see what is not a number."""
+    if not x.shape[0]:
+        return x.new_zeros(starts.shape[0] - 1, x.shape[1], length, x.shape[2])
+    index = starts[:-1, None] + torch.arange(length, device=x.device)
+    return x[torch.minimum(index, starts[1:, None] - 1).clamp_(min=0)].transpose(1, 2)
+
+
+def packed_again(x: Tensor, starts: Tensor, like: Tensor) -> Tensor:
+    """The inverse: (B, H, length, D) to (T, H, D), like's T; zero past the last sequence."""
+    rows = like.shape[0]
+    position = torch.arange(x.shape[2], device=x.device)
+    index = starts[:-1, None] + position
+    index = torch.where(position < (starts[1:] - starts[:-1])[:, None], index, rows)  # the rest goes to a row too many
+    x = x.transpose(1, 2).flatten(0, 1)
+    return x.new_zeros(rows + 1, *x.shape[1:]).index_copy_(0, index.flatten(), x)[:rows].clone()

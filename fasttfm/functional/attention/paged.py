@@ -8,8 +8,9 @@ from torch import Tensor
 
 from fasttfm.functional.attention import composed, torch_route
 from fasttfm.functional.attention.arguments import Options, Window
-from fasttfm.functional.attention.dense import fused, shares
+from fasttfm.functional.attention.checks import shares
 from fasttfm.functional.attention.layout import empty_heads_last
+from fasttfm.functional.attention.operator import fused
 from fasttfm.functional.attention.scoring import with_scoring
 from fasttfm.functional.backends import chosen, kernel_route, values_are_checked
 from fasttfm.functional.operator import Operator, Overwritten, Whole, unplanned

@@ -9,9 +9,6 @@
 A call is decided once, before it computes, and its backward pass takes the same way.
 """
 
-import math
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -19,7 +16,7 @@ from torch.autograd import forward_ad
 from fasttfm.cpu import attention_pass
 from fasttfm.cpu.linear import batch_invariant
 from fasttfm.functional.attention import softmax_route, torch_route
-from fasttfm.functional.attention.arguments import Options, Sequences
+from fasttfm.functional.attention.arguments import Options
 from fasttfm.functional.attention.layout import empty_heads_last
 from fasttfm.functional.backends import BACKENDS, chosen, kernels_take
 from fasttfm.functional.operator import Size, casts, transformed
@@ -31,6 +28,9 @@ are a search's (step.py); in bfloat16 its softmax and backward pass are slow. On
 forward and backward took 1.3 and 1.1 times less at 100 keys, 4.3 and 2.2 times at 1,024 under a triangle; below 64 keys
 forward is hardly faster, and backward takes half as long (`python -m benchmarks kernels`). A search's last bits depend
 on it."""
+
+
+SAVING_WEIGHTS = ("explicit", "softmax")
 
 
 def decide(asked: str, query: Tensor, value: Tensor, keys: Size, options: Options | None = None) -> str:
@@ -124,15 +124,7 @@ def takes_kernel(asked: str, scores: Tensor) -> str:
 
 def saves_weights(route: str) -> bool:
     """Return whether the forward pass keeps the weights (B, H, L, S) rather than their log-sum-exp (B, H, L)."""
-    return route in ("explicit", "softmax")
-
-
-def save(call: Any, outputs: tuple[Tensor, Tensor, Tensor]) -> tuple:
-    """Return what a call keeps for its backward pass: itself and its outputs. Where weights are kept and there are no
-    sinks the output is not read again, and may be changed in place."""
-    output, saved, kept = outputs
-    read = not saves_weights(call.route) or call.options.sinks is not None
-    return call, output if read else output.new_empty(0), saved, kept
+    return route in SAVING_WEIGHTS
 
 
 def flops(pairs: int, width: int, value_width: int, backward: str | None = None) -> int:
@@ -149,34 +141,13 @@ def writes_where_told(route: str) -> bool:
 
 
 def forward(
-    route: str,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    options: Options,
-    out: tuple[Tensor, Tensor] | None = None,
-    sequences: Sequences | None = None,
+    route: str, query: Tensor, key: Tensor, value: Tensor, options: Options
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The output (B, H, L, Dv), heads last in memory; the weights before dropout or the log-sum-exp, as saves_weights()
-    says; and from explicit the weights after dropout, if any is dropped, from softmax the log-sum-exp, if there are
-    sinks, from fused what is added to the scores, if anything is.
-
-    Where the route writes_where_told(), out: memory for output and log-sum-exp; sequences: of packed rows, which query,
-    key, value and out show as packed.by_head() does.
-    """
-    if route == "explicit":
-        return torch_route.forward(query, key, value, options)
-    if route == "blocks":
-        return *attention_pass.forward(query, key, value, options, out, sequences), None
-    if route == "fused":
-        return torch_route.fused_forward(query, key, value, options)
-    if route == "softmax":
-        return softmax_route.forward(query, key, value, options)
-    from fasttfm.kernels.attention import forward as attention_long
-    from fasttfm.kernels.attention import short as attention_short
-
-    kernel = attention_short if route == "short" else attention_long
-    return *kernel.forward(query, key, value, out=out, packed=sequences, **options.arguments()), None
+    """By explicit, softmax or fused, the output (B, H, L, Dv), heads last in memory; the weights before dropout or the
+    log-sum-exp, as saves_weights() says; and from explicit the weights after dropout, if any is dropped, from softmax
+    the log-sum-exp, if there are sinks, from fused what is added to the scores, if anything is."""
+    way = {"explicit": torch_route.forward, "fused": torch_route.fused_forward, "softmax": softmax_route.forward}[route]
+    return way(query, key, value, options)
 
 
 def fake(route: str, query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, ...]:
@@ -204,20 +175,17 @@ def backward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    output: Tensor,
+    output: Tensor | None,
     saved: Tensor,
-    kept: Tensor,
+    kept: Tensor | None,
     options: Options,
     *,
     mask_gradient: bool = False,
     out: tuple[Tensor, ...] | None = None,
-    sums: tuple[Tensor, ...] | None = None,
-    sequences: Sequences | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of query, key, value and, if asked for, of the additive mask; saved and kept as forward() gave them.
+    """Gradients of query, key and value and, if asked for, of the additive mask; saved and kept as forward() gave them.
 
-    out: memory for the first three; where the route saves_weights(), of planes() that are views. sums: memory for these
-    summed over queries or keys, three (B, H, D); on the short route alone. sequences: as forward() takes them.
+    out: memory for the first three, of planes() that are views; not for fused.
     """
     tensors = (grad, query, key, value)
     if route == "explicit":
@@ -225,28 +193,5 @@ def backward(
         return torch_route.backward(*tensors, saved, dropped, options, mask_gradient, out)
     if route == "softmax":
         return softmax_route.backward(*tensors, saved, options, mask_gradient, out)
-    if route == "fused":
-        return torch_route.fused_backward(*tensors, output, saved, kept, options)
-    if route == "blocks":
-        return *attention_pass.backward(*tensors, output, saved, options, out, sequences), None
-    from fasttfm.kernels.attention import backward as attention_long
-    from fasttfm.kernels.attention import short as attention_short
-
-    arguments = options.arguments()
-    kernel, given = (attention_short, {"sums": sums}) if route == "short" else (attention_long, {})
-    gradients = kernel.backward(*tensors, output, saved, out=out, packed=sequences, **given, **arguments)
-    d_mask = None
-    if mask_gradient:
-        from fasttfm.kernels.attention import mask_gradient as attention_mask_gradient
-
-        d_mask = attention_mask_gradient.gradient(*tensors, output, saved, **arguments)
-    return gradients[0], gradients[1], gradients[2], d_mask
-
-
-def sinks_gradient(route: str, grad: Tensor, output: Tensor, saved: Tensor, kept: Tensor, sinks: Tensor) -> Tensor:
-    """Gradient of sinks (H,) from that of output, both (..., H, L, Dv), and what forward() gave, whose log-sum-exp is
-    (..., H, L): a sink takes its weight, at most 1, from all others of a row."""
-    lse = kept if saves_weights(route) else saved
-    weight = torch.exp2((sinks.float()[:, None] * math.log2(math.e) - lse).clamp(max=0.0))
-    gradient = -weight * (grad.float() * output.float()).sum(-1)
-    return gradient.sum(-1).view(-1, sinks.shape[0]).sum(0).to(sinks.dtype)
+    assert output is not None
+    return torch_route.fused_backward(*tensors, output, saved, kept, options)

@@ -284,13 +284,13 @@ def fused_backward(
     value: Tensor,
     output: Tensor,
     lse: Tensor,
-    addend: Tensor,
+    addend: Tensor | None,
     options: Options,
 ) -> tuple[Tensor, Tensor, Tensor, None]:  # fmt: skip
     """Gradients of query, key and value, heads last, and None of the mask; an addend of no numbers is none."""
     differentiate = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
     tensors = *_unit_strides(grad, query, key, value), output, lse / math.log2(math.e), 0.0
-    arguments = _fused_arguments(query, key, addend if addend.numel() else None, options)
+    arguments = _fused_arguments(query, key, None if addend is None or not addend.numel() else addend, options)
     d_query, d_key, d_value = differentiate(*tensors, **arguments)
     return heads_last(d_query), heads_last(d_key), heads_last(d_value), None
 

@@ -9,7 +9,7 @@ from fasttfm import reference
 from fasttfm.cpu.linear import batch_invariant
 from fasttfm.functional.attention import composed, routes, softmax_route, torch_route
 from fasttfm.functional.attention.arguments import Options, Window
-from fasttfm.functional.attention.dense import check
+from fasttfm.functional.attention.checks import check_heads
 from fasttfm.functional.attention.layout import grouped
 from fasttfm.functional.attention.scoring import Causal, scores_differ, with_scoring, without_bias
 from fasttfm.functional.backends import chosen
@@ -44,7 +44,7 @@ def attention_weights(
     """
     if mask is not None and type(mask) is not Tensor:
         mask, causal, causal_offset = without_bias(mask, causal, causal_offset, query.shape[2], key.shape[2])
-    check(query, key, key_lengths, mask)
+    check_heads(query, key, key_lengths, mask)
     options = Options.of(query, key_lengths, mask, causal, causal_offset, dropout_p, scale, seed, site)
     if scores_differ(causal, causal_offset, window, softcap, alibi_slopes, sinks):
         shape = (*query.shape[:3], key.shape[2])
@@ -75,7 +75,7 @@ def log_sum_exp(
 
     Arguments and errors as attention()'s. Computed by PyTorch, for some queries at a time.
     """
-    check(query, key, key_lengths, None)
+    check_heads(query, key, key_lengths, None)
     options = Options.of(query, key_lengths, None, causal, causal_offset, 0.0, scale, None, 0)
     shape = (*query.shape[:3], key.shape[2])
     options = with_scoring(options, query, shape, causal, window, softcap, alibi_slopes, None)

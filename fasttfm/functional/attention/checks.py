@@ -1,0 +1,178 @@
+"""What attention refuses: arguments that do not agree, in a line that names them."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+
+import torch
+from torch import Tensor
+
+from fasttfm.functional.attention.arguments import LARGEST, Sequences
+from fasttfm.functional.attention.call import Call
+from fasttfm.functional.backends import values_are_checked
+from fasttfm.functional.dropout import dropout_for
+from fasttfm.functional.operator import REAL, Size, casts
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def check(call: Call) -> None:
+    """Raise ValueError for arguments that do not agree."""
+    if call.value is None:
+        _check_projections(call)
+    if call.cu_seqlens_q is not None and call.cu_seqlens_k is not None:
+        check_packed(*call.apart, call.cu_seqlens_q, call.cu_seqlens_k)
+    else:
+        query, key, value = call.heads
+        check_heads(query, key, call.key_lengths, call.mask)
+        if call.value is not None:
+            check_value(query, key, value)
+    _check_longest(call.max_seqlen_q, call.max_seqlen_k)
+    dropout_for(call.query.device, call.dropout_p, call.seed, call.site)
+    if not -LARGEST <= call.scale <= LARGEST:
+        raise ValueError(f"scale={call.scale!r} must be a number between {-LARGEST} and {LARGEST}")
+
+
+def check_heads(query: Tensor, key: Tensor, key_lengths: Tensor | None, mask: Tensor | None) -> None:
+    """Raises ValueError for arguments of attention() that do not agree."""
+    q, k = query.shape, key.shape  # each asking makes a tuple anew
+    if len(q) != 4 or len(k) != 4:
+        raise ValueError(
+            f"query {tuple(q)} and key {tuple(k)} must have four dimensions: (B, H, L, D) and (B, H, S, D)"
+        )
+    if q[0] != k[0] or q[3] != k[3] or not shares(q[1], k[1]):
+        raise ValueError(
+            f"query {tuple(q)} and key {tuple(k)} must agree in batch, heads and head size "
+            "(only the query may have a multiple of the key's heads)"
+        )
+    if q[3] == 0:
+        raise ValueError(f"query {tuple(q)} has heads of size 0: there is nothing to multiply")
+    if query.device != key.device:
+        raise ValueError(f"key is on {key.device} and query on {query.device}: both must be on one device")
+    if query.dtype != key.dtype and not casts(query):
+        raise ValueError(f"query {query.dtype} and key {key.dtype} must have one dtype")
+    if query.dtype not in _DTYPES:
+        raise ValueError(f"query has dtype {query.dtype}: float32, float16 or bfloat16 is needed")
+    if key_lengths is not None or mask is not None:
+        _check_masks(query, key, key_lengths, mask)
+
+
+def shares(query_heads: Size, key_heads: Size) -> bool:
+    """Return whether so many query heads can share so many heads of keys: equal numbers, or a multiple."""
+    return query_heads == key_heads or (key_heads > 0 and query_heads % key_heads == 0)
+
+
+def check_value(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Raise ValueError for values that do not fit the queries and keys."""
+    k, v = key.shape, value.shape
+    if len(v) != 4 or v[:3] != k[:3]:
+        raise ValueError(
+            f"value {tuple(v)} and key {tuple(k)} must agree in batch, heads and length: (B, H, S, Dv) and (B, H, S, D)"
+        )
+    if query.dtype != value.dtype and not casts(query):
+        raise ValueError(f"query {query.dtype} and value {value.dtype} must have one dtype")
+
+
+def _check_masks(query: Tensor, key: Tensor, key_lengths: Tensor | None, mask: Tensor | None) -> None:
+    for name, given in (("key_lengths", key_lengths), ("mask", mask)):
+        if given is not None and given.device != query.device:
+            raise ValueError(f"{name} is on {given.device} and query on {query.device}: both must be on one device")
+    if key_lengths is not None and (key_lengths.dim() != 1 or key_lengths.shape[0] != query.shape[0]):
+        raise ValueError(f"key_lengths {tuple(key_lengths.shape)} must be ({query.shape[0]},), one length a batch row")
+    if key_lengths is not None and key_lengths.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"key_lengths has dtype {key_lengths.dtype}: int32 or int64 is needed")
+    if mask is not None:
+        full = (*query.shape[:3], key.shape[2])
+        if mask.dim() > 4 or any(m not in (1, f) for m, f in zip(mask.shape[::-1], full[::-1])):
+            raise ValueError(f"mask {tuple(mask.shape)} does not broadcast to (B, H, L, S) = {full}")
+        if mask.dtype != torch.bool and not mask.is_floating_point():
+            raise ValueError(f"mask has dtype {mask.dtype}: bool (True attends) or floats that are added are needed")
+
+
+def _check_projections(call: Call) -> None:
+    """Raises ValueError for projections of another layout, and for what only attention() takes."""
+    joint, query = (call.query, None) if call.key is None else (call.key, call.query)
+    parts, dimensions = 3 if query is None else 2, 4 if call.packed else 5
+    if joint.dim() != dimensions or joint.shape[-3] != parts or (query is not None and query.dim() != dimensions - 1):
+        given = "" if query is None else f" with query {tuple(query.shape)}"
+        wanted = "(B, L, 3, H, D), or (B, S, 2, H, D) with query (B, L, H, D)"
+        if call.packed:
+            wanted = "(T, 3, H, D), or (Tk, 2, H, D) with (Tq, H, D)"
+        raise ValueError(f"joint {tuple(joint.shape)}{given} must be {wanted}")
+    if joint.dtype not in REAL:
+        raise ValueError(f"joint has dtype {joint.dtype}: float32, float16 or bfloat16 is needed")
+    biased = call.query_bias is not None or call.key_bias is not None
+    if biased and (call.key_bias is None) != (query is None or call.query_bias is None):
+        raise ValueError("biases must be (joint's, query's), the latter None where there is no query")
+    if call.mask is not None and (call.mask.requires_grad or biased):
+        raise ValueError("joint_attention's mask takes no gradient and no biases: attention() takes both")
+
+
+def check_packed(query: Tensor, key: Tensor, value: Tensor, query_starts: Tensor, key_starts: Tensor) -> None:
+    """Raises ValueError for arguments of varlen_attention() that do not agree."""
+    if not query.dim() == key.dim() == value.dim() == 3:
+        raise ValueError(
+            f"query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)} must have three "
+            "dimensions: (Tq, H, D), (Tk, H, D) and (Tk, H, Dv)"
+        )
+    if query.shape[2] != key.shape[2] or key.shape[:2] != value.shape[:2] or not shares(query.shape[1], key.shape[1]):
+        raise ValueError(
+            f"query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)} must agree in heads "
+            "(only the query may have a multiple), query and key in head size, key and value in length"
+        )
+    if not (query.dtype == key.dtype == value.dtype or casts(query)):
+        raise ValueError(f"query {query.dtype}, key {key.dtype} and value {value.dtype} must have one dtype")
+    for name, starts in (("query_starts", query_starts), ("key_starts", key_starts)):
+        if starts.dim() != 1 or starts.dtype not in (torch.int32, torch.int64) or starts.device != query.device:
+            raise ValueError(
+                f"{name} is {starts.dtype} {tuple(starts.shape)} on {starts.device}: int32 or int64 (B + 1,) on "
+                f"{query.device} is needed"
+            )
+    if query_starts.shape != key_starts.shape or not query_starts.shape[0]:
+        raise ValueError(
+            f"query_starts {tuple(query_starts.shape)} and key_starts {tuple(key_starts.shape)} must both be (B + 1,)"
+        )
+
+
+def checked_sequences(query: Tensor, key: Tensor | None, value: Tensor | None, sequences: Sequences) -> Sequences:
+    """The sequences of packed operands, as Call has them, with the longest where looking costs nothing, as
+    values_are_checked() says.
+
+    Raises ValueError for announced lengths that no kernel counts to, and, where it looks, for starts that do not rise
+    from 0 up, end past the rows, or leave a longer sequence than announced.
+    """
+    queries, keys, *announced = sequences
+    given = query, key, value, None, None, None, queries, keys, None, None, None, None, None, *announced
+    call = Call(*given, False, 0, -1, 0.0, 0, 0.0, 1.0, 0, False, "auto")
+    if value is None:
+        _check_projections(call)
+    check_packed(*call.apart, queries, keys)
+    _check_longest(*announced)
+    if not values_are_checked(queries):
+        return sequences
+    found: list[Size] = []
+    counts = query.shape[0], (query if key is None else key).shape[0]
+    for name, starts, rows, most in zip(("query", "key"), (queries, keys), counts, announced):
+        if name == "key" and keys is queries and counts[0] == counts[1] and announced[0] == announced[1]:
+            found *= 2
+            break
+        values = starts.tolist()
+        longest = max((b - a for a, b in itertools.pairwise(values)), default=0)
+        if values[0] < 0 or values[-1] > rows or any(b < a for a, b in itertools.pairwise(values)):
+            raise ValueError(f"{name}_starts must rise from 0 to at most {rows} rows: {shown(values)}")
+        if longest > most:
+            raise ValueError(f"max_{name} is {most} but a sequence of {name}_starts has {longest}")
+        found.append(min(operator.index(most), max(longest, 1)))  # memory is made for no longer one
+    return Sequences(queries, keys, *found)
+
+
+def _check_longest(*announced: Size) -> None:
+    for name, most in zip(("query", "key"), announced):
+        if most >= 1 << 31:
+            raise ValueError(f"max_{name} is {most}: it must be below 2^31")
+
+
+def shown(values: list[int]) -> str:
+    """Some of the values, in a line."""
+    return ", ".join(map(str, values[:8])) + (", ..." if len(values) > 8 else "")

@@ -1,0 +1,131 @@
+"""Attention's kernels on calls of one signature: what is decided once, and what is allocated and launched each time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from fasttfm.functional.attention import bias_sums
+from fasttfm.functional.attention.call import Call, gradient_memory, sinks_gradient
+from fasttfm.kernels.attention import backward as long_backward
+from fasttfm.kernels.attention import forward as long_forward
+from fasttfm.kernels.attention import mask_gradient as kernel_of_masks
+from fasttfm.kernels.attention import short
+from fasttfm.kernels.attention.launch import Packed, Problems, prepare
+
+Outputs = tuple[Tensor | None, ...]
+
+
+class _Reader:
+    """Operands of a call, and what else its launches are given."""
+
+    def __init__(self, call: Call, *, positive: bool = False) -> None:
+        """positive: as Problems takes it."""
+        given = (call.query, call.key, call.value)
+        self._copied = any(x is not None and x.stride(-1) != 1 for x in given)
+        self._negated = positive and call.scale < 0.0
+        self._joint = call.key is None
+        self._projected = call.value is None
+        spans = call.key_lengths, call.cu_seqlens_q, call.cu_seqlens_k
+        self._spans_copied = any(x is not None and not x.is_contiguous() for x in spans)
+        heads = [call.by_head(x) for x in self.operands(call)]
+        packed = None if call.sequences is None else Packed(*call.sequences)
+        self.call = prepare(*heads, packed=packed, **call.options.arguments())
+        masks = {"mask": call.mask, "slopes": call.slopes, "sinks": call.sinks}
+        self._problems = Problems(self.call, **masks, positive=positive)
+
+    def operands(self, call: Call) -> tuple[Tensor, ...]:
+        """Queries, keys and values with unit stride in their last dimension, as views of where they begin."""
+        query, key, value = call[:3]
+        if self._copied:
+            query, key, value = (None if x is None else x.contiguous() for x in (query, key, value))  # type: ignore[assignment]
+        if self._joint:
+            query, key, value = query.unbind(-3)
+        elif self._projected:
+            key, value = key.unbind(-3)  # type: ignore[union-attr]
+        return -query if self._negated else query, key, value  # type: ignore[return-value]
+
+    def problem(self, call: Call) -> tuple:
+        spans: tuple = call[5:8]
+        if self._spans_copied:
+            spans = tuple(None if x is None else x.contiguous() for x in spans)
+        return self._problems(spans, *call[8:13], call.site)
+
+    def forget(self) -> None:
+        """Let go of the tensors that it was made of."""
+        del self.call
+
+
+def forward(call: Call, memory: Callable[[Call], tuple[Tensor, Tensor]]) -> Callable[[Call], Outputs]:
+    """memory: makes output and log-sum-exp."""
+    reader = _Reader(call, positive=True)
+    prepared, (output, lse) = reader.call, memory(call)
+    heads = prepared.inputs[0].shape[1]
+    of_rows = lse.expand(call.batch, -1, -1) if call.packed else lse
+    kernel: Any = short if call.route == "short" else long_forward
+    launch = kernel.Forward(prepared, call.output_by_head(output, heads), of_rows)
+    reader.forget()
+    operands, problem = reader.operands, reader.problem
+
+    def compute(call: Call) -> Outputs:
+        output, lse = memory(call)
+        launch(*operands(call), output, lse, problem(call))
+        return output, lse, None
+
+    return compute
+
+
+def backward(grad: Tensor, mask_gradient: bool, saved: Any) -> Callable[[Any], Outputs]:
+    """A function of the call of the backward operator."""
+    call, output, lse, _ = saved
+    reader = _Reader(call)
+    prepared = reader.call
+    heads = prepared.inputs[0].shape[1]
+    copied = grad.stride(-1) != 1
+    row = call.output_by_head(grad.contiguous() if copied else grad, heads)
+    output = call.output_by_head(output, heads)
+    memory = gradient_memory(call)
+    gradients = memory(call)
+    written = call._replace(query=gradients[0], key=gradients[1], value=gradients[2])
+    of_rows = lse.expand(call.batch, -1, -1) if call.packed else lse
+    sums = None
+    if call.route == "short" and (call.query_bias is not None or call.key_bias is not None):
+        sums = bias_sums.memory(call)
+    of_sums = None if sums is None else sums.of_heads()
+    if call.route == "short":
+        launch: Any = short.backward(prepared, row, output, of_rows, written.heads, of_sums, packed=call.packed)
+    else:
+        launch = long_backward.Backward(prepared, row, output, of_rows, written.heads)
+    masks = None if not mask_gradient else kernel_of_masks.Gradient(prepared, row, of_rows, call.mask)
+    reader.forget()
+    joint, projected, biased = call.key is None, call.value is None, sums is not None
+    beside = any(x is not None for x in (call.query_bias, call.key_bias, call.sinks))
+
+    def compute(backward: Any) -> Outputs:
+        grad, _, saved = backward
+        call, output, lse, kept = saved
+        if copied:
+            grad = grad.contiguous()
+        operands, problem = reader.operands(call), reader.problem(call)
+        gradients = memory(call)
+        out: Any = gradients
+        if joint:
+            out = gradients[0].unbind(-3)
+        elif projected:
+            out = gradients[0], *gradients[1].unbind(-3)
+        if biased:
+            sums = bias_sums.memory(call)
+            launch(grad, *operands, output, lse, out, problem, sums.of_heads())
+        else:
+            launch(grad, *operands, output, lse, out, problem)
+        d_mask = None
+        if masks is not None:
+            d_mask = masks(grad, *operands, output, lse, call.mask, problem)
+        if not beside:
+            return *gradients, None, None, d_mask, None
+        biases = bias_sums.gradients(call, gradients, sums if biased else None)
+        return *gradients, *biases, d_mask, sinks_gradient(call, grad, output, lse, kept)
+
+    return compute

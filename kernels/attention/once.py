@@ -1,0 +1,69 @@
+"""Attention by a kernel of one's choice, decided and launched in one call: what plans do in two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fasttfm.kernels.attention import backward as long_backward
+from fasttfm.kernels.attention import forward as long_forward
+from fasttfm.kernels.attention import mask_gradient, short
+from fasttfm.kernels.attention.launch import Call, Problems, like_heads, prepare, unit
+
+
+def forward(
+    kernel: str, query: Tensor, key: Tensor, value: Tensor, *, out: tuple[Tensor, Tensor] | None = None, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """kernel: short or flash; query (B, H, L, D), key (B, Hk, S, D), value (B, Hk, S, DV), H a multiple of Hk; options
+    as launch.prepare()'s.
+
+    Returns the output (B, H, L, DV) and the log-sum-exp (B, H, L) float32 in base 2; out: memory for them.
+    """
+    if options.get("scale", 1.0) < 0.0:
+        query = -query
+    call, problem = _prepared(query, key, value, options, positive=True)
+    output, lse = out or (like_heads(query, value.shape[3]), query.new_empty(query.shape[:3], dtype=torch.float32))
+    if call.planes and call.queries:
+        plan = (short if kernel == "short" else long_forward).Forward(call, output, lse)
+        plan(*call.inputs, output, lse, problem)
+    return output, lse
+
+
+def backward(
+    kernel: str, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, *,
+    out: Sequence[Tensor] | None = None, **options: Any,
+) -> Sequence[Tensor]:  # fmt: skip
+    """Gradients of query, key and value; grad, output (B, H, L, DV) and contiguous lse (B, H, L) of forward(), the rest
+    as there. out: memory for them."""
+    call, problem = _prepared(query, key, value, options)
+    gradients = out or tuple(map(like_heads, call.inputs))
+    grad, output = unit(grad), unit(output)
+    if call.planes:
+        if kernel == "short":
+            plan: Any = short.backward(call, grad, output, lse, gradients, None, packed="packed" in options)
+        else:
+            plan = long_backward.Backward(call, grad, output, lse, gradients)
+        plan(grad, *call.inputs, output, lse, gradients, problem)
+    return gradients
+
+
+def gradient_of_mask(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, mask: Tensor, **options: Any
+) -> Tensor:
+    """The gradient in mask's shape and dtype; arguments as backward()'s, of a forward pass that took this mask."""
+    call, problem = _prepared(query, key, value, options | {"mask": mask})
+    grad = unit(grad)
+    return mask_gradient.Gradient(call, grad, lse, mask)(grad, *call.inputs, output, lse, mask, problem)
+
+
+def _prepared(
+    query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any], *, positive: bool = False
+) -> tuple[Call, tuple]:
+    call = prepare(query, key, value, **options)
+    tensors = {name: options.get(name) for name in ("mask", "slopes", "sinks")}
+    problems = Problems(call, **tensors, positive=positive)
+    rest = (options.get("offsets"), tensors["slopes"], tensors["sinks"], options.get("seed"), options.get("site", 0))
+    return call, problems(call.problem.spans, tensors["mask"], *rest)
