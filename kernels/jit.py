@@ -1,15 +1,15 @@
 """triton.jit for kernels that are launched: the same kernel, found again in less of the host's time.
 
 At every launch Triton binds all arguments, asks of each what it specialises on and writes the constants out as text to
-look the compiled kernel up. Here the key is a tuple of what decides: the pointers' dtypes, the integers that Triton
-specialises on as they are, and the constants. Triton itself is only asked for what the key does not know: it compiles
-for the same arguments with one and the same number for every Varying, also in tuples, where Triton would otherwise
-specialise on whatever it sees.
+look the compiled kernel up. Here a launch is a value that is made once and asks nothing when it is called. The first
+call looks for the kernel by what decides: the pointers' dtypes, the integers that Triton specialises on as they are,
+and the constants. Triton itself is only asked for what is not found so: it compiles for the same arguments with one and
+the same number for every Varying, also in tuples, where Triton would otherwise specialise on whatever it sees.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import triton
@@ -17,7 +17,7 @@ from triton.compiler import CompiledKernel
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-from fasttfm.kernels.parameter import each_of, kinds_of
+from fasttfm.kernels.parameter import kinds_of
 
 OPTIONS = {"enable_fp_fusion": True}
 """a * b + c may become one instruction. Triton 3.9 warns that 3.10 will do so only where it is asked to: kernels would
@@ -52,52 +52,36 @@ def _kinds(kernel: Any) -> dict[str, Any]:
     return {name: kind for name, kind in kinds_of(kernel).items() if kind != "tl.constexpr"}
 
 
-def _key_of(kernel: Any) -> Callable[[tuple, dict[str, Any]], tuple | None]:
-    """(arguments, constants) -> all that Triton may compile a kernel anew for, the first pointer's device among it;
-    None where that is more than this looks at, addresses that do not divide by 16.
-
-    It is written out for the kernel, because every launch asks. Raises ValueError for a number that does not fit.
-    """
-    kinds = _kinds(kernel)
-    leaves = each_of(kinds.items())
-    of = {ending: [n for n, _, kind in leaves if kind.endswith(ending)] for ending in ("Pointer", "Pointers")}
-    bounded = [(variable, name, kind) for variable, name, kind in leaves if kind in _BOUNDED]
-    within = f"{-LARGEST - 1} <= {{}} <= {LARGEST}".format
-    fits = [f"({n} is None or {within(n)})" if kind in _OR_NONE else within(n) for n, _, kind in bounded]
-    key = [f"{of['Pointer'][0]}.get_device()" if of["Pointer"] else f"{of['Pointers'][0]}[0].get_device()"]
-    key += [n for n, _, kind in leaves if kind in ("Size", "Stride", "Strides")]
-    key += [f"{n} is None" for n, _, kind in leaves if kind in _OR_NONE]
-    key += [f"None if {n} is None else {n}.dtype" for n in of["Pointer"]]
-    lines = [
-        f"{', '.join(_target(*each) for each in kinds.items())}, = arguments",
-        f"if not ({' and '.join(fits) or True}): refuse([{', '.join(f'({name!r}, {n})' for n, name, _ in bounded)}])",
-        f"addresses = {' | '.join(f'(0 if {n} is None else {n}.data_ptr())' for n in of['Pointer']) or 0}",
-        "several = []",
-    ]
-    for name in of["Pointers"]:
-        lines += [
-            f"several.append(len({name}))",
-            f"for pointer in {name}:",
-            "    several.append(None if pointer is None else pointer.dtype)",
-            "    if pointer is not None: addresses |= pointer.data_ptr()",
-        ]
-    lines += ["if addresses % 16: return None", f"return ({', '.join(key)}, *several, *constants, *constants.values())"]
-
-    def refuse(numbers: list[tuple[str, int | None]]) -> None:
-        name, value = next((n, v) for n, v in numbers if v is not None and not -LARGEST - 1 <= v <= LARGEST)
-        family = kernel.fn.__module__.removeprefix("fasttfm.kernels.")
-        raise ValueError(f"{family}: {name} is {value:,}, and a kernel takes 32-bit numbers: at most {LARGEST:,}")
-
-    scope: dict[str, Any] = {"refuse": refuse}
-    exec("def key(arguments, constants):\n    " + "\n    ".join(lines), scope)
-    return scope["key"]
+def _key(kernel: Any, arguments: tuple, constants: dict[str, Any]) -> tuple | None:
+    """All that Triton may compile a kernel anew for, the first pointer's device among it; None where that is more than
+    this looks at, addresses that do not divide by 16. Raises ValueError for a number that does not fit."""
+    key: list[Any] = []
+    addresses, device = 0, None
+    for name, kind, value in _leaves(kernel.kinds.items(), arguments):
+        if kind.endswith(("Pointer", "Pointers")):
+            pointers = value if kind.endswith("s") else (value,)
+            key.append(tuple([None if x is None else x.dtype for x in pointers]))
+            for x in pointers:
+                if x is not None:
+                    addresses |= x.data_ptr()
+                    device = x.get_device() if device is None else device
+        elif kind in ("Size", "Stride", "Strides"):
+            key.append(value)
+        elif kind in _OR_NONE:
+            key.append(value is None)
+        if kind in _BOUNDED and value is not None and not -LARGEST - 1 <= value <= LARGEST:
+            family = kernel.fn.__module__.removeprefix("fasttfm.kernels.")
+            raise ValueError(f"{family}: {name} is {value:,}, and a kernel takes 32-bit numbers: at most {LARGEST:,}")
+    return None if addresses % 16 else (device, *key, *constants, *constants.values())
 
 
-def _target(name: str, kind: Any) -> str:
-    """Left side of the assignment to the variables that each_of() names."""
-    if isinstance(kind, str):
-        return name
-    return f"({', '.join(_target(f'{name}_{field}', each) for field, each in zip(kind._fields, kind))},)"
+def _leaves(kinds: Iterable[tuple[str, Any]], values: Iterable[Any]) -> Iterator[tuple[str, str, Any]]:
+    """Name, kind and value of each argument, with those of its fields in place of a NamedTuple's."""
+    for (name, kind), value in zip(kinds, values):
+        if isinstance(kind, str):
+            yield name, kind, value
+        else:
+            yield from _leaves(zip(kind._fields, kind), value)
 
 
 def _typed(kind: Any, argument: Any) -> Any:
@@ -123,17 +107,8 @@ class Launch:
     """
 
     __slots__ = (
-        "_compiled",
-        "_device",
-        "_function",
-        "_packed",
-        "_run",
-        "_stream",
-        "_values",
-        "constants",
-        "grid",
-        "kernel",
-    )
+        "_compiled", "_device", "_function", "_packed", "_run", "_stream", "_values", "constants", "grid", "kernel"
+    )  # fmt: skip
 
     def __init__(self, kernel: Any, grid: tuple[int, ...], constants: dict[str, Any]) -> None:
         self.kernel, self.grid, self.constants = kernel, (*grid, 1, 1)[:3], constants
@@ -146,7 +121,11 @@ class Launch:
             return
         stream = self._stream(self._device)
         enter, leave = _runtime.launch_enter_hook, _runtime.launch_exit_hook
-        if enter.calls or leave.calls:
+        try:
+            hooked = enter.calls or leave.calls
+        except AttributeError:  # a function in place of a chain of them, or None
+            hooked = True
+        if hooked:
             told = self._compiled.launch_metadata(self.grid, stream, *arguments, *self._values)
             run(*self.grid, stream, self._function, self._packed, told, enter, leave, *arguments, *self._values)
         else:
@@ -154,14 +133,16 @@ class Launch:
 
     def _first(self, arguments: tuple) -> None:
         kernel = self.kernel
-        arguments = tuple(map(_typed, _kinds(kernel).values(), arguments))
+        arguments = tuple(map(_typed, kernel.kinds.values(), arguments))
         if triton.knobs.runtime.interpret:
             kernel.start(self.grid, arguments, self.constants)
         elif (known := kernel.compiled(self.grid, arguments, self.constants)) is not None:
             self._compiled, self._values = compiled, _ = known
-            self._run, self._function, self._packed = compiled.run, compiled.function, compiled.packed_metadata
             active = triton.runtime.driver.active
             self._device, self._stream = active.get_current_device(), active.get_current_stream
+            run = compiled.run  # which loads the kernel
+            self._function, self._packed = compiled.function, compiled.packed_metadata
+            self._run = run  # last: another thread launches as soon as it sees it
             self(*arguments)
 
 
@@ -170,14 +151,14 @@ class InterpretedKernel(InterpretedFunction):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
-        self._key = _key_of(self)
+        self.kinds = _kinds(self)
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         return lambda *arguments, **constants: self.start(grid, arguments, constants)
 
     def start(self, grid: tuple[int, ...], arguments: tuple, constants: dict[str, Any]) -> None:
         """Interpret the kernel. Raises ValueError for a number that does not fit."""
-        self._key(arguments, constants)
+        _key(self, arguments, constants)
         super().__getitem__(grid)(*arguments, **constants)
 
 
@@ -188,7 +169,7 @@ class Kernel(JITFunction):
         super().__init__(function)
         self._launched: dict[tuple | None, tuple[CompiledKernel, tuple]] = {}
         self._constants = [p.name for p in self.params if p.is_constexpr]
-        self._key = _key_of(self)
+        self.kinds = _kinds(self)
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         return lambda *arguments, **constants: Launch(self, grid, constants)(*arguments)
@@ -196,10 +177,10 @@ class Kernel(JITFunction):
     def compiled(self, grid: tuple, arguments: tuple, constants: dict[str, Any]) -> tuple[CompiledKernel, tuple] | None:
         """The kernel that Triton compiles, or has compiled, for arguments like these, and the values of its constants;
         None where a hook keeps it from that. Raises ValueError for a number that does not fit."""
-        key = self._key(arguments, constants)
+        key = _key(self, arguments, constants)
         if (known := self._launched.get(key)) is not None:
             return known
-        neutral = map(_neutral, _kinds(self).values(), arguments)
+        neutral = map(_neutral, self.kinds.values(), arguments)
         compiled = self.run(*neutral, grid=grid, warmup=True, **constants, **OPTIONS)
         if compiled is None:
             return None

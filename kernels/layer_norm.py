@@ -308,9 +308,10 @@ class Backward:
         x_bias, weight, bias = parameters
         self.parts = None if weight is None and bias is None else (1 if rms else 2, shares, N)
         self.x_parts = None if x_bias is None else (1 if wide else programs, N)
-        self.summed = [place for place, each in enumerate(parameters) if each is not None and each.dim() == 1]
-        shapes = [(shares, N) if place else self.x_parts for place in self.summed]
-        self.sums = Sums(self.summed, shapes, [parameters[place].dtype for place in self.summed], device)
+        summed = [(place, each) for place, each in enumerate(parameters) if each is not None and each.dim() == 1]
+        self.summed = [place for place, _ in summed]
+        shapes = [(1 if wide and not place else shares, N) for place in self.summed]
+        self.sums = Sums(self.summed, shapes, [each.dtype for _, each in summed], device)
 
     def __call__(
         self, dy: Tensor, dy2: Tensor | None, ds: Tensor | None, s: Tensor, mean: Tensor | None, rstd: Tensor,
@@ -345,6 +346,6 @@ class Backward:
         """The gradient of each parameter: the sum of its parts, or for (P, N) they themselves."""
         gradients = list(parts)
         for place in self.summed:
-            gradients[place] = torch.empty_like(parameters[place])
+            gradients[place] = torch.empty_like(parameters[place])  # type: ignore[arg-type]
         self.sums(parts, gradients)
         return gradients

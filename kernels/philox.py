@@ -297,7 +297,7 @@ def drop_loaded(values, dropout, rows, first_column, COLUMNS: tl.constexpr):
     return values.to(tl.float32)
 
 
-NOTHING_DROPPED = Dropout(None, 0, 0, 1.0)  # type: ignore[arg-type]
+NOTHING_DROPPED = Dropout(None, 0, 0, 1.0)
 
 
 def dropout_rate(dropout_p: float) -> tuple[int, float]:
@@ -310,5 +310,5 @@ def dropout_arguments(dropout_p: float = 0.0, seed: Tensor | None = None, site: 
     """Dropout with this rate; seed None drops nothing."""
     threshold, keep_scale = dropout_rate(dropout_p)
     if seed is None or threshold == 0:
-        return Dropout(None, site, 0, 1.0)  # type: ignore[arg-type]
+        return Dropout(None, site, 0, 1.0)
     return Dropout(seed, site, threshold, keep_scale)

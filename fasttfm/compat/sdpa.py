@@ -108,7 +108,7 @@ def backward(
     options = _options(query, dropout_p, is_causal, scale, philox_seed.view(torch.int64)[:1])
     from fasttfm.kernels.attention import once
 
-    gradients = tuple(map(torch.empty_like, (query, key, value)))
+    gradients = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     tensors = grad_out, query, key, value, out, logsumexp * _LOG2E
     once.backward(_route(query, key, value, options), *tensors, out=gradients, **options.arguments())
     return gradients

@@ -143,7 +143,7 @@ class Operator(Generic[Fields]):
         decide: Callable[[Any], str] | None = None,
         save: Callable[[Any, Any], Any] = lambda call, outputs: (call, *outputs),
         saved: type[tuple] | None = None,
-        backward: Callable[..., Gradients] | None = None,
+        backward: Callable[..., Any] | None = None,
         derivative: "Operator | None" = None,
         reference: Callable[[Any], Any] | None = None,
         flops: Callable[[Any], int] = lambda call: 0,
@@ -327,7 +327,7 @@ class Operator(Generic[Fields]):
 
     def _under_autocast(self, fields: tuple) -> Any:
         """The call with what autocast makes of its tensors, without autocast."""
-        call = _new(self._kind, fields)
+        call: Any = _new(self._kind, fields)
         enabled = [device for device in _AUTOCAST_DEVICES if _autocast_enabled(device)]
         if self._signature(flat(fields)) is None:
             return self._seen(flat(fields))
@@ -336,7 +336,7 @@ class Operator(Generic[Fields]):
         for device in enabled:
             _set_autocast(device, False)
         try:
-            return self._seen(flat(call)) if _any_autocast() else self.call(*call)
+            return self._seen(flat(call)) if _any_autocast() else self.call(*call)  # type: ignore[call-arg]
         finally:
             for device in enabled:
                 _set_autocast(device, True)

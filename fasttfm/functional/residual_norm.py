@@ -303,7 +303,7 @@ def _compute_by_torch(call: _Call) -> tuple[Tensor | None, ...]:
         rows = rows + cast(x_bias, rows.dtype)
     if stream is not None and not call.rms and (outputs := _cpu_pass(rows, stream, call)) is not None:
         y, s, *saved = outputs
-        return shaped(y, x), shaped(s, x), *saved
+        return shaped(y, x), shaped(s, x), *saved  # type: ignore[arg-type]
     # the mask costs more to draw than to keep on the CPU: a byte an element until the backward pass
     keep = keep_mask(rows, dropout)
     s = rows if stream is None else add_kept(rows, stream, keep, dropout.dropout_p)
@@ -391,7 +391,8 @@ def _plan_backward(call: _Backward) -> Callable[[_Backward], tuple[Tensor | None
         dy, dy2, ds, saved = call
         s, mean, rstd, x_bias, weight, bias, _, seed, _, site, *_ = saved
         if copied:
-            dy, dy2, ds, s = (None if x is None else x.contiguous() for x in (dy, dy2, ds, s))
+            dy, s = dy.contiguous(), s.contiguous()
+            dy2, ds = (None if x is None else x.contiguous() for x in (dy2, ds))
         return backward(dy, dy2, ds, s, mean, rstd, x_bias, weight, bias, seed, site)
 
     return compute

@@ -26,7 +26,7 @@ from fasttfm.kernels.attention import steps
 from fasttfm.kernels.attention.launch import like_heads, stages_for, strides, unit, width_class
 from fasttfm.kernels.attention.problem import Sizes
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.jit import jit
+from fasttfm.kernels.jit import Launch, jit
 from fasttfm.kernels.launch import ceil_div, chip, precision, product_kind
 from fasttfm.kernels.parameter import (
     Float32Pointer,
@@ -266,84 +266,101 @@ def shares_of(chip: Chip, programs: int, keys: int) -> int:
     return max(1, min(2 * chip.processors // max(1, programs), ceil_div(keys, LEAST)))
 
 
-def decode(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    lengths: Tensor,
-    starts: Tensor | None,
-    block_table: Tensor | None,
-    *,
-    left: int | None,
-    right: int | None,
-    scale: float,
-    softcap: float = 0.0,
-    slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    lse: Tensor | None = None,
-    tile: Tile | None = None,
-    shares: int | None = None,
-) -> Tensor:
-    """query (B, H, L, D), key_cache (P, Hk, rows, D), value_cache (P, Hk, rows, DV), H a multiple of Hk; lengths and
-    starts (B,), block_table (B, pages of a sequence); left, right: keys of the window, None all; slopes (B, H) or
-    (1, H) float32, sinks (H,); lse: memory (B, H, L) float32 for the log-sum-exp of the scores, -inf without any.
+class Decode:
+    """Attention over cached keys for one signature."""
 
-    Returns (B, H, L, DV), heads last in memory.
-    """
-    query, key_cache, value_cache = unit(query), unit(key_cache), unit(value_cache)
-    batch, heads, queries, width = query.shape
-    key_heads, value_width = value_cache.shape[1::2]
-    output = like_heads(query, value_width)
-    if not output.numel():
-        return output
-    device = chip(query.device)
-    kind = product_kind(query.dtype, device)
-    group = heads // key_heads
-    tile = tile or DECODE(device, kind, _class(width, value_width), 16 if queries * group <= 16 else 32)
-    pages, room = _pages(key_cache, block_table)
-    programs = ceil_div(queries * group, tile.rows) * batch * key_heads
-    shares = shares or shares_of(device, programs, room)
-    sizes = Sizes(heads, queries, room)
-    parts = _parts(output, shares, lse)
-    reach = room + queries
-    scoring = Scoring(
-        reach if left is None else min(left, reach),
-        reach if right is None else min(right, reach),
-        softcap or None,
-        None if slopes is None else slopes.contiguous(),
-        0 if slopes is None or len(slopes) == 1 else heads,
-        None if sinks is None else sinks.float().contiguous(),
-    )
-    _decode[(programs * shares,)](
-        query, key_cache, value_cache, output, parts, scoring,
-        (lengths.contiguous(), None if starts is None else starts.contiguous()),
-        pages, scale, sizes,
-        strides(query, key_cache, value_cache, output, rows=max(queries, key_cache.shape[2])),
-        D=width, DV=value_width, PRECISION=precision(kind), GROUP=group,
-        **tile.options(stages_for(device, tile, key_cache, value_cache)),
-    )  # fmt: skip
-    if shares > 1:
-        tile = rows_tile(_class(value_width))
-        _merge[(ceil_div(batch * heads * queries, tile.rows),)](
-            output, lse, parts, sizes, output.stride()[:3], DV=value_width, **tile.options()
+    def __init__(
+        self, query: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Tensor | None, *, left: int | None,
+        right: int | None, softcap: float = 0.0, slopes: Tensor | None = None, sinks: Tensor | None = None,
+        scale: float, tile: Tile | None = None, shares: int | None = None,
+    ) -> None:  # fmt: skip
+        """query (B, H, L, D), key_cache (P, Hk, rows, D), value_cache (P, Hk, rows, DV), H a multiple of Hk;
+        block_table (B, pages of a sequence); left, right: keys of the window, None all; slopes (B, H) or (1, H)
+        float32, sinks (H,)."""
+        given = query, key_cache, value_cache
+        self._copied = any(x.stride(-1) != 1 for x in given)
+        query, key_cache, value_cache = map(unit, given)
+        batch, heads, queries, width = query.shape
+        key_heads, value_width = value_cache.shape[1::2]
+        output = like_heads(query, value_width)
+        self._shape, self._layout, self._lines = output.shape, output.stride(), (batch, heads, queries)
+        self._launch = self._merge = None
+        if not output.numel():
+            return
+        device = chip(query.device)
+        kind = product_kind(query.dtype, device)
+        group = heads // key_heads
+        tile = tile or DECODE(device, kind, _class(width, value_width), 16 if queries * group <= 16 else 32)
+        pages, room = _pages(key_cache, block_table)
+        programs = ceil_div(queries * group, tile.rows) * batch * key_heads
+        self._shares = shares = shares or shares_of(device, programs, room)
+        self._pages, self._sizes, self._batch, self._scale = tuple(pages)[1:], (heads, queries, room), batch, scale
+        reach = room + queries
+        borders = (reach if side is None else min(side, reach) for side in (left, right))
+        slope_stride = 0 if slopes is None or len(slopes) == 1 else heads
+        self._scoring, self._slope_stride = (*borders, softcap or None), slope_stride
+        self._strides = strides(query, key_cache, value_cache, output, rows=max(queries, key_cache.shape[2]))
+        constants = {"D": width, "DV": value_width, "PRECISION": precision(kind), "GROUP": group}
+        constants |= tile.options(stages_for(device, tile, key_cache, value_cache))
+        self._launch = Launch(_decode, (programs * shares,), constants)
+        if shares > 1:
+            tile = rows_tile(_class(value_width))
+            grid = (ceil_div(batch * heads * queries, tile.rows),)
+            self._merge = Launch(_merge, grid, {"DV": value_width, **tile.options()})
+
+    def __call__(
+        self, query: Tensor, key_cache: Tensor, value_cache: Tensor, lengths: Tensor, starts: Tensor | None,
+        block_table: Tensor | None, slopes: Tensor | None = None, sinks: Tensor | None = None,
+        lse: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """lengths and starts (B,); lse: memory (B, H, L) float32 for the log-sum-exp of the scores, -inf without any.
+
+        Returns (B, H, L, DV), heads last in memory.
+        """
+        output = query.new_empty_strided(self._shape, self._layout)
+        if self._launch is None:
+            return output
+        if self._copied:
+            query, key_cache, value_cache = map(unit, (query, key_cache, value_cache))
+        parts: tuple = (None, lse, 1, self._batch)
+        if self._merge is not None:
+            memory = output.new_empty((self._shares, *self._shape), dtype=torch.float32)
+            parts = memory, memory.new_empty((self._shares, *self._lines)), self._shares, self._batch
+        scoring = (
+            *self._scoring, None if slopes is None else slopes.contiguous(), self._slope_stride,
+            None if sinks is None else sinks.float().contiguous(),
+        )  # fmt: skip
+        spans = lengths.contiguous(), None if starts is None else starts.contiguous()
+        table = None if block_table is None else unit(block_table)
+        pages = table, *self._pages
+        self._launch(
+            query, key_cache, value_cache, output, parts, scoring, spans, pages, self._scale, self._sizes, self._strides
         )
-    if lse is not None:
-        lse *= math.log(2.0)
-    return output
+        if self._merge is not None:
+            self._merge(output, lse, parts, self._sizes, self._layout[:3])
+        if lse is not None:
+            lse *= math.log(2.0)
+        return output
 
 
-def append(cache: Tensor, x: Tensor, lengths: Tensor, block_table: Tensor | None) -> None:
-    """Writes x (B, Hk, N, D) to cache (P, Hk, rows, D) from lengths (B,) on; block_table as decode() takes it."""
-    x = unit(x)
-    batch, heads, new, width = x.shape
-    if not x.numel():
-        return
-    tile = rows_tile(_class(width))
-    pages, room = _pages(cache, block_table)
-    _append[(ceil_div(batch * heads * new, tile.rows),)](
-        x, cache, lengths.contiguous(), pages, batch, Sizes(heads, new, room), strides(x, cache),
-        DV=width, **tile.options(),
-    )  # fmt: skip
+class Append:
+    """Writes new keys or values to a cache, for one signature."""
+
+    def __init__(self, cache: Tensor, x: Tensor, block_table: Tensor | None) -> None:
+        """x (B, Hk, N, D), cache (P, Hk, rows, D); block_table as Decode takes it."""
+        x = unit(x)
+        batch, heads, new, width = x.shape
+        tile = rows_tile(_class(width))
+        pages, room = _pages(cache, block_table)
+        constants = {"DV": width, **tile.options()}
+        self._launch = Launch(_append, (ceil_div(batch * heads * new, tile.rows),), constants) if x.numel() else None
+        self._pages, self._tail = tuple(pages)[1:], (batch, (heads, new, room), strides(x, cache))
+
+    def __call__(self, cache: Tensor, x: Tensor, lengths: Tensor, block_table: Tensor | None) -> None:
+        """x goes to the rows from lengths (B,) on."""
+        if self._launch is not None:
+            pages = None if block_table is None else unit(block_table), *self._pages
+            self._launch(unit(x), cache, lengths.contiguous(), pages, *self._tail)
 
 
 def _pages(cache: Tensor, block_table: Tensor | None) -> tuple[Pages, int]:
@@ -357,12 +374,3 @@ def _pages(cache: Tensor, block_table: Tensor | None) -> tuple[Pages, int]:
 
 def _class(*widths: int) -> int:
     return width_class(max(64, *widths))
-
-
-def _parts(output: Tensor, shares: int, lse: Tensor | None) -> Parts:
-    """Memory for the results of each share; lse: the call's, which one share writes itself."""
-    batch = len(output)
-    if shares == 1:
-        return Parts(None, lse, 1, batch)
-    memory = output.new_empty(shares, *output.shape, dtype=torch.float32)
-    return Parts(memory, memory.new_empty(memory.shape[:-1]), shares, batch)

@@ -11,6 +11,7 @@ from torch import Tensor
 from fasttfm.kernels.attention import backward as long_backward
 from fasttfm.kernels.attention import forward as long_forward
 from fasttfm.kernels.attention import mask_gradient, short
+from fasttfm.kernels.attention.decode import Append, Decode
 from fasttfm.kernels.attention.launch import Call, Problems, like_heads, prepare, unit
 
 
@@ -67,3 +68,19 @@ def _prepared(
     problems = Problems(call, **tensors, positive=positive)
     rest = (options.get("offsets"), tensors["slopes"], tensors["sinks"], options.get("seed"), options.get("site", 0))
     return call, problems(call.problem.spans, tensors["mask"], *rest)
+
+
+def decode(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, lengths: Tensor, starts: Tensor | None,
+    block_table: Tensor | None, *, slopes: Tensor | None = None, sinks: Tensor | None = None, lse: Tensor | None = None,
+    **scoring: Any,
+) -> Tensor:  # fmt: skip
+    """Attention over cached keys; arguments as Decode takes them."""
+    tensors = query, key_cache, value_cache
+    plan = Decode(*tensors, block_table, slopes=slopes, sinks=sinks, **scoring)
+    return plan(*tensors, lengths, starts, block_table, slopes, sinks, lse)
+
+
+def append(cache: Tensor, x: Tensor, lengths: Tensor, block_table: Tensor | None) -> None:
+    """Writes x to cache; arguments as Append takes them."""
+    Append(cache, x, block_table)(cache, x, lengths, block_table)

@@ -30,7 +30,7 @@ from fasttfm.functional import backend
 from fasttfm.kernels import masked_softmax
 from fasttfm.kernels.attention import backward as attention_backward
 from fasttfm.kernels.attention import launch as attention_launch
-from fasttfm.kernels.attention.decode import append, decode
+from fasttfm.kernels.attention.once import append, decode
 from fasttfm.kernels.proof.executed import executed
 from fasttfm.kernels.tiles.table import Tile
 from fasttfm.reference_cache import attention_with_cache

@@ -7,8 +7,8 @@ from test_attention_kernels import take  # noqa: F401
 from fasttfm import functional as F
 from fasttfm.kernels import masked_softmax
 from fasttfm.kernels.attention import once
-from fasttfm.kernels.attention.decode import append, decode
 from fasttfm.kernels.attention.launch import strides
+from fasttfm.kernels.attention.once import append, decode
 
 ROWS = 17
 STRIDE = 2**31 // 15 + 64  # from row 15 on, of a tile of 16

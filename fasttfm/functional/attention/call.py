@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -138,7 +138,7 @@ def output_layout(call: Call) -> tuple[tuple[Size, ...], tuple[Size, ...]]:
     return (batch, length, row), (row, batch * row, 1) if first else (length * row, row, 1)
 
 
-def gradient_memory(call: Call) -> Callable[[Call], tuple[Tensor | None, ...]]:
+def gradient_memory(call: Call) -> Callable[[Call], tuple[Any, ...]]:
     """A function of such calls to memory for the gradients of query, key and value: of projections laid out as they
     are, where the numbers of a head's row are neighbours, as attention writes them."""
     if call.value is not None and not call.packed:
@@ -152,7 +152,7 @@ def gradient_memory(call: Call) -> Callable[[Call], tuple[Tensor | None, ...]]:
     formats = [torch.preserve_format if each else torch.contiguous_format for each in kept]
     count = sum(x is not None for x in call[:3])
 
-    def memory(call: Call) -> tuple[Tensor | None, ...]:
+    def memory(call: Call) -> tuple[Any, ...]:
         query = make(call.query, memory_format=formats[0])
         if count == 1:
             return query, None, None
@@ -179,6 +179,7 @@ def sinks_gradient(
     if call.packed:
         grad, output = grad.transpose(0, 1), output.transpose(0, 1)
     lse = kept if routes.saves_weights(call.route) else saved
+    assert lse is not None
     weight = torch.exp2((sinks.float()[:, None] * math.log2(math.e) - lse).clamp(max=0.0))
     gradient = -weight * (grad.float() * output.float()).sum(-1)
     return gradient.sum(-1).view(-1, sinks.shape[0]).sum(0).to(sinks.dtype)

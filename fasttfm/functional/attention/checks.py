@@ -143,8 +143,10 @@ def checked_sequences(query: Tensor, key: Tensor | None, value: Tensor | None, s
     from 0 up, end past the rows, or leave a longer sequence than announced.
     """
     queries, keys, *announced = sequences
-    given = query, key, value, None, None, None, queries, keys, None, None, None, None, None, *announced
-    call = Call(*given, False, 0, -1, 0.0, 0, 0.0, 1.0, 0, False, "auto")
+    call = Call(
+        query, key, value, None, None, None, queries, keys, None, None, None, None, None, announced[0], announced[1],
+        False, 0, -1, 0.0, 0, 0.0, 1.0, 0, False, "auto",
+    )  # fmt: skip
     if value is None:
         _check_projections(call)
     check_packed(*call.apart, queries, keys)

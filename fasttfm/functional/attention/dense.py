@@ -73,7 +73,7 @@ def attention(
         shape = (*query.shape[:3], key.shape[2])
         options = with_scoring(options, query, shape, causal, window, softcap, alibi_slopes, sinks)
         return attend(query, key, value, options=options, route=backends.current)
-    return operator(
+    return operator(  # of other types causal and its offset are refused
         query, key, value, None, None, key_lengths, None, None, mask, None, None, None, seed, 0, 0, causal,
         causal_offset, -1, 0.0, 0, dropout_p, scale * 1.0, site, False, backends.current,
     )[0]  # fmt: skip

@@ -52,7 +52,7 @@ def joint_attention(
         queries = (joint if query is None else query).shape[1]
         mask, causal, offset = without_bias(mask, causal, 0, queries, joint.shape[1])  # type: ignore[assignment]
     query, key, query_bias, key_bias = _operands(joint, query, biases)
-    return attention(
+    return attention(  # of other types causal and its offset are refused
         query, key, None, query_bias, key_bias, key_lengths, None, None, mask, None, None, None, seed, 0, 0, causal,
         offset, -1, 0.0, 0, dropout_p, scale * 1.0, site, False, backends.current,
     )[0]  # fmt: skip
@@ -101,7 +101,7 @@ def joint_varlen_attention(
     query, key, query_bias, key_bias = _operands(joint, query, biases)
     if query_starts.is_cpu or backends.checks_on_gpu:
         sequences = checked_sequences(query, key, None, sequences)
-    return attention(
+    return attention(  # of other types causal and its offset are refused
         query, key, None, query_bias, key_bias, None, sequences[0], sequences[1], None, None, None, None, seed,
         sequences[2], sequences[3], causal, causal_offset, -1, 0.0, 0, dropout_p, scale * 1.0, site, covered,
         backends.current,

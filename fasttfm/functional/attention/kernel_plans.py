@@ -98,7 +98,7 @@ def backward(grad: Tensor, mask_gradient: bool, saved: Any) -> Callable[[Any], O
         launch: Any = short.backward(prepared, row, output, of_rows, written.heads, of_sums, packed=call.packed)
     else:
         launch = long_backward.Backward(prepared, row, output, of_rows, written.heads)
-    masks = None if not mask_gradient else kernel_of_masks.Gradient(prepared, row, of_rows, call.mask)
+    masks: Any = None if not mask_gradient else kernel_of_masks.Gradient(prepared, row, of_rows, call.mask)
     reader.forget()
     joint, projected, biased = call.key is None, call.value is None, sums is not None
     beside = any(x is not None for x in (call.query_bias, call.key_bias, call.sinks))

@@ -36,7 +36,7 @@ from fasttfm.functional.backends import BACKENDS, values_are_checked
 from fasttfm.functional.derivative import pulled_back, refuse_parts
 from fasttfm.functional.operator import Operator, lowered, without_views
 
-Outputs = tuple[Tensor | None, ...]
+Outputs = tuple[Any, ...]
 
 
 class _Backward(NamedTuple):
@@ -82,7 +82,7 @@ def _native(call: Call, direct: bool) -> Callable[[Call], tuple[Tensor]] | None:
 
 
 def _composed(call: Call) -> tuple[Tensor]:
-    return (composed.attention(*call[:3], call.options, fused),)  # type: ignore[arg-type]
+    return (composed.attention(*call[:3], call.options, fused),)
 
 
 def _composed_packed(call: Call) -> tuple[Tensor]:
@@ -175,16 +175,15 @@ def _compute_weights(call: Call) -> Outputs:
 def _compute_padded(call: Call) -> Outputs:
     """By way of weights, of packed rows that are padded."""
     if is_empty(call):
-        weights, kept = _fake_saved(call)
-        kept = None if call.sinks is None else kept.zero_()
-        return call.query.new_zeros(output_layout(call)[0]), weights.zero_(), kept
-    output, weights, kept = routes.forward(call.route, *_pad(call))
+        weights, kept = (x.zero_() for x in _fake_saved(call))
+        return call.query.new_zeros(output_layout(call)[0]), weights, None if call.sinks is None else kept
+    output, weights, left = routes.forward(call.route, *_pad(call))
     query, starts = call.apart[0], call.cu_seqlens_q
     assert starts is not None
-    if kept is not None and call.sinks is not None:
-        kept = packed_again(kept[..., None], starts, query)[..., 0].T.contiguous()
+    if left is not None and call.sinks is not None:
+        left = packed_again(left[..., None], starts, query)[..., 0].T.contiguous()
     output = packed_again(output, starts, query)
-    return output if call.value is not None else output.flatten(1), weights, kept
+    return output if call.value is not None else output.flatten(1), weights, left
 
 
 def _fake_saved(call: Call) -> tuple[Tensor, Tensor]:
@@ -220,9 +219,10 @@ def _parts(query: Tensor, key: Tensor | None) -> tuple[Tensor, ...]:
     return (by_part(query),) if key is None else (by_part(query.unsqueeze(2)), by_part(key))
 
 
-def _heads_of(*parts: Tensor) -> tuple[Tensor, ...]:
+def _heads_of(*parts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values of _parts()."""
-    return tuple(part for each in parts for part in each.unbind(0))
+    query, key, value = (part for each in parts for part in each.unbind(0))
+    return query, key, value
 
 
 def _save(call: Call, outputs: Outputs) -> tuple:
@@ -261,11 +261,11 @@ def _compute_backward(backward: _Backward) -> Outputs:
     grad, mask_gradient, (call, output, saved, kept) = backward
     d_mask: Tensor | None = None
     if call.packed and is_empty(call):
-        gradients: tuple[Tensor | None, ...] = tuple(None if x is None else torch.zeros_like(x) for x in call[:3])
+        gradients: Any = tuple(None if x is None else torch.zeros_like(x) for x in call[:3])
         d_mask = torch.zeros_like(call.mask) if call.mask is not None else None
     elif call.route not in ("blocks", "short", "flash"):
         way = _padded_gradients if call.packed else _weights_gradients
-        *gradients, d_mask = way(grad, call, output, saved, kept, mask_gradient)  # type: ignore[assignment]
+        *gradients, d_mask = way(grad, call, output, saved, kept, mask_gradient)
     else:
         gradients = gradient_memory(call)(call)
         heads = call.heads
@@ -285,25 +285,26 @@ def _compute_backward(backward: _Backward) -> Outputs:
 
 def _weights_gradients(
     grad: Tensor, call: Call, output: Tensor | None, saved: Tensor, kept: Tensor | None, mask_gradient: bool
-) -> tuple[Tensor | None, ...]:
+) -> Outputs:
     """Gradients of query, key, value and mask, of whole rows by products, which read and write planes."""
     if call.value is not None:
-        heads = call.heads
-        return routes.backward(call.route, grad, *heads, output, saved, kept, call.options, mask_gradient=mask_gradient)  # type: ignore[arg-type]
+        return routes.backward(
+            call.route, grad, *call.heads, output, saved, kept, call.options, mask_gradient=mask_gradient
+        )
     parts = tuple(map(in_planes, _parts(call.query, call.key)))
     memory = tuple(torch.empty_like(each, memory_format=torch.contiguous_format) for each in parts)
-    heads = _heads_of(*parts)  # type: ignore[assignment]
+    heads = _heads_of(*parts)
     grad = call.output_by_head(grad, heads[0].shape[1])
-    routes.backward(call.route, grad, *heads, output, saved, kept, call.options, out=_heads_of(*memory))  # type: ignore[arg-type]
+    routes.backward(call.route, grad, *heads, output, saved, kept, call.options, out=_heads_of(*memory))
     gradients = gradient_memory(call)(call)
-    for part, written in zip(_parts(gradients[0], gradients[1]), memory):  # type: ignore[arg-type]
+    for part, written in zip(_parts(gradients[0], gradients[1]), memory):
         part.copy_(written)
     return *gradients, None
 
 
 def _padded_gradients(
     grad: Tensor, call: Call, output: Tensor | None, weights: Tensor, kept: Tensor | None, mask_gradient: bool
-) -> tuple[Tensor | None, ...]:
+) -> Outputs:
     """The same of packed rows, which are padded."""
     query, key, value = call.apart
     starts = call.sequences
@@ -313,13 +314,13 @@ def _padded_gradients(
     past = torch.arange(starts.max_query, device=grad.device) >= starts.query_starts.diff()[:, None]
     g = padded(grad, starts.query_starts, starts.max_query).masked_fill(past[:, None, :, None], 0.0)
     q, k, v, options = _pad(call)
-    gradients = routes.backward(call.route, g, q, k, v, output, weights, kept, options)[:3]  # type: ignore[arg-type]
+    padded_gradients = routes.backward(call.route, g, q, k, v, output, weights, kept, options)[:3]
     of_rows = starts.query_starts, starts.key_starts, starts.key_starts
-    gradients = tuple(packed_again(d, each, x) for d, each, x in zip(gradients, of_rows, (query, key, value)))
+    gradients = tuple(packed_again(d, each, x) for d, each, x in zip(padded_gradients, of_rows, (query, key, value)))
     if call.value is not None:
         return *gradients, None
     memory = gradient_memory(call)(call)
-    for part, written in zip(call._replace(query=memory[0], key=memory[1]).apart, gradients):  # type: ignore[arg-type]
+    for part, written in zip(call._replace(query=memory[0], key=memory[1]).apart, gradients):
         part.copy_(written)
     return *memory, None
 
@@ -344,7 +345,7 @@ def _by_reference(call: Call) -> Tensor:
         for x, bias, joint in ((call.query, call.query_bias, call.key is None), (call.key, call.key_bias, True))
     )
     refuse_parts(call.query_bias, call.key_bias)
-    call = call._replace(query=query, key=key)
+    call = call._replace(query=query, key=key)  # type: ignore[arg-type]
     options = call.options.of_reference()
     if not call.packed:
         output = reference.attention(*call.heads, **options)[0]
@@ -352,7 +353,8 @@ def _by_reference(call: Call) -> Tensor:
     given = {name: x for name, x in options.items() if name not in ("mask", "key_lengths")}
     if call.slopes is not None:
         given["alibi_slopes"] = call.slopes.expand(call.batch, -1)
-    output = reference.varlen_attention(*call.apart, call.cu_seqlens_q, call.cu_seqlens_k, **given)
+    starts: Any = call.cu_seqlens_q, call.cu_seqlens_k
+    output = reference.varlen_attention(*call.apart, *starts, **given)
     return output if call.value is not None else output.flatten(1)
 
 
@@ -409,4 +411,4 @@ _operator = Operator(
     rows=("query", "key", "value", "key_lengths"),
     autocast=lowered("query", "key", "value"),  # an additive mask keeps its precision
 )
-attention = _operator.call
+attention: Callable[..., Any] = _operator.call

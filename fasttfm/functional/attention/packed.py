@@ -63,7 +63,7 @@ def varlen_attention(
         surplus = 0 if key_starts is query_starts else key_starts.diff() - query_starts.diff()
         options = with_scoring(options, query, shape, causal, window, softcap, alibi_slopes, sinks, surplus)
         return attend(query, key, value, options=options, sequences=sequences, route=backends.current)
-    return attention(
+    return attention(  # of other types causal and its offset are refused
         query, key, value, None, None, None, sequences[0], sequences[1], None, None, None, None, seed, sequences[2],
         sequences[3], causal, causal_offset, -1, 0.0, 0, dropout_p, scale * 1.0, site, False, backends.current,
     )[0]  # fmt: skip

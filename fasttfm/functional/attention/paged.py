@@ -1,7 +1,8 @@
 """Attention of new queries over cached keys and values, to which the new ones are appended in place, in pages."""
 
 import operator
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from fasttfm.functional.attention.layout import empty_heads_last
 from fasttfm.functional.attention.operator import fused
 from fasttfm.functional.attention.scoring import with_scoring
 from fasttfm.functional.backends import chosen, kernel_route, values_are_checked
-from fasttfm.functional.operator import Operator, Overwritten, Whole, unplanned
+from fasttfm.functional.operator import Operator, Overwritten, Whole, without_views
 from fasttfm.functional.rotary import rotary
 from fasttfm.functional.signature import is_flag, names_arguments
 
@@ -228,13 +229,17 @@ class _Append(NamedTuple):
     route: str
 
 
-def _write(call: _Append) -> None:
-    cache, new, lengths, block_table, route = call
-    if route == "triton":
-        from fasttfm.kernels.attention.decode import append
+def _plan_append(call: _Append) -> Callable[[_Append], None]:
+    if call.route == "torch":
+        return _append_by_torch
+    from fasttfm.kernels.attention.decode import Append
 
-        append(cache, new, lengths, block_table)
-        return
+    append = Append(call.cache, call.new, call.block_table)
+    return lambda call: append(*call[:4])
+
+
+def _append_by_torch(call: _Append) -> None:
+    cache, new, lengths, block_table, _ = call
     place = lengths.long()[:, None] + torch.arange(new.shape[2], device=new.device)  # (B, N)
     page = cache.shape[2]
     if block_table is None:
@@ -248,7 +253,7 @@ _append = Operator(
     "append_to_cache",
     _Append,
     "()",
-    unplanned(_write),
+    _plan_append,
     lambda call: None,
     decide=lambda call: "torch" if call.cache.stride(3) != 1 else _decide(call.route, call.cache),
 ).call
@@ -279,23 +284,24 @@ def _decide(route: str, *heads: Tensor) -> str:
     return "torch" if max(widths) > _MAX_WIDTH or not min(widths) else kernel_route(route, *heads)
 
 
-def _compute(call: Call) -> tuple[Tensor, Tensor]:
+def _plan(call: Call) -> Callable[[Call], tuple[Tensor, Tensor]]:
     if call.route == "torch":
-        return _each(call)
-    from fasttfm.kernels.attention.decode import decode
+        return without_views(_each)
+    from fasttfm.kernels.attention.decode import Decode
 
-    options, lse = call.options, call.lse
-    output = decode(
-        *call[:6],
-        left=None if options.window == -1 else options.window - options.past,
-        right=options.past if options.causal else None,
-        softcap=options.softcap,
-        slopes=options.slopes,
-        sinks=options.sinks,
-        scale=options.scale,
-        lse=lse if call.with_lse else None,
-    )
-    return output, lse
+    options = call.options
+    scoring: dict[str, Any] = {
+        "left": None if options.window == -1 else options.window - options.past,
+        "right": options.past if options.causal else None,
+        "softcap": options.softcap, "slopes": options.slopes, "sinks": options.sinks, "scale": options.scale,
+    }  # fmt: skip
+    decode = Decode(*call[:3], call.block_table, **scoring)
+
+    def compute(call: Call) -> tuple[Tensor, Tensor]:
+        lse = call.lse
+        return decode(*call[:6], call.options.slopes, call.options.sinks, lse if call.with_lse else None), lse
+
+    return compute
 
 
 def _flops(call: Call) -> int:
@@ -346,7 +352,7 @@ _attention = Operator(
     "attention_with_cache",
     Call,
     "(Tensor, Tensor)",
-    unplanned(_compute),
+    _plan,
     lambda call: (empty_heads_last(call.query, call.value_cache.shape[3]), call.lse),
     decide=lambda call: _decide(call.route, call.query, call.value_cache),
     flops=_flops,
