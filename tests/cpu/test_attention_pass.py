@@ -10,6 +10,7 @@ from fasttfm import functional as F
 from fasttfm import reference
 from fasttfm.config.model import TransformerConfig
 from fasttfm.cpu import attention_pass
+from fasttfm.functional.operator import forget_plans
 from fasttfm.models.transformer import Transformer
 from fasttfm.nn import MultiheadAttention
 
@@ -145,6 +146,7 @@ def test_packed_sequences_are_those_of_padded_rows(given, taken):
     def solve(passes):
         inputs = [x.clone().requires_grad_() for x in (q, k, v)]
         attention_pass.ATTENTION_LOOP = 0 if passes else 1 << 40
+        forget_plans()
         output = F.varlen_attention(*inputs, starts, key_starts, 40, 50, **given)
         weights = torch.linspace(-1, 1, output.numel()).view(output.shape)
         return output, *torch.autograd.grad((output * weights).sum(), inputs)
@@ -278,6 +280,7 @@ def test_a_models_training_step_attends_in_the_loop(packed, taken):
 
     def step(passes):
         attention_pass.ATTENTION_LOOP = 0 if passes else 1 << 40
+        forget_plans()
         loss = model.loss(tokens, tokens, tokens, lengths, lengths, **sums)[0]
         return loss, *torch.autograd.grad(loss, list(model.parameters()))
 

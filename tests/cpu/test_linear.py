@@ -153,10 +153,10 @@ def test_blocks_may_lie_within_each_other_and_are_a_threads_own():
     _, other = layer_of()
     elsewhere = []
     with torch.no_grad(), frozen_weights(layer):
-        kept = module._thread.kept
+        kept = module.on_this_thread.kept
         with frozen_weights(other):
-            assert module._thread.kept is not kept
-        assert module._thread.kept is kept
+            assert module.on_this_thread.kept is not kept
+        assert module.on_this_thread.kept is kept
 
         def look() -> None:
             with torch.no_grad():

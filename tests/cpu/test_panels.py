@@ -126,7 +126,7 @@ def test_linear_takes_it_where_the_processor_is_one_that_it_was_measured_on(monk
     for processors, expected in (((torch.backends.cpu.get_cpu_capability(),), taken), ((), False)):
         monkeypatch.setattr(step_passes, "PANELS", processors)
         with torch.inference_mode(), frozen_weights(torch.nn.Sequential(layer), batch_invariant=True):
-            linear_module._thread.kept.clear()
+            linear_module.on_this_thread.kept.clear()
             product = FrozenLinear(layer.weight, layer.bias)
             assert isinstance(product._product, PanelProduct) == expected
             assert product.size(3) == 3 or not expected, "rows are not filled up"

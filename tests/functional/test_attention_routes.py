@@ -150,7 +150,7 @@ def test_packed_sequences_take_an_offset_each(backend, offset):
 
 
 def test_a_query_walks_through_at_most_six_files_to_its_launch():
-    """Files that hold the tensor in a variable on the way from F.attention to the kernel's launch, after the first call."""
+    """Files that hold the tensor on the way from F.attention to the kernel's launch, once there is a plan."""
     query = heads(1, 2, 3, 8)
     files, folder = [], Path(fasttfm.__file__).parent
     rooms = tuple(f"{each}{os.sep}" for each in {folder, folder.resolve(), (folder / "kernels").resolve()})

@@ -55,5 +55,5 @@ def test_a_gpu_is_waited_for_under_the_switch_alone(monkeypatch):
 
     monkeypatch.setattr(torch, "Tensor", OnGpu)
     assert not backends.values_are_checked(OnGpu())
-    monkeypatch.setattr(backends, "_checks_on_gpu", True)
+    monkeypatch.setattr(backends, "checks_on_gpu", True)
     assert backends.values_are_checked(OnGpu())

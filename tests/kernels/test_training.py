@@ -28,11 +28,6 @@ def feed_forward_network(*args, bias1_parts, **options):
     return reference.feed_forward(*args, **options)
 
 
-def of_shapes_known_to_agree(joint, query, biases, options, choice=None):
-    names = ("key_lengths", "causal", "scale", "dropout_p", "seed", "site")
-    return joint_attention(joint, query, biases=biases, **{name: getattr(options, name) for name in names})
-
-
 SPECIFICATION = SimpleNamespace(
     joint_attention=joint_attention,
     residual_layer_norm=residual_layer_norm,
@@ -42,7 +37,6 @@ SPECIFICATION = SimpleNamespace(
     linear_cross_entropy=reference.linear_cross_entropy,
 )
 UNCHECKED = {
-    (attention, "joined_heads"): of_shapes_known_to_agree,
     (feed_forward, "network"): lambda *args: feed_forward_network(
         *args[:5], bias1_parts=args[5], activation=args[6], **args[7].options()
     ),
