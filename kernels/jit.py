@@ -159,9 +159,10 @@ class Launch:
             kernel.start(self.grid, arguments, self.constants)
         elif (known := kernel.compiled(self.grid, arguments, self.constants)) is not None:
             self._compiled, self._values = compiled, _ = known
-            self._run, self._function, self._packed = compiled.run, compiled.function, compiled.packed_metadata
+            self._function, self._packed = compiled.function, compiled.packed_metadata
             active = triton.runtime.driver.active
             self._device, self._stream = active.get_current_device(), active.get_current_stream
+            self._run = compiled.run  # last: another thread that sees it reads the rest
             self(*arguments)
 
 
