@@ -1,143 +1,209 @@
-"""Host time of calls beside PyTorch doing the same, on a GPU whose kernels take no time to speak of.
+"""What calls cost the host beside others that do the same: function calls, microseconds, launches.
 
-    python -m benchmarks host
+    python -m benchmarks host [--quick] [--only WORD]
 
-Tensors are so small that the host is what takes the time: calls follow one another, and nothing waits for the device in
-between. Each is timed in turns with the peer's, and the least of many short runs stands for it, since whatever else the
-machine does only adds to it. A CPU computes in the call itself, so its times say nothing of this.
+On a GPU its kernels take no time to speak of, calls follow one another and nothing waits for the device in between. A
+CPU would compute in the call itself, so there a process of its own runs all the Python of a GPU's call and starts no
+kernel (measure/exchanged.py): its counts are a GPU's, its times are CPU times of a stand-in and good for ratios alone.
+Nothing of it was run on a GPU. A time is the least of many short runs, in turns with the peer's, since whatever else
+the machine does only adds to it.
 """
 
-import itertools
 import json
 import math
+import os
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as T
-from torch import Tensor, nn
 
-import fasttfm.nn as ours
 from benchmarks import command
-from fasttfm import functional as F
-from fasttfm.cli.parser import InRange
+from benchmarks.measure.machine import machine_name
+from fasttfm.children import child_environment, run_to_end
+from fasttfm.errors import UserError
 from fasttfm.machine import pick_device
 
-Call = Callable[[], object]
-_B, _H, _L, _D, _E, _F, _V = 2, 4, 5, 16, 64, 128, 64
+if TYPE_CHECKING:
+    from benchmarks.cases.host import Call, Case
+
+STANDS_IN_FOR = "sm_90"
+SECONDS = {"quick": 0.2, "standard": 1.0}
+"""Of timed runs a call."""
+_SIDES = ("", "peer_")
+_RUN = 3e-3
+"""Seconds that a run of several calls takes, about."""
 
 
-def operators(device: torch.device) -> Iterator[tuple[str, Call, Call]]:
-    """Name, ours and PyTorch's, of calls in half precision: (B, H, L, D), (B, L, E) and weights beside them."""
-    half = torch.bfloat16
-
-    def tensor(*shape: int) -> Tensor:
-        return torch.randn(*shape, device=device, dtype=half, requires_grad=True)
-
-    def backward(call: Callable[[], Tensor], like: Tensor) -> Call:
-        gradient = torch.ones_like(like)
-        return lambda: call().backward(gradient)
-
-    q, k, v = (tensor(_B, _H, _L, _D) for _ in range(3))
-    lengths, seed = torch.tensor([_L, 3], device=device), torch.tensor([3], device=device)
-    mask = torch.ones(_B, 1, _L, _L, dtype=torch.bool, device=device)
-    drop: dict[str, Any] = {"dropout_p": 0.1, "seed": seed}
-
-    def attention(**options: Any) -> Callable[[], Tensor]:
-        return lambda: F.attention(q, k, v, **options)
-
-    def sdpa(**options: Any) -> Callable[[], Tensor]:
-        return lambda: T.scaled_dot_product_attention(q, k, v, **options)
-
-    fixed = q.detach(), k.detach(), v.detach()
-    yield "attention", partial(F.attention, *fixed), partial(T.scaled_dot_product_attention, *fixed)
-    yield "attention, forward + backward", backward(attention(), q), backward(sdpa(), q)
-    yield (
-        "attention, lengths and dropout, forward + backward",
-        backward(attention(key_lengths=lengths, **drop), q),
-        backward(sdpa(attn_mask=mask, dropout_p=0.1), q),
-    )
-    x, residual, weight, bias = tensor(_B, _L, _E), tensor(_B, _L, _E), tensor(_E), tensor(_E)
-    yield (
-        "layer_norm, forward + backward",
-        backward(lambda: F.layer_norm(x, weight, bias), x),
-        backward(lambda: T.layer_norm(x, (_E,), weight, bias), x),
-    )
-    yield (
-        "residual_layer_norm, dropout, forward + backward",
-        backward(lambda: F.residual_layer_norm(x, residual, weight, bias, post_norm=True, **drop)[0], x),
-        backward(lambda: T.layer_norm(residual + T.dropout(x, 0.1), (_E,), weight, bias), x),
-    )
-    w1, b1, w2, b2 = tensor(_F, _E), tensor(_F), tensor(_E, _F), tensor(_E)
-    yield (
-        "feed_forward, dropout, forward + backward",
-        backward(lambda: F.feed_forward(x, w1, b1, w2, b2, **drop), x),
-        backward(lambda: T.linear(T.dropout(T.relu(T.linear(x, w1, b1)), 0.1), w2, b2), x),
-    )
-    hidden, table, target = tensor(10, _E), tensor(_V, _E), torch.randint(4, _V, (10,), device=device)
-    yield (
-        "linear_cross_entropy, forward + backward",
-        lambda: F.linear_cross_entropy(hidden, table, target)[0].backward(),
-        lambda: T.cross_entropy(T.linear(hidden, table), target, reduction="sum").backward(),
-    )
-    tokens = torch.randint(4, _V, (_B, _L), device=device)
-    yield (
-        "embed, dropout, forward + backward",
-        backward(lambda: F.embed(tokens, table, scale=8.0, **drop), x),
-        backward(lambda: T.dropout(T.embedding(tokens, table) * 8.0, 0.1), x),
-    )
-
-    mine, theirs = (
-        backward(partial(_first, module, x, x, x, need_weights=False), x)
-        for module in _like_torch("MultiheadAttention", x, _E, _H)
-    )
-    yield "nn.MultiheadAttention, forward + backward", mine, theirs
-    mine, theirs = (backward(partial(module, x), x) for module in _like_torch("TransformerEncoderLayer", x, _E, _H, _F))
-    yield "nn.TransformerEncoderLayer, forward + backward", mine, theirs
-
-
-def _like_torch(name: str, like: Tensor, *arguments: int) -> list[nn.Module]:
-    """Ours and torch.nn's module of the name, on the tensor's device and in its dtype."""
-    return [getattr(module, name)(*arguments, batch_first=True).to(like) for module in (ours, nn)]
-
-
-def _first(module: nn.Module, *arguments: Tensor, **options: Any) -> Tensor:
-    return module(*arguments, **options)[0]
-
-
-def least(calls: Sequence[Call], device: torch.device, rounds: int, run: int = 50) -> list[float]:
-    """Microseconds of the host for each call, the least of so many runs of `run` calls, in turns."""
-    best = [math.inf] * len(calls)
-    for _, (place, call) in itertools.product(range(rounds), enumerate(calls)):
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)  # an empty queue: a full one would make the host wait
-        start = time.perf_counter()
-        for _ in range(run):
-            call()
-        best[place] = min(best[place], (time.perf_counter() - start) / run * 1e6)
+def least(calls: Sequence["Call"], device: torch.device, seconds: float) -> list[float]:
+    """Microseconds of the host for each call, the least of its runs in turns for so long."""
+    clock = time.perf_counter if device.type == "cuda" else time.thread_time
+    best, counts = [math.inf] * len(calls), [1] * len(calls)
+    for place, call in enumerate(calls):
+        call()
+        start = clock()
+        call()
+        counts[place] = max(1, min(50, int(_RUN / max(clock() - start, 1e-6))))
+    end = clock() + seconds * len(calls)
+    for round in range(1000):
+        for place, call in enumerate(calls):
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)  # an empty queue: a full one would make the host wait
+            start = clock()
+            for _ in range(counts[place]):
+                call()
+            best[place] = min(best[place], (clock() - start) / counts[place] * 1e6)
+        if round >= 7 and clock() > end:
+            break
     return best
+
+
+def function_calls(call: "Call") -> int:
+    """Calls of functions, of Python and of C, that one call makes."""
+    count = 0
+
+    def hook(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    with torch.autograd.set_multithreading_enabled(False):  # a backward pass on this thread, which is watched
+        call()
+        call()
+        sys.setprofile(hook)
+        try:
+            call()
+        finally:
+            sys.setprofile(None)
+    return count - 2  # less the call itself and sys.setprofile
+
+
+def launches(call: "Call") -> dict[str, int]:
+    """Launches of Triton's kernels and of ATen's operators."""
+    from fasttfm.kernels.proof.launch_log import LaunchLog
+
+    with LaunchLog() as log:
+        call()
+    return {"triton": log.triton.total(), "aten": log.products.total() + log.others.total()}
+
+
+def row(case: "Case", device: torch.device, seconds: float | None) -> dict[str, Any]:
+    """What one call of ours and of the peer costs, of a search a step. seconds: as least() takes them, None for counts
+    alone."""
+    from benchmarks.cases.host import FEW, MANY
+
+    result: dict[str, Any] = {"what": case.what, "peer": case.peer}
+    try:
+        sides = dict(zip(_SIDES, case.make()))
+    except ImportError as error:
+        return {**result, "absent": str(error)}
+
+    def each(values: Sequence[float]) -> float:
+        return values[0] if len(values) == 1 else (values[1] - values[0]) / (MANY - FEW)
+
+    for side, calls in sides.items():
+        if calls:
+            result[f"{side}calls"] = round(each(list(map(function_calls, calls))))
+            counts = list(map(launches, calls))
+            result |= {f"{side}{kind}": round(each([count[kind] for count in counts])) for kind in counts[0]}
+    if seconds is not None:
+        mine, theirs = sides.values()
+        times = least((*mine, *theirs), device, seconds)
+        result["us"] = round(each(times[: len(mine)]), 1)
+        if theirs:
+            result["peer_us"] = round(each(times[len(mine) :]), 1)
+            result["ratio"] = round(each(times[: len(mine)]) / each(times[len(mine) :]), 3)
+    return result
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row on one line of a terminal."""
+    if "absent" in row:
+        return f"{row['what']:56} {row['peer']} is absent: {row['absent']}"
+    parts = []
+    for side in _SIDES:
+        if f"{side}calls" in row:
+            time = f"{row[f'{side}us']:9.1f} us" if f"{side}us" in row else ""
+            counts = f"{row[f'{side}calls']:6,} calls {row[f'{side}triton']:4} + {row[f'{side}aten']:<4} launches"
+            parts.append(f"{row['peer'] + ' ' if side else ''}{time} {counts}")
+    ratio = f"  {row['ratio']:.2f}x" if "ratio" in row else ""
+    return f"{row['what']:56} {' | '.join(parts)}{ratio}"
+
+
+def table(record: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """A record's head and rows for the report."""
+    lines = []
+    for row in record["measured"]:
+        cells = [row["what"], f"{row['calls']:,}" if "calls" in row else "", f"{row['us']:,}" if "us" in row else ""]
+        launched = [
+            f"{row[f'{side}triton']} + {row[f'{side}aten']}" if f"{side}calls" in row else "" for side in _SIDES
+        ]
+        peer = [f"{row[name]:,}" if name in row else "" for name in ("peer_calls", "peer_us")]
+        named = f"{row['peer']}, absent" if "absent" in row else row["peer"] if "peer_calls" in row else ""
+        lines.append([*cells, launched[0], named, *peer, launched[1], f"{row['ratio']:.2f}" if "ratio" in row else ""])
+    return ["", "calls", "us", "launches", "peer", "its calls", "its us", "its launches", "ratio"], lines
+
+
+def note(record: dict[str, Any]) -> str:
+    """What a reader must know before the table of a record."""
+    told = (
+        "Function calls of Python and C, time of the host and launches (Triton + ATen) of one call, of a search a step."
+    )
+    if chip := record.get("stands_in_for"):
+        told += (
+            f" **Not run on a GPU**: a CPU stands in for the host of an {chip}, runs all the Python of its calls on "
+            "tiny tensors and starts no kernel; counts are the GPU's, times are CPU times, and ratios hold better."
+        )
+    return told
+
+
+def rows(device: torch.device, only: str, seconds: float | None) -> Iterator[dict[str, Any]]:
+    """Of every case whose name contains the word. Raises UserError where there is none."""
+    from benchmarks.cases.host import cases
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    chosen = [case for case in cases(device) if only in case.what]
+    if not chosen:
+        raise UserError(f"no case contains {only!r}: {'; '.join(case.what for case in cases(device))}")
+    for case in chosen:
+        yield row(case, device, seconds)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = command.parser("benchmarks host", __doc__)
-    parser.add_argument("--rounds", type=InRange(1, 10**6), default=40, help="runs of 50 calls (default: %(default)s)")
+    parser.add_argument("--only", default="", metavar="WORD", help="cases whose name contains it; they are not kept")
+    level = parser.add_mutually_exclusive_group()
+    level.add_argument("--quick", action="store_true", help="fewer runs")
+    level.add_argument("--counts", action="store_true", help="function calls and launches alone, without times")
+    parser.add_argument("--json", action="store_true", help="a JSON line a case")
     parser.add_argument("--device", help="cuda, cuda:1 or cpu (default: a GPU if there is one)")
-    args = parser.parse_args(argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    args = parser.parse_args(arguments)
     device = pick_device(args.device)
     command.writable(args.results, "--results")
+    stands_in = device.type == "cpu"
+    if stands_in and os.environ.pop("FASTTFM_EXCHANGED", None) is None:
+        environment = child_environment() | {"FASTTFM_EXCHANGED": "1", "FASTTFM_TUNING": "0", "OMP_NUM_THREADS": "1"}
+        environment.pop("TRITON_INTERPRET", None)
+        return run_to_end([sys.executable, "-m", "benchmarks.host", *arguments], env=environment).returncode
+    if stands_in:
+        from benchmarks.measure.exchanged import exchange
+
+        exchange(STANDS_IN_FOR)
     measured = []
-    for name, mine, theirs in operators(device):
-        for call in (mine, theirs):
-            call()
-        us, peer_us = least((mine, theirs), device, args.rounds)
-        measured.append(
-            {"what": name, "us": round(us, 1), "peer_us": round(peer_us, 1), "ratio": round(us / peer_us, 3)}
-        )
-        print(json.dumps(measured[-1]), flush=True)
-    command.keep(args.results, "host", measured=measured)
+    seconds = None if args.counts else SECONDS["quick" if args.quick else "standard"]
+    for each in rows(device, args.only, seconds):
+        measured.append(each)
+        print(json.dumps(each) if args.json else line(each), flush=True)
+    if not args.only and not args.counts:
+        more = {"stands_in_for": STANDS_IN_FOR} if stands_in else {}
+        command.keep(args.results, "host", key=_of, measured=measured, **more)
     return 0
+
+
+def _of(record: dict[str, Any]) -> tuple:
+    return machine_name(record["machine"]), record.get("stands_in_for")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 import matplotlib
 import pandas as pd
 
+from benchmarks import host
 from benchmarks.measure.machine import ROOT, is_cpu, machine_name, slug
 from benchmarks.measure.records import GROUPS, RESULTS, Entry, load
 from benchmarks.measure.text_table import markdown, short_dtype
@@ -105,6 +106,9 @@ def _sections(name: str, entries: Sequence[Entry], rows: pd.DataFrame) -> Iterat
         for (dtype, threads), part in rows[rows.group == group].groupby(["dtype", "threads"], sort=False):
             on = f", {threads} thread{'s' * (threads != 1)}" if part.cpu.any() else ""
             yield f"{TITLES[group]}, {short_dtype(dtype)}{on}", list(_group(part))
+    for entry in entries:
+        if entry.kind == "host":
+            yield "Host time", [host.note(entry.record), table(*host.table(entry.record))]
     others = pd.Series([(entry.kind, entry.file) for entry in entries if entry.kind != "benchmark"])
     if len(others):
         lines = [(kind, f"`{file}`", str(count)) for (kind, file), count in others.value_counts(sort=False).items()]

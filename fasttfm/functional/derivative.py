@@ -14,6 +14,8 @@ from fasttfm.functional.record import Layout, layout_of
 
 Gradients = dict[str, Tensor | None]
 """By the names of the tensors; those that are left out have none."""
+MOST_LAYOUTS = 64
+"""Of gradients, whose plans a forward plan keeps: a part of ever wider memory has ever new strides."""
 _new: Any = tuple.__new__
 _saved_hook = torch._C._autograd._top_saved_tensors_default_hooks  # which may give other strides back
 _grad_enabled = torch.is_grad_enabled
@@ -101,8 +103,9 @@ class Rule(NamedTuple):
                 layout = layout_of(saved.__class__)
             elif layout.nested and kind is not None:
                 saved = _new(kind, saved)
-            ctx.to_save, ctx.others = layout.tensors(saved), layout.others(saved)
-            ctx.backwards = None if _saved_hook(False) else plan.backwards
+            tensors = layout.tensors(saved)
+            ctx.to_save, ctx.others = tensors, layout.others(saved)
+            ctx.backwards, ctx.dense = (None, _dense(tensors)) if _saved_hook(False) else (plan.backwards, None)
             shown = outputs if visible is None else outputs[:visible]
             if hidden and type(shown) is tuple:
                 ctx.non_differentiable = shown[differentiable:]
@@ -116,7 +119,8 @@ class Rule(NamedTuple):
             shared = None if again is None else ctx.shared
             if shared is not None and gradients[-1] is not None and shared[0]._version != shared[1]:
                 self.refuse_changed()
-            saved = layout.merge(ctx.saved_tensors, ctx.others)
+            tensors = ctx.saved_tensors
+            saved = layout.merge(tensors if ctx.dense is None else _as_saved(tensors, ctx.dense), ctx.others)
             planned = None if step is None else functools.partial(step, ctx.backwards)
             return None, None, *differentiate(planned, saved, wanted(ctx.needs_input_grad[2:]), gradients)
 
@@ -136,7 +140,8 @@ class Rule(NamedTuple):
         def backward(ctx: Any, *gradients: Any) -> tuple:
             wants = wanted([ctx.needs_input_grad[1:][i] for i in layout.positions])
             gradients = tuple(map(_unwrapped, gradients))
-            saved = ctx.layout.merge(tuple(map(_unwrapped, ctx.saved_tensors)), ctx.others)
+            tensors = tuple(map(_unwrapped, ctx.saved_tensors))
+            saved = ctx.layout.merge(tensors if ctx.dense is None else _as_saved(tensors, ctx.dense), ctx.others)
             result: list[Tensor | None] = [None] * ctx.count
             for i, gradient in zip(layout.positions, self._differentiate(step, saved, wants, gradients)):
                 result[i] = gradient
@@ -153,7 +158,9 @@ class Rule(NamedTuple):
             saved = _new(self.saved, saved)
         ctx.layout = layout = layout_of(saved.__class__)
         ctx.others = layout.others(saved)
-        ctx.save_for_backward(*layout.tensors(saved))
+        tensors = layout.tensors(saved)
+        ctx.dense = _dense(tensors) if _saved_hook(False) else None
+        ctx.save_for_backward(*tensors)
 
     def _differentiate(self, step: Any, saved: Any, wanted: Any, gradients: tuple[Tensor | None, ...]) -> Any:
         """The gradients of the tensors, from those of the outputs, in their order. step: takes the calls of the
@@ -170,6 +177,16 @@ class Rule(NamedTuple):
         return results
 
 
+def _dense(tensors: tuple[Tensor | None, ...]) -> list[bool]:
+    """Which tensors are contiguous: hooks on what is saved may give it back with other strides."""
+    return [x is not None and x.is_contiguous() for x in tensors]
+
+
+def _as_saved(tensors: tuple[Tensor | None, ...], dense: list[bool]) -> tuple[Tensor | None, ...]:
+    """Contiguous where they were: a backward pass reads a kernel's outputs as the kernel wrote them."""
+    return tuple(x.contiguous() if is_dense else x for x, is_dense in zip(tensors, dense))  # type: ignore[union-attr]
+
+
 def _step(derivative: Any) -> Callable[..., Any]:
     """A function that takes what a plan knows of its backward pass, then the fields of a call of this operator."""
     kind, leading, looked_at, general = derivative._kind, derivative.leading, derivative.looked_at, derivative.call
@@ -183,8 +200,8 @@ def _step(derivative: Any) -> Callable[..., Any]:
                 if type(x) is Tensor:
                     shape, strides = x.shape, x.stride()
                     key += strides, x.data_ptr() % 16
-                    if not strides or strides[-1] != 1 or shape[-1] == 1:
-                        key += (x.is_neg(),)
+                    if (not strides or strides[-1] != 1 or shape[-1] == 1) and x.is_neg():
+                        return general(*fields)
                 elif x is None or type(x) in _NUMBERS:
                     key += (x,)
                 else:
@@ -193,6 +210,8 @@ def _step(derivative: Any) -> Callable[..., Any]:
             return general(*fields)
         found = backwards.get(tuple(key))
         if found is None:
+            if len(backwards) >= MOST_LAYOUTS:
+                backwards.clear()
             found = backwards[tuple(key)] = derivative.planned(fields)
         return found(_new(kind, fields))
 

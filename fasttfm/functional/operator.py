@@ -180,6 +180,7 @@ class Operator(Generic[Fields]):
             key = None if signature is None else ("dispatched", *signature[1])
             found = None if key is None else self.plans.get(key)
             if found is None:
+                self._check_all(args)  # torch.ops takes what it is given
                 found = self._make(layout.build(args), key, direct=False)
             outputs = found.compute(layout.build(args if found.route is None else (*args[:-1], found.route)))
             if type(outputs) is not tuple:
@@ -459,7 +460,8 @@ def _signature_of(
     layout: Layout, free: Sequence[str], *, checked: bool, products: bool
 ) -> Callable[[tuple], tuple[int, tuple] | None]:
     """A function of the fields, one after the other, to which of them want a gradient, a bit each, and all that a plan
-    may depend on; None of what has no plan: classes that hide what their memory means, tensors without strides."""
+    may depend on; None of what has no plan: classes that hide what their memory means, tensors without strides or memory,
+    or of which memory holds the negative."""
     known: dict[tuple[type, ...], list[int] | None] = {}
     """By the types of the fields, where the tensors are."""
     names = [field.name for field in layout.fields]
@@ -488,11 +490,11 @@ def _signature_of(
                     wanted |= 1 << place
                 shape, strides = x.shape, x.stride()
                 key += shape, strides, x.dtype, x.device, x.data_ptr() % 16
-                if (not strides or strides[-1] != 1 or shape[-1] == 1) and x.dtype in REAL:
-                    key += (x.is_neg(),)  # else it is no view of conjugate numbers
+                if (not strides or strides[-1] != 1 or shape[-1] == 1) and x.dtype in REAL and x.is_neg():
+                    return None  # else it is no view of conjugate numbers
         except RuntimeError:  # no strides, or no memory
             return None
-        if products and x.dtype is torch.float32 and not x.is_cpu:
+        if products and (first := values[places[0]]).dtype is torch.float32 and not first.is_cpu:
             key.append(torch.backends.cuda.matmul.fp32_precision)
         return wanted, (wanted, *key)
 

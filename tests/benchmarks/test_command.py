@@ -230,7 +230,6 @@ def test_the_shell_sees_130_after_ctrl_c(tmp_path):
     ("module", "words"),
     [
         ("open_loop", ["M", "--text", "T", "--seconds", "0"]),
-        ("host", ["--rounds", "0"]),
     ],
 )
 def test_numbers_that_no_measurement_can_have_are_refused_before_it(module, words):

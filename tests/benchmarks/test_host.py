@@ -1,18 +1,106 @@
-"""The host benchmark runs every call, ours and PyTorch's, and keeps them in one record."""
+"""The host benchmark counts what a call of a GPU does in Python, times it, and tells what its record is."""
 
+import itertools
 import json
+import subprocess
+import sys
 
+import pytest
 import torch
 
 from benchmarks import host
+from benchmarks.measure import records
+from benchmarks.report.page import machine_page
+from fasttfm.children import child_environment
+
+CPU = torch.device("cpu")
 
 
-def test_every_call_stands_beside_pytorchs_in_the_record(tmp_path):
-    assert host.main(["--device", "cpu", "--rounds", "1", "--results", str(tmp_path)]) == 0
-    (record,) = map(json.loads, (tmp_path / "host.jsonl").read_text().splitlines())
-    names = [name for name, *_ in host.operators(torch.device("cpu"))]
-    assert [row["what"] for row in record["measured"]] == names
-    assert len(names) == 10
-    for row in record["measured"]:
-        assert row["ratio"] == round(row["ratio"], 3) > 0
-        assert abs(row["ratio"] - row["us"] / row["peer_us"]) < 0.02 * row["ratio"]
+def measured(*words):
+    command = [sys.executable, "-m", "benchmarks", "host", "--json", *words]
+    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return {row["what"]: row for row in map(json.loads, done.stdout.splitlines())}
+
+
+def test_calls_of_python_and_c_are_counted_in_the_backward_pass_too():
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            for _ in range(calls):
+                len("")
+            return gradient * 2
+
+    def count():
+        return host.function_calls(lambda: Twice.apply(x).backward())
+
+    x, calls = torch.ones((), requires_grad=True), 0
+    before = count()
+    calls = 3
+    assert count() == before + 3
+    assert host.function_calls(lambda: None) == 0
+    assert host.function_calls(lambda: (lambda: len(""))()) == 2
+
+
+def test_a_time_is_the_least_of_runs_in_turns(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(host.time, "thread_time", lambda: now[0])
+    spent = {"slow": itertools.repeat(6.0), "quick": itertools.chain([9.0] * 5, itertools.repeat(4.0))}
+
+    def call(name):
+        def run():
+            now[0] += next(spent[name]) / 1e3
+
+        return run
+
+    assert host.least([call("slow"), call("quick")], CPU, 0.1) == pytest.approx([6000.0, 4000.0])
+
+
+def test_a_case_stands_beside_its_peer():
+    rows = measured("--only", "norm", "--quick")
+    assert list(rows) == [
+        "layer_norm, forward + backward", "residual_layer_norm, dropout, forward + backward",
+        "layer_norm in float32, forward + backward", "a launch alone, layer_norm",
+    ]  # fmt: skip
+    norm, absent = rows["layer_norm, forward + backward"], rows["layer_norm in float32, forward + backward"]
+    assert absent["peer"] == "Liger Kernel"
+    assert "absent" not in absent or "liger_kernel" in absent["absent"]
+    assert norm["triton"] == 3
+    assert norm["peer_triton"] == 0 < norm["peer_aten"]
+    assert norm["ratio"] == pytest.approx(norm["us"] / norm["peer_us"], rel=0.02)
+    for row in rows.values():
+        assert row["what"] in host.line(row)
+
+
+def test_a_word_of_no_case_ends_in_a_line_that_names_them():
+    command = [sys.executable, "-m", "benchmarks", "host", "--only", "nonsense"]
+    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    (said,) = done.stderr.splitlines()
+    assert "no case contains 'nonsense': attention, no gradient; " in said
+
+
+def test_the_report_tells_that_a_stand_in_is_no_gpu(record):
+    row = {"what": "norm", "peer": "PyTorch", "calls": 1200, "triton": 3, "aten": 1, "us": 80.0,
+           "peer_calls": 53, "peer_triton": 0, "peer_aten": 5, "peer_us": 40.0, "ratio": 2.0}  # fmt: skip
+    absent = {"what": "other", "peer": "Liger Kernel", "absent": "No module named 'liger_kernel'"}
+    for more, told in (({"stands_in_for": "sm_90"}, True), ({}, False)):
+        of_host = {"benchmark": "host", "measured": [row, absent], **more, "machine": record()["machine"]}
+        records.validate(of_host)
+        entry = records.Entry("host.jsonl", 1, of_host)
+        page, _ = machine_page("a machine", [entry], [entry])
+        assert ("**Not run on a GPU**" in page) is told
+        assert "| norm | 1,200 | 80.0 | 3 + 1 | PyTorch | 53 | 40.0 | 0 + 5 | 2.00 |" in page
+        assert "Liger Kernel, absent" in page
+
+
+@pytest.mark.whole
+def test_a_whole_run_is_kept(tmp_path):
+    rows = measured("--quick", "--results", str(tmp_path))
+    (record,) = records.read(tmp_path / "host.jsonl")
+    assert record["measured"] == list(rows.values())
+    assert record["stands_in_for"] == host.STANDS_IN_FOR

@@ -36,7 +36,10 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
 def test_the_code_of_the_page_about_kernels_runs(tmp_path, monkeypatch):
     names = run("\n".join(blocks("how-to-own-kernel.md")), tmp_path, monkeypatch)
     x = torch.randn(5, 7, requires_grad=True)
-    torch.library.opcheck(names["squared_relu"], (x,))
+    for route in ("triton", "torch"):
+        torch.library.opcheck(torch.ops.fasttfm.squared_relu, (x, route))
+    assert torch.autograd.gradcheck(names["squared_relu"], x.detach().double().requires_grad_())
+    torch.testing.assert_close(torch.compile(names["squared_relu"], fullgraph=True)(x), names["reference"](x))
 
 
 @pytest.mark.parametrize("code", blocks("trainers.md"))

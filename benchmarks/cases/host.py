@@ -1,0 +1,226 @@
+"""What `python -m benchmarks host` calls: operators, modules, a training step, a step of a search and a launch alone.
+
+Tensors are so small that the host is what takes the time: (B, H, L, D), (B, L, E), weights (F, E), a table (V, E).
+"""
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+import torch.nn.functional as T
+from torch import Tensor, nn
+
+import fasttfm.nn as ours
+from benchmarks.cases import synthetic
+from benchmarks.peers import huggingface, torch_nn
+from fasttfm import functional as F
+from fasttfm.decoding import DecodingConfig, decoder, search_ids
+from fasttfm.kernels.jit import Launch
+from fasttfm.models import Transformer, TransformerConfig
+
+Call = Callable[[], object]
+Sides = tuple[Sequence[Call], Sequence[Call]]
+"""Ours and the peer's, which may be nothing: one call, or one of few and one of many steps."""
+FEW, MANY = 6, 26
+"""Steps of the two searches whose difference is what steps cost."""
+_B, _H, _L, _D, _E, _F, _V = 2, 4, 5, 16, 64, 128, 64
+_BOTH = "forward + backward"
+
+
+class Case(NamedTuple):
+    """Something to call, beside what a peer does for the same."""
+
+    what: str
+    make: Callable[[], Sides]
+    """Raises ImportError where the peer is not installed."""
+    peer: str = "PyTorch"
+
+
+def cases(device: torch.device) -> Iterator[Case]:
+    """All, in the order of the report."""
+    for what, mine, theirs in (*_operators(device), *_modules(device)):
+        yield Case(what, lambda mine=mine, theirs=theirs: ([mine], [theirs] if theirs else []))  # type: ignore[misc]
+    yield Case(f"layer_norm in float32, {_BOTH}", partial(_liger, device), "Liger Kernel")
+    for name in ("layer_norm", "attention"):
+        yield Case(f"a launch alone, {name}", partial(_launch, name, device), "Triton")
+    yield Case("a training step, 6 + 6 layers, bfloat16", partial(_step, device), "torch.nn")
+    for beam in (1, 4):
+        yield Case(f"a step of a search, beam {beam}", partial(_search, beam, device), "Hugging Face")
+
+
+def _tensors(device: torch.device) -> Callable[..., Tensor]:
+    """Of bfloat16; of float32 on a CPU, whose products in bfloat16 take tens of microseconds."""
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    return partial(torch.randn, device=device, dtype=dtype, requires_grad=True)
+
+
+def _backward(call: Callable[[], Tensor], like: Tensor) -> Call:
+    gradient = torch.ones_like(like)
+    return lambda: call().backward(gradient)
+
+
+def _operators(device: torch.device) -> Iterator[tuple[str, Call, Call | None]]:
+    tensor, whole = _tensors(device), partial(torch.tensor, device=device)
+    q, k, v = (tensor(_B, _H, _L, _D) for _ in range(3))
+    lengths, mask = whole([_L, 3]), torch.ones(_B, 1, _L, _L, dtype=torch.bool, device=device)
+    drop: dict[str, Any] = {"dropout_p": 0.1, "seed": whole([3])}
+    fixed: Any = [q.detach(), k.detach(), v.detach()]
+    sdpa: Any = T.scaled_dot_product_attention
+
+    def attention(**options: Any) -> Call:
+        return _backward(lambda: F.attention(q, k, v, **options), q)
+
+    def theirs(**options: Any) -> Call:
+        return _backward(lambda: sdpa(q, k, v, **options), q)
+
+    yield "attention, no gradient", lambda: F.attention(*fixed), lambda: sdpa(*fixed)
+    yield f"attention, {_BOTH}", attention(), theirs()
+    yield (
+        f"attention, lengths and dropout, {_BOTH}",
+        attention(key_lengths=lengths, **drop), theirs(attn_mask=mask, dropout_p=0.1),
+    )  # fmt: skip
+    yield f"attention, mask, {_BOTH}", attention(mask=mask), theirs(attn_mask=mask)
+    joint = tensor(_B, _L, 3, _H, _D)
+
+    def of_joint() -> Tensor:
+        return sdpa(*joint.permute(2, 0, 3, 1, 4).unbind(0), dropout_p=0.1).transpose(1, 2).reshape(_B, _L, _E)
+
+    x, residual, weight, bias = tensor(_B, _L, _E), tensor(_B, _L, _E), tensor(_E), tensor(_E)
+    yield (
+        f"joint_attention, lengths and dropout, {_BOTH}",
+        _backward(lambda: F.joint_attention(joint, key_lengths=lengths, **drop), x), _backward(of_joint, x),
+    )  # fmt: skip
+    starts = whole([0, 5, 8], dtype=torch.int32)
+    a, b, c = (tensor(8, _H, _D) for _ in range(3))
+    yield (
+        f"varlen_attention, {_BOTH}",
+        _backward(lambda: F.varlen_attention(a, b, c, starts, starts, _L, _L), a), None,
+    )  # fmt: skip
+    yield (
+        f"layer_norm, {_BOTH}",
+        _backward(lambda: F.layer_norm(x, weight, bias), x),
+        _backward(lambda: T.layer_norm(x, (_E,), weight, bias), x),
+    )
+    yield (
+        f"residual_layer_norm, dropout, {_BOTH}",
+        _backward(lambda: F.residual_layer_norm(x, residual, weight, bias, x_bias=bias, post_norm=True, **drop)[0], x),
+        _backward(lambda: T.layer_norm(residual + T.dropout(x + bias, 0.1), (_E,), weight, bias), x),
+    )
+    w1, b1, w2, b2 = tensor(_F, _E), tensor(_F), tensor(_E, _F), tensor(_E)
+    yield (
+        f"feed_forward, dropout, {_BOTH}",
+        _backward(lambda: F.feed_forward(x, w1, b1, w2, b2, **drop), x),
+        _backward(lambda: T.linear(T.dropout(T.relu(T.linear(x, w1, b1)), 0.1), w2, b2), x),
+    )
+    hidden, table, target = tensor(10, _E), tensor(_V, _E), torch.randint(4, _V, (10,), device=device)
+    yield (
+        f"linear_cross_entropy, {_BOTH}",
+        lambda: F.linear_cross_entropy(hidden, table, target)[0].backward(),
+        lambda: T.cross_entropy(T.linear(hidden, table), target, reduction="sum").backward(),
+    )
+    tokens, places = target.view(_B, _L), tensor(16, _E).detach()
+    yield (
+        f"embed, dropout, {_BOTH}",
+        _backward(lambda: F.embed(tokens, table, places, scale=8.0, **drop), x),
+        _backward(lambda: T.dropout(T.embedding(tokens, table) * 8.0 + places[:_L], 0.1), x),
+    )
+
+
+def _modules(device: torch.device) -> Iterator[tuple[str, Call, Call | None]]:
+    x = torch.randn(_B, _L, _E, device=device, requires_grad=True)
+
+    def both(name: str, *sizes: int, **options: Any) -> list[nn.Module]:
+        return [getattr(each, name)(*sizes, batch_first=True, **options).to(device) for each in (ours, nn)]
+
+    mine, theirs = (
+        _backward(lambda module=module: module(x, x, x, need_weights=False)[0], x)  # type: ignore[misc]
+        for module in both("MultiheadAttention", _E, _H, dropout=0.1)
+    )
+    yield f"nn.MultiheadAttention, {_BOTH}", mine, theirs
+    mine, theirs = (_backward(partial(module, x), x) for module in both("TransformerEncoderLayer", _E, _H, _F))
+    yield f"nn.TransformerEncoderLayer, {_BOTH}", mine, theirs
+
+
+def _liger(device: torch.device) -> Sides:
+    function = importlib.import_module("liger_kernel.ops.layer_norm").LigerLayerNormFunction
+    x = torch.randn(_B * _L, _E, device=device, requires_grad=True)
+    weight, bias = (torch.ones(_E, device=device, requires_grad=True) for _ in range(2))
+    mine = _backward(lambda: F.layer_norm(x, weight, bias), x)
+    return [mine], [_backward(lambda: function.apply(x, weight, bias, 1e-5), x)]
+
+
+def _launch(name: str, device: torch.device) -> Sides:
+    """An operator's forward launch again, by us and by Triton's own JITFunction of the same kernel."""
+    from triton.runtime.jit import JITFunction
+
+    started: list[tuple[Launch, tuple]] = []
+    tensor = _tensors(device)
+    x, row = (tensor(_B, _H, _L, _E) for _ in range(2))
+    run = Launch.__call__
+
+    def noted(launch: Launch, *arguments: Any) -> None:
+        started.append((launch, arguments))
+        run(launch, *arguments)
+
+    with mock.patch.object(Launch, "__call__", noted):
+        F.attention(x, x, x) if name == "attention" else F.layer_norm(x, row[0, 0, 0], row[0, 0, 0])
+    launch, arguments = started[0]
+    by_triton: Any = JITFunction(launch.kernel.fn)
+    grid, constants = launch.grid, launch.constants
+    return [lambda: launch(*arguments)], [lambda: by_triton[grid](*arguments, **constants)]
+
+
+def _model(device: torch.device, **changes: Any) -> tuple[TransformerConfig, dict[str, Tensor], Transformer]:
+    sizes = {"vocab_size": _V, "d_model": _E, "heads": _H, "d_ff": _F, "encoder_layers": 6, "decoder_layers": 6}
+    config = TransformerConfig(**{**sizes, "max_length": 64, **changes})
+    weights = torch_nn.TorchTransformer(config).state_dict()
+    model = Transformer(config)
+    model.load_state_dict(weights)
+    return config, weights, model.to(device)
+
+
+def _step(device: torch.device) -> Sides:
+    """Forward and backward pass as cases/training_step.py has them, without the optimizer."""
+    config, _, model = _model(device, dropout=0.1)
+    theirs = torch_nn.TorchTransformer(config).to(device)
+    batch = synthetic.batch(_B, _L, 0.3, _V, seed=0).to(device)
+
+    def step(module: nn.Module, loss: Callable[[], Tensor]) -> Call:
+        parameters = list(module.train().parameters())
+
+        def run() -> None:
+            with torch.autocast(device.type, torch.bfloat16):
+                value = loss() / batch.target_tokens
+            value.backward()
+            for parameter in parameters:
+                parameter.grad = None
+
+        return run
+
+    return (
+        [step(model, lambda: model.batch_loss(batch, label_smoothing=0.1)[0])],
+        [step(theirs, lambda: torch_nn.loss(theirs, batch, 0.1))],
+    )
+
+
+def _search(beam: int, device: torch.device) -> Sides:
+    config, weights, model = _model(device, dropout=0.0)
+    model.eval()
+    if device.type == "cpu":  # a stand-in's kernels compute nothing, and a search ends where it finds no numbers
+        computed, fixed = decoder.logits, torch.randn(1, _V)
+        decoder.logits = lambda *all: computed(*all).copy_(fixed)
+    marian = huggingface.marian(config, weights).to(device)
+    sources = [[5, 6, 7, 8, 9, 3]]
+
+    def search(steps: int) -> Call:
+        limits = {"min_len": steps - 1, "max_len_a": 0.0, "max_len_b": steps - 1, "length_penalty": "none"}
+        decoding = DecodingConfig(beam=beam, nbest=beam, **limits)  # type: ignore[arg-type]
+        return lambda: search_ids(model, sources, decoding)
+
+    def generate(steps: int) -> Call:
+        return partial(huggingface.Generate(marian, beam, steps), sources)
+
+    return [search(FEW), search(MANY)], [generate(FEW), generate(MANY)]

@@ -1,0 +1,471 @@
+"""Plans: what was decided for one signature serves calls of that signature, and no other; another operator is one more
+name in PLANNED."""
+
+import gc
+import itertools
+import threading
+import weakref
+from types import SimpleNamespace
+from typing import NamedTuple
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import wrong_calls
+from public_surface import functions
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from fasttfm import functional as F
+from fasttfm.cpu.linear import frozen_weights
+from fasttfm.functional import derivative, operator
+from fasttfm.functional.backends import backend
+from fasttfm.functional.record import Whole
+from fasttfm.kernels import choices, jit
+from fasttfm.kernels.chip import INTERPRETER
+from fasttfm.kernels.launch import interpreted
+
+PLANNED = ["layer_norm", "branch_layer_norm", "residual_layer_norm", "residual_layer_norm_post", "rms_norm",
+           "residual_rms_norm"]  # fmt: skip
+"""Of public_surface.functions(): whose operators have plans of their own, on both routes."""
+ROUTES = ["auto", "triton"] if interpreted() else ["auto"]
+each = pytest.mark.parametrize("name", PLANNED)
+on_each_route = pytest.mark.parametrize("route", ROUTES)
+
+
+def solve(call, leaves, gradients):
+    """Outputs and the gradients of the leaves."""
+    outputs = call(*leaves)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    return *outputs, *torch.autograd.grad(outputs, leaves, gradients[: len(outputs)])
+
+
+def plans():
+    """Of all operators, those of their backward passes too."""
+    made = [plan for each in operator._every for plan in each.plans.values()]
+    return len(made) + sum(len(plan.backwards) for plan in made)
+
+
+# ------------------------------------------------------------------------------- every way to give the same numbers
+
+
+def leaves_as(change):
+    """Calls with the leaves changed by what keeps their numbers."""
+    return lambda call, leaves, gradients: solve(call, [leaf(change(x.detach())) for x in leaves], gradients)
+
+
+def gradients_as(change):
+    return lambda call, leaves, gradients: solve(call, leaves, [change(g) for g in gradients])
+
+
+def inside(context):
+    def run(call, leaves, gradients):
+        with context():
+            return solve(call, leaves, gradients)
+
+    return run
+
+
+def leaf(x):
+    return x.detach().requires_grad_()
+
+
+def misaligned(x):
+    return x.new_empty(x.numel() + 1)[1:].view(x.shape).copy_(x)
+
+
+def transposed(x):
+    return x.mT.contiguous().mT if x.dim() > 1 else torch.stack([x, x], 1)[:, 0]
+
+
+def wider(x):
+    return torch.cat([x, x], -1)[..., : x.shape[-1]]
+
+
+def negative(x):
+    result = torch.complex(x, -x).conj().imag
+    assert result.is_neg()
+    return result
+
+
+def batched(call, leaves, gradients):
+    outputs = call(*leaves)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    twice = [torch.stack([g, 2 * g]) for g in gradients[: len(outputs)]]
+    results = torch.autograd.grad(outputs, leaves, twice, is_grads_batched=True)
+    return *outputs, *(x[1] / 2 for x in results)
+
+
+def create_graph(call, leaves, gradients):
+    outputs = call(*leaves)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    results = torch.autograd.grad(outputs, leaves, gradients[: len(outputs)], create_graph=True)
+    assert all(x.requires_grad for x in results[:1])
+    return *outputs, *(x.detach() for x in results)
+
+
+def transform(call, leaves, gradients):
+    outputs, pull = torch.func.vjp(call, *leaves)
+    shape = outputs if isinstance(outputs, tuple) else (outputs,)
+    results = pull(gradients[: len(shape)] if isinstance(outputs, tuple) else gradients[0])
+    return *shape, *results
+
+
+def twice(call, leaves, gradients):
+    """Two gradients of one output, a part of the whole each."""
+    outputs = call(*leaves)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    halves = [
+        torch.autograd.grad(outputs, leaves, [g * part for g in gradients[: len(outputs)]], retain_graph=True)
+        for part in (0.25, 0.75)
+    ]
+    return *outputs, *(one + other for one, other in zip(*halves))
+
+
+def checkpointed(call, leaves, gradients):
+    return solve(lambda *x: checkpoint(call, *x, use_reentrant=False), leaves, gradients)
+
+
+def compiled(call, leaves, gradients):
+    torch._dynamo.reset()
+    return solve(torch.compile(call, backend="aot_eager", fullgraph=True), leaves, gradients)
+
+
+def in_threads(call, leaves, gradients):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(solve(call, leaves, gradients)))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+class Seen(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+WAYS = {
+    "misaligned inputs": leaves_as(misaligned),
+    "transposed inputs": leaves_as(transposed),
+    "parts of wider inputs": leaves_as(wider),
+    "parameters": leaves_as(torch.nn.Parameter),
+    "negative views": leaves_as(negative),
+    "misaligned gradients": gradients_as(misaligned),
+    "transposed gradients": gradients_as(transposed),
+    "parts of wider gradients": gradients_as(wider),
+    "negative gradients": gradients_as(negative),
+    "batched gradients": batched,
+    "a graph of gradients": create_graph,
+    "two gradients of one output": twice,
+    "torch.func": transform,
+    "checkpoint": checkpointed,
+    "torch.compile": compiled,
+    "another thread": in_threads,
+    "saved on the CPU": inside(save_on_cpu),
+    "saved with other strides": inside(lambda: saved_tensors_hooks(lambda x: x, transposed)),
+    "saved elsewhere": inside(lambda: saved_tensors_hooks(lambda x: x, lambda x: misaligned(x) if x.numel() else x)),
+    "a dispatch mode": inside(Seen),
+    "a profiler": inside(torch.profiler.profile),
+    "frozen weights": inside(lambda: frozen_weights(torch.nn.Linear(2, 2))),
+    "autocast of another device": inside(lambda: torch.autocast("cuda", torch.bfloat16)),
+}
+
+
+@each
+@on_each_route
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.sample(80)
+def test_numbers_do_not_depend_on_what_was_planned_before(name, route, way):
+    """The plain call first, then the way, and in the other order: the same numbers throughout."""
+    call, leaves = functions(3, dropout_p=0.0 if way == "torch.func" else 0.25)[name]
+    with backend(route):
+        outputs = call(*leaves)
+        gradients = tuple(torch.randn_like(x) for x in (outputs if isinstance(outputs, tuple) else (outputs,)))
+        operator.forget_plans()
+        orders = [(solve, WAYS[way], WAYS[way], solve), (WAYS[way], solve, WAYS[way])]
+        results = []
+        for order in orders:
+            results += [run(call, leaves, gradients) for run in order]
+            operator.forget_plans()
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0], rtol=2e-5, atol=2e-6)
+
+
+def test_a_negative_scalar_gradient_keeps_its_sign():
+    """Memory of one number is contiguous, whatever its strides."""
+    x, weight, bias = (torch.ones(1, 1).requires_grad_(), torch.ones(1), torch.zeros(1, requires_grad=True))
+    for route in ROUTES:
+        for gradient in (torch.tensor([[2.0]]), negative(torch.tensor([[2.0]])), torch.tensor([[2.0]])):
+            with backend(route):
+                assert torch.autograd.grad(F.layer_norm(x, weight, bias), bias, gradient)[0].item() == 2.0
+
+
+@each
+def test_what_changes_a_plan_has_a_plan_of_its_own(name):
+    call, leaves = functions(3)[name]
+    leaves = [leaf(x.detach().to(torch.bfloat16)) for x in leaves]  # PyTorch's own norm needs none
+
+    def frozen_call():
+        with frozen_weights(torch.nn.Linear(2, 2)):
+            return call(*leaves)
+
+    def on(route):
+        def run():
+            with backend(route):
+                return call(*leaves)
+
+        return run
+
+    def tuned():
+        choices.keep(INTERPRETER, {})
+        return call(*leaves)
+
+    changes = [
+        lambda: call(*leaves), torch.no_grad()(lambda: call(*leaves)), frozen_call, tuned,
+        lambda: call(*(x.detach() for x in leaves)), lambda: call(*(leaf(misaligned(x)) for x in leaves)),
+        lambda: call(*(leaf(x.double()) for x in leaves)), *map(on, ("torch", "triton")[: len(ROUTES)]),
+    ]  # fmt: skip
+    for number, change in enumerate(changes):
+        before = plans()
+        change()
+        assert plans() > before, number
+        if change is not tuned:
+            before = plans()
+            change()
+            assert plans() == before, number
+
+
+@each
+@pytest.mark.skipif(not interpreted(), reason="counts the interpreter's launches")
+def test_a_backend_and_a_tile_hold_from_the_next_call_on(name):
+    call, leaves = functions(3)[name]
+
+    def launched(route):
+        with backend(route), mock.patch.object(jit.InterpretedKernel, "start", autospec=True) as start:
+            call(*leaves)
+        return [each.args[3] for each in start.call_args_list]
+
+    shipped = launched("triton")
+    assert shipped == launched("triton") != []
+    assert not launched("torch")
+    others = {
+        (choice, size_class): list(choices.CHOICES[choice].answers(INTERPRETER, *size_class))[-1]
+        for choice, size_class in choices.asked(INTERPRETER)
+    }
+    try:
+        choices.keep(INTERPRETER, others)
+        assert launched("triton") != shipped
+    finally:
+        choices.keep(INTERPRETER, {})
+    assert launched("triton") == shipped
+
+
+class Product(NamedTuple):
+    x: Tensor
+    seed: Whole
+
+
+def test_products_in_tf32_are_planned_apart_whatever_the_last_tensor_is():
+    """A plan holds how float32 is multiplied; lengths and seeds come last in a call."""
+    signature = operator._signature_of(operator.layout_of(Product), (), checked=True, products=True)
+    x, seed = torch.empty(3, device="meta"), torch.empty(1, dtype=torch.int64, device="meta")
+    keys = set()
+    before = torch.backends.cuda.matmul.fp32_precision
+    try:
+        for precision in ("ieee", "tf32", "ieee"):
+            torch.backends.cuda.matmul.fp32_precision = precision
+            keys.add(signature((x, seed)))
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+    assert len(keys) == 2
+
+
+# ------------------------------------------------------------------------------------------------- bounded, and shared
+
+
+@each
+def test_ever_new_shapes_and_gradients_keep_few_plans(name, monkeypatch):
+    monkeypatch.setattr(operator, "MOST_PLANS", 8)
+    monkeypatch.setattr(derivative, "MOST_LAYOUTS", 4)
+    for length in range(1, 30):
+        call, leaves = functions(length)[name]
+        call(*(leaf(x.detach().to(torch.bfloat16)) for x in leaves))
+    call, leaves = functions(3)[name]
+    leaves = [leaf(x.detach().to(torch.bfloat16)) for x in leaves]
+    for width in range(20, 50):
+        y = call(*leaves)
+        y = y[0] if isinstance(y, tuple) else y
+        y.backward(torch.randn(2, 3, width, dtype=y.dtype)[..., :16])
+    made = [plan for each in operator._every for plan in each.plans.values()]
+    assert 0 < max(len(plan.backwards) for plan in made) <= 4
+    assert 0 < max(len(each.plans) for each in operator._every) <= 8
+
+
+@each
+@on_each_route
+def test_a_plan_keeps_no_tensor(name, route):
+    call, leaves = functions(3, dropout_p=0.25)[name]
+    with backend(route):
+        results = solve(call, leaves, [torch.ones(2, 3, 16), torch.ones(2, 3, 16)])
+    alive = [weakref.ref(x) for x in (*leaves, *results)]
+    del call, leaves, results
+    gc.collect()
+    assert plans()
+    assert not [x for x in alive if x() is not None]
+
+
+@each
+def test_eight_threads_get_the_numbers_of_one(name):
+    """Of many signatures, while others clear what they find planned."""
+    work = [functions(length, dropout_p=p)[name] for length, p in itertools.product(range(1, 9), (0.0, 0.25))]
+    gradients = [[torch.randn(2, call.inputs[0].shape[1], 16)] * 2 for call in work]
+    expected = [solve(*call, g) for call, g in zip(work, gradients)]
+    wrong, start = [], threading.Barrier(8)
+
+    def run(first):
+        start.wait()
+        for place in [(first + i) % len(work) for i in range(3 * len(work))]:
+            got = solve(*work[place], gradients[place])
+            if not all(map(torch.equal, got, expected[place])):
+                wrong.append(place)
+            if place == first:
+                operator.forget_plans()
+
+    threads = [threading.Thread(target=run, args=(first,)) for first in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_launch_that_another_thread_still_prepares_is_prepared_once_more(monkeypatch):
+    """The other one comes where the first asks for the device."""
+    ran = []
+    compiled = SimpleNamespace(run=lambda *all: ran.append(all[-1]), function=1, packed_metadata=2)
+    kernel = SimpleNamespace(compiled=lambda *_: (compiled, ()), fn=SimpleNamespace(__annotations__={}), params=[])
+    monkeypatch.setattr(jit, "_kinds", lambda kernel: {"x": "Varying"})
+    monkeypatch.setattr(jit.triton.knobs.runtime, "interpret", False)
+    asked = []
+
+    def device():
+        asked.append(0)
+        if len(asked) == 1:
+            launch(2)
+        return 0
+
+    active = SimpleNamespace(get_current_device=device, get_current_stream=lambda device: device)
+    monkeypatch.setattr(jit.triton.runtime.driver, "_active", active)
+    launch = jit.Launch(kernel, (1,), {})
+    launch(1)
+    launch(3)
+    assert ran == [2, 1, 3]
+
+
+# --------------------------------------------------------------------------------------------- what has no plan at all
+
+
+class Plain(torch.Tensor):
+    """Which hides nothing."""
+
+
+class Hidden(torch.Tensor):
+    """Whose memory means something else."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return NotImplemented
+
+
+@each
+def test_what_looks_on_sees_the_operator_although_there_is_a_plan(name):
+    call, leaves = functions(3)[name]
+    leaves = [leaf(x.detach().to(torch.bfloat16)) for x in leaves]
+    for _ in range(2):
+        call(*leaves)
+    before = plans()
+    seen = []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        call(*leaves)
+    with torch.profiler.profile() as profile:
+        call(*leaves)
+    graphs = []
+    torch._dynamo.reset()
+    torch.compile(call, backend=lambda graph, _: graphs.append(graph) or graph.forward, fullgraph=True)(*leaves)
+    assert {each.partition("::")[0] for each in seen if "norm" in each} == {"fasttfm"}
+    assert any(each.key.startswith("fasttfm::") for each in profile.key_averages())
+    assert any("fasttfm" in str(node.target) for node in graphs[0].graph.nodes)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = call(*(mode.from_tensor(x) for x in leaves))
+    assert isinstance(fake[0] if isinstance(fake, tuple) else fake, torch._subclasses.FakeTensor)
+    call(*(x.detach().as_subclass(Plain) for x in leaves))
+    with pytest.raises(TypeError, match="Hidden"):
+        call(*(x.detach().as_subclass(Hidden) for x in leaves))
+    call(*(x.detach().as_subclass(Plain) for x in leaves))
+    assert plans() <= before + 2
+
+
+@each
+@pytest.mark.parametrize("device", ["meta"])
+def test_a_tensor_elsewhere_is_refused_in_the_same_words(name, device):
+    call, leaves = functions(3)[name]
+
+    def refusal():
+        with pytest.raises(ValueError, match="must be on one device") as caught:
+            call(leaves[0], *leaves[1:-1], leaves[-1].to(device))
+        return str(caught.value)
+
+    first = refusal()
+    call(*leaves)
+    assert refusal() == refusal() == first
+    elsewhere = call(*(x.to(device) for x in leaves))
+    assert (elsewhere[0] if isinstance(elsewhere, tuple) else elsewhere).device.type == device
+
+
+@pytest.mark.parametrize("name", [name for name in PLANNED if name in wrong_calls.functions()])
+@on_each_route
+def test_a_wrong_call_is_refused_in_the_same_words_whatever_is_planned(name, route):
+    target = wrong_calls.functions()[name]
+    odd = {"eps": ([1e-5], {}, True, np.float32(1e-5), np.float64(1e-5), 1 + 0j, "1"), "site": (True, 1.0, 1 << 31, -1),
+           "dropout_p": (True, [0.5], np.float32(0.5), 1.5, float("nan")), "post_norm": (1, "no", None)}  # fmt: skip
+
+    def outcome(**changed):
+        try:
+            result = target.call(**(target.arguments | changed))
+        except Exception as error:
+            return type(error), str(error)
+        return [x.detach().numpy().tobytes() for x in (result if isinstance(result, tuple) else (result,))]
+
+    wrong = [{each.argument: each.value} for _, each in wrong_calls.wrong_calls() if each.name == name]
+    wrong += [{name: value} for name, values in odd.items() if name in target.arguments for value in values]
+    with backend(route):
+        for changed in wrong:
+            operator.forget_plans()
+            first = outcome(**changed)
+            assert isinstance(outcome(), list)
+            assert outcome(**changed) == first, changed
+
+
+def test_what_the_dispatcher_is_given_is_checked_before_it_is_planned():
+    """The public function takes the same plan."""
+    x, weight = torch.randn(2, 4), torch.ones(3)
+    for route in ROUTES:
+        with backend(route):
+            for call in (
+                lambda: torch.ops.fasttfm.residual_norm(
+                    x, None, None, weight, None, None, 1e-5, 0.0, 0, False, False, operator._backends.current
+                ),
+                lambda: F.layer_norm(x, weight, None),
+            ):
+                with pytest.raises(ValueError, match=r"weight \(3,\) must be \(4,\)"):
+                    call()
