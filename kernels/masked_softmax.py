@@ -251,7 +251,8 @@ class Forward:
         log-sum-exp, in base 2, of rows with a key or a sink.
         """
         p = scores if self.in_place else torch.empty_like(scores, dtype=self.dtype)
-        kept, dropout = None, NOTHING_DROPPED
+        kept: Tensor | None = None
+        dropout: tuple = NOTHING_DROPPED
         if seed is not None and self.dropout[0]:
             kept, dropout = torch.empty_like(p), (seed, site, *self.dropout)
         if self.launch is not None:
@@ -276,7 +277,8 @@ class Backward:
         """grad float32, contiguous, of the weights after dropout. Returns the gradient of the masked scores times
         factor in p's dtype, with cap that of the scores before the soft cap, and the weights after dropout, or p."""
         dscores = grad if self.in_place else torch.empty_like(p)
-        kept, dropout = None, NOTHING_DROPPED
+        kept: Tensor | None = None
+        dropout: tuple = NOTHING_DROPPED
         if seed is not None and self.dropout[0]:
             kept, dropout = torch.empty_like(p) if self.with_kept else None, (seed, site, *self.dropout)
         if self.launch is not None:

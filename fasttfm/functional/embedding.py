@@ -115,18 +115,18 @@ def _checks(call: _Call) -> None:
 
 def _plan(call: _Call) -> Callable[[_Call], tuple[Tensor, Tensor | None]]:
     """The output, and what dropout kept (B * L, N) bool, or empty; None of a kernel."""
-    tokens, weight, positions, _, *rules, _, route = call
+    tokens, weight, positions, _, scale, pad_id, first, dropout_p, _, route = call
     if route == "torch":
         return without_views(_compute_by_torch, internal=1)
     from fasttfm.kernels import embedding as kernel
 
-    forward = kernel.Forward(tokens, weight, positions, *rules)
+    forward = kernel.Forward(tokens, weight, positions, scale, pad_id, first, dropout_p)
     copied = not all(x is None or x.is_contiguous() for x in call[:3])
 
     def compute(call: _Call) -> tuple[Tensor, None]:
         tokens, weight, positions, seed, _, _, _, _, site, _ = call
         if copied:
-            tokens, weight, positions = (None if x is None else x.contiguous() for x in call[:3])
+            tokens, weight, positions = (x if x is None else x.contiguous() for x in call[:3])  # type: ignore[assignment]
         return forward(tokens, weight, positions, seed, site), None
 
     return compute

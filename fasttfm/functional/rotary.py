@@ -184,7 +184,7 @@ _back = Operator(
     "rotary_backward", _Call, "Tensor", functools.partial(_turn, inverse=True), _fake,
     backward=lambda saved, wanted, grad: {"x": _rotary(grad, *saved)}, **_either,
 )  # fmt: skip
-_rotary = Operator(
+_rotary: Any = Operator(
     "rotary", _Call, "Tensor", _plan, _fake, checks=_checks, derivative=_back,
     backward=lambda back, saved, wanted, grad: (back(grad, *saved), None, None, None), **_either,
 ).call  # fmt: skip

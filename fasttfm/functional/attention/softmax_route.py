@@ -29,8 +29,8 @@ def planned(
     from fasttfm.kernels import masked_softmax
     from fasttfm.kernels.attention.launch import masking_arguments
 
-    shape, numbers = scores.shape, {"causal": options.causal, "dropout_p": options.dropout_p}
-    softmax = masked_softmax.Forward(scores, **numbers, dtype=dtype, in_place=in_place)
+    shape, (_, _, causal, _, dropout_p, *_) = scores.shape, options
+    softmax = masked_softmax.Forward(scores, causal=causal, dropout_p=dropout_p, dtype=dtype, in_place=in_place)
 
     def masking_of(options: Options) -> tuple:
         return masking_arguments(shape, **{name: getattr(options, name) for name in _PLACES})

@@ -1,7 +1,7 @@
 """The weights of attention by themselves, softmax(Q K^T * scale), as a torch operator on the scores."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -148,7 +148,7 @@ def _differentiate(
     parts = [] if grad is None else [backward(grad, of_mask, saved)]
     if grad_p is not None and saved.options.seed is not None:  # of another signature than backward is planned for
         options = saved.options._replace(dropout_p=0.0, seed=None)
-        parts.append(_softmax_backward(grad_p, of_mask, saved._replace(weights=saved.p, p=None, options=options)))
+        parts.append(_softmax_backward(grad_p, of_mask, _Saved(saved.p, None, options, saved.route)))  # type: ignore[arg-type]
     if not parts:
         return (None,) * 7
     (d_scores, d_mask), *others = parts
@@ -167,8 +167,8 @@ def _plan_backward(call: _Backward) -> Callable[[_Backward], tuple[Tensor, Tenso
 
     def compute(call: _Backward) -> tuple[Tensor, Tensor | None]:
         grad, mask_gradient, (weights, p, options, _) = call
-        p = weights if options.seed is None else p
-        d_scores, _, d_mask = softmax_route.scores_gradient(softmax, grad.contiguous(), p, options, mask_gradient)
+        before: Any = weights if options.seed is None else p
+        d_scores, _, d_mask = softmax_route.scores_gradient(softmax, grad.contiguous(), before, options, mask_gradient)
         return d_scores, d_mask
 
     return compute
