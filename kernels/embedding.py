@@ -14,18 +14,24 @@ Source: Vaswani et al. 2017, sections 3.4, 3.5 and 5.4.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.jit import jit
+from fasttfm.kernels.jit import Launch, jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, Pointer, Real, Size, Varying
-from fasttfm.kernels.philox import Dropout, drop_loaded, dropout_arguments, lanes_exchanged, select, with_seed
+from fasttfm.kernels.philox import (
+    NOTHING_DROPPED,
+    Dropout,
+    drop_loaded,
+    dropout_rate,
+    lanes_exchanged,
+    select,
+    with_seed,
+)
 from fasttfm.kernels.tiles.rows import EMBEDDING
 from fasttfm.kernels.tiles.table import Tile
 from fasttfm.kernels.wide import divided, wide
@@ -143,77 +149,74 @@ def sums_tile(chip: Chip, N: int) -> Tile:
     return EMBEDDING(chip, min(_COLUMNS[-1], max(_COLUMNS[0], power_of_two(N))))
 
 
-def forward(
-    tokens: Tensor,
-    weight: Tensor,
-    positions: Tensor | None,
-    *,
-    scale: float,
-    pad_id: int | None,
-    first_position: int,
-    **dropout: Any,
-) -> Tensor:
-    """tokens (B, L) int64, weight (V, N), positions (P, N) or None, all contiguous; dropout as dropout_arguments()
-    takes it. Returns (B, L, N)."""
-    (B, L), (V, N) = tokens.shape, weight.shape
-    M = B * L
-    y = torch.empty(B, L, N, dtype=weight.dtype, device=weight.device)
-    if y.numel():
+class Forward:
+    """The forward pass for one signature: tokens (B, L), weight (V, N), positions (P, N) or None, all contiguous."""
+
+    def __init__(
+        self, tokens: Tensor, weight: Tensor, positions: Tensor | None, scale: float = 1.0, pad_id: int | None = None,
+        first_position: int = 0, dropout_p: float = 0.0,
+    ) -> None:  # fmt: skip
+        """dropout_p: 0 drops nothing."""
+        (B, L), (V, N) = tokens.shape, weight.shape
         block = tile(chip(weight.device), N)
-        _forward[(ceil_div(M, block.rows), ceil_div(N, block.columns))](
-            tokens, weight, None if positions is None else positions[first_position:], y,
-            dropout_arguments(**dropout), scale, _NONE if pad_id is None else pad_id, M, L, N, V, **block.options(),
-        )  # fmt: skip
-    return y
+        grid = ceil_div(B * L, block.rows), ceil_div(N, block.columns)
+        self.launch = Launch(_forward, grid, block.options()) if B * L * N else None
+        self.shape, self.dropout = (B, L, N), dropout_rate(dropout_p)
+        self.first = 0 if positions is None else first_position
+        self.numbers = scale, _NONE if pad_id is None else pad_id, B * L, L, N, V
+
+    def __call__(
+        self, tokens: Tensor, weight: Tensor, positions: Tensor | None, seed: Tensor | None = None, site: int = 0
+    ) -> Tensor:
+        """(B, L, N)."""
+        y = weight.new_empty(self.shape)
+        if self.launch is not None:
+            if self.first:
+                positions = positions[self.first :]  # type: ignore[index]
+            dropout = (seed, site, *self.dropout) if self.dropout[0] else NOTHING_DROPPED
+            self.launch(tokens, weight, positions, y, dropout, *self.numbers)
+        return y
 
 
-def weight_gradient(dy: Tensor, tokens: Tensor, vocabulary: int, *, scale: float, **options: Any) -> Tensor:
-    """dy (B, L, N), tokens (B, L) contiguous; options: pad_id and dropout, as forward() takes them. Returns
-    (vocabulary, N) in dy's dtype."""
-    flat = tokens.view(-1)
-    ordered, order = torch.sort(flat.to(torch.int32), stable=True)  # half the passes of a sort of int64, 6 launches
-    starts = torch.searchsorted(ordered, _every_token(vocabulary, dy.device))
-    out = torch.empty(vocabulary, dy.shape[-1], dtype=dy.dtype, device=dy.device)
-    return _sum(dy, flat, order, starts, out, tokens.shape[1], scale, **options)
+class Gradient:
+    """The gradient of a table for one signature: of weight, (vocabulary, N) in dy's dtype, or without a vocabulary of
+    the positions that were read, (L, N) float32. dy (B, L, N), tokens (B, L), both contiguous."""
+
+    def __init__(
+        self, dy: Tensor, tokens: Tensor, vocabulary: int | None = None, scale: float = 1.0, pad_id: int | None = None,
+        dropout_p: float = 0.0,
+    ) -> None:  # fmt: skip
+        """As Forward took them."""
+        _, L, N = dy.shape
+        runs = L if vocabulary is None else vocabulary
+        block = sums_tile(chip(dy.device), N)
+        self.vocabulary, self.shape, self.dropout = vocabulary, (runs, N), dropout_rate(dropout_p)
+        self.dtype = torch.float32 if vocabulary is None else dy.dtype
+        self.numbers = scale, _NONE if pad_id is None else pad_id, tokens.numel(), max(1, L), N
+        self.launch = Launch(_sum_rows, (runs, ceil_div(N, block.columns)), block.options()) if runs * N else None
+
+    def __call__(self, dy: Tensor, tokens: Tensor, seed: Tensor | None = None, site: int = 0) -> Tensor:
+        """The gradient."""
+        out = dy.new_empty(self.shape, dtype=self.dtype)
+        order = starts = None
+        if self.vocabulary is not None:
+            # half the passes of a sort of int64, 6 launches
+            ordered, order = torch.sort(tokens.view(-1).to(torch.int32), stable=True)
+            starts = torch.searchsorted(ordered, _every_token(self.vocabulary, dy.device))
+        if self.launch is not None:
+            dropout = (seed, site, *self.dropout) if self.dropout[0] else NOTHING_DROPPED
+            self.launch(dy, tokens, order, starts, out, dropout, *self.numbers)
+        return out
 
 
 def _every_token(vocabulary: int, device: torch.device) -> Tensor:
     """0 .. vocabulary, made once a device; not kept where a CUDA graph's capture would make it part of the graph."""
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        return torch.arange(vocabulary + 1, dtype=torch.int32, device=device)
-    key = vocabulary, device
-    if key not in _every:
-        _every[key] = torch.arange(vocabulary + 1, dtype=torch.int32, device=device)
-    return _every[key]
+    every = _every.get((vocabulary, device))
+    if every is None:
+        every = torch.arange(vocabulary + 1, dtype=torch.int32, device=device)
+        if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+            _every[vocabulary, device] = every
+    return every
 
 
 _every: dict[tuple[int, torch.device], Tensor] = {}
-
-
-def position_gradient(dy: Tensor, tokens: Tensor, **options: Any) -> Tensor:
-    """dy, tokens and options as weight_gradient() takes them. Returns (L, N) float32."""
-    out = torch.empty(dy.shape[1:], dtype=torch.float32, device=dy.device)
-    return _sum(dy, tokens, None, None, out, tokens.shape[1], 1.0, **options)
-
-
-def _sum(
-    dy: Tensor,
-    tokens: Tensor,
-    order: Tensor | None,
-    starts: Tensor | None,
-    out: Tensor,
-    length: int,
-    scale: float,
-    *,
-    pad_id: int | None,
-    **dropout: Any,
-) -> Tensor:
-    runs, N = out.shape
-    if out.numel():
-        block = sums_tile(chip(dy.device), N)
-        _sum_rows[(runs, ceil_div(N, block.columns))](
-            dy, tokens, order, starts, out, dropout_arguments(**dropout), scale,
-            _NONE if pad_id is None else pad_id, tokens.numel(), max(1, length), N,
-            **block.options(),
-        )  # fmt: skip
-    return out

@@ -21,12 +21,11 @@ import triton.language as tl
 from torch import Tensor
 
 from fasttfm.kernels.attention import steps
-from fasttfm.kernels.attention.launch import masking_arguments
 from fasttfm.kernels.attention.problem import Head, Masking, Sizes
-from fasttfm.kernels.jit import jit
+from fasttfm.kernels.jit import Launch, jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, Pointer, Real, RealOrNone, Size, Varying
-from fasttfm.kernels.philox import Dropout, dropout_arguments, dropped, with_seed
+from fasttfm.kernels.philox import NOTHING_DROPPED, Dropout, dropout_rate, dropped, with_seed
 from fasttfm.kernels.tiles.attention import MASKED_SOFTMAX
 
 ONE_PASS = 8192
@@ -39,6 +38,10 @@ class Cap(NamedTuple):
     """(B, H, L, S), as the forward pass was given them; None: there is no cap."""
     scale: RealOrNone
     softcap: RealOrNone
+
+
+NO_CAP = Cap(None, None, None)
+NOTHING_MASKED = Masking(None, 0)
 
 
 @triton.jit
@@ -216,74 +219,68 @@ def _backward(
                 tl.store(kept + line + column + columns, dropped.to(kept.dtype.element_ty), mask=inside)
 
 
-def _launch(x: Tensor) -> tuple[tuple[int], dict[str, Any]]:
-    """Grid, constants and options of a pass over x (B, H, L, S)."""
+def _launch(kernel: Any, x: Tensor, **constants: Any) -> Launch | None:
+    """Of a pass over x (B, H, L, S); None where there is nothing to do."""
     batch, heads, queries, keys = x.shape
     columns = max(16, power_of_two(keys))
     one = columns <= ONE_PASS
     tile = MASKED_SOFTMAX(chip(x.device), columns if one else 2048)
-    return (ceil_div(queries, tile.rows) * batch * heads,), {"ONE": one, **tile.options()}
+    grid = (ceil_div(queries, tile.rows) * batch * heads,)
+    return Launch(kernel, grid, {**constants, "ONE": one, **tile.options()}) if x.numel() else None
 
 
-def forward(
-    scores: Tensor,
-    scale: float,
-    *,
-    key_lengths: Tensor | None = None,
-    causal: bool = False,
-    dropout_p: float = 0.0,
-    seed: Tensor | None = None,
-    site: int = 0,
-    lse: Tensor | None = None,
-    dtype: torch.dtype | None = None,
-    in_place: bool = False,
-    **places: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """scores (B, H, L, S) float32, contiguous; the rest as fasttfm.functional.attention's Options, places
-    masking_arguments()'s; lse: memory (B, H, L) float32 for the log-sum-exp, in base 2, of rows with a key or a sink.
+class Forward:
+    """The forward pass for one signature, over scores (B, H, L, S) float32, contiguous."""
 
-    Returns the weights before dropout in dtype, in scores' own memory where that may be, and after it (None without
-    dropout).
-    """
-    p = scores if in_place and dtype in (None, scores.dtype) else torch.empty_like(scores, dtype=dtype)
-    dropout = dropout_arguments(dropout_p, seed, site)
-    kept = None if dropout.seed is None else torch.empty_like(p)
-    if scores.numel():
-        if key_lengths is not None:
-            key_lengths = key_lengths.contiguous()
-        masking = masking_arguments(scores.shape, **places)
-        grid, options = _launch(scores)
-        _forward[grid](
-            scores, p, kept, lse, key_lengths, masking, dropout, scale, *scores.shape[1:], CAUSAL=causal, **options
-        )
-    elif lse is not None:
-        lse.zero_()
-    return p, kept
+    def __init__(
+        self, scores: Tensor, *, causal: bool = False, dropout_p: float = 0.0, dtype: torch.dtype | None = None,
+        in_place: bool = False,
+    ) -> None:  # fmt: skip
+        """dtype: of the weights, unless it is the scores'; in_place: in the scores' own memory where that may be."""
+        self.launch = _launch(_forward, scores, CAUSAL=causal)
+        self.sizes, self.dropout = tuple(scores.shape[1:]), dropout_rate(dropout_p)
+        self.dtype, self.in_place = dtype, in_place and dtype in (None, scores.dtype)
+
+    def __call__(
+        self, scores: Tensor, scale: float, masking: tuple = NOTHING_MASKED, key_lengths: Tensor | None = None,
+        seed: Tensor | None = None, site: int = 0, lse: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """The weights before dropout, and after it (None without dropout).
+
+        masking: as masking_arguments() makes it; key_lengths (B,) contiguous; lse: memory (B, H, L) float32 for the
+        log-sum-exp, in base 2, of rows with a key or a sink.
+        """
+        p = scores if self.in_place else torch.empty_like(scores, dtype=self.dtype)
+        kept: Tensor | None = None
+        dropout: tuple = NOTHING_DROPPED
+        if seed is not None and self.dropout[0]:
+            kept, dropout = torch.empty_like(p), (seed, site, *self.dropout)
+        if self.launch is not None:
+            self.launch(scores, p, kept, lse, key_lengths, masking, dropout, scale, *self.sizes)
+        elif lse is not None:
+            lse.zero_()
+        return p, kept
 
 
-def backward(
-    grad: Tensor,
-    p: Tensor,
-    factor: float,
-    dropout_p: float = 0.0,
-    seed: Tensor | None = None,
-    site: int = 0,
-    *,
-    cap: tuple[Tensor, float, float] | None = None,
-    in_place: bool = False,
-    with_kept: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """grad float32, of the weights after dropout, and p (B, H, L, S) contiguous; cap: scores, scale and softcap of
-    forward().
+class Backward:
+    """The backward pass for one signature, over p (B, H, L, S) contiguous, the weights before dropout."""
 
-    Returns the gradient of the masked scores times factor in p's dtype, with cap that of the scores before the soft
-    cap, in grad's own memory if it may be (in_place), and, if asked, the weights after dropout (p itself without
-    dropout).
-    """
-    dscores = grad if in_place and grad.dtype == p.dtype else torch.empty_like(p)
-    dropout = dropout_arguments(dropout_p, seed, site)
-    kept = torch.empty_like(p) if with_kept and dropout.seed is not None else None
-    if p.numel():
-        grid, options = _launch(p)
-        _backward[grid](p, grad, dscores, kept, Cap(*(cap or (None,) * 3)), dropout, factor, *p.shape[2:], **options)
-    return dscores, p if kept is None else kept
+    def __init__(self, p: Tensor, dropout_p: float = 0.0, *, in_place: bool = False, with_kept: bool = False) -> None:
+        """in_place: in the gradient's own memory where that may be; with_kept: the weights after dropout are of use."""
+        self.launch = _launch(_backward, p)
+        self.sizes, self.dropout = tuple(p.shape[2:]), dropout_rate(dropout_p)
+        self.in_place, self.with_kept = in_place and p.dtype is torch.float32, with_kept
+
+    def __call__(
+        self, grad: Tensor, p: Tensor, factor: float, seed: Tensor | None = None, site: int = 0, cap: tuple = NO_CAP
+    ) -> tuple[Tensor, Tensor]:
+        """grad float32, contiguous, of the weights after dropout. Returns the gradient of the masked scores times
+        factor in p's dtype, with cap that of the scores before the soft cap, and the weights after dropout, or p."""
+        dscores = grad if self.in_place else torch.empty_like(p)
+        kept: Tensor | None = None
+        dropout: tuple = NOTHING_DROPPED
+        if seed is not None and self.dropout[0]:
+            kept, dropout = torch.empty_like(p) if self.with_kept else None, (seed, site, *self.dropout)
+        if self.launch is not None:
+            self.launch(p, grad, dscores, kept, cap, dropout, factor, *self.sizes)
+        return dscores, p if kept is None else kept

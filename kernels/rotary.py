@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.jit import jit
+from fasttfm.kernels.jit import Launch, jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.parameter import Int64Pointer, ParameterPointer, Pointer, Real, Size, Strides, Varying, Varyings
 from fasttfm.kernels.tiles.rows import ROTARY
@@ -105,20 +105,29 @@ def tile(chip: Chip, pairs: int) -> Tile:
     return ROTARY(chip, max(_FEWEST, power_of_two(pairs)))
 
 
-def rotate(
-    x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, *, interleaved: bool, inverse: bool
-) -> Tensor:
-    """x (B, H, L, D) turned, its memory (B, L, H, D); cos, sin (P, pairs) contiguous; positions (B or 1, L) int64."""
-    batch, heads, length, width = x.shape
-    x = x if x.stride(-1) == 1 else x.contiguous()
-    out = x.new_empty(batch, length, heads, width)
-    if out.numel():
-        block = tile(chip(x.device), cos.shape[1])
-        sizes = Sizes(heads, length, cos.shape[0], width, cos.shape[1])
-        parts = 1 + ceil_div(width - 2 * cos.shape[1], block.columns * (2 if interleaved else 1))
-        _rotate[(batch * ceil_div(length * heads, block.rows), parts)](
-            x, cos, sin, positions, out, -1.0 if inverse else 1.0, sizes, x.stride()[:3],
-            (0, 0) if positions is None else positions.expand(batch, length).stride(),
-            INTERLEAVED=interleaved, **block.options(),
-        )  # fmt: skip
-    return out.transpose(1, 2)
+class Rotation:
+    """The turn of one signature: x (B, H, L, D), or packed (T, H, D), with unit stride in D; cos, sin (P, pairs)
+    contiguous; positions (B or 1, L), of packed x (T,), int64; None: 0, 1, ... in every sequence."""
+
+    def __init__(
+        self, x: Tensor, cos: Tensor, positions: Tensor | None, *, interleaved: bool = False, inverse: bool = False
+    ) -> None:
+        """inverse: back by the same angles."""
+        by_head = x if x.dim() == 4 else x.transpose(0, 1)[None]
+        (batch, heads, length, width), pairs = by_head.shape, cos.shape[1]
+        block = tile(chip(x.device), pairs)
+        parts = 1 + ceil_div(width - 2 * pairs, block.columns * (2 if interleaved else 1))
+        grid = batch * ceil_div(length * heads, block.rows), parts
+        self.launch = Launch(_rotate, grid, {"INTERLEAVED": interleaved, **block.options()}) if x.numel() else None
+        places = (0, 0) if positions is None else positions.expand(batch, length).stride()
+        sizes = heads, length, cos.shape[0], width, pairs
+        self.numbers = -1.0 if inverse else 1.0, sizes, by_head.stride()[:3], places
+        token = heads * width
+        self.out = x.shape, (length * token, width, token, 1) if x.dim() == 4 else (token, width, 1)
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None) -> Tensor:
+        """x turned, of its shape, its memory (B, L, H, D)."""
+        out = x.new_empty_strided(*self.out)
+        if self.launch is not None:
+            self.launch(x, cos, sin, positions, out, *self.numbers)
+        return out

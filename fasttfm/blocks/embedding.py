@@ -92,20 +92,12 @@ def embed(
         table = _with_padding(positions, tokens, last, pad_id, first_position, packing)
     else:
         table = positions.rows(last, tokens.device)
-    if packing is not None:
-        table = table[packing.columns]
+    # the rows that are read: one signature, whatever the first position
+    table = table[packing.columns] if packing is not None else table[first_position:last]
     scale = table.shape[1] ** 0.5
     if untouched(embedding, EMBEDDING) and ordinary(embedding.weight) and not embedding.max_norm:
-        return F.embed(
-            tokens,
-            embedding.weight,
-            table,
-            scale=scale,
-            pad_id=pad_id,
-            first_position=first_position,
-            **dropout.options(),
-        )
-    x = embedding(tokens) * scale + table[first_position : first_position + tokens.shape[1]]
+        return F.embed(tokens, embedding.weight, table, scale=scale, pad_id=pad_id, **dropout.options())
+    x = embedding(tokens) * scale + table
     return nn.functional.dropout(x.masked_fill((tokens == pad_id)[..., None], 0.0), dropout.dropout_p)
 
 

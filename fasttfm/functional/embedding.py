@@ -1,5 +1,6 @@
 """Token embedding: scale, position and dropout in one pass (Vaswani et al. 2017, sections 3.4, 3.5 and 5.4)."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -7,9 +8,19 @@ from torch import Tensor
 
 from fasttfm import reference
 from fasttfm.cpu import training_passes
-from fasttfm.functional.backends import chosen, kernel_route
-from fasttfm.functional.dropout import Dropout, as_factor, dropout_for, dropout_scale, fake_keep_mask, keep_mask, wide
-from fasttfm.functional.operator import Gradients, Operator, Size, Whole, unplanned
+from fasttfm.functional import backends
+from fasttfm.functional.backends import kernel_route
+from fasttfm.functional.dropout import (
+    LEAST_P,
+    Dropout,
+    as_factor,
+    draw_seed,
+    dropout_for,
+    dropout_scale,
+    keep_mask,
+    wide,
+)
+from fasttfm.functional.operator import Operator, Size, Whole, without_views
 from fasttfm.functional.signature import names_arguments
 
 
@@ -34,6 +45,54 @@ def embed(
     Returns (B, L, N) in weight's dtype, also under autocast. The backward pass is deterministic.
     Raises ValueError for shapes that do not agree or a dropout_p outside [0, 1].
     """
+    if dropout_p <= LEAST_P:
+        seed = None
+    elif seed is None:
+        seed = draw_seed(weight.device)
+    return _embed(tokens, weight, positions, seed, scale, pad_id, first_position, dropout_p, site, backends.current)[0]
+
+
+class _Call(NamedTuple):
+    tokens: Whole
+    weight: Tensor
+    positions: Tensor | None
+    seed: Whole | None
+    """None: nothing is dropped."""
+    scale: float
+    pad_id: int | None
+    first_position: Size
+    dropout_p: float
+    site: int
+    route: str
+
+
+class _Saved(NamedTuple):
+    tokens: Tensor
+    keep: Tensor | None
+    """(B * L, N) bool, or empty; not of a kernel."""
+    seed: Whole | None
+    scale: float
+    pad_id: int | None
+    first_position: Size
+    dropout_p: float
+    site: int
+    route: str
+    vocabulary: Size
+    positions: Size
+    """Rows of the table."""
+    positions_dtype: torch.dtype | None
+
+
+class _Backward(NamedTuple):
+    grad: Tensor
+    of_weight: bool
+    """Whether its gradient is asked for."""
+    of_positions: bool
+    saved: _Saved
+
+
+def _checks(call: _Call) -> None:
+    tokens, weight, positions, seed, _, _, first_position, dropout_p, site, _ = call
     if tokens.dim() != 2 or weight.dim() != 2:
         raise ValueError(f"tokens {tuple(tokens.shape)} and weight {tuple(weight.shape)} must be (B, L) and (V, N)")
     if tokens.dtype not in (torch.int64, torch.int32):
@@ -51,77 +110,37 @@ def embed(
                 f"positions {tuple(positions.shape)} must be (at least {last}, {weight.shape[1]}): tokens "
                 f"{tuple(tokens.shape)} begin at position {first_position} and rows are {weight.shape[1]} wide"
             )
-    table = _Table(scale, pad_id, first_position, dropout_for(weight.device, dropout_p, seed, site))
-    return _embed(tokens, weight, positions, table, chosen())[0]
+    dropout_for(weight.device, dropout_p, seed, site)
 
 
-class _Table(NamedTuple):
-    """Rules of how rows are read from the tables."""
+def _plan(call: _Call) -> Callable[[_Call], tuple[Tensor, Tensor | None]]:
+    """The output, and what dropout kept (B * L, N) bool, or empty; None of a kernel."""
+    tokens, weight, positions, _, scale, pad_id, first, dropout_p, _, route = call
+    if route == "torch":
+        return without_views(_compute_by_torch, internal=1)
+    from fasttfm.kernels import embedding as kernel
 
-    scale: float
-    pad_id: int | None
-    first_position: Size
-    dropout: Dropout
+    forward = kernel.Forward(tokens, weight, positions, scale, pad_id, first, dropout_p)
+    copied = not all(x is None or x.is_contiguous() for x in call[:3])
 
+    def compute(call: _Call) -> tuple[Tensor, None]:
+        tokens, weight, positions, seed, _, _, _, _, site, _ = call
+        if copied:
+            tokens, weight, positions = (x if x is None else x.contiguous() for x in call[:3])  # type: ignore[assignment]
+        return forward(tokens, weight, positions, seed, site), None
 
-class _Call(NamedTuple):
-    tokens: Whole
-    weight: Tensor
-    positions: Tensor | None
-    table: _Table
-    route: str
-
-
-class _Shapes(NamedTuple):
-    """Shapes of the gradients; 0 rows where none is wanted."""
-
-    vocabulary: Size
-    positions: Size
+    return compute
 
 
-class _Saved(NamedTuple):
-    tokens: Tensor
-    keep: Tensor
-    table: _Table
-    route: str
-
-
-class _Backward(NamedTuple):
-    grad: Tensor
-    saved: _Saved
-    rows: _Shapes
-
-
-class _Kept(NamedTuple):
-    saved: _Saved
-    rows: _Shapes
-    positions_dtype: torch.dtype | None
-
-
-def _compute(call: _Call) -> tuple[Tensor, Tensor]:
-    """The output, and the keep mask (B * L, N), which is empty where nothing is dropped or a kernel did it."""
-    tokens, weight, positions, table, route = call
-    if route == "triton":
-        from fasttfm.kernels import embedding as kernel
-
-        y = kernel.forward(
-            tokens.contiguous(),
-            weight.contiguous(),
-            None if positions is None else positions.contiguous(),
-            scale=table.scale,
-            pad_id=table.pad_id,
-            first_position=table.first_position,
-            **table.dropout._asdict(),
-        )
-        return y, y.new_empty(0, dtype=torch.bool)
+def _compute_by_torch(call: _Call) -> tuple[Tensor, Tensor]:
+    tokens, weight, positions, seed, scale, _, first, dropout_p, site, _ = call
     x = _rows_of(weight, tokens).to(wide(weight.dtype))  # (B, L, N), a fresh tensor
     if positions is None:
-        x *= table.scale
+        x *= scale
     else:
-        first = table.first_position
-        torch.add(positions[first : first + tokens.shape[1]].to(x.dtype), x, alpha=table.scale, out=x)
-    keep = keep_mask(x.view(-1, x.shape[-1]), table.dropout)
-    return _mask_(x, tokens, keep, table).to(weight.dtype), keep
+        torch.add(positions[first : first + tokens.shape[1]].to(x.dtype), x, alpha=scale, out=x)
+    keep = keep_mask(x.view(-1, x.shape[-1]), Dropout(dropout_p, seed, site))
+    return _masked(x, tokens, keep, call).to(weight.dtype), keep
 
 
 def _rows_of(weight: Tensor, tokens: Tensor) -> Tensor:
@@ -135,112 +154,121 @@ def _rows_of(weight: Tensor, tokens: Tensor) -> Tensor:
         ) from None
 
 
-def _mask_(x: Tensor, tokens: Tensor, keep: Tensor, table: _Table) -> Tensor:
+def _masked(x: Tensor, tokens: Tensor, keep: Tensor, rules: "_Call | _Saved") -> Tensor:
     """Dropout, and zero rows at pad_id, on x (B, L, N) in place."""
     if keep.numel():
         x *= as_factor(keep, x.dtype).view(x.shape)
-        x *= dropout_scale(table.dropout.dropout_p)
-    if table.pad_id is not None:
-        x.masked_fill_((tokens == table.pad_id)[..., None], 0.0)
+        x *= dropout_scale(rules.dropout_p)
+    if rules.pad_id is not None:
+        x.masked_fill_((tokens == rules.pad_id)[..., None], 0.0)
     return x
 
 
 def _fake(call: _Call) -> tuple[Tensor, Tensor]:
     y = call.weight.new_empty((*call.tokens.shape, call.weight.shape[1]))
-    return y, fake_keep_mask(y, call.table.dropout, call.route)
+    if call.route == "triton":
+        return y, call.tokens.new_empty(0)
+    return y, y.new_empty((0,) if call.seed is None else (call.tokens.numel(), y.shape[-1]), dtype=torch.bool)
 
 
-def _save(call: _Call, outputs: tuple[Tensor, Tensor]) -> _Kept:
-    positions = call.positions
-    rows = _Shapes(call.weight.shape[0], 0 if positions is None else positions.shape[0])
-    saved = _Saved(call.tokens, outputs[1], call.table, call.route)
-    return _Kept(saved, rows, None if positions is None else positions.dtype)
+def _save(call: _Call, outputs: tuple[Tensor, Tensor | None]) -> tuple:
+    tokens, weight, positions, *rules = call
+    table = (0, None) if positions is None else (positions.shape[0], positions.dtype)
+    return tokens, outputs[1], *rules, weight.shape[0], *table
 
 
-def _differentiate(kept: _Kept, wanted: _Call, grad: Tensor, _: None) -> Gradients:
-    rows = _Shapes(kept.rows.vocabulary if wanted.weight else 0, kept.rows.positions if wanted.positions else 0)
-    d_weight, d_positions = _embed_backward(grad, kept.saved, rows)
-    return {
-        "weight": d_weight if wanted.weight else None,
-        "positions": d_positions.to(kept.positions_dtype) if wanted.positions else None,
-    }
+def _differentiate(
+    backward: Callable[..., tuple], saved: _Saved, wanted: _Call, grad: Tensor, *_: None
+) -> tuple[Tensor | None, ...]:
+    d_weight, d_positions = backward(grad, wanted.weight, wanted.positions, saved)
+    return None, d_weight if wanted.weight else None, d_positions if wanted.positions else None, None
 
 
-def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor]:
-    """Gradients of weight in grad's dtype and of positions in float32, each without rows where it is not asked for."""
-    if call.saved.route == "triton":
-        return _kernel_backward(call)
-    grad, (tokens, keep, table, _), rows = call
-    if not rows.positions and rows.vocabulary and training_passes.takes(grad):
-        d_weight = training_passes.embedding_gradient(
-            grad.contiguous(), tokens.contiguous(), rows.vocabulary, table.pad_id, keep,
-            dropout_scale(table.dropout.dropout_p), table.scale,
-        )  # fmt: skip
-        return d_weight, grad.new_zeros(0, grad.shape[-1], dtype=wide(grad.dtype))
-    x = _mask_(grad.to(wide(grad.dtype), copy=True), tokens, keep, table)
-    d_positions = x.new_zeros(rows.positions, grad.shape[-1])
-    if rows.positions:
-        torch.sum(x, dim=0, out=d_positions[table.first_position : table.first_position + tokens.shape[1]])
-    if not rows.vocabulary:
-        return x.new_empty(0, grad.shape[-1], dtype=grad.dtype), d_positions
-    x *= table.scale
+def _plan_backward(call: _Backward) -> Callable[[_Backward], tuple[Tensor | None, Tensor | None]]:
+    """Gradients of weight in grad's dtype and of positions in theirs, None where it is not asked for."""
+    grad, of_weight, of_positions, saved = call
+    if saved.route == "torch":
+        passed = of_weight and not of_positions and training_passes.takes(grad)
+        return _pass_backward if passed else without_views(_compute_backward_by_torch)
+    from fasttfm.kernels import embedding as kernel
+
+    tokens, _, _, scale, pad_id, _, dropout_p, *_ = saved
+    weight_gradient = kernel.Gradient(grad, tokens, saved.vocabulary, scale, pad_id, dropout_p)
+    position_gradient = kernel.Gradient(grad, tokens, None, 1.0, pad_id, dropout_p)
+    copied = not (grad.is_contiguous() and tokens.is_contiguous())
+
+    def compute(call: _Backward) -> tuple[Tensor | None, Tensor | None]:
+        grad, _, _, saved = call
+        tokens, seed, site = saved.tokens, saved.seed, saved.site
+        if copied:
+            grad, tokens = grad.contiguous(), tokens.contiguous()
+        d_weight = weight_gradient(grad, tokens, seed, site) if of_weight else None
+        if not of_positions:
+            return d_weight, None
+        return d_weight, _in_table(position_gradient(grad, tokens, seed, site), saved)
+
+    return compute
+
+
+def _in_table(gradient: Tensor, saved: _Saved) -> Tensor:
+    """The gradient of the table of positions from that of the rows that were read."""
+    table = gradient.new_zeros(saved.positions, gradient.shape[1], dtype=saved.positions_dtype)
+    table[saved.first_position : saved.first_position + len(gradient)] = gradient
+    return table
+
+
+def _pass_backward(call: _Backward) -> tuple[Tensor, None]:
+    grad, saved = call.grad.contiguous(), call.saved
+    return training_passes.embedding_gradient(
+        grad, saved.tokens.contiguous(), saved.vocabulary, saved.pad_id, saved.keep,  # type: ignore[arg-type]
+        dropout_scale(saved.dropout_p), saved.scale,
+    ), None  # fmt: skip
+
+
+def _compute_backward_by_torch(call: _Backward) -> tuple[Tensor | None, Tensor | None]:
+    grad, of_weight, of_positions, saved = call
+    x = _masked(grad.to(wide(grad.dtype), copy=True), saved.tokens, saved.keep, saved)  # type: ignore[arg-type]
+    d_positions = _in_table(x.sum(0), saved) if of_positions else None
+    if not of_weight:
+        return None, d_positions
+    x *= saved.scale
     # Each thread sums the rows of its own part of the vocabulary in the order of the tokens: deterministic.
-    padding = -1 if table.pad_id is None else table.pad_id
-    d_weight = torch.ops.aten.embedding_dense_backward(x, tokens, rows.vocabulary, padding, False)
+    padding = -1 if saved.pad_id is None else saved.pad_id
+    d_weight = torch.ops.aten.embedding_dense_backward(x, saved.tokens, saved.vocabulary, padding, False)
     return d_weight.to(grad.dtype), d_positions
 
 
-def _kernel_backward(call: _Backward) -> tuple[Tensor, Tensor]:
-    from fasttfm.kernels import embedding as kernel
-
-    table, rows = call.saved.table, call.rows
-    grad, tokens = call.grad.contiguous(), call.saved.tokens.contiguous()
-    options = {"pad_id": table.pad_id, **table.dropout._asdict()}
-    d_positions = grad.new_empty(rows.positions, grad.shape[-1], dtype=torch.float32)
-    if rows.positions:
-        first = table.first_position
-        d_positions.zero_()[first : first + tokens.shape[1]] = kernel.position_gradient(grad, tokens, **options)
-    if not rows.vocabulary:
-        return grad.new_empty(0, grad.shape[-1]), d_positions
-    return kernel.weight_gradient(grad, tokens, rows.vocabulary, scale=table.scale, **options), d_positions
-
-
 def _fake_backward(call: _Backward) -> tuple[Tensor, Tensor]:
-    grad, rows, width = call.grad, call.rows, call.grad.shape[-1]
-    return grad.new_empty(rows.vocabulary, width), grad.new_empty(rows.positions, width, dtype=wide(grad.dtype))
+    grad, of_weight, of_positions, saved = call
+    return (
+        grad.new_empty((saved.vocabulary, grad.shape[-1]) if of_weight else (0,)),
+        grad.new_empty((saved.positions, grad.shape[-1]), dtype=saved.positions_dtype)
+        if of_positions else grad.new_empty(0),
+    )  # fmt: skip
 
 
 def _reference_backward(call: _Backward) -> tuple[Tensor, Tensor]:
-    grad, (tokens, _, table, _), rows = call
-    x = reference.dropout(grad.to(wide(grad.dtype)), *table.dropout)
-    if table.pad_id is not None:
-        x = x.masked_fill((tokens == table.pad_id)[..., None], 0.0)
-    empty, first = x.new_empty(0, x.shape[-1]), table.first_position
-    d_weight = empty.to(grad.dtype)
-    if rows.vocabulary:
-        places = tokens.flatten(), x.flatten(0, 1) * table.scale
-        d_weight = x.new_zeros(rows.vocabulary, x.shape[-1]).index_add(0, *places).to(grad.dtype)
-    if not rows.positions:
-        return d_weight, empty
-    return d_weight, torch.nn.functional.pad(x.sum(0), (0, 0, first, rows.positions - first - x.shape[1]))
+    grad, of_weight, of_positions, saved = call
+    x = reference.dropout(grad.to(wide(grad.dtype)), saved.dropout_p, saved.seed, saved.site)
+    if saved.pad_id is not None:
+        x = x.masked_fill((saved.tokens == saved.pad_id)[..., None], 0.0)
+    d_weight = d_positions = grad.new_empty(0)
+    if of_weight:
+        places = saved.tokens.flatten(), x.flatten(0, 1) * saved.scale
+        d_weight = x.new_zeros(saved.vocabulary, x.shape[-1]).index_add(0, *places).to(grad.dtype)
+    if of_positions:
+        first = saved.first_position
+        rows = torch.nn.functional.pad(x.sum(0), (0, 0, first, saved.positions - first - x.shape[1]))
+        d_positions = rows.to(saved.positions_dtype)
+    return d_weight, d_positions
 
 
 _embed_backward = Operator(
-    "embed_backward",
-    _Backward,
-    "(Tensor, Tensor)",
-    unplanned(_compute_backward),
-    _fake_backward,
-    reference=_reference_backward,
-).call
+    "embed_backward", _Backward, "(Tensor, Tensor)", _plan_backward, _fake_backward, reference=_reference_backward,
+    leading=3,
+)  # fmt: skip
 _embed = Operator(
-    "embed",
-    _Call,
-    "(Tensor, Tensor)",
-    unplanned(_compute, 1),
-    _fake,
-    decide=lambda call: kernel_route(call.route, call.weight),
-    save=_save,
-    backward=_differentiate,
-    rows=("tokens",),
-).call
+    "embed", _Call, "(Tensor, Tensor)", _plan, _fake, checks=_checks,
+    decide=lambda call: kernel_route(call.route, call.weight), save=_save, saved=_Saved, backward=_differentiate,
+    derivative=_embed_backward, visible=1, rows=("tokens",), free=("site",),
+).call  # fmt: skip

@@ -1,15 +1,18 @@
 """Rotary position embedding (Su et al. 2021): queries and keys turned by their positions before their product."""
 
+import functools
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fasttfm import reference
+from fasttfm.functional import backends
 from fasttfm.functional.attention.layout import empty_heads_last, heads_last
-from fasttfm.functional.backends import chosen, kernel_route, values_are_checked
-from fasttfm.functional.operator import Gradients, Operator, Whole, unplanned
+from fasttfm.functional.backends import kernel_route, values_are_checked
+from fasttfm.functional.operator import Operator, Whole, without_views
 from fasttfm.functional.signature import checks_arguments, names_arguments
 
 _MAX_PAIRS = 128
@@ -32,14 +35,11 @@ def rotary(
     and GPT-J. Returns a new tensor of x's shape and dtype, heads last in memory, as attention() gives. Its gradient is
     turned back, so that nothing of x is kept; cos and sin take none. Raises ValueError for what does not agree.
     """
-    _check(x, cos, sin, positions)
-    packed = x.dim() == 3
-    if packed:
-        x = x.transpose(0, 1).unsqueeze(0)  # (1, H, T, D)
-    if positions is not None:
-        positions = positions.long() if positions.dim() == 2 else positions.long().unsqueeze(0)
-    y = _rotary(x, cos.contiguous(), sin.contiguous(), positions, interleaved, False, chosen())
-    return y[0].transpose(0, 1) if packed else y
+    if cos.requires_grad or sin.requires_grad:
+        raise ValueError("cos and sin take no gradient: give them detached")
+    if positions is not None and x.dim() == 4 and positions.shape == x.shape[2:3]:
+        positions = positions[None]
+    return _rotary(x, cos, sin, positions, interleaved, backends.current)
 
 
 @checks_arguments
@@ -78,7 +78,26 @@ def rotary_tables(
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def _check(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None) -> None:
+class _Call(NamedTuple):
+    x: Tensor
+    cos: Tensor
+    sin: Tensor
+    positions: Whole | None
+    """(B or 1, L), of packed x (T,)."""
+    interleaved: bool
+    route: str
+
+
+class _Saved(NamedTuple):
+    cos: Tensor
+    sin: Tensor
+    positions: Tensor | None
+    interleaved: bool
+    route: str
+
+
+def _checks(call: _Call) -> None:
+    x, cos, sin, positions, *_ = call
     if x.dim() not in (3, 4) or not x.is_floating_point():
         raise ValueError(f"x is {x.dtype} {tuple(x.shape)}: floats (B, H, L, D), or packed (T, H, D), are needed")
     if cos.dim() != 2 or cos.shape != sin.shape or cos.dtype != sin.dtype or not 0 < 2 * cos.shape[1] <= x.shape[-1]:
@@ -86,8 +105,6 @@ def _check(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None) -> Non
             f"cos {cos.dtype} {tuple(cos.shape)} and sin {sin.dtype} {tuple(sin.shape)} must both be (P, R / 2) of one "
             f"dtype, R from 2 to the head size {x.shape[-1]}"
         )
-    if cos.requires_grad or sin.requires_grad:
-        raise ValueError("cos and sin take no gradient: give them detached")
     given = [cos, sin] if positions is None else [cos, sin, positions]
     if any(tensor.device != x.device for tensor in given):
         raise ValueError(f"cos, sin and positions must be on x's device, {x.device}")
@@ -106,30 +123,6 @@ def _check(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None) -> Non
             f"positions is {positions.dtype} {tuple(positions.shape)}: int32 or int64 "
             f"{' or '.join(map(str, dict.fromkeys(allowed)))} is needed"
         )
-    if values_are_checked(positions) and positions.numel():
-        least, most = (int(x) for x in positions.aminmax())
-        if least < 0 or most >= cos.shape[0]:
-            raise ValueError(f"positions reach from {least} to {most}: the tables have rows 0 to {cos.shape[0] - 1}")
-
-
-class _Call(NamedTuple):
-    x: Tensor
-    cos: Tensor
-    sin: Tensor
-    positions: Whole | None
-    """(B or 1, L) int64."""
-    interleaved: bool
-    inverse: bool
-    route: str
-
-
-class _Saved(NamedTuple):
-    cos: Tensor
-    sin: Tensor
-    positions: Tensor | None
-    interleaved: bool
-    inverse: bool
-    route: str
 
 
 def _decide(call: _Call) -> str:
@@ -137,30 +130,61 @@ def _decide(call: _Call) -> str:
     return "torch" if call.cos.shape[1] > _MAX_PAIRS or call.cos.dtype == torch.float64 else route
 
 
-def _compute(call: _Call) -> Tensor:
-    x, cos, sin, positions, interleaved, inverse, route = call
-    if route == "triton":
-        from fasttfm.kernels import rotary as kernel
+def _plan(call: _Call) -> Callable[[_Call], Tensor]:
+    turn = _turn(call, inverse=False)
+    if call.positions is None:
+        return turn
 
-        return kernel.rotate(x, cos, sin, positions, interleaved=interleaved, inverse=inverse)
-    return heads_last(reference.rotary(x, cos, -sin if inverse else sin, positions, interleaved=interleaved))
+    def compute(call: _Call) -> Tensor:
+        positions, rows = call.positions, len(call.cos)
+        if values_are_checked(positions) and positions.numel():  # type: ignore[arg-type, union-attr]
+            least, most = map(int, positions.aminmax())  # type: ignore[union-attr]
+            if least < 0 or most >= rows:
+                raise ValueError(f"positions reach from {least} to {most}: the tables have rows 0 to {rows - 1}")
+        return turn(call)
+
+    return compute
 
 
-def _differentiate(saved: _Saved, wanted: _Call, grad: Tensor) -> Gradients:
-    turn = _rotary if torch._C._has_storage(grad) else _operator.dispatched  # a gradient without memory: all at once
-    return {"x": turn(grad, *saved._replace(inverse=not saved.inverse))}
+def _turn(call: _Call, inverse: bool) -> Callable[[_Call], Tensor]:
+    if call.route == "torch":
+        return without_views(functools.partial(_turn_by_torch, inverse=inverse))
+    from fasttfm.kernels import rotary as kernel
+
+    x, cos, _, positions = given = _dense(*call[:4])
+    rotate = kernel.Rotation(x, cos, positions, interleaved=call.interleaved, inverse=inverse)
+    copied = any(a is not b for a, b in zip(given, call))
+    return lambda call: rotate(*(_dense(*call[:4]) if copied else call[:4]))
 
 
-_operator = Operator(
-    "rotary",
-    _Call,
-    "Tensor",
-    unplanned(_compute),
-    lambda call: empty_heads_last(call.x, call.x.shape[-1]),
-    decide=_decide,
-    save=lambda call, output: call[1:],
-    saved=_Saved,
-    backward=_differentiate,
-    rows=("x", "positions"),
-)
-_rotary = _operator.call
+def _dense(
+    x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """As a kernel reads them."""
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    return x, cos.contiguous(), sin.contiguous(), None if positions is None else positions.long()
+
+
+def _turn_by_torch(call: _Call, inverse: bool) -> Tensor:
+    x, cos, sin, positions, interleaved, _ = call
+    by_head = x if x.dim() == 4 else x.transpose(0, 1)[None]
+    positions = None if positions is None else positions.long()
+    y = heads_last(reference.rotary(by_head, cos, -sin if inverse else sin, positions, interleaved=interleaved))
+    return y if x.dim() == 4 else y[0].transpose(0, 1)
+
+
+def _fake(call: _Call) -> Tensor:
+    return empty_heads_last(call.x, call.x.shape[-1]) if call.x.dim() == 4 else call.x.new_empty(call.x.shape)
+
+
+_either: dict[str, Any] = {
+    "decide": _decide, "save": lambda call, output: call[1:], "saved": _Saved, "rows": ("x", "positions")
+}  # fmt: skip
+_back = Operator(
+    "rotary_backward", _Call, "Tensor", functools.partial(_turn, inverse=True), _fake,
+    backward=lambda saved, wanted, grad: {"x": _rotary(grad, *saved)}, **_either,
+)  # fmt: skip
+_rotary: Any = Operator(
+    "rotary", _Call, "Tensor", _plan, _fake, checks=_checks, derivative=_back,
+    backward=lambda back, saved, wanted, grad: (back(grad, *saved), None, None, None), **_either,
+).call  # fmt: skip

@@ -209,9 +209,9 @@ def test_a_softmax_in_place_overwrites_nothing_that_another_thread_reads(keys, c
     scores = torch.randn(1, 2, 35, keys)
     wanted = scores.softmax(-1)
     with executed(chip) as machine:
-        p, _ = masked_softmax.forward(scores, 1.0, in_place=True)
+        p, _ = masked_softmax.Forward(scores, in_place=True)(scores, 1.0)
         grad = torch.randn(1, 2, 35, keys)
-        masked_softmax.backward(grad, p, 1.0, in_place=True)
+        masked_softmax.Backward(p, in_place=True)(grad, p, 1.0)
     assert p.data_ptr() == scores.data_ptr()
     torch.testing.assert_close(p, wanted)
     assert not machine.notes

@@ -64,10 +64,13 @@ def test_each_gradient_only_when_asked_for_and_the_same_bits_twice():
     both = solve(embed, tokens, weight, positions, **OPTIONS)
     repeated = solve(embed, tokens, weight, positions, **OPTIONS)
     assert all(torch.equal(a, b) for a, b in zip(both, repeated))
+    y = embed(tokens, weight, positions, **OPTIONS)
+    factor = torch.linspace(-1, 1, y.numel()).view(y.shape)
+    for x, expected in zip((weight, positions, weight), (both[1], both[2], both[1])):
+        assert torch.equal(torch.autograd.grad(y, x, factor, retain_graph=True)[0], expected)
     embed(tokens, weight, positions.detach(), **OPTIONS).sum().backward()
     assert positions.grad is None
-    frozen, positions = weight.detach(), positions.detach().requires_grad_()
-    embed(tokens, frozen, positions, **OPTIONS).sum().backward()
+    embed(tokens, weight.detach(), positions, **OPTIONS).sum().backward()
     assert positions.grad is not None
 
 

@@ -45,8 +45,10 @@ def test_memory_is_made_for_the_longest_sequence_and_not_for_what_is_announced(j
 
 @pytest.mark.parametrize("positions", [[-1, 0, 1], [0, 1, 4]])
 def test_positions_that_the_tables_do_not_have_are_refused_on_a_cpu(positions):
+    x, tables = torch.randn(1, 2, 3, 8), F.rotary_tables(4, 8)
+    F.rotary(x, *tables, torch.arange(3))  # of the same signature
     with pytest.raises(ValueError, match="the tables have rows 0 to 3"):
-        F.rotary(torch.randn(1, 2, 3, 8), *F.rotary_tables(4, 8), torch.tensor(positions))
+        F.rotary(x, *tables, torch.tensor(positions))
 
 
 def test_a_gpu_is_waited_for_under_the_switch_alone(monkeypatch):

@@ -411,8 +411,9 @@ def calls_with_site(site):
         yield lambda kernel=kernel: once.forward(kernel, x, x, x, **dropped)
         yield lambda kernel=kernel: once.backward(kernel, x, x, x, x, x, lse, **dropped)
     yield lambda: once.gradient_of_mask(x, x, x, x, x, lse, mask, **dropped)
-    yield lambda: masked_softmax.forward(weights, 1.0, **dropped)
-    yield lambda: masked_softmax.backward(weights, weights, 1.0, **dropped)
+    seed = dropped["seed"]
+    yield lambda: masked_softmax.Forward(weights, dropout_p=0.1)(weights, 1.0, seed=seed, site=site)
+    yield lambda: masked_softmax.Backward(weights, 0.1)(weights, weights, 1.0, seed, site)
 
 
 def test_a_site_that_does_not_fit_32_bits_is_refused_by_name():

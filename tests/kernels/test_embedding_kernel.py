@@ -73,8 +73,7 @@ def test_a_token_that_comes_often_gets_the_sum_of_all_its_rows(repeated):
     tokens = torch.full((1, repeated + 2), 3)
     tokens[0, 0], tokens[0, -1] = 5, 1
     dy = torch.randn(1, repeated + 2, 70)
-    options = {"scale": 2.0, "pad_id": None, "dropout_p": 0.0, "seed": None, "site": 0}
-    actual = kernel.weight_gradient(dy, tokens, 7, **options)
+    actual = kernel.Gradient(dy, tokens, 7, scale=2.0)(dy, tokens)
     expected = torch.zeros(7, 70, dtype=torch.float64).index_add_(0, tokens[0], dy[0].double()) * 2
     assert torch.allclose(actual.double(), expected, atol=1e-4)
     assert (actual[[0, 2, 4, 6]] == 0).all()
@@ -83,19 +82,16 @@ def test_a_token_that_comes_often_gets_the_sum_of_all_its_rows(repeated):
 def test_the_gradient_has_the_same_bits_twice_although_tokens_repeat():
     tokens, _ = draw(4, 50, 72, torch.float32, vocabulary=3)
     dy = torch.randn(4, 50, 72)
-    options = {"scale": 2.0, "pad_id": 0, "dropout_p": 0.1, "seed": SEED, "site": 1}
-    first, second = (kernel.weight_gradient(dy, tokens, 3, **options) for _ in range(2))
-    assert torch.equal(first, second)
+    gradient = kernel.Gradient(dy, tokens, 3, scale=2.0, pad_id=0, dropout_p=0.1)
+    assert torch.equal(gradient(dy, tokens, SEED, 1), gradient(dy, tokens, SEED, 1))
 
 
 def test_a_token_that_does_not_exist_gives_what_is_not_a_number_and_touches_nothing():
     tokens = torch.tensor([[1, 40, -3, -1]])
-    weight = torch.randn(40, 16)
-    options = {"scale": 1.0, "pad_id": None, "dropout_p": 0.0, "seed": None, "site": 0}
-    y = kernel.forward(tokens, weight, None, first_position=0, **options)
+    weight, dy = torch.randn(40, 16), torch.ones(1, 4, 16)
+    y = kernel.Forward(tokens, weight, None)(tokens, weight, None)
     assert y.isnan().any(dim=2).tolist() == [[False, True, True, True]]
-    gradient = kernel.weight_gradient(torch.ones(1, 4, 16), tokens, 40, **options)
-    assert gradient.sum().item() == 16
+    assert kernel.Gradient(dy, tokens, 40)(dy, tokens).sum().item() == 16
 
 
 def test_inputs_need_not_be_contiguous():

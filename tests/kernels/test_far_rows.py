@@ -7,7 +7,7 @@ from test_attention_kernels import take  # noqa: F401
 from fasttfm import functional as F
 from fasttfm.kernels import masked_softmax
 from fasttfm.kernels.attention import once
-from fasttfm.kernels.attention.launch import strides
+from fasttfm.kernels.attention.launch import masking_arguments, strides
 from fasttfm.kernels.attention.once import append, decode
 
 ROWS = 17
@@ -97,7 +97,8 @@ def test_a_cache_and_what_is_appended(far, queries, table):
 @pytest.mark.parametrize("mask", ["rows", "columns"])
 def test_a_mask_between_two_products(far, mask):
     scores = torch.randn(1, 1, ROWS, ROWS)
-    near, apart = (masked_softmax.forward(scores, 0.5, mask=each)[0] for each in masks(far, mask))
+    softmax, seen = masked_softmax.Forward(scores), (masking_arguments(scores.shape, mask=m) for m in masks(far, mask))
+    near, apart = (softmax(scores, 0.5, each)[0] for each in seen)
     assert torch.equal(near, apart)
 
 

@@ -68,7 +68,7 @@ def test_weights_equal_reference(rows, dtype, L, S, lengths, causal, mask, p):
 def test_weights_may_take_the_place_of_the_scores(rows):
     scores = torch.randn(1, 2, 5, 37)
     expected = torch.softmax(scores * 0.5, -1)
-    p, kept = masked_softmax.forward(scores, 0.5, in_place=True)
+    p, kept = masked_softmax.Forward(scores, in_place=True)(scores, 0.5)
     assert p is scores
     assert kept is None
     torch.testing.assert_close(p, expected)
@@ -77,7 +77,7 @@ def test_weights_may_take_the_place_of_the_scores(rows):
 def test_the_gradient_may_take_the_place_of_the_weights_gradient(rows):
     p, grad = torch.softmax(torch.randn(1, 2, 5, 37), -1), torch.randn(1, 2, 5, 37)
     expected = 0.5 * p * (grad - (p * grad).sum(-1, keepdim=True))
-    d_scores, kept = masked_softmax.backward(grad, p, 0.5, in_place=True, with_kept=True)
+    d_scores, kept = masked_softmax.Backward(p, in_place=True, with_kept=True)(grad, p, 0.5)
     assert d_scores is grad
     assert kept is p
     torch.testing.assert_close(d_scores, expected)
@@ -85,8 +85,8 @@ def test_the_gradient_may_take_the_place_of_the_weights_gradient(rows):
 
 def test_the_dropped_weights_that_backward_draws_anew_are_those_of_forward(rows):
     scores, grad, seed = torch.randn(2, 2, 5, 37), torch.randn(2, 2, 5, 37), torch.tensor([7])
-    p, kept = masked_softmax.forward(scores, 0.5, dropout_p=0.4, seed=seed, site=3)
-    d_scores, repeated = masked_softmax.backward(grad, p, 0.5, 0.4, seed, 3, with_kept=True)
+    p, kept = masked_softmax.Forward(scores, dropout_p=0.4)(scores, 0.5, seed=seed, site=3)
+    d_scores, repeated = masked_softmax.Backward(p, 0.4, with_kept=True)(grad, p, 0.5, seed, 3)
     torch.testing.assert_close(repeated, kept)
     assert torch.equal(repeated != 0, kept != 0)
     torch.testing.assert_close(d_scores, 0.5 * (kept * grad - p * (kept * grad).sum(-1, keepdim=True)))

@@ -14,7 +14,7 @@ DROPPED = {"dropout_p": 0.1, "seed": SEED}
 X, W = torch.randn(3, 16), torch.randn(16, 16)
 TOKENS = torch.tensor([[1, 2, 3]])
 NORM = layer_norm.Forward(X, X, None, None, None, dropout_p=0.1)
-TABLE = {"scale": 1.0, "first_position": 0, **DROPPED}
+EMBED = TOKENS, W, None
 
 
 @pytest.mark.parametrize(
@@ -23,8 +23,8 @@ TABLE = {"scale": 1.0, "first_position": 0, **DROPPED}
         ("site", lambda n: residual_add.residual_add(X, X, **DROPPED, site=n)),
         ("site", lambda n: NORM(X, X, None, None, None, 1e-5, SEED, n)),
         ("site", lambda n: feed_forward.feed_forward(X, W, None, W, None, **DROPPED, site=n, route="fused")),
-        ("site", lambda n: embedding.forward(TOKENS, W, None, **TABLE, pad_id=None, site=n)),
-        ("pad_id", lambda n: embedding.forward(TOKENS, W, None, **TABLE, pad_id=n, site=0)),
+        ("site", lambda n: embedding.Forward(*EMBED, dropout_p=0.1)(*EMBED, SEED, n)),
+        ("pad_id", lambda n: embedding.Forward(*EMBED, pad_id=n)(*EMBED)),
         ("ignore_index", lambda n: cross_entropy.forward(X, TOKENS[0], label_smoothing=0.0, ignore_index=n)),
     ],
 )

@@ -1,20 +1,21 @@
 """The weights of attention by themselves, softmax(Q K^T * scale), as a torch operator on the scores."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fasttfm import reference
 from fasttfm.cpu.linear import batch_invariant
+from fasttfm.functional import backends
 from fasttfm.functional.attention import composed, routes, softmax_route, torch_route
 from fasttfm.functional.attention.arguments import Options, Window
 from fasttfm.functional.attention.checks import check_heads
 from fasttfm.functional.attention.layout import grouped
 from fasttfm.functional.attention.scoring import Causal, scores_differ, with_scoring, without_bias
-from fasttfm.functional.backends import chosen
 from fasttfm.functional.dropout import wide
-from fasttfm.functional.operator import Gradients, Operator, unplanned
+from fasttfm.functional.operator import Operator, without_views
 from fasttfm.functional.signature import names_arguments
 
 
@@ -60,8 +61,8 @@ def _weights(query: Tensor, key: Tensor, options: Options) -> Tensor:
     scores = _products_alone(rows, columns) if batch_invariant(query) else rows @ columns
     scores = scores.view(*query.shape[:3], key.shape[2])
     if options.plain:
-        return _softmax(scores, options, chosen())[0].to(dtype)
-    _operator.check(_Call(scores, options, chosen()))
+        return _softmax.call(scores, options, backends.current)[0].to(dtype)
+    _softmax.check(_Call(scores, options, backends.current))
     return composed.dropped_weights(scores, options.scale, options).to(dtype)
 
 
@@ -102,26 +103,36 @@ class _Call(NamedTuple):
 class _Saved(NamedTuple):
     weights: Tensor
     """The output: after dropout."""
-    p: Tensor
-    """Before dropout; empty where nothing is dropped."""
+    p: Tensor | None
+    """Before dropout; not read where nothing is dropped."""
     options: Options
     route: str
 
 
 class _Backward(NamedTuple):
     grad: Tensor
-    saved: _Saved
     mask_gradient: bool
+    saved: _Saved
 
 
-def _compute(call: _Call) -> tuple[Tensor, Tensor]:
-    scores, options, route = call
-    if route == "softmax":
-        p, kept = softmax_route.weights(scores, options)
-    else:
-        p = torch_route.weights(scores, options.scale, options, scores.dtype)
-        kept = torch_route.drop(p, options)
-    return (p, p.new_empty(0)) if kept is None else (kept, p)
+def _plan(call: _Call) -> Callable[[_Call], tuple[Tensor, Tensor | None]]:
+    """The weights, and those before dropout, None where nothing is dropped."""
+    if call.route != "softmax":
+        return without_views(_compute_by_torch, internal=1)
+    softmax = softmax_route.planned(call.scores, call.options)
+
+    def compute(call: _Call) -> tuple[Tensor, Tensor | None]:
+        p, kept = softmax(call.scores.contiguous(), call.options)
+        return (p, None) if kept is None else (kept, p)
+
+    return compute
+
+
+def _compute_by_torch(call: _Call) -> tuple[Tensor, Tensor | None]:
+    scores, options, _ = call
+    p = torch_route.weights(scores, options.scale, options, scores.dtype)
+    kept = torch_route.drop(p, options)
+    return (p, None) if kept is None else (kept, p)
 
 
 def _fake(call: _Call) -> tuple[Tensor, Tensor]:
@@ -129,67 +140,75 @@ def _fake(call: _Call) -> tuple[Tensor, Tensor]:
     return like, like.new_empty(0) if call.options.seed is None else torch.empty_like(like)
 
 
-def _differentiate(saved: _Saved, wanted: Options, grad: Tensor | None, grad_p: Tensor | None) -> Gradients:
+def _differentiate(
+    backward: Callable[..., tuple], saved: _Saved, wanted: Options, grad: Tensor | None, grad_p: Tensor | None
+) -> tuple[Tensor | None, ...]:
     """grad_p: of the weights before dropout, which only a second derivative brings."""
-    _, p, options, route = saved
-    parts = [] if grad is None else [_softmax_backward(grad, saved, wanted.mask is True)]
-    if grad_p is not None and p.numel():
-        undropped = _Saved(p, p.new_empty(0), options._replace(dropout_p=0.0, seed=None), route)
-        parts.append(_softmax_backward(grad_p, undropped, wanted.mask is True))
+    of_mask = wanted.mask is True
+    parts = [] if grad is None else [backward(grad, of_mask, saved)]
+    if grad_p is not None and saved.options.seed is not None:  # of another signature than backward is planned for
+        options = saved.options._replace(dropout_p=0.0, seed=None)
+        parts.append(_softmax_backward(grad_p, of_mask, _Saved(saved.p, None, options, saved.route)))  # type: ignore[arg-type]
     if not parts:
-        return {}
-    d_scores, d_mask = parts[0] if len(parts) == 1 else map(torch.add, *parts)
-    return {"scores": d_scores, "mask": d_mask if wanted.mask else None}
+        return (None,) * 7
+    (d_scores, d_mask), *others = parts
+    for one, of_one in others:
+        d_scores, d_mask = d_scores + one, d_mask + of_one if of_mask else None
+    return d_scores, None, d_mask if of_mask else None, *(None,) * 4
 
 
-def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor]:
-    grad, (weights, p, options, route), mask_gradient = call
-    dropped = None if options.seed is None else weights
-    p = weights if dropped is None else p
-    if route == "softmax":
-        d_scores, _, d_mask = softmax_route.scores_gradient(grad.contiguous(), p, options, mask_gradient)
-    else:
-        d_scores, d_mask = torch_route.scores_gradient(grad, p, dropped, options, mask_gradient)
-    return d_scores, weights.new_empty(0) if d_mask is None else d_mask
+def _plan_backward(call: _Backward) -> Callable[[_Backward], tuple[Tensor, Tensor | None]]:
+    """Gradients of the scores and of the additive mask, None where it is not asked for."""
+    if call.saved.route != "softmax":
+        return without_views(_compute_backward_by_torch)
+    from fasttfm.kernels import masked_softmax
+
+    softmax = masked_softmax.Backward(call.saved.weights, call.saved.options.dropout_p)
+
+    def compute(call: _Backward) -> tuple[Tensor, Tensor | None]:
+        grad, mask_gradient, (weights, p, options, _) = call
+        before: Any = weights if options.seed is None else p
+        d_scores, _, d_mask = softmax_route.scores_gradient(softmax, grad.contiguous(), before, options, mask_gradient)
+        return d_scores, d_mask
+
+    return compute
+
+
+def _compute_backward_by_torch(call: _Backward) -> tuple[Tensor, Tensor | None]:
+    grad, mask_gradient, (weights, p, options, _) = call
+    before, kept = (weights, None) if options.seed is None else (p, weights)
+    return torch_route.scores_gradient(grad, before, kept, options, mask_gradient)  # type: ignore[arg-type]
 
 
 def _fake_backward(call: _Backward) -> tuple[Tensor, Tensor]:
     weights, mask = call.saved.weights, call.saved.options.mask
-    d_mask = mask.new_empty(mask.shape) if mask is not None and call.mask_gradient else weights.new_empty(0)
+    d_mask = mask.new_empty(mask.shape) if mask is not None and call.mask_gradient else call.grad.new_empty(0)
     return torch.empty_like(weights), d_mask
 
 
 def _reference_backward(call: _Backward) -> tuple[Tensor, Tensor]:
-    grad, (weights, p, options, _), mask_gradient = call
+    grad, mask_gradient, (weights, p, options, _) = call
     precise, mask = wide(grad.dtype), options.mask
     grad = grad.to(precise)
-    if options.seed is not None:
+    if options.seed is not None and p is not None:
         shape = (weights.shape[0] * weights.shape[1], *weights.shape[2:])
         keep = reference.keep_mask(shape, options.dropout_p, options.seed, options.site).view(weights.shape)
         grad, weights = grad * keep * reference.dropout_scale(options.dropout_p), p
     weights = weights.to(precise)
     d_scaled = weights * (grad - (weights * grad).sum(-1, keepdim=True))
-    d_mask = weights.new_empty(0)
+    d_mask = call.grad.new_empty(0)
     if mask is not None and mask_gradient:
         d_mask = d_scaled.sum_to_size(mask.shape).to(mask.dtype)
     return (d_scaled * options.scale).to(call.grad.dtype), d_mask
 
 
 _softmax_backward = Operator(
-    "attention_softmax_backward", _Backward, "(Tensor, Tensor)", unplanned(_compute_backward), _fake_backward,
-    reference=_reference_backward,
-).call  # fmt: skip
-_operator = Operator(
-    "attention_softmax",
-    _Call,
-    "(Tensor, Tensor)",
-    unplanned(_compute, 1),
-    _fake,
-    decide=lambda call: routes.takes_kernel(call.route, call.scores),
-    save=lambda call, outputs: (*outputs, call.options, call.route),
-    saved=_Saved,
-    backward=_differentiate,
-    differentiable=2,
-    rows=("scores", "key_lengths"),
-)
-_softmax = _operator.call
+    "attention_softmax_backward", _Backward, "(Tensor, Tensor)", _plan_backward, _fake_backward,
+    reference=_reference_backward, leading=2,
+)  # fmt: skip
+_softmax = Operator(
+    "attention_softmax", _Call, "(Tensor, Tensor)", _plan, _fake,
+    decide=lambda call: routes.takes_kernel(call.route, call.scores), save=lambda call, outputs: (*outputs, *call[1:]),
+    saved=_Saved, backward=_differentiate, derivative=_softmax_backward, differentiable=2,
+    rows=("scores", "key_lengths"), free=("site",),
+)  # fmt: skip
