@@ -460,8 +460,8 @@ def _signature_of(
     layout: Layout, free: Sequence[str], *, checked: bool, products: bool
 ) -> Callable[[tuple], tuple[int, tuple] | None]:
     """A function of the fields, one after the other, to which of them want a gradient, a bit each, and all that a plan
-    may depend on; None of what has no plan: classes that hide what their memory means, tensors without strides or memory,
-    or of which memory holds the negative."""
+    may depend on; None of what has no plan: classes that hide what their memory means, tensors without strides or
+    memory, or of which memory holds the negative."""
     known: dict[tuple[type, ...], list[int] | None] = {}
     """By the types of the fields, where the tensors are."""
     names = [field.name for field in layout.fields]
