@@ -256,13 +256,11 @@ class Forward:
             self.numbers = ProductSizes(M, N, K)
             grid, options = product.product_launch(x.dtype, x.device, M, N, K)
             options["NEIGHBOURS"] = product.needs_neighbours(device, product_kind(x.dtype, device))
-            self.launch = Launch(_forward, grid, {"ACTIVATION": activation, **options})
-        elif self.relu:
-            self.drop = Add((M, N), x.device, dropout_p, scaled=False) if self.dropout[0] else None
         else:
             block = pass_tile(device, N)
-            grid = ceil_div(M, block.rows), ceil_div(N, block.columns)
-            self.launch = Launch(_activate, grid, {"ACTIVATION": activation, **block.options()})
+            grid, options = (ceil_div(M, block.rows), ceil_div(N, block.columns)), block.options()
+        self.launch = Launch(_forward if self.fused else _activate, grid, {"ACTIVATION": activation, **options})
+        self.drop = Add((M, N), x.device, dropout_p, scaled=False) if self.dropout[0] else None  # of cublas and ReLU
 
     def __call__(
         self, x: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bias2: Tensor | None,
@@ -293,13 +291,13 @@ class Forward:
             if self.M:
                 self.launch(kept, hidden, dropout, self.numbers)
         out = scaled_linear(hidden, weight2, bias2, self.dropout[1])
-        return out.view(self.out).detach(), kept, bits  # autograd would take a view for one of another output
+        return out.view(self.out).detach(), kept, bits  # what autograd gives out must be no view
 
 
-def forward_route(x: Tensor, activation: str, dropped: bool, route: str = "table") -> str:
-    """fused or cublas, as the table has it for this tensor's chip and dtype unless route says so."""
+def forward_route(x: Tensor, activation: str, dropped: bool, route: str) -> str:
+    """fused or cublas for this tensor's chip and dtype; route as Forward takes it."""
     which = "forward+gelu" if activation != "relu" else "forward+dropout" if dropped else "forward"
-    return product.route_of(which, x.dtype, x.device) if route == "table" else route
+    return product.route_of(which, x.dtype, x.device, route)
 
 
 class Backward:
@@ -316,7 +314,7 @@ class Backward:
         self.relu, self.dropout = activation == "relu", dropout_rate(dropout_p)
         self.numbers: Shape | ProductSizes = Shape(M, N)
         which = "backward+gelu" if not self.relu else "backward" if bits is None else "backward+bits"
-        self.fused = (product.route_of(which, x.dtype, x.device) if route == "table" else route) == "fused"
+        self.fused = product.route_of(which, x.dtype, x.device, route) == "fused"
         if self.fused:
             self.numbers = ProductSizes(M, N, K)
             grid, options = product.product_launch(x.dtype, x.device, M, N, K, two_results=not self.relu)
@@ -327,9 +325,9 @@ class Backward:
             grid, options = (ceil_div(N, block.columns), programs), block.options()
         self.launch = Launch(_backward if self.fused else _gate, grid, {"ACTIVATION": activation, **options})
         self.bias2 = bias2
-        shapes = (programs, N) if bias1 else None, (programs, K) if bias2 and self.fused else None
-        self.parts, self.summed = shapes, [i for i, each in enumerate(shapes) if each and (i or not in_parts)]
-        self.sums = Sums(self.summed, [shapes[i] for i in self.summed], [x.dtype] * len(self.summed), device)
+        self.parts = (programs, N) if bias1 else None, (programs, K) if bias2 and self.fused else None
+        self.summed = {i: each for i, each in enumerate(self.parts) if each and (i or not in_parts)}
+        self.sums = Sums([*self.summed], [*self.summed.values()], [x.dtype] * len(self.summed), device)
 
     def __call__(
         self, dout: Tensor, x: Tensor, kept: Tensor, bits: Tensor | None, weight1: Tensor, weight2: Tensor,
@@ -339,7 +337,7 @@ class Backward:
         dout, x, scale = dout.view(self.dout), x.view(self.rows), self.dropout[1]
         hidden = None if self.relu else torch.empty_like(kept)
         dropout = None if self.relu else seed, site, *self.dropout  # a ReLU's output tells what was dropped
-        parts = tuple([each and kept.new_empty(each, dtype=torch.float32) for each in self.parts])
+        parts = tuple([None if each is None else kept.new_empty(each, dtype=torch.float32) for each in self.parts])
         if self.fused:
             dbefore, sign = torch.empty_like(kept), kept if bits is None else None
             if self.M:
@@ -349,8 +347,8 @@ class Backward:
             if self.M:
                 self.launch(dbefore, kept, hidden, parts[0], dropout, self.numbers)
         biases = list(parts)
-        for i in self.summed:
-            biases[i] = kept.new_empty(self.parts[i][1])
+        for i, (_, width) in self.summed.items():
+            biases[i] = kept.new_empty(width)
         self.sums(parts, biases)
         if self.bias2 and not self.fused:
             biases[1] = dout.sum(0)

@@ -129,7 +129,7 @@ def row_sums(a, out, rows, M, K, DEPTH: tl.constexpr):
 
 def product_launch(
     dtype: torch.dtype, device: torch.device, M: int, N: int, K: int, *, two_results: bool = False
-) -> tuple[tuple[int], dict[str, Any]]:
+) -> tuple[tuple[int, ...], dict[str, Any]]:
     """Grid and options of a product (M, K) by (K, N) with its epilogue, which may have two results."""
     described = chip(device)
     kind = product_kind(dtype, described)
@@ -142,10 +142,10 @@ def product_launch(
     }
 
 
-def route_of(product: str, dtype: torch.dtype, device: torch.device) -> str:
-    """fused or cublas, as the table has it; product as ROUTE takes it."""
+def route_of(product: str, dtype: torch.dtype, device: torch.device, route: str) -> str:
+    """The route, fused or cublas; where it is table, what that has; product as ROUTE takes it."""
     described = chip(device)
-    return ROUTE(described, product_kind(dtype, described), product)
+    return ROUTE(described, product_kind(dtype, described), product) if route == "table" else route
 
 
 def gate_programs(chip: Chip, M: int) -> int:
@@ -153,13 +153,11 @@ def gate_programs(chip: Chip, M: int) -> int:
     return min(ceil_div(M, COLUMN_SUMS(chip).rows), chip.processors)
 
 
-def sum_programs(
-    M: int, hidden: int, out: int, dtype: torch.dtype, device: torch.device, route: str | None = None
-) -> int:
+def sum_programs(M: int, hidden: int, out: int, dtype: torch.dtype, device: torch.device, route: str = "table") -> int:
     """Into how many parts a backward pass over x (M, N) sums the gradient of bias1; hidden and out: F and N'.
 
     As many as the fused one has tiles of rows, where any is fused: the other can have as many programs.
     """
-    if "fused" in {route or route_of(each, dtype, device) for each in ("backward", "backward+bits", "backward+gelu")}:
+    if "fused" in {route_of(each, dtype, device, route) for each in ("backward", "backward+bits", "backward+gelu")}:
         return ceil_div(M, product_launch(dtype, device, M, hidden, out)[1]["ROWS"])
     return gate_programs(chip(device), M)

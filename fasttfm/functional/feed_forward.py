@@ -25,6 +25,8 @@ from fasttfm.kernels.scaled_product import scaled_linear, scaled_mm
 
 Derivatives = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None]
 """dx, dweight1, dbias1, dweight2, dbias2; a bias gradient that is not wanted is None."""
+_APPROXIMATE = {"gelu": "none", "gelu_tanh": "tanh"}
+"""What torch calls a GELU."""
 
 
 @names_arguments
@@ -145,7 +147,12 @@ def _plan(call: _Call) -> Callable[[_Call], tuple[Tensor, Tensor, Tensor | None]
     The scale of dropout rides in the second product: exact, and no pass of its own.
     """
     x, weight1, _, weight2, _, _, dropout_p, seed, _, activation, route = call
-    _check_dtype(*call[:5])
+    given = [t.dtype for t in call[:5] if t is not None]
+    if len(set(given)) > 1:
+        raise ValueError(
+            f"feed_forward takes tensors of one dtype: got x {', '.join(map(str, given))} (x, weights, biases); cast "
+            "them, or run under torch.autocast"
+        )
     if route == "torch":
         return without_views(_compute_by_torch, internal=2)
     from fasttfm.kernels.feed_forward import Forward
@@ -161,24 +168,15 @@ def _plan(call: _Call) -> Callable[[_Call], tuple[Tensor, Tensor, Tensor | None]
 
 
 def _compute_by_torch(call: _Call) -> tuple[Tensor, Tensor, Tensor | None]:
-    x, weight1, bias1, weight2, bias2, _, *dropout, activation, _ = call
-    dropout = Dropout(*dropout)
+    x, weight1, bias1, weight2, bias2, _, dropout_p, seed, site, activation, _ = call
+    dropout = Dropout(dropout_p, seed, site)
     kept = torch.nn.functional.linear(as_rows(x), weight1, bias1)
     keep, mask = keep_mask(kept, dropout), None  # of ReLU hidden > 0 says the same
     if activation == "relu":
         hidden = _dropped(kept.relu_(), keep)
     else:
-        hidden, mask = _gelu(kept, keep, activation), None if call.seed is None else keep
+        hidden, mask = _gelu(kept, keep, activation), None if seed is None else keep
     return shaped(scaled_linear(hidden, weight2, bias2, dropout.scale), x), kept, mask
-
-
-def _check_dtype(x: Tensor, *others: Tensor | None) -> None:
-    if {t.dtype for t in others if t is not None} - {x.dtype}:
-        raise ValueError(
-            "feed_forward takes tensors of one dtype: got x "
-            + ", ".join([str(x.dtype), *(str(t.dtype) for t in others if t is not None)])
-            + " (x, weights, biases); cast them, or run under torch.autocast"
-        )
 
 
 def _dropped(x: Tensor, keep: Tensor) -> Tensor:
@@ -190,7 +188,7 @@ def _gelu(before: Tensor, keep: Tensor, activation: str) -> Tensor:
     """gelu(before), zero where it is dropped, not scaled."""
     if activation == "gelu_tanh" and training_passes.takes(before):
         return training_passes.gelu_tanh(before, keep)
-    return _dropped(torch.nn.functional.gelu(before, approximate=_approximate(activation)), keep)
+    return _dropped(torch.nn.functional.gelu(before, approximate=_APPROXIMATE[activation]), keep)
 
 
 def _gelu_gradient(dhidden: Tensor, before: Tensor, keep: Tensor, activation: str) -> tuple[Tensor, Tensor]:
@@ -198,13 +196,8 @@ def _gelu_gradient(dhidden: Tensor, before: Tensor, keep: Tensor, activation: st
     if activation == "gelu_tanh" and training_passes.takes(before, dhidden) and dhidden.is_contiguous():
         return training_passes.gelu_tanh_gradient(dhidden, before, keep)
     dhidden = _dropped(dhidden, keep)
-    dbefore = torch.ops.aten.gelu_backward(dhidden, before, approximate=_approximate(activation))
+    dbefore = torch.ops.aten.gelu_backward(dhidden, before, approximate=_APPROXIMATE[activation])
     return dbefore, _gelu(before, keep, activation)
-
-
-def _approximate(activation: str) -> str:
-    """The value of torch's `approximate` for a GELU."""
-    return "tanh" if activation == "gelu_tanh" else "none"
 
 
 def _fake(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
@@ -261,14 +254,13 @@ def _plan_backward(call: _Backward) -> Callable[[_Backward], Derivatives]:
 
 
 def _compute_backward_by_torch(call: _Backward) -> Derivatives:
-    dout, saved = as_rows(call.dout), call.saved
-    x, kept, mask, weight1, bias1, weight2, *dropout, activation, _, has_bias2, in_parts = saved
-    rows, scale = as_rows(x), Dropout(*dropout).scale
+    x, kept, mask, weight1, bias1, weight2, dropout_p, seed, site, activation, _, has_bias2, in_parts = call.saved
+    dout, rows, scale = as_rows(call.dout), as_rows(x), Dropout(dropout_p, seed, site).scale
     dhidden = scaled_mm(dout, weight2, scale)
     if activation == "relu":  # kept > 0 exactly where the ReLU was open and dropout kept: one comparison undoes both
         dbefore, hidden = torch.ops.aten.threshold_backward(dhidden, kept, 0), kept
     else:
-        keep = kept.new_empty(0, dtype=torch.bool) if mask is None or saved.seed is None else mask
+        keep = kept.new_empty(0, dtype=torch.bool) if mask is None or seed is None else mask
         dbefore, hidden = _gelu_gradient(dhidden, kept, keep, activation)
     dbias1 = None if bias1 is None else dbefore.sum(0)
     if in_parts and dbias1 is not None:
@@ -282,21 +274,13 @@ def _compute_backward_by_torch(call: _Backward) -> Derivatives:
     )
 
 
-def _fake_backward(call: _Backward) -> Derivatives:
-    saved = call.saved
-    weight1, weight2 = saved.weight1, saved.weight2
-    hidden, out = weight1.shape[0], weight2.shape[0]
-    if saved.in_parts:
-        dbias1 = weight1.new_empty(saved.in_parts, hidden, dtype=torch.float32)
-    else:
-        dbias1 = weight1.new_empty(0 if saved.bias1 is None else hidden)
-    return (
-        saved.x.new_empty(saved.x.shape),
-        weight1.new_empty(weight1.shape),
-        dbias1,
-        weight2.new_empty(weight2.shape),
-        weight2.new_empty(out if saved.has_bias2 else 0),
-    )
+def _fake_backward(call: _Backward) -> tuple[Tensor, ...]:
+    x, _, _, weight1, bias1, weight2, *_, has_bias2, in_parts = call.saved
+    dbias1 = x.new_empty(0 if bias1 is None else bias1.shape)
+    if in_parts:
+        dbias1 = x.new_empty((in_parts, weight1.shape[0]), dtype=torch.float32)
+    dx, dweight1, dweight2 = (each.new_empty(each.shape) for each in (x, weight1, weight2))
+    return dx, dweight1, dbias1, dweight2, x.new_empty(weight2.shape[0] if has_bias2 else 0)
 
 
 def _reference_backward(call: _Backward) -> tuple[Tensor, ...]:
@@ -305,8 +289,8 @@ def _reference_backward(call: _Backward) -> tuple[Tensor, ...]:
         refuse_parts(saved.weight1)
 
     def output(saved: _Saved) -> Tensor:
-        x, _, _, weight1, bias1, weight2, *dropout, activation, _, _, _ = saved
-        options = {**Dropout(*dropout).options(), "activation": activation}
+        x, _, _, weight1, bias1, weight2, dropout_p, seed, site, activation, *_ = saved
+        options = {**Dropout(dropout_p, seed, site).options(), "activation": activation}
         return reference.feed_forward(x, weight1, bias1, weight2, None, **options)
 
     dbias2 = call.dout.flatten(0, -2).sum(0) if saved.has_bias2 else call.dout.new_empty(0)
@@ -318,15 +302,9 @@ def _flops(call: _Call | _Saved) -> int:
 
 
 _feed_forward_backward = Operator(
-    "feed_forward_backward",
-    _Backward,
-    "(Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _plan_backward,
-    _fake_backward,
-    reference=_reference_backward,
-    flops=lambda call: 2 * _flops(call.saved),
-    autocast=lambda call, dtype: call,
-)
+    "feed_forward_backward", _Backward, "(Tensor, Tensor, Tensor, Tensor, Tensor)", _plan_backward, _fake_backward,
+    reference=_reference_backward, flops=lambda call: 2 * _flops(call.saved), autocast=lambda call, dtype: call,
+)  # fmt: skip
 _feed_forward = Operator(
     "feed_forward",
     _Call,

@@ -60,10 +60,10 @@ class _Backward(NamedTuple):
 
 
 def _checks(call: _Call) -> None:
-    x, residual, *dropout, _ = call
+    x, residual, dropout_p, seed, site, _ = call
     if x.shape != residual.shape or x.dim() == 0:
         raise ValueError(f"x {tuple(x.shape)} and residual {tuple(residual.shape)} must have one shape (..., N)")
-    dropout_for(x.device, *dropout)
+    dropout_for(x.device, dropout_p, seed, site)
 
 
 def _plan(call: _Call) -> Callable[[_Call], tuple[Tensor, Tensor | None]]:
@@ -85,11 +85,10 @@ def _plan(call: _Call) -> Callable[[_Call], tuple[Tensor, Tensor | None]]:
 
 
 def _compute_by_torch(call: _Call) -> tuple[Tensor, Tensor | None]:
-    x, residual, *dropout, _ = call
+    x, residual, dropout_p, seed, site, _ = call
     rows = as_rows(x)
-    keep = keep_mask(rows, Dropout(*dropout))
-    s = add_kept(rows, as_rows(residual), keep, call.dropout_p)
-    return shaped(s, x), None if call.seed is None else keep
+    keep = keep_mask(rows, Dropout(dropout_p, seed, site))
+    return shaped(add_kept(rows, as_rows(residual), keep, dropout_p), x), None if seed is None else keep
 
 
 def _fake(call: _Call) -> tuple[Tensor, Tensor]:
@@ -116,25 +115,20 @@ def _plan_backward(call: _Backward) -> Callable[[_Backward], Tensor]:
 
 
 def _compute_backward_by_torch(call: _Backward) -> Tensor:
-    ds, (keep, *dropout, dtype, _) = call
-    rows = as_rows(ds)
-    keep = rows.new_empty(0) if keep is None else keep
-    return shaped(branch_gradient(rows, keep, Dropout(*dropout), dtype), ds)
+    ds, (keep, dropout_p, seed, site, dtype, _) = call
+    keep = ds.new_empty(0) if keep is None else keep
+    return shaped(branch_gradient(as_rows(ds), keep, Dropout(dropout_p, seed, site), dtype), ds)
 
 
 def _reference_backward(call: _Backward) -> Tensor:
-    _, *dropout, dtype, _ = call.saved
-    return reference.dropout(call.ds, *dropout).to(dtype)
+    ds, (_, dropout_p, seed, site, dtype, _) = call
+    return reference.dropout(ds, dropout_p, seed, site).to(dtype)
 
 
 _residual_add_backward = Operator(
-    "residual_add_backward",
-    _Backward,
-    "Tensor",
-    _plan_backward,
-    lambda call: call.ds.new_empty(call.ds.shape, dtype=call.saved.dtype),
-    reference=_reference_backward,
-)
+    "residual_add_backward", _Backward, "Tensor", _plan_backward,
+    lambda call: call.ds.new_empty(call.ds.shape, dtype=call.saved.dtype), reference=_reference_backward,
+)  # fmt: skip
 _residual_add = Operator(
     "residual_add",
     _Call,
