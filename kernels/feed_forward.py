@@ -29,7 +29,7 @@ Source: Vaswani et al. 2017, equation 2; dropout on the hidden activation, tenso
 
 from __future__ import annotations
 
-from typing import Any
+import math
 
 import torch
 import triton
@@ -37,14 +37,16 @@ import triton.language as tl
 from torch import Tensor
 
 from fasttfm.kernels import product
-from fasttfm.kernels.jit import jit
+from fasttfm.kernels.jit import Launch, jit
 from fasttfm.kernels.launch import ceil_div, chip, product_kind
 from fasttfm.kernels.parameter import Float32Pointer, Int32Pointer, Pointer, Shape
-from fasttfm.kernels.philox import Dropout, dropout_arguments, lanes, lanes_exchanged, select
+from fasttfm.kernels.partial_sums import Sums
+from fasttfm.kernels.philox import Dropout, dropout_rate, lanes, lanes_exchanged, select
 from fasttfm.kernels.product import BiasParts, ProductSizes
-from fasttfm.kernels.residual_add import drop_
+from fasttfm.kernels.residual_add import Add
 from fasttfm.kernels.residual_add import tile as pass_tile
 from fasttfm.kernels.scaled_product import scaled_linear, scaled_mm
+from fasttfm.kernels.tiles.rows import COLUMN_SUMS
 
 
 @triton.jit
@@ -236,136 +238,120 @@ def _gate(
         tl.store(parts + program * N + columns, tl.sum(total, axis=0), mask=columns < N)
 
 
-def feed_forward(
-    x: Tensor,
-    weight1: Tensor,
-    bias1: Tensor | None,
-    weight2: Tensor,
-    bias2: Tensor | None,
-    *,
-    activation: str = "relu",
-    route: str | None = None,
-    **dropping: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """x (M, N) contiguous; weights and biases of any strides, of one dtype with x; activation relu, gelu or gelu_tanh.
+class Forward:
+    """The forward pass for one signature: x (..., K) contiguous, parameters of any strides, all of one dtype."""
 
-    route fused or cublas; None takes what the table says; dropping as dropout_arguments() takes it. Returns out
-    (M, N'); what backward needs of the hidden layer, (M, F): hidden, with GELU what it is applied to; and, of ReLU by
-    the fused route, the bits (M, ceil(F / 32)) int32, else an empty tensor.
-    """
-    dropout = dropout_arguments(**dropping)
-    bits = x.new_empty(0, dtype=torch.int32)
-    if (route or forward_route(x, activation, dropout.seed is not None)) == "fused":
-        hidden, kept, bits = _fused_forward(x, weight1, bias1, activation, dropout)
-    elif activation == "relu":
-        hidden = kept = _cublas_relu(x, weight1, bias1)
-        if dropout.seed is not None:
-            drop_(hidden, dropout)
-    else:
-        kept = torch.nn.functional.linear(x, weight1, bias1)
-        hidden = _run_activate(kept, activation, dropout)
-    return scaled_linear(hidden, weight2, bias2, dropout.keep_scale), kept, bits
+    def __init__(
+        self, x: Tensor, weight1: Tensor, weight2: Tensor, *, activation: str = "relu", dropout_p: float = 0.0,
+        route: str = "table",
+    ) -> None:  # fmt: skip
+        """activation relu, gelu or gelu_tanh; dropout_p: 0 drops nothing; route fused, cublas or what the table has."""
+        (N, K), device = weight1.shape, chip(x.device)
+        self.M = M = math.prod(x.shape[:-1])
+        self.rows, self.hidden, self.out = (M, K), (M, N), (*x.shape[:-1], len(weight2))
+        self.relu, self.dropout = activation == "relu", dropout_rate(dropout_p)
+        self.numbers: Shape | ProductSizes = Shape(M, N)
+        self.fused = forward_route(x, activation, self.dropout[0] > 0, route) == "fused"
+        if self.fused:
+            self.numbers = ProductSizes(M, N, K)
+            grid, options = product.product_launch(x.dtype, x.device, M, N, K)
+            options["NEIGHBOURS"] = product.needs_neighbours(device, product_kind(x.dtype, device))
+        else:
+            block = pass_tile(device, N)
+            grid, options = (ceil_div(M, block.rows), ceil_div(N, block.columns)), block.options()
+        self.launch = Launch(_forward if self.fused else _activate, grid, {"ACTIVATION": activation, **options})
+        self.drop = Add((M, N), x.device, dropout_p, scaled=False) if self.dropout[0] else None  # of cublas and ReLU
+
+    def __call__(
+        self, x: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bias2: Tensor | None,
+        seed: Tensor | None = None, site: int = 0,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+        """Returns out (..., N'); what backward needs of the hidden layer, (M, F): hidden, with GELU what it is applied
+        to; and, of ReLU by the fused route, the bits (M, ceil(F / 32)) int32, else None."""
+        x, dropout, bits = x.view(self.rows), (seed, site, *self.dropout), None
+        if self.fused:
+            hidden = kept = x.new_empty(self.hidden)
+            if self.relu:
+                bits = x.new_empty((self.M, ceil_div(self.hidden[1], 32)), dtype=torch.int32)
+            else:
+                kept = torch.empty_like(hidden)
+            weight1, bias1 = weight1.contiguous(), None if bias1 is None else bias1.contiguous()
+            if self.M:
+                self.launch(x, weight1, bias1, None if self.relu else kept, hidden, bits, self.numbers, dropout)
+        elif self.relu:  # bias and ReLU in cuBLASLt's epilogue
+            if bias1 is None:
+                hidden = kept = torch.mm(x, weight1.t()).relu_()
+            else:
+                hidden = kept = torch._addmm_activation(bias1, x, weight1.t(), use_gelu=False)
+            if self.drop is not None:
+                self.drop(hidden, None, hidden, seed, site)
+        else:
+            kept = torch.nn.functional.linear(x, weight1, bias1)
+            hidden = torch.empty_like(kept)
+            if self.M:
+                self.launch(kept, hidden, dropout, self.numbers)
+        out = scaled_linear(hidden, weight2, bias2, self.dropout[1])
+        return out.view(self.out).detach(), kept, bits  # what autograd gives out must be no view
 
 
-def forward_route(x: Tensor, activation: str, dropped: bool) -> str:
-    """fused or cublas, as the table has it for this tensor's chip and dtype."""
+def forward_route(x: Tensor, activation: str, dropped: bool, route: str) -> str:
+    """fused or cublas for this tensor's chip and dtype; route as Forward takes it."""
     which = "forward+gelu" if activation != "relu" else "forward+dropout" if dropped else "forward"
-    return product.route_of(which, x.dtype, x.device)
+    return product.route_of(which, x.dtype, x.device, route)
 
 
-def _fused_forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, dropout: Dropout
-) -> tuple[Tensor, Tensor, Tensor]:
-    """hidden, what backward needs of it, and the bits, empty with GELU."""
-    (M, K), N = x.shape, weight.shape[0]
-    relu = activation == "relu"
-    hidden = torch.empty(M, N, dtype=x.dtype, device=x.device)
-    before = None if relu else torch.empty_like(hidden)
-    bits = x.new_empty((M, ceil_div(N, 32)) if relu else 0, dtype=torch.int32)
-    if M:
-        grid, options = product.product_launch(x.dtype, x.device, M, N, K)
-        weight, bias = weight.contiguous(), None if bias is None else bias.contiguous()
-        device = chip(x.device)
-        _forward[grid](
-            x, weight, bias, before, hidden, bits if relu else None, ProductSizes(M, N, K), dropout, **options,
-            ACTIVATION=activation, NEIGHBOURS=product.needs_neighbours(device, product_kind(x.dtype, device)),
-        )  # fmt: skip
-    return hidden, hidden if before is None else before, bits
+class Backward:
+    """The backward pass for one signature: dout (..., N') and x contiguous."""
 
+    def __init__(
+        self, x: Tensor, kept: Tensor, bits: Tensor | None, weight2: Tensor, *, bias1: bool, bias2: bool,
+        activation: str = "relu", dropout_p: float = 0.0, route: str = "table", in_parts: int = 0,
+    ) -> None:  # fmt: skip
+        """kept and bits as Forward returned them, all else as it took it. bias1, bias2: whether to return theirs;
+        in_parts: if not 0, sum_programs(), and that of bias1 comes as (in_parts, F) float32, still to be added up."""
+        (M, N), K, device = kept.shape, len(weight2), chip(x.device)
+        self.M, self.x, self.rows, self.dout = M, x.shape, (M, x.shape[-1]), (M, K)
+        self.relu, self.dropout = activation == "relu", dropout_rate(dropout_p)
+        self.numbers: Shape | ProductSizes = Shape(M, N)
+        which = "backward+gelu" if not self.relu else "backward" if bits is None else "backward+bits"
+        self.fused = product.route_of(which, x.dtype, x.device, route) == "fused"
+        if self.fused:
+            self.numbers = ProductSizes(M, N, K)
+            grid, options = product.product_launch(x.dtype, x.device, M, N, K, two_results=not self.relu)
+            programs = ceil_div(M, options["ROWS"])
+        else:
+            block = COLUMN_SUMS(device)
+            programs = in_parts or product.gate_programs(device, M)
+            grid, options = (ceil_div(N, block.columns), programs), block.options()
+        self.launch = Launch(_backward if self.fused else _gate, grid, {"ACTIVATION": activation, **options})
+        self.bias2 = bias2
+        self.parts = (programs, N) if bias1 else None, (programs, K) if bias2 and self.fused else None
+        self.summed = {i: each for i, each in enumerate(self.parts) if each and (i or not in_parts)}
+        self.sums = Sums([*self.summed], [*self.summed.values()], [x.dtype] * len(self.summed), device)
 
-def _cublas_relu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """max(0, x weight^T + bias), bias and ReLU in cuBLASLt's epilogue."""
-    if bias is None:
-        return torch.mm(x, weight.t()).relu_()
-    return torch._addmm_activation(bias, x, weight.t(), use_gelu=False)
-
-
-def _run_activate(before: Tensor, activation: str, dropout: Dropout) -> Tensor:
-    hidden = torch.empty_like(before)
-    M, N = before.shape
-    if M:
-        tile = pass_tile(chip(before.device), N)
-        _activate[(ceil_div(M, tile.rows), ceil_div(N, tile.columns))](
-            before, hidden, dropout, Shape(M, N), ACTIVATION=activation, **tile.options()
-        )
-    return hidden
-
-
-def feed_forward_backward(
-    dout: Tensor,
-    x: Tensor,
-    kept: Tensor,
-    bits: Tensor,
-    weight1: Tensor,
-    weight2: Tensor,
-    *,
-    bias1: bool,
-    bias2: bool,
-    activation: str = "relu",
-    scale: float = 1.0,
-    route: str | None = None,
-    in_parts: int = 0,
-    **dropping: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """dout (M, N') contiguous; kept and bits as feed_forward returned them; bias1, bias2: whether to return theirs.
-
-    scale: what dropout multiplies by; dropping tells GELU what it dropped. Returns dx, dweight1, dbias1,
-    dweight2, dbias2, a bias gradient that was not asked for being empty. in_parts: if not 0, sum_programs(), and that
-    of bias1 comes as (in_parts, F) float32, which are still to be added up.
-    """
-    relu = activation == "relu"
-    dropout = Dropout(*dropout_arguments(**dropping)[:3], scale)
-    hidden = None if relu else torch.empty_like(kept)
-    (M, N), K = kept.shape, dout.shape[1]
-    has_bits = bits.numel() > 0
-    which = "backward+bits" if has_bits else "backward" if relu else "backward+gelu"
-    if (route or product.route_of(which, x.dtype, x.device)) == "fused":
-        dbefore = torch.empty_like(kept)
-        grid, options = product.product_launch(dout.dtype, dout.device, M, N, K, two_results=not relu)
-        tiles = ceil_div(M, options["ROWS"])
-        parts = BiasParts(product.parts_for(dout, tiles, N, bias1), product.parts_for(dout, tiles, K, bias2))
-        if M:
-            _backward[grid](
-                dout, weight2.contiguous(), None if has_bits else kept, bits if has_bits else None, dbefore, hidden,
-                parts, ProductSizes(M, N, K), dropout, ACTIVATION=activation, **options,
-            )  # fmt: skip
-        dbias1, dbias2 = product.bias_gradients(dout, parts, in_parts > 0)
-    else:
-        dbefore = scaled_mm(dout, weight2, scale)
-        tile, programs = product.gate_launch(dbefore)
-        programs = in_parts or programs
-        parts = BiasParts(product.parts_for(dbefore, programs, N, bias1), None)
-        if M:
-            _gate[(ceil_div(N, tile.columns), programs)](
-                dbefore, kept, hidden, parts.first, dropout, Shape(M, N),
-                ACTIVATION=activation, **tile.options(),
-            )  # fmt: skip
-        dbias1, _ = product.bias_gradients(dbefore, parts, in_parts > 0)
-        dbias2 = dout.sum(0) if bias2 else dout.new_empty(0)
-    return (
-        torch.mm(dbefore, weight1),
-        torch.mm(dbefore.t(), x),
-        dbias1,
-        scaled_mm(dout.t(), kept if hidden is None else hidden, scale),
-        dbias2,
-    )
+    def __call__(
+        self, dout: Tensor, x: Tensor, kept: Tensor, bits: Tensor | None, weight1: Tensor, weight2: Tensor,
+        seed: Tensor | None = None, site: int = 0,
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None]:  # fmt: skip
+        """Returns dx, dweight1, dbias1, dweight2, dbias2, a bias gradient that was not asked for being None."""
+        dout, x, scale = dout.view(self.dout), x.view(self.rows), self.dropout[1]
+        hidden = None if self.relu else torch.empty_like(kept)
+        dropout = None if self.relu else seed, site, *self.dropout  # a ReLU's output tells what was dropped
+        parts = tuple([None if each is None else kept.new_empty(each, dtype=torch.float32) for each in self.parts])
+        if self.fused:
+            dbefore, sign = torch.empty_like(kept), kept if bits is None else None
+            if self.M:
+                self.launch(dout, weight2.contiguous(), sign, bits, dbefore, hidden, parts, self.numbers, dropout)
+        else:
+            dbefore = scaled_mm(dout, weight2, scale)
+            if self.M:
+                self.launch(dbefore, kept, hidden, parts[0], dropout, self.numbers)
+        biases = list(parts)
+        for i, (_, width) in self.summed.items():
+            biases[i] = kept.new_empty(width)
+        self.sums(parts, biases)
+        if self.bias2 and not self.fused:
+            biases[1] = dout.sum(0)
+        dx, dweight1 = torch.mm(dbefore, weight1), torch.mm(dbefore.t(), x)
+        dweight2 = scaled_mm(dout.t(), kept if hidden is None else hidden, scale)
+        return dx.view(self.x).detach(), dweight1, biases[0], dweight2, biases[1]

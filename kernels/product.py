@@ -11,15 +11,12 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.launch import ceil_div, chip, precision, product_kind
 from fasttfm.kernels.parameter import Float32Pointer, Size, Varying
-from fasttfm.kernels.partial_sums import add_parts
 from fasttfm.kernels.tiles.feed_forward import PRODUCT, ROUTE, of_two_results, size_class
 from fasttfm.kernels.tiles.rows import COLUMN_SUMS
-from fasttfm.kernels.tiles.table import Tile
 
 
 class ProductSizes(NamedTuple):
@@ -132,7 +129,7 @@ def row_sums(a, out, rows, M, K, DEPTH: tl.constexpr):
 
 def product_launch(
     dtype: torch.dtype, device: torch.device, M: int, N: int, K: int, *, two_results: bool = False
-) -> tuple[tuple[int], dict[str, Any]]:
+) -> tuple[tuple[int, ...], dict[str, Any]]:
     """Grid and options of a product (M, K) by (K, N) with its epilogue, which may have two results."""
     described = chip(device)
     kind = product_kind(dtype, described)
@@ -145,43 +142,22 @@ def product_launch(
     }
 
 
-def route_of(product: str, dtype: torch.dtype, device: torch.device) -> str:
-    """fused or cublas, as the table has it; product as ROUTE takes it."""
+def route_of(product: str, dtype: torch.dtype, device: torch.device, route: str) -> str:
+    """The route, fused or cublas; where it is table, what that has; product as ROUTE takes it."""
     described = chip(device)
-    return ROUTE(described, product_kind(dtype, described), product)
+    return ROUTE(described, product_kind(dtype, described), product) if route == "table" else route
 
 
-def gate_launch(like: Tensor) -> tuple[Tile, int]:
-    """Tile, and programs among which rows are divided, of a pass over (M, N) that sums over rows."""
-    device = chip(like.device)
-    return COLUMN_SUMS(device), _gate_programs(device, like.shape[0])
-
-
-def _gate_programs(chip: Chip, M: int) -> int:
+def gate_programs(chip: Chip, M: int) -> int:
     """Programs among which the rows of a block of columns are divided: they fill the chip at a hidden width of 512."""
     return min(ceil_div(M, COLUMN_SUMS(chip).rows), chip.processors)
 
 
-def sum_programs(
-    M: int, hidden: int, out: int, dtype: torch.dtype, device: torch.device, route: str | None = None
-) -> int:
+def sum_programs(M: int, hidden: int, out: int, dtype: torch.dtype, device: torch.device, route: str = "table") -> int:
     """Into how many parts a backward pass over x (M, N) sums the gradient of bias1; hidden and out: F and N'.
 
     As many as the fused one has tiles of rows, where any is fused: the other can have as many programs.
     """
-    if "fused" in {route or route_of(each, dtype, device) for each in ("backward", "backward+bits", "backward+gelu")}:
+    if "fused" in {route_of(each, dtype, device, route) for each in ("backward", "backward+bits", "backward+gelu")}:
         return ceil_div(M, product_launch(dtype, device, M, hidden, out)[1]["ROWS"])
-    return _gate_programs(chip(device), M)
-
-
-def parts_for(like: Tensor, programs: int, N: int, wanted: bool) -> Tensor | None:
-    """Memory for what each program adds to a bias gradient."""
-    return torch.empty(programs, N, dtype=torch.float32, device=like.device) if wanted else None
-
-
-def bias_gradients(like: Tensor, parts: BiasParts, in_parts: bool) -> tuple[Tensor, Tensor]:
-    """The sums of parts (P, N), in like's dtype, in one launch; empty where None; in_parts: the first as they are."""
-    sums = [like.new_empty(0 if each is None else each.shape[1]) for each in parts]
-    pairs = [*zip(parts, sums)][in_parts:]
-    add_parts([(each, out) for each, out in pairs if each is not None])
-    return sums[0] if parts.first is None or not in_parts else parts.first, sums[1]
+    return gate_programs(chip(device), M)

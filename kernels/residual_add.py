@@ -7,17 +7,18 @@ Source: Vaswani et al. 2017 section 5.4.
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Sequence
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
 from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.jit import jit
+from fasttfm.kernels.jit import Launch, jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.parameter import Pointer, Shape
-from fasttfm.kernels.philox import Dropout, drop_loaded, dropout_arguments
+from fasttfm.kernels.philox import Dropout, drop_loaded, dropout_rate
 from fasttfm.kernels.tiles.rows import NARROWEST, PASS
 from fasttfm.kernels.tiles.table import Tile
 
@@ -49,27 +50,22 @@ def tile(chip: Chip, N: int) -> Tile:
     return PASS(chip, min(512, max(NARROWEST, power_of_two(N))))
 
 
-def residual_add(x: Tensor, residual: Tensor, **dropout: Any) -> Tensor:
-    """residual + dropout(x), (M, N) contiguous, in residual's dtype; dropout as dropout_arguments() takes it."""
-    return _run_add(x, residual, torch.empty_like(residual), dropout_arguments(**dropout))
+class Add:
+    """residual + dropout(x), or dropout(x) alone, also its own derivative, for one shape and rate."""
 
+    def __init__(
+        self, shape: Sequence[int], device: torch.device, dropout_p: float = 0.0, *, scaled: bool = True
+    ) -> None:
+        """shape (..., N); dropout_p: 0 drops nothing; scaled: False leaves what is kept as it is."""
+        M, N = math.prod(shape[:-1]), shape[-1]
+        block, (threshold, scale) = tile(chip(device), N), dropout_rate(dropout_p)
+        self.empty, self.shape, self.dropout = M * N == 0, Shape(M, N), (threshold, scale if scaled else 1.0)
+        self.launch = Launch(_add_dropped, (ceil_div(M, block.rows), ceil_div(N, block.columns)), block.options())
 
-def dropout(x: Tensor, dtype: torch.dtype, **dropout: Any) -> Tensor:
-    """dropout(x), (M, N) contiguous, in dtype: also its own derivative."""
-    return _run_add(x, None, torch.empty_like(x, dtype=dtype), dropout_arguments(**dropout))
-
-
-def drop_(x: Tensor, dropout: Dropout) -> Tensor:
-    """Zeroes what dropout drops of x (M, N) contiguous, in place; what is kept is not scaled."""
-    return _run_add(x, None, x, dropout._replace(keep_scale=1.0))
-
-
-def _run_add(x: Tensor, residual: Tensor | None, out: Tensor, dropout: Dropout) -> Tensor:
-    M, N = x.shape
-    if M:
-        block = tile(chip(x.device), N)
-        _add_dropped[(ceil_div(M, block.rows), ceil_div(N, block.columns))](
-            x, residual, out, dropout, Shape(M, N),
-            **block.options(),
-        )  # fmt: skip
-    return out
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, out: Tensor, seed: Tensor | None = None, site: int = 0
+    ) -> Tensor:
+        """Writes to out, of any dtype, which may be x itself; all contiguous. seed None drops nothing."""
+        if not self.empty:
+            self.launch(x, residual, out, (seed, site, *self.dropout), self.shape)
+        return out

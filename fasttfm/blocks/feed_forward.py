@@ -5,12 +5,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fasttfm import functional as F
 from fasttfm.blocks.forward_pass import ALONE, Pass
 from fasttfm.blocks.inspect import LINEAR, fused_activation, untouched
 from fasttfm.blocks.residual import Output, last_product
 from fasttfm.cpu.linear import frozen, linear
-from fasttfm.functional.dropout import Dropout, dropout_for
-from fasttfm.functional.feed_forward import check, network
+from fasttfm.functional.dropout import Dropout
 from fasttfm.functional.merging import norm_adds_bias
 from fasttfm.functional.subclasses import ordinary
 
@@ -51,10 +51,8 @@ def feed_forward(
     weight2, bias2 = now.read(linear2.weight, linear2.bias)
     left = bias2 is not None and leave_bias and now.choice != "torch" and norm_adds_bias(x)
     bias, parts = None if left else bias2, None if now.weights is None else now.weights.sums.get(id(linear1.bias))
-    if not now.checked:
-        check(x, weight1, bias1, weight2, bias)
-        dropout = dropout_for(x.device, *dropout)
-    return Output(network(x, weight1, bias1, weight2, bias, parts, fused, dropout, now.choice), bias2 if left else None)
+    value = F.feed_forward(x, weight1, bias1, weight2, bias, bias1_parts=parts, activation=fused, **dropout.options())
+    return Output(value, bias2 if left else None)
 
 
 def _opens(module: Any) -> bool:

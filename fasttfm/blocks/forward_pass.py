@@ -19,8 +19,6 @@ class Pass(NamedTuple):
     plain: bool = False
     """Whether all modules of the layer may be computed inside fused operators, as plain_width() says; else each is
     asked."""
-    checked: bool = False
-    """Whether a plain layer of the same sizes before it was given the same inputs, so that all shapes agree."""
     choice: str | None = None
     """auto or triton, as the operators are asked for; torch where no kernel takes the stack's tensors; None: to be
     asked."""

@@ -5,6 +5,7 @@ function of the activation's input, so that input is kept, M * F elements as wel
 gradient of weight2 needs, is computed from it again, in passing, where the derivative is. torch.nn keeps both.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -12,17 +13,20 @@ from torch import Tensor
 
 from fasttfm import reference
 from fasttfm.cpu import training_passes
+from fasttfm.functional import backends
 from fasttfm.functional.activations import FUSED
-from fasttfm.functional.backends import chosen, kernel_route
+from fasttfm.functional.backends import kernel_route
 from fasttfm.functional.derivative import pulled_back, refuse_parts
-from fasttfm.functional.dropout import NO_DROPOUT, Dropout, as_factor, dropout_for, keep_mask
-from fasttfm.functional.operator import Gradients, Operator, lowered, unplanned
+from fasttfm.functional.dropout import LEAST_P, Dropout, as_factor, draw_seed, dropout_for, keep_mask
+from fasttfm.functional.operator import Operator, Whole, lowered, without_views
 from fasttfm.functional.rows import as_rows, shaped
 from fasttfm.functional.signature import names_arguments
 from fasttfm.kernels.scaled_product import scaled_linear, scaled_mm
 
-Derivatives = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
-"""dx, dweight1, dbias1, dweight2, dbias2; a bias gradient that is not wanted is empty."""
+Derivatives = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None]
+"""dx, dweight1, dbias1, dweight2, dbias2; a bias gradient that is not wanted is None."""
+_APPROXIMATE = {"gelu": "none", "gelu_tanh": "tanh"}
+"""What torch calls a GELU."""
 
 
 @names_arguments
@@ -54,24 +58,58 @@ def feed_forward(
     computed again; torch.nn keeps M * F elements more, with dropout twice that and M * F bytes. Raises ValueError for
     shapes or dtypes that do not agree, a dropout_p outside [0, 1] or an unknown activation.
     """
-    check(x, weight1, bias1, weight2, bias2)
-    dropout = dropout_for(x.device, dropout_p, seed, site)
-    if activation not in FUSED:
-        raise ValueError(f"feed_forward: activation is {activation!r}: choose {', '.join(FUSED)}")
-    return network(x, weight1, bias1, weight2, bias2, bias1_parts, activation, dropout)
+    if dropout_p <= LEAST_P:
+        seed = None
+    elif seed is None:
+        seed = draw_seed(x.device)
+    return _feed_forward(
+        x, weight1, bias1, weight2, bias2, bias1_parts, dropout_p, seed, site, activation, backends.current
+    )[0]
 
 
-def network(
-    x: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bias2: Tensor | None,
-    bias1_parts: Tensor | None, activation: str, dropout: Dropout, choice: str | None = None,
-) -> Tensor:  # fmt: skip
-    """feed_forward() of shapes that are known to agree; dropout as dropout_for() makes it, choice as chosen()."""
-    call = x, weight1, bias1, weight2, bias2, bias1_parts, activation, dropout
-    return _feed_forward(*call, choice or chosen())[0]
+class _Call(NamedTuple):
+    x: Tensor
+    weight1: Tensor
+    bias1: Tensor | None
+    weight2: Tensor
+    bias2: Tensor | None
+    bias1_parts: Tensor | None
+    dropout_p: float
+    seed: Whole | None
+    """None: nothing is dropped."""
+    site: int
+    activation: str
+    route: str
+    """As _decide() tells."""
 
 
-def check(x: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bias2: Tensor | None) -> None:
-    """Raises ValueError for shapes that feed_forward() does not take."""
+class _Saved(NamedTuple):
+    x: Tensor
+    kept: Tensor
+    """(M, F): of ReLU the hidden activation, zero where dropped but not yet scaled; what GELU is applied to."""
+    mask: Tensor | None
+    """Of ReLU (M, ceil(F / 32)) int32, the bits of what is open; None where no kernel wrote them. Of GELU dropout's,
+    (M, F) bool; None without dropout, and where a kernel draws it again."""
+    weight1: Tensor
+    bias1: Tensor | None
+    weight2: Tensor
+    dropout_p: float
+    seed: Whole | None
+    site: int
+    activation: str
+    route: str
+    has_bias2: bool
+    in_parts: int
+    """How many parts of bias1's gradient, (in_parts, F) float32, are wanted in the place of their sum; or 0."""
+
+
+class _Backward(NamedTuple):
+    dout: Tensor
+    saved: _Saved
+
+
+def _checks(call: _Call) -> None:
+    x, weight1, bias1, weight2, bias2, *_ = call
     w1, w2, last = weight1.shape, weight2.shape, x.shape[-1:]
     if len(w1) != 2 or len(w2) != 2 or not last:
         raise ValueError(
@@ -89,44 +127,9 @@ def check(x: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bia
                 f"feed_forward: {name} is {tuple(given)} but must be {wanted} for weight1 {tuple(w1)} and weight2 "
                 f"{tuple(w2)}"
             )
-
-
-class _Call(NamedTuple):
-    x: Tensor
-    weight1: Tensor
-    bias1: Tensor | None
-    weight2: Tensor
-    bias2: Tensor | None
-    bias1_parts: Tensor | None
-    activation: str
-    dropout: Dropout
-    route: str
-    """As _decide() tells."""
-
-
-class _Saved(NamedTuple):
-    x: Tensor
-    kept: Tensor
-    """(M, F): of ReLU the hidden activation, zero where dropped but not yet scaled; what GELU is applied to."""
-    mask: Tensor
-    """Of ReLU (M, ceil(F / 32)) int32, the bits of what is open; empty where no kernel wrote them. Of GELU dropout's,
-    (M, F) bool; empty without dropout, and where a kernel draws it again."""
-    weight1: Tensor
-    bias1: Tensor | None
-    weight2: Tensor
-    has_bias2: bool
-    in_parts: int
-    """How many parts of bias1's gradient, (in_parts, F) float32, are wanted in the place of their sum; or 0."""
-    activation: str
-    scale: float
-    """Of dropout."""
-    dropout: Dropout
-    route: str
-
-
-class _Backward(NamedTuple):
-    dout: Tensor
-    saved: _Saved
+    dropout_for(x.device, call.dropout_p, call.seed, call.site)
+    if call.activation not in FUSED:
+        raise ValueError(f"feed_forward: activation is {call.activation!r}: choose {', '.join(FUSED)}")
 
 
 def _decide(call: _Call) -> str:
@@ -138,44 +141,42 @@ def _decide(call: _Call) -> str:
     return "fused" if call.route == "triton" else "table"
 
 
-def _kernel_choice(route: str) -> str | None:
-    """The route that a launch function is told; None: what its table says."""
-    return "fused" if route == "fused" else None
-
-
-def _compute(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
+def _plan(call: _Call) -> Callable[[_Call], tuple[Tensor, Tensor, Tensor | None]]:
     """The output (..., N'), and what is kept of the hidden layer, a tensor (M, F) and a mask, as they are saved.
 
     The scale of dropout rides in the second product: exact, and no pass of its own.
     """
-    x, weight1, bias1, weight2, bias2, dropout = *call[:5], call.dropout
-    _check_dtype(x, weight1, bias1, weight2, bias2)
-    rows = as_rows(x)
-    if call.route != "torch":
-        from fasttfm.kernels import feed_forward as kernel
-
-        out, kept, mask = kernel.feed_forward(
-            rows, weight1, bias1, weight2, bias2,
-            activation=call.activation, route=_kernel_choice(call.route), **dropout._asdict(),
-        )  # fmt: skip
-        return shaped(out, x), kept, mask
-    kept = torch.nn.functional.linear(rows, weight1, bias1)
-    mask = keep_mask(kept, dropout)
-    if call.activation == "relu":
-        hidden = _dropped(kept.relu_(), mask)
-        mask = x.new_empty(0, dtype=torch.int32)  # hidden > 0 says the same
-    else:
-        hidden = _gelu(kept, mask, call.activation)
-    return shaped(scaled_linear(hidden, weight2, bias2, dropout.scale), x), kept, mask
-
-
-def _check_dtype(x: Tensor, *others: Tensor | None) -> None:
-    if {t.dtype for t in others if t is not None} - {x.dtype}:
+    x, weight1, _, weight2, _, _, dropout_p, seed, _, activation, route = call
+    given = [t.dtype for t in call[:5] if t is not None]
+    if len(set(given)) > 1:
         raise ValueError(
-            "feed_forward takes tensors of one dtype: got x "
-            + ", ".join([str(x.dtype), *(str(t.dtype) for t in others if t is not None)])
-            + " (x, weights, biases); cast them, or run under torch.autocast"
+            f"feed_forward takes tensors of one dtype: got x {', '.join(map(str, given))} (x, weights, biases); cast "
+            "them, or run under torch.autocast"
         )
+    if route == "torch":
+        return without_views(_compute_by_torch, internal=2)
+    from fasttfm.kernels.feed_forward import Forward
+
+    rate, copied = 0.0 if seed is None else dropout_p, not x.is_contiguous()
+    forward = Forward(x, weight1, weight2, activation=activation, dropout_p=rate, route=route)
+
+    def compute(call: _Call) -> tuple[Tensor, Tensor, Tensor | None]:
+        x, weight1, bias1, weight2, bias2, _, _, seed, site, *_ = call
+        return forward(x.contiguous() if copied else x, weight1, bias1, weight2, bias2, seed, site)
+
+    return compute
+
+
+def _compute_by_torch(call: _Call) -> tuple[Tensor, Tensor, Tensor | None]:
+    x, weight1, bias1, weight2, bias2, _, dropout_p, seed, site, activation, _ = call
+    dropout = Dropout(dropout_p, seed, site)
+    kept = torch.nn.functional.linear(as_rows(x), weight1, bias1)
+    keep, mask = keep_mask(kept, dropout), None  # of ReLU hidden > 0 says the same
+    if activation == "relu":
+        hidden = _dropped(kept.relu_(), keep)
+    else:
+        hidden, mask = _gelu(kept, keep, activation), None if seed is None else keep
+    return shaped(scaled_linear(hidden, weight2, bias2, dropout.scale), x), kept, mask
 
 
 def _dropped(x: Tensor, keep: Tensor) -> Tensor:
@@ -187,7 +188,7 @@ def _gelu(before: Tensor, keep: Tensor, activation: str) -> Tensor:
     """gelu(before), zero where it is dropped, not scaled."""
     if activation == "gelu_tanh" and training_passes.takes(before):
         return training_passes.gelu_tanh(before, keep)
-    return _dropped(torch.nn.functional.gelu(before, approximate=_approximate(activation)), keep)
+    return _dropped(torch.nn.functional.gelu(before, approximate=_APPROXIMATE[activation]), keep)
 
 
 def _gelu_gradient(dhidden: Tensor, before: Tensor, keep: Tensor, activation: str) -> tuple[Tensor, Tensor]:
@@ -195,106 +196,91 @@ def _gelu_gradient(dhidden: Tensor, before: Tensor, keep: Tensor, activation: st
     if activation == "gelu_tanh" and training_passes.takes(before, dhidden) and dhidden.is_contiguous():
         return training_passes.gelu_tanh_gradient(dhidden, before, keep)
     dhidden = _dropped(dhidden, keep)
-    dbefore = torch.ops.aten.gelu_backward(dhidden, before, approximate=_approximate(activation))
+    dbefore = torch.ops.aten.gelu_backward(dhidden, before, approximate=_APPROXIMATE[activation])
     return dbefore, _gelu(before, keep, activation)
 
 
-def _approximate(activation: str) -> str:
-    """The value of torch's `approximate` for a GELU."""
-    return "tanh" if activation == "gelu_tanh" else "none"
-
-
 def _fake(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
-    x = call.x
+    x, activation, dropped = call.x, call.activation, call.seed is not None
     rows, hidden = x.numel() // x.shape[-1], call.weight1.shape[0]
-    mask = x.new_empty(0, dtype=torch.int32)
-    if call.activation == "relu":
-        if _writes_bits(call):
-            mask = mask.new_empty(rows, (hidden + 31) // 32)
-    elif call.route == "torch":
-        mask = x.new_empty((0,) if call.dropout.seed is None else (rows, hidden), dtype=torch.bool)
+    mask = x.new_empty(0)
+    if call.route == "torch":
+        if activation != "relu" and dropped:
+            mask = x.new_empty((rows, hidden), dtype=torch.bool)
+    elif activation == "relu":
+        from fasttfm.kernels.feed_forward import forward_route
+
+        if forward_route(x, activation, dropped, call.route) == "fused":
+            mask = x.new_empty((rows, (hidden + 31) // 32), dtype=torch.int32)
     return x.new_empty(*x.shape[:-1], call.weight2.shape[0]), x.new_empty(rows, hidden), mask
 
 
-def _writes_bits(call: _Call) -> bool:
-    if call.route != "table":
-        return call.route == "fused"
-    from fasttfm.kernels import feed_forward as kernel
-
-    return kernel.forward_route(call.x, "relu", call.dropout.seed is not None) == "fused"
-
-
-def _save(call: _Call, outputs: tuple[Tensor, ...]) -> _Saved:
+def _save(call: _Call, outputs: tuple[Tensor | None, ...]) -> tuple:
+    x, weight1, bias1, weight2, bias2, parts, *others = call
     _, kept, mask = outputs
-    in_parts = 0 if call.bias1_parts is None else call.bias1_parts.shape[0]
-    return _Saved(
-        call.x, kept, mask, call.weight1, call.bias1, call.weight2, call.bias2 is not None, in_parts, call.activation,
-        call.dropout.scale, call.dropout, call.route,
+    return x, kept, mask, weight1, bias1, weight2, *others, bias2 is not None, 0 if parts is None else parts.shape[0]
+
+
+def _differentiate(
+    backward: Callable[..., tuple], saved: _Saved, wanted: _Call, dout: Tensor, *_: None
+) -> tuple[Tensor | None, ...]:
+    dx, dweight1, dbias1, dweight2, dbias2 = backward(dout, saved)
+    dbias1, dparts = (None, dbias1) if saved.in_parts else (dbias1, None)
+    if saved.bias1 is None:
+        dbias1 = None
+    return dx, dweight1, dbias1, dweight2, dbias2 if saved.has_bias2 else None, dparts, None
+
+
+def _plan_backward(call: _Backward) -> Callable[[_Backward], Derivatives]:
+    x, kept, mask, _, bias1, weight2, dropout_p, seed, _, activation, route, has_bias2, in_parts = call.saved
+    if route == "torch":
+        return without_views(_compute_backward_by_torch)
+    from fasttfm.kernels.feed_forward import Backward
+
+    bits = mask if activation == "relu" and mask is not None and mask.numel() else None
+    backward = Backward(
+        x, kept, bits, weight2, bias1=bias1 is not None, bias2=has_bias2, activation=activation,
+        dropout_p=0.0 if seed is None else dropout_p, route=route, in_parts=in_parts,
     )  # fmt: skip
+    copied, has_bits = not (x.is_contiguous() and call.dout.is_contiguous()), bits is not None
+
+    def compute(call: _Backward) -> Derivatives:
+        dout, (x, kept, mask, weight1, _, weight2, _, seed, site, *_) = call
+        if copied:
+            dout, x = dout.contiguous(), x.contiguous()
+        return backward(dout, x, kept, mask if has_bits else None, weight1, weight2, seed, site)
+
+    return compute
 
 
-def _differentiate(saved: _Saved, wanted: _Call, dout: Tensor, *_: None) -> Gradients:
-    dx, dweight1, dbias1, dweight2, dbias2 = _feed_forward_backward(dout, saved)
-    return {
-        "x": dx,
-        "weight1": dweight1,
-        "bias1": dbias1 if saved.bias1 is not None and not saved.in_parts else None,
-        "bias1_parts": dbias1 if saved.in_parts else None,
-        "weight2": dweight2,
-        "bias2": dbias2 if saved.has_bias2 else None,
-    }
-
-
-def _compute_backward(call: _Backward) -> Derivatives:
-    saved = call.saved
-    kept, mask, weight1, weight2, activation = saved.kept, saved.mask, saved.weight1, saved.weight2, saved.activation
-    dout, rows = as_rows(call.dout), as_rows(saved.x)
-    if saved.route != "torch":
-        from fasttfm.kernels import feed_forward as kernel
-
-        dx, dweight1, dbias1, dweight2, dbias2 = kernel.feed_forward_backward(
-            dout, rows, kept, mask, weight1, weight2, bias1=saved.bias1 is not None, bias2=saved.has_bias2,
-            activation=activation, scale=saved.scale, route=_kernel_choice(saved.route), in_parts=saved.in_parts,
-            **(NO_DROPOUT if activation == "relu" else saved.dropout)._asdict(),  # a ReLU's output tells of both
-        )  # fmt: skip
-        return shaped(dx, saved.x), dweight1, dbias1, dweight2, dbias2
-    dhidden = scaled_mm(dout, weight2, saved.scale)
+def _compute_backward_by_torch(call: _Backward) -> Derivatives:
+    x, kept, mask, weight1, bias1, weight2, dropout_p, seed, site, activation, _, has_bias2, in_parts = call.saved
+    dout, rows, scale = as_rows(call.dout), as_rows(x), Dropout(dropout_p, seed, site).scale
+    dhidden = scaled_mm(dout, weight2, scale)
     if activation == "relu":  # kept > 0 exactly where the ReLU was open and dropout kept: one comparison undoes both
         dbefore, hidden = torch.ops.aten.threshold_backward(dhidden, kept, 0), kept
     else:
-        dbefore, hidden = _gelu_gradient(dhidden, kept, mask, activation)
+        keep = kept.new_empty(0, dtype=torch.bool) if mask is None or seed is None else mask
+        dbefore, hidden = _gelu_gradient(dhidden, kept, keep, activation)
+    dbias1 = None if bias1 is None else dbefore.sum(0)
+    if in_parts and dbias1 is not None:
+        dbias1 = torch.nn.functional.pad(dbias1[None].float(), (0, 0, 0, in_parts - 1))
     return (
-        shaped(torch.mm(dbefore, weight1), saved.x),
+        shaped(torch.mm(dbefore, weight1), x),
         torch.mm(dbefore.t(), rows),
-        _bias1_gradient(saved, dbefore),
-        scaled_mm(dout.t(), hidden, saved.scale),
-        dout.sum(0) if saved.has_bias2 else rows.new_empty(0),
-    )
-
-
-def _bias1_gradient(saved: _Saved, dbefore: Tensor) -> Tensor:
-    """The sum of dbefore (M, F) over rows, as it is wanted."""
-    dbias1 = dbefore.new_empty(0) if saved.bias1 is None else dbefore.sum(0)
-    if saved.in_parts:
-        dbias1 = torch.nn.functional.pad(dbias1[None].float(), (0, 0, 0, saved.in_parts - 1))
-    return dbias1
-
-
-def _fake_backward(call: _Backward) -> Derivatives:
-    saved = call.saved
-    weight1, weight2 = saved.weight1, saved.weight2
-    hidden, out = weight1.shape[0], weight2.shape[0]
-    if saved.in_parts:
-        dbias1 = weight1.new_empty(saved.in_parts, hidden, dtype=torch.float32)
-    else:
-        dbias1 = weight1.new_empty(0 if saved.bias1 is None else hidden)
-    return (
-        saved.x.new_empty(saved.x.shape),
-        weight1.new_empty(weight1.shape),
         dbias1,
-        weight2.new_empty(weight2.shape),
-        weight2.new_empty(out if saved.has_bias2 else 0),
+        scaled_mm(dout.t(), hidden, scale),
+        dout.sum(0) if has_bias2 else None,
     )
+
+
+def _fake_backward(call: _Backward) -> tuple[Tensor, ...]:
+    x, _, _, weight1, bias1, weight2, *_, has_bias2, in_parts = call.saved
+    dbias1 = x.new_empty(0 if bias1 is None else bias1.shape)
+    if in_parts:
+        dbias1 = x.new_empty((in_parts, weight1.shape[0]), dtype=torch.float32)
+    dx, dweight1, dweight2 = (each.new_empty(each.shape) for each in (x, weight1, weight2))
+    return dx, dweight1, dbias1, dweight2, x.new_empty(weight2.shape[0] if has_bias2 else 0)
 
 
 def _reference_backward(call: _Backward) -> tuple[Tensor, ...]:
@@ -303,8 +289,9 @@ def _reference_backward(call: _Backward) -> tuple[Tensor, ...]:
         refuse_parts(saved.weight1)
 
     def output(saved: _Saved) -> Tensor:
-        options = {**saved.dropout.options(), "activation": saved.activation}
-        return reference.feed_forward(saved.x, saved.weight1, saved.bias1, saved.weight2, None, **options)
+        x, _, _, weight1, bias1, weight2, dropout_p, seed, site, activation, *_ = saved
+        options = {**Dropout(dropout_p, seed, site).options(), "activation": activation}
+        return reference.feed_forward(x, weight1, bias1, weight2, None, **options)
 
     dbias2 = call.dout.flatten(0, -2).sum(0) if saved.has_bias2 else call.dout.new_empty(0)
     return *pulled_back(output, saved, ("x", "weight1", "bias1", "weight2"), call.dout), dbias2
@@ -315,24 +302,24 @@ def _flops(call: _Call | _Saved) -> int:
 
 
 _feed_forward_backward = Operator(
-    "feed_forward_backward",
-    _Backward,
-    "(Tensor, Tensor, Tensor, Tensor, Tensor)",
-    unplanned(_compute_backward),
-    _fake_backward,
-    reference=_reference_backward,
-    flops=lambda call: 2 * _flops(call.saved),
-).call
+    "feed_forward_backward", _Backward, "(Tensor, Tensor, Tensor, Tensor, Tensor)", _plan_backward, _fake_backward,
+    reference=_reference_backward, flops=lambda call: 2 * _flops(call.saved), autocast=lambda call, dtype: call,
+)  # fmt: skip
 _feed_forward = Operator(
     "feed_forward",
     _Call,
     "(Tensor, Tensor, Tensor)",
-    unplanned(_compute, 2),
+    _plan,
     _fake,
+    checks=_checks,
     decide=_decide,
     save=_save,
+    saved=_Saved,
     backward=_differentiate,
+    derivative=_feed_forward_backward,
+    visible=1,
     flops=_flops,
     rows=("x",),
     autocast=lowered("x", "weight1", "bias1", "weight2", "bias2"),
+    free=("site",),
 ).call

@@ -39,4 +39,4 @@ def feed_forward_bias_parts(rows: int, hidden: int, out: int, dtype: torch.dtype
     """Parts of the gradient of bias1 for x (rows, N), weight1 (hidden, N), weight2 (out, hidden), products in dtype."""
     from fasttfm.kernels import product as kernel
 
-    return kernel.sum_programs(rows, hidden, out, dtype, device, "fused" if chosen() == "triton" else None)
+    return kernel.sum_programs(rows, hidden, out, dtype, device, "fused" if chosen() == "triton" else "table")

@@ -1,14 +1,16 @@
 """The residual connection on its own (Vaswani et al. 2017, section 5.4), where no LayerNorm follows it."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fasttfm import reference
-from fasttfm.functional.backends import chosen, kernel_route
-from fasttfm.functional.dropout import Dropout, dropout_for, fake_keep_mask, keep_mask
-from fasttfm.functional.operator import Operator, unplanned
+from fasttfm.functional import backends
+from fasttfm.functional.backends import kernel_route
+from fasttfm.functional.dropout import LEAST_P, Dropout, draw_seed, dropout_for, keep_mask
+from fasttfm.functional.operator import Operator, Whole, without_views
 from fasttfm.functional.rows import add_kept, as_rows, branch_gradient, shaped
 from fasttfm.functional.signature import names_arguments
 
@@ -23,25 +25,32 @@ def residual_add(
     device, drawn from torch's generator when None; site, below 2^31, tells the dropouts of one model apart. Raises
     ValueError for shapes that do not agree or a dropout_p outside [0, 1].
     """
-    if x.shape != residual.shape or x.dim() == 0:
-        raise ValueError(f"x {tuple(x.shape)} and residual {tuple(residual.shape)} must have one shape (..., N)")
-    dropout = dropout_for(x.device, dropout_p, seed, site)
-    if dropout.seed is None and x.dtype == residual.dtype:
-        return residual + x
-    return _residual_add(x, residual, dropout, chosen())[0]
+    if dropout_p <= LEAST_P:
+        seed = None
+        if dropout_p >= 0 and x.dtype is residual.dtype and x.shape == residual.shape != ():
+            return residual + x
+    elif seed is None:
+        seed = draw_seed(x.device)
+    return _residual_add(x, residual, dropout_p, seed, site, backends.current)[0]
 
 
 class _Call(NamedTuple):
     x: Tensor
     residual: Tensor
-    dropout: Dropout
+    dropout_p: float
+    seed: Whole | None
+    """None: nothing is dropped."""
+    site: int
     route: str
 
 
 class _Saved(NamedTuple):
-    keep: Tensor
-    dropout: Dropout
+    keep: Tensor | None
+    dropout_p: float
+    seed: Whole | None
+    site: int
     dtype: torch.dtype
+    """Of x."""
     route: str
 
 
@@ -50,45 +59,89 @@ class _Backward(NamedTuple):
     saved: _Saved
 
 
-def _compute(call: _Call) -> tuple[Tensor, Tensor]:
-    x, residual = as_rows(call.x), as_rows(call.residual)
-    if call.route == "triton":
-        from fasttfm.kernels import residual_add as kernel
-
-        s = kernel.residual_add(x, residual, **call.dropout._asdict())
-        keep = x.new_empty(0, dtype=torch.bool)
-    else:
-        keep = keep_mask(x, call.dropout)
-        s = add_kept(x, residual, keep, call.dropout.dropout_p)
-    return shaped(s, call.x), keep
+def _checks(call: _Call) -> None:
+    x, residual, dropout_p, seed, site, _ = call
+    if x.shape != residual.shape or x.dim() == 0:
+        raise ValueError(f"x {tuple(x.shape)} and residual {tuple(residual.shape)} must have one shape (..., N)")
+    dropout_for(x.device, dropout_p, seed, site)
 
 
-def _compute_backward(call: _Backward) -> Tensor:
-    ds, saved = as_rows(call.ds), call.saved
-    if saved.route == "triton":
-        from fasttfm.kernels import residual_add as kernel
+def _plan(call: _Call) -> Callable[[_Call], tuple[Tensor, Tensor | None]]:
+    """residual + dropout(x), and dropout's mask, None but on PyTorch's route."""
+    if call.route == "torch":
+        return without_views(_compute_by_torch, internal=1)
+    from fasttfm.kernels.residual_add import Add
 
-        return shaped(kernel.dropout(ds, dtype=saved.dtype, **saved.dropout._asdict()), call.ds)
-    return shaped(branch_gradient(ds, saved.keep, saved.dropout, saved.dtype), call.ds)
+    add = Add(call.x.shape, call.x.device, call.dropout_p)
+    copied = not (call.x.is_contiguous() and call.residual.is_contiguous())
+
+    def compute(call: _Call) -> tuple[Tensor, None]:
+        x, residual, _, seed, site, _ = call
+        if copied:
+            x, residual = x.contiguous(), residual.contiguous()
+        return add(x, residual, torch.empty_like(residual), seed, site), None
+
+    return compute
+
+
+def _compute_by_torch(call: _Call) -> tuple[Tensor, Tensor | None]:
+    x, residual, dropout_p, seed, site, _ = call
+    rows = as_rows(x)
+    keep = keep_mask(rows, Dropout(dropout_p, seed, site))
+    return shaped(add_kept(rows, as_rows(residual), keep, dropout_p), x), None if seed is None else keep
+
+
+def _fake(call: _Call) -> tuple[Tensor, Tensor]:
+    x, N = call.x, call.x.shape[-1]
+    kept = call.seed is not None and call.route == "torch"
+    keep = x.new_empty((x.numel() // N, N), dtype=torch.bool) if kept else x.new_empty(0)
+    return call.residual.new_empty(x.shape), keep
+
+
+def _plan_backward(call: _Backward) -> Callable[[_Backward], Tensor]:
+    """The gradient of x: dropout of the sum's."""
+    if call.saved.route == "torch":
+        return without_views(_compute_backward_by_torch)
+    from fasttfm.kernels.residual_add import Add
+
+    drop, copied = Add(call.ds.shape, call.ds.device, call.saved.dropout_p), not call.ds.is_contiguous()
+
+    def compute(call: _Backward) -> Tensor:
+        ds, (_, _, seed, site, dtype, _) = call
+        dx = ds.new_empty(ds.shape, dtype=dtype)
+        return drop(ds.contiguous() if copied else ds, None, dx, seed, site)
+
+    return compute
+
+
+def _compute_backward_by_torch(call: _Backward) -> Tensor:
+    ds, (keep, dropout_p, seed, site, dtype, _) = call
+    keep = ds.new_empty(0) if keep is None else keep
+    return shaped(branch_gradient(as_rows(ds), keep, Dropout(dropout_p, seed, site), dtype), ds)
+
+
+def _reference_backward(call: _Backward) -> Tensor:
+    ds, (_, dropout_p, seed, site, dtype, _) = call
+    return reference.dropout(ds, dropout_p, seed, site).to(dtype)
 
 
 _residual_add_backward = Operator(
-    "residual_add_backward",
-    _Backward,
-    "Tensor",
-    unplanned(_compute_backward),
-    lambda call: call.ds.new_empty(call.ds.shape, dtype=call.saved.dtype),
-    reference=lambda call: reference.dropout(call.ds, *call.saved.dropout).to(call.saved.dtype),
-).call
+    "residual_add_backward", _Backward, "Tensor", _plan_backward,
+    lambda call: call.ds.new_empty(call.ds.shape, dtype=call.saved.dtype), reference=_reference_backward,
+)  # fmt: skip
 _residual_add = Operator(
     "residual_add",
     _Call,
     "(Tensor, Tensor)",
-    unplanned(_compute, 1),
-    lambda call: (call.residual.new_empty(call.x.shape), fake_keep_mask(call.x, call.dropout, call.route)),
+    _plan,
+    _fake,
+    checks=_checks,
     decide=lambda call: kernel_route(call.route, call.x, call.residual),
-    save=lambda call, outputs: (outputs[1], call.dropout, call.x.dtype, call.route),
+    save=lambda call, outputs: (outputs[1], *call[2:5], call.x.dtype, call.route),
     saved=_Saved,
-    backward=lambda saved, _, ds, *_keep: {"x": _residual_add_backward(ds, saved), "residual": ds},
+    backward=lambda backward, saved, _, ds, *_keep: (backward(ds, saved), ds, None),
+    derivative=_residual_add_backward,
+    visible=1,
     rows=("x", "residual"),
+    free=("site",),
 ).call

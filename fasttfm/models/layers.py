@@ -162,8 +162,7 @@ class Stack(nn.Module):
         is_plain = ordinary(x)  # and what a layer hands on, unless it is more than its class
         for number, layer in enumerate(self.layers):
             is_plain = is_plain and plain_width(layer) == x.shape[-1]
-            checked = is_plain and number > 0
-            now = Pass(seed, self.first_site + SITES_PER_LAYER * number, is_plain, checked, choice, weights)
+            now = Pass(seed, self.first_site + SITES_PER_LAYER * number, is_plain, choice, weights)
             options: dict[str, Any] = {"now": now}
             if cache is not None:
                 options["cache"] = cache.layer(number)

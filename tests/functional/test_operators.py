@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from fasttfm.functional.flops import formulas
-from fasttfm.functional.operator import Operator, lowered, unplanned
+from fasttfm.functional.operator import Operator, _every, lowered, unplanned
+from fasttfm.functional.record import _TENSORS
 
 states = []
 """(autocast on, autograd recording) inside each computation."""
@@ -211,6 +212,20 @@ def test_checkpointing_computes_again_with_the_same_gradients():
     actual = solve(lambda *args: checkpoint(scaled, *args, use_reentrant=False), *arguments)
     assert len(states) == 2
     assert all(torch.equal(a, b) for a, b in zip(actual, expected))
+
+
+@pytest.mark.parametrize("operator", [each for each in _every if each._cast], ids=lambda each: each.name)
+def test_float32_products_of_other_units_are_another_plan(operator):
+    """Of every operator with products, whatever tensor comes last. Meta tensors stand for a GPU's."""
+    whole = torch.empty(4, dtype=torch.int64, device="meta")
+    real, numbers = whole.float(), {bool: True, str: "relu", torch.dtype: torch.float32}
+    kinds = [(_TENSORS.get(field.type), field.type) for field in operator._layout.fields]
+    fields = [numbers.get(type_, 1) if k is None else whole if k.dtypes == "WHOLE" else real for k, type_ in kinds]
+    signatures = []
+    for precision in ("tf32", torch.backends.cuda.matmul.fp32_precision):
+        torch.backends.cuda.matmul.fp32_precision = precision
+        signatures.append(operator._signature(tuple(fields)))
+    assert signatures[0] != signatures[1]
 
 
 def test_the_graph_can_be_kept_and_hooks_see_what_is_saved():

@@ -16,7 +16,7 @@ from fasttfm.kernels.tiles.feed_forward import PRODUCT, ROUTE
 from fasttfm.kernels.tiles.rows import COLUMN_SUMS
 from fasttfm.kernels.tiles.table import Tile
 
-SEED = torch.tensor([-0x1234567890ABCDEF])
+SEED, SITE = torch.tensor([-0x1234567890ABCDEF]), 4
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
@@ -38,34 +38,38 @@ def way(function, **options):
     return call
 
 
-def by_launches(forward, backward):
-    """The launch functions as a differentiable function, each pass by the route that it is told."""
+def forward(x, weight1, weight2, bias1=None, bias2=None, **options):
+    """What a new plan of the forward pass gives."""
+    seed = SEED if options.get("dropout_p") else None
+    return kernel.Forward(x, weight1, weight2, **options)(x, weight1, bias1, weight2, bias2, seed, SITE)
+
+
+def backward(dout, x, kept, bits, weight1, weight2, *, biases=True, **options):
+    """What a new plan of the backward pass gives."""
+    seed = SEED if options.get("dropout_p") else None
+    planned = kernel.Backward(x, kept, bits, weight2, bias1=biases, bias2=biases, **options)
+    return planned(dout, x, kept, bits, weight1, weight2, seed, SITE)
+
+
+def by_launches(first, second, **options):
+    """The network as a differentiable function, each pass by the route that it is told."""
 
     class Function(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, x, weight1, bias1, weight2, bias2, dropout_p):
-            out, hidden, bits = kernel.feed_forward(
-                x, weight1, bias1, weight2, bias2, dropout_p=dropout_p, seed=SEED, site=4, route=forward
-            )
-            ctx.save_for_backward(x, hidden, bits, weight1, weight2)
-            ctx.scale = reference.dropout_scale(dropout_p) if dropout_p else 1.0
+        def forward(ctx, x, weight1, bias1, weight2, bias2):
+            out, *kept = forward(x, weight1, weight2, bias1, bias2, route=first, **options)
+            ctx.save_for_backward(x, *kept, weight1, weight2)
             return out
 
         @staticmethod
         def backward(ctx, dout):
-            dx, dweight1, dbias1, dweight2, dbias2 = kernel.feed_forward_backward(
-                dout.contiguous(), *ctx.saved_tensors, bias1=True, bias2=True, scale=ctx.scale, route=backward
-            )
-            return dx, dweight1, dbias1, dweight2, dbias2, None
+            return backward(dout.contiguous(), *ctx.saved_tensors, route=second, **options)
 
-    def call(x, weight1, bias1, weight2, bias2, *, dropout_p):
-        return Function.apply(x, weight1, bias1, weight2, bias2, dropout_p)
-
-    return call
+    return Function.apply
 
 
 def check(inputs, dropout_p=0.0, activation="relu"):
-    options = {"dropout_p": dropout_p, "seed": SEED, "site": 4, "activation": activation}
+    options = {"dropout_p": dropout_p, "seed": SEED, "site": SITE, "activation": activation}
     compare_with_reference(way(functional.feed_forward, **options), way(reference.feed_forward, **options), inputs)
 
 
@@ -94,26 +98,26 @@ def test_networks_as_wide_as_any_model_has(width, hidden, out):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    ("forward", "backward"),
+    ("first", "second"),
     [("fused", "fused"), ("cublas", "fused"), ("cublas", "cublas"), ("fused", "cublas")],
     ids=["all fused", "fused from the sign of hidden", "cuBLAS and one pass", "bits unused"],
 )
-def test_every_route_equals_the_reference(forward, backward, dtype):
+def test_every_route_equals_the_reference(first, second, dtype):
     inputs = tensors(37, 40, 72, 24, dtype)
-    specified = way(reference.feed_forward, dropout_p=0.25, seed=SEED, site=4)
-    compare_with_reference(way(by_launches(forward, backward), dropout_p=0.25), specified, inputs)
+    specified = way(reference.feed_forward, dropout_p=0.25, seed=SEED, site=SITE)
+    compare_with_reference(way(by_launches(first, second, dropout_p=0.25)), specified, inputs)
 
 
 def test_the_bits_are_the_open_elements_in_an_eighth_of_a_bool_masks_bytes():
     inputs = tensors(21, 24, 75, 8, torch.float32)
-    _, hidden, bits = way(kernel.feed_forward, dropout_p=0.4, seed=SEED, site=4, route="fused")(**inputs)
+    _, hidden, bits = forward(**inputs, dropout_p=0.4, route="fused")
     before = torch.nn.functional.linear(inputs["x"], inputs["weight1"], inputs["bias1"])
-    expected = (before > 0) & reference.keep_mask((1, 21, 75), 0.4, SEED, 4)[0]
+    expected = (before > 0) & reference.keep_mask((1, 21, 75), 0.4, SEED, SITE)[0]
     unpacked = (bits[:, :, None] >> torch.arange(32)) & 1
     assert torch.equal(unpacked.view(21, -1)[:, :75].bool(), expected)
     assert not unpacked.view(21, -1)[:, 75:].any()
     assert torch.equal(hidden > 0, expected)
-    _, _, bits = way(kernel.feed_forward, route="fused")(**tensors(21, 24, 1024, 8, torch.float32))
+    _, _, bits = forward(**tensors(21, 24, 1024, 8, torch.float32), route="fused")
     assert bits.numel() * bits.element_size() * 8 == 21 * 1024
 
 
@@ -124,19 +128,17 @@ def test_more_tiles_than_a_group_has_are_all_computed(monkeypatch):
 
 
 def test_programs_that_take_several_tiles_of_rows_sum_every_row_once(monkeypatch):
-    monkeypatch.setattr(product, "_gate_programs", lambda chip, M: 2)
+    monkeypatch.setattr(product, "gate_programs", lambda chip, M: 2)
     inputs = tensors(75, 24, 40, 8, torch.float32)  # five tiles for two programs
-    found = solve(way(by_launches("cublas", "cublas"), dropout_p=0.25), inputs)
-    expected = solve(way(reference.feed_forward, dropout_p=0.25, seed=SEED, site=4), inputs)
+    found = solve(way(by_launches("cublas", "cublas", dropout_p=0.25)), inputs)
+    expected = solve(way(reference.feed_forward, dropout_p=0.25, seed=SEED, site=SITE), inputs)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    out, hidden, bits = way(kernel.feed_forward, route="cublas")(**inputs)
+    out, *kept = forward(**inputs, route="cublas")
+    given = torch.ones_like(out), inputs["x"], *kept, inputs["weight1"], inputs["weight2"]
     for number in (2, 4):  # as many programs as parts
-        *_, parts, _, _ = kernel.feed_forward_backward(
-            torch.ones_like(out), inputs["x"], hidden, bits, inputs["weight1"], inputs["weight2"],
-            bias1=True, bias2=True, route="cublas", in_parts=number,
-        )  # fmt: skip
+        *_, parts, _, _ = backward(*given, route="cublas", in_parts=number)
         assert parts.shape == (number, 40)
-        torch.testing.assert_close(parts.sum(0), (hidden > 0).T.float().sum(1) * inputs["weight2"].sum(0))
+        torch.testing.assert_close(parts.sum(0), (kept[0] > 0).T.float().sum(1) * inputs["weight2"].sum(0))
     assert product.sum_programs(75, 40, 8, torch.float32, parts.device, "cublas") == 2
 
 
@@ -145,10 +147,8 @@ def test_programs_that_take_several_tiles_of_rows_sum_every_row_once(monkeypatch
 def test_hidden_is_dropped_exactly_where_the_reference_drops(route, dropout_p):
     x = torch.ones(19, 8)
     weight1 = torch.ones(130, 8)  # every hidden element is 8
-    _, hidden, _ = kernel.feed_forward(
-        x, weight1, None, weight1.t().contiguous(), None, dropout_p=dropout_p, seed=SEED, site=2, route=route
-    )
-    assert torch.equal(hidden, 8.0 * reference.keep_mask((1, 19, 130), dropout_p, SEED, 2)[0])
+    _, hidden, _ = forward(x, weight1, weight1.t().contiguous(), dropout_p=dropout_p, route=route)
+    assert torch.equal(hidden, 8.0 * reference.keep_mask((1, 19, 130), dropout_p, SEED, SITE)[0])
 
 
 def test_dropping_everything_leaves_the_second_bias_and_no_gradient():
@@ -164,13 +164,10 @@ def test_dropping_everything_leaves_the_second_bias_and_no_gradient():
 def test_a_nan_stays_visible(route):
     inputs = tensors(3, 16, 40, 24, torch.float32)
     inputs["x"][1, 3] = torch.nan
-    out, hidden, bits = way(kernel.feed_forward, route=route)(**inputs)
+    out, *kept = forward(**inputs, route=route)
     assert out[1].isnan().all()
     assert not out[[0, 2]].isnan().any()
-    dx, *_ = kernel.feed_forward_backward(
-        torch.ones_like(out), inputs["x"], hidden, bits, inputs["weight1"], inputs["weight2"],
-        bias1=True, bias2=True, route=route,
-    )  # fmt: skip
+    dx, *_ = backward(torch.ones_like(out), inputs["x"], *kept, inputs["weight1"], inputs["weight2"], route=route)
     assert dx.isfinite().all()  # the gradient comes from out's, which is finite
 
 
@@ -179,7 +176,7 @@ def test_what_rounds_to_zero_is_shut():
     x = torch.full((1, 8), 2.0**-13, dtype=torch.float16)
     weight1 = torch.full((32, 8), 2.0**-16, dtype=torch.float16)  # hidden would be 2**-26
     weight2 = torch.ones(8, 32, dtype=torch.float16)
-    out, hidden, bits = kernel.feed_forward(x, weight1, None, weight2, None, route="fused")
+    out, hidden, bits = forward(x, weight1, weight2, route="fused")
     assert not out.any()
     assert not hidden.any()
     assert not bits.any()

@@ -1,11 +1,13 @@
 """The kernels of the feed-forward network with GELU through the interpreter against the reference, by every route."""
 
+import functools
+
 import pytest
 import torch
 from accuracy import compare_with_reference, solve
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_feed_forward import DTYPES, SEED, way
+from test_feed_forward import DTYPES, SEED, SITE, backward, by_launches, forward, way
 from test_feed_forward import tensors as feed_forward_tensors
 
 from fasttfm import functional, reference
@@ -13,7 +15,6 @@ from fasttfm.functional.backends import backend
 from fasttfm.kernels import feed_forward as kernel
 from fasttfm.kernels import product
 from fasttfm.kernels.chip import CHIPS
-from fasttfm.kernels.philox import dropout_arguments
 from fasttfm.kernels.proof import matrix
 from fasttfm.kernels.tiles.feed_forward import PRODUCT, of_two_results
 from fasttfm.kernels.tiles.rows import COLUMN_SUMS
@@ -28,29 +29,9 @@ def tensors(*size, bias=True):
     return inputs | {"x": 3 * inputs["x"]}
 
 
-def by_launches(route, **options):
-    """The launch functions as a differentiable function."""
-
-    class Function(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, weight1, bias1, weight2, bias2):
-            out, before, bits = kernel.feed_forward(x, weight1, bias1, weight2, bias2, route=route, **options)
-            assert not bits.numel()
-            ctx.save_for_backward(x, before, bits, weight1, weight2)
-            return out
-
-        @staticmethod
-        def backward(ctx, dout):
-            return kernel.feed_forward_backward(
-                dout.contiguous(), *ctx.saved_tensors, bias1=True, bias2=True, route=route,
-                scale=reference.dropout_scale(options["dropout_p"]), **options,
-            )  # fmt: skip
-
-    return Function.apply
-
-
-def check(function, inputs, options):
-    compare_with_reference(function, way(reference.feed_forward, **options), inputs)
+def check(function, inputs, dropout_p, activation):
+    options = {"dropout_p": dropout_p, "seed": SEED, "site": SITE, "activation": activation}
+    compare_with_reference(way(function), way(reference.feed_forward, **options), inputs)
 
 
 @settings(max_examples=10)
@@ -65,16 +46,17 @@ def check(function, inputs, options):
     activation=st.sampled_from(FORMS),
 )
 def test_it_equals_the_reference_for_any_shape(rows, width, hidden, out, dtype, dropout_p, bias, activation):
-    options = {"dropout_p": dropout_p, "seed": SEED, "site": 4, "activation": activation}
-    check(way(functional.feed_forward, **options), tensors(rows, width, hidden, out, dtype, bias=bias), options)
+    inputs = tensors(rows, width, hidden, out, dtype, bias=bias)
+    options = {"dropout_p": dropout_p, "seed": SEED, "site": SITE, "activation": activation}
+    check(functools.partial(functional.feed_forward, **options), inputs, dropout_p, activation)
 
 
 @pytest.mark.parametrize("activation", FORMS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("route", ["fused", "cublas"])
 def test_both_routes_equal_the_reference(route, dtype, activation):
-    options = {"dropout_p": 0.25, "seed": SEED, "site": 4, "activation": activation}
-    check(way(by_launches(route, **options)), tensors(37, 40, 72, 24, dtype), options)
+    launched = by_launches(route, route, dropout_p=0.25, activation=activation)
+    check(launched, tensors(37, 40, 72, 24, dtype), 0.25, activation)
 
 
 @pytest.mark.parametrize("activation", FORMS)
@@ -85,11 +67,11 @@ def test_gelu_and_its_derivative_hold_from_far_left_to_far_right(activation):
     wanted = torch.nn.functional.gelu(exact, approximate="tanh" if activation == "gelu_tanh" else "none")
     (slope,) = torch.autograd.grad(wanted.sum(), exact)
     options = {"activation": activation, "route": "fused"}
-    out, before, bits = kernel.feed_forward(u, torch.eye(15), None, torch.eye(15), None, **options)
+    ones, eye = torch.ones(1, 15), torch.eye(15)
+    out, before, bits = forward(u, eye, eye, **options)
     assert torch.equal(before, u)
     torch.testing.assert_close(out.double(), wanted.detach(), rtol=2e-6, atol=1e-6)
-    ones, eye = torch.ones(1, 15), torch.eye(15)
-    dx, *_ = kernel.feed_forward_backward(ones, u, before, bits, eye, eye, bias1=False, bias2=False, **options)
+    dx, *_ = backward(ones, u, before, bits, eye, eye, biases=False, **options)
     torch.testing.assert_close(dx.double(), slope, rtol=2e-6, atol=1e-6)
 
 
@@ -100,7 +82,8 @@ def test_gelu_of_every_number_of_16_bits_is_off_by_little_more_than_its_rounding
     u = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(dtype)
     limits = torch.finfo(dtype)
     u = torch.where(u.isfinite() & (u.abs() > 4 * limits.tiny), u, 0)
-    found = kernel._run_activate(u.view(128, 512), "gelu", dropout_arguments()).flatten().double()
+    eye = torch.eye(512, dtype=dtype)
+    found = forward(u.view(-1, 512), eye, eye, activation="gelu", route="cublas")[0].flatten().double()
     exact = u.double() * torch.special.ndtr(u.double())
     unit = torch.exp2(exact.abs().clamp(min=limits.tiny).log2().floor()) * limits.eps
     error = (found - exact).abs()
@@ -113,14 +96,12 @@ def test_gelu_of_every_number_of_16_bits_is_off_by_little_more_than_its_rounding
 def test_hidden_is_dropped_exactly_where_the_reference_drops_in_both_passes(route, dropout_p):
     """With an identity behind it, the output shows hidden and the gradient of weight2 shows it once more."""
     x, weight1, eye = torch.ones(19, 8), torch.ones(130, 8), torch.eye(130)
-    dropout = {"activation": "gelu", "dropout_p": dropout_p, "seed": SEED, "site": 2, "route": route}
-    keep = reference.keep_mask((1, 19, 130), dropout_p, SEED, 2)[0]
-    out, before, bits = kernel.feed_forward(x, weight1, None, eye, None, **dropout)
+    options = {"activation": "gelu", "dropout_p": dropout_p, "route": route}
+    keep = reference.keep_mask((1, 19, 130), dropout_p, SEED, SITE)[0]
+    out, before, bits = forward(x, weight1, eye, **options)
     assert torch.equal(before, torch.full((19, 130), 8.0))
     assert torch.equal(out != 0, keep)
-    *_, dweight2, _ = kernel.feed_forward_backward(
-        torch.eye(19, 130), x, before, bits, weight1, eye, bias1=False, bias2=False, **dropout
-    )
+    *_, dweight2, _ = backward(torch.eye(19, 130), x, before, bits, weight1, eye, biases=False, **options)
     assert torch.equal(dweight2[:19] != 0, keep)
 
 
@@ -128,21 +109,18 @@ def test_both_passes_compute_the_same_hidden_bit_by_bit():
     """dW2 of an identity for dout is hidden as the backward pass computes it; out of an identity is the forward's."""
     inputs = tensors(32, 40, 64, 64, torch.bfloat16)
     eye = torch.eye(64, dtype=torch.bfloat16)
-    weights = inputs["weight1"], inputs["bias1"], eye, None
-    out, before, bits = kernel.feed_forward(inputs["x"], *weights, activation="gelu")
-    *_, dweight2, _ = kernel.feed_forward_backward(
-        eye[:32].contiguous(), inputs["x"], before, bits, inputs["weight1"], eye,
-        bias1=False, bias2=False, activation="gelu",
-    )  # fmt: skip
+    x, weight1 = inputs["x"], inputs["weight1"]
+    out, *kept = forward(x, weight1, eye, inputs["bias1"], activation="gelu")
+    *_, dweight2, _ = backward(eye[:32].contiguous(), x, *kept, weight1, eye, biases=False, activation="gelu")
     assert torch.equal(dweight2[:32], out)
 
 
 def test_more_tiles_than_a_group_has_and_programs_with_several_tiles(monkeypatch):
     monkeypatch.setattr(product, "PRODUCT", lambda *size: Tile(16, 32, 4, 1, 16))
-    monkeypatch.setattr(product, "_gate_programs", lambda chip, M: 2)
-    options = {"dropout_p": 0.2, "seed": SEED, "site": 0, "activation": "gelu_tanh"}
+    monkeypatch.setattr(product, "gate_programs", lambda chip, M: 2)
     for route in ("fused", "cublas"):
-        check(way(by_launches(route, **options)), tensors(150, 24, 70, 40, torch.float32), options)
+        launched = by_launches(route, route, dropout_p=0.2, activation="gelu_tanh")
+        check(launched, tensors(150, 24, 70, 40, torch.float32), 0.2, "gelu_tanh")
 
 
 def test_the_first_bias_gradient_comes_in_parts_where_a_model_adds_them_up():

@@ -13,7 +13,6 @@ from fasttfm.functional.backends import backend
 from fasttfm.kernels import layer_norm as kernel
 from fasttfm.kernels import residual_add as add_kernel
 from fasttfm.kernels.chip import CHIPS, INTERPRETER
-from fasttfm.kernels.philox import dropout_arguments
 from fasttfm.kernels.proof import matrix
 from fasttfm.kernels.tiles.rows import COLUMN_SUMS
 
@@ -232,9 +231,10 @@ def test_the_kernels_drop_exactly_what_the_reference_drops(columns):
     zeros = torch.zeros_like(ones)
     forward = kernel.Forward(ones, zeros, None, None, None, dropout_p=0.4)
     _, s, *_ = forward(ones, zeros, None, None, None, 1e-5, SEED, 3)
-    added = add_kernel.residual_add(ones, torch.zeros_like(ones), dropout_p=0.4, seed=SEED, site=3)
-    alone = add_kernel.dropout(ones, dropout_p=0.4, seed=SEED, site=3, dtype=torch.float32)
-    dropped = add_kernel.drop_(ones.clone(), dropout_arguments(0.4, SEED, 3))
+    add, drop = (add_kernel.Add(ones.shape, ones.device, 0.4, scaled=scaled) for scaled in (True, False))
+    added = add(ones, zeros, torch.empty_like(ones), SEED, 3)
+    alone = add(ones, None, torch.empty_like(ones), SEED, 3)
+    dropped = drop(ones, None, ones, SEED, 3)
     assert torch.equal(s, expected)
     assert torch.equal(added, expected)
     assert torch.equal(alone, expected)

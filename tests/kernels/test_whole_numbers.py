@@ -10,19 +10,20 @@ from fasttfm.kernels.philox import dropout_arguments
 
 SEED = torch.tensor([1])
 NO_DROPOUT = dropout_arguments(0.0, None, 0)
-DROPPED = {"dropout_p": 0.1, "seed": SEED}
 X, W = torch.randn(3, 16), torch.randn(16, 16)
 TOKENS = torch.tensor([[1, 2, 3]])
 NORM = layer_norm.Forward(X, X, None, None, None, dropout_p=0.1)
 EMBED = TOKENS, W, None
+ADD = residual_add.Add(X.shape, X.device, 0.1)
+NETWORK = feed_forward.Forward(X, W, W, dropout_p=0.1, route="fused")
 
 
 @pytest.mark.parametrize(
     ("name", "call"),
     [
-        ("site", lambda n: residual_add.residual_add(X, X, **DROPPED, site=n)),
+        ("site", lambda n: ADD(X, X, X.clone(), SEED, n)),
         ("site", lambda n: NORM(X, X, None, None, None, 1e-5, SEED, n)),
-        ("site", lambda n: feed_forward.feed_forward(X, W, None, W, None, **DROPPED, site=n, route="fused")),
+        ("site", lambda n: NETWORK(X, W, None, W, None, SEED, n)),
         ("site", lambda n: embedding.Forward(*EMBED, dropout_p=0.1)(*EMBED, SEED, n)),
         ("pad_id", lambda n: embedding.Forward(*EMBED, pad_id=n)(*EMBED)),
         ("ignore_index", lambda n: cross_entropy.forward(X, TOKENS[0], label_smoothing=0.0, ignore_index=n)),
