@@ -12,7 +12,7 @@ from fasttfm import reference
 from fasttfm.functional import backends
 from fasttfm.functional.attention.layout import empty_heads_last, heads_last
 from fasttfm.functional.backends import kernel_route, values_are_checked
-from fasttfm.functional.operator import Operator, Whole, without_views
+from fasttfm.functional.operator import WHOLE, Operator, Whole, without_views
 from fasttfm.functional.signature import checks_arguments, names_arguments
 
 _MAX_PAIRS = 128
@@ -37,7 +37,7 @@ def rotary(
     """
     if cos.requires_grad or sin.requires_grad:
         raise ValueError("cos and sin take no gradient: give them detached")
-    if positions is not None and x.dim() == 4 and positions.shape == x.shape[2:3]:
+    if positions is not None and x.dim() == 4 and positions.shape == x.shape[2:3] and positions.dtype in WHOLE:
         positions = positions[None]
     return _rotary(x, cos, sin, positions, interleaved, backends.current)
 
