@@ -10,6 +10,7 @@ from torch._C._functorch import unwrap_if_dead
 
 from fasttfm.functional.backends import warn_once
 from fasttfm.functional.namespace import NAMESPACE
+from fasttfm.functional.plan import looked_at
 from fasttfm.functional.record import Layout, layout_of
 
 Gradients = dict[str, Tensor | None]
@@ -189,7 +190,7 @@ def _as_saved(tensors: tuple[Tensor | None, ...], dense: list[bool]) -> tuple[Te
 
 def _step(derivative: Any) -> Callable[..., Any]:
     """A function that takes what a plan knows of its backward pass, then the fields of a call of this operator."""
-    kind, leading, looked_at, general = derivative._kind, derivative.leading, derivative.looked_at, derivative.call
+    kind, leading, general = derivative._kind, derivative.leading, derivative.call
 
     def step(backwards: dict[tuple, Any] | None, *fields: Any) -> Any:
         if backwards is None or _grad_enabled() or _any_autocast() or looked_at():

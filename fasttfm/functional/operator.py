@@ -26,20 +26,29 @@ from torch import Tensor
 from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd import profiler as _profiler
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from fasttfm.cpu.linear import on_this_thread
-from fasttfm.functional import backends as _backends
 from fasttfm.functional.batching import batching_rule
 from fasttfm.functional.derivative import Gradients, Rule, by_reference
-from fasttfm.functional.flops import count_operators, formulas
+from fasttfm.functional.flops import formulas
 from fasttfm.functional.namespace import NAMESPACE
-from fasttfm.functional.record import MASK, REAL, WHOLE, Layout, Mask, Overwritten, Size, Whole, flat, items, layout_of
-from fasttfm.kernels import choices as _choices
+from fasttfm.functional.plan import (
+    MOST_PLANS,
+    Plan,
+    all_see_through,
+    compiling,
+    dispatch_modes,
+    forget_plans,
+    plans_of_an_operator,
+    signature_of,
+    transformed,
+    unplanned,
+    without_views,
+)
+from fasttfm.functional.record import MASK, REAL, WHOLE, Layout, Mask, Overwritten, Size, Whole, flat, layout_of
 
 __all__ = [
     "MASK", "REAL", "WHOLE", "Gradients", "Mask", "Operator", "Overwritten", "Size", "Whole", "casts",
-    "lowered", "transformed", "unplanned", "without_views"
+    "forget_plans", "lowered", "transformed", "unplanned", "without_views"
 ]  # fmt: skip
 
 _library = torch.library.Library(NAMESPACE, "DEF")
@@ -48,10 +57,6 @@ MARK = "import_fasttfm_functional_before_torch_export_load"
 has not imported them is told this name."""
 _library.define(f"{MARK}() -> ()")
 _library.impl(MARK, lambda: None, "CompositeExplicitAutograd")
-MOST_PLANS = 4096
-"""Of an operator: batches of ever new lengths have ever new signatures."""
-_LARGEST = (1 << 31) - 1
-_every: "list[Operator]" = []
 _DEVICES = ("CPU", "CUDA", "XPU", "MPS")
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
@@ -64,9 +69,6 @@ _autocast_keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | tor
 
 # Looked up once: each is asked in every call.
 _has_storage = torch._C._has_storage
-_compiling = torch.compiler.is_dynamo_compiling
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-transformed = torch._C._are_functorch_transforms_active
 _any_autocast = torch._C._is_any_autocast_enabled  # takes no argument: half the price of asking for a device
 _autocast_enabled = torch.is_autocast_enabled
 _autocast_dtype = torch.get_autocast_dtype
@@ -76,24 +78,6 @@ _grad_enabled = torch.is_grad_enabled
 _new: Any = tuple.__new__  # a NamedTuple's own is three times as slow, and Python
 
 Fields = ParamSpec("Fields")
-
-
-class Plan:
-    """What was decided for calls of one signature."""
-
-    __slots__ = ("backwards", "compute", "gpu", "native", "route")
-
-    def __init__(self, compute: Callable[[Any], Any], route: str | None, native: Any, gpu: int | None) -> None:
-        self.compute = compute
-        """The outputs of a call."""
-        self.route = route
-        """Last field of a call, if it has one."""
-        self.native = native
-        """The outputs by operators of PyTorch, which differentiates them itself; or None."""
-        self.gpu = gpu
-        """The one that must be current, where there are several."""
-        self.backwards: dict[tuple, Callable[[Any], Any]] = {}
-        """By the layouts of the gradients, what computes a call of the backward operator."""
 
 
 class Operator(Generic[Fields]):
@@ -163,30 +147,9 @@ class Operator(Generic[Fields]):
         self._plan, self._native, self._prefers, self._checks = plan, native, prefers, checks
         self._decide, self._cast, self._visible = decide, autocast, visible
         self._check = None if backward is None else functools.partial(layout.check, name)
-        self.leading, self.looked_at = leading, looked_at
-        self._signature = _signature_of(layout, free, checked=self._check is not None, products=autocast is not None)
-        self.plans: dict[tuple, Plan] = {}
-        _every.append(self)
-
-        def run(keys: torch._C.DispatchKeySet, *args: Any) -> Any:
-            with _below_autograd():
-                if not transformed():
-                    return dispatched.redispatch(keys & _after_autograd, *args)
-                with torch.enable_grad():  # a Function turns it off, also for the outer levels of torch.func
-                    return dispatched.redispatch(keys & _after_autograd, *args)
-
-        def compute(args: tuple) -> Any:
-            signature = self._signature(args)
-            key = None if signature is None else ("dispatched", *signature[1])
-            found = None if key is None else self.plans.get(key)
-            if found is None:
-                self._check_all(args)  # torch.ops takes what it is given
-                found = self._make(layout.build(args), key, direct=False)
-            outputs = found.compute(layout.build(args if found.route is None else (*args[:-1], found.route)))
-            if type(outputs) is not tuple:
-                return outputs
-            first = layout.tensors(layout.build(args))[0]
-            return tuple([first.new_empty(0) if output is None else output for output in outputs])
+        self.leading = leading
+        self._signature = signature_of(layout, free, checked=self._check is not None, products=autocast is not None)
+        self.plans = plans_of_an_operator()
 
         if backward is None:
             backward, differentiable = by_reference(name, layout, reference), returns.count("Tensor")
@@ -196,11 +159,10 @@ class Operator(Generic[Fields]):
         direct: Any = backward  # which refuses whoever calls, where nothing comes out that could have a gradient
         differentiate: Any = backward
         if returns != "()":
-            direct, differentiate = rule.direct(again, visible), rule.dispatched(run)
+            direct, differentiate = rule.direct(again, visible), rule.dispatched(self._run)
         self.call: Callable[Fields, Any] = self._call(layout, direct)
 
-        autograd = self._autograd(layout, run, differentiate)
-        self._register(layout, autograd, compute)
+        self._register(layout, self._autograd(layout, differentiate))
 
         def without_numbers(*args: Any) -> Any:
             if self._check is not None:  # a meta tensor among others leads here, whoever calls
@@ -211,6 +173,28 @@ class Operator(Generic[Fields]):
         torch.library.register_fake(qualified, without_numbers, lib=_library)
         batched = batching_rule(dispatched, layout, rows, lambda *args: fake(self._settled(layout.build(args))))
         torch.library.register_vmap(qualified, batched, lib=_library)
+
+    def _run(self, keys: torch._C.DispatchKeySet, *args: Any) -> Any:
+        """What the dispatcher has below autograd."""
+        with _below_autograd():
+            if not transformed():
+                return self.dispatched.redispatch(keys & _after_autograd, *args)
+            with torch.enable_grad():  # a Function turns it off, also for the outer levels of torch.func
+                return self.dispatched.redispatch(keys & _after_autograd, *args)
+
+    def _compute(self, args: tuple) -> Any:
+        """The outputs of a call that came by the dispatcher."""
+        layout, signature = self._layout, self._signature(args)
+        key = None if signature is None else ("dispatched", *signature[1])
+        found = None if key is None else self.plans.get(key)
+        if found is None:
+            self._check_all(args)  # torch.ops takes what it is given
+            found = self._make(layout.build(args), key, direct=False)
+        outputs = found.compute(layout.build(args if found.route is None else (*args[:-1], found.route)))
+        if type(outputs) is not tuple:
+            return outputs
+        first = layout.tensors(layout.build(args))[0]
+        return tuple([first.new_empty(0) if output is None else output for output in outputs])
 
     def _make(self, call: Any, key: tuple | None, *, direct: bool) -> Plan:
         """A new plan, which is kept under this key, if any."""
@@ -233,10 +217,10 @@ class Operator(Generic[Fields]):
     def check(self, call: Any) -> None:
         """Raise, as a call of the operator does, for the first field that is not as its type says: for what is computed
         without it. Not while torch.compile traces."""
-        if self._check is not None and not _compiling():
+        if self._check is not None and not compiling():
             self._check(flat(call))
 
-    def _autograd(self, layout: Layout, run: Callable[..., Any], differentiate: Callable[..., Any]) -> Any:
+    def _autograd(self, layout: Layout, differentiate: Callable[..., Any]) -> Any:
         """The function that the dispatcher runs above those of the devices: it records a gradient."""
 
         def autograd(keys: torch._C.DispatchKeySet, *args: Any) -> Any:
@@ -253,13 +237,13 @@ class Operator(Generic[Fields]):
                     f"{NAMESPACE}::{self.name} has no forward-mode derivative: use fasttfm.reference for it, or "
                     "reverse mode"
                 )
-            return run(keys, *args)
+            return self._run(keys, *args)
 
         return autograd
 
-    def _register(self, layout: Layout, autograd: Any, compute: Callable[[tuple], Any]) -> None:
+    def _register(self, layout: Layout, autograd: Any) -> None:
         """Tells the dispatcher what runs by device, under autocast and with a gradient."""
-        dispatched, self._settle_and_compute = self.dispatched, compute
+        dispatched = self.dispatched
 
         def cast_and_run(device: str) -> Callable[..., Any]:
             def call(*args: Any) -> Any:
@@ -271,7 +255,7 @@ class Operator(Generic[Fields]):
             return call
 
         for key in _DEVICES:
-            _library.impl(self.name, _on_its_device(compute), key)
+            _library.impl(self.name, _on_its_device(self._compute), key)
         for device in _AUTOCAST_DEVICES:
             _library.impl(self.name, cast_and_run(device), f"Autocast{device.upper()}")
         _library.impl(self.name, autograd, "Autograd", with_keyset=True)
@@ -284,8 +268,8 @@ class Operator(Generic[Fields]):
 
         def call_directly(*fields: Any) -> Any:
             if (
-                _compiling() or transformed() or _profiler._is_profiler_enabled or forward_ad._current_level >= 0
-                or (_dispatch_modes() and not _all_see_through())
+                compiling() or transformed() or _profiler._is_profiler_enabled or forward_ad._current_level >= 0
+                or (dispatch_modes() and not all_see_through())
             ):  # fmt: skip  # as looked_at(), a call less
                 return seen(flat(fields))
             if _any_autocast():
@@ -330,10 +314,12 @@ class Operator(Generic[Fields]):
         """The call with what autocast makes of its tensors, without autocast."""
         call: Any = _new(self._kind, fields)
         enabled = [device for device in _AUTOCAST_DEVICES if _autocast_enabled(device)]
-        if self._signature(flat(fields)) is None:
-            return self._seen(flat(fields))
-        if self._cast is not None and (device := self._layout.tensors(call)[0].device.type) in enabled:
-            call = self._cast(call, _autocast_dtype(device))
+        if self._cast is not None:
+            try:
+                if (device := self._layout.tensors(call)[0].device.type) in enabled:
+                    call = self._cast(call, _autocast_dtype(device))
+            except AttributeError:  # of what is no tensor
+                return self._seen(flat(fields))
         for device in enabled:
             _set_autocast(device, False)
         try:
@@ -345,18 +331,18 @@ class Operator(Generic[Fields]):
     def _check_all(self, values: tuple) -> None:
         if self._checks is not None:
             self._checks(self._kind(*values))
-        if self._check is not None and not _compiling():
+        if self._check is not None and not compiling():
             self._check(values)
 
     def _seen(self, args: tuple) -> Any:
         """The call by way of the dispatcher, or, of arguments that it would not take, an error in one line."""
         self._check_all(args)
-        if self._prefers is not None and (_compiling() or not _decomposed.get()):
+        if self._prefers is not None and (compiling() or not _decomposed.get()):
             args = (*args[:-1], self._prefers(self._kind(*args)))
         if self._native is not None and (native := self._native(self._kind(*args), False)) is not None:
             return native(self._kind(*args))
-        if not _compiling() and _decomposed.get():
-            outputs = self._settle_and_compute((*args[:-1], "torch") if isinstance(args[-1], str) else args)
+        if not compiling() and _decomposed.get():
+            outputs = self._compute((*args[:-1], "torch") if isinstance(args[-1], str) else args)
         else:
             outputs = self.dispatched(*args)
         return outputs if self._visible is None else outputs[: self._visible]
@@ -373,12 +359,6 @@ class Operator(Generic[Fields]):
         return self.call(*fields, **named)
 
 
-def forget_plans() -> None:
-    """From now on decide anew: after a change of what no signature tells, such as a threshold in a test."""
-    for operator in _every:
-        operator.plans.clear()
-
-
 _decomposed = contextvars.ContextVar("decomposed", default=False)
 
 
@@ -390,21 +370,6 @@ def decomposed() -> Iterator[None]:
         yield
     finally:
         _decomposed.reset(token)
-
-
-def looked_at() -> bool:
-    """Return whether anything looks on that the dispatcher must ask: a compiler, a transform, a mode, a profiler."""
-    return (
-        _compiling() or transformed() or _profiler._is_profiler_enabled or forward_ad._current_level >= 0
-        or (_dispatch_modes() > 0 and not _all_see_through())
-    )  # fmt: skip
-
-
-def _all_see_through() -> bool:
-    """Return whether all dispatch modes that are on, such as a count of launches, want calls as they are."""
-    modes = _get_current_dispatch_mode_stack()
-    count_operators(modes)
-    return all(getattr(mode, "sees_through_operators", False) for mode in modes)
 
 
 def _on_its_device(compute: Callable[[tuple], Any]) -> Callable[..., Any]:
@@ -421,22 +386,6 @@ def _on_its_device(compute: Callable[[tuple], Any]) -> Callable[..., Any]:
     return run
 
 
-def without_views(compute: Callable[[Any], Any], internal: int = 0) -> Callable[[Any], Any]:
-    """compute, with outputs that are not views, the last ones apart: what a Function gives as a view must not be
-    changed in place."""
-
-    def run(call: Any) -> Any:
-        outputs = compute(call)
-        if type(outputs) is tuple:
-            for place in range(len(outputs) - internal):
-                if outputs[place] is not None and outputs[place]._is_view():
-                    outputs = (*outputs[:place], outputs[place].detach(), *outputs[place + 1 :])
-            return outputs
-        return outputs.detach() if outputs is not None and outputs._is_view() else outputs
-
-    return run
-
-
 def _unshared(outputs: Any) -> Any:
     """Outputs, each in memory of its own: the dispatcher allows nothing else, a direct call spares the copy."""
     if not isinstance(outputs, tuple):
@@ -448,57 +397,6 @@ def _unshared(outputs: Any) -> Any:
         copies.append(output.clone() if memory in seen else output)
         seen.add(memory)
     return tuple(copies)
-
-
-def unplanned(compute: Callable[[Any], Any], internal: int = 0) -> Callable[[Any], Callable[[Any], Any]]:
-    """A plan that decides nothing: compute looks at every call anew. internal: as without_views() takes it."""
-    computed = without_views(compute, internal)
-    return lambda call: computed
-
-
-def _signature_of(
-    layout: Layout, free: Sequence[str], *, checked: bool, products: bool
-) -> Callable[[tuple], tuple[int, tuple] | None]:
-    """A function of the fields, one after the other, to which of them want a gradient, a bit each, and all that a plan
-    may depend on; None of what has no plan: classes that hide what their memory means, tensors without strides or
-    memory, or of which memory holds the negative."""
-    known: dict[tuple[type, ...], list[int] | None] = {}
-    """By the types of the fields, where the tensors are."""
-    names = [field.name for field in layout.fields]
-    counted = [names.index(name) for name in free]
-    numbers_of = items([i for i in range(len(names)) if i not in layout.positions and i not in counted])
-
-    def signature(values: tuple) -> tuple[int, tuple] | None:
-        types = tuple(map(type, values))
-        try:
-            places = known[types]
-        except KeyError:
-            places = known[types] = layout.present_tensors(types, checked=checked)
-        if places is None:
-            return None
-        for place in counted:
-            if not 0 <= values[place] <= _LARGEST:
-                return None
-        grad = _grad_enabled()
-        wanted = 0
-        key = [types, numbers_of(values), grad, _backends.current, _choices.version, on_this_thread.kept is None,
-               on_this_thread.batch_invariant]  # fmt: skip
-        try:
-            for place in places:
-                x = values[place]
-                if grad and x.requires_grad:
-                    wanted |= 1 << place
-                shape, strides = x.shape, x.stride()
-                key += shape, strides, x.dtype, x.device, x.data_ptr() % 16
-                if (not strides or strides[-1] != 1 or shape[-1] == 1) and x.dtype in REAL and x.is_neg():
-                    return None  # else it is no view of conjugate numbers
-        except RuntimeError:  # no strides, or no memory
-            return None
-        if products and (first := values[places[0]]).dtype is torch.float32 and not first.is_cpu:
-            key.append(torch.backends.cuda.matmul.fp32_precision)
-        return wanted, (wanted, *key)
-
-    return signature
 
 
 def casts(x: Tensor) -> bool:

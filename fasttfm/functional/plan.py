@@ -1,0 +1,145 @@
+"""A plan for each signature: what a call decides once, and later calls of its kind only look up.
+
+A signature is all that a plan may depend on: which arguments are given, their shapes, strides, dtypes, device and
+alignment to 16 bytes, the numbers among them, and of the world around them the backend, what was tuned, whether
+gradients are kept, and on a CPU a search's weights. What may not be planned goes by the dispatcher: classes of tensors
+with a meaning of their own, and whatever torch.compile, a transform, a dispatch mode or the profiler looks on at.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.autograd import profiler as _profiler
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from fasttfm.cpu.linear import on_this_thread
+from fasttfm.functional import backends
+from fasttfm.functional.flops import count_operators
+from fasttfm.functional.record import REAL, Layout, items
+from fasttfm.kernels import choices
+
+MOST_PLANS = 4096
+"""Of an operator: batches of ever new lengths have ever new signatures."""
+_LARGEST = (1 << 31) - 1
+
+# Looked up once: each is asked in every call.
+compiling = torch.compiler.is_dynamo_compiling
+dispatch_modes = torch._C._len_torch_dispatch_stack
+transformed = torch._C._are_functorch_transforms_active
+_grad_enabled = torch.is_grad_enabled
+
+_plans: list[dict[tuple, "Plan"]] = []
+
+
+class Plan:
+    """What was decided for calls of one signature."""
+
+    __slots__ = ("backwards", "compute", "gpu", "native", "route")
+
+    def __init__(self, compute: Callable[[Any], Any], route: str | None, native: Any, gpu: int | None) -> None:
+        self.compute = compute
+        """The outputs of a call."""
+        self.route = route
+        """Last field of a call, if it has one."""
+        self.native = native
+        """The outputs by operators of PyTorch, which differentiates them itself; or None."""
+        self.gpu = gpu
+        """The one that must be current, where there are several."""
+        self.backwards: dict[tuple, Callable[[Any], Any]] = {}
+        """By the layouts of the gradients, what computes a call of the backward operator."""
+
+
+def plans_of_an_operator() -> dict[tuple, Plan]:
+    """An empty table, which forget_plans() clears."""
+    _plans.append({})
+    return _plans[-1]
+
+
+def forget_plans() -> None:
+    """From now on decide anew: after a change of what no signature tells, such as a threshold in a test."""
+    for plans in _plans:
+        plans.clear()
+
+
+def looked_at() -> bool:
+    """Return whether anything looks on that the dispatcher must ask: a compiler, a transform, a mode, a profiler."""
+    return (
+        compiling() or transformed() or _profiler._is_profiler_enabled or forward_ad._current_level >= 0
+        or (dispatch_modes() > 0 and not all_see_through())
+    )  # fmt: skip
+
+
+def all_see_through() -> bool:
+    """Return whether all dispatch modes that are on, such as a count of launches, want calls as they are."""
+    modes = _get_current_dispatch_mode_stack()
+    count_operators(modes)
+    return all(getattr(mode, "sees_through_operators", False) for mode in modes)
+
+
+def without_views(compute: Callable[[Any], Any], internal: int = 0) -> Callable[[Any], Any]:
+    """compute, with outputs that are not views, the last ones apart: what a Function gives as a view must not be
+    changed in place."""
+
+    def run(call: Any) -> Any:
+        outputs = compute(call)
+        if type(outputs) is tuple:
+            for place in range(len(outputs) - internal):
+                if outputs[place] is not None and outputs[place]._is_view():
+                    outputs = (*outputs[:place], outputs[place].detach(), *outputs[place + 1 :])
+            return outputs
+        return outputs.detach() if outputs is not None and outputs._is_view() else outputs
+
+    return run
+
+
+def unplanned(compute: Callable[[Any], Any], internal: int = 0) -> Callable[[Any], Callable[[Any], Any]]:
+    """A plan that decides nothing: compute looks at every call anew. internal: as without_views() takes it."""
+    computed = without_views(compute, internal)
+    return lambda call: computed
+
+
+def signature_of(
+    layout: Layout, free: Sequence[str], *, checked: bool, products: bool
+) -> Callable[[tuple], tuple[int, tuple] | None]:
+    """A function of the fields, one after the other, to which of them want a gradient, a bit each, and all that a plan
+    may depend on; None of what has no plan: classes that hide what their memory means, tensors without strides or
+    memory, or of which memory holds the negative."""
+    known: dict[tuple[type, ...], list[int] | None] = {}
+    """By the types of the fields, where the tensors are."""
+    names = [field.name for field in layout.fields]
+    counted = [names.index(name) for name in free]
+    numbers_of = items([i for i in range(len(names)) if i not in layout.positions and i not in counted])
+
+    def signature(values: tuple) -> tuple[int, tuple] | None:
+        types = tuple(map(type, values))
+        try:
+            places = known[types]
+        except KeyError:
+            places = known[types] = layout.present_tensors(types, checked=checked)
+        if places is None:
+            return None
+        for place in counted:
+            if not 0 <= values[place] <= _LARGEST:
+                return None
+        grad = _grad_enabled()
+        wanted = 0
+        key = [types, numbers_of(values), grad, backends.current, choices.version, on_this_thread.kept is None,
+               on_this_thread.batch_invariant]  # fmt: skip
+        try:
+            for place in places:
+                x = values[place]
+                if grad and x.requires_grad:
+                    wanted |= 1 << place
+                shape, strides = x.shape, x.stride()
+                key += shape, strides, x.dtype, x.device, x.data_ptr() % 16
+                if (not strides or strides[-1] != 1 or shape[-1] == 1) and x.dtype in REAL and x.is_neg():
+                    return None  # else it is no view of conjugate numbers
+        except RuntimeError:  # no strides, or no memory
+            return None
+        if products and (first := values[places[0]]).dtype is torch.float32 and not first.is_cpu:
+            key.append(torch.backends.cuda.matmul.fp32_precision)
+        return wanted, (wanted, *key)
+
+    return signature
