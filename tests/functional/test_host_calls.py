@@ -18,25 +18,25 @@ class Bound(NamedTuple):
 
 
 BOUNDS = {
-    "attention, no gradient": Bound(450, 25),
-    "attention, forward + backward": Bound(1040),
-    "attention, lengths and dropout, forward + backward": Bound(1060, 100),
-    "attention, mask, forward + backward": Bound(1060),
-    "joint_attention, lengths and dropout, forward + backward": Bound(1080),
-    "varlen_attention, forward + backward": Bound(1140),
+    "attention, no gradient": Bound(36, 25),
+    "attention, forward + backward": Bound(130),
+    "attention, lengths and dropout, forward + backward": Bound(134, 100),
+    "attention, mask, forward + backward": Bound(134),
+    "joint_attention, lengths and dropout, forward + backward": Bound(128),
+    "varlen_attention, forward + backward": Bound(137),
     "layer_norm, forward + backward": Bound(124, 80),
-    "residual_layer_norm, dropout, forward + backward": Bound(137, 100),
-    "feed_forward, dropout, forward + backward": Bound(670, 120),
+    "residual_layer_norm, dropout, forward + backward": Bound(136, 100),
+    "feed_forward, dropout, forward + backward": Bound(665, 120),
     "linear_cross_entropy, forward + backward": Bound(300, 80),
     "embed, dropout, forward + backward": Bound(530, 80),
-    "nn.MultiheadAttention, forward + backward": Bound(1190, 220),
-    "nn.TransformerEncoderLayer, forward + backward": Bound(2140, 600),
+    "nn.MultiheadAttention, forward + backward": Bound(250, 220),
+    "nn.TransformerEncoderLayer, forward + backward": Bound(1190, 600),
     "layer_norm in float32, forward + backward": Bound(124, 80),
     "a launch alone, layer_norm": Bound(8),
     "a launch alone, attention": Bound(8),
-    "a training step, 6 + 6 layers, bfloat16": Bound(46_000),
-    "a step of a search, beam 1": Bound(8_500),
-    "a step of a search, beam 4": Bound(8_600),
+    "a training step, 6 + 6 layers, bfloat16": Bound(29_500),
+    "a step of a search, beam 1": Bound(3_500),
+    "a step of a search, beam 4": Bound(3_600),
 }
 
 
