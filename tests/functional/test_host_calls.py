@@ -26,17 +26,17 @@ BOUNDS = {
     "varlen_attention, forward + backward": Bound(137),
     "layer_norm, forward + backward": Bound(124, 80),
     "residual_layer_norm, dropout, forward + backward": Bound(136, 100),
-    "feed_forward, dropout, forward + backward": Bound(575, 120),
+    "feed_forward, dropout, forward + backward": Bound(153, 120),
     "linear_cross_entropy, forward + backward": Bound(272, 80),
     "embed, dropout, forward + backward": Bound(117, 80),
     "nn.MultiheadAttention, forward + backward": Bound(250, 220),
-    "nn.TransformerEncoderLayer, forward + backward": Bound(1100, 600),
+    "nn.TransformerEncoderLayer, forward + backward": Bound(682, 600),
     "layer_norm in float32, forward + backward": Bound(124, 80),
     "a launch alone, layer_norm": Bound(8),
     "a launch alone, attention": Bound(8),
-    "a training step, 6 + 6 layers, bfloat16": Bound(28_000),
-    "a step of a search, beam 1": Bound(3_300),
-    "a step of a search, beam 4": Bound(3_400),
+    "a training step, 6 + 6 layers, bfloat16": Bound(25_500),
+    "a step of a search, beam 1": Bound(3_100),
+    "a step of a search, beam 4": Bound(3_210),
 }
 
 

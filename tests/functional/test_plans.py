@@ -31,7 +31,7 @@ from fasttfm.kernels.launch import interpreted
 
 PLANNED = ["layer_norm", "branch_layer_norm", "residual_layer_norm", "residual_layer_norm_post", "rms_norm",
            "residual_rms_norm", "attention", "joint_attention", "varlen_attention",
-           "joint_varlen_attention", "embed", "rotary"]  # fmt: skip
+           "joint_varlen_attention", "embed", "rotary", "feed_forward", "feed_forward_gelu"]  # fmt: skip
 """Of public_surface.functions(): whose operators have plans of their own, on both routes."""
 ROUTES = ["auto", "triton"] if interpreted() else ["auto"]
 each = pytest.mark.parametrize("name", PLANNED)
