@@ -13,7 +13,7 @@ NO_DROPOUT = dropout_arguments(0.0, None, 0)
 DROPPED = {"dropout_p": 0.1, "seed": SEED}
 X, W = torch.randn(3, 16), torch.randn(16, 16)
 TOKENS = torch.tensor([[1, 2, 3]])
-NORM = layer_norm.Forward(X, X, None, None, None, dropout_p=0.1)
+LOSS, NORM = cross_entropy.Forward, layer_norm.Forward(X, X, None, None, None, dropout_p=0.1)
 TABLE = {"scale": 1.0, "first_position": 0, **DROPPED}
 
 
@@ -25,7 +25,7 @@ TABLE = {"scale": 1.0, "first_position": 0, **DROPPED}
         ("site", lambda n: feed_forward.feed_forward(X, W, None, W, None, **DROPPED, site=n, route="fused")),
         ("site", lambda n: embedding.forward(TOKENS, W, None, **TABLE, pad_id=None, site=n)),
         ("pad_id", lambda n: embedding.forward(TOKENS, W, None, **TABLE, pad_id=n, site=0)),
-        ("ignore_index", lambda n: cross_entropy.forward(X, TOKENS[0], label_smoothing=0.0, ignore_index=n)),
+        ("ignore_index", lambda n: LOSS(X, TOKENS[0], label_smoothing=0.0, ignore_index=n)(X, TOKENS[0])),
     ],
 )
 @pytest.mark.parametrize("number", [LARGEST + 1, -LARGEST - 2])
