@@ -19,17 +19,17 @@ Source: Szegedy et al. 2016; Vaswani et al. 2017 section 5.4; torch.nn.functiona
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from fasttfm.kernels.chip import Chip
-from fasttfm.kernels.jit import jit
+from fasttfm.kernels.jit import Launch, jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, Pointer, Real, Size, Stride, Varying
 from fasttfm.kernels.tiles.rows import CROSS_ENTROPY
-from fasttfm.kernels.tiles.table import Tile
 from fasttfm.kernels.wide import wide
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -260,65 +260,63 @@ def size_class(V: int) -> int:
     return min(_SIZES[-1], max(_SIZES[0], power_of_two(V)))
 
 
-def forward(
-    logits: Tensor,
-    target: Tensor,
-    *,
-    label_smoothing: float,
-    ignore_index: int,
-    overwrite: bool = False,
-    factor: Tensor | None = None,
-    keep_statistics: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """logits (M, V) with unit stride along V, target (M,) int64 contiguous.
+class Forward:
+    """The losses of rows of logits, for one signature."""
 
-    overwrite: logits become factor * d loss / d logits; factor () or (M,) float32, None for 1. Returns losses (2, M)
-    float32, with and without smoothing, zero at ignored rows, and what backward() needs, (2, M) float32: the largest
-    logit of every row and its probability; None without keep_statistics.
-    """
-    M, V = logits.shape
-    losses = torch.empty(2, M, dtype=torch.float32, device=logits.device)
-    statistics = torch.empty_like(losses) if keep_statistics else None
-    if M:
-        block = CROSS_ENTROPY(chip(logits.device), size_class(V))
-        _forward[(M,)](
-            logits, target, losses, statistics, factor, _step(factor), label_smoothing, ignore_index, logits.stride(0),
-            M, V, ONE_TILE=block.columns >= V > block.columns // 2, OVERWRITE=overwrite,
-            **block.options(),
-        )  # fmt: skip
-    return losses, statistics
+    def __init__(
+        self, logits: Tensor, target: Tensor, *, label_smoothing: float, ignore_index: int, overwrite: bool = False,
+        factor_step: int = 0,
+    ) -> None:  # fmt: skip
+        """logits (M, V) with unit stride along V, their shape and strides alone; target (M,) int64. overwrite: they
+        become factor * d loss / d logits; factor_step: from a row's factor to the next, 0 where all share one."""
+        self.M, V = logits.shape
+        block = CROSS_ENTROPY(chip(target.device), size_class(V))
+        constants = {"ONE_TILE": block.columns >= V > block.columns // 2, "OVERWRITE": overwrite}
+        self.launch, self.overwrite = Launch(_forward, (self.M,), constants | block.options()), overwrite
+        self.numbers = factor_step, label_smoothing, ignore_index, logits.stride(0), self.M, V
+
+    def __call__(self, logits: Tensor, target: Tensor, factor: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """target: contiguous; factor () or (M,) float32, None for 1. Returns losses (2, M) float32, with and without
+        smoothing, zero at ignored rows, and what Backward needs, (2, M) float32: the largest logit of every row and its
+        probability; None with overwrite."""
+        losses = logits.new_empty((2, self.M), dtype=torch.float32)
+        statistics = None if self.overwrite else torch.empty_like(losses)
+        if self.M:
+            self.launch(logits, target, losses, statistics, factor, *self.numbers)
+        return losses, statistics
 
 
-def _step(factor: Tensor | None) -> int:
-    """From a row's factor to the next: 0 where all share one."""
-    return 0 if factor is None else factor.dim()
+class Backward:
+    """The gradient of rows of logits, for one signature."""
+
+    def __init__(self, logits: Tensor, *, label_smoothing: float, ignore_index: int, factor_step: int) -> None:
+        """As Forward takes them."""
+        self.launch, self.shape = _by_parts(_backward, logits), logits.shape
+        self.numbers = factor_step, label_smoothing, ignore_index, logits.stride(0), *logits.shape
+
+    def __call__(self, factor: Tensor, logits: Tensor, target: Tensor, statistics: Tensor) -> Tensor:
+        """factor * d loss / d logits, (M, V) contiguous in logits' dtype; factor and target as Forward takes them,
+        statistics as it gave them."""
+        gradient = logits.new_empty(self.shape)
+        if self.shape[0]:
+            self.launch(logits, target, statistics, gradient, factor, *self.numbers)
+        return gradient
 
 
-def _part(chip: Chip, V: int) -> Tile:
-    """A tile of a row of which each has a program: no wider than the widest row that stays in registers."""
-    return CROSS_ENTROPY(chip, min(_WIDEST, size_class(V)))
+class Scale:
+    """gradient (M, V) *= factor, a 0-d tensor, in place, for one signature; touches no memory when it is 1."""
+
+    def __init__(self, gradient: Tensor) -> None:
+        self.launch, self.rows = _by_parts(_scale, gradient), gradient.shape[0]
+        self.numbers = gradient.stride(0), gradient.shape[1]
+
+    def __call__(self, gradient: Tensor, factor: Tensor) -> None:
+        if self.rows:
+            self.launch(gradient, factor, *self.numbers)
 
 
-def backward(
-    factor: Tensor, logits: Tensor, target: Tensor, statistics: Tensor, *, label_smoothing: float, ignore_index: int
-) -> Tensor:
-    """factor * d loss / d logits, (M, V) contiguous in logits' dtype; factor () or (M,) float32, statistics as from
-    forward()."""
-    M, V = logits.shape
-    gradient = torch.empty(M, V, dtype=logits.dtype, device=logits.device)
-    if M:
-        block = _part(chip(logits.device), V)
-        _backward[(M, ceil_div(V, block.columns))](
-            logits, target, statistics, gradient, factor, _step(factor), label_smoothing, ignore_index,
-            logits.stride(0), M, V,
-            **block.options(),
-        )  # fmt: skip
-    return gradient
-
-
-def scale(gradient: Tensor, factor: Tensor) -> None:
-    """gradient (M, V) *= factor, a 0-d tensor, in place; touches no memory when it is 1."""
-    M, V = gradient.shape
-    if M:
-        block = _part(chip(gradient.device), V)
-        _scale[(M, ceil_div(V, block.columns))](gradient, factor, gradient.stride(0), V, **block.options())
+def _by_parts(kernel: Any, rows: Tensor) -> Launch:
+    """A program for each tile of each row (M, V): no wider than the widest row that stays in registers."""
+    M, V = rows.shape
+    block = CROSS_ENTROPY(chip(rows.device), min(_WIDEST, size_class(V)))
+    return Launch(kernel, (M, ceil_div(V, block.columns)), block.options())

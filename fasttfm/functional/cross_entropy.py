@@ -6,25 +6,27 @@ leaves the gradient in their memory while it computes the loss, and backward onl
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fasttfm.functional.backends import chosen, kernel_route
+from fasttfm.functional import backends
+from fasttfm.functional.backends import kernel_route
 from fasttfm.functional.derivative import pulled_back
 from fasttfm.functional.dropout import wide
 from fasttfm.functional.loss import (
     check,
     check_classes,
-    counted_rows,
-    differentiable_loss,
+    differentiable_losses,
     losses_of,
-    mean_factor,
     plain_gradient,
+    side_by_side,
     weights_of_rows,
 )
-from fasttfm.functional.operator import Gradients, Operator, Overwritten, Whole, unplanned
+from fasttfm.functional.operator import Operator, Overwritten, Whole
 from fasttfm.functional.signature import is_flag, names_arguments
 
 
@@ -52,70 +54,55 @@ def cross_entropy(
     Returns (loss, the loss without smoothing), 0-d or (M,); the second has no gradient.
     Raises ValueError for shapes that do not agree, another reduction, or inplace on logits whose rows are not dense.
     """
-    target = check(target, label_smoothing, reduction)
-    if logits.dim() != 2 or target.shape != logits.shape[:1]:
-        raise ValueError(f"logits {tuple(logits.shape)} and target {tuple(target.shape)} must be (M, V) and (M,)")
-    check_classes("logits", logits)
+    if target.dtype is torch.int32:
+        target = target.long()
     is_flag("inplace", inplace)
     if inplace and reduction == "none":
         raise ValueError("reduction is 'none': inplace=True needs mean or sum; leave inplace out")
-    weights = weights_of_rows(target, logits.shape[1], logits.dtype, ignore_index, class_weights, row_weights)
-    if weights is not None and class_weights is not None and label_smoothing:
-        given = {"ignore_index": ignore_index, "class_weights": class_weights, "row_weights": row_weights}
-        _, nll = cross_entropy(logits.detach(), target, reduction=reduction, **given)  # type: ignore[arg-type]
-        loss = _smoothed_by_class(logits, target, class_weights, row_weights, label_smoothing, ignore_index)
-        if reduction != "none":
-            loss = loss.sum() / (weights.sum() if reduction == "mean" else 1.0)
-        return loss, nll
-    total = None
-    if weights is not None and reduction == "mean":
-        total, reduction = weights.sum(), "sum"
-        weights = weights / total
-    options = _Loss(float(label_smoothing), ignore_index, reduction)
-    if inplace and torch.is_grad_enabled() and logits.requires_grad:
-        if logits.stride(1) != 1 or logits.stride(0) < logits.shape[1]:
-            raise ValueError(
-                f"logits have strides {logits.stride()}: inplace=True needs separate rows with stride 1; "
-                "call .contiguous() before or leave inplace out"
-            )
-        loss, nll = _cross_entropy_consume(logits, target, weights, options, chosen())
-    else:
-        loss, nll, _ = _cross_entropy(logits, target, weights, options, chosen())
+    total = weights = None
+    if class_weights is not None or row_weights is not None:
+        _check(_Call(logits, target, None, label_smoothing, ignore_index, reduction, ""))
+        weights = weights_of_rows(target, logits.shape[1], logits.dtype, ignore_index, class_weights, row_weights)
+        assert weights is not None  # one of them is given
+        if class_weights is not None and label_smoothing:
+            given = {"ignore_index": ignore_index, "class_weights": class_weights, "row_weights": row_weights}
+            _, nll = cross_entropy(logits.detach(), target, reduction=reduction, **given)  # type: ignore[arg-type]
+            loss = differentiable_losses(logits, target, row_weights, label_smoothing, ignore_index, class_weights)
+            if reduction != "none":
+                loss = loss.sum() / (weights.sum() if reduction == "mean" else 1.0)
+            return loss, nll
+        if reduction == "mean":
+            total, reduction = weights.sum(), "sum"
+            weights = weights / total
+    given_up = inplace and torch.is_grad_enabled() and logits.requires_grad
+    operator = _cross_entropy_consume if given_up else _cross_entropy
+    loss, nll = operator(logits, target, weights, float(label_smoothing), ignore_index, reduction, backends.current)
     if total is not None:  # where there is no row, whose weight would say it, the mean is not a number either
         nothing = torch.zeros_like(total) / total
         loss, nll = loss + nothing, nll + nothing
     return loss, nll
 
 
-def _smoothed_by_class(
-    logits: Tensor, target: Tensor, class_weights: Tensor, row_weights: Tensor | None, smoothing: float, ignored: int
-) -> Tensor:
-    """The loss of each row, smoothed over classes that weigh differently, by PyTorch."""
-    x = logits.to(wide(logits.dtype))
-    loss = torch.nn.functional.cross_entropy(
-        x, target, class_weights.to(x.dtype), ignore_index=ignored, reduction="none", label_smoothing=smoothing
-    )
-    return loss if row_weights is None else loss * row_weights.to(x.dtype)
-
-
-class _Loss(NamedTuple):
-    label_smoothing: float
-    ignore_index: int
-    reduction: str
-
-
 class _Call(NamedTuple):
     logits: Tensor
     target: Whole
     weights: Tensor | None
-    loss: _Loss
+    label_smoothing: float
+    ignore_index: int
+    reduction: str
     route: str
 
 
 class _Saved(NamedTuple):
-    call: _Call
+    logits: Tensor
+    target: Whole
+    factor: Tensor | None
+    """Of the losses, () of a mean or (M,)."""
     statistics: Tensor
     """(2, M): each row's largest logit and its probability."""
+    label_smoothing: float
+    ignore_index: int
+    route: str
 
 
 class _Backward(NamedTuple):
@@ -123,68 +110,83 @@ class _Backward(NamedTuple):
     saved: _Saved
 
 
+def _check(call: _Call | _Consumed) -> None:
+    logits, target = call.logits, call.target
+    check(target, call.label_smoothing, call.reduction)
+    if logits.dim() != 2 or target.shape != logits.shape[:1]:
+        raise ValueError(f"logits {tuple(logits.shape)} and target {tuple(target.shape)} must be (M, V) and (M,)")
+    check_classes("logits", logits)
+    if isinstance(call, _Consumed) and (logits.stride(1) != 1 or logits.stride(0) < logits.shape[1]):
+        raise ValueError(
+            f"logits have strides {logits.stride()}: inplace=True needs separate rows with stride 1; "
+            "call .contiguous() before or leave inplace out"
+        )
+
+
 def _decide(call: _Call | _Consumed) -> str:
     return kernel_route(call.route, call.logits)
 
 
-def _unit_stride(logits: Tensor) -> Tensor:
-    return logits if logits.stride(1) == 1 or logits.shape[1] <= 1 else logits.contiguous()
+def _plan(call: _Call | _Consumed) -> Callable[[_Call | _Consumed], tuple[Tensor | None, ...]]:
+    """Loss and loss without smoothing; of logits that are left alone also statistics and the factor of a mean."""
+    overwrite = isinstance(call, _Consumed)
+    losses, count = losses_of(*call, overwrite=overwrite), 2 if overwrite else 4
+    return lambda call: losses(*call[:3])[:count]
 
 
-def _compute(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
-    return losses_of(
-        _unit_stride(call.logits), call.target, call.weights, *call.loss, overwrite=False, route=call.route
-    )
-
-
-def _fake(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
-    statistics = call.logits.new_empty(2, call.logits.shape[0], dtype=wide(call.logits.dtype))
-    return *_fake_sums(call), statistics
-
-
-def _fake_sums(call: _Call | _Consumed) -> tuple[Tensor, Tensor]:
+def _fake(call: _Call | _Consumed) -> tuple[Tensor, ...]:
     logits, dtype = call.logits, wide(call.logits.dtype)
-    shape = call.target.shape if call.loss.reduction == "none" else ()
-    return logits.new_empty(shape, dtype=dtype), logits.new_empty(shape, dtype=dtype)
+    shape = call.target.shape if call.reduction == "none" else ()
+    losses = logits.new_empty(shape, dtype=dtype), logits.new_empty(shape, dtype=dtype)
+    if isinstance(call, _Consumed):
+        return losses
+    factor = logits.new_empty((), dtype=dtype) if call.reduction == "mean" else logits.new_empty(0)
+    return *losses, logits.new_empty(2, logits.shape[0], dtype=dtype), factor
 
 
-def _compute_backward(call: _Backward) -> Tensor:
-    grad, ((logits, target, weights, loss, route), statistics) = call
-    logits = _unit_stride(logits)
-    factor = mean_factor(logits, target, loss.ignore_index, loss.reduction) if weights is None else weights
-    factor = grad.contiguous() if factor is None else grad * factor
+def _plan_backward(call: _Backward) -> Callable[[_Backward], Tensor]:
+    grad, (logits, target, factor, _, label_smoothing, ignore_index, route) = call
+    dense, dense_target, dense_grad = side_by_side(logits), target.is_contiguous(), grad.is_contiguous()
+    options: dict[str, Any] = {"label_smoothing": label_smoothing, "ignore_index": ignore_index}
+    gradient: Callable[..., Tensor] = plain_gradient
     if route == "triton":
         from fasttfm.kernels import cross_entropy as kernel
 
-        options: dict[str, Any] = {"label_smoothing": loss.label_smoothing, "ignore_index": loss.ignore_index}
-        return kernel.backward(factor, logits, target.contiguous(), statistics, **options)
-    counted = counted_rows(target, loss.ignore_index)
-    return plain_gradient(logits, target, loss.label_smoothing, counted=counted, scale=factor, statistics=statistics)
+        step = (grad if factor is None else grad * factor).dim()
+        gradient = kernel.Backward(logits if dense else logits.contiguous(), factor_step=step, **options)
+    else:
+        gradient = functools.partial(gradient, **options)
+
+    def compute(call: _Backward) -> Tensor:
+        grad, (logits, target, factor, statistics, *_) = call
+        scale = grad * factor if factor is not None else grad if dense_grad else grad.contiguous()
+        logits, target = logits if dense else logits.contiguous(), target if dense_target else target.contiguous()
+        return gradient(scale, logits, target, statistics)
+
+    return compute
 
 
-def _by_reference(call: _Call) -> Tensor:
-    return differentiable_loss(call.logits, call.target, call.weights, *call.loss)
+def _reference_backward(call: _Backward) -> Tensor:
+    def losses(saved: _Saved) -> Tensor:
+        logits, target, factor, _, label_smoothing, ignore_index, _ = saved
+        each = differentiable_losses(logits, target, factor, label_smoothing, ignore_index)
+        return each if call.grad.dim() else each.sum()
+
+    return pulled_back(losses, call.saved, ("logits",), call.grad)[0]
 
 
 _cross_entropy_backward = Operator(
-    "cross_entropy_backward",
-    _Backward,
-    "Tensor",
-    unplanned(_compute_backward),
-    lambda call: call.saved.call.logits.new_empty(call.saved.call.logits.shape),
-    reference=lambda call: pulled_back(_by_reference, call.saved.call, ("logits",), call.grad)[0],
-).call
+    "cross_entropy_backward", _Backward, "Tensor", _plan_backward,
+    lambda call: call.saved.logits.new_empty(call.saved.logits.shape), reference=_reference_backward,
+)  # fmt: skip
 _cross_entropy = Operator(
-    "cross_entropy",
-    _Call,
-    "(Tensor, Tensor, Tensor)",
-    unplanned(_compute, 1),
-    _fake,
-    decide=_decide,
-    save=lambda call, outputs: (call, outputs[2]),
-    saved=_Saved,
-    backward=lambda saved, _, grad, *_others: {"logits": _cross_entropy_backward(grad, saved)},
-).call
+    "cross_entropy", _Call, "(Tensor, Tensor, Tensor, Tensor)", _plan, _fake, checks=_check, decide=_decide,
+    save=lambda call, outputs: (
+        *call[:2], outputs[3] if call.reduction == "mean" else call.weights, outputs[2], *call[3:5], call.route,
+    ),
+    saved=_Saved, backward=lambda backward, saved, _, grad, *_others: (backward(grad, saved), None, None),
+    derivative=_cross_entropy_backward, visible=2,
+).call  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------------ inplace=True
 
@@ -193,7 +195,9 @@ class _Consumed(NamedTuple):
     logits: Overwritten
     target: Whole
     weights: Tensor | None
-    loss: _Loss
+    label_smoothing: float
+    ignore_index: int
+    reduction: str
     route: str
 
 
@@ -214,22 +218,19 @@ class _Scaling(NamedTuple):
 
 
 class _Scale(NamedTuple):
-    gradient: Overwritten
     factor: Tensor
+    gradient: Overwritten
     route: str
 
 
-def _consume(call: _Consumed) -> tuple[Tensor, Tensor]:
-    loss, nll, _ = losses_of(call.logits, call.target, call.weights, *call.loss, overwrite=True, route=call.route)
-    return loss, nll
-
-
-def _save_gradient(call: _Consumed, outputs: tuple[Tensor, Tensor]) -> _Gradient:
+def _save_gradient(call: _Consumed, outputs: tuple[Tensor, Tensor]) -> tuple:
     torch.autograd.graph.increment_version(call.logits)  # whoever else saved the logits must hear that they are gone
-    return _Gradient(call.logits, [], call.route)
+    return call.logits, [], call.route
 
 
-def _return_gradient(saved: _Gradient, wanted: _Consumed, grad: Tensor, _: None) -> Gradients:
+def _return_gradient(
+    scale: Callable[..., None], saved: _Gradient, wanted: _Consumed, grad: Tensor, _: None
+) -> tuple[Tensor | None, ...]:
     if saved.returned:
         raise RuntimeError(
             "cross_entropy(inplace=True) was differentiated twice: its gradient, in the logits' memory, went out the "
@@ -238,18 +239,24 @@ def _return_gradient(saved: _Gradient, wanted: _Consumed, grad: Tensor, _: None)
     saved.returned.append(True)
     gradient = saved.logits.data  # not detach(): scaling must not count as a change of the saved logits
     if torch.is_grad_enabled():
-        return {"logits": _scale_gradient(gradient, grad, saved.logits)}
-    _scale_gradient_(gradient, grad, saved.route)
-    return {"logits": gradient}
+        gradient = _scale_gradient(gradient, grad, saved.logits)
+    else:
+        scale(grad, gradient, saved.route)
+    return gradient, None, None
 
 
-def _scale_in_place(call: _Scale) -> None:
+def _plan_scaling(call: _Scale) -> Callable[[_Scale], None]:
     if call.route == "triton":
         from fasttfm.kernels import cross_entropy as kernel
 
-        kernel.scale(call.gradient, call.factor)
-    elif call.gradient.device.type != "cpu" or float(call.factor) != 1.0:
-        call.gradient.mul_(call.factor)
+        scale = kernel.Scale(call.gradient)
+        return lambda call: scale(call.gradient, call.factor)
+
+    def compute(call: _Scale) -> None:
+        if not call.gradient.is_cpu or float(call.factor) != 1.0:
+            call.gradient.mul_(call.factor)
+
+    return compute
 
 
 def _refuse_second(call: _Scaling) -> Tensor:
@@ -260,21 +267,11 @@ def _refuse_second(call: _Scaling) -> Tensor:
 
 
 _scale_gradient = Operator(
-    "scale_gradient",
-    _Scaling,
-    "Tensor",
-    unplanned(lambda call: call.gradient * call.factor.to(call.gradient.dtype)),
-    lambda call: torch.empty_like(call.gradient),
-    reference=_refuse_second,
-).call
-_scale_gradient_ = Operator("scale_gradient_", _Scale, "()", unplanned(_scale_in_place), lambda call: None).call
+    "scale_gradient", _Scaling, "Tensor", lambda call: lambda call: call.gradient * call.factor.to(call.gradient.dtype),
+    lambda call: torch.empty_like(call.gradient), reference=_refuse_second,
+).call  # fmt: skip
+_scale_gradient_ = Operator("scale_gradient_", _Scale, "()", _plan_scaling, lambda call: None)
 _cross_entropy_consume = Operator(
-    "cross_entropy_consume",
-    _Consumed,
-    "(Tensor, Tensor)",
-    unplanned(_consume),
-    _fake_sums,
-    decide=_decide,
-    save=_save_gradient,
-    backward=_return_gradient,
-).call
+    "cross_entropy_consume", _Consumed, "(Tensor, Tensor)", _plan, _fake, checks=_check, decide=_decide,
+    save=_save_gradient, saved=_Gradient, backward=_return_gradient, derivative=_scale_gradient_,
+).call  # fmt: skip

@@ -6,17 +6,21 @@ go: what waits for backward is (M, N) and (V, N), with hidden and weight for a s
 scaling.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from functools import reduce
+from itertools import repeat
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fasttfm.functional.backends import chosen, kernel_route
+from fasttfm.functional import backends
+from fasttfm.functional.backends import kernel_route
 from fasttfm.functional.cross_entropy import cross_entropy
 from fasttfm.functional.derivative import pulled_back
 from fasttfm.functional.dropout import wide
-from fasttfm.functional.loss import check, check_classes, differentiable_loss, losses_of, mean_factor, weights_of_rows
-from fasttfm.functional.operator import Gradients, Operator, Whole, unplanned
+from fasttfm.functional.loss import check, check_classes, differentiable_losses, losses_of, mean_factor, weights_of_rows
+from fasttfm.functional.operator import Operator, Whole
 from fasttfm.functional.signature import is_flag, names_arguments
 
 
@@ -48,55 +52,41 @@ def linear_cross_entropy(
     second has no gradient.
     Raises ValueError for shapes that do not agree.
     """
-    target = check(target, label_smoothing, reduction)
-    if hidden.shape[:-1] != target.shape or weight.dim() != 2 or weight.shape[1] != hidden.shape[-1]:
-        raise ValueError(
-            f"hidden {tuple(hidden.shape)}, weight {tuple(weight.shape)} and target {tuple(target.shape)} must be "
-            "(..., N), (V, N) and (...)"
-        )
-    check_classes("weight", weight, 0)
-    is_flag("low_memory", low_memory)
-    need_hidden, need_weight = (torch.is_grad_enabled() and x.requires_grad for x in (hidden, weight))
-    rows, labels = hidden.reshape(-1, hidden.shape[-1]), target.reshape(-1)
-    if row_weights is not None and row_weights.shape != target.shape:
-        raise ValueError(f"row_weights is {tuple(row_weights.shape)}: it must be {tuple(target.shape)}, as target is")
-    of_rows = None if row_weights is None else row_weights.reshape(-1)
-    if reduction == "none" or (class_weights is not None and label_smoothing):
-        given: dict[str, Any] = {"class_weights": class_weights, "row_weights": of_rows, "reduction": reduction}
-        losses = cross_entropy(
-            kept_logits(rows, weight), labels, label_smoothing=label_smoothing, ignore_index=ignore_index, **given
-        )
-        return (losses[0].view(target.shape), losses[1].view(target.shape)) if reduction == "none" else losses
-    weights = weights_of_rows(labels, weight.shape[0], rows.dtype, ignore_index, class_weights, of_rows)
-    options = _Options(float(label_smoothing), ignore_index, need_hidden, need_weight, low_memory, None)
-    loss, nll, _, _ = _linear_cross_entropy(rows, weight, labels, weights, options, chosen())
-    if reduction == "mean":
-        factor = mean_factor(rows, labels, ignore_index, reduction) if weights is None else weights.sum().reciprocal()
-        assert factor is not None  # it is a mean
-        nothing = factor * 0.0  # not a number, which gradients of the mean of nothing are not: they are 0, as in torch
-        factor = factor.nan_to_num(0.0, 0.0, 0.0)
-        loss, nll = loss * factor + nothing, nll * factor + nothing
-    return loss, nll
+    if target.dtype is torch.int32:
+        target = target.long()
+    shape, weights = target.shape, None
+    kept = reduction == "none" or (class_weights is not None and label_smoothing)
+    if kept or hidden.ndim != 2 or class_weights is not None or row_weights is not None:
+        _check(hidden, weight, target, label_smoothing, reduction, low_memory)
+        if row_weights is not None:
+            if row_weights.shape != shape:
+                raise ValueError(f"row_weights is {tuple(row_weights.shape)}: it must be {tuple(shape)}, as target is")
+            row_weights = row_weights.reshape(-1)
+        hidden, target = hidden.reshape(-1, hidden.shape[-1]), target.reshape(-1)
+        if kept:
+            loss, nll = cross_entropy(
+                kept_logits(hidden, weight), target, label_smoothing=label_smoothing, ignore_index=ignore_index,
+                reduction=reduction, class_weights=class_weights, row_weights=row_weights,
+            )  # fmt: skip
+            return (loss.view(shape), nll.view(shape)) if reduction == "none" else (loss, nll)
+        weights = weights_of_rows(target, weight.shape[0], hidden.dtype, ignore_index, class_weights, row_weights)
+    recorded = torch.is_grad_enabled()
+    return _linear_cross_entropy(
+        hidden, weight, target, weights, float(label_smoothing), ignore_index, reduction,
+        recorded and hidden.requires_grad, recorded and weight.requires_grad, low_memory, None, backends.current,
+    )  # fmt: skip
 
 
 def kept_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """hidden weight^T + bias (M, V), which wait for backward: hidden (M, N), weight (V, N), bias (V,)."""
     if bias is not None and (bias.dtype, bias.device) != (weight.dtype, weight.device):
         raise ValueError(f"bias is {bias.dtype} on {bias.device}, weight {weight.dtype} on {weight.device}")
-    nothing = _Options(0.0, -100, need_hidden=False, need_weight=False, low_memory=False, dtype=None)
     # Over no row, for the operator's own checks of dtypes and devices.
-    _linear_cross_entropy(hidden[:0], weight, hidden.new_empty(0, dtype=torch.int64), None, nothing, chosen())
+    nothing = hidden.new_empty(0, dtype=torch.int64)
+    _linear_cross_entropy(
+        hidden[:0], weight, nothing, None, 0.0, -100, "sum", False, False, False, None, backends.current
+    )
     return torch.nn.functional.linear(hidden, weight, bias)
-
-
-class _Options(NamedTuple):
-    label_smoothing: float
-    ignore_index: int
-    need_hidden: bool
-    need_weight: bool
-    low_memory: bool
-    dtype: torch.dtype | None
-    """Of the products, under autocast."""
 
 
 class _Call(NamedTuple):
@@ -104,14 +94,30 @@ class _Call(NamedTuple):
     weight: Tensor
     target: Whole
     weights: Tensor | None
-    options: _Options
+    label_smoothing: float
+    ignore_index: int
+    reduction: str
+    need_hidden: bool
+    need_weight: bool
+    low_memory: bool
+    dtype: torch.dtype | None
+    """Of the products, under autocast."""
     route: str
 
 
 class _Saved(NamedTuple):
-    call: _Call
+    hidden: Tensor
+    weight: Tensor
+    target: Whole
+    weights: Tensor | None
     d_hidden: Tensor
     d_weight: Tensor
+    factor: Tensor | None
+    """Of a mean."""
+    label_smoothing: float
+    ignore_index: int
+    dtype: torch.dtype
+    """Of the products."""
 
 
 class _Backward(NamedTuple):
@@ -123,143 +129,152 @@ LOSS_CHUNK = 1 << 22
 """Logits that exist at a time on a CPU: 8 MiB in half precision. Chosen, not measured."""
 
 
-def _chunk(hidden: Tensor, columns: int, low_memory: bool) -> int:
+def _check(
+    hidden: Tensor, weight: Tensor, target: Tensor, label_smoothing: float, reduction: str, low_memory: bool
+) -> None:
+    check(target, label_smoothing, reduction)
+    if hidden.shape[:-1] != target.shape or weight.dim() != 2 or weight.shape[1] != hidden.shape[-1]:
+        raise ValueError(
+            f"hidden {tuple(hidden.shape)}, weight {tuple(weight.shape)} and target {tuple(target.shape)} must be "
+            "(..., N), (V, N) and (...)"
+        )
+    check_classes("weight", weight, 0)
+    is_flag("low_memory", low_memory)
+
+
+def _chunk(call: _Call) -> int:
     """Rows whose logits exist at a time."""
-    rows = max(1, hidden.shape[0])
-    if hidden.device.type == "cpu":
-        return max(1, min(rows, LOSS_CHUNK // max(1, columns)))
-    if not low_memory:
+    rows, columns = max(1, call.target.numel()), call.weight.shape[0]
+    if call.hidden.is_cpu:
+        return max(1, min(rows, LOSS_CHUNK // columns))
+    if not call.low_memory:
         return rows
     # As many rows as make the logits about as large as hidden, in whole tiles of the matrix products.
-    return min(rows, -(-rows * hidden.shape[1] // max(1, columns) // 256) * 256)
+    return min(rows, -(-rows * call.hidden.shape[-1] // columns // 256) * 256)
 
 
-def _compute(call: _Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The sums of both losses, and the gradients of hidden and weight, which are empty where they are not needed."""
-    hidden, weight, target, weights, options, route = call
-    dtype = options.dtype or hidden.dtype
-    counted = None
-    x, t = hidden, target
-    known = hidden.device.type == "cpu" and not torch.compiler.is_compiling()  # else it would wait for the device
-    if route == "torch" and known:
-        counted = (target != options.ignore_index).nonzero()[:, 0]
-        if counted.numel() < target.numel():
-            x, t = hidden[counted], target[counted]
-            weights = None if weights is None else weights[counted]
-    loss, nll, d_x, d_weight = _chunks(x.to(dtype), weight.to(dtype), t, weights, options, route)
-    if d_weight is None:
-        d_weight = weight.new_zeros(weight.shape if options.need_weight else (0,))
-    d_hidden = d_x.to(hidden.dtype)
-    if options.need_hidden and x.shape[0] < hidden.shape[0]:
-        d_hidden = torch.zeros_like(hidden)
-        d_hidden[counted] = d_x.to(hidden.dtype)
-    return loss, nll, d_hidden, d_weight.to(weight.dtype)
+def _plan(call: _Call) -> Callable[[_Call], tuple[Tensor | None, ...]]:
+    """Both losses, the gradients of hidden and weight, empty where they are not needed, and the factor of a mean."""
+    dtype, ignore_index, products = call.dtype or call.hidden.dtype, call.ignore_index, _products(call)
+    # On another device the host would wait for how many rows count.
+    known = call.route == "torch" and call.hidden.is_cpu and not torch.compiler.is_compiling()
+
+    def compute(call: _Call) -> tuple[Tensor | None, ...]:
+        hidden, weight, target, weights, *_ = call
+        x, w, t, of_rows, counted, factor = hidden, weight, target, weights, None, None
+        if known:
+            counted = (target != ignore_index).nonzero()[:, 0]
+            if counted.numel() < target.numel():
+                x, t, of_rows = hidden[counted], target[counted], None if weights is None else weights[counted]
+        x, w = x if x.dtype is dtype else x.to(dtype), w if w.dtype is dtype else w.to(dtype)
+        loss, nll, d_x, d_weight = products(x, w, t, of_rows)
+        d_hidden = d_x if d_x.dtype is hidden.dtype else d_x.to(hidden.dtype)
+        if counted is not None and call.need_hidden and len(counted) < len(hidden):
+            d_hidden = d_hidden.new_zeros(hidden.shape).index_copy_(0, counted, d_hidden)
+        if call.reduction == "mean":
+            factor = mean_factor(target, ignore_index, loss.dtype) if weights is None else weights.sum().reciprocal()
+            nothing = factor * 0.0  # not a number, where the gradients of the mean of nothing are 0, as in torch
+            factor = factor.nan_to_num(0.0, 0.0, 0.0)
+            loss, nll = loss * factor + nothing, nll * factor + nothing
+        return loss, nll, d_hidden, d_weight if d_weight.dtype is weight.dtype else d_weight.to(weight.dtype), factor
+
+    return compute
 
 
-def _chunks(
-    x: Tensor, weight: Tensor, target: Tensor, weights: Tensor | None, options: _Options, route: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Both losses and both gradients of x (M, N), as many rows at a time as _chunk() says."""
-    rows, columns = x.shape[0], weight.shape[0]
-    precise = wide(x.dtype)
-    losses = []
-    d_x = x.new_empty(x.shape if options.need_hidden else (0,))
-    d_weight: Tensor | None = None
-    step = _chunk(x, columns, options.low_memory)
+def _products(call: _Call) -> Callable[..., tuple[Tensor, ...]]:
+    """A function of x (M, N), weight, target and weights of the rows to both losses and both gradients, of as many rows
+    at a time as _chunk() says."""
+    need_hidden, need_weight, columns = call.need_hidden, call.need_weight, call.weight.shape[0]
+    rows, most = call.target.numel(), _chunk(call)
     # On a GPU rows begin at multiples of 16 elements, as tensor cores and wide loads want it, whatever the vocabulary.
-    memory = x.new_empty(step, columns if x.device.type == "cpu" else -(-columns // 16) * 16)[:, :columns]
-    overwrite = options.need_hidden or options.need_weight
-    for r in range(0, rows, step):
-        part = x[r : r + step]
-        logits = torch.mm(part, weight.t(), out=memory[: part.shape[0]])
-        of_rows = None if weights is None else weights[r : r + step]
-        labels = (target[r : r + step], of_rows, options.label_smoothing, options.ignore_index, "sum")
-        loss, nll, _ = losses_of(logits, *labels, overwrite=overwrite, route=route)
-        losses.append((loss, nll))
-        if options.need_hidden:
-            torch.mm(logits, weight, out=d_x[r : r + step])
-        if not options.need_weight:
-            continue
-        # Half precision within a chunk, float32 between chunks.
-        if d_weight is None:
-            d_weight = torch.mm(logits.t(), part).to(precise if rows > step else x.dtype)
-        elif x.dtype == precise:
-            d_weight.addmm_(logits.t(), part)
-        else:
-            d_weight += torch.mm(logits.t(), part)
-    return *_added(losses, x), d_x, d_weight
+    stride = columns if call.hidden.is_cpu else -(-columns // 16) * 16
+
+    of_chunk, of_last = (
+        losses_of(
+            torch.empty(n, stride, device="meta")[:, :columns], call.target, call.weights, call.label_smoothing,
+            call.ignore_index, "sum", call.route, overwrite=need_hidden or need_weight,
+        )
+        for n in (min(rows, most), rows % most)
+    )  # fmt: skip
+
+    def at_once(x: Tensor, weight: Tensor, target: Tensor, weights: Tensor | None) -> tuple[Tensor, ...]:
+        memory = None if stride == columns else x.new_empty(x.shape[0], stride)[:, :columns]
+        logits = torch.mm(x, weight.t(), out=memory)
+        loss, nll, *_ = of_chunk(logits, target, weights)
+        d_x = torch.mm(logits, weight) if need_hidden else x.new_empty(0)
+        return loss, nll, d_x, torch.mm(logits.t(), x) if need_weight else x.new_empty(0)
+
+    def by_chunks(x: Tensor, weight: Tensor, target: Tensor, weights: Tensor | None) -> tuple[Tensor, ...]:
+        if x.shape[0] <= most:
+            return at_once(x, weight, target, weights)
+        d_x, d_weight = x.new_empty(x.shape if need_hidden else (0,)), x.new_empty(0)
+        losses, memory, precise = [], x.new_empty(most, stride)[:, :columns], wide(x.dtype)
+        of_rows = repeat(None) if weights is None else weights.split(most)
+        for r, part, t, of_part in zip(range(0, x.shape[0], most), x.split(most), target.split(most), of_rows):
+            logits = torch.mm(part, weight.t(), out=memory[: part.shape[0]])
+            losses.append((of_chunk if part.shape[0] == most else of_last)(logits, t, of_part)[:2])
+            if need_hidden:
+                torch.mm(logits, weight, out=d_x[r : r + most])
+            # Half precision within a chunk, float32 between chunks.
+            if need_weight and not r:
+                d_weight = torch.mm(logits.t(), part).to(precise)
+            elif need_weight and x.dtype is precise:
+                d_weight.addmm_(logits.t(), part)
+            elif need_weight:
+                d_weight += torch.mm(logits.t(), part)
+        loss, nll = (reduce(torch.add, each) for each in zip(*losses))
+        return loss, nll, d_x, d_weight
+
+    return by_chunks if most < rows else at_once
 
 
-def _added(losses: list[tuple[Tensor, Tensor]], x: Tensor) -> tuple[Tensor, Tensor]:
-    if len(losses) == 1:
-        return losses[0]
-    zero = x.new_zeros((), dtype=wide(x.dtype))
-    return sum((loss for loss, _ in losses), zero), sum((nll for _, nll in losses), zero.clone())
+def _fake(call: _Call) -> tuple[Tensor, ...]:
+    hidden, weight, mean = call.hidden, call.weight, call.reduction == "mean"
+    loss, nll, factor = (hidden.new_empty((), dtype=wide(call.dtype or hidden.dtype)) for _ in range(3))
+    d_hidden = hidden.new_empty(hidden.shape if call.need_hidden else (0,))
+    d_weight = weight.new_empty(weight.shape if call.need_weight else (0,))
+    return loss, nll, d_hidden, d_weight, factor if mean else hidden.new_empty(0)
 
 
-def _fake(call: _Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    hidden, weight, options = call.hidden, call.weight, call.options
-    precise = wide(options.dtype or hidden.dtype)
-    return (
-        hidden.new_empty((), dtype=precise),
-        hidden.new_empty((), dtype=precise),
-        hidden.new_empty(hidden.shape if options.need_hidden else (0,)),
-        weight.new_empty(weight.shape if options.need_weight else (0,)),
-    )
-
-
-def _differentiate(saved: _Saved, wanted: _Call, grad: Tensor, *_: None) -> Gradients:
-    hidden, weight = _backward(grad, saved)
-    return {"hidden": hidden if wanted.hidden else None, "weight": weight if wanted.weight else None}
-
-
-def _compute_backward(call: _Backward) -> tuple[Tensor, Tensor]:
-    first, second = torch._foreach_mul([call.saved.d_hidden, call.saved.d_weight], call.grad)  # one launch
-    return first, second
-
-
-def _by_reference(call: _Call) -> Tensor:
-    """The loss in operations that PyTorch differentiates."""
-    dtype, options = call.options.dtype or call.hidden.dtype, call.options
-    logits = torch.nn.functional.linear(call.hidden.to(dtype), call.weight.to(dtype))
-    return differentiable_loss(logits, call.target, call.weights, options.label_smoothing, options.ignore_index, "sum")
+def _scale(call: _Backward) -> tuple[Tensor, ...]:
+    grad, saved = call
+    grad = grad if saved.factor is None else grad * saved.factor
+    return tuple(torch._foreach_mul([saved.d_hidden, saved.d_weight], grad))  # one launch
 
 
 def _reference_backward(call: _Backward) -> list[Tensor]:
-    both = pulled_back(_by_reference, call.saved.call, ("hidden", "weight"), call.grad)
-    return [x if computed.numel() else computed for x, computed in zip(both, call.saved[1:])]
+    grad, saved = call
+
+    def loss(saved: _Saved) -> Tensor:
+        hidden, weight, target, weights, _, _, _, label_smoothing, ignore_index, dtype = saved
+        logits = torch.nn.functional.linear(hidden.to(dtype), weight.to(dtype))
+        return differentiable_losses(logits, target, weights, label_smoothing, ignore_index).sum()
+
+    both = pulled_back(loss, saved, ("hidden", "weight"), grad if saved.factor is None else grad * saved.factor)
+    return [x if computed.numel() else computed for x, computed in zip(both, (saved.d_hidden, saved.d_weight))]
 
 
 def _flops(call: _Call) -> int:
     """Operations of the products of both passes: the gradients are computed with the loss."""
-    products = 1 + call.options.need_hidden + call.options.need_weight
-    return products * 2 * call.hidden.numel() * call.weight.shape[0]
-
-
-def _autocast(call: _Call, dtype: torch.dtype) -> _Call:
-    if call.hidden.dtype == torch.float64:
-        return call
-    return call._replace(options=call.options._replace(dtype=dtype))
+    return (1 + call.need_hidden + call.need_weight) * 2 * call.hidden.numel() * call.weight.shape[0]
 
 
 _backward = Operator(
-    "linear_cross_entropy_backward",
-    _Backward,
-    "(Tensor, Tensor)",
-    unplanned(_compute_backward),
+    "linear_cross_entropy_backward", _Backward, "(Tensor, Tensor)", lambda call: _scale,
     lambda call: (torch.empty_like(call.saved.d_hidden), torch.empty_like(call.saved.d_weight)),
     reference=_reference_backward,
-).call
+)  # fmt: skip
 _linear_cross_entropy = Operator(
-    "linear_cross_entropy",
-    _Call,
-    "(Tensor, Tensor, Tensor, Tensor)",
-    unplanned(_compute, 2),
-    _fake,
+    "linear_cross_entropy", _Call, "(Tensor, Tensor, Tensor, Tensor, Tensor)", _plan, _fake,
+    checks=lambda call: _check(
+        call.hidden, call.weight, call.target, call.label_smoothing, call.reduction, call.low_memory
+    ),
     decide=lambda call: kernel_route(call.route, call.hidden),
-    save=lambda call, outputs: (call, *outputs[2:]),
-    flops=_flops,
-    saved=_Saved,
-    backward=_differentiate,
-    autocast=_autocast,
-).call
+    save=lambda call, outputs: (
+        *call[:4], *outputs[2:4], outputs[4] if call.reduction == "mean" else None, *call[4:6],
+        call.dtype or call.hidden.dtype,
+    ),
+    saved=_Saved, backward=lambda backward, saved, _, grad, *_others: (*backward(grad, saved), None, None),
+    derivative=_backward, visible=2, flops=_flops,
+    autocast=lambda call, dtype: call if call.hidden.dtype == torch.float64 else call._replace(dtype=dtype),
+).call  # fmt: skip

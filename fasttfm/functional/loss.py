@@ -4,7 +4,8 @@ loss = sum over counted rows of  lse - (1 - a) x[target] - a / V * sum over v of
 d loss / d x[v] = softmax(x)[v] - a / V - (1 - a) [v == target]
 """
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,15 +19,14 @@ LOSS_BLOCK = 1 << 19
 measured."""
 
 
-def check(target: Tensor, label_smoothing: float, reduction: str) -> Tensor:
-    """target in int64. Raises ValueError for what no loss takes."""
+def check(target: Tensor, label_smoothing: float, reduction: str) -> None:
+    """Raises ValueError for what no loss takes."""
     if target.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"target is {target.dtype}: it must hold int64 or int32 class numbers")
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing {label_smoothing} must lie in [0, 1]")
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction is {reduction!r}: choose mean, sum or none")
-    return target.long()
 
 
 def weights_of_rows(
@@ -122,27 +122,21 @@ def _gradient_(p: Tensor, t: Tensor, label_smoothing: float, scale: Tensor | Non
 
 
 def plain(
-    logits: Tensor,
-    target: Tensor,
-    label_smoothing: float,
-    *,
-    counted: Tensor | None = None,
-    gradient: Tensor | None = None,
-    scale: Tensor | None = None,
-    statistics: Tensor | None = None,
-) -> Tensor:
-    """Losses (2, R) of logits (R, V), with smoothing and without, in float32 at least.
+    logits: Tensor, target: Tensor, scale: Tensor | None, *, label_smoothing: float, ignore_index: int, overwrite: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Losses (2, R) of logits (R, V), with smoothing and without, in float32 at least, and each row's largest logit and
+    its probability, (2, R).
 
-    counted (R,) bool: rows that count, all when None. gradient (R, V), which may be logits itself, receives scale * d
-    loss / d logits, scale () or (R,); statistics (2, R) each row's largest logit and its probability. On the CPU a
+    overwrite: the logits receive scale * d loss / d logits, scale () or (R,), and the second is None. On the CPU a
     block of rows goes through every step while it lies in the cache.
     """
+    counted = counted_rows(target, ignore_index)
     if (classes := _for_pass(logits, target, counted, scale)) is not None:
+        gradient = logits if overwrite else None
         losses, of_rows = training_passes.cross_entropy(logits, classes, counted, label_smoothing, scale, gradient)
-        if statistics is not None:
-            statistics.copy_(of_rows)
-        return losses
-    losses = torch.empty(2, len(logits), dtype=wide(logits.dtype), device=logits.device)
+        return losses, None if overwrite else of_rows
+    losses = logits.new_empty((2, len(logits)), dtype=wide(logits.dtype))
+    statistics = None if overwrite else torch.empty_like(losses)
     weights: Tensor | None = None
     for part, x, t, left in _blocks(logits, target, counted):
         weights = torch.empty_like(x) if weights is None else weights
@@ -157,11 +151,11 @@ def plain(
             row_loss = (1.0 - label_smoothing) * row_nll + label_smoothing * spread  # inf - inf is formed nowhere
         for result, each in zip(losses, (row_loss, row_nll)):
             result[part] = each if left is None else each.masked_fill(left[:, 0], 0.0)
-        if statistics is not None:
+        if statistics is None:
+            logits[part] = _gradient_(p, t, label_smoothing, _of_rows(scale, part), left)
+        else:
             statistics[0, part], statistics[1, part] = top, share
-        if gradient is not None:
-            gradient[part] = _gradient_(p, t, label_smoothing, _of_rows(scale, part), left)
-    return losses
+    return losses, statistics
 
 
 def _of_rows(scale: Tensor | None, part: slice) -> Tensor | None:
@@ -177,13 +171,14 @@ def counted_rows(target: Tensor, ignore_index: int) -> Tensor | None:
 
 
 def plain_gradient(
-    logits: Tensor, target: Tensor, label_smoothing: float, *, counted: Tensor | None, scale: Tensor, statistics: Tensor
+    scale: Tensor, logits: Tensor, target: Tensor, statistics: Tensor, *, label_smoothing: float, ignore_index: int
 ) -> Tensor:
     """scale * d loss / d logits alone, a tensor like logits; nothing of the loss is computed for it. scale () or (R,);
     statistics: as plain() gave them."""
+    counted = counted_rows(target, ignore_index)
     if (classes := _for_pass(logits, target, counted, scale)) is not None:
         return training_passes.cross_entropy_gradient(logits, classes, counted, label_smoothing, scale, statistics)
-    gradient = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    gradient = logits.new_empty(logits.shape)
     weights: Tensor | None = None  # in float32, where the gradient is not
     for part, x, t, left in _blocks(logits, target, counted):
         factor = _of_rows(scale, part)
@@ -196,74 +191,62 @@ def plain_gradient(
     return gradient
 
 
-def mean_factor(logits: Tensor, target: Tensor, ignore_index: int, reduction: str) -> Tensor | None:
-    """One over the number of counted rows, 0-d, for a mean; as in torch, the mean of nothing is not a number."""
-    if reduction != "mean":
-        return None
-    rows = (target != ignore_index).sum(dtype=wide(logits.dtype))
+def mean_factor(target: Tensor, ignore_index: int, dtype: torch.dtype) -> Tensor:
+    """One over the number of counted rows, 0-d; as in torch, the mean of nothing is not a number."""
+    rows = (target != ignore_index).sum(dtype=dtype)
     return torch.where(rows > 0, rows.reciprocal(), float("nan"))
 
 
-def losses_of(
-    logits: Tensor,
-    target: Tensor,
-    weights: Tensor | None,
-    label_smoothing: float,
-    ignore_index: int,
-    reduction: str,
-    overwrite: bool,
-    route: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss and loss without smoothing, 0-d or with reduction none (M,), and for the backward pass each row's largest
-    logit and its probability (2, M), which is empty with overwrite.
+def side_by_side(logits: Tensor) -> bool:
+    """Return whether the logits of a row lie side by side."""
+    return logits.stride(1) == 1 or logits.shape[1] <= 1
 
-    weights (M,): of the rows, not with a mean. route: triton or torch.
+
+def losses_of(
+    logits: Tensor, target: Tensor, weights: Tensor | None, label_smoothing: float, ignore_index: int, reduction: str,
+    route: str, *, overwrite: bool,
+) -> Callable[..., tuple[Tensor, Tensor, Tensor | None, Tensor | None]]:  # fmt: skip
+    """A function, for one signature, of logits (M, V), target (M,) and weights of the rows, (M,) or None.
+
+    It returns loss and loss without smoothing, 0-d or with reduction none (M,); each row's largest logit and its
+    probability, (2, M), None with overwrite, which leaves the gradient in the logits' memory; and a mean's factor, 0-d,
+    or None. Of the logits given here shape and strides alone are read. No mean has weights. route: triton or torch.
     """
-    factor = mean_factor(logits, target, ignore_index, reduction) if weights is None else weights
-    statistics = logits.new_empty(2, 0 if overwrite else logits.shape[0], dtype=wide(logits.dtype))
+    forward: Callable[..., tuple[Tensor, Tensor | None]] = plain
+    options: dict[str, Any] = {"label_smoothing": label_smoothing, "ignore_index": ignore_index, "overwrite": overwrite}
+    dense, dense_target = side_by_side(logits), target.is_contiguous()
     if route == "triton":
         from fasttfm.kernels import cross_entropy as kernel
 
-        losses, of_kernel = kernel.forward(
-            logits,
-            target.contiguous(),
-            label_smoothing=label_smoothing,
-            ignore_index=ignore_index,
-            overwrite=overwrite,
-            factor=factor,
-            keep_statistics=not overwrite,
-        )
-        statistics = statistics if of_kernel is None else of_kernel
+        like = logits if dense else logits.new_empty(logits.shape)
+        forward = kernel.Forward(like, target, factor_step=int(weights is not None), **options)
     else:
-        losses = plain(
-            logits,
-            target,
-            label_smoothing,
-            counted=counted_rows(target, ignore_index),
-            gradient=logits if overwrite else None,
-            scale=factor,
-            statistics=None if overwrite else statistics,
-        )
-    if weights is not None:
-        losses = losses * weights
-    if reduction != "none":
-        losses = losses.sum(1)
-    if weights is None and factor is not None:
-        losses = losses * factor
-    loss, nll = losses.unbind()
-    return loss, nll, statistics
+        forward = functools.partial(forward, **options)
+
+    def losses(logits: Tensor, target: Tensor, weights: Tensor | None) -> tuple[Any, ...]:
+        factor = mean_factor(target, ignore_index, wide(logits.dtype)) if reduction == "mean" else None
+        logits, target = logits if dense else logits.contiguous(), target if dense_target else target.contiguous()
+        rows, statistics = forward(logits, target, weights if factor is None else factor)
+        if weights is not None:
+            rows = rows * weights
+        if reduction != "none":
+            rows = rows.sum(1)
+        if factor is not None:
+            rows = rows * factor
+        loss, nll = rows.unbind()
+        return loss.detach(), nll.detach(), statistics, factor
+
+    return losses
 
 
-def differentiable_loss(
-    logits: Tensor, target: Tensor, weights: Tensor | None, label_smoothing: float, ignore_index: int, reduction: str
-) -> Tensor:
-    """The loss of losses_of() in operations that PyTorch differentiates twice."""
+def differentiable_losses(
+    logits: Tensor, target: Tensor, factor: Tensor | None, label_smoothing: float, ignore_index: int,
+    class_weights: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """factor times the loss of each row, in operations that PyTorch differentiates twice."""
+    x = logits.to(wide(logits.dtype))
     losses = torch.nn.functional.cross_entropy(
-        logits.to(wide(logits.dtype)), target, ignore_index=ignore_index, reduction="none",
-        label_smoothing=label_smoothing,
+        x, target, None if class_weights is None else class_weights.to(x.dtype), ignore_index=ignore_index,
+        reduction="none", label_smoothing=label_smoothing,
     )  # fmt: skip
-    losses = losses if weights is None else losses * weights
-    if reduction == "none":
-        return losses
-    factor = mean_factor(logits, target, ignore_index, reduction) if weights is None else None
-    return losses.sum() if factor is None else losses.sum() * factor
+    return losses if factor is None else losses * factor.to(x.dtype)

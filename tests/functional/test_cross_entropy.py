@@ -148,7 +148,7 @@ def test_given_up_logits_hold_their_gradient():
     torch.testing.assert_close(gradient, torch.autograd.grad(torch_loss(logits, target), logits)[0])
 
 
-@pytest.mark.parametrize(("inplace", "tensors"), [(False, 3), (True, 1)])
+@pytest.mark.parametrize(("inplace", "tensors"), [(False, 4), (True, 1)])
 def test_nothing_of_logits_size_waits_for_backward_but_the_logits(inplace, tensors):
     logits, target = draw(rows=100)
     saved = []
@@ -156,7 +156,7 @@ def test_nothing_of_logits_size_waits_for_backward_but_the_logits(inplace, tenso
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.data_ptr()) or t, lambda t: t):
         cross_entropy(copy, target, inplace=inplace)
     assert copy.data_ptr() in saved
-    assert len(saved) == tensors  # otherwise target and lse
+    assert len(saved) == tensors  # otherwise target, statistics and the factor of the mean
 
 
 def test_another_reader_of_given_up_logits_is_told():
@@ -212,7 +212,7 @@ def test_wrong_arguments_say_what_is_allowed(change, message):
 
 
 @pytest.mark.parametrize("form", ["rows", "linear"])
-@pytest.mark.parametrize(("reduction", "weighted"), [("none", False), ("mean", True), ("sum", False)])
+@pytest.mark.parametrize(("reduction", "weighted"), [("none", False), ("mean", True), ("mean", False), ("sum", False)])
 def test_a_second_derivative_knows_weights_and_reductions(form, reduction, weighted):
     hidden, weight = (torch.randn(n, 3, dtype=torch.float64, requires_grad=True) for n in (4, 5))
     target, weights = torch.tensor([1, PAD, 4, 2]), torch.rand(4).double() if weighted else None

@@ -36,6 +36,11 @@ def specification(target, reduction, **options):
     return way
 
 
+def forward(logits, target, smoothing, ignored=PAD, *, given_up=True):
+    launch = kernel.Forward(logits, target, label_smoothing=smoothing, ignore_index=ignored, overwrite=given_up)
+    return launch(logits, target)
+
+
 def weigh_loss(outputs):
     return outputs[0] * 0.7
 
@@ -148,7 +153,7 @@ def test_overwriting_keeps_to_the_columns_of_its_own_rows():
     before = memory.clone()
     target = torch.tensor([1, PAD, 7, 19])
     logits = memory[:, 4:24]
-    kernel.forward(logits, target, label_smoothing=0.1, ignore_index=PAD, overwrite=True)
+    forward(logits, target, 0.1)
     expected = before[:, 4:24].requires_grad_()
     reference.cross_entropy(expected, target, label_smoothing=0.1, ignore_index=PAD)[0].backward()
     assert torch.allclose(memory[:, 4:24], expected.grad, atol=1e-6)
@@ -160,7 +165,7 @@ def test_ignored_rows_count_nothing_and_get_zero_gradient_whatever_they_hold():
     logits, _ = draw(3, 600, torch.float32)
     logits[1] = math.nan
     target = torch.tensor([4, -100, 9])
-    losses, _ = kernel.forward(logits, target, label_smoothing=0.1, ignore_index=-100, overwrite=True)
+    losses, _ = forward(logits, target, 0.1, -100)
     assert (losses[:, 1] == 0).all()
     assert (logits[1] == 0).all()
     assert torch.isfinite(losses).all()
@@ -168,7 +173,7 @@ def test_ignored_rows_count_nothing_and_get_zero_gradient_whatever_they_hold():
 
 def test_a_class_that_does_not_exist_gives_a_loss_that_is_not_a_number_and_reads_nothing():
     logits, _ = draw(3, 50, torch.float32)
-    losses, _ = kernel.forward(logits, torch.tensor([50, -7, 49]), label_smoothing=0.0, ignore_index=-100)
+    losses, _ = forward(logits, torch.tensor([50, -7, 49]), 0.0, given_up=False)
     assert losses.isnan().tolist() == [[True, True, False]] * 2
 
 
@@ -179,35 +184,30 @@ def test_rows_beyond_the_reach_of_32_bit_offsets():
     logits.copy_(torch.randn(2, 40))
     target = torch.tensor([3, 11])
     expected, _ = reference.cross_entropy(logits.clone(), target)
-    losses, _ = kernel.forward(logits, target, label_smoothing=0.0, ignore_index=-100)
+    losses, _ = forward(logits, target, 0.0, given_up=False)
     assert losses[0].sum().item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_the_gradient_is_scaled_in_place_within_its_own_columns():
     gradient = torch.randn(3, 700)
     before = gradient.clone()
-    kernel.scale(gradient, torch.tensor(1.0))
+    kernel.Scale(gradient)(gradient, torch.tensor(1.0))
     assert torch.equal(gradient, before)
-    kernel.scale(gradient, torch.tensor(-2.5))
+    kernel.Scale(gradient)(gradient, torch.tensor(-2.5))
     assert torch.allclose(gradient, before * -2.5)
     strided = torch.ones(3, 10)
-    kernel.scale(strided[:, 2:8], torch.tensor(3.0))
+    kernel.Scale(strided[:, 2:8])(strided[:, 2:8], torch.tensor(3.0))
     assert strided.sum().item() == 3 * (4 + 6 * 3)
 
 
 def test_no_rows_and_the_same_bits_twice():
-    losses, statistics = kernel.forward(
-        torch.empty(0, 9), torch.empty(0, dtype=torch.int64), label_smoothing=0.1, ignore_index=0, keep_statistics=True
-    )
-    assert losses.shape == (2, 0)
-    assert statistics.shape == (2, 0)
+    losses, statistics = forward(torch.empty(0, 9), torch.empty(0, dtype=torch.int64), 0.1, given_up=False)
+    assert losses.shape == statistics.shape == (2, 0)
     logits, target = draw(4, 5000, torch.bfloat16)
-    runs = []
-    for _ in range(2):
-        copy = logits.clone()
-        runs.append((kernel.forward(copy, target, label_smoothing=0.1, ignore_index=PAD, overwrite=True)[0], copy))
-    assert torch.equal(runs[0][0], runs[1][0])
-    assert torch.equal(runs[0][1], runs[1][1])
+    copies = logits.clone(), logits.clone()
+    first, second = (forward(copy, target, 0.1)[0] for copy in copies)
+    assert torch.equal(first, second)
+    assert torch.equal(*copies)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -14,6 +14,7 @@ X, W = torch.randn(3, 16), torch.randn(16, 16)
 TOKENS = torch.tensor([[1, 2, 3]])
 NORM = layer_norm.Forward(X, X, None, None, None, dropout_p=0.1)
 EMBED = TOKENS, W, None
+LOSS = cross_entropy.Forward
 ADD = residual_add.Add(X.shape, X.device, 0.1)
 NETWORK = feed_forward.Forward(X, W, W, dropout_p=0.1, route="fused")
 
@@ -26,7 +27,7 @@ NETWORK = feed_forward.Forward(X, W, W, dropout_p=0.1, route="fused")
         ("site", lambda n: NETWORK(X, W, None, W, None, SEED, n)),
         ("site", lambda n: embedding.Forward(*EMBED, dropout_p=0.1)(*EMBED, SEED, n)),
         ("pad_id", lambda n: embedding.Forward(*EMBED, pad_id=n)(*EMBED)),
-        ("ignore_index", lambda n: cross_entropy.forward(X, TOKENS[0], label_smoothing=0.0, ignore_index=n)),
+        ("ignore_index", lambda n: LOSS(X, TOKENS[0], label_smoothing=0.0, ignore_index=n)(X, TOKENS[0])),
     ],
 )
 @pytest.mark.parametrize("number", [LARGEST + 1, -LARGEST - 2])
