@@ -13,8 +13,8 @@ from fasttfm.functional.namespace import NAMESPACE
 from fasttfm.functional.plan import looked_at
 from fasttfm.functional.record import Layout, layout_of
 
-Gradients = dict[str, Tensor | None]
-"""By the names of the tensors; those that are left out have none."""
+Gradients = Sequence[Tensor | None]
+"""Of the tensors of a call, in their order."""
 MOST_LAYOUTS = 64
 """Of gradients, whose plans a forward plan keeps: a part of ever wider memory has ever new strides."""
 _new: Any = tuple.__new__
@@ -49,12 +49,13 @@ def by_reference(name: str, layout: Layout, reference: Callable[[Any], Any] | No
     """Rule.backward, with the call itself saved, of an operator whose outputs reference(call) gives in operations that
     PyTorch differentiates: a second derivative, of what a backward pass calls. Without it that is refused."""
 
-    def backward(call: Any, wanted: Sequence[bool], *gradients: Tensor | None) -> Gradients:
+    def backward(_: None, call: Any, wanted: Sequence[bool], *gradients: Tensor | None) -> Gradients:
         if reference is None:
             raise RuntimeError(f"{NAMESPACE}::{name} cannot be differentiated; use fasttfm.reference")
         warn_once("a second derivative is computed in plain PyTorch, which is slower and keeps all scores of attention")
         names = [name for name, is_wanted in zip(layout.names, wanted) if is_wanted]
-        return dict(zip(names, pulled_back(reference, call, names, *gradients)))
+        found = dict(zip(names, pulled_back(reference, call, names, *gradients)))
+        return [found.get(name) for name in layout.names]
 
     return backward
 
@@ -90,7 +91,8 @@ class Rule(NamedTuple):
     def direct(self, again: Callable[..., Any] | None, visible: int | None) -> Any:
         """Its forward takes the plan and the call, and the tensors in it, which are what autograd sees."""
         wanted = _wanted(self.layout)
-        save, differentiable, differentiate = self.save, self.differentiable, self._differentiate
+        save, differentiable, differentiate = self.save, self.differentiable, self.backward
+        none = (None,) * (2 + len(self.layout.names))
         kind, hidden = self.saved, visible is None or visible > self.differentiable
         layout: Any = None if kind is None else layout_of(kind)
         step = None if self.derivative is None else _step(self.derivative)
@@ -120,10 +122,12 @@ class Rule(NamedTuple):
             shared = None if again is None else ctx.shared
             if shared is not None and gradients[-1] is not None and shared[0]._version != shared[1]:
                 self.refuse_changed()
+            if gradients[0] is None and all(gradient is None for gradient in gradients):
+                return none
             tensors = ctx.saved_tensors
             saved = layout.merge(tensors if ctx.dense is None else _as_saved(tensors, ctx.dense), ctx.others)
             planned = None if step is None else functools.partial(step, ctx.backwards)
-            return None, None, *differentiate(planned, saved, wanted(ctx.needs_input_grad[2:]), gradients)
+            return None, None, *differentiate(planned, saved, wanted(ctx.needs_input_grad[2:]), *gradients)
 
         return _apply_of(self.name, {"forward": forward, "backward": backward})
 
@@ -144,8 +148,9 @@ class Rule(NamedTuple):
             tensors = tuple(map(_unwrapped, ctx.saved_tensors))
             saved = ctx.layout.merge(tensors if ctx.dense is None else _as_saved(tensors, ctx.dense), ctx.others)
             result: list[Tensor | None] = [None] * ctx.count
-            for i, gradient in zip(layout.positions, self._differentiate(step, saved, wants, gradients)):
-                result[i] = gradient
+            if any(gradient is not None for gradient in gradients):
+                for i, gradient in zip(layout.positions, self.backward(step, saved, wants, *gradients), strict=True):
+                    result[i] = gradient
             return None, *result
 
         return _apply_of(self.name, {"forward": forward, "backward": backward})
@@ -162,20 +167,6 @@ class Rule(NamedTuple):
         tensors = layout.tensors(saved)
         ctx.dense = _dense(tensors) if _saved_hook(False) else None
         ctx.save_for_backward(*tensors)
-
-    def _differentiate(self, step: Any, saved: Any, wanted: Any, gradients: tuple[Tensor | None, ...]) -> Any:
-        """The gradients of the tensors, from those of the outputs, in their order. step: takes the calls of the
-        operator that backward() calls, if it is known."""
-        if gradients[0] is None and all(gradient is None for gradient in gradients):
-            return [None] * len(self.layout.names)
-        if step is not None:
-            return self.backward(step, saved, wanted, *gradients)
-        by_name = self.backward(saved, wanted, *gradients)
-        pop = by_name.pop
-        results = list(map(pop, self.layout.names, self.layout.nothing))
-        if by_name:
-            raise TypeError(f"{NAMESPACE}::{self.name} has no tensor named {', '.join(by_name)}")
-        return results
 
 
 def _dense(tensors: tuple[Tensor | None, ...]) -> list[bool]:

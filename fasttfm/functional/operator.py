@@ -93,13 +93,14 @@ class Operator(Generic[Fields]):
         are the only way, or, of direct calls, the faster one; else None.
     decide(call): what call.route, which must be the last field, becomes before anything else sees it; asked again of
         its own answer it must give the same. So what computes, and what is saved for the backward pass, is one route.
-    save(call, outputs) and backward(saved, wanted, *gradients): the derivative. save returns a NamedTuple of tensors
-        and anything else, or where saved names its kind a plain tuple of its fields, which is quicker made; without it
-        that is the call, then its outputs. backward gets the NamedTuple, with the tensors of a call that want a
-        gradient as wanted.<name>, and the gradients of the outputs, one at least.
-    derivative: the operator that backward calls; backward then gets, before all else, a function that takes its call:
-        where nothing looks on, that is a plan that the forward pass's plan leads to by the first `leading` fields, the
-        gradients of the outputs. All else must follow from the signature of the forward call.
+    save(call, outputs) and backward(derive, saved, wanted, *gradients): the derivative. save returns a NamedTuple of
+        tensors and anything else, or where saved names its kind a plain tuple of its fields, which is quicker made;
+        without it that is the call, then its outputs. backward gets the NamedTuple, with the tensors of a call that
+        want a gradient as wanted.<name>, and the gradients of the outputs, one at least; it returns those of the
+        call's tensors, in their order.
+    derivative: the operator that backward calls as derive(*fields), None without one: where nothing looks on, that is a
+        plan that the forward pass's plan leads to by the first `leading` fields, the gradients of the outputs. All else
+        must follow from the signature of the forward call.
     reference(call): the outputs in operations that PyTorch differentiates, in place of backward: for what a backward
         pass calls, whose derivative is a second one. With neither a derivative ends in a clear message.
     flops(call): floating-point operations of the products, for torch.utils.flop_counter.

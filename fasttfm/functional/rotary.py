@@ -182,7 +182,7 @@ _either: dict[str, Any] = {
 }  # fmt: skip
 _back = Operator(
     "rotary_backward", _Call, "Tensor", functools.partial(_turn, inverse=True), _fake,
-    backward=lambda saved, wanted, grad: {"x": _rotary(grad, *saved)}, **_either,
+    backward=lambda _, saved, wanted, grad: (_rotary(grad, *saved), None, None, None), **_either,
 )  # fmt: skip
 _rotary: Any = Operator(
     "rotary", _Call, "Tensor", _plan, _fake, checks=_checks, derivative=_back,
