@@ -85,10 +85,3 @@ def keep_mask(x: Tensor, dropout: Dropout) -> Tensor:
 def as_factor(keep: Tensor, dtype: torch.dtype) -> Tensor:
     """keep as zeros and ones of dtype. Through int8, because torch converts bool one element at a time on the CPU."""
     return keep.view(torch.int8).to(dtype)
-
-
-def fake_keep_mask(x: Tensor, dropout: Dropout, route: str) -> Tensor:
-    """Return an empty keep_mask() of x (..., N): only PyTorch's route saves it, kernels draw it again."""
-    if dropout.seed is None or route == "triton":
-        return x.new_empty(0, dtype=torch.bool)
-    return x.new_empty((x.numel() // x.shape[-1], x.shape[-1]), dtype=torch.bool)
