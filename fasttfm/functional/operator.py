@@ -37,8 +37,6 @@ from fasttfm.functional.plan import (
     all_see_through,
     compiling,
     dispatch_modes,
-    forget_plans,
-    plans_of_an_operator,
     signature_of,
     transformed,
     unplanned,
@@ -145,12 +143,14 @@ class Operator(Generic[Fields]):
         self._layout = layout = layout_of(call)
         _library.define(f"{name}({layout.schema}) -> {returns}", tags=(torch.Tag.pt2_compliant_tag,))
         self.dispatched = dispatched = getattr(getattr(torch.ops, NAMESPACE), name).default
+        self._redispatch = dispatched.redispatch
         self._plan, self._native, self._prefers, self._checks = plan, native, prefers, checks
         self._decide, self._cast, self._visible = decide, autocast, visible
         self._check = None if backward is None else functools.partial(layout.check, name)
         self.leading = leading
         self._signature = signature_of(layout, free, checked=self._check is not None, products=autocast is not None)
-        self.plans = plans_of_an_operator()
+        self.plans: dict[tuple, Plan] = {}
+        _every.append(self)
 
         if backward is None:
             backward, differentiable = by_reference(name, layout, reference), returns.count("Tensor")
@@ -179,9 +179,9 @@ class Operator(Generic[Fields]):
         """What the dispatcher has below autograd."""
         with _below_autograd():
             if not transformed():
-                return self.dispatched.redispatch(keys & _after_autograd, *args)
+                return self._redispatch(keys & _after_autograd, *args)
             with torch.enable_grad():  # a Function turns it off, also for the outer levels of torch.func
-                return self.dispatched.redispatch(keys & _after_autograd, *args)
+                return self._redispatch(keys & _after_autograd, *args)
 
     def _compute(self, args: tuple) -> Any:
         """The outputs of a call that came by the dispatcher."""
@@ -358,6 +358,15 @@ class Operator(Generic[Fields]):
     def __call__(self, *fields: Fields.args, **named: Fields.kwargs) -> Any:
         """The same as call(), an attribute later."""
         return self.call(*fields, **named)
+
+
+_every: list[Operator] = []
+
+
+def forget_plans() -> None:
+    """From now on decide anew: after a change of what no signature tells, such as a threshold in a test."""
+    for operator in _every:
+        operator.plans.clear()
 
 
 _decomposed = contextvars.ContextVar("decomposed", default=False)

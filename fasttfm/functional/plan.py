@@ -30,8 +30,6 @@ dispatch_modes = torch._C._len_torch_dispatch_stack
 transformed = torch._C._are_functorch_transforms_active
 _grad_enabled = torch.is_grad_enabled
 
-_plans: list[dict[tuple, "Plan"]] = []
-
 
 class Plan:
     """What was decided for calls of one signature."""
@@ -49,18 +47,6 @@ class Plan:
         """The one that must be current, where there are several."""
         self.backwards: dict[tuple, Callable[[Any], Any]] = {}
         """By the layouts of the gradients, what computes a call of the backward operator."""
-
-
-def plans_of_an_operator() -> dict[tuple, Plan]:
-    """An empty table, which forget_plans() clears."""
-    _plans.append({})
-    return _plans[-1]
-
-
-def forget_plans() -> None:
-    """From now on decide anew: after a change of what no signature tells, such as a threshold in a test."""
-    for plans in _plans:
-        plans.clear()
 
 
 def looked_at() -> bool:
