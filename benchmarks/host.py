@@ -1,4 +1,4 @@
-"""What calls cost the host beside others that do the same: function calls, microseconds, launches.
+"""Host cost of calls beside their peers': function calls, microseconds, launches.
 
     python -m benchmarks host [--quick] [--only WORD]
 
@@ -88,7 +88,7 @@ def launches(call: "Call") -> dict[str, int]:
 
 
 def row(case: "Case", device: torch.device, seconds: float | None) -> dict[str, Any]:
-    """What one call of ours and of the peer costs, of a search a step. seconds: as least() takes them, None for counts
+    """Cost of one call of ours and of the peer, of a search a step. seconds: as least() takes them, None for counts
     alone."""
     from benchmarks.cases.host import FEW, MANY
 
@@ -145,7 +145,7 @@ def table(record: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def note(record: dict[str, Any]) -> str:
-    """What a reader must know before the table of a record."""
+    """Sentence before the table of a record."""
     told = (
         "Function calls of Python and C, time of the host and launches (Triton + ATen) of one call, of a search a step."
     )
@@ -158,7 +158,7 @@ def note(record: dict[str, Any]) -> str:
 
 
 def rows(device: torch.device, only: str, seconds: float | None) -> Iterator[dict[str, Any]]:
-    """Of every case whose name contains the word. Raises UserError where there is none."""
+    """Rows of every case whose name contains the word. Raises UserError where there is none."""
     from benchmarks.cases.host import cases
 
     torch.set_num_threads(1)

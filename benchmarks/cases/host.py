@@ -1,4 +1,4 @@
-"""What `python -m benchmarks host` calls: operators, modules, a training step, a step of a search and a launch alone.
+"""Cases of `python -m benchmarks host`: operators, modules, a training step, a step of a search and a launch alone.
 
 Tensors are so small that the host is what takes the time: (B, H, L, D), (B, L, E), weights (F, E), a table (V, E).
 """
@@ -52,7 +52,7 @@ def cases(device: torch.device) -> Iterator[Case]:
 
 
 def _tensors(device: torch.device) -> Callable[..., Tensor]:
-    """Of bfloat16; of float32 on a CPU, whose products in bfloat16 take tens of microseconds."""
+    """Inputs in bfloat16; in float32 on a CPU, whose products in bfloat16 take tens of microseconds."""
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     return partial(torch.randn, device=device, dtype=dtype, requires_grad=True)
 

@@ -51,7 +51,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _start(*arguments: Any) -> None:
-    """Where C begins, which calls Triton's launch hooks."""
+    """End of Python, where C would call Triton's launch hooks."""
     for hook in arguments[9:11]:
         if hook is not None:
             hook(arguments[8])

@@ -170,7 +170,7 @@ class Rule(NamedTuple):
 
 
 def _dense(tensors: tuple[Tensor | None, ...]) -> list[bool]:
-    """Which tensors are contiguous: hooks on what is saved may give it back with other strides."""
+    """Tell of each tensor if it is contiguous: hooks on saved tensors may give them back with other strides."""
     return [x is not None and x.is_contiguous() for x in tensors]
 
 

@@ -176,7 +176,7 @@ class Operator(Generic[Fields]):
         torch.library.register_vmap(qualified, batched, lib=_library)
 
     def _run(self, keys: torch._C.DispatchKeySet, *args: Any) -> Any:
-        """What the dispatcher has below autograd."""
+        """Dispatch below autograd."""
         with _below_autograd():
             if not transformed():
                 return self._redispatch(keys & _after_autograd, *args)
@@ -308,7 +308,7 @@ class Operator(Generic[Fields]):
         return self.plans.get(signature[1]) or self._make(self._layout.build(values), signature[1], direct=True)
 
     def planned(self, fields: tuple) -> Callable[[Any], Any]:
-        """What computes calls of this backward operator that follow from one plan, as this one does."""
+        """Plan the calls of this backward operator that follow from one forward plan, as this one does."""
         return self._plan(_new(self._kind, fields))
 
     def _under_autocast(self, fields: tuple) -> Any:

@@ -32,7 +32,7 @@ _grad_enabled = torch.is_grad_enabled
 
 
 class Plan:
-    """What was decided for calls of one signature."""
+    """Everything that was decided for calls of one signature."""
 
     __slots__ = ("backwards", "compute", "gpu", "native", "route")
 

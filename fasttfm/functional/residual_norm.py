@@ -6,36 +6,25 @@ al. 2017 section 5.4.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fasttfm import reference
-from fasttfm.cpu import step_passes, training_passes
-from fasttfm.cpu.linear import frozen
-from fasttfm.functional import backends
+from fasttfm.functional import backends, torch_norms
 from fasttfm.functional.backends import kernel_route
 from fasttfm.functional.derivative import pulled_back, refuse_parts
 from fasttfm.functional.dropout import (
     LEAST_P,
-    NO_DROPOUT,
-    Dropout,
     draw_seed,
     dropout_for,
-    keep_mask,
     wide,
 )
-from fasttfm.functional.operator import Operator, Whole, without_views
-from fasttfm.functional.rows import add_kept, as_rows, branch_gradient, cast, shaped
+from fasttfm.functional.norm_call import Backward, Call, Normalised, Saved
+from fasttfm.functional.operator import Operator, without_views
+from fasttfm.functional.rows import cast
 from fasttfm.functional.signature import names_arguments
-from fasttfm.functional.torch_norms import (
-    Normalised,
-    normalise,
-    normalise_backward,
-    normalise_rms,
-    normalise_rms_backward,
-)
 from fasttfm.kernels.tiles.rows import MAX_COLUMNS
 
 ADDED_NORM = 1 << 20
@@ -171,83 +160,19 @@ def check(
             raise ValueError(f"x {tuple(x.shape)} and residual {tuple(other.shape)} must have one shape")
 
 
-class _Call(NamedTuple):
-    x: Tensor
-    x_bias: Tensor | None
-    residual: Tensor | None
-    """None for a norm alone, without dropout."""
-    weight: Tensor | None
-    bias: Tensor | None
-    seed: Whole | None
-    """None: nothing is dropped."""
-    eps: float
-    dropout_p: float
-    site: int
-    twice: bool
-    """Whether to return once more what the residual stream goes on with: y, or x without a residual."""
-    rms: bool
-    route: str
-
-    @property
-    def dropout(self) -> Dropout:
-        return NO_DROPOUT if self.seed is None else Dropout(self.dropout_p, self.seed, self.site)
-
-
-class _Saved(NamedTuple):
-    s: Tensor
-    """The sum, or x without a residual."""
-    mean: Tensor
-    """Of an RMSNorm not read."""
-    rstd: Tensor
-    x_bias: Tensor | None
-    weight: Tensor | None
-    bias: Tensor | None
-    keep: Tensor | None
-    seed: Whole | None
-    dropout_p: float
-    site: int
-    dtype: torch.dtype
-    """Of x."""
-    eps: float
-    joined: bool
-    """Whether there was a residual."""
-    rms: bool
-    route: str
-
-    @property
-    def dropout(self) -> Dropout:
-        return NO_DROPOUT if self.seed is None else Dropout(self.dropout_p, self.seed, self.site)
-
-    @property
-    def norm(self) -> Normalised:
-        return Normalised(self.s, self.mean, self.rstd, self.weight, self.bias)
-
-    @property
-    def one_gradient(self) -> bool:
-        """True if x and residual have the same gradient, which is then computed once."""
-        return not self.joined or (self.dtype == self.s.dtype and self.seed is None)
-
-
-class _Backward(NamedTuple):
-    dy: Tensor
-    dy2: Tensor | None
-    ds: Tensor | None
-    saved: _Saved
-
-
-def _checks(call: _Call) -> None:
+def _checks(call: Call) -> None:
     joined = [] if call.residual is None else [call.residual]
     check(call.x, call.weight, call.bias, call.x_bias, *joined, name="rms_norm" if call.rms else "layer_norm")
     dropout_for(call.x.device, call.dropout_p, call.seed, call.site)
 
 
-def _decide(call: _Call) -> str:
+def _decide(call: Call) -> str:
     if call.route == "torch":
         return call.route
     return norm_route(call.route, call.x, call.x if call.residual is None else call.residual)
 
 
-def _native(call: _Call, direct: bool) -> Callable[[_Call], tuple[Tensor, ...]] | None:
+def _native(call: Call, direct: bool) -> Callable[[Call], tuple[Tensor, ...]] | None:
     """PyTorch's own norm, gradients too, in float32 on a CPU: it has the kernels of our route, and the same bits."""
     x, x_bias, residual, weight, bias = call[:5]
     if not direct or weight is None or bias is None or call.rms or backends.current != "auto" or not x.is_cpu:
@@ -261,23 +186,23 @@ def _native(call: _Call, direct: bool) -> Callable[[_Call], tuple[Tensor, ...]] 
     return _added_layer_norm if alike and added and call.seed is None and torch.is_grad_enabled() else None
 
 
-def _layer_norm_alone(call: _Call) -> tuple[Tensor]:
+def _layer_norm_alone(call: Call) -> tuple[Tensor]:
     return (torch.layer_norm(call.x, call.x.shape[-1:], call.weight, call.bias, call.eps),)
 
 
-def _added_layer_norm(call: _Call) -> tuple[Tensor, Tensor]:
+def _added_layer_norm(call: Call) -> tuple[Tensor, Tensor]:
     x, x_bias, residual, weight, bias = call[:5]
     s = residual + (x if x_bias is None else x + cast(x_bias, x.dtype))  # type: ignore[operator]
     return torch.layer_norm(s, s.shape[-1:], weight, bias, call.eps), s
 
 
-def _plan(call: _Call) -> Callable[[_Call], tuple[Tensor | None, ...]]:
+def _plan(call: Call) -> Callable[[Call], tuple[Tensor | None, ...]]:
     """y, s (None without a residual), mean and rstd (M,), and dropout's mask, None but on PyTorch's route.
 
     RMSNorm gives rstd in the place of a mean.
     """
     if call.route == "torch":
-        return without_views(_compute_by_torch, internal=3)
+        return without_views(torch_norms.compute, internal=3)
     from fasttfm.kernels import layer_norm as kernel
 
     x, x_bias, residual, weight, bias, seed, _, dropout_p, *_ = call
@@ -286,7 +211,7 @@ def _plan(call: _Call) -> Callable[[_Call], tuple[Tensor | None, ...]]:
     joined = residual is not None
     copied = not (x.is_contiguous() and (residual is None or residual.is_contiguous()))
 
-    def compute(call: _Call) -> tuple[Tensor | None, ...]:
+    def compute(call: Call) -> tuple[Tensor | None, ...]:
         x, x_bias, residual, weight, bias, seed, eps, _, site, _, rms, _ = call
         if copied:
             x, residual = x.contiguous(), None if residual is None else residual.contiguous()
@@ -296,37 +221,7 @@ def _plan(call: _Call) -> Callable[[_Call], tuple[Tensor | None, ...]]:
     return compute
 
 
-def _compute_by_torch(call: _Call) -> tuple[Tensor | None, ...]:
-    x, x_bias, residual, weight, bias = call[:5]
-    rows, stream, dropout = as_rows(x), None if residual is None else as_rows(residual), call.dropout
-    if x_bias is not None:
-        rows = rows + cast(x_bias, rows.dtype)
-    if stream is not None and not call.rms and (outputs := _cpu_pass(rows, stream, call)) is not None:
-        y, s, *saved = outputs
-        return shaped(y, x), shaped(s, x), *saved  # type: ignore[arg-type]
-    # the mask costs more to draw than to keep on the CPU: a byte an element until the backward pass
-    keep = keep_mask(rows, dropout)
-    s = rows if stream is None else add_kept(rows, stream, keep, dropout.dropout_p)
-    y, mean, rstd = normalise_rms(s, weight, call.eps) if call.rms else normalise(s, weight, bias, call.eps)
-    y = cast(y, x.dtype)
-    kept = None if dropout.seed is None else keep
-    return shaped(y, x), None if stream is None else shaped(s, x), rstd if call.rms else mean, rstd, kept
-
-
-def _cpu_pass(rows: Tensor, stream: Tensor, call: _Call) -> tuple[Tensor | None, ...] | None:
-    """The outputs of a LayerNorm that a pass of fasttfm.cpu computes; None where PyTorch does."""
-    weight, bias, eps, dropout = call.weight, call.bias, call.eps, call.dropout
-    if dropout.seed is None and weight is not None and bias is not None and frozen(rows):
-        alike = stream.dtype == weight.dtype == bias.dtype == rows.dtype
-        if alike and step_passes.takes(rows):
-            return *step_passes.add_layer_norm(rows, stream, weight, bias, eps), None, None, None
-    if training_passes.takes_norm(rows, stream, weight, bias):
-        outputs = training_passes.residual_layer_norm(rows, stream, weight, bias, eps, *dropout)  # type: ignore[arg-type]
-        return outputs if dropout.seed is not None else (*outputs[:4], None)
-    return None
-
-
-def _fake(call: _Call) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _fake(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     x, residual = call.x, call.residual
     s = x.new_empty(0) if residual is None else residual.new_empty(x.shape)
     rows, dtype = x.numel() // x.shape[-1], wide((x if residual is None else residual).dtype)
@@ -341,7 +236,7 @@ def _fake(call: _Call) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     )
 
 
-def _save(call: _Call, outputs: tuple[Tensor | None, ...]) -> tuple:
+def _save(call: Call, outputs: tuple[Tensor | None, ...]) -> tuple:
     x, x_bias, residual, weight, bias, seed, eps, dropout_p, site, _, rms, route = call
     _, s, mean, rstd, keep = outputs
     joined = residual is not None
@@ -352,7 +247,7 @@ def _save(call: _Call, outputs: tuple[Tensor | None, ...]) -> tuple:
 
 
 def _differentiate(
-    backward: Callable[..., tuple], saved: _Saved, wanted: _Call, dy: Tensor | None, ds: Tensor | None, *others: Any
+    backward: Callable[..., tuple], saved: Saved, wanted: Call, dy: Tensor | None, ds: Tensor | None, *others: Any
 ) -> tuple[Tensor | None, ...]:
     dy2 = others[-1] if others else None  # of what is returned once more, or of the number of rows' deviations
     joined = saved.joined
@@ -373,12 +268,12 @@ def _differentiate(
     )
 
 
-def _plan_backward(call: _Backward) -> Callable[[_Backward], tuple[Tensor | None, ...]]:
+def _plan_backward(call: Backward) -> Callable[[Backward], tuple[Tensor | None, ...]]:
     """Gradients of x (in its dtype), residual, x_bias, weight and bias; x's is None where it equals residual's, and so
     is that of what is not there."""
     saved = call.saved
     if saved.route == "torch":
-        return without_views(_compute_backward_by_torch)
+        return without_views(torch_norms.compute_backward)
     from fasttfm.kernels import layer_norm as kernel
 
     backward = kernel.Backward(
@@ -387,7 +282,7 @@ def _plan_backward(call: _Backward) -> Callable[[_Backward], tuple[Tensor | None
     )  # fmt: skip
     copied = not all(x is None or x.is_contiguous() for x in (*call[:3], saved.s))
 
-    def compute(call: _Backward) -> tuple[Tensor | None, ...]:
+    def compute(call: Backward) -> tuple[Tensor | None, ...]:
         dy, dy2, ds, saved = call
         s, mean, rstd, x_bias, weight, bias, _, seed, _, site, *_ = saved
         if copied:
@@ -398,48 +293,14 @@ def _plan_backward(call: _Backward) -> Callable[[_Backward], tuple[Tensor | None
     return compute
 
 
-def _compute_backward_by_torch(call: _Backward) -> tuple[Tensor | None, ...]:
-    dy, dy2, ds, saved = call
-    if dy2 is not None:
-        dy = dy + dy2
-    dx, dresidual, dweight, dbias = _rows_backward(as_rows(dy), None if ds is None else as_rows(ds), saved)
-    dx_bias = None
-    if saved.x_bias is not None:
-        dx_bias = cast((dresidual if dx is None else dx).sum(0, dtype=wide(saved.dtype)), saved.x_bias.dtype)
-    s = saved.s
-    return None if dx is None else shaped(dx, s), shaped(dresidual, s), dx_bias, dweight, dbias
-
-
-def _rows_backward(dy: Tensor, ds: Tensor | None, saved: _Saved) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
-    """On PyTorch's route the gradients of x, None where it is residual's, of residual, weight and bias; dy in x's
-    dtype."""
-    s, mean, rstd, weight, bias = saved.norm
-    rows = as_rows(s)
-    dx: Tensor | None
-    keep = rows.new_empty(0, dtype=torch.bool) if saved.seed is None or saved.keep is None else saved.keep
-    alike = saved.joined and dy.dtype == saved.dtype and (ds is None or ds.dtype == rows.dtype)
-    if not saved.rms and weight is not None and alike and training_passes.takes_norm(dy, rows, weight, bias):
-        return training_passes.residual_layer_norm_gradient(
-            dy, ds, rows, (mean, rstd), weight, keep, saved.dropout.scale, saved.one_gradient
-        )
-    if saved.rms:
-        dresidual, dweight, dbias = normalise_rms_backward(dy, ds, rows, rstd, weight)
-    else:
-        dresidual, dweight, dbias = normalise_backward(dy, saved.norm)
-        if ds is not None:
-            dresidual += ds
-    dx = None if saved.one_gradient else branch_gradient(dresidual, keep, saved.dropout, saved.dtype)
-    return dx, dresidual, dweight, dbias
-
-
-def _fake_backward(call: _Backward) -> tuple[Tensor, ...]:
+def _fake_backward(call: Backward) -> tuple[Tensor, ...]:
     dy, saved, s = call.dy, call.saved, call.saved.s
     dx = dy.new_empty(0) if saved.one_gradient else s.new_empty(s.shape, dtype=saved.dtype)
     parameters = saved.x_bias, saved.weight, saved.bias
     return dx, s.new_empty(s.shape), *(dy.new_empty(0) if p is None else torch.empty_like(p) for p in parameters)
 
 
-def _reference_backward(call: _Backward) -> tuple[Tensor, ...]:
+def _reference_backward(call: Backward) -> tuple[Tensor, ...]:
     dy, dy2, ds, saved = call
     s = saved.s
     refuse_parts(saved.weight, saved.bias, saved.x_bias)
@@ -460,12 +321,12 @@ def _reference_backward(call: _Backward) -> tuple[Tensor, ...]:
 
 
 _residual_norm_backward = Operator(
-    "residual_norm_backward", _Backward, "(Tensor, Tensor, Tensor, Tensor, Tensor)", _plan_backward, _fake_backward,
+    "residual_norm_backward", Backward, "(Tensor, Tensor, Tensor, Tensor, Tensor)", _plan_backward, _fake_backward,
     reference=_reference_backward, leading=3,
 )  # fmt: skip
 _residual_norm = Operator(
     "residual_norm",
-    _Call,
+    Call,
     "(Tensor, Tensor, Tensor, Tensor, Tensor)",
     _plan,
     _fake,
@@ -473,7 +334,7 @@ _residual_norm = Operator(
     native=_native,
     decide=_decide,
     save=_save,
-    saved=_Saved,
+    saved=Saved,
     backward=_differentiate,
     derivative=_residual_norm_backward,
     visible=2,

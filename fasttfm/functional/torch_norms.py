@@ -1,22 +1,13 @@
 """LayerNorm and RMSNorm of rows by PyTorch, forward and backward."""
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from fasttfm.functional.dropout import wide
-from fasttfm.functional.rows import as_rows, cast
-
-
-class Normalised(NamedTuple):
-    """Tensors that a norm leaves for its backward pass."""
-
-    x: Tensor
-    mean: Tensor
-    rstd: Tensor
-    weight: Tensor | None
-    bias: Tensor | None
+from fasttfm.cpu import step_passes, training_passes
+from fasttfm.cpu.linear import frozen
+from fasttfm.functional.dropout import keep_mask, wide
+from fasttfm.functional.norm_call import Backward, Call, Normalised, Saved
+from fasttfm.functional.rows import add_kept, as_rows, branch_gradient, cast, shaped
 
 
 def normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -84,3 +75,67 @@ def normalise_rms_backward(
     if ds is not None:
         total += ds
     return cast(total, rows.dtype), dweight, rows.new_empty(0)
+
+
+def compute(call: Call) -> tuple[Tensor | None, ...]:
+    x, x_bias, residual, weight, bias = call[:5]
+    rows, stream, dropout = as_rows(x), None if residual is None else as_rows(residual), call.dropout
+    if x_bias is not None:
+        rows = rows + cast(x_bias, rows.dtype)
+    if stream is not None and not call.rms and (outputs := _cpu_pass(rows, stream, call)) is not None:
+        y, s, *saved = outputs
+        return shaped(y, x), shaped(s, x), *saved  # type: ignore[arg-type]
+    # the mask costs more to draw than to keep on the CPU: a byte an element until the backward pass
+    keep = keep_mask(rows, dropout)
+    s = rows if stream is None else add_kept(rows, stream, keep, dropout.dropout_p)
+    y, mean, rstd = normalise_rms(s, weight, call.eps) if call.rms else normalise(s, weight, bias, call.eps)
+    y = cast(y, x.dtype)
+    kept = None if dropout.seed is None else keep
+    return shaped(y, x), None if stream is None else shaped(s, x), rstd if call.rms else mean, rstd, kept
+
+
+def _cpu_pass(rows: Tensor, stream: Tensor, call: Call) -> tuple[Tensor | None, ...] | None:
+    """The outputs of a LayerNorm that a pass of fasttfm.cpu computes; None where PyTorch does."""
+    weight, bias, eps, dropout = call.weight, call.bias, call.eps, call.dropout
+    if dropout.seed is None and weight is not None and bias is not None and frozen(rows):
+        alike = stream.dtype == weight.dtype == bias.dtype == rows.dtype
+        if alike and step_passes.takes(rows):
+            return *step_passes.add_layer_norm(rows, stream, weight, bias, eps), None, None, None
+    if training_passes.takes_norm(rows, stream, weight, bias):
+        outputs = training_passes.residual_layer_norm(rows, stream, weight, bias, eps, *dropout)  # type: ignore[arg-type]
+        return outputs if dropout.seed is not None else (*outputs[:4], None)
+    return None
+
+
+def compute_backward(call: Backward) -> tuple[Tensor | None, ...]:
+    dy, dy2, ds, saved = call
+    if dy2 is not None:
+        dy = dy + dy2
+    dx, dresidual, dweight, dbias = _rows_backward(as_rows(dy), None if ds is None else as_rows(ds), saved)
+    dx_bias = None
+    if saved.x_bias is not None:
+        dx_bias = cast((dresidual if dx is None else dx).sum(0, dtype=wide(saved.dtype)), saved.x_bias.dtype)
+    s = saved.s
+    return None if dx is None else shaped(dx, s), shaped(dresidual, s), dx_bias, dweight, dbias
+
+
+def _rows_backward(dy: Tensor, ds: Tensor | None, saved: Saved) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+    """On PyTorch's route the gradients of x, None where it is residual's, of residual, weight and bias; dy in x's
+    dtype."""
+    s, mean, rstd, weight, bias = saved.norm
+    rows = as_rows(s)
+    dx: Tensor | None
+    keep = rows.new_empty(0, dtype=torch.bool) if saved.seed is None or saved.keep is None else saved.keep
+    alike = saved.joined and dy.dtype == saved.dtype and (ds is None or ds.dtype == rows.dtype)
+    if not saved.rms and weight is not None and alike and training_passes.takes_norm(dy, rows, weight, bias):
+        return training_passes.residual_layer_norm_gradient(
+            dy, ds, rows, (mean, rstd), weight, keep, saved.dropout.scale, saved.one_gradient
+        )
+    if saved.rms:
+        dresidual, dweight, dbias = normalise_rms_backward(dy, ds, rows, rstd, weight)
+    else:
+        dresidual, dweight, dbias = normalise_backward(dy, saved.norm)
+        if ds is not None:
+            dresidual += ds
+    dx = None if saved.one_gradient else branch_gradient(dresidual, keep, saved.dropout, saved.dtype)
+    return dx, dresidual, dweight, dbias

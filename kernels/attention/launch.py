@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -249,10 +250,13 @@ class Problems:
     """A Problem for each call of one signature: of its tensors, its seed and its site."""
 
     def __init__(
-        self, call: Call, *, mask: Tensor | None, slopes: Tensor | None, sinks: Tensor | None, positive: bool = False
-    ) -> None:
-        """call: prepared from tensors like those to come. positive: the scale without its sign, which the queries have
-        taken: the largest score is then the largest before it is scaled, as the forward pass needs it."""
+        self, call: Call, spans: Sequence[Tensor | None], *, mask: Tensor | None, slopes: Tensor | None,
+        sinks: Tensor | None, positive: bool = False,
+    ) -> None:  # fmt: skip
+        """call: prepared from tensors like those to come; spans as calls give them. positive: the scale without its
+        sign, which the queries have taken: the largest score is then the largest before it is scaled, as the forward
+        pass needs it."""
+        self._spans_copied = any(x is not None and not x.is_contiguous() for x in spans)
         _, masking, dropout, scale, self._sizes = call.problem
         self._scale = abs(scale) if positive else scale
         self._rate = None if dropout.seed is None else (dropout.threshold, dropout.keep_scale)
@@ -264,11 +268,12 @@ class Problems:
         kept = (slopes is None or slopes.is_contiguous()) and (sinks is None or masking.sinks is sinks)
         self._copied = not kept or masking.offsets is not None
 
-    def __call__(
-        self, spans: tuple[Tensor | None, ...], mask: Tensor | None, offsets: Tensor | None, slopes: Tensor | None,
-        sinks: Tensor | None, seed: Tensor | None, site: int,
-    ) -> tuple:  # fmt: skip
-        """spans: key lengths, and where packed sequences begin among queries and among keys, each contiguous."""
+    def __call__(self, spans: tuple[Tensor | None, ...], tensors: tuple[Tensor | None, ...], site: int) -> tuple:
+        """spans: key lengths, and where packed sequences begin among queries and among keys; tensors: mask, offsets,
+        slopes, sinks and seed."""
+        mask, offsets, slopes, sinks, seed = tensors
+        if self._spans_copied:
+            spans = tuple(None if x is None else x.contiguous() for x in spans)
         masking = self._masking
         if masking is None:
             if self._is_bool:

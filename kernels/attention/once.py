@@ -65,9 +65,9 @@ def _prepared(
 ) -> tuple[Call, tuple]:
     call = prepare(query, key, value, **options)
     tensors = {name: options.get(name) for name in ("mask", "slopes", "sinks")}
-    problems = Problems(call, **tensors, positive=positive)
-    rest = (options.get("offsets"), tensors["slopes"], tensors["sinks"], options.get("seed"), options.get("site", 0))
-    return call, problems(call.problem.spans, tensors["mask"], *rest)
+    problems = Problems(call, call.problem.spans, **tensors, positive=positive)
+    given = tensors["mask"], options.get("offsets"), tensors["slopes"], tensors["sinks"], options.get("seed")
+    return call, problems(call.problem.spans, given, options.get("site", 0))
 
 
 def decode(

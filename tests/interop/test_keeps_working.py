@@ -73,7 +73,7 @@ def test_torch_export(strict: bool) -> None:
     program = torch.export.export(module, (x,), {"src_key_padding_mask": mask}, strict=strict)
     torch.testing.assert_close(program.module()(x, src_key_padding_mask=mask), module(x, src_key_padding_mask=mask))
     targets = {str(node.target) for node in program.graph.nodes}
-    assert "fasttfm.joint_attention.default" in targets
+    assert "fasttfm.attention.default" in targets
 
 
 @pytest.mark.parametrize("norm_first", [False, True])

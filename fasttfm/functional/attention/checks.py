@@ -1,4 +1,4 @@
-"""What attention refuses: arguments that do not agree, in a line that names them."""
+"""Checks of attention's arguments: ValueErrors of one line that names what does not agree."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 from torch import Tensor
@@ -28,16 +29,16 @@ class _Reader:
         self._negated = positive and call.scale < 0.0
         self._joint = call.key is None
         self._projected = call.value is None
-        spans = call.key_lengths, call.cu_seqlens_q, call.cu_seqlens_k
-        self._spans_copied = any(x is not None and not x.is_contiguous() for x in spans)
+        plain = not (self._copied or self._negated or self._projected)
+        self.operands: Any = itemgetter(0, 1, 2) if plain else self._operands
+        """Queries, keys and values of a call with unit stride in their last dimension, as views of where they begin."""
         heads = [call.by_head(x) for x in self.operands(call)]
         packed = None if call.sequences is None else Packed(*call.sequences)
         self.call = prepare(*heads, packed=packed, **call.options.arguments())
         masks = {"mask": call.mask, "slopes": call.slopes, "sinks": call.sinks}
-        self._problems = Problems(self.call, **masks, positive=positive)
+        self.problem = Problems(self.call, call[5:8], **masks, positive=positive)
 
-    def operands(self, call: Call) -> tuple[Tensor, ...]:
-        """Queries, keys and values with unit stride in their last dimension, as views of where they begin."""
+    def _operands(self, call: Call) -> tuple[Tensor, ...]:
         query, key, value = call[:3]
         if self._copied:
             query, key, value = (None if x is None else x.contiguous() for x in (query, key, value))  # type: ignore[assignment]
@@ -46,12 +47,6 @@ class _Reader:
         elif self._projected:
             key, value = key.unbind(-3)  # type: ignore[union-attr]
         return -query if self._negated else query, key, value  # type: ignore[return-value]
-
-    def problem(self, call: Call) -> tuple:
-        spans: tuple = call[5:8]
-        if self._spans_copied:
-            spans = tuple(None if x is None else x.contiguous() for x in spans)
-        return self._problems(spans, *call[8:13], call.site)
 
     def forget(self) -> None:
         """Let go of the tensors that it was made of."""
@@ -69,9 +64,9 @@ def forward(call: Call, memory: Callable[[Call], tuple[Tensor, Tensor]]) -> Call
     reader.forget()
     operands, problem = reader.operands, reader.problem
 
-    def compute(call: Call) -> Outputs:
+    def compute(call: Any) -> Outputs:
         output, lse = memory(call)
-        launch(*operands(call), output, lse, problem(call))
+        launch(*operands(call), output, lse, problem(call[5:8], call[8:13], call.site))
         return output, lse, None
 
     return compute
@@ -104,11 +99,10 @@ def backward(grad: Tensor, mask_gradient: bool, saved: Any) -> Callable[[Any], O
     beside = any(x is not None for x in (call.query_bias, call.key_bias, call.sinks))
 
     def compute(backward: Any) -> Outputs:
-        grad, _, saved = backward
-        call, output, lse, kept = saved
+        grad, _, (call, output, lse, kept) = backward
         if copied:
             grad = grad.contiguous()
-        operands, problem = reader.operands(call), reader.problem(call)
+        operands, problem = reader.operands(call), reader.problem(call[5:8], call[8:13], call.site)
         gradients = memory(call)
         out: Any = gradients
         if joint:

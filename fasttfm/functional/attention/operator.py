@@ -226,7 +226,8 @@ def _heads_of(*parts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _save(call: Call, outputs: Outputs) -> tuple:
-    """Where weights are kept and there are no sinks the output is not read again, and may be changed in place."""
+    """Saved of a call: without the output where weights are kept and there are no sinks, so that it may be changed in
+    place."""
     output, saved, kept = outputs
     read = call.route not in routes.SAVING_WEIGHTS or call.sinks is not None
     return call, output if read else None, saved, kept
