@@ -22,8 +22,9 @@ from torch.utils.checkpoint import checkpoint
 
 from fasttfm import functional as F
 from fasttfm.cpu.linear import frozen_weights
-from fasttfm.functional import derivative, operator
+from fasttfm.functional import backends, derivative, operator
 from fasttfm.functional.backends import backend
+from fasttfm.functional.plan import signature_of
 from fasttfm.functional.record import Whole
 from fasttfm.kernels import choices, jit
 from fasttfm.kernels.chip import INTERPRETER
@@ -272,7 +273,7 @@ class Product(NamedTuple):
 
 def test_products_in_tf32_are_planned_apart_whatever_the_last_tensor_is():
     """A plan holds how float32 is multiplied; lengths and seeds come last in a call."""
-    signature = operator._signature_of(operator.layout_of(Product), (), checked=True, products=True)
+    signature = signature_of(operator.layout_of(Product), (), checked=True, products=True)
     x, seed = torch.empty(3, device="meta"), torch.empty(1, dtype=torch.int64, device="meta")
     keys = set()
     before = torch.backends.cuda.matmul.fp32_precision
@@ -347,8 +348,7 @@ def test_a_launch_that_another_thread_still_prepares_is_prepared_once_more(monke
     """The other one comes where the first asks for the device."""
     ran = []
     compiled = SimpleNamespace(run=lambda *all: ran.append(all[-1]), function=1, packed_metadata=2)
-    kernel = SimpleNamespace(compiled=lambda *_: (compiled, ()), fn=SimpleNamespace(__annotations__={}), params=[])
-    monkeypatch.setattr(jit, "_kinds", lambda kernel: {"x": "Varying"})
+    kernel = SimpleNamespace(compiled=lambda *_: (compiled, ()), kinds={"x": "Varying"})
     monkeypatch.setattr(jit.triton.knobs.runtime, "interpret", False)
     asked = []
 
@@ -461,7 +461,7 @@ def test_what_the_dispatcher_is_given_is_checked_before_it_is_planned():
         with backend(route):
             for call in (
                 lambda: torch.ops.fasttfm.residual_norm(
-                    x, None, None, weight, None, None, 1e-5, 0.0, 0, False, False, operator._backends.current
+                    x, None, None, weight, None, None, 1e-5, 0.0, 0, False, False, backends.current
                 ),
                 lambda: F.layer_norm(x, weight, None),
             ):
