@@ -202,7 +202,7 @@ def _plan(call: Call) -> Callable[[Call], tuple[Tensor | None, ...]]:
     RMSNorm gives rstd in the place of a mean.
     """
     if call.route == "torch":
-        return without_views(torch_norms.compute, internal=3)
+        return without_views(torch_norms.plan(call), internal=3)
     from fasttfm.kernels import layer_norm as kernel
 
     x, x_bias, residual, weight, bias, seed, _, dropout_p, *_ = call
@@ -273,7 +273,7 @@ def _plan_backward(call: Backward) -> Callable[[Backward], tuple[Tensor | None, 
     is that of what is not there."""
     saved = call.saved
     if saved.route == "torch":
-        return without_views(torch_norms.compute_backward)
+        return without_views(torch_norms.plan_backward(call))
     from fasttfm.kernels import layer_norm as kernel
 
     backward = kernel.Backward(

@@ -1,5 +1,8 @@
 """LayerNorm and RMSNorm of rows by PyTorch, forward and backward."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -8,6 +11,8 @@ from fasttfm.cpu.linear import frozen
 from fasttfm.functional.dropout import keep_mask, wide
 from fasttfm.functional.norm_call import Backward, Call, Normalised, Saved
 from fasttfm.functional.rows import add_kept, as_rows, branch_gradient, cast, shaped
+
+Outputs = tuple[Any, ...]
 
 
 def normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -77,65 +82,96 @@ def normalise_rms_backward(
     return cast(total, rows.dtype), dweight, rows.new_empty(0)
 
 
-def compute(call: Call) -> tuple[Tensor | None, ...]:
-    x, x_bias, residual, weight, bias = call[:5]
-    rows, stream, dropout = as_rows(x), None if residual is None else as_rows(residual), call.dropout
-    if x_bias is not None:
-        rows = rows + cast(x_bias, rows.dtype)
-    if stream is not None and not call.rms and (outputs := _cpu_pass(rows, stream, call)) is not None:
-        y, s, *saved = outputs
-        return shaped(y, x), shaped(s, x), *saved  # type: ignore[arg-type]
+def plan(call: Call) -> Callable[[Call], Outputs]:
+    """What computes such calls by PyTorch, or by a pass of fasttfm.cpu where that is the faster way; outputs as
+    residual_norm's."""
+    weight, bias = call.weight, call.bias
+    if call.residual is None or call.rms:
+        return _compute
+    rows, stream = as_rows(call.x), as_rows(call.residual)
+    alike = weight is not None and bias is not None and stream.dtype == weight.dtype == bias.dtype == rows.dtype
+    if alike and call.seed is None and frozen(rows) and step_passes.takes(rows):
+        return _compute_a_step
+    return _compute_in_training if training_passes.takes_norm(rows, stream, weight, bias) else _compute
+
+
+def _rows(call: Call) -> tuple[Tensor, Any]:
+    """x, with its bias, and the residual stream, as rows (M, N)."""
+    rows, bias = as_rows(call.x), call.x_bias
+    return rows if bias is None else rows + cast(bias, rows.dtype), None if call.residual is None else as_rows(
+        call.residual
+    )
+
+
+def _compute(call: Call) -> Outputs:
+    x, weight, dropout = call.x, call.weight, call.dropout
+    rows, stream = _rows(call)
     # the mask costs more to draw than to keep on the CPU: a byte an element until the backward pass
     keep = keep_mask(rows, dropout)
     s = rows if stream is None else add_kept(rows, stream, keep, dropout.dropout_p)
-    y, mean, rstd = normalise_rms(s, weight, call.eps) if call.rms else normalise(s, weight, bias, call.eps)
-    y = cast(y, x.dtype)
+    y, mean, rstd = normalise_rms(s, weight, call.eps) if call.rms else normalise(s, weight, call.bias, call.eps)
     kept = None if dropout.seed is None else keep
-    return shaped(y, x), None if stream is None else shaped(s, x), rstd if call.rms else mean, rstd, kept
+    return shaped(cast(y, x.dtype), x), None if stream is None else shaped(s, x), rstd if call.rms else mean, rstd, kept
 
 
-def _cpu_pass(rows: Tensor, stream: Tensor, call: Call) -> tuple[Tensor | None, ...] | None:
-    """The outputs of a LayerNorm that a pass of fasttfm.cpu computes; None where PyTorch does."""
-    weight, bias, eps, dropout = call.weight, call.bias, call.eps, call.dropout
-    if dropout.seed is None and weight is not None and bias is not None and frozen(rows):
-        alike = stream.dtype == weight.dtype == bias.dtype == rows.dtype
-        if alike and step_passes.takes(rows):
-            return *step_passes.add_layer_norm(rows, stream, weight, bias, eps), None, None, None
-    if training_passes.takes_norm(rows, stream, weight, bias):
-        outputs = training_passes.residual_layer_norm(rows, stream, weight, bias, eps, *dropout)  # type: ignore[arg-type]
-        return outputs if dropout.seed is not None else (*outputs[:4], None)
-    return None
+def _compute_a_step(call: Call) -> Outputs:
+    y, s = step_passes.add_layer_norm(*_rows(call), call.weight, call.bias, call.eps)  # type: ignore[arg-type]
+    return shaped(y, call.x), shaped(s, call.x), None, None, None
 
 
-def compute_backward(call: Backward) -> tuple[Tensor | None, ...]:
-    dy, dy2, ds, saved = call
-    if dy2 is not None:
-        dy = dy + dy2
-    dx, dresidual, dweight, dbias = _rows_backward(as_rows(dy), None if ds is None else as_rows(ds), saved)
-    dx_bias = None
-    if saved.x_bias is not None:
-        dx_bias = cast((dresidual if dx is None else dx).sum(0, dtype=wide(saved.dtype)), saved.x_bias.dtype)
-    s = saved.s
-    return None if dx is None else shaped(dx, s), shaped(dresidual, s), dx_bias, dweight, dbias
+def _compute_in_training(call: Call) -> Outputs:
+    given: Any = *_rows(call), call.weight, call.bias, call.eps, *call.dropout
+    y, s, mean, rstd, keep = training_passes.residual_layer_norm(*given)
+    return shaped(y, call.x), shaped(s, call.x), mean, rstd, None if call.seed is None else keep
 
 
-def _rows_backward(dy: Tensor, ds: Tensor | None, saved: Saved) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
-    """On PyTorch's route the gradients of x, None where it is residual's, of residual, weight and bias; dy in x's
-    dtype."""
-    s, mean, rstd, weight, bias = saved.norm
-    rows = as_rows(s)
-    dx: Tensor | None
-    keep = rows.new_empty(0, dtype=torch.bool) if saved.seed is None or saved.keep is None else saved.keep
-    alike = saved.joined and dy.dtype == saved.dtype and (ds is None or ds.dtype == rows.dtype)
-    if not saved.rms and weight is not None and alike and training_passes.takes_norm(dy, rows, weight, bias):
-        return training_passes.residual_layer_norm_gradient(
-            dy, ds, rows, (mean, rstd), weight, keep, saved.dropout.scale, saved.one_gradient
-        )
+def plan_backward(call: Backward) -> Callable[[Backward], Outputs]:
+    """The same of gradients."""
+    dy, _, ds, saved = call
+    alike = saved.joined and dy.dtype == saved.dtype and (ds is None or ds.dtype == saved.s.dtype)
+    taken = not saved.rms and saved.weight is not None and alike
+    taken = taken and training_passes.takes_norm(as_rows(dy), as_rows(saved.s), saved.weight, saved.bias)
+    gradients = _gradients_by_pass if taken else _gradients
+
+    def compute(call: Backward) -> Outputs:
+        dy, dy2, ds, saved = call
+        rows = as_rows(dy if dy2 is None else dy + dy2), None if ds is None else as_rows(ds), as_rows(saved.s)
+        dx, dresidual, dweight, dbias = gradients(*rows, saved)
+        dx_bias = None
+        if saved.x_bias is not None:
+            dx_bias = cast((dresidual if dx is None else dx).sum(0, dtype=wide(saved.dtype)), saved.x_bias.dtype)
+        return None if dx is None else shaped(dx, saved.s), shaped(dresidual, saved.s), dx_bias, dweight, dbias
+
+    return compute
+
+
+def _kept(saved: Saved) -> Tensor:
+    """The keep mask, empty where nothing is dropped."""
+    absent = saved.seed is None or saved.keep is None
+    return saved.s.new_empty(0, dtype=torch.bool) if absent else saved.keep  # type: ignore[return-value]
+
+
+def _gradients(dy: Tensor, ds: Tensor | None, rows: Tensor, saved: Saved) -> Outputs:
+    """The gradients of x, None where it is residual's, of residual, weight and bias."""
     if saved.rms:
-        dresidual, dweight, dbias = normalise_rms_backward(dy, ds, rows, rstd, weight)
+        dresidual, dweight, dbias = normalise_rms_backward(dy, ds, rows, saved.rstd, saved.weight)
     else:
         dresidual, dweight, dbias = normalise_backward(dy, saved.norm)
         if ds is not None:
             dresidual += ds
-    dx = None if saved.one_gradient else branch_gradient(dresidual, keep, saved.dropout, saved.dtype)
+    dx = None if saved.one_gradient else branch_gradient(dresidual, _kept(saved), saved.dropout, saved.dtype)
     return dx, dresidual, dweight, dbias
+
+
+def _gradients_by_pass(dy: Tensor, ds: Tensor | None, rows: Tensor, saved: Saved) -> Outputs:
+    given: Any = (
+        dy,
+        ds,
+        rows,
+        (saved.mean, saved.rstd),
+        saved.weight,
+        _kept(saved),
+        saved.dropout.scale,
+        saved.one_gradient,
+    )
+    return training_passes.residual_layer_norm_gradient(*given)
