@@ -106,6 +106,19 @@ def batched(call, leaves, gradients):
     return *outputs, *(x[1] / 2 for x in results)
 
 
+def moved(change):
+    """Inputs whose memory is another one when the backward pass comes."""
+
+    def run(call, leaves, gradients):
+        leaves = [leaf(x) for x in leaves]
+        outputs = called(call, leaves)
+        for x in leaves:
+            x.data = change(x.detach())
+        return *outputs, *torch.autograd.grad(outputs, leaves, gradients[: len(outputs)])
+
+    return run
+
+
 def create_graph(call, leaves, gradients):
     outputs = called(call, leaves)
     results = torch.autograd.grad(outputs, leaves, gradients[: len(outputs)], create_graph=True)
@@ -161,6 +174,8 @@ WAYS = {
     "transposed gradients": gradients_as(transposed),
     "parts of wider gradients": gradients_as(wider),
     "negative gradients": gradients_as(negative),
+    "inputs moved before the backward pass": moved(transposed),
+    "inputs misaligned before the backward pass": moved(misaligned),
     "batched gradients": batched,
     "a graph of gradients": create_graph,
     "two gradients of one output": twice,
