@@ -64,10 +64,15 @@ def by_reference(name: str, layout: Layout, reference: Callable[[Any], Any] | No
 def refuse_parts(*parameters: Tensor | None) -> None:
     """Raise for a parameter whose gradient comes in parts, as read_parameters() asks: no second derivative does."""
     if any(x is not None and x.dim() == 2 for x in parameters):
-        raise RuntimeError(
-            "a second derivative of parameters that are read together is not implemented: compute both passes inside "
-            'fasttfm.functional.backend("torch")'
-        )
+        raise read_together()
+
+
+def read_together() -> RuntimeError:
+    """The error of a second derivative of what read_parameters() reads."""
+    return RuntimeError(
+        "a second derivative of parameters that are read together is not implemented: compute both passes inside "
+        'fasttfm.functional.backend("torch")'
+    )
 
 
 class Rule(NamedTuple):
