@@ -191,6 +191,7 @@ def _as_saved(tensors: tuple[Tensor | None, ...], dense: list[bool]) -> tuple[Te
 def _step(derivative: Any) -> Callable[..., Any]:
     """A function of the plan of the forward pass, of what that saved, and of the fields of a call of this operator."""
     kind, leading, general = derivative._kind, derivative.leading, derivative.call
+    products = derivative._cast is not None  # as signature_of() takes it
 
     def step(plan: Any, saved: tuple, *fields: Any) -> Any:
         if plan is None or _grad_enabled() or _any_autocast() or looked_at():
@@ -210,6 +211,8 @@ def _step(derivative: Any) -> Callable[..., Any]:
                     key += (x,)
                 else:
                     return general(*fields)
+            if products and (first := fields[0]).dtype is torch.float32 and not first.is_cpu:
+                key += (torch.backends.cuda.matmul.fp32_precision,)
         except RuntimeError:  # without memory: all gradients at once
             return general(*fields)
         backwards = plan.backwards

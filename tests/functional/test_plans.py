@@ -24,7 +24,7 @@ from fasttfm import functional as F
 from fasttfm.cpu.linear import frozen_weights
 from fasttfm.functional import backends, derivative, operator
 from fasttfm.functional.backends import backend
-from fasttfm.functional.plan import signature_of
+from fasttfm.functional.plan import Plan, signature_of
 from fasttfm.functional.record import Whole
 from fasttfm.kernels import choices, jit
 from fasttfm.kernels.chip import INTERPRETER
@@ -287,18 +287,25 @@ class Product(NamedTuple):
 
 
 def test_products_in_tf32_are_planned_apart_whatever_the_last_tensor_is():
-    """A plan holds how float32 is multiplied; lengths and seeds come last in a call."""
+    """A plan holds how float32 is multiplied, of the backward pass too; lengths and seeds come last in a call."""
     signature = signature_of(operator.layout_of(Product), (), checked=True, products=True)
     x, seed = torch.empty(3, device="meta"), torch.empty(1, dtype=torch.int64, device="meta")
-    keys = set()
+    keys, derived = set(), []
+    operators = SimpleNamespace(
+        _kind=Product, leading=1, call=None, _cast=True, planned=lambda fields: derived.append(fields) or len
+    )
+    step, plan = derivative._step(operators), Plan(len, None, None, None)
+    plan.given = tuple
     before = torch.backends.cuda.matmul.fp32_precision
     try:
         for precision in ("ieee", "tf32", "ieee"):
             torch.backends.cuda.matmul.fp32_precision = precision
             keys.add(signature((x, seed)))
+            with torch.no_grad():
+                step(plan, (), x, seed)
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
-    assert len(keys) == 2
+    assert len(keys) == len(derived) == 2
 
 
 # ------------------------------------------------------------------------------------------------- bounded, and shared
