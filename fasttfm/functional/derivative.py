@@ -11,13 +11,14 @@ from torch._C._functorch import unwrap_if_dead
 from fasttfm.functional.backends import warn_once
 from fasttfm.functional.namespace import NAMESPACE
 from fasttfm.functional.plan import looked_at
-from fasttfm.functional.record import Layout, layout_of
+from fasttfm.functional.record import Layout, items, layout_of
 
 Gradients = Sequence[Tensor | None]
 """Of the tensors of a call, in their order."""
 MOST_LAYOUTS = 64
 """Of gradients, whose plans a forward plan keeps: a part of ever wider memory has ever new strides."""
 _new: Any = tuple.__new__
+_stride, _address = Tensor.stride, Tensor.data_ptr
 _saved_hook = torch._C._autograd._top_saved_tensors_default_hooks  # which may give other strides back
 _grad_enabled = torch.is_grad_enabled
 _any_autocast = torch._C._is_any_autocast_enabled
@@ -63,10 +64,15 @@ def by_reference(name: str, layout: Layout, reference: Callable[[Any], Any] | No
 def refuse_parts(*parameters: Tensor | None) -> None:
     """Raise for a parameter whose gradient comes in parts, as read_parameters() asks: no second derivative does."""
     if any(x is not None and x.dim() == 2 for x in parameters):
-        raise RuntimeError(
-            "a second derivative of parameters that are read together is not implemented: compute both passes inside "
-            'fasttfm.functional.backend("torch")'
-        )
+        raise read_together()
+
+
+def read_together() -> RuntimeError:
+    """The error of a second derivative of what read_parameters() reads."""
+    return RuntimeError(
+        "a second derivative of parameters that are read together is not implemented: compute both passes inside "
+        'fasttfm.functional.backend("torch")'
+    )
 
 
 class Rule(NamedTuple):
@@ -97,7 +103,7 @@ class Rule(NamedTuple):
         layout: Any = None if kind is None else layout_of(kind)
         step = None if self.derivative is None else _step(self.derivative)
 
-        def forward(ctx: Any, plan: Any, call: Any, *tensors: Any) -> Any:  # as _keep(), whose calls end in these
+        def forward(ctx: Any, plan: Any, call: Any, *given: Any) -> Any:  # as _keep(), whose calls end in these
             nonlocal layout
             outputs = plan.compute(call)
             ctx.materialize_grads = False
@@ -108,7 +114,10 @@ class Rule(NamedTuple):
                 saved = _new(kind, saved)
             tensors = layout.tensors(saved)
             ctx.to_save, ctx.others = tensors, layout.others(saved)
-            ctx.backwards, ctx.dense = (None, _dense(tensors)) if _saved_hook(False) else (plan.backwards, None)
+            if plan.given is None:
+                ids = {id(x) for x in given if x is not None}
+                plan.given = items([place for place, x in enumerate(tensors) if id(x) in ids])
+            ctx.plan, ctx.dense = (None, _dense(tensors)) if _saved_hook(False) else (plan, None)
             shown = outputs if visible is None else outputs[:visible]
             if hidden and type(shown) is tuple:
                 ctx.non_differentiable = shown[differentiable:]
@@ -126,7 +135,7 @@ class Rule(NamedTuple):
                 return none
             tensors = ctx.saved_tensors
             saved = layout.merge(tensors if ctx.dense is None else _as_saved(tensors, ctx.dense), ctx.others)
-            planned = None if step is None else functools.partial(step, ctx.backwards)
+            planned = None if step is None else functools.partial(step, ctx.plan, tensors)
             return None, None, *differentiate(planned, saved, wanted(ctx.needs_input_grad[2:]), *gradients)
 
         return _apply_of(self.name, {"forward": forward, "backward": backward})
@@ -180,14 +189,18 @@ def _as_saved(tensors: tuple[Tensor | None, ...], dense: list[bool]) -> tuple[Te
 
 
 def _step(derivative: Any) -> Callable[..., Any]:
-    """A function that takes what a plan knows of its backward pass, then the fields of a call of this operator."""
+    """A function of the plan of the forward pass, of what that saved, and of the fields of a call of this operator."""
     kind, leading, general = derivative._kind, derivative.leading, derivative.call
+    products = derivative._cast is not None  # as signature_of() takes it
 
-    def step(backwards: dict[tuple, Any] | None, *fields: Any) -> Any:
-        if backwards is None or _grad_enabled() or _any_autocast() or looked_at():
+    def step(plan: Any, saved: tuple, *fields: Any) -> Any:
+        if plan is None or _grad_enabled() or _any_autocast() or looked_at():
             return general(*fields)
-        key: list[Any] = []
+        given = plan.given(saved)
         try:
+            key: list[Any] = [*map(_stride, given)]
+            for address in map(_address, given):
+                key += (address % 16,)
             for x in fields[:leading]:
                 if type(x) is Tensor:
                     shape, strides = x.shape, x.stride()
@@ -198,8 +211,11 @@ def _step(derivative: Any) -> Callable[..., Any]:
                     key += (x,)
                 else:
                     return general(*fields)
+            if products and (first := fields[0]).dtype is torch.float32 and not first.is_cpu:
+                key += (torch.backends.cuda.matmul.fp32_precision,)
         except RuntimeError:  # without memory: all gradients at once
             return general(*fields)
+        backwards = plan.backwards
         found = backwards.get(tuple(key))
         if found is None:
             if len(backwards) >= MOST_LAYOUTS:

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from fasttfm.functional.derivative import read_together
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +97,16 @@ class _Read(torch.autograd.Function):
         return *products, *biases, *sums
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        with torch.no_grad():
+            results = _Read.sums(ctx, *gradients)
+        if torch.is_grad_enabled():
+            results = [x if x is None else _Once.apply(x, p) for x, p in zip(results, ctx.parameters)]
+        return None, *results
+
+    @staticmethod
+    def sums(ctx: Any, *gradients: Tensor | None) -> list[Tensor | None]:
+        """The gradient of each parameter."""
         plan: _Plan = ctx.plan
         of_products = gradients[: len(plan.products)]
         of_sums = gradients[len(plan.products) + len(plan.biases) :]
@@ -137,4 +146,17 @@ class _Read(torch.autograd.Function):
             from fasttfm.kernels.partial_sums import add_parts
 
             add_parts(parts)
-        return None, *results
+        return results
+
+
+class _Once(torch.autograd.Function):
+    """A gradient from which a way leads to its parameter: a second derivative by that ends in a message, where
+    torch.autograd.grad(..., allow_unused=True) would find none."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, parameter: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise read_together()

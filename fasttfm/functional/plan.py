@@ -34,7 +34,7 @@ _grad_enabled = torch.is_grad_enabled
 class Plan:
     """Everything that was decided for calls of one signature."""
 
-    __slots__ = ("backwards", "compute", "gpu", "native", "route")
+    __slots__ = ("backwards", "compute", "given", "gpu", "native", "route")
 
     def __init__(self, compute: Callable[[Any], Any], route: str | None, native: Any, gpu: int | None) -> None:
         self.compute = compute
@@ -45,8 +45,10 @@ class Plan:
         """The outputs by operators of PyTorch, which differentiates them itself; or None."""
         self.gpu = gpu
         """The one that must be current, where there are several."""
+        self.given: Callable[[tuple], tuple] | None = None
+        """Of what is saved, the tensors of the call: their memory may be another one when the backward pass comes."""
         self.backwards: dict[tuple, Callable[[Any], Any]] = {}
-        """By the layouts of the gradients, what computes a call of the backward operator."""
+        """By the layouts of these and of the gradients, what computes a call of the backward operator."""
 
 
 def looked_at() -> bool:

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 from fasttfm import functional as F
 from fasttfm.functional import backends
 from fasttfm.functional.operator import MARK
+from fasttfm.functional.parameters import Slice, read_parameters
 
 ROUTES = ["torch", "triton"]
 SEED = torch.tensor([11])
@@ -345,3 +346,12 @@ def test_parameters_that_are_read_together_have_no_second_derivative():
         (gradient,) = torch.autograd.grad(F.layer_norm(x, weight, None).square().sum(), x, create_graph=True)
         with pytest.raises(RuntimeError, match=r'read together.*backend\("torch"\)'):
             torch.autograd.grad(gradient.square().sum(), x)
+
+
+def test_a_second_derivative_of_parameters_that_are_read_together_is_refused_and_not_left_out():
+    weight = torch.randn(3, 4, requires_grad=True)
+    (product,), _, _ = read_parameters([[Slice(weight)]], [], [], torch.float64)
+    (gradient,) = torch.autograd.grad(product.square().sum(), weight, create_graph=True)
+    torch.testing.assert_close(gradient, 2 * weight)
+    with pytest.raises(RuntimeError, match="read together"):
+        torch.autograd.grad(gradient.square().sum(), weight, allow_unused=True)

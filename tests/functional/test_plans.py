@@ -24,7 +24,7 @@ from fasttfm import functional as F
 from fasttfm.cpu.linear import frozen_weights
 from fasttfm.functional import backends, derivative, operator
 from fasttfm.functional.backends import backend
-from fasttfm.functional.plan import signature_of
+from fasttfm.functional.plan import Plan, signature_of
 from fasttfm.functional.record import Whole
 from fasttfm.kernels import choices, jit
 from fasttfm.kernels.chip import INTERPRETER
@@ -106,6 +106,19 @@ def batched(call, leaves, gradients):
     return *outputs, *(x[1] / 2 for x in results)
 
 
+def moved(change):
+    """Inputs whose memory is another one when the backward pass comes."""
+
+    def run(call, leaves, gradients):
+        leaves = [leaf(x) for x in leaves]
+        outputs = called(call, leaves)
+        for x in leaves:
+            x.data = change(x.detach())
+        return *outputs, *torch.autograd.grad(outputs, leaves, gradients[: len(outputs)])
+
+    return run
+
+
 def create_graph(call, leaves, gradients):
     outputs = called(call, leaves)
     results = torch.autograd.grad(outputs, leaves, gradients[: len(outputs)], create_graph=True)
@@ -161,6 +174,8 @@ WAYS = {
     "transposed gradients": gradients_as(transposed),
     "parts of wider gradients": gradients_as(wider),
     "negative gradients": gradients_as(negative),
+    "inputs moved before the backward pass": moved(transposed),
+    "inputs misaligned before the backward pass": moved(misaligned),
     "batched gradients": batched,
     "a graph of gradients": create_graph,
     "two gradients of one output": twice,
@@ -272,18 +287,25 @@ class Product(NamedTuple):
 
 
 def test_products_in_tf32_are_planned_apart_whatever_the_last_tensor_is():
-    """A plan holds how float32 is multiplied; lengths and seeds come last in a call."""
+    """A plan holds how float32 is multiplied, of the backward pass too; lengths and seeds come last in a call."""
     signature = signature_of(operator.layout_of(Product), (), checked=True, products=True)
     x, seed = torch.empty(3, device="meta"), torch.empty(1, dtype=torch.int64, device="meta")
-    keys = set()
+    keys, derived = set(), []
+    operators = SimpleNamespace(
+        _kind=Product, leading=1, call=None, _cast=True, planned=lambda fields: derived.append(fields) or len
+    )
+    step, plan = derivative._step(operators), Plan(len, None, None, None)
+    plan.given = tuple
     before = torch.backends.cuda.matmul.fp32_precision
     try:
         for precision in ("ieee", "tf32", "ieee"):
             torch.backends.cuda.matmul.fp32_precision = precision
             keys.add(signature((x, seed)))
+            with torch.no_grad():
+                step(plan, (), x, seed)
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
-    assert len(keys) == 2
+    assert len(keys) == len(derived) == 2
 
 
 # ------------------------------------------------------------------------------------------------- bounded, and shared

@@ -389,6 +389,7 @@ _attention_backward = Operator(
     reference=_reference_backward,
     flops=lambda call: _flops(call.saved.call, backward=True),
     leading=2,
+    autocast=lambda call, dtype: call,  # it has products
 )
 
 

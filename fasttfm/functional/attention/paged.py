@@ -356,4 +356,5 @@ _attention = Operator(
     lambda call: (empty_heads_last(call.query, call.value_cache.shape[3]), call.lse),
     decide=lambda call: _decide(call.route, call.query, call.value_cache),
     flops=_flops,
+    autocast=lambda call, dtype: call,  # it has products
 ).call
