@@ -266,9 +266,7 @@ _backward = Operator(
 )  # fmt: skip
 _linear_cross_entropy = Operator(
     "linear_cross_entropy", _Call, "(Tensor, Tensor, Tensor, Tensor, Tensor)", _plan, _fake,
-    checks=lambda call: _check(
-        call.hidden, call.weight, call.target, call.label_smoothing, call.reduction, call.low_memory
-    ),
+    checks=lambda call: _check(*call[:3], call.label_smoothing, call.reduction, call.low_memory),
     decide=lambda call: kernel_route(call.route, call.hidden),
     save=lambda call, outputs: (
         *call[:4], *outputs[2:4], outputs[4] if call.reduction == "mean" else None, *call[4:6],

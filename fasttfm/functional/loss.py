@@ -30,22 +30,16 @@ def check(target: Tensor, label_smoothing: float, reduction: str) -> None:
 
 
 def weights_of_rows(
-    target: Tensor,
-    classes: int,
-    dtype: torch.dtype,
-    ignore_index: int,
-    class_weights: Tensor | None,
+    target: Tensor, classes: int, dtype: torch.dtype, ignore_index: int, class_weights: Tensor | None,
     row_weights: Tensor | None,
-) -> Tensor | None:
+) -> Tensor | None:  # fmt: skip
     """Factor of each row's loss, like target (M,), 0 where it is ignored; None for 1 everywhere.
 
     Raises ValueError for weights of another shape or that ask for a gradient.
     """
     result = None
-    for name, weights, shape in (
-        ("class_weights", class_weights, (classes,)),
-        ("row_weights", row_weights, target.shape),
-    ):
+    given = ("class_weights", class_weights, (classes,)), ("row_weights", row_weights, target.shape)
+    for name, weights, shape in given:
         if weights is None:
             continue
         if weights.shape != shape or not weights.is_floating_point():
@@ -54,8 +48,7 @@ def weights_of_rows(
             raise ValueError(f"{name} asks for a gradient, which it has not: weight what reduction='none' returns")
         if weights.device != target.device:
             raise ValueError(f"{name} is on {weights.device}, target on {target.device}: move one of them")
-        each = weights if name == "row_weights" else weights[target.clamp(0, classes - 1)]
-        each = each.to(wide(dtype))
+        each = (weights if weights is row_weights else weights[target.clamp(0, classes - 1)]).to(wide(dtype))
         result = each if result is None else result * each
     return None if result is None else result.masked_fill(target == ignore_index, 0.0)
 
