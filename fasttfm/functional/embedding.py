@@ -1,7 +1,7 @@
 """Token embedding: scale, position and dropout in one pass (Vaswani et al. 2017, sections 3.4, 3.5 and 5.4)."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from fasttfm.cpu import training_passes
 from fasttfm.functional import backends
 from fasttfm.functional.backends import kernel_route
 from fasttfm.functional.dropout import LEAST_P, as_factor, draw_seed, dropout_for, dropout_scale, keep_mask, wide
-from fasttfm.functional.operator import Operator, Size, Whole, without_views
+from fasttfm.functional.operator import WHOLE, Operator, Size, Whole, without_views
 from fasttfm.functional.rows import dense
 from fasttfm.functional.signature import names_arguments
 
@@ -84,17 +84,14 @@ def _checks(call: _Call) -> None:
     tokens, weight, positions, _, _, _, first_position, *_ = call
     if tokens.dim() != 2 or weight.dim() != 2:
         raise ValueError(f"tokens {tuple(tokens.shape)} and weight {tuple(weight.shape)} must be (B, L) and (V, N)")
-    if tokens.dtype not in (torch.int64, torch.int32):
+    if tokens.dtype not in WHOLE:
         raise ValueError(f"tokens are {tokens.dtype}: they must be int64")
     if weight.shape[0] == 0 and tokens.numel():
         raise ValueError(f"weight {tuple(weight.shape)} has no rows: tokens {tuple(tokens.shape)} need theirs")
     if positions is not None:
         last = first_position + tokens.shape[1]
-        if (
-            positions.dim() != 2
-            or positions.shape[1] != weight.shape[1]
-            or not 0 <= first_position <= last <= positions.shape[0]
-        ):
+        wrong = positions.dim() != 2 or positions.shape[1] != weight.shape[1]
+        if wrong or not 0 <= first_position <= last <= positions.shape[0]:
             raise ValueError(
                 f"positions {tuple(positions.shape)} must be (at least {last}, {weight.shape[1]}): tokens "
                 f"{tuple(tokens.shape)} begin at position {first_position} and rows are {weight.shape[1]} wide"
@@ -108,7 +105,7 @@ def _plan(call: _Call) -> Callable[[_Call], tuple[Tensor, Tensor | None]]:
         return without_views(_compute_by_torch, internal=1)
     from fasttfm.kernels import embedding as kernel
 
-    forward = kernel.Forward(*call[:3], *call[4:8])
+    forward: Any = kernel.Forward(*call[:3], call.scale, call.pad_id, call.first_position, call.dropout_p)
     return dense(lambda call: (forward(*call[:4], call.site), None), call, 3)
 
 

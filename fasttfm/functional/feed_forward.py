@@ -6,7 +6,7 @@ gradient of weight2 needs, is computed from it again, in passing, where the deri
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -154,19 +154,19 @@ def _plan(call: _Call) -> Callable[[_Call], tuple[Tensor, Tensor, Tensor | None]
     from fasttfm.kernels.feed_forward import Forward
 
     rate = 0.0 if call.seed is None else call.dropout_p
-    forward = Forward(*call[:2], call.weight2, activation=call.activation, dropout_p=rate, route=call.route)
+    forward: Any = Forward(*call[:2], call.weight2, activation=call.activation, dropout_p=rate, route=call.route)
     return dense(lambda call: forward(*call[:5], call.seed, call.site), call, 1)
 
 
 def _compute_by_torch(call: _Call) -> tuple[Tensor, Tensor, Tensor | None]:
-    x, weight1, bias1, weight2, bias2, _, *dropout, activation, _ = call
+    x, weight1, bias1, weight2, bias2, *_, activation, _ = call
     kept = torch.nn.functional.linear(as_rows(x), weight1, bias1)
     keep, mask = keep_mask(kept, call), None  # of ReLU hidden > 0 says the same
     if activation == "relu":
         hidden = _dropped(kept.relu_(), keep)
     else:
         hidden, mask = _gelu(kept, keep, activation), None if call.seed is None else keep
-    return shaped(scaled_linear(hidden, weight2, bias2, Dropout(*dropout).scale), x), kept, mask
+    return shaped(scaled_linear(hidden, weight2, bias2, Dropout(*call[6:9]).scale), x), kept, mask
 
 
 def _dropped(x: Tensor, keep: Tensor) -> Tensor:
@@ -244,13 +244,13 @@ def _plan_backward(call: _Backward) -> Callable[[_Backward], Derivatives]:
 
 
 def _compute_backward_by_torch(call: _Backward) -> Derivatives:
-    x, kept, mask, weight1, bias1, weight2, *dropout, activation, _, has_bias2, in_parts = call.saved
-    dout, rows, scale = as_rows(call.dout), as_rows(x), Dropout(*dropout).scale
+    x, kept, mask, weight1, bias1, weight2, _, seed, _, activation, _, has_bias2, in_parts = call.saved
+    dout, rows, scale = as_rows(call.dout), as_rows(x), Dropout(*call.saved[6:9]).scale
     dhidden = scaled_mm(dout, weight2, scale)
     if activation == "relu":  # kept > 0 exactly where the ReLU was open and dropout kept: one comparison undoes both
         dbefore, hidden = torch.ops.aten.threshold_backward(dhidden, kept, 0), kept
     else:
-        keep = kept.new_empty(0, dtype=torch.bool) if mask is None or call.saved.seed is None else mask
+        keep = kept.new_empty(0, dtype=torch.bool) if mask is None or seed is None else mask
         dbefore, hidden = _gelu_gradient(dhidden, kept, keep, activation)
     dbias1 = None if bias1 is None else dbefore.sum(0)
     if in_parts and dbias1 is not None:
@@ -279,9 +279,9 @@ def _reference_backward(call: _Backward) -> tuple[Tensor, ...]:
         refuse_parts(saved.weight1)
 
     def output(saved: _Saved) -> Tensor:
-        x, _, _, weight1, bias1, weight2, *dropout, activation, _, _, _ = saved
-        options = Dropout(*dropout).options()
-        return reference.feed_forward(x, weight1, bias1, weight2, None, activation=activation, **options)
+        x, _, _, weight1, bias1, weight2 = saved[:6]
+        options = {**Dropout(*saved[6:9]).options(), "activation": saved.activation}
+        return reference.feed_forward(x, weight1, bias1, weight2, None, **options)
 
     dbias2 = call.dout.flatten(0, -2).sum(0) if saved.has_bias2 else call.dout.new_empty(0)
     return *pulled_back(output, saved, ("x", "weight1", "bias1", "weight2"), call.dout), dbias2

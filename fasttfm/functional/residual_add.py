@@ -60,10 +60,10 @@ class _Backward(NamedTuple):
 
 
 def _checks(call: _Call) -> None:
-    x, residual, *dropout, _ = call
+    x, residual, *_ = call
     if x.shape != residual.shape or x.dim() == 0:
         raise ValueError(f"x {tuple(x.shape)} and residual {tuple(residual.shape)} must have one shape (..., N)")
-    dropout_for(x.device, *dropout)
+    dropout_for(x.device, call.dropout_p, call.seed, call.site)
 
 
 def _plan(call: _Call) -> Callable[[_Call], tuple[Tensor, Tensor | None]]:

@@ -6,7 +6,6 @@ import itertools
 import threading
 import weakref
 from types import SimpleNamespace
-from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -14,7 +13,6 @@ import pytest
 import torch
 import wrong_calls
 from public_surface import functions
-from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,8 +22,6 @@ from fasttfm import functional as F
 from fasttfm.cpu.linear import frozen_weights
 from fasttfm.functional import backends, derivative, operator
 from fasttfm.functional.backends import backend
-from fasttfm.functional.plan import signature_of
-from fasttfm.functional.record import Whole
 from fasttfm.kernels import choices, jit
 from fasttfm.kernels.chip import INTERPRETER
 from fasttfm.kernels.launch import interpreted
@@ -264,26 +260,6 @@ def test_a_backend_and_a_tile_hold_from_the_next_call_on(name):
     finally:
         choices.keep(INTERPRETER, {})
     assert launched("triton") == shipped
-
-
-class Product(NamedTuple):
-    x: Tensor
-    seed: Whole
-
-
-def test_products_in_tf32_are_planned_apart_whatever_the_last_tensor_is():
-    """A plan holds how float32 is multiplied; lengths and seeds come last in a call."""
-    signature = signature_of(operator.layout_of(Product), (), checked=True, products=True)
-    x, seed = torch.empty(3, device="meta"), torch.empty(1, dtype=torch.int64, device="meta")
-    keys = set()
-    before = torch.backends.cuda.matmul.fp32_precision
-    try:
-        for precision in ("ieee", "tf32", "ieee"):
-            torch.backends.cuda.matmul.fp32_precision = precision
-            keys.add(signature((x, seed)))
-    finally:
-        torch.backends.cuda.matmul.fp32_precision = before
-    assert len(keys) == 2
 
 
 # ------------------------------------------------------------------------------------------------- bounded, and shared
