@@ -27,7 +27,7 @@ BOUNDS = {
     "layer_norm, forward + backward": Bound(124, 80),
     "residual_layer_norm, dropout, forward + backward": Bound(136, 100),
     "feed_forward, dropout, forward + backward": Bound(153, 120),
-    "linear_cross_entropy, forward + backward": Bound(272, 80),
+    "linear_cross_entropy, forward + backward": Bound(102, 80),
     "embed, dropout, forward + backward": Bound(117, 80),
     "nn.MultiheadAttention, forward + backward": Bound(250, 220),
     "nn.TransformerEncoderLayer, forward + backward": Bound(682, 600),
