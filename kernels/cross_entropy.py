@@ -281,8 +281,7 @@ class Forward:
         probability; None with overwrite."""
         losses = logits.new_empty((2, self.M), dtype=torch.float32)
         statistics = None if self.overwrite else torch.empty_like(losses)
-        if self.M:
-            self.launch(logits, target, losses, statistics, factor, *self.numbers)
+        self.launch(logits, target, losses, statistics, factor, *self.numbers)
         return losses, statistics
 
 
@@ -298,8 +297,7 @@ class Backward:
         """factor * d loss / d logits, (M, V) contiguous in logits' dtype; factor and target as Forward takes them,
         statistics as it gave them."""
         gradient = logits.new_empty(self.shape)
-        if self.shape[0]:
-            self.launch(logits, target, statistics, gradient, factor, *self.numbers)
+        self.launch(logits, target, statistics, gradient, factor, *self.numbers)
         return gradient
 
 
@@ -307,12 +305,10 @@ class Scale:
     """gradient (M, V) *= factor, a 0-d tensor, in place, for one signature; touches no memory when it is 1."""
 
     def __init__(self, gradient: Tensor) -> None:
-        self.launch, self.rows = _by_parts(_scale, gradient), gradient.shape[0]
-        self.numbers = gradient.stride(0), gradient.shape[1]
+        self.launch, self.numbers = _by_parts(_scale, gradient), (gradient.stride(0), gradient.shape[1])
 
     def __call__(self, gradient: Tensor, factor: Tensor) -> None:
-        if self.rows:
-            self.launch(gradient, factor, *self.numbers)
+        self.launch(gradient, factor, *self.numbers)
 
 
 def _by_parts(kernel: Any, rows: Tensor) -> Launch:

@@ -23,15 +23,7 @@ from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.jit import Launch, jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, Pointer, Real, Size, Varying
-from fasttfm.kernels.philox import (
-    NOTHING_DROPPED,
-    Dropout,
-    drop_loaded,
-    dropout_rate,
-    lanes_exchanged,
-    select,
-    with_seed,
-)
+from fasttfm.kernels.philox import Dropout, drop_loaded, dropout_rate, lanes_exchanged, select, with_seed
 from fasttfm.kernels.tiles.rows import EMBEDDING
 from fasttfm.kernels.tiles.table import Tile
 from fasttfm.kernels.wide import divided, wide
@@ -159,8 +151,7 @@ class Forward:
         """dropout_p: 0 drops nothing."""
         (B, L), (V, N) = tokens.shape, weight.shape
         block = tile(chip(weight.device), N)
-        grid = ceil_div(B * L, block.rows), ceil_div(N, block.columns)
-        self.launch = Launch(_forward, grid, block.options()) if B * L * N else None
+        self.launch = Launch(_forward, (ceil_div(B * L, block.rows), ceil_div(N, block.columns)), block.options())
         self.shape, self.dropout = (B, L, N), dropout_rate(dropout_p)
         self.first = 0 if positions is None else first_position
         self.numbers = scale, _NONE if pad_id is None else pad_id, B * L, L, N, V
@@ -170,11 +161,9 @@ class Forward:
     ) -> Tensor:
         """(B, L, N)."""
         y = weight.new_empty(self.shape)
-        if self.launch is not None:
-            if self.first:
-                positions = positions[self.first :]  # type: ignore[index]
-            dropout = (seed, site, *self.dropout) if self.dropout[0] else NOTHING_DROPPED
-            self.launch(tokens, weight, positions, y, dropout, *self.numbers)
+        if self.first:
+            positions = positions[self.first :]  # type: ignore[index]
+        self.launch(tokens, weight, positions, y, (seed, site, *self.dropout), *self.numbers)
         return y
 
 
@@ -193,7 +182,7 @@ class Gradient:
         self.vocabulary, self.shape, self.dropout = vocabulary, (runs, N), dropout_rate(dropout_p)
         self.dtype = torch.float32 if vocabulary is None else dy.dtype
         self.numbers = scale, _NONE if pad_id is None else pad_id, tokens.numel(), max(1, L), N
-        self.launch = Launch(_sum_rows, (runs, ceil_div(N, block.columns)), block.options()) if runs * N else None
+        self.launch = Launch(_sum_rows, (runs, ceil_div(N, block.columns)), block.options())
 
     def __call__(self, dy: Tensor, tokens: Tensor, seed: Tensor | None = None, site: int = 0) -> Tensor:
         """The gradient."""
@@ -203,9 +192,7 @@ class Gradient:
             # half the passes of a sort of int64, 6 launches
             ordered, order = torch.sort(tokens.view(-1).to(torch.int32), stable=True)
             starts = torch.searchsorted(ordered, _every_token(self.vocabulary, dy.device))
-        if self.launch is not None:
-            dropout = (seed, site, *self.dropout) if self.dropout[0] else NOTHING_DROPPED
-            self.launch(dy, tokens, order, starts, out, dropout, *self.numbers)
+        self.launch(dy, tokens, order, starts, out, (seed, site, *self.dropout), *self.numbers)
         return out
 
 

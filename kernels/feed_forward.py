@@ -247,7 +247,7 @@ class Forward:
     ) -> None:  # fmt: skip
         """activation relu, gelu or gelu_tanh; dropout_p: 0 drops nothing; route fused, cublas or what the table has."""
         (N, K), device = weight1.shape, chip(x.device)
-        self.M = M = math.prod(x.shape[:-1])
+        M = math.prod(x.shape[:-1])
         self.rows, self.hidden, self.out = (M, K), (M, N), (*x.shape[:-1], len(weight2))
         self.relu, self.dropout = activation == "relu", dropout_rate(dropout_p)
         self.numbers: Shape | ProductSizes = Shape(M, N)
@@ -272,12 +272,11 @@ class Forward:
         if self.fused:
             hidden = kept = x.new_empty(self.hidden)
             if self.relu:
-                bits = x.new_empty((self.M, ceil_div(self.hidden[1], 32)), dtype=torch.int32)
+                bits = x.new_empty((len(x), ceil_div(self.hidden[1], 32)), dtype=torch.int32)
             else:
                 kept = torch.empty_like(hidden)
             weight1, bias1 = weight1.contiguous(), None if bias1 is None else bias1.contiguous()
-            if self.M:
-                self.launch(x, weight1, bias1, None if self.relu else kept, hidden, bits, self.numbers, dropout)
+            self.launch(x, weight1, bias1, None if self.relu else kept, hidden, bits, self.numbers, dropout)
         elif self.relu:  # bias and ReLU in cuBLASLt's epilogue
             if bias1 is None:
                 hidden = kept = torch.mm(x, weight1.t()).relu_()
@@ -288,8 +287,7 @@ class Forward:
         else:
             kept = torch.nn.functional.linear(x, weight1, bias1)
             hidden = torch.empty_like(kept)
-            if self.M:
-                self.launch(kept, hidden, dropout, self.numbers)
+            self.launch(kept, hidden, dropout, self.numbers)
         out = scaled_linear(hidden, weight2, bias2, self.dropout[1])
         return out.view(self.out).detach(), kept, bits  # what autograd gives out must be no view
 
@@ -310,7 +308,7 @@ class Backward:
         """kept and bits as Forward returned them, all else as it took it. bias1, bias2: whether to return theirs;
         in_parts: if not 0, sum_programs(), and that of bias1 comes as (in_parts, F) float32, still to be added up."""
         (M, N), K, device = kept.shape, len(weight2), chip(x.device)
-        self.M, self.x, self.rows, self.dout = M, x.shape, (M, x.shape[-1]), (M, K)
+        self.x, self.rows, self.dout = x.shape, (M, x.shape[-1]), (M, K)
         self.relu, self.dropout = activation == "relu", dropout_rate(dropout_p)
         self.numbers: Shape | ProductSizes = Shape(M, N)
         which = "backward+gelu" if not self.relu else "backward" if bits is None else "backward+bits"
@@ -326,8 +324,8 @@ class Backward:
         self.launch = Launch(_backward if self.fused else _gate, grid, {"ACTIVATION": activation, **options})
         self.bias2 = bias2
         self.parts = (programs, N) if bias1 else None, (programs, K) if bias2 and self.fused else None
-        self.summed = {i: each for i, each in enumerate(self.parts) if each and (i or not in_parts)}
-        self.sums = Sums([*self.summed], [*self.summed.values()], [x.dtype] * len(self.summed), device)
+        summed = {i: each for i, each in enumerate(self.parts) if each and (i or not in_parts)}
+        self.sums = Sums([*summed], [*summed.values()], [x.dtype] * len(summed), device)
 
     def __call__(
         self, dout: Tensor, x: Tensor, kept: Tensor, bits: Tensor | None, weight1: Tensor, weight2: Tensor,
@@ -340,16 +338,11 @@ class Backward:
         parts = tuple([None if each is None else kept.new_empty(each, dtype=torch.float32) for each in self.parts])
         if self.fused:
             dbefore, sign = torch.empty_like(kept), kept if bits is None else None
-            if self.M:
-                self.launch(dout, weight2.contiguous(), sign, bits, dbefore, hidden, parts, self.numbers, dropout)
+            self.launch(dout, weight2.contiguous(), sign, bits, dbefore, hidden, parts, self.numbers, dropout)
         else:
             dbefore = scaled_mm(dout, weight2, scale)
-            if self.M:
-                self.launch(dbefore, kept, hidden, parts[0], dropout, self.numbers)
-        biases = list(parts)
-        for i, (_, width) in self.summed.items():
-            biases[i] = kept.new_empty(width)
-        self.sums(parts, biases)
+            self.launch(dbefore, kept, hidden, parts[0], dropout, self.numbers)
+        biases = self.sums(parts)
         if self.bias2 and not self.fused:
             biases[1] = dout.sum(0)
         dx, dweight1 = torch.mm(dbefore, weight1), torch.mm(dbefore.t(), x)

@@ -104,6 +104,7 @@ class Launch:
     The first call has Triton compile the kernel, for arguments like these; later ones look nothing up. So every call
     must give arguments of the same dtypes, alignment to 16 bytes and sizes, None in the same places, and numbers that
     fit. A plain tuple does for a NamedTuple, which Python makes more slowly. Triton's hooks are read at each call.
+    Where the grid is of no program, nothing is started.
     """
 
     __slots__ = (
@@ -133,6 +134,8 @@ class Launch:
 
     def _first(self, arguments: tuple) -> None:
         kernel = self.kernel
+        if 0 in self.grid:
+            return
         arguments = tuple(map(_typed, kernel.kinds.values(), arguments))
         if triton.knobs.runtime.interpret:
             kernel.start(self.grid, arguments, self.constants)

@@ -35,7 +35,7 @@ from fasttfm.kernels.jit import Launch, jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.parameter import Float32Pointer, ParameterPointer, Pointer, Real, ResidualPointer, Shape
 from fasttfm.kernels.partial_sums import Sums
-from fasttfm.kernels.philox import NOTHING_DROPPED, Dropout, drop, dropout_rate
+from fasttfm.kernels.philox import Dropout, drop, dropout_rate
 from fasttfm.kernels.tiles.rows import COLUMN_SUMS, LAYER_NORM, MAX_COLUMNS, NARROWEST
 from fasttfm.kernels.tiles.table import Tile
 
@@ -262,11 +262,10 @@ class Forward:
         mean = x.new_empty(0 if self.rms else M, dtype=torch.float32)
         if self.values is not None:
             x_bias, weight, bias = map(self.values, (x_bias, weight, bias))
-        if M:
-            self.launch(
-                x, x_bias, residual, weight, bias, y, s if self.joined else None, None if self.rms else mean, rstd,
-                (seed, site, *self.dropout) if self.dropout[0] else NOTHING_DROPPED, eps, self.numbers,
-            )  # fmt: skip
+        self.launch(
+            x, x_bias, residual, weight, bias, y, s if self.joined else None, None if self.rms else mean, rstd,
+            (seed, site, *self.dropout), eps, self.numbers,
+        )  # fmt: skip
         return y, s, mean, rstd
 
 
@@ -296,7 +295,7 @@ class Backward:
         N = s.shape[-1]
         M = s.numel() // N
         device = chip(s.device)
-        self.M, self.numbers, self.x_dtype, self.rms = M, Shape(M, N), x_dtype, rms
+        self.numbers, self.x_dtype, self.rms = Shape(M, N), x_dtype, rms
         self.wide = wide = N > WIDEST
         self.dropout = dropout_rate(dropout_p)
         self.weight = _values if _changed(parameters[1]) else None
@@ -309,9 +308,9 @@ class Backward:
         self.parts = None if weight is None and bias is None else (1 if rms else 2, shares, N)
         self.x_parts = None if x_bias is None else (1 if wide else programs, N)
         summed = [(place, each) for place, each in enumerate(parameters) if each is not None and each.dim() == 1]
-        self.summed = [place for place, _ in summed]
-        shapes = [(1 if wide and not place else shares, N) for place in self.summed]
-        self.sums = Sums(self.summed, shapes, [each.dtype for _, each in summed], device)
+        shapes = [(1 if wide and not place else shares, N) for place, _ in summed]
+        places, dtypes = [place for place, _ in summed], [each.dtype for _, each in summed]
+        self.sums = Sums(places, shapes, dtypes, device) if summed else None
 
     def __call__(
         self, dy: Tensor, dy2: Tensor | None, ds: Tensor | None, s: Tensor, mean: Tensor | None, rstd: Tensor,
@@ -328,24 +327,14 @@ class Backward:
             dy, dy2 = dy + dy2, None
         parts = None if self.parts is None else s.new_empty(self.parts, dtype=torch.float32)
         x_parts = None if self.x_parts is None or wide else s.new_empty(self.x_parts, dtype=torch.float32)
-        if self.M:
-            self.launch(
-                dy, dy2, ds, s, None if self.rms else mean, rstd, weight if self.weight is None else _values(weight),
-                dresidual, dx, None if wide else parts, x_parts,
-                (seed, site, *self.dropout) if self.dropout[0] else NOTHING_DROPPED, self.numbers,
-            )  # fmt: skip
-            if wide and parts is not None:
-                self.columns(dy, s, None if self.rms else mean, rstd, parts, self.numbers)
+        self.launch(
+            dy, dy2, ds, s, None if self.rms else mean, rstd, weight if self.weight is None else _values(weight),
+            dresidual, dx, None if wide else parts, x_parts, (seed, site, *self.dropout), self.numbers,
+        )  # fmt: skip
+        if wide and parts is not None:
+            self.columns(dy, s, None if self.rms else mean, rstd, parts, self.numbers)
         if wide and self.x_parts is not None:
             total = dresidual if dx is None else dx
             x_parts = total.view(-1, s.shape[-1]).sum(0, keepdim=True, dtype=torch.float32)
         of_each = x_parts, None if weight is None else parts[0], None if bias is None else parts[-1]  # type: ignore[index]
-        return dx, dresidual, *(of_each if not self.summed else self._sum(of_each, (x_bias, weight, bias)))
-
-    def _sum(self, parts: tuple[Tensor | None, ...], parameters: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-        """The gradient of each parameter: the sum of its parts, or for (P, N) they themselves."""
-        gradients = list(parts)
-        for place in self.summed:
-            gradients[place] = torch.empty_like(parameters[place])  # type: ignore[arg-type]
-        self.sums(parts, gradients)
-        return gradients
+        return dx, dresidual, *(of_each if self.sums is None else self.sums(of_each))

@@ -25,7 +25,7 @@ from fasttfm.kernels.attention.problem import Head, Masking, Sizes
 from fasttfm.kernels.jit import Launch, jit
 from fasttfm.kernels.launch import ceil_div, chip, power_of_two
 from fasttfm.kernels.parameter import Float32Pointer, Int64Pointer, Pointer, Real, RealOrNone, Size, Varying
-from fasttfm.kernels.philox import NOTHING_DROPPED, Dropout, dropout_rate, dropped, with_seed
+from fasttfm.kernels.philox import Dropout, dropout_rate, dropped, with_seed
 from fasttfm.kernels.tiles.attention import MASKED_SOFTMAX
 
 ONE_PASS = 8192
@@ -219,14 +219,14 @@ def _backward(
                 tl.store(kept + line + column + columns, dropped.to(kept.dtype.element_ty), mask=inside)
 
 
-def _launch(kernel: Any, x: Tensor, **constants: Any) -> Launch | None:
-    """Of a pass over x (B, H, L, S); None where there is nothing to do."""
+def _launch(kernel: Any, x: Tensor, **constants: Any) -> Launch:
+    """Of a pass over x (B, H, L, S), of no program where there is no key."""
     batch, heads, queries, keys = x.shape
     columns = max(16, power_of_two(keys))
     one = columns <= ONE_PASS
     tile = MASKED_SOFTMAX(chip(x.device), columns if one else 2048)
-    grid = (ceil_div(queries, tile.rows) * batch * heads,)
-    return Launch(kernel, grid, {**constants, "ONE": one, **tile.options()}) if x.numel() else None
+    grid = (ceil_div(queries, tile.rows) * batch * heads * min(keys, 1),)
+    return Launch(kernel, grid, {**constants, "ONE": one, **tile.options()})
 
 
 class Forward:
@@ -251,13 +251,9 @@ class Forward:
         log-sum-exp, in base 2, of rows with a key or a sink.
         """
         p = scores if self.in_place else torch.empty_like(scores, dtype=self.dtype)
-        kept: Tensor | None = None
-        dropout: tuple = NOTHING_DROPPED
-        if seed is not None and self.dropout[0]:
-            kept, dropout = torch.empty_like(p), (seed, site, *self.dropout)
-        if self.launch is not None:
-            self.launch(scores, p, kept, lse, key_lengths, masking, dropout, scale, *self.sizes)
-        elif lse is not None:
+        kept = None if seed is None else torch.empty_like(p)
+        self.launch(scores, p, kept, lse, key_lengths, masking, (seed, site, *self.dropout), scale, *self.sizes)
+        if lse is not None and not p.numel():
             lse.zero_()
         return p, kept
 
@@ -277,10 +273,6 @@ class Backward:
         """grad float32, contiguous, of the weights after dropout. Returns the gradient of the masked scores times
         factor in p's dtype, with cap that of the scores before the soft cap, and the weights after dropout, or p."""
         dscores = grad if self.in_place else torch.empty_like(p)
-        kept: Tensor | None = None
-        dropout: tuple = NOTHING_DROPPED
-        if seed is not None and self.dropout[0]:
-            kept, dropout = torch.empty_like(p) if self.with_kept else None, (seed, site, *self.dropout)
-        if self.launch is not None:
-            self.launch(p, grad, dscores, kept, cap, dropout, factor, *self.sizes)
+        kept = torch.empty_like(p) if self.with_kept and seed is not None else None
+        self.launch(p, grad, dscores, kept, cap, (seed, site, *self.dropout), factor, *self.sizes)
         return dscores, p if kept is None else kept

@@ -66,11 +66,20 @@ class Sums:
                 programs, columns = zip(*(shapes[i] for i in taken))
                 launch = Launch(_add_parts, (ceil_div(max(columns), tile.columns), len(taken)), tile.options())
                 self._launches.append((_taking([places[i] for i in taken]), launch, programs, columns))
+        self._outs = [(place, N, dtype) for place, (_, N), dtype in zip(places, shapes, dtypes)]
 
-    def __call__(self, parts: Sequence[Tensor | None], outs: Sequence[Tensor | None]) -> None:
-        """out (N,) = sum over P of parts (P, N) float32, both contiguous, rounded to out's dtype; in a fixed order."""
+    def __call__(self, parts: Sequence[Tensor | None], outs: Any = None) -> Any:
+        """out (N,) = sum over P of parts (P, N) float32, both contiguous, rounded to out's dtype; in a fixed order.
+
+        Returns outs; None: the parts, with new tensors in the place of those that are summed.
+        """
+        if outs is None:
+            outs = list(parts)
+            for place, N, dtype in self._outs:
+                outs[place] = outs[place].new_empty(N, dtype=dtype)
         for take, launch, programs, columns in self._launches:
             launch(take(parts), take(outs), programs, columns)
+        return outs
 
 
 def _taking(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple]:

@@ -59,13 +59,12 @@ class Add:
         """shape (..., N); dropout_p: 0 drops nothing; scaled: False leaves what is kept as it is."""
         M, N = math.prod(shape[:-1]), shape[-1]
         block, (threshold, scale) = tile(chip(device), N), dropout_rate(dropout_p)
-        self.empty, self.shape, self.dropout = M * N == 0, Shape(M, N), (threshold, scale if scaled else 1.0)
+        self.shape, self.dropout = Shape(M, N), (threshold, scale if scaled else 1.0)
         self.launch = Launch(_add_dropped, (ceil_div(M, block.rows), ceil_div(N, block.columns)), block.options())
 
     def __call__(
         self, x: Tensor, residual: Tensor | None, out: Tensor, seed: Tensor | None = None, site: int = 0
     ) -> Tensor:
         """Writes to out, of any dtype, which may be x itself; all contiguous. seed None drops nothing."""
-        if not self.empty:
-            self.launch(x, residual, out, (seed, site, *self.dropout), self.shape)
+        self.launch(x, residual, out, (seed, site, *self.dropout), self.shape)
         return out

@@ -118,7 +118,7 @@ class Rotation:
         block = tile(chip(x.device), pairs)
         parts = 1 + ceil_div(width - 2 * pairs, block.columns * (2 if interleaved else 1))
         grid = batch * ceil_div(length * heads, block.rows), parts
-        self.launch = Launch(_rotate, grid, {"INTERLEAVED": interleaved, **block.options()}) if x.numel() else None
+        self.launch = Launch(_rotate, grid, {"INTERLEAVED": interleaved, **block.options()})
         places = (0, 0) if positions is None else positions.expand(batch, length).stride()
         sizes = heads, length, cos.shape[0], width, pairs
         self.numbers = -1.0 if inverse else 1.0, sizes, by_head.stride()[:3], places
@@ -128,6 +128,5 @@ class Rotation:
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None) -> Tensor:
         """x turned, of its shape, its memory (B, L, H, D)."""
         out = x.new_empty_strided(*self.out)
-        if self.launch is not None:
-            self.launch(x, cos, sin, positions, out, *self.numbers)
+        self.launch(x, cos, sin, positions, out, *self.numbers)
         return out

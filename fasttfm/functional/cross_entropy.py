@@ -148,14 +148,12 @@ def _plan_backward(call: _Backward) -> Callable[[_Backward], Tensor]:
     grad, (logits, target, factor, _, label_smoothing, ignore_index, route) = call
     dense, dense_target, dense_grad = side_by_side(logits), target.is_contiguous(), grad.is_contiguous()
     options: dict[str, Any] = {"label_smoothing": label_smoothing, "ignore_index": ignore_index}
-    gradient: Callable[..., Tensor] = plain_gradient
+    gradient: Callable[..., Tensor] = functools.partial(plain_gradient, **options)
     if route == "triton":
         from fasttfm.kernels import cross_entropy as kernel
 
         step = (grad if factor is None else grad * factor).dim()
         gradient = kernel.Backward(logits if dense else logits.contiguous(), factor_step=step, **options)
-    else:
-        gradient = functools.partial(gradient, **options)
 
     def compute(call: _Backward) -> Tensor:
         grad, (logits, target, factor, statistics, *_) = call

@@ -10,12 +10,9 @@ from fasttfm import reference
 from fasttfm.cpu import training_passes
 from fasttfm.functional.record import Whole
 
-_INT32 = 1 << 31
 dropout_scale = functools.cache(reference.dropout_scale)
 LEAST_P = 1 / 512
 """A smaller probability, or just this, is rounded to 0 of 256."""
-
-
 _WIDE = {value: value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 _WIDE |= dict.fromkeys((torch.float16, torch.bfloat16), torch.float32)
 wide = _WIDE.__getitem__
@@ -63,7 +60,7 @@ def dropout_for(device: torch.device, dropout_p: float, seed: Tensor | None, sit
         return NO_DROPOUT
     if reference.dropout_threshold(dropout_p) == 0:
         return Dropout(dropout_p, None, 0)
-    if not 0 <= site < _INT32:
+    if not 0 <= site < 1 << 31:
         raise ValueError(f"site is {site}: it must be at least 0 and below 2^31, as kernels take it in 32 bits")
     if seed is None:
         seed = draw_seed(device)
@@ -75,8 +72,11 @@ def dropout_for(device: torch.device, dropout_p: float, seed: Tensor | None, sit
     return Dropout(dropout_p, seed, site)
 
 
-def keep_mask(x: Tensor, dropout: Dropout) -> Tensor:
-    """The keep mask of x (M, N), (M, N) bool, or an empty tensor (0,) where nothing is dropped."""
+def keep_mask(x: Tensor, dropout: Any) -> Tensor:
+    """The keep mask of x (M, N), (M, N) bool, or an empty tensor (0,) where nothing is dropped.
+
+    dropout: a Dropout, or a call that has its fields.
+    """
     if dropout.seed is None:
         return x.new_empty(0, dtype=torch.bool)
     return training_passes.drawn((1, *x.shape), dropout.dropout_p, dropout.seed, dropout.site)[0].contiguous()

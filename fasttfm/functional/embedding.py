@@ -1,7 +1,7 @@
 """Token embedding: scale, position and dropout in one pass (Vaswani et al. 2017, sections 3.4, 3.5 and 5.4)."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,17 +10,9 @@ from fasttfm import reference
 from fasttfm.cpu import training_passes
 from fasttfm.functional import backends
 from fasttfm.functional.backends import kernel_route
-from fasttfm.functional.dropout import (
-    LEAST_P,
-    Dropout,
-    as_factor,
-    draw_seed,
-    dropout_for,
-    dropout_scale,
-    keep_mask,
-    wide,
-)
-from fasttfm.functional.operator import Operator, Size, Whole, without_views
+from fasttfm.functional.dropout import LEAST_P, as_factor, draw_seed, dropout_for, dropout_scale, keep_mask, wide
+from fasttfm.functional.operator import WHOLE, Operator, Size, Whole, without_views
+from fasttfm.functional.rows import dense
 from fasttfm.functional.signature import names_arguments
 
 
@@ -45,10 +37,7 @@ def embed(
     Returns (B, L, N) in weight's dtype, also under autocast. The backward pass is deterministic.
     Raises ValueError for shapes that do not agree or a dropout_p outside [0, 1].
     """
-    if dropout_p <= LEAST_P:
-        seed = None
-    elif seed is None:
-        seed = draw_seed(weight.device)
+    seed = None if dropout_p <= LEAST_P else draw_seed(weight.device) if seed is None else seed
     return _embed(tokens, weight, positions, seed, scale, pad_id, first_position, dropout_p, site, backends.current)[0]
 
 
@@ -92,54 +81,42 @@ class _Backward(NamedTuple):
 
 
 def _checks(call: _Call) -> None:
-    tokens, weight, positions, seed, _, _, first_position, dropout_p, site, _ = call
+    tokens, weight, positions, _, _, _, first_position, *_ = call
     if tokens.dim() != 2 or weight.dim() != 2:
         raise ValueError(f"tokens {tuple(tokens.shape)} and weight {tuple(weight.shape)} must be (B, L) and (V, N)")
-    if tokens.dtype not in (torch.int64, torch.int32):
+    if tokens.dtype not in WHOLE:
         raise ValueError(f"tokens are {tokens.dtype}: they must be int64")
     if weight.shape[0] == 0 and tokens.numel():
         raise ValueError(f"weight {tuple(weight.shape)} has no rows: tokens {tuple(tokens.shape)} need theirs")
     if positions is not None:
         last = first_position + tokens.shape[1]
-        if (
-            positions.dim() != 2
-            or positions.shape[1] != weight.shape[1]
-            or not 0 <= first_position <= last <= positions.shape[0]
-        ):
+        wrong = positions.dim() != 2 or positions.shape[1] != weight.shape[1]
+        if wrong or not 0 <= first_position <= last <= positions.shape[0]:
             raise ValueError(
                 f"positions {tuple(positions.shape)} must be (at least {last}, {weight.shape[1]}): tokens "
                 f"{tuple(tokens.shape)} begin at position {first_position} and rows are {weight.shape[1]} wide"
             )
-    dropout_for(weight.device, dropout_p, seed, site)
+    dropout_for(weight.device, call.dropout_p, call.seed, call.site)
 
 
 def _plan(call: _Call) -> Callable[[_Call], tuple[Tensor, Tensor | None]]:
     """The output, and what dropout kept (B * L, N) bool, or empty; None of a kernel."""
-    tokens, weight, positions, _, scale, pad_id, first, dropout_p, _, route = call
-    if route == "torch":
+    if call.route == "torch":
         return without_views(_compute_by_torch, internal=1)
     from fasttfm.kernels import embedding as kernel
 
-    forward = kernel.Forward(tokens, weight, positions, scale, pad_id, first, dropout_p)
-    copied = not all(x is None or x.is_contiguous() for x in call[:3])
-
-    def compute(call: _Call) -> tuple[Tensor, None]:
-        tokens, weight, positions, seed, _, _, _, _, site, _ = call
-        if copied:
-            tokens, weight, positions = (x if x is None else x.contiguous() for x in call[:3])  # type: ignore[assignment]
-        return forward(tokens, weight, positions, seed, site), None
-
-    return compute
+    forward: Any = kernel.Forward(*call[:3], call.scale, call.pad_id, call.first_position, call.dropout_p)
+    return dense(lambda call: (forward(*call[:4], call.site), None), call, 3)
 
 
 def _compute_by_torch(call: _Call) -> tuple[Tensor, Tensor]:
-    tokens, weight, positions, seed, scale, _, first, dropout_p, site, _ = call
+    tokens, weight, positions, _, scale, _, first, *_ = call
     x = _rows_of(weight, tokens).to(wide(weight.dtype))  # (B, L, N), a fresh tensor
     if positions is None:
         x *= scale
     else:
         torch.add(positions[first : first + tokens.shape[1]].to(x.dtype), x, alpha=scale, out=x)
-    keep = keep_mask(x.view(-1, x.shape[-1]), Dropout(dropout_p, seed, site))
+    keep = keep_mask(x.view(-1, x.shape[-1]), call)
     return _masked(x, tokens, keep, call).to(weight.dtype), keep
 
 
@@ -195,19 +172,15 @@ def _plan_backward(call: _Backward) -> Callable[[_Backward], tuple[Tensor | None
     tokens, _, _, scale, pad_id, _, dropout_p, *_ = saved
     weight_gradient = kernel.Gradient(grad, tokens, saved.vocabulary, scale, pad_id, dropout_p)
     position_gradient = kernel.Gradient(grad, tokens, None, 1.0, pad_id, dropout_p)
-    copied = not (grad.is_contiguous() and tokens.is_contiguous())
+    copied = not tokens.is_contiguous()
 
     def compute(call: _Backward) -> tuple[Tensor | None, Tensor | None]:
         grad, _, _, saved = call
-        tokens, seed, site = saved.tokens, saved.seed, saved.site
-        if copied:
-            grad, tokens = grad.contiguous(), tokens.contiguous()
-        d_weight = weight_gradient(grad, tokens, seed, site) if of_weight else None
-        if not of_positions:
-            return d_weight, None
-        return d_weight, _in_table(position_gradient(grad, tokens, seed, site), saved)
+        given = grad, saved.tokens.contiguous() if copied else saved.tokens, saved.seed, saved.site
+        d_weight = weight_gradient(*given) if of_weight else None
+        return d_weight, _in_table(position_gradient(*given), saved) if of_positions else None
 
-    return compute
+    return dense(compute, call, 1)
 
 
 def _in_table(gradient: Tensor, saved: _Saved) -> Tensor:
@@ -240,11 +213,9 @@ def _compute_backward_by_torch(call: _Backward) -> tuple[Tensor | None, Tensor |
 
 def _fake_backward(call: _Backward) -> tuple[Tensor, Tensor]:
     grad, of_weight, of_positions, saved = call
-    return (
-        grad.new_empty((saved.vocabulary, grad.shape[-1]) if of_weight else (0,)),
-        grad.new_empty((saved.positions, grad.shape[-1]), dtype=saved.positions_dtype)
-        if of_positions else grad.new_empty(0),
-    )  # fmt: skip
+    N, dtype = grad.shape[-1], saved.positions_dtype if of_positions else grad.dtype
+    d_weight = grad.new_empty((saved.vocabulary, N) if of_weight else 0)
+    return d_weight, grad.new_empty((saved.positions, N) if of_positions else 0, dtype=dtype)
 
 
 def _reference_backward(call: _Backward) -> tuple[Tensor, Tensor]:
@@ -254,12 +225,12 @@ def _reference_backward(call: _Backward) -> tuple[Tensor, Tensor]:
         x = x.masked_fill((saved.tokens == saved.pad_id)[..., None], 0.0)
     d_weight = d_positions = grad.new_empty(0)
     if of_weight:
-        places = saved.tokens.flatten(), x.flatten(0, 1) * saved.scale
-        d_weight = x.new_zeros(saved.vocabulary, x.shape[-1]).index_add(0, *places).to(grad.dtype)
+        rows = saved.tokens.flatten(), x.flatten(0, 1) * saved.scale
+        d_weight = x.new_zeros(saved.vocabulary, x.shape[-1]).index_add(0, *rows).to(grad.dtype)
     if of_positions:
         first = saved.first_position
-        rows = torch.nn.functional.pad(x.sum(0), (0, 0, first, saved.positions - first - x.shape[1]))
-        d_positions = rows.to(saved.positions_dtype)
+        table = torch.nn.functional.pad(x.sum(0), (0, 0, first, saved.positions - first - x.shape[1]))
+        d_positions = table.to(saved.positions_dtype)
     return d_weight, d_positions
 
 

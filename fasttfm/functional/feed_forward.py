@@ -6,7 +6,7 @@ gradient of weight2 needs, is computed from it again, in passing, where the deri
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from fasttfm.functional.backends import kernel_route
 from fasttfm.functional.derivative import pulled_back, refuse_parts
 from fasttfm.functional.dropout import LEAST_P, Dropout, as_factor, draw_seed, dropout_for, keep_mask
 from fasttfm.functional.operator import Operator, Whole, lowered, without_views
-from fasttfm.functional.rows import as_rows, shaped
+from fasttfm.functional.rows import as_rows, dense, shaped
 from fasttfm.functional.signature import names_arguments
 from fasttfm.kernels.scaled_product import scaled_linear, scaled_mm
 
@@ -58,10 +58,7 @@ def feed_forward(
     computed again; torch.nn keeps M * F elements more, with dropout twice that and M * F bytes. Raises ValueError for
     shapes or dtypes that do not agree, a dropout_p outside [0, 1] or an unknown activation.
     """
-    if dropout_p <= LEAST_P:
-        seed = None
-    elif seed is None:
-        seed = draw_seed(x.device)
+    seed = None if dropout_p <= LEAST_P else draw_seed(x.device) if seed is None else seed
     return _feed_forward(
         x, weight1, bias1, weight2, bias2, bias1_parts, dropout_p, seed, site, activation, backends.current
     )[0]
@@ -146,37 +143,30 @@ def _plan(call: _Call) -> Callable[[_Call], tuple[Tensor, Tensor, Tensor | None]
 
     The scale of dropout rides in the second product: exact, and no pass of its own.
     """
-    x, weight1, _, weight2, _, _, dropout_p, seed, _, activation, route = call
     given = [t.dtype for t in call[:5] if t is not None]
     if len(set(given)) > 1:
         raise ValueError(
             f"feed_forward takes tensors of one dtype: got x {', '.join(map(str, given))} (x, weights, biases); cast "
             "them, or run under torch.autocast"
         )
-    if route == "torch":
+    if call.route == "torch":
         return without_views(_compute_by_torch, internal=2)
     from fasttfm.kernels.feed_forward import Forward
 
-    rate, copied = 0.0 if seed is None else dropout_p, not x.is_contiguous()
-    forward = Forward(x, weight1, weight2, activation=activation, dropout_p=rate, route=route)
-
-    def compute(call: _Call) -> tuple[Tensor, Tensor, Tensor | None]:
-        x, weight1, bias1, weight2, bias2, _, _, seed, site, *_ = call
-        return forward(x.contiguous() if copied else x, weight1, bias1, weight2, bias2, seed, site)
-
-    return compute
+    rate = 0.0 if call.seed is None else call.dropout_p
+    forward: Any = Forward(*call[:2], call.weight2, activation=call.activation, dropout_p=rate, route=call.route)
+    return dense(lambda call: forward(*call[:5], call.seed, call.site), call, 1)
 
 
 def _compute_by_torch(call: _Call) -> tuple[Tensor, Tensor, Tensor | None]:
-    x, weight1, bias1, weight2, bias2, _, dropout_p, seed, site, activation, _ = call
-    dropout = Dropout(dropout_p, seed, site)
+    x, weight1, bias1, weight2, bias2, *_, activation, _ = call
     kept = torch.nn.functional.linear(as_rows(x), weight1, bias1)
-    keep, mask = keep_mask(kept, dropout), None  # of ReLU hidden > 0 says the same
+    keep, mask = keep_mask(kept, call), None  # of ReLU hidden > 0 says the same
     if activation == "relu":
         hidden = _dropped(kept.relu_(), keep)
     else:
-        hidden, mask = _gelu(kept, keep, activation), None if seed is None else keep
-    return shaped(scaled_linear(hidden, weight2, bias2, dropout.scale), x), kept, mask
+        hidden, mask = _gelu(kept, keep, activation), None if call.seed is None else keep
+    return shaped(scaled_linear(hidden, weight2, bias2, Dropout(*call[6:9]).scale), x), kept, mask
 
 
 def _dropped(x: Tensor, keep: Tensor) -> Tensor:
@@ -237,7 +227,7 @@ def _plan_backward(call: _Backward) -> Callable[[_Backward], Derivatives]:
         return without_views(_compute_backward_by_torch)
     from fasttfm.kernels.feed_forward import Backward
 
-    bits = mask if activation == "relu" and mask is not None and mask.numel() else None
+    bits = mask if mask is not None and mask.numel() else None
     backward = Backward(
         x, kept, bits, weight2, bias1=bias1 is not None, bias2=has_bias2, activation=activation,
         dropout_p=0.0 if seed is None else dropout_p, route=route, in_parts=in_parts,
@@ -254,8 +244,8 @@ def _plan_backward(call: _Backward) -> Callable[[_Backward], Derivatives]:
 
 
 def _compute_backward_by_torch(call: _Backward) -> Derivatives:
-    x, kept, mask, weight1, bias1, weight2, dropout_p, seed, site, activation, _, has_bias2, in_parts = call.saved
-    dout, rows, scale = as_rows(call.dout), as_rows(x), Dropout(dropout_p, seed, site).scale
+    x, kept, mask, weight1, bias1, weight2, _, seed, _, activation, _, has_bias2, in_parts = call.saved
+    dout, rows, scale = as_rows(call.dout), as_rows(x), Dropout(*call.saved[6:9]).scale
     dhidden = scaled_mm(dout, weight2, scale)
     if activation == "relu":  # kept > 0 exactly where the ReLU was open and dropout kept: one comparison undoes both
         dbefore, hidden = torch.ops.aten.threshold_backward(dhidden, kept, 0), kept
@@ -289,8 +279,8 @@ def _reference_backward(call: _Backward) -> tuple[Tensor, ...]:
         refuse_parts(saved.weight1)
 
     def output(saved: _Saved) -> Tensor:
-        x, _, _, weight1, bias1, weight2, dropout_p, seed, site, activation, *_ = saved
-        options = {**Dropout(dropout_p, seed, site).options(), "activation": activation}
+        x, _, _, weight1, bias1, weight2 = saved[:6]
+        options = {**Dropout(*saved[6:9]).options(), "activation": saved.activation}
         return reference.feed_forward(x, weight1, bias1, weight2, None, **options)
 
     dbias2 = call.dout.flatten(0, -2).sum(0) if saved.has_bias2 else call.dout.new_empty(0)
@@ -306,20 +296,7 @@ _feed_forward_backward = Operator(
     reference=_reference_backward, flops=lambda call: 2 * _flops(call.saved), autocast=lambda call, dtype: call,
 )  # fmt: skip
 _feed_forward = Operator(
-    "feed_forward",
-    _Call,
-    "(Tensor, Tensor, Tensor)",
-    _plan,
-    _fake,
-    checks=_checks,
-    decide=_decide,
-    save=_save,
-    saved=_Saved,
-    backward=_differentiate,
-    derivative=_feed_forward_backward,
-    visible=1,
-    flops=_flops,
-    rows=("x",),
-    autocast=lowered("x", "weight1", "bias1", "weight2", "bias2"),
-    free=("site",),
-).call
+    "feed_forward", _Call, "(Tensor, Tensor, Tensor)", _plan, _fake, checks=_checks, decide=_decide, save=_save,
+    saved=_Saved, backward=_differentiate, derivative=_feed_forward_backward, visible=1, flops=_flops, rows=("x",),
+    autocast=lowered("x", "weight1", "bias1", "weight2", "bias2"), free=("site",),
+).call  # fmt: skip

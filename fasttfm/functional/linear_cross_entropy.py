@@ -57,7 +57,7 @@ def linear_cross_entropy(
     shape, weights = target.shape, None
     kept = reduction == "none" or (class_weights is not None and label_smoothing)
     if kept or hidden.ndim != 2 or class_weights is not None or row_weights is not None:
-        _check(hidden, weight, target, label_smoothing, reduction, low_memory)
+        _check(_Call(hidden, weight, target, None, label_smoothing, 0, reduction, False, False, low_memory, None, ""))
         if row_weights is not None:
             if row_weights.shape != shape:
                 raise ValueError(f"row_weights is {tuple(row_weights.shape)}: it must be {tuple(shape)}, as target is")
@@ -129,17 +129,16 @@ LOSS_CHUNK = 1 << 22
 """Logits that exist at a time on a CPU: 8 MiB in half precision. Chosen, not measured."""
 
 
-def _check(
-    hidden: Tensor, weight: Tensor, target: Tensor, label_smoothing: float, reduction: str, low_memory: bool
-) -> None:
-    check(target, label_smoothing, reduction)
+def _check(call: _Call) -> None:
+    hidden, weight, target, *_ = call
+    check(target, call.label_smoothing, call.reduction)
     if hidden.shape[:-1] != target.shape or weight.dim() != 2 or weight.shape[1] != hidden.shape[-1]:
         raise ValueError(
             f"hidden {tuple(hidden.shape)}, weight {tuple(weight.shape)} and target {tuple(target.shape)} must be "
             "(..., N), (V, N) and (...)"
         )
     check_classes("weight", weight, 0)
-    is_flag("low_memory", low_memory)
+    is_flag("low_memory", call.low_memory)
 
 
 def _chunk(call: _Call) -> int:
@@ -265,10 +264,7 @@ _backward = Operator(
     reference=_reference_backward,
 )  # fmt: skip
 _linear_cross_entropy = Operator(
-    "linear_cross_entropy", _Call, "(Tensor, Tensor, Tensor, Tensor, Tensor)", _plan, _fake,
-    checks=lambda call: _check(
-        call.hidden, call.weight, call.target, call.label_smoothing, call.reduction, call.low_memory
-    ),
+    "linear_cross_entropy", _Call, "(Tensor, Tensor, Tensor, Tensor, Tensor)", _plan, _fake, checks=_check,
     decide=lambda call: kernel_route(call.route, call.hidden),
     save=lambda call, outputs: (
         *call[:4], *outputs[2:4], outputs[4] if call.reduction == "mean" else None, *call[4:6],

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fasttfm.cpu import training_passes
 from fasttfm.functional.dropout import wide
+from fasttfm.functional.record import WHOLE
 
 LOSS_BLOCK = 1 << 19
 """Logits that a loss works on in float32 at a time on a CPU: 2 MiB, the second-level caches of two cores. Chosen, not
@@ -21,7 +22,7 @@ measured."""
 
 def check(target: Tensor, label_smoothing: float, reduction: str) -> None:
     """Raises ValueError for what no loss takes."""
-    if target.dtype not in (torch.int64, torch.int32):
+    if target.dtype not in WHOLE:
         raise ValueError(f"target is {target.dtype}: it must hold int64 or int32 class numbers")
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing {label_smoothing} must lie in [0, 1]")
@@ -30,22 +31,16 @@ def check(target: Tensor, label_smoothing: float, reduction: str) -> None:
 
 
 def weights_of_rows(
-    target: Tensor,
-    classes: int,
-    dtype: torch.dtype,
-    ignore_index: int,
-    class_weights: Tensor | None,
+    target: Tensor, classes: int, dtype: torch.dtype, ignore_index: int, class_weights: Tensor | None,
     row_weights: Tensor | None,
-) -> Tensor | None:
+) -> Tensor | None:  # fmt: skip
     """Factor of each row's loss, like target (M,), 0 where it is ignored; None for 1 everywhere.
 
     Raises ValueError for weights of another shape or that ask for a gradient.
     """
     result = None
-    for name, weights, shape in (
-        ("class_weights", class_weights, (classes,)),
-        ("row_weights", row_weights, target.shape),
-    ):
+    given = ("class_weights", class_weights, (classes,)), ("row_weights", row_weights, target.shape)
+    for name, weights, shape in given:
         if weights is None:
             continue
         if weights.shape != shape or not weights.is_floating_point():
@@ -54,8 +49,7 @@ def weights_of_rows(
             raise ValueError(f"{name} asks for a gradient, which it has not: weight what reduction='none' returns")
         if weights.device != target.device:
             raise ValueError(f"{name} is on {weights.device}, target on {target.device}: move one of them")
-        each = weights if name == "row_weights" else weights[target.clamp(0, classes - 1)]
-        each = each.to(wide(dtype))
+        each = (weights if weights is row_weights else weights[target.clamp(0, classes - 1)]).to(wide(dtype))
         result = each if result is None else result * each
     return None if result is None else result.masked_fill(target == ignore_index, 0.0)
 
@@ -181,13 +175,14 @@ def plain_gradient(
     gradient = logits.new_empty(logits.shape)
     weights: Tensor | None = None  # in float32, where the gradient is not
     for part, x, t, left in _blocks(logits, target, counted):
-        factor = _of_rows(scale, part)
         if x.dtype == gradient.dtype:
-            _gradient_(torch.softmax(x, dim=1, out=gradient[part]), t, label_smoothing, factor, left)
+            memory = gradient[part]
         else:
             weights = torch.empty_like(x) if weights is None else weights
-            p = torch.softmax(x, dim=1, out=weights[: x.shape[0]])
-            gradient[part] = _gradient_(p, t, label_smoothing, factor, left)
+            memory = weights[: x.shape[0]]
+        p = _gradient_(torch.softmax(x, dim=1, out=memory), t, label_smoothing, _of_rows(scale, part), left)
+        if weights is not None:
+            gradient[part] = p
     return gradient
 
 
@@ -212,16 +207,14 @@ def losses_of(
     probability, (2, M), None with overwrite, which leaves the gradient in the logits' memory; and a mean's factor, 0-d,
     or None. Of the logits given here shape and strides alone are read. No mean has weights. route: triton or torch.
     """
-    forward: Callable[..., tuple[Tensor, Tensor | None]] = plain
     options: dict[str, Any] = {"label_smoothing": label_smoothing, "ignore_index": ignore_index, "overwrite": overwrite}
+    forward: Callable[..., tuple[Tensor, Tensor | None]] = functools.partial(plain, **options)
     dense, dense_target = side_by_side(logits), target.is_contiguous()
     if route == "triton":
         from fasttfm.kernels import cross_entropy as kernel
 
         like = logits if dense else logits.new_empty(logits.shape)
         forward = kernel.Forward(like, target, factor_step=int(weights is not None), **options)
-    else:
-        forward = functools.partial(forward, **options)
 
     def losses(logits: Tensor, target: Tensor, weights: Tensor | None) -> tuple[Any, ...]:
         factor = mean_factor(target, ignore_index, wide(logits.dtype)) if reduction == "mean" else None

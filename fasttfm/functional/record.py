@@ -36,27 +36,40 @@ class _Kind(NamedTuple):
 
     schema: str
     optional: bool = False
-    dtypes: str = "REAL"
+    dtypes: frozenset[torch.dtype] = REAL
 
 
 _TENSORS: dict[Any, _Kind] = {
     Tensor: _Kind("Tensor"),
     Tensor | None: _Kind("Tensor?", optional=True),
     Overwritten: _Kind("Tensor(a!)"),
-    Whole: _Kind("Tensor", dtypes="WHOLE"),
-    Whole | None: _Kind("Tensor?", optional=True, dtypes="WHOLE"),
-    Mask | None: _Kind("Tensor?", optional=True, dtypes="MASK"),
+    Whole: _Kind("Tensor", dtypes=WHOLE),
+    Whole | None: _Kind("Tensor?", optional=True, dtypes=WHOLE),
+    Mask | None: _Kind("Tensor?", optional=True, dtypes=MASK),
 }
-_SCHEMA_TYPES: dict[Any, str] = {
-    **{type_: kind.schema for type_, kind in _TENSORS.items()},
-    bool: "bool",
-    int: "int",
-    int | None: "int?",
-    Size: "SymInt",
-    float: "float",
-    str: "str",
-    torch.dtype: "ScalarType",
-    torch.dtype | None: "ScalarType?",
+
+
+class _Number(NamedTuple):
+    """A type of what is no tensor."""
+
+    schema: str
+    words: str
+    classes: tuple[type, ...]
+    plain: frozenset[type] | None = None
+    """The classes whose values a call may hold as they are; of others check() tells. None: all."""
+
+
+_NONE = type(None)
+_WHOLE_NUMBERS = (numbers.Integral, torch.SymInt)
+NUMBERS: dict[Any, _Number] = {
+    bool: _Number("bool", "True or False", (bool,), frozenset({bool})),
+    int: _Number("int", "an int", _WHOLE_NUMBERS, frozenset({int})),
+    int | None: _Number("int?", "an int or None", (*_WHOLE_NUMBERS, _NONE), frozenset({int, _NONE})),
+    Size: _Number("SymInt", "an int", _WHOLE_NUMBERS, frozenset({int})),
+    float: _Number("float", "a float", (numbers.Real, torch.SymFloat, torch.SymInt), frozenset({float, int})),
+    str: _Number("str", "a string", (str,)),
+    torch.dtype: _Number("ScalarType", "dtype", (torch.dtype,)),
+    torch.dtype | None: _Number("ScalarType?", "dtype or None", (torch.dtype, _NONE)),
 }
 
 
@@ -65,11 +78,10 @@ class Layout:
 
     def __init__(self, kind: type) -> None:
         self.fields = fields = list(_fields(kind))
-        self.positions = [i for i, field in enumerate(fields) if _is_tensor(field.type)]
+        self.positions = [i for i, field in enumerate(fields) if field.type in _TENSORS]
         """Of the tensors among all fields."""
         self.names = [fields[i].name for i in self.positions]
         """Of the tensors."""
-        self.nothing = [None] * len(self.names)
         others = [i for i in range(len(fields)) if i not in self.positions]
         self.nested = any("." in field.path for field in fields)
         """Whether the record holds records; where it does not, a plain tuple of its fields reads like it."""
@@ -90,10 +102,13 @@ class Layout:
         """Return the places of the tensors that are not None among all fields, where fields of these types may be
         computed with as they are: plain tensors and, if checked, numbers; else None."""
         for type_, field in zip(types, self.fields):
-            allowed = _PLAIN.get(field.type) if field.name != "route" and (checked or _is_tensor(field.type)) else None
-            if allowed is not None and type_ not in allowed:
+            if (tensor := _TENSORS.get(field.type)) is not None:
+                plain = type_ in PLAIN_TENSORS or (tensor.optional and type_ is _NONE)
+            else:
+                plain = not checked or (allowed := NUMBERS[field.type].plain) is None or type_ in allowed
+            if not plain:
                 return None
-        return [i for i in self.positions if types[i] is not type(None)]
+        return [i for i in self.positions if types[i] is not _NONE]
 
     def reader(self, places: Sequence[int]) -> Callable[[Any], tuple]:
         """A function that reads these of all fields from a record, as a tuple."""
@@ -118,7 +133,7 @@ class Layout:
     @property
     def schema(self) -> str:
         """The schema as torch writes it."""
-        return ", ".join(f"{_SCHEMA_TYPES[field.type]} {field.name}" for field in self.fields)
+        return ", ".join(f"{(_TENSORS | NUMBERS)[field.type].schema} {field.name}" for field in self.fields)
 
 
 @functools.cache
@@ -131,38 +146,16 @@ def _check_tensor(what: str, value: Any, kind: _Kind) -> None:
     if not isinstance(value, Tensor):
         alternative = " or None" if kind.optional else ""
         raise TypeError(f"{what} is {shown(value)}: a tensor{alternative} is needed")
-    allowed = globals()[kind.dtypes]
-    if value.dtype not in allowed:
-        names = sorted(str(dtype).removeprefix("torch.") for dtype in allowed)
+    if value.dtype not in kind.dtypes:
+        names = sorted(str(dtype).removeprefix("torch.") for dtype in kind.dtypes)
         raise ValueError(f"{what} has dtype {value.dtype}: {', '.join(names[:-1])} or {names[-1]} is needed")
     if reason := unread(value):
         raise (ValueError if type(value) in PLAIN_TENSORS else TypeError)(f"{what} {reason}")
 
 
-_PLAIN: dict[Any, set[type]] = {
-    **{type_: {*PLAIN_TENSORS, *([type(None)] if kind.optional else [])} for type_, kind in _TENSORS.items()},
-    bool: {bool},
-    int: {int},
-    Size: {int},
-    int | None: {int, type(None)},
-    float: {float, int},
-}
-"""The classes whose values a call may hold as they are, by the type of the field; of others check() tells."""
-_WHOLE_NUMBERS = (numbers.Integral, torch.SymInt)
-NUMBERS: dict[Any, tuple[str, tuple[type, ...]]] = {
-    bool: ("True or False", (bool,)),
-    int: ("an int", _WHOLE_NUMBERS),
-    int | None: ("an int or None", (*_WHOLE_NUMBERS, type(None))),
-    Size: ("an int", _WHOLE_NUMBERS),
-    float: ("a float", (numbers.Real, torch.SymFloat, torch.SymInt)),
-    str: ("a string", (str,)),
-}
-"""What a field of this type must be, in words, and the classes that are."""
-
-
 def _check_number(operator: str, field: _Field, value: Any) -> None:
-    words, kinds = NUMBERS.get(field.type, ("", (object,)))
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds and object not in kinds):
+    _, words, classes, _ = NUMBERS[field.type]
+    if not isinstance(value, classes) or (isinstance(value, bool) and bool not in classes):
         raise TypeError(f"{operator}: {field.name} is {shown(value)}: {words} is needed")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ValueError(f"{operator}: {field.name} is {value}: it must fit 64 bits")
@@ -174,10 +167,6 @@ def shown(value: Any) -> str:
         return f"a tensor {value.dtype} {tuple(value.shape)}"
     text = repr(value) if isinstance(value, str | int | float | complex | bool | None) else f"a {type(value).__name__}"
     return text if len(text) < 60 else f"a {type(value).__name__}"
-
-
-def _is_tensor(type_: Any) -> bool:
-    return type_ in _TENSORS
 
 
 def _is_record(type_: Any) -> bool:

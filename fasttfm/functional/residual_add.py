@@ -9,9 +9,9 @@ from torch import Tensor
 from fasttfm import reference
 from fasttfm.functional import backends
 from fasttfm.functional.backends import kernel_route
-from fasttfm.functional.dropout import LEAST_P, Dropout, draw_seed, dropout_for, keep_mask
+from fasttfm.functional.dropout import LEAST_P, draw_seed, dropout_for, keep_mask
 from fasttfm.functional.operator import Operator, Whole, without_views
-from fasttfm.functional.rows import add_kept, as_rows, branch_gradient, shaped
+from fasttfm.functional.rows import add_kept, as_rows, branch_gradient, dense, shaped
 from fasttfm.functional.signature import names_arguments
 
 
@@ -60,10 +60,10 @@ class _Backward(NamedTuple):
 
 
 def _checks(call: _Call) -> None:
-    x, residual, dropout_p, seed, site, _ = call
+    x, residual, *_ = call
     if x.shape != residual.shape or x.dim() == 0:
         raise ValueError(f"x {tuple(x.shape)} and residual {tuple(residual.shape)} must have one shape (..., N)")
-    dropout_for(x.device, dropout_p, seed, site)
+    dropout_for(x.device, call.dropout_p, call.seed, call.site)
 
 
 def _plan(call: _Call) -> Callable[[_Call], tuple[Tensor, Tensor | None]]:
@@ -73,22 +73,19 @@ def _plan(call: _Call) -> Callable[[_Call], tuple[Tensor, Tensor | None]]:
     from fasttfm.kernels.residual_add import Add
 
     add = Add(call.x.shape, call.x.device, call.dropout_p)
-    copied = not (call.x.is_contiguous() and call.residual.is_contiguous())
 
     def compute(call: _Call) -> tuple[Tensor, None]:
         x, residual, _, seed, site, _ = call
-        if copied:
-            x, residual = x.contiguous(), residual.contiguous()
         return add(x, residual, torch.empty_like(residual), seed, site), None
 
-    return compute
+    return dense(compute, call, 2)
 
 
 def _compute_by_torch(call: _Call) -> tuple[Tensor, Tensor | None]:
-    x, residual, dropout_p, seed, site, _ = call
-    rows = as_rows(x)
-    keep = keep_mask(rows, Dropout(dropout_p, seed, site))
-    return shaped(add_kept(rows, as_rows(residual), keep, dropout_p), x), None if seed is None else keep
+    rows = as_rows(call.x)
+    keep = keep_mask(rows, call)
+    s = add_kept(rows, as_rows(call.residual), keep, call.dropout_p)
+    return shaped(s, call.x), None if call.seed is None else keep
 
 
 def _fake(call: _Call) -> tuple[Tensor, Tensor]:
@@ -104,20 +101,19 @@ def _plan_backward(call: _Backward) -> Callable[[_Backward], Tensor]:
         return without_views(_compute_backward_by_torch)
     from fasttfm.kernels.residual_add import Add
 
-    drop, copied = Add(call.ds.shape, call.ds.device, call.saved.dropout_p), not call.ds.is_contiguous()
+    drop = Add(call.ds.shape, call.ds.device, call.saved.dropout_p)
 
     def compute(call: _Backward) -> Tensor:
         ds, (_, _, seed, site, dtype, _) = call
-        dx = ds.new_empty(ds.shape, dtype=dtype)
-        return drop(ds.contiguous() if copied else ds, None, dx, seed, site)
+        return drop(ds, None, ds.new_empty(ds.shape, dtype=dtype), seed, site)
 
-    return compute
+    return dense(compute, call, 1)
 
 
 def _compute_backward_by_torch(call: _Backward) -> Tensor:
-    ds, (keep, dropout_p, seed, site, dtype, _) = call
-    keep = ds.new_empty(0) if keep is None else keep
-    return shaped(branch_gradient(as_rows(ds), keep, Dropout(dropout_p, seed, site), dtype), ds)
+    ds, saved = call
+    keep = ds.new_empty(0) if saved.keep is None else saved.keep
+    return shaped(branch_gradient(as_rows(ds), keep, saved, saved.dtype), ds)
 
 
 def _reference_backward(call: _Backward) -> Tensor:
@@ -130,18 +126,9 @@ _residual_add_backward = Operator(
     lambda call: call.ds.new_empty(call.ds.shape, dtype=call.saved.dtype), reference=_reference_backward,
 )  # fmt: skip
 _residual_add = Operator(
-    "residual_add",
-    _Call,
-    "(Tensor, Tensor)",
-    _plan,
-    _fake,
-    checks=_checks,
+    "residual_add", _Call, "(Tensor, Tensor)", _plan, _fake, checks=_checks,
     decide=lambda call: kernel_route(call.route, call.x, call.residual),
-    save=lambda call, outputs: (outputs[1], *call[2:5], call.x.dtype, call.route),
-    saved=_Saved,
+    save=lambda call, outputs: (outputs[1], *call[2:5], call.x.dtype, call.route), saved=_Saved,
     backward=lambda backward, saved, _, ds, *_keep: (backward(ds, saved), ds, None),
-    derivative=_residual_add_backward,
-    visible=1,
-    rows=("x", "residual"),
-    free=("site",),
-).call
+    derivative=_residual_add_backward, visible=1, rows=("x", "residual"), free=("site",),
+).call  # fmt: skip

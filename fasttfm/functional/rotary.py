@@ -105,8 +105,7 @@ def _checks(call: _Call) -> None:
             f"cos {cos.dtype} {tuple(cos.shape)} and sin {sin.dtype} {tuple(sin.shape)} must both be (P, R / 2) of one "
             f"dtype, R from 2 to the head size {x.shape[-1]}"
         )
-    given = [cos, sin] if positions is None else [cos, sin, positions]
-    if any(tensor.device != x.device for tensor in given):
+    if any(tensor is not None and tensor.device != x.device for tensor in (cos, sin, positions)):
         raise ValueError(f"cos, sin and positions must be on x's device, {x.device}")
     length = x.shape[-2] if x.dim() == 4 else x.shape[0]
     if positions is None:
@@ -118,7 +117,7 @@ def _checks(call: _Call) -> None:
             raise ValueError(f"x has {length} positions and the tables {cos.shape[0]}: make them longer")
         return
     allowed = [(length,)] if x.dim() == 3 else [(length,), (1, length), (x.shape[0], length)]
-    if tuple(positions.shape) not in allowed or positions.dtype not in (torch.int32, torch.int64):
+    if tuple(positions.shape) not in allowed or positions.dtype not in WHOLE:
         raise ValueError(
             f"positions is {positions.dtype} {tuple(positions.shape)}: int32 or int64 "
             f"{' or '.join(map(str, dict.fromkeys(allowed)))} is needed"

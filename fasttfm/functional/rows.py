@@ -1,9 +1,12 @@
 """Tensors as rows, and the residual connection on rows in plain PyTorch."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from fasttfm.functional.dropout import Dropout, as_factor, dropout_scale
+from fasttfm.functional.dropout import as_factor, dropout_scale
 
 
 def as_rows(x: Tensor) -> Tensor:
@@ -23,6 +26,14 @@ def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x if x.dtype is dtype else x.to(dtype)
 
 
+def dense(compute: Callable[[Any], Any], call: Any, count: int) -> Callable[[Any], Any]:
+    """compute, for calls with the strides of this one, whose first tensors, so many, it is given contiguous."""
+    if all(x is None or x.is_contiguous() for x in call[:count]):
+        return compute
+    kind = type(call)
+    return lambda call: compute(kind(*(x if x is None else x.contiguous() for x in call[:count]), *call[count:]))
+
+
 def add_kept(x: Tensor, residual: Tensor, keep: Tensor, dropout_p: float) -> Tensor:
     """residual + x * keep / (1 - p), in residual's dtype, in float32 inside; all (M, N), or keep empty."""
     base = residual
@@ -36,9 +47,9 @@ def add_kept(x: Tensor, residual: Tensor, keep: Tensor, dropout_p: float) -> Ten
     return s if s.dtype is residual.dtype else s.to(residual.dtype)
 
 
-def branch_gradient(ds: Tensor, keep: Tensor, dropout: Dropout, dtype: torch.dtype) -> Tensor:
+def branch_gradient(ds: Tensor, keep: Tensor, dropout: Any, dtype: torch.dtype) -> Tensor:
     """The gradient of x, in dtype, from that of s = residual + dropout(x); both (M, N). keep is empty where nothing was
-    dropped."""
+    dropped; dropout as keep_mask() takes it."""
     if not keep.numel():
         return ds.to(dtype, copy=True)
     dx = ds * as_factor(keep, ds.dtype)

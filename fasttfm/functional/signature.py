@@ -138,7 +138,7 @@ def _known(function: Callable[..., Any]) -> _Known:
 
 def _is_one(value: Any, kind: Any) -> bool:
     if kind in NUMBERS:
-        return isinstance(value, NUMBERS[kind][1])
+        return isinstance(value, NUMBERS[kind].classes)
     if kind is torch.device:  # an index of a GPU, too
         return isinstance(value, torch.device | int)
     origin = get_origin(kind) or kind
@@ -147,7 +147,7 @@ def _is_one(value: Any, kind: Any) -> bool:
 
 def _words(kind: Any) -> str:
     if kind in NUMBERS:
-        return NUMBERS[kind][0]
+        return NUMBERS[kind].words
     known = {Tensor: "a tensor", type(None): "None", tuple: "a tuple"}
     origin = get_origin(kind) or kind
     if origin is Callable or origin is types.FunctionType:

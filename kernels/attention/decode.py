@@ -284,12 +284,9 @@ class Decode:
         key_heads, value_width = value_cache.shape[1::2]
         output = like_heads(query, value_width)
         self._shape, self._layout, self._lines = output.shape, output.stride(), (batch, heads, queries)
-        self._launch = self._merge = None
-        if not output.numel():
-            return
         device = chip(query.device)
         kind = product_kind(query.dtype, device)
-        group = heads // key_heads
+        group = heads // max(1, key_heads)
         tile = tile or DECODE(device, kind, _class(width, value_width), 16 if queries * group <= 16 else 32)
         pages, room = _pages(key_cache, block_table)
         programs = ceil_div(queries * group, tile.rows) * batch * key_heads
@@ -302,7 +299,7 @@ class Decode:
         self._strides = strides(query, key_cache, value_cache, output, rows=max(queries, key_cache.shape[2]))
         constants = {"D": width, "DV": value_width, "PRECISION": precision(kind), "GROUP": group}
         constants |= tile.options(stages_for(device, tile, key_cache, value_cache))
-        self._launch = Launch(_decode, (programs * shares,), constants)
+        self._launch, self._merge = Launch(_decode, (programs * shares,), constants), None
         if shares > 1:
             tile = rows_tile(_class(value_width))
             grid = (ceil_div(batch * heads * queries, tile.rows),)
@@ -318,8 +315,6 @@ class Decode:
         Returns (B, H, L, DV), heads last in memory.
         """
         output = query.new_empty_strided(self._shape, self._layout)
-        if self._launch is None:
-            return output
         if self._copied:
             query, key_cache, value_cache = map(unit, (query, key_cache, value_cache))
         parts: tuple = (None, lse, 1, self._batch)
@@ -331,8 +326,7 @@ class Decode:
             None if sinks is None else sinks.float().contiguous(),
         )  # fmt: skip
         spans = lengths.contiguous(), None if starts is None else starts.contiguous()
-        table = None if block_table is None else unit(block_table)
-        pages = table, *self._pages
+        pages = None if block_table is None else unit(block_table), *self._pages
         self._launch(
             query, key_cache, value_cache, output, parts, scoring, spans, pages, self._scale, self._sizes, self._strides
         )
@@ -353,14 +347,13 @@ class Append:
         tile = rows_tile(_class(width))
         pages, room = _pages(cache, block_table)
         constants = {"DV": width, **tile.options()}
-        self._launch = Launch(_append, (ceil_div(batch * heads * new, tile.rows),), constants) if x.numel() else None
+        self._launch = Launch(_append, (ceil_div(batch * heads * new, tile.rows),), constants)
         self._pages, self._tail = tuple(pages)[1:], (batch, (heads, new, room), strides(x, cache))
 
     def __call__(self, cache: Tensor, x: Tensor, lengths: Tensor, block_table: Tensor | None) -> None:
         """x goes to the rows from lengths (B,) on."""
-        if self._launch is not None:
-            pages = None if block_table is None else unit(block_table), *self._pages
-            self._launch(unit(x), cache, lengths.contiguous(), pages, *self._tail)
+        pages = None if block_table is None else unit(block_table), *self._pages
+        self._launch(unit(x), cache, lengths.contiguous(), pages, *self._tail)
 
 
 def _pages(cache: Tensor, block_table: Tensor | None) -> tuple[Pages, int]:

@@ -79,26 +79,31 @@ def saved_bytes(function):
 
 
 @pytest.mark.parametrize("route", ["torch", "triton"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dropout_p", [0.0, 0.1])
-def test_less_is_kept_for_backward_than_torch_nn_keeps(route, dropout_p):
+def test_less_is_kept_for_backward_than_torch_nn_keeps(dropout_p, activation, route):
     M, N, F = 64, 32, 128
     first, second = nn.Linear(N, F), nn.Linear(F, N)
     x = torch.randn(M, N, requires_grad=True)
-    layers = nn.Sequential(first, nn.ReLU(), nn.Dropout(dropout_p) if dropout_p else nn.Identity(), second)
+    between = {"relu": nn.ReLU(), "gelu": nn.GELU(), "gelu_tanh": nn.GELU("tanh")}[activation]
+    layers = nn.Sequential(first, between, nn.Dropout(dropout_p) if dropout_p else nn.Identity(), second)
+    options = {"dropout_p": dropout_p, "seed": SEED, "activation": activation}
 
     def ours():
         with backend(route):
-            return functional.feed_forward(
-                x, first.weight, first.bias, second.weight, second.bias, dropout_p=dropout_p, seed=SEED
-            )
+            return functional.feed_forward(x, first.weight, first.bias, second.weight, second.bias, **options)
 
-    bits = M * F // 8 if route == "triton" else 0
+    theirs = saved_bytes(lambda: layers(x))
+    mask_of_nn = saved_mask_bytes(M, F) if dropout_p else 0
+    if activation == "relu":
+        mask = M * F // 8 if route == "triton" else 0
+        assert theirs == 4 * M * (N + F) + (4 * M * F + mask_of_nn if dropout_p else 0)
+        assert not dropout_p or saved_bytes(ours) < 0.6 * theirs
+    else:
+        mask = M * F if route == "torch" and dropout_p else 0
+        assert theirs == 4 * M * (N + 2 * F) + mask_of_nn
     seed = 8 if dropout_p else 0  # for a second derivative
-    assert saved_bytes(ours) == 4 * M * (N + F) + bits + seed
-    theirs = 4 * M * (N + F) + (4 * M * F + saved_mask_bytes(M, F) if dropout_p else 0)
-    assert saved_bytes(lambda: layers(x)) == theirs
-    if dropout_p:
-        assert saved_bytes(ours) < 0.6 * theirs
+    assert saved_bytes(ours) == 4 * M * (N + F) + mask + seed
 
 
 def saved_mask_bytes(rows, columns):
@@ -108,26 +113,6 @@ def saved_mask_bytes(rows, columns):
 
 
 # ---------------------------------------------------------------------------------------------- as a torch operator
-
-
-@pytest.mark.parametrize("route", ["torch", "triton"])
-@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
-@pytest.mark.parametrize("dropout_p", [0.0, 0.1])
-def test_of_gelu_its_input_alone_is_kept(activation, dropout_p, route):
-    M, N, F = 64, 32, 128
-    first, second = nn.Linear(N, F), nn.Linear(F, N)
-    x = torch.randn(M, N, requires_grad=True)
-    gelu = nn.GELU("tanh" if activation == "gelu_tanh" else "none")
-    layers = nn.Sequential(first, gelu, nn.Dropout(dropout_p) if dropout_p else nn.Identity(), second)
-    options = {"dropout_p": dropout_p, "seed": SEED, "activation": activation}
-
-    def ours():
-        with backend(route):
-            return functional.feed_forward(x, first.weight, first.bias, second.weight, second.bias, **options)
-
-    mask = (M * F if route == "torch" else 0) + 8 if dropout_p else 0  # and the seed
-    assert saved_bytes(ours) == 4 * M * (N + F) + mask
-    assert saved_bytes(lambda: layers(x)) == 4 * M * (N + 2 * F) + (saved_mask_bytes(M, F) if dropout_p else 0)
 
 
 @pytest.mark.whole

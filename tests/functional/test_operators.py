@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fasttfm.functional.flops import formulas
 from fasttfm.functional.operator import Operator, _every, lowered, unplanned
-from fasttfm.functional.record import _TENSORS
+from fasttfm.functional.record import _TENSORS, WHOLE
 
 states = []
 """(autocast on, autograd recording) inside each computation."""
@@ -220,7 +220,7 @@ def test_float32_products_of_other_units_are_another_plan(operator):
     whole = torch.empty(4, dtype=torch.int64, device="meta")
     real, numbers = whole.float(), {bool: True, str: "relu", torch.dtype: torch.float32}
     kinds = [(_TENSORS.get(field.type), field.type) for field in operator._layout.fields]
-    fields = [numbers.get(type_, 1) if k is None else whole if k.dtypes == "WHOLE" else real for k, type_ in kinds]
+    fields = [numbers.get(type_, 1) if k is None else whole if k.dtypes is WHOLE else real for k, type_ in kinds]
     signatures = []
     for precision in ("tf32", torch.backends.cuda.matmul.fp32_precision):
         torch.backends.cuda.matmul.fp32_precision = precision

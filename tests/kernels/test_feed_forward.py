@@ -12,7 +12,7 @@ from fasttfm.kernels import feed_forward as kernel
 from fasttfm.kernels import product
 from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.proof import matrix
-from fasttfm.kernels.tiles.feed_forward import PRODUCT, ROUTE
+from fasttfm.kernels.tiles.feed_forward import PRODUCT, ROUTE, of_two_results
 from fasttfm.kernels.tiles.rows import COLUMN_SUMS
 from fasttfm.kernels.tiles.table import Tile
 
@@ -212,23 +212,25 @@ def test_two_runs_give_the_same_bits():
 # -------------------------------------------------------------------------------------------------- tiles and routes
 
 
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=list(CHIPS))
-def test_every_tile_that_a_chip_can_take_is_listed_for_compilation(chip):
-    cases = [case for case in matrix.families()["feed_forward"](chip) if case.arguments["ACTIVATION"] == "relu"]
+def test_every_tile_that_a_chip_can_take_is_listed_for_compilation(chip, activation):
+    places = ("ROWS", "COLUMNS", "DEPTH")
+    listed = {
+        (case.kernel, case.dtype, case.num_warps, case.num_stages, *map(case.arguments.get, places))
+        for case in matrix.families()["feed_forward"](chip)
+        if case.arguments["ACTIVATION"] == activation
+    }
+    gate = COLUMN_SUMS(chip)
     for kind in ("fp32", "fp16", "bf16"):
         for size in ("large", "small"):
-            to = PRODUCT(chip, kind, size)
-            wanted = (to.rows, to.columns, to.depth)
-            assert to.columns % 32 == 0
-            for jit in (kernel._forward, kernel._backward):
-                assert any(
-                    case.kernel is jit
-                    and case.dtype == kind
-                    and (case.num_warps, case.num_stages) == (to.warps, to.stages)
-                    and tuple(case.arguments[name] for name in ("ROWS", "COLUMNS", "DEPTH")) == wanted
-                    for case in cases
-                )
-    assert any(case.kernel is kernel._gate and case.arguments["ROWS"] == COLUMN_SUMS(chip).rows for case in cases)
+            tile = PRODUCT(chip, kind, size)
+            assert tile.columns % 32 == 0
+            half = tile if activation == "relu" else of_two_results(tile)
+            assert half.rows == tile.rows  # or a bias's gradient would have other parts than a model expects
+            for jit, each in ((kernel._forward, tile), (kernel._backward, half)):
+                assert (jit, kind, each.warps, each.stages, each.rows, each.columns, each.depth) in listed
+        assert (kernel._gate, kind, gate.warps, gate.stages, gate.rows, gate.columns, None) in listed
 
 
 def test_cublas_computes_where_triton_does_not_reach_the_matrix_units():

@@ -12,12 +12,7 @@ from test_feed_forward import tensors as feed_forward_tensors
 
 from fasttfm import functional, reference
 from fasttfm.functional.backends import backend
-from fasttfm.kernels import feed_forward as kernel
 from fasttfm.kernels import product
-from fasttfm.kernels.chip import CHIPS
-from fasttfm.kernels.proof import matrix
-from fasttfm.kernels.tiles.feed_forward import PRODUCT, of_two_results
-from fasttfm.kernels.tiles.rows import COLUMN_SUMS
 from fasttfm.kernels.tiles.table import Tile
 
 FORMS = ["gelu", "gelu_tanh"]
@@ -146,21 +141,3 @@ def test_a_nan_stays_visible():
     assert found["output 0"][1].isnan().all()
     assert found["gradient of x"][1].isnan().all()
     assert not found["gradient of x"][[0, 2]].isnan().any()
-
-
-@pytest.mark.parametrize("chip", CHIPS.values(), ids=list(CHIPS))
-def test_every_tile_that_a_chip_can_take_is_listed_for_compilation(chip):
-    listed = {
-        (case.kernel, case.dtype, case.num_warps, *(case.arguments.get(n) for n in ("ROWS", "COLUMNS", "DEPTH")))
-        for case in matrix.families()["feed_forward"](chip)
-        if case.arguments["ACTIVATION"] == "gelu"
-    }
-    for kind in ("fp32", "fp16", "bf16"):
-        for size in ("large", "small"):
-            tile = PRODUCT(chip, kind, size)
-            assert (kernel._forward, kind, tile.warps, tile.rows, tile.columns, tile.depth) in listed
-            half = of_two_results(tile)
-            assert half.rows == tile.rows  # or a bias's gradient would have other parts than a model expects
-            assert (kernel._backward, kind, half.warps, half.rows, half.columns, half.depth) in listed
-        gate = COLUMN_SUMS(chip)
-        assert (kernel._gate, kind, gate.warps, gate.rows, gate.columns, None) in listed

@@ -43,17 +43,9 @@ class Options(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        heads: Tensor,
-        key_lengths: Tensor | None,
-        mask: Tensor | None,
-        causal: bool | str,
-        causal_offset: int | Tensor,
-        dropout_p: float,
-        scale: float | None,
-        seed: Tensor | None,
-        site: int,
-    ) -> Options:
+        cls, heads: Tensor, key_lengths: Tensor | None, mask: Tensor | None, causal: bool | str,
+        causal_offset: int | Tensor, dropout_p: float, scale: float | None, seed: Tensor | None, site: int,
+    ) -> Options:  # fmt: skip
         """With the scale and the seed that a call without them takes on heads (..., D). Raises ValueError for numbers
         out of range."""
         dropout_p, seed, site = dropout_for(heads.device, dropout_p, seed, site)
@@ -68,21 +60,15 @@ class Options(NamedTuple):
     @property
     def plain(self) -> bool:
         """True without what only some routes compute: offsets by batch row, a left border, a cap, slopes, sinks."""
-        return (
-            self.offsets is None
-            and self.window == -1
-            and self.softcap == 0.0
-            and self.slopes is None
-            and self.sinks is None
-        )
+        without = self.offsets is self.slopes is self.sinks is None
+        return without and self.window == -1 and self.softcap == 0.0
 
     def of_reference(self) -> dict[str, Any]:
         """For reference.attention()."""
         diagonal = self.causal_offset - self.past
+        names = ("mask", "softcap", "sinks", "dropout_p", "scale", "seed", "site")
         return {
-            **{
-                name: getattr(self, name) for name in ("mask", "softcap", "sinks", "dropout_p", "scale", "seed", "site")
-            },
+            **{name: getattr(self, name) for name in names},
             **({} if self.key_lengths is None else {"key_lengths": self.key_lengths}),
             "alibi_slopes": self.slopes,
             "causal_offset": diagonal if self.offsets is None else self.offsets + diagonal,
@@ -90,21 +76,8 @@ class Options(NamedTuple):
         }
 
     def arguments(self) -> dict[str, Any]:
-        """For kernels, at half the price of _asdict()."""
-        arguments = {
-            "key_lengths": self.key_lengths,
-            "mask": self.mask,
-            "causal": self.causal,
-            "causal_offset": self.causal_offset,
-            "dropout_p": self.dropout_p,
-            "scale": self.scale,
-            "seed": self.seed,
-            "site": self.site,
-        }
-        if not self.plain:
-            names = ("offsets", "window", "softcap", "slopes", "past", "sinks")
-            arguments |= {name: getattr(self, name) for name in names}
-        return arguments
+        """For kernels."""
+        return dict(zip(self._fields, self[:8] if self.plain else self))
 
 
 class Sequences(NamedTuple):

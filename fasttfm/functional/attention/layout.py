@@ -30,17 +30,12 @@ def planes(x: Tensor, heads: Size | None = None) -> Tensor:
     """
     if heads is None or heads == x.shape[1]:
         return x.flatten(0, 1)
-    return x.reshape(x.shape[0] * heads, _group(x, heads) * x.shape[2], x.shape[3])
+    return grouped(x, heads).flatten(0, 1)
 
 
 def grouped(x: Tensor, heads: Size) -> Tensor:
     """(B, H, L, D) to (B, heads, H / heads * L, D): rows of query heads that share a head of keys under each other."""
-    return x.reshape(x.shape[0], heads, _group(x, heads) * x.shape[2], x.shape[3])
-
-
-def _group(x: Tensor, heads: Size) -> Size:
-    """Heads of x that share one of `heads`; 1 where there is none."""
-    return x.shape[1] // heads if heads else 1
+    return x.reshape(x.shape[0], heads, (x.shape[1] // heads if heads else 1) * x.shape[2], x.shape[3])
 
 
 def by_part(joint: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from fasttfm.functional.attention.layout import empty_heads_last
 from fasttfm.functional.attention.operator import fused
 from fasttfm.functional.attention.scoring import with_scoring
 from fasttfm.functional.backends import chosen, kernel_route, values_are_checked
-from fasttfm.functional.operator import Operator, Overwritten, Whole, without_views
+from fasttfm.functional.operator import WHOLE, Operator, Overwritten, Whole, without_views
 from fasttfm.functional.rotary import rotary
 from fasttfm.functional.signature import is_flag, names_arguments
 
@@ -84,15 +84,9 @@ def attention_with_cache(
 
 
 def _turned(
-    query: Tensor,
-    key: Tensor | None,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    lengths: Tensor,
-    longest: int | None,
-    interleaved: bool,
-    together: bool,
-) -> tuple[Tensor, Tensor]:
+    query: Tensor, key: Tensor | None, cos: Tensor | None, sin: Tensor | None, lengths: Tensor, longest: int | None,
+    interleaved: bool, together: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Query and key turned by their positions; together: the queries by one, the first new key's."""
     if cos is None or sin is None or key is None:
         raise ValueError("cos, sin and key belong together: positions are those of the keys that are appended")
@@ -110,13 +104,9 @@ def _turned(
 
 
 def _check_tensors(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    key: Tensor | None,
-    value: Tensor | None,
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, key: Tensor | None, value: Tensor | None,
     sinks: Tensor | None,
-) -> None:
+) -> None:  # fmt: skip
     caches = f"key_cache {tuple(key_cache.shape)} and value_cache {tuple(value_cache.shape)}"
     if not query.dim() == key_cache.dim() == value_cache.dim() == 4:
         raise ValueError(
@@ -180,11 +170,9 @@ def _check_beside(
         ("block_table", block_table, f"({batch}, pages of a sequence)"),
     ):  # fmt: skip
         if x is not None and (
-            x.dim() != 1 + (name == "block_table")
-            or len(x) != batch
-            or x.dtype not in (torch.int32, torch.int64)
+            x.dim() != 1 + (name == "block_table") or len(x) != batch or x.dtype not in WHOLE
             or x.device != query.device
-        ):
+        ):  # fmt: skip
             raise ValueError(
                 f"{name} is {x.dtype} {tuple(x.shape)} on {x.device}: int32 or int64 {wanted} on {query.device} is "
                 "needed"
@@ -250,13 +238,9 @@ def _append_by_torch(call: _Append) -> None:
 
 
 _append = Operator(
-    "append_to_cache",
-    _Append,
-    "()",
-    _plan_append,
-    lambda call: None,
+    "append_to_cache", _Append, "()", _plan_append, lambda call: None,
     decide=lambda call: "torch" if call.cache.stride(3) != 1 else _decide(call.route, call.cache),
-).call
+).call  # fmt: skip
 
 
 class Call(NamedTuple):
@@ -349,12 +333,8 @@ def _rows(cache: Tensor, block_table: Tensor | None, b: int, first: int, end: in
 
 
 _attention = Operator(
-    "attention_with_cache",
-    Call,
-    "(Tensor, Tensor)",
-    _plan,
+    "attention_with_cache", Call, "(Tensor, Tensor)", _plan,
     lambda call: (empty_heads_last(call.query, call.value_cache.shape[3]), call.lse),
-    decide=lambda call: _decide(call.route, call.query, call.value_cache),
-    flops=_flops,
+    decide=lambda call: _decide(call.route, call.query, call.value_cache), flops=_flops,
     autocast=lambda call, dtype: call,  # it has products
-).call
+).call  # fmt: skip

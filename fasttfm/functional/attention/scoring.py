@@ -32,29 +32,18 @@ def without_bias(
 
 
 def scores_differ(
-    causal: Causal,
-    causal_offset: int | Tensor,
-    window: Window | None,
-    softcap: float,
-    alibi_slopes: Tensor | None,
+    causal: Causal, causal_offset: int | Tensor, window: Window | None, softcap: float, alibi_slopes: Tensor | None,
     sinks: Tensor | None,
-) -> bool:
+) -> bool:  # fmt: skip
     """Return whether with_scoring() has anything to do."""
     scored = window is not None or softcap != 0.0 or alibi_slopes is not None or sinks is not None
     return scored or isinstance(causal, str) or isinstance(causal_offset, Tensor)
 
 
 def with_scoring(
-    options: Options,
-    query: Tensor,
-    shape: tuple[Any, Any, Any, Any],
-    causal: Causal,
-    window: Window | None,
-    softcap: float,
-    alibi_slopes: Tensor | None,
-    sinks: Tensor | None,
-    surplus: Tensor | int | None = None,
-) -> Options:
+    options: Options, query: Tensor, shape: tuple[Any, Any, Any, Any], causal: Causal, window: Window | None,
+    softcap: float, alibi_slopes: Tensor | None, sinks: Tensor | None, surplus: Tensor | int | None = None,
+) -> Options:  # fmt: skip
     """Return options with these arguments of attention() on scores of shape (B, H, L, S).
 
     options has the key lengths, and causal_offset as it was given. surplus: how many keys more than queries each batch

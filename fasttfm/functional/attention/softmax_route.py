@@ -29,8 +29,8 @@ def planned(
     from fasttfm.kernels import masked_softmax
     from fasttfm.kernels.attention.launch import masking_arguments
 
-    shape, (_, _, causal, _, dropout_p, *_) = scores.shape, options
-    softmax = masked_softmax.Forward(scores, causal=causal, dropout_p=dropout_p, dtype=dtype, in_place=in_place)
+    shape, rate = scores.shape, options.dropout_p
+    softmax = masked_softmax.Forward(scores, causal=options.causal, dropout_p=rate, dtype=dtype, in_place=in_place)
 
     def masking_of(options: Options) -> tuple:
         return masking_arguments(shape, **{name: getattr(options, name) for name in _PLACES})
@@ -46,15 +46,9 @@ def planned(
 
 
 def backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    p: Tensor,
-    options: Options,
-    mask_gradient: bool,
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, p: Tensor, options: Options, mask_gradient: bool,
     out: tuple[Tensor, ...] | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
     """Gradients of query, key, value, and of the additive mask if asked for; out as operand_gradients() takes it.
 
     The scores, which a soft cap's derivative needs, are computed once more: p lies where they were.

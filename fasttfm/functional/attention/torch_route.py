@@ -78,9 +78,8 @@ def _empty(queries: int, bias: Tensor, options: Options) -> Tensor | None:
         if options.key_lengths is not None:
             without = options.key_lengths.view(-1, 1, 1, 1) <= 0
             empty = without if empty is None else empty | without
-    if empty is None or torch.compiler.is_compiling():
-        return empty
-    return None if empty.device.type == "cpu" and not empty.any() else empty
+    known = empty is not None and empty.is_cpu and not torch.compiler.is_compiling()
+    return None if known and not empty.any() else empty  # type: ignore[union-attr]
 
 
 SOFTMAX_ROW = 16
@@ -127,17 +126,14 @@ class _Draws(NamedTuple):
 
 def _drawn(call: _Draws) -> Tensor:
     batch, heads, queries, keys = call.weights.shape
-    keep = training_passes.drawn((batch * heads, queries, keys), call.dropout_p, call.seed, call.site)
+    keep = training_passes.drawn((batch * heads, queries, keys), *call[1:])
     return keep.view(call.weights.shape).contiguous()
 
 
 _keep_mask = Operator(
-    "keep_mask",
-    _Draws,
-    "Tensor",
-    unplanned(_drawn),
+    "keep_mask", _Draws, "Tensor", unplanned(_drawn),
     lambda call: call.weights.new_empty(call.weights.shape, dtype=torch.bool),
-).call
+).call  # fmt: skip
 """The keep mask of weights (B, H, L, S), bool: an operator, because no graph holds a seed's value and loops."""
 
 
@@ -199,16 +195,9 @@ def softmax_gradient(grad: Tensor, p: Tensor, kept: Tensor | None) -> Tensor:
 
 
 def backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    p: Tensor,
-    kept: Tensor | None,
-    options: Options,
-    mask_gradient: bool = False,
-    out: tuple[Tensor, ...] | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, p: Tensor, kept: Tensor | None, options: Options,
+    mask_gradient: bool = False, out: tuple[Tensor, ...] | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
     """Gradients of query, key, value, and of the additive mask if asked for. out as operand_gradients() takes it."""
     grad, d_mask = grad.flatten(0, 1).view(grad.shape), None  # copied once at most
     if attention_pass.weighs(grad, value, options) and not mask_gradient:
@@ -230,11 +219,8 @@ def operand_gradients(
         for memory, (x, y) in zip(out, factors):
             _planes_product(x, y, memory.dtype, planes(memory, heads))
         return out  # type: ignore[return-value]
-    d_query, d_key, d_value = (_planes_product(x, y, x.dtype) for x, y in factors)
-    value_shape = (*key.shape[:3], grad.shape[3])
-    return (
-        heads_last(d_query.view(query.shape)), heads_last(d_key.view(key.shape)), heads_last(d_value.view(value_shape))
-    )  # fmt: skip
+    shapes = query.shape, key.shape, (*key.shape[:3], grad.shape[3])
+    return tuple(heads_last(_planes_product(x, y, x.dtype).view(shape)) for (x, y), shape in zip(factors, shapes))  # type: ignore[return-value]
 
 
 # --------------------------------------------------------------------------------------------- torch's fused CPU kernel
@@ -278,13 +264,7 @@ def fused_forward(query: Tensor, key: Tensor, value: Tensor, options: Options) -
 
 
 def fused_backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    lse: Tensor,
-    addend: Tensor | None,
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, addend: Tensor | None,
     options: Options,
 ) -> tuple[Tensor, Tensor, Tensor, None]:  # fmt: skip
     """Gradients of query, key and value, heads last, and None of the mask; an addend of no numbers is none."""
