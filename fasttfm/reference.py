@@ -224,8 +224,8 @@ def varlen_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    query_starts: Tensor,
-    key_starts: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
     *,
     causal_offset: int | Tensor = 0,
     alibi_slopes: Tensor | None = None,
@@ -233,12 +233,12 @@ def varlen_attention(
 ) -> Tensor:
     """attention() over packed sequences, one after the other; options are those of attention(), without masks.
 
-    query (Tq, H, D), key (Tk, H, D), value (Tk, H, Dv); query_starts, key_starts (B + 1,) int32: where each sequence
+    query (Tq, H, D), key (Tk, H, D), value (Tk, H, Dv); cu_seqlens_q, cu_seqlens_k (B + 1,) int32: where each sequence
     begins, and the end of the last. Returns (Tq, H, Dv). The dropout mask is that of the padded batch.
     """
     heads = query.shape[1]
     outputs = []
-    q_starts, k_starts = query_starts.tolist(), key_starts.tolist()
+    q_starts, k_starts = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
     for b in range(len(q_starts) - 1):
         q = query[q_starts[b] : q_starts[b + 1]].transpose(0, 1)[None]  # (1, H, L, D)
         k = key[k_starts[b] : k_starts[b + 1]].transpose(0, 1)[None]

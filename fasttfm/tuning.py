@@ -152,9 +152,9 @@ def _attention(length: int, width: int, heads: int, tensor: Callable[..., Tensor
     yield F.joint_attention, causal, tensor(batch, length, 3, heads, width)
     yield F.joint_attention, drop, tensor(batch, length, 2, heads, width), tensor(batch, fewer, heads, width)
 
-    keys = {"key_starts": numbers * length, "max_key": length}
-    equal = {"query_starts": numbers * length, "max_query": length, **keys, **causal}
-    cross = {"query_starts": numbers * fewer, "max_query": fewer, **keys, **drop}
+    keys = {"cu_seqlens_k": numbers * length, "max_seqlen_k": length}
+    equal = {"cu_seqlens_q": numbers * length, "max_seqlen_q": length, **keys, **causal}
+    cross = {"cu_seqlens_q": numbers * fewer, "max_seqlen_q": fewer, **keys, **drop}
     q, k, v = (tensor(batch * length, heads, width) for _ in range(3))
     less = tensor(batch * fewer, heads, width)
     yield F.varlen_attention, equal, q, k, v

@@ -54,7 +54,7 @@ def functions() -> dict[str, Target]:
     scoring = {"window": (3, 1), "softcap": 2.0, "alibi_slopes": f(2).abs(), "sinks": f(2)}
     more |= scoring
     starts = torch.tensor([0, 4, 9])
-    packed = {"query_starts": starts, "key_starts": starts, "max_query": 5, "max_key": 5}
+    packed = {"cu_seqlens_q": starts, "cu_seqlens_k": starts, "max_seqlen_q": 5, "max_seqlen_k": 5}
     norm = {"x": f(2, 3, 16), "weight": f(16), "bias": f(16), "eps": 1e-5}
     rms = {"x": f(2, 3, 16), "weight": f(16), "eps": 1e-6}
     residual = {"residual": f(2, 3, 16)}

@@ -37,14 +37,14 @@ def places(
     return looks | {"window": (left, right)} if bounded else looks
 
 
-def surplus_of(query_starts: Tensor, key_starts: Tensor) -> int | Tensor:
+def surplus_of(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> int | Tensor:
     """The number of keys less that of queries in each sequence, (B,); starts that do not fit are varlen_attention()'s
     to refuse."""
-    whole = query_starts.dtype in (torch.int32, torch.int64) and key_starts.dtype in (torch.int32, torch.int64)
-    places = query_starts.shape, query_starts.device
-    if query_starts is key_starts or not whole or places != (key_starts.shape, key_starts.device):
+    whole = cu_seqlens_q.dtype in (torch.int32, torch.int64) and cu_seqlens_k.dtype in (torch.int32, torch.int64)
+    places = cu_seqlens_q.shape, cu_seqlens_q.device
+    if cu_seqlens_q is cu_seqlens_k or not whole or places != (cu_seqlens_k.shape, cu_seqlens_k.device):
         return 0
-    return key_starts.diff() - query_starts.diff()
+    return cu_seqlens_k.diff() - cu_seqlens_q.diff()
 
 
 def check_rank(function: str, rank: int, parts: int | None = None, **tensors: Tensor) -> None:

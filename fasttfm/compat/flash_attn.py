@@ -21,14 +21,8 @@ from fasttfm.functional.attention.arguments import Sequences
 from fasttfm.functional.signature import is_flag, names_arguments, own_names
 
 _OWN = {"query": "q", "key": "k", "value": "v", "window": "window_size", "scale": "softmax_scale"}
-Result = Tensor | tuple[Tensor, Tensor, Tensor]
-_STARTS = {
-    "query_starts": "cu_seqlens_q",
-    "key_starts": "cu_seqlens_k",
-    "max_query": "max_seqlen_q",
-    "max_key": "max_seqlen_k",
-}
 """By what functional calls an argument, what flash_attn calls it."""
+Result = Tensor | tuple[Tensor, Tensor, Tensor]
 
 
 @own_names(**_OWN)
@@ -102,7 +96,7 @@ def flash_attn_kvpacked_func(
     return flash_attn_func(q, k, v, *options)
 
 
-@own_names(**_OWN, **_STARTS)
+@own_names(**_OWN)
 @names_arguments
 def flash_attn_varlen_func(
     q: Tensor,

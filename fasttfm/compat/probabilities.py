@@ -42,8 +42,8 @@ def packed_probabilities(
 ) -> tuple[Tensor, Tensor]:
     """The same of packed query (Tq, H, D) and key (Tk, Hk, D): log-sum-exps (H, Tq), and the padded batch's weights."""
     q, k = (
-        padded(query, sequences.query_starts, sequences.max_query),
-        padded(key, sequences.key_starts, sequences.max_key),
+        padded(query, sequences.cu_seqlens_q, sequences.max_seqlen_q),
+        padded(key, sequences.cu_seqlens_k, sequences.max_seqlen_k),
     )
-    lse, weights = probabilities(q, k, sequences.key_starts.diff(), dropout_p, seed, options)
-    return packed_again(lse[..., None], sequences.query_starts, query)[..., 0].T, weights
+    lse, weights = probabilities(q, k, sequences.cu_seqlens_k.diff(), dropout_p, seed, options)
+    return packed_again(lse[..., None], sequences.cu_seqlens_q, query)[..., 0].T, weights

@@ -13,8 +13,8 @@ from fasttfm.functional.signature import is_flag, names_arguments, own_names
 
 
 @own_names(
-    query_starts="cu_seq_q", key_starts="cu_seq_k", max_query="max_q", max_key="max_k", window="window_size",
-    cu_seqlens_k="cu_seq_k", max_seqlen_k="max_k", k="key", v="value",
+    cu_seqlens_q="cu_seq_q", cu_seqlens_k="cu_seq_k", max_seqlen_q="max_q", max_seqlen_k="max_k", window="window_size",
+    k="key", v="value",
 )  # fmt: skip
 @names_arguments
 def varlen_attn(

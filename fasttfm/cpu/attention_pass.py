@@ -136,8 +136,8 @@ def _problem(query: Tensor, key: Tensor, value: Tensor, sequences: Any) -> tuple
     batch, heads, queries, size = query.shape
     keys = key.shape[2]
     if sequences is not None:
-        queries, keys = sequences.max_query, sequences.max_key
-        starts = [x.to(torch.int64).numpy() for x in (sequences.query_starts, sequences.key_starts)]
+        queries, keys = sequences.max_seqlen_q, sequences.max_seqlen_k
+        starts = [x.to(torch.int64).numpy() for x in (sequences.cu_seqlens_q, sequences.cu_seqlens_k)]
         spans = tuple(each for x in starts for each in (x[:-1].copy(), np.diff(x)))
     else:
         spans = _full(batch, 0), _full(batch, queries), _full(batch, 0), _full(batch, keys)

@@ -78,7 +78,8 @@ class Layout:
 
     def __init__(self, kind: type) -> None:
         self.fields = fields = list(_fields(kind))
-        self.positions = [i for i, field in enumerate(fields) if field.type in _TENSORS]
+        self._kinds: list[Any] = [(_TENSORS.get(field.type), NUMBERS.get(field.type)) for field in fields]
+        self.positions = [i for i, (tensor, _) in enumerate(self._kinds) if tensor is not None]
         """Of the tensors among all fields."""
         self.names = [fields[i].name for i in self.positions]
         """Of the tensors."""
@@ -101,11 +102,11 @@ class Layout:
     def present_tensors(self, types: Sequence[type], *, checked: bool) -> list[int] | None:
         """Return the places of the tensors that are not None among all fields, where fields of these types may be
         computed with as they are: plain tensors and, if checked, numbers; else None."""
-        for type_, field in zip(types, self.fields):
-            if (tensor := _TENSORS.get(field.type)) is not None:
+        for type_, (tensor, number) in zip(types, self._kinds):
+            if tensor is not None:
                 plain = type_ in PLAIN_TENSORS or (tensor.optional and type_ is _NONE)
             else:
-                plain = not checked or (allowed := NUMBERS[field.type].plain) is None or type_ in allowed
+                plain = not checked or number.plain is None or type_ in number.plain
             if not plain:
                 return None
         return [i for i in self.positions if types[i] is not _NONE]
@@ -117,11 +118,10 @@ class Layout:
     def check(self, operator: str, values: tuple) -> None:
         """Raises, in one line, for the first of all fields that is not of its type, of another dtype than the schema
         means, or on another device than the first tensor: TypeError or ValueError."""
-        first = next(value for value, field in zip(values, self.fields) if field.type in _TENSORS)
-        for value, field in zip(values, self.fields):
-            kind = _TENSORS.get(field.type)
-            if kind is None:
-                _check_number(operator, field, value)
+        first = values[self.positions[0]]
+        for value, field, (kind, number) in zip(values, self.fields, self._kinds):
+            if number is not None:
+                _check_number(operator, field, number, value)
             elif value is not None or not kind.optional:
                 _check_tensor(f"{operator}: {field.name}", value, kind)
                 if value.device != first.device:
@@ -153,8 +153,10 @@ def _check_tensor(what: str, value: Any, kind: _Kind) -> None:
         raise (ValueError if type(value) in PLAIN_TENSORS else TypeError)(f"{what} {reason}")
 
 
-def _check_number(operator: str, field: _Field, value: Any) -> None:
-    _, words, classes, _ = NUMBERS[field.type]
+def _check_number(operator: str, field: _Field, number: _Number, value: Any) -> None:
+    _, words, classes, plain = number
+    if plain is not None and type(value) in plain and type(value) is not int:
+        return
     if not isinstance(value, classes) or (isinstance(value, bool) and bool not in classes):
         raise TypeError(f"{operator}: {field.name} is {shown(value)}: {words} is needed")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:

@@ -107,17 +107,17 @@ def test_pages_that_do_not_fit_are_refused(case, change, message):
 
 def test_lengths_that_do_not_fit_are_refused(case):
     q, pages, packed = case
-    starts, key_starts = starts_of(QUERIES), starts_of(KEYS)
+    starts, cu_seqlens_k = starts_of(QUERIES), starts_of(KEYS)
     with pytest.raises(ValueError, match="varlen_attn: block_table needs seqused_k"):
         varlen.varlen_attn(q, *pages, starts, None, 5, 9, enable_gqa=True, block_table=TABLE)
     with pytest.raises(
         ValueError, match="keys of a sequence reach from 1 to 9, more than cu_seq_k leaves room for in key"
     ):
         varlen.varlen_attn(
-            q, *packed, starts, key_starts, 5, 9, enable_gqa=True, seqused_k=KEYS + torch.tensor([0, 1, 0])
+            q, *packed, starts, cu_seqlens_k, 5, 9, enable_gqa=True, seqused_k=KEYS + torch.tensor([0, 1, 0])
         )
     with pytest.raises(ValueError, match=r"seqused_k is torch.int64 \(2,\) on cpu: int32 or int64 \(3,\)"):
-        varlen.varlen_attn(q, *packed, starts, key_starts, 5, 9, enable_gqa=True, seqused_k=KEYS[:2])
+        varlen.varlen_attn(q, *packed, starts, cu_seqlens_k, 5, 9, enable_gqa=True, seqused_k=KEYS[:2])
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -160,14 +160,14 @@ def one_head(looks):
 
 def test_packed_probabilities_are_those_of_each_sequence(case):
     q, _, packed = case
-    starts, key_starts = starts_of(QUERIES), starts_of(KEYS)
+    starts, cu_seqlens_k = starts_of(QUERIES), starts_of(KEYS)
     _, lse, none = flash_attn.flash_attn_varlen_func(
-        q, *packed, starts, key_starts, 5, 9, causal=True, return_attn_probs=True
+        q, *packed, starts, cu_seqlens_k, 5, 9, causal=True, return_attn_probs=True
     )
     assert none.numel() == 0
     assert lse.shape == (H, len(q))
     for b in range(3):
-        i, j = (slice(s[b], s[b + 1]) for s in (starts, key_starts))
+        i, j = (slice(s[b], s[b + 1]) for s in (starts, cu_seqlens_k))
         if KEYS[b]:
             one = flash_attn.flash_attn_func(
                 q[None, i], *(x[None, j] for x in packed), causal=True, return_attn_probs=True
@@ -175,7 +175,7 @@ def test_packed_probabilities_are_those_of_each_sequence(case):
             torch.testing.assert_close(lse[:, i], one[1][0])
         else:
             assert (lse[:, i] == -math.inf).all()
-    given = (q, *packed, starts, key_starts, 5, 9)
+    given = (q, *packed, starts, cu_seqlens_k, 5, 9)
     _, aux = varlen.varlen_attn(*given, window_size=(-1, 0), enable_gqa=True, return_aux=AuxRequest(lse=True))
     assert torch.equal(aux, lse)
     assert isinstance(varlen.varlen_attn(*given, enable_gqa=True, return_aux=AuxRequest()), torch.Tensor)

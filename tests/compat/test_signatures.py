@@ -75,12 +75,15 @@ def test_each_batch_row_has_its_own_slopes():
 def test_packed_sequences_are_the_formula_one_by_one(options, surplus):
     lengths = torch.tensor([4, 1, 6])
     key_lengths = lengths + surplus
-    starts, key_starts = (torch.cat((torch.zeros(1), n.cumsum(0))).int() for n in (lengths, key_lengths))
+    starts, cu_seqlens_k = (torch.cat((torch.zeros(1), n.cumsum(0))).int() for n in (lengths, key_lengths))
     q, k, v = tensors((11, H, D), *[(int(key_lengths.sum()), 2, D)] * 2)
     expected = torch.cat(
-        [plain(q[a:b], k[c:d], v[c:d], **options) for a, b, c, d in zip(starts, starts[1:], key_starts, key_starts[1:])]
+        [
+            plain(q[a:b], k[c:d], v[c:d], **options)
+            for a, b, c, d in zip(starts, starts[1:], cu_seqlens_k, cu_seqlens_k[1:])
+        ]
     )
-    packed = (q, k, v, starts, key_starts, 6, int(key_lengths.max()))
+    packed = (q, k, v, starts, cu_seqlens_k, 6, int(key_lengths.max()))
     words = {WORDS.get(name, name): value for name, value in options.items()}
     output = flash_attn.flash_attn_varlen_func(*packed, **words)
     assert_same(output, expected, (q, k, v))
@@ -138,11 +141,11 @@ def test_what_is_wrong_or_not_computed_is_refused_in_one_line(options, message):
 
 def test_heads_that_do_not_fit_are_refused():
     q, k, v = tensors((6, H, D), (8, 3, D), (8, 3, D))
-    starts, key_starts = torch.tensor([0, 3, 6]), torch.tensor([0, 3, 8])
+    starts, cu_seqlens_k = torch.tensor([0, 3, 6]), torch.tensor([0, 3, 8])
     with pytest.raises(ValueError, match="query has 4 heads and key 3: a divisor of them is needed"):
-        varlen.varlen_attn(q, k, v, starts, key_starts, 3, 5, enable_gqa=True)
+        varlen.varlen_attn(q, k, v, starts, cu_seqlens_k, 3, 5, enable_gqa=True)
     with pytest.raises(ValueError, match="give enable_gqa=True"):
-        varlen.varlen_attn(q, k, v, starts, key_starts, 3, 5)
+        varlen.varlen_attn(q, k, v, starts, cu_seqlens_k, 3, 5)
 
 
 @pytest.mark.parametrize(
@@ -174,10 +177,10 @@ def test_packed_tensors_of_other_shapes_are_refused_by_name():
 
 def test_packed_keys_and_values_in_one_tensor():
     q, k, v = tensors((6, H, D), (8, H, D), (8, H, D))
-    starts, key_starts = torch.tensor([0, 3, 6]), torch.tensor([0, 4, 8])
-    expected = flash_attn.flash_attn_varlen_func(q, k, v, starts, key_starts, 3, 4, causal=True)
+    starts, cu_seqlens_k = torch.tensor([0, 3, 6]), torch.tensor([0, 4, 8])
+    expected = flash_attn.flash_attn_varlen_func(q, k, v, starts, cu_seqlens_k, 3, 4, causal=True)
     kv = torch.stack((k, v), 1)
-    got = flash_attn.flash_attn_varlen_kvpacked_func(q, kv, starts, key_starts, 3, 4, causal=True)
+    got = flash_attn.flash_attn_varlen_kvpacked_func(q, kv, starts, cu_seqlens_k, 3, 4, causal=True)
     assert torch.equal(got, expected)
 
 

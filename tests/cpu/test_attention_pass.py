@@ -140,14 +140,14 @@ def test_what_the_loop_lacks_goes_another_way(taken):
     {"sinks": torch.tensor(SINKS), "softcap": 2.0},
 ], ids=str)  # fmt: skip
 def test_packed_sequences_are_those_of_padded_rows(given, taken):
-    starts, key_starts = torch.tensor([0, 37, 37, 60]), torch.tensor([0, 45, 46, 46])
+    starts, cu_seqlens_k = torch.tensor([0, 37, 37, 60]), torch.tensor([0, 45, 46, 46])
     q, k, v = torch.randn(64, H, D), torch.randn(50, 2, D), torch.randn(50, 2, DV)
 
     def solve(passes):
         inputs = [x.clone().requires_grad_() for x in (q, k, v)]
         attention_pass.ATTENTION_LOOP = 0 if passes else 1 << 40
         forget_plans()
-        output = F.varlen_attention(*inputs, starts, key_starts, 40, 50, **given)
+        output = F.varlen_attention(*inputs, starts, cu_seqlens_k, 40, 50, **given)
         weights = torch.linspace(-1, 1, output.numel()).view(output.shape)
         return output, *torch.autograd.grad((output * weights).sum(), inputs)
 

@@ -316,16 +316,16 @@ def test_wrong_arguments_are_named(args, options, message):
         ({"query": torch.zeros(1, 2, 3, 4)}, "three dimensions"),
         ({"key": torch.zeros(7, 2, 8)}, "agree in heads"),
         ({"value": torch.zeros(7, 3, 8, dtype=torch.float16)}, "one dtype"),
-        ({"key_starts": torch.zeros(3)}, "int32 or int64"),
-        ({"key_starts": torch.zeros(2, dtype=torch.int32)}, r"must both be \(B \+ 1,\)"),
+        ({"cu_seqlens_k": torch.zeros(3)}, "int32 or int64"),
+        ({"cu_seqlens_k": torch.zeros(2, dtype=torch.int32)}, r"must both be \(B \+ 1,\)"),
         ({"dropout_p": -0.1}, "must lie in"),
     ],
 )
 def test_wrong_packed_arguments_are_named(change, message):
     x, starts = torch.zeros(7, 3, 8), torch.tensor([0, 3, 7])
-    arguments = {"query": x, "key": x, "value": x, "query_starts": starts, "key_starts": starts}
+    arguments = {"query": x, "key": x, "value": x, "cu_seqlens_q": starts, "cu_seqlens_k": starts}
     with pytest.raises(ValueError, match=message):
-        F.varlen_attention(**(arguments | {"max_query": 4, "max_key": 4} | change))
+        F.varlen_attention(**(arguments | {"max_seqlen_q": 4, "max_seqlen_k": 4} | change))
 
 
 @pytest.mark.parametrize("mask", [None, "bool", "float"])

@@ -59,9 +59,9 @@ def test_biases_of_the_projections_take_their_gradients(backend, cross, parts):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
 def test_without_filler_nothing_is_zeroed_and_everything_written(backend, cross, monkeypatch):
-    query_starts, key_starts, *longest = starts(cross)
-    inputs = [x[: int(s[-1])].requires_grad_() for x, s in zip(leaf_tensors(cross), (key_starts, query_starts))]
-    given = (*(*inputs, None)[:2], query_starts, key_starts, *longest)
+    cu_seqlens_q, cu_seqlens_k, *longest = starts(cross)
+    inputs = [x[: int(s[-1])].requires_grad_() for x, s in zip(leaf_tensors(cross), (cu_seqlens_k, cu_seqlens_q))]
+    given = (*(*inputs, None)[:2], cu_seqlens_q, cu_seqlens_k, *longest)
     with F.backend(backend):
         expected = F.joint_varlen_attention(*given)
         probe = torch.randn_like(expected)

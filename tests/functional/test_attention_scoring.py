@@ -127,12 +127,12 @@ def test_packed_sequences_look_at_their_own_lengths(name, route, monkeypatch):
     small_tiles(monkeypatch, route)
     options = SCORING.get(name, lambda: {k: v for k, v in EVERYTHING.items() if k != "key_lengths"})()
     options |= {"dropout_p": 0.3, "seed": torch.tensor([6]), "site": 2}
-    starts = {"query_starts": torch.tensor([0, 12, 20]), "key_starts": torch.tensor([0, 33, 38])}
+    starts = {"cu_seqlens_q": torch.tensor([0, 12, 20]), "cu_seqlens_k": torch.tensor([0, 33, 38])}
     tensors = [x[0].transpose(0, 1).detach().requires_grad_() for x in operands(torch.float32, batch=1)]
     theirs = results(lambda *t, **o: reference.varlen_attention(*t, **starts, **o), tensors, options)
     with F.backend("torch" if route == "torch" else "triton"):
         ours = results(
-            lambda *t, **o: F.varlen_attention(*t, **starts, max_query=12, max_key=33, **o), tensors, options
+            lambda *t, **o: F.varlen_attention(*t, **starts, max_seqlen_q=12, max_seqlen_k=33, **o), tensors, options
         )
     torch.testing.assert_close(ours, theirs, atol=3e-5, rtol=3e-5)
 
@@ -238,11 +238,13 @@ def test_a_sink_of_any_size_has_no_gradient_from_rows_past_the_last_sequence(rou
     """Of these rows no log-sum-exp is known."""
     small_tiles(monkeypatch, route)
     tensors, sinks = [torch.randn(12, H, 8, requires_grad=True) for _ in range(3)], torch.tensor([150.0, 0.0])
-    starts = {"query_starts": torch.tensor([0, 5, 9]), "key_starts": torch.tensor([0, 5, 9])}
+    starts = {"cu_seqlens_q": torch.tensor([0, 5, 9]), "cu_seqlens_k": torch.tensor([0, 5, 9])}
     theirs = results(lambda *t, **o: reference.varlen_attention(*t, **starts, **o), tensors, {"sinks": sinks})
     with F.backend("triton"):
         ours = results(
-            lambda *t, **o: F.varlen_attention(*t, **starts, max_query=5, max_key=5, **o), tensors, {"sinks": sinks}
+            lambda *t, **o: F.varlen_attention(*t, **starts, max_seqlen_q=5, max_seqlen_k=5, **o),
+            tensors,
+            {"sinks": sinks},
         )
     torch.testing.assert_close(ours, theirs, atol=3e-5, rtol=3e-5)
 

@@ -7,9 +7,9 @@ from fasttfm import functional as F
 from fasttfm.functional import backends
 
 
-def packed(starts, most=3, key_starts=None, joint=False):
+def packed(starts, most=3, cu_seqlens_k=None, joint=False):
     x, starts = torch.randn(6, 2, 8), torch.tensor(starts)
-    keys = starts if key_starts is None else torch.tensor(key_starts)
+    keys = starts if cu_seqlens_k is None else torch.tensor(cu_seqlens_k)
     if joint:
         return F.joint_varlen_attention(torch.stack((x, x, x), 1), None, starts, keys, most, most)
     return F.varlen_attention(x, x, x, starts, keys, most, most)
@@ -19,14 +19,14 @@ def packed(starts, most=3, key_starts=None, joint=False):
 @pytest.mark.parametrize(
     ("starts", "options", "message"),
     [
-        ([0, 3, 6], {"most": 2}, "max_query is 2 but a sequence of query_starts has 3"),
-        ([0, 3, 6], {"key_starts": [0, 2, 6]}, "max_key is 3 but a sequence of key_starts has 4"),
-        ([0, 3, 6], {"most": 1 << 31}, r"max_query is 2147483648: it must be below 2\^31"),
-        ([0, 3, 6], {"most": 1 << 70}, r"max_query is 1180591620717411303424: it must be"),
-        ([0, 4, 3], {"most": 6}, "query_starts must rise from 0 to at most 6 rows: 0, 4, 3"),
-        ([-1, 3, 6], {"most": 6}, "query_starts must rise"),
-        ([0, 3, 7], {"most": 6}, "query_starts must rise from 0 to at most 6 rows"),
-        ([0, 3, 6], {"key_starts": [0, 3, 7], "most": 6}, "key_starts must rise"),
+        ([0, 3, 6], {"most": 2}, "max_seqlen_q is 2 but a sequence of cu_seqlens_q has 3"),
+        ([0, 3, 6], {"cu_seqlens_k": [0, 2, 6]}, "max_seqlen_k is 3 but a sequence of cu_seqlens_k has 4"),
+        ([0, 3, 6], {"most": 1 << 31}, r"max_seqlen_q is 2147483648: it must be below 2\^31"),
+        ([0, 3, 6], {"most": 1 << 70}, r"max_seqlen_q is 1180591620717411303424: it must be"),
+        ([0, 4, 3], {"most": 6}, "cu_seqlens_q must rise from 0 to at most 6 rows: 0, 4, 3"),
+        ([-1, 3, 6], {"most": 6}, "cu_seqlens_q must rise"),
+        ([0, 3, 7], {"most": 6}, "cu_seqlens_q must rise from 0 to at most 6 rows"),
+        ([0, 3, 6], {"cu_seqlens_k": [0, 3, 7], "most": 6}, "cu_seqlens_k must rise"),
     ],
 )
 def test_starts_that_do_not_fit_are_refused_on_a_cpu(starts, options, message, joint):

@@ -126,22 +126,24 @@ def _rotary(B: int, H: int, L: int, D: int, R: int, *, interleaved: bool) -> Pro
     return _simple(name, {"x": (B, H, L, D)}, way(F.rotary), way(reference.rotary), positions=positions)
 
 
-def _packed(query_starts: list[int], key_starts: list[int], H: int, D: int, *, causal: bool) -> Problem:
+def _packed(cu_seqlens_q: list[int], cu_seqlens_k: list[int], H: int, D: int, *, causal: bool) -> Problem:
     options: dict[str, Any] = {"causal": causal, "dropout_p": 0.1, "site": 4}
-    longest = [max(b - a for a, b in itertools.pairwise(s)) for s in (query_starts, key_starts)]
+    longest = [max(b - a for a, b in itertools.pairwise(s)) for s in (cu_seqlens_q, cu_seqlens_k)]
 
     def starts(places: list[int]) -> Callable[[torch.device], Tensor]:
         return lambda device: torch.tensor(places, dtype=torch.int32, device=device)
 
-    queries, keys = query_starts[-1] + 3, key_starts[-1]  # three rows of filler
+    queries, keys = cu_seqlens_q[-1] + 3, cu_seqlens_k[-1]  # three rows of filler
     packed = _simple(
         f"varlen_attention {longest[0]}x{longest[1]}" + (" causal" if causal else ""),
         {"query": (queries, H, D), "key": (keys, H, D), "value": (keys, H, D)},
-        lambda seed, **t: F.varlen_attention(**t, max_query=longest[0], max_key=longest[1], seed=seed, **options),
+        lambda seed, **t: F.varlen_attention(
+            **t, max_seqlen_q=longest[0], max_seqlen_k=longest[1], seed=seed, **options
+        ),
         lambda seed, **t: reference.varlen_attention(**t, seed=seed, **options),
         dropout=True,
-        query_starts=starts(query_starts),
-        key_starts=starts(key_starts),
+        cu_seqlens_q=starts(cu_seqlens_q),
+        cu_seqlens_k=starts(cu_seqlens_k),
     )
     return replace(packed, keys=longest[1], width=D, extras=1)
 

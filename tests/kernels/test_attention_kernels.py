@@ -475,13 +475,15 @@ def test_query_heads_share_heads_of_keys(take, route, heads, key_heads, dtype, m
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_packed_query_heads_share_heads_of_keys(take, route, dtype):
     take(route)
-    query_starts, key_starts = torch.tensor([0, 5, 5, 20]), torch.tensor([0, 3, 16, 33])
+    cu_seqlens_q, cu_seqlens_k = torch.tensor([0, 5, 5, 20]), torch.tensor([0, 3, 16, 33])
     shapes = {"query": (22, 4, 8), "key": (33, 2, 8), "value": (33, 2, 12)}
     inputs = {name: torch.randn(shape).to(dtype) for name, shape in shapes.items()}
-    starts = {"query_starts": query_starts, "key_starts": key_starts}
+    starts = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     options = {"causal": True, **seeded(0.2)}
     with F.backend("torch" if route == "torch" else "triton"):
-        results = solve(lambda **x: F.varlen_attention(**x, **starts, max_query=15, max_key=17, **options), inputs)
+        results = solve(
+            lambda **x: F.varlen_attention(**x, **starts, max_seqlen_q=15, max_seqlen_k=17, **options), inputs
+        )
 
     def theirs(**x):
         return reference.varlen_attention(**x, **starts, **options)
@@ -512,19 +514,19 @@ def test_shared_keys_and_values_are_read_and_written_where_they_are(take, route,
 @pytest.mark.parametrize(("causal", "p"), [(False, 0.0), (True, 0.2)])
 def test_packed_sequences_equal_one_after_the_other(take, route, dtype, causal, p):
     take(route)
-    query_starts = torch.tensor([0, 5, 5, 20, 24], dtype=torch.int32)  # an empty one on the query side,
-    key_starts = torch.tensor([0, 3, 16, 16, 20], dtype=torch.int32)  # one on the key side,
+    cu_seqlens_q = torch.tensor([0, 5, 5, 20, 24], dtype=torch.int32)  # an empty one on the query side,
+    cu_seqlens_k = torch.tensor([0, 3, 16, 16, 20], dtype=torch.int32)  # one on the key side,
     tokens = {"query": 27, "key": 22, "value": 22}  # and filler after the last
     inputs = {name: torch.randn(n, 2, 12 if name == "value" else 8).to(dtype) for name, n in tokens.items()}
     options = {"causal": causal, **seeded(p)}
 
     def ours(**x):
         return F.varlen_attention(
-            **x, query_starts=query_starts, key_starts=key_starts, max_query=19, max_key=17, **options
+            **x, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=19, max_seqlen_k=17, **options
         )
 
     def theirs(**x):
-        return reference.varlen_attention(**x, query_starts=query_starts, key_starts=key_starts, **options)
+        return reference.varlen_attention(**x, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, **options)
 
     with F.backend("torch" if route == "torch" else "triton"):
         results = solve(ours, inputs)

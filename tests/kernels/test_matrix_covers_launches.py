@@ -136,7 +136,7 @@ def every_attention(tensor):
         with_gradients(lambda q, k, v: F.attention(q, k, v, dropout_p=0.1), *shared)
     for length in (20, 60, 150):
         starts = torch.tensor([0, length, length + 5])
-        packed = {"query_starts": starts, "key_starts": starts, "max_query": length, "max_key": length}
+        packed = {"cu_seqlens_q": starts, "cu_seqlens_k": starts, "max_seqlen_q": length, "max_seqlen_k": length}
         with_gradients(
             lambda *t, p=packed: F.varlen_attention(*t, **p, causal=True, dropout_p=0.1),
             *(tensor(length + 5, 1, 64) for _ in range(3)),

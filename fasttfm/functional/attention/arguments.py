@@ -83,15 +83,15 @@ class Options(NamedTuple):
 class Sequences(NamedTuple):
     """Sequences one after the other on both sides."""
 
-    query_starts: Whole
+    cu_seqlens_q: Whole
     """(B + 1,) int32 or int64: where each begins among the queries, and the end of the last."""
-    key_starts: Whole
+    cu_seqlens_k: Whole
     """Likewise among the keys."""
-    max_query: Size
+    max_seqlen_q: Size
     """No sequence has more queries."""
-    max_key: Size
+    max_seqlen_k: Size
     """No sequence has more keys."""
 
     @property
     def batch(self) -> int:
-        return self.query_starts.shape[0] - 1
+        return self.cu_seqlens_q.shape[0] - 1

@@ -109,7 +109,7 @@ def _check_projections(call: Call) -> None:
         raise ValueError("joint_attention's mask takes no gradient and no biases: attention() takes both")
 
 
-def check_packed(query: Tensor, key: Tensor, value: Tensor, query_starts: Tensor, key_starts: Tensor) -> None:
+def check_packed(query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> None:
     """Raises ValueError for arguments of varlen_attention() that do not agree."""
     if not query.dim() == key.dim() == value.dim() == 3:
         raise ValueError(
@@ -123,16 +123,15 @@ def check_packed(query: Tensor, key: Tensor, value: Tensor, query_starts: Tensor
         )
     if not (query.dtype == key.dtype == value.dtype or casts(query)):
         raise ValueError(f"query {query.dtype}, key {key.dtype} and value {value.dtype} must have one dtype")
-    for name, starts in (("query_starts", query_starts), ("key_starts", key_starts)):
+    for name, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         if starts.dim() != 1 or starts.dtype not in (torch.int32, torch.int64) or starts.device != query.device:
             raise ValueError(
                 f"{name} is {starts.dtype} {tuple(starts.shape)} on {starts.device}: int32 or int64 (B + 1,) on "
                 f"{query.device} is needed"
             )
-    if query_starts.shape != key_starts.shape or not query_starts.shape[0]:
-        raise ValueError(
-            f"query_starts {tuple(query_starts.shape)} and key_starts {tuple(key_starts.shape)} must both be (B + 1,)"
-        )
+    if cu_seqlens_q.shape != cu_seqlens_k.shape or not cu_seqlens_q.shape[0]:
+        given = f"cu_seqlens_q {tuple(cu_seqlens_q.shape)} and cu_seqlens_k {tuple(cu_seqlens_k.shape)}"
+        raise ValueError(f"{given} must both be (B + 1,)")
 
 
 def checked_sequences(query: Tensor, key: Tensor | None, value: Tensor | None, sequences: Sequences) -> Sequences:
@@ -155,24 +154,24 @@ def checked_sequences(query: Tensor, key: Tensor | None, value: Tensor | None, s
         return sequences
     found: list[Size] = []
     counts = query.shape[0], (query if key is None else key).shape[0]
-    for name, starts, rows, most in zip(("query", "key"), (queries, keys), counts, announced):
-        if name == "key" and keys is queries and counts[0] == counts[1] and announced[0] == announced[1]:
+    for name, starts, rows, most in zip("qk", (queries, keys), counts, announced):
+        if name == "k" and keys is queries and counts[0] == counts[1] and announced[0] == announced[1]:
             found *= 2
             break
         values = starts.tolist()
         longest = max((b - a for a, b in itertools.pairwise(values)), default=0)
         if values[0] < 0 or values[-1] > rows or any(b < a for a, b in itertools.pairwise(values)):
-            raise ValueError(f"{name}_starts must rise from 0 to at most {rows} rows: {shown(values)}")
+            raise ValueError(f"cu_seqlens_{name} must rise from 0 to at most {rows} rows: {shown(values)}")
         if longest > most:
-            raise ValueError(f"max_{name} is {most} but a sequence of {name}_starts has {longest}")
+            raise ValueError(f"max_seqlen_{name} is {most} but a sequence of cu_seqlens_{name} has {longest}")
         found.append(min(operator.index(most), max(longest, 1)))  # memory is made for no longer one
     return Sequences(queries, keys, *found)
 
 
 def _check_longest(*announced: Size) -> None:
-    for name, most in zip(("query", "key"), announced):
+    for name, most in zip("qk", announced):
         if most >= 1 << 31:
-            raise ValueError(f"max_{name} is {most}: it must be below 2^31")
+            raise ValueError(f"max_seqlen_{name} is {most}: it must be below 2^31")
 
 
 def shown(values: list[int]) -> str:

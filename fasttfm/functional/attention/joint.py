@@ -70,10 +70,10 @@ def _operands(
 def joint_varlen_attention(
     joint: Tensor,
     query: Tensor | None,
-    query_starts: Tensor,
-    key_starts: Tensor,
-    max_query: int,
-    max_key: int,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
     *,
     biases: tuple[Tensor, Tensor | None] | None = None,
     covered: bool = False,
@@ -87,7 +87,7 @@ def joint_varlen_attention(
     """varlen_attention() on projections in the layout of one joint product; the heads of its output are joined.
 
     joint (T, 3, H, D): queries, keys and values; or (Tk, 2, Hk, D), keys and values, with query (Tq, H, D).
-    biases as joint_attention() takes them, in parts (B, .) for B sequences. query_starts to site as
+    biases as joint_attention() takes them, in parts (B, .) for B sequences. cu_seqlens_q to site as
     varlen_attention() takes them; covered: the sequences reach to the last row, there is no filler to be zeroed.
     Returns (Tq, H * D). Raises ValueError for shapes or dtypes that do not agree.
     """
@@ -97,9 +97,9 @@ def joint_varlen_attention(
         seed = draw_seed(joint.device)
     if scale is None:
         scale = (joint.shape[-1] or 1) ** -0.5
-    sequences = Sequences(query_starts, key_starts, max_query, max_key)
+    sequences = Sequences(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     query, key, query_bias, key_bias = _operands(joint, query, biases)
-    if query_starts.is_cpu or backends.checks_on_gpu:
+    if cu_seqlens_q.is_cpu or backends.checks_on_gpu:
         sequences = checked_sequences(query, key, None, sequences)
     return attention(  # of other types causal and its offset are refused
         query, key, None, query_bias, key_bias, None, sequences[0], sequences[1], None, None, None, None, seed,

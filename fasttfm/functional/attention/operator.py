@@ -122,10 +122,10 @@ def _pad(call: Call) -> tuple[Tensor, Tensor, Tensor, Options]:
     assert sequences is not None
     query, key, value = call.apart
     return (
-        padded(query, sequences.query_starts, sequences.max_query),
-        padded(key, sequences.key_starts, sequences.max_key),
-        padded(value, sequences.key_starts, sequences.max_key),
-        call.options._replace(key_lengths=sequences.key_starts.diff()),
+        padded(query, sequences.cu_seqlens_q, sequences.max_seqlen_q),
+        padded(key, sequences.cu_seqlens_k, sequences.max_seqlen_k),
+        padded(value, sequences.cu_seqlens_k, sequences.max_seqlen_k),
+        call.options._replace(key_lengths=sequences.cu_seqlens_k.diff()),
     )
 
 
@@ -312,11 +312,11 @@ def _padded_gradients(
     assert starts is not None
     if call.value is None:
         grad = grad.unflatten(1, (query.shape[1], -1))
-    past = torch.arange(starts.max_query, device=grad.device) >= starts.query_starts.diff()[:, None]
-    g = padded(grad, starts.query_starts, starts.max_query).masked_fill(past[:, None, :, None], 0.0)
+    past = torch.arange(starts.max_seqlen_q, device=grad.device) >= starts.cu_seqlens_q.diff()[:, None]
+    g = padded(grad, starts.cu_seqlens_q, starts.max_seqlen_q).masked_fill(past[:, None, :, None], 0.0)
     q, k, v, options = _pad(call)
     padded_gradients = routes.backward(call.route, g, q, k, v, output, weights, kept, options)[:3]
-    of_rows = starts.query_starts, starts.key_starts, starts.key_starts
+    of_rows = starts.cu_seqlens_q, starts.cu_seqlens_k, starts.cu_seqlens_k
     gradients = tuple(packed_again(d, each, x) for d, each, x in zip(padded_gradients, of_rows, (query, key, value)))
     if call.value is not None:
         return *gradients, None

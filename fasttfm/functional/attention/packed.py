@@ -16,10 +16,10 @@ def varlen_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    query_starts: Tensor,
-    key_starts: Tensor,
-    max_query: int,
-    max_key: int,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
     *,
     causal: Causal = False,
     causal_offset: int | Tensor = 0,
@@ -36,12 +36,12 @@ def varlen_attention(
 
     query (Tq, H, D), key (Tk, Hk, D), value (Tk, Hk, Dv); float32, float16 or bfloat16, one dtype, any strides; H a
     multiple of Hk, as attention() has it.
-    query_starts, key_starts (B + 1,) int32 or int64 on the same device: where each sequence begins, and the end of the
-    last. max_query, max_key: no sequence has more queries or keys. The numbers in the starts are checked on a CPU, and
-    trusted on a GPU, where the host would have to wait for them, unless FASTTFM_CHECK=1 is in the environment. Rows
-    past the last sequence are filler of a fixed token budget and give zeros.
+    cu_seqlens_q, cu_seqlens_k (B + 1,) int32 or int64 on the same device: where each sequence begins, and the end of
+    the last. max_seqlen_q, max_seqlen_k: no sequence has more queries or keys. The numbers in cu_seqlens are checked on
+    a CPU, and trusted on a GPU, where the host would have to wait for them, unless FASTTFM_CHECK=1 is in the
+    environment. Rows past the last sequence are filler of a fixed token budget and give zeros.
     The others are as attention() takes them; causal="bottom_right" looks at each sequence's own lengths, and the
-    dropout mask is that of the padded batch. Lengths are in the starts, and there is no mask: pad, and use attention(),
+    dropout mask is that of the padded batch. Lengths are in cu_seqlens, and there is no mask: pad, and use attention(),
     for one. Returns (Tq, H, Dv). Raises ValueError for shapes, dtypes or numbers that do not agree, TypeError for a
     window that is not two numbers.
     """
@@ -53,14 +53,14 @@ def varlen_attention(
         seed = draw_seed(query.device)
     if scale is None:
         scale = (query.shape[-1] or 1) ** -0.5
-    sequences = Sequences(query_starts, key_starts, max_query, max_key)
+    sequences = Sequences(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     scored = scores_differ(causal, causal_offset, window, softcap, alibi_slopes, sinks)
-    if scored or query_starts.is_cpu or backends.checks_on_gpu:
+    if scored or cu_seqlens_q.is_cpu or backends.checks_on_gpu:
         sequences = checked_sequences(query, key, value, sequences)
     if scored:
         options = Options.of(query, None, None, causal, causal_offset, dropout_p, scale, seed, site)
         shape = (sequences.batch, query.shape[1], *sequences[2:])
-        surplus = 0 if key_starts is query_starts else key_starts.diff() - query_starts.diff()
+        surplus = 0 if cu_seqlens_k is cu_seqlens_q else cu_seqlens_k.diff() - cu_seqlens_q.diff()
         options = with_scoring(options, query, shape, causal, window, softcap, alibi_slopes, sinks, surplus)
         return attend(query, key, value, options=options, sequences=sequences, route=backends.current)
     return attention(  # of other types causal and its offset are refused
