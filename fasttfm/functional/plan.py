@@ -118,7 +118,7 @@ def signature_of(
         try:
             for place in places:
                 x = values[place]
-                if grad and x.requires_grad:
+                if x.requires_grad:
                     wanted |= 1 << place
                 shape, strides = x.shape, x.stride()
                 key += shape, strides, x.dtype, x.device, x.data_ptr() % 16
@@ -128,6 +128,6 @@ def signature_of(
             return None
         if products and (first := values[places[0]]).dtype is torch.float32 and not first.is_cpu:
             key.append(torch.backends.cuda.matmul.fp32_precision)
-        return wanted, (wanted, *key)
+        return wanted if grad else 0, (wanted, *key)
 
     return signature

@@ -281,6 +281,14 @@ def test_a_backend_and_a_tile_hold_from_the_next_call_on(name):
     assert launched("triton") == shipped
 
 
+def test_a_gradient_that_is_not_recorded_is_part_of_a_signature_too():
+    x, mask = torch.randn(1, 3, 3, 1, 8), torch.zeros(3, 3)
+    with torch.no_grad():
+        F.joint_attention(x, mask=mask)
+        with pytest.raises(ValueError, match="mask takes no gradient"):
+            F.joint_attention(x, mask=mask.requires_grad_())
+
+
 class Product(NamedTuple):
     x: Tensor
     seed: Whole
