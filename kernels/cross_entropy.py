@@ -289,7 +289,7 @@ class Backward:
     """The gradient of rows of logits, for one signature."""
 
     def __init__(self, logits: Tensor, *, label_smoothing: float, ignore_index: int, factor_step: int) -> None:
-        """As Forward takes them."""
+        """Arguments as Forward takes them."""
         self.launch, self.shape = _by_parts(_backward, logits), logits.shape
         self.numbers = factor_step, label_smoothing, ignore_index, logits.stride(0), *logits.shape
 

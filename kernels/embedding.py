@@ -175,7 +175,7 @@ class Gradient:
         self, dy: Tensor, tokens: Tensor, vocabulary: int | None = None, scale: float = 1.0, pad_id: int | None = None,
         dropout_p: float = 0.0,
     ) -> None:  # fmt: skip
-        """As Forward took them."""
+        """Arguments as Forward took them."""
         _, L, N = dy.shape
         runs = L if vocabulary is None else vocabulary
         block = sums_tile(chip(dy.device), N)

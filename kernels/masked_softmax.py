@@ -220,7 +220,7 @@ def _backward(
 
 
 def _launch(kernel: Any, x: Tensor, **constants: Any) -> Launch:
-    """Of a pass over x (B, H, L, S), of no program where there is no key."""
+    """Launch of a pass over x (B, H, L, S), of no program where there is no key."""
     batch, heads, queries, keys = x.shape
     columns = max(16, power_of_two(keys))
     one = columns <= ONE_PASS

@@ -159,7 +159,7 @@ def _turn(call: _Call, inverse: bool) -> Callable[[_Call], Tensor]:
 def _dense(
     x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """As a kernel reads them."""
+    """Return the tensors as a kernel reads them."""
     x = x if x.stride(-1) == 1 else x.contiguous()
     return x, cos.contiguous(), sin.contiguous(), None if positions is None else positions.long()
 

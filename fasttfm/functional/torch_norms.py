@@ -83,8 +83,7 @@ def normalise_rms_backward(
 
 
 def plan(call: Call) -> Callable[[Call], Outputs]:
-    """What computes such calls by PyTorch, or by a pass of fasttfm.cpu where that is the faster way; outputs as
-    residual_norm's."""
+    """Plan a norm by PyTorch, or by a pass of fasttfm.cpu where that is the faster way; outputs as residual_norm's."""
     weight, bias = call.weight, call.bias
     if call.residual is None or call.rms:
         return _compute
