@@ -121,7 +121,7 @@ def signature_of(
                 if x.requires_grad:
                     wanted |= 1 << place
                 shape, strides = x.shape, x.stride()
-                key += shape, strides, x.dtype, x.device, x.data_ptr() % 16
+                key += shape, strides, x.dtype, x.device, x.data_ptr() % 16  # which raises where there is no memory
                 if (not strides or strides[-1] != 1 or shape[-1] == 1) and x.dtype in REAL and x.is_neg():
                     return None  # else it is no view of conjugate numbers
         except RuntimeError:  # no strides, or no memory

@@ -187,7 +187,8 @@ def _native(call: Call, direct: bool) -> Callable[[Call], tuple[Tensor, ...]] | 
 
 
 def _layer_norm_alone(call: Call) -> tuple[Tensor]:
-    return (torch.layer_norm(call.x, call.x.shape[-1:], call.weight, call.bias, call.eps),)
+    x, _, _, weight, bias, _, eps, *_ = call
+    return (torch.layer_norm(x, x.shape[-1:], weight, bias, eps),)
 
 
 def _added_layer_norm(call: Call) -> tuple[Tensor, Tensor]:
