@@ -56,7 +56,7 @@ def environment(other: str | None = None) -> dict[str, Any]:
 
     from fasttfm.cpu import int8
     from fasttfm.cpu.linear import float32_route
-    from fasttfm.functional.backends import chosen
+    from fasttfm.functional import backends
 
     chip = _chip(other)
     return {
@@ -73,7 +73,7 @@ def environment(other: str | None = None) -> dict[str, Any]:
         "device": describe_gpu(),
         "assembler": _assembler(),
         "tuned": _tuned(),
-        "backend": chosen(),
+        "backend": backends.current,
         "chip": None if chip is None else chip.name,
         "routes": _routes(chip),
     }
@@ -159,10 +159,10 @@ def _chip(other: str | None) -> Any:
 
 def _routes(chip: Any) -> dict[str, str]:
     """Operator -> the way it goes: which kernels, or PyTorch."""
-    from fasttfm.functional.backends import chosen
+    from fasttfm.functional import backends
 
     operators = ("layer_norm", "residual_layer_norm", "residual_add", "rotary", "cross_entropy", "embed")
-    if chip is None or chosen() == "torch" or version("triton") is None:
+    if chip is None or backends.current == "torch" or version("triton") is None:
         return dict.fromkeys(("attention", "feed_forward", *operators), "torch")
     from fasttfm.kernels.attention import launch as attention
     from fasttfm.kernels.tiles import feed_forward
@@ -174,7 +174,7 @@ def _routes(chip: Any) -> dict[str, str]:
     for kind in _DTYPES:
         passes = ("forward", "forward+dropout", "backward")
         of_pass = {name: feed_forward.ROUTE(chip, kind, name) for name in passes}
-        if chosen() == "triton":
+        if backends.current == "triton":
             of_pass = dict.fromkeys(passes, "fused")
         routes[f"feed_forward {kind}"] = ", ".join(f"{name} {route}" for name, route in of_pass.items())
     return routes | dict.fromkeys(operators, "triton")

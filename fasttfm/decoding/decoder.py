@@ -19,7 +19,7 @@ from fasttfm.cpu.encoder_pass import encode, encodes_straight
 from fasttfm.cpu.step_cache import StepCache
 from fasttfm.cpu.step_passes import takes
 from fasttfm.errors import UserError
-from fasttfm.functional.backends import chosen
+from fasttfm.functional import backends
 from fasttfm.functional.dropout import NO_DROPOUT
 
 
@@ -63,7 +63,7 @@ class TransformerDecoder:
     def encodes_straight(self) -> bool:
         """True if sentences are encoded without padding, each by itself."""
         rows = self._nothing()
-        return chosen() != "triton" and takes(rows) and encodes_straight(self.model, rows)
+        return backends.current != "triton" and takes(rows) and encodes_straight(self.model, rows)
 
     def _nothing(self) -> Tensor:
         """No rows of the model's dtype and device."""
@@ -73,7 +73,7 @@ class TransformerDecoder:
     def takes_sentences(self) -> bool:
         """Return whether sentences may join a search that runs; asked where the search is, inside frozen_weights()."""
         rows = self._nothing()
-        return chosen() != "triton" and takes(rows) and runs_straight(self.model, rows)
+        return backends.current != "triton" and takes(rows) and runs_straight(self.model, rows)
 
     @torch.no_grad()
     def start_cache(
@@ -83,7 +83,7 @@ class TransformerDecoder:
 
         Keys and values of memory (B, S, d), the output of the model's encode(), are computed here.
         """
-        if chosen() != "triton" and takes(memory) and memory.shape[0]:
+        if backends.current != "triton" and takes(memory) and memory.shape[0]:
             straight = DecoderStep(self.model) if runs_straight(self.model, memory) else None
             keys_values = self._memory_keys_values(memory, straight)
             return StepCache(keys_values, source_lengths, rows_per_sentence, max_length, straight)

@@ -67,11 +67,6 @@ def values_are_checked(values: torch.Tensor) -> bool:
     return values.is_cpu or (values.is_cuda and checks_on_gpu)
 
 
-def chosen() -> str:
-    """auto, triton or torch, as set by FASTTFM_BACKEND or backend()."""
-    return current
-
-
 def use_triton(device: torch.device, choice: str | None = None) -> bool:
     """Return whether operators run their Triton kernels on this device; choice goes before what is set."""
     choice = current if choice is None else choice
@@ -93,7 +88,7 @@ def use_triton(device: torch.device, choice: str | None = None) -> bool:
 
 
 def kernels_take(choice: str, device: torch.device, *dtypes: torch.dtype) -> bool:
-    """Return whether Triton kernels compute on tensors of these dtypes on this device; choice as chosen() gives it."""
+    """Return whether Triton kernels compute on tensors of these dtypes on this device; choice as current gives it."""
     if choice == "torch" or device.type == "meta" or not use_triton(device, choice):
         return False
     for dtype in dtypes:
@@ -105,7 +100,7 @@ def kernels_take(choice: str, device: torch.device, *dtypes: torch.dtype) -> boo
 def kernel_route(choice: str, *tensors: torch.Tensor) -> str:
     """The route of an operator that has one kernel for these tensors: triton or torch.
 
-    choice as chosen() gives it, or this function's own answer, which stays.
+    choice as current gives it, or this function's own answer, which stays.
     """
     if choice == "torch" or (choice == "auto" and tensors[0].is_cpu):  # is_cpu costs a tenth of device.type
         return "torch"

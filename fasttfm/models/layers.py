@@ -23,8 +23,9 @@ from fasttfm.blocks.inspect import LAYER, plain_width, untouched
 from fasttfm.blocks.merging import Weights
 from fasttfm.blocks.residual import Output, Residual
 from fasttfm.config.model import TransformerConfig
+from fasttfm.functional import backends
 from fasttfm.functional.activations import ACTIVATIONS
-from fasttfm.functional.backends import chosen, kernel_route
+from fasttfm.functional.backends import kernel_route
 from fasttfm.functional.subclasses import ordinary
 
 SITES_PER_LAYER = 8
@@ -158,7 +159,7 @@ class Stack(nn.Module):
         seed (1,) int64 of all dropouts, or None; weights: what is read in the place of parameters.
         """
         stream: Any = x
-        choice = chosen() if kernel_route(chosen(), x) == "triton" else "torch"
+        choice = backends.current if kernel_route(backends.current, x) == "triton" else "torch"
         is_plain = ordinary(x)  # and what a layer hands on, unless it is more than its class
         for number, layer in enumerate(self.layers):
             is_plain = is_plain and plain_width(layer) == x.shape[-1]

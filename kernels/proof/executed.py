@@ -34,7 +34,7 @@ def _kernels_for_the_cpu() -> Callable[[], None]:
         return lambda: None
 
     def use_triton(tensor: torch.Tensor, choice: str | None = None) -> bool:
-        return (backends.chosen() if choice is None else choice) != "torch"
+        return (backends.current if choice is None else choice) != "torch"
 
     return replace_everywhere("use_triton", backends.use_triton, use_triton)
 

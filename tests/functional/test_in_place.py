@@ -20,7 +20,7 @@ from public_surface import (
 import fasttfm.nn
 from fasttfm import functional as F
 from fasttfm.cpu import training_passes
-from fasttfm.functional.backends import chosen
+from fasttfm.functional import backends
 
 SIZES = {"small": {"length": 5, "width": 16}, "passes": {"length": 40, "width": 512}}
 """The second is above the thresholds of the compiled passes (2^15 elements) and of torch's fused attention."""
@@ -76,7 +76,7 @@ def may_refuse(name, number, dropout_p):
     """Whether the gradient of this call needs this output: torch's own functions refuse the change then, too."""
     if number in SAVE_THEIR_OUTPUT.get(name, ()):
         return True
-    if chosen() == "triton":
+    if backends.current == "triton":
         return "atten" in name or "attn" in name
     return name in FUSED and not dropout_p
 

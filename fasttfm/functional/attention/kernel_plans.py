@@ -10,11 +10,6 @@ from torch import Tensor
 
 from fasttfm.functional.attention import bias_sums
 from fasttfm.functional.attention.call import Call, gradient_memory, sinks_gradient
-from fasttfm.kernels.attention import backward as long_backward
-from fasttfm.kernels.attention import forward as long_forward
-from fasttfm.kernels.attention import mask_gradient as kernel_of_masks
-from fasttfm.kernels.attention import short
-from fasttfm.kernels.attention.launch import Packed, Problems, prepare
 
 Outputs = tuple[Tensor | None, ...]
 
@@ -24,6 +19,8 @@ class _Reader:
 
     def __init__(self, call: Call, *, positive: bool = False) -> None:
         """positive: as Problems takes it."""
+        from fasttfm.kernels.attention.launch import Packed, Problems, prepare
+
         given = (call.query, call.key, call.value)
         self._copied = any(x is not None and x.stride(-1) != 1 for x in given)
         self._negated = positive and call.scale < 0.0
@@ -55,6 +52,9 @@ class _Reader:
 
 def forward(call: Call, memory: Callable[[Call], tuple[Tensor, Tensor]]) -> Callable[[Call], Outputs]:
     """memory: makes output and log-sum-exp."""
+    from fasttfm.kernels.attention import forward as long_forward
+    from fasttfm.kernels.attention import short
+
     reader = _Reader(call, positive=True)
     prepared, (output, lse) = reader.call, memory(call)
     heads = prepared.inputs[0].shape[1]
@@ -74,6 +74,10 @@ def forward(call: Call, memory: Callable[[Call], tuple[Tensor, Tensor]]) -> Call
 
 def backward(grad: Tensor, mask_gradient: bool, saved: Any) -> Callable[[Any], Outputs]:
     """A function of the call of the backward operator."""
+    from fasttfm.kernels.attention import backward as long_backward
+    from fasttfm.kernels.attention import mask_gradient as kernel_of_masks
+    from fasttfm.kernels.attention import short
+
     call, output, lse, _ = saved
     reader = _Reader(call)
     prepared = reader.call

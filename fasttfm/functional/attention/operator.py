@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fasttfm import reference
 from fasttfm.cpu import attention_pass
-from fasttfm.functional.attention import bias_sums, composed, routes
+from fasttfm.functional.attention import bias_sums, composed, kernel_plans, routes
 from fasttfm.functional.attention.arguments import Options, Sequences
 from fasttfm.functional.attention.call import (
     Call,
@@ -133,8 +133,6 @@ def _plan(call: Call) -> Callable[[Call], Outputs]:
     """The output; what is saved, as Saved has it; and what is kept beside."""
     if routes.saves_weights(call.route) or call.route == "fused":
         return without_views(_compute_padded if call.packed else _compute_weights, 2)
-    from fasttfm.functional.attention import kernel_plans
-
     shape, strides = output_layout(call)
     batch, heads, length = call.by_head(call.apart[0]).shape[:3]
     lines = (heads, length) if call.packed else (batch, heads, length)
@@ -252,34 +250,27 @@ def _plan_backward(call: _Backward) -> Callable[[_Backward], Outputs]:
     """
     given = call.saved.call
     if given.route in ("short", "flash") and not is_empty(given):
-        from fasttfm.functional.attention import kernel_plans
-
         return kernel_plans.backward(call.grad, call.mask_gradient, call.saved)
     return without_views(_compute_backward)
 
 
 def _compute_backward(backward: _Backward) -> Outputs:
     grad, mask_gradient, (call, output, saved, kept) = backward
+    gradients: Any
     d_mask: Tensor | None = None
-    if call.packed and is_empty(call):
-        gradients: Any = tuple(None if x is None else torch.zeros_like(x) for x in call[:3])
-        d_mask = torch.zeros_like(call.mask) if call.mask is not None else None
-    elif call.route not in ("blocks", "short", "flash"):
+    if is_empty(call):
+        gradients = [None if x is None else x.zero_() for x in gradient_memory(call)(call)]
+        d_mask = torch.zeros_like(call.mask) if call.mask is not None and mask_gradient else None
+    elif call.route == "blocks":
+        gradients, heads = gradient_memory(call)(call), call.heads
+        out = call._replace(query=gradients[0], key=gradients[1], value=gradients[2]).heads
+        count = heads[0].shape[1]
+        of_rows = saved.expand(call.batch, -1, -1) if call.packed else saved
+        rows = call.output_by_head(grad, count), *heads, call.output_by_head(output, count)  # type: ignore[arg-type]
+        attention_pass.backward(*rows, of_rows, call.options, out, call.sequences)
+    else:
         way = _padded_gradients if call.packed else _weights_gradients
         *gradients, d_mask = way(grad, call, output, saved, kept, mask_gradient)
-    else:
-        gradients = gradient_memory(call)(call)
-        heads = call.heads
-        if all(map(has_elements, (x.shape for x in heads))):
-            out = call._replace(query=gradients[0], key=gradients[1], value=gradients[2]).heads
-            count = heads[0].shape[1]
-            of_rows = saved.expand(call.batch, -1, -1) if call.packed else saved
-            rows = call.output_by_head(grad, count), *heads, call.output_by_head(output, count)  # type: ignore[arg-type]
-            attention_pass.backward(*rows, of_rows, call.options, out, call.sequences)
-        else:
-            for each in gradients:
-                None if each is None else each.zero_()
-            d_mask = torch.zeros_like(call.mask) if mask_gradient and call.mask is not None else None
     biases = bias_sums.gradients(call, gradients, None)
     return *gradients, *biases, d_mask, sinks_gradient(call, grad, output, saved, kept)
 
@@ -328,12 +319,11 @@ def _padded_gradients(
 
 def _fake_backward(backward: _Backward) -> tuple[Tensor, ...]:
     grad, mask_gradient, (call, *_) = backward
-    absent = grad.new_empty(0)
     biases = (x if x is None else x.new_empty(x.shape) for x in call[3:5])
     mask = call.mask.new_empty(call.mask.shape) if call.mask is not None and mask_gradient else None
     sinks = None if call.sinks is None else call.sinks.new_empty(call.sinks.shape)
     found = (*gradient_memory(call)(call), *biases, mask, sinks)
-    return tuple(grad.new_empty(0) if x is None else x for x in found) if found else (absent,)
+    return tuple(grad.new_empty(0) if x is None else x for x in found)
 
 
 # ---------------------------------------------------------------------------------------------------- registration

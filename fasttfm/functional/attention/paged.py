@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fasttfm.functional import backends
 from fasttfm.functional.attention import composed, torch_route
 from fasttfm.functional.attention.arguments import Options, Window
 from fasttfm.functional.attention.checks import shares
 from fasttfm.functional.attention.layout import empty_heads_last
 from fasttfm.functional.attention.operator import fused
 from fasttfm.functional.attention.scoring import with_scoring
-from fasttfm.functional.backends import chosen, kernel_route, values_are_checked
+from fasttfm.functional.backends import kernel_route, values_are_checked
 from fasttfm.functional.operator import WHOLE, Operator, Overwritten, Whole, without_views
 from fasttfm.functional.rotary import rotary
 from fasttfm.functional.signature import is_flag, names_arguments
@@ -75,11 +76,11 @@ def attention_with_cache(
         sees_all = not options.causal and options.window == -1
         query, key = _turned(query, key, cos, sin, lengths, longest, interleaved, sees_all)
     if key is not None and value is not None:
-        _append(key_cache, key, lengths, block_table, chosen())
-        _append(value_cache, value, lengths, block_table, chosen())
+        _append(key_cache, key, lengths, block_table, backends.current)
+        _append(value_cache, value, lengths, block_table, backends.current)
         lengths = lengths + key.shape[2]
     tensors = (query, key_cache, value_cache, lengths, cache_starts, block_table)
-    output, lse = _attention(*tensors, options, return_lse, chosen())
+    output, lse = _attention(*tensors, options, return_lse, backends.current)
     return (output, lse) if return_lse else output
 
 

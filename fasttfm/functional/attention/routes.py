@@ -15,10 +15,11 @@ from torch.autograd import forward_ad
 
 from fasttfm.cpu import attention_pass
 from fasttfm.cpu.linear import batch_invariant
+from fasttfm.functional import backends
 from fasttfm.functional.attention import softmax_route, torch_route
 from fasttfm.functional.attention.arguments import Options
 from fasttfm.functional.attention.layout import empty_heads_last
-from fasttfm.functional.backends import BACKENDS, chosen, kernels_take
+from fasttfm.functional.backends import BACKENDS, kernels_take
 from fasttfm.functional.operator import Size, casts, transformed
 from fasttfm.functional.subclasses import PLAIN_TENSORS
 
@@ -73,16 +74,16 @@ def kernels_score(asked: str, query: Tensor) -> bool:
 
 def asked(query: Tensor, key: Tensor, value: Tensor, options: Options, choice: str | None = None) -> str:
     """Return what decide() is asked of heads (B, H, ., D): blocks where our own loop on a CPU is the faster way,
-    gradients too; else choice, or what is chosen()."""
+    gradients too; else choice, or what is backends.current."""
     takes = (
         query.is_cpu
         and not torch.compiler.is_compiling()
-        and chosen() != "triton"
+        and backends.current != "triton"
         and not casts(query)
         and not (transformed() or forward_ad._current_level >= 0)
         and attention_pass.takes(query, key, value, options)
     )
-    return "blocks" if takes else choice or chosen()
+    return "blocks" if takes else choice or backends.current
 
 
 def takes_fused(
@@ -94,7 +95,7 @@ def takes_fused(
         and seed is None
         and PLAIN_TENSORS.issuperset(map(type, (query, key, value)))
         and query.dtype == key.dtype == value.dtype == torch.float32
-        and chosen() != "triton"
+        and backends.current != "triton"
         and not casts(query)
         and not (transformed() or forward_ad._current_level >= 0)  # of which torch's kernel knows little
         and scale > 0.0  # its masks are -inf times the scale
