@@ -34,8 +34,11 @@ PLANNED = ["layer_norm", "branch_layer_norm", "residual_layer_norm", "residual_l
            "residual_rms_norm", "attention", "joint_attention", "varlen_attention",
            "joint_varlen_attention", "embed", "rotary", "feed_forward", "feed_forward_gelu"]  # fmt: skip
 """Of public_surface.functions(): whose operators have plans of their own, on both routes."""
+EVERY = [*PLANNED, "cross_entropy", "linear_cross_entropy", "residual_add", "attention_weights"]
+"""With those that ask for a plan in part of their calls, or take what is no float."""
 ROUTES = ["auto", "triton"] if interpreted() else ["auto"]
 each = pytest.mark.parametrize("name", PLANNED)
+every = pytest.mark.parametrize("name", EVERY)
 on_each_route = pytest.mark.parametrize("route", ROUTES)
 
 
@@ -86,11 +89,11 @@ def misaligned(x):
 
 
 def transposed(x):
-    return x.mT.contiguous().mT if x.dim() > 1 else torch.stack([x, x], 1)[:, 0]
+    return x.mT.contiguous().mT if x.dim() > 1 else torch.stack([x, x], -1)[..., 0]
 
 
 def wider(x):
-    return torch.cat([x, x], -1)[..., : x.shape[-1]]
+    return torch.cat([x, x], -1)[..., : x.shape[-1]] if x.dim() else torch.stack([x, x])[0]
 
 
 def negative(x):
@@ -193,7 +196,7 @@ WAYS = {
 }
 
 
-@each
+@every
 @on_each_route
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.sample(36)
@@ -336,7 +339,7 @@ def test_ever_new_shapes_and_gradients_keep_few_plans(name, monkeypatch):
     assert 0 < max(len(each.plans) for each in operator._every) <= 8
 
 
-@each
+@every
 @on_each_route
 def test_a_plan_keeps_no_tensor(name, route):
     call, leaves = functions(3, dropout_p=0.25)[name]
@@ -349,7 +352,7 @@ def test_a_plan_keeps_no_tensor(name, route):
     assert not [x for x in alive if x() is not None]
 
 
-@each
+@every
 def test_eight_threads_get_the_numbers_of_one(name):
     """Of many signatures, while others clear what they find planned."""
     work = [functions(length, dropout_p=p)[name] for length, p in itertools.product(range(1, 9), (0.0, 0.25))]
