@@ -295,8 +295,9 @@ _feed_forward_backward = Operator(
     "feed_forward_backward", _Backward, "(Tensor, Tensor, Tensor, Tensor, Tensor)", _plan_backward, _fake_backward,
     reference=_reference_backward, flops=lambda call: 2 * _flops(call.saved), autocast=lambda call, dtype: call,
 )  # fmt: skip
-_feed_forward = Operator(
+OPERATOR = Operator(
     "feed_forward", _Call, "(Tensor, Tensor, Tensor)", _plan, _fake, checks=_checks, decide=_decide, save=_save,
     saved=_Saved, backward=_differentiate, derivative=_feed_forward_backward, visible=1, flops=_flops, rows=("x",),
     autocast=lowered("x", "weight1", "bias1", "weight2", "bias2"), free=("site",),
-).call  # fmt: skip
+)  # fmt: skip
+_feed_forward = OPERATOR.call

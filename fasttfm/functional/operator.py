@@ -37,16 +37,18 @@ from fasttfm.functional.plan import (
     all_see_through,
     compiling,
     dispatch_modes,
+    on_its_device,
     signature_of,
     transformed,
     unplanned,
+    unshared,
     without_views,
 )
 from fasttfm.functional.record import MASK, REAL, WHOLE, Layout, Mask, Overwritten, Size, Whole, flat, layout_of
 
 __all__ = [
-    "MASK", "REAL", "WHOLE", "Gradients", "Mask", "Operator", "Overwritten", "Size", "Whole", "casts",
-    "forget_plans", "lowered", "transformed", "unplanned", "without_views"
+    "MASK", "REAL", "WHOLE", "Gradients", "Inner", "Mask", "Operator", "Overwritten", "Size", "Whole", "casts",
+    "forget_plans", "lowered", "on_forget", "transformed", "unplanned", "without_views"
 ]  # fmt: skip
 
 _library = torch.library.Library(NAMESPACE, "DEF")
@@ -156,7 +158,7 @@ class Operator(Generic[Fields]):
             backward, differentiable = by_reference(name, layout, reference), returns.count("Tensor")
             save, saved = (lambda call, outputs: call), kind
         formulas[dispatched._overloadpacket] = lambda *args, **_: flops(layout.build(args))
-        rule = Rule(name, layout, save, saved, backward, differentiable, derivative)
+        self.rule = rule = Rule(name, layout, save, saved, backward, differentiable, derivative)
         direct: Any = backward  # which refuses whoever calls, where nothing comes out that could have a gradient
         differentiate: Any = backward
         if returns != "()":
@@ -168,7 +170,7 @@ class Operator(Generic[Fields]):
         def without_numbers(*args: Any) -> Any:
             if self._check is not None:  # a meta tensor among others leads here, whoever calls
                 self._check(args)
-            return _unshared(fake(self._settled(layout.build(args))))
+            return unshared(fake(self._settled(layout.build(args))))
 
         qualified = f"{NAMESPACE}::{name}"
         torch.library.register_fake(qualified, without_numbers, lib=_library)
@@ -197,11 +199,11 @@ class Operator(Generic[Fields]):
         first = layout.tensors(layout.build(args))[0]
         return tuple([first.new_empty(0) if output is None else output for output in outputs])
 
-    def _make(self, call: Any, key: tuple | None, *, direct: bool) -> Plan:
-        """A new plan, which is kept under this key, if any."""
+    def _make(self, call: Any, key: tuple | None, *, direct: bool, native: Any = None) -> Plan:
+        """A new plan, which is kept under this key, if any; native: as __init__() takes it."""
         if direct and self._prefers is not None:
             call = _new(self._kind, (*call[:-1], self._prefers(call)))
-        native = self._native(call, True) if direct and self._native is not None else None
+        native = None if native is None else native(call, True)
         first = self._layout.tensors(call)[0]
         gpu = first.get_device() if first.is_cuda and torch.cuda.device_count() > 1 else None
         if native is not None:
@@ -256,7 +258,7 @@ class Operator(Generic[Fields]):
             return call
 
         for key in _DEVICES:
-            _library.impl(self.name, _on_its_device(self._compute), key)
+            _library.impl(self.name, on_its_device(self._compute), key)
         for device in _AUTOCAST_DEVICES:
             _library.impl(self.name, cast_and_run(device), f"Autocast{device.upper()}")
         _library.impl(self.name, autograd, "Autograd", with_keyset=True)
@@ -305,7 +307,15 @@ class Operator(Generic[Fields]):
             return None
         if any(x.device != device or not _has_storage(x) or x.is_neg() for x in tensors):
             return None
-        return self.plans.get(signature[1]) or self._make(self._layout.build(values), signature[1], direct=True)
+        return self.plans.get(signature[1]) or self._make(
+            self._layout.build(values), signature[1], direct=True, native=self._native
+        )
+
+    def inner_plan(self, fields: tuple) -> Plan:
+        """The plan of calls like this one, whose gradient is recorded, but never native. Raises for wrong arguments."""
+        self._check_all(flat(fields))
+        with torch.enable_grad():
+            return self._make(_new(self._kind, fields), None, direct=True)
 
     def planned(self, fields: tuple) -> Callable[[Any], Any]:
         """Plan the calls of this backward operator that follow from one forward plan, as this one does."""
@@ -360,13 +370,54 @@ class Operator(Generic[Fields]):
         return self.call(*fields, **named)
 
 
+class Inner:
+    """An operator's calls of one signature inside a node of autograd that computes more: the node keeps what is saved.
+
+    Who calls sees to it that no call has another signature than the first, nor its gradients other layouts, that
+    autograd and autocast are off, and that the GPU of the tensors is the current one.
+    """
+
+    __slots__ = ("_backward", "_derivative", "_kind", "_operator", "_plan", "_save", "_saved")
+
+    def __init__(self, operator: Operator) -> None:
+        rule = operator.rule
+        self._operator, self._kind, self._plan = operator, operator._kind, cast(Any, None)
+        self._save, self._saved, self._derivative = rule.save, rule.saved, rule.derivative
+        self._backward: Any = None
+
+    def __call__(self, *fields: Any) -> tuple[Any, Any]:
+        """All outputs of the operator's call with these fields, and the record that it saves for the backward pass."""
+        plan = self._plan
+        if plan is None:
+            plan = self._plan = self._operator.inner_plan(fields)
+        call = _new(self._kind, fields if plan.route is None else (*fields[:-1], plan.route))
+        outputs = plan.compute(call)
+        saved = self._save(call, outputs)
+        return outputs, saved if self._saved is None else _new(self._saved, saved)
+
+    def backward(self, *fields: Any) -> Any:
+        """The outputs of the operator's derivative for a call with these fields: gradients, then what was saved."""
+        compute = self._backward
+        if compute is None:
+            compute = self._backward = self._derivative.planned(fields)
+        return compute(_new(self._derivative._kind, fields))
+
+
 _every: list[Operator] = []
+_others: list[Callable[[], None]] = []
 
 
 def forget_plans() -> None:
     """From now on decide anew: after a change of what no signature tells, such as a threshold in a test."""
     for operator in _every:
         operator.plans.clear()
+    for forget in _others:
+        forget()
+
+
+def on_forget(forget: Callable[[], None]) -> None:
+    """Have forget_plans() call this too: it clears what was kept of plans elsewhere."""
+    _others.append(forget)
 
 
 _decomposed = contextvars.ContextVar("decomposed", default=False)
@@ -380,33 +431,6 @@ def decomposed() -> Iterator[None]:
         yield
     finally:
         _decomposed.reset(token)
-
-
-def _on_its_device(compute: Callable[[tuple], Any]) -> Callable[..., Any]:
-    """compute for the dispatcher: no outputs that share memory, and the first argument's GPU as the current one, where
-    Triton launches."""
-
-    def run(*args: Any) -> Any:
-        first = args[0]
-        if not first.is_cuda or first.get_device() == _current_gpu():
-            return _unshared(compute(args))
-        with torch.cuda.device(first.device):
-            return _unshared(compute(args))
-
-    return run
-
-
-def _unshared(outputs: Any) -> Any:
-    """Outputs, each in memory of its own: the dispatcher allows nothing else, a direct call spares the copy."""
-    if not isinstance(outputs, tuple):
-        return outputs
-    seen: set[int] = set()
-    copies = []
-    for output in outputs:
-        memory = output.untyped_storage()._cdata  # also of what is empty and has no address
-        copies.append(output.clone() if memory in seen else output)
-        seen.add(memory)
-    return tuple(copies)
 
 
 def casts(x: Tensor) -> bool:

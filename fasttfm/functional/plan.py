@@ -82,6 +82,33 @@ def without_views(compute: Callable[[Any], Any], internal: int = 0) -> Callable[
     return run
 
 
+def on_its_device(compute: Callable[[tuple], Any]) -> Callable[..., Any]:
+    """compute for the dispatcher: no outputs that share memory, and the first argument's GPU as the current one, where
+    Triton launches."""
+
+    def run(*args: Any) -> Any:
+        first = args[0]
+        if not first.is_cuda or first.get_device() == torch.cuda.current_device():
+            return unshared(compute(args))
+        with torch.cuda.device(first.device):
+            return unshared(compute(args))
+
+    return run
+
+
+def unshared(outputs: Any) -> Any:
+    """Outputs, each in memory of its own: the dispatcher allows nothing else, a direct call spares the copy."""
+    if not isinstance(outputs, tuple):
+        return outputs
+    seen: set[int] = set()
+    copies = []
+    for output in outputs:
+        memory = output.untyped_storage()._cdata  # also of what is empty and has no address
+        copies.append(output.clone() if memory in seen else output)
+        seen.add(memory)
+    return tuple(copies)
+
+
 def unplanned(compute: Callable[[Any], Any], internal: int = 0) -> Callable[[Any], Callable[[Any], Any]]:
     """A plan that decides nothing: compute looks at every call anew. internal: as without_views() takes it."""
     computed = without_views(compute, internal)

@@ -125,10 +125,11 @@ _residual_add_backward = Operator(
     "residual_add_backward", _Backward, "Tensor", _plan_backward,
     lambda call: call.ds.new_empty(call.ds.shape, dtype=call.saved.dtype), reference=_reference_backward,
 )  # fmt: skip
-_residual_add = Operator(
+OPERATOR = Operator(
     "residual_add", _Call, "(Tensor, Tensor)", _plan, _fake, checks=_checks,
     decide=lambda call: kernel_route(call.route, call.x, call.residual),
     save=lambda call, outputs: (outputs[1], *call[2:5], call.x.dtype, call.route), saved=_Saved,
     backward=lambda backward, saved, _, ds, *_keep: (backward(ds, saved), ds, None),
     derivative=_residual_add_backward, visible=1, rows=("x", "residual"), free=("site",),
-).call  # fmt: skip
+)  # fmt: skip
+_residual_add = OPERATOR.call

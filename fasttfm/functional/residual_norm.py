@@ -325,7 +325,7 @@ _residual_norm_backward = Operator(
     "residual_norm_backward", Backward, "(Tensor, Tensor, Tensor, Tensor, Tensor)", _plan_backward, _fake_backward,
     reference=_reference_backward, leading=3,
 )  # fmt: skip
-_residual_norm = Operator(
+OPERATOR = Operator(
     "residual_norm",
     Call,
     "(Tensor, Tensor, Tensor, Tensor, Tensor)",
@@ -343,4 +343,5 @@ _residual_norm = Operator(
     differentiable=2,
     free=("site",),
     again=lambda call, outputs: (call.x if call.residual is None else outputs[0]) if call.twice else None,
-).call
+)
+_residual_norm = OPERATOR.call

@@ -383,7 +383,7 @@ _attention_backward = Operator(
 )
 
 
-_operator = Operator(
+OPERATOR = Operator(
     "attention",
     Call,
     "(Tensor, Tensor, Tensor)",
@@ -403,4 +403,4 @@ _operator = Operator(
     rows=("query", "key", "value", "key_lengths"),
     autocast=lowered("query", "key", "value"),  # an additive mask keeps its precision
 )
-attention: Callable[..., Any] = _operator.call
+attention: Callable[..., Any] = OPERATOR.call

@@ -1,0 +1,80 @@
+"""Inner: an operator inside a larger node of autograd computes what it computes by itself, and is planned once."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from fasttfm.functional import operator
+from fasttfm.functional.attention.operator import OPERATOR as ATTENTION
+from fasttfm.functional.backends import backend
+from fasttfm.functional.feed_forward import OPERATOR as FEED_FORWARD
+from fasttfm.functional.operator import Inner, forget_plans, on_forget
+from fasttfm.functional.residual_add import OPERATOR as RESIDUAL_ADD
+from fasttfm.functional.residual_norm import OPERATOR as RESIDUAL_NORM
+from fasttfm.kernels.launch import interpreted
+
+ROUTES = ["auto", "triton"] if interpreted() else ["auto"]
+SEED = torch.tensor([11])
+NOTHING = (None,) * 6
+VECTOR, ROWS = torch.randn(16), torch.randn(2, 5, 16)
+
+
+def leaf(x):
+    return x.clone().requires_grad_()
+
+
+def calls():
+    """Operators and the fields of a call of each."""
+    heads, joint, last = torch.randn(2, 5, 2, 8), torch.randn(2, 5, 2, 2, 8), (0, 0, False, 0, -1, 0.0, 0)
+    network = torch.randn(32, 16), torch.randn(32), torch.randn(16, 32), VECTOR
+    return {
+        "residual_norm": (RESIDUAL_NORM, (ROWS, VECTOR, ROWS + 1, VECTOR, VECTOR, SEED, 1e-5, 0.5, 1, False, False)),
+        "layer_norm": (RESIDUAL_NORM, (ROWS, None, None, VECTOR, VECTOR, None, 1e-5, 0.0, 0, False, False)),
+        "residual_add": (RESIDUAL_ADD, (ROWS, ROWS + 1, 0.5, SEED, 3)),
+        "feed_forward": (FEED_FORWARD, (ROWS, *network, None, 0.5, SEED, 2, "relu")),
+        "attention": (
+            ATTENTION,
+            (heads, joint, None, VECTOR, torch.randn(32), *NOTHING, None, SEED, *last, 0.5, 0.3, 1, False),
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", calls())
+@pytest.mark.parametrize("route", ROUTES)
+def test_outputs_and_gradients_are_those_of_the_operator(name, route):
+    of, fields = calls()[name]
+    leaves = [leaf(x) if isinstance(x, Tensor) and x.is_floating_point() else x for x in fields]
+    wanted = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
+    no_mask = SimpleNamespace(mask=False, sinks=False)
+    with backend(route):
+        expected = [x for x in of.call(*leaves, route) if x is not None and x.requires_grad]
+        gradients = [torch.randn_like(x) for x in expected]
+        expected_gradients = torch.autograd.grad(expected, wanted, gradients)
+        inner, planned = Inner(of), len(of.plans)
+        given = (*gradients, *[None] * (of.rule.differentiable - len(gradients)))
+        with torch.no_grad():
+            for _ in range(2):  # planned, then computed
+                outputs, saved = inner(*fields, route)
+                results = [x for x in of.rule.backward(inner.backward, saved, no_mask, *given) if x is not None]
+                assert type(saved) is of.rule.saved
+                assert all(map(torch.equal, outputs, expected))
+                assert len(results) == len(wanted)
+                assert all(map(torch.equal, results, expected_gradients))
+    assert len(of.plans) == planned
+
+
+def test_wrong_arguments_are_refused_at_the_first_call():
+    with pytest.raises(ValueError, match=r"weight \(3,\) must be \(16,\)"):
+        Inner(RESIDUAL_NORM)(ROWS, None, None, torch.ones(3), None, None, 1e-5, 0.0, 0, False, False, "auto")
+    with pytest.raises(TypeError, match="eps is 'a': a float is needed"):
+        Inner(RESIDUAL_NORM)(ROWS, None, None, VECTOR, None, None, "a", 0.0, 0, False, False, "auto")
+
+
+def test_plans_that_others_keep_are_forgotten_too(monkeypatch):
+    monkeypatch.setattr(operator, "_others", [])
+    kept = {1: Inner(RESIDUAL_ADD)}
+    on_forget(kept.clear)
+    forget_plans()
+    assert not kept
