@@ -34,10 +34,10 @@ def dropout_scale(p: float) -> float:
     return 256 / (256 - threshold) if threshold < 256 else 0.0
 
 
-def _philox(seed: int, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _philox(seed: Tensor, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Philox4x32-7 (Salmon et al. 2011) on int64 tensors that hold 32-bit words and broadcast against each other.
 
-    Only the lower 32 bits of the words that it returns mean anything.
+    seed (1,) int64. Only the lower 32 bits of the words that it returns mean anything.
     """
     k0, k1 = seed & _WORD, (seed >> 32) & _WORD
     for _ in range(_ROUNDS):
@@ -48,7 +48,7 @@ def _philox(seed: int, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor) -> tuple[
     return c0, c1, c2, c3
 
 
-def _mix(product: Tensor, word: Tensor, key: int) -> Tensor:
+def _mix(product: Tensor, word: Tensor, key: Tensor) -> Tensor:
     """(product >> 32) ^ word ^ key, within 32 bits; in place once broadcasting has ended."""
     high = product >> 32
     high = high.bitwise_xor_(word) if high.shape == word.shape else high ^ word
@@ -66,7 +66,6 @@ def keep_mask(shape: tuple[int, int, int], p: float, seed: Tensor, site: int = 0
     threshold = dropout_threshold(p)
     if threshold in (0, 256):
         return torch.full(shape, threshold == 0, dtype=torch.bool, device=device)
-    key = int(seed.item())
     blocks = (columns + 15) // 16
     column = torch.arange(blocks, device=device).view(1, 1, blocks)
     plane = torch.arange(first_plane, first_plane + planes, device=device).view(planes, 1, 1)
@@ -77,7 +76,7 @@ def keep_mask(shape: tuple[int, int, int], p: float, seed: Tensor, site: int = 0
     for p0 in range(0, planes, planes_at_once):
         for r0 in range(0, rows, step):
             row = torch.arange(r0, min(r0 + step, rows), device=device).view(1, -1, 1)
-            w0, w1, w2, w3 = _philox(key, column, row, plane[p0 : p0 + planes_at_once], call)
+            w0, w1, w2, w3 = _philox(seed, column, row, plane[p0 : p0 + planes_at_once], call)
             into = lanes[p0 : p0 + planes_at_once, r0 : r0 + step]
             # little-endian: an int64 viewed as eight bytes gives the lanes in order
             torch.bitwise_or(w0, w1 << 32, out=into[..., 0])

@@ -9,7 +9,6 @@ The check: the same weights and no dropout give the same loss a token and the sa
 torch.nn. What is counted against the roofline is the fused step on the tokens that are not padding.
 """
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -38,8 +37,8 @@ from fasttfm.kernels.proof import costs
 from fasttfm.kernels.proof.costs import Cost, Shape
 from fasttfm.models import Transformer, TransformerConfig
 from fasttfm.presets import preset_section
-from fasttfm.training.graphs import GraphedPasses
-from fasttfm.training.optimization import Optimization
+from fasttfm.training.graphs import Graphs
+from fasttfm.training.optimization import Optimization, rate_dtype
 from fasttfm.training.workers import Workers
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -142,9 +141,9 @@ def _work(preset: str, config: TransformerConfig, rows: int, width: int, padding
         TORCH_NN: _checked(plain(), torch_loss, device, autocast),
     }
     if setting.on_gpu:
-        providers[CUDA_GRAPH] = GraphedStep(ours(), training, device, autocast)
+        providers[CUDA_GRAPH] = Graphed(OurStep(ours(), training, device, autocast, captured=True), device)
         checked[CUDA_GRAPH] = checked[OURS]  # the same passes: tests/gpu/test_graphs.py holds replays against them
-        providers[TORCH_GRAPH] = GraphedTorchStep(plain(), training, device, autocast)
+        providers[TORCH_GRAPH] = Graphed(Step(plain(), torch_nn.loss, training, autocast, captured=True), device)
         checked[TORCH_GRAPH] = checked[TORCH_NN]
     checked[COMPILE] = checked[TORCH_NN]  # the same module: what torch.compile makes of it is torch's own to check
     if not config.norm_first:
@@ -190,70 +189,44 @@ class OurStep:
         autocast: torch.dtype | None,
         *,
         packed: bool = False,
+        captured: bool = False,
     ) -> None:
         self.packed = packed
         self.model = model.train()
-        self.optimization = Optimization(model, training, device, Workers())
+        self.optimization = Optimization(model, training, device, Workers(), captured=captured)
         self.device, self.autocast = device, autocast
-        self.label_smoothing, self.lr = training.label_smoothing, training.lr
+        self.label_smoothing = training.label_smoothing
+        self._lr = torch.full((), training.lr, dtype=rate_dtype(device), device=device)
 
-    def __call__(self, batch: Batch) -> Tensor:
-        """The loss a target token before the step, 0-d without gradient."""
+    def __call__(self, batch: Batch, divisor: Tensor | None = None) -> Tensor:
+        """The loss a target token before the step, 0-d without gradient; divisor: as torch_nn.Step takes it."""
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
-            loss = our_loss(self.model, batch, self.label_smoothing, packed=self.packed) / batch.target_tokens
+            loss = our_loss(self.model, batch, self.label_smoothing, packed=self.packed)
+            loss = loss / (batch.target_tokens if divisor is None else divisor)
         self.optimization.backward(loss)
-        self.optimization.step(self.lr)
+        self.optimization.step(self._lr)
         return loss.detach()
 
 
-class GraphedStep(OurStep):
-    """The same with forward and backward pass from a CUDA graph (fasttfm train --cuda-graph), one for each shape."""
+class Graphed:
+    """A step as one CUDA graph for each shape (fasttfm train)."""
 
-    def __init__(self, model: Transformer, training: TrainingConfig, *where: Any) -> None:
-        super().__init__(model, dataclasses.replace(training, cuda_graph=True), *where)
-        self._loss = torch.zeros((), device=self.device)
-        self._passes = GraphedPasses(self._pass, self.optimization.parameters, self._loss)
+    def __init__(self, step: Callable[..., Tensor], device: torch.device) -> None:
+        self._step, self._graphs = step, Graphs(device)
+        self._tokens, self._loss = torch.zeros(2, device=device)
 
     def __call__(self, batch: Batch) -> Tensor:
-        self._loss.zero_()
-        self._passes(batch, batch.target_tokens)
-        self.optimization.step(self.lr)
+        self._tokens.fill_(batch.target_tokens)
+        self._graphs(self._run, batch)
         return self._loss.clone()
 
     def held_bytes(self) -> int:
-        """Memory that each step uses and none allocates: what the graph's pool has reserved, and the gradients."""
-        segments = torch.cuda.memory_snapshot() if self._passes.pool is not None else []
-        pool = sum(each["total_size"] for each in segments if tuple(each["segment_pool_id"]) == self._passes.pool)
-        return pool + sum(p.grad.nbytes for p in self.model.parameters() if p.grad is not None)
+        """Memory that each step uses and none allocates: what the graph's pool has reserved."""
+        segments = torch.cuda.memory_snapshot() if self._graphs.pool is not None else []
+        return sum(each["total_size"] for each in segments if tuple(each["segment_pool_id"]) == self._graphs.pool)
 
-    def _pass(self, batch: Batch, divisor: Tensor) -> None:
-        with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
-            loss = our_loss(self.model, batch, self.label_smoothing) / divisor
-        self.optimization.backward(loss)
-        self._loss += loss.detach()
-
-
-class GraphedTorchStep(Step):
-    """torch.nn's step with forward and backward pass from a CUDA graph, as GraphedStep has ours."""
-
-    def __init__(
-        self, model: nn.Module, training: TrainingConfig, device: torch.device, autocast: torch.dtype | None
-    ) -> None:
-        super().__init__(model, torch_nn.loss, training, autocast)
-        self._sum = torch.zeros((), device=device)
-        self._passes = GraphedPasses(self._pass, list(model.parameters()), self._sum)
-
-    def __call__(self, batch: Batch, lr: float | None = None) -> Tensor:
-        self._sum.zero_()
-        self._passes(batch, batch.target_tokens)
-        self.update(lr)
-        self.adam.zero_grad(set_to_none=False)  # at the addresses that the graph adds to
-        return self._sum.clone()
-
-    def _pass(self, batch: Batch, divisor: Tensor) -> None:
-        self._sum += self.add_gradients(batch, divisor)
-
-    held_bytes = GraphedStep.held_bytes
+    def _run(self, batch: Batch) -> None:
+        self._loss.copy_(self._step(batch, divisor=self._tokens))
 
 
 def our_loss(model: Transformer, batch: Batch, label_smoothing: float, *, packed: bool = False) -> Tensor:

@@ -129,35 +129,35 @@ class Step:
         autocast: torch.dtype | None,
         *,
         compiled: bool = False,
+        captured: bool = False,
     ) -> None:
         """loss: of (model, batch, label_smoothing), summed over the target tokens.
 
         autocast: dtype of matrix products, None for float32; float16 scales its loss. compiled: torch.compile.
+        captured: steps are replayed from a CUDA graph.
         """
         self.model, self.loss, self.training, self.autocast = model.train(), loss, training, autocast
         self.device = next(model.parameters()).device
         self.forward = torch.compile(model) if compiled else model
         self.adam = torch.optim.Adam(
-            model.parameters(), lr=training.lr, betas=training.adam_betas, eps=training.adam_eps, fused=True
+            model.parameters(),
+            lr=training.lr,
+            betas=training.adam_betas,
+            eps=training.adam_eps,
+            fused=True,
+            capturable=captured,
         )
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=autocast == torch.float16)
 
-    def __call__(self, batch: Batch, lr: float | None = None) -> Tensor:
-        """The loss a target token before the step, 0-d without gradient."""
-        value = self.add_gradients(batch, batch.target_tokens)
-        self.update(lr)
-        self.adam.zero_grad(set_to_none=True)  # so that the next gradients are written, not added
-        return value
+    def __call__(self, batch: Batch, lr: float | None = None, divisor: Tensor | None = None) -> Tensor:
+        """The loss a target token before the step, 0-d without gradient.
 
-    def add_gradients(self, batch: Batch, divisor: float | Tensor) -> Tensor:
-        """Adds the gradients of the batch's loss over divisor, and returns it, 0-d."""
+        lr: another learning rate. divisor: the target tokens, 0-d on the device, where the batch's own do not count.
+        """
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
-            value = self.loss(self.forward, batch, self.training.label_smoothing) / divisor
+            value = self.loss(self.forward, batch, self.training.label_smoothing)
+            value = value / (batch.target_tokens if divisor is None else divisor)
         self.scaler.scale(value).backward()
-        return value.detach()
-
-    def update(self, lr: float | None) -> None:
-        """Changes the weights by the gradients."""
         if self.training.clip_norm:
             self.scaler.unscale_(self.adam)
             nn.utils.clip_grad_norm_(self.model.parameters(), self.training.clip_norm)
@@ -166,3 +166,5 @@ class Step:
                 group["lr"] = lr
         self.scaler.step(self.adam)
         self.scaler.update()
+        self.adam.zero_grad(set_to_none=True)  # so that the next gradients are written, not added
+        return value.detach()

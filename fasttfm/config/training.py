@@ -53,9 +53,9 @@ class TrainingConfig:
     with units for it, else fp32; decided when the run begins."""
     shard: bool = False
     """Divide weights, gradients and moments among the workers (FSDP2), for models that do not fit on one."""
-    cuda_graph: bool = False
-    """Capture forward and backward pass as one CUDA graph for each batch shape, to save launches. For translation with
-    one worker, without packed and checkpoint_activations. A CPU runs the same passes."""
+    cuda_graph: bool = True
+    """On a GPU, launch an update as one CUDA graph, which is captured for each batch shape; what cannot be captured
+    (packed batches, several workers) is launched kernel by kernel, and told. Without effect on a CPU."""
     checkpoint_activations: bool = False
     """Keep only each layer's input and compute the rest again in the backward pass: the same gradients with less
     memory, for a third more products."""
@@ -108,8 +108,6 @@ class TrainingConfig:
         _require(self, "shard", not (self.shard and self.precision == "fp16"), "needs precision bf16 or fp32")
         is_plain = not self.shard and self.precision != "fp16"
         _require(self, "optimizer", is_plain or self.optimizer != "muon", "goes without shard and precision fp16")
-        fixed = not (self.packed or self.shard or self.checkpoint_activations)
-        _require(self, "cuda_graph", fixed or not self.cuda_graph, "goes without packed, shard, checkpoint_activations")
         betas = len(self.adam_betas) == 2 and all(0 <= beta < 1 for beta in self.adam_betas)
         _require(self, "adam_betas", betas, "must be two numbers, each at least 0 and below 1")
         keeps = self.keep_interval_updates == -1 or self.keep_interval_updates >= 1

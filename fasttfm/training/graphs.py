@@ -1,10 +1,10 @@
-"""Forward and backward passes from fixed addresses, so that a CUDA graph can hold them: a launch for some hundred.
+"""Updates from fixed addresses, which CUDA graphs hold: one launch for some hundred.
 
-A batch is copied into buffers that stay where they are, one set a shape (there are a few dozen, fasttfm.data.shapes);
-gradients are added into buffers that stay as well. What runs between reads nothing back to the host, and draws its
-dropout from a seed in device memory. On a GPU the pass of each shape is captured when it first comes, and replayed from
-then on; on a CPU the very same passes run as they are, and end in the same bits as without buffers. The optimizer's few
-launches are not part of a graph: it changes the learning rate at each update.
+A batch is copied into buffers that stay where they are, one set a shape (there are a few dozen, fasttfm.data.shapes).
+What runs on it reads nothing back to the host, and finds whatever differs from update to update, such as the learning
+rate and dropout's seed, in device memory. The first time that a shape comes it runs as it is, which prepares libraries
+and kernels; the second time it is captured, and replayed from then on. Only tests let a CPU do the same: it captures
+nothing, and ends in the same bits as without buffers.
 """
 
 from collections.abc import Callable
@@ -12,83 +12,92 @@ from dataclasses import dataclass, replace
 from typing import Any, get_type_hints
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fasttfm.data.batches import Batch
+from fasttfm.blocks.inspect import hooked
+from fasttfm.config.training import TrainingConfig
+from fasttfm.data.batches import Batch, TokenBatches
+from fasttfm.errors import UserError, is_out_of_memory
+from fasttfm.training.protocols import TrainingBatches
+from fasttfm.training.workers import Workers
 
-Pass = Callable[[Batch, Tensor], None]
-"""Adds the gradients of a batch, divided by a 0-d tensor, to those of the parameters, and its losses to a sum."""
-_WARM_UP = 2
-"""Passes before one is captured: libraries and Triton prepare themselves in the first."""
-
-
-@dataclass(slots=True)
-class _Fixed:
-    """Buffers of one shape, and their graph."""
-
-    batch: Batch
-    divisor: Tensor
-    graph: torch.cuda.CUDAGraph | None = None
-
-    def fill(self, batch: Batch, divisor: int) -> None:
-        """Copy a batch of this shape in; nothing is waited for."""
-        for name in _TENSORS:
-            getattr(self.batch, name).copy_(getattr(batch, name), non_blocking=True)
-        self.divisor.fill_(divisor)
-
-
+DEVICES = {"cuda"}
+"""Types of devices that train from fixed addresses."""
 _TENSORS = [name for name, kind in get_type_hints(Batch).items() if kind is Tensor]
 
 
-class GraphedPasses:
-    """Runs a pass on batch after batch from the same addresses."""
+def why_uncaptured(module: nn.Module, batches: TrainingBatches, config: TrainingConfig, workers: Workers) -> str | None:
+    """Why updates cannot be captured, for a person; None where they can."""
+    reasons = {
+        "several workers exchange gradients": workers.size > 1,
+        "packed batches are of ever new shapes": config.packed,
+        "these batches are of ever new shapes": not isinstance(batches, TokenBatches),
+        "a module has hooks": any(map(hooked, module.modules())),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
-    def __init__(self, run: Pass, parameters: list[Tensor], sums: Tensor) -> None:
-        """run: what is computed; parameters: whose gradients it adds to; sums: what it adds losses to."""
-        self._run, self._parameters, self._sums = run, parameters, sums
-        self._fixed: dict[tuple[int, ...], _Fixed] = {}
+
+@dataclass(slots=True)
+class _Held:
+    """Buffers of one shape, and their graph."""
+
+    batch: Batch
+    graph: torch.cuda.CUDAGraph | None = None
+
+    def fill(self, batch: Batch) -> None:
+        """Copy a batch of this shape in; nothing is waited for."""
+        for name in _TENSORS:
+            buffer, given = getattr(self.batch, name), getattr(batch, name)
+            pinned = given.pin_memory() if buffer.is_cuda and not given.is_cuda else given
+            buffer.copy_(pinned, non_blocking=True)
+
+
+class Graphs:
+    """Runs what is computed on batch after batch from the same addresses."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._held: dict[tuple[int, ...] | None, _Held] = {}
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        """Where first runs and captures are: gradients must come by the stream that is captured."""
         self.pool: Any = None
         """The id of the memory that all graphs share, once there is one: no two of them run at once."""
-        for parameter in parameters:
-            parameter.grad = torch.zeros_like(parameter)
 
-    def __call__(self, batch: Batch, divisor: int) -> None:
-        """Add the gradients and losses of a batch."""
-        fixed = self._fixed.get(batch.shape)
-        if fixed is None:
-            fixed = self._fixed[batch.shape] = self._buffers(batch)
-            if batch.source.is_cuda:
-                fixed.fill(batch, divisor)
-                fixed.graph = self._capture(fixed)
-        fixed.fill(batch, divisor)
-        if fixed.graph is None:
-            self._run(fixed.batch, fixed.divisor)
-        else:
-            fixed.graph.replay()
+    def __call__(self, run: Callable[[Any], None], batch: Batch | None) -> None:
+        """Run on a batch, None without one; batches of one shape must come with one and the same function."""
+        key = None if batch is None else batch.shape
+        held = self._held.get(key)
+        is_new = held is None
+        if held is None:
+            held = self._held[key] = _Held(None if batch is None else self._buffers(batch))
+        if batch is not None:
+            held.fill(batch)
+        if self._stream is None:
+            run(held.batch)
+            return
+        if is_new:
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                run(held.batch)
+            torch.cuda.current_stream().wait_stream(self._stream)
+            return
+        if held.graph is None:
+            held.graph = self._captured(run, held.batch)
+        held.graph.replay()
 
-    @staticmethod
-    def _buffers(batch: Batch) -> _Fixed:
-        tensors = {name: torch.empty_like(getattr(batch, name)) for name in _TENSORS}
+    def _buffers(self, batch: Batch) -> Batch:
+        tensors = {name: torch.empty_like(getattr(batch, name), device=self._device) for name in _TENSORS}
         # the counts of this batch are not those of the next one of its shape: whoever reads them would be wrong
-        counts = {"source_tokens": -1, "target_tokens": -1}
-        divisor = torch.empty((), dtype=torch.float32, device=batch.source.device)
-        return _Fixed(replace(batch, **tensors, **counts), divisor)  # type: ignore[arg-type]
+        return replace(batch, **tensors, source_tokens=-1, target_tokens=-1)
 
-    def _capture(self, fixed: _Fixed) -> torch.cuda.CUDAGraph:
-        """The graph of a pass; gradients, losses and random numbers are afterwards as they were before."""
-        kept = [self._sums.clone(), *(p.grad.clone() for p in self._parameters if p.grad is not None)]
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-        with torch.random.fork_rng([fixed.batch.source.device]):
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(_WARM_UP):
-                    self._run(fixed.batch, fixed.divisor)
-            torch.cuda.current_stream().wait_stream(stream)
-            with torch.cuda.graph(graph, pool=self.pool):
-                self._run(fixed.batch, fixed.divisor)
+    def _captured(self, run: Callable[[Any], None], batch: Batch | None) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self.pool, stream=self._stream):
+                run(batch)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            raise UserError(f"an update cannot be captured as a CUDA graph ({error}): give --no-cuda-graph") from error
         self.pool = self.pool or graph.pool()
-        with torch.no_grad():
-            for buffer, value in zip([self._sums, *(p.grad for p in self._parameters)], kept, strict=True):
-                if buffer is not None:
-                    buffer.copy_(value)
         return graph

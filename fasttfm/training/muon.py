@@ -119,8 +119,10 @@ class Muon:
         }
 
     @torch.no_grad()
-    def step(self, lr: float, found_inf: Tensor) -> None:
+    def step(self, lr: Tensor, found_inf: Tensor) -> None:
         """Change the weights by their gradients, which all ranks must have; found_inf (0-d): 1 leaves all as it is.
+
+        lr: the learning rate, 0-d.
 
         A weight without a gradient is left alone.
         """
@@ -133,14 +135,14 @@ class Muon:
             matrix.momentum.lerp_(gradient, (1 - BETA) * is_good)
             direction = gradient.lerp(matrix.momentum, BETA)
             if matrix.decay:
-                matrix.weight.mul_(1 - lr * matrix.factor * matrix.decay * is_good)
+                matrix.weight.mul_(1 - (lr * matrix.factor * matrix.decay).float() * is_good)
             for given, weight in zip(
                 blocks_of(direction, matrix.by_columns), blocks_of(matrix.weight.detach(), matrix.by_columns)
             ):
                 stacks.setdefault(given.shape[1:], []).append((given, weight, matrix.factor))
         for shape, members in stacks.items():
             orthogonal = self._orthogonal(torch.cat([given for given, _, _ in members]))
-            size = is_good * -lr * RMS * max(shape) ** 0.5
+            size = is_good * -lr.float() * RMS * max(shape) ** 0.5
             for (_, weight, factor), change in zip(members, orthogonal.split([len(given) for given, _, _ in members])):
                 weight.add_(change * (size * factor))
 

@@ -23,7 +23,16 @@ class Optimization:
     """Adam over a model's parameters, or Muon over some of them, with clipping, fp16 loss scaling and a moving average
     as asked for."""
 
-    def __init__(self, model: nn.Module, config: TrainingConfig, device: torch.device, workers: Workers) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        config: TrainingConfig,
+        device: torch.device,
+        workers: Workers,
+        *,
+        captured: bool = False,
+    ) -> None:
+        """captured: step() and, apart from it where update_freq is above 1, backward() are replayed from graphs."""
         self.workers = workers
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         factors = rate_factors([name for name, _ in named], config.rates)
@@ -38,7 +47,8 @@ class Optimization:
         self.is_sharded = any(mine is not source for mine, source in zip(self.parameters, self.sources))
         self.clip_norm = config.clip_norm
         self.ema_decay = config.ema_decay
-        self.keeps_buffers = config.cuda_graph
+        self._keeps_buffers = captured and config.update_freq > 1
+        """Whether gradients stay where they are, for another graph."""
         weights = dict(zip(self.names, self.parameters))
         chosen = {n: p for n, p in weights.items() if config.optimizer == "muon" and is_muons(n, p)}
         self.muon = Muon(chosen, factors, {n: config.weight_decay * decays[n] for n in chosen}, workers)
@@ -50,14 +60,15 @@ class Optimization:
                 {
                     "params": [weights[name] for name in self._of_adam if kind_of[name] == (factor, decay)],
                     "factor": factor,
+                    "lr": torch.zeros((), dtype=rate_dtype(device), device=device),
                     "weight_decay": config.weight_decay if decay else 0.0,
                 }
                 for factor, decay in sorted({kind_of[name] for name in self._of_adam})
             ],
-            lr=config.lr,
             betas=config.adam_betas,
             eps=config.adam_eps,
             fused=device.type in ("cpu", "cuda"),
+            capturable=captured and device.type == "cuda",
         )
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         self.average = [parameter.detach().clone() for parameter in self.parameters] if config.ema_decay else []
@@ -68,9 +79,10 @@ class Optimization:
         """Add the gradient of `loss` (0-d) to the parameters' gradients."""
         self.scaler.scale(loss).backward()
 
-    def step(self, lr: float) -> Tensor:
+    def step(self, lr: Tensor) -> Tensor:
         """Change the weights by the gradients and forget these. Returns the gradients' norm before clipping (0-d).
 
+        lr: the learning rate, 0-d on the device, of rate_dtype().
         Where it is not finite, nothing is changed: fused Adam and Muon look at that on the device.
         """
         self.scaler.unscale_(self.adam)
@@ -82,7 +94,7 @@ class Optimization:
         if self.clip_norm:
             nn.utils.clip_grads_with_norm_(self.parameters, self.clip_norm, norm)
         for group in self.adam.param_groups:
-            group["lr"] = lr * group["factor"]
+            group["lr"].copy_(lr * group["factor"])
         if not self.scaler.is_enabled():
             self.adam.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
         self.scaler.step(self.adam)
@@ -108,14 +120,13 @@ class Optimization:
             for source, mine in zip(self.sources, self.parameters):
                 mine.grad = None if source.grad is None else local(source.grad)  # summed by the backward pass
 
-    def scale_gradients(self, factor: float) -> None:
-        """Multiply the gradients."""
-        if factor != 1:
-            torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], factor)
+    def scale_gradients(self, factor: Tensor) -> None:
+        """Multiply the gradients by a number (0-d)."""
+        torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], factor)
 
     def forget(self) -> None:
-        """Drop the gradients that backward has added up; with cuda_graph their buffers stay."""
-        if self.keeps_buffers:
+        """Drop the gradients that backward has added up, but for buffers of theirs that stay."""
+        if self._keeps_buffers:
             torch._foreach_zero_([p.grad for p in self.parameters if p.grad is not None])
             return
         for parameter in [*self.parameters, *self.sources]:
@@ -173,9 +184,9 @@ class Optimization:
             matrix.momentum.copy_(tensors[f"muon.momentum.{name}"])
         self.scaler.load_state_dict(values["scaler"])
         if self.average:
-            self.average = [parameter.detach().clone() for parameter in self.parameters]
             with torch.no_grad():
-                for name, parameter in zip(self.names, self.parameters, strict=True):
+                for name, parameter, mean in zip(self.names, self.parameters, self.average, strict=True):
+                    mean.copy_(parameter)
                     parameter.copy_(tensors[f"raw.{name}"])
 
     def _refuse_others(self, tensors: Mapping[str, Tensor]) -> None:
@@ -200,6 +211,11 @@ class Optimization:
         if not self.is_sharded or source is None or tensor.shape != source.shape:
             return tensor
         return part_of(tensor, source)
+
+
+def rate_dtype(device: torch.device) -> torch.dtype:
+    """The dtype that fused Adam reads a learning rate in: on a CPU it is that of a number of Python's."""
+    return torch.float32 if device.type == "cuda" else torch.float64
 
 
 def rate_factors(names: Sequence[str], rates: Sequence[str]) -> dict[str, float]:

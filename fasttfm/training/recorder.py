@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,21 +43,19 @@ class Recorder:
         if self.log.previous is not None:
             self.progress.say(f"the log of an earlier run in {model_dir} is kept as {self.log.previous.name}")
 
-    def training(self, totals: list[float], seconds: float, share: float, seconds_left: float) -> None:
-        """Record the updates since the last record.
+    def training(self, seconds: float, share: float, seconds_left: float) -> Callable[[list[float]], None]:
+        """What records the updates since the last record, once Updates.numbers() have arrived.
 
-        totals: Updates.totals; seconds: time since the run began; share in [0, 1] of the run.
+        seconds: time since the run began; share in [0, 1] of the run.
         """
-        loss, nll, norm, tokens = totals
-        updates, config = self.updates, self.updates.config
-        sums, position = updates.sums, updates.position
+        updates, sums, position = self.updates, self.updates.sums, self.updates.position
         record: dict[str, Any] = {
             "kind": "train",
             "step": position.step,
             "epoch": position.epoch + 1,
-            "loss": loss / tokens if tokens else math.nan,
-            "nll": nll / tokens if tokens else math.nan,
-            "gradient_norm": norm / sums.updates if sums.updates else math.nan,
+            "loss": math.nan,
+            "nll": math.nan,
+            "gradient_norm": math.nan,
             "lr": updates.learning_rate,
             "padding": 1 - sums.real_cells / sums.cells,
             "target_tokens": sums.target_tokens,
@@ -66,13 +64,22 @@ class Recorder:
             "batch_shapes": len(updates.shapes),
             "peak_memory": peak_memory(),
         }
-        if position.skipped:
-            record["skipped"] = position.skipped
-        if config.precision == "fp16":
-            record["loss_scale"] = updates.optimization.scaler.get_scale()
-        self._log(record)
-        self.progress.train(record, share, seconds_left)
-        self._warn(record)
+
+        def write(numbers: list[float]) -> None:
+            loss, nll, norm, tokens, scale = numbers
+            if tokens:
+                record.update(loss=loss / tokens, nll=nll / tokens)
+            if sums.updates:
+                record["gradient_norm"] = norm / sums.updates
+            if position.skipped:
+                record["skipped"] = position.skipped
+            if updates.config.precision == "fp16":
+                record["loss_scale"] = scale
+            self._log(record)
+            self.progress.train(record, share, seconds_left)
+            self._warn(record)
+
+        return write
 
     def skipped(self, update: Skipped) -> None:
         """Record an update that changed nothing; its pairs (rows) are those of the prepared data, counted from 0."""

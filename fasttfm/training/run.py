@@ -167,6 +167,8 @@ def _train(
     )
     if workers.is_first:
         tell(_summary(trainer) + settings)
+        if trainer.updates.uncaptured is not None:
+            tell(f"updates are launched kernel by kernel, not as CUDA graphs: {trainer.updates.uncaptured}")
     reason = trainer.run()
     outcome = None
     if workers.is_first:
@@ -185,9 +187,10 @@ def _train(
 
 def _out_of_memory(config: RunConfig, device: torch.device) -> UserError:
     halved, doubled = config.data.max_tokens // 2, config.training.update_freq * 2
+    graphs = ", or --no-cuda-graph" if device.type == "cuda" and config.training.cuda_graph else ""
     return UserError(
         f"{device} is out of memory with batches of {config.data.max_tokens:,} tokens: give --max-tokens {halved} "
-        f"--update-freq {doubled} and a new --out, which sums two halves into the same update{limit_remedy()}"
+        f"--update-freq {doubled} and a new --out, which sums two halves into the same update{graphs}{limit_remedy()}"
     )
 
 

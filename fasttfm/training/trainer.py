@@ -115,10 +115,9 @@ class Trainer:
                 return reason
             self._look_at_saved()
             if self.updates.perform(lambda: interruption.requested, self._elapsed):
-                if self.updates.device.type == "cpu":  # which has nothing to wait for
-                    self._look_at_skipped()
                 if position.step % config.log_interval == 0:
                     self._record()
+                self._take_arrivals()
                 if self._recorder is not None:
                     self._recorder.progress.update(position.step, *self._share_done())
 
@@ -183,13 +182,16 @@ class Trainer:
     # What
 
     def _record(self) -> None:
-        started = time.perf_counter()
+        """Begin a line of the log, which is written when its numbers have arrived."""
         self.updates.add_up_totals()
-        totals = self.updates.totals.tolist()  # waits for the device
-        self.updates.sums.seconds += time.perf_counter() - started
-        self._look_at_skipped()
         if self._recorder is not None:
-            self._recorder.training(totals, self._elapsed, *self._share_done())
+            write = self._recorder.training(self._elapsed, *self._share_done())
+
+            def arrived(numbers: list[float]) -> None:
+                self._tell_of_skipped()
+                write(numbers)
+
+            self.updates.arrivals.expect(self.updates.numbers(), arrived)
         self.updates.forget_sums()
 
     def _validate(self, interruption: Interruption) -> bool:
@@ -197,6 +199,7 @@ class Trainer:
 
         Of a divided model, rank 0 alone validates.
         """
+        self._take_arrivals(wait=True)
         position = self.updates.position
         improved = False
         model = self._whole_model()
@@ -254,7 +257,7 @@ class Trainer:
         if not self.saving.is_due():
             return
         self.updates.add_up_totals()
-        self._look_at_skipped()
+        self._take_arrivals(wait=True)
         if self._recorder is not None:
             self._recorder.log.flush()
         try:
@@ -275,9 +278,14 @@ class Trainer:
         if wait:
             self.workers.wait()  # or a launcher that sees one rank end would stop rank 0 while it saves
 
-    def _look_at_skipped(self) -> None:
+    def _take_arrivals(self, wait: bool = False) -> None:
+        """Record what the device has sent, with wait all that it was asked for."""
+        self.updates.arrivals.take(wait)
+        self._tell_of_skipped()
+
+    def _tell_of_skipped(self) -> None:
         """Record the updates whose gradient was not finite; UserError when that does not end, or fp16 has no room."""
-        skipped = self.updates.skipped()
+        skipped, self.updates.skipped = self.updates.skipped, []
         if self._recorder is None:
             return
         for update in skipped:

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -17,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from fasttfm.config.training import TrainingConfig
-from fasttfm.data.batches import Batch, TokenBatches
-from fasttfm.errors import UserError
-from fasttfm.training.graphs import GraphedPasses
-from fasttfm.training.optimization import Optimization
+from fasttfm.data.batches import Batch
+from fasttfm.training import graphs
+from fasttfm.training.arrivals import Arrivals
+from fasttfm.training.optimization import Optimization, rate_dtype
 from fasttfm.training.precision import autocast_dtype
 from fasttfm.training.protocols import TrainableModel, TrainingBatch, TrainingBatches
 from fasttfm.training.read_ahead import Place, ReadAhead
@@ -35,7 +36,7 @@ class Sums:
     line."""
 
     updates: int = 0
-    """Those that changed something, once skipped() has looked at them."""
+    """Those that changed something, once their norms have arrived."""
     target_tokens: int = 0
     real_cells: int = 0
     cells: int = 0
@@ -102,10 +103,14 @@ class Updates:
         self.device = device
         self.autocast = autocast_dtype(config.precision, device)
         self.is_sharded = config.shard and self.workers.size > 1
+        from_graphs = config.cuda_graph and device.type in graphs.DEVICES
+        self.uncaptured = graphs.why_uncaptured(self.module, batches, config, workers) if from_graphs else None
+        """Why updates that are asked for as CUDA graphs are none."""
+        self._graphs = graphs.Graphs(device) if from_graphs and self.uncaptured is None else None
         model.checkpoint_activations(config.checkpoint_activations)
         if self.is_sharded:
             shard(self.module, device, self.workers.size)
-        self.optimization = Optimization(self.module, config, device, self.workers)
+        self.optimization = Optimization(self.module, config, device, self.workers, captured=self._graphs is not None)
         self.position = Position()
         self.learning_rate = 0.0
         """Of the last update."""
@@ -115,9 +120,15 @@ class Updates:
         self.totals = torch.zeros(4, dtype=torch.float64, device=device)
         self._losses = torch.zeros(2, dtype=torch.float64, device=device)
         """Loss and nll of the running update."""
-        self._graphs = self._graphed() if config.cuda_graph else None
-        self._unread: list[tuple[int, int, int, Tensor]] = []
-        """Update, epoch, first batch and gradient norm of updates that nobody has looked at."""
+        self._is_single = config.update_freq == 1 and workers.size == 1
+        """Whether an update is of one batch, here alone: its tokens are then known before."""
+        # what differs from update to update, where a captured one finds it
+        self._divisor, self._factor, self._norm = torch.zeros(3, device=device)
+        self._tokens = torch.zeros((), dtype=torch.float64, device=device)
+        self._lr = torch.zeros((), dtype=rate_dtype(device), device=device)
+        self.arrivals = Arrivals()
+        self.skipped: list[Skipped] = []
+        """Updates that changed nothing, of those whose norms have arrived; whoever tells of them clears it."""
         self.shapes: set[tuple[int, ...]] = set()
         """Shapes of all batches of this rank so far: each costs time and memory when it is new."""
         self._read_ahead = ReadAhead(batches, config.update_freq, workers.rank, workers.size)
@@ -133,14 +144,15 @@ class Updates:
         started = time.perf_counter()
         config, position = self.config, self.position
         before = replace(position)
-        self._losses.zero_()
+        self.arrivals.keep_up()
         torch.manual_seed(_seed(config.seed, position.step, self.workers.rank))
         counts, is_given_up = np.zeros(3), False
         # the same on all ranks; for one alone of the right size for fp16, and exact for a single batch
         divisor = self.batches.max_tokens * config.update_freq if self.workers.size > 1 else 0
         last = last_batch(self.workers.rank, self.workers.size, config.update_freq)
         if self.is_sharded:
-            counts = self._add_gradients_together(divisor)
+            self._divisor.fill_(divisor)
+            counts = self._add_gradients_together()
         for index in range(0 if self.is_sharded else config.update_freq):
             is_given_up = index > 0 and is_stopping()
             if is_given_up:
@@ -149,9 +161,12 @@ class Updates:
             if batch is None:
                 continue
             divisor = divisor or batch.target_tokens * config.update_freq
+            self._divisor.fill_(divisor)
             if index == last:
                 self.optimization.expect_last()
-            self._add_gradient(batch, divisor)
+            if self._is_single:
+                self._set_step(elapsed, batch.target_tokens)
+            self._run(self._update if self._is_single else self._add_gradient, batch)
             counts += _counts(batch)
         self.optimization.add_up_gradients()
         *totals, given_up = self.workers.sum([*counts, is_given_up])
@@ -159,15 +174,12 @@ class Updates:
             self._restore(before)
             return False
         target_tokens, real_cells, cells = map(int, totals)
-        self.optimization.scale_gradients(divisor / target_tokens)
+        if not self._is_single:
+            self._set_step(elapsed, target_tokens)
+            self._factor.fill_(divisor / target_tokens)
+            self._run(self._change_weights, None)
         position.step += 1
-        self.learning_rate = learning_rate(config, self.model.config.d_model, position.step, elapsed)
-        norm = self.optimization.step(self.learning_rate)
-        added = torch.stack([*self._losses, norm.double(), torch.full_like(norm, target_tokens, dtype=torch.float64)])
-        if not self.workers.is_first:
-            added[2:] = 0  # the same on all ranks
-        self.totals += torch.where(norm.isfinite(), added, 0)
-        self._unread.append((position.step, before.epoch, before.batch, norm))
+        self.arrivals.expect(self._norm, partial(self._judge, position.step, before, self.sums))
         self.sums.updates += 1
         self.sums.target_tokens += target_tokens
         self.sums.real_cells += real_cells
@@ -175,7 +187,7 @@ class Updates:
         self.sums.seconds += time.perf_counter() - started
         return True
 
-    def _add_gradients_together(self, divisor: int) -> np.ndarray:
+    def _add_gradients_together(self) -> np.ndarray:
         """The gradients of an update where the ranks exchange weights while they compute; their counts.
 
         All ranks therefore call the model equally often, if need be for nothing; and none stops before the end.
@@ -185,7 +197,7 @@ class Updates:
         calls = int(self.workers.maximum([len(batches)])[0])
         counts = np.zeros(3)
         for batch in batches:
-            self._add_gradient(batch, divisor)
+            self._run(self._add_gradient, batch)
             counts += _counts(batch)
         for _ in range(calls - len(batches)):
             loss, _ = self.loss(self.batches.batch(self.batches.largest()[:1]).to(self.device))
@@ -209,7 +221,8 @@ class Updates:
         batch = made.rows
         if batch is None:
             return None
-        return batch if self.device.type == "cpu" else batch.to(self.device, non_blocking=True)
+        is_there = self.device.type == "cpu" or self._graphs is not None  # or is copied into buffers
+        return batch if is_there else batch.to(self.device, non_blocking=True)
 
     def close(self) -> None:
         """Stop reading ahead; another update begins it again."""
@@ -231,24 +244,20 @@ class Updates:
         if not self.workers.is_first:
             self.totals.zero_()
 
-    def skipped(self) -> list[Skipped]:
-        """The updates since the last call that changed nothing, because their gradient was not finite.
+    def numbers(self) -> Tensor:
+        """`totals` and the loss scale, 1 where there is none, (5,) float64: what a line of the log is made of."""
+        scale = self.optimization.scaler.scale(torch.ones(1, device=self.device))
+        return torch.cat([self.totals, scale.double()])
 
-        Waits for the device.
-        """
-        unread, self._unread = self._unread, []
-        skipped = []
-        for (step, epoch, first, _), norm in zip(
-            unread, torch.stack([n for *_, n in unread]).tolist() if unread else []
-        ):
-            if math.isfinite(norm):
-                self.position.skipped_in_a_row = 0
-                continue
-            self.position.skipped += 1
-            self.sums.updates -= 1
-            self.position.skipped_in_a_row += 1
-            skipped.append(Skipped(step=step, elements=self._elements(epoch, first)))
-        return skipped
+    def _judge(self, step: int, began: Position, sums: Sums, norm: float) -> None:
+        """The gradient norm of update `step`, which began at a position and counts in these sums, has arrived."""
+        if math.isfinite(norm):
+            self.position.skipped_in_a_row = 0
+            return
+        self.position.skipped += 1
+        self.position.skipped_in_a_row += 1
+        sums.updates -= 1
+        self.skipped.append(Skipped(step=step, elements=self._elements(began.epoch, began.batch)))
 
     def _elements(self, epoch: int, first: int) -> list[int]:
         """The elements of the update that began with batch number `first` of an epoch, as they stand in the data."""
@@ -288,7 +297,7 @@ class Updates:
         """
         self.optimization.load(tensors, values)
         self.sums = Sums(**values["sums"])
-        self.totals = torch.tensor(values["totals"], dtype=torch.float64, device=self.device)
+        self.totals.copy_(torch.tensor(values["totals"], dtype=torch.float64))
         if not self.workers.is_first:
             self.totals.zero_()
         self.shapes = {tuple(shape) for shape in values["shapes"]}
@@ -296,27 +305,48 @@ class Updates:
         position["best"] = [(tuple(rank), step) for rank, step in position["best"]]
         self.position = Position(**position)
 
-    def _graphed(self) -> GraphedPasses:
-        if not isinstance(self.batches, TokenBatches) or self.workers.size > 1:
-            raise UserError("--cuda-graph is for translation by one worker: leave it out, or give --workers 1 on a CPU")
-        return GraphedPasses(self._run_pass, self.optimization.parameters, self._losses)
-
-    def _add_gradient(self, batch: TrainingBatch, divisor: int) -> None:
-        if self._graphs is not None:
-            self._graphs(cast(Batch, batch), divisor)
+    def _run(self, compute: Callable[[Any], None], batch: TrainingBatch | None) -> None:
+        """Compute on a batch, or without one, from a graph where there are any."""
+        if self._graphs is None:
+            compute(batch)
         else:
-            self._run_pass(batch, divisor)
-        self.shapes.add(batch.shape)
+            self._graphs(compute, cast(Batch | None, batch))
+        if batch is not None:
+            self.shapes.add(batch.shape)
 
-    def _run_pass(self, batch: TrainingBatch, divisor: int | Tensor) -> None:
-        """Add a batch's gradients and losses to those of the update; nothing here waits for the device."""
+    def _set_step(self, elapsed: float, target_tokens: int) -> None:
+        """Put where the device finds it what the next step of the optimizer depends on."""
+        self.learning_rate = learning_rate(self.config, self.model.config.d_model, self.position.step + 1, elapsed)
+        self._lr.fill_(self.learning_rate)
+        self._tokens.fill_(target_tokens)
+
+    # What a graph may hold: nothing here waits for the device, or depends on a number of the host's that changes
+
+    def _update(self, batch: TrainingBatch) -> None:
+        self._add_gradient(batch)
+        self._change_weights()
+
+    def _add_gradient(self, batch: TrainingBatch) -> None:
+        """Add a batch's gradients and losses to those of the update."""
         loss, nll = self.loss(batch)
-        self.optimization.backward(loss / divisor)
+        self.optimization.backward(loss / self._divisor)
         self._losses += torch.stack([loss.detach(), nll.detach()]).double()
+
+    def _change_weights(self, _: None = None) -> None:
+        """The optimizer's step, and the sums of what the update has come to."""
+        if not self._is_single:
+            self.optimization.scale_gradients(self._factor)
+        self._norm.copy_(self.optimization.step(self._lr))
+        added = torch.stack([*self._losses, self._norm.double(), self._tokens])
+        if not self.workers.is_first:
+            added[2:] = 0  # the same on all ranks
+        self.totals += torch.where(self._norm.isfinite(), added, 0)
+        self._losses.zero_()
 
     def _restore(self, position: Position) -> None:
         self.position.epoch, self.position.batch = position.epoch, position.batch
         self.optimization.forget()
+        self._losses.zero_()
 
 
 def _counts(batch: TrainingBatch) -> np.ndarray:

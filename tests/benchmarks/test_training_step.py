@@ -121,16 +121,22 @@ def test_a_step_runs_in_the_dtype_that_was_asked_for_or_in_that_of_the_presets(w
     assert setting.dtype_name == ("float32" if not words else dtype)  # kernels'
 
 
-def test_the_memory_of_a_cuda_graph_is_its_pool_and_its_gradients(monkeypatch):
-    """The pool is made up: a graph is captured on a GPU alone, and here the passes run as they are."""
-    model = Transformer(CONFIG)
-    step = training_step.GraphedStep(model, TRAINING, CPU, None)
-    loss = float(step(batch()))
-    assert loss == pytest.approx(
-        float(training_step.OurStep(Transformer(CONFIG), TRAINING, CPU, None)(batch())), rel=0.2
-    )
-    gradients = sum(parameter.nbytes for parameter in model.parameters())
-    assert step.held_bytes() == gradients
+@pytest.mark.parametrize("kind", ["fasttfm", "torch.nn"])
+def test_a_graphed_step_is_the_ordinary_one_and_its_memory_is_the_graphs_pool(kind, monkeypatch):
+    """The pool is made up: a graph is captured on a GPU alone, and here the steps run as they are."""
+    weights = torch_nn.TorchTransformer(CONFIG).state_dict()
+
+    def step(captured):
+        if kind == "fasttfm":
+            model = training_step.loaded(Transformer, CONFIG, weights, CPU)
+            return training_step.OurStep(model, TRAINING, CPU, None, captured=captured)
+        model = training_step.loaded(torch_nn.TorchTransformer, CONFIG, weights, CPU)
+        return Step(model, torch_nn.loss, TRAINING, None, captured=captured)
+
+    ordinary, graphed = step(False), training_step.Graphed(step(True), CPU)
+    for seed in range(3):
+        assert float(graphed(batch(seed=seed))) == pytest.approx(float(ordinary(batch(seed=seed))), rel=1e-6)
+    assert graphed.held_bytes() == 0
     segments = [
         {"total_size": 2 << 20, "segment_pool_id": (0, 0)},
         {"total_size": 20 << 20, "segment_pool_id": (0, 7)},
@@ -138,5 +144,5 @@ def test_the_memory_of_a_cuda_graph_is_its_pool_and_its_gradients(monkeypatch):
         {"total_size": 8 << 20, "segment_pool_id": (0, 8)},
     ]
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
-    step._passes.pool = (0, 7)
-    assert step.held_bytes() == gradients + (24 << 20)
+    graphed._graphs.pool = (0, 7)
+    assert graphed.held_bytes() == 24 << 20

@@ -1,77 +1,198 @@
-"""Passes from fixed addresses, which a CUDA graph can hold: the bits of ordinary ones, and nothing read by the host."""
+"""Updates from fixed addresses, as CUDA graphs hold them: bits of ordinary ones, and nothing that a replay misses."""
 
+import contextlib
+
+import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from fasttfm.data.batches import TokenBatches
+from fasttfm.data.batches import collate
 from fasttfm.errors import UserError
-from fasttfm.training.updates import Updates
+from fasttfm.models import Transformer
+from fasttfm.training import graphs
+from fasttfm.training.run import train
 from fasttfm.training.workers import Workers
+from ptx_check.chips import CHIPS
+from ptx_check.cuda import Answers
 
-from .test_updates import CPU, assert_same, make, state
+from .replayable import Watched, on_a_chip
+from .runs import CPU
+from .test_updates import assert_same, make, state
 
-_READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default, torch.ops.aten.equal.default)
+RECIPES = {
+    "adam": {"ema_decay": 0.9},
+    "adamw": {"optimizer": "adamw", "weight_decay": 0.1, "decayed": "matrices", "rates": ("encoder.*=0.5",)},
+    "muon": {"optimizer": "muon", "weight_decay": 0.1, "precision": "bf16"},
+    "accumulated": {"precision": "bf16", "update_freq": 2, "clip_norm": 1.0},
+    "fp16": {"precision": "fp16", "clip_norm": 1.0},
+    "checkpointed": {"checkpoint_activations": True, "schedule": "cosine", "max_update": 1000},
+    "sampled": {"subword_sampling": 0.2, "norm_first": True, "final_norm": True},
+}
 
 
-class NoReads(TorchDispatchMode):
-    """Raises where a value of a tensor comes to the host, which cannot be captured."""
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        assert function not in _READS, f"{function} reads a value"
-        return function(*args, **(kwargs or {}))
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """Let a CPU train from fixed addresses, as a GPU does."""
+    monkeypatch.setattr(graphs, "DEVICES", {"cpu"})
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize(
-    "changes",
-    [{"precision": "bf16", "update_freq": 2, "clip_norm": 1.0}, {"ema_decay": 0.9, "subword_sampling": 0.2}],
-    ids=["accumulated", "sampled"],
-)
-def test_every_update_has_the_bits_of_an_ordinary_one(tiny_data, tiny_config, changes):
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_update_has_the_bits_of_an_ordinary_one(tiny_data, tiny_config, recipe, request):
     """Dropout on; over the end of an epoch, so that shapes come again with other tokens."""
-    ordinary = make(tiny_data, tiny_config(**changes))
-    fixed = make(tiny_data, tiny_config(cuda_graph=True, **changes))
+    config = tiny_config(**RECIPES[recipe])
+    ordinary = make(tiny_data, config)
+    request.getfixturevalue("on_cpu")
+    fixed = make(tiny_data, config)
     fixed.rehearse()
     for _ in range(2 * len(ordinary.batches) // ordinary.config.update_freq):
         assert ordinary.perform()
         assert fixed.perform()
         assert_same(state(ordinary), state(fixed))
     assert fixed.position.epoch >= 1
-    assert len(fixed._graphs._fixed) < 2 * len(ordinary.batches)
+    assert 1 < len(fixed._graphs._held) < 2 * len(ordinary.batches)
 
 
-def test_a_pass_reads_nothing_and_leaves_every_buffer_where_it_is(tiny_data, tiny_config):
-    updates = make(tiny_data, tiny_config(cuda_graph=True, precision="bf16", clip_norm=1.0))
-    addresses = [p.grad.data_ptr() for p in updates.model.parameters()]
-    inner = updates._graphs._run
-    places: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
-
-    def watched(batch, divisor):
-        places.setdefault(batch.shape, set()).add((batch.source.data_ptr(), batch.target_out.data_ptr()))
-        assert batch.target_tokens == -1  # of no use to a pass that is replayed with other tokens
-        with NoReads():
-            inner(batch, divisor)
-
-    updates._graphs._run = watched
-    for _ in range(2 * len(updates.batches)):
-        updates.perform()
-    assert all(len(seen) == 1 for seen in places.values())
-    assert [p.grad.data_ptr() for p in updates.model.parameters()] == addresses
+def of_one_shape(updates):
+    """Let the batches of an epoch be two of the same shape, in turns."""
+    order = updates.batches.epoch(0)
+    shapes = [updates.batches.batch(indices).shape for indices in order]
+    shape = max(set(shapes), key=shapes.count)
+    chosen = [indices for indices, each in zip(order, shapes) if each == shape][:2]
+    assert len(chosen) == 2
+    updates.batches.epoch = lambda epoch: chosen * 4
+    return updates
 
 
-def test_a_read_would_be_noticed():
-    with NoReads(), pytest.raises(AssertionError, match="reads a value"):
-        float(torch.ones(()))
+@pytest.mark.parametrize("route", ["torch", "triton"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_replay_would_do_what_every_update_does(tiny_data, tiny_config, recipe, route):
+    """The calls of an update are those of the one before it, with other tokens, lengths and learning rate."""
+    with on_a_chip(route) as device:
+        updates = of_one_shape(make(tiny_data, tiny_config(**RECIPES[recipe]), device))
+        for _ in range(4):
+            updates.perform()
+        updates.arrivals.take()
+    runs = updates._graphs.runs
+    assert sorted(map(len, runs.values())) == ([4] if updates.config.update_freq == 1 else [4, 8])
+    kernels = [name for name, *_ in next(iter(runs.values()))[-1].made if "." not in name]
+    assert bool(kernels) == (route == "triton")
 
 
-def test_what_no_graph_can_hold_is_refused(tiny_data, tiny_config):
-    for name in ("packed", "shard", "checkpoint_activations"):
-        with pytest.raises((ValueError, UserError), match=r"cuda.graph.* goes without"):
-            tiny_config(cuda_graph=True, **{name: True})
-    single = make(tiny_data, tiny_config(cuda_graph=True))
+class Faults:
+    """What an update must not do, a method each."""
+
+    def __init__(self):
+        self.x, self.number = torch.ones(3), 0.0
+
+    def a_read(self, batch):
+        return self.x * float(self.x[0])
+
+    def a_shape_that_follows_from_values(self, batch):
+        return self.x.nonzero()
+
+    def a_tensor_from_the_host(self, batch):
+        return self.x + torch.tensor([1.0, 2.0, 3.0])
+
+    def an_array_from_the_host(self, batch):
+        return self.x + torch.from_numpy(np.ones(3, np.float32))
+
+    def a_number_that_changes(self, batch):
+        self.number += 0.5
+        return self.x * self.number
+
+    def a_new_address(self, batch):
+        self.x = self.x + 1
+
+    def an_unseen_shape(self, batch):
+        self.number += 1
+        return self.x[: int(self.number)] * 2
+
+    def another_operator(self, batch):
+        self.number += 1
+        return self.x.sin() if self.number < 3 else self.x.cos()
+
+    def none(self, batch):
+        self.x += torch.rand(3) * 2
+
+
+@pytest.mark.parametrize("fault", [name for name in vars(Faults) if not name.startswith("_")])
+def test_what_a_replay_would_miss_is_noticed(fault):
+    watched, run = Watched(CPU), getattr(Faults(), fault)
+    noticed = (
+        contextlib.nullcontext() if fault == "none" else pytest.raises(AssertionError, match=r"reads|would repeat")
+    )
+    with noticed:
+        for _ in range(3):
+            watched(run, None)
+
+
+def of_length(tokens):
+    return collate([[5] * tokens], [[6] * tokens])
+
+
+def test_a_shape_is_run_then_captured_and_replayed(monkeypatch):
+    """Of two shapes and of what has no batch, on a device that notes what it is told."""
+    told = []
+
+    class Graph:
+        def replay(self):
+            told.append("replay")
+
+        def pool(self):
+            return "pool"
+
+    @contextlib.contextmanager
+    def capturing(graph, pool, stream):
+        told.append(f"capture, {pool}")
+        yield
+
+    def run(batch):
+        told.append(None if batch is None else batch.shape[1])
+
+    def failing(batch):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    with Answers(CHIPS["sm_90"]):
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+        monkeypatch.setattr(torch.cuda, "graph", capturing)
+        held = graphs.Graphs(torch.device("cuda"))
+        for batch in (of_length(1), of_length(2), None, of_length(1), None, of_length(2), of_length(1)):
+            held(run, batch)
+        assert told[:3] == [2, 3, None]
+        assert told[3:] == [
+            *("capture, None", 2, "replay", "capture, pool", None, "replay", "capture, pool", 3, "replay", "replay")
+        ]
+        held(run, of_length(3))
+        with pytest.raises(UserError, match=r"not permitted when stream is capturing\): give --no-cuda-graph"):
+            held(failing, of_length(3))
+
+
+def test_what_cannot_be_captured_is_told_in_a_line_and_trained_as_before(
+    tiny_data, tiny_values, tmp_path, on_cpu, capsys
+):
+    changes = {"max_update": 2, "valid_interval_updates": 0}
+    train(tiny_values(packed=True, **changes), tiny_data, tmp_path / "M", CPU)
+    line = "updates are launched kernel by kernel, not as CUDA graphs: packed batches are of ever new shapes"
+    assert line in capsys.readouterr().err.splitlines()
+    for out, given in (("A", {}), ("B", {"packed": True, "cuda_graph": False})):
+        train(tiny_values(**changes, **given), tiny_data, tmp_path / out, CPU)
+        assert "launched kernel by kernel" not in capsys.readouterr().err
+
+
+def test_why_updates_cannot_be_captured(tiny_data, tiny_config, on_cpu):
+    updates = make(tiny_data, tiny_config())
+    given = {"module": updates.module, "batches": updates.batches, "config": updates.config, "workers": Workers()}
     two = Workers()
     two.size = 2
-    assert isinstance(single.batches, TokenBatches)
-    with pytest.raises(UserError, match="--cuda-graph is for translation by one worker"):
-        Updates(single.model, single.batches, single.config, CPU, two)
+    hooked = Transformer(updates.model.config)
+    hooked.encoder.layers[0].register_forward_hook(lambda *_: None)
+    for changes, reason in (
+        ({}, None),
+        ({"config": tiny_config(packed=True).training}, "packed"),
+        ({"workers": two}, "workers"),
+        ({"module": hooked}, "hooks"),
+        ({"batches": object()}, "ever new shapes"),
+    ):
+        told = graphs.why_uncaptured(**{**given, **changes})
+        assert told is None if reason is None else reason in told

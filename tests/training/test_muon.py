@@ -13,6 +13,7 @@ from fasttfm.training.workers import ALONE, Workers
 from .test_updates import make
 
 ONE, INF = torch.zeros(()), torch.ones(())
+RATE = torch.tensor(0.01, dtype=torch.float64)
 
 
 def reference_step(weight, momentum, gradient, lr, by_columns):
@@ -79,7 +80,7 @@ def test_a_step_is_the_formulas(shape, by_columns):
         weight.grad = torch.randn(shape)
         before = expected
         expected, momentum = reference_step(expected, momentum, weight.grad.double(), 0.5 * 0.01, by_columns)
-        muon.step(0.01, ONE)
+        muon.step(RATE, ONE)
         torch.testing.assert_close(muon.matrices[name].momentum.double(), momentum, rtol=1e-5, atol=1e-7)
         # what small singular values lack of 1 is the approximation's: a few percent of a change
         assert (weight - expected).norm() < 0.1 * (expected - before).norm()
@@ -91,14 +92,14 @@ def test_a_gradient_that_is_not_finite_changes_nothing():
     weight = torch.randn(64, 128)
     muon = Muon({name: weight}, {name: 1.0}, {name: 0.1}, ALONE)
     weight.grad = torch.randn(64, 128)
-    muon.step(0.01, ONE)
+    muon.step(RATE, ONE)
     before, momentum = weight.clone(), muon.matrices[name].momentum.clone()
     weight.grad[3, 4] = math.nan
-    muon.step(0.01, INF)
+    muon.step(RATE, INF)
     assert torch.equal(weight, before)
     assert torch.equal(muon.matrices[name].momentum, momentum)
     weight.grad = None
-    muon.step(0.01, ONE)
+    muon.step(RATE, ONE)
     assert torch.equal(weight, before)
 
 

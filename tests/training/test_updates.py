@@ -22,7 +22,7 @@ from .tiny import run, train_command
 CPU = torch.device("cpu")
 
 
-def make(tiny_data, config):
+def make(tiny_data, config, device=CPU):
     torch.manual_seed(3)
     data = PreparedData.open(tiny_data)
     sampling, tokenizers = config.data.subword_sampling, (data.source_tokenizer, data.target_tokenizer)
@@ -33,7 +33,7 @@ def make(tiny_data, config):
         if sampling
         else TokenBatches(*given, together=together)
     )
-    return Updates(Transformer(config.model), batches, config.training, CPU)
+    return Updates(Transformer(config.model), batches, config.training, device)
 
 
 def state(updates):
@@ -152,7 +152,7 @@ def test_biases_and_norms_do_not_decay_where_matrices_do(tiny_data, tiny_config)
             before = {name: each.fill_(1.0).clone() for name, each in updates.module.named_parameters()}
             for parameter in updates.module.parameters():
                 parameter.grad = torch.zeros_like(parameter)
-        updates.optimization.step(0.1)
+        updates.optimization.step(torch.tensor(0.1, dtype=torch.float64))
         for name, parameter in updates.module.named_parameters():
             lost = 0.1 * 0.5 * (0.5 if name.startswith("encoder.") else 1.0) if shrinks(parameter) else 0.0
             torch.testing.assert_close(parameter.detach(), before[name] * (1 - lost), msg=name)

@@ -1,0 +1,107 @@
+"""What a CUDA graph could not replay, found on a CPU: no host read, new address or unseen shape inside an update.
+
+A graph repeats the launches that were captured, at the addresses and with the numbers of then. So every update of a
+shape must make the same calls: the same operators and kernels, with the same numbers and grids, on tensors of the same
+layout that the same earlier calls made, or that lie where they lay. What reads a value, or has a shape that follows
+from one, is refused at once.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import zip_longest
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fasttfm.functional import backend
+from fasttfm.kernels.jit import Launch
+from fasttfm.training import graphs
+from ptx_check.chips import CHIPS
+from ptx_check.cuda import Answers
+
+_READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+class Calls(TorchDispatchMode):
+    """Lists what is called: operators, also those that fasttfm's own operators consist of, and launches of kernels."""
+
+    sees_through_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[tuple] = []
+        self._places: dict[int, Any] = {}
+        """Address of memory -> the call that made it, or the address where it was there before."""
+        self._kept: list[Tensor] = []
+        """Every tensor that was seen: memory that is freed would come back at the same address."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert not _READS.intersection(function.tags), f"{function} reads a value"
+        if function.namespace != "profiler":  # which marks a piece of time
+            self.note(str(function), args, kwargs)
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self._place(tensor, f"of call {len(self.made)}")
+        return result
+
+    def note(self, name: str, *given: Any) -> None:
+        """A call by this name."""
+        self.made.append((name, *[self._seen(value) for value in tree_leaves(given)]))
+
+    def _seen(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        place = self._place(value, hex(value.untyped_storage().data_ptr()))
+        return place, value.dtype, tuple(value.shape), value.stride(), value.storage_offset()
+
+    def _place(self, tensor: Tensor, otherwise: str) -> str:
+        self._kept.append(tensor)
+        return self._places.setdefault(tensor.untyped_storage().data_ptr(), otherwise)
+
+
+class Watched(graphs.Graphs):
+    """Graphs each run of which must be what a replay of the second one, which is captured, would be."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.runs: dict[Any, list[Calls]] = {}
+        """By shape."""
+
+    def __call__(self, run: Callable[[Any], None], batch: Any) -> None:
+        super().__call__(partial(self._watch, run), batch)
+
+    def _captured(self, run: Callable[[Any], None], batch: Any) -> Any:
+        return SimpleNamespace(replay=partial(run, batch))
+
+    def _watch(self, run: Callable[[Any], None], batch: Any) -> None:
+        calls, runs = Calls(), self.runs.setdefault(None if batch is None else batch.shape, [])
+
+        def started(launch: Launch, *arguments: Any) -> None:
+            calls.note(launch.kernel.__name__, launch.grid, sorted(launch.constants.items()), arguments)
+
+        with mock.patch.object(Launch, "__call__", started), calls:
+            run(batch)
+        runs.append(calls)
+        captured = runs[min(1, len(runs) - 1)].made
+        for number, (then, now) in enumerate(zip_longest(captured, calls.made)):
+            assert then == now, f"call {number} is {now}, where a replay would repeat {then}"
+
+
+@contextmanager
+def on_a_chip(route: str) -> Iterator[torch.device]:
+    """A device whose tensors lie on the CPU, updates of which are watched; its kernels are listed and not started."""
+    scaler = partial(torch.amp.GradScaler, "cpu")
+    with (
+        mock.patch.object(graphs, "Graphs", Watched),
+        mock.patch.object(torch.amp, "GradScaler", lambda device, enabled: scaler(enabled=enabled)),
+        Answers(CHIPS["sm_90"]),
+        backend(route),
+    ):
+        yield torch.device("cuda")
