@@ -74,7 +74,7 @@ CORPORA = {
     "multi30k-gpu": Corpus(
         test="test_2016_flickr",
         vocab_size=4000,
-        train=("--preset", "multi30k-fast", "--no-tensorboard", "--cuda-graph", "--max-minutes", "1.1", "--seed", "1"),
+        train=("--preset", "multi30k-fast", "--no-tensorboard", "--max-minutes", "1.1", "--seed", "1"),
         translate=("--checkpoint", "last"),
         goal=(39.0, 1.5),
     ),

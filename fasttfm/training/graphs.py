@@ -27,7 +27,7 @@ _TENSORS = [name for name, kind in get_type_hints(Batch).items() if kind is Tens
 
 
 def why_uncaptured(module: nn.Module, batches: TrainingBatches, config: TrainingConfig, workers: Workers) -> str | None:
-    """Why updates cannot be captured, for a person; None where they can."""
+    """The reason, for a person, that updates cannot be captured; None where they can."""
     reasons = {
         "several workers exchange gradients": workers.size > 1,
         "packed batches are of ever new shapes": config.packed,

@@ -44,7 +44,7 @@ class Recorder:
             self.progress.say(f"the log of an earlier run in {model_dir} is kept as {self.log.previous.name}")
 
     def training(self, seconds: float, share: float, seconds_left: float) -> Callable[[list[float]], None]:
-        """What records the updates since the last record, once Updates.numbers() have arrived.
+        """Return the function that records the updates since the last record; it takes Updates.numbers(), once arrived.
 
         seconds: time since the run began; share in [0, 1] of the run.
         """

@@ -81,8 +81,11 @@ def test_a_training_step_replays_and_learns(device):
     assert loss.item() < 0.9 * first
 
 
-def test_updates_from_graphs_are_ordinary_ones(device):
-    """fasttfm train --cuda-graph: every shape captured once, the weights those of launches one by one."""
+@pytest.mark.parametrize(
+    "changes", [{}, {"update_freq": 2}, {"optimizer": "muon", "weight_decay": 0.1, "ema_decay": 0.9}]
+)
+def test_updates_from_graphs_are_ordinary_ones(device, changes):
+    """fasttfm train: every shape captured once, the weights those of launches one by one."""
     rng = np.random.default_rng(0)
     sentences = [rng.integers(4, 64, length).tolist() for length in rng.integers(2, 20, 200)]
     pairs = ParallelTokens.from_lists(sentences, sentences[::-1])
@@ -91,11 +94,17 @@ def test_updates_from_graphs_are_ordinary_ones(device):
     for cuda_graph in (False, True):
         torch.manual_seed(0)
         model = Transformer(config).to(device).train()
-        recipe = TrainingConfig(cuda_graph=cuda_graph, precision="bf16", clip_norm=1.0, warmup_updates=5)
+        given = {"precision": "bf16", "clip_norm": 1.0, "warmup_updates": 5, **changes}
+        recipe = TrainingConfig(cuda_graph=cuda_graph, **given)
         updates = Updates(model, TokenBatches(pairs, 256, 1), recipe, device)
-        for _ in range(2 * len(updates.batches)):
+        updates.rehearse()
+        for _ in range(4 * len(updates.batches) // recipe.update_freq):
             updates.perform()
+            updates.arrivals.take()
+        updates.arrivals.take(wait=True)
         weights.append([parameter.detach().clone() for parameter in model.parameters()])
-        assert updates.skipped() == []
+        assert updates.skipped == []
+        if cuda_graph:
+            assert all(held.graph is not None for held in updates._graphs._held.values())
     for one, other in zip(*weights, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
