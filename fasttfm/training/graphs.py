@@ -41,7 +41,7 @@ def why_uncaptured(module: nn.Module, batches: TrainingBatches, config: Training
 class _Held:
     """Buffers of one shape, and their graph."""
 
-    batch: Batch
+    batch: Batch | None
     graph: torch.cuda.CUDAGraph | None = None
 
     def fill(self, batch: Batch) -> None:
