@@ -109,3 +109,35 @@ def exhaustive(model: TableModel, source: int, longest: int, config: DecodingCon
             score = model.log_probability(source, target) / penalty(length + 1, config)
             results.append((score, list(target)))
     return sorted(results, reverse=True)
+
+
+def by_hand(model: TableModel, source: int, longest: int, settings: DecodingConfig) -> list[tuple[float, list[int]]]:
+    """The nbest outputs of a beam search with their scores, best first; it goes on to the longest output, but for
+    early_stopping."""
+    size = settings.beam // settings.diverse_beam_groups
+    live = [[(0.0, 0.0, ())] for _ in range(settings.diverse_beam_groups)]  # (ranked by, log-probability, output)
+    finished = [[] for _ in live]
+    ends = 0
+    for step in range(longest + 1):
+        taken = torch.zeros(model.vocab_size, dtype=torch.float64)
+        for group, hypotheses in enumerate(live):
+            candidates = []
+            for rank, total, target in hypotheses:
+                logits = torch.tensor(model.logits(source, target), dtype=torch.float64).log_softmax(0)
+                for token in range(EOS, model.vocab_size) if step < longest else [EOS]:
+                    gained = logits[token].item()
+                    lost = settings.diverse_beam_strength * taken[token].item()
+                    candidates.append((rank + gained - lost, total + gained, (*target, token)))
+            best = sorted(candidates, reverse=True)[: 2 * size]
+            finished[group] += [
+                (total / penalty(step + 1, settings), out[:-1]) for _, total, out in best if out[-1] == EOS
+            ]
+            ends += sum(output[-1] == EOS for _, _, output in best[:size])
+            live[group] = [each for each in best if each[2][-1] != EOS][:size]
+            for _, _, output in live[group]:
+                taken[output[-1]] += 1
+        if settings.early_stopping and ends >= settings.beam:
+            break
+    best = {output: score for group in finished for score, output in sorted(group, reverse=True)[:size]}
+    ranked = sorted(best, key=lambda output: -best[output])[: settings.nbest]
+    return [(best[output], list(output)) for output in ranked]

@@ -9,7 +9,7 @@ from fasttfm.decoding import DecodingConfig, search_ids, translate_ids
 from fasttfm.decoding.beam import _stay_in_place
 from fasttfm.errors import UserError
 
-from .table_model import BOS, EOS, Diverged, TableModel, exhaustive, penalty
+from .table_model import BOS, EOS, Diverged, TableModel, by_hand, exhaustive
 
 SOURCES = [[number, *range(10, 10 + number % 5), EOS] for number in range(20, 44)]
 
@@ -62,7 +62,8 @@ def test_a_sentence_ends_when_nothing_better_can_come_or_early_when_enough_have_
     settings = config(length_penalty=length_penalty, beam=beam, nbest=3, max_len_b=8, early_stopping=early_stopping)
     actual = search_ids(model, SOURCES, settings, max_tokens=40)
     for source, hypotheses in zip(SOURCES, actual):
-        assert [hypothesis.tokens for hypothesis in hypotheses] == beam_by_hand(model, source[0], 8, settings)
+        expected = by_hand(model, source[0], 8, settings)
+        assert [hypothesis.tokens for hypothesis in hypotheses] == [tokens for _, tokens in expected]
     assert len(model.rows_computed) > 0
 
 
@@ -75,23 +76,6 @@ def test_early_stopping_takes_fewer_steps_and_is_not_always_the_same():
         rows.append(sum(model.rows_computed))
     assert rows[1] < rows[0] / 2
     assert found[0] != found[1]
-
-
-def beam_by_hand(model: TableModel, source: int, longest: int, settings: DecodingConfig) -> list[list[int]]:
-    live, finished, ends = [(0.0, ())], [], 0
-    for step in range(longest + 1):
-        candidates = []
-        for total, target in live:
-            log_probabilities = torch.tensor(model.logits(source, target), dtype=torch.float64).log_softmax(0).tolist()
-            for token in range(EOS, model.vocab_size) if step < longest else [EOS]:
-                candidates.append((total + log_probabilities[token], (*target, token)))
-        best = sorted(candidates, reverse=True)[: 2 * settings.beam]
-        finished += [(total / penalty(step + 1, settings), target) for total, target in best if target[-1] == EOS]
-        ends += sum(target[-1] == EOS for _, target in best[: settings.beam])
-        if settings.early_stopping and ends >= settings.beam:
-            break
-        live = [(total, target) for total, target in best if target[-1] != EOS][: settings.beam]
-    return [list(target[:-1]) for _, target in sorted(finished, reverse=True)[: settings.nbest]]
 
 
 @pytest.mark.parametrize("beam", [1, 4])
