@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from ptx_text import run
+from test_products import a_place, registers
 
 RANDOM = np.random.default_rng(3)
 
@@ -18,22 +19,6 @@ def bits(values, kind):
 
 def whole(*shape):
     return RANDOM.integers(-8, 9, shape).astype("f4")
-
-
-def a_place(lane, i, kind):
-    """Row and column of element i of a thread's fragment of A (m16n8k16, and m16n8k8 for tf32)."""
-    group, within = lane // 4, lane % 4
-    if kind == "tf32":
-        return group + 8 * (i in (1, 3)), within + 4 * (i >= 2)
-    row = group + 8 * (i in (2, 3, 6, 7))
-    return row, within * 2 + i % 2 + 8 * (i >= 4)
-
-
-def fragment(matrix, position, count, kind):
-    """(32, registers) uint32."""
-    elements = np.array([[matrix[position(lane, i, kind)] for i in range(count)] for lane in range(32)])
-    actual = bits(elements, kind)
-    return actual if kind == "tf32" else np.ascontiguousarray(actual).view("u4")
 
 
 def test_tf32_ignores_the_lowest_bits():
@@ -53,10 +38,15 @@ def test_tf32_ignores_the_lowest_bits():
     assert set(ran["x"].view("f4").tolist()) == {8.0}
 
 
+def pairs_of(tiles, turned):
+    """What each thread has of tiles (count, 8, 8): elements 2 (l % 4) and the next of row l / 4, turned: of column
+    l / 4; (32, count, 2)."""
+    return (tiles.swapaxes(1, 2) if turned else tiles).reshape(-1, 32, 2).swapaxes(0, 1)
+
+
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("turned", [False, True])
 def test_ldmatrix_gives_each_thread_its_pair(count, turned):
-    """Thread l has elements 2 (l % 4) and the next of row l / 4; turned: of column l / 4."""
     tile = np.arange(count * 64, dtype="u2").reshape(count, 8, 8)
     registers = ", ".join(f"%r{10 + i}" for i in range(count))
     stores = "\n".join(f"st.global.b32 [%rd11+{4 * i}], %r{10 + i};" for i in range(count))
@@ -78,13 +68,7 @@ def test_ldmatrix_gives_each_thread_its_pair(count, turned):
         y=np.zeros(32 * count, "u4"),
     )
     assert not ran.faults
-    actual = ran["y"].view("u2").reshape(32, count, 2)
-    for lane in range(32):
-        for matrix in range(count):
-            for e in (0, 1):
-                row, column = lane // 4, lane % 4 * 2 + e
-                wanted = tile[matrix, column, row] if turned else tile[matrix, row, column]
-                assert actual[lane, matrix, e] == wanted
+    assert np.array_equal(ran["y"].view("u2").reshape(32, count, 2), pairs_of(tile, turned))
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
@@ -112,12 +96,7 @@ def test_stmatrix_is_the_inverse_of_ldmatrix(count, turned):
         y=np.zeros(64 * count, "u2"),
     )
     assert not ran.faults
-    tile = ran["y"].reshape(count, 8, 8)
-    for lane in range(32):
-        for matrix in range(count):
-            for e in (0, 1):
-                row, column = lane // 4, lane % 4 * 2 + e
-                assert pairs[lane, matrix, e] == (tile[matrix, column, row] if turned else tile[matrix, row, column])
+    assert np.array_equal(pairs, pairs_of(ran["y"].reshape(count, 8, 8), turned))
 
 
 # --------------------------------------------------------------------------------------------------------------- wgmma
@@ -175,8 +154,8 @@ def wgmma(a, b, kind, pattern, turned, from_registers, columns, scale=1, wait=WA
         left = f"{{%r20, %r21, %r22, %r23}}, %rd21, {scale}, 1, 1"
         flags = "" if kind == "tf32" else f", {turned[1]:d}"
         count = 4 if kind == "tf32" else 8
-        parts = [fragment(a[16 * w : 16 * w + 16], a_place, count, kind) for w in range(4)]
-        fragments = np.concatenate(parts).reshape(-1)
+        places = [[a_place(lane, i, kind, 16) for i in range(count)] for lane in range(32)]
+        fragments = np.concatenate([registers(rows, places, kind) for rows in a.reshape(4, 16, depth)]).reshape(-1)
     count = columns // 2
     return run(
         f"""
