@@ -1,6 +1,5 @@
 """The commands of docs/bert.md, albert.md and electra.md go from a text file to pictures; their Python runs."""
 
-import runpy
 import shlex
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 
 from fasttfm.cli.main import main
 
-from .blocks import blocks
+from .blocks import blocks, run
 
 SMALL = (
     "--max-update 2 --warmup-updates 0 --d-model 16 --heads 2 --d-ff 16 --layers 2 --row-length 32 --max-tokens 512 "
@@ -38,5 +37,4 @@ def test_the_commands_run_one_after_the_other(page, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("page", ["bert.md", "albert.md", "electra.md"])
 def test_the_python_runs(page, tmp_path):
-    (tmp_path / "page.py").write_text("\n".join(blocks(page, "python")))
-    assert runpy.run_path(str(tmp_path / "page.py"))["hidden"].shape == (2, 10, 32)
+    assert run("\n".join(blocks(page)), tmp_path)["hidden"].shape == (2, 10, 32)

@@ -1,7 +1,6 @@
 """The commands of docs/gpt.md go from a text file to a model, one after the other."""
 
 import json
-import runpy
 import shlex
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 
 from fasttfm.cli.main import main
 
-from .blocks import blocks
+from .blocks import blocks, run
 
 PAGE = "gpt.md"
 SMALL = "--max-update 4 --warmup-updates 1 --d-model 16 --heads 2 --d-ff 16 --layers 1 --workers 1 --threads 1"
@@ -37,7 +36,5 @@ def test_the_commands_of_the_first_half_run_one_after_the_other(tmp_path, monkey
 
 
 def test_its_python_runs(tmp_path, capsys):
-    (tmp_path / "page.py").write_text("\n".join(blocks(PAGE, "python")))
-    names = runpy.run_path(str(tmp_path / "page.py"))
-    assert names["logits"].shape == (2, 16, 300)
+    assert run("\n".join(blocks(PAGE)), tmp_path)["logits"].shape == (2, 16, 300)
     assert "tensor" in capsys.readouterr().out

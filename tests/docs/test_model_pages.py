@@ -1,19 +1,11 @@
 """docs/export.md and translate.md: their Python, block after block, on a model and what their commands made of it."""
 
-import runpy
-
 import pytest
 from model_dirs import write_model_dir
 
 from fasttfm.cli.main import main
 
-from .blocks import blocks
-
-
-def run(page, folder):
-    """In one file, because a reader goes on in the same session."""
-    (folder / "page.py").write_text("\n".join(blocks(page)), encoding="utf-8")
-    return runpy.run_path(str(folder / "page.py"))
+from .blocks import blocks, run
 
 
 @pytest.fixture
@@ -29,11 +21,11 @@ def test_the_python_of_the_page_about_other_tools_runs_after_its_commands(folder
     pytest.importorskip("transformers")
     for form, out in (("ctranslate2", "CT2"), ("pretrained", "PRETRAINED")):
         assert main(["export", "MODEL", "--format", form, "--out", out]) == 0
-    names = run("export.md", folder)
+    names = run("\n".join(blocks("export.md")), folder)
     assert names["results"][0].hypotheses[0]
     assert names["model"].generate
 
 
 def test_the_python_of_the_page_about_searches_writes_a_translation(folder, capsys):
-    run("translate.md", folder)
+    run("\n".join(blocks("translate.md")), folder)
     assert capsys.readouterr().out.strip()

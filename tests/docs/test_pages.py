@@ -16,23 +16,16 @@ from fasttfm.interop.onnx import Encoder, Step
 from fasttfm.kernels.launch import interpreted
 from fasttfm.models import Transformer
 
-from .blocks import DOCS, blocks
+from .blocks import DOCS, blocks, run
 
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "scripts" / "docs.py"
 
 
-def run(code, folder, monkeypatch):
-    """Runs it from a file, because Triton reads a kernel's source from one."""
-    (folder / "page.py").write_text(code, encoding="utf-8")
-    monkeypatch.chdir(folder)
-    torch.manual_seed(0)
-    return runpy.run_path(str(folder / "page.py"))
-
-
 @pytest.mark.parametrize("page", ["paper.md", "errors.md", "how-to-fine-tune.md", "how-to-packed-training.md"])
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
-    run("\n".join(blocks(page)), tmp_path, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    run("\n".join(blocks(page)), tmp_path)
 
 
 OWN_KERNEL = """
@@ -59,7 +52,8 @@ def test_another_trainer_takes_replaced_modules(code, tmp_path, monkeypatch):
         pytest.importorskip(package)
     if "Trainer, TrainingArguments" in code:
         pytest.importorskip("accelerate", reason="the Trainer of transformers needs it")
-    names = run(code, tmp_path, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    names = run(code, tmp_path)
     if "TrainingArguments" in names:
         saved = names["BertForSequenceClassification"].from_pretrained(tmp_path / "run" / "model")
         assert type(saved.bert.encoder.layer[0].output).__name__ == "BertOutput", "loads without fasttfm"

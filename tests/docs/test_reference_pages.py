@@ -6,9 +6,8 @@ import runpy
 from pathlib import Path
 
 import pytest
-import torch
 
-from .blocks import blocks
+from .blocks import blocks, run
 
 ROOT = Path(__file__).parents[2]
 API = ROOT / "docs" / "api"
@@ -38,10 +37,8 @@ def test_the_examples_of_a_page_run_and_name_what_they_show(page, tmp_path, monk
     for name, example in entries(page):
         assert re.search(rf"\b{name.rpartition('.')[2]}\b", example), f"{name} has no example"
     code = "\n".join(block for block in blocks(API / page) if OF_DEMO not in block)
-    (tmp_path / "page.py").write_text(code, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    torch.manual_seed(0)
-    runpy.run_path(str(tmp_path / "page.py"))
+    run(code, tmp_path)
 
 
 @pytest.mark.parametrize(("page", "module"), PUBLIC.items())
