@@ -2,15 +2,16 @@
 
 import contextlib
 import hashlib
+import itertools
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from forked import run
+from killed import environment
 
 from fasttfm.errors import UserError
 from fasttfm.folders import PREPARE_AGAIN, compare, is_unfinished, read_manifest, reading, replacing
@@ -142,37 +143,23 @@ def test_links_are_kept_and_a_dangling_one_is_refused(tmp_path: Path):
 
 
 _KILLED = """
-import os, sys
+import sys
 from pathlib import Path
-from fasttfm.folders import replacing
-left = int(sys.argv[2])
-def dying(change):
-    def after(*arguments, **options):
-        global left
-        result = change(*arguments, **options)
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), 9)
-        return result
-    return after
-for name in ("rename", "replace", "unlink", "mkdir"):
-    setattr(os, name, dying(getattr(os, name)))
-for name in ("rename", "unlink", "mkdir"):
-    setattr(Path, name, dying(getattr(Path, name)))
-with replacing(Path(sys.argv[1]), "writing", "files") as fresh:
-    for name in "bcd":
-        (fresh.path / name).write_text("new")
+from killed import calls_of
+from test_folders import write
+moment = int(sys.argv[2])
+print(calls_of(moment, lambda: write(Path(sys.argv[1]), b="new", c="new", d="new")) == moment)
 """
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
-def test_a_kill_after_any_change_leaves_old_or_new_files_and_the_next_run_goes_on(tmp_path: Path):
+def test_a_kill_before_any_call_leaves_old_or_new_files_and_the_next_run_goes_on(tmp_path: Path):
     outcomes = set()
-    for moment in range(1, 20):
+    for moment in itertools.count(1):
         folder = tmp_path / str(moment)
         write(folder, a="old", b="old")
-        killed = run([sys.executable, "-c", _KILLED, str(folder), str(moment)])
-        if killed.returncode != -signal.SIGKILL:
+        command = [sys.executable, "-c", _KILLED, str(folder), str(moment)]
+        if run(command, env=environment(), capture_output=True, text=True, check=True).stdout == "False\n":
             break
         if not is_unfinished(folder):
             left = {name: text for name, text in content(folder).items() if "/" not in name}

@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 from forked import run
+from killed import environment
 from waiting import PATIENCE
 
 from fasttfm.checkpoints.background import Background
@@ -15,13 +16,14 @@ from fasttfm.checkpoints.steps import step_folder
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 EVERY_CALL = """
-import json, os, shutil, signal, sys
+import shutil, sys
 from pathlib import Path
 import torch
 from fasttfm.checkpoints.checkpoint import TrainingState, is_resumable, read_weights, save_checkpoint
 from fasttfm.checkpoints.ownership import recover
 from fasttfm.checkpoints.steps import prune, resolve_checkpoint, saved_steps, step_folder
 from fasttfm.training.average import average_last
+from killed import calls_of
 
 def save_beside_training(folder, step, value):
     from fasttfm.checkpoints.background import Background
@@ -43,28 +45,6 @@ SCENARIOS = {  # what is killed -> weights that each step may have then
     "again": (BEFORE, lambda folder: save(folder, 3, 30.0), {2: [2.0], 3: [3.0, 30.0]}),
     "average": (BEFORE, lambda folder: average_last(folder, 2), {2: [2.0], 3: [3.0]}),
 }
-COUNTED = ("open", "mkdir", "write", "fsync", "replace", "unlink", "rmdir", "close")
-
-def killed_before_call(number, action, folder):
-    child = os.fork()
-    if child:
-        return os.WIFSIGNALED(os.waitpid(child, 0)[1])
-    left = number
-    def counted(name, original):
-        def call(*arguments, **settings):
-            nonlocal left
-            left -= 1
-            if left == 0:
-                if name == "write":  # half of it arrives
-                    original(arguments[0], bytes(arguments[1])[: len(arguments[1]) // 2])
-                os.kill(os.getpid(), signal.SIGKILL)
-            return original(*arguments, **settings)
-        return call
-    for name in COUNTED:
-        setattr(os, name, counted(name, getattr(os, name)))
-    action(folder)
-    os._exit(0)
-
 root, scenario = Path(sys.argv[1]), sys.argv[2]
 before, action, allowed = SCENARIOS[scenario]
 original = root / "original"
@@ -77,7 +57,7 @@ while True:
     folder = root / "killed"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(original, folder)
-    was_killed = killed_before_call(number, action, folder)
+    was_killed = calls_of(number, lambda: action(folder)) == number
     if (folder / "checkpoints").exists():
         recover(folder / "checkpoints")
     steps = saved_steps(folder)
@@ -103,7 +83,7 @@ print(number - 1)
 @pytest.mark.parametrize("scenario", ["first", "next", "beside", "again", "average"])
 def test_kill_9_before_each_call_of_a_save_leaves_whole_checkpoints(tmp_path, scenario):
     command = [sys.executable, "-c", EVERY_CALL, str(tmp_path), scenario]
-    done = run(command, capture_output=True, text=True, timeout=PATIENCE)
+    done = run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 15  # calls
 

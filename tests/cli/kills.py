@@ -8,14 +8,12 @@ must then be the old or the new as a whole, or be refused in a line, and the com
 what was found.
 """
 
-import builtins
 import contextlib
 import functools
 import hashlib
 import io
 import os
 import shutil
-import signal
 import sys
 import warnings
 from collections import Counter
@@ -26,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from interop.exported_once import exported_once
 from interop.test_spoiled_exports import COMMANDS, export_words, write_model
+from killed import calls_of
 from model_dirs import PAIRS, write_model_dir
 
 from fasttfm.checkpoints.checkpoint import read_weights, save_checkpoint
@@ -41,7 +40,6 @@ from fasttfm_pretraining.data.documents import PreparedDocuments
 from scripts.hub import package
 
 POINTS = 12
-CALLS = ("mkdir", "write", "fsync", "rename", "replace", "unlink", "rmdir")
 TEXTS = "--src A.src --tgt A.tgt --valid-src A.src --valid-tgt A.tgt --threads 1"
 PREPARE = f"{TEXTS} --no-byte-fallback --vocab-size"
 LM_PREPARE = "lm prepare --bytes --out data --text"
@@ -164,50 +162,6 @@ def make_world() -> None:
     for step in (2, 3):
         save_checkpoint(step_folder("A", step), {n: each * step for n, each in weights.items()}, {"step": step})
     assert main([*f"prepare {TEXTS} --spm A/spm.model --out pairs".split()]) == 0
-
-
-def calls_of(number: int, action: Callable[[], Any]) -> int:
-    """How many calls the action has made, in a process of its own that is killed before call `number`, if it comes so
-    far."""
-    reader, writer = os.pipe()
-    send = os.write
-    child = os.fork()
-    if child:
-        os.close(writer)
-        killed = os.WIFSIGNALED(os.waitpid(child, 0)[1])
-        calls = int(os.read(reader, 20) or number)
-        os.close(reader)
-        assert killed == (calls >= number)
-        return calls
-    left = number
-
-    def counted(name: str, original: Callable) -> Callable:
-        def call(*arguments: Any, **settings: Any) -> Any:
-            nonlocal left
-            writes = name not in ("open", "os.open") or is_writing(arguments, settings)
-            left -= writes
-            if writes and left == 0:
-                if name == "write":
-                    original(arguments[0], bytes(arguments[1])[: len(arguments[1]) // 2])
-                elif name in ("open", "os.open"):
-                    original(*arguments, **settings)
-                os.kill(os.getpid(), signal.SIGKILL)
-            return original(*arguments, **settings)
-
-        return call
-
-    for name in CALLS:
-        setattr(os, name, counted(name, getattr(os, name)))
-    os.open = counted("os.open", os.open)
-    builtins.open = io.open = counted("open", builtins.open)
-    action()
-    send(writer, str(number - left).encode())
-    os._exit(0)
-
-
-def is_writing(arguments: tuple, settings: dict) -> bool:
-    mode = arguments[1] if len(arguments) > 1 else settings.get("mode", "r")
-    return bool(mode & (os.O_WRONLY | os.O_RDWR)) if isinstance(mode, int) else bool(set(mode) & set("wax+"))
 
 
 def state_or_refusal(writer: Writer) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from forked import run
+from killed import environment
 from kills import WRITERS
 from model_dirs import LINES, write_model_dir
 from waiting import PATIENCE
@@ -25,10 +26,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_kill_leaves_the_old_or_the_new_or_what_is_refused_and_the_command_ends_well_when_run_again(name, tmp_path):
     """tests/cli/kills.py says what is tried, and fails where it is not so."""
-    path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     command = [sys.executable, str(Path(__file__).with_name("kills.py")), str(tmp_path), name]
-    done = run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    done = run(command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr[-3000:]
     found = ast.literal_eval(done.stdout)
     assert found["new"] >= 1
