@@ -4,12 +4,12 @@ import ast
 import errno
 import io
 import os
-import resource
 import sys
 from pathlib import Path
 
 import pytest
 from forked import run
+from full_disk import largest_file
 from killed import environment
 from kills import WRITERS
 from model_dirs import LINES, write_model_dir
@@ -46,20 +46,14 @@ COMMANDS = {
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.parametrize("size", [0, 300, 4000])
 def test_a_full_disk_leaves_nothing_half_made(name, size, tmp_path, monkeypatch, capfd):
-    """A limit on the size of files stands for the disk: writes fail with EFBIG where they would with ENOSPC."""
     monkeypatch.chdir(tmp_path)
     write_model_dir(Path("M"), trained=False)
     Path("t").write_text("".join(f"{line}\n" for line in LINES) * 30)
     capfd.readouterr()
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     monkeypatch.setattr(sys, "stdout", open(os.devnull, "w"))  # noqa: SIM115
     monkeypatch.setattr(sys, "stderr", (tmp_path / "errors").open("w"))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        status = main(COMMANDS[name].split())
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert status == 2
+    with largest_file(size):
+        assert main(COMMANDS[name].split()) == 2
     assert not Path("out").exists()
     assert main(COMMANDS[name].split()) == 0
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from full_disk import largest_file
 from model_dirs import TEXT, write_model_dir
 
 from fasttfm.checkpoints.weights import model_weights
@@ -89,15 +90,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
-def refusal(words: list[str], capsys: Any) -> str:
-    """The line that a command ends with, which must be one."""
-    capsys.readouterr()
-    assert main(words) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("fasttfm ")
-    return line
-
-
 @pytest.fixture(params=EXPORTERS)
 def kind(request, monkeypatch):
     if request.param == "onnx":
@@ -116,7 +108,7 @@ def kind(request, monkeypatch):
 
 
 @pytest.mark.sample(2)
-def test_a_place_that_cannot_be_written_is_named_and_left_as_it_is(kind, tmp_path, monkeypatch, capsys):
+def test_a_place_that_cannot_be_written_is_named_and_left_as_it_is(kind, tmp_path, monkeypatch, refusal_of):
     model = tmp_path / "model"
     write_model(kind, model)
     (tmp_path / "file").write_text("a file")
@@ -127,7 +119,7 @@ def test_a_place_that_cannot_be_written_is_named_and_left_as_it_is(kind, tmp_pat
     for out in ("file", "link", "others", "file/below", "model", "model/checkpoints", "model/inside", "n" * 300):
         path = tmp_path / out
         inside = out == "model/inside"
-        line = refusal(export_words(kind, model, path), capsys) if not inside else str(path)
+        line = refusal_of(export_words(kind, model, path)) if not inside else str(path)
         assert str(path) in line or str(path.parent) in line, out
         assert contents(tmp_path) == before, out
     make = os.mkdir
@@ -139,30 +131,25 @@ def test_a_place_that_cannot_be_written_is_named_and_left_as_it_is(kind, tmp_pat
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "mkdir", refused)
-        assert str(tmp_path / "out") in refusal(export_words(kind, model, tmp_path / "out"), capsys)
+        assert str(tmp_path / "out") in refusal_of(export_words(kind, model, tmp_path / "out"))
     assert contents(tmp_path) == before
     assert main(export_words(kind, model, tmp_path / "out")) == 0
 
 
 @pytest.mark.sample(2)
-def test_a_full_disk_leaves_what_was_there(kind, tmp_path, capsys):
-    """A limit on the size of files stands for the disk."""
+def test_a_full_disk_leaves_what_was_there(kind, tmp_path, refusal_of):
     model, out = tmp_path / "model", tmp_path / "out"
     write_model(kind, model)
     words = export_words(kind, model, out)
     assert main(words) == 0
     good = contents(out)
     sizes = sorted(len(content) for content in good.values())
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     for _, size in drawn(kind, sorted({0, sizes[0] - 1, sizes[len(sizes) // 2] - 1, sizes[-1] - 1}), 4):
         for is_there in (True, False):
             if not is_there:
                 shutil.rmtree(out)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-            try:
-                line = refusal(words, capsys)
-            finally:
-                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            with largest_file(size):
+                line = refusal_of(words)
             assert str(out) in line
             assert contents(out) == good if is_there else not out.exists()
         assert main(words) == 0
