@@ -7,6 +7,14 @@ from safetensors.torch import load_file
 
 pytest.importorskip("transformers")
 
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    DataCollatorForSeq2Seq,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+)
+
 from fasttfm.cli.main import main
 from fasttfm.data.tokenizer import BOS, EOS, PAD
 from fasttfm.decoding import Translator
@@ -14,6 +22,8 @@ from fasttfm.decoding.batches import padded
 from fasttfm.errors import UserError
 from fasttfm.interop import auto_model
 from fasttfm.models import Transformer
+
+auto_model.register()
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +33,6 @@ def model_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def theirs(model_dir):
-    from transformers import AutoModelForSeq2SeqLM
-
-    auto_model.register()
     Transformer.from_pretrained(model_dir).save_pretrained(model_dir.parent / "pretrained", model_dir)
     return AutoModelForSeq2SeqLM.from_pretrained(model_dir.parent / "pretrained")
 
@@ -45,8 +52,7 @@ def moved_left(x, mask):
 @pytest.mark.parametrize("beam", [1, 4])
 def test_generate_finds_what_our_search_finds(model_dir, theirs, beam):
     tokenizer = Translator.from_directory(model_dir).source_tokenizer
-    ids, lengths = padded([[*tokenizer.encode(line), EOS] for line in LINES], torch.device("cpu"))
-    mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
+    ids, mask = rows(model_dir, LINES)
     actual = theirs.generate(
         input_ids=ids, attention_mask=mask, num_beams=beam, max_new_tokens=LONGEST + 1, min_new_tokens=2,
         length_penalty=0.0,
@@ -217,9 +223,6 @@ def test_a_cache_is_not_made_where_it_could_not_be_used(theirs):
 
 @pytest.mark.parametrize("mean", [True, False])
 def test_a_vocabulary_is_resized_with_its_table_output_and_bias(tmp_path, mean):
-    from transformers import AutoModelForSeq2SeqLM
-
-    auto_model.register()
     model_dir = write_model_dir(tmp_path / "model", trained=False, output_bias=True)
     Transformer.from_pretrained(model_dir).save_pretrained(tmp_path / "a", model_dir)
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "a")
@@ -266,9 +269,6 @@ def test_return_dict_dtype_and_fields_are_honoured(model_dir, theirs):
 
 @pytest.mark.parametrize("shared", ["all", "decoder", "none"])
 def test_what_save_pretrained_writes_comes_back(tmp_path, shared):
-    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-
-    auto_model.register()
     model_dir = write_model_dir(tmp_path / "model", trained=False, share_embeddings=shared)
     Transformer.from_pretrained(model_dir).save_pretrained(tmp_path / "a", model_dir)
     first = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "a")
@@ -307,9 +307,6 @@ def test_what_save_pretrained_writes_comes_back(tmp_path, shared):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_seq2seq_trainer_trains_saves_and_loads_its_best(tmp_path, model_dir, smoothing):
     pytest.importorskip("accelerate")
-    from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
-
-    auto_model.register()
     Transformer.from_pretrained(model_dir).save_pretrained(tmp_path / "first", model_dir)
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "first")
     tokenizer = Translator.from_directory(model_dir).source_tokenizer

@@ -18,6 +18,8 @@ from fasttfm.decoding.translator import one_line
 from fasttfm.interop.exchange import load
 from fasttfm.models import Transformer
 
+from .test_spoiled_folders import import_words
+
 LINES = ["a dog runs", "zwei Männer sitzen", "the small green boat"]
 
 
@@ -28,9 +30,7 @@ def changed_checkpoint(folder, change):
 
 
 def imported(folder, *more):
-    words = ["import", str(folder / "checkpoint.pt"), "--format", "fairseq", "--out", str(folder / "MODEL")]
-    words += ["--dict", str(folder / "dict.src.txt"), "--dict", str(folder / "dict.tgt.txt")]
-    return main([*words, "--spm", str(folder / "spm.model"), *more])
+    return main([*import_words("fairseq", folder, folder / "MODEL"), *more])
 
 
 @pytest.mark.parametrize(

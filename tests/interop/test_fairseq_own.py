@@ -15,11 +15,12 @@ import torch
 from model_dirs import PAIRS, TEXT, tokenizer
 from waiting import PATIENCE
 
-from fasttfm.cli.main import main
 from fasttfm.data.tokenizer import BOS, EOS
 from fasttfm.decoding import translate_ids
 from fasttfm.interop.exchange import load
 from fasttfm.models import Transformer
+
+from .test_fairseq import imported
 
 pytest.importorskip("omegaconf", reason="fairseq needs omegaconf")
 FAIRSEQ = os.environ.get("FASTTFM_FAIRSEQ", "")
@@ -47,12 +48,6 @@ def saved(folder: Path, *flags: str) -> None:
         command += ["--arch=transformer"]
     done = subprocess.run([*command, *SIZES, *flags], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-
-
-def imported(folder: Path) -> int:
-    words = ["import", str(folder / "checkpoint.pt"), "--format", "fairseq", "--out", str(folder / "MODEL")]
-    words += ["--dict", str(folder / "dict.src.txt"), "--dict", str(folder / "dict.tgt.txt")]
-    return main([*words, "--spm", str(folder / "spm.model")])
 
 
 def compare(folder: Path) -> None:

@@ -43,10 +43,7 @@ def mixin() -> type:
     """ModelTesterMixin, whose module also asks for tests of exporting and generating, which the distribution lacks."""
     ours = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "tests"}
     sys.path.insert(0, str(Path(SOURCES).resolve()))
-    for name, other in (
-        ("exporters.test_export", "ExportTesterMixin"),
-        ("generation.test_utils", "GenerationTesterMixin"),
-    ):
+    for name, other in LACKING.items():
         for parent in (name.split(".")[0], name):
             sys.modules[f"tests.{parent}"] = types.ModuleType(f"tests.{parent}")
         setattr(sys.modules[f"tests.{name}"], other, type(other, (), {}))

@@ -318,3 +318,4 @@ def test_no_code_of_a_pickle_runs(run, tmp_path):
     status, told = run("bert", weights(lambda given: {**given, "x": Runs()}, pickled=True))
     assert (status, (tmp_path / "ran").exists()) == (2, False)
     assert "pytorch_model.bin: holds more than weights" in told
+    assert "it is not loaded" in told
