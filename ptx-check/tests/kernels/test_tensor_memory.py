@@ -4,6 +4,7 @@ barrier taken out."""
 import re
 
 import pytest
+import test_bulk_copies
 import torch
 import triton
 import triton.language as tl
@@ -84,14 +85,8 @@ def test_a_product_of_a_product(dtype):
 
 
 def without(pattern: str):
-    """PTX without the instructions that match."""
-
-    def rewrite(ptx: str) -> str:
-        made, found = re.subn(rf"^.*(?:{pattern}).*$", "", ptx, flags=re.MULTILINE)
-        assert found, pattern
-        return made
-
-    return rewrite
+    """PTX without the lines that match."""
+    return test_bulk_copies.without(rf"(?m)^.*(?:{pattern}).*$")
 
 
 MUTATIONS = {
@@ -130,9 +125,5 @@ def test_threads_store_tensor_memory_before_the_barrier_that_comes_before_a_prod
 def test_the_next_copy_waits_for_the_product_that_reads_its_place():
     """Without the wait in the loop an operand is overwritten while it is read."""
     a, b = whole(64, 256), whole(256, 64)
-
-    def rewrite(ptx: str) -> str:
-        return re.sub(r"mbarrier\.try_wait.*\s*@!complete bra\.uni waitLoop;", "", ptx, count=1)
-
-    _, machine = products(a, b, stages=2, rewrite=rewrite)
+    _, machine = products(a, b, stages=2, rewrite=test_bulk_copies.without(test_bulk_copies.WAIT, count=1))
     assert {"race", "unwritten"} & {fault.kind for fault in machine.faults}
