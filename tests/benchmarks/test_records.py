@@ -13,15 +13,6 @@ def test_a_record_is_valid(record):
     records.validate(record(details={"bleu": 30.0}))
 
 
-def test_a_record_of_no_kind_is_refused():
-    with pytest.raises(ValueError, match="no known kind"):
-        records.validate({"what": 1})
-
-
-def test_the_schemas_are_plain_json():
-    assert json.loads(json.dumps(records.SCHEMAS)) == records.SCHEMAS
-
-
 def test_writing_replaces_the_same_measurement_and_keeps_the_others(tmp_path, record):
     file = tmp_path / "new" / "kernels.jsonl"
     records.write(file, [record(), record(provider="torch eager")])

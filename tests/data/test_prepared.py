@@ -108,13 +108,6 @@ def test_again_is_nothing_to_do_the_same_bytes_elsewhere_and_new_data_for_new_op
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
-def test_several_files_are_one_corpus(text, tmp_path: Path):
-    out = tmp_path / "DATA"
-    sides = [[text[f"{split}.{language}"] for split in ("train", "valid")] for language in ("en", "de")]
-    prepare(*sides, [text["valid.en"]], [text["valid.de"]], out, SMALL, say=lambda line: None)
-    assert len(PreparedData.open(out).train) == 320
-
-
 def test_a_failure_leaves_the_old_data_as_it_was(text, tmp_path: Path):
     run(text, tmp_path / "DATA")
     before = content(tmp_path / "DATA")

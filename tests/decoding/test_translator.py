@@ -71,14 +71,6 @@ def test_sampling_does_not_depend_on_the_buffer(translator):
     assert stream(2) == stream(100)
 
 
-def test_n_best_translations_come_best_first(translator):
-    translator.config = replace(translator.config, nbest=3)
-    results = translator.translate_nbest(LINES)
-    assert [len(each) for each in results] == [3 if line.strip() else 1 for line in LINES]
-    for each in results:
-        assert [one.score for one in each] == sorted((one.score for one in each), reverse=True)
-
-
 def test_a_translation_begins_as_it_is_told(translator):
     prefixes = ["ein", "", "zwei", "", "", "die grüne", "", ""]
     results = translator.translate(LINES, prefixes)
