@@ -14,11 +14,6 @@ def random(*shape):
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(3)
-
-
 def assert_same(actual, expected, leaf_tensors):
     torch.testing.assert_close(actual, expected)
     grad = torch.randn_like(expected)

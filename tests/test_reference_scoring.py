@@ -26,11 +26,6 @@ NEAR = {"atol": 1e-6, "rtol": 1e-6}
 """Most of them take their softmax in float32."""
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(2)
-
-
 def operands():
     return [torch.randn(B, h, L, D, dtype=torch.float64) for h in (H, HK, HK)]
 

@@ -67,7 +67,6 @@ def rows(heads: int, length: int, width: int) -> torch.Tensor:
 @pytest.mark.parametrize("case", CASES)
 def test_output_and_gradients_are_the_references(case, key_heads, taken):
     queries, keys, given = CASES[case]
-    torch.manual_seed(0)
     tensors = rows(H, queries, D), rows(key_heads, keys, D), rows(key_heads, keys, DV)
     weights = torch.randn(B, H, queries, DV)
 
@@ -103,7 +102,7 @@ def test_a_row_that_is_no_number_stays_none(taken):
     assert not gradient[0, 0].isnan().any()
 
 
-def test_bits_depend_on_neither_threads_nor_the_batch(taken):
+def test_bits_depend_on_neither_threads_nor_the_batch(taken, threads):
     q, k, v = (rows(H, 250, D).requires_grad_() for _ in range(3))
 
     def solve(n):
@@ -111,14 +110,10 @@ def test_bits_depend_on_neither_threads_nor_the_batch(taken):
         output = F.attention(*inputs, causal=True)
         return output, *torch.autograd.grad(output.square().sum(), inputs)
 
-    threads = torch.get_num_threads()
     expected = solve(B)
-    try:
-        torch.set_num_threads(3)
-        assert all(torch.equal(x, y) for x, y in zip(solve(B), expected))
-        assert all(torch.equal(x, y[:1]) for x, y in zip(solve(1), expected))
-    finally:
-        torch.set_num_threads(threads)
+    threads(3)
+    assert all(torch.equal(x, y) for x, y in zip(solve(B), expected))
+    assert all(torch.equal(x, y[:1]) for x, y in zip(solve(1), expected))
     assert len(taken) == 3
 
 
@@ -183,6 +178,17 @@ def heads_of(joint: torch.Tensor, query: torch.Tensor | None = None) -> tuple[to
     return parts if query is None else (query, *parts)
 
 
+def compare(computed, inputs, expected, probe) -> tuple[torch.Tensor, ...]:
+    """The gradients of computed(*inputs), which like its output must be those of expected() in float64."""
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    wanted, output = expected(*wide), computed(*inputs)
+    gradients = torch.autograd.grad(output, inputs, probe)
+    theirs = torch.autograd.grad(wanted, wide, probe.double())
+    for x, y in zip((output, *gradients), (wanted, *theirs), strict=True):
+        torch.testing.assert_close(x, y.float(), rtol=2e-5, atol=2e-5)
+    return gradients
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
 @pytest.mark.parametrize("case", JOINT)
@@ -194,15 +200,9 @@ def test_joint_projections_take_their_gradients_where_they_lie(case, cross, layo
         heads = (x.transpose(1, 2) for x in heads_of(*inputs))
         return reference.attention(*heads, **JOINT[case])[0].transpose(1, 2).flatten(2)
 
-    wide = [x.double().requires_grad_() for x in tensors]
-    output = expected(*wide)
-    wanted = output, *torch.autograd.grad(output, wide, probe.double())
     inputs = [LAYOUTS[layout](x).requires_grad_() for x in tensors]
-    actual = F.joint_attention(*inputs, **JOINT[case])
-    gradients = torch.autograd.grad(actual, inputs, probe)
+    gradients = compare(lambda *x: F.joint_attention(*x, **JOINT[case]), inputs, expected, probe)
     assert len(taken) == 1
-    for x, y in zip((actual, *gradients), wanted):
-        torch.testing.assert_close(x, y.float(), rtol=2e-5, atol=2e-5)
     if layout in ("batch first", "positions first"):
         assert all(d.stride() == x.stride() for d, x in zip(gradients, inputs))
 
@@ -224,16 +224,11 @@ def test_packed_joint_projections_are_those_of_each_sequence(given, cross, layou
         rows = output[torch.arange(length) < sizes[:, None]]
         return torch.nn.functional.pad(rows, (0, 0, 0, len(inputs[0]) - 60))
 
-    wide = [x.double().requires_grad_() for x in tensors]
-    output = expected(*wide)
-    wanted = output, *torch.autograd.grad(output, wide, probe.double())
-    inputs = [LAYOUTS[layout](x).requires_grad_() for x in tensors]
-    joint, query = (*inputs, None)[:2]
-    actual = F.joint_varlen_attention(joint, query, starts, starts, 40, 40, covered=covered, **given)
-    gradients = torch.autograd.grad(actual, inputs, probe)
+    def computed(joint, query=None):
+        return F.joint_varlen_attention(joint, query, starts, starts, 40, 40, covered=covered, **given)
+
+    compare(computed, [LAYOUTS[layout](x).requires_grad_() for x in tensors], expected, probe)
     assert len(taken) == 1
-    for x, y in zip((actual, *gradients), wanted):
-        torch.testing.assert_close(x, y.float(), rtol=2e-5, atol=2e-5)
 
 
 def test_biases_of_joint_projections_take_their_gradients(taken):
