@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from ptx_check.allocations import bytes_of, mark
+from ptx_check.allocations import POISON, bytes_of, mark
 from ptx_check.faults import Fault
 from ptx_check.memory import buffers
 from ptx_check.operands import parameters_of
@@ -92,10 +92,11 @@ REGISTERS = {"b16": "%rs", "b32": "%r", "b64": "%rd", "pred": "%p"}
 BYTES = {"b16": 2, "b32": 4, "b64": 8}
 
 
-def apply(opcode: str, result: str, *operands) -> np.ndarray:
-    """opcode on each element of the operands: (kind, array) or a constant written out. result: the kind of register."""
-    count = max(len(o[1]) for o in operands if isinstance(o, tuple))
-    threads = -(-count // 32) * 32
+def execute(opcodes: list[str], result: str, operands, fresh=()) -> Ran:
+    """Runs opcodes on each element of the operands: (kind, array) or a constant written out; an opcode may have one of
+    its own behind a blank. What they give stands in "out", opcode after opcode. result: the kind of register. fresh:
+    operands that nobody wrote, by their places."""
+    threads = -(-max(len(o[1]) for o in operands if isinstance(o, tuple)) // 32) * 32
     memory, lines, words = {}, ["mov.u32 %r500, %tid.x;"], []
     for position, operand in enumerate(operands):
         if not isinstance(operand, tuple):
@@ -105,6 +106,8 @@ def apply(opcode: str, result: str, *operands) -> np.ndarray:
         stored = "b16" if kind == "pred" else kind
         padded = np.resize(np.asarray(values), threads)
         memory[f"x{position}"] = padded.view(f"u{BYTES[stored]}") if kind != "pred" else padded.astype("u2")
+        if position in fresh:
+            memory[f"x{position}"].view("u2")[:] = POISON[2]
         register = f"{REGISTERS[stored]}{10 + position}"
         lines += [
             f"mad.wide.u32 %rd{50 + position}, %r500, {BYTES[stored]}, %rd{len(memory)};",
@@ -114,16 +117,24 @@ def apply(opcode: str, result: str, *operands) -> np.ndarray:
             lines.append(f"setp.ne.b16 %p{10 + position}, {register}, 0;")
             register = f"%p{10 + position}"
         words.append(register)
-    target = REGISTERS[result] + "40"
-    lines.append(f"{opcode} {target}, {', '.join(words)};")
     out = "b32" if result == "pred" else result
-    if result == "pred":
-        lines += [f"selp.b32 %r40, 1, 0, {target};"]
-    memory["out"] = np.zeros(threads, dtype=f"u{BYTES[out]}")
-    lines += [
-        f"mad.wide.u32 %rd70, %r500, {BYTES[out]}, %rd{len(memory)};",
-        f"st.global.{out} [%rd70], {REGISTERS[out]}40;",
-    ]
-    ran = run("\n".join(lines), threads=threads, **memory)
+    memory["out"] = np.zeros(threads * len(opcodes), f"u{BYTES[out]}")
+    lines.append(f"mad.wide.u32 %rd70, %r500, {BYTES[out]}, %rd{len(memory)};")
+    for place, opcode in enumerate(opcodes):
+        code, *constant = opcode.split()
+        pair = code.startswith("setp") and code.endswith("x2")
+        target = "%p40|%p41" if pair else f"{REGISTERS[result]}40"
+        lines.append(f"{code} {target}, {', '.join([*words, *constant])};")
+        if result == "pred":
+            lines.append("selp.b32 %r40, 1, 0, %p40;")
+        if pair:
+            lines += ["selp.b32 %r41, 2, 0, %p41;", "or.b32 %r40, %r40, %r41;"]
+        lines.append(f"st.global.{out} [%rd70+{place * threads * BYTES[out]}], {REGISTERS[out]}40;")
+    return run("\n".join(lines), threads=threads, fresh=[f"x{position}" for position in fresh], **memory)
+
+
+def apply(opcode: str, result: str, *operands) -> np.ndarray:
+    """What an opcode gives, as execute() has it."""
+    ran = execute([opcode], result, operands)
     assert not ran.faults, ran.faults
-    return ran["out"][:count]
+    return ran["out"][: max(len(o[1]) for o in operands if isinstance(o, tuple))]

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 import triton
 from meanings import FORMATS, TYPES, encoded, expected, rounded, width
-from ptx_text import BYTES, HEAD, REGISTERS, Ran, run
+from ptx_text import HEAD, REGISTERS, Ran, execute
 
 from ptx_check import Unsupported
-from ptx_check.allocations import POISON
 from ptx_check.arithmetic import known
 from ptx_check.forms import accepted
 
@@ -143,35 +142,10 @@ def columns(words: tuple[str, ...]) -> list[list[int]]:
 
 
 def executed_together(opcodes: list[str], words: tuple[str, ...], result: str, fresh=()) -> Ran:
-    """Runs opcodes with the same operands; fresh: those that nobody wrote."""
-    memory, lines, names = {}, ["mov.u32 %r500, %tid.x;"], []
-    given = columns(words)
-    for position, (word, column) in enumerate(zip(words, given)):
-        held = "b16" if word == "pred" else kind(word)
-        memory[f"x{position}"] = np.array(column, f"u{BYTES[held]}")
-        register = f"{REGISTERS[held]}{10 + position}"
-        lines.append(f"mad.wide.u32 %rd{50 + position}, %r500, {BYTES[held]}, %rd{len(memory)};")
-        lines.append(f"ld.global.{held} {register}, [%rd{50 + position}];")
-        if word == "pred":
-            lines.append(f"setp.ne.b16 %p{10 + position}, {register}, 0;")
-            register = f"%p{10 + position}"
-        names.append(register)
-    out = "b32" if result == "pred" else kind(result)
-    memory["out"] = np.zeros(COUNT * len(opcodes), f"u{BYTES[out]}")
-    lines.append(f"mad.wide.u32 %rd70, %r500, {BYTES[out]}, %rd{len(memory)};")
-    for place, opcode in enumerate(opcodes):
-        code, _, table = opcode.partition(" ")
-        target = "%p40" if result == "pred" else f"{REGISTERS[out]}40"
-        pair = code.startswith("setp") and code.endswith("x2")
-        lines.append(f"{code} {'%p40|%p41' if pair else target}, {', '.join([*names, *([table] if table else [])])};")
-        if result == "pred":
-            lines.append("selp.b32 %r40, 1, 0, %p40;")
-        if pair:
-            lines += ["selp.b32 %r41, 2, 0, %p41;", "or.b32 %r40, %r40, %r41;"]
-        lines.append(f"st.global.{out} [%rd70+{place * COUNT * BYTES[out]}], {REGISTERS[out]}40;")
-    for name in fresh:
-        memory[name].view("u2")[:] = POISON[2]
-    return run("\n".join(lines), threads=COUNT, fresh=fresh, **memory)
+    """Runs opcodes with the same operands; fresh: places of those that nobody wrote."""
+    operands = [(kind(word), np.array(column, f"u{max(2, width(kind(word)) // 8)}"))
+                for word, column in zip(words, columns(words))]  # fmt: skip
+    return execute(opcodes, kind(result), operands, fresh)
 
 
 def wrong(opcode: str, bits: list[int], actual: int) -> bool:
@@ -219,7 +193,7 @@ def test_every_form_keeps_the_marks_of_what_nobody_wrote():
         alike[tuple(words), result].append(opcode)
     for (words, result), opcodes in alike.items():
         for position in range(len(words)):
-            ran = executed_together(opcodes[:TOGETHER], words, result, fresh=(f"x{position}",))
+            ran = executed_together(opcodes[:TOGETHER], words, result, fresh=(position,))
             assert ran.kinds == {"unwritten"}, (opcodes[0], position)
 
 
