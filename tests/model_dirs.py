@@ -68,6 +68,12 @@ def compare(model_dir: Path, texts: Sequence[str], beam: int) -> None:
     assert all(a >= b - 1e-3 for a, b in zip(translator.score(LINES, [text.strip() for text in ours]), theirs))
 
 
+def contents(path: Path, *without: str) -> dict[str, bytes]:
+    """What a file holds, or each one below a folder by its name; locks and files of these names are left out."""
+    files = [each for each in path.rglob("*") if each.is_file() and each.name not in (".lock", *without)]
+    return {each.relative_to(path).as_posix(): each.read_bytes() for each in (files if path.is_dir() else [path])}
+
+
 @cache
 def tokenizer() -> Tokenizer:
     return train_tokenizer(TEXT, vocab_size=340)

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from model_dirs import contents
 
 from fasttfm.cli.main import main
 from fasttfm.data.demo import demo_pairs
@@ -105,14 +106,6 @@ def test_a_split_without_a_usable_pair_says_which_rule_left_them_out(text, tmp_p
     assert not out.exists()
 
 
-def snapshot(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and path.name != ".lock"
-    }
-
-
 def test_several_files_and_repeated_flags_are_one_corpus_in_their_order(text: list[str], tmp_path: Path):
     src, tgt, valid = text[1], text[3], text[4:]
     options = [*valid, "--vocab-size", "450"]
@@ -120,7 +113,7 @@ def test_several_files_and_repeated_flags_are_one_corpus_in_their_order(text: li
     together = ["--src", src, valid[1], "--tgt", tgt, valid[3], *options]
     for name, arguments in (("A", twice), ("B", together)):
         assert main(["prepare", *arguments, "--out", str(tmp_path / name)]) == 0
-    assert snapshot(tmp_path / "A") == snapshot(tmp_path / "B")
+    assert contents(tmp_path / "A") == contents(tmp_path / "B")
     data = PreparedData.open(tmp_path / "A")
     assert len(data.train) == 210
     assert data.target_tokenizer.decode(data.train.target(200)) == Path(valid[3]).read_text().split("\n")[0]
@@ -153,10 +146,10 @@ def test_nothing_but_its_own_files_is_ever_replaced(text: list[str], tmp_path: P
     if stranger == "the text itself":
         moved = Path(text[1]).rename(out / "train.src.gz")
         command[command.index("--src") + 1] = str(moved)
-    before = snapshot(tmp_path)
+    before = contents(tmp_path)
     command[command.index("450")] = "440"
     assert main(command) == 2
-    assert snapshot(tmp_path) == before
+    assert contents(tmp_path) == before
     message = capsys.readouterr().err
     assert STRANGERS[stranger] in message
     assert "choose another --out" in message

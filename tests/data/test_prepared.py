@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from model_dirs import contents
 
 from fasttfm import folders
 from fasttfm.data import prepare as prepare_module
@@ -41,10 +42,6 @@ def run(text: dict[str, Path], out: Path, options: PrepareOptions = SMALL, **mor
     sides = ([text[f"{split}.{language}"]] for split in ("train", "valid") for language in ("en", "de"))
     prepare(*sides, out, options, **{"say": said.append, **more})
     return said
-
-
-def content(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir() if path.name != ".lock"}
 
 
 @pytest.mark.parametrize("separate", [False, True])
@@ -97,12 +94,12 @@ def test_pairs_that_are_also_in_training_are_pointed_out(text, tmp_path: Path):
 
 def test_again_is_nothing_to_do_the_same_bytes_elsewhere_and_new_data_for_new_options(text, tmp_path: Path):
     run(text, tmp_path / "A")
-    before = content(tmp_path / "A")
+    before = contents(tmp_path / "A")
     stamp = (tmp_path / "A" / "data.yaml").stat().st_mtime_ns
     assert "nothing to do" in run(text, tmp_path / "A")[-1]
     assert (tmp_path / "A" / "data.yaml").stat().st_mtime_ns == stamp
     run(text, tmp_path / "B", threads=3)
-    assert content(tmp_path / "B") == before
+    assert contents(tmp_path / "B") == before
     run(text, tmp_path / "A", PrepareOptions(vocab_size=450))
     assert len(PreparedData.open(tmp_path / "A").source_tokenizer) == 450
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
@@ -110,10 +107,10 @@ def test_again_is_nothing_to_do_the_same_bytes_elsewhere_and_new_data_for_new_op
 
 def test_a_failure_leaves_the_old_data_as_it_was(text, tmp_path: Path):
     run(text, tmp_path / "DATA")
-    before = content(tmp_path / "DATA")
+    before = contents(tmp_path / "DATA")
     with pytest.raises(UserError, match="at most"):
         run(text, tmp_path / "DATA", PrepareOptions(vocab_size=60_000))
-    assert content(tmp_path / "DATA") == before
+    assert contents(tmp_path / "DATA") == before
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
@@ -124,11 +121,11 @@ def test_a_full_disk_is_one_line_and_loses_nothing(text, tmp_path: Path, monkeyp
         raise OSError(28, "No space left on device")
 
     run(text, tmp_path / "DATA")
-    before = content(tmp_path / "DATA")
+    before = contents(tmp_path / "DATA")
     monkeypatch.setattr(prepared.IdsWriter, "write", full)
     with pytest.raises(UserError, match=r"DATA: No space left on device: .* is as it was before"):
         run(text, tmp_path / "DATA", PrepareOptions(vocab_size=450))
-    assert content(tmp_path / "DATA") == before
+    assert contents(tmp_path / "DATA") == before
 
 
 @pytest.mark.usefixtures("undigested")
@@ -182,10 +179,10 @@ def test_pairs_in_memory_must_align():
 @pytest.mark.parametrize("file", ["train.src.npy", "valid.tgt.txt", "spm.model"])
 def test_preparing_again_repairs_a_directory_that_is_not_whole(text, tmp_path: Path, file: str):
     run(text, tmp_path / "DATA")
-    before = content(tmp_path / "DATA")
+    before = contents(tmp_path / "DATA")
     (tmp_path / "DATA" / file).unlink()
     run(text, tmp_path / "DATA")
-    assert content(tmp_path / "DATA") == before
+    assert contents(tmp_path / "DATA") == before
 
 
 def test_a_reader_of_the_progress_that_leaves_is_no_failed_disk(text, tmp_path: Path):

@@ -94,6 +94,10 @@ class TableCache:
         self.sources = [self.sources[index] for index in stay]
 
 
+def config(**changes) -> DecodingConfig:
+    return DecodingConfig(**{"beam": 4, "max_len_a": 0.0, "max_len_b": 6, **changes})
+
+
 def penalty(length: int, config: DecodingConfig) -> float:
     """The formulas once more, as the documents write them; length counts end-of-sentence."""
     formulas = {"gnmt": ((5 + length) / 6) ** config.alpha, "power": length**config.alpha, "avg": length, "none": 1}

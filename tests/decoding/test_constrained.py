@@ -5,17 +5,13 @@ import random
 
 import pytest
 
-from fasttfm.decoding import DecodingConfig, search_ids
+from fasttfm.decoding import search_ids
 from fasttfm.decoding.phrases import Required
 from fasttfm.errors import UserError
 
-from .table_model import EOS, Diverged, TableModel, penalty
+from .table_model import EOS, Diverged, TableModel, config, penalty
 
 SOURCES = [[number, *range(10, 10 + number % 5), EOS] for number in range(20, 32)]
-
-
-def config(**changes) -> DecodingConfig:
-    return DecodingConfig(**{"beam": 4, "max_len_a": 0.0, "max_len_b": 6, **changes})
 
 
 def meets(tokens: list[int], requirements, continuations=frozenset(), free=None) -> bool:

@@ -9,13 +9,9 @@ from fasttfm.decoding import DecodingConfig, search_ids, translate_ids
 from fasttfm.decoding.beam import _stay_in_place
 from fasttfm.errors import UserError
 
-from .table_model import BOS, EOS, Diverged, TableModel, by_hand, exhaustive
+from .table_model import BOS, EOS, Diverged, TableModel, by_hand, config, exhaustive
 
 SOURCES = [[number, *range(10, 10 + number % 5), EOS] for number in range(20, 44)]
-
-
-def config(**changes) -> DecodingConfig:
-    return DecodingConfig(**{"beam": 4, "max_len_a": 0.0, "max_len_b": 6, **changes})
 
 
 def greedy_by_hand(model: TableModel, source: int, longest: int) -> list[int]:

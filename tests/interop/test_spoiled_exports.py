@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from full_disk import largest_file
-from model_dirs import TEXT, write_model_dir
+from model_dirs import TEXT, contents, write_model_dir
 
 from fasttfm.checkpoints.weights import model_weights
 from fasttfm.cli.main import main
@@ -80,14 +80,6 @@ def export_words(kind: str, model: Path, out: Path) -> list[str]:
     if kind in FORMATS:
         return ["export", str(model), "--format", kind, "--no-check", "--out", str(out)]
     return [COMMANDS[kind], "export", str(model), "--no-check", "--out", str(out)]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder, or a file alone; without the lock."""
-    if folder.is_file():
-        return {"": folder.read_bytes()}
-    paths = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
 @pytest.fixture(params=EXPORTERS)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from fairseq_models import write as write_fairseq
-from model_dirs import write_model_dir
+from model_dirs import contents, write_model_dir
 from safetensors.torch import load_file, save_file
 
 from fasttfm.cli.main import main
@@ -58,6 +58,8 @@ CLASSES: dict[str, tuple[str, dict[str, Any], str]] = {
     "classify": ("RobertaForSequenceClassification", BERT | {"type_vocab_size": 1, "pad_token_id": 0}, "finetune"),
 }
 """Kind -> (class of transformers, sizes, command)."""
+BESIDE = ("README.md", "sha256sums")
+"""Files of a model directory that are not what it says."""
 KINDS = ("ctranslate2", "marian-hf", "m2m100", "fairseq", *CLASSES)
 
 
@@ -213,12 +215,6 @@ def file_faults(folder: Path) -> Iterator[Fault]:
 # -------------------------------------------------------------------------------------------------------------- tests
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    """What a model directory says, without its card and the digests of its files."""
-    files = [path for path in folder.iterdir() if path.is_file() and path.name not in ("README.md", "sha256sums")]
-    return {path.name: path.read_bytes() for path in files}
-
-
 def complaint(kind: str, folder: Path, out: Path, what: str, good: dict[str, bytes], capsys: Any) -> str:
     """What is wrong with the answer to a spoiled folder; "" for nothing."""
     capsys.readouterr()
@@ -237,7 +233,7 @@ def complaint(kind: str, folder: Path, out: Path, what: str, good: dict[str, byt
     if status or lines:
         return f"status {status}: {told.err}"
     names = (what, what.replace("/", "."), what.rpartition(".")[0])
-    if contents(out) == good or any(name and name in told.out for name in names) or "left out" in told.out:
+    if contents(out, *BESIDE) == good or any(name and name in told.out for name in names) or "left out" in told.out:
         return ""
     return "another model, and nothing was told"
 
@@ -248,7 +244,7 @@ def test_a_spoiled_folder_is_refused_told_or_without_effect(kind, tmp_path, caps
     folder, out = tmp_path / "good", tmp_path / "out"
     write_folder(kind, folder)
     assert main(import_words(kind, folder, out)) == 0
-    good = contents(out)
+    good = contents(out, *BESIDE)
     shutil.rmtree(out)
     faults = [*json_faults(folder), *weight_faults(folder), *file_faults(folder)]
     wrong = []
