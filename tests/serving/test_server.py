@@ -332,6 +332,7 @@ def test_what_the_command_cannot_do_is_told_in_a_line(tmp_path, model_dir, capsy
             [str(model_dir), str(model_dir), "--port", "0"],
             [str(model_dir), "--token-file", str(tmp_path / "token")],
             [str(model_dir), "--max-queue", "0"],
+            [str(model_dir), "--workers", "0"],
         ):
             assert main(["serve", *arguments]) == 2
             assert len(capsys.readouterr().err.splitlines()) == 1
