@@ -47,13 +47,6 @@ def test_new_files_take_the_place_of_old_ones_and_the_folder_stays(tmp_path: Pat
         subprocess.run(["sha256sum", "--check", "--strict", "sha256sums"], cwd=folder, check=True, capture_output=True)
 
 
-def test_the_folder_that_the_process_stands_in_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    write(Path("."), a="1")
-    write(Path("."), a="2")
-    assert Path("a").read_text() == "2"
-
-
 @pytest.mark.parametrize("name", ["notes.txt", ".hidden", "model"])
 def test_what_the_manifest_does_not_list_is_refused_by_name_and_stays(tmp_path: Path, name: str):
     folder = tmp_path / "folder"

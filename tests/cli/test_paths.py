@@ -314,23 +314,6 @@ def test_a_small_file_that_was_changed_is_refused_by_its_name(words, model, capf
     assert "P/config.json: is damaged or changed, its SHA-256 is not the one in sha256sums" in capfd.readouterr().err
 
 
-def test_a_damaged_file_of_token_ids_ends_the_command_in_a_line(model, capfd):
-    words = "--threads 1 --spm MODEL/spm.model --out data"
-    sides = "--src text --tgt text --valid-src text --valid-tgt text"
-    assert main(["prepare", *sides.split(), *words.split()]) == 0
-    shortlist = ["shortlist", "MODEL", "--data", "data", "--out", "list"]
-    assert main(shortlist) == 0
-    path = Path("data/train.tgt.npy")
-    content = bytearray(path.read_bytes())
-    content[-2] ^= 1  # another token of the same vocabulary
-    path.write_bytes(bytes(content))
-    capfd.readouterr()
-    assert main(shortlist) == 2
-    errors = capfd.readouterr().err
-    assert errors.count("\n") == 1
-    assert "data/train.tgt.npy: is damaged or changed" in errors
-
-
 def test_sha256sums_of_a_checkpoint_are_right_when_its_state_is_gone(tmp_path):
     import torch
 
