@@ -47,23 +47,8 @@ OTHERS = ("notes.txt", "data/notes.txt", "model/notes.txt", "model/checkpoints/n
 """The user's own files, in every folder that commands write into."""
 
 _WORDS = ["one", "two", "three", "four", "five", "six", "red", "green", "blue", "big", "small", "tree", "dog", "bird"]
-_ODD_VALUES = [
-    "",
-    "nan",
-    "1_0",
-    "010",
-    "-1",
-    "x",
-    "1e400",
-    "inf",
-    "0x1",
-    "ü",
-    "\udcff",
-    "9" * 20,
-    "-0.5",
-    "None",
-    "1:30",
-]
+_ODD_VALUES = ["", "nan", "1_0", "010", "-1", "x", "1e400", "inf", "0x1", "ü", "\udcff", "9" * 20]
+_ODD_VALUES += ["-0.5", "None", "1:30"]
 _ODD_PATHS = ["", ".", "..", "absent", "absent/absent", "n" * 300, "notes.txt", "notes.txt/x", "a\nb"]
 _ODD_PATHS += ["run$_{$b'", "\udcff"]
 _ODD_PATHS += ["/dev/null", "/dev/full", "model", "data", "train.src", "model/checkpoints", "ü x", "-", "-x", "%s", "~"]
