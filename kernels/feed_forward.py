@@ -303,10 +303,9 @@ class Backward:
 
     def __init__(
         self, x: Tensor, kept: Tensor, bits: Tensor | None, weight2: Tensor, *, bias1: bool, bias2: bool,
-        activation: str = "relu", dropout_p: float = 0.0, route: str = "table", in_parts: int = 0,
+        activation: str = "relu", dropout_p: float = 0.0, route: str = "table",
     ) -> None:  # fmt: skip
-        """kept and bits as Forward returned them, all else as it took it. bias1, bias2: whether to return theirs;
-        in_parts: if not 0, sum_programs(), and that of bias1 comes as (in_parts, F) float32, still to be added up."""
+        """kept and bits as Forward returned them, all else as it took it. bias1, bias2: whether to return theirs."""
         (M, N), K, device = kept.shape, len(weight2), chip(x.device)
         self.x, self.rows, self.dout = x.shape, (M, x.shape[-1]), (M, K)
         self.relu, self.dropout = activation == "relu", dropout_rate(dropout_p)
@@ -319,12 +318,12 @@ class Backward:
             programs = ceil_div(M, options["ROWS"])
         else:
             block = COLUMN_SUMS(device)
-            programs = in_parts or product.gate_programs(device, M)
+            programs = product.gate_programs(device, M)
             grid, options = (ceil_div(N, block.columns), programs), block.options()
         self.launch = Launch(_backward if self.fused else _gate, grid, {"ACTIVATION": activation, **options})
         self.bias2 = bias2
         self.parts = (programs, N) if bias1 else None, (programs, K) if bias2 and self.fused else None
-        summed = {i: each for i, each in enumerate(self.parts) if each and (i or not in_parts)}
+        summed = {i: each for i, each in enumerate(self.parts) if each}
         self.sums = Sums([*summed], [*summed.values()], [x.dtype] * len(summed), device)
 
     def __call__(

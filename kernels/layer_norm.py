@@ -225,26 +225,16 @@ def _programs(chip: Chip, tile: Tile, M: int) -> int:
     return min(ceil_div(M, tile.rows), max(1, 24 // tile.warps) * chip.processors)
 
 
-def sum_programs(M: int, N: int, device: torch.device) -> int | None:
-    """Into how many parts a backward pass over (M, N) sums the gradients of its parameters; None: they come summed."""
-    if not M or N > WIDEST:
-        return None
-    return _programs(chip(device), tile(chip(device), N, backward=True), M)
-
-
 class Forward:
     """The forward pass for one signature. Rows are contiguous, of any number of leading dimensions; weight, bias and
-    x_bias (N,) or None, or (P, N) as in Backward."""
+    x_bias (N,) or None."""
 
-    def __init__(
-        self, x: Tensor, residual: Tensor | None, *parameters: Tensor | None, rms: bool = False, dropout_p: float = 0.0
-    ) -> None:
-        """parameters: x_bias, weight and bias; rms: RMSNorm; dropout_p: 0 drops nothing."""
+    def __init__(self, x: Tensor, residual: Tensor | None, *, rms: bool = False, dropout_p: float = 0.0) -> None:
+        """rms: RMSNorm; dropout_p: 0 drops nothing."""
         N = x.shape[-1]
         M = x.numel() // N
         self.M, self.shape = M, x.shape
         self.joined, self.rms, self.numbers = residual is not None, rms, Shape(M, N)
-        self.values = _values if any(_changed(each) for each in parameters) else None
         self.dropout = dropout_rate(dropout_p)
         block = tile(chip(x.device), N, backward=False)
         self.launch = Launch(_forward, (ceil_div(M, block.rows),), block.options())
@@ -260,8 +250,6 @@ class Forward:
         s = residual.new_empty(self.shape) if residual is not None else x
         rstd = x.new_empty(M, dtype=torch.float32)
         mean = x.new_empty(0 if self.rms else M, dtype=torch.float32)
-        if self.values is not None:
-            x_bias, weight, bias = map(self.values, (x_bias, weight, bias))
         self.launch(
             x, x_bias, residual, weight, bias, y, s if self.joined else None, None if self.rms else mean, rstd,
             (seed, site, *self.dropout), eps, self.numbers,
@@ -269,22 +257,8 @@ class Forward:
         return y, s, mean, rstd
 
 
-def _changed(parameter: Tensor | None) -> bool:
-    return parameter is not None and (parameter.dim() == 2 or not parameter.is_contiguous())
-
-
-def _values(parameter: Tensor | None) -> Tensor | None:
-    """A parameter (N,), contiguous, of (N,) or of P times the same in (P, N)."""
-    if parameter is None:
-        return None
-    return (parameter[0] if parameter.dim() == 2 else parameter).contiguous()
-
-
 class Backward:
-    """The backward pass for one signature.
-
-    Parameters given as (P, N), P being sum_programs(), have their gradients returned as P float32 parts of the sum.
-    """
+    """The backward pass for one signature."""
 
     def __init__(
         self, s: Tensor, *parameters: Tensor | None, x_dtype: torch.dtype | None = None, rms: bool = False,
@@ -298,19 +272,19 @@ class Backward:
         self.numbers, self.x_dtype, self.rms = Shape(M, N), x_dtype, rms
         self.wide = wide = N > WIDEST
         self.dropout = dropout_rate(dropout_p)
-        self.weight = _values if _changed(parameters[1]) else None
         block, columns = tile(device, N, backward=True), COLUMN_SUMS(device)
         programs = _programs(device, block, M)
         shares = min(_SHARES, ceil_div(M, columns.rows)) if wide else programs
         self.launch = Launch(_backward, (programs,), block.options())
         self.columns = Launch(_column_sums, (ceil_div(N, columns.columns), shares), columns.options())
         x_bias, weight, bias = parameters
+        self.copied = weight is not None and not weight.is_contiguous()
         self.parts = None if weight is None and bias is None else (1 if rms else 2, shares, N)
         self.x_parts = None if x_bias is None else (1 if wide else programs, N)
-        summed = [(place, each) for place, each in enumerate(parameters) if each is not None and each.dim() == 1]
+        summed = [(place, each) for place, each in enumerate(parameters) if each is not None]
         shapes = [(1 if wide and not place else shares, N) for place, _ in summed]
         places, dtypes = [place for place, _ in summed], [each.dtype for _, each in summed]
-        self.sums = Sums(places, shapes, dtypes, device) if summed else None
+        self.sums = Sums(places, shapes, dtypes, device)
 
     def __call__(
         self, dy: Tensor, dy2: Tensor | None, ds: Tensor | None, s: Tensor, mean: Tensor | None, rstd: Tensor,
@@ -323,13 +297,15 @@ class Backward:
         dresidual = torch.empty_like(s)
         dx = None if self.x_dtype is None else torch.empty_like(s, dtype=self.x_dtype)
         wide = self.wide
+        if self.copied:
+            weight = weight.contiguous()  # type: ignore[union-attr]
         if wide and dy2 is not None:
             dy, dy2 = dy + dy2, None
         parts = None if self.parts is None else s.new_empty(self.parts, dtype=torch.float32)
         x_parts = None if self.x_parts is None or wide else s.new_empty(self.x_parts, dtype=torch.float32)
         self.launch(
-            dy, dy2, ds, s, None if self.rms else mean, rstd, weight if self.weight is None else _values(weight),
-            dresidual, dx, None if wide else parts, x_parts, (seed, site, *self.dropout), self.numbers,
+            dy, dy2, ds, s, None if self.rms else mean, rstd, weight, dresidual, dx,
+            None if wide else parts, x_parts, (seed, site, *self.dropout), self.numbers,
         )  # fmt: skip
         if wide and parts is not None:
             self.columns(dy, s, None if self.rms else mean, rstd, parts, self.numbers)
@@ -337,4 +313,4 @@ class Backward:
             total = dresidual if dx is None else dx
             x_parts = total.view(-1, s.shape[-1]).sum(0, keepdim=True, dtype=torch.float32)
         of_each = x_parts, None if weight is None else parts[0], None if bias is None else parts[-1]  # type: ignore[index]
-        return dx, dresidual, *(of_each if self.sums is None else self.sums(of_each))
+        return dx, dresidual, *self.sums(of_each)

@@ -1,11 +1,12 @@
 """Adds up what programs summed on their own, in a fixed order: how parameter gradients stay the same every time.
 
-Any number of sums in one launch: a training step has some sixty, of a few kilobytes each, so launches are their cost.
+Any number of sums in one launch: a training step has a hundred, of a few kilobytes each, so launches are their cost.
 Reads 4 * P * N bytes for P programs: a few percent of what the programs themselves read.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.jit import Launch, jit
-from fasttfm.kernels.launch import ceil_div, chip
+from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Pointers, Varyings
 from fasttfm.kernels.tiles.rows import PARTIAL_SUMS
 
@@ -56,8 +57,9 @@ class Sums:
     def __init__(
         self, places: Sequence[int], shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype], chip: Chip
     ) -> None:
-        """places: of what is summed among the parts and outs of a call; shapes: (P, N) of each; dtypes: of each out."""
+        """places: of what is summed among the parts of a call; shapes: (P, N) of each; dtypes: of each sum."""
         tile = PARTIAL_SUMS(chip)
+        self.summed, self.chip = (places, shapes, dtypes), chip
         self._launches = []
         for dtype in dict.fromkeys(dtypes):
             alike = [i for i, each in enumerate(dtypes) if each == dtype]
@@ -71,12 +73,16 @@ class Sums:
     def __call__(self, parts: Sequence[Tensor | None], outs: Any = None) -> Any:
         """out (N,) = sum over P of parts (P, N) float32, both contiguous, rounded to out's dtype; in a fixed order.
 
-        Returns outs; None: the parts, with new tensors in the place of those that are summed.
+        Returns outs; None: the parts, with new tensors in the place of those that are summed, which inside one_launch()
+        are written when that ends.
         """
         if outs is None:
-            outs = list(parts)
+            outs, waiting = list(parts), _here.waiting
             for place, N, dtype in self._outs:
-                outs[place] = outs[place].new_empty(N, dtype=dtype)
+                outs[place] = outs[place].new_empty(N, dtype=waiting.dtype if waiting and waiting.dtype else dtype)
+            if waiting is not None:
+                waiting.note(self, parts, outs)
+                return outs
         for take, launch, programs, columns in self._launches:
             launch(take(parts), take(outs), programs, columns)
         return outs
@@ -86,9 +92,45 @@ def _taking(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple]:
     return itemgetter(*places) if len(places) > 1 else lambda values: (values[places[0]],)
 
 
-def add_parts(sums: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Sums of each (parts, out)."""
-    if sums:
-        parts, outs = zip(*sums)
-        dtypes = [out.dtype for out in outs]
-        Sums(range(len(parts)), [each.shape for each in parts], dtypes, chip(parts[0].device))(parts, outs)
+class one_launch:
+    """A context: the Sums that this thread calls inside wait, and are made together when it ends; not if it raised.
+
+    Until then nothing may read what they returned. All are of one device. known: a dict to keep in, from one time to
+    the next, what is decided for the same Sums in the same order; dtype: of all sums, in the place of their own.
+    """
+
+    def __init__(self, known: dict[tuple, Sums], dtype: torch.dtype | None = None) -> None:
+        self._known, self.dtype = known, dtype
+        self._noted: list[tuple[Sums, int]] = []
+        self._parts: list[Tensor | None] = []
+        self._outs: list[Tensor | None] = []
+
+    def note(self, sums: Sums, parts: Sequence[Tensor | None], outs: Sequence[Tensor | None]) -> None:
+        self._noted.append((sums, len(self._parts)))
+        self._parts += parts
+        self._outs += outs
+
+    def __enter__(self) -> None:
+        self._outer, _here.waiting = _here.waiting, self
+
+    def __exit__(self, failed: object, *_: object) -> None:
+        _here.waiting = self._outer
+        if failed is None and (key := tuple(self._noted)):
+            together = self._known.get(key)
+            if together is None:
+                together = self._known[key] = _together(key, self.dtype)
+            together(self._parts, self._outs)
+
+
+class _Here(threading.local):
+    waiting: one_launch | None = None
+
+
+_here = _Here()
+
+
+def _together(noted: Sequence[tuple[Sums, int]], dtype: torch.dtype | None) -> Sums:
+    """All of these, whose parts begin at these places, in one."""
+    places = [first + place for sums, first in noted for place in sums.summed[0]]
+    shapes, dtypes = ([each for sums, _ in noted for each in sums.summed[i]] for i in (1, 2))
+    return Sums(places, shapes, [dtype or each for each in dtypes], noted[0][0].chip)  # type: ignore[arg-type, misc]

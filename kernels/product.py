@@ -151,13 +151,3 @@ def route_of(product: str, dtype: torch.dtype, device: torch.device, route: str)
 def gate_programs(chip: Chip, M: int) -> int:
     """Programs among which the rows of a block of columns are divided: they fill the chip at a hidden width of 512."""
     return min(ceil_div(M, COLUMN_SUMS(chip).rows), chip.processors)
-
-
-def sum_programs(M: int, hidden: int, out: int, dtype: torch.dtype, device: torch.device, route: str = "table") -> int:
-    """Into how many parts a backward pass over x (M, N) sums the gradient of bias1; hidden and out: F and N'.
-
-    As many as the fused one has tiles of rows, where any is fused: the other can have as many programs.
-    """
-    if "fused" in {route_of(each, dtype, device, route) for each in ("backward", "backward+bits", "backward+gelu")}:
-        return ceil_div(M, product_launch(dtype, device, M, hidden, out)[1]["ROWS"])
-    return gate_programs(chip(device), M)

@@ -82,11 +82,7 @@ def functions(
         "feed_forward": Use(lambda *t: F.feed_forward(*t, **drop), new(*network)),
         "feed_forward_gelu": Use(lambda *t: F.feed_forward(*t, activation="gelu_tanh", **drop), new(*network)),
         "layer_norm": Use(F.layer_norm, new(*norm)),
-        "branch_layer_norm": Use(F.branch_layer_norm, new(*norm)),
         "residual_layer_norm": Use(lambda x, *t: F.residual_layer_norm(x, *t, **drop), new(rows, *norm)),
-        "residual_layer_norm_post": Use(
-            lambda x, *t: F.residual_layer_norm(x, *t, post_norm=True, **drop), new(rows, *norm)
-        ),
         "rms_norm": Use(F.rms_norm, new(*norm[:2])),
         "residual_rms_norm": Use(lambda x, *t: F.residual_rms_norm(x, *t, **drop), new(rows, *norm[:2])),
         "residual_add": Use(lambda *t: F.residual_add(*t, **drop), new(rows, rows)),
@@ -165,7 +161,7 @@ def input_count(name: str) -> int:
 
 def public_name(name: str) -> str:
     """The name in __all__ of a use, several of which may show one function."""
-    for ending in ("_gelu", "_post", "_pre"):
+    for ending in ("_gelu", "_pre"):
         name = name.removesuffix(ending)
     return name
 

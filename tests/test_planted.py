@@ -9,7 +9,7 @@ from tests.planted import __main__ as planted
 
 ROOT = Path(__file__).parents[1]
 ROOMS = {
-    "reference", "kernels", "functional", "cpu", "blocks", "nn", "decoding", "training", "data", "interop", "serving",
+    "reference", "kernels", "functional", "cpu", "models", "nn", "decoding", "training", "data", "interop", "serving",
     "cli", "checkpoints", "pretraining", "ptx-check",
 }  # fmt: skip
 

@@ -106,7 +106,7 @@ def _operators(device: torch.device) -> Iterator[tuple[str, Call, Call | None]]:
     )
     yield (
         f"residual_layer_norm, dropout, {_BOTH}",
-        _backward(lambda: F.residual_layer_norm(x, residual, weight, bias, x_bias=bias, post_norm=True, **drop)[0], x),
+        _backward(lambda: F.residual_layer_norm(x, residual, weight, bias, x_bias=bias, **drop)[0], x),
         _backward(lambda: T.layer_norm(residual + T.dropout(x + bias, 0.1), (_E,), weight, bias), x),
     )
     w1, b1, w2, b2 = tensor(_F, _E), tensor(_F), tensor(_E, _F), tensor(_E)

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fasttfm.blocks.inspect import LINEAR, untouched
 from fasttfm.cpu import step_passes
 from fasttfm.cpu.encoder_pass import norm_arrays, norms_of, plain_stack
 from fasttfm.cpu.linear import PACKED_ROWS, FrozenLinear, frozen_in_int8, kept_with_weights
 from fasttfm.cpu.step_cache import StepCache
 from fasttfm.cpu.step_passes import array
 from fasttfm.functional.subclasses import ordinary
+from fasttfm.models.plain import LINEAR, untouched
 
 _SELECTED = 256
 """Outputs of a product where not all are computed: always as many, so that a sum does not depend on the selection."""

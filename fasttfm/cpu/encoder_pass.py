@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fasttfm.blocks.inspect import EMBEDDING, NORM, STACK, plain_width, untouched
 from fasttfm.cpu import step_passes
 from fasttfm.cpu.linear import frozen, linear
 from fasttfm.cpu.step_passes import array
 from fasttfm.functional.attention.joint import joint_attention
+from fasttfm.models.plain import EMBEDDING, NORM, STACK, plain_width, untouched
 
 ENCODER_LOOP = 96
 """Rows of a sentence up to which an encoder attends in a loop of our own: on two cores of an AMD EPYC with AVX2 alone

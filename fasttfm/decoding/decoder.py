@@ -11,9 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fasttfm.blocks.cache import DecoderCache
-from fasttfm.blocks.embedding import embed
-from fasttfm.blocks.loss import logits
 from fasttfm.cpu.decoder_step import DecoderStep, runs_straight
 from fasttfm.cpu.encoder_pass import encode, encodes_straight
 from fasttfm.cpu.step_cache import StepCache
@@ -21,6 +18,9 @@ from fasttfm.cpu.step_passes import takes
 from fasttfm.errors import UserError
 from fasttfm.functional import backends
 from fasttfm.functional.dropout import NO_DROPOUT
+from fasttfm.models.cache import DecoderCache
+from fasttfm.models.embedding import embed
+from fasttfm.models.loss import logits
 
 
 def decoder_of(model: Any) -> Any:

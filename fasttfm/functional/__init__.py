@@ -19,7 +19,6 @@ from fasttfm.functional.flops import formulas
 from fasttfm.functional.linear_cross_entropy import linear_cross_entropy
 from fasttfm.functional.residual_add import residual_add
 from fasttfm.functional.residual_norm import (
-    branch_layer_norm,
     layer_norm,
     residual_layer_norm,
     residual_rms_norm,
@@ -32,7 +31,6 @@ __all__ = [
     "attention_weights",
     "attention_with_cache",
     "backend",
-    "branch_layer_norm",
     "cross_entropy",
     "draw_seed",
     "embed",

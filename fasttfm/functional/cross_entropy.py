@@ -134,13 +134,13 @@ def _plan(call: _Call | _Consumed) -> Callable[[_Call | _Consumed], tuple[Tensor
     return lambda call: losses(*call[:3])[:count]
 
 
-def _fake(call: _Call | _Consumed) -> tuple[Tensor, ...]:
+def _fake(call: _Call | _Consumed) -> tuple[Tensor | None, ...]:
     logits, dtype = call.logits, wide(call.logits.dtype)
     shape = call.target.shape if call.reduction == "none" else ()
     losses = logits.new_empty(shape, dtype=dtype), logits.new_empty(shape, dtype=dtype)
     if isinstance(call, _Consumed):
         return losses
-    factor = logits.new_empty((), dtype=dtype) if call.reduction == "mean" else logits.new_empty(0)
+    factor = logits.new_empty((), dtype=dtype) if call.reduction == "mean" else None
     return *losses, logits.new_empty(2, logits.shape[0], dtype=dtype), factor
 
 

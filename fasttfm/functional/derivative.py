@@ -19,7 +19,7 @@ MOST_LAYOUTS = 64
 """Of gradients, whose plans a forward plan keeps: a part of ever wider memory has ever new strides."""
 _new: Any = tuple.__new__
 _stride, _address = Tensor.stride, Tensor.data_ptr
-_saved_hook = torch._C._autograd._top_saved_tensors_default_hooks  # which may give other strides back
+saved_hook = torch._C._autograd._top_saved_tensors_default_hooks  # which may give other strides back
 _grad_enabled = torch.is_grad_enabled
 _any_autocast = torch._C._is_any_autocast_enabled
 _NUMBERS = frozenset({bool, int, float, torch.dtype})
@@ -61,20 +61,6 @@ def by_reference(name: str, layout: Layout, reference: Callable[[Any], Any] | No
     return backward
 
 
-def refuse_parts(*parameters: Tensor | None) -> None:
-    """Raise for a parameter whose gradient comes in parts, as read_parameters() asks: no second derivative does."""
-    if any(x is not None and x.dim() == 2 for x in parameters):
-        raise read_together()
-
-
-def read_together() -> RuntimeError:
-    """The error of a second derivative of what read_parameters() reads."""
-    return RuntimeError(
-        "a second derivative of parameters that are read together is not implemented: compute both passes inside "
-        'fasttfm.functional.backend("torch")'
-    )
-
-
 class Rule(NamedTuple):
     """The derivative of an operator, as torch.autograd.Function takes it: once for each way to the operator."""
 
@@ -87,14 +73,7 @@ class Rule(NamedTuple):
     derivative: Any
     """The operator that backward() calls, or None."""
 
-    def refuse_changed(self) -> None:
-        """Raises where memory that two outputs share was written to: either gradient would miss it."""
-        raise RuntimeError(
-            f"{NAMESPACE}::{self.name}: an output was changed in place whose memory another one shares, and both "
-            "were used; clone() one of them first"
-        )
-
-    def direct(self, again: Callable[..., Any] | None, visible: int | None) -> Any:
+    def direct(self, visible: int | None) -> Any:
         """Its forward takes the plan and the call, and the tensors in it, which are what autograd sees."""
         wanted = _wanted(self.layout)
         save, differentiable, differentiate = self.save, self.differentiable, self.backward
@@ -117,28 +96,21 @@ class Rule(NamedTuple):
             if plan.given is None:
                 ids = {id(x) for x in given if x is not None}
                 plan.given = items([place for place, x in enumerate(tensors) if id(x) in ids])
-            ctx.plan, ctx.dense = (None, _dense(tensors)) if _saved_hook(False) else (plan, None)
+            ctx.plan, ctx.dense = (None, dense(tensors)) if saved_hook(False) else (plan, None)
             shown = outputs if visible is None else outputs[:visible]
             if hidden and type(shown) is tuple:
                 ctx.non_differentiable = shown[differentiable:]
-            if again is None:
-                return shown
-            once_more = again(call, outputs)
-            ctx.shared = None if once_more is None else (once_more.detach(), once_more._version)
-            return shown if once_more is None else (*shown, once_more.detach())
+            return shown
 
         def backward(ctx: Any, *gradients: Any) -> tuple:
-            shared = None if again is None else ctx.shared
-            if shared is not None and gradients[-1] is not None and shared[0]._version != shared[1]:
-                self.refuse_changed()
             if gradients[0] is None and all(gradient is None for gradient in gradients):
                 return none
             tensors = ctx.saved_tensors
-            saved = layout.merge(tensors if ctx.dense is None else _as_saved(tensors, ctx.dense), ctx.others)
+            saved = layout.merge(tensors if ctx.dense is None else as_saved(tensors, ctx.dense), ctx.others)
             planned = None if step is None else functools.partial(step, ctx.plan, tensors)
             return None, None, *differentiate(planned, saved, wanted(ctx.needs_input_grad[2:]), *gradients)
 
-        return _apply_of(self.name, {"forward": forward, "backward": backward})
+        return apply_of(self.name, {"forward": forward, "backward": backward})
 
     def dispatched(self, run: Callable[..., Any]) -> Any:
         """Its forward takes the keys that are left to the dispatcher, and what the schema lists."""
@@ -155,14 +127,14 @@ class Rule(NamedTuple):
             wants = wanted([ctx.needs_input_grad[1:][i] for i in layout.positions])
             gradients = tuple(map(_unwrapped, gradients))
             tensors = tuple(map(_unwrapped, ctx.saved_tensors))
-            saved = ctx.layout.merge(tensors if ctx.dense is None else _as_saved(tensors, ctx.dense), ctx.others)
+            saved = ctx.layout.merge(tensors if ctx.dense is None else as_saved(tensors, ctx.dense), ctx.others)
             result: list[Tensor | None] = [None] * ctx.count
             if any(gradient is not None for gradient in gradients):
                 for i, gradient in zip(layout.positions, self.backward(step, saved, wants, *gradients), strict=True):
                     result[i] = gradient
             return None, *result
 
-        return _apply_of(self.name, {"forward": forward, "backward": backward})
+        return apply_of(self.name, {"forward": forward, "backward": backward})
 
     def _keep(self, ctx: Any, call: Any, outputs: Any) -> None:
         if isinstance(outputs, tuple) and len(outputs) > self.differentiable:
@@ -174,16 +146,16 @@ class Rule(NamedTuple):
         ctx.layout = layout = layout_of(saved.__class__)
         ctx.others = layout.others(saved)
         tensors = layout.tensors(saved)
-        ctx.dense = _dense(tensors) if _saved_hook(False) else None
+        ctx.dense = dense(tensors) if saved_hook(False) else None
         ctx.save_for_backward(*tensors)
 
 
-def _dense(tensors: tuple[Tensor | None, ...]) -> list[bool]:
+def dense(tensors: tuple[Tensor | None, ...]) -> list[bool]:
     """Tell of each tensor if it is contiguous: hooks on saved tensors may give them back with other strides."""
     return [x is not None and x.is_contiguous() for x in tensors]
 
 
-def _as_saved(tensors: tuple[Tensor | None, ...], dense: list[bool]) -> tuple[Tensor | None, ...]:
+def as_saved(tensors: tuple[Tensor | None, ...], dense: list[bool]) -> tuple[Tensor | None, ...]:
     """Contiguous where they were: a backward pass reads a kernel's outputs as the kernel wrote them."""
     return tuple(x.contiguous() if is_dense else x for x, is_dense in zip(tensors, dense))  # type: ignore[union-attr]
 
@@ -226,7 +198,7 @@ def _step(derivative: Any) -> Callable[..., Any]:
     return step
 
 
-def _apply_of(name: str, methods: dict[str, Any]) -> Any:
+def apply_of(name: str, methods: dict[str, Any]) -> Any:
     """The apply of a torch.autograd.Function.
 
     It is that of C++, which takes tensors as they are: in a direct call nothing of torch.func is on, and from the

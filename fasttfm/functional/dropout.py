@@ -42,17 +42,18 @@ class Dropout(NamedTuple):
         """The keyword arguments that an operator takes."""
         return {"dropout_p": self.dropout_p, "seed": self.seed, "site": self.site}
 
-    @property
-    def scale(self) -> float:
-        """Factor of kept values."""
-        return 1.0 if self.seed is None else dropout_scale(self.dropout_p)
-
 
 NO_DROPOUT = Dropout()
 
 
-def dropout_for(device: torch.device, dropout_p: float, seed: Tensor | None, site: int) -> Dropout:
-    """Without a seed when nothing is to be dropped, else with one that is drawn now unless it came.
+def scale_of(dropout: Any) -> float:
+    """Factor of kept values, of a Dropout or a call that has its fields."""
+    return 1.0 if dropout.seed is None else dropout_scale(dropout.dropout_p)
+
+
+def dropout_for(device: torch.device, dropout_p: float, seed: Tensor | None, site: int, like: str = "x") -> Dropout:
+    """Without a seed when nothing is to be dropped, else with one that is drawn now unless it came. like: the name of
+    the tensor whose device this is.
 
     Raises ValueError unless 0 <= dropout_p <= 1, and for a seed or a site that kernels would take for another.
     """
@@ -67,7 +68,7 @@ def dropout_for(device: torch.device, dropout_p: float, seed: Tensor | None, sit
     elif seed.dtype is not torch.int64 or seed.shape != (1,) or seed.device != device:
         raise ValueError(
             f"seed is {seed.dtype} {tuple(seed.shape)} on {seed.device}: int64 (1,) on {device} is needed, "
-            "as draw_seed() makes it"
+            f"as draw_seed({like}.device) makes it"
         )
     return Dropout(dropout_p, seed, site)
 
@@ -80,6 +81,13 @@ def keep_mask(x: Tensor, dropout: Any) -> Tensor:
     if dropout.seed is None:
         return x.new_empty(0, dtype=torch.bool)
     return training_passes.drawn((1, *x.shape), dropout.dropout_p, dropout.seed, dropout.site)[0].contiguous()
+
+
+def empty_mask(call: Any) -> Tensor | None:
+    """An empty keep mask for what an operator saves of its x (..., N) on PyTorch's route; None where nothing is."""
+    if call.seed is None or call.route != "torch":
+        return None
+    return call.x.new_empty((call.x.numel() // call.x.shape[-1], call.x.shape[-1]), dtype=torch.bool)
 
 
 def as_factor(keep: Tensor, dtype: torch.dtype) -> Tensor:

@@ -96,7 +96,7 @@ def _checks(call: _Call) -> None:
                 f"positions {tuple(positions.shape)} must be (at least {last}, {weight.shape[1]}): tokens "
                 f"{tuple(tokens.shape)} begin at position {first_position} and rows are {weight.shape[1]} wide"
             )
-    dropout_for(weight.device, call.dropout_p, call.seed, call.site)
+    dropout_for(weight.device, call.dropout_p, call.seed, call.site, "weight")
 
 
 def _plan(call: _Call) -> Callable[[_Call], tuple[Tensor, Tensor | None]]:
@@ -141,10 +141,10 @@ def _masked(x: Tensor, tokens: Tensor, keep: Tensor, rules: "_Call | _Saved") ->
     return x
 
 
-def _fake(call: _Call) -> tuple[Tensor, Tensor]:
+def _fake(call: _Call) -> tuple[Tensor, Tensor | None]:
     y = call.weight.new_empty((*call.tokens.shape, call.weight.shape[1]))
     if call.route == "triton":
-        return y, call.tokens.new_empty(0)
+        return y, None
     return y, y.new_empty((0,) if call.seed is None else (call.tokens.numel(), y.shape[-1]), dtype=torch.bool)
 
 
@@ -211,11 +211,11 @@ def _compute_backward_by_torch(call: _Backward) -> tuple[Tensor | None, Tensor |
     return d_weight.to(grad.dtype), d_positions
 
 
-def _fake_backward(call: _Backward) -> tuple[Tensor, Tensor]:
+def _fake_backward(call: _Backward) -> tuple[Tensor | None, Tensor | None]:
     grad, of_weight, of_positions, saved = call
-    N, dtype = grad.shape[-1], saved.positions_dtype if of_positions else grad.dtype
-    d_weight = grad.new_empty((saved.vocabulary, N) if of_weight else 0)
-    return d_weight, grad.new_empty((saved.positions, N) if of_positions else 0, dtype=dtype)
+    d_weight = grad.new_empty(saved.vocabulary, grad.shape[-1]) if of_weight else None
+    of_table = saved.positions, grad.shape[-1]
+    return d_weight, grad.new_empty(of_table, dtype=saved.positions_dtype) if of_positions else None
 
 
 def _reference_backward(call: _Backward) -> tuple[Tensor, Tensor]:

@@ -16,9 +16,9 @@ from fasttfm.cpu import training_passes
 from fasttfm.functional import backends
 from fasttfm.functional.activations import FUSED
 from fasttfm.functional.backends import kernel_route
-from fasttfm.functional.derivative import pulled_back, refuse_parts
-from fasttfm.functional.dropout import LEAST_P, Dropout, as_factor, draw_seed, dropout_for, keep_mask
-from fasttfm.functional.operator import Operator, Whole, lowered, without_views
+from fasttfm.functional.derivative import pulled_back
+from fasttfm.functional.dropout import LEAST_P, as_factor, draw_seed, dropout_for, keep_mask, scale_of
+from fasttfm.functional.operator import Operator, Whole, empties, lowered, without_views
 from fasttfm.functional.rows import as_rows, dense, shaped
 from fasttfm.functional.signature import names_arguments
 from fasttfm.kernels.scaled_product import scaled_linear, scaled_mm
@@ -37,7 +37,6 @@ def feed_forward(
     weight2: Tensor,
     bias2: Tensor | None,
     *,
-    bias1_parts: Tensor | None = None,
     dropout_p: float = 0.0,
     seed: Tensor | None = None,
     site: int = 0,
@@ -46,9 +45,8 @@ def feed_forward(
     """dropout(max(0, x W1^T + b1)) W2^T + b2 (equation 2; dropout on the hidden activation as in tensor2tensor).
 
     x (..., N); weight1 (F, N), bias1 (F,), weight2 (N', F), bias2 (N',), laid out as torch.nn.Linear's, all of one
-    floating dtype (autocast casts them to its own); a bias may be None. bias1_parts (P, F) float32 takes the gradient
-    of bias1 in its stead, as parts that read_parameters() adds up. dropout_p in [0, 1], rounded to 1/256; seed (1,)
-    int64 on x's device, drawn from torch's generator when None; site, below 2^31, tells the dropouts of one model
+    floating dtype (autocast casts them to its own); a bias may be None. dropout_p in [0, 1], rounded to 1/256; seed
+    (1,) int64 on x's device, drawn from torch's generator when None; site, below 2^31, tells the dropouts of one model
     apart. activation: relu, gelu (x * Phi(x), BERT's) or gelu_tanh (its approximation by tanh, GPT-2's) in the place of
     max(0, .). Returns (..., N').
 
@@ -59,9 +57,7 @@ def feed_forward(
     shapes or dtypes that do not agree, a dropout_p outside [0, 1] or an unknown activation.
     """
     seed = None if dropout_p <= LEAST_P else draw_seed(x.device) if seed is None else seed
-    return _feed_forward(
-        x, weight1, bias1, weight2, bias2, bias1_parts, dropout_p, seed, site, activation, backends.current
-    )[0]
+    return _feed_forward(x, weight1, bias1, weight2, bias2, dropout_p, seed, site, activation, backends.current)[0]
 
 
 class _Call(NamedTuple):
@@ -70,7 +66,6 @@ class _Call(NamedTuple):
     bias1: Tensor | None
     weight2: Tensor
     bias2: Tensor | None
-    bias1_parts: Tensor | None
     dropout_p: float
     seed: Whole | None
     """None: nothing is dropped."""
@@ -96,8 +91,6 @@ class _Saved(NamedTuple):
     activation: str
     route: str
     has_bias2: bool
-    in_parts: int
-    """How many parts of bias1's gradient, (in_parts, F) float32, are wanted in the place of their sum; or 0."""
 
 
 class _Backward(NamedTuple):
@@ -166,7 +159,7 @@ def _compute_by_torch(call: _Call) -> tuple[Tensor, Tensor, Tensor | None]:
         hidden = _dropped(kept.relu_(), keep)
     else:
         hidden, mask = _gelu(kept, keep, activation), None if call.seed is None else keep
-    return shaped(scaled_linear(hidden, weight2, bias2, Dropout(*call[6:9]).scale), x), kept, mask
+    return shaped(scaled_linear(hidden, weight2, bias2, scale_of(call)), x), kept, mask
 
 
 def _dropped(x: Tensor, keep: Tensor) -> Tensor:
@@ -190,10 +183,9 @@ def _gelu_gradient(dhidden: Tensor, before: Tensor, keep: Tensor, activation: st
     return dbefore, _gelu(before, keep, activation)
 
 
-def _fake(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
-    x, activation, dropped = call.x, call.activation, call.seed is not None
+def _fake(call: _Call) -> tuple[Tensor, Tensor, Tensor | None]:
+    x, activation, dropped, mask = call.x, call.activation, call.seed is not None, None
     rows, hidden = x.numel() // x.shape[-1], call.weight1.shape[0]
-    mask = x.new_empty(0)
     if call.route == "torch":
         if activation != "relu" and dropped:
             mask = x.new_empty((rows, hidden), dtype=torch.bool)
@@ -206,23 +198,21 @@ def _fake(call: _Call) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _save(call: _Call, outputs: tuple[Tensor | None, ...]) -> tuple:
-    x, weight1, bias1, weight2, bias2, parts, *others = call
+    x, weight1, bias1, weight2, bias2, *others = call
     _, kept, mask = outputs
-    return x, kept, mask, weight1, bias1, weight2, *others, bias2 is not None, 0 if parts is None else parts.shape[0]
+    return x, kept, mask, weight1, bias1, weight2, *others, bias2 is not None
 
 
 def _differentiate(
     backward: Callable[..., tuple], saved: _Saved, wanted: _Call, dout: Tensor, *_: None
 ) -> tuple[Tensor | None, ...]:
     dx, dweight1, dbias1, dweight2, dbias2 = backward(dout, saved)
-    dbias1, dparts = (None, dbias1) if saved.in_parts else (dbias1, None)
-    if saved.bias1 is None:
-        dbias1 = None
-    return dx, dweight1, dbias1, dweight2, dbias2 if saved.has_bias2 else None, dparts, None
+    dbias1 = None if saved.bias1 is None else dbias1
+    return dx, dweight1, dbias1, dweight2, dbias2 if saved.has_bias2 else None, None
 
 
 def _plan_backward(call: _Backward) -> Callable[[_Backward], Derivatives]:
-    x, kept, mask, _, bias1, weight2, dropout_p, seed, _, activation, route, has_bias2, in_parts = call.saved
+    x, kept, mask, _, bias1, weight2, dropout_p, seed, _, activation, route, has_bias2 = call.saved
     if route == "torch":
         return without_views(_compute_backward_by_torch)
     from fasttfm.kernels.feed_forward import Backward
@@ -230,7 +220,7 @@ def _plan_backward(call: _Backward) -> Callable[[_Backward], Derivatives]:
     bits = mask if mask is not None and mask.numel() else None
     backward = Backward(
         x, kept, bits, weight2, bias1=bias1 is not None, bias2=has_bias2, activation=activation,
-        dropout_p=0.0 if seed is None else dropout_p, route=route, in_parts=in_parts,
+        dropout_p=0.0 if seed is None else dropout_p, route=route,
     )  # fmt: skip
     copied, has_bits = not (x.is_contiguous() and call.dout.is_contiguous()), bits is not None
 
@@ -244,43 +234,35 @@ def _plan_backward(call: _Backward) -> Callable[[_Backward], Derivatives]:
 
 
 def _compute_backward_by_torch(call: _Backward) -> Derivatives:
-    x, kept, mask, weight1, bias1, weight2, _, seed, _, activation, _, has_bias2, in_parts = call.saved
-    dout, rows, scale = as_rows(call.dout), as_rows(x), Dropout(*call.saved[6:9]).scale
+    x, kept, mask, weight1, bias1, weight2, _, seed, _, activation, _, has_bias2 = call.saved
+    dout, rows, scale = as_rows(call.dout), as_rows(x), scale_of(call.saved)
     dhidden = scaled_mm(dout, weight2, scale)
     if activation == "relu":  # kept > 0 exactly where the ReLU was open and dropout kept: one comparison undoes both
         dbefore, hidden = torch.ops.aten.threshold_backward(dhidden, kept, 0), kept
     else:
         keep = kept.new_empty(0, dtype=torch.bool) if mask is None or seed is None else mask
         dbefore, hidden = _gelu_gradient(dhidden, kept, keep, activation)
-    dbias1 = None if bias1 is None else dbefore.sum(0)
-    if in_parts and dbias1 is not None:
-        dbias1 = torch.nn.functional.pad(dbias1[None].float(), (0, 0, 0, in_parts - 1))
     return (
         shaped(torch.mm(dbefore, weight1), x),
         torch.mm(dbefore.t(), rows),
-        dbias1,
+        None if bias1 is None else dbefore.sum(0),
         scaled_mm(dout.t(), hidden, scale),
         dout.sum(0) if has_bias2 else None,
     )
 
 
-def _fake_backward(call: _Backward) -> tuple[Tensor, ...]:
-    x, _, _, weight1, bias1, weight2, *_, has_bias2, in_parts = call.saved
-    dbias1 = x.new_empty(0 if bias1 is None else bias1.shape)
-    if in_parts:
-        dbias1 = x.new_empty((in_parts, weight1.shape[0]), dtype=torch.float32)
-    dx, dweight1, dweight2 = (each.new_empty(each.shape) for each in (x, weight1, weight2))
-    return dx, dweight1, dbias1, dweight2, x.new_empty(weight2.shape[0] if has_bias2 else 0)
+def _fake_backward(call: _Backward) -> tuple[Tensor | None, ...]:
+    x, _, _, weight1, bias1, weight2, *_, has_bias2 = call.saved
+    dx, dweight1, dbias1, dweight2 = empties(x, weight1, bias1, weight2)
+    return dx, dweight1, dbias1, dweight2, x.new_empty(weight2.shape[0]) if has_bias2 else None
 
 
 def _reference_backward(call: _Backward) -> tuple[Tensor, ...]:
     saved = call.saved
-    if saved.in_parts:
-        refuse_parts(saved.weight1)
 
     def output(saved: _Saved) -> Tensor:
         x, _, _, weight1, bias1, weight2 = saved[:6]
-        options = {**Dropout(*saved[6:9]).options(), "activation": saved.activation}
+        options = {name: getattr(saved, name) for name in ("dropout_p", "seed", "site", "activation")}
         return reference.feed_forward(x, weight1, bias1, weight2, None, **options)
 
     dbias2 = call.dout.flatten(0, -2).sum(0) if saved.has_bias2 else call.dout.new_empty(0)

@@ -5,18 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fasttfm.functional.dropout import NO_DROPOUT, Dropout
 from fasttfm.functional.record import Whole
-
-
-class Normalised(NamedTuple):
-    """Tensors that a norm leaves for its backward pass."""
-
-    x: Tensor
-    mean: Tensor
-    rstd: Tensor
-    weight: Tensor | None
-    bias: Tensor | None
 
 
 class Call(NamedTuple):
@@ -31,14 +20,8 @@ class Call(NamedTuple):
     eps: float
     dropout_p: float
     site: int
-    twice: bool
-    """Whether to return once more what the residual stream goes on with: y, or x without a residual."""
     rms: bool
     route: str
-
-    @property
-    def dropout(self) -> Dropout:
-        return NO_DROPOUT if self.seed is None else Dropout(self.dropout_p, self.seed, self.site)
 
 
 class Saved(NamedTuple):
@@ -63,14 +46,6 @@ class Saved(NamedTuple):
     route: str
 
     @property
-    def dropout(self) -> Dropout:
-        return NO_DROPOUT if self.seed is None else Dropout(self.dropout_p, self.seed, self.site)
-
-    @property
-    def norm(self) -> Normalised:
-        return Normalised(self.s, self.mean, self.rstd, self.weight, self.bias)
-
-    @property
     def one_gradient(self) -> bool:
         """True if x and residual have the same gradient, which is then computed once."""
         return not self.joined or (self.dtype == self.s.dtype and self.seed is None)
@@ -79,5 +54,6 @@ class Saved(NamedTuple):
 class Backward(NamedTuple):
     dy: Tensor
     dy2: Tensor | None
+    """To be added to dy: of another use of y."""
     ds: Tensor | None
     saved: Saved

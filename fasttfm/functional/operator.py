@@ -37,10 +37,11 @@ from fasttfm.functional.plan import (
     all_see_through,
     compiling,
     dispatch_modes,
+    empties,
     on_its_device,
+    present,
     signature_of,
     transformed,
-    unplanned,
     unshared,
     without_views,
 )
@@ -48,7 +49,7 @@ from fasttfm.functional.record import MASK, REAL, WHOLE, Layout, Mask, Overwritt
 
 __all__ = [
     "MASK", "REAL", "WHOLE", "Gradients", "Inner", "Mask", "Operator", "Overwritten", "Size", "Whole", "casts",
-    "forget_plans", "lowered", "on_forget", "transformed", "unplanned", "without_views"
+    "empties", "forget_plans", "lowered", "on_forget", "transformed", "without_views"
 ]  # fmt: skip
 
 _library = torch.library.Library(NAMESPACE, "DEF")
@@ -86,7 +87,7 @@ class Operator(Generic[Fields]):
     plan(call): a function from calls of call's signature to the outputs: whatever depends on the signature is decided
         when it is made. Autograd and autocast are off while it runs. Its outputs are no views, internal ones apart; one
         that is None is (0,) to the dispatcher, of the first tensor's dtype.
-    fake(call): empty outputs of the right shapes, dtypes and strides.
+    fake(call): empty outputs of the right shapes, dtypes and strides, None as from plan.
     checks(call): raises for arguments that do not agree; asked when a signature is new.
     prefers(call): the route that a call asks decide() for, of what the caller named; not asked by the dispatcher.
     native(call, direct): a function of such calls to the outputs by operators that PyTorch differentiates, where they
@@ -106,9 +107,6 @@ class Operator(Generic[Fields]):
     flops(call): floating-point operations of the products, for torch.utils.flop_counter.
     differentiable: how many outputs have a gradient, the first ones.
     autocast(call, dtype): the call as autocast to dtype would pass it on; None leaves it as it is.
-    again(call, outputs): a tensor to return once more, behind the others, or None. The gradients of its two uses then
-        come to backward separately and need no launch of their own to be added. The two share memory, which the
-        dispatcher does not allow: only a direct call that makes a gradient has the additional output.
     visible: how many outputs a caller sees, the first ones; all unless given.
     rows: the tensors that torch.vmap may fold its samples into, as batching_rule() takes them.
     free: fields of ints from 0 to 2^31 - 1 that no plan depends on.
@@ -134,7 +132,6 @@ class Operator(Generic[Fields]):
         flops: Callable[[Any], int] = lambda call: 0,
         differentiable: int = 1,
         autocast: Callable[[Any, torch.dtype], Any] | None = None,
-        again: Callable[[Any, Any], Tensor | None] | None = None,
         rows: Sequence[str] = (),
         visible: int | None = None,
         free: Sequence[str] = (),
@@ -162,19 +159,22 @@ class Operator(Generic[Fields]):
         direct: Any = backward  # which refuses whoever calls, where nothing comes out that could have a gradient
         differentiate: Any = backward
         if returns != "()":
-            direct, differentiate = rule.direct(again, visible), rule.dispatched(self._run)
+            direct, differentiate = rule.direct(visible), rule.dispatched(self._run)
         self.call: Callable[Fields, Any] = self._call(layout, direct)
 
         self._register(layout, self._autograd(layout, differentiate))
 
+        def empty(*args: Any) -> Any:
+            return present(fake(self._settled(layout.build(args))), args[layout.positions[0]])
+
         def without_numbers(*args: Any) -> Any:
             if self._check is not None:  # a meta tensor among others leads here, whoever calls
                 self._check(args)
-            return unshared(fake(self._settled(layout.build(args))))
+            return unshared(empty(*args))
 
         qualified = f"{NAMESPACE}::{name}"
         torch.library.register_fake(qualified, without_numbers, lib=_library)
-        batched = batching_rule(dispatched, layout, rows, lambda *args: fake(self._settled(layout.build(args))))
+        batched = batching_rule(dispatched, layout, rows, empty)
         torch.library.register_vmap(qualified, batched, lib=_library)
 
     def _run(self, keys: torch._C.DispatchKeySet, *args: Any) -> Any:
@@ -194,10 +194,7 @@ class Operator(Generic[Fields]):
             self._check_all(args)  # torch.ops takes what it is given
             found = self._make(layout.build(args), key, direct=False)
         outputs = found.compute(layout.build(args if found.route is None else (*args[:-1], found.route)))
-        if type(outputs) is not tuple:
-            return outputs
-        first = layout.tensors(layout.build(args))[0]
-        return tuple([first.new_empty(0) if output is None else output for output in outputs])
+        return present(outputs, args[layout.positions[0]])
 
     def _make(self, call: Any, key: tuple | None, *, direct: bool, native: Any = None) -> Plan:
         """A new plan, which is kept under this key, if any; native: as __init__() takes it."""

@@ -6,10 +6,12 @@ gradients are kept, and on a CPU a search's weights. What may not be planned goe
 with a meaning of their own, and whatever torch.compile, a transform, a dispatch mode or the profiler looks on at.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd import profiler as _profiler
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -66,6 +68,19 @@ def all_see_through() -> bool:
     return all(getattr(mode, "sees_through_operators", False) for mode in modes)
 
 
+@contextlib.contextmanager
+def without_autocast(device: str) -> Iterator[None]:
+    """Inside, autocast is off for this type of device."""
+    if not (torch.is_autocast_enabled(device)):
+        yield
+        return
+    torch.set_autocast_enabled(device, False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device, True)
+
+
 def without_views(compute: Callable[[Any], Any], internal: int = 0) -> Callable[[Any], Any]:
     """compute, with outputs that are not views, the last ones apart: what a Function gives as a view must not be
     changed in place."""
@@ -109,10 +124,16 @@ def unshared(outputs: Any) -> Any:
     return tuple(copies)
 
 
-def unplanned(compute: Callable[[Any], Any], internal: int = 0) -> Callable[[Any], Callable[[Any], Any]]:
-    """A plan that decides nothing: compute looks at every call anew. internal: as without_views() takes it."""
-    computed = without_views(compute, internal)
-    return lambda call: computed
+def empties(*like: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Empty tensors of the shapes and dtypes of these, for an operator's fake; None for None."""
+    return tuple([None if x is None else x.new_empty(x.shape) for x in like])
+
+
+def present(outputs: Any, first: Tensor) -> Any:
+    """Outputs as the dispatcher takes them, without None; first: the first tensor of the call."""
+    if type(outputs) is not tuple:
+        return outputs
+    return tuple([first.new_empty(0) if output is None else output for output in outputs])
 
 
 def signature_of(

@@ -83,6 +83,7 @@ class Layout:
         """Of the tensors among all fields."""
         self.names = [fields[i].name for i in self.positions]
         """Of the tensors."""
+        self.count = len(self.names)
         others = [i for i in range(len(fields)) if i not in self.positions]
         self.nested = any("." in field.path for field in fields)
         """Whether the record holds records; where it does not, a plain tuple of its fields reads like it."""

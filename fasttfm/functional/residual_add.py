@@ -9,7 +9,7 @@ from torch import Tensor
 from fasttfm import reference
 from fasttfm.functional import backends
 from fasttfm.functional.backends import kernel_route
-from fasttfm.functional.dropout import LEAST_P, draw_seed, dropout_for, keep_mask
+from fasttfm.functional.dropout import LEAST_P, draw_seed, dropout_for, empty_mask, keep_mask
 from fasttfm.functional.operator import Operator, Whole, without_views
 from fasttfm.functional.rows import add_kept, as_rows, branch_gradient, dense, shaped
 from fasttfm.functional.signature import names_arguments
@@ -88,11 +88,8 @@ def _compute_by_torch(call: _Call) -> tuple[Tensor, Tensor | None]:
     return shaped(s, call.x), None if call.seed is None else keep
 
 
-def _fake(call: _Call) -> tuple[Tensor, Tensor]:
-    x, N = call.x, call.x.shape[-1]
-    kept = call.seed is not None and call.route == "torch"
-    keep = x.new_empty((x.numel() // N, N), dtype=torch.bool) if kept else x.new_empty(0)
-    return call.residual.new_empty(x.shape), keep
+def _fake(call: _Call) -> tuple[Tensor, Tensor | None]:
+    return call.residual.new_empty(call.x.shape), empty_mask(call)
 
 
 def _plan_backward(call: _Backward) -> Callable[[_Backward], Tensor]:

@@ -6,7 +6,6 @@ al. 2017 section 5.4.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,22 +13,17 @@ from torch import Tensor
 from fasttfm import reference
 from fasttfm.functional import backends, torch_norms
 from fasttfm.functional.backends import kernel_route
-from fasttfm.functional.derivative import pulled_back, refuse_parts
-from fasttfm.functional.dropout import (
-    LEAST_P,
-    draw_seed,
-    dropout_for,
-    wide,
-)
-from fasttfm.functional.norm_call import Backward, Call, Normalised, Saved
-from fasttfm.functional.operator import Operator, without_views
-from fasttfm.functional.rows import cast
+from fasttfm.functional.derivative import pulled_back
+from fasttfm.functional.dropout import LEAST_P, draw_seed, dropout_for, empty_mask, wide
+from fasttfm.functional.norm_call import Backward, Call, Saved
+from fasttfm.functional.operator import Operator, empties, without_views
+from fasttfm.functional.rows import cast, dense
 from fasttfm.functional.signature import names_arguments
 from fasttfm.kernels.tiles.rows import MAX_COLUMNS
 
 ADDED_NORM = 1 << 20
-"""Numbers from which on a pre-norm residual without dropout and its LayerNorm are one operator in float32 on a CPU
-while gradients are kept: below, and for post-norm, torch's own two take less. On two cores of an AMD EPYC with AVX2
+"""Numbers from which on a residual without dropout and its LayerNorm are one operator in float32 on a CPU while
+gradients are kept: below, torch's own two take less. On two cores of an AMD EPYC with AVX2
 alone forward and backward 2.1 against 2.6 ms with (1024, 512), 18.9 against 16.6 with (8192, 512)."""
 
 
@@ -41,19 +35,7 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     computed in float32 for half precision. Returns (..., N) in x's dtype, under autocast too, so that the residual
     stream keeps its dtype. Raises ValueError for shapes that do not agree.
     """
-    return _residual_norm(x, None, None, weight, bias, None, eps, 0.0, 0, False, False, backends.current)[0]
-
-
-@names_arguments
-def branch_layer_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5
-) -> tuple[Tensor, Tensor]:
-    """(layer_norm(x), x): where a residual stream begins in a norm (pre-norm models).
-
-    As layer_norm() in all else; gradients of both outputs flow back in one pass, where two uses of x would be added.
-    """
-    y, _, *again = _residual_norm(x, None, None, weight, bias, None, eps, 0.0, 0, True, False, backends.current)
-    return y, again[0] if again else x
+    return _residual_norm(x, None, None, weight, bias, None, eps, 0.0, 0, False, backends.current)[0]
 
 
 @names_arguments
@@ -68,29 +50,20 @@ def residual_layer_norm(
     dropout_p: float = 0.0,
     seed: Tensor | None = None,
     site: int = 0,
-    post_norm: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """s = residual + dropout(x + x_bias) and y = layer_norm(s) in one pass; returns (y, the next residual).
+    """s = residual + dropout(x + x_bias) and y = layer_norm(s) in one pass; returns (y, s).
 
     x, residual (..., N), their dtypes may differ (a bfloat16 branch on a float32 residual stream); y comes in x's
     dtype, s in residual's. x_bias (N,): the bias of the product that made x, if that left it out; a kernel adds it, and
-    sums its gradient, without reading anything more. The next residual is s for a pre-norm model, and y once more with
-    post_norm (the paper's order); gradients of both outputs flow back in one pass. dropout_p in [0, 1], rounded to
-    1/256; seed (1,) int64 on x's device, drawn from torch's generator when None; site, below 2^31, tells the dropouts
-    of one model apart. Raises ValueError for shapes that do not agree or a dropout_p outside [0, 1].
+    sums its gradient, without reading anything more. The residual stream goes on with s in a pre-norm model, with y in
+    the paper's order (post-norm). dropout_p in [0, 1], rounded to 1/256; seed (1,) int64 on x's device, drawn from
+    torch's generator when None; site, below 2^31, tells the dropouts of one model apart. Raises ValueError for shapes
+    that do not agree or a dropout_p outside [0, 1].
     """
     if residual is None:
         raise TypeError("residual is None: a tensor is needed")
-    if dropout_p <= LEAST_P:
-        seed = None
-    elif seed is None:
-        seed = draw_seed(x.device)
-    y, s, *again = _residual_norm(
-        x, x_bias, residual, weight, bias, seed, eps, dropout_p, site, post_norm, False, backends.current
-    )
-    if post_norm:
-        return y, again[0] if again else y
-    return y, s
+    seed = None if dropout_p <= LEAST_P else draw_seed(x.device) if seed is None else seed
+    return _residual_norm(x, x_bias, residual, weight, bias, seed, eps, dropout_p, site, False, backends.current)
 
 
 @names_arguments
@@ -101,7 +74,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float = 1e-6) -> Tensor:
     float32 for half precision and rounded once. Returns (..., N) in x's dtype, under autocast too. Raises ValueError
     for shapes that do not agree.
     """
-    return _residual_norm(x, None, None, weight, None, None, eps, 0.0, 0, False, True, backends.current)[0]
+    return _residual_norm(x, None, None, weight, None, None, eps, 0.0, 0, True, backends.current)[0]
 
 
 @names_arguments
@@ -123,12 +96,8 @@ def residual_rms_norm(
     """
     if residual is None:
         raise TypeError("residual is None: a tensor is needed")
-    if dropout_p <= LEAST_P:
-        seed = None
-    elif seed is None:
-        seed = draw_seed(x.device)
-    y, s = _residual_norm(x, None, residual, weight, None, seed, eps, dropout_p, site, False, True, backends.current)
-    return y, s
+    seed = None if dropout_p <= LEAST_P else draw_seed(x.device) if seed is None else seed
+    return _residual_norm(x, None, residual, weight, None, seed, eps, dropout_p, site, True, backends.current)
 
 
 def norm_route(choice: str, *tensors: Tensor) -> str:
@@ -146,10 +115,7 @@ def check(
     if not columns or columns[0] == 0:
         raise ValueError(f"{name}: x {tuple(x.shape)} must have a last dimension of at least 1 to normalise")
     for parameter in (weight, bias, x_bias):
-        if parameter is None or parameter.shape == columns:
-            continue
-        parts = parameter.dim() == 2 and (parameter.shape[0] == 1 or parameter.stride(0) == 0)  # read_parameters()
-        if not parts or name == "rms_norm" or parameter.shape[1:] != columns:
+        if parameter is not None and parameter.shape != columns:
             wrong = "weight" if parameter is weight else "bias" if parameter is bias else "x_bias"
             raise ValueError(
                 f"{name}: {wrong} {tuple(parameter.shape)} must be ({columns[0]},), "
@@ -174,16 +140,15 @@ def _decide(call: Call) -> str:
 
 def _native(call: Call, direct: bool) -> Callable[[Call], tuple[Tensor, ...]] | None:
     """PyTorch's own norm, gradients too, in float32 on a CPU: it has the kernels of our route, and the same bits."""
-    x, x_bias, residual, weight, bias = call[:5]
+    x, _, residual, weight, bias = call[:5]
     if not direct or weight is None or bias is None or call.rms or backends.current != "auto" or not x.is_cpu:
         return None
-    if not (x.dtype is weight.dtype is bias.dtype is torch.float32 and weight.dim() == bias.dim() == 1):
+    if not x.dtype is weight.dtype is bias.dtype is torch.float32:
         return None
     if residual is None:
-        return None if call.twice else _layer_norm_alone
-    added = call.twice or x.numel() < ADDED_NORM
-    alike = residual.dtype is torch.float32 and (x_bias is None or x_bias.dim() == 1)
-    return _added_layer_norm if alike and added and call.seed is None and torch.is_grad_enabled() else None
+        return _layer_norm_alone
+    added = residual.dtype is torch.float32 and x.numel() < ADDED_NORM and call.seed is None
+    return _added_layer_norm if added and torch.is_grad_enabled() else None
 
 
 def _layer_norm_alone(call: Call) -> tuple[Tensor]:
@@ -206,39 +171,26 @@ def _plan(call: Call) -> Callable[[Call], tuple[Tensor | None, ...]]:
         return without_views(torch_norms.plan(call), internal=3)
     from fasttfm.kernels import layer_norm as kernel
 
-    x, x_bias, residual, weight, bias, seed, _, dropout_p, *_ = call
-    rate = 0.0 if seed is None else dropout_p
-    forward = kernel.Forward(x, residual, x_bias, weight, bias, rms=call.rms, dropout_p=rate)
+    x, residual, rate = call.x, call.residual, 0.0 if call.seed is None else call.dropout_p
+    forward = kernel.Forward(x, residual, rms=call.rms, dropout_p=rate)
     joined = residual is not None
-    copied = not (x.is_contiguous() and (residual is None or residual.is_contiguous()))
 
     def compute(call: Call) -> tuple[Tensor | None, ...]:
-        x, x_bias, residual, weight, bias, seed, eps, _, site, _, rms, _ = call
-        if copied:
-            x, residual = x.contiguous(), None if residual is None else residual.contiguous()
+        x, x_bias, residual, weight, bias, seed, eps, _, site, rms, _ = call
         y, s, mean, rstd = forward(x, residual, x_bias, weight, bias, eps, seed, site)
         return y, s if joined else None, rstd if rms else mean, rstd, None
 
-    return compute
+    return dense(compute, call, 5)
 
 
-def _fake(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _fake(call: Call) -> tuple[Tensor | None, ...]:
     x, residual = call.x, call.residual
-    s = x.new_empty(0) if residual is None else residual.new_empty(x.shape)
     rows, dtype = x.numel() // x.shape[-1], wide((x if residual is None else residual).dtype)
-    mean, rstd = x.new_empty(rows, dtype=dtype), x.new_empty(rows, dtype=dtype)
-    kept = call.seed is not None and call.route == "torch"
-    return (
-        x.new_empty(x.shape),
-        s,
-        mean,
-        rstd,
-        x.new_empty((rows, x.shape[-1]), dtype=torch.bool) if kept else x.new_empty(0),
-    )
+    return *empties(x, residual), x.new_empty(rows, dtype=dtype), x.new_empty(rows, dtype=dtype), empty_mask(call)
 
 
 def _save(call: Call, outputs: tuple[Tensor | None, ...]) -> tuple:
-    x, x_bias, residual, weight, bias, seed, eps, dropout_p, site, _, rms, route = call
+    x, x_bias, residual, weight, bias, seed, eps, dropout_p, site, rms, route = call
     _, s, mean, rstd, keep = outputs
     joined = residual is not None
     return (
@@ -248,25 +200,17 @@ def _save(call: Call, outputs: tuple[Tensor | None, ...]) -> tuple:
 
 
 def _differentiate(
-    backward: Callable[..., tuple], saved: Saved, wanted: Call, dy: Tensor | None, ds: Tensor | None, *others: Any
+    backward: Callable[..., tuple], saved: Saved, wanted: Call, dy: Tensor | None, ds: Tensor | None, *_: None
 ) -> tuple[Tensor | None, ...]:
-    dy2 = others[-1] if others else None  # of what is returned once more, or of the number of rows' deviations
     joined = saved.joined
-    if not joined:
-        ds, dy2 = dy2, None
-    if dy is None:
-        dy, dy2 = dy2, None
     if dy is None:  # y went unused
         dy = saved.s.new_zeros(saved.s.shape, dtype=saved.dtype)
-    dx, dresidual, dx_bias, dweight, dbias = backward(dy, dy2, ds, saved)
+    dx, dresidual, dx_bias, dweight, dbias = backward(dy, None, ds if joined else None, saved)
     return (
-        dx if not saved.one_gradient else dresidual,
-        dx_bias if saved.x_bias is not None else None,
-        dresidual if joined else None,
-        dweight if saved.weight is not None else None,
-        dbias if saved.bias is not None else None,
-        None,
-    )
+        dresidual if saved.one_gradient else dx, None if saved.x_bias is None else dx_bias,
+        dresidual if joined else None, None if saved.weight is None else dweight,
+        None if saved.bias is None else dbias, None,
+    )  # fmt: skip
 
 
 def _plan_backward(call: Backward) -> Callable[[Backward], tuple[Tensor | None, ...]]:
@@ -279,42 +223,38 @@ def _plan_backward(call: Backward) -> Callable[[Backward], tuple[Tensor | None, 
 
     backward = kernel.Backward(
         saved.s, saved.x_bias, saved.weight, saved.bias, x_dtype=None if saved.one_gradient else saved.dtype,
-        rms=saved.rms, dropout_p=saved.dropout.dropout_p,
+        rms=saved.rms, dropout_p=0.0 if saved.seed is None else saved.dropout_p,
     )  # fmt: skip
-    copied = not all(x is None or x.is_contiguous() for x in (*call[:3], saved.s))
+    copied = not saved.s.is_contiguous()
 
     def compute(call: Backward) -> tuple[Tensor | None, ...]:
-        dy, dy2, ds, saved = call
-        s, mean, rstd, x_bias, weight, bias, _, seed, _, site, *_ = saved
-        if copied:
-            dy, s = dy.contiguous(), s.contiguous()
-            dy2, ds = (None if x is None else x.contiguous() for x in (dy2, ds))
+        dy, dy2, ds, (s, mean, rstd, x_bias, weight, bias, _, seed, _, site, *_) = call
+        s = s.contiguous() if copied else s
         return backward(dy, dy2, ds, s, mean, rstd, x_bias, weight, bias, seed, site)
 
-    return compute
+    return dense(compute, call, 3)
 
 
-def _fake_backward(call: Backward) -> tuple[Tensor, ...]:
-    dy, saved, s = call.dy, call.saved, call.saved.s
-    dx = dy.new_empty(0) if saved.one_gradient else s.new_empty(s.shape, dtype=saved.dtype)
-    parameters = saved.x_bias, saved.weight, saved.bias
-    return dx, s.new_empty(s.shape), *(dy.new_empty(0) if p is None else torch.empty_like(p) for p in parameters)
+def _fake_backward(call: Backward) -> tuple[Tensor | None, ...]:
+    saved, s = call.saved, call.saved.s
+    dx = None if saved.one_gradient else s.new_empty(s.shape, dtype=saved.dtype)
+    return dx, *empties(s, saved.x_bias, saved.weight, saved.bias)
 
 
 def _reference_backward(call: Backward) -> tuple[Tensor, ...]:
     dy, dy2, ds, saved = call
     s = saved.s
-    refuse_parts(saved.weight, saved.bias, saved.x_bias)
 
-    def normalised(norm: Normalised) -> Tensor:
-        x, _, _, weight, bias = norm
-        y = reference.rms_norm(x, weight, saved.eps) if saved.rms else reference.layer_norm(x, weight, bias, saved.eps)
-        return y.to(saved.dtype)
+    def normalised(saved: Saved) -> Tensor:
+        s, weight, bias, eps = saved.s, saved.weight, saved.bias, saved.eps
+        return (reference.rms_norm(s, weight, eps) if saved.rms else reference.layer_norm(s, weight, bias, eps)).to(
+            saved.dtype
+        )
 
     dy = dy if dy2 is None else dy + dy2
-    dresidual, dweight, dbias = pulled_back(normalised, saved.norm, ("x", "weight", "bias"), dy)
+    dresidual, dweight, dbias = pulled_back(normalised, saved, ("s", "weight", "bias"), dy)
     dresidual = dresidual if ds is None else dresidual + ds
-    branch = reference.dropout(dresidual.to(wide(s.dtype)), *saved.dropout).to(saved.dtype)
+    branch = reference.dropout(dresidual.to(wide(s.dtype)), saved.dropout_p, saved.seed, saved.site).to(saved.dtype)
     dx_bias = s.new_empty(0)
     if saved.x_bias is not None:
         dx_bias = branch.flatten(0, -2).sum(0, dtype=wide(saved.dtype)).to(saved.x_bias.dtype)
@@ -326,22 +266,8 @@ _residual_norm_backward = Operator(
     reference=_reference_backward, leading=3,
 )  # fmt: skip
 OPERATOR = Operator(
-    "residual_norm",
-    Call,
-    "(Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _plan,
-    _fake,
-    checks=_checks,
-    native=_native,
-    decide=_decide,
-    save=_save,
-    saved=Saved,
-    backward=_differentiate,
-    derivative=_residual_norm_backward,
-    visible=2,
-    rows=("x", "residual"),
-    differentiable=2,
-    free=("site",),
-    again=lambda call, outputs: (call.x if call.residual is None else outputs[0]) if call.twice else None,
-)
+    "residual_norm", Call, "(Tensor, Tensor, Tensor, Tensor, Tensor)", _plan, _fake, checks=_checks, native=_native,
+    decide=_decide, save=_save, saved=Saved, backward=_differentiate, derivative=_residual_norm_backward, visible=2,
+    rows=("x", "residual"), differentiable=2, free=("site",),
+)  # fmt: skip
 _residual_norm = OPERATOR.call

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from fasttfm.cpu import step_passes, training_passes
 from fasttfm.cpu.linear import frozen
-from fasttfm.functional.dropout import keep_mask, wide
-from fasttfm.functional.norm_call import Backward, Call, Normalised, Saved
+from fasttfm.functional.dropout import keep_mask, scale_of, wide
+from fasttfm.functional.norm_call import Backward, Call, Saved
 from fasttfm.functional.rows import add_kept, as_rows, branch_gradient, cast, shaped
 
 Outputs = tuple[Any, ...]
@@ -18,9 +18,6 @@ Outputs = tuple[Any, ...]
 def normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """x (M, N) -> y in x's dtype or wider, mean (M,), rstd (M,), by torch's own kernel, in float32 at least."""
     dtype = wide(x.dtype)
-    for name, parameter in (("weight", weight), ("bias", bias)):
-        if parameter is not None and parameter.dim() != 1:
-            raise ValueError(f"layer_norm: {name} {tuple(parameter.shape)} is in parts, which only kernels add up")
     if x.is_cpu and weight is None and x.dtype != dtype:
         weight = torch.ones(x.shape[-1], dtype=dtype)
     # Half-precision x with float32 parameters is a pair that torch takes on the CPU alone, statistics in float32.
@@ -29,29 +26,21 @@ def normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float)
     return y, mean.view(-1), rstd.view(-1)
 
 
-def normalise_backward(dy: Tensor, saved: Normalised) -> tuple[Tensor, Tensor, Tensor]:
-    """dx, dweight, dbias of rows (M, N); the latter two empty where there is no such parameter."""
+def normalise_backward(dy: Tensor, saved: Saved) -> list[Any]:
+    """ds, dweight, dbias of rows (M, N); the latter two None where there is no such parameter."""
     # All in float32: on half precision torch's CPU kernel is slower, and its dweight is off by a sixth at 4,096 rows
     # in bfloat16, because it sums in half precision.
-    x, mean, rstd, weight, bias = saved
+    x, mean, rstd, _, weight, bias, *_ = saved
     dtype = wide(x.dtype)
     x, mean = as_rows(x), mean.view(-1, 1)
     if x.dtype is not dtype:  # torch forms x * rstd - mean * rstd, whose difference a mean of 1e4 leaves no digit of
         x = x.to(dtype).sub_(mean)
         mean = torch.zeros_like(mean)
-    dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
-        cast(dy, dtype),
-        x,
-        [x.shape[-1]],
-        mean,
-        rstd.view(-1, 1),
-        *_cast(weight, bias, dtype),
+    gradients = torch.ops.aten.native_layer_norm_backward(
+        cast(dy, dtype), x, [x.shape[-1]], mean, rstd.view(-1, 1), *_cast(weight, bias, dtype),
         [True, weight is not None, bias is not None],
-    )
-    gradients = [dx, dweight, dbias]
-    for place, like in enumerate((saved.x, weight, bias)):
-        gradients[place] = x.new_empty(0) if like is None else cast(gradients[place], like.dtype)
-    return gradients[0], gradients[1], gradients[2]
+    )  # fmt: skip
+    return [like if like is None else cast(d, like.dtype) for d, like in zip(gradients, (saved.s, weight, bias))]
 
 
 def _cast(weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
@@ -69,17 +58,17 @@ def normalise_rms(s: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor,
 
 def normalise_rms_backward(
     dy: Tensor, ds: Tensor | None, rows: Tensor, rstd: Tensor, weight: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of rows (M, N), ds added, and of weight, empty where there is none; no bias has one."""
+) -> tuple[Tensor, Tensor | None, None]:
+    """The gradients of rows (M, N), ds added, and of weight, None where there is none; no bias has one."""
     dtype, rstd = wide(rows.dtype), rstd[:, None]
     gradient, normal = cast(dy, dtype), cast(rows, dtype) * rstd
-    dweight = rows.new_empty(0) if weight is None else cast((gradient * normal).sum(0), weight.dtype)
+    dweight = None if weight is None else cast((gradient * normal).sum(0), weight.dtype)
     if weight is not None:
         gradient = gradient * weight
     total = (gradient - normal * (gradient * normal).mean(-1, keepdim=True)).mul_(rstd)
     if ds is not None:
         total += ds
-    return cast(total, rows.dtype), dweight, rows.new_empty(0)
+    return cast(total, rows.dtype), dweight, None
 
 
 def plan(call: Call) -> Callable[[Call], Outputs]:
@@ -103,13 +92,13 @@ def _rows(call: Call) -> tuple[Tensor, Any]:
 
 
 def _compute(call: Call) -> Outputs:
-    x, weight, dropout = call.x, call.weight, call.dropout
+    x, weight = call.x, call.weight
     rows, stream = _rows(call)
     # the mask costs more to draw than to keep on the CPU: a byte an element until the backward pass
-    keep = keep_mask(rows, dropout)
-    s = rows if stream is None else add_kept(rows, stream, keep, dropout.dropout_p)
+    keep = keep_mask(rows, call)
+    s = rows if stream is None else add_kept(rows, stream, keep, call.dropout_p)
     y, mean, rstd = normalise_rms(s, weight, call.eps) if call.rms else normalise(s, weight, call.bias, call.eps)
-    kept = None if dropout.seed is None else keep
+    kept = None if call.seed is None else keep
     return shaped(cast(y, x.dtype), x), None if stream is None else shaped(s, x), rstd if call.rms else mean, rstd, kept
 
 
@@ -119,7 +108,7 @@ def _compute_a_step(call: Call) -> Outputs:
 
 
 def _compute_in_training(call: Call) -> Outputs:
-    given: Any = *_rows(call), call.weight, call.bias, call.eps, *call.dropout
+    given: Any = *_rows(call), call.weight, call.bias, call.eps, call.dropout_p, call.seed, call.site
     y, s, mean, rstd, keep = training_passes.residual_layer_norm(*given)
     return shaped(y, call.x), shaped(s, call.x), mean, rstd, None if call.seed is None else keep
 
@@ -155,22 +144,13 @@ def _gradients(dy: Tensor, ds: Tensor | None, rows: Tensor, saved: Saved) -> Out
     if saved.rms:
         dresidual, dweight, dbias = normalise_rms_backward(dy, ds, rows, saved.rstd, saved.weight)
     else:
-        dresidual, dweight, dbias = normalise_backward(dy, saved.norm)
+        dresidual, dweight, dbias = normalise_backward(dy, saved)
         if ds is not None:
             dresidual += ds
-    dx = None if saved.one_gradient else branch_gradient(dresidual, _kept(saved), saved.dropout, saved.dtype)
+    dx = None if saved.one_gradient else branch_gradient(dresidual, _kept(saved), saved, saved.dtype)
     return dx, dresidual, dweight, dbias
 
 
 def _gradients_by_pass(dy: Tensor, ds: Tensor | None, rows: Tensor, saved: Saved) -> Outputs:
-    given: Any = (
-        dy,
-        ds,
-        rows,
-        (saved.mean, saved.rstd),
-        saved.weight,
-        _kept(saved),
-        saved.dropout.scale,
-        saved.one_gradient,
-    )
+    given: Any = dy, ds, rows, (saved.mean, saved.rstd), saved.weight, _kept(saved), scale_of(saved), saved.one_gradient
     return training_passes.residual_layer_norm_gradient(*given)

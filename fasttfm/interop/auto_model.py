@@ -25,8 +25,6 @@ except ImportError:
     optional("transformers", "hf")
     raise
 
-from fasttfm.blocks.cache import DecoderCache
-from fasttfm.blocks.loss import logits
 from fasttfm.checkpoints.model_dir import CONFIG_FILE
 from fasttfm.checkpoints.weights import model_weights, with_weights
 from fasttfm.config.decoding import DecodingConfig
@@ -37,6 +35,8 @@ from fasttfm.interop.auto_model_config import FasttfmConfig, search
 from fasttfm.interop.padding import Rows
 from fasttfm.interop.tokenizer_json import write_tokenizer
 from fasttfm.models import Transformer
+from fasttfm.models.cache import DecoderCache
+from fasttfm.models.loss import logits
 from fasttfm.models.model import recorded_weights
 from fasttfm.models.pretrained import MODEL_TYPE, copy_tokenizers, describe, read_pretrained, write_files
 

@@ -20,11 +20,11 @@ from transformers.models.t5.modeling_t5 import T5DenseActDense, T5DenseGatedActD
 from transformers.pytorch_utils import Conv1D
 
 from fasttfm import functional as F
-from fasttfm.blocks.dropout import dropout_of
-from fasttfm.blocks.inspect import DROPOUT, LINEAR, fused_activation, untouched
-from fasttfm.blocks.residual import Output, Residual
 from fasttfm.functional.dropout import Dropout
 from fasttfm.functional.subclasses import ordinary
+from fasttfm.models.dropout import dropout_of
+from fasttfm.models.plain import DROPOUT, LINEAR, fused_activation, untouched
+from fasttfm.models.residual import SubLayer, add_and_normalise, through
 
 _CONV1D: frozenset[type] = frozenset({Conv1D})
 _GELU: dict[type[nn.Module], str] = {
@@ -70,17 +70,16 @@ class _Bart:
         """x (B, L, E) to the same; of each attention its norm and arguments, besides what it reads."""
         dropout = Dropout(self.dropout if self.training else 0.0)
 
-        def attends(attention: Any, options: dict[str, Any]) -> Callable[[Tensor], Output]:
-            return lambda y: Output(attention(y, **options)[0])
+        def attends(attention: Any, options: dict[str, Any]) -> Callable[[Tensor], Tensor]:
+            return lambda y: attention(y, **options)[0]
 
-        sublayers = [(attends(attention, options), norm, dropout) for attention, norm, options in attentions]
-        network = self._feed_forward, self.final_layer_norm, dropout
-        return Residual.of(x, norm_first=False).through(*sublayers, network).value()
+        sublayers = [SubLayer(attends(attention, options), norm, dropout) for attention, norm, options in attentions]
+        return through(x, [*sublayers, SubLayer(self._feed_forward, self.final_layer_norm, dropout)], norm_first=False)
 
-    def _feed_forward(self: Any, x: Tensor) -> Output:
+    def _feed_forward(self: Any, x: Tensor) -> Tensor:
         p = self.activation_dropout if self.training else 0.0
         y = _network(x, self.fc1, self.activation_fn, self.fc2, p)
-        return Output(self.fc2(nn.functional.dropout(self.activation_fn(self.fc1(x)), p=p)) if y is None else y)
+        return self.fc2(nn.functional.dropout(self.activation_fn(self.fc1(x)), p=p)) if y is None else y
 
 
 class _Encoder(_Bart):
@@ -138,8 +137,7 @@ class _Bert:
         return self.joined(self.dense(hidden_states), input_tensor)
 
     def joined(self: Any, output: Tensor, residual: Tensor) -> Tensor:
-        stream = Residual.of(residual, norm_first=False)
-        return stream.join(Output(output), self.LayerNorm, dropout_of(self.dropout)).value()
+        return add_and_normalise(output, residual, self.LayerNorm, dropout_of(self.dropout))[0]
 
 
 class FusedBertSelfOutput(_Bert, BertSelfOutput):

@@ -1,7 +1,26 @@
-"""Complete models built from fasttfm's modules; fasttfm_pretraining.models has GPT, Llama and BERT's family."""
+"""Transformers, and what they are made of: attention, feed-forward network, residual, layers, caches, embedding, loss.
 
-from fasttfm.config.model import TransformerConfig
-from fasttfm.models.time_series import TimeSeriesTransformer
-from fasttfm.models.transformer import Transformer
+fasttfm.nn gives these torch.nn's arguments; fasttfm_pretraining.models has GPT, Llama and BERT's family.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fasttfm.config.model import TransformerConfig
+    from fasttfm.models.transformer import Transformer
 
 __all__ = ["TimeSeriesTransformer", "Transformer", "TransformerConfig"]
+
+_HOMES = {
+    "TimeSeriesTransformer": "fasttfm.models.time_series",
+    "Transformer": "fasttfm.models.transformer",
+    "TransformerConfig": "fasttfm.config.model",
+}
+"""Imported on first use, so that fasttfm.nn reads no whole model."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fasttfm.models' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

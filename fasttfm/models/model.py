@@ -1,4 +1,4 @@
-"""Base of whole models besides their layers: passes that are merged, computed again, or looked into."""
+"""Base of whole models besides their layers: passes that are computed again, or looked into."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
@@ -6,9 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fasttfm.blocks.attention import Attention, Lengths
-from fasttfm.blocks.merging import Rows, Weights, Work, read_together
-from fasttfm.blocks.packing import Packing
+from fasttfm.models.attention import Attention
 from fasttfm.models.layers import Stack
 
 
@@ -21,19 +19,6 @@ class Model(nn.Module):
         for module in self.modules():
             if isinstance(module, Stack):
                 module.checkpoint_activations = enabled
-
-
-def rows_of(tokens: Tensor, lengths: Lengths) -> Rows:
-    """Return the rows that layers see of tokens (B, L), padding included, or of packed ones (1, T)."""
-    if isinstance(lengths, Packing):
-        return Rows(lengths.batch, lengths.tokens, lengths.longest)
-    return Rows(tokens.shape[0], tokens.numel(), tokens.shape[1])
-
-
-def weights_of_pass(*works: Work) -> Weights | None:
-    """Tensors that a pass through these stacks reads in the place of parameters; None where merging is of no use."""
-    # a layer that is computed again reads the parameters themselves
-    return None if works[0].stack.checkpoint_activations else read_together(*works)
 
 
 @contextlib.contextmanager

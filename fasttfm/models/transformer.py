@@ -9,17 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from fasttfm import functional as F
-from fasttfm.blocks.attention import Attention
-from fasttfm.blocks.cache import DecoderCache
-from fasttfm.blocks.embedding import LearnedPositions, Sinusoids, embed
-from fasttfm.blocks.loss import logits, token_loss
-from fasttfm.blocks.merging import Weights, Work
-from fasttfm.blocks.packing import Packing
 from fasttfm.checkpoints.weights import model_weights, with_weights
 from fasttfm.config.model import TransformerConfig
 from fasttfm.functional.dropout import NO_DROPOUT, Dropout
-from fasttfm.models.layers import SITES_PER_LAYER, DecoderLayer, EncoderLayer, Stack
-from fasttfm.models.model import Model, recorded_weights, rows_of, weights_of_pass
+from fasttfm.models.attention import Attention
+from fasttfm.models.cache import DecoderCache
+from fasttfm.models.dropout import SITES_PER_LAYER
+from fasttfm.models.embedding import LearnedPositions, Sinusoids, embed
+from fasttfm.models.layers import DecoderLayer, EncoderLayer, Stack
+from fasttfm.models.loss import logits, token_loss
+from fasttfm.models.model import Model, recorded_weights
+from fasttfm.models.packing import Packing
 from fasttfm.models.pretrained import read_pretrained, write_pretrained
 from fasttfm.presets import preset_section
 
@@ -166,10 +166,8 @@ class Transformer(Model):
             lengths = _packings((source, target), lengths, targets.packed_tokens)
             source, target = (x.pack_tokens(tokens) for x, tokens in zip(lengths, (source, target)))
             targets = targets._replace(tokens=lengths[1].pack_tokens(targets.tokens))
-        source_rows, target_rows = rows_of(source, lengths[0]), rows_of(target, lengths[1])
-        weights = weights_of_pass(Work(self.encoder, source_rows), Work(self.decoder, target_rows, source_rows))
-        memory = self._encode(source, lengths[0], seed, weights)  # (B, S, d)
-        hidden = self._decode(target, lengths[1], memory, lengths[0], seed, weights)  # (B, L, d)
+        memory = self._encode(source, lengths[0], seed)  # (B, S, d)
+        hidden = self._decode(target, lengths[1], memory, lengths[0], seed)  # (B, L, d)
         if targets is None:
             return logits(hidden, self.output)
         smoothing, pad_id = targets.label_smoothing, self.config.pad_id
@@ -222,11 +220,11 @@ class Transformer(Model):
         embedding, positions = getattr(self, f"{side}_embedding"), getattr(self, f"{side}_positions")
         return embed(tokens, embedding, positions, pad_id=self.config.pad_id, dropout=dropout, **given)
 
-    def _encode(self, source: Tensor, lengths: Any, seed: Tensor | None, weights: Weights | None = None) -> Tensor:
+    def _encode(self, source: Tensor, lengths: Any, seed: Tensor | None) -> Tensor:
         """(B, S, d) of source (B, S)."""
         packing = lengths if isinstance(lengths, Packing) else None
         x = self._embed("source", source, _SOURCE_SITE, seed, packing=packing)
-        return self.encoder(x, lengths, seed=seed, weights=weights)
+        return self.encoder(x, lengths, seed=seed)
 
     def _decode(
         self,
@@ -235,7 +233,6 @@ class Transformer(Model):
         memory: Tensor,
         memory_lengths: Any,
         seed: Tensor | None,
-        weights: Weights | None = None,
         cache: DecoderCache | None = None,
     ) -> Tensor:
         """(B, L, d) of target inputs (B, L) over the encoder's output (B, S, d); cache: of the targets before them."""
@@ -243,7 +240,7 @@ class Transformer(Model):
         if cache is not None:
             places["first_position"] = cache.length
         x = self._embed("target", target, _TARGET_SITE, seed, **places)
-        return self.decoder(x, memory, lengths, memory_lengths, seed=seed, weights=weights, cache=cache)
+        return self.decoder(x, memory, lengths, memory_lengths, seed=seed, cache=cache)
 
     @torch.no_grad()
     def attention_weights(

@@ -3,9 +3,9 @@
 docs/replace-torch-nn.md tells what each argument does here, and what is different on purpose.
 """
 
-from fasttfm.blocks.cache import AttentionCache, DecoderCache
-from fasttfm.blocks.packing import Packing
 from fasttfm.errors import ArgumentError, ArgumentTypeError
+from fasttfm.models.cache import AttentionCache, DecoderCache
+from fasttfm.models.packing import Packing
 from fasttfm.nn.attention import MultiheadAttention
 from fasttfm.nn.decoder import TransformerDecoder, TransformerDecoderLayer
 from fasttfm.nn.encoder import TransformerEncoder, TransformerEncoderLayer

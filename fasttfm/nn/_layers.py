@@ -9,20 +9,20 @@ from torch import Tensor, nn
 from torch.nn.modules.activation import MultiheadAttention as TorchAttention
 from torch.nn.modules.normalization import LayerNorm as TorchNorm
 
-from fasttfm.blocks.dropout import Site, dropout_of
-from fasttfm.blocks.feed_forward import feed_forward
-from fasttfm.blocks.inspect import untouched
-from fasttfm.blocks.residual import Output, Residual, linear_output
+from fasttfm.cpu.linear import linear
 from fasttfm.errors import ArgumentError, ArgumentTypeError
 from fasttfm.functional import draw_seed
 from fasttfm.functional.signature import checks_arguments, renamed
 from fasttfm.functional.subclasses import ordinary
+from fasttfm.models.dropout import Site, dropout_of
+from fasttfm.models.feed_forward import feed_forward
+from fasttfm.models.plain import untouched
+from fasttfm.models.residual import SubLayer
 from fasttfm.nn.attention import MultiheadAttention
 from fasttfm.nn.errors import check_layer, check_tensor, refuse_scripting
 from fasttfm.nn.feed_forward import activation_function
+from fasttfm.nn.layer_node import ATTENTIONS
 from fasttfm.nn.norms import LayerNorm
-
-ATTENTIONS = frozenset({MultiheadAttention})
 
 
 class Layer(nn.Module):
@@ -61,12 +61,16 @@ class Layer(nn.Module):
 
     __prepare_scriptable__ = refuse_scripting
 
-    def _network(self: Any, stream: Residual, seed: Tensor | None) -> Callable[[Tensor], Output]:
-        """The feed-forward network, whose output is joined to stream."""
-        return partial(
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_prepared"}
+
+    def _network(self: Any, norm: nn.Module, dropout: nn.Module, seed: Tensor | None) -> SubLayer:
+        """The feed-forward network; norm and dropout: its own."""
+        network = partial(
             feed_forward, linear1=self.linear1, activation=self.activation, linear2=self.linear2,
-            dropout=dropout_of(self.dropout, seed, Site.HIDDEN), leave_bias=not stream.ends_bare,
+            dropout=dropout_of(self.dropout, seed, Site.HIDDEN),
         )  # fmt: skip
+        return SubLayer(network, norm, dropout_of(dropout, seed, Site.FEED_FORWARD))
 
 
 def _adopt(layer: nn.Module) -> None:
@@ -124,7 +128,7 @@ def attend(
     seed: Tensor | None,
     site: int,
     **extensions: Any,
-) -> Output:
+) -> Tensor:
     """The output of an attention sub-layer.
 
     names: what the attention's arguments are called in the layer, for its errors. extensions: arguments that
@@ -141,8 +145,8 @@ def attend(
         if _opens(attention) and attention.takes(query, key, key):
             heads, _ = attention.joined_heads(query, key, key, seed=seed, site=int(site), **options)
             # As torch.nn does: its attention reads the projection's parameters and never calls the module.
-            return linear_output(heads, attention.out_proj.weight, attention.out_proj.bias)
-        return Output(attention(query, key, key, **options)[0])
+            return linear(heads, attention.out_proj.weight, attention.out_proj.bias)
+        return attention(query, key, key, **options)[0]
     except (ArgumentError, ArgumentTypeError) as error:
         raise renamed(error, names) from None
 

@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 from fasttfm import functional as F
-from fasttfm.blocks.attention import Projected, dense, packed, project, projections, sums_bias
-from fasttfm.blocks.cache import AttentionCache
-from fasttfm.blocks.packing import Packing
 from fasttfm.cpu.linear import linear
 from fasttfm.errors import ArgumentError
 from fasttfm.functional.attention.routes import takes_fused
 from fasttfm.functional.dropout import Dropout
 from fasttfm.functional.signature import checks_arguments, is_flag, names_arguments
 from fasttfm.functional.subclasses import ordinary
+from fasttfm.models.attention import Projected, attend, projected
+from fasttfm.models.cache import AttentionCache
+from fasttfm.models.packing import Packing
 from fasttfm.nn import masks
 from fasttfm.nn.errors import check_dropout, check_sizes, check_tensor, refuse_scripting
 
@@ -128,7 +128,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             self._check_packed(query, key, value, key_padding_mask, attn_mask, is_causal, need_weights, cache)
             return self._packed_heads(query, key, value, packing, key_packing or packing, is_causal, dropout), None
         batched = query.dim() == 3
-        self._check(query, key, value, key_padding_mask, attn_mask, cache)
+        self.check(query, key, value, key_padding_mask, attn_mask, cache)
         if not batched:
             key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
         if self._joins(query, key, value, attn_mask, key_padding_mask) and cache is None and not need_weights:
@@ -182,15 +182,12 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         """The joined heads of query over memory, batched or not."""
         batched = query.dim() == 3
         mask = masks.merged(None if causal else attn_mask, key_padding_mask, self.num_heads)
-        keys = memory.shape[1 if batched and self.batch_first else 0]
-        rows = memory.shape[0 if self.batch_first else 1] if batched else 1
-        sums = mask is None and sums_bias(self.in_proj_bias, rows, keys, self.head_dim, query)
-        projected = self._project(query, memory, sums, batched)
-        views = _views(projected) if projected.joint.is_cpu and dropout.dropout_p == 0.0 else None
+        heads = self._project(query, memory, batched)
+        views = _views(heads) if heads.joint.is_cpu and dropout.dropout_p == 0.0 else None
         if views is not None and takes_fused(*views, mask):
             output = F.attention(*views, mask=mask, causal=causal).transpose(1, 2).flatten(2)
         else:
-            output = dense(projected, mask=mask, causal=causal, dropout=dropout)  # (B, L, E)
+            output = attend(heads, mask=mask, causal=causal, dropout=dropout)  # (B, L, E)
         return self._batch_led(output, batched) if batched else output[0]
 
     def _batch_led(self, x: Tensor, batched: bool) -> Tensor:
@@ -211,28 +208,18 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
     ) -> Tensor:
         """The joined heads (T, E) of packed query (T, E), key and value (Tk, E)."""
         if self._joins(query, key, value):
-            sums = sums_bias(self.in_proj_bias, packing.batch, key_packing.longest, self.head_dim, query)
-            projected = self._project(query, key, sums)
-            return packed(projected, packing, key_packing, causal=causal, dropout=dropout)
+            joint = self._project(query, key, batched=False)
+            return attend(joint, packing, key_packing, causal=causal, dropout=dropout)[0]
         heads = self._heads(query, key, value, batched=False, cache=None)
         q, k, v = (x[0].transpose(0, 1) for x in heads)  # (T, H, D)
         sequences = (packing.starts, key_packing.starts, packing.longest, key_packing.longest)
         return F.varlen_attention(q, k, v, *sequences, causal=causal, **dropout.options()).flatten(1)
 
-    def _project(self, query: Tensor, memory: Tensor, sums: bool, batched: bool | None = None) -> Projected:
-        """Projections as one product, or two, wrote them; sums: attention sums the gradient of the bias.
-
-        batched: whether there is a batch, whose dimension then comes first; None for packed input, which has none.
-        """
-        parts = projections(self.in_proj_weight, self._in_proj_bias(), split=query is not memory, sums=sums)
-        joint, query_heads, query_sums = project(memory, parts[-1], self.num_heads), None, None
-        if len(parts) == 2:
-            query_heads, query_sums = project(query, parts[0], self.num_heads).squeeze(-3), parts[0].bias_sums
-        if batched is not None:
-            joint = self._batch_led(joint, batched)
-            query_heads = None if query_heads is None else self._batch_led(query_heads, batched)
-        joint_sums = parts[-1].bias_sums
-        return Projected(joint, query_heads, None if joint_sums is None else (joint_sums, query_sums))
+    def _project(self, query: Tensor, memory: Tensor, batched: bool) -> Projected:
+        """Projections as one product, or two, wrote them, the batch first, of 1 where input has none."""
+        given = None if memory is query else memory
+        heads = projected(query, given, self.in_proj_weight, self._in_proj_bias(), self.num_heads)
+        return Projected(*(None if x is None else self._batch_led(x, batched) for x in heads))  # type: ignore[arg-type]
 
     def _in_proj_bias(self) -> Tensor | None:
         bias: Tensor | None = self.in_proj_bias
@@ -248,7 +235,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         Keys and values are None where the cache holds them already.
         """
         if key is value and self.in_proj_weight is not None and not (cache is not None and cache.complete):
-            return _views(self._project(query, key, False, batched))
+            return _views(self._project(query, key, batched))
         bias = self._in_proj_bias()
         weights: tuple[Tensor, ...]
         if self.in_proj_weight is None:
@@ -289,7 +276,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         attn_mask, key_padding_mask = (masks.with_extra_keys(m, extra) for m in (attn_mask, key_padding_mask))
         return key, value, attn_mask, key_padding_mask, False
 
-    def _check(
+    def check(
         self,
         query: Tensor,
         key: Tensor,
@@ -353,7 +340,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
                 raise ArgumentError(f"packing does not go with {name}: unpack first")
         if query.dim() != 2:
             raise ArgumentError(f"query {tuple(query.shape)} must be packed, (T, E): packing.pack(query)")
-        self._check(query, key, value, None, None, None)
+        self.check(query, key, value, None, None, None)
 
 
 def _views(projected: Projected) -> tuple[Tensor, Tensor, Tensor]:

@@ -4,15 +4,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.transformer import TransformerDecoderLayer as TorchDecoderLayer
 
-from fasttfm.blocks.cache import DecoderCache, LayerCache
-from fasttfm.blocks.dropout import Site, dropout_of
-from fasttfm.blocks.packing import Packing
-from fasttfm.blocks.residual import Output, Residual
 from fasttfm.errors import ArgumentError, ArgumentTypeError
 from fasttfm.functional.signature import checks_arguments, names_arguments
+from fasttfm.models.cache import DecoderCache, LayerCache
+from fasttfm.models.dropout import Site, dropout_of
+from fasttfm.models.packing import Packing
+from fasttfm.models.residual import SubLayer, through
 from fasttfm.nn import masks
 from fasttfm.nn._layers import Layer, argument_names, attend, check_input, overrides, seed_for
 from fasttfm.nn.errors import check_sizes
+from fasttfm.nn.layer_node import computed_as_node
 
 SELF_NAMES, CROSS_NAMES = argument_names("tgt", "tgt"), argument_names("tgt", "memory")
 
@@ -22,6 +23,8 @@ class TransformerDecoderLayer(Layer, torch.nn.TransformerDecoderLayer):
 
     Arguments, initial values and state dict are torch.nn's; what is fused, and when, as in TransformerEncoderLayer.
     """
+
+    stands_for = "decoder layer"
 
     @names_arguments
     def forward(
@@ -59,28 +62,36 @@ class TransformerDecoderLayer(Layer, torch.nn.TransformerDecoderLayer):
             memory_mask, memory_is_causal = masks.causal_mask(queries, keys, tgt.device, self_cache.length), False
         check_input(self.self_attn, "tgt", tgt)
         check_input(self.multihead_attn, "memory", memory)
+        if cache is None:
+            masked = [
+                (tgt_mask, tgt_key_padding_mask, tgt_is_causal, SELF_NAMES),
+                (memory_mask, memory_key_padding_mask, memory_is_causal, CROSS_NAMES),
+            ]
+            output = computed_as_node(self, tgt, memory, masked, (packing, memory_packing))
+            if output is not None:
+                return output
         dropouts = (self.dropout, self.dropout1, self.dropout2, self.dropout3)
         seed = seed_for(tgt.device, dropouts, (self.self_attn, self.multihead_attn))
-        stream = Residual.of(tgt, self.norm_first)
 
-        def own(y: Tensor) -> Output:
+        def own(y: Tensor) -> Tensor:
             return attend(
                 self.self_attn, y, y, tgt_mask, tgt_key_padding_mask, tgt_is_causal, SELF_NAMES,
                 seed=seed, site=Site.SELF_ATTENTION_WEIGHTS, cache=self_cache, packing=packing,
             )  # fmt: skip
 
-        def cross(y: Tensor) -> Output:
+        def cross(y: Tensor) -> Tensor:
             return attend(
                 self.multihead_attn, y, memory, memory_mask, memory_key_padding_mask, memory_is_causal, CROSS_NAMES,
                 seed=seed, site=Site.CROSS_ATTENTION_WEIGHTS, cache=memory_cache, packing=packing,
                 key_packing=memory_packing,
             )  # fmt: skip
 
-        return stream.through(
-            (own, self.norm1, dropout_of(self.dropout1, seed, Site.SELF_ATTENTION)),
-            (cross, self.norm2, dropout_of(self.dropout2, seed, Site.CROSS_ATTENTION)),
-            (self._network(stream, seed), self.norm3, dropout_of(self.dropout3, seed, Site.FEED_FORWARD)),
-        ).value()
+        sublayers = (
+            SubLayer(own, self.norm1, dropout_of(self.dropout1, seed, Site.SELF_ATTENTION)),
+            SubLayer(cross, self.norm2, dropout_of(self.dropout2, seed, Site.CROSS_ATTENTION)),
+            self._network(self.norm3, self.dropout3, seed),
+        )
+        return through(tgt, sublayers, self.norm_first)
 
 
 class TransformerDecoder(torch.nn.TransformerDecoder):

@@ -7,14 +7,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.transformer import TransformerEncoderLayer as TorchEncoderLayer
 
-from fasttfm.blocks.dropout import Site, dropout_of
-from fasttfm.blocks.inspect import NORM, fused_activation, plain_width, untouched
-from fasttfm.blocks.packing import Packing
-from fasttfm.blocks.residual import Output, Residual
 from fasttfm.functional.signature import checks_arguments, names_arguments
+from fasttfm.models.dropout import Site, dropout_of
+from fasttfm.models.packing import Packing
+from fasttfm.models.plain import NORM, fused_activation, plain_width, untouched
+from fasttfm.models.residual import SubLayer, through
 from fasttfm.nn import masks
-from fasttfm.nn._layers import ATTENTIONS, Layer, argument_names, attend, check_input, overrides, seed_for
+from fasttfm.nn._layers import Layer, argument_names, attend, check_input, overrides, seed_for
 from fasttfm.nn.errors import check_sizes
+from fasttfm.nn.layer_node import ATTENTIONS, computed_as_node
 
 NAMES = argument_names("src", "src")
 _ENCODER_LAYER = frozenset({"encoder layer"})
@@ -48,19 +49,23 @@ class TransformerEncoderLayer(Layer, torch.nn.TransformerEncoderLayer):
         if src.is_nested or overrides(self, TorchEncoderLayer, packing=packing):
             return super().forward(src, src_mask, src_key_padding_mask, is_causal)
         check_input(self.self_attn, "src", src)
+        masked = [(src_mask, src_key_padding_mask, is_causal, NAMES)]
+        output = computed_as_node(self, src, None, masked, (packing, packing))
+        if output is not None:
+            return output
         seed = seed_for(src.device, (self.dropout, self.dropout1, self.dropout2), (self.self_attn,))
-        stream = Residual.of(src, self.norm_first)
 
-        def attention(y: Tensor) -> Output:
+        def attention(y: Tensor) -> Tensor:
             return attend(
                 self.self_attn, y, y, src_mask, src_key_padding_mask, is_causal, NAMES,
                 seed=seed, site=Site.SELF_ATTENTION_WEIGHTS, packing=packing,
             )  # fmt: skip
 
-        return stream.through(
-            (attention, self.norm1, dropout_of(self.dropout1, seed, Site.SELF_ATTENTION)),
-            (self._network(stream, seed), self.norm2, dropout_of(self.dropout2, seed, Site.FEED_FORWARD)),
-        ).value()
+        sublayers = (
+            SubLayer(attention, self.norm1, dropout_of(self.dropout1, seed, Site.SELF_ATTENTION)),
+            self._network(self.norm2, self.dropout2, seed),
+        )
+        return through(src, sublayers, self.norm_first)
 
 
 class TransformerEncoder(torch.nn.TransformerEncoder):

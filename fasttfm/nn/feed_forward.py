@@ -5,10 +5,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from fasttfm.blocks.dropout import dropout_of
-from fasttfm.blocks.feed_forward import feed_forward
 from fasttfm.errors import ArgumentError
 from fasttfm.functional.signature import checks_arguments, names_arguments
+from fasttfm.models.dropout import dropout_of
+from fasttfm.models.feed_forward import feed_forward
 from fasttfm.nn.errors import check_dropout, check_sizes
 
 
@@ -54,5 +54,4 @@ class FeedForward(nn.Module):
     @names_arguments
     def forward(self, x: Tensor) -> Tensor:
         """x (..., d_model) to the same shape."""
-        dropout = dropout_of(self.dropout)
-        return feed_forward(x, self.linear1, self.activation, dropout, self.linear2, leave_bias=False).value
+        return feed_forward(x, self.linear1, self.activation, dropout_of(self.dropout), self.linear2)

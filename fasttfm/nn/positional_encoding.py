@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from fasttfm.blocks.embedding import Sinusoids
 from fasttfm.errors import ArgumentError, ArgumentTypeError
 from fasttfm.functional.signature import checks_arguments, names_arguments
+from fasttfm.models.embedding import Sinusoids
 from fasttfm.nn.errors import check_dropout, check_sizes
 
 

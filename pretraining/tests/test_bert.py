@@ -109,11 +109,11 @@ def test_layers_that_share_parameters_share_no_mask():
     model = Bert(AlbertConfig(**{**SMALL, "dropout": 0.5}, embedding_size=8, share="all"))
     seen = []
     for layer in set(model.encoder.layers):
-        layer.register_forward_pre_hook(lambda _, inputs, options: seen.append(options["now"]), with_kwargs=True)
+        layer.register_forward_pre_hook(lambda _, inputs, options: seen.append(options["seed"]), with_kwargs=True)
     model(*rows())
     assert len(seen) == len(model.encoder.layers)
-    assert len({now.first_site for now in seen}) == len(seen)
-    assert all(now.seed is seen[0].seed for now in seen)
+    assert len({each.first_site for each in seen}) == len(seen)
+    assert all(each.seed is seen[0].seed for each in seen)
 
 
 def test_a_row_beyond_the_positions_is_refused():

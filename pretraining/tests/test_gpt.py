@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from fasttfm.blocks.cache import DecoderCache
-from fasttfm.blocks.packing import Packing
+from fasttfm.models.cache import DecoderCache
+from fasttfm.models.packing import Packing
 from fasttfm.presets import preset_names
 from fasttfm_pretraining.config.gpt import GPTConfig
 from fasttfm_pretraining.data.documents import Documents, RowBatches

@@ -7,8 +7,8 @@ import torch
 from causal_folders import assert_equal_and_goes_back, assert_several_files_are_read
 
 from fasttfm import functional as F
-from fasttfm.blocks.packing import Packing
 from fasttfm.errors import UserError
+from fasttfm.models.packing import Packing
 from fasttfm_pretraining.config.sampling import Sampling
 from fasttfm_pretraining.decoding.continuation import continue_ids
 from fasttfm_pretraining.interop.llama import read, write

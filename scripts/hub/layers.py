@@ -66,7 +66,6 @@ class ResidualLayerNorm(nn.Module):
             norm.bias,
             norm.eps,
             dropout_p=self.dropout.p if self.training else 0.0,
-            post_norm=True,
         )
         return y
 

@@ -30,10 +30,10 @@ def calls():
     heads, joint, last = torch.randn(2, 5, 2, 8), torch.randn(2, 5, 2, 2, 8), (0, 0, False, 0, -1, 0.0, 0)
     network = torch.randn(32, 16), torch.randn(32), torch.randn(16, 32), VECTOR
     return {
-        "residual_norm": (RESIDUAL_NORM, (ROWS, VECTOR, ROWS + 1, VECTOR, VECTOR, SEED, 1e-5, 0.5, 1, False, False)),
-        "layer_norm": (RESIDUAL_NORM, (ROWS, None, None, VECTOR, VECTOR, None, 1e-5, 0.0, 0, False, False)),
+        "residual_norm": (RESIDUAL_NORM, (ROWS, VECTOR, ROWS + 1, VECTOR, VECTOR, SEED, 1e-5, 0.5, 1, False)),
+        "layer_norm": (RESIDUAL_NORM, (ROWS, None, None, VECTOR, VECTOR, None, 1e-5, 0.0, 0, False)),
         "residual_add": (RESIDUAL_ADD, (ROWS, ROWS + 1, 0.5, SEED, 3)),
-        "feed_forward": (FEED_FORWARD, (ROWS, *network, None, 0.5, SEED, 2, "relu")),
+        "feed_forward": (FEED_FORWARD, (ROWS, *network, 0.5, SEED, 2, "relu")),
         "attention": (
             ATTENTION,
             (heads, joint, None, VECTOR, torch.randn(32), *NOTHING, None, SEED, *last, 0.5, 0.3, 1, False),
@@ -67,9 +67,9 @@ def test_outputs_and_gradients_are_those_of_the_operator(name, route):
 
 def test_wrong_arguments_are_refused_at_the_first_call():
     with pytest.raises(ValueError, match=r"weight \(3,\) must be \(16,\)"):
-        Inner(RESIDUAL_NORM)(ROWS, None, None, torch.ones(3), None, None, 1e-5, 0.0, 0, False, False, "auto")
+        Inner(RESIDUAL_NORM)(ROWS, None, None, torch.ones(3), None, None, 1e-5, 0.0, 0, False, "auto")
     with pytest.raises(TypeError, match="eps is 'a': a float is needed"):
-        Inner(RESIDUAL_NORM)(ROWS, None, None, VECTOR, None, None, "a", 0.0, 0, False, False, "auto")
+        Inner(RESIDUAL_NORM)(ROWS, None, None, VECTOR, None, None, "a", 0.0, 0, False, "auto")
 
 
 def test_plans_that_others_keep_are_forgotten_too(monkeypatch):

@@ -63,14 +63,13 @@ def test_the_pytorch_route_equals_the_reference(x, stream, dropout_p):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("post_norm", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
-def test_torchs_own_norm_behind_a_residual_is_the_operator(post_norm, biased, monkeypatch):
-    """Float32 without dropout, while gradients are kept; pre-norm as far as `added_norm` says."""
+def test_torchs_own_norm_behind_a_residual_is_the_operator(biased, monkeypatch):
+    """Float32 without dropout, while gradients are kept, as far as ADDED_NORM says."""
     inputs = [*leaf_tensors((3, 5, 24)), *([torch.randn(24).requires_grad_()] if biased else [])]
 
     def norm(x, residual, weight, bias, x_bias=None):
-        return functional.residual_layer_norm(x, residual, weight, bias, x_bias=x_bias, post_norm=post_norm)
+        return functional.residual_layer_norm(x, residual, weight, bias, x_bias=x_bias)
 
     with backend("torch"):
         expected = solve(norm, inputs)
@@ -79,7 +78,7 @@ def test_torchs_own_norm_behind_a_residual_is_the_operator(post_norm, biased, mo
     monkeypatch.setattr(residual_norm, "ADDED_NORM", inputs[0].numel())
     forget_plans()
     assert_same(solve(norm, inputs), expected)
-    assert ("residual_norm" in norm(*inputs)[0].grad_fn.name()) is not post_norm
+    assert "residual_norm" in norm(*inputs)[0].grad_fn.name()
 
 
 def test_parameters_in_half_precision_and_none_at_all():
@@ -98,7 +97,7 @@ def test_parameters_in_half_precision_and_none_at_all():
 def test_statistics_are_float32_whatever_the_dtype(dtype):
     x = torch.randn(4, 24, dtype=dtype)
     for weight in (None, torch.ones(24, dtype=dtype), torch.ones(24)):
-        call = x, None, None, weight, None, None, 1e-5, 0.0, 0, False, False, "torch"
+        call = x, None, None, weight, None, None, 1e-5, 0.0, 0, False, "torch"
         _, _, mean, rstd, _ = torch.ops.fasttfm.residual_norm(*call)
         assert mean.dtype == rstd.dtype == torch.float32
 

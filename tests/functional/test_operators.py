@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from fasttfm.functional.flops import formulas
-from fasttfm.functional.operator import Operator, _every, lowered, unplanned
+from fasttfm.functional.operator import Operator, _every, lowered, without_views
 from fasttfm.functional.record import _TENSORS, WHOLE
 
 states = []
@@ -57,14 +57,14 @@ _derive = Operator(
     "test_scaled_backward",
     Derived,
     "(Tensor, Tensor)",
-    unplanned(derive),
+    lambda call: without_views(derive),
     lambda call: (torch.empty_like(call.grad), torch.empty_like(call.saved.factor)),
 )
 _scaled = Operator(
     "test_scaled",
     Scaled,
     "Tensor",
-    unplanned(compute),
+    lambda call: without_views(compute),
     lambda call: torch.empty_like(call.x),
     save=lambda call, output: Saved(call.x, call.factor, call.offset is not None, call.power),
     backward=backward,
@@ -306,7 +306,7 @@ def routed_operator():
         "test_routed",
         Routed,
         "Tensor",
-        unplanned(compute),
+        lambda call: without_views(compute),
         lambda call: torch.empty_like(call.x),
         decide=lambda call: setting[0] if call.route == "auto" else call.route,
         save=lambda call, output: RoutedSaved(call.route),

@@ -30,7 +30,7 @@ from fasttfm.kernels import choices, jit
 from fasttfm.kernels.chip import INTERPRETER
 from fasttfm.kernels.launch import interpreted
 
-PLANNED = ["layer_norm", "branch_layer_norm", "residual_layer_norm", "residual_layer_norm_post", "rms_norm",
+PLANNED = ["layer_norm", "residual_layer_norm", "rms_norm",
            "residual_rms_norm", "attention", "joint_attention", "varlen_attention",
            "joint_varlen_attention", "embed", "rotary", "feed_forward", "feed_forward_gelu"]  # fmt: skip
 """Of public_surface.functions(): whose operators have plans of their own, on both routes."""
@@ -469,7 +469,7 @@ def test_a_tensor_elsewhere_is_refused_in_the_same_words(name):
 def test_a_wrong_call_is_refused_in_the_same_words_whatever_is_planned(name):
     target = wrong_calls.functions()[name]
     odd = {"eps": ([1e-5], {}, True, np.float32(1e-5), np.float64(1e-5), 1 + 0j, "1"), "site": (True, 1.0, 1 << 31, -1),
-           "dropout_p": (True, [0.5], np.float32(0.5), 1.5, float("nan")), "post_norm": (1, "no", None)}  # fmt: skip
+           "dropout_p": (True, [0.5], np.float32(0.5), 1.5, float("nan"))}  # fmt: skip
 
     def outcome(**changed):
         try:
@@ -494,7 +494,7 @@ def test_what_the_dispatcher_is_given_is_checked_before_it_is_planned():
         with backend(route):
             for call in (
                 lambda: torch.ops.fasttfm.residual_norm(
-                    x, None, None, weight, None, None, 1e-5, 0.0, 0, False, False, backends.current
+                    x, None, None, weight, None, None, 1e-5, 0.0, 0, False, backends.current
                 ),
                 lambda: F.layer_norm(x, weight, None),
             ):

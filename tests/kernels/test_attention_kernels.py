@@ -632,4 +632,5 @@ def test_padded_rows_of_65_to_128_keys_with_dropout_go_backward_by_the_kernels_f
         with LaunchLog() as log:
             output.sum().backward()
     two = {"attention.backward._backward_queries": 1, "attention.backward._backward_keys": 1}
-    assert log.triton == (two if launches == 2 else {"attention.short._backward": 1})
+    ours = {name: count for name, count in log.triton.items() if name.startswith("attention.")}
+    assert ours == (two if launches == 2 else {"attention.short._backward": 1})

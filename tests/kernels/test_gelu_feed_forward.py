@@ -118,21 +118,6 @@ def test_more_tiles_than_a_group_has_and_programs_with_several_tiles(monkeypatch
         check(launched, tensors(150, 24, 70, 40, torch.float32), 0.2, "gelu_tanh")
 
 
-def test_the_first_bias_gradient_comes_in_parts_where_a_model_adds_them_up():
-    inputs = tensors(75, 24, 40, 8, torch.float32)
-    parts = torch.zeros(product.sum_programs(75, 40, 8, torch.float32, torch.device("cpu"), "fused"), 40)
-    leaves = {name: t.requires_grad_() for name, t in inputs.items()}
-    parts.requires_grad_()
-    with backend("triton"):
-        way(functional.feed_forward, activation="gelu", bias1_parts=parts)(**leaves).sum().backward()
-        assert leaves["bias1"].grad is None
-        assert parts.grad.shape == (3, 40)
-        whole = tensors(75, 24, 40, 8, torch.float32)
-        whole["bias1"].requires_grad_()
-        way(functional.feed_forward, activation="gelu")(**whole).sum().backward()
-    torch.testing.assert_close(parts.grad.sum(0), whole["bias1"].grad)
-
-
 def test_a_nan_stays_visible():
     inputs = tensors(3, 16, 40, 24, torch.float32)
     inputs["x"][1, 3] = torch.nan

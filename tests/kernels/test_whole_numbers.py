@@ -12,7 +12,7 @@ SEED = torch.tensor([1])
 NO_DROPOUT = dropout_arguments(0.0, None, 0)
 X, W = torch.randn(3, 16), torch.randn(16, 16)
 TOKENS = torch.tensor([[1, 2, 3]])
-NORM = layer_norm.Forward(X, X, None, None, None, dropout_p=0.1)
+NORM = layer_norm.Forward(X, X, dropout_p=0.1)
 EMBED = TOKENS, W, None
 LOSS = cross_entropy.Forward
 ADD = residual_add.Add(X.shape, X.device, 0.1)

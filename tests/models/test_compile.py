@@ -5,7 +5,7 @@ import torch
 
 from fasttfm.functional import backend
 
-from .test_parameters import model_and_batch
+from .test_layer_node import model_and_batch
 
 
 def gradients(model, loss, batch):

@@ -48,7 +48,7 @@ class Options(NamedTuple):
     ) -> Options:  # fmt: skip
         """With the scale and the seed that a call without them takes on heads (..., D). Raises ValueError for numbers
         out of range."""
-        dropout_p, seed, site = dropout_for(heads.device, dropout_p, seed, site)
+        dropout_p, seed, site = dropout_for(heads.device, dropout_p, seed, site, "query")
         if scale is None:
             scale = heads.shape[-1] ** -0.5
         elif not -LARGEST <= scale <= LARGEST:

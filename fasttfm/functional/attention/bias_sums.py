@@ -31,21 +31,13 @@ def memory(call: Call) -> BiasSums:
     return BiasSums(make((batch, *of_query), dtype=torch.float32), of_key)
 
 
-def gradients(call: Call, gradients: tuple[Tensor | None, ...], sums: BiasSums | None) -> tuple[Tensor | None, ...]:
-    """The gradients of query_bias and key_bias, from those of query and key, or from their sums over rows where a
-    kernel made them; None where there is no bias. Of one given as (P, N) P parts are wanted."""
-    found = []
-    for bias, d, parts in zip(call[3:5], gradients, sums or (None, None)):
-        found.append(None if bias is None or d is None else _gradient(bias, d[None] if call.packed else d, parts))
-    return tuple(found)
-
-
-def _gradient(bias: Tensor, d: Tensor, parts: Tensor | None) -> Tensor:
-    """d (B, L, ..., H, D)."""
-    if parts is None:
-        parts = d.sum(1, dtype=torch.promote_types(d.dtype, torch.float32))
-    parts = parts.flatten(1)
-    if bias.dim() == 1:
-        return parts.sum(0).to(bias.dtype)
-    missing = bias.shape[0] - parts.shape[0]
-    return parts if not missing else torch.nn.functional.pad(parts, (0, 0, 0, missing))
+def of_rows(call: Call, gradients: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+    """The same from the gradients of query and key, as (B, ..., H, D) float32 at least; None where there is no bias."""
+    sums: list[Tensor | None] = []
+    for bias, d in zip(call[3:5], gradients):
+        if bias is None or d is None:
+            sums.append(None)
+        else:
+            d = d[None] if call.packed else d
+            sums.append(d.sum(1, dtype=torch.promote_types(d.dtype, torch.float32)).contiguous())
+    return sums

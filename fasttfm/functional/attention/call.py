@@ -22,7 +22,7 @@ class Call(NamedTuple):
     """Keys, or keys and values."""
     value: Tensor | None
     query_bias: Tensor | None
-    """What was added to query, and takes its gradient from here: (N,), or (B, N) of read_parameters()."""
+    """What was added to query, and takes its gradient from here, (N,)."""
     key_bias: Tensor | None
     key_lengths: Whole | None
     cu_seqlens_q: Whole | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 
 import torch
@@ -29,7 +30,7 @@ def check(call: Call) -> None:
         if call.value is not None:
             check_value(query, key, value)
     _check_longest(call.max_seqlen_q, call.max_seqlen_k)
-    dropout_for(call.query.device, call.dropout_p, call.seed, call.site)
+    dropout_for(call.query.device, call.dropout_p, call.seed, call.site, "query")
     if not -LARGEST <= call.scale <= LARGEST:
         raise ValueError(f"scale={call.scale!r} must be a number between {-LARGEST} and {LARGEST}")
 
@@ -105,6 +106,11 @@ def _check_projections(call: Call) -> None:
     biased = call.query_bias is not None or call.key_bias is not None
     if biased and (call.key_bias is None) != (query is None or call.query_bias is None):
         raise ValueError("biases must be (joint's, query's), the latter None where there is no query")
+    for bias, x in ((call.query_bias, call.query), (call.key_bias, call.key)):
+        if bias is not None and x is not None:
+            name, width = ("joint", math.prod(x.shape[-3:])) if x is joint else ("query", math.prod(x.shape[-2:]))
+            if bias.shape != (width,):
+                raise ValueError(f"biases: {name}'s {tuple(bias.shape)} must be ({width},) for {tuple(x.shape)}")
     if call.mask is not None and (call.mask.requires_grad or biased):
         raise ValueError("joint_attention's mask takes no gradient and no biases: attention() takes both")
 

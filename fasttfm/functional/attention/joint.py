@@ -35,16 +35,13 @@ def joint_attention(
     joint (B, L, 3, H, D): queries, keys and values; or (B, S, 2, Hk, D), keys and values, with query (B, L, H, D).
     biases: those that the projections of joint and of query have added already, (3 * H * D,) or (2 * Hk * D,) and
     (H * D,), and which take their gradients from here; a kernel has these sums in registers, where a pass over the
-    gradients of joint and query would read both again. As (B, .) of read_parameters() they take theirs in parts.
+    gradients of joint and query would read both again.
     key_lengths, mask, causal, dropout_p, scale, seed, site as attention() takes them; but a mask takes no gradient.
     Memory may hold the batch or the positions first: gradients, and what the kernels write, are laid out as the input.
     Returns (B, L, H * D). Raises ValueError for shapes or dtypes that do not agree, and for biases with a mask, whose
     sums no kernel has the registers for.
     """
-    if dropout_p <= LEAST_P:
-        seed = None
-    elif seed is None:
-        seed = draw_seed(joint.device)
+    seed = None if dropout_p <= LEAST_P else draw_seed(joint.device) if seed is None else seed
     if scale is None:
         scale = (joint.shape[-1] or 1) ** -0.5
     offset: int | Tensor = 0
@@ -87,14 +84,11 @@ def joint_varlen_attention(
     """varlen_attention() on projections in the layout of one joint product; the heads of its output are joined.
 
     joint (T, 3, H, D): queries, keys and values; or (Tk, 2, Hk, D), keys and values, with query (Tq, H, D).
-    biases as joint_attention() takes them, in parts (B, .) for B sequences. cu_seqlens_q to site as
+    biases as joint_attention() takes them. cu_seqlens_q to site as
     varlen_attention() takes them; covered: the sequences reach to the last row, there is no filler to be zeroed.
     Returns (Tq, H * D). Raises ValueError for shapes or dtypes that do not agree.
     """
-    if dropout_p <= LEAST_P:
-        seed = None
-    elif seed is None:
-        seed = draw_seed(joint.device)
+    seed = None if dropout_p <= LEAST_P else draw_seed(joint.device) if seed is None else seed
     if scale is None:
         scale = (joint.shape[-1] or 1) ** -0.5
     sequences = Sequences(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)

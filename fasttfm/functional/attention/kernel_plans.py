@@ -77,6 +77,8 @@ def backward(grad: Tensor, mask_gradient: bool, saved: Any) -> Callable[[Any], O
     from fasttfm.kernels.attention import backward as long_backward
     from fasttfm.kernels.attention import mask_gradient as kernel_of_masks
     from fasttfm.kernels.attention import short
+    from fasttfm.kernels.launch import chip
+    from fasttfm.kernels.partial_sums import Sums
 
     call, output, lse, _ = saved
     reader = _Reader(call)
@@ -89,18 +91,18 @@ def backward(grad: Tensor, mask_gradient: bool, saved: Any) -> Callable[[Any], O
     gradients = memory(call)
     written = call._replace(query=gradients[0], key=gradients[1], value=gradients[2])
     of_rows = lse.expand(call.batch, -1, -1) if call.packed else lse
-    sums = None
-    if call.route == "short" and (call.query_bias is not None or call.key_bias is not None):
-        sums = bias_sums.memory(call)
-    of_sums = None if sums is None else sums.of_heads()
+    biases = {place: bias for place, bias in enumerate(call[3:5]) if bias is not None}
+    count = call.batch if call.route == "short" or not call.packed else 1
+    shapes, dtypes = [(count, bias.numel()) for bias in biases.values()], [bias.dtype for bias in biases.values()]
+    sums = Sums([*biases], shapes, dtypes, chip(grad.device)) if biases else None
+    of_sums = bias_sums.memory(call).of_heads() if biases and call.route == "short" else None
     if call.route == "short":
         launch: Any = short.backward(prepared, row, output, of_rows, written.heads, of_sums, packed=call.packed)
     else:
         launch = long_backward.Backward(prepared, row, output, of_rows, written.heads)
     masks: Any = None if not mask_gradient else kernel_of_masks.Gradient(prepared, row, of_rows, call.mask)
     reader.forget()
-    joint, projected, biased = call.key is None, call.value is None, sums is not None
-    beside = any(x is not None for x in (call.query_bias, call.key_bias, call.sinks))
+    joint, projected, biased, sunk = call.key is None, call.value is None, of_sums is not None, call.sinks is not None
 
     def compute(backward: Any) -> Outputs:
         grad, _, (call, output, lse, kept) = backward
@@ -113,17 +115,16 @@ def backward(grad: Tensor, mask_gradient: bool, saved: Any) -> Callable[[Any], O
             out = gradients[0].unbind(-3)
         elif projected:
             out = gradients[0], *gradients[1].unbind(-3)
+        of_rows: Any = None
         if biased:
-            sums = bias_sums.memory(call)
-            launch(grad, *operands, output, lse, out, problem, sums.of_heads())
+            of_rows = bias_sums.memory(call)
+            launch(grad, *operands, output, lse, out, problem, of_rows.of_heads())
         else:
             launch(grad, *operands, output, lse, out, problem)
         d_mask = None
         if masks is not None:
             d_mask = masks(grad, *operands, output, lse, call.mask, problem)
-        if not beside:
-            return *gradients, None, None, d_mask, None
-        biases = bias_sums.gradients(call, gradients, sums if biased else None)
-        return *gradients, *biases, d_mask, sinks_gradient(call, grad, output, lse, kept)
+        d_biases = (None, None) if sums is None else sums(of_rows or bias_sums.of_rows(call, gradients))
+        return *gradients, *d_biases, d_mask, sinks_gradient(call, grad, output, lse, kept) if sunk else None
 
     return compute

@@ -33,7 +33,7 @@ from fasttfm.functional.attention.call import (
 from fasttfm.functional.attention.checks import check
 from fasttfm.functional.attention.layout import by_part, in_planes, joined, packed_again, padded
 from fasttfm.functional.backends import BACKENDS, values_are_checked
-from fasttfm.functional.derivative import pulled_back, refuse_parts
+from fasttfm.functional.derivative import pulled_back
 from fasttfm.functional.operator import Operator, lowered, without_views
 
 Outputs = tuple[Any, ...]
@@ -173,7 +173,7 @@ def _compute_weights(call: Call) -> Outputs:
 def _compute_padded(call: Call) -> Outputs:
     """By way of weights, of packed rows that are padded."""
     if is_empty(call):
-        weights, kept = (x.zero_() for x in _fake_saved(call))
+        weights, kept = (x if x is None else x.zero_() for x in _fake_saved(call))
         return call.query.new_zeros(output_layout(call)[0]), weights, None if call.sinks is None else kept
     output, weights, left = routes.forward(call.route, *_pad(call))
     query, starts = call.apart[0], call.cu_seqlens_q
@@ -184,7 +184,7 @@ def _compute_padded(call: Call) -> Outputs:
     return output if call.value is not None else output.flatten(1), weights, left
 
 
-def _fake_saved(call: Call) -> tuple[Tensor, Tensor]:
+def _fake_saved(call: Call) -> tuple[Tensor, Tensor | None]:
     """Return empty tensors in the shape of what is saved, the weights among it."""
     query = call.apart[0]
     if not call.packed:
@@ -197,16 +197,16 @@ def _fake_saved(call: Call) -> tuple[Tensor, Tensor]:
     return weights, kept
 
 
-def _fake(call: Call) -> tuple[Tensor, ...]:
+def _fake(call: Call) -> Outputs:
     query = call.query
     output = query.new_empty_strided(*output_layout(call))
     if routes.saves_weights(call.route):
         return output, *_fake_saved(call)
     if call.packed:
-        return output, query.new_empty(call.apart[0].shape[1::-1], dtype=torch.float32), query.new_empty(0)
+        return output, query.new_empty(call.apart[0].shape[1::-1], dtype=torch.float32), None
     if call.value is not None:
         return output, *routes.fake(call.route, *call.heads, call.options)[1:]
-    return output, query.new_empty(call.heads[0].shape[:3], dtype=torch.float32), query.new_empty(0)
+    return output, query.new_empty(call.heads[0].shape[:3], dtype=torch.float32), None
 
 
 # -------------------------------------------------------------------------------------------------------- backward pass
@@ -244,10 +244,7 @@ def _differentiate(
 
 
 def _plan_backward(call: _Backward) -> Callable[[_Backward], Outputs]:
-    """Gradients of query, key and value, of both biases, of the mask and of the sinks; None where there is none.
-
-    That of a bias given as (B, N) comes as B float32 parts of the sum, one a batch row.
-    """
+    """Gradients of query, key and value, of both biases, of the mask and of the sinks; None where there is none."""
     given = call.saved.call
     if given.route in ("short", "flash") and not is_empty(given):
         return kernel_plans.backward(call.grad, call.mask_gradient, call.saved)
@@ -271,7 +268,8 @@ def _compute_backward(backward: _Backward) -> Outputs:
     else:
         way = _padded_gradients if call.packed else _weights_gradients
         *gradients, d_mask = way(grad, call, output, saved, kept, mask_gradient)
-    biases = bias_sums.gradients(call, gradients, None)
+    sums = zip(call[3:5], bias_sums.of_rows(call, gradients))
+    biases = [None if bias is None or rows is None else rows.flatten(1).sum(0).to(bias.dtype) for bias, rows in sums]
     return *gradients, *biases, d_mask, sinks_gradient(call, grad, output, saved, kept)
 
 
@@ -317,13 +315,12 @@ def _padded_gradients(
     return *memory, None
 
 
-def _fake_backward(backward: _Backward) -> tuple[Tensor, ...]:
-    grad, mask_gradient, (call, *_) = backward
+def _fake_backward(backward: _Backward) -> Outputs:
+    _, mask_gradient, (call, *_) = backward
     biases = (x if x is None else x.new_empty(x.shape) for x in call[3:5])
     mask = call.mask.new_empty(call.mask.shape) if call.mask is not None and mask_gradient else None
     sinks = None if call.sinks is None else call.sinks.new_empty(call.sinks.shape)
-    found = (*gradient_memory(call)(call), *biases, mask, sinks)
-    return tuple(grad.new_empty(0) if x is None else x for x in found)
+    return *gradient_memory(call)(call), *biases, mask, sinks
 
 
 # ---------------------------------------------------------------------------------------------------- registration
@@ -335,7 +332,6 @@ def _by_reference(call: Call) -> Tensor:
         x if bias is None or x is None else x + (bias - bias.detach()).view(x.shape[x.dim() - (3 if joint else 2) :])
         for x, bias, joint in ((call.query, call.query_bias, call.key is None), (call.key, call.key_bias, True))
     )
-    refuse_parts(call.query_bias, call.key_bias)
     call = call._replace(query=query, key=key)  # type: ignore[arg-type]
     options = call.options.of_reference()
     if not call.packed:
@@ -371,36 +367,14 @@ def _flops(call: Call, backward: bool = False) -> int:
 
 
 _attention_backward = Operator(
-    "attention_backward",
-    _Backward,
-    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _plan_backward,
-    _fake_backward,
-    reference=_reference_backward,
-    flops=lambda call: _flops(call.saved.call, backward=True),
-    leading=2,
+    "attention_backward", _Backward, "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)", _plan_backward,
+    _fake_backward, reference=_reference_backward, flops=lambda call: _flops(call.saved.call, backward=True), leading=2,
     autocast=lambda call, dtype: call,  # it has products
-)
-
-
+)  # fmt: skip
 OPERATOR = Operator(
-    "attention",
-    Call,
-    "(Tensor, Tensor, Tensor)",
-    _plan,
-    _fake,
-    checks=check,
-    native=_native,
-    prefers=_prefers,
-    decide=_decide,
-    save=_save,
-    saved=Saved,
-    backward=_differentiate,
-    derivative=_attention_backward,
-    flops=_flops,
-    visible=1,
-    free=("site",),
-    rows=("query", "key", "value", "key_lengths"),
+    "attention", Call, "(Tensor, Tensor, Tensor)", _plan, _fake, checks=check, native=_native, prefers=_prefers,
+    decide=_decide, save=_save, saved=Saved, backward=_differentiate, derivative=_attention_backward, flops=_flops,
+    visible=1, free=("site",), rows=("query", "key", "value", "key_lengths"),
     autocast=lowered("query", "key", "value"),  # an additive mask keeps its precision
-)
+)  # fmt: skip
 attention: Callable[..., Any] = OPERATOR.call

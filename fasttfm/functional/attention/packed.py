@@ -47,10 +47,7 @@ def varlen_attention(
     """
     if key is None or value is None:
         raise TypeError("key and value must be tensors")
-    if dropout_p <= LEAST_P:
-        seed = None
-    elif seed is None:
-        seed = draw_seed(query.device)
+    seed = None if dropout_p <= LEAST_P else draw_seed(query.device) if seed is None else seed
     if scale is None:
         scale = (query.shape[-1] or 1) ** -0.5
     sequences = Sequences(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)

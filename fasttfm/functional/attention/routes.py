@@ -151,7 +151,7 @@ def forward(
     return way(query, key, value, options)
 
 
-def fake(route: str, query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, ...]:
+def fake(route: str, query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor | None, ...]:
     """Return empty outputs of forward()'s shapes."""
     output = empty_heads_last(query, value.shape[-1])
     if route == "fused" and (addend := torch_route.fused_addend(query, key, options)) is not None:
@@ -159,15 +159,15 @@ def fake(route: str, query: Tensor, key: Tensor, value: Tensor, options: Options
     return output, *fake_saved(route, query, (*query.shape[:3], key.shape[2]), options)
 
 
-def fake_saved(route: str, like: Tensor, shape: tuple, options: Options) -> tuple[Tensor, Tensor]:
+def fake_saved(route: str, like: Tensor, shape: tuple, options: Options) -> tuple[Tensor, Tensor | None]:
     """Return empty tensors in the shape of what is saved of weights of this shape."""
     lse = like.new_empty(shape[:3], dtype=torch.float32)
     if not saves_weights(route):
-        return lse, like.new_empty(0)
+        return lse, None
     weights = like.new_empty(shape)
     if route == "softmax" and options.sinks is not None:
         return weights, lse
-    return weights, torch.empty_like(weights) if route == "explicit" and options.seed is not None else like.new_empty(0)
+    return weights, torch.empty_like(weights) if route == "explicit" and options.seed is not None else None
 
 
 def backward(

@@ -22,7 +22,7 @@ from fasttfm.cpu.linear import has_units
 from fasttfm.functional.attention.arguments import LARGEST, Options
 from fasttfm.functional.attention.layout import heads_last, planes
 from fasttfm.functional.dropout import as_factor, wide
-from fasttfm.functional.operator import Operator, Whole, unplanned
+from fasttfm.functional.operator import Operator, Whole, without_views
 
 
 def bias(queries: int, keys: int, like: Tensor, options: Options) -> Tensor | None:
@@ -131,7 +131,7 @@ def _drawn(call: _Draws) -> Tensor:
 
 
 _keep_mask = Operator(
-    "keep_mask", _Draws, "Tensor", unplanned(_drawn),
+    "keep_mask", _Draws, "Tensor", lambda call: without_views(_drawn),
     lambda call: call.weights.new_empty(call.weights.shape, dtype=torch.bool),
 ).call  # fmt: skip
 """The keep mask of weights (B, H, L, S), bool: an operator, because no graph holds a seed's value and loops."""

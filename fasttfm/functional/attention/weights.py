@@ -135,9 +135,9 @@ def _compute_by_torch(call: _Call) -> tuple[Tensor, Tensor | None]:
     return (p, None) if kept is None else (kept, p)
 
 
-def _fake(call: _Call) -> tuple[Tensor, Tensor]:
+def _fake(call: _Call) -> tuple[Tensor, Tensor | None]:
     like = call.scores.new_empty(call.scores.shape)
-    return like, like.new_empty(0) if call.options.seed is None else torch.empty_like(like)
+    return like, None if call.options.seed is None else torch.empty_like(like)
 
 
 def _differentiate(
@@ -180,10 +180,10 @@ def _compute_backward_by_torch(call: _Backward) -> tuple[Tensor, Tensor | None]:
     return torch_route.scores_gradient(grad, before, kept, options, mask_gradient)  # type: ignore[arg-type]
 
 
-def _fake_backward(call: _Backward) -> tuple[Tensor, Tensor]:
-    weights, mask = call.saved.weights, call.saved.options.mask
-    d_mask = mask.new_empty(mask.shape) if mask is not None and call.mask_gradient else call.grad.new_empty(0)
-    return torch.empty_like(weights), d_mask
+def _fake_backward(call: _Backward) -> tuple[Tensor, Tensor | None]:
+    mask = call.saved.options.mask
+    d_mask = mask.new_empty(mask.shape) if mask is not None and call.mask_gradient else None
+    return torch.empty_like(call.saved.weights), d_mask
 
 
 def _reference_backward(call: _Backward) -> tuple[Tensor, Tensor]:

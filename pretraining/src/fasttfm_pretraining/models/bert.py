@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from fasttfm import functional as F
-from fasttfm.blocks.attention import Lengths
-from fasttfm.blocks.loss import logits
-from fasttfm.blocks.merging import Work
-from fasttfm.blocks.packing import Packing
 from fasttfm.cpu.linear import linear
 from fasttfm.functional.activations import ACTIVATIONS
-from fasttfm.models.layers import SITES_PER_LAYER, EncoderLayer, Stack, reset_parameters
-from fasttfm.models.model import Model, recorded_weights, rows_of, weights_of_pass
+from fasttfm.models.attention import Lengths
+from fasttfm.models.dropout import SITES_PER_LAYER
+from fasttfm.models.layers import EncoderLayer, Stack, reset_parameters
+from fasttfm.models.loss import logits
+from fasttfm.models.model import Model, recorded_weights
+from fasttfm.models.packing import Packing
 from fasttfm_pretraining.config.bert import BertConfig
 
 
@@ -75,8 +75,7 @@ class Bert(Model):
         if self.embedding_projection is not None:
             x = self.embedding_projection(x)
         seed = F.draw_seed(x.device) if self.training else None
-        weights = weights_of_pass(Work(self.encoder, rows_of(tokens, lengths)))
-        return self.encoder(x, lengths, seed=seed, weights=weights)
+        return self.encoder(x, lengths, seed=seed)
 
     def pooled(self, hidden: Tensor, lengths: Lengths = None) -> Tensor:
         """tanh(W hidden + b) of each sequence's first token, (B, d). Raises ValueError for a body without pooler."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fasttfm.blocks.attention import project, projections
+from fasttfm.models.attention import projected
 
 
 def soft_target_loss(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
@@ -59,8 +59,8 @@ def attention_loss(student: Tensor, teacher: Tensor, lengths: Tensor) -> Tensor:
 
 def attention_scores(attention: Any, y: Tensor) -> Tensor:
     """Q K^T / sqrt(D), (B, H, L, L), of a blocks.attention.Attention over y (B, L, d)."""
-    (projection,) = projections(attention.in_proj_weight, attention.in_proj_bias, split=False, sums=False)
-    query, key, _ = project(y, projection, attention.heads).transpose(1, 3).unbind(2)  # (B, H, L, D)
+    joint = projected(y, None, attention.in_proj_weight, attention.in_proj_bias, attention.heads).joint
+    query, key, _ = joint.transpose(1, 3).unbind(2)  # (B, H, L, D)
     return query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
 
 

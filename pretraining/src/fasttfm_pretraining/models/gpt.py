@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from fasttfm import functional as F
-from fasttfm.blocks.attention import Lengths
-from fasttfm.blocks.cache import DecoderCache
-from fasttfm.blocks.merging import Work
-from fasttfm.models.layers import SITES_PER_LAYER, EncoderLayer, Stack, reset_parameters
-from fasttfm.models.model import recorded_weights, rows_of, weights_of_pass
+from fasttfm.models.attention import Lengths
+from fasttfm.models.cache import DecoderCache
+from fasttfm.models.dropout import SITES_PER_LAYER
+from fasttfm.models.layers import EncoderLayer, Stack, reset_parameters
+from fasttfm.models.model import recorded_weights
 from fasttfm_pretraining.config.gpt import GPTConfig
 from fasttfm_pretraining.models.language_model import LanguageModel
 
@@ -58,8 +58,7 @@ class GPT(LanguageModel):
         positions = self.positions.weight if columns is None else self.positions(columns)
         dropout: dict[str, Any] = {} if seed is None else {"dropout_p": self.config.dropout, "seed": seed, "site": 0}
         x = F.embed(tokens, self.embedding.weight, positions, first_position=first, **dropout)  # (B, L, d)
-        weights = weights_of_pass(Work(self.decoder, rows_of(tokens, lengths)))
-        return self.decoder(x, lengths, seed=seed, weights=weights, cache=cache)
+        return self.decoder(x, lengths, seed=seed, cache=cache)
 
     @torch.no_grad()
     def attention_weights(self, tokens: Tensor) -> list[Tensor]:

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fasttfm.blocks.loss import token_loss
 from fasttfm.cpu.linear import linear
 from fasttfm.models.layers import reset_parameters
+from fasttfm.models.loss import token_loss
 from fasttfm_pretraining.config.gpt import GPTClassifierConfig
 from fasttfm_pretraining.models.gpt import GPT
 from fasttfm_pretraining.models.heads import TaskModel

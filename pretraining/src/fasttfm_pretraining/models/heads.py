@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fasttfm.blocks.attention import Lengths
-from fasttfm.blocks.packing import Packing
 from fasttfm.cpu.linear import linear
+from fasttfm.models.attention import Lengths
 from fasttfm.models.layers import reset_parameters
 from fasttfm.models.model import Model
+from fasttfm.models.packing import Packing
 from fasttfm_pretraining.config.bert import BertClassifierConfig, BertConfig
 from fasttfm_pretraining.models.bert import Bert
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fasttfm.blocks.attention import Lengths
-from fasttfm.blocks.cache import DecoderCache
-from fasttfm.blocks.loss import logits, token_loss
-from fasttfm.blocks.packing import Packing
 from fasttfm.checkpoints.weights import with_weights
 from fasttfm.config import sections_of
+from fasttfm.models.attention import Lengths
+from fasttfm.models.cache import DecoderCache
+from fasttfm.models.loss import logits, token_loss
 from fasttfm.models.model import Model
+from fasttfm.models.packing import Packing
 from fasttfm.presets import preset_section
 from fasttfm_pretraining.models.saved import read_run
 

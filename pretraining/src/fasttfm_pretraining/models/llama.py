@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from fasttfm import functional as F
-from fasttfm.blocks.attention import Lengths
-from fasttfm.blocks.cache import DecoderCache, LayerCache
-from fasttfm.blocks.forward_pass import ALONE, Pass
-from fasttfm.blocks.packing import Packing
 from fasttfm.cpu.linear import linear
+from fasttfm.models.attention import Lengths
+from fasttfm.models.cache import DecoderCache, LayerCache
+from fasttfm.models.dropout import NO_SEED, LayerSeed
 from fasttfm.models.layers import Stack, reset_parameters
+from fasttfm.models.packing import Packing
 from fasttfm.nn.norms import RMSNorm
 from fasttfm_pretraining.config.llama import LlamaConfig
 from fasttfm_pretraining.models.language_model import LanguageModel
@@ -51,11 +51,17 @@ class LlamaLayer(nn.Module):
         self.down = nn.Linear(config.d_ff, width, bias=False)
 
     def forward(
-        self, x: Tensor, turns: Turns, lengths: Lengths = None, *, now: Pass = ALONE, cache: LayerCache | None = None
+        self,
+        x: Tensor,
+        turns: Turns,
+        lengths: Lengths = None,
+        *,
+        seed: LayerSeed = NO_SEED,
+        cache: LayerCache | None = None,
     ) -> Tensor:
         """x (B, L, d), or packed (1, T, d), to the same; cache: x is the new positions after those that it keeps.
 
-        now: of the stack, whose layers all take it; this one has no dropouts and reads its own parameters.
+        seed: of the stack, whose layers all take it; this one has no dropouts.
         """
         y = self.norm1(x)
         q, k, v = (

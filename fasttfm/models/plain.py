@@ -4,10 +4,13 @@ A parametrised, quantised, sharded or LoRA-wrapped module is of another class; p
 hooks. Every shortcut around a call of a submodule asks here.
 """
 
+from collections.abc import Iterable
+from itertools import chain
+from operator import is_
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.modules.module import _has_any_global_hook
 
@@ -19,13 +22,14 @@ NORM: frozenset[type] = frozenset({nn.LayerNorm})
 EMBEDDING: frozenset[type] = frozenset({nn.Embedding})
 _ACTIVATIONS: frozenset[type] = frozenset({nn.ReLU, nn.GELU})
 ATTENTION = frozenset({"attention"})
-"""Of blocks.attention."""
+"""Of models.attention."""
 LAYER = frozenset({"layer"})
-"""Of models, which take the residual stream itself."""
+"""Of models.layers."""
 STACK = frozenset({"stack"})
-"""Of models, which runs the layers of a side."""
+"""Of models.layers, which runs the layers of a side."""
 _NOTHING: frozenset[Any] = frozenset()
 _ATTENTIONS = ("self_attn", "multihead_attn")
+_address, _stride, _bytes = Tensor.data_ptr, Tensor.stride, Tensor.nbytes.__get__  # type: ignore[attr-defined]
 
 
 def untouched(module: nn.Module, kinds: frozenset[Any]) -> bool:
@@ -35,11 +39,6 @@ def untouched(module: nn.Module, kinds: frozenset[Any]) -> bool:
     it inherits.
     """
     return _unchanged(module, kinds) and not _has_any_global_hook()
-
-
-def hooked(module: nn.Module) -> bool:
-    """Return whether calling module does more than its class's forward."""
-    return not untouched(module, frozenset({type(module)}))
 
 
 def _unchanged(module: nn.Module, kinds: frozenset[Any]) -> bool:
@@ -65,7 +64,7 @@ _PLACES: dict[str, frozenset[Any]] = {
 
 def plain_width(layer: Any, kinds: frozenset[Any] = LAYER, attentions: frozenset[Any] = ATTENTION) -> int:
     """The width of a layer of one of these kinds, if no module in it is more than its class and its parameters are
-    ordinary and of one width; else 0. Asked once in a pass, so that nothing else has to be."""
+    ordinary and of one width; else 0."""
     if torch.compiler.is_compiling() or _has_any_global_hook():
         return 0
     width = 0
@@ -89,6 +88,39 @@ def plain_width(layer: Any, kinds: frozenset[Any] = LAYER, attentions: frozenset
     hidden = layer.linear1.weight.shape[0]
     fits = layer.linear1.weight.shape == (hidden, width) and layer.linear2.weight.shape == (width, hidden)
     return width if fits else 0
+
+
+class Snapshot:
+    """State of modules at one time: classes, hooks, attributes, children, and the memory of their parameters.
+
+    Whether any of it has changed is asked in a few calls, however many modules there are.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._modules = modules = list(modules)
+        names = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+        self._hooks = [getattr(each, name) for each in modules for name in names]
+        self._tables = [vars(each) for each in modules]
+        self._tables += [table[name] for table in self._tables for name in ("_modules", "_parameters")]
+        self._held = self._all_held()
+        self._parameters = [p for each in modules for p in each._parameters.values() if p is not None]
+        self._memory = self._memory_now()
+
+    def unchanged(self) -> bool:
+        """Return whether nothing is hooked, and all is as it was."""
+        if any(self._hooks):
+            return False
+        held = self._all_held()
+        if len(held) != len(self._held) or not all(map(is_, held, self._held)):
+            return False
+        return self._memory_now() == self._memory
+
+    def _all_held(self) -> list[Any]:
+        """Classes, attributes, children and parameters."""
+        return [*map(type, self._modules), *chain.from_iterable(map(dict.values, self._tables))]
+
+    def _memory_now(self) -> list[Any]:
+        return [x for ask in (_address, _stride, _bytes) for x in map(ask, self._parameters)]
 
 
 def fused_activation(activation: object) -> str | None:

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from fasttfm import functional as F
-from fasttfm.blocks.inspect import EMBEDDING, untouched
-from fasttfm.blocks.packing import Packing
 from fasttfm.functional.dropout import Dropout
 from fasttfm.functional.subclasses import ordinary
+from fasttfm.models.packing import Packing
+from fasttfm.models.plain import EMBEDDING, untouched
 from fasttfm.reference import positional_encoding
 
 

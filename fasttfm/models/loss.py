@@ -5,9 +5,9 @@ from typing import Any
 from torch import Tensor
 
 from fasttfm import functional as F
-from fasttfm.blocks.inspect import LINEAR, untouched
 from fasttfm.cpu.linear import linear
 from fasttfm.functional.subclasses import ordinary
+from fasttfm.models.plain import LINEAR, untouched
 
 
 def logits(hidden: Tensor, output: Any) -> Tensor:

@@ -1,0 +1,144 @@
+"""Multi-head attention (Vaswani et al. 2017, section 3.2.2) on projections as their products wrote them.
+
+Self-attention projects queries, keys and values by one product, attention over a memory its keys and values by one and
+its queries by another, and the kernels of attention read, and write the gradients of, what these products wrote.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fasttfm import functional as F
+from fasttfm.cpu.linear import linear
+from fasttfm.cpu.step_cache import AncestorAttention, MemoryAttention
+from fasttfm.functional.dropout import NO_DROPOUT, Dropout
+from fasttfm.models.cache import AttentionCache
+from fasttfm.models.feed_forward import apply_linear
+from fasttfm.models.packing import Packing
+
+Lengths = Tensor | Packing | None
+"""Tokens before padding in each row, (B,); the packing of sequences that lie in a single row; None: no padding."""
+
+
+class Projected(NamedTuple):
+    """Queries, keys and values."""
+
+    joint: Tensor
+    """(..., 3, H, D); or (..., 2, H, D), keys and values alone."""
+    query: Tensor | None = None
+    """(..., H, D), where joint has none."""
+
+
+def project(x: Tensor, weight: Tensor, bias: Tensor | None, heads: int) -> Tensor:
+    """x (..., d) times a weight (parts * d', d): (..., parts, H, D)."""
+    return linear(x, weight, bias).unflatten(-1, (-1, heads, weight.shape[1] // heads))
+
+
+def projected(y: Tensor, memory: Tensor | None, weight: Tensor, bias: Tensor | None, heads: int) -> Projected:
+    """Projections of y (..., d), by in_proj_weight (3 * d, d) and in_proj_bias (3 * d,): of y alone by one product; or
+    queries of y, keys and values of a memory (..., d)."""
+    if memory is None:
+        return Projected(project(y, weight, bias, heads))
+    sizes = [weight.shape[1], 2 * weight.shape[1]]
+    biases = (None, None) if bias is None else bias.split(sizes)
+    (of_query, of_memory) = zip(weight.split(sizes), biases)  # split once: autograd would add gradients of the whole
+    return Projected(project(memory, *of_memory, heads), project(y, *of_query, heads).squeeze(-3))
+
+
+def attend(
+    heads: Projected, lengths: Lengths = None, memory_lengths: Lengths = None, *, mask: Tensor | None = None,
+    causal: bool = False, dropout: Dropout = NO_DROPOUT,
+) -> Tensor:  # fmt: skip
+    """The joined heads (B, L, d) of attention on projections (B, ., ., H, D); packed ones are (1, T, ., H, D).
+
+    lengths, memory_lengths: of queries and of keys; mask: as F.attention() takes it.
+    """
+    joint, query = heads
+    if not isinstance(lengths, Packing):
+        assert not isinstance(memory_lengths, Packing)
+        return F.joint_attention(
+            joint, query, key_lengths=memory_lengths, mask=mask, causal=causal, **dropout.options()
+        )
+    assert isinstance(memory_lengths, Packing)
+    joint, query = joint[0], None if query is None else query[0]
+    covered = len(joint if query is None else query) == lengths.tokens and len(joint) == memory_lengths.tokens
+    sequences = lengths.starts, memory_lengths.starts, lengths.longest, memory_lengths.longest
+    return F.joint_varlen_attention(joint, query, *sequences, covered=covered, causal=causal, **dropout.options())[None]
+
+
+class Attention(nn.Module):
+    """Multi-head attention with one matrix for the three input projections; parameters as in torch.nn."""
+
+    stands_for = "attention"
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.in_proj_weight = nn.Parameter(torch.empty(3 * width, width))
+        self.in_proj_bias = nn.Parameter(torch.empty(3 * width))
+        self.out_proj = nn.Linear(width, width)
+
+    def forward(
+        self,
+        y: Tensor,
+        memory: Tensor | None = None,
+        *,
+        lengths: Lengths = None,
+        memory_lengths: Lengths = None,
+        causal: bool = False,
+        dropout: Dropout = NO_DROPOUT,
+        cache: AttentionCache | AncestorAttention | MemoryAttention | None = None,
+    ) -> Tensor:
+        """Concat(head_1 .. head_H) W^O, (B, L, d), of y (B, L, d) over itself, or over a memory (B, S, d).
+
+        lengths, memory_lengths: of y and of the memory. cache: y (R, L, d) is the new positions, which also see all
+        that it keeps, and one another causally; R rows may share the memory of B sentences, and once the cache is
+        complete memory is not read.
+        """
+        if cache is not None:
+            joined = self._cached(y, memory, memory_lengths, cache)
+        else:
+            keys = lengths if memory is None else memory_lengths
+            joined = attend(self._project(y, memory), lengths, keys, causal=causal, dropout=dropout)
+        return apply_linear(self.out_proj, joined)
+
+    def weights(
+        self, y: Tensor, memory: Tensor | None = None, *, lengths: Tensor | None = None,
+        memory_lengths: Tensor | None = None, causal: bool = False, **_: Any,
+    ) -> Tensor:  # fmt: skip
+        """softmax(Q K^T / sqrt(D)), (B, H, L, S), of the same arguments, without dropout."""
+        joint, query = self._project(y, memory)
+        if query is None:
+            query, joint, memory_lengths = joint[:, :, 0], joint[:, :, 1:], lengths
+        key = joint[:, :, 0].transpose(1, 2)
+        return F.attention_weights(query.transpose(1, 2), key, key_lengths=memory_lengths, causal=causal)
+
+    def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, H, S, D) of a memory (B, S, d)."""
+        width, bias = memory.shape[-1], self.in_proj_bias
+        joint = project(memory, self.in_proj_weight[width:], None if bias is None else bias[width:], self.heads)
+        keys, values = joint.transpose(1, 3).unbind(2)
+        return keys, values
+
+    def _project(self, y: Tensor, memory: Tensor | None = None) -> Projected:
+        return projected(y, memory, self.in_proj_weight, self.in_proj_bias, self.heads)
+
+    def _cached(self, y: Tensor, memory: Tensor | None, memory_lengths: Lengths, cache: Any) -> Tensor:
+        """Attention of the new positions y (R, L, d) over all that the cache keeps, theirs included; shapes as
+        forward()'s."""
+        assert not isinstance(memory_lengths, Packing)
+        part = slice(None) if cache.grows else slice(0, y.shape[-1])
+        bias = None if self.in_proj_bias is None else self.in_proj_bias[part]
+        if isinstance(cache, AncestorAttention | MemoryAttention):
+            return cache.attend(linear(y.flatten(0, 1), self.in_proj_weight[part], bias)).view(y.shape)
+        if cache.grows:
+            query, keys, values = self._project(y).joint.transpose(1, 3).unbind(2)  # (R, H, L, D)
+            cache.update(keys, values)
+            return cache.attend(query)
+        if not cache.complete:
+            assert memory is not None
+            cache.update(*(x.contiguous() for x in self.keys_values(memory)))
+        queries = y.reshape(cache.rows or 0, -1, y.shape[-1])  # the rows of a sentence are queries to its memory
+        query = project(queries, self.in_proj_weight[part], bias, self.heads).squeeze(-3)
+        return cache.attend(query.transpose(1, 2), memory_lengths).view(y.shape)  # (B, L * R / B, d)

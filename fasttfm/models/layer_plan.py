@@ -1,0 +1,359 @@
+"""A layer's forward and backward pass, of operators and products that are planned once for batches of a signature.
+
+Sub-layers call the plans of their operators, and the gradients flow back through them in the opposite order. The norm
+behind each sub-layer also adds the bias of the product before it, where a kernel takes it, and in the backward pass the
+two gradients of its output.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as nnF
+
+from fasttfm import functional as F
+from fasttfm.functional import backends
+from fasttfm.functional.attention.operator import OPERATOR as ATTENTION
+from fasttfm.functional.backends import kernel_route
+from fasttfm.functional.dropout import LEAST_P
+from fasttfm.functional.feed_forward import OPERATOR as FEED_FORWARD
+from fasttfm.functional.operator import Inner
+from fasttfm.functional.record import layout_of
+from fasttfm.functional.residual_add import OPERATOR as RESIDUAL_ADD
+from fasttfm.functional.residual_norm import OPERATOR as RESIDUAL_NORM
+from fasttfm.models.attention import Lengths, Projected, attend, projected
+from fasttfm.models.dropout import LayerSeed, Site
+from fasttfm.models.packing import Packing
+
+PER_SUBLAYER = 6
+"""Parameters of a sub-layer, None among them: weight and bias of its first product and of its last, and of the norm
+behind it."""
+
+
+class AttentionSettings(NamedTuple):
+    """All that an attention computes by besides tensors."""
+
+    heads: int
+    causal: bool
+    dropout_p: float
+
+
+class Settings(NamedTuple):
+    """All that a layer computes by besides tensors."""
+
+    norm_first: bool
+    activation: str
+    attentions: tuple[AttentionSettings, ...]
+    """Self-attention, and a decoder's attention over the memory."""
+    hidden_dropout_p: float
+    dropout_p: tuple[float, ...]
+    """Of each sub-layer's output."""
+    eps: tuple[float | None, ...]
+    """Of the norm behind each sub-layer; None where none is behind it."""
+    is_last: bool
+    """Pre-norm: nobody reads the residual stream behind the layer."""
+    batch_first: bool = True
+    """False: rows are (L, B, d)."""
+
+
+class Batch(NamedTuple):
+    """Inputs of all layers of a stack, besides the residual stream."""
+
+    seed: Tensor | None
+    lengths: Lengths
+    memory: Tensor | None
+    memory_lengths: Lengths
+    masks: tuple[Tensor | None, Tensor | None] = (None, None)
+    """Of self-attention and of attention over the memory, as F.attention() takes them."""
+
+
+class Stash:
+    """Tensors that a forward pass keeps, which its backward pass takes from the end."""
+
+    def __init__(self, tensors: Sequence[Tensor | None] = (), records: Sequence[tuple] = ()) -> None:
+        self.tensors, self.records = list(tensors), list(records)
+
+    def push(self, *tensors: Tensor | None) -> None:
+        self.tensors += tensors
+
+    def pop(self) -> Any:
+        return self.tensors.pop()
+
+    def push_record(self, saved: Any) -> None:
+        """Keep what an operator saves."""
+        layout = layout_of(saved.__class__)
+        self.records.append((layout, layout.others(saved)))
+        self.tensors += layout.tensors(saved)
+
+    def pop_record(self) -> Any:
+        layout, others = self.records.pop()
+        count = layout.count
+        tensors = self.tensors[-count:]
+        del self.tensors[-count:]
+        return layout.merge(tensors, others)
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.view(-1, x.shape[-1])
+
+
+class _Attention:
+    """Self-attention, or attention over a memory, and its output projection."""
+
+    def __init__(self, settings: Settings, *, over_memory: bool, sums: bool) -> None:
+        """sums: whether a kernel sums the gradients of the biases."""
+        self._operator, self._sums = Inner(ATTENTION), sums
+        self._heads, self._causal, self._p = settings.attentions[over_memory]
+        self._over_memory, self._batch_first = over_memory, settings.batch_first
+        self._site = Site.CROSS_ATTENTION_WEIGHTS if over_memory else Site.SELF_ATTENTION_WEIGHTS
+
+    def forward(
+        self, y: Tensor, weights: Sequence[Any], seed: LayerSeed, batch: Batch, route: str, stash: Stash | None
+    ) -> Tensor:
+        """y (B, L, d) to the same, by the weights and biases of both products."""
+        weight, bias, last_weight, last_bias = weights
+        width, mask = y.shape[-1], batch.masks[self._over_memory]
+        size = width // self._heads
+        biases: tuple[Tensor | None, Tensor | None] = bias, None
+        key, lengths, keys = None, batch.lengths, batch.lengths
+        if not self._over_memory:
+            query = nnF.linear(y, weight, bias).view(*y.shape[:-1], 3, self._heads, size)
+        else:
+            memory, keys = batch.memory, batch.memory_lengths
+            assert memory is not None
+            biases = (None, None) if bias is None else (bias[:width], bias[width:])
+            query = nnF.linear(y, weight[:width], biases[0]).view(*y.shape[:-1], self._heads, size)
+            key = nnF.linear(memory, weight[width:], biases[1]).view(*memory.shape[:-1], 2, self._heads, size)
+        starts: Any = (None, None)
+        longest, key_lengths, covered = (0, 0), keys, False
+        if isinstance(keys, Packing):
+            query, key = query[0], None if key is None else key[0]
+            starts, longest, key_lengths = (lengths.starts, keys.starts), (lengths.longest, keys.longest), None  # type: ignore[union-attr]
+            covered = len(query) == lengths.tokens and (key is None or len(key) == keys.tokens)  # type: ignore[union-attr]
+        elif not self._batch_first:
+            query, key = query.transpose(0, 1), None if key is None else key.transpose(0, 1)
+        p, drawn = (0.0, None) if seed.seed is None or self._p <= LEAST_P else (self._p, seed.seed)
+        sums = biases if self._sums and stash is not None and mask is None else (None, None)
+        outputs, saved = self._operator(
+            query, key, None, *sums, key_lengths, *starts, mask, None, None, None, drawn, *longest, self._causal, 0, -1,
+            0.0, 0, p, size**-0.5, seed.first_site + self._site, covered, route,
+        )  # fmt: skip
+        joined = outputs[0] if self._batch_first or isinstance(keys, Packing) else outputs[0].transpose(0, 1)
+        joined = joined.contiguous().view(y.shape)
+        if stash is not None:
+            stash.push(y, joined)
+            stash.push_record(saved)
+        return nnF.linear(joined, last_weight, last_bias)
+
+    def backward(
+        self, dout: Tensor, weights: Sequence[Any], wanted: Sequence[bool], stash: Stash, memory: Tensor | None,
+        onto: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None, list[Any]]:  # fmt: skip
+        """Gradients of y, added to onto, of the memory and of the parameters; a pair stands for the rows of one, first
+        those that project the queries."""
+        saved = stash.pop_record()
+        joined, y = _rows(stash.pop()), stash.pop()
+        weight, bias, last_weight, last_bias = weights
+        rows, inputs, width = _rows(dout), _rows(y), y.shape[-1]
+        d_last_weight = torch.mm(rows.t(), joined) if wanted[2] else None
+        d_last_bias = rows.sum(0) if wanted[3] and last_bias is not None else None
+        d_joined = torch.mm(rows, last_weight)
+        if not saved.call.packed:
+            d_joined = d_joined.view(y.shape) if self._batch_first else d_joined.view(y.shape).transpose(0, 1)
+        d_query, d_key, _, *d_biases = self._operator.backward(d_joined, False, saved)[:5]
+        d_query, d_key = self._as_rows(d_query, saved), None if d_key is None else self._as_rows(d_key, saved)
+        if bias is not None and saved.call.query_bias is None and wanted[1]:
+            d_biases = [d_query.sum(0), None if d_key is None else d_key.sum(0)]
+        if d_key is None:
+            d_weight = torch.mm(d_query.t(), inputs) if wanted[0] else None
+            dy = torch.mm(d_query, weight) if onto is None else torch.addmm(_rows(onto), d_query, weight)
+            return dy.view(y.shape), None, [d_weight, d_biases[0], d_last_weight, d_last_bias]
+        assert memory is not None
+        d_weight = None
+        if wanted[0]:
+            d_weight = weight.new_empty(weight.shape)
+            torch.mm(d_query.t(), inputs, out=d_weight[:width])
+            torch.mm(d_key.t(), _rows(memory), out=d_weight[width:])
+        d_bias = None if d_biases[0] is None else tuple(d_biases)
+        dy = torch.mm(d_query, weight[:width]).view(y.shape)
+        d_memory = torch.mm(d_key, weight[width:]).view(memory.shape)
+        return dy, d_memory, [d_weight, d_bias, d_last_weight, d_last_bias]
+
+    def _as_rows(self, gradient: Tensor, saved: Any) -> Tensor:
+        """The gradient of a projection as the product wrote it, (M, N)."""
+        gradient = gradient if self._batch_first or saved.call.packed else gradient.transpose(0, 1)
+        return gradient.contiguous().flatten(0, 0 if saved.call.packed else 1).flatten(1)
+
+    def by_operators(self, y: Tensor, weights: Sequence[Any], seed: LayerSeed, batch: Batch) -> Tensor:
+        """forward() in operators that autograd differentiates."""
+        memory, keys = (batch.memory, batch.memory_lengths) if self._over_memory else (None, batch.lengths)
+        heads = projected(y, memory, weights[0], weights[1], self._heads)
+        turned = not (self._batch_first or isinstance(keys, Packing))
+        if turned:
+            heads = Projected(*(None if x is None else x.transpose(0, 1) for x in heads))  # type: ignore[arg-type]
+        mask, dropout = batch.masks[self._over_memory], seed.dropout(self._site, self._p)
+        joined = attend(heads, batch.lengths, keys, mask=mask, causal=self._causal, dropout=dropout)
+        return nnF.linear(joined.transpose(0, 1) if turned else joined, *weights[2:])
+
+
+class _FeedForward:
+    """The feed-forward network."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._operator = Inner(FEED_FORWARD)
+        self._activation, self._p = settings.activation, settings.hidden_dropout_p
+
+    def forward(
+        self, y: Tensor, weights: Sequence[Any], seed: LayerSeed, batch: Batch, route: str, stash: Stash | None
+    ) -> Tensor:
+        """y (B, L, d) to the same, by the weights and biases of both products."""
+        p, drawn = (0.0, None) if seed.seed is None or self._p <= LEAST_P else (self._p, seed.seed)
+        outputs, saved = self._operator(y, *weights, p, drawn, seed.first_site + Site.HIDDEN, self._activation, route)
+        if stash is not None:
+            stash.push_record(saved)
+        return outputs[0]
+
+    def backward(
+        self, dout: Tensor, weights: Sequence[Any], wanted: Sequence[bool], stash: Stash, memory: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, list[Any]]:
+        """Gradients of y and of the parameters, as those of attention."""
+        dy, d_weight1, d_bias1, d_weight2, d_bias2 = self._operator.backward(dout, stash.pop_record())
+        return dy, None, [d_weight1, d_bias1, d_weight2, d_bias2]
+
+    def by_operators(self, y: Tensor, weights: Sequence[Any], seed: LayerSeed, batch: Batch) -> Tensor:
+        """forward() in operators that autograd differentiates."""
+        dropout = seed.dropout(Site.HIDDEN, self._p)
+        return F.feed_forward(y, *weights, activation=self._activation, **dropout.options())
+
+
+class _Norm:
+    """x + dropout(output), and the norm that reads it."""
+
+    def __init__(self, eps: float | None, dropout_p: float, site: int) -> None:
+        self._operator = Inner(RESIDUAL_ADD if eps is None else RESIDUAL_NORM)
+        self._eps, self._p, self._site = eps, dropout_p, site
+
+    def forward(
+        self, output: Tensor, bias: Tensor | None, x: Tensor, parameters: Sequence[Any], seed: LayerSeed, route: str,
+        stash: Stash | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """y and s, which is y where no norm is behind."""
+        p, drawn = (0.0, None) if seed.seed is None or self._p <= LEAST_P else (self._p, seed.seed)
+        site = seed.first_site + self._site
+        if self._eps is None:
+            outputs, saved = self._operator(output, x, p, drawn, site, route)
+        else:
+            outputs, saved = self._operator(output, bias, x, *parameters, drawn, self._eps, p, site, False, route)
+        if stash is not None:
+            stash.push_record(saved)
+        return outputs[0], outputs[0 if self._eps is None else 1]
+
+    def backward(
+        self, dy: Tensor | None, dy2: Tensor | None, ds: Tensor | None, stash: Stash
+    ) -> tuple[Tensor, Tensor, Tensor | None, list[Any]]:
+        """Gradients of the output, of x, of the bias and of the norm's parameters."""
+        saved = stash.pop_record()
+        if self._eps is None:
+            return self._operator.backward(dy, saved), dy, None, [None, None]  # type: ignore[return-value]
+        dx, d_residual, d_bias, d_weight, d_norm_bias = self._operator.backward(dy, dy2, ds, saved)
+        return d_residual if dx is None else dx, d_residual, d_bias, [d_weight, d_norm_bias]
+
+    def by_operators(
+        self, output: Tensor, x: Tensor, parameters: Sequence[Any], seed: LayerSeed
+    ) -> tuple[Tensor, Tensor]:
+        """forward() in operators that autograd differentiates."""
+        dropout = seed.dropout(self._site, self._p).options()
+        if self._eps is None:
+            return (F.residual_add(output, x, **dropout),) * 2
+        return F.residual_layer_norm(output, x, parameters[0], parameters[1], self._eps, **dropout)
+
+
+class LayerPlan:
+    """A layer's forward and backward pass for batches of one signature."""
+
+    def __init__(self, settings: Settings, x: Tensor, dtype: torch.dtype, of_parameters: torch.dtype) -> None:
+        """x: the layer's input; dtype: of its products; of_parameters: theirs, and that of their gradients."""
+        self.settings, self.dtype, self.copies = settings, dtype, dtype is not of_parameters
+        self.route = backends.current
+        self.hands_on = settings.norm_first and not settings.is_last
+        adds = kernel_route(self.route, x) == "triton"
+        self.one_launch: Callable[[], Any] = contextlib.nullcontext
+        """Round a backward pass: gradients of biases and norms, which kernels leave in parts, are added up together."""
+        if adds:
+            from fasttfm.kernels.partial_sums import one_launch
+
+            self.one_launch = partial(one_launch, {}, of_parameters)
+        of_attention = (Site.SELF_ATTENTION, Site.CROSS_ATTENTION)
+        memory = [False, True][: len(settings.attentions)]
+        parts: list[Any] = [_Attention(settings, over_memory=each, sums=adds) for each in memory]
+        sites = [*of_attention[: len(parts)], Site.FEED_FORWARD]
+        self.parts = [
+            (part, _Norm(eps, p, site), adds and eps is not None)
+            for part, site, eps, p in zip([*parts, _FeedForward(settings)], sites, settings.eps, settings.dropout_p)
+        ]
+        """Each with its norm, and whether that adds the bias of the last product."""
+
+    def forward(
+        self, y: Tensor, x: Tensor, parameters: Sequence[Any], weights: Sequence[Any], seed: LayerSeed, batch: Batch,
+        stash: Stash | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """y and x behind the layer. Post-norm they are one; pre-norm y is the norm of x, and x where none follows.
+
+        weights: of the products, four a sub-layer, in their dtype, where the parameters may have theirs.
+        """
+        norm_first, dtype = self.settings.norm_first, self.dtype
+        for number, (part, norm, left) in enumerate(self.parts):
+            *first, last_bias = weights[4 * number : 4 * number + 4]
+            _, _, _, bias, *of_norm = parameters[PER_SUBLAYER * number : PER_SUBLAYER * (number + 1)]
+            output = part.forward(
+                y if y.dtype is dtype else y.to(dtype), (*first, None if left else last_bias), seed, batch, self.route,
+                stash,
+            )  # fmt: skip
+            y, s = norm.forward(output, bias if left else None, x, of_norm, seed, self.route, stash)
+            x = s if norm_first else y
+        return y, x
+
+    def backward(
+        self, dy: Tensor, ds: Tensor | None, weights: Sequence[Any], wanted: Sequence[bool], stash: Stash,
+        memory: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, list[Any]]:  # fmt: skip
+        """Gradients of y and of x as the layer was given them, of the memory, and of the parameters; that of x is None
+        where it is added to y's already. A pair stands for the rows of a parameter."""
+        norm_first = self.settings.norm_first
+        gradients: list[Any] = []
+        d_memory: Tensor | None = None
+        dy2: Tensor | None = None
+        d_x: Any = None
+        for number in range(len(self.parts) - 1, -1, -1):
+            part, norm, left = self.parts[number]
+            d_output, d_x, d_bias, of_norm = norm.backward(dy, dy2, ds, stash)
+            *first, last_bias = weights[4 * number : 4 * number + 4]
+            place = PER_SUBLAYER * number
+            given: tuple = (
+                d_output, (*first, None if left else last_bias), wanted[place : place + 4], stash, memory
+            )  # fmt: skip
+            if left and not number and not norm_first and d_x.dtype is d_output.dtype:  # the product adds them
+                given, d_x = (*given, d_x), None
+            dy, of_memory, of_part = part.backward(*given)
+            if left:
+                of_part[3] = d_bias
+            d_memory = of_memory if d_memory is None else d_memory
+            gradients = [*of_part, *of_norm, *gradients]
+            dy2, ds = (None, d_x) if norm_first else (d_x, None)
+        return dy, d_x, d_memory, gradients
+
+    def by_operators(
+        self, y: Tensor, x: Tensor, parameters: Sequence[Any], seed: LayerSeed, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
+        """forward() in operators that autograd differentiates, a second time too."""
+        for number, (part, norm, _) in enumerate(self.parts):
+            given = parameters[PER_SUBLAYER * number : PER_SUBLAYER * (number + 1)]
+            output = part.by_operators(
+                y.to(self.dtype), [each if each is None else each.to(self.dtype) for each in given[:4]], seed, batch
+            )
+            y, s = norm.by_operators(output, x, given[4:], seed)
+            x = s if self.settings.norm_first else y
+        return y, x

@@ -1,0 +1,210 @@
+"""A stack of plain layers, prepared once: each is a node of autograd, whose plan all batches of a signature share.
+
+Whether anything has changed since, a hook, an exchanged module, a parameter's memory, is asked in a few calls a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._utils import _unflatten_dense_tensors
+from torch.nn.modules.module import _has_any_global_hook
+from torch.utils.checkpoint import checkpoint
+
+from fasttfm.cpu.linear import on_this_thread
+from fasttfm.functional import backends
+from fasttfm.functional.operator import on_forget
+from fasttfm.functional.plan import looked_at, without_autocast
+from fasttfm.functional.subclasses import PLAIN_TENSORS
+from fasttfm.kernels import choices
+from fasttfm.models.dropout import SITES_PER_LAYER, LayerSeed
+from fasttfm.models.layer_node import NODE
+from fasttfm.models.layer_plan import PER_SUBLAYER, Batch, LayerPlan, Settings
+from fasttfm.models.packing import Packing
+from fasttfm.models.plain import Snapshot
+from fasttfm.models.residual import normalise
+
+MOST_PLANS = 1024
+"""Batches of ever new lengths have ever new signatures."""
+_plans: dict[tuple, LayerPlan] = {}
+on_forget(_plans.clear)
+_numbers: dict[tuple, int] = {}
+"""Of kinds of layers: settings, and shapes, strides and alignment of parameters."""
+_OTHERS = PLAIN_TENSORS | {Packing, type(None)}
+"""Classes of seeds and lengths; the operators refuse others."""
+_ALIGNED = 8
+"""Numbers of half precision in 16 bytes, which kernels load at once."""
+
+
+class PreparedStack:
+    """Layers that are no more than their classes, and the norm behind them."""
+
+    def __init__(self, layers: Sequence[Any], norm: Any, settings: list[Settings], parameters: list[list[Any]]) -> None:
+        """settings, parameters: of each layer, the latter PER_SUBLAYER a sub-layer."""
+        self._layers, self._norm, self._settings, self._parameters = [*layers], norm, settings, parameters
+        modules = chain.from_iterable(each.modules() for each in (*layers, norm) if each is not None)
+        self._snapshot = Snapshot(dict.fromkeys(modules))
+        given = [p for each in parameters for p in each if p is not None]
+        self._dtype, self._device = given[0].dtype, given[0].device
+        self._shapes = [tuple(map(_kind, each)) for each in parameters]
+        self._found: dict[tuple[bool, ...] | None, tuple[list[Settings], list[int]]] = {}
+        self._weights = [[p for i, p in enumerate(each) if i % PER_SUBLAYER < 4] for each in parameters]
+        sources = {id(p): p for p in chain.from_iterable(self._weights) if p is not None}
+        self._sources, places = [*sources.values()], {key: place for place, key in enumerate(sources)}
+        self._places = [[None if p is None else places[id(p)] for p in each] for each in self._weights]
+        self._total = sum(p.numel() for p in self._sources)
+        self._is_even = all(p.numel() % _ALIGNED == 0 for p in self._sources)
+
+    def holds(self, layers: Sequence[Any], norm: Any) -> bool:
+        """Return whether these are the layers and the norm, and all is as it was."""
+        return norm is self._norm and self._layers == [*layers] and self._snapshot.unchanged()
+
+    def run(
+        self, x: Tensor, batch: Batch, *, causal: tuple[bool, ...] | None = None, first_site: int = 0,
+        checkpointed: bool = False,
+    ) -> Tensor | None:  # fmt: skip
+        """x (B, L, d) through all layers to the same; causal: of each attention, in place of the settings'. None: not
+        computed, of tensors that the operators have to look at."""
+        dtype = self._dtype_of_products(x, batch)
+        if dtype is None or not _OTHERS.issuperset(map(type, (batch.seed, batch.lengths, batch.memory_lengths))):
+            return None
+        x, memory = _laid_out(x), batch.memory
+        batch = batch._replace(memory=None if memory is None else _laid_out(memory).to(dtype))
+        kept = batch._replace(memory=None)  # which autograd keeps
+        settings, numbers = self._settings_for(causal)
+        recorded = torch.is_grad_enabled()
+        signature = _signature(x, batch, dtype, recorded)
+        with without_autocast(x.device.type):
+            weights = self._weights_in(dtype)
+            y, pre_norm = x, settings[0].norm_first
+            if pre_norm:
+                y = normalise(x, self._layers[0].norm1)
+            for number, (kind, parameters) in enumerate(zip(numbers, self._parameters)):
+                key = kind, y.dtype, x.dtype, signature
+                plan = _plans.get(key)
+                if plan is None:
+                    if len(_plans) >= MOST_PLANS:
+                        _plans.clear()
+                    plan = _plans[key] = LayerPlan(settings[number], x, dtype, self._dtype)
+                seed = LayerSeed(batch.seed, first_site + SITES_PER_LAYER * number)
+                if not recorded:
+                    y, x = plan.forward(y, x, parameters, weights[number], seed, batch, None)
+                    continue
+                given = plan, weights[number], seed, kept, y, x if pre_norm else None, batch.memory, *parameters
+                if checkpointed:  # dropouts are drawn from the seed
+                    found = checkpoint(NODE, *given, use_reentrant=False, preserve_rng_state=False)
+                else:
+                    found = NODE(*given)
+                y, x = found if plan.hands_on else (found, found)
+        return y
+
+    def _settings_for(self, causal: tuple[bool, ...] | None) -> tuple[list[Settings], list[int]]:
+        """The layers' settings with these attentions causal, and the numbers of their kinds."""
+        found = self._found.get(causal)
+        if found is None:
+            settings = self._settings if causal is None else [_with_causal(each, causal) for each in self._settings]
+            kinds = zip(settings, self._shapes)
+            found = settings, [_numbers.setdefault(kind, len(_numbers)) for kind in kinds]
+            self._found[causal] = found
+        return found
+
+    def _dtype_of_products(self, x: Tensor, batch: Batch) -> torch.dtype | None:
+        """The dtype of the products; None for tensors that no plan is made for."""
+        autocast = torch.is_autocast_enabled(self._device.type)
+        dtype = torch.get_autocast_dtype(self._device.type) if autocast else self._dtype
+        if autocast and self._dtype is not torch.float32:
+            return None
+        for each in (x,) if batch.memory is None else (x, batch.memory):
+            if not (type(each) in PLAIN_TENSORS and each.device == self._device and each.numel()):
+                return None
+            if not (each.dtype is dtype or (autocast and each.dtype is torch.float32)):
+                return None
+        for mask in batch.masks:
+            if mask is not None and (type(mask) not in PLAIN_TENSORS or mask.requires_grad):
+                return None
+        return None if x.is_cuda and x.get_device() != torch.cuda.current_device() else dtype
+
+    def _weights_in(self, dtype: torch.dtype) -> list[list[Any]]:
+        """Weights and biases of each layer's products: parameters, or copies in another dtype, made in one launch."""
+        if dtype is self._dtype:
+            return self._weights
+        sources = self._sources
+        with torch.no_grad():
+            if self._is_even:
+                memory = sources[0].new_empty(self._total, dtype=dtype)
+                copies = _unflatten_dense_tensors(memory, sources)
+            else:
+                copies = [torch.empty_like(p, dtype=dtype) for p in sources]
+            torch._foreach_copy_(copies, sources)
+        return [[None if place is None else copies[place] for place in each] for each in self._places]
+
+
+def _with_causal(settings: Settings, causal: tuple[bool, ...]) -> Settings:
+    attentions = zip(settings.attentions, causal, strict=True)
+    return settings._replace(attentions=tuple([each._replace(causal=flag) for each, flag in attentions]))
+
+
+def may_run() -> bool:
+    """Return whether layers may be computed as nodes now: nobody looks on, no search keeps what it made of weights."""
+    return on_this_thread.kept is None and not (_has_any_global_hook() or looked_at())
+
+
+def prepare(
+    layers: Sequence[Any], norm: Any, settings: list[Settings], parameters: list[list[Any]]
+) -> PreparedStack | None:
+    """The layers prepared; None where their parameters are not of one dtype and on one device."""
+    given = {(p.dtype, p.device) for each in parameters for p in each if p is not None}
+    if len(given) != 1 or next(iter(given))[1].type not in ("cpu", "cuda"):
+        return None
+    modules = chain.from_iterable(each.modules() for each in (*layers, norm) if each is not None)
+    return None if any(each._buffers for each in modules) else PreparedStack(layers, norm, settings, parameters)
+
+
+def attentions_of(layer: Any) -> list[Any]:
+    """Self-attention, and a decoder's attention over the memory."""
+    return [layer.self_attn, *([layer.multihead_attn] if hasattr(layer, "multihead_attn") else [])]
+
+
+def norms_behind(layer: Any, after: Any) -> list[Any]:
+    """The norm behind each sub-layer: its own, or pre-norm that of the next one; after: the norm behind the layer."""
+    own = [layer.norm1, layer.norm2, *([layer.norm3] if hasattr(layer, "norm3") else [])]
+    return [*own[1:], after] if layer.norm_first else own
+
+
+def parameters_of(layer: Any, norms: list[Any]) -> list[Any]:
+    """A layer's parameters, and those of the norms behind its sub-layers, in the order that its plan takes them."""
+    parts = [(a.in_proj_weight, a.in_proj_bias, a.out_proj.weight, a.out_proj.bias) for a in attentions_of(layer)]
+    parts.append((layer.linear1.weight, layer.linear1.bias, layer.linear2.weight, layer.linear2.bias))
+    of_norms = [(None, None) if norm is None else (norm.weight, norm.bias) for norm in norms]
+    return [*chain.from_iterable((*part, *norm) for part, norm in zip(parts, of_norms, strict=True))]
+
+
+def _kind(x: Tensor | None) -> tuple | None:
+    """All of a tensor that a plan depends on."""
+    return None if x is None else (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16)
+
+
+def _laid_out(x: Tensor) -> Tensor:
+    """x, contiguous and aligned."""
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % 16 else x
+
+
+def _signature(x: Tensor, batch: Batch, dtype: torch.dtype, recorded: bool) -> tuple:
+    """All that a plan depends on besides its layer, and the dtypes that it is given."""
+    key: list[Any] = [x.shape, x.device, dtype, recorded, _kind(batch.seed), backends.current, choices.version]
+    if batch.memory is not None:
+        key.append(batch.memory.shape)
+    for lengths in (batch.lengths, batch.memory_lengths):
+        if isinstance(lengths, Packing):
+            key += lengths.longest, lengths.batch, lengths.tokens, *_kind(lengths.starts)  # type: ignore[misc]
+        else:
+            key.append(_kind(lengths))
+    key += map(_kind, batch.masks)
+    if x.is_cuda and dtype is torch.float32:
+        key.append(torch.backends.cuda.matmul.fp32_precision)
+    return tuple(key)

@@ -1,0 +1,71 @@
+"""The residual connection and the norm beside it (Vaswani et al. 2017, section 5.4), in both orders.
+
+    post-norm   x' = LayerNorm(x + dropout(Sublayer(x)))      the paper
+    pre-norm    x' = x + dropout(Sublayer(LayerNorm(x)))      tensor2tensor
+
+Each addition is one pass with the norm behind it: post-norm the sub-layer's own, pre-norm that of the next sub-layer.
+So both orders are one loop.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from fasttfm import functional as F
+from fasttfm.functional.dropout import Dropout
+from fasttfm.functional.subclasses import ordinary
+from fasttfm.models.plain import NORM, untouched
+
+
+class SubLayer(NamedTuple):
+    """Attention or a feed-forward network."""
+
+    compute: Callable[[Tensor], Tensor]
+    """(..., N) to the same shape."""
+    norm: Any
+    """Its own: pre-norm before it, post-norm behind it."""
+    dropout: Dropout | nn.Module
+    """Of its output."""
+
+
+def through(x: Tensor, sublayers: Sequence[SubLayer], norm_first: bool, last: Any = None) -> Tensor:
+    """x (..., N) through sub-layers to the same shape; last: the norm behind a pre-norm stack, or None."""
+    norms = [each.norm for each in sublayers]
+    y, behind = (normalise(x, norms[0]), [*norms[1:], last]) if norm_first else (x, norms)
+    for sublayer, norm in zip(sublayers, behind):
+        output = sublayer.compute(y)
+        if norm is None:
+            return add(output, x, sublayer.dropout)
+        y, s = add_and_normalise(output, x, norm, sublayer.dropout)
+        x = s if norm_first else y
+    return y
+
+
+def add_and_normalise(output: Tensor, x: Tensor, norm: Any, dropout: Dropout | nn.Module) -> tuple[Tensor, Tensor]:
+    """y = norm(s) of s = x + dropout(output), and s; (..., N). Under autocast y has output's dtype and s has x's."""
+    if isinstance(dropout, Dropout) and _fuses(norm, x) and ordinary(output):
+        return F.residual_layer_norm(output, x, norm.weight, norm.bias, norm.eps, **dropout.options())
+    s = add(output, x, dropout)
+    return norm(s), s
+
+
+def add(output: Tensor, x: Tensor, dropout: Dropout | nn.Module) -> Tensor:
+    """x + dropout(output)."""
+    if not isinstance(dropout, Dropout):
+        return x + dropout(output)
+    if ordinary(output, x):
+        return F.residual_add(output, x, **dropout.options())
+    return x + nn.functional.dropout(output, dropout.dropout_p)
+
+
+def normalise(x: Tensor, norm: Any) -> Tensor:
+    """norm(x), (..., N)."""
+    if _fuses(norm, x) and norm.normalized_shape == tuple(x.shape[-1:]) and x.is_floating_point():
+        return F.layer_norm(x, norm.weight, norm.bias, norm.eps)
+    return norm(x)
+
+
+def _fuses(norm: Any, x: Tensor) -> bool:
+    """Return whether the operators may read the norm's parameters instead of calling it."""
+    return untouched(norm, NORM) and len(norm.normalized_shape) == 1 and ordinary(x, norm.weight, norm.bias)

@@ -1,0 +1,162 @@
+"""A layer of torch.nn's interface as one node of autograd computes what its operators do, where kernels compute."""
+
+import contextlib
+import copy
+import pickle
+
+import pytest
+import torch
+
+import fasttfm.nn
+from fasttfm.functional import backend
+from fasttfm.models import prepared
+from fasttfm.nn import layer_node
+from fasttfm.nn.masks import causal_mask
+
+from .twins import padding
+
+WIDTH, HEADS, LENGTH, SOURCE = 16, 2, 5, 6
+
+
+def layer_of(kind, **changes):
+    torch.manual_seed(0)
+    given = {"dropout": 0.0, "batch_first": True, **changes}
+    layer = getattr(fasttfm.nn, f"Transformer{kind}Layer")(WIDTH, HEADS, 24, **given)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return layer
+
+
+def inputs(layer, *lengths):
+    shape = (lambda n: (3, n, WIDTH)) if layer.self_attn.batch_first else (lambda n: (n, 3, WIDTH))
+    return [torch.randn(shape(n), requires_grad=True) for n in lengths]
+
+
+def output_and_gradients(layer, given, precision=None, **options):
+    torch.manual_seed(1)
+    given = [x.detach().clone().requires_grad_() for x in given]
+    layer.zero_grad()
+    with backend("triton"), contextlib.ExitStack() as stack:
+        if precision is not None:
+            stack.enter_context(torch.autocast("cpu", precision))
+        y = layer(*given, **options)
+    torch.manual_seed(2)
+    with backend("triton"):
+        y.backward(torch.randn_like(y))
+    return [y.detach(), *(x.grad for x in given), *(p.grad for p in layer.parameters())]
+
+
+def compare(monkeypatch, layer, given, **options):
+    calls, node = [], prepared.NODE
+    monkeypatch.setattr(prepared, "NODE", lambda *arguments: calls.append(1) or node(*arguments))
+    for _ in range(2):  # plans are made, and found
+        actual = output_and_gradients(layer, given, **options)
+    assert len(calls) == 2
+    monkeypatch.setattr(layer_node, "may_run", lambda: False)
+    wanted = output_and_gradients(layer, given, **options)
+    assert len(calls) == 2
+    for found, expected in zip(actual, wanted, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+LAYERS = {
+    "post-norm": {},
+    "pre-norm": {"norm_first": True},
+    "positions first": {"batch_first": False},
+    "positions first, pre-norm, dropout": {"batch_first": False, "norm_first": True, "dropout": 0.2},
+    "no biases": {"bias": False},
+    "gelu, dropout": {"activation": "gelu", "dropout": 0.2},
+}
+FLOATS = torch.randn(LENGTH, LENGTH, generator=torch.Generator().manual_seed(3))
+ENCODER = {
+    "nothing": {},
+    "padding": {"src_key_padding_mask": padding(LENGTH, 3, 2)},
+    "causal": {"is_causal": True},
+    "mask": {"src_mask": causal_mask(LENGTH, LENGTH, torch.device("cpu"))},
+    "floats": {"src_mask": FLOATS},
+    "a mask a head": {"src_mask": torch.rand(3 * HEADS, LENGTH, LENGTH) > 0.7},
+    "both": {"src_mask": FLOATS, "src_key_padding_mask": padding(LENGTH, 3, 2)},
+}
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("masks", ENCODER)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_an_encoder_layer(kind, masks, monkeypatch):
+    layer = layer_of("Encoder", **LAYERS[kind])
+    compare(monkeypatch, layer, inputs(layer, LENGTH), **ENCODER[masks])
+
+
+DECODER = {
+    "nothing": {},
+    "padding": {"tgt_key_padding_mask": padding(LENGTH, 3, 2), "memory_key_padding_mask": padding(SOURCE, 3, 4)},
+    "causal": {"tgt_is_causal": True, "memory_key_padding_mask": padding(SOURCE, 3, 4)},
+    "masks": {"tgt_mask": FLOATS, "memory_mask": torch.rand(LENGTH, SOURCE) > 0.6},
+    "memory causal": {"tgt_is_causal": True, "memory_is_causal": True},
+}
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("masks", DECODER)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_decoder_layer(kind, masks, monkeypatch):
+    layer = layer_of("Decoder", **LAYERS[kind])
+    compare(monkeypatch, layer, inputs(layer, LENGTH, SOURCE), **DECODER[masks])
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("kind", ["Encoder", "Decoder"])
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_packed_rows(kind, norm_first, monkeypatch):
+    layer = layer_of(kind, norm_first=norm_first)
+    packings = [fasttfm.nn.Packing.from_padding_mask(padding(n, 3, 2)) for n in (LENGTH, SOURCE)]
+    given = [torch.randn(each.tokens, WIDTH) for each in packings]
+    if kind == "Encoder":
+        compare(monkeypatch, layer, given[:1], packing=packings[0], is_causal=True)
+    else:
+        compare(monkeypatch, layer, given, packing=packings[0], memory_packing=packings[1], tgt_is_causal=True)
+
+
+def test_dropouts_follow_train_and_eval(monkeypatch):
+    layer = layer_of("Encoder", dropout=0.5)
+    given = inputs(layer, LENGTH)
+    compare(monkeypatch, layer, given)
+    monkeypatch.undo()
+    layer.eval()
+    compare(monkeypatch, layer, given)
+    monkeypatch.undo()
+    layer.dropout1.train()
+    layer.dropout1.p = 0.9
+    compare(monkeypatch, layer, given)
+
+
+def test_under_autocast_it_errs_no_more_than_the_operators(monkeypatch):
+    layer = layer_of("Encoder", activation="gelu")
+    given = inputs(layer, LENGTH)
+    exact = output_and_gradients(layer, given)
+    actual = output_and_gradients(layer, given, torch.bfloat16)
+    monkeypatch.setattr(layer_node, "may_run", lambda: False)
+    plain = output_and_gradients(layer, given, torch.bfloat16)
+    for found, theirs, wanted in zip(actual, plain, exact, strict=True):
+        assert found.dtype == theirs.dtype
+        assert (found - wanted).abs().max() <= 2 * (theirs - wanted).abs().max() + 0.02 * wanted.abs().max() + 1e-3
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
+def test_a_copy_is_a_layer_of_its_own(again):
+    layer = layer_of("Encoder")
+    given = inputs(layer, LENGTH)
+    wanted = output_and_gradients(layer, given)
+    other = again(layer)
+    with torch.no_grad():
+        layer.linear1.weight.zero_()
+    assert all(map(torch.equal, output_and_gradients(other, given), wanted))
+
+
+def test_a_wrong_mask_is_named():
+    layer = layer_of("Encoder")
+    with backend("triton"), pytest.raises(fasttfm.nn.ArgumentError, match="src_mask"):
+        layer(*inputs(layer, LENGTH), src_mask=torch.zeros(3, 3, dtype=torch.bool))
+    with backend("triton"), pytest.raises(fasttfm.nn.ArgumentError, match="src_key_padding_mask"):
+        layer(*inputs(layer, LENGTH), src_key_padding_mask=torch.zeros(2, 5, dtype=torch.bool))
