@@ -12,6 +12,8 @@ from benchmarks.measure.text_table import shape_text
 
 CASE = ["machine", "group", "case", "text", "dtype", "pass"]
 """Columns that name a case; text: its shape."""
+_GRAPHED = "CUDA graph"
+"""End of the names of providers whose launches are captured."""
 _KINDS = {
     **dict.fromkeys(("ours", "cpu", "usable", "noisy"), bool),
     **dict.fromkeys(("p20", "p50", "p80", "runs", "spread", "share", "mib", "gflop_per_s"), float),
@@ -58,9 +60,14 @@ def without_pool(entry: Entry) -> bool:
 
 def duels(rows: pd.DataFrame) -> pd.DataFrame:
     """A line a case in which ours was timed, in order: the columns of our fastest way, and those of the fastest other
-    with _other. ratio: how many times as fast ours is; noisy: whether any row of the case is, so that no claim may be
-    made of it: without its noisy row the others would look better than they are."""
+    with _other; a CUDA graph of ours does not count beside others that are none. ratio: how many times as fast ours is;
+    noisy: whether any row of the case is, so that no claim may be made of it: without its noisy row the others would
+    look better than they are."""
     timed = rows[rows.status == "timed"]
+    graphed = timed.provider.str.endswith(_GRAPHED)
+    cases = timed.set_index(CASE).index
+    unequal = cases.isin(cases[~timed.ours]) & ~cases.isin(cases[graphed & ~timed.ours])
+    timed = timed[~(graphed & timed.ours & unequal)]
 
     def fastest(some: pd.DataFrame) -> pd.DataFrame:
         return some.loc[some.groupby(CASE, sort=False).p50.idxmin()].set_index(CASE)

@@ -47,6 +47,14 @@ def test_kernels_are_summed_up_against_the_fastest_other_provider(write, record)
     assert claim.locations == "kernels.jsonl:1,3,4,5"
 
 
+@pytest.mark.parametrize(("theirs", "figure"), [("torch.nn", "0.50x"), ("torch.nn, CUDA graph", "4.00x")])
+def test_a_graph_of_ours_counts_beside_a_graph_of_theirs(theirs, figure, write, record):
+    times = (("fasttfm", 200.0), ("fasttfm, CUDA graph", 25.0), (theirs, 100.0))
+    rows = [record(group="training_step", p50=time, provider=provider) for provider, time in times]
+    (claim,) = headline.claims(load(write("training_step.jsonl", *rows)))
+    assert claim.figure.startswith(f"{figure} as fast")
+
+
 def test_a_case_with_a_noisy_row_is_in_no_claim_and_counted(write, record):
     """Leaving out the noisy row alone would compare us with whoever is next."""
     rows = [
