@@ -41,6 +41,11 @@ def untouched(module: nn.Module, kinds: frozenset[Any]) -> bool:
     return _unchanged(module, kinds) and not _has_any_global_hook()
 
 
+def hooked(module: nn.Module) -> bool:
+    """Return whether calling module does more than its class's forward."""
+    return not untouched(module, frozenset({type(module)}))
+
+
 def _unchanged(module: nn.Module, kinds: frozenset[Any]) -> bool:
     kind = type(module)
     return (kind in kinds or kind.__dict__.get("stands_for") in kinds) and not (

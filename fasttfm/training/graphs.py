@@ -14,10 +14,10 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from fasttfm.blocks.inspect import hooked
 from fasttfm.config.training import TrainingConfig
 from fasttfm.data.batches import Batch, TokenBatches
 from fasttfm.errors import UserError, is_out_of_memory
+from fasttfm.models.plain import hooked
 from fasttfm.training.protocols import TrainingBatches
 from fasttfm.training.workers import Workers
 
