@@ -69,7 +69,7 @@ class PreparedStack:
     ) -> Tensor | None:  # fmt: skip
         """x (B, L, d) through all layers to the same; causal: of each attention, in place of the settings'. None: not
         computed, of tensors that the operators have to look at."""
-        dtype = self._dtype_of_products(x, batch)
+        dtype = self.dtype_of_products(x, batch)
         if dtype is None or not _OTHERS.issuperset(map(type, (batch.seed, batch.lengths, batch.memory_lengths))):
             return None
         x, memory = _laid_out(x), batch.memory
@@ -112,7 +112,7 @@ class PreparedStack:
             self._found[causal] = found
         return found
 
-    def _dtype_of_products(self, x: Tensor, batch: Batch) -> torch.dtype | None:
+    def dtype_of_products(self, x: Tensor, batch: Batch) -> torch.dtype | None:
         """The dtype of the products; None for tensors that no plan is made for."""
         autocast = torch.is_autocast_enabled(self._device.type)
         dtype = torch.get_autocast_dtype(self._device.type) if autocast else self._dtype

@@ -50,8 +50,11 @@ def computed_as_node(
         merged.append(masks.merged(None if causal else mask, padding, attention.num_heads))
     if packings[0] is not None:
         x, memory = x[None], None if memory is None else memory[None]
-    seed, of_memory = draw_seed(x.device) if drops else None, None if memory is None else merged[-1]
-    batch = Batch(seed, packings[0], memory, packings[1], (merged[0], of_memory))
+    batch = Batch(None, packings[0], memory, packings[1], (merged[0], None if memory is None else merged[-1]))
+    if stack.dtype_of_products(x, batch) is None:
+        return None
+    if drops:  # only now: the operators would draw another one
+        batch = batch._replace(seed=draw_seed(x.device))
     y = stack.run(x, batch, causal=tuple([bool(each[2]) for each in given]))
     return y if y is None or packings[0] is None else y[0]
 

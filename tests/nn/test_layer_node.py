@@ -131,6 +131,14 @@ def test_dropouts_follow_train_and_eval(monkeypatch):
     compare(monkeypatch, layer, given)
 
 
+def test_a_layer_that_is_left_to_its_operators_draws_one_seed(monkeypatch):
+    layer = layer_of("Encoder", dropout=0.5)
+    given, mask = inputs(layer, LENGTH), FLOATS.clone().requires_grad_()
+    actual = output_and_gradients(layer, given, src_mask=mask)
+    monkeypatch.setattr(layer_node, "may_run", lambda: False)
+    assert all(map(torch.equal, actual, output_and_gradients(layer, given, src_mask=mask)))
+
+
 def test_under_autocast_it_errs_no_more_than_the_operators(monkeypatch):
     layer = layer_of("Encoder", activation="gelu")
     given = inputs(layer, LENGTH)
