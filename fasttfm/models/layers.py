@@ -159,9 +159,8 @@ class Stack(nn.Module):
             if len(inputs) <= 1 + 2 * decodes and decodes == (memory is not None):  # else the layers look at them
                 lengths = [*inputs[decodes:], None, None][:2]
                 batch = Batch(seed, lengths[0], memory, lengths[1])
-                y = prepared.run(x, batch, first_site=self.first_site, checkpointed=again)
-                if y is not None:
-                    return y
+                if (dtype := prepared.dtype_of_products(x, batch)) is not None:
+                    return prepared.run(x, batch, dtype, first_site=self.first_site, checkpointed=again)
         given: list[dict[str, Any]] = [
             {"seed": LayerSeed(seed, self.first_site + SITES_PER_LAYER * number)} for number in range(len(layers))
         ]

@@ -64,14 +64,13 @@ class PreparedStack:
         return norm is self._norm and self._layers == [*layers] and self._snapshot.unchanged()
 
     def run(
-        self, x: Tensor, batch: Batch, *, causal: tuple[bool, ...] | None = None, first_site: int = 0,
-        checkpointed: bool = False,
-    ) -> Tensor | None:  # fmt: skip
-        """x (B, L, d) through all layers to the same; causal: of each attention, in place of the settings'. None: not
-        computed, of tensors that the operators have to look at."""
-        dtype = self.dtype_of_products(x, batch)
-        if dtype is None or not _OTHERS.issuperset(map(type, (batch.seed, batch.lengths, batch.memory_lengths))):
-            return None
+        self, x: Tensor, batch: Batch, dtype: torch.dtype, *, causal: tuple[bool, ...] | None = None,
+        first_site: int = 0, checkpointed: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """x (B, L, d) through all layers to the same.
+
+        dtype: as dtype_of_products() tells; causal: of each attention, in place of the settings'.
+        """
         x, memory = _laid_out(x), batch.memory
         batch = batch._replace(memory=None if memory is None else _laid_out(memory).to(dtype))
         kept = batch._replace(memory=None)  # which autograd keeps
@@ -117,6 +116,8 @@ class PreparedStack:
         autocast = torch.is_autocast_enabled(self._device.type)
         dtype = torch.get_autocast_dtype(self._device.type) if autocast else self._dtype
         if autocast and self._dtype is not torch.float32:
+            return None
+        if not _OTHERS.issuperset(map(type, (batch.seed, batch.lengths, batch.memory_lengths))):
             return None
         for each in (x,) if batch.memory is None else (x, batch.memory):
             if not (type(each) in PLAIN_TENSORS and each.device == self._device and each.numel()):

@@ -51,12 +51,13 @@ def computed_as_node(
     if packings[0] is not None:
         x, memory = x[None], None if memory is None else memory[None]
     batch = Batch(None, packings[0], memory, packings[1], (merged[0], None if memory is None else merged[-1]))
-    if stack.dtype_of_products(x, batch) is None:
+    dtype = stack.dtype_of_products(x, batch)
+    if dtype is None:
         return None
     if drops:  # only now: the operators would draw another one
         batch = batch._replace(seed=draw_seed(x.device))
-    y = stack.run(x, batch, causal=tuple([bool(each[2]) for each in given]))
-    return y if y is None or packings[0] is None else y[0]
+    y = stack.run(x, batch, dtype, causal=tuple([bool(each[2]) for each in given]))
+    return y if packings[0] is None else y[0]
 
 
 def _prepared(layer: Any) -> tuple[PreparedStack, bool] | None:
