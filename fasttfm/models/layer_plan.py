@@ -16,6 +16,8 @@ from torch.nn import functional as nnF
 
 from fasttfm import functional as F
 from fasttfm.functional import backends
+from fasttfm.functional.attention.arguments import Sequences
+from fasttfm.functional.attention.checks import checked_sequences
 from fasttfm.functional.attention.operator import OPERATOR as ATTENTION
 from fasttfm.functional.backends import kernel_route
 from fasttfm.functional.dropout import LEAST_P
@@ -132,6 +134,8 @@ class _Attention:
         if isinstance(keys, Packing):
             query, key = query[0], None if key is None else key[0]
             starts, longest, key_lengths = (lengths.starts, keys.starts), (lengths.longest, keys.longest), None  # type: ignore[union-attr]
+            if keys.starts.is_cpu or backends.checks_on_gpu:  # numbers in it, which no signature tells
+                checked_sequences(query, key, None, Sequences(starts[0], starts[1], longest[0], longest[1]))
             covered = len(query) == lengths.tokens and (key is None or len(key) == keys.tokens)  # type: ignore[union-attr]
         elif not self._batch_first:
             query, key = query.transpose(0, 1), None if key is None else key.transpose(0, 1)

@@ -1,6 +1,7 @@
 """A pass without padding: the same loss and the same gradients, and nothing of padding computed."""
 
 import contextlib
+import dataclasses
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from uncomputed import without_computing
 from fasttfm.functional import backend
 from fasttfm.kernels.proof.launch_log import LaunchLog
 from fasttfm.models import Transformer, TransformerConfig
+from fasttfm.models.packing import Packing
 
 LENGTHS = (7, 2, 5), (4, 6, 3)
 
@@ -87,3 +89,12 @@ def test_lengths_must_be_given():
     model, (source, target_in, target_out, *_) = model_and_batch()
     with pytest.raises(ValueError, match="packed_tokens needs source_lengths and target_lengths"):
         model.loss(source, target_in, target_out, packed_tokens=(14, 13))
+
+
+@pytest.mark.parametrize("starts", [[0, 7, 40], [0, -5, 12], [0, 9, 12]])
+def test_a_packing_that_does_not_fit_its_rows_is_refused_by_nodes_too(starts):
+    stack = Transformer(TransformerConfig(vocab_size=31, d_model=16, heads=2, d_ff=24, encoder_layers=1)).encoder
+    packing, x = Packing.from_lengths(torch.tensor([7, 5]), 7, 12), torch.randn(1, 12, 16)
+    stack(x, packing)  # whose plan the next would find
+    with pytest.raises(ValueError, match="cu_seqlens_q"):
+        stack(x, dataclasses.replace(packing, starts=torch.tensor(starts, dtype=torch.int32)))
