@@ -40,6 +40,7 @@ Float32Pointer: Any = _Kind()
 Int64Pointer: Any = _Kind()
 Int32Pointer: Any = _Kind()
 Int8Pointer: Any = _Kind()
+BoolPointer: Any = _Kind()
 Pointers: Any = _Kind()  # a tuple of Pointer
 Int64Pointers: Any = _Kind()  # a tuple of Int64Pointer, each of which may be None
 Size: Any = _Kind()  # a whole number of a model, mostly a multiple of 16: Triton compiles a kernel of its own for it

@@ -308,13 +308,14 @@ class Decode:
     def __call__(
         self, query: Tensor, key_cache: Tensor, value_cache: Tensor, lengths: Tensor, starts: Tensor | None,
         block_table: Tensor | None, slopes: Tensor | None = None, sinks: Tensor | None = None,
-        lse: Tensor | None = None,
+        lse: Tensor | None = None, *, output: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """lengths and starts (B,); lse: memory (B, H, L) float32 for the log-sum-exp of the scores, -inf without any.
 
-        Returns (B, H, L, DV), heads last in memory.
+        Returns output, memory (B, H, L, DV), contiguous as (B, L, H, DV); None: made here.
         """
-        output = query.new_empty_strided(self._shape, self._layout)
+        if output is None:
+            output = query.new_empty_strided(self._shape, self._layout)
         if self._copied:
             query, key_cache, value_cache = map(unit, (query, key_cache, value_cache))
         parts: tuple = (None, lse, 1, self._batch)

@@ -32,6 +32,7 @@ NOTATION = {
     "Int64Pointer": "*i64",
     "Int32Pointer": "*i32",
     "Int8Pointer": "*i8",
+    "BoolPointer": "*i1",
     "Size": "i32:16",
     "Stride": "i32:16",
     "Varying": "i32",

@@ -8,6 +8,7 @@ rows, N columns, F hidden width, V vocabulary; size is bytes an element.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _SINGLE = 4  # bytes of a float32
@@ -91,6 +92,13 @@ def attention(B: int, H: int, L: int, S: int, D: int, size: int, *, causal: bool
     )
 
 
+def attention_over_ancestors(past: Sequence[int], H: int, D: int, size: int) -> Cost:
+    """A decoder step of as many rows as `past` has numbers of keys: reads their keys, values and places, the new
+    query, key and value, and stores output, key and value; positions are small beside."""
+    rows, keys = len(past), sum(past)
+    return Cost(4 * H * D * (keys + rows), size * H * D * (2 * keys + 6 * rows) + 8 * keys, 1)
+
+
 def attention_backward_short(B: int, H: int, L: int, S: int, D: int, size: int, *, causal: bool, dropout: bool) -> Cost:
     """One launch: a program holds its whole row of keys, so the output is not needed (delta comes from P * dP)."""
     return Cost(
@@ -138,6 +146,12 @@ def embedding(M: int, N: int, size: int, *, dropout: bool) -> Cost:
 def embedding_backward(M: int, N: int, V: int, size: int, *, dropout: bool) -> Cost:
     """Reads dy and writes the whole table's gradient."""
     return Cost(0, size * (M * N + V * N) + 8 * M, 1, _blocks(M, N, 16) if dropout else 0)
+
+
+def search_step(R: int, V: int, parts: int, width: int, size: int) -> Cost:
+    """The choice of a beam search's step: reads the logits of R rows, writes and reads again what each part of the
+    vocabulary leaves, the likeliest `width` tokens of each; what slots keep is small beside."""
+    return Cost(0, size * R * V + 2 * R * parts * (2 * _SINGLE + 2 * _SINGLE * width), 2)
 
 
 def adam(parameters: int) -> Cost:

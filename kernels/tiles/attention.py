@@ -232,6 +232,16 @@ fp32  256    *    | -         16x16w4      16x16w8    16x16w8    # sm_86, sm_89:
 *     256    *    | 16x16w8   16x32w4s2    16x32w4s2  16x32w4s2  # 32x32w8 spills 8 bytes
 """)
 
+# attention/ancestors.py; columns: keys of a step, most of a sentence's. A thread holds 32 elements of the sum, and as
+# many of keys and of values are on their way to it: 16 KiB a program in half precision. Reasoned: not run on a GPU.
+ANCESTORS = tiles("""
+kind  width | *
+*     64    | 64w4
+*     128   | 32w4
+fp32  256   | 16w8  # sm_80: 4 warps spill 8 bytes
+*     256   | 16w4
+""")
+
 # attention/short.py, forward. With matrix units a warp multiplies 16 rows at a time, or two warps do where mask and
 # dropout would spill; without, threads share the work evenly. 32 keys are one warp's: two divide them, and reduce each
 # row in shared memory, 2,126 instructions a head with dropout on sm_80 where one takes 1,346.

@@ -106,3 +106,24 @@ CROSS_ENTROPY = Choice(
     """),
     _row_alternatives,
 )
+
+# A step of a beam search, where programs wait for memory and barriers rather than for instructions; not run on a GPU.
+# Slots: all in one program. Shares of a vocabulary: 32 or 8 logits a thread; rounds of 32 take twice as long, as their
+# waits are the same. Candidates of a slot, rows x what shares leave of a row: 8 to 64 a thread; 64 of 16 rows spill.
+SEARCH_SLOTS = tiles("""
+slots | amd     *
+128   | 128w1   128w2
+1024  | 1024w4  1024w8
+""")
+SEARCH_SHARES = tiles("""
+columns | amd     *
+1024    | 1024w2  1024w4
+4096    | 4096w4  4096w4
+""")
+SEARCH_CANDIDATES = tiles("""
+rows candidates | amd        *
+8    128        | 8x128w2    8x128w4
+8    512        | 8x512w4    8x512w4
+8    2048       | 8x2048w8   8x2048w8
+16   512        | 16x512w8   16x512w8
+""")

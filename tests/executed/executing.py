@@ -1,6 +1,8 @@
 """Runs a problem of tests/gpu/problems.py by executed PTX and holds it against the reference by ring 2's rule."""
 
+import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -28,6 +30,11 @@ def solve(way, inputs: dict) -> list[torch.Tensor]:
     leaf_tensors = [v for v in inputs.values() if v.requires_grad]
     gradients = torch.autograd.grad(total, leaf_tensors, allow_unused=True)
     return [*outputs, *(g for g in gradients if g is not None)]
+
+
+def solving(problem: Problem, dtype: torch.dtype) -> Callable[[], list[torch.Tensor]]:
+    """What solves a problem by our operators, on inputs that are made now."""
+    return functools.partial(solve, problem.ours, problem.inputs(CPU, dtype))
 
 
 def check(problem: Problem, chip: str, dtype: torch.dtype, *, rounding: float = 0.0) -> Machine:

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 from equivalence import EQUIVALENT
-from executing import CPU, solve
-from gpu.problems import Problem
 
 from fasttfm.functional import backend
 from fasttfm.kernels.proof.executed import executed
@@ -205,10 +203,9 @@ def _tensors(arguments: Any) -> Iterator[torch.Tensor]:
             yield value
 
 
-def kept_launches(problem: Problem, chip: str, dtype: torch.dtype) -> list[Kept]:
-    """Every launch of a problem, forward and backward; of a kernel the first."""
+def kept_launches(run: Callable[[], Any], chip: str) -> list[Kept]:
+    """Every launch of what run() computes; of a kernel the first."""
     kept: dict[str, Kept] = {}
-    inputs = problem.inputs(CPU, dtype)
     with executed(chip) as machine, backend("triton"):
         execute = machine.execute
 
@@ -219,6 +216,6 @@ def kept_launches(problem: Problem, chip: str, dtype: torch.dtype) -> list[Kept]
             kept.setdefault(metadata.name, launch)
 
         vars(machine)["execute"] = keep
-        solve(problem.ours, inputs)
+        run()
         del vars(machine)["execute"]
     return list(kept.values())

@@ -27,7 +27,7 @@ from ptx_check.machine import translated
 sys.path[:0] = [str(Path(__file__).parent)]
 
 from executed_chips import CHIPS  # noqa: E402
-from executing import Problem  # noqa: E402
+from executing import Problem, solving  # noqa: E402
 from gpu.problems import _attention, _cross_entropy, _embed, _feed_forward, _norms, _rms_norm, _rotary  # noqa: E402
 from mutants import Kept, kept_launches  # noqa: E402
 
@@ -81,7 +81,7 @@ def least(launch: Kept, ptx: str, times: int, *, anew: bool) -> float:
 def measured(chip: str, times: int) -> Iterator[dict[str, Any]]:
     """A row for every kernel of every family: CPU milliseconds, and the instructions that a launch's threads run."""
     for family, problem in FAMILIES.items():
-        for launch in kept_launches(problem, chip, torch.bfloat16):
+        for launch in kept_launches(solving(problem, torch.bfloat16), chip):
             instructions_run = instructions(launch)
             new, kept, again = (
                 round(1e3 * least(launch, ptx, times, anew=anew), 1)

@@ -24,6 +24,7 @@ from gpu.problems import (
     _rotary,
     _weights,
 )
+from search_step import a_step, attend, specified
 
 from fasttfm import functional as F
 from fasttfm.functional import backend
@@ -191,6 +192,22 @@ def test_a_cache_in_pages_is_read_where_the_table_says_and_nowhere_else(chip, dt
         return attention_with_cache(*tensors, **options, window=(30, 0))
 
     assert_as_accurate(output, specified(DTYPES[dtype]), specified(torch.float64))
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("width", [40, 128, 200])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("chip", [*CHIPS, "sm_100"])
+def test_a_step_of_a_search_reads_its_ancestors_and_nothing_else(chip, dtype, width):
+    """Several steps of keys, whole and in part; then places and positions that there are not."""
+    joint, cache, ancestors, positions = given = a_step([139, 64, 0], 2, 2, width, DTYPES[dtype], 140)
+    with executed(chip) as machine:
+        output, written = attend(*given)
+        attend(joint, cache, ancestors * 5 - 400, positions * 9 - 100)
+    assert [launch.name for launch in machine.launches] == ["_attend", "_attend"]
+    exact, expected = specified(*given)
+    assert_as_accurate(output, specified(*given, precision=DTYPES[dtype])[0], exact)
+    assert torch.equal(written.nan_to_num(), expected.nan_to_num())
 
 
 @pytest.mark.sample(1)

@@ -6,13 +6,18 @@ change nothing that is stored: equal sizes of two sums, shuffles among rows that
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from equivalence import EQUIVALENT
+from executing import solving
 from gpu.problems import Problem, _attention, _feed_forward, _norms
-from mutants import KINDS, OUTCOMES, kept_launches, mutants
+from mutants import KINDS, MOST, OUTCOMES, kept_launches, mutants
+from search_step import a_step, attend
 
 
 def _far_from_zero(problem: Problem) -> Problem:
@@ -31,6 +36,13 @@ def _far_from_zero(problem: Problem) -> Problem:
         return {**made, "mask": mask.to(dtype)}
 
     return replace(problem, inputs=inputs)
+
+
+def _step_of_a_search(dtype: torch.dtype) -> Callable[[], Any]:
+    """Scores far from 0 in every third row; heads that fill no tile; a key read past the last one shows."""
+    joint, *given = a_step([138, 64, 26, 106, 58, 0], 4, 2, 40, dtype, 140)
+    joint[::3, :80] *= 60.0
+    return partial(attend, joint, *given)
 
 
 PROBLEMS = {
@@ -60,6 +72,10 @@ SUBJECTS = [
     ("feed-forward", "sm_80", torch.bfloat16),
     ("feed-forward", "sm_90", torch.bfloat16),
     ("feed-forward", "sm_100", torch.bfloat16),
+    ("step of a search", "sm_60", torch.float16),
+    ("step of a search", "sm_80", torch.bfloat16),
+    ("step of a search", "sm_90", torch.bfloat16),
+    ("step of a search", "sm_100", torch.bfloat16),
 ]
 LEAST = 0.85
 """Of those that make a difference, in every subject."""
@@ -69,9 +85,17 @@ LEAST = 0.85
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("name", "chip", "dtype"), SUBJECTS, ids=[f"{name} {chip}" for name, chip, _ in SUBJECTS])
 def test_most_mutations_are_noticed(name, chip, dtype, record_property):
+    is_step = name == "step of a search"
+    run = _step_of_a_search(dtype) if is_step else solving(PROBLEMS[name], dtype)
+    launches = kept_launches(run, chip)
+    assert_most_are_noticed(launches, name, chip, dtype, record_property, each=12 if is_step else MOST)
+
+
+def assert_most_are_noticed(launches, name, chip, dtype, record_property, *, each=MOST):
+    """Tries mutants of each launch, so many of a kind, and records how many were noticed."""
     outcomes: dict[str, Counter] = {kind: Counter() for kind in KINDS}
-    for launch in kept_launches(PROBLEMS[name], chip, dtype):
-        for mutant in mutants(launch.ptx):
+    for launch in launches:
+        for mutant in mutants(launch.ptx, each):
             outcome = launch.outcome(mutant)
             outcomes[mutant.kind][outcome] += 1
             if outcome == "missed":

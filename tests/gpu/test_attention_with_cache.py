@@ -1,7 +1,8 @@
-"""Attention over cached keys on the device: pages, shares of a long sequence, a captured graph."""
+"""Attention over cached keys on the device: pages, shares of a long sequence, a captured graph, a step of a search."""
 
 import pytest
 import torch
+from search_step import a_step, attend, specified
 
 from fasttfm import functional as F
 from fasttfm.reference_cache import attention_with_cache
@@ -45,3 +46,13 @@ def test_a_captured_step_follows_the_lengths_in_memory(device):
             given["cache_lengths"] += 1
             graph.replay()
             torch.testing.assert_close(output, F.attention_with_cache(**given))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [64, 80])
+def test_a_step_of_a_search_over_ancestors(device, dtype, width):
+    step = [x.to(device) for x in a_step([139, 64, 0, 17], 4, 8, width, dtype, 140)]
+    output, written = attend(*step, heads=8)
+    exact, expected = specified(*step, heads=8)
+    assert (output - exact).abs().max() <= 4 * FLOOR[dtype] * exact.abs().max()
+    assert torch.equal(written.nan_to_num(), expected.nan_to_num())

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from search_step import a_step, attend
 
 from fasttfm import functional as F
 from fasttfm.functional import backend
+from fasttfm.kernels import search
 from fasttfm.kernels.proof import costs
 from fasttfm.kernels.proof.launch_log import LaunchLog
 
@@ -160,6 +162,17 @@ def test_attention_over_long_rows():
     assert log.triton.total() == 2
 
 
+def test_a_step_of_a_search():
+    heads, step = 2, a_step([35, 0, 7], width=32)
+    with traffic() as seen, LaunchLog() as log:
+        attend(*step, heads=heads)
+    past = step[3].repeat_interleave(3).tolist()
+    cost = costs.attention_over_ancestors(past, heads, 32, 4)
+    # beyond the table: places once for every head, and the position of each program
+    assert seen.bytes == cost.bytes + 8 * (heads - 1) * sum(past) + 8 * heads * len(past)
+    assert log.triton.total() == cost.launches
+
+
 def test_cross_entropy_in_place():
     rows, vocabulary = 8, 1024
     cost = costs.cross_entropy(rows, vocabulary, 4)
@@ -178,3 +191,19 @@ def test_embedding():
         F.embed(tokens, weight, dropout_p=0.1, seed=SEED)
     assert cost.bytes <= seen.bytes <= 1.1 * cost.bytes
     assert seen.drew(cost.philox)
+
+
+def test_the_choice_of_a_search_step():
+    sizes = search.Sizes(S=2, K=2, N=2, T=9, Q=2, V=3000)
+    shares = search.new_shares(sizes, torch.device("cpu"))
+    long, single = {name: torch.zeros(64, dtype=torch.int64) for name in search.Memory._fields}, torch.zeros(64)
+    memory = search.Memory(**long | {name: single.clone() for name in long if "score" in name})._replace(
+        sentence=torch.tensor([0, 1]), divisors=torch.ones(64), found_log_probabilities=single.clone()
+    )
+    logits, refused = torch.randn(4, 3000), torch.zeros(3000, dtype=torch.bool)
+    cost = costs.search_step(4, 3000, *shares.logits.shape[1:], 4)
+    with traffic() as seen, LaunchLog() as log:
+        search.Likeliest(logits, refused, sizes, 3)(memory, logits, refused, None, shares)
+        search.Choose(sizes, shares, 3)(memory, shares)
+    assert cost.bytes <= seen.bytes <= 1.3 * cost.bytes  # which tokens are refused, once a row
+    assert log.triton.total() == cost.launches

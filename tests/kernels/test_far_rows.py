@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from search_step import ROOM, a_step, attend
 from test_attention_kernels import take  # noqa: F401
 
 from fasttfm import functional as F
 from fasttfm.kernels import masked_softmax
 from fasttfm.kernels.attention import once
+from fasttfm.kernels.attention.ancestors import Ancestors
 from fasttfm.kernels.attention.launch import masking_arguments, strides
 from fasttfm.kernels.attention.once import append, decode
 
@@ -92,6 +94,19 @@ def test_a_cache_and_what_is_appended(far, queries, table):
         out = decode(q, k, v, lengths, None, table, left=None, right=0, scale=0.3, shares=2)
         results.append((v, out))
     assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))
+
+
+def test_places_of_a_step_of_a_search():
+    """Room for 2**23 tokens, of which nobody touches more than 6."""
+    joint, cache, ancestors, positions = a_step([5], 3, 1, 64, torch.float16)
+    near, written = attend(joint, cache, ancestors, positions, heads=1)
+    memory, table = torch.empty(3, 2**23, 128, dtype=torch.float16), torch.empty(3, 2**23, dtype=torch.int64)
+    memory[:, :6] = cache.view(3, ROOM, 128)[:, :6]
+    table[:, :5] = ancestors[:, :5] // ROOM * 2**23 + ancestors[:, :5] % ROOM
+    given, out = (joint, memory.flatten(0, 1), table, positions), torch.empty_like(near)
+    Ancestors(*given, heads=1, scale=0.3)(*given, out)
+    assert torch.equal(out, near)
+    assert torch.equal(memory[:, 5], written.view(3, ROOM, 128)[:, 5])
 
 
 @pytest.mark.parametrize("mask", ["rows", "columns"])

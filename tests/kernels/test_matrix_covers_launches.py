@@ -6,11 +6,15 @@ import sys
 
 import pytest
 import torch
+from search_step import a_step
 
 from fasttfm import functional as F
+from fasttfm.decoding.device.launches import memory_of, sizes_of
+from fasttfm.decoding.device.state import Sizes, State
 from fasttfm.functional import backend
-from fasttfm.kernels import launch
+from fasttfm.kernels import launch, search
 from fasttfm.kernels.attention import launch as attention_launch
+from fasttfm.kernels.attention.ancestors import Ancestors
 from fasttfm.kernels.chip import CHIPS, INTERPRETER
 from fasttfm.kernels.launch import power_of_two
 from fasttfm.kernels.parameter import kinds_of
@@ -152,7 +156,7 @@ def every_attention(tensor):
 
 
 def every_cache(dtype):
-    """Few rows to a head of keys and more, in pages and without, in one share and in several."""
+    """Few rows to a head of keys and more, in pages and without, in one share and in several; keys that never move."""
     for width, heads, queries in itertools.product((32, 128, 256), (1, 4), (1, 6)):
         query = torch.randn(1, heads, queries, width).to(dtype)
         for page, slopes in ((16, torch.ones(heads)), (600, None)):
@@ -160,6 +164,27 @@ def every_cache(dtype):
             table = None if slopes is None else torch.arange(600 // page)[None]
             options = {"cache_lengths": 9, "block_table": table, "alibi_slopes": slopes}
             F.attention_with_cache(query, cache, cache, query[:, :1], query[:, :1], **options)
+    for width in (32, 128, 256):
+        step = a_step([5], 1, 1, width, dtype)
+        Ancestors(*step, heads=1, scale=1.0)(*step, step[0][:, :width].clone())
+
+
+def every_search(dtype):
+    """Few slots and many, beams and vocabularies of all size classes."""
+    cpu = torch.device("cpu")
+    shapes = (1, 5, 40), (1, 5, 40_000), (200, 5, 4097), (1, 8, 40_000), (1, 16, 5000)
+    for slots, beam, vocabulary in shapes:
+        state = State(Sizes(slots, beam, 1, 1, 1, 1, vocabulary), cpu)
+        sizes, memory = sizes_of(state), memory_of(state)
+        logits, refused = torch.empty(slots * beam, vocabulary, dtype=dtype), torch.ones(vocabulary, dtype=torch.bool)
+        shares = search.new_shares(sizes, cpu)
+        search.Admit(sizes, 2, cpu)(memory)
+        table = torch.ones(vocabulary, 4, dtype=dtype)
+        search.Embed(table, table[:1].float(), sizes, 1.0, 0)(
+            memory, table, table[:1].float(), table.new_empty(slots * beam, 4)
+        )
+        search.Likeliest(logits, refused, sizes, 3)(memory, logits, refused, None, shares)
+        search.Choose(sizes, shares, 3)(memory, shares)
 
 
 def everything(dtype):
@@ -168,6 +193,7 @@ def everything(dtype):
 
     every_attention(tensor)
     every_cache(dtype)
+    every_search(dtype)
     for pairs in (5, 32, 64, 128):
         tables = F.rotary_tables(7, 2 * pairs)
         for interleaved in (False, True):
@@ -218,6 +244,7 @@ def questions(chip):
             yield "backward._backward_queries", tables.BACKWARD_QUERIES, size
             yield "backward._backward_keys", tables.BACKWARD_KEYS, size
             yield "mask_gradient._gradient", tables.MASK_GRADIENT, size[:3]
+        yield "ancestors._attend", tables.ANCESTORS, size[:3]
         for rows in (16, 32):
             yield "decode._decode", tables.DECODE, (*size[:3], rows)
         for keys in (16, 32, 64, 128):
@@ -253,7 +280,7 @@ def test_every_answer_of_the_tables_of_attention_is_listed(chip):
         (
             full_name(case.kernel),
             case.arguments["D"],
-            Tile(a["ROWS"], a["COLUMNS"], case.num_warps, case.num_stages),
+            Tile(a.get("ROWS", 0), a["COLUMNS"], case.num_warps, case.num_stages),
         )
         for task, case in compile_matrix.enumerate_cases([CHIPS[chip]], ["attention"])
         for a in [case.arguments]

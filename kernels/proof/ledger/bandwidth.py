@@ -38,6 +38,7 @@ _MOVED = (
     (r"partial_sums", 1),
     (r"residual_add", 3),
     (r"rotary", 4),
+    (r"search\.embed", 2),
 )
 """Beginning of a case's name -> tensors of its dtype of which an element of the tile is read or written; of rotary's
 pairs both halves."""

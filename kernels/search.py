@@ -1,0 +1,450 @@
+"""A step of beam searches that live in device memory, beside the decoder's layers: four launches, no number read.
+
+    admit       slots without a sentence take the next of a queue
+    embed       y[r] = table[newest[r]] * scale + positions[position[r // K]]
+    likeliest   of each row and share of the vocabulary the largest logit, sum of exponentials, and W likeliest tokens
+    choose      total = score + logit - lse over the shares; the best go on, those that end are filed
+
+S slots search a sentence each with K rows, at its own position; Memory says what they keep. Ties go to the lower row,
+then to the likelier token, then to the lower one. Logits are read once, R * V elements for R = S * K rows: at R = 160,
+V = 37,000 in bfloat16 12 MB, 2.8 us at 4.3 TB/s; all else is waiting for one another. Of numbers that are out of range
+nothing is read or written outside of memory.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fasttfm.kernels.chip import Chip
+from fasttfm.kernels.jit import Launch, jit
+from fasttfm.kernels.launch import ceil_div, chip
+from fasttfm.kernels.parameter import (
+    BoolPointer,
+    Float32Pointer,
+    Int32Pointer,
+    Int64Pointer,
+    Pointer,
+    Real,
+    Size,
+    Varying,
+)
+from fasttfm.kernels.tiles.rows import SEARCH_CANDIDATES, SEARCH_SHARES, SEARCH_SLOTS
+from fasttfm.kernels.tiles.table import Tile
+from fasttfm.kernels.wide import wide
+
+LOG2E = tl.constexpr(1.4426950408889634)
+# The columns of Memory.settings, and how many they are.
+LIMIT, LEAST, BEAM, NBEST, ENOUGH, RANKS, SOURCE, NUMBER, SETTINGS = map(tl.constexpr, range(9))
+SHARES = tl.constexpr(128)  # of a vocabulary, at most
+PLACES = tl.constexpr(4096)  # of a share, at most
+PAST = tl.constexpr(64)  # positions of the past that are moved at once
+
+
+class Sizes(NamedTuple):
+    S: Varying
+    """Slots, at most 1,024."""
+    K: Varying
+    """Rows of a slot, at most 16."""
+    N: Varying
+    """Hypotheses that are kept of a sentence, at most 8, or 16 where K is more."""
+    T: Varying
+    """Most tokens of an output."""
+    Q: Varying
+    """Places for sentences; place Q is nobody's: a slot that searches it is idle."""
+    V: Size
+    """Tokens."""
+
+
+class Memory(NamedTuple):
+    """All that searches keep, contiguous: of slots, the queue, and of places."""
+
+    sentence: Int64Pointer
+    """(S,): place of the sentence that a slot searches."""
+    position: Int64Pointer
+    """(S,): tokens that its hypotheses hold."""
+    ended: Int64Pointer
+    """(S,): hypotheses that have ended among their beam's best."""
+    scores: Float32Pointer
+    """(S, K): log-probability of each live hypothesis, falling, -inf of a row without one."""
+    newest: Int64Pointer
+    """(S, K): newest token."""
+    ancestors: Int64Pointer
+    """(S * K, T): row * T + position where the keys of each earlier position of a row are."""
+    source_lengths: Int64Pointer
+    """(S,)"""
+    queue: Int64Pointer
+    """(Q,): a ring of places."""
+    head: Int64Pointer
+    """(1,): sentences that slots have taken."""
+    tail: Int64Pointer
+    """(1,): sentences that were queued."""
+    settings: Int64Pointer
+    """(Q + 1, 8): longest and shortest output, rows used, hypotheses kept, hypotheses that end the search, how many of
+    the best extensions may end, tokens of the source, the sentence's number."""
+    forced: Int64Pointer
+    """(Q + 1, T): the token that must come at a position, below 0: any."""
+    divisors: Float32Pointer
+    """(Q + 1, T): what divides the score of a hypothesis that ends at a position."""
+    found_scores: Float32Pointer
+    """(Q + 1, N): of hypotheses that have ended, falling, -inf where there is none."""
+    found_log_probabilities: Float32Pointer
+    """(Q + 1, N)"""
+    found_ends: Int64Pointer
+    """(Q + 1, N): position * K + row after which they ended."""
+    tokens: Int64Pointer
+    """(Q + 1, T, K): the token of each row at a position."""
+    parents: Int64Pointer
+    """(Q + 1, T, K): the row that it goes on from."""
+    finished: Int64Pointer
+    """(Q + 1,): number of the sentence that has ended in a place."""
+    first_scores: Float32Pointer
+    """(K,): scores that a search begins with."""
+
+
+class Shares(NamedTuple):
+    """Rows of logits by share, P of a row: the largest, the sum of exponentials of what is below it, and the W
+    likeliest tokens that may follow with their logits, falling."""
+
+    peaks: Float32Pointer
+    """(R, P)"""
+    sums: Float32Pointer
+    """(R, P)"""
+    logits: Float32Pointer
+    """(R, P, W)"""
+    tokens: Int32Pointer
+    """(R, P, W)"""
+
+
+@triton.jit
+def _setting(memory, sentence, COLUMN: tl.constexpr):
+    return tl.load(memory.settings + sentence * SETTINGS + COLUMN)
+
+
+@triton.jit
+def _among(number, count):
+    """number, or what is next to it of 0 .. count - 1."""
+    return tl.minimum(tl.maximum(number, 0), count - 1)
+
+
+@triton.jit
+def _turned(bits):
+    """Bits of a float32 as an int32 that rises with it, and back."""
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _keys(x, within, HALF: tl.constexpr):
+    """Numbers that fall with the place and rise with x, float32, which weighs more: the next likeliest is the largest
+    that is smaller. HALF: of x, which was of 16 bits, the last 13 are zero; else they are int64."""
+    order = _turned((x + 0.0).to(tl.int32, bitcast=True))  # -0 is 0
+    order = order & -PLACES if HALF else order.to(tl.int64) * PLACES
+    return order + (PLACES - 1 - within)
+
+
+@triton.jit
+def _value(key, HALF: tl.constexpr):
+    """x of a key."""
+    bits = _turned(key) & -PLACES if HALF else _turned((key >> 12).to(tl.int32))
+    return bits.to(tl.float32, bitcast=True)
+
+
+@jit
+def _admit(memory: Memory, sizes: Sizes, bos: Varying, COLUMNS: tl.constexpr):
+    S, K, _, _, Q, _ = sizes
+    slots = tl.arange(0, COLUMNS)
+    exists = slots < S
+    sentence = tl.load(memory.sentence + slots, mask=exists, other=0)
+    free = exists & (sentence == Q)
+    head = tl.load(memory.head)
+    before = tl.cumsum(free.to(tl.int32), 0) - 1
+    takes = free & (head + before < tl.load(memory.tail))
+    first = (head.to(tl.uint64) % Q.to(tl.uint64)).to(tl.int32)
+    place = tl.load(memory.queue + (first + before) % Q, mask=takes, other=0)
+    place = tl.where((place < 0) | (place > Q), Q, place)
+    sentence = tl.where(takes, place, sentence)
+    taken = tl.sum(takes.to(tl.int32), 0)
+    tl.debug_barrier()  # every thread has read the head
+    tl.store(memory.head, head + taken)
+    tl.store(memory.sentence + slots, sentence, mask=takes)
+    tl.store(memory.position + slots, 0, mask=takes)
+    tl.store(memory.ended + slots, 0, mask=takes)
+    for k in range(K):
+        tl.store(memory.newest + slots * K + k, bos, mask=takes)
+        tl.store(memory.scores + slots * K + k, tl.load(memory.first_scores + k), mask=takes)
+    source = tl.load(memory.settings + _among(sentence, Q + 1) * SETTINGS + SOURCE, mask=exists, other=0)
+    tl.store(memory.source_lengths + slots, source, mask=exists)
+
+
+@jit
+def _embed(
+    memory: Memory,
+    table: Pointer,  # (V, N)
+    positions: Float32Pointer,  # (P, N)
+    y: Pointer,  # (R, N) out
+    sizes: Sizes,
+    scale: Real,
+    padding: Varying,  # the token whose rows are zero
+    P: Varying,
+    N: Size,
+    COLUMNS: tl.constexpr,
+):
+    row = tl.program_id(0)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    token = tl.load(memory.newest + row)
+    place = tl.load(memory.position + row // sizes.K)
+    exists = (token >= 0) & (token < sizes.V) & (place >= 0) & (place < P)
+    read = exists & (token != padding) & (columns < N)
+    value = wide(tl.load(table + token * N + columns, mask=read, other=0.0)) * scale
+    value += tl.load(positions + place * N + columns, mask=read, other=0.0)
+    value = tl.where(exists | (token == padding), value, float("nan"))  # so that it is noticed
+    tl.store(y + row.to(tl.int64) * N + columns, value.to(y.dtype.element_ty), mask=columns < N)
+
+
+@jit
+def _likeliest(
+    logits: Pointer,  # (R, V), rows `logits_stride` apart
+    refused: BoolPointer,  # (R, V) or (V,), rows `refused_stride` apart: tokens that may not follow
+    selected: BoolPointer,  # (Q + 1, V): tokens that a sentence may write, which share the probability; None: all
+    memory: Memory,
+    shares: Shares,  # out
+    sizes: Sizes,
+    W: Varying,
+    eos: Varying,
+    logits_stride: Size,
+    refused_stride: Size,
+    COLUMNS: tl.constexpr,
+):
+    _, K, _, T, Q, V = sizes
+    row = tl.program_id(0).to(tl.int64)
+    part = row * tl.num_programs(1) + tl.program_id(1)
+    sentence = tl.load(memory.sentence + row // K)
+    if (sentence >= 0) & (sentence < Q):
+        position = _among(tl.load(memory.position + row // K), T)
+        within = tl.arange(0, COLUMNS)
+        tokens = tl.program_id(1) * COLUMNS + within
+        inside = tokens < V
+        x = wide(tl.load(logits + row * logits_stride + tokens, mask=inside, other=float("-inf")))
+        if selected is not None:
+            x = tl.where(tl.load(selected + sentence * V + tokens, mask=inside, other=False), x, float("-inf"))
+        peak = tl.max(x, 0)
+        below = x - tl.where(peak == float("-inf"), 0.0, peak)
+        tl.store(shares.peaks + part, peak)
+        tl.store(shares.sums + part, tl.sum(tl.exp2(below * LOG2E), 0))
+
+        forced = tl.minimum(tl.load(memory.forced + sentence * T + position), V).to(tl.int32)
+        too_early = tl.where(position < _setting(memory, sentence, LEAST), eos, -1)
+        may = tl.load(refused + row * refused_stride + tokens, mask=inside, other=True) == 0
+        may = tl.where(forced >= 0, tokens == forced, may & (tokens != too_early))
+        HALF: tl.constexpr = logits.dtype.element_ty.primitive_bitwidth == 16
+        LOWEST: tl.constexpr = -(1 << 31) if HALF else -(1 << 63)
+        keys = _keys(tl.where(may & (x == x), x, float("-inf")), within, HALF)
+        key = tl.full((), -1 - LOWEST, keys.dtype)
+        for rank in range(W):
+            key = tl.max(tl.where(keys < key, keys, LOWEST), 0)
+            place = PLACES - 1 - (key & (PLACES - 1)).to(tl.int32)
+            tl.store(shares.logits + part * W + rank, _value(key, HALF))
+            tl.store(shares.tokens + part * W + rank, tl.program_id(1) * COLUMNS + place)
+
+
+@jit
+def _choose(
+    memory: Memory,
+    shares: Shares,
+    sizes: Sizes,
+    P: Varying,
+    W: Varying,
+    eos: Varying,
+    ROWS: tl.constexpr,  # at least K and N
+    COLUMNS: tl.constexpr,  # at least P * W
+):
+    _, K, N, T, Q, _ = sizes
+    slot = tl.program_id(0).to(tl.int64)
+    sentence = tl.load(memory.sentence + slot)
+    if (sentence >= 0) & (sentence < Q):
+        position = _among(tl.load(memory.position + slot), T)
+        rows = tl.arange(0, ROWS)
+        exists = rows < K
+        line = slot * K + rows
+        score = tl.load(memory.scores + line, mask=exists, other=float("-inf"))
+        share = tl.arange(0, SHARES)[None, :]
+        inside = exists[:, None] & (share < P)
+        peaks = tl.load(shares.peaks + (line[:, None] * P + share), mask=inside, other=float("-inf"))
+        sums = tl.load(shares.sums + (line[:, None] * P + share), mask=inside, other=0.0)
+        peak = tl.max(peaks, 1)
+        peak = tl.where(peak == float("-inf"), 0.0, peak)
+        total = tl.sum(sums * tl.exp2((peaks - peak[:, None]) * LOG2E), 1)
+        logarithm = tl.log(tl.where(total == 0.0, 1.0, total))
+        column = tl.arange(0, COLUMNS)[None, :]
+        inside = exists[:, None] & (column < P * W)
+        values = tl.load(shares.logits + (line[:, None] * (P * W) + column), mask=inside, other=float("-inf"))
+        kept = rows < N
+        list_place = sentence * N + rows
+        found = tl.load(memory.found_scores + list_place, mask=kept, other=float("-inf"))
+        found_log_probability = tl.load(memory.found_log_probabilities + list_place, mask=kept, other=0.0)
+        found_end = tl.load(memory.found_ends + list_place, mask=kept, other=0)
+        divisor = tl.load(memory.divisors + sentence * T + position)
+        limit = _setting(memory, sentence, LIMIT)
+        last_divisor = tl.load(memory.divisors + sentence * T + _among(limit, T))
+        used = _setting(memory, sentence, BEAM)
+        ranks = _setting(memory, sentence, RANKS)
+        last = _among(_setting(memory, sentence, NBEST) - 1, N)
+        ended = tl.load(memory.ended + slot)
+        tl.debug_barrier()  # every thread has read what is written from here on
+
+        # Of K lists that fall the best head, 2 K times. Where nothing is left it is -inf, in the first row.
+        filed, lives = 0, 0
+        moved = tl.zeros((ROWS,), tl.int32)  # by how many places what was found goes down
+        worst = tl.full((), float("-inf"), tl.float32)
+        live = tl.full((ROWS,), float("-inf"), tl.float32)
+        parent, token = tl.zeros((ROWS,), tl.int32), tl.zeros((ROWS,), tl.int32)
+        for rank in range(2 * K):
+            heads = tl.max(values, 1)
+            totals = score + ((heads - peak) - logarithm)
+            totals = tl.where(exists & (totals == totals), totals, float("-inf"))
+            best, row = tl.max(totals, 0, return_indices=True)
+            chosen = (rows == row)[:, None]
+            at = tl.min(tl.min(tl.where(chosen & (values == heads[:, None]), column, COLUMNS), 1), 0)
+            values = tl.where(chosen & (column == at), float("-inf"), values)
+            follows = tl.load(shares.tokens + (slot * K + row) * (P * W) + tl.minimum(at, P * W - 1))
+            if (follows == eos) & (best > float("-inf")):
+                ended += (rank < used).to(tl.int64)
+                if rank < ranks:
+                    ratio = tl.div_rn(best, divisor)
+                    place = filed + tl.sum((found >= ratio).to(tl.int32), 0)
+                    tl.store(memory.found_scores + sentence * N + place, ratio, mask=place < N)
+                    tl.store(memory.found_log_probabilities + sentence * N + place, best, mask=place < N)
+                    tl.store(memory.found_ends + sentence * N + place, position * K + row, mask=place < N)
+                    worst = tl.where(place == last, ratio, worst)
+                    moved += (found < ratio).to(tl.int32)
+                    filed += 1
+            else:
+                live = tl.where((rows == lives) & (rows < used), best, live)
+                parent = tl.where(rows == lives, row, parent)
+                token = tl.where(rows == lives, follows, token)
+                lives += 1
+
+        goes = kept & (moved > 0) & (rows + moved < N)
+        tl.store(memory.found_scores + list_place + moved, found, mask=goes)
+        tl.store(memory.found_log_probabilities + list_place + moved, found_log_probability, mask=goes)
+        tl.store(memory.found_ends + list_place + moved, found_end, mask=goes)
+        worst = tl.maximum(worst, tl.max(tl.where(rows + moved == last, found, float("-inf")), 0))
+        done = (position == limit) | (ended >= _setting(memory, sentence, ENOUGH))
+        done = done | (tl.div_rn(tl.max(live, 0), last_divisor) <= worst)
+        written = (sentence * T + position) * K + rows
+        tl.store(memory.tokens + written, token, mask=exists)
+        tl.store(memory.parents + written, parent, mask=exists)
+        tl.store(memory.newest + line, token, mask=exists)
+        tl.store(memory.scores + line, live, mask=exists)
+        tl.store(memory.ended + slot, ended)
+        if done:
+            tl.store(memory.finished + sentence, _setting(memory, sentence, NUMBER))
+            tl.store(memory.sentence + slot, Q)
+            tl.store(memory.position + slot, 0)
+        else:
+            tl.store(memory.position + slot, position + 1)
+            source = (slot * K + parent) * T
+            tl.store(memory.ancestors + line * T + position, source + position, mask=exists)
+            moves = exists & (parent != rows)
+            for first in range(0, position.to(tl.int32), PAST):
+                past = first + tl.arange(0, PAST)[None, :]
+                known = moves[:, None] & (past < position)
+                places = tl.load(memory.ancestors + (source[:, None] + past), mask=known, other=0)
+                tl.debug_barrier()  # every thread has read the rows that others write
+                tl.store(memory.ancestors + (line[:, None] * T + past), places, mask=known)
+
+
+_COLUMNS = (1024, 4096)
+_CANDIDATES = {8: (128, 512, 2048), 16: (512,)}
+_EMBEDDING = Tile(0, 512, 1)
+
+
+def _rows(beam: int) -> int:
+    return 8 if beam <= 8 else 16
+
+
+def _candidates(beam: int, vocabulary: int, columns: int) -> int | None:
+    """The size class of what shares of so many columns leave of a row; None: more than a program has room for."""
+    parts, width = ceil_div(vocabulary, columns), min(2 * beam, vocabulary)
+    return next((size for size in _CANDIDATES[_rows(beam)] if parts * width <= size and parts <= SHARES.value), None)
+
+
+def takes(beam: int, vocabulary: int, rows: int) -> bool:
+    """Return whether searches of rows // beam slots of `beam` rows fit the kernels, with as many hypotheses kept."""
+    return 1 <= beam <= 16 and rows <= 1024 * beam and _candidates(beam, vocabulary, _COLUMNS[-1]) is not None
+
+
+def share_tile(chip: Chip, beam: int, vocabulary: int, rows: int) -> Tile:
+    """Few rows have small shares, so that two programs or more a processor hide what each waits for."""
+    small, large = _COLUMNS
+    occupied = rows * ceil_div(vocabulary, large) >= 2 * chip.processors
+    return SEARCH_SHARES(chip, large if occupied or _candidates(beam, vocabulary, small) is None else small)
+
+
+def new_shares(sizes: Sizes, device: torch.device) -> Shares:
+    """Memory for what Likeliest tells Choose."""
+    rows = sizes.S * sizes.K
+    parts = ceil_div(sizes.V, share_tile(chip(device), sizes.K, sizes.V, rows).columns)
+    logits = torch.empty(rows, parts, min(2 * sizes.K, sizes.V), dtype=torch.float32, device=device)
+    return Shares(logits[..., 0].clone(), logits[..., 0].clone(), logits, logits.int())
+
+
+class Admit:
+    """Idle slots take the next sentences of the queue."""
+
+    def __init__(self, sizes: Sizes, bos: int, device: torch.device) -> None:
+        tile = SEARCH_SLOTS(chip(device), 128 if sizes.S <= 128 else 1024)
+        self._launch, self._numbers = Launch(_admit, (1,), tile.options()), (sizes, bos)
+
+    def __call__(self, memory: Memory) -> None:
+        """Changes memory."""
+        self._launch(memory, *self._numbers)
+
+
+class Embed:
+    """The newest tokens' embeddings, for one signature."""
+
+    def __init__(self, table: Tensor, positions: Tensor, sizes: Sizes, scale: float, padding: int) -> None:
+        """table (V, d), positions (P, d) float32, contiguous."""
+        grid = (sizes.S * sizes.K, ceil_div(table.shape[1], _EMBEDDING.columns))
+        self._launch = Launch(_embed, grid, _EMBEDDING.options())
+        self._numbers = sizes, scale, padding, *positions.shape
+
+    def __call__(self, memory: Memory, table: Tensor, positions: Tensor, out: Tensor) -> None:
+        """out (R, d) in table's dtype; not a number where a token or a position does not exist."""
+        self._launch(memory, table, positions, out, *self._numbers)
+
+
+class Likeliest:
+    """The likeliest tokens of each share of each row, for one signature."""
+
+    def __init__(self, logits: Tensor, refused: Tensor, sizes: Sizes, eos: int) -> None:
+        """logits (R, V) float32, float16 or bfloat16, refused (V,) or (R, V) bool, unit stride along V."""
+        tile = share_tile(chip(logits.device), sizes.K, sizes.V, sizes.S * sizes.K)
+        self._launch = Launch(_likeliest, (sizes.S * sizes.K, ceil_div(sizes.V, tile.columns)), tile.options())
+        refused_stride = refused.stride(0) if refused.dim() == 2 else 0
+        self._numbers = sizes, min(2 * sizes.K, sizes.V), eos, logits.stride(0), refused_stride
+
+    def __call__(self, memory: Memory, logits: Tensor, refused: Tensor, selected: Tensor | None, out: Shares) -> None:
+        """selected (Q + 1, V) bool, contiguous: the tokens that each sentence may write, None: all. Rows of idle slots
+        are not written."""
+        self._launch(logits, refused, selected, memory, out, *self._numbers)
+
+
+class Choose:
+    """The rows of all slots after a step, and what has ended."""
+
+    def __init__(self, sizes: Sizes, shares: Shares, eos: int) -> None:
+        rows, (_, parts, width) = _rows(max(sizes.K, sizes.N)), shares.logits.shape
+        size = next(size for size in _CANDIDATES[rows] if parts * width <= size)
+        tile = SEARCH_CANDIDATES(chip(shares.logits.device), rows, size)
+        self._launch = Launch(_choose, (sizes.S,), tile.options())
+        self._numbers = sizes, parts, width, eos
+
+    def __call__(self, memory: Memory, shares: Shares) -> None:
+        """Changes memory; idle slots stay as they are."""
+        self._launch(memory, shares, *self._numbers)
