@@ -1,8 +1,8 @@
 """The passes over a vocabulary's logits in a search on a CPU, for numba: arrays in, arrays out, as in step_loops.py.
 
 A row's log-probabilities are never written: their sum of exponentials is one pass, and the few best tokens are found by
-another, block by block, where most blocks hold nothing that is good enough. Of equal logits the first comes first. Both
-look at one row at a time, so a row does not depend on the rows beside it.
+another, block by block, where most blocks hold nothing that is good enough. Of equal log-probabilities the first comes
+first, even where their logits differ. Both look at one row at a time, so a row does not depend on the rows beside it.
 
 Cost: 2 * R * V numbers are read; PyTorch's log_softmax, amax and topk read and write three times as many.
 """
@@ -69,16 +69,16 @@ def _largest_of_rows(begin, end, x, sums, values, ids):
     width, most = np.uintp(x.shape[1]), values.shape[1]
     flat = x.reshape(-1)
     for r in range(begin, end):
-        count, start = 0, r * width
+        count, start, total = 0, r * width, sums[r]
         for first in range(np.uintp(0), width, _BLOCK):
             last = min(first + _BLOCK, width)
             key = sort_key(read(flat[start + first]))
             for n in range(start + first, start + last):
                 key = max(key, sort_key(read(flat[n])))
-            if count == most and not of_sort_key(key) > values[r, most - 1]:
+            if count == most and not of_sort_key(key) - total > values[r, most - 1]:
                 continue
             for n in range(first, last):
-                value = read(flat[start + n])
+                value = read(flat[start + n]) - total
                 if count < most:
                     count += 1
                 elif not value > values[r, most - 1]:
@@ -88,5 +88,3 @@ def _largest_of_rows(begin, end, x, sums, values, ids):
                     values[r, place], ids[r, place] = values[r, place - 1], ids[r, place - 1]
                     place -= 1
                 values[r, place], ids[r, place] = value, n
-        for place in range(most):
-            values[r, place] -= sums[r]

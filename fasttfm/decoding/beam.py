@@ -5,7 +5,8 @@ end. Log-probabilities only fall, and no length penalty divides by more than tha
 sentence is done as soon as its best live log-probability, divided by that, is no better than its finished hypotheses.
 With early_stopping it is done as soon as K hypotheses have ended that were among the K best of their step: that takes
 fewer steps, and may miss a longer output that is better. It then leaves the batch with its caches. The first step runs
-one row a sentence: K equal rows would do the same work. Rows are sentence * K + k throughout.
+one row a sentence: K equal rows would do the same work. Rows are sentence * K + k throughout. Of equal extensions that
+of the better hypothesis comes first, then, within a hypothesis, the likelier and the lower token.
 Source: Wu et al. 2016, section 7; Vaswani et al. 2017, section 6.1.
 """
 
@@ -25,7 +26,7 @@ from fasttfm.decoding.batches import LENGTHS, padded
 from fasttfm.decoding.decoder import decoder_of
 from fasttfm.decoding.hypotheses import Constraints, Hypothesis, length_penalty
 from fasttfm.decoding.selection import compute_allowed
-from fasttfm.decoding.top_k import likeliest
+from fasttfm.decoding.top_k import likeliest, top_k
 
 if TYPE_CHECKING:
     from fasttfm.models import Transformer
@@ -137,6 +138,7 @@ class BeamSteps(Steps):
         self.scores = torch.zeros(len(self.sentences), 1, device=constraints.device)  # (b, rows) log-probability
         self.ends = [0] * len(self.sentences)
         """By the number of a sentence: hypotheses that ended among the K best of their step; for early_stopping."""
+        self.finished = [Finished(config.nbest) for _ in self.sentences]
 
     def choose(self, logits: Tensor) -> Live:
         """The extensions that live on, by logits (b * rows, V), which may be changed; those that end are filed."""
@@ -170,6 +172,10 @@ class BeamSteps(Steps):
         self.rows = self.config.beam
         return going
 
+    def best(self, sentence: int) -> list[Hypothesis]:
+        """See Steps."""
+        return self.finished[sentence].hypotheses
+
     def _count(self, ends: Tensor) -> None:
         """Count the hypotheses that end: ends (b, K) bool, of the K best extensions of each sentence."""
         for number, count in zip(self.sentences, ends.sum(dim=1).tolist()):
@@ -188,8 +194,9 @@ class Beams(BeamSteps):
     def __init__(self, constraints: Constraints, config: DecodingConfig) -> None:
         super().__init__(constraints, config)
         limits, device = constraints.limits, constraints.device
-        self.finished = [Finished(config.nbest) for _ in limits]
         self.worst = torch.full((len(limits),), -torch.inf, device=device)  # (b,) that a new hypothesis has to beat
+        # (b, rows) rows within the sentence, from the best hypothesis to the worst
+        self.ranked = torch.zeros(len(limits), 1, dtype=torch.int64, device=device)
         # (b,) largest divisor that a hypothesis of the sentence can still get
         self.last_penalty = torch.tensor([length_penalty(limit + 1, config) for limit in limits], device=device)
 
@@ -204,11 +211,14 @@ class Beams(BeamSteps):
             self._file(news, penalised, best, parents)
         if self.config.early_stopping:
             self._count((ends & (best > -torch.inf))[:, : self.config.beam])
-        scores, chosen = best.masked_fill_(ends, -torch.inf).topk(self.config.beam)  # (b, K)
+        scores, chosen = top_k(best.masked_fill_(ends, -torch.inf), self.config.beam)  # (b, K)
         done = (scores[:, 0] / self.last_penalty <= self.worst).tolist()
         parents = parents.gather(1, chosen)
-        if not self.moves_nothing:
-            order = _stay_in_place(parents)
+        if self.moves_nothing:
+            self.ranked = torch.arange(self.config.beam, device=parents.device).expand_as(parents)
+        else:
+            self.ranked = _stay_in_place(parents)
+            order = self.ranked.argsort(dim=1)
             scores, parents, chosen = (part.gather(1, order) for part in (scores, parents, chosen))
         return Live(scores, best_tokens.gather(1, chosen), parents, done)
 
@@ -216,18 +226,17 @@ class Beams(BeamSteps):
         """See Steps."""
         going = super().extend(logits)
         if going.kept is not None:
-            self.worst, self.last_penalty = self.worst[going.kept], self.last_penalty[going.kept]
+            self.worst, self.last_penalty, self.ranked = (
+                part[going.kept] for part in (self.worst, self.last_penalty, self.ranked)
+            )
         return going
-
-    def best(self, sentence: int) -> list[Hypothesis]:
-        """See Steps."""
-        return self.finished[sentence].hypotheses
 
     def absorb(self, other: Any) -> None:
         """See Steps."""
         self.finished = [some.finished[number] for some in (self, other) for number in some.sentences]
         self.worst = torch.cat([self.worst, other.worst])
         self.last_penalty = torch.cat([self.last_penalty, other.last_penalty])
+        self.ranked = torch.cat([self.ranked, other.ranked])
         super().absorb(other)
 
     def _file(self, news: Tensor, penalised: Tensor, best: Tensor, parents: Tensor) -> None:
@@ -274,7 +283,7 @@ def search_together(model: Transformer, sources: Sequence[Sequence[int]], steps:
 
 
 def _stay_in_place(parents: Tensor) -> Tensor:
-    """An order (b, K) of the K live hypotheses that puts as many as possible into the row of their parent (b, K).
+    """New rows (b, K) of the K live hypotheses, as many as possible of them the row of their parent (b, K).
 
     Those rows' caches need not move. The first child of a parent takes its row, the others rows of childless parents.
     """
@@ -284,9 +293,7 @@ def _stay_in_place(parents: Tensor) -> Tensor:
     childless = torch.ones(count, beam, dtype=torch.bool, device=parents.device).scatter_(1, parents, False)
     # Stable sorts bring the further children, and the childless rows, to the front in their order.
     further, free = first.long().argsort(dim=1, stable=True), (~childless).long().argsort(dim=1, stable=True)
-    rows = parents.scatter(1, further, free)
-    rows = torch.where(first, parents, rows)
-    return rows.argsort(dim=1)
+    return torch.where(first, parents, parents.scatter(1, further, free))
 
 
 def _candidates(logits: Tensor, beams: Beams) -> tuple[Tensor, Tensor, Tensor]:
@@ -299,13 +306,13 @@ def _candidates(logits: Tensor, beams: Beams) -> tuple[Tensor, Tensor, Tensor]:
     wanted = 2 * beams.config.beam
     width = min(wanted, logits.shape[1])
     values, ids = likeliest(logits, width, beams.forbid)
-    totals = (values + beams.scores.view(-1, 1)).view(sentence_count, rows * width)
+    totals = values.view(sentence_count, rows, width) + beams.scores[:, :, None]
+    totals = totals.gather(1, beams.ranked[:, :, None].expand_as(totals)).flatten(1)
     if totals.shape[1] < wanted:  # a vocabulary smaller than the beam
-        missing = (0, wanted - totals.shape[1])
-        totals, ids = pad(totals, missing, value=-torch.inf), pad(ids.view(sentence_count, -1), missing)
-    best, slots = totals.topk(wanted)  # (b, 2K)
-    best_tokens = ids.view(sentence_count, -1).gather(1, slots)
-    return best, best_tokens, (slots // width).clamp_(max=rows - 1)
+        totals = pad(totals, (0, wanted - totals.shape[1]), value=-torch.inf)
+    best, slots = top_k(totals, wanted)  # (b, 2K)
+    parents = beams.ranked.gather(1, (slots // width).clamp_(max=rows - 1))
+    return best, ids.reshape(sentence_count, -1).gather(1, parents * width + slots % width), parents
 
 
 class Finished:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.tokenizer import EOS
-from fasttfm.decoding.beam import BeamSteps, Finished, Live
+from fasttfm.decoding.beam import BeamSteps, Live
 from fasttfm.decoding.hypotheses import Constraints, Hypothesis, length_penalty
 from fasttfm.decoding.phrases import CONTINUATION, WORD, Required, State
 from fasttfm.decoding.top_k import top_k
@@ -38,7 +38,6 @@ class ConstrainedSteps(BeamSteps):
         super().__init__(constraints, config)
         self.required, self.limits = required, constraints.limits
         self.forced = [len(prefix) for prefix in constraints.prefixes or [[] for _ in required]]
-        self.finished = [Finished(config.nbest) for _ in required]
         self.states: list[list[State | None]] = [[each.start] for each in required]  # None: a row without hypothesis
 
     def choose(self, logits: Tensor) -> Live:
@@ -60,12 +59,12 @@ class ConstrainedSteps(BeamSteps):
                 for token in required.awaited(state):
                     if token not in gains:
                         gains[token] = log_probabilities[index * rows + row, token].item()
-                for token, gain in gains.items():
+                for token, gain in sorted(gains.items(), key=lambda each: (-each[1], each[0])):
                     if gain > -torch.inf and totals[index][row] > -torch.inf:
                         new = state if token == EOS else required.after(state, token)
                         total = totals[index][row] + gain
                         extensions.append(_Extension(total, token, row, new, required.needs(new)))
-            extensions.sort(key=lambda each: -each.score)
+            extensions.sort(key=lambda each: -each.score)  # stable: of equal ones, those of the better row stay first
             outputs = self.history[index * rows : (index + 1) * rows, : self.written[index]]
             self._file(extensions, outputs, sentence)
             live = self._allocate([each for each in extensions if each.token != EOS])
@@ -130,10 +129,6 @@ class ConstrainedSteps(BeamSteps):
             self.ends[sentence] += each.token == EOS and rank < self.config.beam
             if each.token == EOS and each.score / penalty > finished.worst:
                 finished.add(Hypothesis(history[each.row].tolist(), each.score / penalty, each.score))
-
-    def best(self, sentence: int) -> list[Hypothesis]:
-        """See Steps."""
-        return self.finished[sentence].hypotheses
 
 
 _NOTHING = _Extension(float("-inf"), EOS, 0, frozenset(), 0)

@@ -1,6 +1,6 @@
 """Greedy search and sampling: one token is chosen for every row at every step, and that choice is final."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -108,18 +108,21 @@ def plain_steps(constraints: Constraints, config: DecodingConfig, numbers: Seque
     return Beams(constraints, config)
 
 
-def draw_tokens(log_probabilities: Tensor, uniform: Tensor, config: DecodingConfig) -> Tensor:
+def draw_tokens(
+    log_probabilities: Tensor, uniform: Tensor, config: DecodingConfig, top: Callable[..., Any] = top_k
+) -> Tensor:
     """One token for each row of log_probabilities (N, V): where the cumulative distribution passes uniform (N,).
 
     Tokens stand in falling order of probability, so top-k and top-p (Holtzman et al. 2020) keep a beginning of the row.
+    top: top_k() or its like.
     """
     width = log_probabilities.shape[1]
-    values, ids = top_k(log_probabilities, min(config.sampling_topk or width, width))
+    values, ids = top(log_probabilities, min(config.sampling_topk or width, width))
     probabilities = (values / config.temperature).softmax(dim=1)
     cumulative = probabilities.cumsum(dim=1)
     kept = cumulative - probabilities < config.sampling_topp  # the fewest that reach p
     kept &= probabilities > 0
-    kept[:, 0] = True
+    kept[:, :1].fill_(True)
     mass = cumulative.masked_fill(~kept, 0).amax(dim=1)
     index = (cumulative <= (uniform * mass)[:, None]).sum(dim=1)
     index = torch.minimum(index, kept.sum(dim=1) - 1)

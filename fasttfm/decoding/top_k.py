@@ -1,8 +1,8 @@
-"""The k largest of each row, faster on the CPU than torch.topk and torch.argmax for a row as long as a vocabulary.
+"""The k largest of each row, of equal ones the first; faster on the CPU than torch.topk for a row of a vocabulary.
 
 likeliest() is for logits: with numba two passes over them, else three of PyTorch's (log_softmax, amax, gather).
 The k largest values of a row lie in the k blocks with the largest maxima, and maxima are vectorised: one pass over the
-row at memory speed, then k blocks instead of all.
+row at memory speed, then k blocks instead of all. Of equal maxima the first blocks hold the first of equal values.
 """
 
 from collections.abc import Callable
@@ -14,33 +14,60 @@ from fasttfm.cpu import step_passes
 
 LARGEST_BLOCK = 64
 """Numbers of a block of which the maximum is taken first: (128, 37,000) float32, k = 8, one core of an AMD EPYC with
-AVX-512, 1.7 ms instead of topk's 5.9. A search's last bits depend on it."""
+AVX-512, 1.7 ms instead of topk's 5.9."""
+
+_Best = tuple[Tensor, Tensor]
 
 
-def top_k(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return values.topk(k) of values (N, V): the k largest of each row, falling, and their places, both (N, k).
+def top_k(values: Tensor, k: int) -> _Best:
+    """The k largest of each row of values (N, V), falling, and their places, rising among equal values; both (N, k).
 
-    Of equal values any may come first, as with topk. Raises RuntimeError for k > V.
+    1 <= k <= V. NaN is larger than any number, as with torch.topk.
     """
-    rows, width = values.shape
-    blocks = width // LARGEST_BLOCK
-    if values.device.type != "cpu" or blocks < 2 * k or not values.is_contiguous():
-        return values.topk(k)
-    tail = width - blocks * LARGEST_BLOCK
-    blocked = values[:, : blocks * LARGEST_BLOCK].unflatten(1, (blocks, LARGEST_BLOCK))
-    _, chosen = blocked.amax(dim=2).topk(k)  # (N, k)
-    inside = torch.arange(LARGEST_BLOCK, device=values.device)
-    offsets = (chosen * LARGEST_BLOCK)[:, :, None] + inside  # (N, k, LARGEST_BLOCK)
-    indices = offsets.flatten(1)
+    if values.device.type != "cpu" or k in (1, values.shape[1]):
+        return sorted_top_k(values, k)
+    # torch.topk is faster, but takes equal values in any order. Nothing is equal where the k + 1 largest differ.
+    largest, places = _by_blocks(values, k + 1, torch.topk)
+    best, places = largest[:, :k], places[:, :k]
+    differ = best > largest[:, 1:]
+    if not differ.all():
+        rows = ~differ.all(dim=1)
+        best[rows], places[rows] = sorted_top_k(values[rows], k)
+    return best, places
+
+
+def sorted_top_k(values: Tensor, k: int) -> _Best:
+    """top_k() in operations that no number decides about, as a CUDA graph holds them."""
+    return _by_blocks(values, k, _first_of_equal)
+
+
+def _by_blocks(values: Tensor, k: int, choose: Callable[[Tensor, int], _Best]) -> _Best:
+    """choose(values, k), which is shown the maxima of a long row's blocks, then the k best blocks and the tail."""
+    blocks, tail = divmod(values.shape[1], LARGEST_BLOCK)
+    if blocks < 2 * k:
+        return choose(values, k)
+    _, chosen = choose(values.unfold(1, LARGEST_BLOCK, LARGEST_BLOCK).amax(dim=2), k)  # (N, k)
+    if choose is _first_of_equal:
+        chosen = chosen.sort(dim=1).values
     if tail:
-        rest = torch.arange(blocks * LARGEST_BLOCK, width, device=values.device).expand(rows, tail)
-        indices = torch.cat([indices, rest], dim=1)
-    best, among = values.gather(1, indices).topk(k)
+        chosen = torch.constant_pad_nd(chosen, (0, 1), blocks)
+    inside = torch.arange(LARGEST_BLOCK, device=values.device)
+    indices = torch.add(inside, chosen.unsqueeze(2), alpha=LARGEST_BLOCK).flatten(1)
+    if tail:
+        indices = indices[:, : tail - LARGEST_BLOCK]
+    best, among = choose(values.gather(1, indices), k)
     return best, indices.gather(1, among)
 
 
+def _first_of_equal(values: Tensor, k: int) -> _Best:
+    if k == 1:
+        return values.max(dim=1, keepdim=True)
+    best, places = values.sort(dim=1, descending=True, stable=True)
+    return best[:, :k], places[:, :k]
+
+
 def likeliest(logits: Tensor, k: int, forbid: Callable[[Tensor], None]) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and tokens, both (N, k), of the k likeliest of each row of logits (N, V), falling; k <= V.
+    """Log-probabilities and tokens, both (N, k), of the k likeliest of each row of logits (N, V), as top_k() puts them.
 
     forbid(values) sets those that may not follow to -inf, in place; the others keep the probabilities that they have.
     """
