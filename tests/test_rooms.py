@@ -23,7 +23,7 @@ LEVELS = (
     ("fasttfm.cpu", "fasttfm.drawing"),
     ("fasttfm.config.checks",),
     ("fasttfm.config.data", "fasttfm.config.decoding", "fasttfm.config.model", "fasttfm.config.training"),
-    ("fasttfm.children", "fasttfm.config", "fasttfm.folders", "fasttfm.functional"),
+    ("fasttfm.children", "fasttfm.config", "fasttfm.folders", "fasttfm.functional", "fasttfm.graphs"),
     ("fasttfm.processes",),
     ("fasttfm.checkpoints", "fasttfm.data"),
     ("fasttfm.models",),

@@ -17,6 +17,8 @@ class Sinusoids(nn.Module):
     """A table (length, width) of sinusoids, in no state dict; it is made anew where a model leaves the meta device."""
 
     table: Tensor
+    _outgrown: tuple[Tensor, ...] = ()
+    """Tables before this one, whose memory CUDA graphs may read."""
 
     def __init__(
         self,
@@ -51,6 +53,7 @@ class Sinusoids(nn.Module):
     def rows(self, length: int, device: torch.device) -> Tensor:
         """The table, with at least `length` rows, on device."""
         if length > self.table.shape[0]:
+            self._outgrown += (self.table,)
             self._fill(2 * length, device)
         elif self.table.is_meta and device.type != "meta":  # parameters were assigned to a model on the meta device
             self._fill(self.table.shape[0], device)

@@ -106,7 +106,11 @@ class Updates:
         from_graphs = config.cuda_graph and device.type in graphs.DEVICES
         self.uncaptured = graphs.why_uncaptured(self.module, batches, config, workers) if from_graphs else None
         """Why updates that are asked for as CUDA graphs are none."""
-        self._graphs = graphs.Graphs(device) if from_graphs and self.uncaptured is None else None
+        self._graphs = (
+            graphs.Graphs(device, "an update", "give --no-cuda-graph")
+            if from_graphs and self.uncaptured is None
+            else None
+        )
         model.checkpoint_activations(config.checkpoint_activations)
         if self.is_sharded:
             shard(self.module, device, self.workers.size)
@@ -310,7 +314,7 @@ class Updates:
         if self._graphs is None:
             compute(batch)
         else:
-            self._graphs(compute, cast(Batch | None, batch))
+            graphs.run_on_batch(self._graphs, compute, cast(Batch | None, batch))
         if batch is not None:
             self.shapes.add(batch.shape)
 

@@ -1,5 +1,7 @@
 """The Transformer: its size, its equality with torch.nn, padding, dropout and step-by-step decoding."""
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,7 @@ from fasttfm import reference
 from fasttfm.cpu import training_passes
 from fasttfm.decoding.decoder import decoder_of
 from fasttfm.errors import UserError
+from fasttfm.functional import backend
 from fasttfm.models import Transformer, TransformerConfig
 
 PAD, BOS, EOS = 0, 2, 3
@@ -199,6 +202,15 @@ def test_padding_as_an_input_takes_no_gradient_even_where_it_is_attended_to(pad_
         assert table.weight.grad[PAD].eq(0).all() == (pad_id == PAD)
 
 
+def test_a_table_that_grows_stays_where_graphs_read_it():
+    positions = tiny(max_length=4).target_positions
+    first = weakref.ref(positions.table)
+    positions.rows(9, torch.device("cpu"))
+    positions.rows(40, torch.device("cpu"))
+    assert first() is not None
+    assert torch.equal(first(), positions.table[:4])
+
+
 def test_a_sentence_longer_than_the_position_table_extends_it():
     model = tiny(max_length=4).eval()
     long = tiny(max_length=64).eval()
@@ -240,21 +252,35 @@ def test_no_two_dropouts_share_a_mask(monkeypatch):
 # -------------------------------------------------------------------------------------------------- step by step
 
 
+@pytest.fixture(params=["torch", "triton"])
+def route(request):
+    """Plain PyTorch in float64; kernels, through the interpreter, in float32, whose steps are prepared calls."""
+    with backend(request.param):
+        yield request.param
+
+
+def close(step, full):
+    torch.testing.assert_close(step, full.float(), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("norm_first", [False, True])
-def test_decoding_step_by_step_gives_the_full_pass(norm_first):
-    model = tiny(norm_first=norm_first, final_norm=norm_first).double().eval()
+def test_decoding_step_by_step_gives_the_full_pass(norm_first, route):
+    model = tiny(norm_first=norm_first, final_norm=norm_first).eval()
+    model = model.double() if route == "torch" else model
     source, target, source_lengths, _ = batch(targets=(6, 6))
     full = model(source, target, source_lengths)
     cache = decoder_of(model).start_cache(model.encode(source, source_lengths), source_lengths, max_length=6)
     for position in range(6):
         step = decoder_of(model).step(target[:, position], cache)
-        torch.testing.assert_close(step, full[:, position].float())
+        close(step, full[:, position])
+        assert (getattr(cache, "_step", None) is not None) == (route == "triton" and position > 0)
     with pytest.raises(ValueError, match="is full"):
         decoder_of(model).step(target[:, 0], cache)
 
 
-def test_a_reordered_cache_continues_the_chosen_rows():
-    model = tiny().double().eval()
+def test_a_reordered_cache_continues_the_chosen_rows(route):
+    model = tiny().eval()
+    model = model.double() if route == "torch" else model
     source, target, source_lengths, _ = batch(lengths=(7, 4, 5), targets=(5, 5, 5))
     beams = target.repeat_interleave(2, dim=0)  # two rows a sentence
     beams[1::2, 1:] = target[:, 1:].flip(1)
@@ -264,12 +290,13 @@ def test_a_reordered_cache_continues_the_chosen_rows():
         decoder_of(model).step(beams[:, position], cache)
     rows = torch.tensor([1, 0, 2, 2, 5, 4])
     cache.reorder(rows)
+    assert (getattr(cache, "_step", None) is not None) == (route == "triton")
     cache.keep(torch.tensor([0, 2]))
     rows = rows[[0, 1, 4, 5]]
     step = decoder_of(model).step(beams[rows, 3], cache)
     repeated = source[[0, 0, 2, 2]]
     expected = model(repeated, beams[rows, :4], source_lengths[[0, 0, 2, 2]])[:, -1]
-    torch.testing.assert_close(step, expected.float())
+    close(step, expected)
 
 
 def test_attention_weights_come_from_every_layer_and_head_and_sum_to_one():

@@ -1,21 +1,25 @@
 """Updates from fixed addresses, as CUDA graphs hold them: bits of ordinary ones, and nothing that a replay misses."""
 
 import contextlib
+from functools import partial
+from unittest.mock import MagicMock, call
 
 import numpy as np
 import pytest
 import torch
+from replayable import Watched, on_a_chip
 
 from fasttfm.data.batches import collate
 from fasttfm.errors import UserError
+from fasttfm.graphs import Graphs
 from fasttfm.models import Transformer
 from fasttfm.training import graphs
+from fasttfm.training.graphs import run_on_batch
 from fasttfm.training.run import train
 from fasttfm.training.workers import Workers
 from ptx_check.chips import CHIPS
 from ptx_check.cuda import Answers
 
-from .replayable import Watched, on_a_chip
 from .runs import CPU
 from .test_updates import assert_same, make, state
 
@@ -84,6 +88,18 @@ def test_a_replay_would_do_what_every_update_does(tiny_data, tiny_config, recipe
     assert bool(kernels) == (route == "triton")
 
 
+def test_graphs_run_on_the_streams_of_their_device(monkeypatch):
+    """Which need not be the current one; a capture forbids other threads nothing."""
+    device, cuda = torch.device("cuda", 1), MagicMock()
+    monkeypatch.setattr(torch, "cuda", cuda)
+    made = Graphs(device, "", "")
+    made(lambda: None, None, times=2)
+    made(lambda: None, None)
+    assert cuda.current_stream.call_args_list == [call(device)]
+    assert cuda.graph.call_args.kwargs["capture_error_mode"] == "thread_local"
+    assert cuda.CUDAGraph().replay.call_count == 2
+
+
 class Faults:
     """What an update must not do, a method each."""
 
@@ -129,7 +145,7 @@ def test_what_a_replay_would_miss_is_noticed(fault):
     )
     with noticed:
         for _ in range(3):
-            watched(run, None)
+            watched(lambda: run(None), None)
 
 
 def of_length(tokens):
@@ -148,7 +164,7 @@ def test_a_shape_is_run_then_captured_and_replayed(monkeypatch):
             return "pool"
 
     @contextlib.contextmanager
-    def capturing(graph, pool, stream):
+    def capturing(graph, pool, stream, capture_error_mode):
         told.append(f"capture, {pool}")
         yield
 
@@ -161,7 +177,7 @@ def test_a_shape_is_run_then_captured_and_replayed(monkeypatch):
     with Answers(CHIPS["sm_90"]):
         monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
         monkeypatch.setattr(torch.cuda, "graph", capturing)
-        held = graphs.Graphs(torch.device("cuda"))
+        held = partial(run_on_batch, Graphs(torch.device("cuda"), "an update", "give --no-cuda-graph"))
         for batch in (of_length(1), of_length(2), None, of_length(1), None, of_length(2), of_length(1)):
             held(run, batch)
         assert told[:3] == [2, 3, None]

@@ -1,8 +1,8 @@
-"""What a CUDA graph could not replay, found on a CPU: no host read, new address or unseen shape inside an update.
+"""What a CUDA graph could not replay, found on a CPU: no host read, new address or unseen shape inside a run.
 
-A graph repeats the launches that were captured, at the addresses and with the numbers of then. So every update of a
-shape must make the same calls: the same operators and kernels, with the same numbers and grids, on tensors of the same
-layout that the same earlier calls made, or that lie where they lay. What reads a value, or has a shape that follows
+A graph repeats the launches that were captured, at the addresses and with the numbers of then. So every run of a shape
+must make the same calls: the same operators and kernels, with the same numbers and grids, on tensors of the same layout
+that the same earlier calls made, or that lie where they lay. What reads a value, or has a shape that follows
 from one, is refused at once.
 """
 
@@ -19,9 +19,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fasttfm import graphs
 from fasttfm.functional import backend
 from fasttfm.kernels.jit import Launch
-from fasttfm.training import graphs
+from fasttfm.training import graphs as training
 from ptx_check.chips import CHIPS
 from ptx_check.cuda import Answers
 
@@ -69,25 +70,25 @@ class Calls(TorchDispatchMode):
 class Watched(graphs.Graphs):
     """Graphs each run of which must be what a replay of the second one, which is captured, would be."""
 
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
+    def __init__(self, device: torch.device, what: str = "", remedy: str = "") -> None:
+        super().__init__(device, what, remedy)
         self.runs: dict[Any, list[Calls]] = {}
-        """By shape."""
+        """By key."""
 
-    def __call__(self, run: Callable[[Any], None], batch: Any) -> None:
-        super().__call__(partial(self._watch, run), batch)
+    def __call__(self, run: Callable[..., None], key: Any, tensors: Any = (), *, times: int = 1) -> None:
+        super().__call__(partial(self._watch, run, key), key, tensors, times=times)
 
-    def _captured(self, run: Callable[[Any], None], batch: Any) -> Any:
-        return SimpleNamespace(replay=partial(run, batch))
+    def _captured(self, run: Callable[..., None], buffers: Any) -> Any:
+        return SimpleNamespace(replay=partial(run, *buffers))
 
-    def _watch(self, run: Callable[[Any], None], batch: Any) -> None:
-        calls, runs = Calls(), self.runs.setdefault(None if batch is None else batch.shape, [])
+    def _watch(self, run: Callable[..., None], key: Any, *buffers: Any) -> None:
+        calls, runs = Calls(), self.runs.setdefault(key, [])
 
         def started(launch: Launch, *arguments: Any) -> None:
             calls.note(launch.kernel.__name__, launch.grid, sorted(launch.constants.items()), arguments)
 
         with mock.patch.object(Launch, "__call__", started), calls:
-            run(batch)
+            run(*buffers)
         runs.append(calls)
         captured = runs[min(1, len(runs) - 1)].made
         for number, (then, now) in enumerate(zip_longest(captured, calls.made)):
@@ -99,7 +100,7 @@ def on_a_chip(route: str) -> Iterator[torch.device]:
     """A device whose tensors lie on the CPU, updates of which are watched; its kernels are listed and not started."""
     scaler = partial(torch.amp.GradScaler, "cpu")
     with (
-        mock.patch.object(graphs, "Graphs", Watched),
+        mock.patch.object(training, "Graphs", Watched),
         mock.patch.object(torch.amp, "GradScaler", lambda device, enabled: scaler(enabled=enabled)),
         Answers(CHIPS["sm_90"]),
         backend(route),
