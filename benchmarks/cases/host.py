@@ -17,7 +17,9 @@ import fasttfm.nn as ours
 from benchmarks.cases import synthetic
 from benchmarks.peers import huggingface, torch_nn
 from fasttfm import functional as F
-from fasttfm.decoding import DecodingConfig, decoder, search_ids
+from fasttfm.decoding import DecodingConfig
+from fasttfm.decoding.device.engine import Engine, Kind
+from fasttfm.decoding.device.state import Sizes
 from fasttfm.kernels.jit import Launch
 from fasttfm.models import Transformer, TransformerConfig
 
@@ -48,7 +50,7 @@ def cases(device: torch.device) -> Iterator[Case]:
         yield Case(f"a launch alone, {name}", partial(_launch, name, device), "Triton")
     yield Case("a training step, 6 + 6 layers, bfloat16", partial(_step, device), "torch.nn")
     for beam in (1, 4):
-        yield Case(f"a step of a search, beam {beam}", partial(_search, beam, device), "Hugging Face")
+        yield Case(f"a step of a search without its graph, beam {beam}", partial(_search, beam, device), "Hugging Face")
 
 
 def _tensors(device: torch.device) -> Callable[..., Tensor]:
@@ -142,6 +144,15 @@ def _modules(device: torch.device) -> Iterator[tuple[str, Call, Call | None]]:
     yield f"nn.MultiheadAttention, {_BOTH}", mine, theirs
     mine, theirs = (_backward(partial(module, x), x) for module in both("TransformerEncoderLayer", _E, _H, _F))
     yield f"nn.TransformerEncoderLayer, {_BOTH}", mine, theirs
+    decoder = ours.TransformerDecoder(ours.TransformerDecoderLayer(_E, _H, _F, batch_first=True), 6).to(device).eval()
+    token, rows, cache = x[:, :1].detach(), torch.tensor([1, 0], device=device), ours.DecoderCache(4096)
+
+    def step() -> Tensor:
+        with torch.no_grad():
+            cache.reorder(rows, memory=False)
+            return decoder(token, x, cache=cache)
+
+    yield "nn.TransformerDecoder, a step with its cache, 6 layers", step, None
 
 
 def _liger(device: torch.device) -> Sides:
@@ -209,18 +220,17 @@ def _step(device: torch.device) -> Sides:
 def _search(beam: int, device: torch.device) -> Sides:
     config, weights, model = _model(device, dropout=0.0)
     model.eval()
-    if device.type == "cpu":  # a stand-in's kernels compute nothing, and a search ends where it finds no numbers
-        computed, fixed = decoder.logits, torch.randn(1, _V)
-        decoder.logits = lambda *all: computed(*all).copy_(fixed)
     marian = huggingface.marian(config, weights).to(device)
     sources = [[5, 6, 7, 8, 9, 3]]
+    with torch.inference_mode():
+        sizes = Sizes(1, beam, beam, 32, 32, 2, config.vocab_size)
+        engine = Engine(model, sizes, Kind(DecodingConfig(), (), selects=False), device, kernels=True)
 
-    def search(steps: int) -> Call:
-        limits = {"min_len": steps - 1, "max_len_a": 0.0, "max_len_b": steps - 1, "length_penalty": "none"}
-        decoding = DecodingConfig(beam=beam, nbest=beam, **limits)  # type: ignore[arg-type]
-        return lambda: search_ids(model, sources, decoding)
+    def step() -> None:
+        with torch.inference_mode():
+            engine.step()
 
     def generate(steps: int) -> Call:
         return partial(huggingface.Generate(marian, beam, steps), sources)
 
-    return [search(FEW), search(MANY)], [generate(FEW), generate(MANY)]
+    return [step], [generate(FEW), generate(MANY)]

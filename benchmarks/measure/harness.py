@@ -26,7 +26,7 @@ out the dropout it was given. What a pass means:
     step, decode, ...  function(*inputs) as it is; timed by the host between two synchronizations, not by device events
 
 A provider that uses memory in a run and keeps it until the next, as a CUDA graph does, has a method held_bytes(): the
-allocator sees none of it during a run. It is added to the peak.
+allocator sees none of it during a run. It is added to the peak; what a graph launches is not counted.
 
 `run(case, setting, clock, seconds)` returns one record a provider (schemas.yaml says what is in it).
 """
@@ -297,9 +297,10 @@ class Trial:
         if self.work.rounds is None:  # a run too long to repeat is not repeated to be counted
             if name not in ELSEWHERE:
                 entry.peak_bytes, _ = self._run(name, entry, self.clock.peak_bytes)
-            if entry.peak_bytes is not None and hasattr(entry.function, "held_bytes"):
-                entry.peak_bytes += entry.function.held_bytes()
-            if name not in UNSEEN:
+            held_bytes = getattr(entry.function, "held_bytes", None)
+            if entry.peak_bytes is not None and held_bytes is not None:
+                entry.peak_bytes += held_bytes()
+            if name not in UNSEEN and held_bytes is None:
                 entry.launches, _ = self._run(name, entry, self.clock.launches)
 
     def _time(self, name: str, entry: Entry) -> None:

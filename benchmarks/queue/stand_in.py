@@ -23,6 +23,9 @@ from benchmarks import __main__ as program
 from benchmarks.measure.harness import Trial
 from benchmarks.measure.providers import CUDA_GRAPH, OURS, Absent
 from fasttfm import tuning
+from fasttfm.decoding.device.engine import Engine
+from fasttfm.decoding.device.state import column
+from fasttfm.graphs import Graphs
 from ptx_check.chips import CHIPS
 from ptx_check.cuda import Answers
 from ptx_check.ledger.collect import Compiling
@@ -68,6 +71,15 @@ def _once(providers: Mapping[str, Callable[[], Any]], *_: Any, **__: Any) -> dic
     return result
 
 
+def _step_that_ends(engine: Engine, step: Callable[[Engine], None] = Engine.step) -> None:
+    """A step of a search, after which every sentence has ended without words: kernels that compute nothing end none."""
+    step(engine)
+    state = engine.state
+    state.finished.copy_(state.settings[:, column("number")])
+    state.found_scores.zero_()
+    state.found_ends.zero_()
+
+
 def _meta(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
@@ -87,6 +99,8 @@ def standing_in(chip: str) -> Iterator[None]:
         stack.enter_context(mock.patch.object(torch.cuda, "get_rng_state", return_value=torch.get_rng_state()))
         stack.enter_context(mock.patch.object(torch.cuda, "set_rng_state"))
         stack.enter_context(mock.patch.object(tuning, "measure", _once))
+        stack.enter_context(mock.patch.object(Graphs, "captures", False))
+        stack.enter_context(mock.patch.object(Engine, "step", _step_that_ends))
         stack.enter_context(Answers(CHIPS[chip]))
         stack.enter_context(_NoProducts())
         yield

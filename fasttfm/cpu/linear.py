@@ -87,6 +87,8 @@ def froze(model: nn.Module) -> bool:
 
 
 def _kept_of(model: nn.Module) -> dict[tuple, _Kept] | None:
+    if (first := next(model.parameters(), None)) is not None and not first.is_cpu:
+        return None
     parameters = list(model.parameters())
     if not {(type(p), p.device.type) for p in parameters} <= {(nn.Parameter, "cpu")}:
         return None

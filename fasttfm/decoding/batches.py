@@ -68,7 +68,7 @@ def inference(model: nn.Module, *, batch_invariant: bool = False) -> Iterator[to
     Gives the model's device.
     """
     training, int8 = model.training, multiplies_in_int8(model)
-    if not froze(model):
+    if not froze(model) and any(each.training for each in model.modules()):  # eval() writes to every module
         model.eval()
     try:
         with torch.inference_mode(), frozen_weights(model, batch_invariant=batch_invariant, int8=int8):

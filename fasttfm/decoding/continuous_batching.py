@@ -4,8 +4,9 @@ import math
 from collections.abc import Collection, Hashable
 
 from fasttfm.config.decoding import DecodingConfig
-from fasttfm.decoding.continuous import RunningSearch, Waiting, can_continue
+from fasttfm.decoding.continuous import Waiting
 from fasttfm.decoding.hypotheses import NOT_A_NUMBER
+from fasttfm.decoding.search import running_search
 from fasttfm.decoding.translator import Translation, Translator
 from fasttfm.errors import UserError
 
@@ -21,8 +22,9 @@ def takes_options(translator: Translator, config: DecodingConfig) -> bool:
 
 
 def takes_lines(translator: Translator) -> bool:
-    """Return whether lines may join a search with this model: on a CPU, with numba. Ask inside batches.inference()."""
-    return can_continue(translator.model, DecodingConfig())
+    """Return whether lines may join a search with this model: on a GPU, and on a CPU with numba. Ask inside
+    batches.inference()."""
+    return running_search(translator.model, DecodingConfig()) is not None
 
 
 class ContinuousBatching:
@@ -33,7 +35,9 @@ class ContinuousBatching:
 
     def __init__(self, translator: Translator) -> None:
         self.translator = translator
-        self.search = RunningSearch(translator.model, translator.config, banned=translator.banned)
+        search = running_search(translator.model, DecodingConfig())
+        assert search is not None
+        self.search = search(translator.model, translator.config, banned=translator.banned)
         self._new: list[Waiting] = []
         self._empty: list[Hashable] = []
         self._to_align: dict[Hashable, tuple[str, list[int]]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -38,7 +39,7 @@ class Ensemble(nn.Module):
 
     def forward(self, *inputs: Any) -> Tensor:
         """Compute log-probabilities (B, L, V) float32; takes the arguments of a model."""
-        return self._together([model(*inputs) for model in self.models])
+        return self.together([model(*inputs) for model in self.models])
 
     def cross_attention(self, *inputs: Any, layer: int) -> Tensor:
         """The mean of what the models' decoder layer looks at, (B, L, S) float32."""
@@ -56,7 +57,7 @@ class Ensemble(nn.Module):
 
     def step(self, tokens: Tensor, cache: Caches) -> Tensor:
         """Log-probabilities (R, V) float32 of the token after tokens (R,)."""
-        return self._together([model.step(tokens, each) for model, each in zip(self._decoders(), cache.caches)])
+        return self.together([model.step(tokens, each) for model, each in zip(self._decoders(), cache.caches)])
 
     def _decoders(self) -> list[Any]:
         return [decoder_of(each) for each in self.models]
@@ -64,11 +65,11 @@ class Ensemble(nn.Module):
     def _all(self) -> list[Any]:
         return list(self.models)
 
-    def _together(self, logits: list[Tensor]) -> Tensor:
+    def together(self, logits: list[Tensor]) -> Tensor:
         log_probabilities = torch.stack([each.float().log_softmax(dim=-1) for each in logits])  # (models, ..., V)
         if self.mean == "logarithm":
             return log_probabilities.mean(dim=0)
-        return log_probabilities.logsumexp(dim=0) - torch.log(torch.tensor(float(len(logits))))
+        return log_probabilities.logsumexp(dim=0) - math.log(len(logits))
 
 
 class Caches:

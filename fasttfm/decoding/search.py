@@ -19,6 +19,8 @@ from fasttfm.decoding.batches import LENGTHS, SHORTEST, inference
 from fasttfm.decoding.beam import Steps, search_together
 from fasttfm.decoding.constrained import ConstrainedSteps
 from fasttfm.decoding.continuous import RunningSearch, Waiting, can_continue, constraints_of
+from fasttfm.decoding.device.search import DeviceSearch
+from fasttfm.decoding.device.search import takes as device_takes
 from fasttfm.decoding.diverse import DiverseSteps
 from fasttfm.decoding.greedy import plain_steps
 from fasttfm.decoding.hypotheses import NOT_A_NUMBER, Hypothesis
@@ -177,6 +179,14 @@ class _Shared:
     """How many calls are computed at once."""
 
 
+def running_search(model: Transformer, config: DecodingConfig) -> type[RunningSearch | DeviceSearch] | None:
+    """The class of searches that sentences may join with this model and configuration; None: they are searched batch
+    by batch. Asked inside inference()."""
+    if device_takes(model, config):
+        return DeviceSearch
+    return RunningSearch if can_continue(model, config) else None
+
+
 def _parts(batches: list[list[int]], workers: int) -> Iterator[list[list[int]]]:
     """Batches that a worker takes at once: many at first, few in the end, so that all workers end at about one time."""
     begin = 0
@@ -210,9 +220,8 @@ def _search_batches(
     """(key, hypotheses) of each sentence: one search that all of them join, or batch by batch."""
     results: list[tuple[Any, list[Hypothesis]]] = []
     with inference(model, batch_invariant=shared.config.batch_invariant) as device:
-        running = None
-        if can_continue(model, shared.config):
-            running = RunningSearch(model, shared.config, banned=shared.banned, at_once=shared.workers)
+        kind = running_search(model, shared.config)
+        running: Any = kind and kind(model, shared.config, banned=shared.banned, at_once=shared.workers)
         for batch in batches:
             if running is None or batch[0].required:
                 results += zip((each.key for each in batch), _search_batch(model, batch, shared, device))

@@ -10,8 +10,10 @@ from fasttfm.decoding.batches import inference
 from fasttfm.decoding.beam import start_cache
 from fasttfm.decoding.continuous import Waiting, constraints_of
 from fasttfm.decoding.decoder import decoder_of
+from fasttfm.decoding.device.search import DeviceSearch
 from fasttfm.decoding.greedy import GreedySteps
 from fasttfm.decoding.hypotheses import NOT_A_NUMBER
+from fasttfm.decoding.search import running_search
 from fasttfm.errors import UserError
 
 
@@ -25,7 +27,8 @@ def stream_ids(
     banned: Sequence[Sequence[int]] = (),
     allowed: Sequence[int] | None = None,
 ) -> Iterator[int]:
-    """The tokens of what search_ids finds with beam 1, or with sampling and nbest 1, as they are chosen.
+    """The tokens of what search_ids finds with beam 1, or with sampling and nbest 1, as they are chosen; on a GPU a few
+    at a time.
 
     source: ids with end-of-sentence; number: what sampling takes its random numbers from besides the seed; banned,
     allowed: as of search_ids, for this source. Between two tokens no mode of PyTorch or of the model is changed. Raises
@@ -38,6 +41,14 @@ def stream_ids(
 
 
 def _stream(model: Any, sentence: Waiting, config: DecodingConfig, banned: Sequence[Sequence[int]]) -> Iterator[int]:
+    with inference(model, batch_invariant=config.batch_invariant):
+        on_device = running_search(model, config) is DeviceSearch
+    return (_stream_on_device if on_device else _stream_stepwise)(model, sentence, config, banned)
+
+
+def _stream_stepwise(
+    model: Any, sentence: Waiting, config: DecodingConfig, banned: Sequence[Sequence[int]]
+) -> Iterator[int]:
     with inference(model, batch_invariant=config.batch_invariant) as device:
         steps = GreedySteps(constraints_of(model, [sentence], config, device, banned), config, [sentence.number])
         cache = start_cache(model, [sentence.source], steps)
@@ -49,6 +60,22 @@ def _stream(model: Any, sentence: Waiting, config: DecodingConfig, banned: Seque
             raise UserError(NOT_A_NUMBER)
         if steps.sentences:
             yield int(steps.tokens)
+
+
+def _stream_on_device(
+    model: Any, sentence: Waiting, config: DecodingConfig, banned: Sequence[Sequence[int]]
+) -> Iterator[int]:
+    search, sent = DeviceSearch(model, config, banned=banned), 0
+    search.waiting.append(sentence)
+    while not search.idle:
+        with inference(model, batch_invariant=config.batch_invariant):
+            found, tokens = search.step(), search.written()
+        for _, hypotheses in found:
+            if not hypotheses:
+                raise UserError(NOT_A_NUMBER)
+            tokens = hypotheses[0].tokens
+        yield from tokens[sent:]
+        sent = max(sent, len(tokens))
 
 
 def stream_text(ids: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:

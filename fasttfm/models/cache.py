@@ -1,6 +1,7 @@
 """Keys and values kept between two steps of a decoder (pytorch#49791)."""
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -8,6 +9,7 @@ from torch import Tensor
 from fasttfm.errors import ArgumentError
 from fasttfm.functional.attention.dense import attention
 from fasttfm.functional.attention.step import cached_attention
+from fasttfm.models.cached_step import CachedStep, Pair, fits, may_step, signature_of
 
 _FIRST_CAPACITY = 16
 
@@ -23,45 +25,56 @@ class AttentionCache:
         self.grows = grows
         self.capacity = capacity
         self.length = 0
-        self._keys: Tensor | None = None
-        self._values: Tensor | None = None
+        self._buffers: list[Tensor] = []
+        """Keys and values, with room for more."""
+
+    @property
+    def kept(self) -> Pair | None:
+        """All keys and values; None while the cache is empty."""
+        if not self._buffers:
+            return None
+        keys, values = self._buffers
+        return keys[:, :, : self.length], values[:, :, : self.length]
 
     @property
     def rows(self) -> int | None:
         """The batch size B; None while the cache is empty."""
-        return None if self._keys is None else self._keys.shape[0]
+        return self._buffers[0].shape[0] if self._buffers else None
 
     @property
     def complete(self) -> bool:
         """True if all keys and values are cached, so that none is computed again."""
-        return not self.grows and self._keys is not None
+        return not self.grows and bool(self._buffers)
 
     def update(self, keys: Tensor | None, values: Tensor | None) -> tuple[Tensor, Tensor]:
         """Adds keys and values (B, H, n, D), or none where the cache is complete; returns all (B, H, S, D)."""
         if keys is None or values is None:
-            assert self._keys is not None
-            assert self._values is not None
-            return self._keys, self._values
+            assert self.kept is not None
+            return self.kept
         if torch.is_grad_enabled() and (keys.requires_grad or values.requires_grad):
             raise ArgumentError("cache is for inference, it passes no gradient: call under torch.no_grad()")
         if not self.grows:
-            self._keys, self._values, self.length = keys, values, keys.shape[2]
+            self._buffers, self.length = [keys, values], keys.shape[2]
             return keys, values
-        if self._keys is not None and self._keys.shape[0] != keys.shape[0]:
+        if self.rows not in (None, keys.shape[0]):
             raise ArgumentError(
-                f"the cache holds {self._keys.shape[0]} rows, the input has {keys.shape[0]}: "
+                f"the cache holds {self.rows} rows, the input has {keys.shape[0]}: "
                 "call cache.reorder(rows) where rows end or multiply"
             )
-        end = self.length + keys.shape[2]
-        self._keys = self._stored(self._keys, keys, end)
-        self._values = self._stored(self._values, values, end)
+        end, size = self.length + keys.shape[2], self._buffers[0].shape[2] if self._buffers else 0
+        if end > size:  # it doubles, so that a token costs constant time on average
+            size = max(end, 2 * size, _FIRST_CAPACITY) if self.capacity is None else max(end, self.capacity)
+            before = self.kept or (keys[:, :, :0], values[:, :, :0])
+            self._buffers = [_with_room(each, size) for each in before]
+        for buffer, new in zip(self._buffers, (keys, values)):
+            buffer[:, :, self.length : end] = new
         self.length = end
-        return self._keys[:, :, :end], self._values[:, :, :end]
+        return self._buffers[0][:, :, :end], self._buffers[1][:, :, :end]
 
     def reserve(self, like: Tensor, rows: int) -> None:
         """Makes room for `capacity` positions of rows like those of `like` (., H, ., D), before the first update."""
         shape = (rows, like.shape[1], self.capacity or _FIRST_CAPACITY, like.shape[3])
-        self._keys, self._values = like.new_empty(shape), like.new_empty(shape)
+        self._buffers = [like.new_empty(shape), like.new_empty(shape)]
 
     def attend(self, query: Tensor, key_lengths: Tensor | None = None) -> Tensor:
         """The joined heads (B, L, H * D) of query (B, H, L, D) over all cached keys, at inference.
@@ -69,9 +82,8 @@ class AttentionCache:
         In a cache that grows the queries are its newest positions and see no later one. key_lengths (B,): keys at or
         past it are not attended.
         """
-        assert self._keys is not None
-        assert self._values is not None
-        keys, values = self._keys[:, :, : self.length], self._values[:, :, : self.length]
+        assert self.kept is not None
+        keys, values = self.kept
         if self.grows and query.shape[2] > 1:
             first = self.length - query.shape[2]
             heads = attention(query, keys, values, key_lengths=key_lengths, causal=True, causal_offset=first)
@@ -79,41 +91,25 @@ class AttentionCache:
             heads = cached_attention(query, keys, values, key_lengths)
         return heads.transpose(1, 2).flatten(2)
 
-    def _stored(self, buffer: Tensor | None, new: Tensor, end: int) -> Tensor:
-        """buffer with new at positions length .. end; it doubles, so that a token costs constant time on average."""
-        size = 0 if buffer is None else buffer.shape[2]
-        if end > size:
-            size = max(end, 2 * size, _FIRST_CAPACITY) if self.capacity is None else max(end, self.capacity)
-            larger = new.new_empty(new.shape[0], new.shape[1], size, new.shape[3])
-            if buffer is not None:
-                larger[:, :, : self.length] = buffer[:, :, : self.length]
-            buffer = larger
-        assert buffer is not None
-        buffer[:, :, self.length : end] = new
-        return buffer
-
     def reorder(self, rows: Tensor) -> None:
         """Makes row r a copy of the old row rows[r]; rows (R,) int64, any number of them."""
-        if self._keys is None or self._values is None:
+        kept = self.kept
+        if kept is None:
             return
-        if not self.grows:
-            self._keys, self._values = self._keys.index_select(0, rows), self._values.index_select(0, rows)
+        if self.grows and rows.is_cpu and len(rows) == self.rows:  # most stay in place: the others are copied
+            moved = (rows != torch.arange(len(rows))).nonzero()[:, 0]
+            for each in kept:
+                each.index_copy_(0, moved, each.index_select(0, rows[moved]))
             return
-        moved = None
-        if rows.shape[0] == self._keys.shape[0]:  # between two tokens most rows stay in place: the others are copied
-            moved = (rows != torch.arange(rows.shape[0], device=rows.device)).nonzero()[:, 0]
-            rows = rows[moved]
-        self._keys = self._reordered(self._keys, rows, moved)
-        self._values = self._reordered(self._values, rows, moved)
+        chosen, size = [each.index_select(0, rows) for each in kept], self._buffers[0].shape[2]
+        self._buffers = [_with_room(each, size) for each in chosen] if self.grows else chosen
 
-    def _reordered(self, buffer: Tensor, rows: Tensor, moved: Tensor | None) -> Tensor:
-        history = buffer[:, :, : self.length].index_select(0, rows)
-        if moved is not None:
-            buffer[:, :, : self.length].index_copy_(0, moved, history)
-            return buffer
-        new = buffer.new_empty(rows.shape[0], *buffer.shape[1:])
-        new[:, :, : self.length] = history
-        return new
+
+def _with_room(kept: Tensor, size: int) -> Tensor:
+    """Memory (B, H, size, D) that begins with what is kept, (B, H, S, D)."""
+    buffer = kept.new_empty(*kept.shape[:2], size, kept.shape[3])
+    buffer[:, :, : kept.shape[2]] = kept
+    return buffer
 
 
 class LayerCache(NamedTuple):
@@ -134,29 +130,70 @@ class DecoderCache:
 
     Attention is then causal, and keys and values of `memory` are computed in the first call alone, so every call must
     be given the same memory. capacity: positions to make room for at once; more are made as they come. source_lengths
-    (B,): of the memory without its padding. shared_memory: the K rows (hypotheses) of a sentence, row = sentence * K +
-    k, share its keys and values of the memory.
+    (B,): of the memory without its padding, where no memory_key_padding_mask is given. shared_memory: the K rows
+    (hypotheses) of a sentence, row = sentence * K + k, share its keys and values of the memory.
+
+    Where kernels compute at inference, steps of one position without masks are prepared once and then only launched,
+    from the second on, and reorder() moves a table in place of keys and values. They read nothing back, so a CUDA graph
+    can hold them after two steps, if `capacity` makes room for all; `length` does not count replays.
     """
 
     def __init__(
         self, capacity: int | None = None, *, source_lengths: Tensor | None = None, shared_memory: bool = False
     ) -> None:
         self.capacity = capacity
-        self.source_lengths = source_lengths
+        self.source_lengths = None if source_lengths is None else source_lengths.clone()
         self.shared_memory = shared_memory
-        self.layers: list[LayerCache] = []
+        self._layers: list[LayerCache] = []
+        self._step: CachedStep | None = None
+        """What keeps the targets' keys and values in place of the layers, while steps are prepared calls."""
 
     @property
     def length(self) -> int:
         """Target positions seen."""
-        return self.layers[0].target.length if self.layers else 0
+        first = self._step or (self._layers[0].target if self._layers else None)
+        return first.length if first else 0
+
+    @property
+    def layers(self) -> list[LayerCache]:
+        """The caches of all layers that were asked for."""
+        step, self._step = self._step, None
+        if step is not None:
+            for (target, source), pair in zip(self._layers, step.keys_values()):
+                target.update(*pair)
+                source.reorder(step.sentence)
+        return self._layers
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_layers": self.layers, "_step": None}
 
     def layer(self, number: int) -> LayerCache:
         """The caches of one decoder layer."""
         while len(self.layers) <= number:
-            target = AttentionCache(grows=True, capacity=self.capacity)
-            self.layers.append(LayerCache(target, AttentionCache(grows=False)))
-        return self.layers[number]
+            self._layers.append(LayerCache(self._target(), AttentionCache(grows=False)))
+        return self._layers[number]
+
+    def _target(self) -> AttentionCache:
+        return AttentionCache(grows=True, capacity=self.capacity)
+
+    def step(
+        self, x: Tensor, memory: Tensor | None, layers: Sequence[Any], norm: Any, lengths: Tensor | None,
+        plain: Callable[[], bool],
+    ) -> Tensor | None:  # fmt: skip
+        """The output, shaped as x, of one new position of each row by prepared calls; None where layers are called.
+
+        memory: looked at, not read; lengths: of its rows; plain: whether layers are no more than their classes.
+        """
+        if not may_step(x):
+            return None
+        signature = signature_of(x, memory, layers, norm, lengths)
+        if self._step is None or not self._step.holds(signature):
+            kept = [[cache.kept for cache in each] for each in self.layers]
+            if not (plain() and fits(x, layers, norm, kept, lengths, self.shared_memory)):
+                return None
+            self._step = CachedStep(x, layers, norm, signature, kept, self.capacity)
+            self._layers = [LayerCache(self._target(), source) for _, source in self._layers]
+        return self._step(x, lengths)
 
     def reorder(self, rows: Tensor, *, memory: bool | None = None) -> None:
         """Makes row r a copy of the old row rows[r]; rows (R,) int64, as a beam chooses, drops or repeats them.
@@ -165,20 +202,28 @@ class DecoderCache:
         sentence; they always stay with shared_memory, whose rows keep to sentence-major order and are equally many for
         each sentence.
         """
+        of_memory = bool(memory or (memory is None and not self.shared_memory))
+        if of_memory and self.source_lengths is not None:
+            moved = self.source_lengths.index_select(0, rows)
+            same = len(moved) == len(self.source_lengths)  # stays where a graph reads it
+            self.source_lengths = self.source_lengths.copy_(moved) if same else moved
+        if self._step is not None and self._step.rows == len(rows):
+            self._step.reorder(rows, memory=of_memory)
+            return
         for target, source in self.layers:
             target.reorder(rows)
-            if memory or (memory is None and not self.shared_memory):
+            if of_memory:
                 source.reorder(rows)
 
     def keep(self, sentences: Tensor) -> None:
         """Keeps only these sentences; sentences (B',) int64, rising."""
         beams = 1
-        first = self.layers[0] if self.layers else None
-        if first is not None and self.shared_memory and first.target.rows and first.memory.rows:
-            beams = first.target.rows // first.memory.rows
+        if self.shared_memory and self.layers:
+            target, source = self._layers[0]
+            beams = max(1, (target.rows or 0) // (source.rows or 1))
         rows = (sentences[:, None] * beams + torch.arange(beams, device=sentences.device)).flatten()
-        for target, source in self.layers:
-            target.reorder(rows)
+        self.reorder(rows, memory=False)
+        for _, source in self.layers:
             source.reorder(sentences if self.shared_memory else rows)
         if self.source_lengths is not None:
             self.source_lengths = self.source_lengths.index_select(0, sentences)

@@ -19,8 +19,8 @@ from fasttfm.models.cache import DecoderCache, LayerCache
 from fasttfm.models.dropout import NO_SEED, SITES_PER_LAYER, LayerSeed, Site
 from fasttfm.models.feed_forward import feed_forward
 from fasttfm.models.layer_plan import AttentionSettings, Batch, Settings
-from fasttfm.models.plain import LAYER, NORM, fused_activation, plain_width, untouched
-from fasttfm.models.prepared import PreparedStack, attentions_of, may_run, norms_behind, parameters_of, prepare
+from fasttfm.models.plain import LAYER, NORM, attentions_of, fused_activation, norms_behind, plain_width, untouched
+from fasttfm.models.prepared import PreparedStack, may_run, parameters_of, prepare
 from fasttfm.models.residual import SubLayer, normalise, through
 
 
@@ -153,14 +153,18 @@ class Stack(nn.Module):
     def forward(self, x: Tensor, *inputs: Any, seed: Tensor | None = None, cache: DecoderCache | None = None) -> Tensor:
         """x (B, L, d) to the same; inputs: what the layers take besides. seed (1,) int64 of all dropouts, or None."""
         layers, norm, again = [*self.layers], self.norm, self.checkpoint_activations and torch.is_grad_enabled()
+        decodes = bool(layers) and isinstance(layers[0], DecoderLayer)
+        lengths = [*inputs[decodes:], None, None][:2]
         if cache is None and may_run() and (prepared := self._prepare(layers, norm)) is not None:
-            decodes = isinstance(layers[0], DecoderLayer)
             memory = inputs[0] if decodes and inputs else None
             if len(inputs) <= 1 + 2 * decodes and decodes == (memory is not None):  # else the layers look at them
-                lengths = [*inputs[decodes:], None, None][:2]
                 batch = Batch(seed, lengths[0], memory, lengths[1])
                 if (dtype := prepared.dtype_of_products(x, batch)) is not None:
                     return prepared.run(x, batch, dtype, first_site=self.first_site, checkpointed=again)
+        if isinstance(cache, DecoderCache) and layers and lengths[0] is seed is None:
+            y = cache.step(x, None, layers, norm, lengths[1], lambda: all(map(plain_width, layers)))
+            if y is not None:
+                return y
         given: list[dict[str, Any]] = [
             {"seed": LayerSeed(seed, self.first_site + SITES_PER_LAYER * number)} for number in range(len(layers))
         ]

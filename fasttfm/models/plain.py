@@ -140,3 +140,14 @@ def fused_activation(activation: object) -> str | None:
         if ACTIVATIONS[name] is activation:
             return name
     return None
+
+
+def attentions_of(layer: Any) -> list[Any]:
+    """Self-attention, and a decoder's attention over the memory."""
+    return [layer.self_attn, *([layer.multihead_attn] if hasattr(layer, "multihead_attn") else [])]
+
+
+def norms_behind(layer: Any, after: Any) -> list[Any]:
+    """The norm behind each sub-layer: its own, or pre-norm that of the next one; after: the norm behind the layer."""
+    own = [layer.norm1, layer.norm2, *([layer.norm3] if hasattr(layer, "norm3") else [])]
+    return [*own[1:], after] if layer.norm_first else own

@@ -25,7 +25,7 @@ from fasttfm.models.dropout import SITES_PER_LAYER, LayerSeed
 from fasttfm.models.layer_node import NODE
 from fasttfm.models.layer_plan import PER_SUBLAYER, Batch, LayerPlan, Settings
 from fasttfm.models.packing import Packing
-from fasttfm.models.plain import Snapshot
+from fasttfm.models.plain import Snapshot, attentions_of
 from fasttfm.models.residual import normalise
 
 MOST_PLANS = 1024
@@ -163,17 +163,6 @@ def prepare(
         return None
     modules = chain.from_iterable(each.modules() for each in (*layers, norm) if each is not None)
     return None if any(each._buffers for each in modules) else PreparedStack(layers, norm, settings, parameters)
-
-
-def attentions_of(layer: Any) -> list[Any]:
-    """Self-attention, and a decoder's attention over the memory."""
-    return [layer.self_attn, *([layer.multihead_attn] if hasattr(layer, "multihead_attn") else [])]
-
-
-def norms_behind(layer: Any, after: Any) -> list[Any]:
-    """The norm behind each sub-layer: its own, or pre-norm that of the next one; after: the norm behind the layer."""
-    own = [layer.norm1, layer.norm2, *([layer.norm3] if hasattr(layer, "norm3") else [])]
-    return [*own[1:], after] if layer.norm_first else own
 
 
 def parameters_of(layer: Any, norms: list[Any]) -> list[Any]:

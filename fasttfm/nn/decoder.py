@@ -1,5 +1,7 @@
 """The decoder with torch.nn's interface, and with a cache."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.transformer import TransformerDecoderLayer as TorchDecoderLayer
@@ -9,11 +11,12 @@ from fasttfm.functional.signature import checks_arguments, names_arguments
 from fasttfm.models.cache import DecoderCache, LayerCache
 from fasttfm.models.dropout import Site, dropout_of
 from fasttfm.models.packing import Packing
+from fasttfm.models.plain import attentions_of
 from fasttfm.models.residual import SubLayer, through
 from fasttfm.nn import masks
 from fasttfm.nn._layers import Layer, argument_names, attend, check_input, overrides, seed_for
 from fasttfm.nn.errors import check_sizes
-from fasttfm.nn.layer_node import computed_as_node
+from fasttfm.nn.layer_node import computed_as_node, opens
 
 SELF_NAMES, CROSS_NAMES = argument_names("tgt", "tgt"), argument_names("tgt", "memory")
 
@@ -134,6 +137,16 @@ class TransformerDecoder(torch.nn.TransformerDecoder):
                 f"cache needs layers of fasttfm.nn.TransformerDecoderLayer: these are {', '.join(names)}"
             )
         _check_packings(packing, memory_packing)
+        masked = (tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask, packing)
+        if cache is not None and not memory_is_causal and all(each is None for each in masked):
+            layers, lengths = [*self.layers], cache.source_lengths
+            stepped = cache.step(tgt, memory, layers, self.norm, lengths, lambda: _plain(layers, tgt, memory))
+            if stepped is not None:
+                return stepped
+        if cache is not None and cache.source_lengths is not None and memory_key_padding_mask is None:
+            places = torch.arange(masks.length_of(memory, self.layers), device=memory.device)
+            hidden = places >= cache.source_lengths[:, None]
+            memory_key_padding_mask = hidden if memory.dim() == 3 else hidden[0]
         batch_first = masks.batch_first(self.layers)
         output, padded = tgt, tgt.dim() == 3
         if packing is not None and memory_packing is not None:
@@ -158,6 +171,22 @@ class TransformerDecoder(torch.nn.TransformerDecoder):
             )
         output = output if self.norm is None else self.norm(output)
         return packing.unpack(output, batch_first) if packing is not None and padded else output
+
+
+def _plain(layers: Any, tgt: Tensor, memory: Tensor) -> bool:
+    """Return whether layers are no more than their classes at inference, and tgt is one new position of each row."""
+    if not all(opens(each) and not overrides(each, TorchDecoderLayer) for each in layers):
+        return False
+    attentions = [a for each in layers for a in attentions_of(each)]
+    width, first, heads = attentions[0].embed_dim, attentions[0].batch_first, attentions[0].num_heads
+    lead = (*memory.shape[:1], 1) if first else (1, *memory.shape[1:2])
+    return (
+        tgt.shape == (*lead, width)
+        and memory.shape[2:] == (width,)
+        and (memory.dtype, memory.device) == (tgt.dtype, tgt.device)
+        and all((a.embed_dim, a.batch_first, a.num_heads) == (width, first, heads) for a in attentions)
+        and not any(module.training for layer in layers for module in layer.modules())
+    )
 
 
 def _check_packings(packing: Packing | None, memory_packing: Packing | None) -> None:

@@ -11,8 +11,8 @@ from fasttfm.functional.signature import renamed
 from fasttfm.functional.subclasses import PLAIN_TENSORS
 from fasttfm.models.layer_plan import AttentionSettings, Batch, Settings
 from fasttfm.models.packing import Packing
-from fasttfm.models.plain import fused_activation, plain_width
-from fasttfm.models.prepared import PreparedStack, attentions_of, may_run, norms_behind, parameters_of, prepare
+from fasttfm.models.plain import attentions_of, fused_activation, norms_behind, plain_width
+from fasttfm.models.prepared import PreparedStack, may_run, parameters_of, prepare
 from fasttfm.nn import masks
 from fasttfm.nn.attention import MultiheadAttention
 
@@ -71,15 +71,9 @@ def _prepared(layer: Any) -> tuple[PreparedStack, bool] | None:
 
 
 def _prepare(layer: Any) -> tuple[PreparedStack, bool] | None:
-    kinds = frozenset({type(layer).__dict__.get("stands_for", "")}) - {""}
-    if not plain_width(layer, kinds, ATTENTIONS) or not fused_activation(layer.activation):
+    if not opens(layer) or not fused_activation(layer.activation):
         return None
     attentions, norms = attentions_of(layer), norms_behind(layer, None)
-    for each in attentions:
-        if each.in_proj_weight is None or each.bias_k is not None or each.add_zero_attn:
-            return None
-    if len({each.batch_first for each in attentions}) > 1:
-        return None
     outputs = (layer.dropout1, layer.dropout2, *([layer.dropout3] if len(attentions) > 1 else []))
     settings = Settings(
         layer.norm_first,
@@ -94,6 +88,16 @@ def _prepare(layer: Any) -> tuple[PreparedStack, bool] | None:
     stack = prepare([layer], None, [settings], [parameters_of(layer, norms)])
     p = [settings.hidden_dropout_p, *settings.dropout_p, *(each.dropout_p for each in settings.attentions)]
     return None if stack is None else (stack, any(each > 0.0 for each in p))
+
+
+def opens(layer: Any) -> bool:
+    """Return whether a layer of ours is no more than its class, with one matrix of each attention's projections."""
+    kinds = frozenset({type(layer).__dict__.get("stands_for", "")}) - {""}
+    return (
+        plain_width(layer, kinds, ATTENTIONS) > 0
+        and not any(a.in_proj_weight is None or a.bias_k is not None or a.add_zero_attn for a in attentions_of(layer))
+        and len({each.batch_first for each in attentions_of(layer)}) == 1
+    )
 
 
 def _p(dropout: nn.Dropout) -> float:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from fasttfm.functional import backend
 from fasttfm.models.cache import DecoderCache
 from fasttfm.models.packing import Packing
 from fasttfm.presets import preset_names
@@ -73,16 +74,20 @@ def test_it_computes_what_torch_nn_does(norm_first):
     torch.testing.assert_close(model(tokens), x @ model.embedding.weight.t())
 
 
+@pytest.mark.parametrize("route", ["torch", "triton"])
 @pytest.mark.parametrize("norm_first", [True, False])
-def test_a_cached_step_equals_the_full_pass(norm_first):
+def test_a_cached_step_equals_the_full_pass(norm_first, route):
+    """Kernels take it as calls that are prepared once."""
     model = gpt(norm_first=norm_first).eval()
     tokens = torch.randint(0, 31, (3, 12))
     whole = model(tokens)
     cache = DecoderCache()
-    torch.testing.assert_close(model.step(tokens[:, :5], cache), whole[:, 4], rtol=1e-4, atol=1e-4)
-    for position in range(5, 12):
-        step = model.step(tokens[:, position : position + 1], cache)
-        torch.testing.assert_close(step, whole[:, position], rtol=1e-4, atol=1e-4)
+    with backend(route):
+        torch.testing.assert_close(model.step(tokens[:, :5], cache), whole[:, 4], rtol=1e-4, atol=1e-4)
+        for position in range(5, 12):
+            step = model.step(tokens[:, position : position + 1], cache)
+            torch.testing.assert_close(step, whole[:, position], rtol=1e-4, atol=1e-4)
+    assert (cache._step is not None) == (route == "triton")
 
 
 def test_the_loss_of_packed_documents_is_that_of_each_alone():

@@ -131,4 +131,6 @@ def test_cases_of_every_level(monkeypatch):
     monkeypatch.setattr(decoding, "multiplies_bfloat16", lambda device: False)
     assert {dtype for _, dtype, _, _ in listed("standard")} == {"float32", "int8"}
     assert {dtype for _, dtype, _, _ in listed("standard", "cuda")} == {"float32"}
+    pairs = {(batch, beam) for *_, batch, beam in listed("quick", "cuda")}
+    assert pairs == {(1, 1), (1, 4), (32, 1), (32, 4), (128, 4)}
     assert {name for name, *_ in listed("quick")} == {"paper-base"}

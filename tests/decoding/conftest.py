@@ -5,6 +5,7 @@ import pytest
 from fasttfm.data.tokenizer import Tokenizer, train_tokenizer
 from fasttfm.decoding.translator import Translator
 
+from .device_tables import either_engine  # noqa: F401 a fixture
 from .table_model import TableModel
 
 TEXT = [

@@ -23,7 +23,12 @@ class TableModel(nn.Module):
         self.vocab_size, self.spread, self.end = vocab_size, spread, end
         self.config = TransformerConfig(vocab_size=vocab_size, d_model=8, heads=2)
         self.where = nn.Parameter(torch.zeros(()))
-        self.rows_computed: list[int] = []  # rows of every step, to see what leaves the batch
+        self.read: list[list[int]] = []  # the newest tokens of every step's rows
+
+    @property
+    def rows_computed(self) -> list[int]:
+        """Rows of every step, to see what leaves the search."""
+        return [*map(len, self.read)]
 
     def logits(self, source: int, target: tuple[int, ...]) -> list[float]:
         draw = random.Random(f"{source} {target}")
@@ -46,8 +51,8 @@ class TableModel(nn.Module):
         return TableCache(memory[:, 0].tolist(), rows_per_sentence, max_length)
 
     def step(self, tokens: Tensor, cache: TableCache) -> Tensor:
-        cache.advance(tokens.tolist())
-        self.rows_computed.append(len(tokens))
+        self.read.append(tokens.tolist())
+        cache.advance(self.read[-1])
         return torch.tensor([self.logits(source, target[1:]) for source, target in cache.rows()])
 
     def log_probability(self, source: int, target: tuple[int, ...]) -> float:
@@ -57,6 +62,18 @@ class TableModel(nn.Module):
             logits = torch.tensor(self.logits(source, target[:position]), dtype=torch.float64)
             total += logits.log_softmax(0)[token].item()
         return total
+
+
+class Tied(TableModel):
+    """One likely token and equal ones: log-probabilities are whole multiples of 128, which add up without error."""
+
+    likely = 0.0
+
+    def logits(self, source: int, target: tuple[int, ...]) -> list[float]:
+        draw = random.Random(f"{source} {target}")
+        values = draw.choices([-128.0, -256.0, -384.0, -512.0], k=self.vocab_size)
+        values[draw.randrange(EOS, self.vocab_size)] = self.likely
+        return values
 
 
 class Diverged(TableModel):
@@ -117,22 +134,21 @@ def exhaustive(model: TableModel, source: int, longest: int, config: DecodingCon
 
 def by_hand(model: TableModel, source: int, longest: int, settings: DecodingConfig) -> list[tuple[float, list[int]]]:
     """The nbest outputs of a beam search with their scores, best first; it goes on to the longest output, but for
-    early_stopping."""
+    early_stopping. Sorts are stable: of equal ones the better hypothesis, then the lower token comes first."""
     size = settings.beam // settings.diverse_beam_groups
     live = [[(0.0, 0.0, ())] for _ in range(settings.diverse_beam_groups)]  # (ranked by, log-probability, output)
     finished = [[] for _ in live]
     ends = 0
     for step in range(longest + 1):
-        taken = torch.zeros(model.vocab_size, dtype=torch.float64)
+        taken = [0] * model.vocab_size
         for group, hypotheses in enumerate(live):
             candidates = []
             for rank, total, target in hypotheses:
-                logits = torch.tensor(model.logits(source, target), dtype=torch.float64).log_softmax(0)
+                logits = torch.tensor(model.logits(source, target), dtype=torch.float64).log_softmax(0).tolist()
                 for token in range(EOS, model.vocab_size) if step < longest else [EOS]:
-                    gained = logits[token].item()
-                    lost = settings.diverse_beam_strength * taken[token].item()
-                    candidates.append((rank + gained - lost, total + gained, (*target, token)))
-            best = sorted(candidates, reverse=True)[: 2 * size]
+                    lost = settings.diverse_beam_strength * taken[token]
+                    candidates.append((rank + logits[token] - lost, total + logits[token], (*target, token)))
+            best = sorted(candidates, key=lambda each: -each[0])[: 2 * size]
             finished[group] += [
                 (total / penalty(step + 1, settings), out[:-1]) for _, total, out in best if out[-1] == EOS
             ]
@@ -142,6 +158,6 @@ def by_hand(model: TableModel, source: int, longest: int, settings: DecodingConf
                 taken[output[-1]] += 1
         if settings.early_stopping and ends >= settings.beam:
             break
-    best = {output: score for group in finished for score, output in sorted(group, reverse=True)[:size]}
+    best = {output: score for group in finished for score, output in sorted(group, key=lambda each: -each[0])[:size]}
     ranked = sorted(best, key=lambda output: -best[output])[: settings.nbest]
     return [(best[output], list(output)) for output in ranked]

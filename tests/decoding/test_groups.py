@@ -8,6 +8,7 @@ from fasttfm.decoding import DecodingConfig, search_ids
 
 from .table_model import EOS, TableModel, by_hand
 
+pytestmark = pytest.mark.usefixtures("either_engine")
 SOURCES = [[number, *range(10, 10 + number % 5), EOS] for number in range(20, 40)]
 
 

@@ -7,6 +7,7 @@ import torch
 
 from fasttfm.data.tokenizer import Tokenizer, Vocabulary
 from fasttfm.decoding import DecodingConfig
+from fasttfm.decoding.device.engine import BURST
 from fasttfm.decoding.streaming import stream_ids, stream_text
 from fasttfm.decoding.terminology import Terminology
 from fasttfm.decoding.translator import Translator
@@ -15,6 +16,7 @@ from fasttfm.models import Transformer, TransformerConfig
 
 from .table_model import EOS, Diverged, TableModel
 
+pytestmark = pytest.mark.usefixtures("either_engine")
 LINES = ["a dog runs", "", "two men sit in a small boat", " \t", "zwei Männer", "the green grass"]
 
 
@@ -45,15 +47,15 @@ def test_a_transformer_streams_what_it_translates_and_no_mode_stays(tokenizer, d
     for settings in ({"beam": 1}, {"sampling": True, "sampling_topk": 20}):
         translator = Translator(model, tokenizer, tokenizer)
         translator.config = replace(translator.config, max_len_b=8, **settings)
-        expected = translator.translate(LINES)
         for position, line in enumerate(LINES):
+            expected = translator.translate_nbest([line], first_line=position + 1)[0][0].text
             pieces = []
             for piece in translator.stream(line, number=position + 1):
                 assert model.training
                 assert torch.is_grad_enabled()
                 assert not torch.is_inference_mode_enabled()
                 pieces.append(piece)
-            assert "".join(pieces) == expected[position]
+            assert "".join(pieces) == expected
 
 
 def test_a_vocabulary_that_begins_translations_begins_streams(translator, tokenizer):
@@ -68,13 +70,15 @@ def test_a_vocabulary_that_begins_translations_begins_streams(translator, tokeni
     assert ["".join(one.stream(line)) for line in LINES] == translations != plain.translate(LINES)
 
 
-def test_the_first_token_comes_before_the_second_is_computed():
+def test_tokens_come_before_the_next_ones_are_computed(either_engine):
+    """One after the other, on a device by the burst."""
+    burst = BURST if either_engine == "device" else 1
     model = TableModel(vocab_size=12, end=-30.0)
-    config = DecodingConfig(beam=1, max_len_a=0.0, max_len_b=5)
+    config = DecodingConfig(beam=1, max_len_a=0.0, max_len_b=12)
     stream = stream_ids(model, [5, EOS], config)
     next(stream)
-    assert len(model.rows_computed) == 1
-    assert len(list(stream)) == 4
+    assert len(model.rows_computed) == burst
+    assert len(list(stream)) == 11
 
 
 def test_a_character_of_several_bytes_comes_whole(tokenizer):

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from fasttfm import functional as F
+from fasttfm import nn
 from fasttfm.config.training import TrainingConfig
 from fasttfm.data.batches import TokenBatches
 from fasttfm.data.prepared import ParallelTokens
@@ -79,6 +80,32 @@ def test_a_training_step_replays_and_learns(device):
         for _ in range(30):
             graph.replay()
     assert loss.item() < 0.9 * first
+
+
+def test_steps_with_a_decoders_cache_replay(device):
+    """Each reorders its rows; keys and values lie where they lay."""
+    torch.manual_seed(0)
+    layer = nn.TransformerDecoderLayer(64, 4, 128, batch_first=True)
+    model, cache = nn.TransformerDecoder(layer, 2).to(device).eval(), nn.DecoderCache(16)
+    memory = torch.randn(1, 5, 64, device=device).expand(3, 5, 64)
+    past, new = torch.randn(2, 3, 1, 64, device=device)
+    rows = torch.arange(3, device=device)
+
+    def step():
+        cache.reorder(rows, memory=False)
+        return model(new, memory, cache=cache)
+
+    with torch.no_grad(), backend("triton"):
+        model(past, memory, cache=cache)
+        graph, output = captured(step)
+        past = torch.cat([past, *[new] * 3], 1)
+        for chosen in ([2, 0, 1], [1, 1, 0], [0, 2, 2]):
+            rows.copy_(torch.tensor(chosen))
+            new.normal_()
+            graph.replay()
+            past = torch.cat([past[rows], new], 1)
+            full = model(past, memory, tgt_is_causal=True)[:, -1:]
+            torch.testing.assert_close(output, full, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from fasttfm.functional.operator import WHOLE, Operator, Overwritten, Whole, wit
 from fasttfm.functional.rotary import rotary
 from fasttfm.functional.signature import is_flag, names_arguments
 
-_MAX_WIDTH = 256
+WIDEST_HEAD = 256
 """kernels/attention/launch.py's; wider heads go PyTorch's way."""
 
 
@@ -266,7 +266,7 @@ class Call(NamedTuple):
 def _decide(route: str, *heads: Tensor) -> str:
     """The kernel, but for wider heads than it takes, and none."""
     widths = [x.shape[3] for x in heads]
-    return "torch" if max(widths) > _MAX_WIDTH or not min(widths) else kernel_route(route, *heads)
+    return "torch" if max(widths) > WIDEST_HEAD or not min(widths) else kernel_route(route, *heads)
 
 
 def _plan(call: Call) -> Callable[[Call], tuple[Tensor, Tensor]]:

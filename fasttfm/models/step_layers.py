@@ -1,0 +1,106 @@
+"""A decoder's layers for one new position of each row, as calls that are prepared once, between fixed buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fasttfm.models.plain import norms_behind
+from fasttfm.models.step_operations import Call, Norm, Operations
+
+
+class StepLayers:
+    """Layers that are no more than their classes, and the norm behind them; weights are read where they lie."""
+
+    def __init__(
+        self, layers: Sequence[Any], norm: Any, heads: int, own: Tensor, memory: Any, operations: Operations
+    ) -> None:
+        """own (layers, R * T, 2 d): the key beside the value of each token, see Past.ancestors; memory: of each layer
+        keys and values (Q, H, sources, D), of one that attends to none anything. All of one dtype."""
+        attention = layers[0].self_attn
+        width = attention.out_proj.weight.shape[0]
+        rows = own.shape[1] // operations.past.ancestors.shape[1]
+        make = partial(torch.zeros, dtype=own.dtype, device=own.device)
+        self._width, self._heads, self._own, self._memory, self._operations = width, heads, own, memory, operations
+        self._joint, self._out = make(rows, 3 * width), make(rows, width)
+        self._query, self._heads_joined = make(rows, width), make(rows, width)
+        self._hidden = make(rows * max(each.linear1.weight.shape[0] for each in layers))
+        self._sums, x, y = make(3, rows, width)
+        pre_norm = layers[0].norm_first
+        stream = self._sums if pre_norm else x
+        self.input = stream
+        """(R, d): where x is written before each step."""
+        self.calls: list[Call] = []
+        """What a step calls, one after the other."""
+        if pre_norm:
+            self.calls.append(operations.norm(stream, None, _norm(layers[0].norm1), x, None))
+        after = [*(each.norm1 for each in layers[1:]), norm if pre_norm else None]
+        for number, (layer, behind) in enumerate(zip(layers, after)):
+            crosses = [self._cross_attention] if hasattr(layer, "multihead_attn") else []
+            parts = [self._self_attention, *crosses, self._network]
+            for part, following in zip(parts, norms_behind(layer, behind)):
+                self.calls += part(number, layer, x)
+                if following is None:
+                    self.calls.append(partial(torch.add, self._out, stream, out=y))
+                else:
+                    # post-norm, nobody reads the sum
+                    residual = stream if pre_norm else x
+                    self.calls.append(operations.norm(self._out, residual, _norm(following), y, self._sums))
+                x, y = y, x
+        if norm is not None and not pre_norm:
+            self.calls.append(operations.norm(x, None, _norm(norm), y, None))
+            x = y
+        self.output = x
+        """(R, d): what the next step writes anew."""
+
+    def _self_attention(self, number: int, layer: Any, x: Tensor) -> list[Call]:
+        attention = layer.self_attn
+        return [
+            product(x, attention.in_proj_weight, attention.in_proj_bias, self._joint),
+            self._operations.attend_to_ancestors(self._joint, self._own[number], self._heads, self._heads_joined),
+            product(self._heads_joined, attention.out_proj.weight, attention.out_proj.bias, self._out),
+        ]
+
+    def _cross_attention(self, number: int, layer: Any, x: Tensor) -> list[Call]:
+        attention, bias = layer.multihead_attn, layer.multihead_attn.in_proj_bias
+        of_query, (keys, values) = None if bias is None else bias[: self._width], self._memory[number]
+        return [
+            product(x, attention.in_proj_weight[: self._width], of_query, self._query),
+            self._operations.attend_to_memory(self._query, keys, values, self._heads_joined),
+            product(self._heads_joined, attention.out_proj.weight, attention.out_proj.bias, self._out),
+        ]
+
+    def _network(self, number: int, layer: Any, x: Tensor) -> list[Call]:
+        weight, bias = layer.linear1.weight, layer.linear1.bias
+        hidden = self._hidden[: len(x) * len(weight)].view(len(x), -1)
+        last = product(hidden, layer.linear2.weight, layer.linear2.bias, self._out)
+        if layer.activation is nn.functional.relu and bias is not None and x.is_cuda:  # in cuBLASLt's epilogue
+            first = partial(torch._addmm_activation, bias.detach(), x, weight.detach().t(), use_gelu=False, out=hidden)
+            return [first, last]
+        return [product(x, weight, bias, hidden), _activation(layer.activation, hidden), last]
+
+
+def _norm(norm: Any) -> Norm:
+    weight, bias = (None if each is None else each.detach() for each in (norm.weight, norm.bias))
+    return Norm(weight, bias, norm.eps)
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Call:
+    """The call that computes x weight^T + bias, (M, N), into out."""
+    weight = weight.detach().t()
+    return (
+        partial(torch.mm, x, weight, out=out)
+        if bias is None
+        else partial(torch.addmm, bias.detach(), x, weight, out=out)
+    )
+
+
+def _activation(activation: Callable[..., Tensor], x: Tensor) -> Call:
+    """The call that applies it to x, in place."""
+    if activation is nn.functional.relu:
+        return partial(torch.relu_, x)
+    return lambda: x.copy_(activation(x))

@@ -1,0 +1,65 @@
+"""The search that lives on the device, on one: beside a CPU's, from captured graphs, with slots that are taken over."""
+
+import math
+import random
+from unittest import mock
+
+import pytest
+import torch
+
+from fasttfm.decoding import DecodingConfig, search_ids
+from fasttfm.decoding.device.search import _of_models
+from fasttfm.decoding.streaming import stream_ids
+from fasttfm.graphs import Graphs
+from tests.decoding import device_cases, small_models
+
+
+def assert_as_on_a_cpu(model, device, sources, config, **given):
+    """Three times: as it is, captured, replayed."""
+    expected = search_ids(model, sources, config, **given)
+    model.to(device)
+    for _ in range(3):
+        device_cases.assert_same(search_ids(model, sources, config, **given), expected)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("kind", device_cases.KINDS)
+def test_it_finds_what_a_cpu_finds(kind, seed, device, ieee):
+    model, sources, config, given = device_cases.a_case(kind, seed)
+    assert_as_on_a_cpu(model, device, sources, config, **given)
+
+
+@pytest.mark.parametrize("beam", [1, 4, 8, 16, 20])
+def test_vocabularies_of_several_shares(beam, device, ieee):
+    """Kernels choose up to beam 16."""
+    model = small_models.model_of("fp32", 9_000, std=1.0)
+    sources, config = small_models.sources_of(9_000, 6), DecodingConfig(beam=beam, nbest=beam, max_len_b=8)
+    assert_as_on_a_cpu(model, device, sources, config)
+
+
+def test_graphs_are_held_while_sentences_take_over_slots(device, ieee):
+    draw = random.Random(1)
+    model, sources = device_cases.transformer(draw), device_cases.sources_of(draw, 40)
+    with mock.patch.object(Graphs, "_captured", autospec=True, side_effect=Graphs._captured) as captured:
+        assert_as_on_a_cpu(model, device, sources, DecodingConfig(max_len_b=12, batch_tokens=32))
+        search_ids(model, sources[::-1], DecodingConfig(max_len_b=12, batch_tokens=32, alpha=1.0))
+    (engine,) = _of_models[model].engines.values()
+    assert engine.sizes.slots == 2
+    assert captured.call_count <= 3, "a step, and encoders of one sentence and of two"
+
+
+def test_streaming_gives_the_tokens_of_greedy_search(device, ieee):
+    draw = random.Random(2)
+    model, config = device_cases.transformer(draw), DecodingConfig(beam=1, max_len_b=20, min_len=9)
+    source = [5, 6, 7, 8, 3]
+    ((expected,),) = search_ids(model, [source], config)
+    assert [*stream_ids(model.to(device), source, config)] == expected.tokens
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", device_cases.KINDS)
+def test_half_precision_gives_numbers(kind, dtype, device):
+    model, sources, config, given = device_cases.a_case(kind, 0)
+    for found in search_ids(model.to(device, dtype), sources, config, **given):
+        assert found
+        assert all(math.isfinite(each.score) and math.isfinite(each.log_probability) for each in found)
