@@ -55,10 +55,11 @@ def _attend(
     tl.store(place, new_key, mask=stored)
     tl.store(place + width, new_value, mask=stored)
 
-    own = tl.sum(q * new_key.to(tl.float32), 0)
-    peak = tl.zeros((COLUMNS,), tl.float32) + own
-    total = tl.zeros((COLUMNS,), tl.float32)
-    acc = tl.zeros((COLUMNS, steps.block(D)), tl.float32)
+    # The new key is the first column's first one.
+    peak = tl.zeros((COLUMNS,), tl.float32) + tl.sum(q * new_key.to(tl.float32), 0)
+    is_first = tl.arange(0, COLUMNS) == 0
+    total = tl.where(is_first, 1.0, 0.0)
+    acc = tl.where(is_first[:, None], new_value.to(tl.float32)[None, :], 0.0)
     end = tl.maximum(tl.minimum(position, T), 0).to(tl.int32)
     for first in range(0, end, COLUMNS):
         keys = first + tl.arange(0, COLUMNS)
@@ -75,11 +76,8 @@ def _attend(
         total = total * fade + p
         acc = acc * fade[:, None] + p[:, None] * v.to(tl.float32)
         peak = highest
-    highest = tl.max(peak, 0)
-    fade = tl.exp2(peak - highest)
-    weight = tl.exp2(own - highest)
-    result = tl.sum(acc * fade[:, None], 0) + weight * new_value.to(tl.float32)
-    result /= tl.sum(total * fade, 0) + weight
+    fade = tl.exp2(peak - tl.max(peak, 0))
+    result = tl.sum(acc * fade[:, None], 0) / tl.sum(total * fade, 0)
     tl.store(out + (row * width + element), result.to(out.dtype.element_ty), mask=exists)
 
 

@@ -237,6 +237,7 @@ fp32  256    *    | -         16x16w4      16x16w8    16x16w8    # sm_86, sm_89:
 ANCESTORS = tiles("""
 kind  width | *
 *     64    | 64w4
+fp32  128   | 32w8  # sm_100: 4 warps spill 8 bytes
 *     128   | 32w4
 fp32  256   | 16w8  # sm_80: 4 warps spill 8 bytes
 *     256   | 16w4
