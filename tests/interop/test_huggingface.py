@@ -2,13 +2,19 @@
 
 import copy
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+from replayable import Watched
 
 transformers = pytest.importorskip("transformers", reason="needs the package transformers (pip install transformers)")
 
+import fasttfm  # noqa: E402
 from fasttfm.interop import huggingface, huggingface_layers  # noqa: E402
+from fasttfm.kernels.jit import Launch  # noqa: E402
+from ptx_check.chips import CHIPS  # noqa: E402
+from ptx_check.cuda import Answers  # noqa: E402
 
 SEQUENCE = {
     "vocab_size": 37, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,
@@ -229,6 +235,29 @@ def tiny_llama(kind: str) -> Any:
             parameter.add_(torch.randn_like(parameter) * 0.1)
     model.set_attn_implementation("eager")
     return model
+
+
+@torch.no_grad()
+def test_a_graph_can_hold_a_step_with_a_static_cache() -> None:
+    """Token and position differ from step to step; calls, launches and addresses do not."""
+    model, logits = tiny_llama("Llama").eval(), torch.zeros(2, 1, 37)
+    huggingface.accelerate(model)
+    cache = transformers.StaticCache(config=model.config, max_cache_len=32)
+
+    def forward(tokens: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        places = {"cache_position": position, "position_ids": position[None]}
+        return model(tokens, past_key_values=cache, use_cache=True, **places).logits
+
+    watched = Watched(torch.device("cpu"))
+    unlaunched = mock.patch.object(Launch, "__call__", return_value=None)
+    with Answers(CHIPS["sm_90"]), fasttfm.backend("triton"), unlaunched:
+        forward(torch.randint(3, 37, (2, 5)), torch.arange(5))
+        for number in range(5, 9):
+            given = torch.full((2, 1), number), torch.tensor([number])
+            watched(lambda *inputs: logits.copy_(forward(*inputs)), None, given)
+    launches = [name for name, *_ in watched.runs[None][-1].made if "." not in name]
+    assert len(watched.runs[None]) == 4
+    assert len(launches) == 7, "attention of two layers, and five norms"
 
 
 @pytest.mark.parametrize(("kind", "norms"), [("Llama", 5), ("Mistral", 5), ("Qwen3", 9), ("Gemma2", 0)])
