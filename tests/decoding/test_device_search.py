@@ -7,6 +7,7 @@ import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import ClassVar
 from unittest import mock
 
 import pytest
@@ -137,6 +138,54 @@ def test_learned_positions_end_anywhere(most, on_device):
     assert len(best.tokens) < most
     with pytest.raises(UserError, match="learned positions"):
         search_ids(model, [[7, *source]], config)
+
+
+class Late(torch.Tensor):
+    """Memory of the host that copies reach when an event behind them is waited for."""
+
+    started: ClassVar[list] = []
+    arrived: ClassVar[int] = 0
+
+    def copy_(self, source, non_blocking=False):
+        Late.started.append((self.as_subclass(torch.Tensor), source.clone()))
+        return self
+
+
+class Event:
+    """The end of what was started before it was recorded."""
+
+    behind = 0
+
+    def record(self, *_):
+        self.behind = len(Late.started)
+
+    def synchronize(self):
+        for place, value in Late.started[Late.arrived : self.behind]:
+            place.copy_(value)
+        Late.arrived = max(Late.arrived, self.behind)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("settings", [{}, {"beam": 1}, SAMPLING, {"diverse_beam_groups": 2}])
+def test_the_host_reads_nothing_before_it_has_arrived(settings, on_device, monkeypatch):
+    """Copies to the host come as late as events allow; slots and places are taken over meanwhile."""
+    draw, init = random.Random(12), Engine.__init__
+    model, sources = transformer(draw), sources_of(draw, 30)
+    config = DecodingConfig(max_len_b=6, batch_tokens=64, **settings)
+    expected = search_ids(model, sources, config)
+    monkeypatch.setattr(Late, "started", [])
+    monkeypatch.setattr(Late, "arrived", 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: None)
+
+    def lagging(self, *arguments, **options):
+        init(self, *arguments, **options)
+        self._events = [Event(), Event()]
+
+    monkeypatch.setattr(Engine, "__init__", lagging)
+    monkeypatch.setattr(Engine, "_host", lambda _, x: torch.full_like(x, -7, device="cpu").as_subclass(Late))
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+    assert search_ids(model, sources, config) == expected
+    assert len(Late.started) > 30
 
 
 def test_a_burst_that_is_broken_off_leaves_nothing_behind(on_device):
