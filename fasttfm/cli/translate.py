@@ -17,9 +17,10 @@ from fasttfm.cli.paths import INPUT_FILE, MODEL, OUTPUT_FILE
 from fasttfm.config import add_flags, flag_values
 from fasttfm.config.fields import flag_name
 from fasttfm.files import writing
+from fasttfm.wording import counted
 
 if TYPE_CHECKING:
-    from fasttfm.decoding.translator import Translation, Translator
+    from fasttfm.decoding.translator import Tally, Translation, Translator
 
 
 def add_arguments(parser: Parser) -> None:
@@ -123,21 +124,33 @@ def run(args: argparse.Namespace) -> None:
     beside = ("terminology", "split_sentences")
     refuse_config([name for name in beside if getattr(args, name) is not None], config, flag_name)
     if config.diverse_beam_groups > 1 and config.nbest > config.beam // config.diverse_beam_groups:
-        print(
-            f"fasttfm translate: warning: groups may find the same translation, which is written once: a line has "
-            f"{config.beam // config.diverse_beam_groups} to {config.nbest} translations",
-            file=sys.stderr,
+        _warn(
+            "groups may find the same translation, which is written once: a line has "
+            f"{config.beam // config.diverse_beam_groups} to {config.nbest} translations"
         )
     _translate_lines(args, translator)
-    if translator.cut_lines:
-        one = translator.cut_lines == 1
-        print(
-            f"fasttfm translate: warning: {translator.cut_lines:,} {'line has' if one else 'lines have'} more than "
-            f"{translator.config.max_source_length:,} tokens and {'was' if one else 'were'} cut off there (first: "
-            f"line {translator.first_cut_line:,}): split them into sentences, or raise --max-source-length (at most "
-            "the model's positions, where they are learned)",
-            file=sys.stderr,
-        )
+    split = "split the input into sentences (--split-sentences)"
+    _tell(
+        translator.cut, f"cut off after {config.max_source_length:,} tokens",
+        f"{split}, or raise --max-source-length (at most the model's positions, where they are learned)",
+    )  # fmt: skip
+    longest = translator.trained_length
+    _tell(
+        translator.long,
+        f"longer than twice the longest line of training ({longest} tokens)",
+        f"{split}, or parts get lost",
+    )
+    _tell(translator.empty, "empty translation", "give --min-len 1" if not config.min_len else "look at the input")
+
+
+def _tell(lines: "Tally", what: str, remedy: str) -> None:
+    """Warn of lines that something is told of, if there are any."""
+    if lines.count:
+        _warn(f"{what}: {counted(lines.count, 'line')} (first: line {lines.first:,}): {remedy}")
+
+
+def _warn(text: str) -> None:
+    print(f"fasttfm translate: warning: {text}", file=sys.stderr)
 
 
 def _score_lines(args: argparse.Namespace, settings: dict[str, Any]) -> None:

@@ -39,8 +39,8 @@ class DecodingConfig:
     """The longest output is max_len_a * source tokens + max_len_b tokens, without end-of-sentence."""
     max_len_b: _Whole = 50
     """Tokens that an output may have beyond max_len_a * source tokens; the paper allows 50."""
-    min_len: _Whole = 0
-    """Shortest output in tokens."""
+    min_len: _Whole = 1
+    """Shortest output in tokens; 0 allows empty translations."""
     no_repeat_ngram: _Whole = 0
     """Forbid an output to repeat any sequence of N tokens, except where a prefix forces it; 0: allow all."""
     nbest: _Count = 1

@@ -305,6 +305,7 @@ def _write_split(
         why = "; ".join(rules.report()) or "its --weight takes none"
         raise UserError(f"{text.parts[0][0]}: no usable pair is left for {name}: {why}")
     counts = {"pairs": writers[0].sentences, "source_tokens": writers[0].tokens, "target_tokens": writers[1].tokens}
+    counts |= {"longest_source": writers[0].longest, "longest_target": writers[1].longest}
     counts |= {f"dropped_{rule.replace(' ', '_')}": rules.dropped.get(rule, Dropped()).count for rule in RULES}
     return counts, keys
 

@@ -226,7 +226,7 @@ class IdsWriter:
 
     def __init__(self, directory: Path, name: str, dtype: np.dtype) -> None:
         """name: of both files, such as train.src."""
-        self.tokens = self.sentences = 0
+        self.tokens = self.sentences = self.longest = self._begin = 0
         self._dtype = dtype
         self._files = [(directory / f"{name}{end}").open("wb") for end in (".npy", ".offsets.npy")]
         for file in self._files:
@@ -240,6 +240,7 @@ class IdsWriter:
         if ends:
             self._files[1].write(self.tokens.to_bytes(8, "little"))
             self.sentences += 1
+            self.longest, self._begin = max(self.longest, self.tokens - self._begin), self.tokens
 
     def close(self) -> None:
         """Write the headers once more, which tell how much came."""

@@ -40,8 +40,8 @@ class ContinuousBatching:
         self.search = search(translator.model, translator.config, banned=translator.banned)
         self._new: list[Waiting] = []
         self._empty: list[Hashable] = []
-        self._to_align: dict[Hashable, tuple[str, list[int]]] = {}
-        """Key -> line and its ids with end-of-sentence, where alignments are asked for."""
+        self._lines: dict[Hashable, tuple[str, list[int], bool, bool]] = {}
+        """Key -> line, its ids with end-of-sentence, whether alignments are asked for, and whether it is sampled."""
 
     @property
     def searched(self) -> int:
@@ -66,8 +66,8 @@ class ContinuousBatching:
         if source is None:
             self._empty.append(key)
             return
-        if aligned or self.translator.aligned:
-            self._to_align[key] = line, source
+        sampled = (config or self.translator.config).sampling
+        self._lines[key] = line, source, aligned or self.translator.aligned, sampled
         shortlist = self.translator.shortlist
         allowed = None if shortlist is None else shortlist.tokens(source)
         beginning = self.translator.beginning(prefix)
@@ -79,7 +79,7 @@ class ContinuousBatching:
         self._empty = [key for key in self._empty if key not in keys]
         self.search.drop(keys)
         for key in keys:
-            self._to_align.pop(key, None)
+            self._lines.pop(key, None)
 
     def step(self) -> list[Result]:
         """Take a step of all lines, and return the results of those that ended with it."""
@@ -87,17 +87,15 @@ class ContinuousBatching:
         self._empty = []
         new, self._new = self._new, []
         for key, error in self.search.join(new):
-            self._to_align.pop(key, None)
+            self._lines.pop(key)
             results.append((key, error))
         for key, hypotheses in self.search.step():
-            line = self._to_align.pop(key, None)
+            line, source, aligned, sampled = self._lines.pop(key)
             if not hypotheses or math.isnan(hypotheses[0].log_probability):
                 results.append((key, UserError(NOT_A_NUMBER)))
                 continue
-            translations = self.translator.translations(hypotheses)
-            if line is not None:
-                text, source = line
-                written = {0: [each.tokens for each in hypotheses]}
-                self.translator.align([text], {0: source}, written, [translations])
+            translations, tokens = self.translator.translations(hypotheses, distinct=not sampled)
+            if aligned:
+                self.translator.align([line], {0: source}, {0: tokens}, [translations])
             results.append((key, translations))
         return results

@@ -51,8 +51,8 @@ def translate_sentences(
 ) -> Iterator[list[Translation]]:
     """Translate each line sentence by sentence, as Translator.translate_stream() does, with one translation a line.
 
-    Log-probabilities are summed, scores averaged, alignments those of the line. The first line that was cut is counted
-    in lines.
+    Log-probabilities are summed, scores averaged, alignments those of the line. Tallies of the translator count
+    sentences and name lines.
     """
     waiting: deque[list[str]] = deque()  # the sentences of lines that are not translated yet
     first_sentences: list[int] = []  # of each line, counted from 1
@@ -73,8 +73,9 @@ def translate_sentences(
         if len(translated) == len(waiting[0]):
             yield [join_sentences(waiting.popleft(), translated)]
             translated = []
-    if translator.first_cut_line is not None:
-        translator.first_cut_line = bisect_right(first_sentences, translator.first_cut_line)
+    for tally in (translator.cut, translator.long, translator.empty):
+        if tally.first is not None:
+            tally.first = bisect_right(first_sentences, tally.first)
 
 
 def join_sentences(sentences: Sequence[str], translations: Sequence[Translation]) -> Translation:

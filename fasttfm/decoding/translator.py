@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 
 from fasttfm.checkpoints.checkpoint import is_quantized, read_weights
+from fasttfm.checkpoints.model_dir import DATA_FILE
 from fasttfm.checkpoints.steps import resolve_checkpoint
 from fasttfm.checkpoints.vocabulary import check_vocabulary
 from fasttfm.checkpoints.weights import with_weights
@@ -37,6 +38,7 @@ from fasttfm.decoding.shortlist import Shortlist
 from fasttfm.decoding.streaming import stream_ids, stream_text
 from fasttfm.decoding.terminology import Terminology, continuations_of
 from fasttfm.errors import UserError
+from fasttfm.files import read_plain_yaml
 from fasttfm.folders import VOCABULARY_FILES, reading
 from fasttfm.machine import pick_device
 from fasttfm.models import Transformer
@@ -48,6 +50,20 @@ WORKERS_WORK = 5e11
 """Source tokens times parameters times beam from which on processes are started: a core of an Intel Xeon with AMX takes
 5 s for so much, and starting them half of that."""
 _PREFIX_RULE = "one line is needed for each input line: an empty one where the translation may begin with any word"
+
+
+@dataclass(slots=True)
+class Tally:
+    """Lines of the input that something is told of."""
+
+    count: int = 0
+    first: int | None = None
+    """The number of the first one, from 1."""
+
+    def add(self, line: int) -> None:
+        """Count a line."""
+        self.count += 1
+        self.first = self.first or line
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +89,8 @@ class Translator:
     last digits of a product depend on the size of the batch, and where two words are nearly as likely they may decide.
 
     A line of white space alone has the empty translation. A line of more than config.max_source_length tokens is cut
-    off there; `cut_lines` counts those and `first_cut_line` (from 1) names the first.
+    off there: `cut` counts those, `long` those of more than twice the longest line of training, of which translations
+    lose parts, `empty` the lines whose translation is empty though they are not.
     """
 
     def __init__(
@@ -89,6 +106,7 @@ class Translator:
         aligned: bool = False,
         terminology: Terminology | None = None,
         shortlist: Shortlist | None = None,
+        trained_length: int | None = None,
     ) -> None:
         """config None means the defaults of DecodingConfig. The model is used where it is, in the type that it has.
 
@@ -97,7 +115,8 @@ class Translator:
         translation holds as the tokenizer spells them, other words that begin with these tokens included. aligned:
         whether translations have alignments. terminology: terms of the source that are translated as it says; UserError
         where the config asks for anything but a beam search. shortlist: the target tokens that each source may be
-        translated by; scores are then shares of their probability.
+        translated by; scores are then shares of their probability. trained_length: source tokens of the longest line
+        of training, None where it is not known.
         """
         self.model: Any = model
         self.source_tokenizer = source_tokenizer
@@ -114,8 +133,8 @@ class Translator:
             refuse_config({"terminology"}, self.config)
             terminology.refuse_banned(self.banned)
         check_layer(model, self.config.alignment_layer)
-        self.cut_lines = 0
-        self.first_cut_line: int | None = None
+        self.trained_length = trained_length
+        self.cut, self.long, self.empty = Tally(), Tally(), Tally()
 
     @classmethod
     def from_directory(
@@ -183,6 +202,7 @@ class Translator:
             shortlist=None
             if shortlist is None
             else Shortlist.load(Path(shortlist), source_tokenizer, target_tokenizer),
+            trained_length=_trained_length(path, values),
         )
 
     def __enter__(self) -> Translator:
@@ -210,6 +230,8 @@ class Translator:
     ) -> list[list[Translation]]:
         """The config.nbest best translations of each line, best first; an empty line has one, which is empty.
 
+        Each text comes once, samples apart, so a line may have fewer.
+
         first_line: number of lines[0] in the whole input, which sampling and the count of cut lines go by. required: of
         each line the phrases that its translation must hold; None for those of the terminology.
         """
@@ -234,20 +256,29 @@ class Translator:
         results = [[Translation("", 0.0, 0.0)] for _ in lines]
         written = {}  # row -> the tokens of its translations
         for row, best in zip(sources, hypotheses):
-            results[row] = self.translations(best)
-            written[row] = [each.tokens for each in best]
+            results[row], written[row] = self.translations(best, distinct=not (samples or self.config.sampling))
             if samples:
                 chosen = minimum_bayes_risk([each.text for each in results[row]])[: self.config.nbest]
                 results[row] = [replace(results[row][index], score=agreement) for index, agreement in chosen]
                 written[row] = [written[row][index] for index, _ in chosen]
+            if not results[row][0].text:
+                self.empty.add(first_line + row)
         if self.aligned:
             self.align(lines, sources, written, results)
         return results
 
-    def translations(self, hypotheses: Sequence[Hypothesis]) -> list[Translation]:
-        """Convert the hypotheses of a search to text."""
-        decode = self.target_tokenizer.decode
-        return [Translation(one_line(decode(each.tokens)), each.score, each.log_probability) for each in hypotheses]
+    def translations(
+        self, hypotheses: Sequence[Hypothesis], *, distinct: bool
+    ) -> tuple[list[Translation], list[list[int]]]:
+        """Text and tokens of the hypotheses of a search; distinct: of those with the same text the first alone."""
+        texts = [one_line(self.target_tokenizer.decode(each.tokens)) for each in hypotheses]
+        kept = [
+            (text, each)
+            for n, (text, each) in enumerate(zip(texts, hypotheses))
+            if not (distinct and text in texts[:n])
+        ]
+        translations = [Translation(text, each.score, each.log_probability) for text, each in kept]
+        return translations, [each.tokens for _, each in kept]
 
     def align(
         self, lines: Sequence[str], sources: Mapping[int, Sequence[int]], written: Mapping[int, list[list[int]]],
@@ -320,9 +351,10 @@ class Translator:
         sources = {}
         for row, line in enumerate(lines):
             ids = [*self.source_tokenizer.prefix, *self.source_tokenizer.encode(line)] if line.strip() else []
+            if self.trained_length is not None and len(ids) > 2 * self.trained_length:
+                self.long.add(first_line + row)
             if len(ids) > longest:
-                self.cut_lines += 1
-                self.first_cut_line = self.first_cut_line or first_line + row
+                self.cut.add(first_line + row)
                 ids = ids[:longest]
             if ids:
                 sources[row] = [*ids, *self.source_tokenizer.source_end]
@@ -378,6 +410,15 @@ def _check_same_tokenizers(path: Path, other: Path) -> None:
         ours, theirs = (folder / name for folder in (path, other))
         if ours.exists() != theirs.exists() or (ours.exists() and ours.read_bytes() != theirs.read_bytes()):
             raise UserError(f"{other}: its {name} is not that of {path}: an ensemble needs models of one tokenizer")
+
+
+def _trained_length(path: Path, values: Values) -> int | None:
+    """Source tokens of the longest line that a model directory's training has read, as far as its data.yaml tells."""
+    if not (path / DATA_FILE).is_file():
+        return None
+    train = read_plain_yaml(path / DATA_FILE).get("train")
+    longest = train.get("longest_source") if isinstance(train, dict) else None
+    return min(longest, values["data"].get("max_sentence_tokens", longest)) if isinstance(longest, int) else None
 
 
 def _tokenizers(path: Path, values: Values) -> tuple[Tokenizer, Tokenizer]:

@@ -36,6 +36,7 @@ def model_dir(tmp_path_factory) -> Path:
     path.mkdir()
     tokenizer = train_tokenizer(TEXT, vocab_size=320)
     tokenizer.save(path / "spm.model")
+    (path / "data.yaml").write_text("train:\n  longest_source: 40\n")
     settings = {**SIZE, "beam": 2, "max_len_b": 3}
     config = resolve(overrides=settings, from_data={"vocab_size": len(tokenizer)})
     (path / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
@@ -251,13 +252,33 @@ def test_banned_words_do_not_come(translate, model_dir, tmp_path):
     assert "none" in failure(translate(model_dir, "--banned", tmp_path / "none"))
 
 
-def test_a_long_line_is_cut_off_with_one_warning(translate, model_dir):
+def test_lines_that_lose_parts_are_told_in_a_line_each(translate, model_dir):
     status, out, errors = translate(model_dir, "--max-source-length", 20, text="a dog\n" + "dog " * 10_000 + "\n")
     assert status == 0
     assert len(out.splitlines()) == 2
-    assert len(errors) == 1
-    assert "1 line has more than 20 tokens and was cut off" in errors[0]
-    assert "line 2" in errors[0]
+    assert len(errors) == 2
+    assert "warning: cut off after 20 tokens: 1 line (first: line 2): split" in errors[0]
+    assert "longer than twice the longest line of training" in errors[1]
+    assert "1 line (first: line 2)" in errors[1]
+
+
+def test_no_translation_is_empty_unless_it_may_be_and_is_told(translate, model_dir, monkeypatch):
+    from fasttfm.decoding import hypotheses
+
+    forbid = hypotheses.Constraints.apply
+
+    def likes_to_end(self, log_probabilities, *where):
+        log_probabilities[:, EOS] += 100
+        forbid(self, log_probabilities, *where)
+
+    monkeypatch.setattr(hypotheses.Constraints, "apply", likes_to_end)
+    text = "a dog\n\ntwo men\n"
+    _, out, errors = translate(model_dir, text=text)
+    assert [bool(line) for line in out.splitlines()] == [True, False, True]
+    assert errors == []
+    _, out, errors = translate(model_dir, "--min-len", 0, text=text)
+    assert out == "\n\n\n"
+    assert errors == ["fasttfm translate: warning: empty translation: 2 lines (first: line 1): give --min-len 1"]
 
 
 def test_the_type_of_the_products_can_be_lowered(translate, model_dir):
@@ -426,7 +447,7 @@ def test_strange_lines_are_one_line_whatever_is_asked_for(translate, model_dir, 
     assert status == 0, errors
     assert out.count("\n") == len(out.splitlines()) == len(lines)
     assert [bool(line) for line in out.splitlines()][-2:] == [False, True]
-    assert all("more than 512 tokens" in error for error in errors)
+    assert all(re.search(r"cut off after 512 tokens|longest line of training", error) for error in errors)
     if flags[0] == "--alignment":
         assert (tmp_path / "links").read_text().count("\n") == len(lines)
     (tmp_path / "begin").write_text("")

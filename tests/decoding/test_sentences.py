@@ -48,8 +48,8 @@ def test_a_line_that_is_cut_is_counted_as_a_line(translator):
     translator.config = replace(translator.config, max_source_length=6)
     long = "a dog runs over the green grass and the boat."
     assert len([*translate_sentences(translator, ["men. men.", "a dog.", f"men. {long}", long], split)]) == 4
-    assert translator.cut_lines == 2
-    assert translator.first_cut_line == 3
+    assert translator.cut.count == 2
+    assert translator.cut.first == 3
 
 
 def test_alignments_count_the_words_of_the_line():

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from fasttfm.decoding.hypotheses import Hypothesis
 from fasttfm.decoding.search import search_ids
 from fasttfm.decoding.translator import Translator, one_line
 from fasttfm.errors import UserError
@@ -42,9 +43,18 @@ def test_a_long_line_is_cut_off_and_counted(translator):
     translator.config = replace(translator.config, max_source_length=4)
     words = "a dog runs over the green grass"
     results = translator.translate(["men", words, "a", words + " a dog"])
-    assert translator.cut_lines == 2
-    assert translator.first_cut_line == 2
+    assert translator.cut.count == 2
+    assert translator.cut.first == 2
     assert results[1] == results[3], "the same first four tokens"
+
+
+def test_a_text_comes_once_among_the_best_of_a_line(translator, monkeypatch):
+    monkeypatch.setattr(translator.target_tokenizer, "decode", lambda ids: "a" * sum(ids))
+    same = [Hypothesis(tokens, -score, -score) for score, tokens in enumerate(([9], [5, 4], [10]))]
+    texts, tokens = translator.translations(same, distinct=True)
+    assert tokens == [[9], [10]]
+    assert [each.score for each in texts] == [0, -2]
+    assert len(translator.translations(same, distinct=False)[0]) == 3
 
 
 def test_a_stream_is_read_in_buffers_and_output_begins_early(translator):

@@ -87,10 +87,10 @@ def test_a_directory_translates_scores_and_cuts_long_lines(tmp_path: Path):
     translator = Translator.from_directory(folder, beam=2, max_len_b=40, workers=1)
     texts = translator.translate(LINES)
     assert len(set(texts)) > 3
-    assert not translator.cut_lines
+    assert not translator.cut.count
     long = " ".join(["a dog"] * 30)
     assert translator.translate([*LINES, long])[: len(LINES)] == texts
-    assert translator.cut_lines == 1
+    assert translator.cut.count == 1
     assert np.isfinite(translator.score(LINES[:3], texts[:3])).all()
     with pytest.raises(UserError, match="learned positions for 24"):
         translator.score([long], ["ein Hund"])
