@@ -159,6 +159,7 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
     is_saved = bool(saved_steps(args.out))
     told: dict[str, Any] = {
         "finished": outcome.reason + ("" if is_saved else "; no update was made, so nothing was saved"),
+        "best checkpoint": outcome.best,
         "last checkpoint": outcome.score,
         "averaged checkpoint": outcome.average,
         "loss curve": _drawn_curve(args.out),

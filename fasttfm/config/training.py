@@ -75,7 +75,8 @@ class TrainingConfig:
     valid_bleu: bool = True
     """Translate the validation set and choose the best checkpoint by BLEU, not by validation loss."""
     valid_beam: Count = 1
-    """Beam size of the translations for valid_bleu; 1: greedy search."""
+    """Beam size of the translations for valid_bleu while training; 1: greedy search. When it is over, the best and the
+    last checkpoint are validated with `beam`."""
     valid_bleu_tokenizer: str = "13a"
     """sacreBLEU's tokenizer for valid_bleu: 13a, intl, or char or zh for scripts without spaces."""
     save_interval_updates: Whole = 1000

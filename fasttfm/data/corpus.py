@@ -7,7 +7,9 @@ of a file is dropped. Everything else reaches the caller as it stands in the fil
 
 import hashlib
 import itertools
+import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -112,6 +114,17 @@ class TextFile:
 def read_lines(path: Path | str) -> Iterator[str]:
     """The lines of one file; see TextFile."""
     return iter(TextFile(path))
+
+
+def refuse_cut(path: Path | str) -> None:
+    """Raise UserError for a plain file that ends in the middle of a line, as one that was cut off does."""
+    if not Path(path).is_file():  # told by who reads it, or a pipe, which is read once
+        return
+    with suppress(OSError), Path(path).open("rb") as file:
+        packed, end = kind_of(file.read(16)), file.seek(0, os.SEEK_END)
+        file.seek(max(0, end - 1))
+        if end and not packed and file.read() != b"\n":
+            raise UserError(f"{path}: its last line has no end, it seems to be cut off: copy or make it again")
 
 
 class ParallelText:

@@ -1,11 +1,10 @@
 """Lines that join a running search: what a server translates for clients who come at any time."""
 
-import math
 from collections.abc import Collection, Hashable
 
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.decoding.continuous import Waiting
-from fasttfm.decoding.hypotheses import NOT_A_NUMBER
+from fasttfm.decoding.hypotheses import refuse_failed
 from fasttfm.decoding.search import running_search
 from fasttfm.decoding.translator import Translation, Translator
 from fasttfm.errors import UserError
@@ -91,8 +90,10 @@ class ContinuousBatching:
             results.append((key, error))
         for key, hypotheses in self.search.step():
             line, source, aligned, sampled = self._lines.pop(key)
-            if not hypotheses or math.isnan(hypotheses[0].log_probability):
-                results.append((key, UserError(NOT_A_NUMBER)))
+            try:
+                refuse_failed(hypotheses)
+            except UserError as error:
+                results.append((key, error))
                 continue
             translations, tokens = self.translator.translations(hypotheses, distinct=not sampled)
             if aligned:

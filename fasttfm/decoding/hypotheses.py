@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,12 +11,16 @@ from torch import Tensor
 
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK
+from fasttfm.errors import UserError
 
 NOT_A_NUMBER = (
     "the model's probabilities are not numbers (NaN): its training diverged or its weights are damaged; use an earlier "
     "checkpoint, or train with a lower learning rate or gradient clipping"
 )
 """What a search and a scoring say of such a model."""
+NOTHING_FOUND = (
+    f"no translation can be found: banned words, a shortlist, prefixes and min_len leave no token, or {NOT_A_NUMBER}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,14 @@ class Hypothesis:
     """log_probability divided by the length penalty: what searches rank by."""
     log_probability: float
     """Natural logarithm of the model's probability of tokens and end-of-sentence."""
+
+
+def refuse_failed(found: Sequence[Hypothesis]) -> None:
+    """Raise UserError for the results of a search that has found nothing, or by probabilities that are no numbers."""
+    if not found or found[0].log_probability == -math.inf:
+        raise UserError(NOTHING_FOUND)
+    if math.isnan(found[0].log_probability):
+        raise UserError(NOT_A_NUMBER)
 
 
 def length_penalty(length: int, config: DecodingConfig) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from fasttfm.decoding.device.search import DeviceSearch
 from fasttfm.decoding.device.search import takes as device_takes
 from fasttfm.decoding.diverse import DiverseSteps
 from fasttfm.decoding.greedy import plain_steps
-from fasttfm.decoding.hypotheses import NOT_A_NUMBER, Hypothesis
+from fasttfm.decoding.hypotheses import Hypothesis, refuse_failed
 from fasttfm.decoding.memory import refuse_more_than_available
 from fasttfm.decoding.phrases import Phrases, Required
 from fasttfm.errors import UserError
@@ -106,8 +105,7 @@ def search_ids(
 
         calls = [([[*map(sentence, batch)] for batch in some], shared) for some in _parts(batches, count)]
         for index, hypotheses in _each(model, calls, workers, single_thread=single_thread):
-            if not hypotheses or math.isnan(hypotheses[0].log_probability):
-                raise UserError(NOT_A_NUMBER)
+            refuse_failed(hypotheses)
             outputs[index] = hypotheses
     if config.coverage_penalty:
         outputs = [best[:wanted] for best in rescore_by_coverage(model, sources, outputs, config)]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fasttfm.data.corpus import read_lines
+from fasttfm.data.corpus import read_lines, refuse_cut
 from fasttfm.data.lexicon import estimate, token_counts
 from fasttfm.data.prepared import ParallelTokens
 from fasttfm.data.tokenizer import EOS, Tokenizer
@@ -73,6 +73,7 @@ class Shortlist:
     def load(cls, path: Path, source: Tokenizer, target: Tokenizer) -> Shortlist:
         """Read a shortlist file. UserError names path and line of what is wrong, such as a token of another
         vocabulary."""
+        refuse_cut(path)
         sides = [{piece: n for n, piece in enumerate(each.pieces(range(len(each))))} for each in (source, target)]
         by_source: dict[tuple[int, ...], list[int]] = {}
         for number, line in enumerate(read_lines(path), start=1):
@@ -87,6 +88,8 @@ class Shortlist:
                 for part, ids in zip(parts, sides)
             )
             by_source.setdefault(tuple(run), []).extend(targets)
+        if not any(by_source.values()):
+            raise UserError(f"{path}: allows no token: make the file with fasttfm shortlist MODEL")
         return cls(by_source.pop((), []), by_source)
 
     def save(self, path: Path, source: Tokenizer, target: Tokenizer) -> None:

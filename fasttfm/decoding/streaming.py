@@ -1,6 +1,5 @@
 """Streaming: a translation is given out token by token while it is searched."""
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -12,9 +11,8 @@ from fasttfm.decoding.continuous import Waiting, constraints_of
 from fasttfm.decoding.decoder import decoder_of
 from fasttfm.decoding.device.search import DeviceSearch
 from fasttfm.decoding.greedy import GreedySteps
-from fasttfm.decoding.hypotheses import NOT_A_NUMBER
+from fasttfm.decoding.hypotheses import Hypothesis, refuse_failed
 from fasttfm.decoding.search import running_search
-from fasttfm.errors import UserError
 
 
 def stream_ids(
@@ -55,9 +53,7 @@ def _stream_stepwise(
     while steps.sentences:
         with inference(model, batch_invariant=config.batch_invariant):
             steps.extend(decoder_of(model).step(steps.tokens, cache))
-        log_probabilities = [each.log_probability for each in steps.best(0)] or steps.scores.tolist()
-        if not log_probabilities or math.isnan(log_probabilities[0]):
-            raise UserError(NOT_A_NUMBER)
+        refuse_failed(steps.best(0) or [Hypothesis([], score, score) for score in steps.scores.tolist()])
         if steps.sentences:
             yield int(steps.tokens)
 
@@ -71,8 +67,7 @@ def _stream_on_device(
         with inference(model, batch_invariant=config.batch_invariant):
             found, tokens = search.step(), search.written()
         for _, hypotheses in found:
-            if not hypotheses:
-                raise UserError(NOT_A_NUMBER)
+            refuse_failed(hypotheses)
             tokens = hypotheses[0].tokens
         yield from tokens[sent:]
         sent = max(sent, len(tokens))

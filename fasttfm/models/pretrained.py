@@ -197,7 +197,7 @@ def _data_lines(model_dir: Path) -> list[str]:
 def _record_lines(model_dir: Path) -> list[str]:
     """The last validations of train.log.jsonl as a table."""
     try:
-        records = [record for record in read_log(model_dir) if record["kind"] in ("valid", "average")]
+        records = [record for record in read_log(model_dir) if record["kind"] in ("valid", "final", "average")]
     except OSError:
         return []
     if not records:
@@ -208,4 +208,4 @@ def _record_lines(model_dir: Path) -> list[str]:
         perplexity = math.exp(min(nll, 700)) if isinstance(nll, int | float) else None
         numbers = (f"{value:.2f}" if isinstance(value, int | float) else "-" for value in (loss, perplexity, bleu))
         table.append(f"| {record.get('step')} | {' | '.join(numbers)} |")
-    return [*table, "", "Validation BLEU is that of sacreBLEU while training; see train.log.jsonl."]
+    return [*table, "", "Validation BLEU is sacreBLEU's, as train.log.jsonl has it."]

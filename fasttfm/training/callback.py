@@ -27,7 +27,8 @@ class Callback(Protocol):
         return
 
     def on_validate(self, record: Mapping[str, Any], translations: Sequence[str]) -> None:
-        """Called with a validation (kind valid), or that of the averaged checkpoint at the end (average).
+        """Called with a validation (kind valid), and at the end with those of the best and the last checkpoint by the
+        search that users get (final) and of the averaged checkpoint (average).
 
         translations: one a validation pair; none where only the loss is validated.
         """

@@ -100,6 +100,10 @@ class Recorder:
         """Record how the average of the checkpoints of `steps`, made when the run was over, has scored."""
         self._score("average", score, step, "valid.average.txt", {"average_of": steps})
 
+    def final(self, score: Score, step: int) -> None:
+        """Record the validation of a checkpoint by the search that users get, when the run was over."""
+        self._score("final", score, step, f"valid.final-{step:09d}.txt", {})
+
     def saved(self, checkpoint: Path) -> None:
         """A checkpoint is whole and on the disk."""
         for callback in self._callbacks:

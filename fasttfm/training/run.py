@@ -13,7 +13,7 @@ import torch
 
 from fasttfm.checkpoints.checkpoint import read_weights
 from fasttfm.checkpoints.model_dir import CONFIG_FILE, Data, prepare_model_dir, read_config, refuse_strangers
-from fasttfm.checkpoints.steps import consecutive_steps, saved_steps
+from fasttfm.checkpoints.steps import consecutive_steps, saved_steps, step_folder
 from fasttfm.checkpoints.weights import load_weights, model_weights
 from fasttfm.config import RunConfig, Values
 from fasttfm.config.training import TrainingConfig
@@ -40,6 +40,8 @@ class Outcome:
     """Why it stopped."""
     score: Score | None
     """Validation of the last weights, if this session validated."""
+    best: Score | None
+    """Validation of the best checkpoint, if it was validated by another search than the one that users get."""
     average: Score | None
     """Validation of the averaged checkpoint, if the recipe asks for one."""
 
@@ -173,14 +175,16 @@ def _train(
     outcome = None
     if workers.is_first:
         try:
-            average = _average(task.model(config.model).to(device) if is_sharded else model, trainer)
+            whole = task.model(config.model).to(device) if is_sharded else model
+            best, last = _validate_as_users(whole, trainer)
+            average = _average(whole, trainer)
         except KeyboardInterrupt as stop:
             raise Stopped(
                 f"stopped when training was finished ({reason}) and its last update saved: run the same command again "
                 "for what comes after it",
                 getattr(stop, "number", signal.SIGINT),
             ) from None
-        outcome = Outcome(reason=reason, score=trainer.last_score, average=average)
+        outcome = Outcome(reason=reason, score=last or trainer.last_score, best=best, average=average)
     workers.wait()
     return outcome
 
@@ -194,6 +198,24 @@ def _out_of_memory(config: RunConfig, device: torch.device) -> UserError:
     )
 
 
+def _validate_as_users(model: Any, trainer: Trainer) -> tuple[Score | None, Score | None]:
+    """Validate the best and the last checkpoint by the search that users get, where the run has used another."""
+    position = trainer.updates.position
+    validator = None if trainer.validator is None else trainer.validator.of_users()
+    if validator is None or not position.best:
+        return None, None
+    steps, saved = (position.best[0][1], position.step), saved_steps(trainer.model_dir)
+    scores = {}
+    with trainer.recorder() as recorder:
+        for step in {*steps}.intersection(saved):
+            path = step_folder(trainer.model_dir, step)
+            load_weights(model, read_weights(path), path)
+            scores[step] = validator(model)
+            recorder.final(scores[step], step)
+    best, last = map(scores.get, steps)
+    return best, last
+
+
 def _average(model: Any, trainer: Trainer) -> Score | None:
     """Make the averaged checkpoint that the recipe asks for and validate it, leaving its weights in the model."""
     wanted = min(trainer.config.average_last, len(consecutive_steps(trainer.model_dir)))
@@ -204,8 +226,9 @@ def _average(model: Any, trainer: Trainer) -> Score | None:
     if trainer.validator is None:
         return None
     load_weights(model, read_weights(path), path)
-    score = trainer.validator(model)
-    trainer.record_average(score, steps)
+    score: Score = (trainer.validator.of_users() or trainer.validator)(model)
+    with trainer.recorder() as recorder:
+        recorder.average(score, trainer.updates.position.step, steps)
     return score
 
 

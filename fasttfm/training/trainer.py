@@ -1,9 +1,10 @@
 """The training loop: when to update, log, validate, save and stop, and going on exactly where a run stopped."""
 
+import contextlib
 import math
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -86,11 +87,14 @@ class Trainer:
             if self._recorder is not None:
                 self._recorder.close()
 
-    def record_average(self, score: Score, steps: list[int]) -> None:
-        """Record how the average of the checkpoints of `steps`, made when the run was over, has scored."""
+    @contextlib.contextmanager
+    def recorder(self) -> Iterator[Recorder]:
+        """Records what is measured when the run is over."""
         recorder = Recorder(self.model_dir, self.updates, self.callbacks)
-        recorder.average(score, self.updates.position.step, steps)
-        recorder.close()
+        try:
+            yield recorder
+        finally:
+            recorder.close()
 
     def _loop(self, interruption: Interruption) -> str:
         config, position = self.config, self.updates.position

@@ -1,5 +1,6 @@
 """Training and validation of the encoder-decoder Transformer on prepared sentence pairs."""
 
+import copy
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from fasttfm.training.task import Task
 from fasttfm.training.validation import DividedValidator, Score, settings_of
 from fasttfm.training.workers import Workers, cores_of_rank
 
+LEAST_BLEU = 1.0
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Validation(Score):
@@ -35,8 +38,9 @@ class Validation(Score):
 
     @property
     def rank(self) -> tuple[float, float]:
-        """Higher is better: BLEU if there is one, and with equal BLEU or none the lower loss."""
-        return (self.bleu or 0.0, -self.nll)
+        """Higher is better: BLEU from LEAST_BLEU on, below which it is noise, and with equal BLEU or none the lower
+        loss."""
+        return (self.bleu if self.bleu is not None and self.bleu >= LEAST_BLEU else 0.0, -self.nll)
 
     def __str__(self) -> str:
         shown = f"validation loss {self.loss:.3f}, perplexity {self.shown_perplexity}"
@@ -52,13 +56,17 @@ class Validator(DividedValidator[tuple[list[float], list[str]]]):
         *,
         max_tokens: int,
         decoding: DecodingConfig | None,
+        users: DecodingConfig | None = None,
         bleu_tokenizer: str = "13a",
         **settings: Any,
     ) -> None:
-        """decoding: how to translate for BLEU, None for the loss alone. settings: as DividedValidator takes them."""
+        """decoding: how to translate for BLEU, None for the loss alone. users: how `fasttfm translate` does. settings:
+        as DividedValidator takes them."""
         super().__init__(**settings)
         self.data = data
-        self.decoding = None if decoding is None else dataclasses.replace(decoding, nbest=1, sampling=False)
+        self.decoding, self._users = (
+            None if each is None else dataclasses.replace(each, nbest=1, sampling=False) for each in (decoding, users)
+        )
         self.bleu_tokenizer = bleu_tokenizer
         self._references: list[str] = []
         if decoding is not None:
@@ -73,6 +81,14 @@ class Validator(DividedValidator[tuple[list[float], list[str]]]):
             batch = collate([pairs.source(i) for i in group], [pairs.target(i) for i in group], size)
             self._batches.append(batch.to(self.device))
         self._sources = [[*map(int, pairs.source(i)), EOS] for i in range(len(pairs))]
+
+    def of_users(self) -> "Validator | None":
+        """See DividedValidator."""
+        if self.decoding is None or self._users in (None, self.decoding):
+            return None
+        other = copy.copy(self)
+        other.decoding = self._users
+        return other
 
     def part(self, model: Transformer, rank: int, size: int) -> tuple[list[float], list[str]]:
         """Sums of loss and nll, and the tokens, of a rank's batches; the translations of its sources."""
@@ -151,6 +167,7 @@ class Translation(Task):
             data,
             max_tokens=config.data.max_tokens,
             decoding=decoding if recipe.valid_bleu else None,
+            users=config.decoding,
             bleu_tokenizer=recipe.valid_bleu_tokenizer,
             **settings_of(recipe, device),
         )

@@ -93,6 +93,10 @@ class DividedValidator(ABC, Generic[Part]):
     def score(self, part: Part, workers: Workers) -> Any:
         """The Score of the parts of all ranks, on each of them."""
 
+    def of_users(self) -> "DividedValidator[Part] | None":
+        """One that computes outputs as users will, where this one does not."""
+        return None
+
     def loss_sums(self, model: Any, batches: Iterable[Any]) -> list[float]:
         """Sums of loss and nll over the batches, and their targets."""
         sums, targets = torch.zeros(2, dtype=torch.float64, device=self.device), 0

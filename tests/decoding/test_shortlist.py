@@ -109,6 +109,12 @@ def test_streaming_writes_what_the_search_finds():
     assert list(stream_ids(model, SOURCES[0], config, allowed=ALLOWED[0])) == best.tokens
 
 
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_a_list_without_any_token_is_said_to_be_that(settings):
+    with pytest.raises(UserError, match=r"no translation can be found: .* a shortlist, .* leave no token"):
+        search_ids(model_of("fp32", VOCABULARY), SOURCES[:2], settings, allowed=[[5], []])
+
+
 def test_lists_that_are_missing_are_refused():
     with pytest.raises(ValueError, match="give one for each"):
         search_ids(model_of("fp32", VOCABULARY), SOURCES[:2], SETTINGS["beam"], allowed=ALLOWED[:1])
@@ -191,7 +197,13 @@ def test_runs_of_tokens_bring_their_own(tokenizer, tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("no tab\n", "line 1: must be source tokens, a tab and target tokens"), ("\tnopiece\n", "is not a token")],
+    [
+        ("no tab\n", "line 1: must be source tokens, a tab and target tokens"),
+        ("\tnopiece\n", "is not a token"),
+        ("", "allows no token"),
+        ("a\t\n", "allows no token"),
+        ("\ta\na\ta", "its last line has no end, it seems to be cut off"),
+    ],
 )
 def test_a_file_of_something_else_is_one_line(text, message, tokenizer, tmp_path):
     (tmp_path / "vmap.txt").write_text(text, encoding="utf-8")

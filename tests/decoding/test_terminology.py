@@ -120,6 +120,11 @@ def test_every_term_is_translated_whatever_the_settings(tokenizer, seed):
             )
 
 
+def test_a_file_without_terms_is_refused(tokenizer):
+    with pytest.raises(UserError, match="terms: holds no term"):
+        Terminology.from_lines(["", " "], "terms", tokenizer)
+
+
 def test_anything_but_a_beam_search_is_refused(tokenizer):
     translator = Translator(TableModel(len(tokenizer)), tokenizer, tokenizer)
     for changes in ({"sampling": True}, {"mbr_samples": 4}, {"diverse_beam_groups": 2}):

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from fasttfm.checkpoints.run_log import read_log
 from fasttfm.data.prepared import PreparedData
 from fasttfm.data.scoring import bleu
 from fasttfm.decoding import DecodingConfig
@@ -28,8 +29,11 @@ def test_bleu_while_training_equals_translating_and_scoring(tiny_data, tiny_valu
     values["decoding"] = {"length_penalty": "avg"}
     outcome = train(values, tiny_data, tmp_path / "M", CPU)
     data = PreparedData.open(tiny_data)
-    translations = Translator.from_directory(tmp_path / "M", beam=2).translate(data.valid_source_text)
-    assert translations == outcome.score.outputs
+    translations = Translator.from_directory(tmp_path / "M").translate(data.valid_source_text)
+    assert translations == outcome.score.outputs == outcome.best.outputs, "by the beam of users, not by valid_beam"
+    while_training = (tmp_path / "M/hypotheses/valid.step-000000150.txt").read_text(encoding="utf-8").splitlines()
+    assert while_training == Translator.from_directory(tmp_path / "M", beam=2).translate(data.valid_source_text)
+    assert [record["step"] for record in read_log(tmp_path / "M") if record["kind"] == "final"] == [150]
     assert bleu(translations, data.valid_target_text).value == outcome.score.bleu > 0
 
 
@@ -72,6 +76,8 @@ def test_better_is_higher_bleu_then_lower_loss():
     assert rank(20.0, 3.0) > rank(19.0, 2.0)
     assert rank(0.0, 2.0) > rank(0.0, 3.0)
     assert rank(None, 2.0) > rank(None, 3.0)
+    assert rank(0.0, 2.0) > rank(0.99, 3.0), "below 1 BLEU is noise"
+    assert rank(1.0, 3.0) > rank(0.99, 2.0)
 
 
 def test_a_hopeless_perplexity_fits_on_the_line():
