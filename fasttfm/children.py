@@ -26,6 +26,10 @@ from fasttfm.signals import ignore_repeats, raise_dropped
 _CALL = "import sys; sys.path[:] = {path!r}; from {module} import {name}; sys.exit({name}(*{arguments!r}))"
 
 
+_INTERVAL = 0.2
+"""Seconds between two questions of run_to_end()."""
+
+
 def calling(function: Callable[..., Any], *arguments: Any) -> list[str]:
     """The command line of a process that calls function(*arguments) and ends with the status that it returns.
 
@@ -76,8 +80,12 @@ def ask_for_parents_end() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def run_to_end(command: list[str], *, input: Any = None, **options: Any) -> subprocess.CompletedProcess:
+def run_to_end(
+    command: list[str], *, input: Any = None, until: Callable[[], bool] | None = None, **options: Any
+) -> subprocess.CompletedProcess:
     """Run a command as subprocess.run does; options: of subprocess.Popen.
+
+    until: asked a few times a second; when it says so the command gets SIGTERM.
 
     Ctrl-C, SIGTERM and SIGHUP that come meanwhile are passed on to it. However long it takes to end, it is waited for:
     it may have something to save. What it leaves running is killed then, and Stopped is raised, whatever its status.
@@ -120,7 +128,14 @@ def run_to_end(command: list[str], *, input: Any = None, **options: Any) -> subp
         process = subprocess.Popen(command, start_new_session=True, **options)
         for number in early:
             process.send_signal(number)
-        output, errors = process.communicate(input)
+        while True:
+            try:
+                output, errors = process.communicate(input, timeout=None if until is None else _INTERVAL)
+                break
+            except subprocess.TimeoutExpired:
+                if until is not None and until():
+                    process.terminate()
+                    until = None
     finally:
         if asked:
             ignore_repeats()

@@ -178,6 +178,12 @@ def test_a_child_that_is_killed_is_told(tmp_path):
     assert run_to_end([sys.executable, "-c", "raise SystemExit(3)"]).returncode == 3
 
 
+def test_a_command_is_ended_when_it_has_done_enough(tmp_path):
+    run = f"import pathlib, time; pathlib.Path({str(tmp_path / 'done')!r}).touch(); time.sleep(1000)"
+    ended = run_to_end([sys.executable, "-c", run], until=(tmp_path / "done").exists)
+    assert ended.returncode == -signal.SIGTERM
+
+
 def test_a_child_reads_its_input_and_what_it_writes_into_a_pipe_is_returned():
     done = run_to_end(["cat"], input="a\n", stdout=subprocess.PIPE, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "a\n", None)

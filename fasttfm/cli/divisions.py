@@ -16,12 +16,10 @@ from fasttfm.errors import UserError
 
 _UPDATES, _WARM = 6, 2
 """Updates of a trial, and the first of them, which compile and are not counted."""
-_FLAGS = {
-    "--max-update": str(_UPDATES),
-    "--log-interval": "1",
-    "--valid-interval-updates": str(10**9),
-    "--save-interval-updates": str(10**9),
+_FLAGS = {flag: str(10**9) for flag in ("--valid-interval-updates", "--save-interval-updates")} | {
+    "--log-interval": "1"
 }
+"""What a trial changes: nothing that is checked against other settings. It is stopped from outside."""
 
 
 class Division(NamedTuple):
@@ -65,23 +63,31 @@ def fastest_division(arguments: Sequence[str], cores: int, note: Callable[[str],
         return ways[0]
     for way in ways:
         speed = _target_tokens_per_second(way.of(arguments))
-        note(f"{way}: {'cannot train' if speed is None else f'{speed:,.0f} target tokens/s'}")
-        if speed is not None:
+        note(f"{way}: {f'cannot train ({speed})' if isinstance(speed, str) else f'{speed:,.0f} target tokens/s'}")
+        if not isinstance(speed, str):
             speeds[way] = speed
     if not speeds:
-        raise UserError("no division of the cores can train: the same command with --workers 1 says why")
+        raise UserError(f"no division of the cores can train: {speed}")
     return max(speeds, key=speeds.__getitem__)
 
 
-def _target_tokens_per_second(arguments: Sequence[str]) -> float | None:
-    """The median of the updates of a trial; None where it failed."""
+def _target_tokens_per_second(arguments: Sequence[str]) -> float | str:
+    """The median of the updates of a trial; where it failed, the last line that it wrote."""
     from fasttfm.checkpoints.run_log import read_log
 
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "model"
-        words = replaced(arguments, {**_FLAGS, "--out": str(out)})
-        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        if run_to_end(command_line(*words), env=child_environment(), **silent).returncode:
-            return None
-        speeds = [entry["tokens_per_second"] for entry in read_log(out) if entry["kind"] == "train"]
-    return statistics.median(speeds[_WARM:] or speeds) if speeds else None  # an epoch may be shorter than a trial
+
+        def speeds() -> list[float]:
+            return [entry["tokens_per_second"] for entry in read_log(out) if entry["kind"] == "train"]
+
+        ended = run_to_end(
+            command_line(*replaced(arguments, {**_FLAGS, "--out": str(out)})),
+            until=lambda: len(speeds()) >= _UPDATES, env=child_environment(),
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
+        )  # fmt: skip
+        found = speeds()
+    if not found:
+        lines: list[str] = ended.stderr.strip().splitlines()
+        return lines[-1] if lines else f"status {ended.returncode}"
+    return statistics.median(found[_WARM:] or found)  # an epoch may be shorter than a trial

@@ -44,7 +44,9 @@ def test_a_callback_hears_what_the_log_says(tiny_data, tiny_values, tmp_path):
     train(tiny_values(average_last=2), tiny_data, tmp_path / "M", callbacks=[heard, Silent()])
     records = read_log(tmp_path / "M")
     assert heard.logged == [record for record in records if record["kind"] == "train"]
-    assert [record for record, _ in heard.validated] == [r for r in records if r["kind"] in ("valid", "final", "average")]
+    assert [record for record, _ in heard.validated] == [
+        r for r in records if r["kind"] in ("valid", "final", "average")
+    ]
     assert {len(translations) for _, translations in heard.validated} == {12}
     assert heard.saved[-1] == "step-000000012"
     assert heard.saved == sorted(set(heard.saved))

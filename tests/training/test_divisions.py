@@ -37,7 +37,7 @@ def test_flags_take_the_place_of_those_given():
 
 
 def test_the_fastest_that_can_train_is_taken_and_all_are_told(monkeypatch):
-    speeds = {"4": 100.0, "2": 300.0, "1": None}
+    speeds = {"4": 100.0, "2": 300.0, "1": "--data D: no such folder"}
     tried = []
 
     def speed(arguments):
@@ -51,17 +51,17 @@ def test_the_fastest_that_can_train_is_taken_and_all_are_told(monkeypatch):
     assert told == [
         "4 workers of 1 thread: 100 target tokens/s",
         "2 workers of 2 threads: 300 target tokens/s",
-        "1 worker of 4 threads: cannot train",
+        "1 worker of 4 threads: cannot train (--data D: no such folder)",
     ]
-    speeds.update({"4": None, "2": None})
-    with pytest.raises(UserError, match="the same command with --workers 1 says why"):
+    speeds.update({"4": "killed", "2": "killed"})
+    with pytest.raises(UserError, match="no division of the cores can train: --data D: no such folder"):
         fastest_division(["train"], 4, told.append)
     assert fastest_division(["train"], 1, told.append) == Division(1, 1), "nothing to choose from, nothing to time"
 
 
-@pytest.mark.parametrize(("speeds", "median"), [([1, 9, 5, 6, 7, 8], 6.5), ([4, 6], 5), ([], None)])
+@pytest.mark.parametrize(("speeds", "median"), [([1, 9, 5, 6, 7, 8], 6.5), ([4, 6], 5), ([], "why")])
 def test_an_epoch_may_be_shorter_than_a_trial(speeds, median, monkeypatch):
-    done = subprocess.CompletedProcess([], 0)
+    done = subprocess.CompletedProcess([], 0, None, "first\nwhy\n")
     monkeypatch.setattr(divisions, "run_to_end", lambda command, **options: done)
     log = [{"kind": "train", "tokens_per_second": speed} for speed in speeds]
     monkeypatch.setattr("fasttfm.checkpoints.run_log.read_log", lambda out: [*log, {"kind": "valid"}])
@@ -76,7 +76,9 @@ def test_a_run_is_timed_and_then_trained(tiny_data, tmp_path, capsys, monkeypatc
     monkeypatch.setattr(divisions, "divisions", lambda cores: [Division(1, 1), Division(1, 1)])
     clock, started = iter([1e6, 2e6]), []
     monkeypatch.setattr(train, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
-    arguments = words(tiny_data, tmp_path / "M", max_update=4, valid_interval_updates=0)
+    arguments = words(
+        tiny_data, tmp_path / "M", max_update=12, schedule="cosine", warmup_updates=10, valid_interval_updates=0
+    )
     run_task = train.run_task
     monkeypatch.setattr(train, "run_task", lambda args, *rest: (run_task(args, *rest), started.append(args.started))[0])
     assert main([*arguments, "--workers", "time"]) == 0
