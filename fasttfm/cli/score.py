@@ -1,8 +1,9 @@
 """Scores the translations on standard input, one a line, with sacreBLEU."""
 
 import json
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from fasttfm.cli.output import add_output_flags
@@ -15,14 +16,18 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument(
-        "--ref", type=INPUT_FILE, required=True, help="reference translations, not tokenized, plain or gzip"
+        "--ref",
+        type=INPUT_FILE,
+        required=True,
+        action="append",
+        help="reference translations, not tokenized, plain or gzip; may be repeated, for several of each sentence",
     )
     parser.add_argument(
         "--tokenize",
-        default="13a",
+        default="auto",
         metavar="NAME",
         help="sacreBLEU's tokenizer: 13a, intl, char, zh, ja-mecab or ko-mecab (need extra packages), flores101 "
-        "or flores200 (need a download), or none (default: %(default)s)",
+        "or flores200 (need a download), or none (default: by the script of the references, 13a for most)",
     )
     parser.add_argument(
         "--compound-split",
@@ -56,24 +61,28 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args) -> None:
     from fasttfm.data.corpus import decode_lines, read_lines
-    from fasttfm.data.scoring import TOKENIZERS, bleu, chrf, comet, compare, compound_split_bleu, refuse_missing, ter
+    from fasttfm.data.scoring import bleu, chrf, comet, compare, compound_split_bleu, refuse_missing, ter
     from fasttfm.errors import UserError
     from fasttfm.wording import counted
 
-    if args.tokenize not in TOKENIZERS:
-        raise UserError(f"--tokenize {args.tokenize}: one of {', '.join(TOKENIZERS)} is allowed")
-    references = list(read_lines(args.ref))
-    if not references:
-        raise UserError(f"{args.ref}: the file is empty, there is nothing to score against")
+    first, *others = args.ref
+    reference = list(read_lines(first))
+    if not reference:
+        raise UserError(f"{first}: the file is empty, there is nothing to score against")
 
     def of_each_reference(name: object, lines: Iterable[str], what: str = "translation") -> list[str]:
         lines = list(lines)
-        if len(lines) != len(references):
+        if lines and all(re.match(r"\d+ \|\|\| .* \|\|\| ", line) for line in lines):
+            raise UserError(f"{name} is an n-best list: score one translation of each line, without number and score")
+        if len(lines) != len(reference):
             raise UserError(
-                f"{name} has {counted(len(lines), 'line')} but {args.ref} has {len(references):,}: one {what} for each "
+                f"{name} has {counted(len(lines), 'line')} but {first} has {len(reference):,}: one {what} for each "
                 "reference is needed, in the same order"
             )
         return lines
+
+    references = [reference, *(of_each_reference(each, read_lines(each), "reference") for each in others)]
+    args.tokenize = _tokenizer(args.tokenize, reference)
 
     # before standard input: what a pipe has given, perhaps the work of hours, cannot be read again
     refuse_missing(args.tokenize, compound_split=args.compound_split, with_comet=args.comet is not None)
@@ -92,19 +101,34 @@ def run(args) -> None:
     if args.compound_split:
         scores["bleu_compound_split"] = compound_split_bleu(hypotheses, references)
     if sources is not None:  # and with them --comet
-        scores["comet"] = comet(args.comet, sources, hypotheses, references)
+        scores["comet"] = comet(args.comet, sources, hypotheses, reference)
     comparisons = {}
     if baseline is not None:
         comparisons = compare(
             hypotheses, baseline, references, test=args.test, tokenize=args.tokenize, with_ter=args.ter
         )
     if args.json:
-        print(json.dumps(_record(len(references), scores, comparisons)))
+        print(json.dumps(_record(len(reference), scores, comparisons)))
         return
     for name, score in scores.items():
         print(f"{_TITLES[name]:<22}{score.value:6.2f}  {score.signature}")
     for name, each in comparisons.items():
         print(f"{_TITLES[name]:<22}{each.baseline:6.2f} -> {each.system:.2f}, p = {each.p_value:.4f}  {each.signature}")
+
+
+def _tokenizer(name: str, references: Sequence[str]) -> str:
+    """The tokenizer that a name stands for; warns of one that does not find the words of the references."""
+    from fasttfm.data.scoring import AUTO, TOKENIZERS, script_without_words, tokenizer_of
+    from fasttfm.errors import UserError
+
+    if name == AUTO:
+        return tokenizer_of(references)
+    if name not in TOKENIZERS:
+        raise UserError(f"--tokenize {name}: one of {', '.join((AUTO, *TOKENIZERS))} is allowed")
+    if name in ("13a", "intl", "none") and script_without_words(references):
+        told = f"--tokenize {name} finds no words in this script: BLEU counts whole lines; leave it out, or give char"
+        print(f"fasttfm score: warning: {told}", file=sys.stderr)
+    return name
 
 
 def _record(lines: int, scores: "dict[str, Score]", comparisons: "dict[str, Comparison]") -> dict[str, object]:

@@ -77,8 +77,9 @@ class TrainingConfig:
     valid_beam: Count = 1
     """Beam size of the translations for valid_bleu while training; 1: greedy search. When it is over, the best and the
     last checkpoint are validated with `beam`."""
-    valid_bleu_tokenizer: str = "13a"
-    """sacreBLEU's tokenizer for valid_bleu: 13a, intl, or char or zh for scripts without spaces."""
+    valid_bleu_tokenizer: str = "auto"
+    """sacreBLEU's tokenizer for valid_bleu: 13a, intl, or char or zh for scripts without spaces; auto: by the script of
+    the validation text, 13a for most."""
     save_interval_updates: Whole = 1000
     """Save a checkpoint after every N updates and at the end; 0: only at the end and when validation improves."""
     keep_interval_updates: int = 10

@@ -5,8 +5,12 @@ signatures); Koehn 2004 (paired bootstrap) and Riezler and Maxwell 2005 (approxi
 """
 
 import re
+import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,44 @@ from fasttfm.machine import version
 
 TOKENIZERS = ("13a", "intl", "char", "zh", "none", "ja-mecab", "ko-mecab", "flores101", "flores200")
 """What sacreBLEU may split into words with. The mecab ones need extra packages, the flores ones a download."""
+AUTO = "auto"
+"""In place of a tokenizer: the one that tokenizer_of() the references gives."""
+_BY_SCRIPT = {"japanese": ("ja-mecab", "char"), "chinese": ("zh",), "korean": ("ko-mecab", "char"), "thai": ("char",)}
+"""Script -> tokenizers for text whose words 13a does not find, the best first."""
+_SAMPLE = 1_000
+References = Sequence[str] | Sequence[Sequence[str]]
+"""Lines, or several such lists: the references of as many people."""
+
+
+def script_without_words(lines: Sequence[str]) -> str | None:
+    """The script that most letters of text are of, if it is one whose words 13a does not find; None for all others."""
+    sample = lines[:: max(1, len(lines) // _SAMPLE)]
+    letters = Counter(script for line in sample for character in line if (script := _script(character)))
+    script = max(letters, key=letters.__getitem__, default="")
+    if script in ("japanese", "chinese"):  # kana tell Japanese from Chinese
+        script = "japanese" if 20 * letters["japanese"] > letters["chinese"] else "chinese"
+    return script if script in _BY_SCRIPT else None
+
+
+def tokenizer_of(lines: Sequence[str], *, packages: bool = True) -> str:
+    """The name of the tokenizer for text by its script; packages: one that needs a package, where that is installed."""
+    for name in _BY_SCRIPT.get(script_without_words(lines) or "", ()):
+        if not name.endswith("mecab") or (packages and find_spec("MeCab" if name == "ja-mecab" else "mecab_ko")):
+            return name
+    return "13a"
+
+
+@cache
+def _script(character: str) -> str:
+    name = unicodedata.name(character, "") if character.isalpha() else ""
+    return next((script for begin, script in _SCRIPTS.items() if name.startswith(begin)), "other" if name else "")
+
+
+_SCRIPTS = {
+    "HIRAGANA": "japanese", "KATAKANA": "japanese", "CJK": "chinese", "HANGUL": "korean",
+    **dict.fromkeys(("THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN"), "thai"),
+}  # fmt: skip
+"""Beginning of Unicode's name of a letter -> its script, thai for all that are written without spaces as Thai is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +72,7 @@ class Score:
     """sacreBLEU's signature: metric, case, tokenizer, smoothing, version."""
 
 
-def bleu(
-    hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str = "13a", lowercase: bool = False
-) -> Score:
+def bleu(hypotheses: Sequence[str], references: References, *, tokenize: str = "13a", lowercase: bool = False) -> Score:
     """Corpus BLEU of raw, detokenised lines. tokenize: one of TOKENIZERS.
 
     Raises UserError when the tokenizer's package or data is not there; ValueError when the line counts differ.
@@ -63,14 +103,14 @@ def refuse_missing(tokenize: str, *, compound_split: bool, with_comet: bool) -> 
         _comet_package()
 
 
-def compound_split_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+def compound_split_bleu(hypotheses: Sequence[str], references: References) -> Score:
     """The tokenised number with split compounds that papers on WMT14 English-German print.
 
     Words joined by a hyphen count as three, as in tensor2tensor's get_ende_bleu.sh; no smoothing, as in multi-bleu.
     See compound_tokens for the words. UserError where sacremoses is not installed.
     """
-    split = map(compound_tokens, (hypotheses, references))
-    score = _score("BLEU", BLEU(tokenize="none", smooth_method="none", force=True), *split)
+    split = [*map(compound_tokens, _streams(references))]
+    score = _score("BLEU", BLEU(tokenize="none", smooth_method="none", force=True), compound_tokens(hypotheses), split)
     return replace(score, signature=score.signature.replace("tok:none", "tok:moses-de+compound-split"))
 
 
@@ -85,7 +125,7 @@ def compound_tokens(lines: Sequence[str]) -> list[str]:
     return [re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", each) for each in tokens]
 
 
-def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+def chrf(hypotheses: Sequence[str], references: References) -> Score:
     """Corpus chrF2 of raw lines."""
     return _score("chrF2", CHRF(), hypotheses, references)
 
@@ -121,14 +161,21 @@ def _comet_package() -> Any:
     return comet
 
 
-def ter(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+def ter(hypotheses: Sequence[str], references: References) -> Score:
     """Corpus TER of raw lines: edits and shifts a reference word, in per cent; the lower the better."""
     return _score("TER", TER(), hypotheses, references)
 
 
-def _score(name: str, metric: BLEU | CHRF | TER, hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    _check_aligned(hypotheses, references)
-    value = metric.corpus_score(hypotheses, [references]).score
+def _streams(references: References) -> list[Sequence[str]]:
+    """A list of lines for each reference of a sentence."""
+    return [references] if isinstance(next(iter(references), ""), str) else list(references)  # type: ignore[list-item]
+
+
+def _score(name: str, metric: BLEU | CHRF | TER, hypotheses: Sequence[str], references: References) -> Score:
+    streams = _streams(references)
+    for each in streams:
+        _check_aligned(hypotheses, each)
+    value = metric.corpus_score(hypotheses, streams).score
     return Score(value, f"{name}|{metric.get_signature()}")
 
 
@@ -151,7 +198,7 @@ PAIRED_TESTS = {"bootstrap": ("bs", 1_000), "randomization": ("ar", 10_000)}
 def compare(
     hypotheses: Sequence[str],
     baseline: Sequence[str],
-    references: Sequence[str],
+    references: References,
     *,
     test: str = "bootstrap",
     tokenize: str = "13a",
@@ -161,13 +208,15 @@ def compare(
 
     ValueError when the line counts differ.
     """
-    _check_aligned(hypotheses, references)
-    _check_aligned(baseline, references)
+    streams = _streams(references)
+    for each in streams:
+        _check_aligned(hypotheses, each)
+        _check_aligned(baseline, each)
     kind, trials = PAIRED_TESTS[test]
     metrics = {
-        "bleu": BLEU(tokenize=tokenize, force=True, references=[references]),
-        "chrf": CHRF(references=[references]),
-        **({"ter": TER(references=[references])} if with_ter else {}),
+        "bleu": BLEU(tokenize=tokenize, force=True, references=streams),
+        "chrf": CHRF(references=streams),
+        **({"ter": TER(references=streams)} if with_ter else {}),
     }
     systems: list[tuple[str, Sequence[str]]] = [("baseline", baseline), ("system", hypotheses)]
     # no references: the metrics hold them already

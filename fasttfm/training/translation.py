@@ -14,7 +14,7 @@ from fasttfm.config import RunConfig, Values, build
 from fasttfm.data.batches import TokenBatches, collate
 from fasttfm.data.prepared import PreparedData
 from fasttfm.data.sampled_batches import SampledBatches
-from fasttfm.data.scoring import bleu
+from fasttfm.data.scoring import AUTO, bleu, tokenizer_of
 from fasttfm.data.shapes import length_batches, round_length
 from fasttfm.data.tokenizer import EOS
 from fasttfm.decoding import DecodingConfig, translate_ids
@@ -57,7 +57,7 @@ class Validator(DividedValidator[tuple[list[float], list[str]]]):
         max_tokens: int,
         decoding: DecodingConfig | None,
         users: DecodingConfig | None = None,
-        bleu_tokenizer: str = "13a",
+        bleu_tokenizer: str = AUTO,
         **settings: Any,
     ) -> None:
         """decoding: how to translate for BLEU, None for the loss alone. users: how `fasttfm translate` does. settings:
@@ -72,7 +72,9 @@ class Validator(DividedValidator[tuple[list[float], list[str]]]):
         if decoding is not None:
             # what is damaged or not installed is better said now than in an hour
             self._references = data.valid_target_text
-            bleu(["."], ["."], tokenize=bleu_tokenizer)
+            if bleu_tokenizer == AUTO:  # on every machine the same
+                self.bleu_tokenizer = tokenizer_of(self._references, packages=False)
+            bleu(["."], ["."], tokenize=self.bleu_tokenizer)
         pairs = data.valid
         widths = np.column_stack([pairs.source_lengths, pairs.target_lengths]) + 1
         self._batches = []

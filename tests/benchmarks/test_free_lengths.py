@@ -72,7 +72,9 @@ def best_of_ctranslate2(model: Transformer, beam: int, alpha: float) -> list[lis
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("beam", [1, 4, 8])
 def test_hugging_face_finds_nothing_better(model, beam, alpha):
-    settings = DecodingConfig(beam=beam, length_penalty="power", alpha=alpha, max_len_a=0.0, max_len_b=LONGEST)
+    settings = DecodingConfig(
+        beam=beam, length_penalty="power", alpha=alpha, max_len_a=0.0, max_len_b=LONGEST, min_len=0
+    )
     ours = [each[0] for each in search_ids(model, sources(), settings)]
     outputs, scores = best_of_hugging_face(model, beam, alpha)
     equal = compare(model, ours, outputs, alpha, beam)

@@ -47,7 +47,8 @@ def test_json_has_the_same_numbers(score, capsys):
         (b"one\n", (), "standard input has 1 line but "),
         (b"", (), "standard input has 0 lines but "),
         (b"gut\nsch\xf6n\n", (), "standard input: line 2 is not valid UTF-8"),
-        (b"a\nb\n", ("--tokenize", "moses"), "--tokenize moses: one of 13a, intl, char"),
+        (b"a\nb\n", ("--tokenize", "moses"), "--tokenize moses: one of auto, 13a, intl, char"),
+        (b"0 ||| a ||| -0.5\n1 ||| b ||| -1\n", (), "standard input is an n-best list"),
     ],
 )
 def test_bad_input_is_one_line_on_stderr_and_status_2(score, capsys, hypotheses: bytes, options, message: str):
@@ -56,6 +57,26 @@ def test_bad_input_is_one_line_on_stderr_and_status_2(score, capsys, hypotheses:
     assert said.out == ""
     assert said.err.startswith(f"fasttfm score: {message}")
     assert said.err.count("\n") == 1
+
+
+def test_several_references_count_together(score, tmp_path, capsys):
+    (tmp_path / "other").write_text("ein Haus\nnicht\n", encoding="utf-8")
+    assert score(b"ein Haus\nnicht\n", "--ref", str(tmp_path / "other"), "--ter") == 0
+    assert capsys.readouterr().out.count("nrefs:2") == 4
+    assert score(b"ein Haus\nnicht\n") == 0
+    (tmp_path / "other").write_text("ein Haus\n", encoding="utf-8")
+    assert score(b"ein Haus\nnicht\n", "--ref", str(tmp_path / "other")) == 2
+    assert "other has 1 line but" in capsys.readouterr().err
+
+
+def test_text_without_spaces_has_its_tokenizer_or_a_warning(score, capsys):
+    text = "一只狗在跑。\n两个人坐着。\n".encode()
+    assert score(text, references=text) == 0
+    told = capsys.readouterr()
+    assert "tok:zh" in told.out
+    assert told.err == ""
+    assert score(text, "--tokenize", "13a", references=text) == 0
+    assert "--tokenize 13a finds no words in this script" in capsys.readouterr().err
 
 
 def test_missing_and_empty_references_are_named(score, tmp_path: Path, capsys):

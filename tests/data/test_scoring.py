@@ -5,7 +5,17 @@ import itertools
 import pytest
 import sacrebleu
 
-from fasttfm.data.scoring import PAIRED_TESTS, bleu, chrf, compare, compound_split_bleu, compound_tokens, ter
+from fasttfm.data.scoring import (
+    PAIRED_TESTS,
+    bleu,
+    chrf,
+    compare,
+    compound_split_bleu,
+    compound_tokens,
+    script_without_words,
+    ter,
+    tokenizer_of,
+)  # fmt: skip
 from fasttfm.errors import UserError
 
 REFERENCES = ["Der alte Mann kauft ein Haus am See.", "Die SPD-Politikerin kam um 14:30 Uhr.", "Das ist gut so, oder?"]
@@ -71,6 +81,31 @@ def test_a_tokenizer_that_is_not_installed_is_named_with_its_remedy(monkeypatch:
     monkeypatch.delitem(__import__("sys").modules, "sacrebleu.tokenizers.tokenizer_ja_mecab", raising=False)
     with pytest.raises(UserError, match=r"ja-mecab is not installed: install it with pip install sacrebleu\[ja\]"):
         bleu(HYPOTHESES, REFERENCES, tokenize="ja-mecab")
+
+
+@pytest.mark.parametrize(
+    ("lines", "tokenizer"),
+    [
+        (["Ein Hund läuft.", "犬"], "13a"),
+        (["犬が走る。", "はい"], "char"),
+        (["一只狗在跑。", "OK"], "zh"),
+        (["개가 달린다."], "char"),
+        (["สุนัขวิ่ง"], "char"),
+        (["123", ""], "13a"),
+    ],
+)
+def test_the_tokenizer_follows_the_script(lines, tokenizer):
+    assert tokenizer_of(lines, packages=False) == tokenizer
+    assert (script_without_words(lines) is None) == (tokenizer == "13a")
+
+
+def test_several_references_are_sacrebleus():
+    hypotheses, first, second = ["a dog runs over the grass"], ["a dog walks on the grass"], ["one dog runs over grass"]
+    ours = bleu(hypotheses, [first, second])
+    assert ours.value == sacrebleu.corpus_bleu(hypotheses, [first, second]).score > bleu(hypotheses, first).value
+    assert "nrefs:2" in ours.signature
+    with pytest.raises(ValueError, match="1 hypotheses for 2 references"):
+        bleu(hypotheses, [first, second * 2])
 
 
 def test_unequal_counts_are_refused():

@@ -27,7 +27,7 @@ class Other(TableModel):
 @pytest.mark.parametrize("mean", ["probability", "logarithm"])
 def test_a_beam_that_holds_everything_finds_what_is_best_on_average(mean):
     models = [TableModel(6), Other(6, end=1.0), Other(6, spread=1.0)]
-    settings = DecodingConfig(beam=16, nbest=3, max_len_a=0.0, max_len_b=3)
+    settings = DecodingConfig(beam=16, nbest=3, max_len_a=0.0, max_len_b=3, min_len=0)
 
     def log_probability(source, target):
         total = 0.0

@@ -13,7 +13,7 @@ SOURCES = [[number, *range(10, 10 + number % 5), EOS] for number in range(20, 40
 
 
 def config(**changes) -> DecodingConfig:
-    return DecodingConfig(**{"beam": 6, "nbest": 1, "max_len_a": 0.0, "max_len_b": 6, **changes})
+    return DecodingConfig(**{"beam": 6, "nbest": 1, "max_len_a": 0.0, "max_len_b": 6, "min_len": 0, **changes})
 
 
 @pytest.mark.parametrize(("groups", "strength"), [(2, 0.5), (3, 2.0), (6, 0.3), (2, 0.0)])
