@@ -7,6 +7,7 @@ MODEL/config.yaml             the kind of model, and the resolved configuration,
       train.log.jsonl, hypotheses/, tensorboard/
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,6 +43,10 @@ _MAY_CHANGE = {
     "tensorboard",
     "threads",
 }
+RESUMABLE = ("lr", "min_lr", "noam_scale", "clip_norm", "weight_decay", "label_smoothing")
+"""What a run may be gone on with another value of, where that is asked for (--resume-with)."""
+_OF_USERS_SEARCH = {"beam", "nbest", "batch_tokens", "buffer_size", "batch_invariant", "alignment_layer"}
+"""Settings of decoding that do not change what the BLEU of a validation means."""
 _LAST_OF_SCHEDULE = {("cosine", "max_update"), ("linear", "max_update"), ("cosine-minutes", "max_minutes")}
 """What may not change, after all, where the learning rate ends with it."""
 
@@ -74,19 +79,27 @@ def refuse_strangers(path: Path) -> None:
         )
 
 
-def prepare_model_dir(path: Path, config: RunConfig, data: Data) -> None:
+def prepare_model_dir(
+    path: Path, config: RunConfig, data: Data, resumed_with: Sequence[str] = ()
+) -> dict[str, tuple[Any, Any]]:
     """Create `path` for a new run, or check that it may be gone on with.
 
-    Raises UserError for a run that was begun with another model, recipe, vocabulary or corpus.
+    resumed_with: settings, of RESUMABLE, that may have another value than the run was begun with. Returns those that
+    have, with the old and the new value. Raises UserError for a run that was begun with another model, recipe,
+    vocabulary or corpus.
     """
+    changed: dict[str, tuple[Any, Any]] = {}
     if saved_steps(path):
         _refuse_other_data(path, data)
-        _refuse_other_recipe(path, config)
+        changed = _refuse_other_recipe(path, config, resumed_with)
+    elif resumed_with:
+        raise UserError(f"--resume-with {resumed_with[0]}: {path} has no checkpoint to go on from: give it as a flag")
     path.mkdir(parents=True, exist_ok=True)
     # config.yaml first: it marks the directory as ours, so that a kill or a full disk behind it can be gone on from
     replace_file(path / CONFIG_FILE, config.to_yaml().encode())
     for file in [*data.model_files, data.path / DATA_FILE]:
         replace_file(path / file.name, file.read_bytes())
+    return changed
 
 
 def read_kind(path: Path) -> str:
@@ -113,21 +126,38 @@ def read_config(path: Path, kind: str = TRANSFORMER) -> Values:
     return values
 
 
-def _refuse_other_recipe(path: Path, config: RunConfig) -> None:
+def _refuse_other_recipe(path: Path, config: RunConfig, resumed_with: Sequence[str]) -> dict[str, tuple[Any, Any]]:
+    """The settings of resumed_with that have changed; UserError for another one that must not."""
     before, now = read_config(path, config.kind), config.to_values()
-    for section in ("model", "data", "training"):
+    changed = {}
+    for section in now if config.training.valid_bleu else ("model", "data", "training"):
         for name, value in now[section].items():
             old = before[section][name]
             changes_rate = (config.training.schedule, name) in _LAST_OF_SCHEDULE
-            if old == value or (name in _MAY_CHANGE and not changes_rate):
+            free = (
+                name in _OF_USERS_SEARCH or name.startswith("sampling")
+                if section == "decoding"
+                else name in _MAY_CHANGE
+            )
+            if old == value or (free and not changes_rate):
                 continue
-            if name in FROM_DATA:
+            if name in resumed_with:
+                changed[name] = old, value
+                continue
+            if section == "decoding":
+                remedy = (
+                    f"validations would not compare: go on with {_flag(name, old)}, and give it to translate instead"
+                )
+            elif name in FROM_DATA:
                 remedy = "give the --data it was begun with, or another --out"
             else:
                 remedy = f"go on with the old value ({_flag(name, old)}) or give another --out"
+                if name in RESUMABLE:
+                    remedy = f"change it by --resume-with {name}={written(value)}, {remedy}"
             raise UserError(
                 f"{path}: this run was begun with {section}.{name} {written(old)}, now it is {written(value)}: {remedy}"
             )
+    return changed
 
 
 def _refuse_other_data(path: Path, data: Data) -> None:

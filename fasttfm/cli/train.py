@@ -8,13 +8,26 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fasttfm.checkpoints.model_dir import RESUMABLE
 from fasttfm.cli.divisions import Division, fastest_division
 from fasttfm.cli.environment import choose_settings
 from fasttfm.cli.output import Output, add_output_flags
 from fasttfm.cli.parser import TIME, Parser, add_workers
 from fasttfm.cli.paths import CHECKPOINT_OR_MODEL, INPUT_FILE, LOADED_FOLDER, TRAINED_MODEL
 from fasttfm.cli.workers import launch, number_of_workers, usable_cores
-from fasttfm.config import TRANSFORMER, Values, add_flags, check, dump_yaml, flag_values, gather, with_defaults
+from fasttfm.config import (
+    TRANSFORMER,
+    Values,
+    add_flags,
+    check,
+    convert,
+    dump_yaml,
+    field_types,
+    flag_values,
+    gather,
+    with_defaults,
+)  # fmt: skip
+from fasttfm.config.training import TrainingConfig
 from fasttfm.errors import Stopped, UserError
 from fasttfm.machine import emulates_bfloat16, processor_units
 from fasttfm.parsing import parse_yaml
@@ -84,6 +97,13 @@ def add_recipe_flags(parser: argparse.ArgumentParser, presets: Sequence[str]) ->
         default=[],
         help="YAML file of settings that replace the preset's; may be repeated",
     )
+    parser.add_argument(
+        "--resume-with",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help=f"go on with another value, the optimizer's moments kept; of {', '.join(RESUMABLE)}; may be repeated",
+    )
     parser.add_argument("--dump-config", action="store_true", help="print the resulting configuration as YAML and stop")
     add_output_flags(parser, "how the run ended")
 
@@ -106,6 +126,7 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
     if lists_presets(args):
         return 0
     values = gather(args.preset, args.config, flag_values(args, kind=kind), kind=kind)
+    resumed_with = _put_resumed(values, args.resume_with)
     warning = _shorten_warmup(values)
     if args.dump_config:
         check(values)
@@ -148,6 +169,7 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
                 device,
                 task=task(),
                 init_from=args.init_from,
+                resumed_with=resumed_with,
                 settings=settings,
                 started=args.started,
             )
@@ -171,6 +193,20 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
         **{what.replace(" ", "_"): value for what, value in told.items()},
     )
     return 0
+
+
+def _put_resumed(values: Values, given: Sequence[str]) -> list[str]:
+    """Put the values of --resume-with among the others; their names."""
+    names = []
+    for name, equals, value in (each.partition("=") for each in given):
+        if name not in RESUMABLE or not equals:
+            raise UserError(
+                f"--resume-with {name}{equals}{value}: must be NAME=VALUE with one of {', '.join(RESUMABLE)}"
+            )
+        kind = field_types(TrainingConfig)[name]
+        values.put(name, convert(value, kind, f"--resume-with {name}"), f"--resume-with {name}")
+        names.append(name)
+    return names
 
 
 def _timed_division(args: argparse.Namespace, values: Values, command: str) -> Division:

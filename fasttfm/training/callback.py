@@ -23,7 +23,8 @@ class Callback(Protocol):
     """
 
     def on_log(self, record: Mapping[str, Any]) -> None:
-        """Called with numbers of the last `log_interval` updates (kind train), or of a skipped update (skipped)."""
+        """Called with numbers of the last `log_interval` updates (kind train), of a skipped update (skipped), or
+        the settings that --resume-with has changed (resumed)."""
         return
 
     def on_validate(self, record: Mapping[str, Any], translations: Sequence[str]) -> None:

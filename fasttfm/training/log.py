@@ -2,6 +2,7 @@
 
     {"kind": "train", "step": 50, "epoch": 1, "loss": 8.1, "nll": 7.9, "lr": 6.25e-05, "tokens_per_second": 9100, …}
     {"kind": "valid", "step": 1000, "loss": 4.2, "nll": 2.6, "bleu": 12.3, "best": true, …}
+    {"kind": "resumed", "step": 1000, "lr": 0.0001}
     {"kind": "skipped", "step": 1017, "pairs": [5, 17, …]}
     {"kind": "final", "step": 8000, "loss": 3.2, "nll": 1.6, "bleu": 37.9}
     {"kind": "average", "step": 8000, "average_of": [7750, 8000], "loss": 3.1, "nll": 1.5, "bleu": 38.1}

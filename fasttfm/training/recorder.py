@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +80,10 @@ class Recorder:
             self._warn(record)
 
         return write
+
+    def resumed(self, changed: Mapping[str, Any]) -> None:
+        """Record the settings that a run goes on with in place of those that it was begun with."""
+        self._log({"kind": "resumed", "step": self.updates.position.step, **changed})
 
     def skipped(self, update: Skipped) -> None:
         """Record an update that changed nothing; its pairs (rows) are those of the prepared data, counted from 0."""

@@ -16,6 +16,7 @@ from fasttfm.checkpoints.model_dir import CONFIG_FILE, Data, prepare_model_dir, 
 from fasttfm.checkpoints.steps import consecutive_steps, saved_steps, step_folder
 from fasttfm.checkpoints.weights import load_weights, model_weights
 from fasttfm.config import RunConfig, Values
+from fasttfm.config.flags import written
 from fasttfm.config.training import TrainingConfig
 from fasttfm.errors import Stopped, UserError, is_out_of_memory
 from fasttfm.locks import locked
@@ -54,6 +55,7 @@ def train(
     *,
     task: Task | None = None,
     init_from: Path | None = None,
+    resumed_with: Sequence[str] = (),
     settings: str = "",
     callbacks: Sequence[Callback] = (),
     started: float | None = None,
@@ -62,7 +64,8 @@ def train(
 
     values: from fasttfm.config.gather, of the task's kind. device: None takes a GPU if there is one. task: None for
     translation. init_from: a checkpoint, or a model
-    directory whose best one is meant, with whose weights a new run begins. settings: of the process, to be shown.
+    directory whose best one is meant, with whose weights a new run begins. resumed_with: settings that have another
+    value than the run, which must have begun. settings: of the process, to be shown.
     callbacks: called by rank 0. started: when the minutes of the run began, by time.monotonic(); None: now.
     Started by torchrun, the processes train together; all but rank 0 get None.
     Raises UserError for anything that the caller can put right; Stopped, a KeyboardInterrupt, with a line for the user
@@ -81,14 +84,16 @@ def train(
         if device.type == "cpu":
             keep_freed_memory()
         if not workers.is_first:
-            return _train(task, config, data, model_dir, device, workers, init_from, settings, (), started)
+            return _train(task, config, data, model_dir, device, workers, init_from, settings, (), started, {})
         refuse_strangers(model_dir)
         try:
             with locked(model_dir):
                 config = _decided(config, model_dir, device)
-                prepare_model_dir(model_dir, config, data)
+                changed = prepare_model_dir(model_dir, config, data, resumed_with)
                 workers.wait()
-                return _train(task, config, data, model_dir, device, workers, init_from, settings, callbacks, started)
+                return _train(
+                    task, config, data, model_dir, device, workers, init_from, settings, callbacks, started, changed
+                )
         except (OSError, MemoryError, RuntimeError) as error:
             if is_out_of_memory(error):
                 raise _out_of_memory(config, device) from error
@@ -142,6 +147,7 @@ def _train(
     settings: str,
     callbacks: Sequence[Callback],
     started: float,
+    changed: dict[str, tuple[Any, Any]],
 ) -> Outcome | None:
     config = _with_precision(config, workers.broadcast(config.training.precision))  # rank 0's, on any device
     recipe = config.training
@@ -166,7 +172,10 @@ def _train(
         workers=workers,
         callbacks=callbacks,
         started=started,
+        changed={name: new for name, (_, new) in changed.items()},
     )
+    for name, (old, new) in changed.items():
+        tell(f"{name} is {written(new)} from here on, {written(old)} before")
     if workers.is_first:
         tell(_summary(trainer) + settings)
         if trainer.updates.uncaptured is not None:

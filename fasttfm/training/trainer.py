@@ -4,7 +4,7 @@ import contextlib
 import math
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -45,10 +45,12 @@ class Trainer:
         workers: Workers = ALONE,
         callbacks: Sequence[Callback] = (),
         started: float | None = None,
+        changed: Mapping[str, Any] | None = None,
     ) -> None:
         """validator: of every rank, or of rank 0 where the model is divided.
 
         workers: the ranks that train together. started: when the session began, by time.monotonic(); None: now.
+        changed: settings that the run goes on with, in place of those that it was begun with.
         """
         self.model = model
         self.config = config
@@ -58,6 +60,7 @@ class Trainer:
         self.updates = Updates(model, batches, config, device, workers)
         self.saving = Saving(model_dir=model_dir, updates=self.updates)
         self.callbacks = callbacks
+        self._changed = changed
         self.last_score: Score | None = None
         self._started = time.monotonic() if started is None else started
         self._start_up = 0.0
@@ -76,6 +79,8 @@ class Trainer:
         self.updates.rehearse()
         self._start_up = time.monotonic() - self._started
         self._recorder = Recorder(self.model_dir, self.updates, self.callbacks) if self.workers.is_first else None
+        if self._recorder is not None and self._changed:
+            self._recorder.resumed(self._changed)
         if before is not None and before != self.workers.size:
             self._tell_of_other_workers(before)
         try:
@@ -162,7 +167,9 @@ class Trainer:
         if config.max_epoch and position.epoch >= config.max_epoch:
             return f"max_epoch {config.max_epoch:,} is reached"
         if config.max_minutes and self._elapsed >= config.max_minutes * 60:
-            return f"max_minutes {config.max_minutes:g} are over"
+            unfinished = config.schedule in ("cosine", "linear")
+            hint = f", before the {config.schedule} schedule has ended (cosine-minutes ends with them)"
+            return f"max_minutes {config.max_minutes:g} are over{hint if unfinished else ''}"
         if config.patience and position.worse >= config.patience:
             return f"{position.worse} validations without improvement (patience {config.patience})"
         return None

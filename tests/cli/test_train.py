@@ -11,7 +11,8 @@ import pytest
 import torch
 from forked import run
 
-from fasttfm.checkpoints.checkpoint import read_meta, read_weights, save_checkpoint
+from fasttfm.checkpoints.checkpoint import read_meta, read_state, read_weights, save_checkpoint
+from fasttfm.checkpoints.run_log import read_log
 from fasttfm.checkpoints.steps import resolve_checkpoint, saved_steps, step_folder
 from fasttfm.cli.main import main
 from fasttfm.data.tokenizer import train_tokenizer
@@ -138,7 +139,7 @@ def test_a_directory_that_is_no_model_is_left_alone(data, tmp_path, capsys):
     ("flags", "named"),
     [
         (["--d-ff", "64"], "model.d_ff 32, now it is 64"),
-        (["--lr", "0.1"], "training.lr 0.005, now it is 0.1"),
+        (["--lr", "0.1"], "training.lr 0.005, now it is 0.1: change it by --resume-with lr=0.1, go on with the old"),
         (["--max-tokens", "128"], "data.max_tokens 256, now it is 128"),
         (["--seed", "9"], "training.seed 1, now it is 9"),
         (["--adam-betas", "0.9,0.999"], "training.adam_betas 0.9,0.98, now it is 0.9,0.999"),
@@ -158,6 +159,34 @@ def test_going_on_for_longer_or_with_other_logging_is_allowed(data, model, capsy
     assert "going on from update 6" in capsys.readouterr().err
     assert saved_steps(model)[-1] == 8
     assert "beam: 2" in (model / "config.yaml").read_text()
+
+
+def test_a_run_goes_on_with_another_learning_rate_where_that_is_asked_for(data, model, capsys):
+    state = read_state(step_folder(model, 6)).tensors
+    assert go_on(data / "DATA", model, "--resume-with", "lr=0.002", "--log-interval", "1") == 0
+    assert "lr is 0.002 from here on, 0.005 before" in capsys.readouterr().err
+    records = read_log(model)
+    assert {"kind": "resumed", "step": 6, "lr": 0.002} in records
+    assert [record["lr"] for record in records if record["kind"] == "train"][-2:] == [0.002, 0.002]
+    assert "\n  lr: 0.002" in (model / "config.yaml").read_text()
+    moment = next(name for name in state if name.startswith("adam.exp_avg."))
+    assert not torch.equal(read_state(step_folder(model, 8)).tensors[moment], state[moment])
+    assert state["adam.step." + moment.removeprefix("adam.exp_avg.")] == 6
+    assert read_state(step_folder(model, 8)).tensors["adam.step." + moment.removeprefix("adam.exp_avg.")] == 8
+
+
+def test_what_a_run_cannot_be_resumed_with_is_one_line(data, model, tmp_path, capsys):
+    for given in ("d_ff=64", "lr", "lr=fast"):
+        assert "--resume-with" in refused(capsys, go_on(data / "DATA", model, "--resume-with", given))
+    message = refused(capsys, train(data / "DATA", tmp_path / "M", "--resume-with", "lr=0.1"))
+    assert "has no checkpoint to go on from: give it as a flag" in message
+
+
+def test_validations_of_one_run_translate_alike(data, tmp_path, capsys):
+    assert train(data / "DATA", tmp_path / "M", "--max-len-b", "3") == 0
+    capsys.readouterr()
+    message = refused(capsys, train(data / "DATA", tmp_path / "M", "--max-update", "8", "--max-len-b", "5"))
+    assert "decoding.max_len_b 3, now it is 5: validations would not compare: go on with --max-len-b 3" in message
 
 
 def test_a_longer_cosine_is_another_recipe(data, tmp_path, capsys):
