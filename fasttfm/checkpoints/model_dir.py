@@ -42,11 +42,12 @@ _MAY_CHANGE = {
     "checkpoint_activations",
     "tensorboard",
     "threads",
+    # of decoding, what validations while training leave alone
+    *("beam", "nbest", "batch_tokens", "buffer_size", "batch_invariant", "alignment_layer", "coverage_penalty"),
+    *("sampling", "sampling_topk", "sampling_topp", "sampling_seed", "temperature", "mbr_samples", "max_source_length"),
 }
 RESUMABLE = ("lr", "min_lr", "noam_scale", "clip_norm", "weight_decay", "label_smoothing")
 """What a run may be gone on with another value of, where that is asked for (--resume-with)."""
-_OF_USERS_SEARCH = {"beam", "nbest", "batch_tokens", "buffer_size", "batch_invariant", "alignment_layer"}
-"""Settings of decoding that do not change what the BLEU of a validation means."""
 _LAST_OF_SCHEDULE = {("cosine", "max_update"), ("linear", "max_update"), ("cosine-minutes", "max_minutes")}
 """What may not change, after all, where the learning rate ends with it."""
 
@@ -134,12 +135,7 @@ def _refuse_other_recipe(path: Path, config: RunConfig, resumed_with: Sequence[s
         for name, value in now[section].items():
             old = before[section][name]
             changes_rate = (config.training.schedule, name) in _LAST_OF_SCHEDULE
-            free = (
-                name in _OF_USERS_SEARCH or name.startswith("sampling")
-                if section == "decoding"
-                else name in _MAY_CHANGE
-            )
-            if old == value or (free and not changes_rate):
+            if old == value or (name in _MAY_CHANGE and not changes_rate):
                 continue
             if name in resumed_with:
                 changed[name] = old, value

@@ -14,6 +14,7 @@ from fasttfm.checkpoints.steps import checkpoints_folder, prune, saved_steps, st
 from fasttfm.checkpoints.vocabulary import check_vocabulary, vocabulary_digest
 from fasttfm.checkpoints.weights import is_finite, load_weights, model_weights
 from fasttfm.errors import UserError
+from fasttfm.locks import LOCK_FILE
 from fasttfm.training.sharding import divided, load_parts, whole
 from fasttfm.training.updates import Updates
 
@@ -27,6 +28,26 @@ class Saving:
     saved: tuple[int, int] = (0, 0)
     """Step and last validation at the newest checkpoint, which may be on its way to the disk."""
     background: Background = field(default_factory=Background)
+    _identity: tuple[int, int] | None = None
+    """Of the model directory's lock, which another folder at its path has not."""
+
+    def __post_init__(self) -> None:
+        self._identity = self._found()
+
+    def _found(self) -> tuple[int, int] | None:
+        try:
+            found = (self.model_dir / LOCK_FILE).stat()
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def refuse_another_folder(self) -> None:
+        """Raise UserError where the model directory was moved, removed or put in another's place while training."""
+        if self._found() != self._identity:
+            raise UserError(
+                f"{self.model_dir}: was moved or removed while training wrote into it, and nothing more is saved: put "
+                "it back, its last checkpoint is whole, and run the same command again, or give another --out"
+            )
 
     def is_due(self) -> bool:
         """Return whether anything has changed since the newest checkpoint."""
@@ -55,9 +76,14 @@ class Saving:
         epoch, first_skipped = position.epoch, position.first_skipped
 
         def write() -> Path:
+            self.refuse_another_folder()
             folder = step_folder(self.model_dir, step)
-            save_checkpoint(folder, weights, self._meta(step, epoch, best), state)
-            prune(self.model_dir, self.updates.config.keep_interval_updates, set(best), first_skipped)
+            try:
+                save_checkpoint(folder, weights, self._meta(step, epoch, best), state)
+                prune(self.model_dir, self.updates.config.keep_interval_updates, set(best), first_skipped)
+            except (OSError, UserError):
+                self.refuse_another_folder()
+                raise
             return folder
 
         self.background.start(write)

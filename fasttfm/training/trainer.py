@@ -251,6 +251,7 @@ class Trainer:
     def _judge(self, score: Score) -> bool:
         """Record a validation, and tell whether the result is among the best that are kept."""
         assert self._recorder is not None
+        self.saving.refuse_another_folder()
         position = self.updates.position
         self.last_score = score
         position.validated = position.step

@@ -22,6 +22,7 @@ from fasttfm.checkpoints.steps import resolve_checkpoint, saved_steps
 from fasttfm.data.prepared import PreparedData
 from fasttfm.errors import Stopped, UserError
 from fasttfm.signals import stoppable
+from fasttfm.training.callback import Callback
 from fasttfm.training.interrupt import Interruption
 from fasttfm.training.run import train
 
@@ -52,6 +53,22 @@ def test_a_run_in_two_sessions_equals_one_in_a_single_session(tiny_data, tiny_va
         for name in ("whole", "parts")
     ]
     assert trained[0] == trained[1]
+
+
+@pytest.mark.parametrize("how", ["moved", "removed", "replaced"])
+def test_a_folder_that_is_gone_is_not_made_anew(tiny_data, tiny_values, tmp_path, how):
+    class Strike(Callback):
+        def on_save(self, checkpoint):
+            path = tmp_path / "M"
+            shutil.rmtree(path) if how == "removed" else path.rename(tmp_path / "elsewhere")
+            if how == "replaced":
+                path.mkdir()
+                (path / ".lock").touch()
+
+    with pytest.raises(UserError, match="M: was moved or removed while training wrote into it"):
+        train(tiny_values(log_interval=1), tiny_data, tmp_path / "M", CPU, callbacks=[Strike()])
+    assert sorted(each.name for each in tmp_path.glob("M/*")) == ([".lock"] if how == "replaced" else [])
+    assert (tmp_path / "elsewhere/checkpoints").exists() == (how != "removed")
 
 
 def strike_in_llvmlite() -> None:
