@@ -26,6 +26,14 @@ _REMEDIES = {
 }
 
 
+def refuse_bytes(path: Path) -> None:
+    """Raise UserError for a path that is not UTF-8: readers of weights take no other."""
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{path}: the path is not UTF-8, which readers of weights cannot open: rename it") from None
+
+
 def sync(path: Path) -> None:
     """Make a file or a directory's entries survive a power cut; Windows opens no directory, and syncs them itself."""
     if os.name == "nt" and path.is_dir():

@@ -11,8 +11,10 @@ leaves the earlier ones as they were. `last` is the newest step, `best` the one 
 """
 
 import contextlib
+import errno
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +28,7 @@ from fasttfm.checkpoints import quantized
 from fasttfm.checkpoints.ownership import DIGESTS_FILE, META_FILE, claimed, describe, published, read_digests, recover
 from fasttfm.checkpoints.weights import refuse_what_is_no_number
 from fasttfm.errors import UserError, is_out_of_memory
-from fasttfm.files import sha256, unreadable, write_file
+from fasttfm.files import refuse_bytes, sha256, unreadable, write_file
 from fasttfm.parsing import parse_json, told
 
 MODEL_FILE = "model.safetensors"
@@ -174,6 +176,7 @@ def _check_digest(path: Path) -> None:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Any]:
+    refuse_bytes(path)
     with _told(path):
         with path.open("rb"):
             pass  # the operating system's reason, which safetensors does not tell
@@ -193,6 +196,8 @@ def _told(path: Path) -> Iterator[None]:
             raise MemoryError(str(error)) from error
         if isinstance(error, OSError):
             raise unreadable(path, error) from error
+        if "os error 24" in str(error):  # of safetensors, which opens the file anew
+            raise unreadable(path, OSError(errno.EMFILE, os.strerror(errno.EMFILE))) from error
         raise _damaged(path, f"is cut off or not what its name says ({error})") from error
 
 

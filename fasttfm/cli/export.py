@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
 
     module = importlib.import_module(FORMATS[args.format][0])
     model = load(args.model, args.checkpoint)
-    with replacing(args.out, "exports a model", "exported model") as replacement:
+    with replacing(args.out, "exporting a model into it", "exported model") as replacement:
         told = module.export(model, replacement.path)
         if args.check:
             told = [*told, *check(model, args.format, replacement.path)]

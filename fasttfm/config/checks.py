@@ -19,6 +19,8 @@ class Range:
     most: float = math.inf
     above: bool = False
     """Whether `least` itself is refused."""
+    below: bool = False
+    """Whether `most` itself is refused."""
 
     def refusal(self, value: Any, kind: type) -> str:
         """Say what a value must be, where it is something else; '' for one that is allowed."""
@@ -26,6 +28,8 @@ class Range:
             return f"a whole number of at least {self.least}"
         if kind is float and not (self.least <= value < math.inf and (value > self.least or not self.above)):
             return f"a finite number {'greater than' if self.above else 'of at least'} {self.least}"
+        if self.below and value >= self.most:
+            return f"below {self.most:,}"
         return f"at most {self.most:,}" if value > self.most else ""
 
 
@@ -33,7 +37,8 @@ Count = Annotated[int, Range(1)]
 Whole = Annotated[int, Range()]
 Amount = Annotated[float, Range()]
 Positive = Annotated[float, Range(above=True)]
-Share = Annotated[float, Range(0, 1)]
+Rate = Annotated[float, Range(0, 1, below=True)]
+"""Of dropout, smoothing or decay: 1 would leave nothing."""
 Layers = Annotated[int, Range(1, 10_000)]
 """Of a stack: a file that tells of more is damaged, and to build a thousand million of them takes hours."""
 Width = Annotated[int, Range(1, 1_000_000)]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from fasttfm.config.checks import Count, Range, Share, check_fields
+from fasttfm.config.checks import Count, Range, check_fields
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -14,7 +14,7 @@ class DataConfig:
     """Largest batch in tokens: rows times the longer side, with padding and end of sentence counted."""
     max_sentence_tokens: Count = 256
     """Leave pairs with more subwords than this on either side out of training; the count is reported."""
-    subword_sampling: Share = 0.0
+    subword_sampling: Annotated[float, Range(0, 1)] = 0.0
     """0: use SentencePiece's best segmentation. Above 0: segment the training text anew in every epoch. For BPE this is
     the probability of dropping a merge (0.1 is usual), for unigram the exponent of a segmentation's probability (0.1 to
     0.5; smaller is more random)."""

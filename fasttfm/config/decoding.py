@@ -9,6 +9,9 @@ _MOST = (1 << 31) - 1
 """No setting that counts something is larger: tensors and tables are indexed with such numbers."""
 _Count = Annotated[int, Range(1, _MOST)]
 _Whole = Annotated[int, Range(0, _MOST)]
+_Beam = Annotated[int, Range(1, 4_096)]
+_Length = Annotated[int, Range(0, 1_000_000)]
+"""A search of so many steps takes days."""
 _Penalty = Annotated[float, Range(0, 1_000)]
 """Beside a larger one no log-probability counts any more; float32 still tells them apart beside this."""
 
@@ -17,16 +20,16 @@ _Penalty = Annotated[float, Range(0, 1_000)]
 class DecodingConfig:
     """Search, lengths and batches of a translation run. Wrong values raise ValueError on construction."""
 
-    beam: _Count = 4
+    beam: _Beam = 4
     """Hypotheses kept for each sentence; 1: greedy search, which takes the likeliest token at every step."""
     diverse_beam_groups: _Count = 1
     """Groups of the beam (diverse beam search); a token costs more in later groups. 1: ordinary beam search."""
     diverse_beam_strength: _Penalty = 0.5
     """Penalty of a token for each earlier group that took it at the same step; 0 makes all groups alike."""
-    length_penalty: Literal["gnmt", "power", "avg", "none"] = "gnmt"
-    """Divisor of the log-probability: gnmt ((5 + length) / 6)^alpha, power length^alpha, avg length, none 1."""
+    length_penalty: Literal["wu", "power", "avg", "none"] = "wu"
+    """Divisor of the log-probability: wu ((5 + length) / 6)^alpha, power length^alpha, avg length, none 1."""
     alpha: Annotated[float, Range(0, 30)] = 0.6  # the penalty of the longest output still is a float
-    """Exponent of the length penalty: 0.6 with gnmt in the paper, fairseq's lenpen with power."""
+    """Exponent of the length penalty: 0.6 with wu in the paper, fairseq's lenpen with power."""
     early_stopping: bool = False
     """End a sentence's search as soon as `beam` of its hypotheses have ended, as fairseq and CTranslate2 do; false:
     when nothing better can come."""
@@ -37,9 +40,9 @@ class DecodingConfig:
     the last)."""
     max_len_a: Annotated[float, Range(0, 1_000)] = 1.0  # a model that never ends would search on for days
     """The longest output is max_len_a * source tokens + max_len_b tokens, without end-of-sentence."""
-    max_len_b: _Whole = 50
+    max_len_b: _Length = 50
     """Tokens that an output may have beyond max_len_a * source tokens; the paper allows 50."""
-    min_len: _Whole = 1
+    min_len: _Length = 1
     """Shortest output in tokens; 0 allows empty translations."""
     no_repeat_ngram: _Whole = 0
     """Forbid an output to repeat any sequence of N tokens, except where a prefix forces it; 0: allow all."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from fasttfm.config.checks import Count, Layers, Positive, Share, Whole, Width, check_fields
+from fasttfm.config.checks import Count, Layers, Positive, Rate, Whole, Width, check_fields
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,13 +30,13 @@ class TransformerConfig:
     """Add a LayerNorm to the output of the encoder and of the decoder; usual with norm_first."""
     activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu"
     """Activation of the feed-forward network; gelu uses the error function, gelu_tanh GPT-2's approximation by tanh."""
-    dropout: Share = 0.1
+    dropout: Rate = 0.1
     """Dropout rate of every sub-layer's output before it is added to the residual (section 5.4)."""
-    embedding_dropout: Share | None = None
+    embedding_dropout: Rate | None = None
     """Dropout rate of embedding + position. None: the value of dropout, as in the paper."""
-    attention_dropout: Share = 0.0
+    attention_dropout: Rate = 0.0
     """Dropout rate of the attention weights after the softmax (tensor2tensor)."""
-    relu_dropout: Share = 0.0
+    relu_dropout: Rate = 0.0
     """Dropout rate after the feed-forward network's activation (tensor2tensor)."""
     layer_norm_eps: Positive = 1e-5
     """Epsilon that LayerNorm adds to the variance; tensor2tensor uses 1e-6."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from fasttfm.config.checks import Amount, Count, Positive, Range, Seed, Whole, check_fields
+from fasttfm.config.checks import Amount, Count, Positive, Range, Rate, Seed, Whole, check_fields
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +46,7 @@ class TrainingConfig:
     """Parameters that weight_decay applies to: all, or only matrices and embeddings (BERT, GPT)."""
     clip_norm: Amount = 0.0
     """Clip the norm of all gradients together to this; 0: do not clip."""
-    label_smoothing: float = 0.1
+    label_smoothing: Rate = 0.1
     """Share of the target's probability that is spread over the vocabulary."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "fp32"
     """Type of the matrix products. Weights and statistics stay fp32; fp16 also scales the loss. auto: bf16 on a device
@@ -59,7 +59,7 @@ class TrainingConfig:
     checkpoint_activations: bool = False
     """Keep only each layer's input and compute the rest again in the backward pass: the same gradients with less
     memory, for a third more products."""
-    ema_decay: float = 0.0
+    ema_decay: Rate = 0.0
     """Decay per update of a moving average of the weights, which is validated and saved in their place; 0: none."""
     max_update: Count = 100_000
     """Stop after this many updates."""
@@ -105,8 +105,6 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("label_smoothing", "ema_decay"):
-            _require(self, name, 0 <= getattr(self, name) < 1, "must be at least 0 and below 1")
         _require(self, "shard", not (self.shard and self.precision == "fp16"), "needs precision bf16 or fp32")
         is_plain = not self.shard and self.precision != "fp16"
         _require(self, "optimizer", is_plain or self.optimizer != "muon", "goes without shard and precision fp16")

@@ -19,7 +19,7 @@ _STOPPED_BY: dict[str, Callable[[DecodingConfig], str | None]] = {
     **dict.fromkeys(("sampling_topk", "sampling_topp", "temperature", "sampling_seed"), _searched),
     **dict.fromkeys(("beam", "diverse_beam_groups", "early_stopping", "coverage_penalty"), _drawn),
     "diverse_beam_strength": lambda config: "diverse_beam_groups" if config.diverse_beam_groups == 1 else None,
-    "alpha": lambda config: None if config.length_penalty in ("gnmt", "power") else "length_penalty",
+    "alpha": lambda config: None if config.length_penalty in ("wu", "power") else "length_penalty",
 }
 """Setting -> the one that leaves it without effect in a search with this configuration, or None."""
 

@@ -46,9 +46,9 @@ def refuse_failed(found: Sequence[Hypothesis]) -> None:
 def length_penalty(length: int, config: DecodingConfig) -> float:
     """Return the divisor of a log-probability; length counts end-of-sentence, as tensor2tensor does.
 
-    gnmt is ((5 + length) / 6)^alpha (Wu et al. 2016, equation 14, coverage left out), power length^alpha (fairseq).
+    wu is ((5 + length) / 6)^alpha (Wu et al. 2016, equation 14, coverage left out), power length^alpha (fairseq).
     """
-    if config.length_penalty == "gnmt":
+    if config.length_penalty == "wu":
         return ((5.0 + length) / 6.0) ** config.alpha
     if config.length_penalty == "power":
         return float(length) ** config.alpha

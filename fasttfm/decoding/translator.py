@@ -43,6 +43,7 @@ from fasttfm.folders import VOCABULARY_FILES, reading
 from fasttfm.machine import pick_device
 from fasttfm.models import Transformer
 from fasttfm.models.pretrained import read_values
+from fasttfm.parsing import shown
 
 Precision = Literal["fp32", "bf16", "fp16", "int8"]
 _DTYPES = {"fp32": torch.float32, "int8": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -341,8 +342,12 @@ class Translator:
         )
 
     def beginning(self, prefix: str) -> list[int]:
-        """The ids that an output starts with: the tokenizer's prefix, then the caller's ("": none)."""
-        return [*self.target_tokenizer.prefix, *self.target_tokenizer.encode(prefix)]
+        """The ids that an output starts with: the tokenizer's prefix, then the caller's ("": none). UserError for one
+        that is longer than a source may be."""
+        ids = self.target_tokenizer.encode(prefix)
+        if len(ids) > (most := self.config.max_source_length):
+            raise UserError(f"the prefix {shown(prefix)} has {len(ids):,} tokens: {most:,} at most are taken")
+        return [*self.target_tokenizer.prefix, *ids]
 
     def encode_lines(self, lines: Sequence[str], first_line: int = 1) -> dict[int, list[int]]:
         """Ids of the lines that have any text, as the model reads them, by their index in lines; long ones are cut

@@ -54,8 +54,8 @@ def export(model: Model, folder: Path) -> list[str]:
             told.append(f"{side} text is cut by sacremoses and {side}.codes: {tokenizer.vocabulary}")
         else:
             (folder / f"{side}.spm").write_bytes(tokenizer.model)
-    if model.decoding.length_penalty == "gnmt" and model.decoding.alpha:
-        told.append(f"the length penalty gnmt {model.decoding.alpha} is not known there: its length_penalty is a power")
+    if model.decoding.length_penalty == "wu" and model.decoding.alpha:
+        told.append(f"the length penalty wu {model.decoding.alpha} is not known there: its length_penalty is a power")
     if any(each.prefix for each in model.tokenizers):
         codes = [each.pieces(each.prefix) for each in model.tokenizers]
         told.append(f"sources must begin with {codes[0]}, and target_prefix must be {codes[1]}")

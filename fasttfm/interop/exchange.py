@@ -111,7 +111,7 @@ def add_notes(folder: Path, lines: Sequence[str]) -> None:
 def exporting(folder: Path) -> Iterator[tuple[Path, list[str]]]:
     """Give a fresh folder, which takes the place of this one at the end, and lines for the user, its card's notes."""
     told: list[str] = []
-    with replacing(folder, "exports a model", "exported model") as fresh:
+    with replacing(folder, "exporting a model into it", "exported model") as fresh:
         yield fresh.path, told
         add_notes(fresh.path, told)
 

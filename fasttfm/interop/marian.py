@@ -128,8 +128,8 @@ def marian_config(config: TransformerConfig) -> dict[str, Any]:
 
 def _length_penalty(decoding: DecodingConfig) -> tuple[float, list[str]]:
     """Hugging Face divides by length^length_penalty."""
-    if decoding.length_penalty == "gnmt" and decoding.alpha:
-        return 1.0, [f"the length penalty gnmt {decoding.alpha} is not known there: length_penalty 1.0 was written"]
+    if decoding.length_penalty == "wu" and decoding.alpha:
+        return 1.0, [f"the length penalty wu {decoding.alpha} is not known there: length_penalty 1.0 was written"]
     return {"power": decoding.alpha, "avg": 1.0}.get(decoding.length_penalty, 0.0), []
 
 

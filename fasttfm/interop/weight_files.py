@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fasttfm.checkpoints.weights import refuse_what_is_no_number
 from fasttfm.errors import UserError, is_out_of_memory
-from fasttfm.files import read_json
+from fasttfm.files import read_json, refuse_bytes
 from fasttfm.interop.names import TheirWeights
 from fasttfm.parsing import field
 
@@ -54,6 +54,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
 
 
 def _read_file(path: Path) -> dict[str, Tensor]:
+    refuse_bytes(path)
     try:
         if path.suffix == ".safetensors":
             weights = load_file(path)

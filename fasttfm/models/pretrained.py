@@ -108,7 +108,7 @@ def write_pretrained(
     """
     if decoding is None:
         decoding = build(read_values(model_dir)).decoding if model_dir is not None else DecodingConfig()
-    with replacing(folder, "writes a model", "model") as replacement:
+    with replacing(folder, "writing a model into it", "model") as replacement:
         write_model(
             replacement.path, config, weights, decoding, tokenizers=tokenizers, model_dir=model_dir, origin=origin
         )

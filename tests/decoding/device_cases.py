@@ -54,7 +54,7 @@ def transformer(draw: random.Random) -> Transformer:
 def options(draw: random.Random, kind: str) -> dict:
     beam = draw.randint(1, 5)
     shared = {
-        "length_penalty": draw.choice(["gnmt", "power", "avg", "none"]),
+        "length_penalty": draw.choice(["wu", "power", "avg", "none"]),
         "alpha": draw.choice([0.0, 0.6, 1.7, 30.0]),
         "max_len_a": draw.choice([0.0, 0.5, 1.0]),
         "max_len_b": draw.choice([0, 1, 3, 8, 15]),

@@ -117,7 +117,7 @@ def config(**changes) -> DecodingConfig:
 
 def penalty(length: int, config: DecodingConfig) -> float:
     """The formulas once more, as the documents write them; length counts end-of-sentence."""
-    formulas = {"gnmt": ((5 + length) / 6) ** config.alpha, "power": length**config.alpha, "avg": length, "none": 1}
+    formulas = {"wu": ((5 + length) / 6) ** config.alpha, "power": length**config.alpha, "avg": length, "none": 1}
     return formulas[config.length_penalty]
 
 

@@ -130,7 +130,7 @@ def test_required_phrases_are_there_whatever_else_is_asked_for(seed):
     model = TableModel(vocab_size=14, end=draw.choice([-20.0, 0.0, 4.0, 30.0]))
     settings = config(
         beam=draw.choice([1, 2, 3, 5, 8]), max_len_b=draw.choice([0, 1, 4, 9]), min_len=draw.choice([0, 0, 3]),
-        no_repeat_ngram=draw.choice([0, 0, 1, 2]), length_penalty=draw.choice(["gnmt", "avg", "none"]),
+        no_repeat_ngram=draw.choice([0, 0, 1, 2]), length_penalty=draw.choice(["wu", "avg", "none"]),
     )  # fmt: skip
     words = range(4, 14)
     required = [

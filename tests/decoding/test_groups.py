@@ -17,7 +17,7 @@ def config(**changes) -> DecodingConfig:
 
 
 @pytest.mark.parametrize(("groups", "strength"), [(2, 0.5), (3, 2.0), (6, 0.3), (2, 0.0)])
-@pytest.mark.parametrize(("length_penalty", "early_stopping"), [("gnmt", False), ("none", False), ("gnmt", True)])
+@pytest.mark.parametrize(("length_penalty", "early_stopping"), [("wu", False), ("none", False), ("wu", True)])
 def test_the_groups_find_what_they_find_by_hand(groups, strength, length_penalty, early_stopping):
     model = TableModel(vocab_size=14)
     settings = config(

@@ -132,7 +132,7 @@ def test_a_stream_has_them_too(url, model_dir):
         ({"temperature": 0.5}, "temperature does nothing while sampling is false: leave it out, or change sampling"),
         ({"sampling_topk": 3, "sampling": False}, "sampling_topk does nothing while sampling is false"),
         ({"alpha": 1.5, "length_penalty": "avg"}, "alpha does nothing while length_penalty is avg"),
-        ({"length_penalty": "long"}, "length_penalty must be one of gnmt, power, avg, none"),
+        ({"length_penalty": "long"}, "length_penalty must be one of wu, power, avg, none"),
     ],
 )
 def test_what_cannot_be_asked_for_is_told_in_a_line(url, given, words):

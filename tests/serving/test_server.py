@@ -35,8 +35,8 @@ def test_a_text_and_a_list_are_translated_as_the_translator_does(url, translator
 
 
 def test_options_are_those_of_the_search(url, model_dir):
-    ours = Translator.from_directory(model_dir, workers=1, beam=3, nbest=2, length_penalty="gnmt", alpha=1.0)
-    actual = ask(url, text=LINES, beam=3, nbest=2, length_penalty="gnmt", alpha=1.0).json()["translations"]
+    ours = Translator.from_directory(model_dir, workers=1, beam=3, nbest=2, length_penalty="wu", alpha=1.0)
+    actual = ask(url, text=LINES, beam=3, nbest=2, length_penalty="wu", alpha=1.0).json()["translations"]
     expected = ours.translate_nbest(LINES)
     assert actual == [[{"text": each.text, "score": each.score} for each in best] for best in expected]
 

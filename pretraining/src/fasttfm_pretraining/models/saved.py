@@ -40,7 +40,7 @@ def write_run(
 
     tokenizer: a TextTokenizer. description: of the data that it was trained on. card: README.md.
     """
-    with replacing(folder, "writes a model", "model") as fresh:
+    with replacing(folder, "writing a model into it", "model") as fresh:
         write_file(fresh.path / CONFIG_FILE, config.to_yaml().encode())
         write_tensors(fresh.path / MODEL_FILE, weights)
         if description is not None:

@@ -1,0 +1,55 @@
+"""BLEU, length and empty translations by beam and length penalty, on the validation text of a model's data.
+
+    python -m benchmarks.length_penalties MODEL DATA
+
+The default of --length-penalty is the one that loses least on several corpora; docs/translate.md has the table. Appends
+one line to benchmarks/results/length-penalties.jsonl.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import command
+from fasttfm.data.prepared import PreparedData
+from fasttfm.data.scoring import bleu, tokenizer_of
+from fasttfm.decoding import Translator
+
+BEAMS = (1, 2, 4, 8)
+PENALTIES = (("none", 0.0), ("wu", 0.6), ("wu", 1.0), ("power", 0.6), ("power", 1.0))
+
+
+def measured(
+    model: Path, sources: Sequence[str], references: Sequence[str], beams: Iterable[int] = BEAMS
+) -> Iterator[dict[str, Any]]:
+    """Yields a row for each beam and length penalty; of greedy search, which no penalty changes, one."""
+    tokenize = tokenizer_of(references, packages=False)
+    words = sum(len(line.split()) for line in references)
+    for beam in beams:
+        for penalty, alpha in PENALTIES if beam > 1 else PENALTIES[:1]:
+            settings = {"beam": beam, "length_penalty": penalty, **({"alpha": alpha} if alpha else {})}
+            lines = Translator.from_directory(model, workers=1, **settings).translate(sources)
+            yield {
+                "beam": beam, "length_penalty": penalty, "alpha": alpha,
+                "bleu": round(bleu(lines, references, tokenize=tokenize).value, 2),
+                "length_ratio": round(sum(len(line.split()) for line in lines) / words, 4),
+                "empty": sum(not line for line in lines),
+            }  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = command.parser("benchmarks.length_penalties", __doc__)
+    parser.add_argument("model", type=Path, metavar="MODEL", help="model directory")
+    parser.add_argument("data", type=Path, metavar="DATA", help="directory of fasttfm prepare")
+    args = parser.parse_args(argv)
+    data, rows = PreparedData.open(args.data), []
+    for row in measured(args.model, data.valid_source_text, data.valid_target_text):
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    command.keep(args.results, "length_penalties", data=args.data.name, lines=len(data.valid), measured=rows)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(command.run(main))
