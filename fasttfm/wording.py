@@ -1,5 +1,24 @@
 """Numbers and their nouns in what a user reads."""
 
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Tally:
+    """Lines that something is told of."""
+
+    count: int = 0
+    first: int | None = None
+    """The number of the first one, from 1."""
+
+    def add(self, line: int) -> None:
+        """Count a line."""
+        self.count += 1
+        self.first = self.first or line
+
+    def __str__(self) -> str:
+        return f"{counted(self.count, 'line')} (first: line {self.first:,})"
+
 
 def counted(count: int, noun: str) -> str:
     """1 line, 2 lines, 1,000 lines."""

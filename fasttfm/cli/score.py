@@ -91,6 +91,7 @@ def run(args) -> None:
     if sys.stdin.isatty() and not args.quiet:
         print("fasttfm score: reading translations from the keyboard, end with Ctrl-D", file=sys.stderr)
     hypotheses = of_each_reference("standard input", decode_lines(sys.stdin.buffer, "standard input"))
+    _tell_of_forms(hypotheses, reference)
     scores = {
         "bleu": bleu(hypotheses, references, tokenize=args.tokenize),
         "bleu_lowercase": bleu(hypotheses, references, tokenize=args.tokenize, lowercase=True),
@@ -114,6 +115,20 @@ def run(args) -> None:
         print(f"{_TITLES[name]:<22}{score.value:6.2f}  {score.signature}")
     for name, each in comparisons.items():
         print(f"{_TITLES[name]:<22}{each.baseline:6.2f} -> {each.system:.2f}, p = {each.p_value:.4f}  {each.signature}")
+
+
+def _tell_of_forms(hypotheses: Sequence[str], references: Sequence[str]) -> None:
+    """Warn of translations that differ from their references in Unicode's normal form alone."""
+    from fasttfm.data.unicode_forms import composed
+    from fasttfm.wording import Tally
+
+    differing = Tally()
+    for number, (ours, theirs) in enumerate(zip(hypotheses, references), start=1):
+        if ours != theirs and composed(ours) == composed(theirs):
+            differing.add(number)
+    if differing.count:
+        told = f"equal to the reference but for Unicode's normal form: {differing}: convert both sides (uconv -x nfc)"
+        print(f"fasttfm score: warning: {told}", file=sys.stderr)
 
 
 def _tokenizer(name: str, references: Sequence[str]) -> str:

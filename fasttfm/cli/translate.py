@@ -17,10 +17,10 @@ from fasttfm.cli.paths import INPUT_FILE, MODEL, OUTPUT_FILE
 from fasttfm.config import add_flags, flag_values
 from fasttfm.config.fields import flag_name
 from fasttfm.files import writing
-from fasttfm.wording import counted
 
 if TYPE_CHECKING:
-    from fasttfm.decoding.translator import Tally, Translation, Translator
+    from fasttfm.decoding.translator import Translation, Translator
+    from fasttfm.wording import Tally
 
 
 def add_arguments(parser: Parser) -> None:
@@ -140,13 +140,15 @@ def run(args: argparse.Namespace) -> None:
         f"longer than twice the longest line of training ({longest} tokens)",
         f"{split}, or parts get lost",
     )
+    uncomposed = "convert the input (uconv -x nfc), or prepare the data with --normalization nfc"
+    _tell(translator.decomposed, "not in Unicode's normal form C", uncomposed)
     _tell(translator.empty, "empty translation", "give --min-len 1" if not config.min_len else "look at the input")
 
 
 def _tell(lines: "Tally", what: str, remedy: str) -> None:
     """Warn of lines that something is told of, if there are any."""
     if lines.count:
-        _warn(f"{what}: {counted(lines.count, 'line')} (first: line {lines.first:,}): {remedy}")
+        _warn(f"{what}: {lines}: {remedy}")
 
 
 def _warn(text: str) -> None:

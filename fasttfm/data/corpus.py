@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from fasttfm.data.packed_files import Hashed, is_damage, kind_of, unpacked
+from fasttfm.data.unicode_forms import has_invisible, is_composed
 from fasttfm.errors import UserError
-from fasttfm.wording import counted
+from fasttfm.wording import Tally, counted
 
 
 class Pair(NamedTuple):
@@ -79,6 +80,8 @@ class TextFile:
         """Numbers of the lines in which bytes were replaced."""
         self.sha256 = ""
         """Of the file's bytes as they were read; known when all lines were."""
+        self.decomposed, self.invisible = Tally(), Tally()
+        """Lines that are not in Unicode's normal form C, and those with characters that nobody sees."""
         self._replace_invalid, self._hint = replace_invalid, hint
 
     def __iter__(self) -> Iterator[str]:
@@ -88,7 +91,9 @@ class TextFile:
             with Hashed(path.open("rb", buffering=0)) as file:
                 content, packing = unpacked(file, path)
                 lines = decode_lines(content, str(path), self.replaced if self._replace_invalid else None, self._hint)
-                for line, text in enumerate(lines, start=1):  # noqa: B007
+                for line, text in enumerate(lines, start=1):
+                    if not text.isascii():
+                        self._look_at(text, line)
                     yield text
                 self.sha256 = file.finish()
         except FileNotFoundError:
@@ -109,6 +114,12 @@ class TextFile:
                 f"{path}: has {text.count(chr(13)):,} carriage returns and no line ends: convert it first, with "
                 "tr '\\r' '\\n'"
             )
+
+    def _look_at(self, text: str, line: int) -> None:
+        if not is_composed(text):
+            self.decomposed.add(line)
+        if has_invisible(text):
+            self.invisible.add(line)
 
 
 def read_lines(path: Path | str) -> Iterator[str]:

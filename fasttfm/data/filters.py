@@ -19,6 +19,7 @@ from functools import cache
 import numpy as np
 
 from fasttfm.data.corpus import Pair
+from fasttfm.data.unicode_forms import has_text
 from fasttfm.errors import UserError
 
 _TOLD = {
@@ -89,7 +90,7 @@ class Filter:
             yield f"{tally.count:,} {pairs} {what}{limit}, left out; the first is {tally.first}"
 
     def _rule(self, pair: Pair, source: list[int], target: list[int]) -> str | None:
-        if not source or not target or not pair.source.strip() or not pair.target.strip():
+        if not source or not target or not has_text(pair.source) or not has_text(pair.target):
             return "empty"
         shorter, longer = sorted((len(source), len(target)))
         if longer > self.max_length:

@@ -51,7 +51,8 @@ class PrepareOptions:
     byte_fallback: bool = True
     """Write rare characters as bytes, so that none is unknown; this takes 256 tokens of the vocabulary."""
     normalization: Normalization = "identity"
-    """SentencePiece's rule for normalizing text; identity changes nothing, which scores against raw references need."""
+    """SentencePiece's rule for normalizing text. identity changes nothing, which scores against raw references need;
+    nfc makes one character of a letter and its accents, which text from macOS spells apart."""
     max_length: Count = 256
     """Leave out pairs with more subwords than this on either side."""
     vocab_pairs: Count = 200_000
@@ -130,7 +131,7 @@ def prepare(
         stored = {name: StoredText(text, fresh.path, name, most[name], tags[name]) for name, text in texts.items()}
         say(", ".join(counted(len(stored[name]), f"{noun} pair") for name, noun in _NOUNS.items()))
         for name in texts:
-            _warn_of_text(name, texts[name], stored[name], say)
+            _warn_of_text(name, texts[name], stored[name], options.normalization, say)
         given = _vocabularies(models)
         plain = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(options).items()}
         fingerprint: dict[str, Any] = {"options": plain}
@@ -161,7 +162,9 @@ def _vocabularies(models: Sequence[Path]) -> list[Tokenizer]:
     return given
 
 
-def _warn_of_text(name: str, text: ParallelText, stored: StoredText, say: Callable[[str], None]) -> None:
+def _warn_of_text(
+    name: str, text: ParallelText, stored: StoredText, normalization: str, say: Callable[[str], None]
+) -> None:
     half = len(stored.sha256) // 2
     if stored.sha256[:half] == stored.sha256[half:]:
         source, target = text.files[0]
@@ -172,6 +175,13 @@ def _warn_of_text(name: str, text: ParallelText, stored: StoredText, say: Callab
                 f"warning: {file.path}: {counted(len(file.replaced), 'line')} held bytes that are not UTF-8, read as "
                 f"U+FFFD; the first is line {file.replaced[0]:,}"
             )
+        if file.decomposed.count and normalization == "identity":
+            say(
+                f"warning: {file.path}: not in Unicode's normal form C: {file.decomposed}: give --normalization nfc, "
+                "or letters with accents are spelt in two ways"
+            )
+        if file.invisible.count:
+            say(f"warning: {file.path}: invisible characters, such as U+200B or U+FEFF: {file.invisible}")
 
 
 def _fill(

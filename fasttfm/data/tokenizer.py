@@ -12,8 +12,10 @@ import io
 import itertools
 import json
 import re
+import tempfile
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +23,7 @@ from typing import Any, Literal
 import numpy as np
 import sentencepiece as spm
 
+from fasttfm.data.unicode_forms import composition_rules
 from fasttfm.errors import UserError
 from fasttfm.parsing import characters, parse_json
 
@@ -28,7 +31,7 @@ PAD, UNK, BOS, EOS = 0, 1, 2, 3
 """The ids of padding, the unknown piece, the start and the end of a sentence, in every vocabulary."""
 
 ModelType = Literal["bpe", "unigram"]
-Normalization = Literal["identity", "nmt_nfkc", "nfkc"]
+Normalization = Literal["identity", "nfc", "nmt_nfkc", "nfkc"]
 
 # SentencePiece's unigram training sums in as many parts as it has threads: a fixed number keeps the model the same
 # on every machine.
@@ -262,6 +265,7 @@ def train_tokenizer(
     """
     written = io.BytesIO()
     raised: list[BaseException] = []
+    rules: dict[str, str] = {"normalization_rule_name": normalization}
 
     def read() -> Iterator[str]:
         try:
@@ -271,7 +275,10 @@ def train_tokenizer(
             raised.append(error)
             raise
 
-    try:
+    with tempfile.TemporaryDirectory() as folder, _told(raised, vocab_size):
+        if normalization == "nfc":
+            rules = {"normalization_rule_tsv": str(Path(folder) / "nfc.tsv")}
+            Path(rules["normalization_rule_tsv"]).write_text(composition_rules(), encoding="ascii")
         spm.SentencePieceTrainer.Train(
             sentence_iterator=read(),
             model_writer=written,
@@ -279,7 +286,7 @@ def train_tokenizer(
             vocab_size=vocab_size,
             character_coverage=character_coverage,
             byte_fallback=byte_fallback,
-            normalization_rule_name=normalization,
+            **rules,
             pad_id=PAD,
             unk_id=UNK,
             bos_id=BOS,
@@ -290,11 +297,18 @@ def train_tokenizer(
             num_threads=_TRAINER_THREADS,
             minloglevel=2,
         )
+    return Tokenizer(written.getvalue())
+
+
+@contextmanager
+def _told(raised: list[BaseException], vocab_size: int) -> Iterator[None]:
+    """Raise what ends SentencePiece's training: what reading lines has raised, or a UserError."""
+    try:
+        yield
     except RuntimeError as error:
         if raised:  # Ctrl-C while it was reading lines, or a file that changed
             raise raised[0] from None
         raise _vocabulary_error(str(error), vocab_size) from None
-    return Tokenizer(written.getvalue())
 
 
 def coverage_for(distinct_characters: int, vocab_size: int) -> float:

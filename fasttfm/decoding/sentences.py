@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from fasttfm.data.unicode_forms import has_text
 from fasttfm.decoding.alignment import WORDS
 from fasttfm.decoding.translator import Translation, Translator
 from fasttfm.errors import UserError, optional
@@ -43,7 +44,7 @@ def sentence_splitter(language: str, option: str = "--split-sentences") -> Calla
 
 def sentences_of(line: str, split: Callable[[str], list[str]]) -> list[str]:
     """The sentences of a line that have any text; at least one."""
-    return [part for part in split(line) if part.strip()] or [line]
+    return [part for part in split(line) if has_text(part)] or [line]
 
 
 def translate_sentences(
@@ -73,7 +74,7 @@ def translate_sentences(
         if len(translated) == len(waiting[0]):
             yield [join_sentences(waiting.popleft(), translated)]
             translated = []
-    for tally in (translator.cut, translator.long, translator.empty):
+    for tally in (translator.cut, translator.long, translator.empty, translator.decomposed):
         if tally.first is not None:
             tally.first = bisect_right(first_sentences, tally.first)
 

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 from fasttfm.data.moses_tokenizer import MosesTokenizer
 from fasttfm.data.tokenizer import EOS, UNK, Tokenizer
+from fasttfm.data.unicode_forms import composed
 from fasttfm.errors import UserError
 
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
@@ -70,7 +71,7 @@ class Terminology:
         """For every occurrence of a term in line the alternatives, as ids, of which the translation must hold one."""
         if not self.alternatives:
             return []
-        line = " ".join(line.split())
+        line = composed(" ".join(line.split()))
         found = [*self._exact.find(line), *self._any_case.find(_folded(line))]
         required, free = [], 0
         for begin, end, number in sorted(found, key=lambda each: (each[0], -each[1])):
@@ -144,14 +145,14 @@ def continuations_of(tokenizer: Tokenizer) -> frozenset[int]:
 
 def _checked(term: str, alternatives: Iterable[str], tokenizer: Tokenizer) -> tuple[str, list[list[int]]]:
     """The term with single spaces, and the ids of its alternatives."""
-    term = " ".join(term.split())
+    term = composed(" ".join(term.split()))
     if not term:
         raise UserError("the term is empty: give a source term and its translations")
     if isinstance(tokenizer, MosesTokenizer):
         raise UserError(
             "terms need a vocabulary of SentencePiece, and this model's pieces are of fastBPE or subword-nmt"
         )
-    phrases = [phrase for text in alternatives for phrase in _phrases(text, tokenizer)]
+    phrases = [phrase for text in alternatives for phrase in _phrases(composed(text), tokenizer)]
     if not phrases:
         raise UserError(f"{term!r} has no translation: give at least one")
     return term, phrases

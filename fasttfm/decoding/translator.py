@@ -23,6 +23,7 @@ from fasttfm.cpu.int8 import warn_without_route
 from fasttfm.data.corpus import read_lines
 from fasttfm.data.tokenizer import EOS, PAD, Tokenizer
 from fasttfm.data.tokenizer_files import load_tokenizers
+from fasttfm.data.unicode_forms import composed, has_text, is_composed
 from fasttfm.decoding.alignment import Links, word_links
 from fasttfm.decoding.attention import check_layer, cross_attention
 from fasttfm.decoding.batches import multiply_in_int8
@@ -44,6 +45,7 @@ from fasttfm.machine import pick_device
 from fasttfm.models import Transformer
 from fasttfm.models.pretrained import read_values
 from fasttfm.parsing import shown
+from fasttfm.wording import Tally
 
 Precision = Literal["fp32", "bf16", "fp16", "int8"]
 _DTYPES = {"fp32": torch.float32, "int8": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -51,20 +53,6 @@ WORKERS_WORK = 5e11
 """Source tokens times parameters times beam from which on processes are started: a core of an Intel Xeon with AMX takes
 5 s for so much, and starting them half of that."""
 _PREFIX_RULE = "one line is needed for each input line: an empty one where the translation may begin with any word"
-
-
-@dataclass(slots=True)
-class Tally:
-    """Lines of the input that something is told of."""
-
-    count: int = 0
-    first: int | None = None
-    """The number of the first one, from 1."""
-
-    def add(self, line: int) -> None:
-        """Count a line."""
-        self.count += 1
-        self.first = self.first or line
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +79,8 @@ class Translator:
 
     A line of white space alone has the empty translation. A line of more than config.max_source_length tokens is cut
     off there: `cut` counts those, `long` those of more than twice the longest line of training, of which translations
-    lose parts, `empty` the lines whose translation is empty though they are not.
+    lose parts, `empty` the lines whose translation is empty though they are not, `decomposed` those that are not in
+    Unicode's normal form C and that the vocabulary does not bring to it.
     """
 
     def __init__(
@@ -135,7 +124,7 @@ class Translator:
             terminology.refuse_banned(self.banned)
         check_layer(model, self.config.alignment_layer)
         self.trained_length = trained_length
-        self.cut, self.long, self.empty = Tally(), Tally(), Tally()
+        self.cut, self.long, self.empty, self.decomposed = Tally(), Tally(), Tally(), Tally()
 
     @classmethod
     def from_directory(
@@ -273,6 +262,7 @@ class Translator:
     ) -> tuple[list[Translation], list[list[int]]]:
         """Text and tokens of the hypotheses of a search; distinct: of those with the same text the first alone."""
         texts = [one_line(self.target_tokenizer.decode(each.tokens)) for each in hypotheses]
+        texts = [text if has_text(text) else "" for text in texts]
         kept = [
             (text, each)
             for n, (text, each) in enumerate(zip(texts, hypotheses))
@@ -355,7 +345,11 @@ class Translator:
         longest = self.config.max_source_length
         sources = {}
         for row, line in enumerate(lines):
-            ids = [*self.source_tokenizer.prefix, *self.source_tokenizer.encode(line)] if line.strip() else []
+            ids = [*self.source_tokenizer.prefix, *self.source_tokenizer.encode(line)] if has_text(line) else []
+            if not is_composed(line) and self.source_tokenizer.encode(line) != self.source_tokenizer.encode(
+                composed(line)
+            ):
+                self.decomposed.add(first_line + row)
             if self.trained_length is not None and len(ids) > 2 * self.trained_length:
                 self.long.add(first_line + row)
             if len(ids) > longest:

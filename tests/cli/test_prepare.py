@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,22 @@ def test_several_files_and_repeated_flags_are_one_corpus_in_their_order(text: li
     assert len(data.train) == 210
     assert data.target_tokenizer.decode(data.train.target(200)) == Path(valid[3]).read_text().split("\n")[0]
     assert main(["prepare", "--src", src, valid[1], "--tgt", tgt, *options, "--out", str(tmp_path / "C")]) == 2
+
+
+def test_letters_spelt_apart_and_invisible_characters_are_told(text: list[str], tmp_path: Path, capsys):
+    valid = Path(text[text.index("--valid-tgt") + 1])
+    lines = valid.read_text(encoding="utf-8").splitlines()
+    lines[1], lines[2] = unicodedata.normalize("NFD", "Über die Straße."), "\u200b"
+    valid.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    command = ["prepare", *text, "--vocab-size", "450"]
+    assert main([*command, "--out", str(tmp_path / "A")]) == 0
+    told = capsys.readouterr()
+    told = told.out + told.err
+    assert f"{valid.name}: not in Unicode's normal form C: 1 line (first: line 2): give --normalization nfc" in told
+    assert f"{valid.name}: invisible characters, such as U+200B or U+FEFF: 1 line (first: line 3)" in told
+    assert "1 pair has a side that is empty" in told
+    assert main([*command, "--normalization", "nfc", "--out", str(tmp_path / "B")]) == 0
+    assert "normal form" not in capsys.readouterr().out
 
 
 STRANGERS = {"a model": "config.yaml", "the text itself": "train.src.gz"}

@@ -69,6 +69,12 @@ def test_several_references_count_together(score, tmp_path, capsys):
     assert "other has 1 line but" in capsys.readouterr().err
 
 
+def test_lines_that_differ_in_their_spelling_alone_are_told(score, capsys):
+    assert score(b"Scho\xcc\x88n\nja\n", references="Schön\nja\n".encode()) == 0
+    told = "equal to the reference but for Unicode's normal form: 1 line (first: line 1)"
+    assert told in capsys.readouterr().err
+
+
 def test_text_without_spaces_has_its_tokenizer_or_a_warning(score, capsys):
     text = "一只狗在跑。\n两个人坐着。\n".encode()
     assert score(text, references=text) == 0

@@ -262,6 +262,12 @@ def test_lines_that_lose_parts_are_told_in_a_line_each(translate, model_dir):
     assert "1 line (first: line 2)" in errors[1]
 
 
+def test_input_in_another_normal_form_is_told(translate, model_dir):
+    _, _, errors = translate(model_dir, text="ein Hund\nein Hund la\u0308uft\n\u200b\n")
+    assert len(errors) == 1
+    assert "not in Unicode's normal form C: 1 line (first: line 2)" in errors[0]
+
+
 def test_no_translation_is_empty_unless_it_may_be_and_is_told(translate, model_dir, monkeypatch):
     from fasttfm.decoding import hypotheses
 

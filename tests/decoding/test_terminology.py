@@ -120,6 +120,11 @@ def test_every_term_is_translated_whatever_the_settings(tokenizer, seed):
             )
 
 
+def test_a_term_is_found_in_either_spelling(tokenizer):
+    terms = Terminology([("u\u0308ber", ["dog"])], tokenizer)
+    assert terms.required("über") == terms.required("u\u0308ber") == [terms.alternatives[0]]
+
+
 def test_a_file_without_terms_is_refused(tokenizer):
     with pytest.raises(UserError, match="terms: holds no term"):
         Terminology.from_lines(["", " "], "terms", tokenizer)
