@@ -26,7 +26,9 @@ install: .venv/.installed
 
 .venv/.installed: setup.py constraints.txt pretraining/pyproject.toml ptx-check/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "fasttfm needs Python 3.10 or newer; this is " + sys.version.split()[0] + ". Choose another: make PYTHON=python3.12")'
+	echo "make: an environment in .venv"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	echo "make: packages of constraints.txt, some gigabytes; minutes where they must be downloaded"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ptx-check \
 		--editable '.[dev]' --editable pretraining
 	touch $@

@@ -60,7 +60,7 @@ _DRY_TRAIN = ("--max-update", "20")
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("name", metavar="NAME", help=f"one of {', '.join(RECIPES)}")
+    parser.add_argument("name", metavar="NAME", help=f"one of {', '.join(RECIPES)}; list: print what each is")
     add_downloads(parser)
     parser.add_argument(
         "--work",
@@ -94,6 +94,10 @@ def run(args: argparse.Namespace) -> None:
     """Run the commands of a recipe, one after the other."""
     from fasttfm.data.datasets import demo_texts, held_texts
 
+    if args.name == "list":
+        width = max(map(len, RECIPES))
+        print("\n".join(f"{name:<{width}}  preset {each.preset} on {each.dataset}" for name, each in RECIPES.items()))
+        return
     if args.name not in RECIPES:
         raise UserError(f"{args.name}: one of {', '.join(RECIPES)} is allowed")
     recipe, output = RECIPES[args.name], Output.of(args, "recipe")

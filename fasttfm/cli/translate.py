@@ -206,7 +206,7 @@ def _shown(stream: "Iterator[list[Translation]]", quiet: bool) -> "Iterator[list
     from tqdm import tqdm
 
     looks = not quiet and sys.stderr.isatty() and not sys.stdout.isatty() and not sys.stdin.isatty()
-    return iter(tqdm(stream, unit=" lines", unit_scale=True, file=sys.stderr, disable=not looks))
+    return iter(tqdm(stream, unit=" lines", file=sys.stderr, disable=not looks))
 
 
 def _write(number: int, translations: "list[Translation]", numbered: bool, as_json: bool) -> None:

@@ -46,6 +46,8 @@ def decode_lines(
             if raw.startswith((b"\xff\xfe", b"\xfe\xff")):  # what Windows calls "Unicode"
                 raise UserError(f"{name}: is UTF-16: convert it first, with iconv -f utf-16 -t utf-8")
             raw = raw.removeprefix(b"\xef\xbb\xbf")
+            if raw.startswith((b"<?xml ", b"<tmx ", b"<xliff ")):
+                raise UserError(f"{name}: is XML, such as TMX or XLIFF: write its sentences out first, one a line")
         if number <= 2 and raw.count(0) * 3 >= len(raw):
             raise UserError(
                 f"{name}: every second byte of line {number} is 0, as in UTF-16: convert it first, with iconv -f "

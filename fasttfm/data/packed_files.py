@@ -45,6 +45,7 @@ _PACKINGS = (
     Compression("bzip2", rb"BZh.1AY&SY", "bunzip2 or bzcat", lambda file: cast(BinaryIO, bz2.BZ2File(file))),
     Compression("zstandard", rb"\x28\xb5\x2f\xfd", "zstd -d or zstdcat", _open_zstandard),
     Compression("zip", rb"PK\x03\x04", "unzip", None),
+    Compression("Parquet", rb"PAR1", "pandas, say, which writes a column as text", None),
 )
 _HEAD = 10
 """As many bytes tell the packing."""
@@ -89,7 +90,7 @@ def unpacked(file: Hashed, path: Path) -> tuple[BinaryIO, str]:
     if packing is None:
         return buffered, ""
     if packing.open is None:
-        raise UserError(f"{path}: is a {packing.name} archive: unpack it first, with {packing.tool}")
+        raise UserError(f"{path}: is a {packing.name} file: unpack it first, with {packing.tool}")
     try:
         return packing.open(buffered), packing.name
     except UserError as error:

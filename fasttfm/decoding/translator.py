@@ -408,7 +408,10 @@ def _check_same_tokenizers(path: Path, other: Path) -> None:
     for name in VOCABULARY_FILES:
         ours, theirs = (folder / name for folder in (path, other))
         if ours.exists() != theirs.exists() or (ours.exists() and ours.read_bytes() != theirs.read_bytes()):
-            raise UserError(f"{other}: its {name} is not that of {path}: an ensemble needs models of one tokenizer")
+            raise UserError(
+                f"{other}: its {name} is not that of {path}: an ensemble needs models of one tokenizer, which prepare "
+                f"--spm {path} gives"
+            )
 
 
 def _trained_length(path: Path, values: Values) -> int | None:

@@ -9,7 +9,7 @@ import torch
 from fasttfm.checkpoints.checkpoint import read_weights
 from fasttfm.checkpoints.model_dir import CONFIG_FILE
 from fasttfm.checkpoints.steps import resolve_checkpoint
-from fasttfm.checkpoints.vocabulary import check_vocabulary
+from fasttfm.checkpoints.vocabulary import checkpoint_vocabulary, vocabulary_digest
 from fasttfm.checkpoints.weights import load_weights
 from fasttfm.config import RunConfig, Values
 from fasttfm.errors import UserError
@@ -48,7 +48,13 @@ class Task(ABC):
         if not init_from.exists():
             raise UserError(f"--init-from {init_from}: does not exist: give a checkpoint or a model directory")
         checkpoint = resolve_checkpoint(init_from) if (init_from / CONFIG_FILE).is_file() else init_from
-        check_vocabulary(checkpoint, model_dir)
+        trained_with = checkpoint_vocabulary(checkpoint)
+        if trained_with is not None and trained_with != vocabulary_digest(model_dir):
+            model = init_from if (init_from / CONFIG_FILE).is_file() else "MODEL"
+            raise UserError(
+                f"--init-from {init_from}: was trained with another vocabulary than the data: prepare them with that "
+                f"of its model (fasttfm prepare --spm {model})"
+            )
         load_weights(model, self.weights_for(model, read_weights(checkpoint)), checkpoint)
 
     def weights_for(self, model: Any, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

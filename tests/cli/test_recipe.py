@@ -76,6 +76,11 @@ def test_every_recipe_names_what_exists():
         assert recipe.preset in preset_names()
 
 
+def test_the_recipes_are_listed(capsys):
+    assert main(["recipe", "list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [*RECIPES]
+
+
 def test_an_unknown_recipe_and_a_failing_command_are_one_line(tmp_path: Path, capfd: pytest.CaptureFixture):
     assert main(["recipe", "wmt99"]) == 2
     assert "fasttfm recipe: wmt99: one of paper-base-en-de" in capfd.readouterr().err

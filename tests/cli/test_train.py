@@ -303,7 +303,8 @@ def test_a_new_run_may_begin_with_the_weights_of_another(data, model, tmp_path, 
     assert "does not exist" in refused(capsys, train(data / "DATA", tmp_path / "N", "--init-from", "nowhere"))
     other = shutil.copytree(step_folder(model, 6), tmp_path / "other")
     (other / "meta.json").write_text('{"vocabulary": "another"}')
-    assert "another vocabulary" in refused(capsys, train(data / "DATA", tmp_path / "N", "--init-from", str(other)))
+    message = refused(capsys, train(data / "DATA", tmp_path / "N", "--init-from", str(other)))
+    assert "another vocabulary than the data: prepare them with that of its model (fasttfm prepare --spm" in message
 
 
 def test_the_remedies_for_checkpoints_without_state_end_in_a_run_that_goes_on(data, model, tmp_path, capsys):

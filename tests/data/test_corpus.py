@@ -97,7 +97,13 @@ def test_packings_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(UserError, match=r"text: is zstandard data, .* unpack it first, with zstd -d"):
         list(read_lines(path))
     path.write_bytes(b"PK\x03\x04" + bytes(20))
-    with pytest.raises(UserError, match=r"text: is a zip archive: unpack it first, with unzip"):
+    with pytest.raises(UserError, match=r"text: is a zip file: unpack it first, with unzip"):
+        list(read_lines(path))
+    path.write_bytes(b"PAR1" + bytes(20))
+    with pytest.raises(UserError, match=r"text: is a Parquet file: unpack it first, with pandas"):
+        list(read_lines(path))
+    path.write_text('<?xml version="1.0"?>\n<tmx version="1.4">\n')
+    with pytest.raises(UserError, match=r"text: is XML, such as TMX or XLIFF: write its sentences out first"):
         list(read_lines(path))
     path.write_text("BZh9 is how a text may begin\n")
     assert list(read_lines(path)) == ["BZh9 is how a text may begin"]

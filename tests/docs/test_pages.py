@@ -37,10 +37,13 @@ torch.testing.assert_close(torch.compile(squared_relu, fullgraph=True)(x), refer
 """
 
 
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("seed", range(20))
 @pytest.mark.skipif(not interpreted(), reason="the page's kernels run through Triton's interpreter")
-def test_the_code_of_the_page_about_kernels_runs(tmp_path):
+def test_the_code_of_the_page_about_kernels_runs(tmp_path, seed):
     """In a process of its own: it registers operators for the rest of it."""
-    (tmp_path / "page.py").write_text("\n".join([*blocks("how-to-own-kernel.md"), OWN_KERNEL]), encoding="utf-8")
+    lines = [f"import torch; torch.manual_seed({seed})", *blocks("how-to-own-kernel.md"), OWN_KERNEL]
+    (tmp_path / "page.py").write_text("\n".join(lines), encoding="utf-8")
     command = [sys.executable, "page.py"]
     done = subprocess.run(command, cwd=tmp_path, env=child_environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
