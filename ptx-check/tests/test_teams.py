@@ -107,6 +107,12 @@ def test_registers_are_there_when_others_give_them_back(given, kinds):
     assert run_on_words(text, threads=256, x=words, y=words).kinds == kinds
 
 
+def test_copies_by_threads_of_a_specialised_kernel_are_refused_by_name():
+    copy = "cp.async.cg.shared.global [global_smem], [%rd11], 16;\nbar.sync 1, 64;"
+    with pytest.raises(Unsupported, match="a warp-specialised kernel, at probe, PTX line"):
+        run_on_words(copy, threads=64, shared=256)
+
+
 def test_a_barrier_within_a_warp_is_told():
     early = "setp.lt.u32 %p1, %r1, 7;\n@%p1 bra $L__BB0_1;\nbar.sync 1, 64;\n$L__BB0_1:\nst.global.b32 [%rd12], %r1;"
     assert "divergence" in run_on_words(early, x=WORD, y=NONE).kinds
