@@ -6,6 +6,7 @@ How machine code is read and counted: ptx-check/tests/test_machine_code.py.
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -165,6 +166,15 @@ def test_attention_without_windows_caps_slopes_and_sinks_has_not_grown_since_the
                 grown.append((line["chip"], entry["case"], entry["dtype"], before, needs.bound))
     assert compared > 1000
     assert not grown
+
+
+def test_the_page_shows_orders_of_products_as_they_are_recorded():
+    cases = [entry for line in records.read(records.RESULTS / "ledger.jsonl") for entry in line["cases"]]
+    recorded = {(entry["case"], entry["orders"][0]) for entry in cases if "orders" in entry}
+    page = (records.RESULTS.parents[1] / "docs" / "ledger.md").read_text()
+    shown = re.findall(r"^\| (attention\.\S+) \| `(.*)` \|$", page, re.MULTILINE)
+    assert len(shown) > 10
+    assert {(case, order.replace("\\|", "|")) for case, order in shown} <= recorded
 
 
 @pytest.mark.parametrize(("factor", "told"), [(1.02, (0, 0)), (1.04, (1, 0)), (0.9, (0, 1))])
