@@ -11,6 +11,7 @@ import numpy as np
 
 from ptx_check.allocations import POISON
 from ptx_check.atomics import TYPES, take_turns
+from ptx_check.faults import Unsupported
 from ptx_check.memory import WORDS, join, split, spread, stored_alike
 
 
@@ -23,7 +24,8 @@ class Shared:
         self.flat = _views(np.full(run.programs * (self.pitch // 4), POISON[4], dtype=np.uint32))
         self.marks = _views(np.full(run.programs * (self.pitch // 4 if run.checks else 4), 0xFFFFFFFF, dtype=np.uint32))
         """Memory, and of each byte the bits that nobody wrote, as words of every width."""
-        self.proxies = Proxies(run, self.pitch) if run.checks and run.launch.facts.asynchronous else None
+        proxies = run.checks and run.launch.facts.asynchronous and not run.launch.facts.specialised
+        self.proxies = Proxies(run, self.pitch) if proxies else None
         self.rows = {width: np.arange(run.programs, dtype=np.int64)[:, None] * (self.pitch // width) for width in WORDS}
 
     def positions(self, index, address, mask, width) -> np.ndarray:
@@ -57,6 +59,12 @@ class Shared:
         if mask is None or not kept:
             return parts
         return tuple(np.where(mask, part, old) for part, old in zip(parts, kept))
+
+    def fence(self) -> None:
+        """fence.proxy.async."""
+        for each in (self.proxies, self.run.orders):
+            if each is not None:
+                each.fence()
 
     def note(self, kind: str, *access) -> None:
         """For races."""
@@ -173,6 +181,9 @@ class Copies:
 
     def issue(self, index, destination, source, guard, width, count) -> None:
         run = self.run
+        if run.launch.facts.specialised:
+            location = run.launch.code.instructions[index].location
+            raise Unsupported("cp.async in a warp-specialised kernel", location)
         mask = run.where(guard)
         if mask is not None and not mask.any():
             return
