@@ -1,15 +1,13 @@
 """A server on a free port of this machine, and what asks it."""
 
-import socket
 import threading
 from contextlib import contextmanager
 
 import requests
-import uvicorn
 from waiting import PATIENCE
 
 from fasttfm.serving.app import App
-from fasttfm.serving.connections import protocol
+from fasttfm.serving.connections import Listener, server
 from fasttfm.serving.limits import Limits
 
 
@@ -35,24 +33,16 @@ def serving(translators, limits=None, token=None, **options):
     """The address of a server; it ends with the block."""
     limits = limits or Limits()
     app = App(translators, limits, token, **options)
-    listener = socket.socket()
+    listener = Listener()
     listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app.starlette,
-            log_level="warning",
-            lifespan="off",
-            http=protocol(limits.head_seconds),
-            limit_concurrency=limits.connections,
-        )
-    )
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    running = server(app, listener, limits)
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
     listener.listen()
     thread.start()
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
-        server.should_exit = True
+        running.should_exit = True
         thread.join(PATIENCE)
         app.engine.stop()
         listener.close()
