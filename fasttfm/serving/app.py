@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from fasttfm.decoding.sentences import LANGUAGES
 from fasttfm.decoding.translator import Translator
 from fasttfm.machine import version
 from fasttfm.serving.engine import Engine, QueueFull, Stopping
@@ -77,10 +79,12 @@ class App:
         return html_response(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
 
     async def health(self, _: HttpRequest) -> Response:
-        """The models that are served, and how large a request may be."""
+        """The models that are served, how large a request may be, and the languages of split_sentences."""
         health = {"status": "ok", "models": list(self.translators), "version": _VERSION}
         limits = {"sentences": self.limits.sentences, "body_bytes": self.limits.body_bytes}
-        return JSONResponse({**health, **limits})
+        return JSONResponse(
+            {**health, **limits, "split_sentences": sorted(LANGUAGES) if find_spec("sentencex") else []}
+        )
 
     async def show_metrics(self, _: HttpRequest) -> Response:
         """Prometheus' text."""
