@@ -35,7 +35,7 @@ _REFUSED = ({"text": "<" * (_LARGEST - 100)}, {"text": [""] * (_LARGEST // 5)}, 
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked for at a port, and the translations that must come."""
+    """Requests for a port, and the translations that must come."""
 
     port: int
     short: Sequence[str]

@@ -6,7 +6,6 @@ application (app.py) answers until a deadline that counts from there, and a clie
 after is cut off.
 """
 
-import asyncio
 import os
 import socket
 from collections.abc import Callable
@@ -100,7 +99,7 @@ def _protocol(listener: Listener, limits: Limits) -> type[H11Protocol]:
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
             self.app_state = {**self.app_state}
-            self._timer: asyncio.TimerHandle | None = None
+            self._timer: Any = None
             self._answering: Any = None
 
         def connection_made(self, transport: Any) -> None:

@@ -1,4 +1,4 @@
-"""Who may talk to the server: requests by its own names, from its own page and from listed ones.
+"""A gate before the server: takes requests by its own names, from its own page and from listed ones.
 
 A page of any website can send requests to a server on its reader's machine, and a name that an attacker owns can be
 pointed at 127.0.0.1 (DNS rebinding). So the server answers to its own names only, and to requests of other pages only
