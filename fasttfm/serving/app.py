@@ -126,9 +126,10 @@ class App:
         finally:
             for each in tasks:
                 each.cancel()  # one that is done stays so
-        if answered.done():
+            await asyncio.wait(tasks)  # nothing is translated for a client that counts as gone
+        if not answered.cancelled():
             return answered.result()
-        if gone.done():
+        if not gone.cancelled():
             raise ClientDisconnect
         raise self._too_late()
 
