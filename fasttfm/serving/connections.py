@@ -22,7 +22,11 @@ from fasttfm.serving.limits import Limits
 if TYPE_CHECKING:
     from fasttfm.serving.app import App
 
-_BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\nRetry-After: 1\r\n\r\n"
+_DETAIL = b'{"detail": "too many connections are open: ask again later"}'
+_BUSY = (
+    b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Type: application/json\r\n"
+    b"Content-Length: %d\r\n\r\n%s" % (len(_DETAIL), _DETAIL)
+)
 _SPARE_DESCRIPTORS = 64
 """For workers that take another's place, and files that are read for a moment."""
 
