@@ -9,6 +9,9 @@ of ours is compared with what the model translates without a server; one that di
 CTranslate2, with the same weights behind the same HTTP front, takes the same requests, one search after the other as it
 is made for. It ends a sentence's search when as many hypotheses as the beam has have ended; ours is measured with this
 rule (--early-stopping) and with its own.
+With --mixed, clients of all kinds ask ours at once instead (mixed_load.py), and it ends with 1 where memory grows or
+short requests wait unevenly; its record is in mixed-load.jsonl.
+
 Appends one line to benchmarks/results/open-loop.jsonl. Source of the method: Tene, coordinated omission (wrk2).
 """
 
@@ -16,20 +19,20 @@ import http.client
 import json
 import multiprocessing
 import random
-import socket
 import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from benchmarks import command
+from benchmarks import command, mixed_load
 from benchmarks.measure.machine import SINCE_START, family
 from fasttfm.children import end_with_parent
 from fasttfm.cli.main import main as fasttfm
@@ -106,21 +109,23 @@ def serve(kind: str, model: Path, workers: int, folder: Path, port: Connection) 
     """Answer requests until this process is ended; sends the port that it listens at."""
     end_with_parent()
     import torch
-    import uvicorn
 
     from fasttfm.serving.app import App
+    from fasttfm.serving.connections import Listener, server
     from fasttfm.serving.limits import Limits
 
     ours = kind in EARLY_STOPPING
     torch.set_num_threads(
         workers if ours else 1
     )  # PyTorch's threads would slow CTranslate2's down (peers/ctranslate2.py)
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = Listener()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
     limits = Limits(queue=100_000, seconds=_PATIENCE)
     translator: Any = translator_of(kind, model) if ours else CTranslate2(model, folder, workers)
     app = App({"model": translator}, limits, workers=workers if ours else 1)
     port.send(listener.getsockname()[1])
-    uvicorn.Server(uvicorn.Config(app.starlette, log_level="warning", lifespan="off")).run(sockets=[listener])
+    server(app, listener, limits).run(sockets=[listener])
 
 
 def translator_of(kind: str, model: Path) -> Translator:
@@ -215,37 +220,59 @@ def row_of(provider: str, load: float, rate: float, found: dict[str, list[float]
     return row
 
 
+@contextmanager
+def served(provider: str, model: Path, workers: int, folder: Path) -> Iterator[tuple[int, Callable[[], int]]]:
+    """The port of a provider's server, and what tells its memory in MiB; it ends with the block."""
+    processes = multiprocessing.get_context("spawn")
+    ours, theirs = processes.Pipe()
+    target = partial(serve, provider, model, workers, folder / "exported", theirs)
+    process = processes.Process(target=target, daemon=True)  # this program waits for no other at its end
+    process.start()
+    theirs.close()
+    try:
+        yield ours.recv(), lambda: sum(each.memory_info().rss for each in family(process.pid)) >> 20
+    finally:
+        with SINCE_START.ending():
+            process.terminate()
+            process.join()
+
+
 def measure(
     model: Path, lines: Sequence[str], seconds: float, workers: int, seed: int, folder: Path
 ) -> list[dict[str, Any]]:
     """A row for each provider and load."""
-    processes, requests = multiprocessing.get_context("spawn"), Requests.from_lines(lines)
-    asked = [*requests.short, *requests.long]
+    requests = Requests.from_lines(lines)
     measured = []
     for provider in (*EARLY_STOPPING, "CTranslate2"):
-        ours, theirs = processes.Pipe()
-        expected = (
-            dict(zip(asked, translator_of(provider, model).translate(asked))) if provider in EARLY_STOPPING else None
-        )
-        target = partial(serve, provider, model, workers, folder / "exported", theirs)
-        process = processes.Process(target=target, daemon=True)  # this program waits for no other at its end
-        process.start()
-        theirs.close()
-        try:
-            server = Server(ours.recv(), expected)
+        expected = expected_of(provider, model, requests) if provider in EARLY_STOPPING else None
+        with served(provider, model, workers, folder) as (port, memory):
+            server = Server(port, expected)
             burst(server, requests)
             most, sentences = capacity(server, requests, seconds)
             for load in LOADS:
                 rate = load * most
                 row = row_of(provider, load, rate, waits(server, requests, rate, seconds, seed))
-                memory = sum(each.memory_info().rss for each in family(process.pid)) >> 20
-                measured.append(row | {"sentences_per_second": round(sentences, 1), "resident_mib": memory})
+                measured.append(row | {"sentences_per_second": round(sentences, 1), "resident_mib": memory()})
                 print(json.dumps(measured[-1]), flush=True)
-        finally:
-            with SINCE_START.ending():
-                process.terminate()
-                process.join()
     return measured
+
+
+def measure_mixed(
+    model: Path, lines: Sequence[str], seconds: float, workers: int, seed: int, folder: Path
+) -> dict[str, Any]:
+    """The fields of a record of our server under a mixed load."""
+    provider, requests = "fasttfm", Requests.from_lines(lines)
+    expected = expected_of(provider, model, requests)
+    with served(provider, model, workers, folder) as (port, memory):
+        burst(Server(port, expected), requests)
+        load = mixed_load.Load(port, requests.short, requests.long, expected)
+        return mixed_load.run(load, seconds, seed, memory)
+
+
+def expected_of(provider: str, model: Path, requests: Requests) -> dict[str, str]:
+    """Each line with its translation by one of our providers."""
+    asked = [*requests.short, *requests.long]
+    return dict(zip(asked, translator_of(provider, model).translate(asked)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -257,10 +284,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--workers", type=THREADS, default=1, help="processes; of CTranslate2 threads (default: 1)")
     parser.add_argument("--seed", type=int, default=1, help="of the arrivals (default: %(default)s)")
+    parser.add_argument(
+        "--mixed", action="store_true", help=f"{mixed_load.CLIENTS} clients of all kinds at once instead"
+    )
     args = parser.parse_args(argv)
     lines = list(dict.fromkeys(line for line in read_lines(args.text) if line.strip()))[:_LINES]
     options = {"seconds": args.seconds, "workers": args.workers, "seed": args.seed}
     with tempfile.TemporaryDirectory() as folder:
+        if args.mixed:
+            fields = measure_mixed(args.model, lines, folder=Path(folder), **options)
+            command.keep(args.results, "mixed_load", text=args.text.name, **options, **fields)
+            print(json.dumps(fields))
+            return 1 if fields["failed"] else 0
         measured = measure(args.model, lines, folder=Path(folder), **options)
     command.keep(args.results, "open_loop", text=args.text.name, **options, measured=measured)
     return 0

@@ -8,6 +8,7 @@ that are not UTF-8, half of a surrogate pair, NaN, a field that is given twice, 
 import json
 import re
 import reprlib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -90,6 +91,11 @@ def shown(value: Any) -> str:
     return _SHORT.repr(value)
 
 
+def shortened(text: str, most: int) -> str:
+    """A text for a message; of a long one the beginning and the end, so many characters in all."""
+    return text if len(text) <= most else f"{text[: most // 2 - 3]} ... {text[len(text) - most // 2 + 2 :]}"
+
+
 def told(value: Any) -> str:
     """The type of a value as JSON calls it."""
     return _KINDS.get(type(value), (type(value).__name__,))[0]
@@ -134,9 +140,8 @@ def texts(given: Any, name: str, where: str, remedy: str = "copy it again") -> l
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise Malformed(f"has the field {twice!r} twice in one object")
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise Malformed(f"has the field {shown(twice)} twice in one object")
     return result
 
 

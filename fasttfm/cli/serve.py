@@ -10,6 +10,7 @@ import re
 import socket
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from fasttfm.signals import taken_over
 
 if TYPE_CHECKING:
     from fasttfm.decoding.translator import Translator
+    from fasttfm.serving.connections import Listener
 
 TOKEN_VARIABLE = "FASTTFM_SERVE_TOKEN"
 _LIMITS = [name for name in field_types(Limits) if name != "largest_beam"]
@@ -83,14 +85,19 @@ def add_arguments(parser: Parser) -> None:
     parser.shorten(*_SHOWN, examples=_EXAMPLES)
 
 
-def run(args: argparse.Namespace) -> None:
-    """Serve until a signal comes."""
-    uvicorn, *_ = (optional(package, "serve") for package in ("uvicorn", "starlette", "prometheus_client"))
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal comes. Returns the exit status."""
+    for package in ("uvicorn", "starlette", "prometheus_client"):
+        optional(package, "serve")
     from fasttfm.decoding.translator import Translator
     from fasttfm.serving.app import App
-    from fasttfm.serving.connections import LOOPBACK, protocol
+    from fasttfm.serving.connections import connections_that_fit, server
+    from fasttfm.serving.gate import LOOPBACK
     from fasttfm.serving.pool import Pool
 
+    if sys.__stdout__ is None:
+        print("fasttfm serve: standard output is closed: the address is told there; use >/dev/null", file=sys.stderr)
+        return 1
     try:
         limits = Limits(**field_values(args, _LIMITS))
     except ValueError as error:
@@ -119,20 +126,15 @@ def run(args: argparse.Namespace) -> None:
         print(f"serving {', '.join(translators)} at http://{shown}:{port}", flush=True)
         if token is None and not is_local:
             print(f"fasttfm serve: warning: {host} is open to others and there is no --token-file", file=sys.stderr)
-        config = uvicorn.Config(
-            app.starlette,
-            log_level="warning",
-            lifespan="off",
-            timeout_graceful_shutdown=int(limits.seconds) + 1,
-            server_header=False,
-            http=protocol(limits.head_seconds),
-            limit_concurrency=limits.connections,
-        )
-        server = uvicorn.Server(config)
+        room = connections_that_fit(limits.connections)
+        if room < limits.connections:
+            told = f"as many as open files allow (ulimit -n), not {limits.connections:,}"
+            print(f"fasttfm serve: warning: it takes {room:,} connections, {told}", file=sys.stderr, flush=True)
+        running = server(app, listener, replace(limits, connections=room))
         if isinstance(app.engine, Pool):
-            app.engine.call_on_failure(lambda: setattr(server, "should_exit", True))
+            app.engine.call_on_failure(lambda: setattr(running, "should_exit", True))
         try:
-            server.run(sockets=[listener])
+            running.run(sockets=[listener])
         except KeyboardInterrupt:  # the signal that it has ended by, once more
             taken_over()
         finally:
@@ -140,6 +142,7 @@ def run(args: argparse.Namespace) -> None:
     if isinstance(app.engine, Pool) and app.engine.failure is not None:
         raise app.engine.failure
     print("stopped", flush=True)
+    return 0
 
 
 def _count(workers: int | None, translators: "Iterable[Translator]") -> int:
@@ -154,12 +157,14 @@ def _count(workers: int | None, translators: "Iterable[Translator]") -> int:
     return workers or (torch.get_num_threads() if possible else 1)
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _listening(host: str, port: int) -> "Listener":
+    from fasttfm.serving.connections import Listener
+
     if not 0 <= port <= 65535:
         raise UserError(f"--port {port}: must be from 0 to 65535")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
+        listener = Listener(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen()  # who connects while models are loaded waits
@@ -170,12 +175,13 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def _token(path: Path | None) -> str | None:
-    if path is None:
-        return os.environ.get(TOKEN_VARIABLE) or None
+    """The token of a file, or of the environment; None where neither is given."""
+    if path is None and TOKEN_VARIABLE not in os.environ:
+        return None
     try:
-        token = path.read_text(encoding="utf-8").strip()
+        token = (os.environ[TOKEN_VARIABLE] if path is None else path.read_text(encoding="utf-8")).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
     if not token or not token.isascii() or len(token.split()) > 1:
-        raise UserError(f"{path}: must hold one token of ASCII characters without spaces")
+        raise UserError(f"{path or TOKEN_VARIABLE}: must hold one token of ASCII characters without spaces")
     return token

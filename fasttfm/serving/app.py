@@ -3,8 +3,10 @@
 import asyncio
 import hmac
 import json
-import time
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from fasttfm.decoding.translator import Translation, Translator
+from fasttfm.decoding.sentences import LANGUAGES
+from fasttfm.decoding.translator import Translator
 from fasttfm.machine import version
-from fasttfm.serving.connections import LOOPBACK, Gate
 from fasttfm.serving.engine import Engine, QueueFull, Stopping
+from fasttfm.serving.gate import LOOPBACK, Gate
 from fasttfm.serving.limits import Limits
 from fasttfm.serving.metrics import Metrics
 from fasttfm.serving.openapi import openapi, page
@@ -29,6 +32,8 @@ from fasttfm.serving.requests import Refused, Request, read_request
 
 _VERSION = str(version("fasttfm"))
 _GONE = 499  # what nginx logs for a client that has closed its connection
+_SMALL = 1 << 14
+"""Bytes of a body from which on it is read behind others of its size, one at a time; smaller ones pass them."""
 
 
 class App:
@@ -51,6 +56,7 @@ class App:
         self.limits = limits
         self.token = token
         self.metrics = Metrics()
+        self._threads = [ThreadPoolExecutor(1, "requests"), ThreadPoolExecutor(1, "large requests")]
         self.engine: Engine | Pool = (
             Engine(translators, self.metrics, queue=limits.queue)
             if workers == 1
@@ -73,10 +79,12 @@ class App:
         return html_response(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
 
     async def health(self, _: HttpRequest) -> Response:
-        """The models that are served, and how large a request may be."""
+        """The models that are served, how large a request may be, and the languages of split_sentences."""
         health = {"status": "ok", "models": list(self.translators), "version": _VERSION}
         limits = {"sentences": self.limits.sentences, "body_bytes": self.limits.body_bytes}
-        return JSONResponse({**health, **limits})
+        return JSONResponse(
+            {**health, **limits, "split_sentences": sorted(LANGUAGES) if find_spec("sentencex") else []}
+        )
 
     async def show_metrics(self, _: HttpRequest) -> Response:
         """Prometheus' text."""
@@ -92,21 +100,42 @@ class App:
 
     async def translate(self, http: HttpRequest) -> Response:
         """Translations, or one line that says why there are none."""
-        begin = time.perf_counter()
+        begun = http.state.begun
         try:
-            response = await self._answer(http)
+            response = await self._answer(http, begun + self.limits.seconds)
         except Refused as refused:
             headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}.get(refused.status)
             response = JSONResponse({"detail": refused.detail}, refused.status, headers)
         except ClientDisconnect:
             response = Response(status_code=_GONE)
         self.metrics.requests.labels("/translate", str(response.status_code)).inc()
-        self.metrics.seconds.observe(time.perf_counter() - begin)
+        self.metrics.seconds.observe(_now() - begun)
         return response
 
-    async def _answer(self, http: HttpRequest) -> Response:
+    async def _answer(self, http: HttpRequest, deadline: float) -> Response:
+        """The response; ClientDisconnect when nobody waits for it any more."""
         self._refuse_strangers(http)
-        request = await asyncio.to_thread(read_request, await self._body(http), self.translators, self.limits)
+        try:
+            body = await asyncio.wait_for(self._body(http), deadline - _now())
+        except asyncio.TimeoutError:
+            raise Refused(504, f"the body did not come within {self.limits.seconds:g} seconds") from None
+        answered, gone = asyncio.create_task(self._translated(body, deadline)), asyncio.create_task(_disconnected(http))
+        tasks = {answered, gone}
+        try:
+            await asyncio.wait(tasks, timeout=deadline - _now(), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in tasks:
+                each.cancel()  # one that is done stays so
+            await asyncio.wait(tasks)  # nothing is translated for a client that counts as gone
+        if not answered.cancelled():
+            return answered.result()
+        if not gone.cancelled():
+            raise ClientDisconnect
+        raise self._too_late()
+
+    async def _translated(self, body: bytes, deadline: float) -> Response:
+        thread = partial(asyncio.get_running_loop().run_in_executor, self._threads[len(body) > _SMALL])
+        request = await thread(read_request, body, self.translators, self.limits)
         try:
             answers = self.engine.submit(request.sentences)
         except QueueFull:
@@ -114,12 +143,14 @@ class App:
         except Stopping:
             raise Refused(503, "the server is being stopped") from None
         if request.stream:
-            return StreamingResponse(self._events(answers, request), media_type="text/event-stream")
+            return StreamingResponse(self._events(answers, request, deadline, thread), media_type="text/event-stream")
         try:
-            translated = await self._unless_gone(http, answers)
+            translated = await asyncio.gather(*map(asyncio.wrap_future, answers))
+        except Exception as error:
+            raise Refused(500, f"the translation failed: {error}") from error
         finally:
             _abandon(answers)
-        return JSONResponse({"translations": await asyncio.to_thread(request.answers, translated)})
+        return Response(await thread(request.answers, translated), media_type="application/json")
 
     def _refuse_strangers(self, http: HttpRequest) -> None:
         if self.token is None:
@@ -134,67 +165,46 @@ class App:
         length = http.headers.get("content-length", "0")
         if length.isdecimal() and int(length) > self.limits.body_bytes:
             raise refused
-
-        async def read() -> bytes:
-            body = bytearray()
-            async for part in http.stream():
-                body += part
-                if len(body) > self.limits.body_bytes:
-                    raise refused
-            return bytes(body)
-
-        try:
-            return await asyncio.wait_for(read(), self.limits.seconds)
-        except asyncio.TimeoutError:
-            raise Refused(504, f"the body did not come within {self.limits.seconds:g} seconds") from None
-
-    async def _unless_gone(self, http: HttpRequest, answers: list[Answer]) -> list[list[Translation]]:
-        """The translations; ClientDisconnect when nobody waits for them any more."""
-        together: asyncio.Future[Any] = asyncio.gather(*map(asyncio.wrap_future, answers))
-        together.add_done_callback(lambda done: done.cancelled() or done.exception())  # also where nobody asks for it
-        gone: asyncio.Future[Any] = asyncio.ensure_future(_disconnected(http))
-        done, _ = await asyncio.wait({together, gone}, timeout=self.limits.seconds, return_when="FIRST_COMPLETED")
-        gone.cancel()
-        if together in done:
-            try:
-                return together.result()
-            except Exception as error:
-                raise Refused(500, f"the translation failed: {' '.join(str(error).splitlines())}") from error
-        together.cancel()
-        if gone in done:
-            raise ClientDisconnect
-        raise self._too_late()
+        body = bytearray()
+        async for part in http.stream():
+            body += part
+            if len(body) > self.limits.body_bytes:
+                raise refused
+        return bytes(body)
 
     def _too_late(self) -> Refused:
         return Refused(504, f"there was no answer within {self.limits.seconds:g} seconds: ask for less, or again later")
 
-    async def _events(self, answers: list[Answer], request: Request) -> AsyncIterator[bytes]:
+    async def _events(
+        self, answers: list[Answer], request: Request, deadline: float, thread: Callable[..., Awaitable[bytes]]
+    ) -> AsyncIterator[bytes]:
         """Server-sent events: one a text in the order of the texts, then `done`; or `error`."""
-        end = time.monotonic() + self.limits.seconds
         try:
             lines = iter(answers)
             for index, text in enumerate(request.texts):
                 try:
                     translated = [
-                        await asyncio.wait_for(asyncio.wrap_future(next(lines)), max(0.0, end - time.monotonic()))
-                        for _ in text.lines
+                        await asyncio.wait_for(asyncio.wrap_future(next(lines)), deadline - _now()) for _ in text.lines
                     ]
-                    best = await asyncio.to_thread(request.answer, text, translated)
+                    best = await thread(request.answer, text, translated)
                 except asyncio.TimeoutError:
                     yield _event({"status": 504, "detail": self._too_late().detail}, "error")
                     return
                 except Exception as error:
-                    yield _event({"status": 500, "detail": " ".join(str(error).splitlines())}, "error")
+                    yield _event({"status": 500, "detail": Refused(500, str(error)).detail}, "error")
                     return
-                yield _event({"index": index, "translations": best})
+                yield b'data: {"index": %d, "translations": %s}\n\n' % (index, best)
             yield _event({"count": len(request.texts)}, "done")
         finally:
             _abandon(answers)
 
 
-def _event(content: dict[str, Any], name: str | None = None) -> bytes:
-    line = f"event: {name}\n" if name else ""
-    return f"{line}data: {json.dumps(content, ensure_ascii=False)}\n\n".encode()
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _event(content: dict[str, Any], name: str) -> bytes:
+    return f"event: {name}\ndata: {json.dumps(content, ensure_ascii=False)}\n\n".encode()
 
 
 def _abandon(answers: list[Answer]) -> None:

@@ -35,7 +35,10 @@ class Metrics:
         self.batch_seconds = Histogram(
             "batch_seconds", "Time of a step, or of a whole batch", buckets=_SECONDS, **options
         )
-
+        self.connections = Gauge("connections", "Open connections", **options)
+        self.connections_refused = Counter(
+            "connections_refused", "Connections answered with 503, beyond the limit", **options
+        )
         self.workers = Gauge("workers", "Processes that translate, this one if there are no others", **options)
         self.workers_ended = Counter("workers_ended", "Processes that were ended and replaced", **options)
         self.workers.set(1)

@@ -1,6 +1,8 @@
 """A request to POST /translate: read from JSON by the table of options, and checked."""
 
 import dataclasses
+import itertools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,23 +15,27 @@ from fasttfm.decoding.sentences import sentence_splitter
 from fasttfm.decoding.terminology import Terminology
 from fasttfm.decoding.translator import Translation, Translator
 from fasttfm.errors import UserError
-from fasttfm.parsing import Malformed, parse_json
+from fasttfm.parsing import Malformed, parse_json, shortened
 from fasttfm.serving.limits import Limits
 from fasttfm.serving.options import SEARCH, checked, options
 from fasttfm.serving.queue import Sentence, sentences_of
 from fasttfm.serving.texts import Text
 
-_TERM_LENGTH = 32
-"""Characters of a term, on average, that a terminology may have."""
+_TOKEN_LENGTH = 32
+"""Characters that a token of a text may have, on average, before anybody counts tokens: twice the longest piece that
+SentencePiece makes. A terminology may have as many for each term, and for its translations."""
+_LONGEST_DETAIL = 600
+"""Characters of what a client is told."""
 
 
 class Refused(Exception):
     """A request that is not answered: an HTTP status, and one line that says why."""
 
     def __init__(self, status: int, detail: str) -> None:
+        """detail: without line feeds, and without the middle where it is long: it may quote what was sent."""
         super().__init__(detail)
         self.status = status
-        self.detail = detail
+        self.detail = shortened(" ".join(detail.splitlines()), _LONGEST_DETAIL)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,17 +49,22 @@ class Request:
     """Whether alignments are asked for."""
     stream: bool
 
-    def answers(self, translated: Sequence[list[Translation]]) -> list[list[dict[str, Any]]]:
-        """The translations of each text, best first, from those of all lines."""
+    def answers(self, translated: Sequence[list[Translation]]) -> bytes:
+        """The body of the answer in JSON, from the translations of all lines."""
         following = iter(translated)
-        return [self.answer(each, [next(following) for _ in each.lines]) for each in self.texts]
+        texts = [self.answer(each, [*itertools.islice(following, len(each.lines))]) for each in self.texts]
+        return b'{"translations":[%s]}' % b",".join(texts)
 
-    def answer(self, text: Text, translated: Sequence[list[Translation]]) -> list[dict[str, Any]]:
-        """The translations of one text, best first, from those of its lines."""
-        best = text.put_together(translated)
-        if not self.alignment:
-            return [{"text": each.text, "score": each.score} for each in best]
-        return [{"text": each.text, "score": each.score, "alignment": each.alignment} for each in best]
+    def answer(self, text: Text, translated: Sequence[list[Translation]]) -> bytes:
+        """The translations of one text in JSON, best first, from those of its lines."""
+        best = []
+        for rank, each in enumerate(text.put_together(translated)):
+            best.append({"text": each.text, "score": each.score})
+            if text.has_empty(translated, rank):
+                best[-1]["empty"] = True
+            if self.alignment:
+                best[-1]["alignment"] = each.alignment
+        return json.dumps(best, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 def read_request(body: bytes, translators: Mapping[str, Translator], limits: Limits) -> Request:
@@ -77,15 +88,18 @@ def _read(given: Mapping[str, Any], translators: Mapping[str, Translator], limit
     refuse_config(given, config)
     refuse_idle(given, config)
     split = sentence_splitter(given["split_sentences"], "split_sentences") if "split_sentences" in given else None
-    texts = [Text(text, split) for text in _listed(given["text"])]
-    lines = [line for text in texts for line in text.lines]
-    if len(lines) > limits.sentences:
-        raise UserError(
-            f"{len(lines):,} {_what(given, texts)}s were given: {limits.sentences:,} at most are taken at once"
-        )
-    prefixes = _prefixes(given, texts)
     most = min(limits.tokens, config.max_source_length - len(translator.source_tokenizer.prefix))
-    tokens = _counted(_what(given, texts), lines, translator.source_tokenizer.encode, most)
+    whole = _listed(given["text"])
+    count = sum(text.count("\n") + 1 for text in whole)
+    _refuse_more(count, "text" if count == len(whole) else "line", limits)
+    if split is not None:
+        _refuse_longer("text", whole, limits.sentences * limits.tokens)
+    texts = [Text(text, split) for text in whole]
+    lines = [line for text in texts for line in text.lines]
+    what = "text" if len(lines) == len(whole) else "line" if split is None else "sentence"
+    _refuse_more(len(lines), what, limits)
+    prefixes = _prefixes(given, texts)
+    tokens = _counted(what, lines, translator.source_tokenizer.encode, most)
     _counted("prefix", prefixes, translator.target_tokenizer.encode, most)
     required = _required(given, translator, lines, limits) if "terminology" in given else None
     alignment = given.get("alignment", False)
@@ -108,12 +122,26 @@ def _prefixes(given: Mapping[str, Any], texts: Sequence[Text]) -> list[str]:
     return prefixes if any(prefixes) else [""] * count
 
 
+def _refuse_more(count: int, what: str, limits: Limits) -> None:
+    if count > limits.sentences:
+        raise UserError(f"{count:,} {what}s were given: {limits.sentences:,} at most are taken at once")
+
+
+def _refuse_longer(what: str, texts: Sequence[str], most: int) -> None:
+    """Refuse what a tokenizer or a splitter would be busy with for long, without letting go of Python's lock."""
+    for number, text in enumerate(texts):
+        if len(text) > most:
+            raise UserError(f"{what} {number} has {len(text):,} characters: {most:,} at most are taken; split it")
+
+
 def _counted(what: str, lines: Sequence[str], encode: Callable[[str], list[int]], most: int) -> list[int]:
     """The tokens of each; UserError for one that has more than `most`."""
-    sizes = [len(encode(line)) for line in lines]
-    for number, size in enumerate(sizes):
-        if size > most:
-            raise UserError(f"{what} {number} has {size:,} tokens: {most:,} at most are taken; split it")
+    _refuse_longer(what, lines, _TOKEN_LENGTH * most)
+    sizes = []
+    for number, line in enumerate(lines):
+        sizes.append(len(encode(line)))
+        if sizes[-1] > most:
+            raise UserError(f"{what} {number} has {sizes[-1]:,} tokens: {most:,} at most are taken; split it")
     return sizes
 
 
@@ -122,11 +150,14 @@ def _required(
 ) -> list[list[list[list[int]]]]:
     """Return what the terminology asks for in each line."""
     terms = {term: _listed(alternatives) for term, alternatives in given["terminology"].items()}
-    count, size = sum(map(len, terms.values())), sum(map(len, terms))
-    if count > limits.terms:
+    translations = [*itertools.chain(*terms.values())]
+    if len(translations) > limits.terms:
+        count = len(translations)
         raise UserError(f"terminology has {count:,} translations of terms: {limits.terms:,} at most are taken at once")
-    if size > (most := _TERM_LENGTH * limits.terms):  # each is looked for at each word of each line
-        raise UserError(f"the terms of terminology have {size:,} characters: {most:,} at most are taken at once")
+    most = _TOKEN_LENGTH * limits.terms
+    for what, texts in (("terms", terms), ("translations", translations)):
+        if (size := sum(map(len, texts))) > most:
+            raise UserError(f"the {what} of terminology have {size:,} characters: {most:,} at most are taken at once")
     try:
         terminology = Terminology(terms.items(), translator.target_tokenizer)
     except UserError as error:
@@ -139,13 +170,6 @@ def _required(
                 f"terminology asks for {size:,} tokens in line {number}: {limits.tokens:,} at most are taken"
             )
     return required
-
-
-def _what(given: Mapping[str, Any], texts: Sequence[Text]) -> str:
-    """Name lines as the one who has sent them knows them."""
-    if all(len(text.lines) == 1 for text in texts):
-        return "text"
-    return "sentence" if "split_sentences" in given else "line"
 
 
 def _listed(value: str | list[str]) -> list[str]:

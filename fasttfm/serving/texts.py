@@ -28,6 +28,11 @@ class Text:
         ranks = range(max(map(len, lines)))
         return [self._joined([best[min(rank, len(best) - 1)] for best in lines]) for rank in ranks]
 
+    def has_empty(self, translated: Sequence[list[Translation]], rank: int) -> bool:
+        """Return whether a line or sentence that has words was translated to nothing, in the translation of a rank."""
+        pairs = zip(self.lines, translated, strict=True)
+        return any(line.strip() and not best[min(rank, len(best) - 1)].text.strip() for line, best in pairs)
+
     def _line(self, parts: Sequence[str], translated: Sequence[list[Translation]]) -> list[Translation]:
         if len(parts) == 1:
             return translated[0]

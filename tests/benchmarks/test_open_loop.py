@@ -106,6 +106,19 @@ def test_a_record_is_written(tmp_path):
             assert row[f"{kind}_p99_ms"] >= row[f"{kind}_p50_ms"] >= 0
 
 
+@pytest.mark.whole
+def test_a_mixed_load_has_a_record_of_its_own(tmp_path):
+    pytest.importorskip("uvicorn")
+    model = write_model_dir(tmp_path / "model", trained=False)
+    (tmp_path / "in.en").write_text("\n".join(SENTENCES))
+    flags = ["--mixed", "--seconds", "20", "--text", str(tmp_path / "in.en"), "--results", str(tmp_path)]
+    status = open_loop.main([str(model), *flags])
+    record = json.loads((tmp_path / "mixed-load.jsonl").read_text())
+    validate(record)
+    assert status == bool(record["failed"])
+    assert record["measured"][0]["requests"] > 0
+
+
 def test_a_wrong_answer_ends_it(tmp_path, monkeypatch):
     pytest.importorskip("uvicorn")
     model = write_model_dir(tmp_path / "model", trained=False)

@@ -1,15 +1,15 @@
 """A server on a free port of this machine, and what asks it."""
 
+import json
 import socket
 import threading
 from contextlib import contextmanager
 
 import requests
-import uvicorn
 from waiting import PATIENCE
 
 from fasttfm.serving.app import App
-from fasttfm.serving.connections import protocol
+from fasttfm.serving.connections import Listener, server
 from fasttfm.serving.limits import Limits
 
 
@@ -31,28 +31,22 @@ class Slow:
 
 
 @contextmanager
-def serving(translators, limits=None, token=None, **options):
-    """The address of a server; it ends with the block."""
+def serving(translators, limits=None, token=None, send_buffer=None, **options):
+    """The address of a server; it ends with the block. send_buffer: bytes that the system takes to send."""
     limits = limits or Limits()
     app = App(translators, limits, token, **options)
-    listener = socket.socket()
+    listener = Listener()
+    if send_buffer:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app.starlette,
-            log_level="warning",
-            lifespan="off",
-            http=protocol(limits.head_seconds),
-            limit_concurrency=limits.connections,
-        )
-    )
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    running = server(app, listener, limits)
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
     listener.listen()
     thread.start()
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
-        server.should_exit = True
+        running.should_exit = True
         thread.join(PATIENCE)
         app.engine.stop()
         listener.close()
@@ -66,3 +60,18 @@ def ask(url, timeout=PATIENCE, **request):
 def texts(answer) -> list[str]:
     assert answer.status_code == 200, answer.text
     return [best[0]["text"] for best in answer.json()["translations"]]
+
+
+def metrics(url):
+    return requests.get(f"{url}/metrics", timeout=PATIENCE).text
+
+
+def connected(url):
+    host, port = url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=PATIENCE)
+
+
+def posted(**request):
+    """A request for a translation as it is sent: its head, and its body."""
+    body = json.dumps(request).encode()
+    return b"POST /translate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % len(body), body

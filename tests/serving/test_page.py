@@ -13,33 +13,36 @@ from model_dirs import LINES
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
-from served import serving
+from served import Slow, serving
 from waiting import PATIENCE
 
+from fasttfm.decoding.translator import Translation
 from fasttfm.serving.limits import Limits
 
 BROWSER = """
-const elements = {}, options = []
-const add = option => options.push(option)
-const element = id => elements[id] ??= { value: "", textContent: "", add }
+const elements = {}
+const made = () => ({ value: "", textContent: "", options: [], add(each) { this.options.push(each) } })
+const element = id => elements[id] ??= made()
 globalThis.document = { getElementById: element }
 globalThis.requestAnimationFrame = draw => setTimeout(draw, 0)
-globalThis.Option = function (name) { return new String(name) }
-const [address, lines, beam, fault] = JSON.parse(process.argv[2])
+globalThis.Option = function (text, value) { return { text, value } }
+const [address, lines, beam, fault, split] = JSON.parse(process.argv[2])
 const fetched = globalThis.fetch
 const sent = []
 globalThis.fetch = async (path, options) => {
   if (options) sent.push(JSON.parse(options.body).text.length)
   const answer = await fetched(`${address}/${path}`, options)
   if (path == "health" || !fault) return answer
+  if (fault == "lost") throw new TypeError("fetch failed")
   return fault == "proxy" ? new Response("<html>", { status: 502 }) : new Response((await answer.text()).slice(0, -30))
 }
 const page = require("fs").readFileSync(0, "utf8")
 const form = page.match(/id="form"/) && element("form")
 eval(page.match(/<script>([^]*)<\\/script>/)[1])
 setTimeout(async () => {
-  while (!options.length) await new Promise(done => setTimeout(done, 20))
-  element("model").value = String(options[0])
+  while (!element("model").options.length) await new Promise(done => setTimeout(done, 20))
+  element("model").value = element("model").options[0].value
+  if (split != null) element("split").value = split
   element("text").value = lines.join("\\n")
   element("beam").value = beam
   await form.onsubmit({ preventDefault() {} })
@@ -51,10 +54,11 @@ setTimeout(async () => {
 whose answers may be cut off or a proxy's."""
 
 
-def shown(url, lines, beam="2", fault=None):
-    """The translation that the page shows, its state, and how many texts each of its requests had."""
+def shown(url, lines, beam="2", fault=None, split=""):
+    """The translation that the page shows, its state, and how many texts each of its requests had. split: language;
+    None: as the page has it."""
     page = requests.get(url, timeout=PATIENCE).text
-    words = json.dumps([url, lines, beam, fault])
+    words = json.dumps([url, lines, beam, fault, split])
     done = subprocess.run(
         ["node", "-e", BROWSER, "--", "page", words], input=page, capture_output=True, text=True, timeout=PATIENCE
     )
@@ -68,10 +72,13 @@ def test_the_script_of_the_page_translates_what_is_typed(url, translator):
     named = set(re.findall(r'\$\("(\w+)"\)', page))
     assert named <= set(re.findall(r'id="(\w+)"', page)), "an element that the script asks for is not there"
     lines = [*LINES[:3], ""]
-    assert shown(url, lines) == ["\n".join(best[0].text for best in translator.translate_nbest(lines)), "", [4]]
-    assert "beam" in shown(url, lines, "1000")[1]
-    assert shown(url, lines, fault="cut")[1] == "the answer was cut off: ask again"
-    assert shown(url, lines, fault="proxy")[1] == "the server answers with status 502"
+    translated = "\n".join(best[0].text for best in translator.translate_nbest(lines))
+    assert shown(url, lines) == [translated, "4 lines translated", [4]]
+    assert shown(url, lines[:1])[1] == "1 line translated"
+    assert re.match("0 of 4 lines came: .*beam", shown(url, lines, "1000")[1])
+    assert shown(url, lines, fault="cut")[1] == "4 of 4 lines came: the answer was cut off: ask again"
+    assert shown(url, lines, fault="proxy")[1] == "0 of 4 lines came: the server answers with status 502"
+    assert shown(url, lines, fault="lost")[1].startswith("0 of 4 lines came: the connection was lost")
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
@@ -80,8 +87,32 @@ def test_the_page_sends_no_more_at_once_than_the_server_takes(translator):
     with serving({"small": translator}, Limits(sentences=4, body_bytes=1200)) as url:
         translation, state, sent = shown(url, lines)
         assert translation.split("\n") == translator.translate(lines)
-        assert (state, sent) == ("", [4, 4, 2, 1])
-        assert shown(url, [*lines[:4], "dog " * 600])[1].startswith("from line 5: the body has more than")
+        assert (state, sent) == ("11 lines translated", [4, 4, 2, 1])
+        assert "came: from line 5: the body has more than" in shown(url, [*lines[:4], "dog " * 600])[1]
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_the_page_splits_by_default_and_halves_what_has_too_many_sentences(translator):
+    pytest.importorskip("sentencex")
+    lines = ["A dog. A boat.", "A dog.", "A boat. Two men. A dog.", "Grass."]
+    expected = [" ".join(translator.translate([f"{each}." for each in line[:-1].split(". ")])) for line in lines]
+    with serving({"opus-mt-de-en": translator}, Limits(sentences=4)) as url:
+        translation, state, sent = shown(url, lines, split=None)
+        assert translation.split("\n") == expected
+        assert (state, sent) == ("4 lines translated", [4, 2, 2])
+        assert "from line 2: 5 sentences were given" in shown(url, ["A dog.", "A dog. " * 5], split=None)[1]
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_the_page_says_which_lines_came_back_empty(translator):
+    class Mute(Slow):
+        def translate_nbest(self, lines, *_):
+            return [[Translation("" if "dog" in line else line, 0.0, 0.0)] for line in lines]
+
+    with serving({"small": Mute(translator)}) as url:
+        translation, state, _ = shown(url, ["a boat", "a dog", "", "two dogs"])
+    assert translation == "a boat\n\n\n"
+    assert state.startswith("4 lines translated. The model found no words for a part of line 2, 4: ")
 
 
 @pytest.mark.parametrize("path", ["/", "/docs"])
