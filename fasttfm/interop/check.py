@@ -1,6 +1,7 @@
-"""An import or an export proves itself: three texts are translated here and by the other tool, greedily.
+"""An import or an export proves itself: lines are translated here and by the other tool, greedily, their beginnings.
 
-The texts are pieces of the source's vocabulary in a fixed random order, so that they are of any language. Where two
+They are of the validation text, where a model's training has left its name, or pieces of the source's vocabulary in a
+fixed random order, so that they are of any language. Where two
 tokens are as likely as each other but for rounding, either may be written.
 """
 
@@ -15,19 +16,21 @@ from typing import Any
 import numpy as np
 import torch
 
+from fasttfm.checkpoints.model_dir import DATA_FILE
 from fasttfm.checkpoints.weights import with_weights
 from fasttfm.config.decoding import DecodingConfig
+from fasttfm.data.corpus import read_lines
 from fasttfm.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from fasttfm.decoding.search import search_ids
 from fasttfm.errors import UserError, is_out_of_memory
-from fasttfm.files import read_json
+from fasttfm.files import read_json, read_plain_yaml
 from fasttfm.interop.ctranslate2_read import vocabulary
 from fasttfm.interop.exchange import NEVER, Model, piece_names
 from fasttfm.interop.tokenizer_json import SPECIAL_PIECES
 from fasttfm.interop.weight_files import first_line
 from fasttfm.models import Transformer
 
-_TEXTS, _PIECES, _LONGEST = 3, 7, 16
+_LINES, _TEXTS, _PIECES, _LONGEST = 100, 3, 7, 16
 _TIE = 0.02
 """Difference of two logits up to which rounding may decide; quantized weights are scaled back by both tools alike."""
 _PACKAGES = {
@@ -63,7 +66,7 @@ def check(model: Model, form: str, folder: Path, languages: Sequence[str | None]
         return []
     if find_spec(package) is None:
         return [f"not compared with {package}, which is not installed"]
-    lines = _texts(model.source_tokenizer)
+    lines = _validation_lines(model) or _texts(model.source_tokenizer)
     with computing_in(package, "translate with this model"):
         if form == "ctranslate2":
             theirs = _by_ctranslate2(model, folder, lines)
@@ -79,6 +82,22 @@ def check(model: Model, form: str, folder: Path, languages: Sequence[str | None]
                 "comparison out"
             )
     return [f"{len(lines)} texts are translated as {package} translates them"]
+
+
+def _validation_lines(model: Model) -> list[str]:
+    """Some lines of the source text that a model was validated on, where it is one pair of files and still there."""
+    described = None if model.folder is None else model.folder / DATA_FILE
+    if described is None or not described.is_file():
+        return []
+    files = read_plain_yaml(described).get("files")
+    if not isinstance(files, list) or len(files) != 4 or not Path(str(files[2])).is_file():
+        return []
+    try:
+        lines = [line for line in read_lines(files[2]) if line.strip()]
+    except UserError:  # it has changed since
+        return []
+    count = min(_LINES, len(lines))
+    return [lines[index * len(lines) // count] for index in range(count)]
 
 
 def _texts(tokenizer: Tokenizer) -> list[str]:

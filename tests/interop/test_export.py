@@ -1,8 +1,11 @@
 """What is written for another tool, loaded with that tool's own loaders, translates as it does here."""
 
+import random
+
 import pytest
 import torch
-from model_dirs import LINES, LONGEST, compare, write_model_dir
+from docs.blocks import blocks, run
+from model_dirs import LINES, LONGEST, PAIRS, compare, write_model_dir
 
 from fasttfm.cli.main import main
 from fasttfm.decoding import Translator
@@ -50,6 +53,30 @@ def test_ctranslate2_translates_as_we_do(tmp_path, name):
     folder = export(model_dir, "ctranslate2")
     for beam in (1, 4):
         compare(model_dir, by_ctranslate2(folder, beam), beam)
+
+
+def test_the_settings_that_the_page_shows_are_the_same_search(tmp_path, monkeypatch):
+    pytest.importorskip("ctranslate2")
+    draw = random.Random(1)
+    words = [word for line in PAIRS for word in line.split()]
+    lines = [*PAIRS, *(" ".join(draw.choices(words, k=draw.randint(1, 6))) for _ in range(200))]
+    (tmp_path / "valid.en").write_text("\n".join(lines), encoding="utf-8")
+    model_dir = write_model_dir(tmp_path / "model", max_len_a=0.0)
+    (model_dir / "data.yaml").write_text(f"files: [a, b, {tmp_path / 'valid.en'}, c]\n", encoding="utf-8")
+    export(model_dir, "ctranslate2").rename(tmp_path / "CT2")
+    assert "100 texts are translated as ctranslate2" in (tmp_path / "CT2/README.md").read_text(encoding="utf-8")
+    (code,) = (block for block in blocks("export.md") if "translate_batch" in block)
+    monkeypatch.chdir(tmp_path)
+    names = run(code, tmp_path)
+    pieces = [names["source"].encode(line, out_type=str) for line in lines]
+    results = names["translator"].translate_batch(
+        pieces, suppress_sequences=[["<blank>"], ["<s>"]], max_decoding_length=LONGEST, **names["same"]
+    )
+    theirs = [names["target"].decode(each.hypotheses[0]).strip() for each in results]
+    translator = Translator.from_directory(model_dir, workers=1, beam=4, length_penalty="power", alpha=1.0)
+    ours = translator.translate(lines)
+    equal = sum(one.strip() == other for one, other in zip(ours, theirs))
+    assert equal >= 0.95 * len(lines), f"{equal} of {len(lines)}"
 
 
 @pytest.mark.sample(1)
