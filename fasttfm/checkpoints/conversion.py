@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from fasttfm.checkpoints import quantized
-from fasttfm.checkpoints.checkpoint import META_FILE, MODEL_FILE, is_quantized, read_meta, read_weights, write_tensors
+from fasttfm.checkpoints.checkpoint import META_FILE, MODEL_FILE, is_quantized, read_meta, write_tensors
 from fasttfm.checkpoints.model_dir import CONFIG_FILE, DATA_FILE, read_config
 from fasttfm.checkpoints.ownership import describe
-from fasttfm.checkpoints.steps import resolve_checkpoint, step_folder
-from fasttfm.checkpoints.vocabulary import check_vocabulary
+from fasttfm.checkpoints.steps import step_folder
+from fasttfm.checkpoints.vocabulary import read_checkpoint
 from fasttfm.checkpoints.weights import refuse_others
 from fasttfm.config import build
 from fasttfm.errors import UserError
@@ -30,9 +30,7 @@ def quantize_model(
     """
     with reading(model_dir):
         shape = build(read_config(model_dir)).model
-        saved = resolve_checkpoint(model_dir, checkpoint)
-        check_vocabulary(saved, model_dir)
-        weights = read_weights(saved)
+        weights, saved = read_checkpoint(model_dir, checkpoint)
         if is_quantized(saved):
             raise UserError(f"{saved}: is in int8 already")
         refuse_others(lambda: make(shape), weights, saved)

@@ -3,8 +3,11 @@
 import hashlib
 from pathlib import Path
 
-from fasttfm.checkpoints.checkpoint import META_FILE, MODEL_FILE, read_meta
+from torch import Tensor
+
+from fasttfm.checkpoints.checkpoint import META_FILE, MODEL_FILE, read_meta, read_weights
 from fasttfm.checkpoints.model_dir import Data
+from fasttfm.checkpoints.steps import resolve_checkpoint
 from fasttfm.errors import UserError
 from fasttfm.folders import VOCABULARY_FILES
 
@@ -35,6 +38,25 @@ def check_vocabulary(checkpoint: Path, model_dir: str | Path) -> None:
             f"{checkpoint}: was trained with another vocabulary than the SentencePiece model in {model_dir}: give a "
             "checkpoint of this model, or copy its SentencePiece model back"
         )
+
+
+def read_checkpoint(model_dir: Path, which: str = "best") -> tuple[dict[str, Tensor], Path]:
+    """Weights of the checkpoint that a name means, as of resolve_checkpoint(), and where they lie.
+
+    One that a running training deletes meanwhile is looked up again. Raises UserError for what is missing, damaged, or
+    of another vocabulary.
+    """
+    before: Path | None = None
+    while True:
+        saved = None
+        try:
+            saved = resolve_checkpoint(model_dir, which)
+            check_vocabulary(saved, model_dir)
+            return read_weights(saved), saved
+        except UserError:
+            if saved is None or saved.exists() or saved == before:
+                raise
+            before = saved
 
 
 def refuse_another_vocabulary(data: Data, model_dir: Path) -> None:

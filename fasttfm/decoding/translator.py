@@ -12,10 +12,9 @@ from typing import Any, Literal
 
 import torch
 
-from fasttfm.checkpoints.checkpoint import is_quantized, read_weights
+from fasttfm.checkpoints.checkpoint import is_quantized
 from fasttfm.checkpoints.model_dir import DATA_FILE
-from fasttfm.checkpoints.steps import resolve_checkpoint
-from fasttfm.checkpoints.vocabulary import check_vocabulary
+from fasttfm.checkpoints.vocabulary import read_checkpoint
 from fasttfm.checkpoints.weights import with_weights
 from fasttfm.config import Values, build
 from fasttfm.config.decoding import DecodingConfig
@@ -167,9 +166,8 @@ class Translator:
             models = []
             for folder, shape in ((path, config.model), *others):
                 _check_same_tokenizers(path, folder)
-                saved = resolve_checkpoint(folder, checkpoint)
-                check_vocabulary(saved, folder)
-                model = with_weights(partial(Transformer, shape), read_weights(saved), saved)
+                weights, saved = read_checkpoint(folder, checkpoint)
+                model = with_weights(partial(Transformer, shape), weights, saved)
                 precision_of_model = precision or ("int8" if is_quantized(saved) else "fp32")
                 if precision == "int8" and chosen.type != "cpu":
                     raise UserError(f"--precision int8 is for a CPU, the device is {chosen}: give bf16 or fp16")

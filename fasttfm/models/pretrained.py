@@ -19,11 +19,10 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
-from fasttfm.checkpoints.checkpoint import MODEL_FILE, read_weights
+from fasttfm.checkpoints.checkpoint import MODEL_FILE
 from fasttfm.checkpoints.model_dir import CONFIG_FILE, DATA_FILE
 from fasttfm.checkpoints.run_log import read_log
-from fasttfm.checkpoints.steps import resolve_checkpoint
-from fasttfm.checkpoints.vocabulary import check_vocabulary
+from fasttfm.checkpoints.vocabulary import read_checkpoint
 from fasttfm.config import Values, build, convert, field_types, gather
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.model import TransformerConfig
@@ -84,9 +83,7 @@ def read_pretrained(folder: Path, checkpoint: str = "best") -> tuple[Transformer
         if "vocab_size" not in values["model"]:
             raise UserError(f"{folder}: its configuration is cut off: it has no vocab_size; copy it back")
         config = build(values).model
-        saved = resolve_checkpoint(folder, checkpoint)
-        check_vocabulary(saved, folder)
-        return config, read_weights(saved), saved
+        return config, *read_checkpoint(folder, checkpoint)
 
 
 def write_pretrained(

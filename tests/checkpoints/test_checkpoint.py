@@ -5,6 +5,7 @@ import hashlib
 import io
 import math
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from full_disk import largest_file
 from torch import nn
 
+from fasttfm.checkpoints import vocabulary
 from fasttfm.checkpoints.checkpoint import (
     DamagedCheckpoint,
     TrainingState,
@@ -257,6 +259,25 @@ def test_the_file_of_another_models_checkpoint_is_checked_as_its_directory_is(tm
     bare = tmp_path / "bare.safetensors"
     bare.write_bytes((other / "model.safetensors").read_bytes())
     check_vocabulary(bare, tmp_path)
+
+
+def test_a_checkpoint_that_training_deletes_while_it_is_looked_up_is_looked_up_again(tmp_path, monkeypatch):
+    for step in (10, 20):
+        save_checkpoint(step_folder(tmp_path, step), {"weight": torch.full((2,), float(step))}, {"step": step})
+    resolve = vocabulary.resolve_checkpoint
+
+    def slow(model_dir, which):
+        found = resolve(model_dir, which)
+        if found == step_folder(tmp_path, 20):
+            shutil.rmtree(found)
+        return found
+
+    monkeypatch.setattr(vocabulary, "resolve_checkpoint", slow)
+    weights, saved = vocabulary.read_checkpoint(tmp_path, "last")
+    assert (weights["weight"].tolist(), saved) == ([10.0, 10.0], step_folder(tmp_path, 10))
+    (saved / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"model\.safetensors: is missing"):
+        vocabulary.read_checkpoint(tmp_path, "last")
 
 
 def test_average_does_not_mix_vocabularies(tmp_path):

@@ -6,10 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fasttfm.checkpoints.checkpoint import MODEL_FILE, read_weights, write_tensors
+from fasttfm.checkpoints.checkpoint import MODEL_FILE, write_tensors
 from fasttfm.checkpoints.model_dir import CONFIG_FILE, DATA_FILE, read_config
-from fasttfm.checkpoints.steps import resolve_checkpoint
-from fasttfm.checkpoints.vocabulary import check_vocabulary
+from fasttfm.checkpoints.vocabulary import read_checkpoint
 from fasttfm.config import RunConfig, build
 from fasttfm.files import write_file
 from fasttfm.folders import reading, replacing
@@ -23,9 +22,7 @@ def read_run(folder: Path, kind: str, checkpoint: str = "best") -> tuple[RunConf
     """
     with reading(folder):
         config = build(read_config(folder, kind))
-        saved = resolve_checkpoint(folder, checkpoint)
-        check_vocabulary(saved, folder)
-        return config, read_weights(saved), saved
+        return config, *read_checkpoint(folder, checkpoint)
 
 
 def write_run(
