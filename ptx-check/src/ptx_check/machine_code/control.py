@@ -136,5 +136,5 @@ CONTROL = {"BRA": branch, "EXIT": leave, "CALL": call, "RET": come_back, "BRX": 
            "BAR": barrier, "USETMAXREG": registers}  # fmt: skip
 """Those that end a stretch of code."""
 MEANINGS = dict.fromkeys(
-    ("NOP", "BSSY", "BSYNC", "WARPSYNC", "YIELD", "NANOSLEEP", "MEMBAR", "ERRBAR", "CCTL", "BMOV", "WARPSYNC"), nothing
+    ("NOP", "BSSY", "BSYNC", "WARPSYNC", "YIELD", "NANOSLEEP", "MEMBAR", "ERRBAR", "CCTL", "BMOV", "BREAK"), nothing
 )

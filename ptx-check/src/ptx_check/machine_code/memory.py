@@ -120,8 +120,8 @@ class Shared:
         self.pitch = -(-self.end // 1024) * 1024
         self.bytes = np.full(programs * self.pitch, 0xFF, np.uint8)
         self.views = {size: self.bytes.view(kind) for size, kind in ((1, np.uint8), (2, np.uint16), (4, U32))}
-        self.dirty = np.zeros(len(self.bytes) // 16, np.uint8)
-        """Of 16 bytes each the warp, from 1, that wrote there without fence.proxy.async since."""
+        self.written, self.writer = (np.zeros(len(self.bytes) // 16, np.int64) for _ in range(2))
+        """Of each 16 bytes when they were last written by a thread, and by which warp."""
 
     def places(self, s: Any, code: Code, at: Any, lanes: Any, size: int, what: str) -> tuple[Any, Any]:
         """Places in `bytes`, and the lanes whose address may be touched."""
@@ -149,7 +149,8 @@ class Shared:
         some = places[lanes] // unit
         for number, value in enumerate(values):
             view[some + number] = np.broadcast_to(value, s.shape)[lanes]
-        self.dirty[places[lanes] >> 4] = np.broadcast_to(s.warp[s.w] + 1, s.shape)[lanes]
+        grains = places[lanes] >> 4
+        self.written[grains], self.writer[grains] = s.count, np.broadcast_to(s.rows[:, None], s.shape)[lanes]
 
 
 class Local:
@@ -380,14 +381,7 @@ def fence(code: Code) -> Step:
         raise code.unknown()
 
     def step(s: Any) -> None:
-        dirty = s.shared.dirty
-        if s.everything:
-            dirty[:] = 0
-            return
-        size = s.shared.pitch // 16
-        for program, warp in zip(s.program[s.w][:, 0], s.warp[s.w][:, 0]):
-            part = dirty[program * size : (program + 1) * size]
-            part[part == warp + 1] = 0
+        s.fenced[s.rows] = s.count
 
     return step
 

@@ -89,9 +89,12 @@ class Product:
     """Numbers (warps, 16, depth), or descriptors (warps,)."""
     right: Any
     """Descriptors (warps,)."""
+    fenced: Any
+    """When each warp had last done fence.proxy.async."""
 
     def part(self, some: Any) -> "Product":
-        return Product(self.code, *(each[some] for each in (self.rows, self.group, self.keep, self.left, self.right)))
+        parts = self.rows, self.group, self.keep, self.left, self.right, self.fenced
+        return Product(self.code, *(each[some] for each in parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +171,7 @@ def _issue(code: Code, form: Form, kept: Any, last: bool) -> Step:
             left = _left([s.R[form.fragments + r][s.w] for r in range(registers)], form.kind, form.size)
         right = descriptors(s, form.descriptors + 2)
         keep = np.broadcast_to(np.array([[True]]) if kept is None else kept(s), (len(rows), 1))
-        product = Product(code, rows, s.products[rows].copy(), keep, left, right)
+        product = Product(code, rows, s.products[rows].copy(), keep, left, right, s.fenced[rows].copy())
         place = slice(form.target, form.target + sums)
         if s.late:
             fresh = rows[~s.flying[form.target, rows]]
@@ -186,33 +189,38 @@ def _issue(code: Code, form: Form, kept: Any, last: bool) -> Step:
 
 def _total(s: Any, product: Product, form: Form, before: Any) -> Any:
     """(registers, warps, 32) sums after the product."""
-    code, program, warp = product.code, s.program[product.rows][:, 0], s.warp[product.rows][:, 0]
-    left = product.left
+    warp, left = s.warp[product.rows][:, 0], product.left
     if form.fragments is None:
-        left = _operand(s, code, left, program, 64, form, form.turned[0])
+        left = _operand(s, product, left, 64, form, form.turned[0])
         left = left.reshape(len(left), 4, 16, -1)[np.arange(len(left)), warp % 4]
-    right = _operand(s, code, product.right, program, form.columns, form, form.turned[1])
+    right = _operand(s, product, product.right, form.columns, form, form.turned[1])
     made = _sums(np.matmul(left, right.swapaxes(1, 2)))
     return made + (before if product.keep.all() else np.where(product.keep, before, F32(0)))
 
 
-def _operand(s: Any, code: Code, descriptor: Any, program: Any, rows: int, form: Form, turned: bool) -> Any:
+def _operand(s: Any, product: Product, descriptor: Any, rows: int, form: Form, turned: bool) -> Any:
     """(warps, rows, depth) numbers of an operand in shared memory."""
-    keys, back = np.unique(np.stack([descriptor, program.astype(U64)], 1), axis=0, return_inverse=True)
+    code, shared, program = product.code, s.shared, s.program[product.rows][:, 0].astype(U64)
+    keys, back = np.unique(np.stack([descriptor, program], 1), axis=0, return_inverse=True)
+    back = back.reshape(-1)
     try:
         at = positions(keys[:, 0], rows, form.depth, form.size, turned)
     except ValueError as error:
         s.fault("bounds", code, str(error))
         return np.full((len(descriptor), rows, form.depth), np.nan, F32)
-    if at.min() < RESERVED or at.max() + form.size > s.shared.end:
-        bad = at[(at < RESERVED) | (at + form.size > s.shared.end)]
+    if at.min() < RESERVED or at.max() + form.size > shared.end:
+        bad = at[(at < RESERVED) | (at + form.size > shared.end)]
         s.fault("bounds", code, f"a product reads at {bad[0]:#x}, outside of the program's shared memory")
-        at = np.clip(at, RESERVED, s.shared.end - form.size)
-    places = at + keys[:, 1].astype(np.int64)[:, None, None] * s.shared.pitch
-    if s.shared.dirty.take(places >> 4).any():
-        s.fault("fence", code, "a product reads what was written with no fence.proxy.async in between")
-    numbers = elements(s.shared.views[form.size].take(places // form.size), form.kind)
-    return numbers[back.reshape(-1)]
+        at = np.clip(at, RESERVED, shared.end - form.size)
+    places = at + keys[:, 1].astype(np.int64)[:, None, None] * shared.pitch
+    fenced = np.full(len(keys), np.iinfo(np.int64).max)
+    np.minimum.at(fenced, back, product.fenced)
+    late = shared.written.take(places >> 4) > fenced[:, None, None]
+    if late.any():
+        grains = places[late] >> 4
+        if (shared.written[grains] > s.fenced[shared.writer[grains]]).any():
+            s.fault("fence", code, "a product reads what was written with no fence.proxy.async in between")
+    return elements(shared.views[form.size].take(places // form.size), form.kind)[back]
 
 
 def group_barrier(code: Code) -> Step:

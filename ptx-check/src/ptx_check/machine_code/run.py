@@ -80,6 +80,8 @@ class Warps:
         self.sums = np.zeros((256, rows, 32), F32) if order.late and launch.asynchronous else None
         self.flying = np.zeros((256, rows), bool)
         """Registers with which sums of late products begin, while the products are on their way."""
+        self.fenced = np.zeros(rows, np.int64)
+        """When each warp last did fence.proxy.async."""
         self.touched = np.zeros((256, rows), bool)
         """Registers of products that others wrote since the last wgmma.fence."""
         self.barriers: dict[tuple[int, int], Any] = {}
@@ -92,7 +94,6 @@ class Warps:
     def select(self, w: Any, m: Any = None) -> None:
         """These warps run from now on, of them the lanes of a mask (warps, 32) or (warps, 1)."""
         self.w, self.rows = w, self.every[w]
-        self.everything = isinstance(w, slice) and w == slice(None)
         self.shape = (len(self.rows), 32)
         self.here = self.m = m
 
