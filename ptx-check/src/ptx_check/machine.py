@@ -27,7 +27,6 @@ from triton.backends.nvidia.driver import make_tensordesc_arg
 from triton.runtime import driver
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import TensorWrapper
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ptx_check import sample
 from ptx_check.allocations import Allocations
@@ -64,10 +63,10 @@ class Machine:
     """A driver that executes what is launched, with as much as Triton asks of one."""
 
     def __init__(
-        self, chip: Chip, *, checks: bool, raising: bool, programs: int | None, rewrite: Callable[[str], str] | None,
-        machine_code: MachineCode | None,
+        self, chip: Chip, *, checks: bool, raising: bool, programs: int | None, seed: int | None,
+        rewrite: Callable[[str], str] | None, machine_code: MachineCode | None,
     ) -> None:  # fmt: skip
-        self.chip, self.machine_code = chip, machine_code
+        self.chip, self._seed, self.machine_code = chip, seed, machine_code
         self._checks, self._raising, self._programs, self._rewrite = checks, raising, programs, rewrite
         self.faults: list[Fault] = []
         self.notes: list[Fault] = []
@@ -142,7 +141,9 @@ class Machine:
         given = list(_given(source.signature.values(), arguments, maps))
         code = translated(ptx if self._rewrite is None else self._rewrite(ptx))
         tensors = [value for value in given if isinstance(value, torch.Tensor)]
-        tensors += [_unwrapped(value.base) for value in tree_leaves(arguments) if isinstance(value, TensorDescriptor)]
+        tensors += [
+            _unwrapped(value.base) for value in tree_leaves(arguments) if type(value).__name__ == "TensorDescriptor"
+        ]  # Triton's or Gluon's
         foreign = [t.device for t in tensors if t.device.type != "cpu"]
         if foreign:
             raise ValueError(f"{metadata.name} is launched on a tensor on {foreign[0]}: executed() takes CPU tensors")
@@ -154,7 +155,7 @@ class Machine:
         known, parameters = buffers(tensors), parameters_of(code.facts.parameters, values)
         launch = Launch(
             code, (x * metadata.num_ctas, y, z), metadata.num_warps * 32, metadata.shared, parameters,
-            known, self._checks, self._programs, metadata.num_ctas,
+            known, self._checks, self._programs, metadata.num_ctas, self._seed,
         )  # fmt: skip
         if self.machine_code is None:
             faults = launch.execute()
@@ -235,6 +236,7 @@ def executed(
     cuda: bool = True,
     configs: int | None = None,
     programs: int | None = None,
+    seed: int | None = None,
     rewrite: Callable[[str], str] | None = None,
     machine_code: bool | Literal["compare"] = False,
     ptxas: str | None = None,
@@ -254,8 +256,11 @@ def executed(
     launch takes what is missing for written (zeros, in empty tensors); what it computes of that is not known either. A
     kernel that uses the results of atomic operations runs whole, because its programs may wait for each other.
 
-    machine_code (sm_90): in place of the PTX, the machine code that Triton's ptxas makes of it, or that of the ptxas at a
-    path; "compare": both, whose results must agree element by element.
+    seed: teams of warps of a specialised kernel run in an order that is drawn, and bulk copies arrive late, in any
+    order; None: a team runs until it waits, and copies arrive at once.
+
+    machine_code (sm_90): in place of the PTX, the machine code that Triton's ptxas makes of it, or that of the ptxas at
+    a path; "compare": both, whose results must agree element by element.
 
     rewrite(ptx) -> ptx: what is executed instead. Raises ValueError for a chip whose instructions the machine does not
     know, RuntimeError where Triton is in its interpreter.
@@ -270,7 +275,7 @@ def executed(
         raise RuntimeError("Triton is in its interpreter (TRITON_INTERPRET=1): start a process without it")
     code = MachineCode(chip, ptxas, compare=machine_code == "compare") if machine_code else None
     machine = Machine(
-        CHIPS[chip], checks=checks, raising=raising, programs=programs, rewrite=rewrite, machine_code=code
+        CHIPS[chip], checks=checks, raising=raising, programs=programs, seed=seed, rewrite=rewrite, machine_code=code
     )
     with contextlib.ExitStack() as stack:
         stack.callback(setattr, driver, "_active", driver._active)
