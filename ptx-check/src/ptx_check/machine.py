@@ -39,6 +39,7 @@ from ptx_check.layouts import compiled_form, shallow_products
 from ptx_check.machine_code.compared import MachineCode
 from ptx_check.memory import buffers
 from ptx_check.operands import parameters_of
+from ptx_check.parse import MAP
 from ptx_check.run import Launch
 
 _FIRST_DEVICE = 96
@@ -160,8 +161,9 @@ class Machine:
         if self.machine_code is None:
             faults = launch.execute()
         else:
-            raw = [v.numpy().tobytes() if len(p.tobytes()) < 128 <= getattr(v, "nbytes", 0) == 128 and v.dtype == torch.uint8
-                   else p.tobytes() for v, p in zip([*given, *[0] * hidden], parameters)]
+            kinds = [kind for _, kind in code.facts.parameters]
+            raw = [v.numpy().tobytes() if kind == MAP else p.tobytes()
+                   for kind, v, p in zip(kinds, [*given, *[0] * hidden], parameters)]  # fmt: skip
             faults = self.machine_code.execute(launch, raw, tensors)
         if code.text in _places:
             code.keep(_places[code.text])

@@ -30,7 +30,10 @@ class MachineCode:
             raise Unsupported("machine code of programs that several processors share")
         image = self.rewrite(assembled(launch.code.text, self.chip, self.ptxas))
         programs = None if not launch.left_out else len(launch.numbers)
-        run = Launch(image, launch.grid, launch.threads, launch.shared, values, launch.known, programs)
+        registers = launch.facts.maxnreg
+        run = Launch(
+            image, launch.grid, launch.threads, launch.shared, values, launch.known, programs, registers=registers
+        )
         if not self.compare:
             return run.execute()
         before = [buffer.bytes.copy() for buffer in launch.known]

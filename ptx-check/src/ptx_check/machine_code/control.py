@@ -111,17 +111,21 @@ def registers(code: Code) -> Step:
     put = truth(code.operands[0], code) if "TRY_ALLOC" in words else None
 
     def step(s: Any) -> None:
-        for row in s.rows.tolist():
+        waits = np.zeros(len(s.rows), bool)
+        freed = False
+        for position, row in enumerate(s.rows.tolist()):
             program, more = int(s.program[row, 0]), wanted - int(s.registers[row])
-            if (more > 0) != (put is not None) and more:
+            if more and (more > 0) != (put is not None):
                 s.fault("value", code, f"setmaxnreg from {s.registers[row]} to {wanted} registers")
-            if more > s.pool[program]:
-                s.wait(row, f"registers at {code.address:#x}")
-                continue
-            s.pool[program] -= more
-            s.registers[row] = wanted
-        if put is not None:
-            s.select_ready()
+            waits[position] = more > s.pool[program]
+            if waits[position]:
+                s.why[row] = f"registers at {code.address:#x}"
+            else:
+                s.pool[program] -= more
+                s.registers[row], freed = wanted, freed or more < 0
+        if freed:
+            s.changed()
+        if s.go_on_without(waits) and put is not None:
             put(s, np.ones((1, 1), dtype=bool))
 
     return step

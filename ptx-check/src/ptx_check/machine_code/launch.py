@@ -20,7 +20,7 @@ LANES = 4096
 """Threads that run at once."""
 MEANINGS = {
     **integers.MEANINGS, **floats.MEANINGS, **moves.MEANINGS, **memory.MEANINGS, **products.MEANINGS,
-    **barriers.MEANINGS, **control.MEANINGS, **control.CONTROL,
+    **barriers.MEANINGS, **barriers.CONTROL, **control.MEANINGS, **control.CONTROL,
 }  # fmt: skip
 ORDERS = (EARLY, LATE)
 
@@ -47,7 +47,7 @@ class Launch:
     ) -> None:  # fmt: skip
         of = cubin.read(image)
         self.name, self.grid, self.threads, self.shared = of.name, grid, threads, shared
-        self.registers, self.stack = registers, cubin.stack_of(of)
+        self.registers, self.stack, self.first = registers, cubin.stack_of(of), of.first
         self.banks = {0: cubin.constants(of, values, (threads, 1, 1), grid)}
         self.banks |= {number: np.frombuffer(table, np.uint8) for number, table in of.tables.items()}
         codes = _read(of)

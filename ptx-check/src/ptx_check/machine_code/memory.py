@@ -263,7 +263,7 @@ def wait(code: Code) -> Step:
         raise code.unknown("of this form is not known")
 
     def step(s: Any) -> None:
-        if board == "SB0" and s.copies:
+        if board == "SB0" and (s.copies or s.stores):
             s.arrive(s.rows, s.groups - most)
 
     return step

@@ -215,11 +215,8 @@ def _operand(s: Any, product: Product, descriptor: Any, rows: int, form: Form, t
     places = at + keys[:, 1].astype(np.int64)[:, None, None] * shared.pitch
     fenced = np.full(len(keys), np.iinfo(np.int64).max)
     np.minimum.at(fenced, back, product.fenced)
-    late = shared.written.take(places >> 4) > fenced[:, None, None]
-    if late.any():
-        grains = places[late] >> 4
-        if (shared.written[grains] > s.fenced[shared.writer[grains]]).any():
-            s.fault("fence", code, "a product reads what was written with no fence.proxy.async in between")
+    if s.unfenced(places >> 4, fenced[:, None, None]):
+        s.fault("fence", code, "a product reads what was written with no fence.proxy.async in between")
     return elements(shared.views[form.size].take(places // form.size), form.kind)[back]
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ptx_check.faults import Fault, Location, Unsupported
-from ptx_check.machine_code.control import CONTROL
+from ptx_check.faults import Location, Unsupported
+from ptx_check.machine_code.barriers import stored, unfinished
 from ptx_check.machine_code.memory import Local, Shared, arrived
 from ptx_check.machine_code.operands import F32, U32
 
@@ -86,6 +86,7 @@ class Warps:
         """Registers of products that others wrote since the last wgmma.fence."""
         self.barriers: dict[tuple[int, int], Any] = {}
         self.bulk: list[Any] = []
+        self.stores: list[Any] = []
         self.count = 0
         self.select(slice(None))
 
@@ -95,7 +96,7 @@ class Warps:
         """These warps run from now on, of them the lanes of a mask (warps, 32) or (warps, 1)."""
         self.w, self.rows = w, self.every[w]
         self.shape = (len(self.rows), 32)
-        self.here = self.m = m
+        self.m = m
 
     def active(self) -> Any:
         return np.ones(self.shape, bool) if self.m is None else np.broadcast_to(self.m, self.shape)
@@ -149,15 +150,22 @@ class Warps:
     def fault(self, kind: str, code: Any, message: str) -> None:
         self.launch.fault(kind, code.address, message, code.location)
 
+    def unfenced(self, grains: Any, fenced: Any) -> bool:
+        """Whether any of these 16 bytes of shared memory were written after `fenced`, by a warp without a fence of its
+        own since."""
+        shared = self.shared
+        late = shared.written[grains] > fenced
+        return bool((late & (shared.written[grains] > self.fenced[shared.writer[grains]])).any())
+
     def guess(self, buffer: Any, places: Any, lanes: Any, unit: int) -> None:
         """Notes that something is read that programs which were left out may have written."""
         self.launch.guessed = self.launch.guessed or buffer.touches_unknown(places, lanes, unit)
 
     def arrive(self, rows: Any, before: Any) -> None:
-        chosen = self.w, self.m, self.here
+        chosen = self.w, self.m
         arrived(self, rows, before)
-        self.select(chosen[0])
-        self.m, self.here = chosen[1:]
+        self.select(*chosen)
+        stored(self, rows, before)
 
     # ------------------------------------------------------------------------------------------------------ places
 
@@ -167,9 +175,9 @@ class Warps:
             ready = self.alive.any(1) & ~self.waiting
             if not ready.any():
                 if not self.alive.any():
-                    return
+                    return unfinished(self)
                 if not self.stuck():
-                    return
+                    return None
                 continue
             self.choose(ready, turn)
             self.stretch()
@@ -203,37 +211,38 @@ class Warps:
         """Runs instructions one after the other up to one that parts the warps or has them wait, or to a place where
         others may wait for them."""
         instructions, leaders = self.launch.instructions, self.launch.leaders
-        pc, here = self.pc, self.m
+        pc, chosen, here = self.pc, self.w, self.m
         while True:
             if pc >= len(instructions):
                 raise Unsupported(f"machine code of {self.launch.name} runs past its end")
             guard, step, control = instructions[pc]
             self.count += 1
-            self.m = here
-            if guard is not None:
-                taken = guard(self)
-                mask = taken if here is None else taken & here
-                self.m = None if mask.all() else mask
-                if not mask.any():
-                    if control:
-                        break
-                    pc += 1
-                    if leaders[pc] and not self.alone:
-                        pc -= 1
-                        break
-                    continue
             if control:
                 self.pc = pc
                 self.put_places(here, pc + 1)
-                step(self)
+                if guard is None or self.narrow(guard, here):
+                    step(self)
                 return
-            step(self)
+            if guard is None:
+                step(self)
+            else:
+                if self.narrow(guard, here):
+                    step(self)
+                self.select(chosen, here)
             pc += 1
             if leaders[pc] and not self.alone:
-                pc -= 1
-                break
-        self.m = here
-        self.put_places(here, pc + 1)
+                self.put_places(here, pc)
+                return
+
+    def narrow(self, guard: Any, here: Any) -> bool:
+        """Selects of the chosen warps those in which some lane passes a guard. False: there are none."""
+        mask = guard(self) if here is None else guard(self) & here
+        some = mask.any(1)
+        if not some.all():
+            mask = np.broadcast_to(mask, (len(self.rows), mask.shape[1]))[some] if len(some) > 1 else mask
+            self.select(self.rows[np.broadcast_to(some, len(self.rows))], mask)
+        self.m = None if mask.all() else mask
+        return bool(some.any())
 
     def put_places(self, mask: Any, places: Any) -> None:
         if mask is None:
@@ -268,26 +277,16 @@ class Warps:
         self.waiting[self.asks] = False
         self.asks[:] = False
 
-    def wait(self, row: int, why: str) -> None:
-        """A warp comes to this instruction again when something has changed."""
-        self.waiting[row] = self.asks[row] = True
-        self.pcs[row] = np.where(self.alive[row], self.pc, self.pcs[row])
-        self.why[row] = why
-
-    def select_ready(self) -> None:
-        """Of the chosen warps those go on that do not wait."""
-        m, some = self.m, ~self.waiting[self.rows]
-        here = self.rows[some]
-        self.select(here, None if m is None else m[some])
-        if len(here) < len(some):
-            self.changed_but(self.rows)
-        elif len(here):
-            self.changed()
-
-    def changed_but(self, rows: Any) -> None:
-        """The same, without the warps that have just asked."""
-        if len(rows):
-            self.changed()
+    def go_on_without(self, waits: Any) -> bool:
+        """Those of the chosen warps that wait come to this instruction again when something has changed; the others
+        stay chosen. False: there are none."""
+        if waits.any():
+            rows = self.rows[waits]
+            self.waiting[rows] = self.asks[rows] = True
+            self.put_places(waits[:, None] & self.active(), np.int32(self.pc))
+            m = self.m
+            self.select(self.rows[~waits], None if m is None else m[~waits])
+        return len(self.rows) > 0
 
     def meet(self, code: Any, names: Any, counts: Any, *, waits: bool) -> None:
         """Warps come to a barrier."""
@@ -324,7 +323,7 @@ class Warps:
     def stuck(self) -> bool:
         """No warp can go on: copies arrive, and barriers count the warps that are left. False: nothing helps."""
         if self.bulk:
-            self.bulk.pop(0).arrive(self)
+            self.bulk.pop().arrive(self)
             return True
         left = self.living()
         for name in np.unique(self.barrier[(self.barrier >= 0) & ~self.counted]).tolist():
