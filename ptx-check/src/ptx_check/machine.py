@@ -241,7 +241,7 @@ def executed(
     seed: int | None = None,
     rewrite: Callable[[str], str] | None = None,
     machine_code: bool | Literal["compare"] = False,
-    ptxas: str | None = None,
+    ptxas: str | Sequence[str] | None = None,
 ) -> Iterator[Machine]:
     """Inside the block kernels launched on CPU tensors are compiled for the chip and executed.
 
@@ -262,7 +262,7 @@ def executed(
     order; None: a team runs until it waits, and copies arrive at once.
 
     machine_code (sm_90): in place of the PTX, the machine code that Triton's ptxas makes of it, or that of the ptxas at
-    a path; "compare": both, whose results must agree element by element.
+    a path; "compare": both, whose results must agree element by element, under each ptxas of a list.
 
     rewrite(ptx) -> ptx: what is executed instead. Raises ValueError for a chip whose instructions the machine does not
     know, RuntimeError where Triton is in its interpreter.
