@@ -14,7 +14,6 @@ KINDS = {
     "value": "threads of one instruction store different values at one place",
     "assembler": "machine code that computes something else than the PTX that it was made of",
     "order": "machine code whose results depend on when products and copies are complete, or on which warp goes first",
-    "deadlock": "warps that wait for what never comes",
     "assertion": "tl.device_assert: what it asks for does not hold",
     "product": "a product in a layout deeper than itself, which the compiler multiplies wrongly",
 }

@@ -138,10 +138,14 @@ class Tile:
     group: int = 0
     fenced: int = 0
 
+    def spoil(self, s: Any) -> None:
+        """Where a load goes there are no numbers until it is there."""
+        s.shared.bytes.view(WORDS[self.size])[self.inside // self.size] = ~WORDS[self.size](0)
+
     def arrive(self, s: Any) -> None:
         """A load is in memory."""
         view = s.shared.bytes.view(WORDS[self.size])
-        data = np.full(len(self.inside), self.fill, WORDS[self.size])
+        data: Any = np.full(len(self.inside), self.fill, WORDS[self.size])
         for buffer, offsets, here in s.memory.pieces(s, self.code, self.outside, self.taken, self.size):
             data[here] = buffer.view(self.size)[offsets[here] // self.size]
         view[self.inside // self.size] = data
@@ -233,8 +237,10 @@ def _issued(code: Code, loads: bool) -> Step:
             tile.fenced, tile.group = int(s.fenced[row]), int(s.groups[row])
             if loads:
                 tile.barrier = int(own[first + 1])
-                s.shared.bytes.view(WORDS[tile.size])[tile.inside // tile.size] = WORDS[tile.size](-1 % (1 << 8 * tile.size))
-            if not s.late:
+                s.shared.bytes.view(WORDS[tile.size])[tile.inside // tile.size] = WORDS[tile.size](
+                    -1 % (1 << 8 * tile.size)
+                )
+            if not s.order.copies:
                 (tile.arrive if loads else tile.leave)(s)
             else:
                 (s.bulk if loads else s.stores).append(tile)

@@ -3,7 +3,7 @@
 import re
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ptx_check.faults import Fault, Location, Unsupported
 from ptx_check.ledger import sass
-from ptx_check.machine_code.cubin import assembled
+from ptx_check.machine_code.cubin import assembled, read
 from ptx_check.machine_code.launch import Launch
 
 CHIPS = ("sm_90",)
@@ -49,8 +49,8 @@ class MachineCode:
         if len(every) != 1 and not compare:
             raise ValueError(f'executed(ptxas=...) of {len(every)} assemblers needs machine_code="compare"')
         self.chip, self.assemblers, self.compare = chip, every, compare
-        self.rewrite: Callable[[bytes], bytes] = lambda image: image
-        """What becomes of a cubin before it runs: for mutations."""
+        self.rewrite: Callable[[str], str] = lambda text: text
+        """What becomes of nvdisasm's text before it runs: for mutations."""
         self.outcomes: list[Outcome] = []
 
     def execute(self, launch: Any, values: list[bytes], tensors: list[Tensor]) -> list[Fault]:
@@ -77,13 +77,15 @@ class MachineCode:
         return [fault for outcome in outcomes for fault in outcome.faults]
 
     def run(self, launch: Any, values: list[bytes], ptxas: str) -> list[Fault]:
-        image = self.rewrite(assembled(launch.code.text, self.chip, ptxas))
+        of = read(assembled(launch.code.text, self.chip, ptxas))
         return Launch(
-            image, launch.grid, launch.threads, launch.shared, values, launch.known,
+            replace(of, text=self.rewrite(of.text)), launch.grid, launch.threads, launch.shared, values, launch.known,
             len(launch.numbers) if launch.left_out else None, registers=launch.facts.maxnreg,
         ).execute()  # fmt: skip
 
-    def held(self, launch: Any, values: list[bytes], ptxas: str, tensors: list[Tensor], wanted: list[Tensor]) -> Outcome:
+    def held(
+        self, launch: Any, values: list[bytes], ptxas: str, tensors: list[Tensor], wanted: list[Tensor]
+    ) -> Outcome:
         """Runs it under one assembler."""
         faults = self.run(launch, values, ptxas)
         allowed = _grain(launch.code.text, tensors)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ptx_check.machine_code.integers import Step
-from ptx_check.machine_code.operands import U32, Code, bits, predicate, result, truth
+from ptx_check.machine_code.operands import Code, bits, predicate, truth
 
 
 def branch(code: Code) -> Step:

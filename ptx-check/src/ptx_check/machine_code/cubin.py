@@ -5,6 +5,7 @@ numbers cuobjdump --dump-elf names.
 """
 
 import functools
+import re
 import struct
 import subprocess
 import tempfile
@@ -75,14 +76,14 @@ def read(image: bytes) -> Cubin:
                 parameters[ordinal] = offset, word >> 18
             elif number == _STACK:
                 stack = max(stack, struct.unpack("<II", payload)[1])
-    tables = {int(part.split(".")[2].removeprefix("constant")): _linked(sections, part)
-              for part in sections if part.startswith(".nv.constant") and not part.startswith(".nv.constant0")}  # fmt: skip
+    banks = {int(bank[1]): part for part in sections if (bank := re.match(r"\.nv\.constant([1-9]\d*)", part))}
+    tables = {number: _linked(sections, part) for number, part in banks.items()}
     found = tuple(parameters[ordinal] for ordinal in sorted(parameters))
     return Cubin(name, sass.disassemble(image), first, found, stack, tables)
 
 
 def _sections(image: bytes) -> dict[str, bytes]:
-    start, = struct.unpack_from("<Q", image, 40)
+    (start,) = struct.unpack_from("<Q", image, 40)
     size, count, names = struct.unpack_from("<HHH", image, 58)
     heads = [struct.unpack_from("<IIQQQQIIQQ", image, start + size * number) for number in range(count)]
     strings = heads[names][4]
@@ -110,7 +111,7 @@ def _linked(sections: dict[str, bytes], name: str) -> bytes:
     entries = sections.get(f".rela{name}", b"")
     for place in range(0, len(entries), 24):
         offset, _, added = struct.unpack_from("<QQq", entries, place)
-        old, = struct.unpack_from("<I", made, offset)
+        (old,) = struct.unpack_from("<I", made, offset)
         struct.pack_into("<I", made, offset, (old + added) & 0xFFFFFFFF)
     return bytes(made)
 

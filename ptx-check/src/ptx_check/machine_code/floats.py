@@ -47,6 +47,14 @@ def _directed(value: Any, way: str) -> Any:
     return np.where(down, lower, upper)
 
 
+_ARITHMETIC: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "FADD": (np.add, exact.odd_sum),
+    "FMUL": (np.multiply, np.multiply),
+    "FFMA": (fma32, lambda a, b, c: exact.odd_sum(a * b, c)),
+}
+"""Of an opcode what it computes, to nearest, and so that float64 can be rounded another way."""
+
+
 def arithmetic(code: Code) -> Step:
     """FADD, FMUL, FFMA."""
     words = code.only("FTZ", "SAT", *_ROUNDED)
@@ -55,12 +63,7 @@ def arithmetic(code: Code) -> Step:
     target, *sources = code.operands
     put = result(target, code)
     reads = [real(each, code, flush=flushed) for each in sources]
-    plain: Callable[..., Any] = {"FADD": np.add, "FMUL": np.multiply, "FFMA": fma32}[code.name]
-    widened: Callable[..., Any] = {
-        "FADD": exact.odd_sum,
-        "FMUL": np.multiply,
-        "FFMA": lambda a, b, c: exact.odd_sum(a * b, c),
-    }[code.name]
+    plain, widened = _ARITHMETIC[code.name]
 
     def step(s: Any) -> None:
         values = [read(s) for read in reads]
@@ -167,7 +170,7 @@ def function(code: Code) -> Step:
     return lambda s: put(s, bits_of(flush(made(flush(a(s))))))
 
 
-_WHOLE = {"U8": np.uint8, "S8": np.int8, "U16": np.uint16, "S16": np.int16, "U32": U32, "S32": I32,
+_WHOLE: dict[str, Any] = {"U8": np.uint8, "S8": np.int8, "U16": np.uint16, "S16": np.int16, "U32": U32, "S32": I32,
           "U64": U64, "S64": np.int64}  # fmt: skip
 
 
@@ -277,6 +280,10 @@ def half(of: Operand, code: Code, *, brain: bool) -> tuple[Read, Read]:
     return (lambda s: read(s, high_for_low)), (lambda s: read(s, not low_for_high))
 
 
+def _always(value: Any) -> Read:
+    return lambda s: value
+
+
 def halves_of(code: Code, operands: list[Operand], *, brain: bool) -> list[tuple[Read, Read]]:
     """The halves of all sources; of numbers two belong together, the upper half first."""
     found, rest = [], list(operands)
@@ -287,7 +294,7 @@ def halves_of(code: Code, operands: list[Operand], *, brain: bool) -> list[tuple
             continue
         other = rest.pop(0) if rest and rest[0].file == "n" else of
         high, low = (np.full((1, 1), each.number, U32).view(F32) for each in (of, other))
-        found.append((lambda s, low=low: low, lambda s, high=high: high))
+        found.append((_always(low), _always(high)))
     return found
 
 
@@ -300,7 +307,7 @@ def half_arithmetic(code: Code) -> Step:
     narrow = f32_to_bf16 if brain else f32_to_f16
     put = result(code.operands[0], code)
     sources = halves_of(code, code.operands[1:], brain=brain)
-    form: Callable[..., Any] = {"HADD2": np.add, "HMUL2": np.multiply, "HFMA2": fma32}[code.name]
+    form, _ = _ARITHMETIC[f"F{code.name[1:-1]}"]
     if len(sources) != (3 if code.name == "HFMA2" else 2):
         raise code.unknown("of this form is not known")
 

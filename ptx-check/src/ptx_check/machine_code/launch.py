@@ -1,7 +1,7 @@
 """A launch of a cubin: its instructions with their meanings, its arguments, what goes wrong.
 
-Every program runs twice: once products and copies are complete at once and warps go together, once they are complete
-at the wait for them and warps go apart. Whatever differs between the two depends on chance on a device.
+Every program runs in each of ORDERS, in which products and copies are complete at once or at the wait for them, and
+warps go together or apart. Results that differ between them depend on chance on a device.
 """
 
 from typing import Any
@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from ptx_check import sample
-from ptx_check.faults import Fault, Location, Unsupported
+from ptx_check.faults import Fault, Location
 from ptx_check.ledger import sass
 from ptx_check.machine_code import barriers, control, cubin, floats, integers, memory, moves, products
 from ptx_check.machine_code.operands import Code, operand, predicate, split
-from ptx_check.machine_code.run import EARLY, LATE, Order, Warps
+from ptx_check.machine_code.run import ORDERS, Order, Warps
 from ptx_check.memory import Buffer
 
 LANES = 4096
@@ -22,7 +22,6 @@ MEANINGS = {
     **integers.MEANINGS, **floats.MEANINGS, **moves.MEANINGS, **memory.MEANINGS, **products.MEANINGS,
     **barriers.MEANINGS, **barriers.CONTROL, **control.MEANINGS, **control.CONTROL,
 }  # fmt: skip
-ORDERS = (EARLY, LATE)
 
 
 def _read(of: cubin.Cubin) -> list[Code]:
@@ -42,10 +41,9 @@ def _read(of: cubin.Cubin) -> list[Code]:
 
 class Launch:
     def __init__(
-        self, image: bytes, grid: tuple[int, int, int], threads: int, shared: int, values: list[bytes],
+        self, of: cubin.Cubin, grid: tuple[int, int, int], threads: int, shared: int, values: list[bytes],
         known: list[Buffer], programs: int | None = None, *, registers: int = 255,
     ) -> None:  # fmt: skip
-        of = cubin.read(image)
         self.name, self.grid, self.threads, self.shared = of.name, grid, threads, shared
         self.registers, self.stack, self.first = registers, cubin.stack_of(of), of.first
         self.banks = {0: cubin.constants(of, values, (threads, 1, 1), grid)}
@@ -86,17 +84,19 @@ class Launch:
         sampled = self.left_out > 0 or any(buffer.unknown is not None for buffer in self.known)
         before = [buffer.bytes.copy() for buffer in self.known] if len(orders) > 1 else []
         first: list[np.ndarray] = []
+        differing = False
         with np.errstate(all="ignore"):
             for position, order in enumerate(orders):
                 if position:
-                    first = [buffer.bytes.copy() for buffer in self.known]
                     for buffer, old in zip(self.known, before):
                         buffer.bytes[:] = old
                 if sampled:
                     for buffer in self.known:
                         buffer.footprint = sample.Footprint(buffer.size)
                 self._run(order)
-        if any((buffer.bytes != one).any() for buffer, one in zip(self.known, first)):
+                first = first or [buffer.bytes.copy() for buffer in self.known]
+                differing |= any((buffer.bytes != one).any() for buffer, one in zip(self.known, first))
+        if differing:
             message = "results depend on when products and copies are complete, or on which warp goes first"
             self.fault("order", -1, message, Location(self.name, 0, "machine code"))
         if sampled:

@@ -43,8 +43,7 @@ def address(of: Operand, code: Code) -> Read:
         elif "64" in term.words:
             reads.append(wide(Operand(term.text, term.file, term.number), code))
         else:
-            plain = bits(term, code)
-            reads.append(lambda s, plain=plain: plain(s).astype(U64))
+            reads.append(_extended(bits(term, code)))
     added, mask = U64(offset & 0xFFFFFFFFFFFFFFFF), U64(0xFFFFFFFFFFFFFFFF if long else 0xFFFFFFFF)
 
     def read(s: Any) -> Any:
@@ -54,6 +53,10 @@ def address(of: Operand, code: Code) -> Read:
         return np.broadcast_to(total if long else total & mask, s.shape)
 
     return read
+
+
+def _extended(read: Read) -> Read:
+    return lambda s: read(s).astype(U64)
 
 
 class Global:
@@ -235,7 +238,7 @@ def copy(code: Code) -> Step:
         lanes = s.active()
         taken = lanes if some is None else lanes & some(s)
         values = s.memory.load(s, code, outside(s), taken, size)
-        if s.late:
+        if s.order.copies:
             s.shared.store(s, code, inside(s), lanes, size, [U32(0xFFFFFFFF)] * len(values))
             s.copies.append((s.rows, s.groups[s.rows].copy(), code, inside(s).copy(), lanes.copy(), size, values))
         else:
@@ -350,9 +353,7 @@ def atomic(code: Code) -> Step:
     told = truth(operands.pop(0), code) if operands[0].file == "P" else None
     put = None if operands[0].text.startswith(("desc", "[")) else result(operands.pop(0), code)
     at, *reads = address(operands[0], code), *(bits(each, code) for each in operands[1:])
-    if form == "cas":
-        kind = "b32"
-    elif form in ("and", "or", "xor", "exch"):
+    if form == "cas" or form in ("and", "or", "xor", "exch"):
         kind = "b32"
 
     def step(s: Any) -> None:

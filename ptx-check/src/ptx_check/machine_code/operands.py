@@ -209,15 +209,16 @@ def predicate(of: Operand, code: Code) -> Read:
     return (lambda s: ~s.UP[number][s.w]) if turned else (lambda s: s.UP[number][s.w])
 
 
-def result(of: Operand, code: Code, count: int = 1) -> Callable[[Any, Any], None]:
-    """How a register is written, or one of `count` that follow each other."""
+def result(of: Operand, code: Code) -> Callable[[Any, Any], None]:
+    """How a register is written."""
     number = of.number
     if of.signs or of.words or of.file not in ("R", "UR"):
         raise code.unknown(f"writes {of.text}, which is not known,")
     if of.zero:
         return lambda s, value: None
-    code_of = (lambda s, value: s.put(number, value)) if of.file == "R" else (lambda s, value: s.put_uniform(number, value))
-    return code_of
+    if of.file == "UR":
+        return lambda s, value: s.put_uniform(number, value)
+    return lambda s, value: s.put(number, value)
 
 
 def pair(of: Operand, code: Code) -> Callable[[Any, Any], None]:

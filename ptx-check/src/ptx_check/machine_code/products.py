@@ -173,7 +173,7 @@ def _issue(code: Code, form: Form, kept: Any, last: bool) -> Step:
         keep = np.broadcast_to(np.array([[True]]) if kept is None else kept(s), (len(rows), 1))
         product = Product(code, rows, s.products[rows].copy(), keep, left, right, s.fenced[rows].copy())
         place = slice(form.target, form.target + sums)
-        if s.late:
+        if s.order.products:
             fresh = rows[~s.flying[form.target, rows]]
             s.sums[place, fresh] = s.R[place, fresh].view(F32)
             s.R[place, rows] = _NOTHING

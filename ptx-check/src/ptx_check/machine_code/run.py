@@ -25,13 +25,18 @@ _PATIENCE = 2048
 class Order:
     """What a device may choose."""
 
-    late: bool
-    """Products and copies are complete at the wait for them, not at once."""
-    apart: bool
-    """One warp of each program runs until it waits for another, the last warp first; else all go together."""
+    copies: bool = False
+    """Copies are complete at the wait for them, not at once."""
+    products: bool = False
+    """The same of products."""
+    first: int | None = None
+    """One warp of each program runs until it waits for another, the first one (0) or the last (-1) before the others;
+    None: all go together."""
 
 
-EARLY, LATE = Order(late=False, apart=False), Order(late=True, apart=True)
+EARLY = Order()
+ORDERS = (EARLY, Order(copies=True, first=-1), Order(products=True, first=0))
+"""The two ends of what a device may do, for copies and for products."""
 
 
 class Warps:
@@ -43,7 +48,7 @@ class Warps:
     def __init__(self, launch: Any, numbers: np.ndarray, order: Order) -> None:
         programs, self.count_of = len(numbers), launch.threads // 32
         rows = programs * self.count_of
-        self.launch, self.order, self.late = launch, order, order.late
+        self.launch, self.order = launch, order
         self.programs, self.memory = programs, launch.memory
         self.R = np.zeros((260, rows, 32), U32)
         self.P = np.zeros((8, rows, 32), bool)
@@ -77,7 +82,7 @@ class Warps:
         self.products = np.zeros(rows, np.int64)
         """The same of products."""
         self.pending: list[tuple] = []
-        self.sums = np.zeros((256, rows, 32), F32) if order.late and launch.asynchronous else None
+        self.sums = np.zeros((256, rows, 32), F32) if order.products and launch.asynchronous else None
         self.flying = np.zeros((256, rows), bool)
         """Registers with which sums of late products begin, while the products are on their way."""
         self.fenced = np.zeros(rows, np.int64)
@@ -187,9 +192,9 @@ class Warps:
         """Selects warps that stand at one place, and their lanes."""
         places = np.where(self.alive & ready[:, None], self.pcs, _FAR)
         first = 0
-        if self.order.apart:
+        if self.order.first is not None:
             each = places.reshape(self.count_of, -1).min(1)
-            turned = np.roll(np.arange(self.count_of)[::-1], turn // _PATIENCE)
+            turned = np.roll(np.arange(self.count_of)[:: self.order.first or 1], turn // _PATIENCE)
             chosen = turned[(each[turned] < _FAR).argmax()]
             first = chosen * self.programs
             places = places[first : first + self.programs]
@@ -199,13 +204,14 @@ class Warps:
         lanes = places == low
         here = lanes.any(1)
         self.pc = int(low)
+        w: Any
         if here.all():
             w = slice(None) if len(here) == len(self.every) else slice(first, first + len(here))
         else:
             w = np.flatnonzero(here) + first
             lanes = lanes[here]
         self.select(w, None if lanes.all() else lanes)
-        self.alone = bool(self.m is None and here.all() and not self.order.apart)
+        self.alone = bool(self.m is None and here.all() and self.order.first is None)
 
     def stretch(self) -> None:
         """Runs instructions one after the other up to one that parts the warps or has them wait, or to a place where
