@@ -8,7 +8,6 @@ against float64, under compute-sanitizer where that is installed. The machine co
 """
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from unittest import mock
 
 from benchmarks import command
 from fasttfm.cli.parser import Parser
+from ptx_check.machine_code.compared import version
 
 _ONE = "FASTTFM_ASSEMBLER"
 _LIMIT = 50
@@ -33,9 +33,8 @@ def assemblers() -> dict[str, str]:
     found += Path("/usr/local").glob("cuda*/bin/ptxas")
     result: dict[str, str] = {}
     for path in filter(Path.is_file, found):
-        said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
-        if match := re.search(r"\bV(\d+(?:\.\d+)+)", said):
-            result.setdefault(match[1], str(path))
+        result.setdefault(version(str(path)), str(path))
+    result.pop("unknown", None)
     return dict(sorted(result.items(), key=lambda item: [int(n) for n in item[0].split(".")]))
 
 
