@@ -74,16 +74,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     sanitizer = shutil.which("compute-sanitizer", path=f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin")
     known = assemblers()
-    for version, path in known.items():
-        name = "newest" if version == [*known][-1] else version
+    for named, path in known.items():
+        name = "newest" if named == [*known][-1] else named
         with tempfile.TemporaryDirectory() as folder:
             variables = {**os.environ, _ONE: name, "TRITON_PTXAS_PATH": path, "TRITON_CACHE_DIR": folder}
             line = [sys.executable, "-m", "benchmarks.queue.illegal_tile"]
             for each in [line, *([[sanitizer, "--tool", "memcheck", *line]] if sanitizer else [])]:
-                print(f"ptxas {version}, {Path(each[0]).name}:\n{_said(each, variables)}", flush=True)
+                print(f"ptxas {named}, {Path(each[0]).name}:\n{_said(each, variables)}", flush=True)
             if args.results:
                 for cubin in Path(folder).glob("*/_backward.cubin"):
-                    shutil.copyfile(cubin, args.results / f"illegal-tile-{version}.cubin")
+                    shutil.copyfile(cubin, args.results / f"illegal-tile-{named}.cubin")
     return 0
 
 

@@ -122,7 +122,7 @@ def _arrive(code: Code) -> Step:
 
 @dataclass(slots=True)
 class Tile:
-    """What one bulk copy moves."""
+    """The elements that one bulk copy moves."""
 
     code: Code
     row: int
@@ -139,7 +139,7 @@ class Tile:
     fenced: int = 0
 
     def spoil(self, s: Any) -> None:
-        """Where a load goes there are no numbers until it is there."""
+        """Puts what is no number where the load will put its elements."""
         s.shared.bytes.view(WORDS[self.size])[self.inside // self.size] = ~WORDS[self.size](0)
 
     def arrive(self, s: Any) -> None:

@@ -21,7 +21,7 @@ _TF32 = 2.0**-9
 
 
 def version(ptxas: str) -> str:
-    """What an assembler calls itself, as 12.8.93; unknown where it does not say."""
+    """The version of an assembler, as 12.8.93; unknown where it does not say."""
     said = subprocess.run([ptxas, "--version"], capture_output=True, text=True, check=False).stdout
     match = re.search(r"\bV(\d+(?:\.\d+)+)", said)
     return match[1] if match else "unknown"
@@ -29,7 +29,7 @@ def version(ptxas: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one launch under one assembler, held against its PTX."""
+    """The result of one launch under one assembler, held against its PTX."""
 
     kernel: str
     ptxas: str
@@ -40,7 +40,7 @@ class Outcome:
 
 
 class MachineCode:
-    """How launches are executed: by which assemblers' machine code, and whether beside the PTX."""
+    """A way to execute launches: by the machine code of some assemblers, in place of the PTX or beside it."""
 
     def __init__(self, chip: str, ptxas: str | Sequence[str] | None, *, compare: bool) -> None:
         if chip not in CHIPS:

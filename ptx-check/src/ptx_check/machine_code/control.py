@@ -1,4 +1,4 @@
-"""Where warps go: branches, calls, ends, barriers between warps, and what orders nothing here.
+"""Control flow: branches, calls, ends, barriers between warps, and instructions that order nothing here.
 
 Such an instruction puts the places of its lanes itself, or has warps wait.
 """

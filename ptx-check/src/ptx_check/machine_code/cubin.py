@@ -1,4 +1,4 @@
-"""What a launch needs of a cubin: instructions, constants, where parameters go, memory of its own.
+"""The contents of a cubin that a launch needs: instructions, constants, places of parameters, size of local memory.
 
 The sections are those of NVIDIA's ELF files; .nv.info has attributes (format, number, size or value, payload), whose
 numbers cuobjdump --dump-elf names.

@@ -112,7 +112,7 @@ COMPARED: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def chosen(code: Code, table: dict[str, Any]) -> Any:
-    """Of a table the entry that the opcode's words name."""
+    """The entry of a table that the opcode's words name."""
     return next(table[word] for word in code.words if word in table)
 
 

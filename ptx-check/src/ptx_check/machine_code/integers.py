@@ -35,7 +35,7 @@ def _addend(of: Operand, code: Code) -> Read:
 
 
 def _carries(written: list[Operand], code: Code) -> Callable[[Any, Any], None]:
-    """How up to two predicates are written with a sum's carry: the second has what is left of it."""
+    """Writes up to two predicates with a sum's carry: the second has what is left of it."""
     ways = [truth(each, code) for each in written]
 
     def write(s: Any, total: Any) -> None:

@@ -210,7 +210,7 @@ def predicate(of: Operand, code: Code) -> Read:
 
 
 def result(of: Operand, code: Code) -> Callable[[Any, Any], None]:
-    """How a register is written."""
+    """A function that writes a register."""
     number = of.number
     if of.signs or of.words or of.file not in ("R", "UR"):
         raise code.unknown(f"writes {of.text}, which is not known,")
@@ -222,7 +222,7 @@ def result(of: Operand, code: Code) -> Callable[[Any, Any], None]:
 
 
 def pair(of: Operand, code: Code) -> Callable[[Any, Any], None]:
-    """How two registers are written with a number of 64 bits."""
+    """A function that writes two registers with a number of 64 bits."""
     if of.zero:
         return lambda s, value: None
     low = result(of, code)
@@ -236,7 +236,7 @@ def pair(of: Operand, code: Code) -> Callable[[Any, Any], None]:
 
 
 def truth(of: Operand, code: Code) -> Callable[[Any, Any], None]:
-    """How a predicate is written."""
+    """A function that writes a predicate."""
     number = of.number
     if of.number == _TRUE:
         return lambda s, value: None

@@ -99,7 +99,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What an HGMMA's text says."""
+    """An HGMMA's shape, types and registers."""
 
     columns: int
     depth: int

@@ -23,7 +23,7 @@ _PATIENCE = 2048
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a device may choose."""
+    """A choice that is a device's: when asynchronous work is complete, and which warps go first."""
 
     copies: bool = False
     """Copies are complete at the wait for them, not at once."""
@@ -107,7 +107,7 @@ class Warps:
         return np.ones(self.shape, bool) if self.m is None else np.broadcast_to(self.m, self.shape)
 
     def whole_warps(self) -> bool:
-        """Whether all lanes of the chosen warps that have not ended are here."""
+        """True if all lanes of the chosen warps that have not ended are here."""
         return bool((self.active() | ~self.alive[self.w]).all())
 
     def bank(self, number: int) -> np.ndarray:
@@ -156,8 +156,8 @@ class Warps:
         self.launch.fault(kind, code.address, message, code.location)
 
     def unfenced(self, grains: Any, fenced: Any) -> bool:
-        """Whether any of these 16 bytes of shared memory were written after `fenced`, by a warp without a fence of its
-        own since."""
+        """True if any of these 16 bytes of shared memory were written after `fenced`, by a warp without a fence of its own
+        since."""
         shared = self.shared
         late = shared.written[grains] > fenced
         return bool((late & (shared.written[grains] > self.fenced[shared.writer[grains]])).any())
@@ -284,8 +284,8 @@ class Warps:
         self.asks[:] = False
 
     def go_on_without(self, waits: Any) -> bool:
-        """Those of the chosen warps that wait come to this instruction again when something has changed; the others
-        stay chosen. False: there are none."""
+        """Has some of the chosen warps come to this instruction again when something has changed; the others stay chosen.
+        False: there are none."""
         if waits.any():
             rows = self.rows[waits]
             self.waiting[rows] = self.asks[rows] = True
