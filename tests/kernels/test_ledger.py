@@ -6,6 +6,7 @@ How machine code is read and counted: ptx-check/tests/test_machine_code.py.
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -18,6 +19,7 @@ from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.proof import budgets, matrix
 from fasttfm.kernels.proof.compile_case import CompileCase
 from fasttfm.kernels.proof.ledger import Resources, bandwidth, record, search, work
+from fasttfm.kernels.proof.ledger import __main__ as ledger_main
 from fasttfm.kernels.proof.ledger import report as ledger_report
 from fasttfm.kernels.proof.ledger.__main__ import main
 from ptx_check.ledger.count import Count, Usage
@@ -119,7 +121,7 @@ def test_a_search_ranks_spills_before_the_bound_and_what_does_not_fit_last():
 
 def test_a_record_holds_every_loop_and_names_its_columns(tmp_path):
     loop = Usage(instructions=100, issue=100.0, tensor=160.0)
-    found = Counted(Resources(64, 0, 1024, 8, bound=2.5), Count((loop,), Usage(), True), 4)
+    found = Counted(Resources(64, 0, 1024, 8, bound=2.5), Count((loop,), Usage(), True, ("H4 | W0",)), 4)
     case = usual()
     record.write(tmp_path / "ledger.jsonl", {"sm_80": [record.entry_of(SM_80, case, found)]})
     (line,) = records.read(tmp_path / "ledger.jsonl")  # which holds it against its schema
@@ -132,6 +134,7 @@ def test_a_record_holds_every_loop_and_names_its_columns(tmp_path):
     elements = work.elements(SM_80, case)
     values = dict(zip(line["columns"], entry["loops"][0]))
     assert (entry["case"], values["instructions"], values["by"]) == (case.name, 100, "tensor")
+    assert entry["orders"] == ["H4 | W0"]
     assert values["bound"] == values["tensor"] == pytest.approx(160 / elements, abs=0.01)
 
 
@@ -166,6 +169,29 @@ def test_attention_without_windows_caps_slopes_and_sinks_has_not_grown_since_the
     assert not grown
 
 
+def test_a_record_of_some_cases_keeps_the_others_of_their_chip(tmp_path, monkeypatch):
+    file, case = tmp_path / "ledger.jsonl", usual()
+    other = dataclasses.replace(case, name=f"other/{case.name}")
+    stale = [record.entry_of(SM_80, each, counted_as(9.0)) | {"key": each.name} for each in (case, other)]
+    task = matrix.Task("attention.forward", "sm_80", 0)
+    monkeypatch.setattr(ledger_main.counted, "digest", lambda chip, case: "new")
+    monkeypatch.setattr(ledger_main, "_rows", lambda cases, workers: {task: (SM_80, case, counted_as(2.5))})
+    for some, left in ((True, [other.name, case.name]), (False, [case.name])):
+        record.write(file, {"sm_80": stale})
+        assert ledger_main._record(file, {task: case}, 1, some=some) == 0
+        (line,) = records.read(file)
+        assert [entry["case"] for entry in line["cases"]] == left
+
+
+def test_the_page_shows_orders_of_products_as_they_are_recorded():
+    cases = [entry for line in records.read(records.RESULTS / "ledger.jsonl") for entry in line["cases"]]
+    recorded = {(entry["case"], entry["orders"][0]) for entry in cases if "orders" in entry}
+    page = (records.RESULTS.parents[1] / "docs" / "ledger.md").read_text()
+    shown = re.findall(r"^\| (attention\.\S+) \| `(.*)` \|$", page, re.MULTILINE)
+    assert len(shown) > 10
+    assert {(case, order.replace("\\|", "|")) for case, order in shown} <= recorded
+
+
 @pytest.mark.parametrize(("factor", "told"), [(1.02, (0, 0)), (1.04, (1, 0)), (0.9, (0, 1))])
 def test_what_grew_by_more_than_three_percent_since_a_record_is_named(tmp_path, factor, told):
     def counted(times: float) -> Counted:
@@ -188,7 +214,7 @@ def test_a_table_has_a_line_a_loop_and_one_for_the_rest():
     )
     head, first, rest = ledger_report.table([(SM_80, usual(), found)]).splitlines()
     assert [line.split()[3:5] for line in (first, rest)] == [["1", "40"], ["-", "9"]]
-    assert head.split()[-1] == "occupancy"
+    assert head.split()[-1] == "order"
 
 
 def test_row_kernels_stand_beside_the_bandwidth():

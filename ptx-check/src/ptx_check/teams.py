@@ -36,9 +36,9 @@ class Path:
 
 
 class Waiting(NamedTuple):
-    """What a team waits for."""
+    """A team's reason to stand still."""
 
-    index: int
+    instruction: int
     over: Callable[[], bool]
     reason: Callable[[], str]
 
@@ -71,6 +71,8 @@ class Teams:
         facts = run.launch.facts
         self.specialised = facts.specialised
         self.end = len(facts.joins)
+        if facts.specialised and facts.tensor_columns:
+            raise Unsupported(f"kernel {facts.name}: tensor memory in a warp-specialised kernel")
         self.team = Team([Path(0, None, self.end)])
         self.all = [self.team]
         seed = run.launch.seed
@@ -113,7 +115,8 @@ class Teams:
                 self.scatter(block, *following)
             else:
                 self.branch(paths, block, *following)
-            self.merge()
+            if self.met:
+                self.merge()
         else:
             raise Unsupported(f"kernel {run.launch.facts.name} runs for {_MOST_BLOCKS} blocks: it may never end")
         if run.checks:
@@ -225,8 +228,8 @@ class Teams:
         reasons = [f"{_warps(team.paths[-1].threads)} for {team.waiting.reason()}" for team in stuck if team.waiting]
         if not stuck or stuck[0].waiting is None:
             raise Unsupported(f"kernel {self.run.launch.facts.name} has ended in parts that nothing joins")
-        other = next((team.waiting.index for team in stuck[1:] if team.waiting), None)
-        self.run.fault("deadlock", stuck[0].waiting.index, f"nothing goes on: {'; '.join(reasons)}", other)
+        other = next((team.waiting.instruction for team in stuck[1:] if team.waiting), None)
+        self.run.fault("deadlock", stuck[0].waiting.instruction, f"nothing goes on: {'; '.join(reasons)}", other)
 
     def meet(self, index: int, number: int, count: int | None) -> None:
         """bar.sync: the team waits until `count` threads (None: all that have not ended) are at the barrier."""

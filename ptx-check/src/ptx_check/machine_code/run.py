@@ -156,7 +156,7 @@ class Warps:
         self.launch.fault(kind, code.address, message, code.location)
 
     def unfenced(self, grains: Any, fenced: Any) -> bool:
-        """True if any of these 16 bytes of shared memory were written after `fenced`, by a warp without a fence of its own
+        """True if any of these 16 bytes of shared memory were written after `fenced`, by a warp that has done no fence
         since."""
         shared = self.shared
         late = shared.written[grains] > fenced
