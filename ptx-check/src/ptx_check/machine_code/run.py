@@ -284,8 +284,8 @@ class Warps:
         self.asks[:] = False
 
     def go_on_without(self, waits: Any) -> bool:
-        """Has some of the chosen warps come to this instruction again when something has changed; the others stay chosen.
-        False: there are none."""
+        """Has some of the chosen warps come to this instruction again when something has changed. False: no others are
+        left."""
         if waits.any():
             rows = self.rows[waits]
             self.waiting[rows] = self.asks[rows] = True
