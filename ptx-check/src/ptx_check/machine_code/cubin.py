@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ptx_check.faults import Unsupported
 from ptx_check.ledger import sass
 
 _PARAMETERS, _PARAMETER, _STACK = 0x0A, 0x17, 0x12
@@ -38,21 +39,21 @@ class Cubin:
     """Other banks of constants: tables of branches."""
 
 
-def assembled(ptx: str, chip: str, ptxas: str | None = None, options: tuple[str, ...] = ()) -> bytes:
-    """The cubin that Triton would have made of the PTX, or that the ptxas at this path makes."""
-    return _assembled(ptx, chip, ptxas or str(sass.tool("ptxas")), options)
+_FLAGS = ("-lineinfo", "-v", "--regAllocOptLevel=2")
+"""Triton 3.7.1 calls its assembler with these; the last one changes the code of some kernels."""
 
 
 @functools.lru_cache(maxsize=256)
-def _assembled(ptx: str, chip: str, ptxas: str, options: tuple[str, ...]) -> bytes:
+def assembled(ptx: str, chip: str, ptxas: str) -> bytes:
+    """The cubin that Triton makes of PTX by the ptxas at a path. Raises Unsupported where that refuses the PTX."""
     architecture = chip + "a" * (int(chip[3:]) >= 90)
     with tempfile.TemporaryDirectory() as folder:
         source, made = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         source.write_text(ptx)
-        words = [ptxas, "-lineinfo", "-v", *options, f"--gpu-name={architecture}", str(source), "-o", str(made)]
+        words = [ptxas, *_FLAGS, f"--gpu-name={architecture}", str(source), "-o", str(made)]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise ValueError(f"{ptxas} refuses the PTX for {chip}: {done.stderr.strip()[-300:]}")
+            raise Unsupported(f"{ptxas} refuses the PTX for {chip}: {done.stderr.strip()[-300:]}")
         return made.read_bytes()
 
 
