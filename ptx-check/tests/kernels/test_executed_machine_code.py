@@ -10,6 +10,7 @@ from test_language import FEATURES
 from test_specialised import doubled_of, products_of
 
 from ptx_check import FaultyKernel, Unsupported, executed
+from ptx_check.__main__ import main
 from ptx_check.ledger import sass
 from ptx_check.machine_code.compared import version
 
@@ -149,3 +150,38 @@ def test_features_of_the_language_agree_with_their_ptx_or_are_refused(feature):
 def test_what_cannot_be_executed_is_told_in_one_line(chip, options, told):
     with pytest.raises(ValueError, match=told), executed(chip, **options):
         pass
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--machine-code", "--chips", "sm_80,sm_90"], "--machine-code is for --chips sm_90, not for sm_80,sm_90"),
+        (["--ptxas", __file__], "--ptxas needs --machine-code"),
+        (["--machine-code", "--ptxas", "none"], "--ptxas none is not a file"),
+    ],
+)
+def test_the_command_tells_what_is_wrong_in_one_line(words, told, capsys):
+    with pytest.raises(SystemExit):
+        main([*words, __file__])
+    assert capsys.readouterr().err.splitlines()[-1].endswith(told)
+
+
+SCRIPT = """
+import torch, triton, triton.language as tl
+
+@triton.jit
+def doubled(x, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(x + i, tl.load(x + i) * 2)
+
+x = torch.ones(64)
+doubled[(1,)](x, N=64)
+print(x.sum().item())
+"""
+
+
+def test_a_script_on_the_command_line(tmp_path, capsys):
+    file = tmp_path / "doubled.py"
+    file.write_text(SCRIPT)
+    assert main(["--machine-code", str(file)]) == 0
+    assert "128.0" in capsys.readouterr().out
