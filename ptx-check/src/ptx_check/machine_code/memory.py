@@ -261,6 +261,7 @@ def wait(code: Code) -> Step:
     """DEPBAR: all groups of copies but the youngest ones are there. Other scoreboards keep registers, which are
     written at once here."""
     code.only("LE")
+    code.count(1, 2)
     board, most = code.operands[0].text, code.operands[1].number if len(code.operands) > 1 else 0
     if not re.match(r"SB\d$", board):
         raise code.unknown("of this form is not known")

@@ -57,7 +57,7 @@ def operand(text: str) -> Operand:
         return Operand(text, "c", int(offset or "0", 16), signs + bar, (), int(bank, 16), register)
     if re.match(r"-?0x[0-9a-f]+$", text):
         return Operand(text, "n", int(text, 16) & 0xFFFFFFFF)
-    if re.match(r"[-+]?(\d|INF|QNAN)", text):
+    if re.match(r"[-+]?(\d+(\.\d*)?(e[-+]?\d+)?|INF|QNAN)$", text):
         value = text.replace("QNAN", "nan")
         return Operand(text, "n", int(np.float32(float(value)).view(np.uint32)))
     return Operand(text)
