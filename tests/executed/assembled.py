@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from torch.utils._pytree import tree_leaves
 
 from fasttfm.kernels import choices
 from fasttfm.kernels.chip import CHIPS
@@ -105,7 +106,7 @@ def described(source: Any, metadata: Any) -> dict[str, Any]:
     constants = {names[path[0]]: value for path, value in source.constants.items()
                  if len(path) == 1 and isinstance(value, int | str)}  # fmt: skip
     sizes = [str(constants[name]) for name in ("ROWS", "COLUMNS", "DEPTH") if name in constants]
-    pointers = (kind for kind in source.signature.values() if isinstance(kind, str) and kind.startswith("*"))
+    pointers = (kind for kind in tree_leaves(list(source.signature.values())) if kind.startswith("*"))
     return {
         "kernel": f"{function.fn.__module__.removeprefix('fasttfm.kernels.')}.{metadata.name.strip('_')}",
         "tile": f"{'x'.join(sizes)}w{metadata.num_warps}s{metadata.num_stages}",
