@@ -8,7 +8,6 @@ against float64, under compute-sanitizer where that is installed. The machine co
 """
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from unittest import mock
 
 from benchmarks import command
 from fasttfm.cli.parser import Parser
+from ptx_check.machine_code.compared import version
 
 _ONE = "FASTTFM_ASSEMBLER"
 _LIMIT = 50
@@ -33,9 +33,8 @@ def assemblers() -> dict[str, str]:
     found += Path("/usr/local").glob("cuda*/bin/ptxas")
     result: dict[str, str] = {}
     for path in filter(Path.is_file, found):
-        said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
-        if match := re.search(r"\bV(\d+(?:\.\d+)+)", said):
-            result.setdefault(match[1], str(path))
+        result.setdefault(version(str(path)), str(path))
+    result.pop("unknown", None)
     return dict(sorted(result.items(), key=lambda item: [int(n) for n in item[0].split(".")]))
 
 
@@ -75,16 +74,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     sanitizer = shutil.which("compute-sanitizer", path=f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin")
     known = assemblers()
-    for version, path in known.items():
-        name = "newest" if version == [*known][-1] else version
+    for named, path in known.items():
+        name = "newest" if named == [*known][-1] else named
         with tempfile.TemporaryDirectory() as folder:
             variables = {**os.environ, _ONE: name, "TRITON_PTXAS_PATH": path, "TRITON_CACHE_DIR": folder}
             line = [sys.executable, "-m", "benchmarks.queue.illegal_tile"]
             for each in [line, *([[sanitizer, "--tool", "memcheck", *line]] if sanitizer else [])]:
-                print(f"ptxas {version}, {Path(each[0]).name}:\n{_said(each, variables)}", flush=True)
+                print(f"ptxas {named}, {Path(each[0]).name}:\n{_said(each, variables)}", flush=True)
             if args.results:
                 for cubin in Path(folder).glob("*/_backward.cubin"):
-                    shutil.copyfile(cubin, args.results / f"illegal-tile-{version}.cubin")
+                    shutil.copyfile(cubin, args.results / f"illegal-tile-{named}.cubin")
     return 0
 
 

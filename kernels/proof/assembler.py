@@ -1,7 +1,8 @@
 """The ptxas that makes machine code of the kernels' PTX, and what is known of it.
 
 Triton brings two along, one for chips before sm_100; another of the user's goes before it (TRITON_PTXAS_PATH, and
-TRITON_PTXAS_BLACKWELL_PATH from sm_100 on). No test without a GPU can notice what an assembler does wrong.
+TRITON_PTXAS_BLACKWELL_PATH from sm_100 on). Machine code for sm_90 is executed and held against its PTX
+(docs/assemblers.md); what an assembler does wrong for another chip no test without a GPU can notice.
 """
 
 import re

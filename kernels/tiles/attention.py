@@ -47,8 +47,7 @@ def _short_alternatives(chip: Chip, kind: str, width: int, extras: int, keys: in
 
 
 def _short_backward_alternatives(chip: Chip, kind: str, width: int, extras: int, keys: int) -> list[Tile]:
-    """Leave out 16 rows of 128 keys by few warps: by four it ended in an illegal address on an H100, though its PTX is
-    right when it is executed."""
+    """Leave out 16 rows of 128 keys by few warps: ptxas 12.8.93 breaks it by four on sm_90 (docs/assemblers.md)."""
     tiles = _short_alternatives(chip, kind, width, extras, keys)
     return [tile for tile in tiles if not (tile.rows == 16 and keys == 128 and tile.warps < 8)]
 

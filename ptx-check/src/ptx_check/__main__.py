@@ -1,6 +1,7 @@
 """ptx-check SCRIPT: runs a Python script whose launches of Triton kernels are executed from their PTX on a CPU.
 
     ptx-check train_step.py --chips sm_80,sm_90 --report faults.sarif
+    ptx-check --machine-code train_step.py          an assembler's machine code too, held against the PTX (sm_90)
     ptx-check --table                               which instructions each chip has
     ptx-check ledger my_file.py --chips sm_90       what its kernels' machine code asks of the chip's units
 
@@ -12,6 +13,7 @@ import runpy
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 from ptx_check.version import __version__
 
@@ -35,6 +37,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--report", type=Path, metavar="FILE", help=".txt, .json or .sarif")
     parser.add_argument("--programs", type=int, metavar="N", help="of a launch execute a sample of so many programs")
     parser.add_argument("--no-checks", action="store_true", help="without races and unwritten memory; faster")
+    parser.add_argument("--machine-code", action="store_true", help="machine code too, held against the PTX (sm_90)")
+    parser.add_argument(
+        "--ptxas", action="append", metavar="PATH", help="with --machine-code: an assembler, or several (Triton's)"
+    )
     parser.add_argument("--table", action="store_true", help="print which instructions each chip has, and end")
     parser.add_argument("--version", action="version", version=__version__)
     args = parser.parse_args(argv)
@@ -67,11 +73,21 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         parser.error(f"--programs {args.programs}: must be at least 1")
     if not args.script.is_file():
         parser.error(f"{args.script} is not a file")
+    options: dict[str, Any] = {"checks": not args.no_checks, "programs": args.programs}
+    if args.machine_code:
+        if chips != ["sm_90"]:
+            parser.error(f"--machine-code is for --chips sm_90, not for {args.chips}")
+        options |= {"machine_code": "compare", "ptxas": args.ptxas}
+    for path in args.ptxas or ():
+        if not args.machine_code:
+            parser.error("--ptxas needs --machine-code")
+        if not Path(path).is_file():
+            parser.error(f"--ptxas {path} is not a file")
     findings, status = Findings(), 0
     sys.argv = [str(args.script), *(a for a in args.arguments if a != "--")]
     sys.path.insert(0, str(args.script.resolve().parent))
     for chip in chips:
-        with executed(chip, raising=False, checks=not args.no_checks, programs=args.programs) as machine:
+        with executed(chip, raising=False, **options) as machine:
             try:
                 runpy.run_path(str(args.script), run_name="__main__")
             except Unsupported as error:

@@ -55,11 +55,11 @@ class Feature:
             x, y = torch.randint(int(self.low), int(self.high), (2, M, N))
         return x.to(self.dtype), y.to(self.dtype)
 
-    def check(self, chip: str) -> None:
+    def check(self, chip: str, **options) -> None:
         """Raises FaultyKernel, Unsupported, or AssertionError for wrong numbers."""
         x, y = self.inputs()
         wanted = self.wanted(x.clone(), y.clone()).reshape(self.shape)
-        with executed(chip):
+        with executed(chip, **options):
             out = torch.empty(self.shape, dtype=wanted.dtype)
             if self.of_pointers:
                 self.function[self.grid if isinstance(self.grid, tuple) else (self.grid,)](

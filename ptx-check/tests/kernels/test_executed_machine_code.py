@@ -1,0 +1,187 @@
+"""Machine code of whole launches on sm_90: right where the PTX is, and what is spoilt in it is noticed."""
+
+import re
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from test_language import FEATURES
+from test_specialised import doubled_of, products_of
+
+from ptx_check import FaultyKernel, Unsupported, executed
+from ptx_check.__main__ import main
+from ptx_check.ledger import sass
+from ptx_check.machine_code.compared import version
+
+
+@triton.jit
+def _product(a, b, out, K, N: tl.constexpr):
+    i, j = tl.arange(0, N)[:, None], tl.arange(0, N)[None, :]
+    total = tl.zeros((N, N), tl.float32)
+    for k in range(0, K, N):
+        total = tl.dot(tl.load(a + i * K + k + j), tl.load(b + (k + i) * N + j), total)
+    tl.store(out + i * N + j, total)
+
+
+def product(*, rewrite=None, N=64, dtype=torch.float16, **options):
+    """A product in steps whose copies and products are asynchronous: wanted, found."""
+    options = {"machine_code": True, **options}
+    a, b = torch.randint(-3, 4, (N, 4 * N)).to(dtype), torch.randint(-3, 4, (4 * N, N)).to(dtype)
+    with executed("sm_90", **options) as machine:
+        if rewrite is not None:
+            machine.machine_code.rewrite = rewrite
+        out = torch.empty(N, N)
+        _product[(1,)](a, b, out, 4 * N, N=N, num_stages=3)
+    return a.float() @ b.float(), out
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(("N", "dtype"), [(16, torch.bfloat16), (16, torch.float32), (64, torch.float16),
+                                          (64, torch.bfloat16), (64, torch.float32)])  # fmt: skip
+def test_a_product_of_a_warp_and_of_four(N, dtype):
+    wanted, found = product(N=N, dtype=dtype, machine_code="compare")
+    assert torch.equal(wanted, found)
+
+
+def replaced(pattern: str, by: str, *, which: int = 0):
+    """A change of one instruction, the first that fits or another."""
+
+    def rewrite(text: str) -> str:
+        places = list(re.finditer(pattern, text))
+        assert places, f"no {pattern} in the machine code"
+        place = places[which]
+        return text[: place.start()] + place.expand(by) + text[place.end() :]
+
+    return rewrite
+
+
+def moved(text: str) -> str:
+    """The first wait for copies stands behind the barrier that follows it."""
+    lines = text.splitlines()
+    wait = next(n for n, line in enumerate(lines) if "DEPBAR.LE SB0" in line)
+    barrier = next(n for n, line in enumerate(lines) if "BAR.SYNC" in line and n > wait)
+    one, other = (re.search(r"\*/\s+(\S.*?;)", lines[n]) for n in (wait, barrier))
+    lines[wait], lines[barrier] = lines[wait].replace(one[1], other[1]), lines[barrier].replace(other[1], one[1])
+    return "\n".join(lines)
+
+
+SPOILT = {
+    "a wrong descriptor": replaced(r"(HGMMA[^;]*gdesc\[UR)(\d+)", r"\g<1>30"),
+    "a wrong register of a store": replaced(r"(STG\.E\S* [^,]*, R)\d+", r"\g<1>9"),
+    "a wrong place of a copy": replaced(r"(LDGSTS\.E\S* \[R\d+\+0x\w+)", r"\g<1>0"),
+    "no wait for copies": replaced(r"DEPBAR\.LE SB0, 0x\w+", "NOP"),
+    "one group of copies fewer": replaced(r"(DEPBAR\.LE SB0, )0x\w+", r"\g<1>0x3"),
+    "a wait for copies behind the barrier": moved,
+    "no barriers": lambda text: re.sub(r"BAR\.SYNC\.DEFER_BLOCKING 0x0", "NOP", text),
+    "no fence of proxies": lambda text: text.replace("FENCE.VIEW.ASYNC.S", "NOP"),
+    "no fence of registers": lambda text: text.replace("WARPGROUP.ARRIVE", "NOP"),
+    "no wait for products": lambda text: re.sub(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x\w+", "NOP", text),
+    "a guard turned": replaced(r"@!(P\d)(\s+BRA)", r"@\1\2"),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_what_is_spoilt_in_machine_code_is_noticed(name):
+    """By a fault, by a refusal, or by numbers that differ from those of the PTX."""
+    with pytest.raises((FaultyKernel, Unsupported), match="machine code"):
+        product(rewrite=SPOILT[name], machine_code="compare")
+
+
+def test_numbers_that_differ_from_the_ptx_are_told_with_the_assembler():
+    with pytest.raises(FaultyKernel, match=f"elements of tensor 2 .*ptxas {version(str(sass.tool('ptxas')))}"):
+        product(rewrite=SPOILT["a wrong register of a store"], machine_code="compare")
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("registers", [True, False])
+def test_a_producer_and_two_consumers(registers):
+    wanted, found, machine = products_of(registers=registers, machine_code="compare")
+    assert not machine.faults
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    ("shape", "box", "dtype", "start"),
+    [
+        ((70, 40), (16, 32), torch.float16, -3),
+        ((3, 70, 40), (2, 8, 64), torch.bfloat16, 0),
+        ((2, 1, 3, 30, 24), (2, 1, 2, 4, 32), torch.bfloat16, -3),
+    ],
+    ids=str,
+)
+def test_bulk_copies(shape, box, dtype, start):
+    *_, machine = doubled_of(shape, box, dtype, start, machine_code="compare")
+    assert not machine.faults
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("fault", ["no wait for empty", "wrong phase of full", "more bytes than come", "no arrival"])
+def test_faults_of_a_pipeline(fault):
+    *_, machine = doubled_of((70, 40), (16, 32), fault=fault, machine_code=True)
+    assert machine.faults
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("fault", ["one scratch for two", "arrival before the products", "one arrival for two"])
+def test_faults_of_a_pipeline_of_products(fault):
+    *_, machine = products_of(fault=fault, registers=False, machine_code=True)
+    assert machine.faults
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("feature", [f for f in FEATURES if f.compiles("sm_90") and "sm_90" not in f.refused],
+                         ids=lambda f: f.name)  # fmt: skip
+def test_features_of_the_language_agree_with_their_ptx_or_are_refused(feature):
+    try:
+        feature.check("sm_90", machine_code="compare")
+    except Unsupported as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize(
+    ("chip", "options", "told"),
+    [
+        ("sm_80", {"machine_code": True}, "choose sm_90"),
+        ("sm_90", {"machine_code": True, "ptxas": ["a", "b"]}, 'needs machine_code="compare"'),
+    ],
+)
+def test_what_cannot_be_executed_is_told_in_one_line(chip, options, told):
+    with pytest.raises(ValueError, match=told), executed(chip, **options):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--machine-code", "--chips", "sm_80,sm_90"], "--machine-code is for --chips sm_90, not for sm_80,sm_90"),
+        (["--ptxas", __file__], "--ptxas needs --machine-code"),
+        (["--machine-code", "--ptxas", "none"], "--ptxas none is not a file"),
+    ],
+)
+def test_the_command_tells_what_is_wrong_in_one_line(words, told, capsys):
+    with pytest.raises(SystemExit):
+        main([*words, __file__])
+    assert capsys.readouterr().err.splitlines()[-1].endswith(told)
+
+
+SCRIPT = """
+import torch, triton, triton.language as tl
+
+@triton.jit
+def doubled(x, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(x + i, tl.load(x + i) * 2)
+
+x = torch.ones(64)
+doubled[(1,)](x, N=64)
+print(x.sum().item())
+"""
+
+
+def test_a_script_on_the_command_line(tmp_path, capsys):
+    file = tmp_path / "doubled.py"
+    file.write_text(SCRIPT)
+    assert main(["--machine-code", str(file)]) == 0
+    assert "128.0" in capsys.readouterr().out

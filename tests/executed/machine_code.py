@@ -1,0 +1,125 @@
+"""The machine code of every kernel on sm_90, under each assembler, executed on a CPU and held against the PTX.
+
+    python -m tests.executed.machine_code                        what the cases of tests/executed launch there
+    python -m tests.executed.machine_code --tuned                and each tile that `fasttfm tune` may take instead
+    python -m tests.executed.machine_code --ptxas FILE -k bf16   another assembler too; some cases alone
+    python -m tests.executed.machine_code --found                nothing new: the record of what has been found
+
+A line of benchmarks/results/machine-code.jsonl for each kernel, tile, dtype and assembler, and the table of
+docs/assemblers.md. An interrupted run goes on where it was. Ends with status 1 where machine code is wrong.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import command
+from benchmarks.measure import machine, records, text_table
+from benchmarks.queue.illegal_tile import assemblers
+from fasttfm.kernels import choice_cache
+from ptx_check.machine_code.compared import version
+from tests.pytest_runs import run_tests
+
+TESTS = [str(machine.ROOT / "tests" / "executed" / name) for name in ("test_kernels.py", "test_search.py")]
+PAGE = machine.ROOT / "docs" / "assemblers.md"
+BEGIN, END = "<!-- machine code: python -m tests.executed.machine_code -->", "<!-- end of machine code -->"
+
+
+def found_file() -> Path:
+    """What has been found so far, in the user's cache folder."""
+    return choice_cache.folder() / "executed" / "machine-code.jsonl"
+
+
+def by_tile(record: records.Record) -> tuple:
+    """A new record takes the place of its kernel's, tile's and assembler's."""
+    return tuple(record[name] for name in ("kernel", "tile", "dtype", "assembler"))
+
+
+def lines_of(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One line for each kernel, tile, dtype and assembler of what the plugin has found."""
+    groups: dict[tuple, list[dict]] = {}
+    for each in found:
+        if "ptx" in each:
+            groups.setdefault(by_tile(each), []).append(each)
+    lines = []
+    for (kernel, tile, dtype, assembler), group in sorted(groups.items()):
+        variants = {each["ptx"]: each for each in group}
+        outcomes = [each["outcome"] for each in variants.values()]
+        compared = [each for each in variants.values() if each["outcome"] != "refused"]
+        worst = max(compared, key=lambda each: each["difference"], default={"difference": 0.0, "largest": 0.0})
+        lines.append({
+            "kernel": kernel, "tile": tile, "dtype": dtype, "assembler": assembler,
+            "choice": "" if any(not each["choice_made"] for each in group) else group[0]["choice_made"],
+            "variants": len(variants), "right": outcomes.count("right"), "not_known": outcomes.count("refused"),
+            "wrong": [each["told"][0] for each in variants.values() if each["outcome"] == "wrong"],
+            **{name: records.rounded(worst[name]) for name in ("difference", "largest")},
+        })  # fmt: skip
+    return lines
+
+
+def table(lines: Sequence[dict[str, Any]]) -> str:
+    """Kernels by rows, assemblers by columns: variants that are right, of those that ran."""
+    versions = sorted({line["assembler"] for line in lines}, key=lambda name: [int(n) for n in name.split(".")])
+    rows = []
+    for kernel in sorted({line["kernel"] for line in lines}):
+        own = [line for line in lines if line["kernel"] == kernel]
+        shipped, tuned = (
+            {(line["tile"], line["dtype"]) for line in own if bool(line["choice"]) == way} for way in (0, 1)
+        )
+        cells = []
+        for name in versions:
+            of = [line for line in own if line["assembler"] == name]
+            cells.append(f"{sum(line['right'] for line in of)} of {sum(line['variants'] for line in of)}")
+        far = max((line["difference"] / line["largest"] for line in own if line["largest"] > 0), default=0.0)
+        rows.append((f"`{kernel}`", str(len(shipped)), str(len(tuned)), *cells, f"{far:.1e}" if far else "0"))
+    head = ("kernel", "tiles shipped", "tiles of `tune`", *versions, "largest difference")
+    return text_table.markdown(head, rows, names=1)
+
+
+def section(lines: Sequence[records.Record]) -> str:
+    """What docs/assemblers.md has between BEGIN and END."""
+    commits = ", ".join(sorted({line["machine"]["commit"][:7] for line in lines}))
+    wrong = [f"- `{each['kernel']}` {each['tile']} {each['dtype']}, ptxas {each['assembler']}: {text}"
+             for each in lines for text in each["wrong"]]  # fmt: skip
+    parts = [table(lines), f"Recorded at commit {commits}. Differences are of the largest number of a tensor."]
+    return "\n\n".join([*parts, *(["Wrong:", "\n".join(wrong)] if wrong else [])])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = command.parser("tests.executed.machine_code", __doc__)
+    parser.add_argument(
+        "--ptxas", action="append", default=[], metavar="FILE", help="an assembler besides those at hand"
+    )
+    parser.add_argument("--tuned", action="store_true", help="also each tile that `fasttfm tune` may take")
+    parser.add_argument("-k", dest="cases", metavar="WORDS", help="cases alone that pytest -k chooses by these words")
+    parser.add_argument("--found", action="store_true", help="run nothing: the record of what has been found")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
+    args = parser.parse_args(argv)
+    file = found_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if not args.found:
+        chosen = "sm_90 and not mutation" + (f" and ({args.cases})" if args.cases else "")
+        paths = {**assemblers(), **{version(path): path for path in args.ptxas}}
+        variables = {"TRITON_INTERPRET": "0", "FASTTFM_TESTS": "all", "ASSEMBLED": str(file),
+                     "ASSEMBLERS": ":".join(paths.values()), "ASSEMBLED_TUNED": str(int(args.tuned))}  # fmt: skip
+        words = ["-p", "tests.executed.assembled", "-m", "executed or not executed", "-k", chosen, *TESTS]
+        run_tests(words, args.workers, variables)
+    lines = lines_of(map(json.loads, file.read_text(encoding="utf-8").splitlines()))
+    about = machine.describe()
+    made = [{"benchmark": "machine_code", **line, "machine": about} for line in lines]
+    kept = args.results / "machine-code.jsonl"
+    records.write(kept, made, by_tile)
+    if args.results == records.RESULTS:
+        text = PAGE.read_text(encoding="utf-8")
+        content = f"{BEGIN}\n\n{section(records.read(kept))}\n\n{END}"
+        PAGE.write_text(re.sub(f"{BEGIN}.*{END}", lambda _: content, text, flags=re.DOTALL), encoding="utf-8")
+    wrong = [line for line in lines if line["wrong"]]
+    print(table(lines))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(command.run(main))
