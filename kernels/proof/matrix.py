@@ -35,6 +35,7 @@ from fasttfm.kernels.chip import CHIPS, Chip, named
 from fasttfm.kernels.proof import budgets
 from fasttfm.kernels.proof import cases as listed
 from fasttfm.kernels.proof import report as compile_report
+from fasttfm.kernels.proof.assembler import toolchain
 from fasttfm.kernels.proof.compile_case import CompileCase
 from fasttfm.kernels.proof.ledger import Resources, counted
 from ptx_check.ledger.counted import Counted
@@ -195,7 +196,8 @@ def compile_tasks(
 
 
 def complaints(chip: Chip, case: CompileCase, outcome: Outcome, budget: Resources | None, *, exact: bool) -> list[str]:
-    """Everything wrong with an outcome. exact: hold it against its budget too, as only the recording Triton may."""
+    """Everything wrong with an outcome. exact: hold it against its budget too, as only the recording Triton and
+    assemblers may."""
     if outcome.resources is None:
         return [f"does not compile: {outcome.error}"]
     loops = outcome.counted.count.loops if outcome.counted is not None else ()
@@ -207,11 +209,11 @@ def complaints(chip: Chip, case: CompileCase, outcome: Outcome, budget: Resource
 
 def recorded_table() -> str:
     """The report of what budgets.csv records of the cases that the kernel files list."""
-    version, recorded = budgets.read()
+    made_by, recorded = budgets.read()
     keyed = [(KNOWN[task.chip], case) for task, case in enumerate_cases(CHIPS.values())]
     budgeted = [(chip, case, recorded.get(budgets.key(chip, case))) for chip, case in keyed]
     rows = [(chip, case, Outcome(known)) for chip, case, known in budgeted if known is not None]
-    return f"{len(rows):,} of {len(keyed):,} cases, Triton {version}\n\n{compile_report.by_kernel(rows)}"
+    return f"{len(rows):,} of {len(keyed):,} cases, {made_by}\n\n{compile_report.by_kernel(rows)}"
 
 
 def _update(cases: Mapping[Task, CompileCase], outcomes: Mapping[Task, Outcome]) -> None:
@@ -222,12 +224,12 @@ def _update(cases: Mapping[Task, CompileCase], outcomes: Mapping[Task, Outcome])
     for task, case in cases.items():
         if (resources := outcomes[task].resources) is not None:
             recorded[budgets.key(KNOWN[task.chip], case)] = resources
-    budgets.write(metadata.version("triton"), recorded)
+    budgets.write(toolchain(), recorded)
     compile_report.write_page(recorded_table())
 
 
 def write_record(file: Path, cases: Mapping[Task, CompileCase], outcomes: Mapping[Task, Outcome]) -> None:
-    """Appends a line of JSON: the Triton that compiled, how many cases on which chips, and each that broke a rule."""
+    """Appends a line of JSON: what compiled how many cases on which chips, and each that broke a rule."""
     broken = [
         {"chip": task.chip, "case": case.name, "dtype": case.dtype, "complaint": complaint}
         for task, case in cases.items()
@@ -236,6 +238,7 @@ def write_record(file: Path, cases: Mapping[Task, CompileCase], outcomes: Mappin
     record = {
         "benchmark": "compile_matrix",
         **origin("fasttfm.kernels.proof.matrix"),
+        "toolchain": toolchain(),
         "chips": list(dict.fromkeys(task.chip for task in cases)),
         "cases": len(cases),
         "compiled": sum(outcome.resources is not None for outcome in outcomes.values()),
@@ -318,7 +321,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _update(cases, outcomes)
     if args.record:
         write_record(args.record, cases, outcomes)
-    version, recorded = budgets.read()
+    made_by, recorded = budgets.read()
     rows = [(KNOWN[task.chip], case, outcomes[task]) for task, case in cases.items()]
     if args.report and not args.json:
         print(compile_report.by_kernel(row for row in rows if row[0].name in CHIPS))
@@ -332,7 +335,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             case,
             outcomes[task],
             recorded.get(budgets.key(KNOWN[task.chip], case)),
-            exact=metadata.version("triton") == version,
+            exact=made_by == toolchain(),
         )
     ]
     for failure in failures:

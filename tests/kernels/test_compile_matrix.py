@@ -20,6 +20,7 @@ from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.proof import budgets
 from fasttfm.kernels.proof import matrix as compile_matrix
 from fasttfm.kernels.proof import report as compile_report
+from fasttfm.kernels.proof.assembler import toolchain
 from fasttfm.kernels.proof.compile_case import CompileCase
 from fasttfm.kernels.proof.ledger import Resources, occupancy
 from ptx_check.ledger.count import Usage
@@ -85,7 +86,7 @@ def test_nothing_recorded_breaks_a_rule(chip):
 
 
 def complaints_about(tasks: list[compile_matrix.Task]) -> list[str]:
-    version, recorded = budgets.read()
+    made_by, recorded = budgets.read()
     outcomes = compile_matrix.compile_tasks(tasks)
     return [
         f"{task.chip} {ALL[task].name} {ALL[task].dtype} {complaint}"
@@ -95,7 +96,7 @@ def complaints_about(tasks: list[compile_matrix.Task]) -> list[str]:
             ALL[task],
             outcomes[task],
             recorded.get(budgets.key(KNOWN[task.chip], ALL[task])),
-            exact=metadata.version("triton") == version,
+            exact=made_by == toolchain(),
         )
     ]
 
@@ -189,8 +190,8 @@ def test_a_case_that_grew_is_a_regression_and_one_that_shrank_is_not():
 def test_budgets_survive_being_written_and_read(tmp_path):
     file = tmp_path / "budgets.csv"
     kept = {("sm_90", "a.kernel/x", "bf16"): LIGHT, ("sm_100", "a.kernel/x", "bf16"): LIGHT}
-    budgets.write("3.7.1", kept, file)
-    assert budgets.read(file) == ("3.7.1", kept)
+    budgets.write("triton 3.7.1, ptxas 12.8.93 for sm_60 and newer", kept, file)
+    assert budgets.read(file) == ("triton 3.7.1, ptxas 12.8.93 for sm_60 and newer", kept)
     assert [line.split(",")[2] for line in file.read_text().splitlines()[2:]] == ["sm_90", "sm_100"]
 
 
@@ -207,7 +208,8 @@ def test_a_run_of_one_kernel_leaves_a_record_that_follows_its_schema(tmp_path, c
     told = json.loads(capsys.readouterr().out)
     assert (told["cases"], told["complaints"]) == (told["compiled"], [])
     (record,) = records.read(file)
-    assert (record["triton"], record["chips"]) == (metadata.version("triton"), ["sm_60", "sm_80"])
+    assert (record["toolchain"], record["chips"]) == (toolchain(), ["sm_60", "sm_80"])
+    assert record["triton"] == metadata.version("triton")
     assert record["cases"] == record["compiled"] > 0
     assert record["broken"] == []
 
