@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -115,7 +116,9 @@ def sglang_paged_decode_of_shared_keys() -> Pairs:
 
 def torchao_int8_product() -> Pairs:
     bare("torchao.prototype.quantized_training")
-    from torchao.prototype.quantized_training.int8_mm import scaled_int8_mm_cuda
+    # its module registers an operator, which nobody may do twice: it is imported anew for each chip
+    with mock.patch.multiple(torch.library, Library=mock.Mock(), impl=lambda *_: lambda function: function):
+        from torchao.prototype.quantized_training.int8_mm import scaled_int8_mm_cuda
 
     generator = torch.Generator().manual_seed(1)
     a, b = (torch.randint(-127, 128, shape, generator=generator).to(torch.int8) for shape in ((70, 96), (96, 50)))

@@ -63,6 +63,12 @@ def test_every_chip_has_cases_of_every_kernel_file():
     assert sum(task.chip in SAMPLED for task in ALL) == len(SAMPLED) * len(compile_matrix.families())
 
 
+another_toolchain = pytest.mark.skipif(
+    budgets.read()[0] != toolchain(), reason="budgets are of another Triton, or assembler, which may have other tiles"
+)
+
+
+@another_toolchain
 def test_the_budgets_list_exactly_the_cases_that_the_kernel_files_list():
     _, recorded = budgets.read()
     listed = {budgets.key(KNOWN[task.chip], case) for task, case in ALL.items()}
@@ -195,6 +201,7 @@ def test_budgets_survive_being_written_and_read(tmp_path):
     assert [line.split(",")[2] for line in file.read_text().splitlines()[2:]] == ["sm_90", "sm_100"]
 
 
+@another_toolchain
 def test_the_page_shows_what_is_recorded():
     """Drift: the table of docs/compile-matrix.md is written by --update-budgets, not by hand."""
     shown = compile_report.PAGE.read_text().partition(compile_report.BEGIN)[2].partition(compile_report.END)[0]
