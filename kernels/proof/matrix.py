@@ -109,7 +109,8 @@ def enumerate_cases(chips: Iterable[Chip], wanted: Sequence[str] = ()) -> Iterat
 
 
 def heaviest(cases: Mapping[Task, CompileCase]) -> list[Task]:
-    """The first case of every kernel on every chip, and the recorded one with the most spills, then registers."""
+    """The first case of every kernel on every chip, the recorded one with the most spills, then registers, and each
+    that has no budget: tiles that another Triton alone takes."""
     _, recorded = budgets.read()
     unknown = Resources(0, 0, 0, 0)
     chosen: dict[tuple[str, str, str], list[tuple[int, int, int, Task]]] = {}
@@ -117,7 +118,8 @@ def heaviest(cases: Mapping[Task, CompileCase]) -> list[Task]:
         measured = recorded.get(budgets.key(KNOWN[task.chip], case), unknown)
         kernel_key = (task.family, task.chip, case.kernel.__name__)
         chosen.setdefault(kernel_key, []).append((measured.spill, measured.registers, -task.index, task))
-    return list(dict.fromkeys(task for of_one in chosen.values() for *_, task in (of_one[0], max(of_one))))
+    heavy = [task for of_one in chosen.values() for *_, task in (of_one[0], max(of_one))]
+    return list(dict.fromkeys([*heavy, *unrecorded(cases)]))
 
 
 def unrecorded(cases: Mapping[Task, CompileCase]) -> list[Task]:
@@ -229,11 +231,20 @@ def _update(cases: Mapping[Task, CompileCase], outcomes: Mapping[Task, Outcome])
 
 
 def write_record(file: Path, cases: Mapping[Task, CompileCase], outcomes: Mapping[Task, Outcome]) -> None:
-    """Appends a line of JSON: what compiled how many cases on which chips, and each that broke a rule."""
+    """Appends a line of JSON: what compiled how many cases on which chips, each that broke a rule, and the bound that
+    the ledger counts of each beside that of its budget, None for a tile that the budgets do not have."""
+    _, recorded = budgets.read()
+    named = {task: {"chip": task.chip, "case": case.name, "dtype": case.dtype} for task, case in cases.items()}
     broken = [
-        {"chip": task.chip, "case": case.name, "dtype": case.dtype, "complaint": complaint}
+        {**named[task], "complaint": complaint}
         for task, case in cases.items()
         for complaint in complaints(KNOWN[task.chip], case, outcomes[task], None, exact=False)
+    ]
+    bounds = [
+        {**named[task], "bound": known.bound, "budget": budget and budget.bound}
+        for task, case in cases.items()
+        if (known := outcomes[task].resources) is not None
+        for budget in [recorded.get(budgets.key(KNOWN[task.chip], case))]
     ]
     record = {
         "benchmark": "compile_matrix",
@@ -243,6 +254,7 @@ def write_record(file: Path, cases: Mapping[Task, CompileCase], outcomes: Mappin
         "cases": len(cases),
         "compiled": sum(outcome.resources is not None for outcome in outcomes.values()),
         "broken": broken,
+        "bounds": bounds,
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a", encoding="utf-8") as lines:

@@ -236,6 +236,9 @@ def test_a_record_names_what_breaks_a_rule(tmp_path):
     complaints = {(line["chip"], line["case"]): line["complaint"] for line in record["broken"]}
     assert "spills 8 bytes" in complaints["sm_80", ALL[product].name]
     assert complaints["sm_90", ALL[other].name] == "does not compile: ptxas: no"
+    (bound,) = record["bounds"]
+    budget = budgets.read()[1][budgets.key(CHIPS["sm_80"], ALL[product])]
+    assert (bound["case"], bound["bound"], bound["budget"]) == (ALL[product].name, 0.0, budget.bound)
 
 
 def test_a_table_replaces_the_one_before(tmp_path):
