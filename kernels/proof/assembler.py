@@ -73,7 +73,7 @@ def left(used: Assembler) -> dict[str, str]:
 
 
 def toolchain() -> str:
-    """What makes machine code here, in a line: Triton and its assemblers."""
+    """Triton and its assemblers by the chips that they are for, in a line."""
     each = [f"ptxas {used.version} for {chips}" for chips, used in by_chips().items()]
     return ", ".join([f"triton {metadata.version('triton')}", *each])
 

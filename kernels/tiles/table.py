@@ -145,7 +145,7 @@ def _is_one(chip: Chip, name: str) -> bool:
 
 
 def _is_for(versions: str) -> bool:
-    """Whether a row with these versions holds under the Triton that is installed."""
+    """True if a row with these versions holds under the Triton that is installed."""
     for version in versions.split(",") if versions else ():
         wanted = tuple(map(int, version.removesuffix("+").split(".")))
         if compiler() == wanted or (version.endswith("+") and compiler() > wanted):

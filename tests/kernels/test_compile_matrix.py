@@ -208,6 +208,14 @@ def test_the_page_shows_what_is_recorded():
     assert shown == f"\n```text\n{compile_matrix.recorded_table()}\n```\n"
 
 
+def test_the_page_tells_what_the_records_of_other_toolchains_hold():
+    page = compile_report.PAGE.read_text()
+    for record in records.read(records.RESULTS / "compile-matrix.jsonl"):
+        broken = {(line["chip"], line["case"], line["dtype"]) for line in record["broken"]}
+        row = (record["toolchain"], ", ".join(record["chips"]), str(record["cases"]), str(len(broken)))
+        assert f"| {' | '.join(row)} |" in page, row
+
+
 def test_a_run_of_one_kernel_leaves_a_record_that_follows_its_schema(tmp_path, capsys):
     file = tmp_path / "new" / "compile-matrix.jsonl"
     words = ["--chips", "sm_60,sm_80", "--kernels", "residual_add", "--heaviest", "--workers", "1"]
