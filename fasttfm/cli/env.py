@@ -4,6 +4,7 @@ report. With --check it looks for faults, and the exit status is 1 if it finds o
 
 import argparse
 import json
+from dataclasses import asdict
 from typing import Any
 
 from fasttfm.cli import check
@@ -100,6 +101,7 @@ def text(result: dict[str, Any]) -> str:
     for name, assembler in result["assembler"].items():
         said = f"ptxas {assembler['version']} for {name}; {assembler['variable']}=FILE takes another"
         lines.append(("assembler", said + (f"; {assembler['fault']}" if assembler["fault"] else "")))
+        lines += [("", f"ptxas {newer} is left: {why}") for newer, why in assembler["left"].items()]
     tuned = result["tuned"]
     if tuned is not None:
         kept = f"{tuned['answers']} of {tuned['file']}" if tuned["answers"] else "nothing: `fasttfm tune` measures"
@@ -110,21 +112,18 @@ def text(result: dict[str, Any]) -> str:
     return "\n".join(f"{name.ljust(width)}  {value}" for name, value in lines)
 
 
-def _assembler() -> dict[str, dict[str, str | None]]:
-    """The assemblers of chips before sm_100 and from it on; none where Triton has no NVIDIA backend."""
+def _assembler() -> dict[str, dict[str, Any]]:
+    """The assemblers by the chips that they are for; none where Triton has no NVIDIA backend."""
     try:
         from fasttfm.kernels.proof import assembler
-    except ImportError:
+
+        used = assembler.by_chips()
+    except (ImportError, OSError, AttributeError, RuntimeError):
         return {}
-    result: dict[str, dict[str, str | None]] = {}
-    for name, capability in (("sm_60 to sm_90", 90), ("sm_100 and newer", 100)):
-        try:
-            used = assembler.assembler(capability)
-        except (ImportError, OSError, AttributeError, RuntimeError):
-            continue
-        fault = assembler.FAULTS.get(used.version) if capability < 100 else None
-        result[name] = {"path": used.path, "version": used.version, "variable": used.variable, "fault": fault}
-    return result
+    return {
+        chips: {**asdict(each), "fault": assembler.FAULTS.get(each.version), "left": assembler.left(each)}
+        for chips, each in used.items()
+    }
 
 
 def _tuned() -> dict[str, Any] | None:

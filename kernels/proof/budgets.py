@@ -1,7 +1,8 @@
 """The recorded resources of every compiled case, and the rules that hold whatever is recorded.
 
 budgets.csv is meant to be reviewed: a line that grows in a commit is a kernel that got heavier on that chip. It is
-written by `python -m fasttfm.kernels.proof.matrix --update-budgets` with the Triton version that is pinned.
+written by `python -m fasttfm.kernels.proof.matrix --update-budgets` with the Triton version that is pinned. Its first
+line says which Triton and which assemblers its numbers are of: assembler.toolchain().
 """
 
 import csv
@@ -28,10 +29,10 @@ def key(chip: Chip, case: CompileCase) -> Key:
 
 
 def read(file: Path = FILE) -> tuple[str, dict[Key, Resources]]:
-    """The Triton version that recorded the budgets, and the budgets."""
+    """The toolchain that recorded the budgets, and the budgets."""
     with file.open(newline="") as lines:
-        version = lines.readline().removeprefix("# triton ").strip()
-        return version, {(row["chip"], row["case"], row["dtype"]): _parsed(row) for row in csv.DictReader(lines)}
+        toolchain = lines.readline().removeprefix("# ").strip()
+        return toolchain, {(row["chip"], row["case"], row["dtype"]): _parsed(row) for row in csv.DictReader(lines)}
 
 
 def _parsed(row: Mapping[str, str]) -> Resources:
@@ -39,7 +40,7 @@ def _parsed(row: Mapping[str, str]) -> Resources:
     return Resources(registers, spill, shared, matrix, float(row.get("bound") or 0), int(row.get("outside") or 0))
 
 
-def write(version: str, budgets: Mapping[Key, Resources], file: Path = FILE) -> None:
+def write(toolchain: str, budgets: Mapping[Key, Resources], file: Path = FILE) -> None:
     """Sorted by case, then chip from the oldest on, so that a reviewer sees one tile on all chips together."""
 
     def order(key: Key) -> tuple:
@@ -48,7 +49,7 @@ def write(version: str, budgets: Mapping[Key, Resources], file: Path = FILE) -> 
         return case, dtype, (0, int(number)) if number.isdigit() else (1, chip)
 
     with file.open("w", newline="") as lines:
-        lines.write(f"# triton {version}\n")
+        lines.write(f"# {toolchain}\n")
         rows = csv.writer(lines, lineterminator="\n")
         rows.writerow(("case", "dtype", "chip", *_FIELDS))
         for chip, case, dtype in sorted(budgets, key=order):

@@ -35,6 +35,7 @@ from fasttfm.kernels.chip import CHIPS, Chip, named
 from fasttfm.kernels.proof import budgets
 from fasttfm.kernels.proof import cases as listed
 from fasttfm.kernels.proof import report as compile_report
+from fasttfm.kernels.proof.assembler import toolchain
 from fasttfm.kernels.proof.compile_case import CompileCase
 from fasttfm.kernels.proof.ledger import Resources, counted
 from ptx_check.ledger.counted import Counted
@@ -109,7 +110,8 @@ def enumerate_cases(chips: Iterable[Chip], wanted: Sequence[str] = ()) -> Iterat
 
 
 def heaviest(cases: Mapping[Task, CompileCase]) -> list[Task]:
-    """The first case of every kernel on every chip, and the recorded one with the most spills, then registers."""
+    """The first case of every kernel on every chip, the recorded one with the most spills, then registers, and each
+    that has no budget: tiles that another Triton alone takes."""
     _, recorded = budgets.read()
     unknown = Resources(0, 0, 0, 0)
     chosen: dict[tuple[str, str, str], list[tuple[int, int, int, Task]]] = {}
@@ -117,7 +119,8 @@ def heaviest(cases: Mapping[Task, CompileCase]) -> list[Task]:
         measured = recorded.get(budgets.key(KNOWN[task.chip], case), unknown)
         kernel_key = (task.family, task.chip, case.kernel.__name__)
         chosen.setdefault(kernel_key, []).append((measured.spill, measured.registers, -task.index, task))
-    return list(dict.fromkeys(task for of_one in chosen.values() for *_, task in (of_one[0], max(of_one))))
+    heavy = [task for of_one in chosen.values() for *_, task in (of_one[0], max(of_one))]
+    return list(dict.fromkeys([*heavy, *unrecorded(cases)]))
 
 
 def unrecorded(cases: Mapping[Task, CompileCase]) -> list[Task]:
@@ -196,7 +199,8 @@ def compile_tasks(
 
 
 def complaints(chip: Chip, case: CompileCase, outcome: Outcome, budget: Resources | None, *, exact: bool) -> list[str]:
-    """Everything wrong with an outcome. exact: hold it against its budget too, as only the recording Triton may."""
+    """Everything wrong with an outcome. exact: hold it against its budget too, as only the recording Triton and
+    assemblers may."""
     if outcome.resources is None:
         return [f"does not compile: {outcome.error}"]
     loops = outcome.counted.count.loops if outcome.counted is not None else ()
@@ -208,11 +212,11 @@ def complaints(chip: Chip, case: CompileCase, outcome: Outcome, budget: Resource
 
 def recorded_table() -> str:
     """The report of what budgets.csv records of the cases that the kernel files list."""
-    version, recorded = budgets.read()
+    made_by, recorded = budgets.read()
     keyed = [(KNOWN[task.chip], case) for task, case in enumerate_cases(CHIPS.values())]
     budgeted = [(chip, case, recorded.get(budgets.key(chip, case))) for chip, case in keyed]
     rows = [(chip, case, Outcome(known)) for chip, case, known in budgeted if known is not None]
-    return f"{len(rows):,} of {len(keyed):,} cases, Triton {version}\n\n{compile_report.by_kernel(rows)}"
+    return f"{len(rows):,} of {len(keyed):,} cases, {made_by}\n\n{compile_report.by_kernel(rows)}"
 
 
 def _update(cases: Mapping[Task, CompileCase], outcomes: Mapping[Task, Outcome]) -> None:
@@ -223,24 +227,35 @@ def _update(cases: Mapping[Task, CompileCase], outcomes: Mapping[Task, Outcome])
     for task, case in cases.items():
         if (resources := outcomes[task].resources) is not None:
             recorded[budgets.key(KNOWN[task.chip], case)] = resources
-    budgets.write(metadata.version("triton"), recorded)
+    budgets.write(toolchain(), recorded)
     compile_report.write_page(recorded_table())
 
 
 def write_record(file: Path, cases: Mapping[Task, CompileCase], outcomes: Mapping[Task, Outcome]) -> None:
-    """Appends a line of JSON: the Triton that compiled, how many cases on which chips, and each that broke a rule."""
+    """Appends a line of JSON: what compiled how many cases on which chips, each that broke a rule, and the bound that
+    the ledger counts of each beside that of its budget, None for a tile that the budgets do not have."""
+    _, recorded = budgets.read()
+    named = {task: {"chip": task.chip, "case": case.name, "dtype": case.dtype} for task, case in cases.items()}
     broken = [
-        {"chip": task.chip, "case": case.name, "dtype": case.dtype, "complaint": complaint}
+        {**named[task], "complaint": complaint}
         for task, case in cases.items()
         for complaint in complaints(KNOWN[task.chip], case, outcomes[task], None, exact=False)
+    ]
+    bounds = [
+        {**named[task], "bound": known.bound, "budget": budget and budget.bound}
+        for task, case in cases.items()
+        if (known := outcomes[task].resources) is not None
+        for budget in [recorded.get(budgets.key(KNOWN[task.chip], case))]
     ]
     record = {
         "benchmark": "compile_matrix",
         **origin("fasttfm.kernels.proof.matrix"),
+        "toolchain": toolchain(),
         "chips": list(dict.fromkeys(task.chip for task in cases)),
         "cases": len(cases),
         "compiled": sum(outcome.resources is not None for outcome in outcomes.values()),
         "broken": broken,
+        "bounds": bounds,
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a", encoding="utf-8") as lines:
@@ -319,7 +334,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _update(cases, outcomes)
     if args.record:
         write_record(args.record, cases, outcomes)
-    version, recorded = budgets.read()
+    made_by, recorded = budgets.read()
     rows = [(KNOWN[task.chip], case, outcomes[task]) for task, case in cases.items()]
     if args.report and not args.json:
         print(compile_report.by_kernel(row for row in rows if row[0].name in CHIPS))
@@ -333,7 +348,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             case,
             outcomes[task],
             recorded.get(budgets.key(KNOWN[task.chip], case)),
-            exact=metadata.version("triton") == version,
+            exact=made_by == toolchain(),
         )
     ]
     for failure in failures:

@@ -4,14 +4,14 @@ kind is how products are computed (launch.product_kind), width the larger head s
 extras 1 with dropout, 2 with a mask, 3 with a window, a soft cap or slopes, 4 with shared keys (attention/launch.py
 counts them), keys the power of two from 16 to 128 that holds a row.
 
-They were chosen so that nothing spills from sm_80 on under Triton 3.7.1 (docs/compile-matrix.md says what others
-compiled), that a program of an older chip fits 48 KiB of shared memory, and in half precision on sm_80 and sm_90 so
-that no unit of the chip is asked for more than the tensor cores where that can be. Dropout takes registers, and a
-mask's tile as many as the scores: hence the extras. Where two cells of a row differ by the chip alone, the larger tile
-spills on the other chip. Of sm_90 forward tiles in half precision for heads of 64 and 128, and both passes of rows of
-17 to 32 keys, were the fastest on an H100 of those whose numbers were checked there; some spill up to 48 bytes. With a
-mask the latter, and without mask and shared keys those of long rows backward, were timed there and not checked: their
-PTX is, executed. No other has been timed (docs/gpu-predictions.md).
+They were chosen so that nothing spills from sm_80 on under Triton 3.7.1, and under 3.9 in rows of its own
+(docs/compile-matrix.md says what others compiled), that a program of an older chip fits 48 KiB of shared memory, and
+in half precision on sm_80 and sm_90 so that no unit of the chip is asked for more than the tensor cores where that can
+be. Dropout takes registers, and a mask's tile as many as the scores: hence the extras. Where two cells of a row differ
+by the chip alone, the larger tile spills on the other chip. Of sm_90 forward tiles in half precision for heads of 64
+and 128, and both passes of rows of 17 to 32 keys, were the fastest on an H100 of those whose numbers were checked
+there; some spill up to 48 bytes. With a mask the latter, and without mask and shared keys those of long rows backward,
+were timed there and not checked: their PTX is, executed. No other has been timed (docs/gpu-predictions.md).
 """
 
 from __future__ import annotations
@@ -100,6 +100,7 @@ FORWARD = Choice(
     tf32  64     *      | -        -        64x32w4     64x32w4      64x32w4     64x32w4     64x32w4
     tf32  128    *      | -        -        32x32w4     32x32w4      32x32w4     32x32w4     32x32w4
     tf32  256    *      | -        -        32x32w8     32x32w8      32x32w8     32x32w8     32x32w8
+    half  64     0      | -        -        128x64w8s3  -            -           -           -  @ 3.9+  # w4: 8 bytes
     half  64     0      | 32x32w8  64x32w4  128x64w4s3  128x64w4s2   128x64w8s3  128x64w4s3  64x32w4s2
     half  64     1,4    | 32x32w8  64x32w4  128x64w8s3  64x32w4s2    128x64w4s3  64x64w4s3   64x32w4s2
     half  64     2,3    | 32x32w8  64x32w4  64x32w4s3   64x32w8s2    64x32w4s3   64x64w8s3   64x32w8s2
@@ -166,8 +167,9 @@ BACKWARD_KEYS = Choice(
     half  64     1      | -        -        -           -            32x64w4s3   -          -
     half  64     1,4    | 16x32w8  32x32w4  32x128w8    128x32w8s2   32x128w8s2  32x128w8s2 128x32w8s2
     half  64     2,3    | 16x32w8  32x32w4  32x64w8     32x64w8      32x64w8     32x64w8    32x64w8
-    # amd: 32x32w8 spills 108 bytes; sm_90: 32x128w8s3 spills 8 bytes with dropout, 96 with shared keys
+    # amd: 32x32w8 spills 108 bytes; sm_90: 32x128w8s3 spills 8 bytes with dropout (16 under 3.9), 96 with shared keys
     half  128    0      | 16x16w8  16x64w8  16x128w8    32x64w8s2    32x128w8s3  32x64w8s2  32x64w8s2
+    half  128    1      | -        -        -           -            16x128w8    -          -  @ 3.9+
     half  128    1      | -        -        -           -            32x128w8s3  -          -
     half  128    1,4    | 16x16w8  16x64w8  16x128w8    32x64w8s2    16x128w8    32x32w8    32x64w8s2
     half  128    2,3    | 16x16w8  16x64w8  32x32w8     32x32w8      32x32w8     32x32w8    32x32w8
@@ -200,6 +202,7 @@ BACKWARD_HEADS = Choice(
     "attention.backward.heads",
     tiles("""
     kind  width  extras | sm_80      sm_89    sm_90     sm_120
+    half  64     0,1,4  | -          -        32x128w8  -        @ 3.9+  # 64x128w8 spills in a loop
     half  64     0,1,4  | 32x64w4s3  32x64w4  64x128w8  32x32w4
     """),
     _backward_alternatives,
@@ -286,6 +289,7 @@ SHORT_BACKWARD = Choice(
     tf32  64     0,1,4   64   | -        -        32x64w8   32x64w8      16x64w8   32x64w8   -
     tf32  64     2,3     64   | -        -        16x64w8   16x64w8      16x64w8   16x64w8   -
     half  64     *       16   | 16x16w4  16x16w2  16x16w2   16x16w2      16x16w2   16x16w2   16x16w2
+    half  64     0,1,4   32   | -        -        -         -            32x32w4   -         -  @ 3.9+  # w1: 192 bytes
     half  64     0,1,4   32   | 16x32w8  32x32w4  32x32w4   32x32w4      16x32w1   32x32w4   32x32w4
     half  64     2,3     32   | 16x32w8  16x32w4  16x32w4   16x32w4      32x32w2   16x32w4   16x32w4
     # sm_100: 4 warps spill 8 bytes

@@ -12,6 +12,9 @@ Left of the bar a cell lists values with commas; half is fp16,bf16, and * any. R
 chips that it is for: by name, as sm_80+ (sm_80 and newer) or as one of GROUPS; a chip that the matrix does not compile
 for goes with its nearest relative (the newest NVIDIA chip that it is not older than). The first cell that fits, row by
 row and from left to right, holds the answer; - is none. What follows a # says why.
+
+A row that ends with @ 3.5,3.9+ holds under these versions of Triton alone (3.5, and 3.9 and newer): another compiler,
+with another assembler, may spill what the pinned one does not.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ GROUPS: dict[str, Callable[[Chip], bool]] = {
     "interpreter": lambda chip: chip.name == "interpreter",
 }
 
+_VERSIONS = re.compile(r"(?:\d+\.\d+\+?(?:,(?!$)|$))*")
 _WRITTEN = re.compile(r"(?:(\d+)x)?(\d+)(?:x(\d+))?w(\d+)(?:s(\d+))?")
 
 
@@ -84,14 +88,20 @@ class Table(Generic[Answer]):
                 raise ValueError(f"a table of tiles has a column for {name}, which is neither a chip nor a group")
         self.sizes: list[tuple[list[str], ...]] = []
         """For each row the values of each part of the size that it holds for."""
+        self.compilers: list[str] = []
+        """For each row the versions of Triton that it is for; empty: all."""
         self.answers: dict[tuple[int, int], Answer] = {}
         """(row, column) -> what the cell says."""
         self._known: dict[tuple, Answer] = {}
         for row, line in enumerate(lines):
+            line, _, versions = map(str.strip, line.partition("@"))
             size, cells = _sides(line)
             if (len(size), len(cells)) != (len(self.parts), len(self.chips)):
                 wanted = f"{' '.join(self.parts)} | {' '.join(self.chips)}"
                 raise ValueError(f"a row of a table of tiles is {line!r}: it needs a cell for each of {wanted}")
+            if not _VERSIONS.fullmatch(versions):
+                raise ValueError(f"a row of a table of tiles is for Triton {versions!r}: write versions as 3.5,3.9+")
+            self.compilers.append(versions)
             self.sizes.append(tuple(cell.replace("half", "fp16,bf16").split(",") for cell in size))
             self.answers |= {(row, column): answer(cell) for column, cell in enumerate(cells) if cell != "-"}
 
@@ -107,7 +117,8 @@ class Table(Generic[Answer]):
         """Row and column of the cell that answers. Raises ValueError as calling the table does."""
         columns = [i for i, names in enumerate(self.chips) if any(_is_one(chip, name) for name in names.split(","))]
         for row, wanted in enumerate(self.sizes):
-            if all(str(value) in cell or cell == ["*"] for value, cell in zip(size, wanted, strict=True)):
+            fits = all(str(value) in cell or cell == ["*"] for value, cell in zip(size, wanted, strict=True))
+            if fits and _is_for(self.compilers[row]):
                 for column in columns:
                     if (row, column) in self.answers:
                         return row, column
@@ -131,6 +142,23 @@ def _is_one(chip: Chip, name: str) -> bool:
     if name.endswith("+"):
         return chip.capability >= CHIPS[name[:-1]].capability
     return name == relative(chip)
+
+
+def _is_for(versions: str) -> bool:
+    """True if a row with these versions holds under the Triton that is installed."""
+    for version in versions.split(",") if versions else ():
+        wanted = tuple(map(int, version.removesuffix("+").split(".")))
+        if compiler() == wanted or (version.endswith("+") and compiler() > wanted):
+            return True
+    return not versions
+
+
+@functools.cache
+def compiler() -> tuple[int, ...]:
+    """Triton's version, as (3, 7)."""
+    import triton  # not before: most rows are read without it
+
+    return tuple(map(int, triton.__version__.split(".")[:2]))
 
 
 @functools.cache

@@ -13,9 +13,8 @@ import importlib.util
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -26,53 +25,42 @@ from triton.runtime.errors import OutOfResources
 from triton.runtime.jit import JITFunction
 
 from benchmarks import command
+from benchmarks.measure.records import Record
 from ptx_check import FaultyKernel, Unsupported, executed
+from tests.executed import foreign_serving
+from tests.executed.foreign_serving import Pairs, bare_module, compared
 
 CHIPS = ("sm_60", "sm_80", "sm_90", "sm_100")
-Pairs = Iterator[tuple[torch.Tensor, torch.Tensor]]
-"""What a kernel gives, and what PyTorch does."""
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2}
 UNCOMPILED = "not compiled: "
-
-
-def _compared(ours: Callable, theirs: Callable, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Pairs:
-    """Outputs and gradients of two functions of tensors of these shapes; PyTorch's in float32."""
-    results = []
-    for function, computed in ((ours, dtype), (theirs, torch.float32)):
-        generator = torch.Generator().manual_seed(1)
-        given = [torch.randn(shape, generator=generator).to(dtype).to(computed).requires_grad_() for shape in shapes]
-        result = function(*given)
-        (result * torch.linspace(-1, 1, result.numel()).reshape(result.shape)).sum().backward()
-        results.append([result.detach(), *(x.grad for x in given)])
-    for actual, expected in zip(*results):
-        yield actual, expected.to(dtype)
+_MANY_CONFIGURATIONS = ("fla_", "cce_", "torchao_", "mamba_")
 
 
 def liger_rms_norm() -> Pairs:
     from liger_kernel.ops.rms_norm import LigerRMSNormFunction
 
     ours = lambda x, w: LigerRMSNormFunction.apply(x, w, 1e-6, 0.0, "llama", False)  # noqa: E731
-    return _compared(ours, lambda x, w: F.rms_norm(x, (96,), w, 1e-6), (6, 96), (96,))
+    return compared(ours, lambda x, w: F.rms_norm(x, (96,), w, 1e-6), (6, 96), (96,))
 
 
 def liger_layer_norm() -> Pairs:
     from liger_kernel.ops.layer_norm import LigerLayerNormFunction
 
     ours = lambda x, w, b: LigerLayerNormFunction.apply(x, w, b, 1e-6)  # noqa: E731
-    return _compared(ours, lambda x, w, b: F.layer_norm(x, (96,), w, b, 1e-6), (6, 96), (96,), (96,))
+    return compared(ours, lambda x, w, b: F.layer_norm(x, (96,), w, b, 1e-6), (6, 96), (96,), (96,))
 
 
 def liger_swiglu() -> Pairs:
     from liger_kernel.ops.swiglu import LigerSiLUMulFunction
 
-    return _compared(LigerSiLUMulFunction.apply, lambda a, b: F.silu(a) * b, (5, 130), (5, 130))
+    return compared(LigerSiLUMulFunction.apply, lambda a, b: F.silu(a) * b, (5, 130), (5, 130))
 
 
 def liger_geglu() -> Pairs:
     from liger_kernel.ops.geglu import LigerGELUMulFunction
 
     theirs = lambda a, b: F.gelu(a, approximate="tanh") * b  # noqa: E731
-    return _compared(LigerGELUMulFunction.apply, theirs, (5, 130), (5, 130))
+    return compared(LigerGELUMulFunction.apply, theirs, (5, 130), (5, 130))
 
 
 def liger_cross_entropy() -> Pairs:
@@ -85,14 +73,7 @@ def liger_cross_entropy() -> Pairs:
         found = LigerCrossEntropyFunction.apply(x, target, None, -100)
         return (found[0] if isinstance(found, tuple) else found).reshape(1)
 
-    return _compared(ours, lambda x: F.cross_entropy(x, target).reshape(1), (7, 130))
-
-
-def _with(name: str, **content: Any) -> ModuleType:
-    """A module of this name and content."""
-    module = ModuleType(name)
-    vars(module).update(content)
-    return module
+    return compared(ours, lambda x: F.cross_entropy(x, target).reshape(1), (7, 130))
 
 
 def _joined(*tensors: torch.Tensor) -> torch.Tensor:
@@ -106,7 +87,7 @@ def flash_layer_norm() -> Pairs:
         return _joined(F.layer_norm(x + residual, (96,), w, b, 1e-6), x + residual)
 
     ours = lambda x, w, b, residual: _joined(*layer_norm_fn(x, w, b, residual, prenorm=True))  # noqa: E731
-    return _compared(ours, theirs, (6, 96), (96,), (96,), (6, 96))
+    return compared(ours, theirs, (6, 96), (96,), (96,), (6, 96))
 
 
 def flash_layer_norm_of_two() -> Pairs:
@@ -118,7 +99,7 @@ def flash_layer_norm_of_two() -> Pairs:
     def ours(x, w, b, x1, w1, b1):
         return _joined(*layer_norm_fn(x, w, b, x1=x1, weight1=w1, bias1=b1))
 
-    return _compared(ours, theirs, (5, 80), (80,), (80,), (5, 80), (80,), (80,))
+    return compared(ours, theirs, (5, 80), (80,), (80,), (5, 80), (80,), (80,))
 
 
 def flash_rms_norm_with_dropout() -> Pairs:
@@ -132,7 +113,7 @@ def flash_rms_norm_with_dropout() -> Pairs:
         return out
 
     theirs = lambda x, w, residual: F.rms_norm(x * kept[0] / 0.7 + residual, (96,), w, 1e-6)  # noqa: E731
-    return _compared(ours, theirs, (6, 96), (96,), (6, 96))
+    return compared(ours, theirs, (6, 96), (96,), (6, 96))
 
 
 def flash_cross_entropy() -> Pairs:
@@ -146,7 +127,7 @@ def flash_cross_entropy() -> Pairs:
         return F.cross_entropy(x, target, reduction="none", label_smoothing=0.1) + squares
 
     ours = lambda x: cross_entropy_loss(x, target, label_smoothing=0.1, lse_square_scale=0.01)[0]  # noqa: E731
-    return _compared(ours, theirs, (7, 130))
+    return compared(ours, theirs, (7, 130))
 
 
 def _flash_rotary(interleaved: bool) -> Pairs:
@@ -172,7 +153,7 @@ def _flash_rotary(interleaved: bool) -> Pairs:
         both = torch.stack([a * c - b * s, a * s + b * c], -1 if interleaved else -2)
         return torch.cat([both.flatten(-2), rest], -1)
 
-    return _compared(Rotary.apply, theirs, (2, 9, 3, 40))
+    return compared(Rotary.apply, theirs, (2, 9, 3, 40))
 
 
 def flash_rotary_of_halves() -> Pairs:
@@ -213,7 +194,7 @@ def _flash_attention(causal: bool, keys: int, width: int) -> Pairs:
     run = JITFunction.run
     shapes = (1, keys if causal else 50, 2, width), (1, keys, 2, width), (1, keys, 2, width)
     with mock.patch.object(JITFunction, "run", without_hint):
-        yield from _compared(Attention.apply, theirs, *shapes, dtype=torch.float16)
+        yield from compared(Attention.apply, theirs, *shapes, dtype=torch.float16)
 
 
 def flash_attention_causal() -> Pairs:
@@ -227,8 +208,8 @@ def flash_attention_of_odd_sizes() -> Pairs:
 def flash_linear() -> Pairs:
     # Triton 3 has no triton.ops, from which the configurations' pruning comes
     name, pruned = "triton.ops.matmul_perf_model", lambda configs, *_, **__: configs[:2]
-    model = _with(name, early_config_prune=pruned, estimate_matmul_time=lambda **_: 1.0)
-    sys.modules |= {"triton.ops": _with("triton.ops"), name: model}
+    model = bare_module(name, early_config_prune=pruned, estimate_matmul_time=lambda **_: 1.0)
+    sys.modules |= {"triton.ops": bare_module("triton.ops"), name: model}
     from flash_attn.ops.triton.linear import triton_dgrad_act, triton_linear_act
 
     class Linear(torch.autograd.Function):
@@ -257,7 +238,7 @@ def flash_linear() -> Pairs:
     weight, bias = torch.randn(256, 64, generator=generator).half() / 8, torch.randn(256, generator=generator).half()
     ours = lambda x: Linear.apply(x, weight, bias)  # noqa: E731
     theirs = lambda x: Plain.apply(x, weight.float(), bias.float())  # noqa: E731
-    return _compared(ours, theirs, (256, 64), dtype=torch.float16)
+    return compared(ours, theirs, (256, 64), dtype=torch.float16)
 
 
 def _recurrence(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kept: torch.Tensor, beta: Any = None) -> Any:
@@ -281,7 +262,7 @@ def fla_retention() -> Pairs:
     from fla.ops.retention import chunk_retention
 
     kept = (1 - 2.0 ** (-5 - torch.arange(2.0)))[:, None].expand(_STEPS)
-    return _compared(
+    return compared(
         lambda q, k, v: chunk_retention(q, k, v)[0],
         lambda q, k, v: _recurrence(q, k, v, kept), *[_STEPS] * 3, dtype=torch.float16,
     )  # fmt: skip
@@ -290,7 +271,7 @@ def fla_retention() -> Pairs:
 def fla_gla() -> Pairs:
     from fla.ops.gla import chunk_gla
 
-    return _compared(
+    return compared(
         lambda q, k, v, g: chunk_gla(q, k, v, F.logsigmoid(g))[0],
         lambda q, k, v, g: _recurrence(q, k, v, g.sigmoid()), *[_STEPS] * 4, dtype=torch.float16,
     )  # fmt: skip
@@ -302,7 +283,7 @@ def fla_delta_rule() -> Pairs:
     def theirs(q, k, v, b):
         return _recurrence(q, F.normalize(k, dim=-1), v, torch.ones(_STEPS), b.sigmoid())
 
-    return _compared(
+    return compared(
         lambda q, k, v, b: chunk_delta_rule(q, F.normalize(k, dim=-1), v, b.sigmoid())[0],
         theirs, *[_STEPS] * 3, _STEPS[:3], dtype=torch.float16,
     )  # fmt: skip
@@ -318,7 +299,7 @@ def fla_hgrn() -> Pairs:
             outputs.append(state)
         return torch.stack(outputs, 1)
 
-    return _compared(lambda x, g: fused_recurrent_hgrn(x, F.logsigmoid(g))[0], theirs, (2, 30, 50), (2, 30, 50))
+    return compared(lambda x, g: fused_recurrent_hgrn(x, F.logsigmoid(g))[0], theirs, (2, 30, 50), (2, 30, 50))
 
 
 def fla_attention() -> Pairs:
@@ -328,7 +309,7 @@ def fla_attention() -> Pairs:
         q, k, v = (x.transpose(1, 2) for x in given)
         return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 
-    return _compared(parallel_attn, theirs, *[_STEPS] * 3, dtype=torch.float16)
+    return compared(parallel_attn, theirs, *[_STEPS] * 3, dtype=torch.float16)
 
 
 PACKAGES: dict[str, tuple[Callable[[], Pairs], ...]] = {
@@ -339,6 +320,7 @@ PACKAGES: dict[str, tuple[Callable[[], Pairs], ...]] = {
         flash_linear,
     ),
     "fla": (fla_retention, fla_gla, fla_delta_rule, fla_hgrn, fla_attention),
+    **foreign_serving.PACKAGES,
 }  # fmt: skip
 
 
@@ -358,7 +340,7 @@ def found_version(package: str) -> str | None:
         version = says[1] if says else "unknown"
     if package not in sys.modules:
         folders = list(spec.submodule_search_locations or ())
-        sys.modules[package] = _with(package, __path__=folders, __spec__=spec, __file__=None, __version__=version)
+        sys.modules[package] = bare_module(package, __path__=folders, __spec__=spec, __file__=None, __version__=version)
     return version
 
 
@@ -370,10 +352,10 @@ def forget(package: str) -> None:
 
 
 def outcome(case: Callable[[], Pairs], chip: str) -> str:
-    """Run a case on a chip: passed, or what became of it. Of fla's kernels, which have dozens of configurations to
-    choose among, one is executed; of others' each."""
+    """Run a case on a chip: passed, or what became of it. Of kernels with dozens of configurations to choose among one
+    is executed; of others' each."""
     try:
-        with executed(chip, configs=1 if case.__name__.startswith("fla_") else None) as machine:
+        with executed(chip, configs=1 if case.__name__.startswith(_MANY_CONFIGURATIONS) else None) as machine:
             for actual, expected in case():
                 tolerance = TOLERANCE[actual.dtype]
                 torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
@@ -386,6 +368,10 @@ def outcome(case: Callable[[], Pairs], chip: str) -> str:
     except AssertionError as error:
         return f"wrong: {str(error).splitlines()[0]}"
     return "passed" if machine.launches else "wrong: launches no kernel"
+
+
+def _about(record: Record) -> tuple[str, str, str]:
+    return record["package"], record["version"], record["chip"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -409,7 +395,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             told: dict[str, Any] = {"package": package, "version": version, "chip": chip, "cases": len(cases)}
             told |= {"passed": len(cases) - len(others), "others": others}
             told["cpu_seconds"] = round(time.process_time() - began, 1)
-            command.keep(args.results, "foreign", key=lambda record: (record["package"], record["chip"]), **told)
+            command.keep(args.results, "foreign", key=_about, **told)
             print(
                 f"{package} {version}, {chip}: {told['passed']} of {told['cases']} cases pass {others or ''}",
                 flush=True,

@@ -8,6 +8,7 @@ from fasttfm import functional
 from fasttfm.decoding import DecodingConfig, translate_ids
 from fasttfm.kernels.proof.executed import executed
 from fasttfm.models import Transformer, TransformerConfig
+from ptx_check import executed as checked
 
 SIZE = {"vocab_size": 64, "d_model": 64, "heads": 2, "d_ff": 128, "encoder_layers": 1, "decoder_layers": 1}
 
@@ -27,6 +28,17 @@ def step(model: Transformer, packed: bool) -> list[torch.Tensor]:
     loss, _, _ = model.loss(source, target, target, *lengths, packed_tokens=tokens)
     loss.backward()
     return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+def test_a_call_with_tensors_on_the_device_runs_kernels_as_it_stands_and_compiled():
+    x = torch.randn(1, 2, 20, 64, dtype=torch.float16)
+    with checked("sm_80") as machine:
+        y = x.to("cuda")
+        actual = functional.attention(y, y, y, causal=True)
+        compiled = torch.compile(functional.attention, fullgraph=True)(y, y, y, causal=True)
+    assert len(machine.launches) == 2
+    assert torch.equal(actual, compiled)
+    torch.testing.assert_close(actual, functional.attention(x, x, x, causal=True), rtol=0, atol=4e-3)
 
 
 @pytest.mark.sample(1)

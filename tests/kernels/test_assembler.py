@@ -1,11 +1,15 @@
-"""The assembler is named with its version, and a version with a published fault says so."""
+"""The assembler of a chip is named with its version and its published fault; a newer one is left for a reason."""
 
 import os
 import stat
 
 import pytest
 
-from fasttfm.kernels.proof.assembler import FAULTS, assembler, in_use
+from fasttfm.kernels.chip import CHIPS
+from fasttfm.kernels.proof import budgets
+from fasttfm.kernels.proof.assembler import FAULTS, assembler, by_chips, in_use, left, toolchain
+from fasttfm.kernels.proof.cases import residual_add
+from fasttfm.kernels.proof.ledger import counted
 
 
 @pytest.fixture
@@ -13,7 +17,8 @@ def choose(tmp_path, monkeypatch):
     """choose(version): the user's own ptxas, of that version."""
 
     def make(version: str) -> str:
-        file = tmp_path / "ptxas"
+        file = tmp_path / version / "ptxas"
+        file.parent.mkdir()
         file.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {version[:4]}, V{version}'\n")
         os.chmod(file, file.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setenv("TRITON_PTXAS_PATH", str(file))
@@ -22,27 +27,43 @@ def choose(tmp_path, monkeypatch):
     return make
 
 
-def test_tritons_own_assembler_is_asked_for_its_version():
-    assert assembler(80).version.count(".") == 2
-    assert assembler(80).path.endswith("ptxas")
+def test_the_assembler_of_a_chip_is_the_one_that_triton_runs():
+    from triton.backends.nvidia import compiler
+
+    for chip in CHIPS.values():
+        if chip.capability:
+            assert assembler(chip.capability).path == compiler.get_ptxas(chip.capability).path
+            assert assembler(chip.capability).version in compiler.get_ptxas_version(chip.capability)
 
 
 def test_the_users_own_assembler_goes_before_it(choose):
     path = choose("13.1.80")
-    assert (assembler(90).path, assembler(90).version) == (path, "13.1.80")
+    assert (assembler(80).path, assembler(80).version) == (path, "13.1.80")
+    assert assembler(80).variable == "TRITON_PTXAS_PATH"
+    assert left(assembler(80)) == {}
 
 
-def test_a_version_with_a_published_fault_is_known_with_the_way_out(choose):
+def test_a_newer_assembler_beside_it_is_left_for_a_reason():
+    """Another Triton, with other assemblers, asks for a decision here."""
+    for chips, used in by_chips().items():
+        assert "not tried" not in left(used).values(), chips
+
+
+def test_a_version_with_a_published_fault_is_told_with_it(choose):
     choose("12.8.93")
-    used = assembler(90)
-    assert "issue 1262" in FAULTS[used.version]
-    assert used.variable == "TRITON_PTXAS_PATH"
-    assert assembler(100).version != "12.8.93"  # another assembler
+    said = in_use(80)
+    assert said.startswith("sm_80 is assembled by ptxas 12.8.93 (")
+    assert FAULTS["12.8.93"] in said
+    assert "issue 1262" not in in_use(120)  # another assembler
 
 
-def test_the_device_queue_names_it_and_its_fault(choose):
-    choose("12.8.93")
-    said = in_use(90)
-    assert said.startswith("sm_90 is assembled by ptxas 12.8.93 (")
-    assert "issue 1262" in said
-    assert "issue 1262" not in in_use(100)
+def test_budgets_and_counts_are_of_the_assemblers_that_made_them(choose, monkeypatch):
+    monkeypatch.setattr(counted.compiling, "specialization", lambda case: ())  # of an interpreted kernel there is none
+    monkeypatch.setattr(counted, "source_of", lambda kernel: ())
+    sm_60, sm_120 = CHIPS["sm_60"], CHIPS["sm_120"]
+    case = next(iter(residual_add.compile_cases(sm_60)))
+    before = [counted.digest(chip, case) for chip in (sm_60, sm_120)]
+    assert budgets.read()[0] == toolchain()
+    choose("99.1.2")
+    assert "ptxas 99.1.2 for sm_60 to " in toolchain()
+    assert [counted.digest(chip, case) == then for chip, then in zip((sm_60, sm_120), before)] == [False, True]

@@ -1,17 +1,20 @@
 """Tables of tiles: read as they are written, complete, without a cell that nothing asks for."""
 
+import contextlib
 import dataclasses
 import importlib
 import itertools
 import pkgutil
 import re
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 import fasttfm.kernels.tiles
 from fasttfm.kernels.chip import CHIPS, INTERPRETER
 from fasttfm.kernels.tiles import attention
+from fasttfm.kernels.tiles import table as tables
 from fasttfm.kernels.tiles.table import Table, Tile, relative
 
 ROOT = "fasttfm.kernels.tiles."
@@ -25,14 +28,15 @@ TABLES = {
 
 
 def answering(name):
-    """(chip, cell) for each size that the table's rows list."""
+    """(chip, cell) for each size that the table's rows list, under the versions of Triton that they are for."""
     table = TABLES[name]
     parts = [{value for size in table.sizes for value in size[i]} - {"*"} for i in range(len(table.parts))]
-    for chip, *size in itertools.product([*CHIPS.values(), INTERPRETER], *([*sorted(part), "any"] for part in parts)):
-        try:
-            yield chip, table.cell(chip, *size)
-        except ValueError:
-            continue
+    sizes = [*itertools.product([*CHIPS.values(), INTERPRETER], *([*sorted(part), "any"] for part in parts))]
+    for version in {(3, 7), *re.findall(r"(\d+)\.(\d+)", " ".join(table.compilers))}:
+        with mock.patch.object(tables, "compiler", lambda version=version: tuple(map(int, version))):
+            for chip, *size in sizes:
+                with contextlib.suppress(ValueError):
+                    yield chip, table.cell(chip, *size)
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -88,6 +92,12 @@ def test_the_first_cell_that_fits_holds(chip, kind, rows):
     assert TABLE(CHIPS[chip], kind) == rows
 
 
+@pytest.mark.parametrize(("version", "rows"), [((3, 5), 1), ((3, 7), 2), ((3, 9), 1), ((3, 10), 1), ((4, 0), 1)])
+def test_a_row_holds_under_the_versions_of_triton_that_it_lists(monkeypatch, version, rows):
+    monkeypatch.setattr(tables, "compiler", lambda: version)
+    assert Table("kind | *\nfp32 | 1 @ 3.5,3.9+\nfp32 | 2", int)(CHIPS["sm_80"], "fp32") == rows
+
+
 def test_a_size_that_no_row_lists_is_named():
     with pytest.raises(ValueError, match="no tile is listed for sm_86, kind tf32"):
         TABLE(CHIPS["sm_86"], "tf32")
@@ -100,6 +110,7 @@ def test_a_size_that_no_row_lists_is_named():
         ("kind | sm_80\nfp32 1", "a row of a table of tiles is 'fp32 1'"),
         ("kind | sm_80 sm_90\nfp32 | 1", "it needs a cell for each of kind | sm_80 sm_90"),
         ("kind | sm_99\nfp32 | 1", "a column for sm_99, which is neither a chip nor a group"),
+        ("kind | sm_80\nfp32 | 1 @ >3.9", "is for Triton '>3.9': write versions as 3.5,3.9+"),
     ],
 )
 def test_a_table_that_says_too_little_or_names_no_chip_is_refused(text, reason):

@@ -23,6 +23,7 @@ from triton.runtime.jit import JITCallable
 from fasttfm.kernels import choice_cache
 from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.proof import compiling
+from fasttfm.kernels.proof.assembler import assembler
 from fasttfm.kernels.proof.compile_case import CompileCase
 from fasttfm.kernels.proof.ledger import work
 from ptx_check.ledger import code, count, gcn, order, resources, sass, units
@@ -47,7 +48,8 @@ def of_case(chip: Chip, case: CompileCase) -> Counted:
 def digest(chip: Chip, case: CompileCase) -> str:
     """The same for two cases that compile alike, whatever lines their kernels' statements are in."""
     described = [sorted(map(repr, part.items())) for part in compiling.specialization(case)]
-    options = (case.num_warps, case.num_stages, metadata.version("triton"))
+    made_by = metadata.version("triton"), assembler(chip.capability).version if chip.capability else None
+    options = (case.num_warps, case.num_stages, *made_by)
     parts = (chip, case.name, source_of(case.kernel), described, options, _own_digest())
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
