@@ -1,0 +1,90 @@
+"""Which calls the kernels for sm_90 take, and the tensor maps of their heads."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fasttfm.kernels import tensor_map
+from fasttfm.kernels.attention.launch import Call
+from fasttfm.kernels.jit import LARGEST
+from fasttfm.kernels.launch import interpreted
+
+WIDTHS = (64, 128)
+"""Head sizes."""
+
+BLOCK = 16
+"""Neighbouring keys that a block of Philox serves; a map in their order has whole ones."""
+
+CACHED_BYTES = 32 << 20
+"""What a section of heads has of keys and values: less than the second-level cache's 50 MB."""
+
+
+class Heads(NamedTuple):
+    """Rows of every head of a tensor (B, H, L, D), as a tensor map has them."""
+
+    planes: int
+    plane_stride: int
+    rows: int
+    row_stride: int
+    width: int
+    origin: tuple[int, int, int]
+    """As an Origin of steps.py."""
+
+    def mapped(self, rows: int, width: int) -> tuple[tuple[int, ...], ...]:
+        """Shape, strides and block of a Mapped, of which a copy brings so many neighbouring rows of a head."""
+        return (self.planes, self.rows, self.width), (self.plane_stride, self.row_stride, 1), (1, rows, width)
+
+    def spread(self, rows: int, width: int) -> tuple[tuple[int, ...], ...]:
+        """mapped() of which a copy brings the rows in the order of steps.key_order()."""
+        shape = (self.planes, BLOCK // 2, self.rows // BLOCK, 2, self.width)
+        strides = (self.plane_stride, 2 * self.row_stride, BLOCK * self.row_stride, self.row_stride, 1)
+        return shape, strides, (1, BLOCK // 2, rows // BLOCK, 2, width)
+
+
+def heads_of(x: Tensor) -> Heads | None:
+    """The Heads of x (B, H, L, D): beside one another in a row, or one after the other in memory; None where no map
+    of three dimensions has them all, or its steps are no multiples of 16 bytes."""
+    (batch, heads, rows, width), (b, h, row, last) = x.shape, x.stride()
+    if rows == 1:
+        row = heads * width  # of a single row the stride says nothing
+    if batch == 1 or b == 0:  # as of packed sequences
+        batch, b = 1, 0
+    if heads == 1:
+        h = 0
+    if (heads - 1) * h + width <= row:
+        found = Heads(batch, b or rows * row, rows, row, (heads - 1) * h + width, (int(batch > 1), 0, h))
+    elif batch == 1 or b == heads * h:
+        found = Heads(batch * heads, h, rows, row, width, (heads if batch > 1 else 0, 1, 0))
+    else:
+        return None
+    steps = found.plane_stride | row | h | (x.data_ptr() // x.element_size() | x.data_ptr() % x.element_size())
+    fits = max(found.plane_stride, row * BLOCK, found.planes, found.rows, found.width) <= LARGEST
+    return found if last == 1 and fits and steps % (16 // x.element_size()) == 0 else None
+
+
+def takes(call: Call) -> bool:
+    """Whether a kernel for sm_90 computes what this call asks for."""
+    masking, constants = call.problem.masking, call.constants
+    changed = (masking.mask, masking.offsets, masking.window, masking.softcap, masking.slopes, masking.sinks)
+    packed = call.problem.spans[1] is not None
+    drops = call.problem.dropout.seed is not None
+    return (
+        call.chip.name == "sm_90"
+        and not interpreted()
+        and tensor_map.usable()
+        and call.kind in ("fp16", "bf16")
+        and constants["D"] == constants["DV"]
+        and constants["D"] in WIDTHS
+        and all(x is None for x in changed)
+        and not (drops and (packed or call.keys % BLOCK))
+        and min(call.queries, call.keys, call.planes) > 0
+        and all(heads_of(x) is not None for x in call.inputs)
+    )
+
+
+def section_of(call: Call) -> int:
+    """Query heads whose keys and values fit CACHED_BYTES together."""
+    shared = max(1, CACHED_BYTES // (4 * call.keys * call.constants["D"]))
+    return min(call.planes, shared * call.constants["GROUP"])
