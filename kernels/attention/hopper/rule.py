@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from fasttfm.kernels import tensor_map
-from fasttfm.kernels.attention.launch import Call
+from fasttfm.kernels.attention.launch import Call, key_class
+from fasttfm.kernels.choices import Choice
 from fasttfm.kernels.jit import LARGEST
 from fasttfm.kernels.launch import interpreted
+from fasttfm.kernels.tiles.table import Tile
 
 WIDTHS = (64, 128)
 """Head sizes."""
@@ -88,3 +92,27 @@ def section_of(call: Call) -> int:
     """Query heads whose keys and values fit CACHED_BYTES together."""
     shared = max(1, CACHED_BYTES // (4 * call.keys * call.constants["D"]))
     return min(call.planes, shared * call.constants["GROUP"])
+
+
+def choose(choice: Choice[Tile | str], call: Call) -> Tile | None:
+    """The tile with which a kernel for sm_90 computes; None where it does not, or a table says triton."""
+    answer = choice(*call.size_class, key_class(call.keys)) if takes(call) else None
+    return answer if isinstance(answer, Tile) else None
+
+
+class Attempt:
+    """A launch with tensor maps, and another with the same arguments that takes its place where the driver refuses
+    one of these maps."""
+
+    def __init__(self, launch: Callable[..., None], other: Callable[..., None]) -> None:
+        self._launch, self._other = launch, other
+
+    def __call__(self, *arguments: Any) -> None:
+        try:
+            self._launch(*arguments)
+        except RuntimeError as error:
+            warnings.warn(
+                f"attention: no tensor map of these strides ({error}); Triton's kernel computes it", stacklevel=2
+            )
+            self._launch = self._other
+            self._launch(*arguments)

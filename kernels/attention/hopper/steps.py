@@ -139,12 +139,6 @@ def work_of(number, planes, problem, section, CAUSAL: gl.constexpr, ROWS: gl.con
 
 
 @gluon.jit
-def hide(s, keys, limit):
-    """Scores s (64, COLUMNS) of these keys, -inf from each row's limit on, (64, 1) or one of all rows."""
-    return gl.where(keys[None, :] < limit, s, float("-inf"))
-
-
-@gluon.jit
 def key_order(at, COLUMNS: gl.constexpr, SPREAD: gl.constexpr):
     """The key of a tile that lies at these places of it: `at` itself, or, spread, as a map [8, COLUMNS / 16, 2] of a
     head's rows brings them."""
