@@ -63,9 +63,9 @@ def heads_of(x: Tensor) -> Heads | None:
         found = Heads(batch * heads, h, rows, row, width, (heads if batch > 1 else 0, 1, 0))
     else:
         return None
-    steps = found.plane_stride | row | h | (x.data_ptr() // x.element_size() | x.data_ptr() % x.element_size())
+    even = ((found.plane_stride | row | h) * x.element_size() | x.data_ptr()) % 16 == 0
     fits = max(found.plane_stride, row * BLOCK, found.planes, found.rows, found.width) <= LARGEST
-    return found if last == 1 and fits and steps % (16 // x.element_size()) == 0 else None
+    return found if last == 1 and even and fits else None
 
 
 def takes(call: Call) -> bool:
@@ -111,8 +111,7 @@ class Attempt:
         try:
             self._launch(*arguments)
         except RuntimeError as error:
-            warnings.warn(
-                f"attention: no tensor map of these strides ({error}); Triton's kernel computes it", stacklevel=2
-            )
+            said = f"attention: the driver takes no tensor map of these strides ({error}); another kernel computes"
+            warnings.warn(said, RuntimeWarning, stacklevel=2)
             self._launch = self._other
             self._launch(*arguments)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from fasttfm.kernels.attention import steps
 from fasttfm.kernels.parameter import Varying
@@ -75,25 +75,48 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 @gluon.jit
-def ring(desc, STAGES: gl.constexpr):
-    """An empty Ring of what a tensor map copies."""
-    tiles = gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_type.shape, desc.layout)
-    return Ring(tiles, barriers(STAGES, 1), barriers(STAGES, WORKERS))
+def ring(desc, STAGES: gl.constexpr, FILLS: gl.constexpr = 1):
+    """An empty Ring of what a tensor map copies; FILLS: arrivals that fill a place."""
+    return Ring(_tiles(desc, STAGES), barriers(STAGES, FILLS), barriers(STAGES, WORKERS))
 
 
 @gluon.jit
-def fill(ring, turn, desc, origin, head, row, STAGES: gl.constexpr):
-    """Copies the tile of a head's rows from `row` on to the ring's place of this turn, when all have read it."""
+def beside(other, desc, STAGES: gl.constexpr):
+    """A Ring that is filled and read together with another one: the barriers are the other's."""
+    return Ring(_tiles(desc, STAGES), other.full, other.empty)
+
+
+@gluon.jit
+def _tiles(desc, STAGES: gl.constexpr):
+    return gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_type.shape, desc.layout)
+
+
+@gluon.jit
+def copy(ring, turn, desc, origin, head, row, STAGES: gl.constexpr):
+    """Copies the tile of a head's rows from `row` on to the ring's place of this turn."""
     slot = turn % STAGES
     plane = (head.b * origin.batch + head.h * origin.head).to(gl.int32)
     column = (head.h * origin.column).to(gl.int32)
-    mbarrier.wait(ring.empty.index(slot), (turn // STAGES & 1) ^ 1)
-    mbarrier.expect(ring.full.index(slot), desc.nbytes_per_cta)
     if len(desc.block_type.shape) == 5:
         where = [plane, 0, row // 16, 0, column]
     else:
         where = [plane, row, column]
     tma.async_copy_global_to_shared(desc, where, ring.full.index(slot), ring.tiles.index(slot))
+
+
+@gluon.jit
+def await_place(ring, turn, BYTES: gl.constexpr, STAGES: gl.constexpr):
+    """Waits until every worker has read what lies in the ring's place of this turn, which so many bytes then fill."""
+    slot = turn % STAGES
+    mbarrier.wait(ring.empty.index(slot), (turn // STAGES & 1) ^ 1)
+    mbarrier.expect(ring.full.index(slot), BYTES)
+
+
+@gluon.jit
+def fill(ring, turn, desc, origin, head, row, STAGES: gl.constexpr):
+    """Copies the tile of a head's rows from `row` on to the ring's place of this turn, when all have read it."""
+    await_place(ring, turn, desc.nbytes_per_cta, STAGES)
+    copy(ring, turn, desc, origin, head, row, STAGES)
 
 
 @gluon.jit
@@ -145,6 +168,28 @@ def key_order(at, COLUMNS: gl.constexpr, SPREAD: gl.constexpr):
     if SPREAD:
         at = at % (COLUMNS // 8) // 2 * 16 + at // (COLUMNS // 8) * 2 + at % 2
     return at
+
+
+@gluon.jit
+def clear(tile, first_key, visible, SHAPE: gl.constexpr, WORKER: gl.constexpr, SPREAD: gl.constexpr):
+    """Zeroes this worker's half of a tile of keys or values where they are not visible: 0 times what lies there may be NaN."""
+    KEYS: gl.constexpr = SHAPE[0]
+    D: gl.constexpr = SHAPE[1]
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
+    half = tile.slice(WORKER * (KEYS // 2), KEYS // 2)
+    at = WORKER * (KEYS // 2) + gl.arange(0, KEYS // 2, gl.SliceLayout(1, L))
+    seen = first_key + key_order(at, KEYS, SPREAD) < visible
+    half.store(gl.where(seen[:, None], half.load(L), 0.0))
+    fence_async_shared()
+    gl.barrier()
+
+
+@gluon.jit
+def store(out, strides, values, head, first, at, end):
+    """Writes values to the rows `at` of a head before `end`, counted from its row `first` in the tensor's own count."""
+    columns = gl.arange(0, values.shape[1], gl.SliceLayout(0, values.type.layout))
+    start = out + steps.row_at(strides, head.b, head.h, first)
+    gl.store(start + at.to(gl.int64)[:, None] * strides[2] + columns[None, :], values, mask=(at < end)[:, None])
 
 
 @gluon.constexpr_function
