@@ -119,8 +119,8 @@ FORWARD = Choice(
     lambda *size: _each("128x64w4 128x64w8 128x32w4 64x64w4 64x32w4 32x32w4", (2, 3)),
 )
 
-# attention/hopper/forward.py, which computes where a tile is written and hopper/rule.py takes the call. Each of two warp groups
-# has half of the rows; of heads of 128 with dropout they spill above 64 columns. Not run on a GPU.
+# attention/hopper/forward.py, which computes where a tile is written and hopper/rule.py takes the call. Each of two
+# warp groups has half of the rows; of heads of 128 with dropout they spill above 64 columns. Not run on a GPU.
 HOPPER_FORWARD: Choice[Tile | str] = Choice(
     "attention.forward.hopper",
     Table(

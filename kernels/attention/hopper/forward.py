@@ -51,7 +51,7 @@ def _copy(
     q, k, v, rings, origins, problem, planes, section = given
     turn = 0
     tile = 0
-    for number in range(gl.program_id(0), steps.works(problem, planes, ROWS), gl.num_programs(0)):
+    for number in range(gl.program_id(0), steps.turns(problem, planes, section, ROWS), gl.num_programs(0)):
         work = steps.work_of(number, planes, problem, section, CAUSAL, ROWS, COLUMNS)
         if work.first_row < work.head.queries:
             shared = plain.keys_of(work.head, GROUP)
@@ -169,7 +169,7 @@ def _attend(
     turn = 0
     tile = 0
     clearings = 0
-    for number in range(gl.program_id(0), steps.works(problem, planes, ROWS), gl.num_programs(0)):
+    for number in range(gl.program_id(0), steps.turns(problem, planes, section, ROWS), gl.num_programs(0)):
         work = steps.work_of(number, planes, problem, section, CAUSAL, ROWS, T.COLUMNS)
         head = work.head
         if work.first_row < head.queries:
@@ -191,7 +191,7 @@ def _attend(
             steps.release(rings.k, tile, T.STAGES)
             peak = gl.full([64], LOWEST, gl.float32, S_ROWS)
             weights, _, total, peak = _weights(s, rows, words, column, peak, True, DROP, T)
-            if FOLLOWED:
+            if FOLLOWED:  # noqa: SIM102 Triton reads both sides of `and`
                 if column + T.COLUMNS > head.visible:
                     steps.await_tile(rings.v, tile, T.STAGES)
                     steps.clear(
@@ -235,7 +235,7 @@ def _forward(
     q: TensorMap, k: TensorMap, v: TensorMap, out: Pointer, lse: Float32Pointer,
     origins: Origins, strides: Strides, lse_strides: LineStrides, problem: Problem, planes: Varying, section: Varying,
     D: gl.constexpr, CAUSAL: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
-    STAGES: gl.constexpr, REGISTERS: gl.constexpr, COPY_REGISTERS: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
     """Writes out and lse."""
     rings = steps.Rings(steps.ring(q, 1), steps.ring(k, STAGES), steps.ring(v, STAGES))
@@ -251,7 +251,7 @@ def _forward(
             (_copy, (copied, CAUSAL, GROUP, ROWS, COLUMNS, STAGES)),
         ],
         [4, 1],
-        [REGISTERS, COPY_REGISTERS],
+        [240, 24],  # registers of a thread of the second group and of the copying warp; the first has what is left
     )
 
 
@@ -265,8 +265,7 @@ class Forward:
         self._origins = tuple(x.origin for x in heads)
         works = ceil_div(call.queries, tile.rows) * call.planes
         constants = {name: call.constants[name] for name in ("D", "CAUSAL", "GROUP")}
-        constants |= {**tile.sizes, "STAGES": tile.stages, "REGISTERS": 240, "COPY_REGISTERS": 24}
-        constants |= {"num_warps": tile.warps, "num_stages": tile.stages}
+        constants |= tile.options() | {"STAGES": tile.stages}
         self._launch = Launch(_forward, (min(works, call.chip.processors),), constants)
         self._strides = strides(out), LineStrides(*lse.stride()[:2])
         self._numbers = call.planes, section_of(call)

@@ -12,7 +12,7 @@ from fasttfm.kernels import tensor_map
 from fasttfm.kernels.attention.launch import Call, key_class
 from fasttfm.kernels.choices import Choice
 from fasttfm.kernels.jit import LARGEST
-from fasttfm.kernels.launch import interpreted
+from fasttfm.kernels.launch import ceil_div, interpreted
 from fasttfm.kernels.tiles.table import Tile
 
 WIDTHS = (64, 128)
@@ -89,9 +89,11 @@ def takes(call: Call) -> bool:
 
 
 def section_of(call: Call) -> int:
-    """Query heads whose keys and values fit CACHED_BYTES together."""
+    """Planes of a section: query heads whose keys and values fit CACHED_BYTES together, all sections of one size."""
+    group = call.constants["GROUP"]
     shared = max(1, CACHED_BYTES // (4 * call.keys * call.constants["D"]))
-    return min(call.planes, shared * call.constants["GROUP"])
+    sections = ceil_div(call.planes, shared * group)
+    return ceil_div(call.planes, sections * group) * group
 
 
 def choose(choice: Choice[Tile | str], call: Call) -> Tile | None:

@@ -1,7 +1,7 @@
 """Steps of the kernels for sm_90: which work is a program's, which numbers drop what, who has filled what.
 
-A warp copies, two warp groups multiply. A program takes works in turn: a tile of ROWS rows of one head, a section of
-heads at a time, whose keys and values the second-level cache holds, and of it the longest rows first.
+A warp copies, two warp groups multiply. A program takes works in turn, as schedule.py has them: a tile of ROWS rows of
+one head each.
 
 Dropout costs no exchange between threads: keys are copied in the order of key_order(), in which a warp group's product
 gives a thread the sixteen neighbours that one block of Philox serves.
@@ -17,6 +17,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from fasttfm.kernels.attention import steps
+from fasttfm.kernels.attention.hopper import schedule
 from fasttfm.kernels.parameter import Varying
 from fasttfm.kernels.philox import ROUNDS, _two_bytes, select
 
@@ -88,7 +89,7 @@ def beside(other, desc, STAGES: gl.constexpr):
 
 @gluon.jit
 def _tiles(desc, STAGES: gl.constexpr):
-    return gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_type.shape, desc.layout)
+    return gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_type.shape, desc.layout)  # noqa: RUF005 Triton reads no star
 
 
 @gluon.jit
@@ -138,24 +139,16 @@ def release(ring, turn, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def place(number, tiles, planes, section, ROWS: gl.constexpr):
-    """(first row, plane) of a work: sections of so many planes, the last one of what is left, longest rows first."""
-    before = number // (section * tiles)
-    rest = number - before * (section * tiles)
-    width = gl.minimum(section, planes - before * section)
-    return (tiles - 1 - rest // width) * ROWS, before * section + rest % width
-
-
-@gluon.jit
-def works(problem, planes, ROWS: gl.constexpr):
-    """How many works there are."""
-    return (problem.sizes.L + ROWS - 1) // ROWS * planes
+def turns(problem, planes, section, ROWS: gl.constexpr):
+    """How many numbers there are for work_of()."""
+    return schedule.turns((problem.sizes.L + ROWS - 1) // ROWS, planes, section, gl.num_programs(0))
 
 
 @gluon.jit
 def work_of(number, planes, problem, section, CAUSAL: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
-    """The Work of this number: ROWS queries over tiles of COLUMNS keys."""
-    first_row, plane = place(number, (problem.sizes.L + ROWS - 1) // ROWS, planes, section, ROWS)
+    """The Work of this number: ROWS queries, which may not exist, over tiles of COLUMNS keys."""
+    tiles = (problem.sizes.L + ROWS - 1) // ROWS
+    first_row, plane = schedule.place(number, tiles, planes, section, gl.num_programs(0), ROWS)
     head = steps.locate(plane, problem.sizes, problem.spans)
     end, free = steps.key_range(head.visible, first_row, problem.masking.causal_offset, CAUSAL, ROWS, COLUMNS)
     return Work(head, first_row, gl.maximum((end + COLUMNS - 1) // COLUMNS, 1), free)
