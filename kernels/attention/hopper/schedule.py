@@ -1,10 +1,9 @@
 """Which tile of which head each program has in which turn.
 
 A section of planes at a time, whose keys and values the second-level cache holds; of a section the longest rows first.
-Every other turn the programs take theirs in the opposite order, and each section begins with the program behind the
-one that the last section would have given its next: of 16 x 16 heads of 1,024 rows, causal, on 132 processors the
-busiest program then has 1.03 times the mean, as of 4 x 16 heads of 2,048; of heads of 4,096 and more under 1.01 (counted
-by tiles). Taken in turn alone, 32 heads of 8,192 rows in sections of 8 have 1.16.
+Every other turn the programs take theirs in the opposite order, and a section begins with the program behind the one
+that took the last section's last. The busiest of 132 programs then has 1.03 times the mean of 16 x 16 heads of 1,024
+causal rows, counted by tiles, and less than 1.01 times of 4,096 rows and more; in one order it has up to 1.16.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ def key_order(at, COLUMNS: gl.constexpr, SPREAD: gl.constexpr):
 
 @gluon.jit
 def clear(tile, first_key, visible, SHAPE: gl.constexpr, WORKER: gl.constexpr, SPREAD: gl.constexpr):
-    """Zeroes this worker's half of a tile of keys or values where they are not visible: 0 times what lies there may be NaN."""
+    """Zeroes this worker's half of a tile of keys or values past the visible ones: 0 times what lies there may be NaN."""
     KEYS: gl.constexpr = SHAPE[0]
     D: gl.constexpr = SHAPE[1]
     L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
