@@ -36,7 +36,7 @@ class Path:
 
 
 class Waiting(NamedTuple):
-    """What a team waits for."""
+    """A team's reason to stand still."""
 
     index: int
     over: Callable[[], bool]
