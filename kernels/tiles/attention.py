@@ -29,8 +29,7 @@ def _each(tiles: str, stages: Iterable[int]) -> list[Tile]:
 
 
 def _hopper_alternatives(chip: Chip, kind: str, width: int, extras: int, keys: int) -> list[Tile]:
-    narrow = _each("128x64w4", (2, 3))
-    return narrow if width == 128 and extras else [*_each("128x128w4", (2, 3) if width == 64 else (2,)), *narrow]
+    return [*_each("128x128w4", (2, 3) if width == 64 else (2,)), *_each("128x64w4", (2, 3))]
 
 
 def _backward_alternatives(chip: Chip, *size: Any) -> list[Tile]:
@@ -120,7 +119,7 @@ FORWARD = Choice(
 )
 
 # attention/hopper/forward.py, which computes where a tile is written and hopper/rule.py takes the call. Each of two
-# warp groups has half of the rows; of heads of 128 with dropout they spill above 64 columns. Not run on a GPU.
+# warp groups has half of the rows. Not run on a GPU.
 HOPPER_FORWARD: Choice[Tile | str] = Choice(
     "attention.forward.hopper",
     Table(
