@@ -17,7 +17,7 @@ from triton.compiler import CompiledKernel
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-from fasttfm.kernels.parameter import kinds_of
+from fasttfm.kernels.parameter import CONSTANT, kinds_of
 
 OPTIONS = {"enable_fp_fusion": True}
 """a * b + c may become one instruction. Triton 3.9 warns that 3.10 will do so only where it is asked to: kernels would
@@ -49,7 +49,7 @@ def jit(function: Callable[..., Any]) -> Any:
 
 def _kinds(kernel: Any) -> dict[str, Any]:
     """kinds_of() without the constants."""
-    return {name: kind for name, kind in kinds_of(kernel).items() if kind != "tl.constexpr"}
+    return {name: kind for name, kind in kinds_of(kernel).items() if kind not in CONSTANT}
 
 
 def _key(kernel: Any, arguments: tuple, constants: dict[str, Any]) -> tuple | None:
@@ -65,6 +65,10 @@ def _key(kernel: Any, arguments: tuple, constants: dict[str, Any]) -> tuple | No
                 if x is not None:
                     addresses |= x.data_ptr()
                     device = x.get_device() if device is None else device
+        elif kind == "TensorMap":
+            key.append((value.base.dtype, value.block))
+            addresses |= value.base.data_ptr()
+            device = value.base.get_device() if device is None else device
         elif kind in ("Size", "Stride", "Strides"):
             key.append(value)
         elif kind in _OR_NONE:
@@ -90,11 +94,13 @@ def _typed(kind: Any, argument: Any) -> Any:
 
 
 def _neutral(kind: Any, argument: Any) -> Any:
-    """The argument with one and the same number for every Varying."""
+    """The argument as Triton compiles for it: with one and the same number for every Varying."""
     if isinstance(kind, tuple):
         return type(kind)(*map(_neutral, kind, argument))
     if kind == "Varyings":
         return (_NEUTRAL,) * len(argument)
+    if kind == "TensorMap":
+        return argument.described()
     return _NEUTRAL if kind == "Varying" or (kind == "VaryingOrNone" and argument is not None) else argument
 
 

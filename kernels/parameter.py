@@ -42,6 +42,7 @@ Int32Pointer: Any = _Kind()
 Int8Pointer: Any = _Kind()
 BoolPointer: Any = _Kind()
 Pointers: Any = _Kind()  # a tuple of Pointer
+TensorMap: Any = _Kind()  # of elements of the call's dtype: a tensor_map.Mapped
 Int64Pointers: Any = _Kind()  # a tuple of Int64Pointer, each of which may be None
 Size: Any = _Kind()  # a whole number of a model, mostly a multiple of 16: Triton compiles a kernel of its own for it
 Stride: Any = _Kind()  # elements between neighbours, likewise; may need 64 bits
@@ -53,6 +54,9 @@ Varyings: Any = _Kind()  # a tuple of such, of any length
 Real: Any = _Kind()  # a Python float
 VaryingOrNone: Any = _Kind()  # None: Triton compiles a kernel without what needs it
 RealOrNone: Any = _Kind()
+
+CONSTANT = ("tl.constexpr", "gl.constexpr")
+"""What a parameter that is no argument is annotated."""
 
 
 class Shape(NamedTuple):

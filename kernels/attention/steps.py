@@ -41,8 +41,8 @@ def head_of(batch, head, sizes, spans):
     key_lengths, query_starts, key_starts = spans
     b = tl.cast(batch, tl.int64)
     h = tl.cast(head, tl.int64)
-    first_query = tl.full((), 0, tl.int64)
-    first_key = tl.full((), 0, tl.int64)
+    first_query = tl.cast(0, tl.int64)
+    first_key = tl.cast(0, tl.int64)
     queries = L
     keys = S
     if query_starts is not None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from fasttfm.kernels.parameter import kinds_of
+from fasttfm.kernels.parameter import CONSTANT, kinds_of
 from fasttfm.kernels.tiles.table import Tile
 
 NOTATION = {
@@ -99,7 +99,7 @@ def kernel_case(
             return NOTATION[kind].format(**every)
         return type(kind)(*map(described, kind._fields, kind))
 
-    kinds = {name: kind for name, kind in kinds_of(kernel).items() if name in known or kind != "tl.constexpr"}
+    kinds = {name: kind for name, kind in kinds_of(kernel).items() if name in known or kind not in CONSTANT}
     arguments = {name: described(name, kind) for name, kind in kinds.items()}
     return CompileCase(
         kernel=kernel,

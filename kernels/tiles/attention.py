@@ -28,6 +28,10 @@ def _each(tiles: str, stages: Iterable[int]) -> list[Tile]:
     return [Tile.parse(f"{tile}s{number}") for tile in tiles.split() for number in stages]
 
 
+def _hopper_alternatives(chip: Chip, kind: str, width: int, extras: int, keys: int) -> list[Tile]:
+    return [*_each("128x128w4", (2, 3) if width == 64 else (2,)), *_each("128x64w4", (2, 3))]
+
+
 def _backward_alternatives(chip: Chip, *size: Any) -> list[Tile]:
     return _each("128x64w8 64x128w8 64x64w8 64x64w4 64x32w4 32x64w4 32x128w8 32x32w4", (1, 2, 3))
 
@@ -112,6 +116,20 @@ FORWARD = Choice(
     half  256    *      | 16x16w8  32x32w4  32x32w8s2   32x32w8s2    32x32w8s2   32x32w8s2   32x32w8s2
     """),
     lambda *size: _each("128x64w4 128x64w8 128x32w4 64x64w4 64x32w4 32x32w4", (2, 3)),
+)
+
+# attention/hopper/forward.py, which computes where a tile is written and hopper/rule.py takes the call. Each of two
+# warp groups has half of the rows. Not run on a GPU.
+HOPPER_FORWARD: Choice[Tile | str] = Choice(
+    "attention.forward.hopper",
+    Table(
+        """
+        kind  width  extras  keys | sm_90  *
+        *     *      *       *    | -      triton
+        """,
+        lambda cell: cell if cell == "triton" else Tile.parse(cell),
+    ),
+    _hopper_alternatives,
 )
 
 # attention/backward.py, dQ.

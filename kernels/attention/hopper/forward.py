@@ -1,0 +1,319 @@
+"""Attention for long rows on sm_90, forward, in Gluon; what it computes is forward.py's, one folder up.
+
+One program a processor goes through the works. Its copying warp is a few tiles ahead; each of its two warp groups has
+64 of a work's 128 queries, and a step is, for tiles t of keys,
+
+    S(t - 1) = Q K(t - 1)^T begins      O += P(t) V(t) begins      P(t - 1) of S(t - 1)      both have ended
+
+so that the tensor cores compute O while the exponentials are taken, and the groups drift apart until one's exponentials
+meet the other's products. A step multiplies 64 x COLUMNS x 2 D numbers a group: for D = 64, 8 cycles a score of a
+thread, as many as its exponential. FlashAttention-3 (Shah et al. 2024) has this order. Not run on a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import jit as device
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from fasttfm.kernels.attention import steps as plain
+from fasttfm.kernels.attention.hopper import steps
+from fasttfm.kernels.attention.hopper.rule import Heads, heads_of, section_of
+from fasttfm.kernels.attention.hopper.steps import Origins
+from fasttfm.kernels.attention.launch import Call, strides
+from fasttfm.kernels.attention.problem import LineStrides, Problem
+from fasttfm.kernels.gluon import jit
+from fasttfm.kernels.jit import Launch
+from fasttfm.kernels.launch import ceil_div
+from fasttfm.kernels.parameter import Float32Pointer, Pointer, Strides, TensorMap, Varying
+from fasttfm.kernels.philox import with_seed
+from fasttfm.kernels.tensor_map import Mapped
+from fasttfm.kernels.tiles.table import Tile
+
+LOWEST = gl.constexpr(-3e38)
+"""Below every score: the maximum of a row that has seen no key, which is no infinity, so that it can be subtracted."""
+
+
+@device
+def _copy(
+    given, CAUSAL: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr
+):
+    """Fills the rings: of each work the queries, and its tiles of keys and values from the last to the first."""
+    q, k, v, rings, origins, problem, planes, section = given
+    turn = 0
+    tile = 0
+    for number in range(gl.program_id(0), steps.turns(problem, planes, section, ROWS), gl.num_programs(0)):
+        work = steps.work_of(number, planes, problem, section, CAUSAL, ROWS, COLUMNS)
+        if work.first_row < work.head.queries:
+            shared = plain.keys_of(work.head, GROUP)
+            row = work.head.first_query.to(gl.int32) + work.first_row
+            steps.fill(rings.q, turn, q, origins.q, work.head, row, 1)
+            first = work.head.first_key.to(gl.int32)
+            for t in range(work.tiles - 1, -1, -1):
+                steps.fill(rings.k, tile, k, origins.k, shared, first + t * COLUMNS, STAGES)
+                steps.fill(rings.v, tile, v, origins.v, shared, first + t * COLUMNS, STAGES)
+                tile += 1
+            turn += 1
+
+
+class Sums(NamedTuple):
+    """Running state of a warp group's 64 queries: device values."""
+
+    acc: Any
+    """(64, D), of what lies behind `weights`."""
+    weights: Any
+    """(64, COLUMNS) of the tile whose values are still to be multiplied by them."""
+    peak: Any
+    """(64,), as `total`."""
+    total: Any
+
+
+class Rows(NamedTuple):
+    """64 queries as a warp group sees them: device values."""
+
+    queries: Any
+    """Their tile in shared memory."""
+    first: Any
+    plane: Any
+    limit: Any
+    """Keys that a row sees, (64, 1), or one number for all."""
+    dropout: Any
+    scale: Any
+
+
+class Sizes(NamedTuple):
+    """Constants."""
+
+    D: Any
+    COLUMNS: Any
+    STAGES: Any
+
+
+@gluon.constexpr_function
+def scores_layout(COLUMNS):
+    """Layout of a warp group's product (64, COLUMNS)."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
+
+
+@device
+def _scores(queries, ring, tile, T: gl.constexpr):
+    """Begins the product of the queries with the keys of this turn."""
+    keys = steps.tile_of(ring, tile, T.STAGES, [T.COLUMNS, T.D]).permute([1, 0])
+    zeros = gl.zeros([64, T.COLUMNS], gl.float32, scores_layout(T.COLUMNS))
+    return warpgroup_mma(queries, keys, zeros, use_acc=False, is_async=True)
+
+
+@device
+def _words(rows, column, DROP: gl.constexpr, T: gl.constexpr):
+    """Random words for keys from `column` on, where some are dropped."""
+    words = None
+    if DROP:
+        words = steps.draw(rows.dropout, rows.plane, rows.first, column, T.COLUMNS)
+    return words
+
+
+@device
+def _weights(s, rows, column, peak, CHECKED: gl.constexpr, DROP: gl.constexpr, T: gl.constexpr):
+    """Weights of the scores s of keys from `column` on, in float32; what the sums before fade by, the sum of these, and
+    the maximum so far. CHECKED: some are hidden from some row."""
+    if CHECKED:
+        at = gl.arange(0, T.COLUMNS, gl.SliceLayout(0, scores_layout(T.COLUMNS)))
+        keys = column + steps.key_order(at, T.COLUMNS, DROP)
+        s = gl.where(keys[None, :] < rows.limit, s, float("-inf"))
+    highest = gl.maximum(peak, gl.max(s, 1) * rows.scale)
+    p = gl.exp2(s * rows.scale - highest[:, None])
+    return p, gl.exp2(peak - highest), gl.sum(p, 1), highest
+
+
+@device
+def _operand(p, rows, words, DROP: gl.constexpr, T: gl.constexpr):
+    """Weights p after dropout, as the left operand of a product."""
+    kept = p.to(rows.queries.dtype)
+    if DROP:
+        kept = steps.drop(kept, words, rows.dropout.threshold, T.COLUMNS)
+    return gl.convert_layout(kept, gl.DotOperandLayout(0, scores_layout(T.D), 2))
+
+
+@device
+def _begin(rings, rows, tile, column, DROP: gl.constexpr, T: gl.constexpr):
+    """The Sums with the weights of a work's first tile, the one that ends the keys."""
+    words = _words(rows, column, DROP, T)
+    s = warpgroup_mma_wait(0, [_scores(rows.queries, rings.k, tile, T)])
+    steps.release(rings.k, tile, T.STAGES)
+    peak = gl.full([64], LOWEST, gl.float32, gl.SliceLayout(1, scores_layout(T.COLUMNS)))
+    p, _, total, peak = _weights(s, rows, column, peak, True, DROP, T)
+    acc = gl.zeros([64, T.D], gl.float32, scores_layout(T.D))
+    return Sums(acc, _operand(p, rows, words, DROP, T), peak, total)
+
+
+@device
+def _step(rings, rows, sums, tile, column, CHECKED: gl.constexpr, DROP: gl.constexpr, T: gl.constexpr):
+    """The Sums with the values of this turn, and the weights of the next one, of keys from `column` on."""
+    acc, weights, peak, total = sums
+    s = _scores(rows.queries, rings.k, tile + 1, T)
+    steps.await_tile(rings.v, tile, T.STAGES)
+    acc = warpgroup_mma(weights, steps.tile_of(rings.v, tile, T.STAGES, [T.COLUMNS, T.D]), acc, is_async=True)
+    words = _words(rows, column, DROP, T)
+    s = warpgroup_mma_wait(1, [s])
+    p, fade, added, peak = _weights(s, rows, column, peak, CHECKED, DROP, T)
+    total = total * fade + added
+    if not DROP:
+        p = _operand(p, rows, words, DROP, T)
+    # A wait is a branch, across which ptxas moves nothing: else the exponentials sink behind the wait for P V.
+    steps.await_tile(rings.k, tile + 2, T.STAGES, column > 0)
+    acc, weights, p, fade = warpgroup_mma_wait(0, [acc, weights, p, fade])
+    steps.release(rings.k, tile + 1, T.STAGES)
+    steps.release(rings.v, tile, T.STAGES)
+    acc = acc * gl.convert_layout(fade, gl.SliceLayout(1, scores_layout(T.D)))[:, None]
+    if DROP:  # here, so that what is kept goes to the registers which the product has just read: 5% fewer instructions
+        p = _operand(p, rows, words, DROP, T)
+    return Sums(acc, p, peak, total)
+
+
+@device
+def _end(rings, sums, tile, T: gl.constexpr):
+    """acc with the values of a work's last tile, and the sums of weights."""
+    steps.await_tile(rings.v, tile, T.STAGES)
+    values = steps.tile_of(rings.v, tile, T.STAGES, [T.COLUMNS, T.D])
+    acc = warpgroup_mma(sums.weights, values, sums.acc, is_async=True)
+    acc, _ = warpgroup_mma_wait(0, [acc, sums.weights])
+    steps.release(rings.v, tile, T.STAGES)
+    return acc
+
+
+@device
+def _clear(rings, cleared, tile, clearings, column, visible, WORKER: gl.constexpr, DROP: gl.constexpr, T: gl.constexpr):
+    """Clears this turn's values past the visible keys, each worker a half, and waits until both have."""
+    steps.await_tile(rings.v, tile, T.STAGES)
+    values = steps.tile_of(rings.v, tile, T.STAGES, [T.COLUMNS, T.D])
+    steps.clear(values, column, visible, [T.COLUMNS, T.D], WORKER, DROP)
+    mbarrier.arrive(cleared)
+    mbarrier.wait(cleared, clearings & 1)
+
+
+@device
+def _store(outputs, acc, sums, head, first_row, keep_scale, T: gl.constexpr):
+    """Writes the output and the log-sum-exp of 64 queries."""
+    out, lse, out_strides, lse_strides = outputs
+    S_ROWS: gl.constexpr = gl.SliceLayout(1, scores_layout(T.COLUMNS))
+    O_ROWS: gl.constexpr = gl.SliceLayout(1, scores_layout(T.D))
+    empty = sums.total == 0.0
+    total = gl.where(empty, 1.0, sums.total)
+    acc = acc * gl.convert_layout(keep_scale / total, O_ROWS)[:, None]
+    rows = first_row + gl.arange(0, 64, O_ROWS)
+    steps.store(out, out_strides, acc.to(out.dtype.element_ty), head, head.first_query, rows, head.queries)
+    rows = first_row + gl.arange(0, 64, S_ROWS)
+    line = gl.where(empty, 0.0, sums.peak + gl.log2(total))
+    lines = lse + plain.line_of(lse_strides, head, head.first_query)
+    gl.store(lines + rows, line, mask=rows < head.queries)
+
+
+@device
+def _attend(given, WORKER: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, T: gl.constexpr):
+    """Computes and stores 64 queries of each work."""
+    rings, cleared, outputs, problem, planes, section = given
+    DROP: gl.constexpr = problem.dropout.seed is not None
+    # Where a head's keys end before its tensor's, others follow them.
+    FOLLOWED: gl.constexpr = problem.spans[0] is not None or problem.spans[1] is not None
+    dropout = problem.dropout
+    if DROP:
+        dropout = with_seed(dropout)
+    scale = gl.maximum(problem.scale * plain.LOG2E, 1e-37)  # of 0 times -inf there would be no number
+    turn = 0
+    tile = 0
+    clearings = 0
+    for number in range(gl.program_id(0), steps.turns(problem, planes, section, ROWS), gl.num_programs(0)):
+        work = steps.work_of(number, planes, problem, section, CAUSAL, ROWS, T.COLUMNS)
+        head = work.head
+        if work.first_row < head.queries:
+            first_row = work.first_row + 64 * WORKER
+            limit = head.visible
+            if CAUSAL:
+                rows = first_row + gl.arange(0, 64, gl.SliceLayout(1, scores_layout(T.COLUMNS)))
+                limit = gl.minimum(rows + (problem.masking.causal_offset + 1), limit)[:, None]
+            queries = steps.tile_of(rings.q, turn, 1, [ROWS, T.D]).slice(64 * WORKER, 64)
+            rows = Rows(queries, first_row, head.plane, limit, dropout, scale)
+            last = work.tiles - 1
+            column = last * T.COLUMNS
+            steps.await_tile(rings.q, turn, 1)
+            steps.await_tile(rings.k, tile, T.STAGES)
+            sums = _begin(rings, rows, tile, column, DROP, T)
+            if FOLLOWED:  # noqa: SIM102 Triton reads both sides of `and`
+                if column + T.COLUMNS > head.visible:
+                    _clear(rings, cleared, tile, clearings, column, head.visible, WORKER, DROP, T)
+                    clearings += 1
+            steps.await_tile(rings.k, tile + 1, T.STAGES, last > 0)
+            free = last
+            if CAUSAL:
+                free = gl.minimum(work.free // T.COLUMNS, last)
+                for t in range(last - 1, free - 1, -1):
+                    sums = _step(rings, rows, sums, tile, t * T.COLUMNS, True, DROP, T)
+                    tile += 1
+            for t in range(free - 1, -1, -1):
+                sums = _step(rings, rows, sums, tile, t * T.COLUMNS, False, DROP, T)
+                tile += 1
+            steps.release(rings.q, turn, 1)
+            acc = _end(rings, sums, tile, T)
+            _store(outputs, acc, sums, head, first_row, dropout.keep_scale, T)
+            tile += 1
+            turn += 1
+
+
+@jit
+def _forward(
+    q: TensorMap, k: TensorMap, v: TensorMap, out: Pointer, lse: Float32Pointer,
+    origins: Origins, strides: Strides, lse_strides: LineStrides, problem: Problem, planes: Varying, section: Varying,
+    D: gl.constexpr, CAUSAL: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
+    STAGES: gl.constexpr,
+):  # fmt: skip
+    """Writes out and lse."""
+    rings = steps.Rings(steps.ring(q, 1), steps.ring(k, STAGES), steps.ring(v, STAGES))
+    cleared = steps.barriers(1, steps.WORKERS).index(0)
+    fence_async_shared()
+    given = (rings, cleared, (out, lse, strides[0], lse_strides), problem, planes, section)
+    copied = (q, k, v, rings, origins, problem, planes, section)
+    T: gl.constexpr = Sizes(D, COLUMNS, STAGES)
+    gl.warp_specialize(
+        [
+            (_attend, (given, 0, CAUSAL, ROWS, T)),
+            (_attend, (given, 1, CAUSAL, ROWS, T)),
+            (_copy, (copied, CAUSAL, GROUP, ROWS, COLUMNS, STAGES)),
+        ],
+        [4, 1],
+        [240, 24],  # registers of a thread of the second group and of the copying warp; the first has what is left
+    )
+
+
+class Forward:
+    """The forward pass for one signature that rule.takes()."""
+
+    def __init__(self, call: Call, tile: Tile, out: Tensor, lse: Tensor) -> None:
+        """out (B, H, L, DV) and lse (B, H, L): memory laid out as that to come."""
+        width, drops = call.constants["D"], call.problem.dropout.seed is not None
+        heads: Any = [heads_of(x) for x in call.inputs]
+        queries, keys, values = heads
+        self._origins = tuple(x.origin for x in heads)
+        works = ceil_div(call.queries, tile.rows) * call.planes
+        constants = {name: call.constants[name] for name in ("D", "CAUSAL", "GROUP")}
+        constants |= tile.options() | {"STAGES": tile.stages}
+        self._launch = Launch(_forward, (min(works, call.chip.processors),), constants)
+        self._strides = strides(out), LineStrides(*lse.stride()[:2])
+        self._numbers = call.planes, section_of(call)
+        map_keys = Heads.spread if drops else Heads.mapped
+        self._maps = (
+            queries.mapped(tile.rows, width), map_keys(keys, tile.columns, width), map_keys(values, tile.columns, width)
+        )  # fmt: skip
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, problem: tuple) -> None:
+        """Writes the output to out, and to lse the log-sum-exp in base 2."""
+        maps = (Mapped(x, *known) for x, known in zip((query, key, value), self._maps))
+        self._launch(*maps, out, lse, self._origins, *self._strides, problem, *self._numbers)

@@ -1,0 +1,45 @@
+"""Tensor maps: memory that sm_90 copies to shared memory by tiles, and what of it kernels in Gluon need.
+
+A copy names the first element of its tile; what lies outside of the map arrives as zero.
+"""
+
+from __future__ import annotations
+
+import functools
+from importlib import metadata
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Mapped(NamedTuple):
+    """Memory with the map by which a kernel copies it; Triton's launcher reads it as a TensorDescriptor, whose checks
+    take longer than a launch."""
+
+    base: Tensor
+    """Where it begins; a multiple of 16 bytes."""
+    shape: tuple[int, ...]
+    """Of the map, at most five numbers."""
+    strides: tuple[int, ...]
+    """In elements; multiples of 16 bytes but for the last, which is 1."""
+    block: tuple[int, ...]
+    """Shape of the tile that a copy brings."""
+    padding: str = "zero"
+    round_f32_to_tf32: bool = False
+
+    def described(self) -> Any:
+        """Return Triton's TensorDescriptor, which it asks for to compile a kernel."""
+        from triton.experimental.gluon import language as gl
+        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+        element = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}[self.base.dtype]
+        layout = gl.NVMMASharedLayout.get_default_for(list(self.block), element)
+        return TensorDescriptor(self.base, list(self.shape), list(self.strides), list(self.block), layout)
+
+
+@functools.cache
+def usable() -> bool:
+    """True where the installed Triton compiles what this project writes in Gluon: from 3.7 on."""
+    major, minor = metadata.version("triton").split(".")[:2]
+    return (int(major), int(minor)) >= (3, 7)
