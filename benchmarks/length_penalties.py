@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import command
+from fasttfm.cli.parser import InRange
 from fasttfm.data.prepared import PreparedData
 from fasttfm.data.scoring import bleu, tokenizer_of
 from fasttfm.decoding import Translator
@@ -42,12 +43,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = command.parser("benchmarks.length_penalties", __doc__)
     parser.add_argument("model", type=Path, metavar="MODEL", help="model directory")
     parser.add_argument("data", type=Path, metavar="DATA", help="directory of fasttfm prepare")
+    parser.add_argument("--lines", type=InRange(1, 10**6), default=1_000, help="taken evenly (default: %(default)s)")
     args = parser.parse_args(argv)
     data, rows = PreparedData.open(args.data), []
-    for row in measured(args.model, data.valid_source_text, data.valid_target_text):
+    count = min(args.lines, len(data.valid))
+    sources, references = (
+        [text[index * len(text) // count] for index in range(count)]
+        for text in (data.valid_source_text, data.valid_target_text)
+    )
+    for row in measured(args.model, sources, references):
         rows.append(row)
         print(json.dumps(row), flush=True)
-    command.keep(args.results, "length_penalties", data=args.data.name, lines=len(data.valid), measured=rows)
+    command.keep(args.results, "length_penalties", data=args.data.name, lines=count, measured=rows)
     return 0
 
 
