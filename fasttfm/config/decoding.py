@@ -26,9 +26,9 @@ class DecodingConfig:
     """Groups of the beam (diverse beam search); a token costs more in later groups. 1: ordinary beam search."""
     diverse_beam_strength: _Penalty = 0.5
     """Penalty of a token for each earlier group that took it at the same step; 0 makes all groups alike."""
-    length_penalty: Literal["wu", "power", "avg", "none"] = "wu"
+    length_penalty: Literal["wu", "power", "avg", "none"] = "power"
     """Divisor of the log-probability: wu ((5 + length) / 6)^alpha, power length^alpha, avg length, none 1."""
-    alpha: Annotated[float, Range(0, 30)] = 0.6  # the penalty of the longest output still is a float
+    alpha: Annotated[float, Range(0, 30)] = 1.0  # the penalty of the longest output still is a float
     """Exponent of the length penalty: 0.6 with wu in the paper, fairseq's lenpen with power."""
     early_stopping: bool = False
     """End a sentence's search as soon as `beam` of its hypotheses have ended, as fairseq and CTranslate2 do; false:
