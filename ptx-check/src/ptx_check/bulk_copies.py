@@ -6,6 +6,7 @@ cp.async.bulk.wait_group on. A map has 128 bytes, whose meaning the hardware kee
 Source: NVIDIA, "PTX ISA", chapter 9.7.9.27 (bulk copies), 9.7.9.28 (tensormap.replace), 5.5 (tensors).
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -13,10 +14,10 @@ import numpy as np
 import torch
 
 from ptx_check.faults import Unsupported
+from ptx_check.mbarriers import issuing
 from ptx_check.memory import WORDS, spread
-from ptx_check.races import COLLECTIVE
+from ptx_check.races import READING, WRITING
 from ptx_check.rounding import to_tf32
-from ptx_check.tensor_memory import issuing
 from ptx_check.warpgroup import read_operand
 
 _FIELDS = {"global_address": 0, "rank": 8, "box_dim": 12, "global_dim": 32, "element_stride": 52, "elemtype": 72,
@@ -30,8 +31,6 @@ _SUMMED = {2: "u32", 3: "s32", 4: "u64", 5: "s64", 6: "f16", 7: "f32", 9: "f64",
 """Types that elements are summed as."""
 _TF32 = 11
 _NAN = {2: 0x7FFF, 4: 0x7FFFFFFF, 8: 0x7FFFFFFFFFFFFFFF}
-_WRITING, _READING = (np.full((1, 1), COLLECTIVE | number, np.int64) for number in (1, 2))
-"""The threads that copies into shared memory, and out of it, are in the table of races."""
 
 
 _OF_HOST = {8: 9, 9: 10, 10: 8}
@@ -77,6 +76,8 @@ class Tile(NamedTuple):
     """Addresses in shared memory."""
     issuers: np.ndarray
     """(programs, 1)."""
+    warp: int
+    """That of the thread that issues."""
     fill: int
     kind: str
     """The type of sums into the tensor; empty where there are none."""
@@ -103,9 +104,10 @@ class BulkCopies:
     def __init__(self, run) -> None:
         self.run = run
         self.arriving: list[Arriving] = []
-        self.committed = np.zeros((run.programs, 1), dtype=np.int64)
+        self.committed: dict[int, np.ndarray] = defaultdict(lambda: np.zeros((run.programs, 1), dtype=np.int64))
+        """Groups of stores, by the first warp of the team that issued them."""
         self.reading: list[tuple] = []
-        """(group, instruction, tile, programs) of what may still be read."""
+        """(team, group, instruction, tile) of what may still be read."""
 
     def publish(self, index, destination, source, guard) -> None:
         """tensormap.cp_fenceproxy: a warp copies a map into global memory."""
@@ -164,7 +166,8 @@ class BulkCopies:
         outside, taken, inside = (self.of_all(programs, each) for each in (outside, taken, inside))
         issuers = self.of_all(programs, np.ones((len(programs), 1), dtype=bool))
         fill, kind = _NAN.get(size, 0) if words[0, 21] else 0, _SUMMED.get(int(words[0, 18]), "")
-        return Tile(size, programs, outside, taken, inside, issuers, fill, kind, bool(words[0, 18] == _TF32))
+        warp, rounded = int(mask.any(0).argmax()) // 32, bool(words[0, 18] == _TF32)
+        return Tile(size, programs, outside, taken, inside, issuers, warp, fill, kind, rounded)
 
     def of_all(self, programs, values) -> np.ndarray:
         whole = np.zeros((self.run.programs, values.shape[1]), values.dtype)
@@ -237,7 +240,8 @@ class BulkCopies:
         if self.run.checks:
             some = np.zeros((self.run.programs, 1), dtype=bool)
             some[entry.programs] = True
-            self.run.races.write(entry.issued, entry.tile.inside, some, entry.tile.size, _WRITING)
+            arrival = entry.tile.warp, int(entry.place[0]), int(entry.phase[0])
+            self.run.races.copying(entry.issued, entry.tile.inside, some, entry.tile.size, *arrival)
 
     def waited(self, programs, place, phase) -> None:
         """Programs have waited for their mbarriers, which are in these phases: what came by then is there."""
@@ -252,12 +256,12 @@ class BulkCopies:
                 run.shared.flat[size][spots] = entry.data[there]
                 if run.checks:
                     run.shared.marks[size][spots] = entry.marks[there]
-                    run.shared.proxies.stamps[size][spots] = 0
+                    if run.shared.proxies is not None:
+                        run.shared.proxies.stamps[size][spots] = 0
             if not there.all():
                 parts = (part[~there] for part in entry[2:])
                 left.append(Arriving(entry.issued, entry.tile, *parts))
-        if run.checks and len(self.arriving):
-            run.races.forget(_WRITING)
+        if run.checks and len(self.arriving) and run.races.forget(WRITING):
             for entry in left:
                 self.write(entry)
         self.arriving = left
@@ -288,17 +292,18 @@ class BulkCopies:
                 else:
                     run.memory.store(index, addresses, lanes, tile.size, (values,))
         run.active = active
-        self.reading.append((self.committed.copy(), index, tile))
+        self.reading.append((run.leader, self.committed[run.leader].copy(), index, tile))
         self.read(self.reading[-1])
 
     def read(self, entry) -> None:
-        group, index, tile = entry
+        _, group, index, tile = entry
         if self.run.checks:
             going = tile.issuers & (group >= 0)
-            self.run.races.read(index, tile.inside, going, tile.size, _READING)
+            issued = int(group[0, 0]), tile.warp
+            self.run.races.storing(index, tile.inside, going, tile.size, *issued)
 
     def commit(self, guard) -> None:
-        self.committed += self.taking_part(guard)
+        self.committed[self.run.leader] += self.taking_part(guard)
 
     def taking_part(self, guard) -> np.ndarray:
         """(programs or 1, 1): those of which some thread runs and passes the guard."""
@@ -307,13 +312,16 @@ class BulkCopies:
 
     def wait(self, guard, allowed: int) -> None:
         """All but the `allowed` youngest groups have been read."""
-        here, left = self.taking_part(guard), []
-        for group, index, tile in self.reading:
-            group = np.where(here & (group < self.committed - allowed), -1, group)
+        run, here, left = self.run, self.taking_part(guard), []
+        done = self.committed[run.leader] - allowed
+        for team, group, index, tile in self.reading:
+            if team == run.leader:
+                group = np.where(here & (group < done), -1, group)
             if (tile.issuers & (group >= 0)).any():
-                left.append((group, index, tile))
-        if self.run.checks and self.reading:
-            self.run.races.forget(_READING)
+                left.append((team, group, index, tile))
+        if run.orders is not None:
+            run.orders.stored(run.where(guard), int(done[0, 0]))
+        if run.checks and self.reading and run.races.forget(READING):
             for entry in left:
                 self.read(entry)
         self.reading = left

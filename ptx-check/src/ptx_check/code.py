@@ -45,6 +45,9 @@ class Facts:
     global_grain: int
     crossing: frozenset[str]
     """Registers that cross blocks."""
+    specialised: bool
+    """Whether some warps of a program wait without the others (teams.py)."""
+    maxnreg: int
 
 
 class Code:
@@ -119,6 +122,8 @@ def _facts(kernel: Kernel, instructions: list[Instruction], crossing) -> Facts:
         shared_grain=grain_of(_widths(instructions, "shared")),
         global_grain=grain_of(_widths(instructions, "global")),
         crossing=frozenset(crossing),
+        specialised=kernel.specialised,
+        maxnreg=kernel.maxnreg,
     )
 
 

@@ -11,11 +11,11 @@ from ptx_check.forms import carrying
 from ptx_check.parse import Address, Block, Instruction, Kernel, Register, Vector
 
 NO_RESULT = ("st", "bar", "cp", "stmatrix", "bra", "ret", "exit", "trap", "fence", "membar", "red", "prefetch",
-             "prefetchu", "griddepcontrol", "tensormap", "call")  # fmt: skip
+             "prefetchu", "griddepcontrol", "tensormap", "call", "barrier", "setmaxnreg", "brx")  # fmt: skip
 """Opcodes whose first operand is read."""
 CARRY = Register("%cc", "pred")
 """What sums of several words carry."""
-LEAVING = ("bra", "ret", "exit", "trap")
+LEAVING = ("bra", "brx", "ret", "exit", "trap")
 
 
 def registers_of(operand: object) -> Iterator[Register]:
@@ -73,6 +73,8 @@ def _following(block: Block, number: int, labels: dict[str, int], end: int) -> l
     leaving = next((i for i in block.instructions if i.words[0] in LEAVING), None)
     if leaving is None:
         return [number + 1]
+    if leaving.words[0] == "brx":
+        return [labels[name.text] for name in leaving.operands[1:]]
     target = labels[leaving.operands[0].text] if leaving.words[0] == "bra" else end
     return [target, number + 1] if leaving.guard is not None else [target]
 

@@ -6,6 +6,7 @@ KINDS = {
     "bounds": "an access outside of every tensor of the launch, or of the program's shared memory",
     "alignment": "a vector access at an address that its width does not divide",
     "divergence": "a barrier, shuffle or matrix instruction that not all threads reach together",
+    "deadlock": "threads wait for what can no longer come: at a barrier, at an mbarrier, or for registers",
     "race": "two threads of a program touch one place, one of them writing, with no barrier in between",
     "programs": "two programs touch one place, one of them writing",
     "unwritten": "memory or a register that nobody wrote, or a copy that was not waited for, is used",

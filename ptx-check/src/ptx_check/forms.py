@@ -90,6 +90,7 @@ st[.weak].global[.wb|.cg|.cs|.wt]{_KEPT}{_POLICY}[.v2|.v4]{_STORED}
 createpolicy.fractional(.L2::evict_first|.L2::evict_last|.L2::evict_normal|.L2::evict_unchanged).b64
 shfl.sync(.up|.down|.bfly|.idx).b32 vote.sync(.any|.all).pred vote.sync.ballot.b32 bar.sync bar.warp.sync
 redux.sync(.add|.min|.max)(.u32|.s32) redux.sync(.and|.or|.xor).b32 activemask.b32
+barrier.sync[.aligned] setmaxnreg(.inc|.dec).sync.aligned.u32 brx.idx[.uni]
 cp.async(.commit_group|.wait_group|.wait_all) cp.async(.ca|.cg){_SHARED}.global{_POLICY}[.L2::64B|.L2::128B|.L2::256B]
 ldmatrix.sync.aligned.m8n8(.x1|.x2|.x4)[.trans]{_SHARED}.b16
 stmatrix.sync.aligned.m8n8(.x1|.x2|.x4)[.trans]{_SHARED}.b16
@@ -104,7 +105,7 @@ wgmma.mma_async.sync.aligned({_SIZES.format(32)})(.f32|.f16){_EIGHT}{_EIGHT}
 wgmma.mma_async.sync.aligned({_SIZES.format(32)}).s32(.s8|.u8)(.s8|.u8)[.satfinite]
 wgmma.mma_async.sync.aligned({_SIZES.format(8)}).f32.tf32.tf32
 elect.sync redux.sync(.min|.max)[.abs][.NaN].f32
-mbarrier(.init|.inval|.try_wait.parity|.arrive.expect_tx){_SHARED}.b64
+mbarrier(.init|.inval|.try_wait.parity|.arrive|.arrive.expect_tx){_SHARED}.b64
 cvta[.to].global.u64 cvta[.to].local.u64 cvta.param.u64 call(.vprintf|.__assertfail)
 tensormap.replace.tile(.global_address|.global_stride).shared::cta.b1024.b64
 tensormap.replace.tile(.rank|.box_dim|.global_dim|.element_stride|.elemtype){_MAP}

@@ -27,7 +27,6 @@ from triton.backends.nvidia.driver import make_tensordesc_arg
 from triton.runtime import driver
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import TensorWrapper
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ptx_check import sample
 from ptx_check.allocations import Allocations
@@ -63,9 +62,10 @@ class Machine:
     """A driver that executes what is launched, with as much as Triton asks of one."""
 
     def __init__(
-        self, chip: Chip, *, checks: bool, raising: bool, programs: int | None, rewrite: Callable[[str], str] | None
-    ) -> None:
-        self.chip = chip
+        self, chip: Chip, *, checks: bool, raising: bool, programs: int | None, seed: int | None,
+        rewrite: Callable[[str], str] | None,
+    ) -> None:  # fmt: skip
+        self.chip, self._seed = chip, seed
         self._checks, self._raising, self._programs, self._rewrite = checks, raising, programs, rewrite
         self.faults: list[Fault] = []
         self.notes: list[Fault] = []
@@ -140,7 +140,7 @@ class Machine:
         given = list(_given(source.signature.values(), arguments, maps))
         code = translated(ptx if self._rewrite is None else self._rewrite(ptx))
         tensors = [value for value in given if isinstance(value, torch.Tensor)]
-        tensors += [_unwrapped(value.base) for value in tree_leaves(arguments) if isinstance(value, TensorDescriptor)]
+        tensors += [_unwrapped(value.base) for value in tree_leaves(arguments) if type(value).__name__ == "TensorDescriptor"]  # Triton's or Gluon's
         foreign = [t.device for t in tensors if t.device.type != "cpu"]
         if foreign:
             raise ValueError(f"{metadata.name} is launched on a tensor on {foreign[0]}: executed() takes CPU tensors")
@@ -152,7 +152,7 @@ class Machine:
         launch = Launch(
             code, (x * metadata.num_ctas, y, z), metadata.num_warps * 32, metadata.shared,
             parameters_of(code.facts.parameters, values),
-            buffers(tensors), self._checks, self._programs, metadata.num_ctas,
+            buffers(tensors), self._checks, self._programs, metadata.num_ctas, self._seed,
         )  # fmt: skip
         faults = launch.execute()
         if code.text in _places:
@@ -228,6 +228,7 @@ def executed(
     cuda: bool = True,
     configs: int | None = None,
     programs: int | None = None,
+    seed: int | None = None,
     rewrite: Callable[[str], str] | None = None,
 ) -> Iterator[Machine]:
     """Inside the block kernels launched on CPU tensors are compiled for the chip and executed.
@@ -245,6 +246,9 @@ def executed(
     launch takes what is missing for written (zeros, in empty tensors); what it computes of that is not known either. A
     kernel that uses the results of atomic operations runs whole, because its programs may wait for each other.
 
+    seed: of a warp-specialised kernel teams of warps run in an order that is drawn, and bulk copies arrive late; None: a
+    team runs until it waits, copies arrive at once.
+
     rewrite(ptx) -> ptx: what is executed instead. Raises ValueError for a chip whose instructions the machine does not
     know, RuntimeError where Triton is in its interpreter.
     """
@@ -256,7 +260,7 @@ def executed(
         raise ValueError(f"executed({chip!r}): choose one of {', '.join(CHIPS)}")
     if knobs.runtime.interpret or os.environ.get("TRITON_INTERPRET", "0") == "1":
         raise RuntimeError("Triton is in its interpreter (TRITON_INTERPRET=1): start a process without it")
-    machine = Machine(CHIPS[chip], checks=checks, raising=raising, programs=programs, rewrite=rewrite)
+    machine = Machine(CHIPS[chip], checks=checks, raising=raising, programs=programs, seed=seed, rewrite=rewrite)
     with contextlib.ExitStack() as stack:
         stack.callback(setattr, driver, "_active", driver._active)
         driver.set_active(machine)

@@ -23,6 +23,11 @@ _REGISTERS = re.compile(r"\.reg\s+\.(\w+)\s+([^;]+);")
 _LOCAL = re.compile(r"\.local\s+\.align\s+\d+\s+\.b8\s+__local_depot\d+\[(\d+)\]")
 _TABLE = re.compile(r"^\.global\s+\.align\s+\d+\s+\.b8\s+([$\w]+)\[(\d+)\](?:\s*=\s*\{([^}]*)\})?;", re.MULTILINE)
 _LABEL = re.compile(r"([$\w]+):(?!:)\s*")
+_TARGETS = re.compile(r"([$\w]+):\s*\.branchtargets\s+([^;]*);")
+_SPECIALISED = re.compile(r"\bbrx\.idx|\bbarrier\.sync|\bsetmaxnreg|\bbar\.sync\s+(?:\S+,|[1-9%])")
+"""Instructions by which some warps of a program wait without the others."""
+_WAITING = ("bar.sync", "barrier.sync", "setmaxnreg")
+"""Instructions behind which blocks end where warps wait apart."""
 _PART = re.compile(r"(?:[^,{\[]|\{[^}]*\}|\[[^\]]*\])+")
 _NESTED = re.compile(r"\[[^\]]*\{")
 _GUARD = re.compile(r"@(!?)(%?\w+)\s+(.*)", re.DOTALL)
@@ -106,6 +111,10 @@ class Kernel:
     """Bytes of memory that each thread has to itself."""
     tables: dict[str, bytes] = field(default_factory=dict)
     """Constants that the file brings along in global memory."""
+    specialised: bool = False
+    """Whether some of its warps wait without the others."""
+    maxnreg: int = 255
+    """Registers that a thread has when it begins."""
 
 
 def parse(text: str) -> Kernel:
@@ -118,14 +127,20 @@ def parse(text: str) -> Kernel:
     body = functions.written_out(body)
     parameters = [(name, _whole(kind, count)) for kind, name, count in _PARAMETER.findall(entry[2] + "\n")]
     reader = _Reader(entry[1], dict(_FILE.findall(text)), 1 + text[: entry.end()].count("\n"))
-    reader.targets = set(re.findall(r"\bbra(?:\.uni)?\s+([$\w]+)", body))
+    reader.tables = {label: re.findall(r"[$\w]+", labels) for label, labels in _TARGETS.findall(body)}
+    reader.targets = set(re.findall(r"\bbra(?:\.uni)?\s+([$\w]+)", body)).union(*reader.tables.values())
+    reader.specialised = _SPECIALISED.search(body) is not None
     reader.read(body)
     blocks = [block for block in reader.blocks if block.instructions or block.labels]
     for index, instruction in enumerate(i for block in blocks for i in block.instructions):
         instruction.index = index
     tables = {name: bytes(map(int, filter(None, numbers.split(",")))).ljust(int(size), b"\0")
               for name, size, numbers in _TABLE.findall(text)}  # fmt: skip
-    return Kernel(entry[1], parameters, blocks, reader.registers, functions.local, tables)
+    most = re.search(r"\.maxnreg\s+(\d+)", text[entry.start() : entry.end()])
+    return Kernel(
+        entry[1], parameters, blocks, reader.registers, functions.local, tables, reader.specialised,
+        int(most[1]) if most else 255,
+    )  # fmt: skip
 
 
 def _whole(kind: str, count: str) -> str:
@@ -154,6 +169,9 @@ class _Reader:
         """The kernel's and those of inline assembly, the innermost last."""
         self.opened = 0
         self.targets: set[str] = set()
+        self.tables: dict[str, list[str]] = {}
+        """Labels that brx.idx chooses from."""
+        self.specialised = False
         self.blocks = [Block()]
         self.known: dict[str, object] = {}
         self.python = self.path = ""
@@ -214,6 +232,8 @@ class _Reader:
         declared = _REGISTERS.match(text + ";") if text.startswith(".reg") else None
         if declared:
             return self.declare(*declared.groups())
+        if text.startswith(".branchtargets"):
+            return None
         location = Location(self.kernel, number, self.python, self.path)
         guard, negated = None, False
         guarded = _GUARD.match(text) if text.startswith("@") else None
@@ -224,9 +244,12 @@ class _Reader:
         if opcode.startswith("bra"):
             rest = self.named(rest.strip())
         operands = tuple(self.operand(part, location) for part in _split(rest))
+        if opcode == "brx.idx":
+            operands = (operands[0], *map(Name, self.tables[operands[1].text]))
         block = self.blocks[-1]
         block.instructions.append(Instruction(opcode, operands, guard, negated, location))
-        if opcode.split(".")[0] in ("bra", "ret", "exit", "trap"):
+        waits = self.specialised and opcode.startswith(_WAITING)
+        if waits or opcode.split(".")[0] in ("bra", "brx", "ret", "exit", "trap"):
             self.blocks.append(Block())
         return None
 

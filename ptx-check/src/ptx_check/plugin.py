@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ptx_check.machine import Machine
 
 _CHIP = "ptx_chip"
-_OPTIONS = {"sizes", "skip", "checks", "raising", "cuda", "configs", "programs", "rewrite"}
+_OPTIONS = {"sizes", "skip", "checks", "raising", "cuda", "configs", "programs", "seed", "rewrite"}
 """Those of a mark: sizes and skip, and those of ptx_check.executed."""
 
 

@@ -16,7 +16,8 @@ from ptx_check.memory import WORDS, Buffer, spread
 _THREAD, _WARP, _EPOCH = 0x3FF, 0x3E0, 10
 COLLECTIVE = 1 << 30
 """The thread that matrix instructions read shared memory as: none of the program's own."""
-COLLECTIVE_CODE = np.full((1, 1), COLLECTIVE, np.int64)
+COLLECTIVE_CODE, WRITING, READING = (np.full((1, 1), COLLECTIVE | number, np.int64) for number in range(3))
+"""Products, copies into shared memory and copies out of it in the table of races."""
 
 
 def conflicting(one, other):
@@ -45,6 +46,15 @@ class SharedRaces:
         self.events.append(("write", index, address, mask, width, self.run.code if code is None else code))
         self.written = True
 
+    def product(self, index, address, mask, width, group) -> None:
+        self.read(index, address, mask, width, COLLECTIVE_CODE)
+
+    def copying(self, index, address, mask, width, *arrival) -> None:
+        self.write(index, address, mask, width, WRITING)
+
+    def storing(self, index, address, mask, width, *group) -> None:
+        self.read(index, address, mask, width, READING)
+
     def exchange(self, index, address, mask, width) -> None:
         """An atomic operation: ordered among its like, and by nothing with other accesses."""
         self.events.append(("exchange", index, address, mask, width, self.run.code))
@@ -59,11 +69,13 @@ class SharedRaces:
         self.exchanged = any(event[0] == "exchange" for event in self.events)
         self.met = self.met and bool(self.events)
 
-    def forget(self, code) -> None:
-        """Compares the stretch so far, and forgets what was read under this code."""
+    def forget(self, code) -> bool:
+        """Compares the stretch so far, and forgets what was read under this code; what of it goes on is to be told
+        again."""
         if self.written or self.exchanged:
             self.compare(None)
         self.events = [event for event in self.events if event[5] is not code]
+        return True
 
     def compare(self, arrived) -> None:
         events = meeting(self.events)

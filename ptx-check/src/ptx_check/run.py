@@ -1,13 +1,9 @@
-"""Runs a translated kernel: all threads of many programs at once, block by block.
-
-Threads that part at a branch come together again in its immediate post-dominator (control.py): one side runs up to
-there, then the other, then both go on together. Where blocks stand in the text does not matter.
-"""
+"""Runs a translated kernel: all threads of many programs at once, block by block (teams.py); of a specialised kernel one
+program at a time."""
 
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,19 +16,19 @@ from ptx_check.calls import Calls
 from ptx_check.code import Code, Facts
 from ptx_check.faults import Fault, Unsupported
 from ptx_check.matrices import Matrices
+from ptx_check.mbarriers import MOST, Barriers
 from ptx_check.memory import Buffer, Global, buffers
 from ptx_check.operands import PARAMETER
+from ptx_check.orders import Orders
 from ptx_check.races import SharedRaces, Traffic
 from ptx_check.shared import Copies, Local, Shared
-from ptx_check.tensor_memory import Barriers, TensorMemory
+from ptx_check.teams import Teams
+from ptx_check.tensor_memory import TensorMemory
 from ptx_check.undefined import Undefined
 from ptx_check.warpgroup import Groups
 
 LANES = 16384
 """Threads that run at once: their registers are arrays of some 64 KB, which caches hold."""
-_MOST_BLOCKS = 5_000_000
-_TURN = 16
-"""Blocks that a program runs before the next has its turn."""
 _RESIDENT = 64
 """Programs that are under way at once where one may wait for another; a device has some hundreds."""
 _PATIENCE = 200
@@ -48,10 +44,10 @@ class Launch:
 
     def __init__(
         self, code: Code, grid, threads: int, shared: int, parameters, known: list[Buffer], checks=True,
-        programs: int | None = None, cluster: int = 1,
+        programs: int | None = None, cluster: int = 1, seed: int | None = None,
     ):  # fmt: skip
         self.code, self.grid, self.cluster = code, grid, cluster
-        self.threads, self.shared, self.checks = threads, shared, checks
+        self.threads, self.shared, self.checks, self.seed = threads, shared, checks, seed
         self.facts: Facts = code.facts
         self.parameters, self.known = parameters, [*known, *buffers(code.tables.values())]
         self.faults: dict[tuple, Fault] = {}
@@ -68,7 +64,7 @@ class Launch:
 
     def execute(self) -> list[Fault]:
         """Runs every program; what went wrong, one for each kind and instruction."""
-        step = 1 if self.facts.waiting else max(1, LANES // self.threads)
+        step = 1 if self.facts.waiting or self.facts.specialised else max(1, LANES // self.threads)
         chunks = (self.numbers[first : first + step, None] for first in range(0, len(self.numbers), step))
         sampled = self.left_out > 0 or any(buffer.unknown is not None for buffer in self.known)
         if sampled:
@@ -92,7 +88,7 @@ class Launch:
                 if (numbers := next(chunks, None)) is None:
                     break
                 run = Run(self, numbers)
-                running.append((run, run.steps()))
+                running.append((run, run.teams.steps()))
             if not running:
                 return
             self.run, steps = running.popleft()
@@ -110,17 +106,6 @@ class Launch:
         if self.guessed:
             message += f" ({_GUESSED})"
         self.faults.setdefault((kind, index), Fault(kind, message, location, second))
-
-
-@dataclass(slots=True)
-class Path:
-    """Threads that run together."""
-
-    block: int
-    threads: np.ndarray | None
-    """None: all that have not ended."""
-    join: int
-    """The block where they wait for those that they parted from."""
 
 
 class Run:
@@ -155,85 +140,29 @@ class Run:
         self.copies = Copies(self)
         self.matrices = Matrices(self)
         self.groups = Groups(self)
+        self.groups_of = {0: self.groups}
+        """Products on their way, by the first warp of the team that issued them."""
+        self.leader = 0
         self.tensor = TensorMemory(self, launch.facts.tensor_columns)
         self.barriers_of_memory = Barriers(self)
         self.bulk = BulkCopies(self)
         self.calls = Calls(self)
-        self.races = SharedRaces(self, self.shared.pitch, launch.facts.shared_grain)
+        grain, pitch = launch.facts.shared_grain, self.shared.pitch
+        apart = self.checks and launch.facts.specialised
+        self.orders = Orders(self, pitch, grain, MOST + 1) if apart else None
+        self.races = self.orders or SharedRaces(self, pitch, grain)
+        self.teams = Teams(self)
         self.traffic = launch.traffic
 
-    # -------------------------------------------------------------------------------------------------- control
+    def end_threads(self, threads: np.ndarray | None) -> None:
+        """These threads (None: all) have ended."""
+        gone = np.ones((1, 1), dtype=bool) if threads is None else threads
+        self.alive = ~gone if self.alive is None else self.alive & ~gone
 
-    def steps(self) -> Iterator[None]:
-        """Runs to the end, with a pause after every so many blocks."""
-        functions = self.launch.code.functions
-        end = len(functions)
-        registers: list = [None] * (4 + self.launch.facts.registers)
-        paths = [Path(0, None, end)]
-        for count in range(1, _MOST_BLOCKS):
-            if count % _TURN == 0:
-                yield
-            path = paths[-1]
-            self.active = self.living(path, alone=len(paths) == 1)
-            if path.block in (path.join, end) or (self.active is not None and not self.active.any()):
-                if path.block == end and path.threads is not None:
-                    self.alive = ~path.threads if self.alive is None else self.alive & ~path.threads
-                paths.pop()
-                if not paths:
-                    break
-                continue
-            block = path.block
-            following = functions[block](self, registers, path.threads)
-            if isinstance(following, int):
-                self.go(path, following)
-            else:
-                self.branch(paths, block, *following)
-        else:
-            raise Unsupported(f"kernel {self.launch.facts.name} runs for {_MOST_BLOCKS} blocks: it may never end")
-        if self.checks:
-            self.races.barrier(None)
-
-    def living(self, path: Path, *, alone: bool) -> np.ndarray | None:
-        """The threads of a path that have not ended; None: all of the launch."""
-        if alone:  # then the others have ended, and what blocks leave in their registers matters to nobody
-            path.threads = None
-        if path.threads is None or self.alive is None:
-            return self.alive if path.threads is None else path.threads
-        path.threads = path.threads & self.alive
-        return path.threads
-
-    def go(self, path: Path, block: int) -> None:
-        """A path goes on in a block; its threads end where that is -1."""
-        path.block = block
-        if block < 0:
-            path.block = path.join
-            if self.active is not None:
-                self.alive = ~self.active if self.alive is None else self.alive & ~self.active
-            else:
-                self.alive = np.zeros((1, 1), dtype=bool)
-
-    def branch(self, paths: list[Path], block: int, taken, target: int, following: int) -> None:
-        """The last path parts behind `block`, unless its threads all go one way."""
-        path, live = paths[-1], self.active
-        if taken.size == 1:
-            return self.go(path, target if taken.flat[0] else following)
-        if taken.shape[1] != 1 and (taken == taken[:, :1]).all():
-            taken = taken[:, :1]
-        one, other = (part if live is None else part & live for part in (taken, ~taken))
-        if not one.any() or not other.any():
-            return self.go(path, target if one.any() else following)
-        join = self.launch.facts.joins[block]
-        if join == path.join:
-            paths.pop()
-        else:
-            path.block = join
-        parts = [(target, one), (following, other)]
-        for destination, part in sorted(parts, key=lambda way: way[0], reverse=True):
-            if destination < 0:
-                self.alive = ~part if self.alive is None else self.alive & ~part
-            elif destination != join or not paths:
-                paths.append(Path(destination, part, join))
-        return None
+    def lead(self, warp: int) -> None:
+        """A team whose first warp this is has its turn."""
+        self.leader = warp
+        self.groups = self.groups_of.setdefault(warp, self.groups if warp == 0 else Groups(self))
 
     # ------------------------------------------------------------------------------------- what blocks call upon
 
@@ -284,7 +213,14 @@ class Run:
     def clock(self) -> np.ndarray:
         return np.full((1, 1), time.perf_counter_ns(), np.uint64)
 
-    def barrier(self, index: int, name) -> None:
+    def everyone(self) -> np.ndarray:
+        """(programs or 1, threads): those that run."""
+        return self.spread(np.ones((1, 1), dtype=bool) if self.active is None else self.active)
+
+    def barrier(self, index: int, number, count) -> None:
+        """bar.sync, of so many threads; None: all."""
+        if self.launch.facts.specialised:
+            return self.teams.meet(index, int(number.flat[0]), None if count is None else int(count.flat[0]))
         arrived = self.rows(index)
         if self.checks:
             self.races.barrier(arrived)
@@ -293,6 +229,7 @@ class Run:
             self.groups.remember()
             self.tensor.barrier(arrived)
             self.bulk.remember()
+        return None
 
     def warp_barrier(self, index: int, members) -> None:
         self.together(index, members)

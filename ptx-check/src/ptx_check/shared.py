@@ -23,7 +23,8 @@ class Shared:
         self.flat = _views(np.full(run.programs * (self.pitch // 4), POISON[4], dtype=np.uint32))
         self.marks = _views(np.full(run.programs * (self.pitch // 4 if run.checks else 4), 0xFFFFFFFF, dtype=np.uint32))
         """Memory, and of each byte the bits that nobody wrote, as words of every width."""
-        self.proxies = Proxies(run, self.pitch) if run.checks and run.launch.facts.asynchronous else None
+        proxies = run.checks and run.launch.facts.asynchronous and not run.launch.facts.specialised
+        self.proxies = Proxies(run, self.pitch) if proxies else None
         self.rows = {width: np.arange(run.programs, dtype=np.int64)[:, None] * (self.pitch // width) for width in WORDS}
 
     def positions(self, index, address, mask, width) -> np.ndarray:
@@ -57,6 +58,12 @@ class Shared:
         if mask is None or not kept:
             return parts
         return tuple(np.where(mask, part, old) for part, old in zip(parts, kept))
+
+    def fence(self) -> None:
+        """fence.proxy.async."""
+        for each in (self.proxies, self.run.orders):
+            if each is not None:
+                each.fence()
 
     def note(self, kind: str, *access) -> None:
         """For races."""

@@ -26,11 +26,14 @@ class TensorInstructions(WarpInstructions):
             where, phase = self.address(place, "u32", i), self.value(parity, "u32", i)
             return self.assign(target, f"M.barriers_of_memory.wait({i.index}, {where}, {phase})", "p", i)
         if i.words[1] == "arrive":
-            _, place, count = i.operands
-            self.use([place, count], "an address or a count", i)
-            where = self.address(place, "u32", i)
-            call = f"{i.index}, {where}, {self.guard(i)}, {self.value(count, 'u32', i)}"
-            return self.emit(f"M.barriers_of_memory.expect({call})")
+            _, place, *count = i.operands
+            self.use([place, *count], "an address or a count", i)
+            call = f"{i.index}, {self.address(place, 'u32', i)}, {self.guard(i)}"
+            if i.words[2] != "expect_tx":
+                if count:
+                    raise Unsupported(f"operands of {i.opcode}", i.location)
+                return self.emit(f"M.barriers_of_memory.arrive({call})")
+            return self.emit(f"M.barriers_of_memory.expect({call}, {self.value(count[0], 'u32', i)})")
         place, *count = i.operands
         self.use([place], "an address", i)
         call = f"{i.index}, {self.address(place, 'u32', i)}, {self.guard(i)}"

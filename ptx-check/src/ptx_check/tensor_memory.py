@@ -4,7 +4,7 @@ A product is issued by one thread and arrives later: tcgen05.commit lets an mbar
 use the sums and overwrite the operands. Threads load and store tensor memory warp by warp, each warp its quarter of the
 lanes; what is stored is there after tcgen05.wait::st, and a barrier makes it known to the thread that multiplies.
 A sum of 128 rows has row r in lane r; one of 64 rows has 16 of them in each quarter, its lower or its upper half.
-Source: NVIDIA, "PTX ISA", chapter 9.7.16 (tcgen05) and 9.7.13.15 (mbarrier).
+Source: NVIDIA, "PTX ISA", chapter 9.7.16 (tcgen05).
 """
 
 import numpy as np
@@ -12,14 +12,13 @@ import numpy as np
 from ptx_check.allocations import POISON
 from ptx_check.faults import Unsupported
 from ptx_check.matrices import SIZES, elements, marked
+from ptx_check.mbarriers import issuing
 from ptx_check.memory import spread
 from ptx_check.races import COLLECTIVE_CODE
 from ptx_check.rounding import f16_to_f32, f32_to_f16, halves, pack
 from ptx_check.warpgroup import pattern_of, read_operand
 
 LANES, COLUMNS = 128, 512
-_BARRIERS = 63
-"""mbarriers that a program may have."""
 _KINDS = {
     "kind::f16": (16, {0: "f16", 1: "bf16"}),
     "kind::tf32": (8, {2: "tf32"}),
@@ -31,133 +30,6 @@ _HALVES = ("kind::f16", "kind::f8f6f4")
 """Kinds whose sums may be float16, one in the lower half of a column."""
 _SWIZZLES = {2: 128, 4: 64, 6: 32}
 """A descriptor's three highest bits -> bytes that a row of the pattern has."""
-
-
-class Barriers:
-    """mbarrier: how many arrivals each phase waits for; one a word of 8 bytes of shared memory."""
-
-    def __init__(self, run) -> None:
-        self.run = run
-        self.slots = np.full(run.shared.pitch // 8, -1, dtype=np.int64)
-        """Of each word the column of the tables below; the last one is of words that are no barriers."""
-        shape = (run.programs, _BARRIERS + 1)
-        self.expected = np.zeros(shape, dtype=np.int64)
-        self.pending = np.zeros(shape, dtype=np.int64)
-        self.bytes = np.zeros(shape, dtype=np.int64)
-        """Of bulk copies: those that a phase still waits for."""
-        self.phase = np.zeros(shape, dtype=np.int64)
-        self.commits = np.zeros((*shape, 2), dtype=np.int64)
-        """The last tcgen05.commit that arrived in a phase, by the phase's parity."""
-
-    def at(self, index, address, guard):
-        """The programs that run here, and the place of their barrier."""
-        run = self.run
-        mask = run.where(guard)
-        programs, place = issuing(run, mask, address)
-        place = run.shared.positions(index, place, None, 8)[:, 0]
-        return programs, self.slots[place], mask
-
-    def init(self, index, address, guard, count: int) -> None:
-        run = self.run
-        _, words = issuing(run, run.where(guard), address)
-        for word in np.unique(run.shared.positions(index, words, None, 8)):
-            if self.slots[word] < 0:
-                self.slots[word] = self.slots.max() + 1
-        if self.slots.max() >= _BARRIERS:
-            location = run.launch.code.instructions[index].location
-            raise Unsupported(f"more than {_BARRIERS} mbarriers of a program", location)
-        programs, place, mask = self.at(index, address, guard)
-        self.expected[programs, place] = self.pending[programs, place] = count
-        self.phase[programs, place] = self.bytes[programs, place] = 0
-        self.commits[programs, place] = 0
-        self.note("write", index, address, mask)
-
-    def invalidate(self, index, address, guard) -> None:
-        programs, place, mask = self.at(index, address, guard)
-        if (self.commits[programs, place].max(-1) > self.run.tensor.done[programs, 0, 0]).any():
-            message = "an mbarrier is invalidated at which a product arrives that nobody has waited for"
-            self.run.fault("race", index, message)
-        self.expected[programs, place] = 0
-        self.note("write", index, address, mask)
-
-    def note(self, kind: str, index, address, mask) -> None:
-        """For races."""
-        if self.run.checks:
-            getattr(self.run.races, kind)(index, address, mask, 8)
-
-    def arrive(self, index, address, guard, commit: int) -> None:
-        """All products up to a commit are done."""
-        programs, place, mask = self.at(index, address, guard)
-        self.check(index, programs, place)
-        self.commits[programs, place, self.phase[programs, place] % 2] = commit
-        self.pending[programs, place] -= 1
-        self.turn(programs, place)
-        self.note("exchange", index, address, mask)
-
-    def turn(self, programs, place) -> None:
-        """A phase is over when everybody has arrived and so have the bytes."""
-        over = (self.pending[programs, place] <= 0) & (self.bytes[programs, place] == 0)
-        self.phase[programs, place] += over
-        self.pending[programs, place] = np.where(over, self.expected[programs, place], self.pending[programs, place])
-
-    def expect(self, index, address, guard, count) -> None:
-        """arrive.expect_tx, of one thread: it arrives, and so many bytes of copies will."""
-        mask = self.run.where(guard)
-        if mask is not None and not mask.any():
-            return
-        if mask is None or (spread(mask, self.run.shape).sum(1) > 1).any():
-            location = self.run.launch.code.instructions[index].location
-            raise Unsupported("several threads that arrive at an mbarrier", location)
-        programs, place, mask = self.at(index, address, guard)
-        self.check(index, programs, place)
-        _, counts = issuing(self.run, mask, count)
-        self.pending[programs, place] -= 1
-        self.bytes[programs, place] += counts[:, 0]
-        self.turn(programs, place)
-        self.note("exchange", index, address, mask)
-
-    def complete(self, index, address, guard, count: int):
-        """So many bytes arrive of a copy; the mbarriers, and their phases before."""
-        programs, place, _ = self.at(index, address, guard)
-        self.check(index, programs, place)
-        phase = self.phase[programs, place]
-        self.bytes[programs, place] -= count
-        self.turn(programs, place)
-        return place, phase
-
-    def wait(self, index, address, parity) -> np.ndarray:
-        """try_wait: every copy and product is done when it is issued, so what has not come will not."""
-        run = self.run
-        programs, place, mask = self.at(index, address, None)
-        _, parities = issuing(run, mask, parity)
-        wanted = parities[:, 0].astype(np.int64) & 1
-        self.check(index, programs, place)
-        if (self.phase[programs, place] % 2 == wanted).any():
-            run.fault("divergence", index, "an mbarrier is waited for at which nothing arrives")
-        self.note("exchange", index, address, mask)
-        run.tensor.finished(programs, self.commits[programs, place, wanted])
-        run.bulk.waited(programs, place, self.phase[programs, place])
-        return np.ones((1, 1), dtype=bool)
-
-    def check(self, index, programs, place) -> None:
-        if (self.expected[programs, place] == 0).any():
-            self.run.fault("unwritten", index, "an mbarrier that was not initialised")
-
-
-def issuing(run, mask, *values):
-    """The programs of which any thread runs, and of each value (programs, 1) what the first of these threads has."""
-    if mask is None or mask.shape[1] == 1:
-        every = np.broadcast_to(np.True_ if mask is None else mask[:, 0], run.programs)
-        first = np.zeros(run.programs, dtype=np.int64)
-    else:
-        every = np.broadcast_to(mask.any(1), run.programs)
-        first = np.broadcast_to(mask.argmax(1), run.programs)
-    programs = np.flatnonzero(every)
-    made = []
-    for value in values:
-        whole = np.broadcast_to(value, (run.programs, value.shape[1]))
-        made.append(whole[programs, first[programs] if value.shape[1] > 1 else 0][:, None])
-    return programs, *made
 
 
 class TensorMemory:
@@ -389,7 +261,7 @@ class TensorMemory:
         _, index, address, mask = entry
         if self.run.checks:
             going = mask & (self.done[..., 0] < entry[0])
-            self.run.races.read(index, address, going, 2, COLLECTIVE_CODE)
+            self.run.races.product(index, address, going, 2, group)
 
 
 def positions(descriptor: np.ndarray, rows: int, depth: int, size: int, turned: bool) -> np.ndarray:

@@ -98,6 +98,9 @@ class Writer(TensorInstructions):
         return found
 
     def leave(self, i: Instruction, base: str) -> str:
+        if base == "brx":
+            self.use(i.operands[:1], "branched upon", i)
+            return f"return {self.value(i.operands[0], 'u32', i)}, {tuple(self.labels[n.text] for n in i.operands[1:])}"
         target = -1 if base != "bra" else self.labels[i.operands[0].text]
         if i.guard is None:
             return f"return {target}"
@@ -120,7 +123,7 @@ class Writer(TensorInstructions):
         if not forms.executed(i.opcode):
             raise Unsupported(f"opcode {i.opcode} is not executed by this machine", i.location)
         if i.opcode.startswith("fence.proxy.async"):
-            self.emit("if M.shared.proxies is not None: M.shared.proxies.fence()")
+            self.emit("M.shared.fence()")
         if base in _IGNORED:
             return
         if i.guard is not None:

@@ -60,7 +60,14 @@ class WarpInstructions(Operands):
     def _bar(self, i: Instruction) -> None:
         if i.opcode == "bar.warp.sync":
             self.emit(f"M.warp_barrier({i.index}, {self.members(i.operands[0], i)})")
-        elif i.opcode == "bar.sync" and len(i.operands) == 1 and i.guard is None:
-            self.emit(f"M.barrier({i.index}, {self.value(i.operands[0], 'u32', i)})")
-        else:
+        elif len(i.operands) > 2 or i.guard is not None:
             raise Unsupported(f"form of {i.opcode}", i.location)
+        else:
+            self.use(i.operands, "a barrier's number or its threads", i)
+            number, *count = (self.value(each, "u32", i) for each in i.operands)
+            self.emit(f"M.barrier({i.index}, {number}, {count[0] if count else None})")
+
+    _barrier = _bar
+
+    def _setmaxnreg(self, i: Instruction) -> None:
+        self.emit(f"M.teams.setmaxnreg({i.index}, {i.operands[0].value})")

@@ -20,7 +20,6 @@ import numpy as np
 
 from ptx_check.faults import Unsupported
 from ptx_check.matrices import IN_FOURS, SIZES, elements, in_registers, marked, sum_marks, summed
-from ptx_check.races import COLLECTIVE_CODE
 
 _SWIZZLES = {1: 128, 2: 64, 3: 32}
 """The descriptor's two highest bits -> bytes that a row of the pattern has."""
@@ -70,7 +69,8 @@ def read_operand(run, index, address, mask, size):
     inside = run.shared.positions(index, address, mask, size) + run.shared.rows[size]
     marks = None
     if run.checks:
-        run.shared.proxies.check(index, inside, size, mask)
+        if run.shared.proxies is not None:
+            run.shared.proxies.check(index, inside, size, mask)
         marks = run.shared.unwritten(inside, size, mask)
     return run.shared.flat[size].take(inside), marks
 
@@ -89,7 +89,8 @@ class Groups:
 
     def __init__(self, run) -> None:
         self.run = run
-        self.count = run.width // 128
+        self.here = np.zeros(0, np.int64)
+        """The warp groups that multiply."""
         self.committed = 0
         self.open: dict[str, int] = {}
         """Registers whose product was not waited for, and its group."""
@@ -121,6 +122,8 @@ class Groups:
         for entry in self.reading:
             self.log(entry)
         self.reading = [entry for entry in self.reading if entry[0] >= done]
+        if self.run.orders is not None:
+            self.run.orders.finished(done)
 
     def check(self, index: int, names: list[str]) -> None:
         """An instruction reads registers: none may be on its way."""
@@ -153,9 +156,9 @@ class Groups:
             self.log(entry)
 
     def log(self, entry) -> None:
-        _, index, address, mask = entry
+        group, index, address, mask = entry
         if self.run.checks:
-            self.run.races.read(index, address, mask, 2, COLLECTIVE_CODE)
+            self.run.races.product(index, address, mask, 2, group)
 
     def multiply(
         self, index, kinds, held, columns, depth, from_registers, left, right, scale, turned, old, names, marks
@@ -163,8 +166,7 @@ class Groups:
         """The new sums, columns / 2 registers a thread: (64, columns) for each of the program's warpgroups. marks: of
         the registers of the left operand, or None."""
         run = self.run
-        if not self.count or run.width % 128:
-            raise Unsupported("wgmma needs groups of four warps", run.launch.code.instructions[index].location)
+        self.here = self.running(index)
         unknown: list[np.ndarray] = []
         """Whether elements of the sums are undefined: (programs, groups, 64 or 1, columns or 1)."""
         if from_registers:
@@ -180,28 +182,45 @@ class Groups:
         made = summed(self.pieces(product), before, kinds[2], held)
         self.open.update(dict.fromkeys(names, self.committed))
         if unknown:
-            shape = (run.programs, self.count, 64, columns)
+            shape = (run.programs, len(self.here), 64, columns)
             found = functools.reduce(np.logical_or, (np.broadcast_to(each, shape) for each in unknown))
             none = [np.zeros((1, 1), np.uint32)] * len(old)
             run.undefined.loaded(index, sum_marks(self.pieces(found), none, kinds[2]))
         return made
 
+    def running(self, index: int) -> np.ndarray:
+        """The warp groups that run here."""
+        run = self.run
+        if run.width % 128:
+            raise Unsupported("wgmma needs groups of four warps", run.launch.code.instructions[index].location)
+        if not run.launch.facts.specialised:
+            return np.arange(run.width // 128)
+        threads = run.everyone()[0].reshape(-1, 128)
+        if (threads.any(1) != threads.all(1)).any():
+            run.fault("divergence", index, "not all threads of a warp group come here together")
+        return np.flatnonzero(threads.any(1))
+
     def pieces(self, sums: np.ndarray) -> list[np.ndarray]:
         """Each thread's registers of sums (programs, groups, 64, columns), rows as of _order."""
-        shape = (len(sums), self.count, 2, 32, sums.shape[-1] // 8, 2)
+        if len(self.here) < self.run.width // 128:
+            every = np.zeros((len(sums), self.run.width // 128, *sums.shape[2:]), sums.dtype)
+            every[:, self.here] = sums
+            sums = every
+        shape = (len(sums), sums.shape[1], 2, 32, sums.shape[-1] // 8, 2)
         return in_registers(sums, shape, (4, 2, 5, 0, 1, 3), self.run.width)
 
     def fragments(self, registers, kind) -> np.ndarray:
         """Operand a from registers, (programs, groups, 64, depth): as mma's, 16 rows a warp, in _order."""
         matrices = self.run.matrices
         warps = matrices.left(registers, kind)
-        return warps.reshape(len(warps), self.count, 64, warps.shape[-1])[:, :, _order(64, across=False)]
+        groups = warps.reshape(len(warps), -1, 64, warps.shape[-1])[:, self.here]
+        return groups[:, :, _order(64, across=False)]
 
     def operand(self, index, descriptor, rows, depth, kind, turned, unknown, *, across=False) -> np.ndarray:
         """(programs, groups, rows in _order, depth) numbers, from shared memory. unknown: takes its rows with undefined
         elements, as columns of the sums where across."""
         run, size = self.run, SIZES[kind]
-        descriptor = run.spread(descriptor).reshape(descriptor.shape[0], self.count, 128)
+        descriptor = run.spread(descriptor).reshape(descriptor.shape[0], -1, 128)[:, self.here]
         if (descriptor != descriptor[:, :, :1]).any():
             run.fault("divergence", index, "the threads of a warpgroup have different matrix descriptors")
         try:
@@ -212,7 +231,7 @@ class Groups:
         flat = address.reshape(len(address), -1).astype(np.uint32)
         mask = run.active if run.active is None or run.active.shape[1] == 1 else run.active.any(1, keepdims=True)
         raw, marks = read_operand(run, index, flat, mask, size)
-        shape = (run.programs, self.count, rows, depth)
+        shape = (run.programs, len(self.here), rows, depth)
         if marks is not None:
             found = marks.reshape(shape).any(-1)
             unknown.append(found[:, :, None, :] if across else found[..., None])

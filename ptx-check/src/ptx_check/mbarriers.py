@@ -1,0 +1,188 @@
+"""mbarriers: words of shared memory at which threads, products and the bytes of copies arrive, phase by phase.
+
+Who waits for a phase of some parity goes on once a phase of that parity is the last that has ended. In a specialised
+kernel a team waits until then; elsewhere whatever comes has come when it was issued, so that a wait for more is a
+deadlock. With a seed the bytes of copies arrive late, in any order.
+Source: NVIDIA, "PTX ISA", chapter 9.7.13.15.
+"""
+
+import random
+
+import numpy as np
+
+from ptx_check.faults import Unsupported
+from ptx_check.memory import spread
+
+MOST = 63
+"""mbarriers that a program may have."""
+
+
+class Barriers:
+    """How many arrivals each phase waits for; one a word of 8 bytes of shared memory."""
+
+    def __init__(self, run) -> None:
+        self.run = run
+        self.slots = np.full(run.shared.pitch // 8, -1, dtype=np.int64)
+        """Of each word the column of the tables below; the last one is of words that are no barriers."""
+        shape = (run.programs, MOST + 1)
+        self.expected = np.zeros(shape, dtype=np.int64)
+        self.pending = np.zeros(shape, dtype=np.int64)
+        self.bytes = np.zeros(shape, dtype=np.int64)
+        """Of bulk copies: those that a phase still waits for."""
+        self.phase = np.zeros(shape, dtype=np.int64)
+        self.commits = np.zeros((*shape, 2), dtype=np.int64)
+        """The last tcgen05.commit that arrived in a phase, by the phase's parity."""
+        self.late: list[tuple] = []
+        """(programs, places, bytes) of copies that have not arrived."""
+
+    def at(self, index, address, guard):
+        """The programs that run here, and the place of their barrier."""
+        run = self.run
+        mask = run.where(guard)
+        programs, place = issuing(run, mask, address)
+        place = run.shared.positions(index, place, None, 8)[:, 0]
+        return programs, self.slots[place], mask
+
+    def init(self, index, address, guard, count: int) -> None:
+        run = self.run
+        _, words = issuing(run, run.where(guard), address)
+        for word in np.unique(run.shared.positions(index, words, None, 8)):
+            if self.slots[word] < 0:
+                self.slots[word] = self.slots.max() + 1
+        if self.slots.max() >= MOST:
+            location = run.launch.code.instructions[index].location
+            raise Unsupported(f"more than {MOST} mbarriers of a program", location)
+        programs, place, mask = self.at(index, address, guard)
+        self.expected[programs, place] = self.pending[programs, place] = count
+        self.phase[programs, place] = self.bytes[programs, place] = 0
+        self.commits[programs, place] = 0
+        self.note("write", index, address, mask)
+
+    def invalidate(self, index, address, guard) -> None:
+        programs, place, mask = self.at(index, address, guard)
+        if (self.commits[programs, place].max(-1) > self.run.tensor.done[programs, 0, 0]).any():
+            message = "an mbarrier is invalidated at which a product arrives that nobody has waited for"
+            self.run.fault("race", index, message)
+        self.expected[programs, place] = 0
+        self.note("write", index, address, mask)
+
+    def note(self, kind: str, index, address, mask) -> None:
+        """For races."""
+        if self.run.checks:
+            getattr(self.run.races, kind)(index, address, mask, 8)
+
+    def arrive(self, index, address, guard, commit: int = 0) -> None:
+        """Threads arrive; or all products up to a commit are done."""
+        mask = self.run.where(guard)
+        if mask is not None and not mask.any():
+            return
+        programs, place, mask = self.at(index, address, guard)
+        self.check(index, programs, place)
+        if commit:
+            self.commits[programs, place, self.phase[programs, place] % 2] = commit
+        threads = np.broadcast_to(np.True_ if mask is None else mask, self.run.shape).sum(1)[programs]
+        self.take(index, programs, place, 1 if commit else threads, mask)
+        self.note("exchange", index, address, mask)
+
+    def take(self, index, programs, place, threads, mask) -> None:
+        """So many threads arrive."""
+        if (self.pending[programs, place] < threads).any():
+            self.run.fault("divergence", index, "more threads arrive at an mbarrier than its phase takes")
+        self.pending[programs, place] -= threads
+        if self.run.orders is not None and mask is not None:
+            self.run.orders.arrive(int(place[0]), mask)
+        self.turn(programs, place)
+
+    def turn(self, programs, place) -> None:
+        """A phase is over when everybody has arrived and so have the bytes."""
+        over = (self.pending[programs, place] <= 0) & (self.bytes[programs, place] == 0)
+        self.phase[programs, place] += over
+        self.pending[programs, place] = np.where(over, self.expected[programs, place], self.pending[programs, place])
+        if self.run.orders is not None and over.any():
+            self.run.orders.turn(int(place[0]), int(self.phase[programs[0], place[0]]))
+
+    def expect(self, index, address, guard, count) -> None:
+        """arrive.expect_tx, of one thread: it arrives, and so many bytes of copies will."""
+        mask = self.run.where(guard)
+        if mask is not None and not mask.any():
+            return
+        if mask is None or (spread(mask, self.run.shape).sum(1) > 1).any():
+            location = self.run.launch.code.instructions[index].location
+            raise Unsupported("several threads that arrive at an mbarrier", location)
+        programs, place, mask = self.at(index, address, guard)
+        self.check(index, programs, place)
+        _, counts = issuing(self.run, mask, count)
+        self.bytes[programs, place] += counts[:, 0]
+        self.take(index, programs, place, 1, mask)
+        self.note("exchange", index, address, mask)
+
+    def complete(self, index, address, guard, count: int):
+        """So many bytes arrive of a copy, now or later; the mbarriers, and their phases before."""
+        programs, place, _ = self.at(index, address, guard)
+        self.check(index, programs, place)
+        if self.run.orders is not None:
+            self.run.orders.initialised(index, int(np.flatnonzero(self.slots == place[0])[0]))
+        phase = self.phase[programs, place]
+        self.late.append((programs, place, count))
+        if self.run.teams.random is None or not self.run.launch.facts.specialised:
+            self.arrived(None)
+        return place, phase
+
+    def arrived(self, chance: random.Random | None) -> None:
+        """The bytes of a copy on its way, any where there is chance, have arrived."""
+        programs, place, count = self.late.pop(chance.randrange(len(self.late)) if chance else 0)
+        self.bytes[programs, place] -= count
+        self.turn(programs, place)
+
+    def wait(self, index, address, parity) -> np.ndarray:
+        """try_wait: whether the last phase that ended has this parity."""
+        run = self.run
+        programs, place, mask = self.at(index, address, None)
+        _, parities = issuing(run, mask, parity)
+        wanted = parities[:, 0].astype(np.int64) & 1
+        self.check(index, programs, place)
+        open_still = (self.phase[programs, place] % 2 == wanted).any()
+        if open_still and run.launch.facts.specialised:
+            self.wait_for(index, int(programs[0]), int(place[0]), int(wanted[0]))
+            return np.zeros((1, 1), dtype=bool)
+        if open_still:
+            run.fault("deadlock", index, f"all threads wait for {self.told(programs[0], place[0])}")
+        self.note("exchange", index, address, mask)
+        if run.orders is not None:
+            run.orders.acquire(int(place[0]))
+        run.tensor.finished(programs, self.commits[programs, place, wanted])
+        run.bulk.waited(programs, place, self.phase[programs, place])
+        return np.ones((1, 1), dtype=bool)
+
+    def wait_for(self, index: int, program: int, place: int, parity: int) -> None:
+        """The team that runs tries again when a phase of this parity has ended."""
+
+        def over() -> bool:
+            return self.phase[program, place] % 2 != parity
+
+        self.run.teams.wait(index, over, lambda: self.told(program, place))
+
+    def told(self, program: int, place: int) -> str:
+        where = 8 * int(np.flatnonzero(self.slots == place)[0])
+        missing = f"{self.pending[program, place]} arrivals and {self.bytes[program, place]} bytes"
+        return f"the mbarrier at byte {where}, whose phase {self.phase[program, place]} lacks {missing}"
+
+    def check(self, index, programs, place) -> None:
+        if (self.expected[programs, place] == 0).any():
+            self.run.fault("unwritten", index, "an mbarrier that was not initialised")
+
+
+def issuing(run, mask, *values):
+    """The programs of which any thread runs, and of each value (programs, 1) what the first of these threads has."""
+    if mask is None or mask.shape[1] == 1:
+        every = np.broadcast_to(np.True_ if mask is None else mask[:, 0], run.programs)
+        first = np.zeros(run.programs, dtype=np.int64)
+    else:
+        every = np.broadcast_to(mask.any(1), run.programs)
+        first = np.broadcast_to(mask.argmax(1), run.programs)
+    programs = np.flatnonzero(every)
+    made = []
+    for value in values:
+        whole = np.broadcast_to(value, (run.programs, value.shape[1]))
+        made.append(whole[programs, first[programs] if value.shape[1] > 1 else 0][:, None])
+    return programs, *made
