@@ -75,25 +75,48 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 @gluon.jit
-def ring(desc, STAGES: gl.constexpr):
-    """An empty Ring of what a tensor map copies."""
-    tiles = gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_type.shape, desc.layout)
-    return Ring(tiles, barriers(STAGES, 1), barriers(STAGES, WORKERS))
+def ring(desc, STAGES: gl.constexpr, FILLS: gl.constexpr = 1):
+    """An empty Ring of what a tensor map copies; FILLS: arrivals that fill a place."""
+    return Ring(_tiles(desc, STAGES), barriers(STAGES, FILLS), barriers(STAGES, WORKERS))
 
 
 @gluon.jit
-def fill(ring, turn, desc, origin, head, row, STAGES: gl.constexpr):
-    """Copies the tile of a head's rows from `row` on to the ring's place of this turn, when all have read it."""
+def beside(other, desc, STAGES: gl.constexpr):
+    """A Ring that is filled and read together with another one: the barriers are the other's."""
+    return Ring(_tiles(desc, STAGES), other.full, other.empty)
+
+
+@gluon.jit
+def _tiles(desc, STAGES: gl.constexpr):
+    return gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_type.shape, desc.layout)
+
+
+@gluon.jit
+def copy(ring, turn, desc, origin, head, row, STAGES: gl.constexpr):
+    """Copies the tile of a head's rows from `row` on to the ring's place of this turn."""
     slot = turn % STAGES
     plane = (head.b * origin.batch + head.h * origin.head).to(gl.int32)
     column = (head.h * origin.column).to(gl.int32)
-    mbarrier.wait(ring.empty.index(slot), (turn // STAGES & 1) ^ 1)
-    mbarrier.expect(ring.full.index(slot), desc.nbytes_per_cta)
     if len(desc.block_type.shape) == 5:
         where = [plane, 0, row // 16, 0, column]
     else:
         where = [plane, row, column]
     tma.async_copy_global_to_shared(desc, where, ring.full.index(slot), ring.tiles.index(slot))
+
+
+@gluon.jit
+def await_place(ring, turn, BYTES: gl.constexpr, STAGES: gl.constexpr):
+    """Waits until every worker has read what lies in the ring's place of this turn, which so many bytes then fill."""
+    slot = turn % STAGES
+    mbarrier.wait(ring.empty.index(slot), (turn // STAGES & 1) ^ 1)
+    mbarrier.expect(ring.full.index(slot), BYTES)
+
+
+@gluon.jit
+def fill(ring, turn, desc, origin, head, row, STAGES: gl.constexpr):
+    """Copies the tile of a head's rows from `row` on to the ring's place of this turn, when all have read it."""
+    await_place(ring, turn, desc.nbytes_per_cta, STAGES)
+    copy(ring, turn, desc, origin, head, row, STAGES)
 
 
 @gluon.jit
