@@ -179,16 +179,8 @@ def _gather(
         seen = (at < work.head.visible)[:, None]
         dk = gl.where(seen, dk * problem.scale, 0.0)
         dv = gl.where(seen, dv, 0.0)
-        _store(dk_out, out_strides[0], dk.to(element), work.head, at)
-        _store(dv_out, out_strides[1], dv.to(element), work.head, at)
-
-
-@device
-def _store(out, out_strides, values, head, at):
-    """Writes the rows `at` of a head."""
-    columns = gl.arange(0, values.shape[1], gl.SliceLayout(0, values.type.layout))
-    start = out + plain.row_at(out_strides, head.b, head.h, 0)
-    gl.store(start + at.to(gl.int64)[:, None] * out_strides[2] + columns[None, :], values, mask=(at < head.keys)[:, None])
+        steps.store(dk_out, out_strides[0], dk.to(element), work.head, 0, at, work.head.keys)
+        steps.store(dv_out, out_strides[1], dv.to(element), work.head, 0, at, work.head.keys)
 
 
 @jit

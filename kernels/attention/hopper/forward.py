@@ -63,20 +63,6 @@ def _copy(
 
 
 @device
-def _clear(values, first_key, visible, SHAPE: gl.constexpr, WORKER: gl.constexpr, SPREAD: gl.constexpr):
-    """Zeroes this worker's half of a tile's values where they are not visible: 0 times what lies there may be NaN."""
-    KEYS: gl.constexpr = SHAPE[0]
-    D: gl.constexpr = SHAPE[1]
-    L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
-    half = values.slice(WORKER * (KEYS // 2), KEYS // 2)
-    at = WORKER * (KEYS // 2) + gl.arange(0, KEYS // 2, gl.SliceLayout(1, L))
-    seen = first_key + steps.key_order(at, KEYS, SPREAD) < visible
-    half.store(gl.where(seen[:, None], half.load(L), 0.0))
-    fence_async_shared()
-    gl.barrier()
-
-
-@device
 def _weights(s, peak, scale, element: gl.constexpr):
     """exp2 of the scores in the element's dtype, what the sums before fade by, their sum, and the running maximum."""
     highest = gl.maximum(peak, gl.max(s, 1) * scale)
@@ -136,7 +122,7 @@ def _attend(
                 if column + COLUMNS > head.visible:
                     steps.await_tile(rings.v, tile, STAGES)
                     values = steps.tile_of(rings.v, tile, STAGES, KEYS)
-                    _clear(values, column, head.visible, KEYS, WORKER, DROP)
+                    steps.clear(values, column, head.visible, KEYS, WORKER, DROP)
                     mbarrier.arrive(cleared)
                     mbarrier.wait(cleared, clearings & 1)
                     clearings += 1
@@ -180,9 +166,7 @@ def _attend(
             total = gl.where(empty, 1.0, total)
             acc = acc * gl.convert_layout(dropout.keep_scale / total, gl.SliceLayout(1, O_L))[:, None]
             at = first_row + gl.arange(0, 64, gl.SliceLayout(1, O_L))
-            start = out + plain.row_at(out_strides, head.b, head.h, head.first_query)
-            place = at.to(gl.int64)[:, None] * out_strides[2] + gl.arange(0, D, gl.SliceLayout(0, O_L))[None, :]
-            gl.store(start + place, acc.to(element), mask=(at < head.queries)[:, None])
+            steps.store(out, out_strides, acc.to(element), head, head.first_query, at, head.queries)
             line = gl.where(empty, 0.0, peak + gl.log2(total))
             gl.store(lse + plain.line_of(lse_strides, head, head.first_query) + rows, line, mask=rows < head.queries)
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from fasttfm.kernels.attention import steps
 from fasttfm.kernels.parameter import Varying
@@ -174,6 +174,28 @@ def key_order(at, COLUMNS: gl.constexpr, SPREAD: gl.constexpr):
     if SPREAD:
         at = at % (COLUMNS // 8) // 2 * 16 + at // (COLUMNS // 8) * 2 + at % 2
     return at
+
+
+@gluon.jit
+def clear(tile, first_key, visible, SHAPE: gl.constexpr, WORKER: gl.constexpr, SPREAD: gl.constexpr):
+    """Zeroes this worker's half of a tile of keys or values where they are not visible: 0 times what lies there may be NaN."""
+    KEYS: gl.constexpr = SHAPE[0]
+    D: gl.constexpr = SHAPE[1]
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
+    half = tile.slice(WORKER * (KEYS // 2), KEYS // 2)
+    at = WORKER * (KEYS // 2) + gl.arange(0, KEYS // 2, gl.SliceLayout(1, L))
+    seen = first_key + key_order(at, KEYS, SPREAD) < visible
+    half.store(gl.where(seen[:, None], half.load(L), 0.0))
+    fence_async_shared()
+    gl.barrier()
+
+
+@gluon.jit
+def store(out, strides, values, head, first, at, end):
+    """Writes values to the rows `at` of a head before `end`, counted from its row `first` in the tensor's own count."""
+    columns = gl.arange(0, values.shape[1], gl.SliceLayout(0, values.type.layout))
+    start = out + steps.row_at(strides, head.b, head.h, first)
+    gl.store(start + at.to(gl.int64)[:, None] * strides[2] + columns[None, :], values, mask=(at < end)[:, None])
 
 
 @gluon.constexpr_function
