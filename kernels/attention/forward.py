@@ -16,18 +16,21 @@ Source: Vaswani et al. 2017, equation 1.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from fasttfm.kernels.attention import steps
+from fasttfm.kernels.attention.hopper import rule
 from fasttfm.kernels.attention.launch import Call, stages_for, strides
 from fasttfm.kernels.attention.problem import LineStrides, Problem, Tiling, View
 from fasttfm.kernels.jit import Launch, jit
 from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Float32Pointer, Pointer, Strides
 from fasttfm.kernels.philox import lanes_spread, select, with_seed
-from fasttfm.kernels.tiles.attention import FORWARD
+from fasttfm.kernels.tiles.attention import FORWARD, HOPPER_FORWARD
 
 
 @triton.jit
@@ -108,6 +111,16 @@ def _forward(
     rows = tl.arange(0, ROWS)
     logarithm = tl.where(empty, 0.0, peak + tl.log2(tl.where(empty, 1.0, total)))
     tl.store(lse + steps.line_of(lse_strides, head, row) + rows, logarithm, mask=rows < count)
+
+
+def plan(call: Call, out: Tensor, lse: Tensor) -> Callable[..., None]:
+    """The forward pass for one signature, with Forward's arguments: in Gluon where a table says so, else Forward."""
+    tile = rule.choose(HOPPER_FORWARD, call)
+    if tile is None:
+        return Forward(call, out, lse)
+    from fasttfm.kernels.attention.hopper import forward
+
+    return rule.Attempt(forward.Forward(call, tile, out, lse), Forward(call, out, lse))
 
 
 class Forward:

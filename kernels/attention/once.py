@@ -28,8 +28,8 @@ def forward(
     call, problem = _prepared(query, key, value, options, positive=True)
     output, lse = out or (like_heads(query, value.shape[3]), query.new_empty(query.shape[:3], dtype=torch.float32))
     if call.planes and call.queries:
-        plan = (short if kernel == "short" else long_forward).Forward(call, output, lse)
-        plan(*call.inputs, output, lse, problem)
+        plan: Any = short.Forward if kernel == "short" else long_forward.plan
+        plan(call, output, lse)(*call.inputs, output, lse, problem)
     return output, lse
 
 

@@ -16,7 +16,7 @@ PTX is, executed. No other has been timed (docs/gpu-predictions.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from fasttfm.kernels.chip import Chip
@@ -26,6 +26,23 @@ from fasttfm.kernels.tiles.table import Table, Tile, tiles
 
 def _each(tiles: str, stages: Iterable[int]) -> list[Tile]:
     return [Tile.parse(f"{tile}s{number}") for tile in tiles.split() for number in stages]
+
+
+def _hopper(name: str, alternatives: Callable[..., list[Tile]]) -> Choice[Tile | str]:
+    """What attention/hopper computes, where a tile is written and hopper/rule.py takes the call. Not run on a GPU."""
+    table = Table(
+        """
+        kind  width  extras  keys | sm_90  *
+        *     *      *       *    | -      triton
+        """,
+        lambda cell: cell if cell == "triton" else Tile.parse(cell),
+    )
+    return Choice(f"attention.{name}.hopper", table, alternatives)
+
+
+def _hopper_alternatives(chip: Chip, kind: str, width: int, extras: int, keys: int) -> list[Tile]:
+    narrow = _each("128x64w8", (2, 3))
+    return narrow if width == 128 and extras else [*_each("128x128w8", (2, 3) if width == 64 else (2,)), *narrow]
 
 
 def _backward_alternatives(chip: Chip, *size: Any) -> list[Tile]:
@@ -114,6 +131,9 @@ FORWARD = Choice(
     lambda *size: _each("128x64w4 128x64w8 128x32w4 64x64w4 64x32w4 32x32w4", (2, 3)),
 )
 
+# attention/hopper/forward.py. A warp group has 64 rows; of heads of 128 with dropout it spills above 64 columns.
+HOPPER_FORWARD = _hopper("forward", _hopper_alternatives)
+
 # attention/backward.py, dQ.
 BACKWARD_QUERIES = Choice(
     "attention.backward_queries",
@@ -177,6 +197,11 @@ BACKWARD_KEYS = Choice(
     """),
     _backward_alternatives,
 )
+
+# attention/hopper/backward_queries.py and backward_keys.py, where a warp group has 64 queries, or 64 keys. The first holds
+# three tiles of keys at a time.
+HOPPER_BACKWARD_QUERIES = _hopper("backward_queries", lambda *size: _each("128x64w8", (3, 4)))
+HOPPER_BACKWARD_KEYS = _hopper("backward_keys", lambda *size: _each("64x128w8", (2, 3)))
 
 # attention/backward.py: 1 where a program may have a head of keys, five products and dQ added up in memory; else those
 # of queries and of keys, seven. rows: key_class() of the keys, or of all queries that a head of keys has, which bounds

@@ -59,8 +59,8 @@ def forward(call: Call, memory: Callable[[Call], tuple[Tensor, Tensor]]) -> Call
     prepared, (output, lse) = reader.call, memory(call)
     heads = prepared.inputs[0].shape[1]
     of_rows = lse.expand(call.batch, -1, -1) if call.packed else lse
-    kernel: Any = short if call.route == "short" else long_forward
-    launch = kernel.Forward(prepared, call.output_by_head(output, heads), of_rows)
+    plan: Any = short.Forward if call.route == "short" else long_forward.plan
+    launch = plan(prepared, call.output_by_head(output, heads), of_rows)
     reader.forget()
     operands, problem = reader.operands, reader.problem
 

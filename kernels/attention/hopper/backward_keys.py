@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from torch import Tensor
-from triton.experimental.gluon import jit as device
+from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
@@ -69,7 +69,7 @@ class Work(NamedTuple):
     """Queries from first_row to it see some of the keys, if any."""
 
 
-@device
+@gluon.jit
 def _work_of(
     number, planes, problem, section, CAUSAL: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr,
     COLUMNS: gl.constexpr,
@@ -85,7 +85,7 @@ def _work_of(
     return Work(head, first_key, first_row, gl.where(first_key < head.visible, head.queries, 0))
 
 
-@device
+@gluon.jit
 def _copy(
     given, CAUSAL: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr
 ):
@@ -120,7 +120,7 @@ def _copy(
         turn += 1
 
 
-@device
+@gluon.jit
 def _gather(
     given, WORKER: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr,
     COLUMNS: gl.constexpr, STAGES: gl.constexpr,

@@ -15,11 +15,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 from triton.experimental import gluon
-from triton.experimental.gluon import jit as device
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
-    mbarrier,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -56,7 +54,7 @@ class Rings(NamedTuple):
     v: Any
 
 
-@device
+@gluon.jit
 def _copy(
     given, CAUSAL: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr
 ):
@@ -90,7 +88,7 @@ def _row_layout(D):
     )  # fmt: skip
 
 
-@device
+@gluon.jit
 def _delta(out, dout, S_L: gl.constexpr):
     """The sums of out * dout by rows, of tiles (64, D) in shared memory."""
     L: gl.constexpr = _row_layout(out.shape[1])
@@ -98,7 +96,7 @@ def _delta(out, dout, S_L: gl.constexpr):
     return gl.convert_layout(gl.sum(products, 1), gl.SliceLayout(1, S_L))
 
 
-@device
+@gluon.jit
 def _slopes(s, dp, lines, scale, column, free, limit, S_L: gl.constexpr, A_L: gl.constexpr, element: gl.constexpr):
     """dS of the scores s and the gradients dp of their weights (64, COLUMNS), for keys from `column` on, of which those
     from a row's limit on are hidden, but none before `free`."""
@@ -110,7 +108,7 @@ def _slopes(s, dp, lines, scale, column, free, limit, S_L: gl.constexpr, A_L: gl
     return gl.convert_layout(ds.to(element), A_L)
 
 
-@device
+@gluon.jit
 def _scatter(
     given, WORKER: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
     STAGES: gl.constexpr,
@@ -152,9 +150,7 @@ def _scatter(
         values = steps.tile_of(rings.v, tile, STAGES, KEYS)
         if problem.spans[0] is not None:  # where a head's keys end before its tensor's, others follow them
             if column + COLUMNS > head.visible:
-                steps.clear(keys, column, head.visible, KEYS, WORKER, False)
-                mbarrier.arrive(cleared)
-                mbarrier.wait(cleared, clearings & 1)
+                steps.clear(rings.k, cleared, tile, clearings, column, head.visible, WORKER, False, KEYS, STAGES)
                 clearings += 1
         s_token = warpgroup_mma(queries, keys.permute([1, 0]), zeros, use_acc=False, is_async=True)
         dp_token = warpgroup_mma(douts, values.permute([1, 0]), zeros, use_acc=False, is_async=True)

@@ -12,7 +12,10 @@ thread, as many as its exponential. FlashAttention-3 (Shah et al. 2024) has this
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 from torch import Tensor
+from triton.experimental import gluon
 from triton.experimental.gluon import jit as device
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -62,26 +65,117 @@ def _copy(
             turn += 1
 
 
+class Sums(NamedTuple):
+    """What a warp group has of its 64 queries: device values."""
+
+    acc: Any
+    """(64, D), of what lies behind `weights`."""
+    weights: Any
+    """(64, COLUMNS) of the tile whose values are still to be multiplied by them."""
+    peak: Any
+    total: Any
+
+
+class Rows(NamedTuple):
+    """64 queries as a warp group sees them: device values."""
+
+    queries: Any
+    """Their tile in shared memory."""
+    first: Any
+    plane: Any
+    limit: Any
+    """Keys that a row sees, (64, 1), or one number for all."""
+    dropout: Any
+    scale: Any
+
+
+class Sizes(NamedTuple):
+    """Constants."""
+
+    D: Any
+    COLUMNS: Any
+    STAGES: Any
+
+
+@gluon.constexpr_function
+def scores_layout(COLUMNS):
+    """A warp group's product (64, COLUMNS)."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
+
+
 @device
-def _weights(s, peak, scale, element: gl.constexpr):
-    """exp2 of the scores in the element's dtype, what the sums before fade by, their sum, and the running maximum."""
-    highest = gl.maximum(peak, gl.max(s, 1) * scale)
-    p = gl.exp2(s * scale - highest[:, None])
-    return p.to(element), gl.exp2(peak - highest), gl.sum(p, 1), highest
+def _scores(queries, ring, tile, T: gl.constexpr):
+    """Begins the product of the queries with the keys of this turn."""
+    keys = steps.tile_of(ring, tile, T.STAGES, [T.COLUMNS, T.D]).permute([1, 0])
+    zeros = gl.zeros([64, T.COLUMNS], gl.float32, scores_layout(T.COLUMNS))
+    return warpgroup_mma(queries, keys, zeros, use_acc=False, is_async=True)
+
+
+@device
+def _weights(s, rows, words, column, peak, CHECKED: gl.constexpr, DROP: gl.constexpr, T: gl.constexpr):
+    """Weights of the scores s of keys from `column` on, as the left operand of a product; what the sums before fade by,
+    the sum of these, and the maximum so far."""
+    if CHECKED:
+        at = gl.arange(0, T.COLUMNS, gl.SliceLayout(0, scores_layout(T.COLUMNS)))
+        keys = column + steps.key_order(at, T.COLUMNS, DROP)
+        s = gl.where(keys[None, :] < rows.limit, s, float("-inf"))
+    highest = gl.maximum(peak, gl.max(s, 1) * rows.scale)
+    p = gl.exp2(s * rows.scale - highest[:, None])
+    kept = p.to(rows.queries.dtype)
+    if DROP:
+        kept = steps.drop(kept, words, rows.dropout.threshold, T.COLUMNS)
+    kept = gl.convert_layout(kept, gl.DotOperandLayout(0, scores_layout(T.D), 2))
+    return kept, gl.exp2(peak - highest), gl.sum(p, 1), highest
+
+
+@device
+def _step(rings, rows, sums, tile, column, CHECKED: gl.constexpr, DROP: gl.constexpr, T: gl.constexpr):
+    """The Sums with the values of this turn, and the weights of the next one, of keys from `column` on."""
+    acc, weights, peak, total = sums
+    s = _scores(rows.queries, rings.k, tile + 1, T)
+    steps.await_tile(rings.v, tile, T.STAGES)
+    acc = warpgroup_mma(weights, steps.tile_of(rings.v, tile, T.STAGES, [T.COLUMNS, T.D]), acc, is_async=True)
+    words = None
+    if DROP:
+        words = steps.draw(rows.dropout, rows.plane, rows.first, column, T.COLUMNS)
+    s = warpgroup_mma_wait(1, [s])
+    following, fade, added, peak = _weights(s, rows, words, column, peak, CHECKED, DROP, T)
+    total = total * fade + added
+    # A wait is a branch, across which ptxas moves nothing: else the exponentials sink behind the wait for P V.
+    steps.await_tile(rings.k, tile + 2, T.STAGES, column > 0)
+    acc, weights, following, fade = warpgroup_mma_wait(0, [acc, weights, following, fade])
+    steps.release(rings.k, tile + 1, T.STAGES)
+    steps.release(rings.v, tile, T.STAGES)
+    acc = acc * gl.convert_layout(fade, gl.SliceLayout(1, scores_layout(T.D)))[:, None]
+    return Sums(acc, following, peak, total)
+
+
+@device
+def _clear(
+    rings, cleared, tile, clearings, column, visible, WORKER: gl.constexpr, SPREAD: gl.constexpr, T: gl.constexpr
+):
+    """Zeroes a tile's values where they are not visible, each worker a half: 0 times what lies there may be NaN."""
+    ROWS: gl.constexpr = T.COLUMNS // 2
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // T.D, T.D // 8], [4, 1], [1, 0])
+    steps.await_tile(rings.v, tile, T.STAGES)
+    half = steps.tile_of(rings.v, tile, T.STAGES, [T.COLUMNS, T.D]).slice(WORKER * ROWS, ROWS)
+    at = WORKER * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, L))
+    seen = column + steps.key_order(at, T.COLUMNS, SPREAD) < visible
+    half.store(gl.where(seen[:, None], half.load(L), 0.0))
+    fence_async_shared()
+    gl.barrier()
+    mbarrier.arrive(cleared)
+    mbarrier.wait(cleared, clearings & 1)
 
 
 @device
 def _attend(
-    given, WORKER: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
-    STAGES: gl.constexpr,
+    given, WORKER: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, T: gl.constexpr
 ):  # fmt: skip
     """Computes and stores 64 queries of each work."""
     rings, cleared, out, lse, out_strides, lse_strides, problem, planes, section = given
-    S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
-    O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
-    KEYS: gl.constexpr = [COLUMNS, D]
-    element: gl.constexpr = out.dtype.element_ty
+    S_ROWS: gl.constexpr = gl.SliceLayout(1, scores_layout(T.COLUMNS))
+    O_ROWS: gl.constexpr = gl.SliceLayout(1, scores_layout(T.D))
     DROP: gl.constexpr = problem.dropout.seed is not None
     # Where a head's keys end before its tensor's, others follow them.
     FOLLOWED: gl.constexpr = problem.spans[0] is not None or problem.spans[1] is not None
@@ -89,86 +183,66 @@ def _attend(
     if DROP:
         dropout = with_seed(dropout)
     scale = gl.maximum(problem.scale * plain.LOG2E, 1e-37)  # of 0 times -inf there would be no number
-    order = steps.key_order(gl.arange(0, COLUMNS, gl.SliceLayout(0, S_L)), COLUMNS, DROP)
     turn = 0
     tile = 0
     clearings = 0
     for number in range(gl.program_id(0), steps.works(problem, planes, ROWS), gl.num_programs(0)):
-        work = steps.work_of(number, planes, problem, section, CAUSAL, ROWS, COLUMNS)
+        work = steps.work_of(number, planes, problem, section, CAUSAL, ROWS, T.COLUMNS)
         head = work.head
         if work.first_row < head.queries:
             first_row = work.first_row + 64 * WORKER
-            rows = first_row + gl.arange(0, 64, gl.SliceLayout(1, S_L))
+            numbers = first_row + gl.arange(0, 64, S_ROWS)
             limit = head.visible
             if CAUSAL:
-                limit = gl.minimum(rows + (problem.masking.causal_offset + 1), limit)[:, None]
-            column = (work.tiles - 1) * COLUMNS
+                limit = gl.minimum(numbers + (problem.masking.causal_offset + 1), limit)[:, None]
+            queries = steps.tile_of(rings.q, turn, 1, [ROWS, T.D]).slice(64 * WORKER, 64)
+            rows = Rows(queries, first_row, head.plane, limit, dropout, scale)
+            last = work.tiles - 1
+            column = last * T.COLUMNS
             steps.await_tile(rings.q, turn, 1)
-            queries = steps.tile_of(rings.q, turn, 1, [ROWS, D]).slice(64 * WORKER, 64)
-            steps.await_tile(rings.k, tile, STAGES)
-            keys = steps.tile_of(rings.k, tile, STAGES, KEYS).permute([1, 0])
-            zeros = gl.zeros([64, COLUMNS], gl.float32, S_L)
-            s = warpgroup_mma(queries, keys, zeros, use_acc=False, is_async=True)
-            s = warpgroup_mma_wait(0, [s])
-            steps.release(rings.k, tile, STAGES)
-            s = steps.hide(s, column + order, limit)
-            peak = gl.full([64], LOWEST, gl.float32, gl.SliceLayout(1, S_L))
-            p, _, total, peak = _weights(s, peak, scale, element)
+            steps.await_tile(rings.k, tile, T.STAGES)
+            words = None
             if DROP:
-                words = steps.draw(dropout, head.plane, first_row, column, COLUMNS)
-                p = steps.drop(p, words, dropout.threshold, COLUMNS)
-            p = gl.convert_layout(p, P_L)
+                words = steps.draw(dropout, head.plane, first_row, column, T.COLUMNS)
+            s = warpgroup_mma_wait(0, [_scores(queries, rings.k, tile, T)])
+            steps.release(rings.k, tile, T.STAGES)
+            peak = gl.full([64], LOWEST, gl.float32, S_ROWS)
+            weights, _, total, peak = _weights(s, rows, words, column, peak, True, DROP, T)
             if FOLLOWED:
-                if column + COLUMNS > head.visible:
-                    steps.await_tile(rings.v, tile, STAGES)
-                    values = steps.tile_of(rings.v, tile, STAGES, KEYS)
-                    steps.clear(values, column, head.visible, KEYS, WORKER, DROP)
-                    mbarrier.arrive(cleared)
-                    mbarrier.wait(cleared, clearings & 1)
+                if column + T.COLUMNS > head.visible:
+                    _clear(rings, cleared, tile, clearings, column, head.visible, WORKER, DROP, T)
                     clearings += 1
-            acc = gl.zeros([64, D], gl.float32, O_L)
-            steps.await_tile(rings.k, tile + 1, STAGES, work.tiles > 1)
-            for _ in range(1, work.tiles):
-                column -= COLUMNS
-                keys = steps.tile_of(rings.k, tile + 1, STAGES, KEYS).permute([1, 0])
-                s_token = warpgroup_mma(queries, keys, zeros, use_acc=False, is_async=True)
-                steps.await_tile(rings.v, tile, STAGES)
-                values = steps.tile_of(rings.v, tile, STAGES, KEYS)
-                o_token = warpgroup_mma(p, values, acc, is_async=True)
-                if DROP:
-                    words = steps.draw(dropout, head.plane, first_row, column, COLUMNS)
-                s = warpgroup_mma_wait(1, [s_token])
-                if CAUSAL:
-                    if column >= work.free:
-                        s = steps.hide(s, column + order, limit)
-                following, fade, sum_of_tile, peak = _weights(s, peak, scale, element)
-                total = total * fade + sum_of_tile
-                if DROP:
-                    following = steps.drop(following, words, dropout.threshold, COLUMNS)
-                following = gl.convert_layout(following, P_L)
-                # A wait is a branch, across which ptxas moves nothing: else the softmax sinks behind the wait for P V.
-                steps.await_tile(rings.k, tile + 2, STAGES, column > 0)
-                acc, p, following, fade = warpgroup_mma_wait(0, [o_token, p, following, fade])
-                steps.release(rings.k, tile + 1, STAGES)
-                steps.release(rings.v, tile, STAGES)
-                acc = acc * gl.convert_layout(fade, gl.SliceLayout(1, O_L))[:, None]
-                p = following
+            sums = Sums(gl.zeros([64, T.D], gl.float32, scores_layout(T.D)), weights, peak, total)
+            steps.await_tile(rings.k, tile + 1, T.STAGES, last > 0)
+            free = last
+            if CAUSAL:
+                free = gl.minimum(work.free // T.COLUMNS, last)
+                for t in range(last - 1, free - 1, -1):
+                    sums = _step(rings, rows, sums, tile, t * T.COLUMNS, True, DROP, T)
+                    tile += 1
+            for t in range(free - 1, -1, -1):
+                sums = _step(rings, rows, sums, tile, t * T.COLUMNS, False, DROP, T)
                 tile += 1
             steps.release(rings.q, turn, 1)
-            steps.await_tile(rings.v, tile, STAGES)
-            values = steps.tile_of(rings.v, tile, STAGES, KEYS)
-            acc = warpgroup_mma(p, values, acc, is_async=True)
-            acc, p = warpgroup_mma_wait(0, [acc, p])
-            steps.release(rings.v, tile, STAGES)
+            acc, weights, peak, total = sums
+            steps.await_tile(rings.v, tile, T.STAGES)
+            values = steps.tile_of(rings.v, tile, T.STAGES, [T.COLUMNS, T.D])
+            acc = warpgroup_mma(weights, values, acc, is_async=True)
+            acc, weights = warpgroup_mma_wait(0, [acc, weights])
+            steps.release(rings.v, tile, T.STAGES)
             tile += 1
             turn += 1
             empty = total == 0.0
             total = gl.where(empty, 1.0, total)
-            acc = acc * gl.convert_layout(dropout.keep_scale / total, gl.SliceLayout(1, O_L))[:, None]
-            at = first_row + gl.arange(0, 64, gl.SliceLayout(1, O_L))
-            steps.store(out, out_strides, acc.to(element), head, head.first_query, at, head.queries)
+            acc = acc * gl.convert_layout(dropout.keep_scale / total, O_ROWS)[:, None]
+            at = first_row + gl.arange(0, 64, O_ROWS)
+            start = out + plain.row_at(out_strides, head.b, head.h, head.first_query)
+            columns = gl.arange(0, T.D, gl.SliceLayout(0, scores_layout(T.D)))
+            places = start + at.to(gl.int64)[:, None] * out_strides[2] + columns[None, :]
+            gl.store(places, acc.to(out.dtype.element_ty), mask=(at < head.queries)[:, None])
             line = gl.where(empty, 0.0, peak + gl.log2(total))
-            gl.store(lse + plain.line_of(lse_strides, head, head.first_query) + rows, line, mask=rows < head.queries)
+            lines = lse + plain.line_of(lse_strides, head, head.first_query) + numbers
+            gl.store(lines, line, mask=numbers < head.queries)
 
 
 @jit
@@ -184,10 +258,11 @@ def _forward(
     fence_async_shared()
     given = (rings, cleared, out, lse, strides[0], lse_strides, problem, planes, section)
     copied = (q, k, v, rings, origins, problem, planes, section)
+    T: gl.constexpr = Sizes(D, COLUMNS, STAGES)
     gl.warp_specialize(
         [
-            (_attend, (given, 0, D, CAUSAL, ROWS, COLUMNS, STAGES)),
-            (_attend, (given, 1, D, CAUSAL, ROWS, COLUMNS, STAGES)),
+            (_attend, (given, 0, CAUSAL, ROWS, T)),
+            (_attend, (given, 1, CAUSAL, ROWS, T)),
             (_copy, (copied, CAUSAL, GROUP, ROWS, COLUMNS, STAGES)),
         ],
         [4, 1],

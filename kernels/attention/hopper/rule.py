@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from fasttfm.kernels import tensor_map
-from fasttfm.kernels.attention.launch import Call
+from fasttfm.kernels.attention.launch import Call, key_class
+from fasttfm.kernels.choices import Choice
 from fasttfm.kernels.jit import LARGEST
 from fasttfm.kernels.launch import interpreted
+from fasttfm.kernels.tiles.table import Tile
 
 WIDTHS = (64, 128)
 """Head sizes."""
@@ -64,8 +68,8 @@ def heads_of(x: Tensor) -> Heads | None:
     return found if last == 1 and fits and steps % (16 // x.element_size()) == 0 else None
 
 
-def takes(call: Call) -> bool:
-    """Whether a kernel for sm_90 computes what this call asks for."""
+def takes(call: Call, *walked: Tensor) -> bool:
+    """Whether a kernel for sm_90 computes what this call asks for; walked: what it reads beside the inputs."""
     masking, constants = call.problem.masking, call.constants
     changed = (masking.mask, masking.offsets, masking.window, masking.softcap, masking.slopes, masking.sinks)
     packed = call.problem.spans[1] is not None
@@ -80,7 +84,7 @@ def takes(call: Call) -> bool:
         and all(x is None for x in changed)
         and not (drops and (packed or call.keys % BLOCK))
         and min(call.queries, call.keys, call.planes) > 0
-        and all(heads_of(x) is not None for x in call.inputs)
+        and all(heads_of(x) is not None for x in (*call.inputs, *walked))
     )
 
 
@@ -88,3 +92,28 @@ def section_of(call: Call) -> int:
     """Query heads whose keys and values fit CACHED_BYTES together."""
     shared = max(1, CACHED_BYTES // (4 * call.keys * call.constants["D"]))
     return min(call.planes, shared * call.constants["GROUP"])
+
+
+def choose(choice: Choice[Tile | str], call: Call, *walked: Tensor) -> Tile | None:
+    """The tile with which a kernel for sm_90 computes; None where it does not, or a table says triton; walked as
+    takes() has them."""
+    answer = choice(*call.size_class, key_class(call.keys)) if takes(call, *walked) else None
+    return answer if isinstance(answer, Tile) else None
+
+
+class Attempt:
+    """A launch with tensor maps, and another with the same arguments that takes its place where the driver refuses
+    one of these maps."""
+
+    def __init__(self, launch: Callable[..., None], other: Callable[..., None]) -> None:
+        self._launch, self._other = launch, other
+
+    def __call__(self, *arguments: Any) -> None:
+        try:
+            self._launch(*arguments)
+        except RuntimeError as error:
+            warnings.warn(
+                f"attention: no tensor map of these strides ({error}); Triton's kernel computes it", stacklevel=2
+            )
+            self._launch = self._other
+            self._launch(*arguments)

@@ -162,12 +162,6 @@ def work_of(number, planes, problem, section, CAUSAL: gl.constexpr, ROWS: gl.con
 
 
 @gluon.jit
-def hide(s, keys, limit):
-    """Scores s (64, COLUMNS) of these keys, -inf from each row's limit on, (64, 1) or one of all rows."""
-    return gl.where(keys[None, :] < limit, s, float("-inf"))
-
-
-@gluon.jit
 def key_order(at, COLUMNS: gl.constexpr, SPREAD: gl.constexpr):
     """The key of a tile that lies at these places of it: `at` itself, or, spread, as a map [8, COLUMNS / 16, 2] of a
     head's rows brings them."""
@@ -177,17 +171,24 @@ def key_order(at, COLUMNS: gl.constexpr, SPREAD: gl.constexpr):
 
 
 @gluon.jit
-def clear(tile, first_key, visible, SHAPE: gl.constexpr, WORKER: gl.constexpr, SPREAD: gl.constexpr):
-    """Zeroes this worker's half of a tile of keys or values where they are not visible: 0 times what lies there may be NaN."""
-    KEYS: gl.constexpr = SHAPE[0]
+def clear(
+    ring, cleared, turn, clearings, first_key, visible, WORKER: gl.constexpr, SPREAD: gl.constexpr,
+    SHAPE: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Zeroes what is not visible of the tile of this turn, keys or values from first_key on, each worker a half: 0 times
+    what lies there may be NaN."""
+    ROWS: gl.constexpr = SHAPE[0] // 2
     D: gl.constexpr = SHAPE[1]
     L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
-    half = tile.slice(WORKER * (KEYS // 2), KEYS // 2)
-    at = WORKER * (KEYS // 2) + gl.arange(0, KEYS // 2, gl.SliceLayout(1, L))
-    seen = first_key + key_order(at, KEYS, SPREAD) < visible
+    await_tile(ring, turn, STAGES)
+    half = tile_of(ring, turn, STAGES, SHAPE).slice(WORKER * ROWS, ROWS)
+    at = WORKER * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, L))
+    seen = first_key + key_order(at, SHAPE[0], SPREAD) < visible
     half.store(gl.where(seen[:, None], half.load(L), 0.0))
     fence_async_shared()
     gl.barrier()
+    mbarrier.arrive(cleared)
+    mbarrier.wait(cleared, clearings & 1)
 
 
 @gluon.jit

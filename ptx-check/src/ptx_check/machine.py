@@ -140,7 +140,9 @@ class Machine:
         given = list(_given(source.signature.values(), arguments, maps))
         code = translated(ptx if self._rewrite is None else self._rewrite(ptx))
         tensors = [value for value in given if isinstance(value, torch.Tensor)]
-        tensors += [_unwrapped(value.base) for value in tree_leaves(arguments) if type(value).__name__ == "TensorDescriptor"]  # Triton's or Gluon's
+        tensors += [
+            _unwrapped(value.base) for value in tree_leaves(arguments) if type(value).__name__ == "TensorDescriptor"
+        ]  # Triton's or Gluon's
         foreign = [t.device for t in tensors if t.device.type != "cpu"]
         if foreign:
             raise ValueError(f"{metadata.name} is launched on a tensor on {foreign[0]}: executed() takes CPU tensors")
@@ -246,8 +248,8 @@ def executed(
     launch takes what is missing for written (zeros, in empty tensors); what it computes of that is not known either. A
     kernel that uses the results of atomic operations runs whole, because its programs may wait for each other.
 
-    seed: of a warp-specialised kernel teams of warps run in an order that is drawn, and bulk copies arrive late; None: a
-    team runs until it waits, copies arrive at once.
+    seed: teams of warps of a specialised kernel run in an order that is drawn, and bulk copies arrive late, in any
+    order; None: a team runs until it waits, and copies arrive at once.
 
     rewrite(ptx) -> ptx: what is executed instead. Raises ValueError for a chip whose instructions the machine does not
     know, RuntimeError where Triton is in its interpreter.

@@ -150,7 +150,7 @@ class Orders:
     # --------------------------------------------------------------------------------------------- what orders them
 
     def here(self) -> np.ndarray:
-        return np.flatnonzero(self.run.everyone()[0, ::32])
+        return _warps_of(self.run.everyone())
 
     def fence(self) -> None:
         self.fences[self.here()] += 1
@@ -162,17 +162,19 @@ class Orders:
 
     def stored(self, mask, group: int) -> None:
         """These threads have waited for the stores that their warps issued before a group."""
-        warps = np.flatnonzero(self.run.spread(np.ones((1, 1), dtype=bool) if mask is None else mask)[0].reshape(-1, 32).any(1))
+        warps = np.flatnonzero(
+            self.run.spread(np.ones((1, 1), dtype=bool) if mask is None else mask)[0].reshape(-1, 32).any(1)
+        )
         self.clocks[warps, 2 * self.warps + warps] = group
 
     def meet(self, threads: np.ndarray) -> None:
         """These threads are at a barrier together."""
-        warps = np.flatnonzero(threads[0].reshape(-1, 32).any(1))
+        warps = _warps_of(threads)
         self.clocks[warps] = self.clocks[warps].max(0)
         self.clocks[warps, warps] += 1
 
     def arrive(self, place: int, threads: np.ndarray) -> None:
-        warps = np.flatnonzero(threads[0].reshape(-1, 32).any(1))
+        warps = _warps_of(threads)
         self.told[place] = np.maximum(self.told[place], self.clocks[warps].max(0))
         self.clocks[warps, warps] += 1
 
@@ -191,6 +193,10 @@ class Orders:
 
     def barrier(self, arrived) -> None:
         """Every access was compared when it was made."""
+
+
+def _warps_of(threads: np.ndarray) -> np.ndarray:
+    return np.flatnonzero(threads[0].reshape(-1, 32).any(1))
 
 
 def _unmet(one, other):

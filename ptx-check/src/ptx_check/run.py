@@ -1,5 +1,5 @@
-"""Runs a translated kernel: all threads of many programs at once, block by block (teams.py); of a specialised kernel one
-program at a time."""
+"""Runs a translated kernel block by block (teams.py): all threads of many programs at once, or of one program where
+warps are specialised."""
 
 import time
 from collections import deque

@@ -296,5 +296,5 @@ def _of_warps(threads: np.ndarray) -> bool:
 def _warps(threads: np.ndarray | None) -> str:
     if threads is None:
         return "all warps wait"
-    warps = np.flatnonzero(threads[0, ::32])
-    return f"warp {warps[0]} waits" if len(warps) == 1 else f"warps {warps[0]} to {warps[-1]} wait"
+    warps = np.flatnonzero(threads[0, ::32]).tolist()
+    return f"warp{'s' if warps[1:] else ''} {', '.join(map(str, warps))} wait{'' if warps[1:] else 's'}"

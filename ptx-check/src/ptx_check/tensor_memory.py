@@ -258,7 +258,7 @@ class TensorMemory:
                 self.log(entry)
 
     def log(self, entry) -> None:
-        _, index, address, mask = entry
+        group, index, address, mask = entry
         if self.run.checks:
             going = mask & (self.done[..., 0] < entry[0])
             self.run.races.product(index, address, going, 2, group)

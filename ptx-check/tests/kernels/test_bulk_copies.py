@@ -130,7 +130,7 @@ def without(pattern: str, count: int = 0):
 WAIT = r"mbarrier\.try_wait[^;]*;\s*@!complete bra\.uni waitLoop;"
 SPOILT = {
     "no wait for the mbarrier": (without(WAIT), "unwritten"),
-    "more bytes than come": (lambda ptx: re.sub(r"(expect_tx[^;]*), 8192", r"\1, 16384", ptx), "divergence"),
+    "more bytes than come": (lambda ptx: re.sub(r"(expect_tx[^;]*), 8192", r"\1, 16384", ptx), "deadlock"),
     "no mbarrier.init": (without(r"@%p\d+ mbarrier\.init[^;]*;"), "unwritten"),
     "no fence.proxy.async": (without(r"fence\.proxy\.async[^;]*;"), "fence"),
     "a copy by every thread": (lambda ptx: re.sub(r"@%p\d+ (cp\.async\.bulk\.tensor)", r"\1", ptx), "divergence"),
