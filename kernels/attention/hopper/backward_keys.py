@@ -36,8 +36,12 @@ from fasttfm.kernels.gluon import jit
 from fasttfm.kernels.jit import Launch
 from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Float32Pointer, Pointer, Strides, TensorMap, Varying
+from fasttfm.kernels.philox import LEVELS, with_seed
 from fasttfm.kernels.tensor_map import Mapped
 from fasttfm.kernels.tiles.table import Tile
+
+
+_LEVELS = gl.constexpr(LEVELS)
 
 
 class Origins(NamedTuple):
@@ -92,6 +96,8 @@ def _copy(
     """Fills the rings: of each work keys and values, then the queries of every head that reads them."""
     maps, rings, lines, origins, lse_strides, problem, planes, section = given
     q, k, v, dout = maps
+    # Kept weights are scaled when all is summed: until then delta is to be as much smaller.
+    kept = 1.0 - problem.dropout.threshold * (1.0 / _LEVELS)
     L: gl.constexpr = gl.BlockedLayout([ROWS // 32], [32], [1], [0])
     works = (problem.sizes.S + COLUMNS - 1) // COLUMNS * planes
     turn = 0
@@ -108,7 +114,7 @@ def _copy(
                 rows = first + gl.arange(0, ROWS, L)
                 inside = rows < reader.queries  # of others queries and gradients arrive as zero: they add nothing
                 lse = gl.load(lines[0] + line + rows, mask=inside, other=0.0)
-                delta = gl.load(lines[1] + line + rows, mask=inside, other=0.0)
+                delta = gl.load(lines[1] + line + rows, mask=inside, other=0.0) * kept
                 steps.await_place(rings.q, tile, q.nbytes_per_cta + dout.nbytes_per_cta, STAGES)
                 steps.copy(rings.q, tile, q, origins.q, reader, first, STAGES)
                 steps.copy(rings.dout, tile, dout, origins.dout, reader, first, STAGES)
@@ -132,6 +138,10 @@ def _gather(
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
     LINE: gl.constexpr = gl.SliceLayout(0, S_L)
     element: gl.constexpr = dk_out.dtype.element_ty
+    DROP: gl.constexpr = problem.dropout.seed is not None
+    dropout = problem.dropout
+    if DROP:
+        dropout = with_seed(dropout)
     scale = problem.scale * plain.LOG2E
     zeros = gl.zeros([64, ROWS], gl.float32, S_L)
     works = (problem.sizes.S + COLUMNS - 1) // COLUMNS * planes
@@ -155,6 +165,9 @@ def _gather(
                 s_token = warpgroup_mma(keys, queries.permute([1, 0]), zeros, use_acc=False, is_async=True)
                 dp_token = warpgroup_mma(values, douts.permute([1, 0]), zeros, use_acc=False, is_async=True)
                 lse = rings.lines.index(tile % STAGES * 2).load(LINE)
+                if DROP:
+                    plane = work.head.plane * GROUP + member
+                    word = steps.draw_transposed(dropout, plane, first, first_key)
                 s = warpgroup_mma_wait(1, [s_token])
                 p = gl.exp2(s * scale - lse[None, :])
                 if CAUSAL:
@@ -162,13 +175,19 @@ def _gather(
                         rows = first + gl.arange(0, ROWS, LINE)
                         at = border + gl.arange(0, 64, gl.SliceLayout(1, S_L))
                         p = gl.where(rows[None, :] >= at[:, None], p, 0.0)
-                weights = gl.convert_layout(p.to(element), P_L)
+                kept = p
+                if DROP:
+                    kept = steps.drop_transposed(p, word)
+                weights = gl.convert_layout(kept.to(element), P_L)
                 # A wait is a branch, across which ptxas moves nothing: else the exponentials sink behind that for dP.
                 steps.await_tile(rings.q, tile + 1, STAGES, (first + ROWS < work.end) | (member + 1 < GROUP))
                 dv_token = warpgroup_mma(weights, douts, dv, is_async=True)
                 delta = rings.lines.index(tile % STAGES * 2 + 1).load(LINE)
                 dp = warpgroup_mma_wait(1, [dp_token])
-                ds = gl.convert_layout((p * (dp - delta[None, :])).to(element), P_L)
+                ds = p * (dp - delta[None, :])
+                if DROP:
+                    ds = kept * dp - p * delta[None, :]
+                ds = gl.convert_layout(ds.to(element), P_L)
                 dk_token = warpgroup_mma(ds, queries, dk, is_async=True)
                 dv, dk, weights, ds = warpgroup_mma_wait(0, [dv_token, dk_token, weights, ds])
                 steps.release(rings.q, tile, STAGES)
@@ -177,8 +196,8 @@ def _gather(
         turn += 1
         at = first_key + gl.arange(0, 64, gl.SliceLayout(1, O_L))
         seen = (at < work.head.visible)[:, None]
-        dk = gl.where(seen, dk * problem.scale, 0.0)
-        dv = gl.where(seen, dv, 0.0)
+        dk = gl.where(seen, dk * (problem.scale * dropout.keep_scale), 0.0)
+        dv = gl.where(seen, dv * dropout.keep_scale, 0.0)
         steps.store(dk_out, out_strides[0], dk.to(element), work.head, 0, at, work.head.keys)
         steps.store(dv_out, out_strides[1], dv.to(element), work.head, 0, at, work.head.keys)
 

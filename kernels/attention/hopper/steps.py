@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from fasttfm.kernels.attention import steps
 from fasttfm.kernels.parameter import Varying
-from fasttfm.kernels.philox import ROUNDS, _two_bytes, select
+from fasttfm.kernels.philox import ROUNDS, _two_bytes, byte_bits, select
 
 WORKERS = gl.constexpr(2)
 """Warp groups that multiply."""
@@ -249,3 +249,70 @@ def drop(weights, words, threshold, COLUMNS: gl.constexpr):
     lane = (gl.expand_dims(_two_bytes(word, pairs % 2), 4) >> (16 * half)).to(gl.int16)
     kept = gl.convert_layout(gl.reshape(weights, [64, 8, COLUMNS // 64, 4, 2]), L)
     return gl.reshape(select(kept, lane, threshold), [64, COLUMNS])
+
+
+@gluon.constexpr_function
+def _transposed_layout():
+    """A warp group's sums (64 keys, 64 queries) as (block, half of the block, key of the half, eight queries, pair, half
+    of the pair): a thread's registers in the order of the product's."""
+    return gl.DistributedLinearLayout(
+        [[0, 0, 0, 0, 0, 1], [0, 1, 0, 0, 0, 0], [0, 0, 0, 1, 0, 0], [0, 0, 0, 2, 0, 0], [0, 0, 0, 4, 0, 0]],
+        [[0, 0, 0, 0, 1, 0], [0, 0, 0, 0, 2, 0], [0, 0, 1, 0, 0, 0], [0, 0, 2, 0, 0, 0], [0, 0, 4, 0, 0, 0]],
+        [[1, 0, 0, 0, 0, 0], [2, 0, 0, 0, 0, 0]], [], [4, 2, 8, 8, 4, 2],
+    )  # fmt: skip
+
+
+@gluon.constexpr_function
+def _slice(layout, *dims):
+    """The layout without these dimensions, the last one first."""
+    for dim in dims:
+        layout = gl.SliceLayout(dim, layout)
+    return layout
+
+
+@gluon.jit
+def _kept_of(dropout, plane, row, block):
+    """Sixteen bits, of lane l of the block bit 8 (l % 4) + 7 - l // 4: whether it is kept."""
+    w0, w1, w2, w3 = tl.philox(dropout.seed, block, row, plane, dropout.site, ROUNDS)
+    return byte_bits(w0, w1, w2, w3, dropout.threshold)
+
+
+@gluon.jit
+def draw_transposed(dropout, plane, first_row, first_key):
+    """Whether dropout keeps the scores of 64 keys and 64 queries that a warp group's product gives transposed: of each
+    thread 32 bits, (block, key, pair), in the order that drop_transposed() reads.
+
+    A thread has two keys of each block, and eight threads draw what they need together: a thread draws the blocks of
+    two queries, and three exchanges transpose eight threads' words. No bit goes through shared memory.
+    """
+    L: gl.constexpr = _slice(_transposed_layout(), 5, 3, 1)
+    blocks = first_key // 16 + gl.arange(0, 4, _slice(L, 2, 1))[:, None, None]
+    key = gl.arange(0, 8, _slice(L, 2, 0))[None, :, None]
+    row = first_row + 8 * key + 2 * gl.arange(0, 4, _slice(L, 1, 0))[None, None, :]
+    word = _kept_of(dropout, plane, row, blocks) | (_kept_of(dropout, plane, row + 1, blocks) >> 4)
+    # Threads whose keys differ in one bit exchange what the other needs: odd bits and even ones, halves, bytes.
+    odd = key < 4
+    return gl.inline_asm_elementwise(
+        "{ .reg .b32 own, other; shfl.sync.bfly.b32 other, $1, 16, 0x1f, -1; shf.l.wrap.b32 other, other, other, $2; "
+        "lop3.b32 own, $1, other, $3, 0xe4; shfl.sync.bfly.b32 other, own, 8, 0x1f, -1; prmt.b32 own, own, other, $4; "
+        "shfl.sync.bfly.b32 other, own, 4, 0x1f, -1; prmt.b32 $0, own, other, $5; }", "=r,r,r,r,r,r",
+        [
+            word.to(gl.int32, bitcast=True), gl.where(odd, 31, 1), gl.where(odd, -0x55555556, 0x55555555),
+            gl.where(key % 4 < 2, 0x5410, 0x3276), gl.where(key % 2 == 0, 0x6240, 0x3715),
+        ],
+        dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def drop_transposed(weights, word):
+    """weights (64 keys, 64 queries) where they are kept, else zero; word from draw_transposed()."""
+    L: gl.constexpr = _transposed_layout()
+    half = gl.arange(0, 2, _slice(L, 5, 4, 3, 2, 0))[None, :, None, None, None, None]
+    eight = gl.arange(0, 8, _slice(L, 5, 4, 2, 1, 0))[None, None, None, :, None, None]
+    of_pair = gl.arange(0, 2, _slice(L, 4, 3, 2, 1, 0))[None, None, None, None, None, :]
+    bit = 8 * (eight % 4) + 7 - eight // 4 - 2 * half - 4 * of_pair
+    word = gl.expand_dims(gl.expand_dims(gl.expand_dims(word, 1), 3), 5)
+    split = gl.convert_layout(gl.reshape(weights, [4, 2, 8, 8, 4, 2]), L, assert_trivial=True)
+    kept = gl.reshape(gl.where((word & (1 << bit)) != 0, split, 0.0), [64, 64])
+    return gl.convert_layout(kept, weights.type.layout, assert_trivial=True)
