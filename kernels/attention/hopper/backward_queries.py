@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from fasttfm.kernels.attention import steps as plain
 from fasttfm.kernels.attention.hopper import steps
-from fasttfm.kernels.attention.hopper.rule import heads_of, section_of
+from fasttfm.kernels.attention.hopper.rule import Heads, heads_of, section_of
 from fasttfm.kernels.attention.hopper.steps import Origin
 from fasttfm.kernels.attention.launch import Call, strides
 from fasttfm.kernels.attention.problem import LineStrides, Problem
@@ -32,6 +32,7 @@ from fasttfm.kernels.gluon import jit
 from fasttfm.kernels.jit import Launch
 from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Float32Pointer, Pointer, Strides, TensorMap, Varying
+from fasttfm.kernels.philox import with_seed
 from fasttfm.kernels.tensor_map import Mapped
 from fasttfm.kernels.tiles.table import Tile
 
@@ -96,15 +97,43 @@ def _delta(out, dout, S_L: gl.constexpr):
     return gl.convert_layout(gl.sum(products, 1), gl.SliceLayout(1, S_L))
 
 
+class Rows(NamedTuple):
+    """64 queries as a warp group sees them: device values."""
+
+    plane: Any
+    first: Any
+    lse: Any
+    delta: Any
+    free: Any
+    """Keys from 0 on that every row sees, in whole tiles."""
+    limit: Any
+    """Keys that a row sees, (64, 1), or one number for all."""
+    scale: Any
+    dropout: Any
+
+
 @gluon.jit
-def _slopes(s, dp, lines, scale, column, free, limit, S_L: gl.constexpr, A_L: gl.constexpr, element: gl.constexpr):
-    """dS of the scores s and the gradients dp of their weights (64, COLUMNS), for keys from `column` on, of which those
-    from a row's limit on are hidden, but none before `free`."""
-    lse, delta = lines
-    ds = gl.exp2(s * scale - lse[:, None]) * (dp - delta[:, None])
-    if column >= free:
-        at = column + gl.arange(0, s.shape[1], gl.SliceLayout(0, S_L))
-        ds = gl.where(at[None, :] < limit, ds, 0.0)
+def _draw(rows, column, COLUMNS: gl.constexpr, DROP: gl.constexpr):
+    """What says which keys from `column` on are dropped, or None."""
+    words = None
+    if DROP:
+        words = steps.draw(rows.dropout, rows.plane, rows.first, column, COLUMNS)
+    return words
+
+
+@gluon.jit
+def _slopes(s, dp, words, rows, column, DROP: gl.constexpr, A_L: gl.constexpr, element: gl.constexpr):
+    """dS of the scores s and the gradients dp of their weights (64, COLUMNS), of keys from `column` on, as the left
+    operand of a product."""
+    COLUMNS: gl.constexpr = s.shape[1]
+    p = gl.exp2(s * rows.scale - rows.lse[:, None])
+    if DROP:
+        kept = steps.drop(dp, words, rows.dropout.threshold, COLUMNS) * rows.dropout.keep_scale
+        dp = gl.convert_layout(kept, dp.type.layout, assert_trivial=True)
+    ds = p * (dp - rows.delta[:, None])
+    if column >= rows.free:
+        at = column + steps.key_order(gl.arange(0, COLUMNS, gl.SliceLayout(0, s.type.layout)), COLUMNS, DROP)
+        ds = gl.where(at[None, :] < rows.limit, ds, 0.0)
     return gl.convert_layout(ds.to(element), A_L)
 
 
@@ -121,6 +150,10 @@ def _scatter(
     OWN: gl.constexpr = [ROWS, D]
     KEYS: gl.constexpr = [COLUMNS, D]
     element: gl.constexpr = dq.dtype.element_ty
+    DROP: gl.constexpr = problem.dropout.seed is not None
+    dropout = problem.dropout
+    if DROP:
+        dropout = with_seed(dropout)
     scale = problem.scale * plain.LOG2E
     zeros = gl.zeros([64, COLUMNS], gl.float32, S_L)
     turn = 0
@@ -129,12 +162,13 @@ def _scatter(
     for number in range(gl.program_id(0), steps.works(problem, planes, ROWS), gl.num_programs(0)):
         work = steps.work_of(number, planes, problem, section, CAUSAL, ROWS, COLUMNS)
         head = work.head
-        rows = work.first_row + 64 * WORKER + gl.arange(0, 64, gl.SliceLayout(1, S_L))
+        first_row = work.first_row + 64 * WORKER
+        numbers = first_row + gl.arange(0, 64, gl.SliceLayout(1, S_L))
         limit = head.visible
         if CAUSAL:
-            limit = gl.minimum(rows + (problem.masking.causal_offset + 1), limit)[:, None]
-        line = plain.line_of(lse_strides, head, 0) + rows
-        inside = rows < head.queries
+            limit = gl.minimum(numbers + (problem.masking.causal_offset + 1), limit)[:, None]
+        line = plain.line_of(lse_strides, head, 0) + numbers
+        inside = numbers < head.queries
         lse_of_rows = gl.load(lse + line, mask=inside, other=0.0)
         steps.await_tile(rings.q, turn, 1)
         queries = steps.tile_of(rings.q, turn, 1, OWN).slice(64 * WORKER, 64)
@@ -142,7 +176,7 @@ def _scatter(
         douts = steps.tile_of(rings.dout, turn, 1, OWN).slice(64 * WORKER, 64)
         delta_of_rows = _delta(outs, douts, S_L)
         gl.store(delta + line, delta_of_rows, mask=inside)
-        lines = lse_of_rows, delta_of_rows
+        rows = Rows(head.plane, first_row, lse_of_rows, delta_of_rows, work.free, limit, scale, dropout)
 
         column = (work.tiles - 1) * COLUMNS
         steps.await_tile(rings.k, tile, STAGES)
@@ -150,12 +184,13 @@ def _scatter(
         values = steps.tile_of(rings.v, tile, STAGES, KEYS)
         if problem.spans[0] is not None:  # where a head's keys end before its tensor's, others follow them
             if column + COLUMNS > head.visible:
-                steps.clear(rings.k, cleared, tile, clearings, column, head.visible, WORKER, False, KEYS, STAGES)
+                steps.clear(rings.k, cleared, tile, clearings, column, head.visible, WORKER, DROP, KEYS, STAGES)
                 clearings += 1
         s_token = warpgroup_mma(queries, keys.permute([1, 0]), zeros, use_acc=False, is_async=True)
         dp_token = warpgroup_mma(douts, values.permute([1, 0]), zeros, use_acc=False, is_async=True)
+        words = _draw(rows, column, COLUMNS, DROP)
         s, dp = warpgroup_mma_wait(0, [s_token, dp_token])
-        ds = _slopes(s, dp, lines, scale, column, work.free, limit, S_L, A_L, element)
+        ds = _slopes(s, dp, words, rows, column, DROP, A_L, element)
         acc = gl.zeros([64, D], gl.float32, O_L)
         steps.await_tile(rings.k, tile + 1, STAGES, work.tiles > 1)
         for _ in range(1, work.tiles):
@@ -166,8 +201,9 @@ def _scatter(
             s_token = warpgroup_mma(queries, next_keys.permute([1, 0]), zeros, use_acc=False, is_async=True)
             dp_token = warpgroup_mma(douts, values.permute([1, 0]), zeros, use_acc=False, is_async=True)
             token = warpgroup_mma(ds, keys, acc, is_async=True)
+            next_words = _draw(rows, column, COLUMNS, DROP)
             s, dp = warpgroup_mma_wait(1, [s_token, dp_token])
-            following = _slopes(s, dp, lines, scale, column, work.free, limit, S_L, A_L, element)
+            following = _slopes(s, dp, next_words, rows, column, DROP, A_L, element)
             # A wait is a branch, across which ptxas moves nothing: else the exponentials sink behind that for dQ.
             steps.await_tile(rings.k, tile + 2, STAGES, column > 0)
             acc, ds, following = warpgroup_mma_wait(0, [token, ds, following])
@@ -180,7 +216,7 @@ def _scatter(
         steps.release(rings.k, tile, STAGES)
         tile += 1
         turn += 1
-        at = work.first_row + 64 * WORKER + gl.arange(0, 64, gl.SliceLayout(1, O_L))
+        at = first_row + gl.arange(0, 64, gl.SliceLayout(1, O_L))
         steps.store(dq, out_strides, (acc * problem.scale).to(element), head, 0, at, head.queries)
 
 
@@ -227,8 +263,9 @@ class BackwardQueries:
         self._launch = Launch(_backward_queries, (min(works, call.chip.processors),), constants)
         self._strides = strides(d_query), LineStrides(*lse.stride()[:2])
         self._numbers = call.planes, section_of(call)
-        blocks = tile.rows, tile.columns, tile.columns, tile.rows, tile.rows
-        self._maps = [x.mapped(rows, width) for x, rows in zip(heads, blocks)]
+        of_rows = [x.mapped(tile.rows, width) for x in (heads[0], *heads[3:])]
+        map_keys = Heads.mapped if call.problem.dropout.seed is None else Heads.spread
+        self._maps = [of_rows[0], *(map_keys(x, tile.columns, width) for x in heads[1:3]), *of_rows[1:]]
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, grad: Tensor, d_query: Tensor, lse: Tensor,
