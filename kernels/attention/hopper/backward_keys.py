@@ -175,10 +175,11 @@ def _gather(
                         rows = first + gl.arange(0, ROWS, LINE)
                         at = border + gl.arange(0, 64, gl.SliceLayout(1, S_L))
                         p = gl.where(rows[None, :] >= at[:, None], p, 0.0)
-                kept = p
+                kept = p.to(element)
                 if DROP:
-                    kept = steps.drop_transposed(p, word)
-                weights = gl.convert_layout(kept.to(element), P_L)
+                    p = steps.mark_transposed(p, word)
+                    kept = steps.kept_transposed(p, element)
+                weights = gl.convert_layout(kept, P_L)
                 # A wait is a branch, across which ptxas moves nothing: else the exponentials sink behind that for dP.
                 steps.await_tile(rings.q, tile + 1, STAGES, (first + ROWS < work.end) | (member + 1 < GROUP))
                 dv_token = warpgroup_mma(weights, douts, dv, is_async=True)
@@ -186,7 +187,7 @@ def _gather(
                 dp = warpgroup_mma_wait(1, [dp_token])
                 ds = p * (dp - delta[None, :])
                 if DROP:
-                    ds = kept * dp - p * delta[None, :]
+                    ds = gl.maximum(p, 0.0) * dp - gl.abs(p) * delta[None, :]
                 ds = gl.convert_layout(ds.to(element), P_L)
                 dk_token = warpgroup_mma(ds, queries, dk, is_async=True)
                 dv, dk, weights, ds = warpgroup_mma_wait(0, [dv_token, dk_token, weights, ds])

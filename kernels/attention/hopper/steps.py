@@ -305,14 +305,30 @@ def draw_transposed(dropout, plane, first_row, first_key):
 
 
 @gluon.jit
-def drop_transposed(weights, word):
-    """weights (64 keys, 64 queries) where they are kept, else zero; word from draw_transposed()."""
+def mark_transposed(weights, word):
+    """weights (64 keys, 64 queries), none of which is negative, with a minus sign where they are dropped; word from
+    draw_transposed()."""
     L: gl.constexpr = _transposed_layout()
     half = gl.arange(0, 2, _slice(L, 5, 4, 3, 2, 0))[None, :, None, None, None, None]
     eight = gl.arange(0, 8, _slice(L, 5, 4, 2, 1, 0))[None, None, None, :, None, None]
     of_pair = gl.arange(0, 2, _slice(L, 4, 3, 2, 1, 0))[None, None, None, None, None, :]
-    bit = 8 * (eight % 4) + 7 - eight // 4 - 2 * half - 4 * of_pair
-    word = gl.expand_dims(gl.expand_dims(gl.expand_dims(word, 1), 3), 5)
-    split = gl.convert_layout(gl.reshape(weights, [4, 2, 8, 8, 4, 2]), L, assert_trivial=True)
-    kept = gl.reshape(gl.where((word & (1 << bit)) != 0, split, 0.0), [64, 64])
-    return gl.convert_layout(kept, weights.type.layout, assert_trivial=True)
+    to_sign = 24 - 8 * (eight % 4) + eight // 4 + 2 * half + 4 * of_pair
+    dropped = gl.expand_dims(gl.expand_dims(gl.expand_dims(~word, 1), 3), 5)
+    split = gl.convert_layout(gl.reshape(weights, [4, 2, 8, 8, 4, 2]), L, assert_trivial=True).to(gl.int32, bitcast=True)
+    marked = (split ^ ((dropped << to_sign) & -0x80000000)).to(gl.float32, bitcast=True)
+    return gl.convert_layout(gl.reshape(marked, [64, 64]), weights.type.layout, assert_trivial=True)
+
+
+@gluon.jit
+def kept_transposed(marked, element: gl.constexpr):
+    """mark_transposed()'s weights in the element's dtype, zero where they are dropped."""
+    # In one instruction a pair. gl.maximum() would be computed once for all that ask, and take a register each.
+    if element == gl.bfloat16:
+        kept = gl.inline_asm_elementwise(
+            "cvt.rn.relu.bf16x2.f32 $0, $2, $1;", "=r,r,r", [marked], dtype=gl.bfloat16, is_pure=True, pack=2
+        )
+    else:
+        kept = gl.inline_asm_elementwise(
+            "cvt.rn.relu.f16x2.f32 $0, $2, $1;", "=r,r,r", [marked], dtype=gl.float16, is_pure=True, pack=2
+        )
+    return kept
