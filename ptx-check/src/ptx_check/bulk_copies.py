@@ -25,12 +25,13 @@ _FIELDS = {"global_address": 0, "rank": 8, "box_dim": 12, "global_dim": 32, "ele
 """Where each field of a map begins; of those that are one a dimension the first."""
 LONG = ("global_address", "global_stride")
 """Fields of 8 bytes; the others have 4."""
-_SIZES = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 9: 8, 10: 2, 11: 4}
+SIZES = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 9: 8, 10: 2, 11: 4}
 """Bytes of an element, by the map's number for its type; without those that lose their subnormal numbers."""
 _SUMMED = {2: "u32", 3: "s32", 4: "u64", 5: "s64", 6: "f16", 7: "f32", 9: "f64", 10: "bf16"}
 """Types that elements are summed as."""
 _TF32 = 11
-_NAN = {2: 0x7FFF, 4: 0x7FFFFFFF, 8: 0x7FFFFFFFFFFFFFFF}
+FILLED = {2: 0x7FFF, 4: 0x7FFFFFFF, 8: 0x7FFFFFFFFFFFFFFF}
+"""What lies outside of a tensor is filled with, where its map asks for no numbers."""
 
 
 _OF_HOST = {8: 9, 9: 10, 10: 8}
@@ -141,7 +142,7 @@ class BulkCopies:
         rank = int(words[0, 2]) + 1
         strides = found[:, 88:120].view(np.uint64)[:, : rank - 1]
         alike = np.delete(words, [0, 1, *range(8, 13), *range(22, 30)], axis=1)
-        size, swizzle = _SIZES.get(int(words[0, 18])), int(words[0, 20])
+        size, swizzle = SIZES.get(int(words[0, 18])), int(words[0, 20])
         box, dimensions = words[0, 3 : 3 + rank].tolist(), words[:, 8 : 8 + rank]
         odd = (alike != alike[0]).any() or words[0, 19] or (words[0, 13 : 13 + rank] != 1).any() or swizzle > 3
         if odd or size is None or rank != len(coordinates) or (swizzle and box[0] * size != 16 << swizzle):
@@ -165,7 +166,7 @@ class BulkCopies:
         inside = inside ^ ((inside >> np.uint32(7) & np.uint32((1 << swizzle) - 1)) << np.uint32(4))
         outside, taken, inside = (self.of_all(programs, each) for each in (outside, taken, inside))
         issuers = self.of_all(programs, np.ones((len(programs), 1), dtype=bool))
-        fill, kind = _NAN.get(size, 0) if words[0, 21] else 0, _SUMMED.get(int(words[0, 18]), "")
+        fill, kind = FILLED.get(size, 0) if words[0, 21] else 0, _SUMMED.get(int(words[0, 18]), "")
         warp, rounded = int(mask.any(0).argmax()) // 32, bool(words[0, 18] == _TF32)
         return Tile(size, programs, outside, taken, inside, issuers, warp, fill, kind, rounded)
 

@@ -12,6 +12,9 @@ KINDS = {
     "unwritten": "memory or a register that nobody wrote, or a copy that was not waited for, is used",
     "fence": "a matrix product with no wgmma.fence or fence.proxy.async between it and what it takes",
     "value": "threads of one instruction store different values at one place",
+    "assembler": "machine code that computes something else than the PTX that it was made of",
+    "order": "machine code whose results depend on when products and copies are complete, or on which warp goes first",
+    "deadlock": "warps that wait for what never comes",
     "assertion": "tl.device_assert: what it asks for does not hold",
     "product": "a product in a layout deeper than itself, which the compiler multiplies wrongly",
 }

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import torch
@@ -36,8 +36,10 @@ from ptx_check.code import Code, kept
 from ptx_check.cuda import Answers
 from ptx_check.faults import NOTES, Fault, FaultyKernel, Unsupported
 from ptx_check.layouts import compiled_form, shallow_products
+from ptx_check.machine_code.compared import MachineCode
 from ptx_check.memory import buffers
 from ptx_check.operands import parameters_of
+from ptx_check.parse import MAP
 from ptx_check.run import Launch
 
 _FIRST_DEVICE = 96
@@ -63,9 +65,9 @@ class Machine:
 
     def __init__(
         self, chip: Chip, *, checks: bool, raising: bool, programs: int | None, seed: int | None,
-        rewrite: Callable[[str], str] | None,
+        rewrite: Callable[[str], str] | None, machine_code: MachineCode | None,
     ) -> None:  # fmt: skip
-        self.chip, self._seed = chip, seed
+        self.chip, self._seed, self.machine_code = chip, seed, machine_code
         self._checks, self._raising, self._programs, self._rewrite = checks, raising, programs, rewrite
         self.faults: list[Fault] = []
         self.notes: list[Fault] = []
@@ -151,12 +153,18 @@ class Machine:
         if metadata.global_scratch_size:
             values[len(given)] = _scratch(metadata, grid, tensors)
         x, y, z = grid
+        known, parameters = buffers(tensors), parameters_of(code.facts.parameters, values)
         launch = Launch(
-            code, (x * metadata.num_ctas, y, z), metadata.num_warps * 32, metadata.shared,
-            parameters_of(code.facts.parameters, values),
-            buffers(tensors), self._checks, self._programs, metadata.num_ctas, self._seed,
+            code, (x * metadata.num_ctas, y, z), metadata.num_warps * 32, metadata.shared, parameters,
+            known, self._checks, self._programs, metadata.num_ctas, self._seed,
         )  # fmt: skip
-        faults = launch.execute()
+        if self.machine_code is None:
+            faults = launch.execute()
+        else:
+            kinds = [kind for _, kind in code.facts.parameters]
+            raw = [v.numpy().tobytes() if kind == MAP else p.tobytes()
+                   for kind, v, p in zip(kinds, [*given, *[0] * hidden], parameters)]  # fmt: skip
+            faults = self.machine_code.execute(launch, raw, tensors)
         if code.text in _places:
             code.keep(_places[code.text])
         took = time.perf_counter() - began
@@ -232,6 +240,8 @@ def executed(
     programs: int | None = None,
     seed: int | None = None,
     rewrite: Callable[[str], str] | None = None,
+    machine_code: bool | Literal["compare"] = False,
+    ptxas: str | Sequence[str] | None = None,
 ) -> Iterator[Machine]:
     """Inside the block kernels launched on CPU tensors are compiled for the chip and executed.
 
@@ -251,6 +261,9 @@ def executed(
     seed: teams of warps of a specialised kernel run in an order that is drawn, and bulk copies arrive late, in any
     order; None: a team runs until it waits, and copies arrive at once.
 
+    machine_code (sm_90): in place of the PTX, the machine code that Triton's ptxas makes of it, or that of the ptxas at
+    a path; "compare": both, whose results must agree element by element, under each ptxas of a list.
+
     rewrite(ptx) -> ptx: what is executed instead. Raises ValueError for a chip whose instructions the machine does not
     know, RuntimeError where Triton is in its interpreter.
     """
@@ -262,7 +275,10 @@ def executed(
         raise ValueError(f"executed({chip!r}): choose one of {', '.join(CHIPS)}")
     if knobs.runtime.interpret or os.environ.get("TRITON_INTERPRET", "0") == "1":
         raise RuntimeError("Triton is in its interpreter (TRITON_INTERPRET=1): start a process without it")
-    machine = Machine(CHIPS[chip], checks=checks, raising=raising, programs=programs, seed=seed, rewrite=rewrite)
+    code = MachineCode(chip, ptxas, compare=machine_code == "compare") if machine_code else None
+    machine = Machine(
+        CHIPS[chip], checks=checks, raising=raising, programs=programs, seed=seed, rewrite=rewrite, machine_code=code
+    )
     with contextlib.ExitStack() as stack:
         stack.callback(setattr, driver, "_active", driver._active)
         driver.set_active(machine)

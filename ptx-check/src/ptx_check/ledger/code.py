@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,8 @@ class Instruction:
     """Whether the next instruction is never the one that follows it: an unconditional branch or an exit."""
     stall: int = 0
     """Cycles until the warp's next instruction may be issued, as NVIDIA's compiler tells the scheduler."""
+    guard: str = ""
+    """The predicate without which it does nothing, as @!P0."""
 
     @property
     def name(self) -> str:
@@ -43,6 +46,8 @@ class Loop:
 class Function:
     name: str
     instructions: tuple[Instruction, ...]
+    labels: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """Addresses of what is named in the code."""
 
     @functools.cached_property
     def loops(self) -> tuple[Loop, ...]:

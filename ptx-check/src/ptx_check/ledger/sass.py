@@ -8,7 +8,7 @@ from pathlib import Path
 from ptx_check.ledger.code import Function, Instruction
 
 _SECTION = re.compile(r"^\s*\.section\s+\.text\.([^,\s]+)")
-_LABEL = re.compile(r"^(\.L_\w+):")
+_LABEL = re.compile(r"^(\.L_\w+|\$[\w$]+):")
 _LINE = re.compile(
     r"^\s+/\*(?P<address>[0-9a-f]{4,})\*/\s+(?P<guard>@!?U?P\w+\s+)?(?P<opcode>[A-Z][\w.]*)(?P<operands>[^;]*);"
 )
@@ -68,7 +68,7 @@ def parse(text: str) -> list[Function]:
                 stall = _stall(lines[number + 1]) if number + 1 < len(lines) and _WORD.search(line) else 0
                 guard = (match["guard"] or "").strip()
                 rows.append((address, match["opcode"], match["operands"].strip(), guard, stall))
-        functions.append(Function(name, tuple(_instruction(row, labels) for row in rows)))
+        functions.append(Function(name, tuple(_instruction(row, labels) for row in rows), labels))
     return functions
 
 
@@ -89,7 +89,7 @@ def _instruction(row: tuple[int, str, str, str, int], labels: dict[str, int]) ->
         target = labels.get(label[1])
     # A branch may have its condition among the operands: BRA.U !UP0, `(.L_x_4)
     conditional = bool(guard) or (target is not None and not operands.startswith("`"))
-    return Instruction(address, opcode, operands, target, name in _LAST and not conditional, stall)
+    return Instruction(address, opcode, operands, target, name in _LAST and not conditional, stall, guard)
 
 
 def _stall(line: str) -> int:

@@ -1,0 +1,142 @@
+"""What a launch needs of a cubin: instructions, constants, where parameters go, memory of its own.
+
+The sections are those of NVIDIA's ELF files; .nv.info has attributes (format, number, size or value, payload), whose
+numbers cuobjdump --dump-elf names.
+"""
+
+import functools
+import struct
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ptx_check.ledger import sass
+
+_PARAMETERS, _PARAMETER, _STACK = 0x0A, 0x17, 0x12
+_SIZED = 4
+"""The format of attributes that have a payload."""
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """One kernel in machine code."""
+
+    name: str
+    text: str
+    """nvdisasm's."""
+    first: int
+    """Where parameters begin among the constants."""
+    parameters: tuple[tuple[int, int], ...]
+    """Of each its place behind `first` and its bytes."""
+    stack: int
+    """Bytes of local memory of a thread."""
+    tables: dict[int, bytes]
+    """Other banks of constants: tables of branches."""
+
+
+def assembled(ptx: str, chip: str, ptxas: str | None = None, options: tuple[str, ...] = ()) -> bytes:
+    """The cubin that Triton would have made of the PTX, or that the ptxas at this path makes."""
+    return _assembled(ptx, chip, ptxas or str(sass.tool("ptxas")), options)
+
+
+@functools.lru_cache(maxsize=256)
+def _assembled(ptx: str, chip: str, ptxas: str, options: tuple[str, ...]) -> bytes:
+    architecture = chip + "a" * (int(chip[3:]) >= 90)
+    with tempfile.TemporaryDirectory() as folder:
+        source, made = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
+        source.write_text(ptx)
+        words = [ptxas, "-lineinfo", "-v", *options, f"--gpu-name={architecture}", str(source), "-o", str(made)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ValueError(f"{ptxas} refuses the PTX for {chip}: {done.stderr.strip()[-300:]}")
+        return made.read_bytes()
+
+
+@functools.lru_cache(maxsize=256)
+def read(image: bytes) -> Cubin:
+    """Raises ValueError for what is no cubin of one kernel."""
+    if image[:4] != b"\x7fELF":
+        raise ValueError("no cubin: it does not begin as an ELF file")
+    sections = _sections(image)
+    names = [name.removeprefix(".text.") for name in sections if name.startswith(".text.")]
+    if len(names) != 1:
+        raise ValueError(f"a cubin of {len(names)} kernels, not of one")
+    name = names[0]
+    first, parameters, stack = 0, {}, 0
+    for part in (".nv.info", f".nv.info.{name}"):
+        for number, payload in _attributes(sections.get(part, b"")):
+            if number == _PARAMETERS:
+                first = struct.unpack_from("<IHH", payload)[1]
+            elif number == _PARAMETER:
+                _, ordinal, offset, word = struct.unpack("<IHHI", payload)
+                parameters[ordinal] = offset, word >> 18
+            elif number == _STACK:
+                stack = max(stack, struct.unpack("<II", payload)[1])
+    tables = {int(part.split(".")[2].removeprefix("constant")): _linked(sections, part)
+              for part in sections if part.startswith(".nv.constant") and not part.startswith(".nv.constant0")}  # fmt: skip
+    found = tuple(parameters[ordinal] for ordinal in sorted(parameters))
+    return Cubin(name, sass.disassemble(image), first, found, stack, tables)
+
+
+def _sections(image: bytes) -> dict[str, bytes]:
+    start, = struct.unpack_from("<Q", image, 40)
+    size, count, names = struct.unpack_from("<HHH", image, 58)
+    heads = [struct.unpack_from("<IIQQQQIIQQ", image, start + size * number) for number in range(count)]
+    strings = heads[names][4]
+
+    def called(head) -> str:
+        begin = strings + head[0]
+        return image[begin : image.index(b"\0", begin)].decode()
+
+    return {called(head): image[head[4] : head[4] + head[5]] for head in heads if head[1] != 8}
+
+
+def _attributes(data: bytes):
+    place = 0
+    while place + 4 <= len(data):
+        form, number, size = struct.unpack_from("<BBH", data, place)
+        place += 4
+        if form == _SIZED:
+            yield number, data[place : place + size]
+            place += size
+
+
+def _linked(sections: dict[str, bytes], name: str) -> bytes:
+    """A bank of constants with the addresses that the loader would put in; the code begins at 0."""
+    made = bytearray(sections[name])
+    entries = sections.get(f".rela{name}", b"")
+    for place in range(0, len(entries), 24):
+        offset, _, added = struct.unpack_from("<QQq", entries, place)
+        old, = struct.unpack_from("<I", made, offset)
+        struct.pack_into("<I", made, offset, (old + added) & 0xFFFFFFFF)
+    return bytes(made)
+
+
+def constants(cubin: Cubin, values: list[bytes], block: tuple[int, int, int], grid: tuple[int, int, int]) -> np.ndarray:
+    """Bank 0 as the driver fills it for a launch on sm_90."""
+    size = max([cubin.first, *(cubin.first + place + width for place, width in cubin.parameters)])
+    bank = np.zeros(-(-size // 8) * 8 + 64, np.uint8)
+
+    def put(place: int, data: bytes) -> None:
+        bank[place : place + len(data)] = np.frombuffer(data, np.uint8)
+
+    put(0, struct.pack("<6I", *block, *grid))
+    put(STACK_POINTER, struct.pack("<I", stack_of(cubin)))
+    put(WINDOW, struct.pack("<Q", GENERIC))
+    for (place, width), value in zip(cubin.parameters, values, strict=True):
+        if len(value) != width:
+            raise ValueError(f"a parameter of {len(value)} bytes, where the cubin takes {width}")
+        put(cubin.first + place, value)
+    return bank
+
+
+STACK_POINTER, WINDOW = 0x28, 0x198
+"""Where bank 0 has a thread's end of local memory, and the address by which parameters are seen as memory."""
+GENERIC = 0x7F00_0000_0000
+
+
+def stack_of(cubin: Cubin) -> int:
+    return -(-cubin.stack // 16) * 16
