@@ -12,7 +12,7 @@ from fasttfm.kernels.jit import Kernel
 
 
 def jit(function: Callable[..., Any]) -> Kernel:
-    """jit.jit() for Gluon, which has no interpreter; a TensorMap is given as a tensor_map.Mapped, not within a tuple."""
+    """jit.jit() for Gluon, which has no interpreter. A TensorMap is given as a tensor_map.Mapped, in no tuple."""
     return _GluonKernel(function)
 
 

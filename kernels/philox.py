@@ -235,7 +235,7 @@ def _upper_bits(word, lower, below, any_kept):
 
 @triton.jit
 def byte_bits(w0, w1, w2, w3, threshold):
-    """Sixteen bits of each block, uint32: of lane l bit 8 (l % 4) + 7 - l // 4, whether its byte is at least threshold."""
+    """Sixteen bits of each block, uint32: of lane l bit 8 (l % 4) + 7 - l // 4, whether it is at least threshold."""
     lower = (threshold & 127) * 0x01010101
     below = tl.where(threshold < 128, -1, 0).to(tl.uint32, bitcast=True)
     any_kept = tl.where(threshold < 256, 0x80808080, 0).to(tl.uint32)

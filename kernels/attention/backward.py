@@ -307,7 +307,9 @@ def _of_queries(
     """The launch that writes dQ and delta, with the arguments of hopper.backward_queries; tile as Backward takes it."""
     query, key, value = call.inputs
     of_queries = tile or BACKWARD_QUERIES(*call.size_class)
-    launch = _launch(call, _backward_queries, ceil_div(call.queries, of_queries.rows) * call.planes, of_queries, key, value)
+    launch = _launch(
+        call, _backward_queries, ceil_div(call.queries, of_queries.rows) * call.planes, of_queries, key, value
+    )
     placed = strides(query, key, value, out, grad, d_query), LineStrides(*lse.stride()[:2])
 
     def compute(*arguments: Any) -> None:
@@ -327,7 +329,8 @@ def _of_keys(
     """The launch that writes dK and dV, with the arguments of hopper.backward_keys; tile as Backward takes it."""
     query, key, value = call.inputs
     of_keys = tile or BACKWARD_KEYS(*call.size_class)
-    launch = _launch(call, _backward_keys, ceil_div(call.keys, of_keys.columns) * call.key_planes, of_keys, query, grad)
+    programs = ceil_div(call.keys, of_keys.columns) * call.key_planes
+    launch = _launch(call, _backward_keys, programs, of_keys, query, grad)
     placed = strides(query, key, value, grad, *gradients), LineStrides(*lse.stride()[:2])
 
     def compute(*arguments: Any) -> None:

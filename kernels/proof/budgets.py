@@ -60,10 +60,13 @@ _MOST_SPILLED = {
     # On an H100 tiles that spill as much were faster than those without.
     ("sm_90", "attention.short.backward"): 48,
     ("sm_90", "attention.backward.keys"): 8,
-    # Addresses of rows, kept from one tile of keys to the next: outside of the loops over queries, see broken_rules().
+    # Addresses of rows, kept from one work to the next: outside of the loops over tiles, see broken_rules().
     **{(chip, "attention.backward.heads"): 320 for chip in ("sm_80", "sm_89", "sm_90", "sm_120")},
+    ("sm_90", "attention.hopper.forward"): 40,
 }
 """Chip and kernel -> bytes that it may spill."""
+_OUTSIDE = ("attention.backward.heads", "attention.hopper")
+"""Kernels that may spill nothing in their loops over tiles."""
 
 
 def broken_rules(chip: Chip, case: CompileCase, measured: Resources, loops: Sequence[Usage] = ()) -> list[str]:
@@ -78,8 +81,8 @@ def broken_rules(chip: Chip, case: CompileCase, measured: Resources, loops: Sequ
         broken.append(f"takes {measured.shared} bytes of shared memory, {chip.name} has {chip.shared_memory}")
     if chip.capability >= 80 and measured.spill > _MOST_SPILLED.get((chip.name, kernel), 0):
         broken.append(f"spills {measured.spill} bytes: take a smaller tile or more warps")
-    if kernel == "attention.backward.heads" and any(loop.spilled for loop in loops):
-        broken.append("spills inside of a loop over queries: take a smaller tile or more warps")
+    if kernel.startswith(_OUTSIDE) and any(loop.spilled for loop in loops):
+        broken.append("spills inside of a loop over tiles: take a smaller tile or more warps")
     if case.matrix_product and chip.matrix_units and case.dtype != "fp32" and not measured.matrix:
         broken.append("has no matrix instruction: its product is computed with ordinary multiply-adds")
     if case.matrix_product and chip.capability and case.dtype == "fp32" and measured.matrix:

@@ -12,6 +12,7 @@ Arguments are written as Triton's own ahead-of-time compiler writes them:
     "*bf16", "*i64"    a pointer; 16-byte aligned, as torch allocates memory. None: the optional pointer is not given
     "i32:16", "i32"    an integer, known to divide by 16 (as usual model sizes do) or not; 1: Triton specialises on it
     "fp32"             a Python float
+    "map bf16 128x64"  a tensor map whose copies bring tiles of so many elements, for a kernel in Gluon
     ("*bf16", "*bf16") a tuple of any of these
     anything           for a parameter annotated tl.constexpr: its value
 """
@@ -51,7 +52,7 @@ class CompileCase:
     """One kernel with everything that Triton specialises on."""
 
     kernel: Any
-    """The @triton.jit function."""
+    """The @triton.jit function, or Gluon's."""
     name: str
     """Family, kernel, variant and tile, unique on a chip together with dtype, stable over time because the budgets are
     filed under it: "attention.forward/causal+dropout/D64/64x32w4s2"."""

@@ -18,6 +18,8 @@ def specialization(case: CompileCase) -> tuple[dict[str, Any], dict[tuple[int, .
         if constant or not isinstance(value, str):
             constants[path] = value
             return "constexpr"
+        if value.startswith("map "):
+            return _tensor_map(*value.split()[1:])
         kind, _, divisor = value.partition(":")
         if divisor or kind.startswith("*"):
             attributes[path] = [["tt.divisibility", 16]]
@@ -30,17 +32,29 @@ def specialization(case: CompileCase) -> tuple[dict[str, Any], dict[tuple[int, .
     return signature, constants, attributes
 
 
+def _tensor_map(dtype: str, block: str) -> str:
+    """The type of a tensor map as Triton writes it, with the layout that its tiles have in shared memory."""
+    from triton.experimental.gluon import language as gl
+
+    shape = [int(size) for size in block.split("x")]
+    layout = gl.NVMMASharedLayout.get_default_for(shape, gl.dtype(dtype))
+    return f"tensordesc<{dtype}{shape},{layout!r}>"
+
+
 def compiled(chip: Chip, case: CompileCase) -> Any:
     """Compile a case with triton.compile(); Triton must not be in its interpreter."""
     import triton
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
 
     from fasttfm.kernels.jit import OPTIONS
 
     target = GPUTarget("cuda", chip.capability, 32) if chip.capability else GPUTarget("hip", chip.name, chip.warp)
+    if case.kernel.is_gluon():
+        from triton.experimental.gluon._runtime import GluonASTSource as Source
+    else:
+        from triton.compiler import ASTSource as Source
     return triton.compile(
-        ASTSource(case.kernel, *specialization(case)),
+        Source(case.kernel, *specialization(case)),
         target=target,
         options={"num_warps": case.num_warps, "num_stages": case.num_stages, **OPTIONS},
     )

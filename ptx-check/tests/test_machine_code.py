@@ -77,6 +77,40 @@ def test_the_same_loop_on_a_newer_chip_takes_fewer_cycles_of_the_units_that_grew
     assert (loop.fp32, loop.imad, loop.tensor, loop.mufu) == (8, 4, 16, 24)
 
 
+ASYNCHRONOUS = (
+    "BAR.SYNC.DEFER_BLOCKING 0x0",
+    "WARPGROUP.ARRIVE",
+    *["HGMMA.64x64x16.F32.BF16 R8, gdesc[UR4].tnspA, R8"] * 3,
+    "HGMMA.64x64x16.F32.BF16 R8, gdesc[UR4].tnspA, R8, gsb0",
+    "WARPGROUP.DEPBAR.LE gsb0, 0x1",
+    *["MUFU.EX2 R8, R8"] * 2,
+    "FFMA R8, R8, R9, R10",
+    "MUFU.EX2 R8, R8",
+    *["FFMA R8, R8, R9, R10"] * 16,
+    "WARPGROUP.DEPBAR.LE gsb0, 0x0",
+)
+
+
+def test_loops_in_several_partitions_are_found_with_the_order_of_their_products():
+    """A table of branches leads to the consumers, of which one has more to do, and to a producer."""
+    partitions = [
+        part
+        for label, more in (("2", ()), ("4", ("MUFU.EX2 R9, R9",)))
+        for part in (f".L_x_{label}:", *ASYNCHRONOUS, *more, f"@!P0 BRA `(.L_x_{label})", "BRA `(.L_x_1)")
+    ]
+    producer = (".L_x_6:", *["LDS.128 R4, [R2]"] * 30, "@!P0 BRA `(.L_x_6)", "BRA `(.L_x_1)")
+    targets = '(*"BRANCH_TARGETS .L_x_2,.L_x_4,.L_x_6,.L_x_9"*)'
+    lines = (".L_x_1:", "LDS.U8 R2, [R0]", f"BRX R2 -0x1b0 {targets}", *partitions, *producer, ".L_x_9:", "EXIT")
+    (function,) = sass.parse(listing(*lines))
+    counted = count.count(function, "sm_90", warps=12)
+    assert counted.products
+    order = "B A H4 | W1 E3 W0"
+    assert counted.orders == (order, f"{order} E1")
+    assert [loop.instructions for loop in counted.loops] == [29, 30]
+    (function,) = sass.parse(listing(*LOOP))
+    assert count.count(function, "sm_80", warps=4).orders == ("",)
+
+
 def nested(inner: int) -> str:
     """A loop in a loop; `inner` additions in the inner one, which reads memory."""
     return listing(

@@ -483,7 +483,7 @@ def test_faults_name_the_python_line():
 
 
 @pytest.mark.parametrize("line", ["tcgen05.cp.cta_group::1.128x256b [%r1], %rd1;",
-                                  "mbarrier.arrive.shared::cta.b64 %rd1, [%r1];", "bar.sync 1, 64;"])  # fmt: skip
+                                  "mbarrier.arrive.shared::cta.b64 %rd1, [%r1];", "bar.arrive 1, 64;"])  # fmt: skip
 def test_what_the_machine_has_not_is_refused_by_name(line):
     with pytest.raises(Unsupported, match=line.split(" ")[0]):
         run(f"mov.u32 %r1, %tid.x;\n{line}", shared=64)

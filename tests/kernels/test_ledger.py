@@ -119,7 +119,7 @@ def test_a_search_ranks_spills_before_the_bound_and_what_does_not_fit_last():
 
 def test_a_record_holds_every_loop_and_names_its_columns(tmp_path):
     loop = Usage(instructions=100, issue=100.0, tensor=160.0)
-    found = Counted(Resources(64, 0, 1024, 8, bound=2.5), Count((loop,), Usage(), True), 4)
+    found = Counted(Resources(64, 0, 1024, 8, bound=2.5), Count((loop,), Usage(), True, ("H4 | W0",)), 4)
     case = usual()
     record.write(tmp_path / "ledger.jsonl", {"sm_80": [record.entry_of(SM_80, case, found)]})
     (line,) = records.read(tmp_path / "ledger.jsonl")  # which holds it against its schema
@@ -132,6 +132,7 @@ def test_a_record_holds_every_loop_and_names_its_columns(tmp_path):
     elements = work.elements(SM_80, case)
     values = dict(zip(line["columns"], entry["loops"][0]))
     assert (entry["case"], values["instructions"], values["by"]) == (case.name, 100, "tensor")
+    assert entry["orders"] == ["H4 | W0"]
     assert values["bound"] == values["tensor"] == pytest.approx(160 / elements, abs=0.01)
 
 
@@ -188,7 +189,7 @@ def test_a_table_has_a_line_a_loop_and_one_for_the_rest():
     )
     head, first, rest = ledger_report.table([(SM_80, usual(), found)]).splitlines()
     assert [line.split()[3:5] for line in (first, rest)] == [["1", "40"], ["-", "9"]]
-    assert head.split()[-1] == "occupancy"
+    assert head.split()[-1] == "order"
 
 
 def test_row_kernels_stand_beside_the_bandwidth():

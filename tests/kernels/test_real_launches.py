@@ -1,5 +1,6 @@
 """Launches on a device, which the interpreter goes around: what Triton is made to compile, and what is started."""
 
+import json
 import os
 import subprocess
 import sys
@@ -27,3 +28,18 @@ def test_a_batch_of_another_shape_compiles_nothing_anew(chip, kind):
 
 def test_a_kernel_that_was_launched_before_is_started_with_the_arguments_of_now():
     assert run("launched_again.py") == "23 launches, 10 of them by Triton\n"
+
+
+def test_a_specialised_kernel_in_gluon_is_a_case_that_compiles_as_it_is_launched():
+    told = json.loads(run("gluon_case.py"))
+    order = "B A H4 | W0 B"
+    assert told == {
+        "registers": 168,  # 12 warps' share, from which consumers take
+        "matrix": 8,
+        "broken": [],
+        "loops": [128.0, 128.0],  # the consumers': the producer multiplies nothing
+        "orders": [order, order],
+        "counted again": True,
+        "as launched": True,
+        "last cells": [order, order, ""],
+    }

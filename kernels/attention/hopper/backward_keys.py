@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from fasttfm.kernels.attention import steps as plain
-from fasttfm.kernels.attention.hopper import steps
+from fasttfm.kernels.attention.hopper import schedule, steps, transposed_dropout
 from fasttfm.kernels.attention.hopper.rule import heads_of, section_of
 from fasttfm.kernels.attention.hopper.steps import Origin
 from fasttfm.kernels.attention.launch import Call, strides
@@ -39,7 +39,6 @@ from fasttfm.kernels.parameter import Float32Pointer, Pointer, Strides, TensorMa
 from fasttfm.kernels.philox import LEVELS, with_seed
 from fasttfm.kernels.tensor_map import Mapped
 from fasttfm.kernels.tiles.table import Tile
-
 
 _LEVELS = gl.constexpr(LEVELS)
 
@@ -68,9 +67,16 @@ class Work(NamedTuple):
     head: Any
     """Of keys."""
     first_key: Any
+    """Negative in a turn without work."""
     first_row: Any
     end: Any
     """Queries from first_row to it see some of the keys, if any."""
+
+
+@gluon.jit
+def _works(problem, planes, section, COLUMNS: gl.constexpr):
+    """How many numbers there are."""
+    return schedule.turns((problem.sizes.S + COLUMNS - 1) // COLUMNS, planes, section, gl.num_programs(0))
 
 
 @gluon.jit
@@ -80,8 +86,8 @@ def _work_of(
 ):  # fmt: skip
     """The Work of this number."""
     tiles = (problem.sizes.S + COLUMNS - 1) // COLUMNS
-    last, plane = steps.place(number, tiles, planes, section, COLUMNS)
-    first_key = (tiles - 1) * COLUMNS - last
+    row, plane = schedule.place(number, tiles, planes, section, gl.num_programs(0), COLUMNS)
+    first_key = (tiles - 1) * COLUMNS - row  # the first keys have the most queries
     head = plain.locate(plane, plain.sizes_of_keys(problem.sizes, GROUP), problem.spans)
     first_row = 0
     if CAUSAL:
@@ -99,31 +105,31 @@ def _copy(
     # Kept weights are scaled when all is summed: until then delta is to be as much smaller.
     kept = 1.0 - problem.dropout.threshold * (1.0 / _LEVELS)
     L: gl.constexpr = gl.BlockedLayout([ROWS // 32], [32], [1], [0])
-    works = (problem.sizes.S + COLUMNS - 1) // COLUMNS * planes
     turn = 0
     tile = 0
-    for number in range(gl.program_id(0), works, gl.num_programs(0)):
+    for number in range(gl.program_id(0), _works(problem, planes, section, COLUMNS), gl.num_programs(0)):
         work = _work_of(number, planes, problem, section, CAUSAL, GROUP, ROWS, COLUMNS)
-        steps.await_place(rings.k, turn, k.nbytes_per_cta + v.nbytes_per_cta, 1)
-        steps.copy(rings.k, turn, k, origins.k, work.head, work.first_key, 1)
-        steps.copy(rings.v, turn, v, origins.v, work.head, work.first_key, 1)
-        for member in range(GROUP):
-            reader = plain.member_of(work.head, member, GROUP)
-            line = plain.line_of(lse_strides, reader, 0)
-            for first in range(work.first_row, work.end, ROWS):
-                rows = first + gl.arange(0, ROWS, L)
-                inside = rows < reader.queries  # of others queries and gradients arrive as zero: they add nothing
-                lse = gl.load(lines[0] + line + rows, mask=inside, other=0.0)
-                delta = gl.load(lines[1] + line + rows, mask=inside, other=0.0) * kept
-                steps.await_place(rings.q, tile, q.nbytes_per_cta + dout.nbytes_per_cta, STAGES)
-                steps.copy(rings.q, tile, q, origins.q, reader, first, STAGES)
-                steps.copy(rings.dout, tile, dout, origins.dout, reader, first, STAGES)
-                slot = tile % STAGES
-                rings.lines.index(2 * slot).store(lse)
-                rings.lines.index(2 * slot + 1).store(delta)
-                mbarrier.arrive(rings.q.full.index(slot))
-                tile += 1
-        turn += 1
+        if work.first_key >= 0:
+            steps.await_place(rings.k, turn, k.nbytes_per_cta + v.nbytes_per_cta, 1)
+            steps.copy(rings.k, turn, k, origins.k, work.head, work.first_key, 1)
+            steps.copy(rings.v, turn, v, origins.v, work.head, work.first_key, 1)
+            for member in range(GROUP):
+                reader = plain.member_of(work.head, member, GROUP)
+                line = plain.line_of(lse_strides, reader, 0)
+                for first in range(work.first_row, work.end, ROWS):
+                    rows = first + gl.arange(0, ROWS, L)
+                    inside = rows < reader.queries  # of others queries and gradients arrive as zero: they add nothing
+                    lse = gl.load(lines[0] + line + rows, mask=inside, other=0.0)
+                    delta = gl.load(lines[1] + line + rows, mask=inside, other=0.0) * kept
+                    steps.await_place(rings.q, tile, q.nbytes_per_cta + dout.nbytes_per_cta, STAGES)
+                    steps.copy(rings.q, tile, q, origins.q, reader, first, STAGES)
+                    steps.copy(rings.dout, tile, dout, origins.dout, reader, first, STAGES)
+                    slot = tile % STAGES
+                    rings.lines.index(2 * slot).store(lse)
+                    rings.lines.index(2 * slot + 1).store(delta)
+                    mbarrier.arrive(rings.q.full.index(slot))
+                    tile += 1
+            turn += 1
 
 
 @gluon.jit
@@ -144,63 +150,63 @@ def _gather(
         dropout = with_seed(dropout)
     scale = problem.scale * plain.LOG2E
     zeros = gl.zeros([64, ROWS], gl.float32, S_L)
-    works = (problem.sizes.S + COLUMNS - 1) // COLUMNS * planes
     turn = 0
     tile = 0
-    for number in range(gl.program_id(0), works, gl.num_programs(0)):
+    for number in range(gl.program_id(0), _works(problem, planes, section, COLUMNS), gl.num_programs(0)):
         work = _work_of(number, planes, problem, section, CAUSAL, GROUP, ROWS, COLUMNS)
-        first_key = work.first_key + 64 * WORKER
-        # of the first query that sees the first key, and the last one
-        border = first_key - problem.masking.causal_offset
-        steps.await_tile(rings.k, turn, 1)
-        keys = steps.tile_of(rings.k, turn, 1, [COLUMNS, D]).slice(64 * WORKER, 64)
-        values = steps.tile_of(rings.v, turn, 1, [COLUMNS, D]).slice(64 * WORKER, 64)
-        dk = gl.zeros([64, D], gl.float32, O_L)
-        dv = gl.zeros([64, D], gl.float32, O_L)
-        steps.await_tile(rings.q, tile, STAGES, work.first_row < work.end)
-        for member in range(GROUP):
-            for first in range(work.first_row, work.end, ROWS):
-                queries = steps.tile_of(rings.q, tile, STAGES, [ROWS, D])
-                douts = steps.tile_of(rings.dout, tile, STAGES, [ROWS, D])
-                s_token = warpgroup_mma(keys, queries.permute([1, 0]), zeros, use_acc=False, is_async=True)
-                dp_token = warpgroup_mma(values, douts.permute([1, 0]), zeros, use_acc=False, is_async=True)
-                lse = rings.lines.index(tile % STAGES * 2).load(LINE)
-                if DROP:
-                    plane = work.head.plane * GROUP + member
-                    word = steps.draw_transposed(dropout, plane, first, first_key)
-                s = warpgroup_mma_wait(1, [s_token])
-                p = gl.exp2(s * scale - lse[None, :])
-                if CAUSAL:
-                    if first < border + 63:
-                        rows = first + gl.arange(0, ROWS, LINE)
-                        at = border + gl.arange(0, 64, gl.SliceLayout(1, S_L))
-                        p = gl.where(rows[None, :] >= at[:, None], p, 0.0)
-                kept = p.to(element)
-                if DROP:
-                    p = steps.mark_transposed(p, word)
-                    kept = steps.kept_transposed(p, element)
-                weights = gl.convert_layout(kept, P_L)
-                # A wait is a branch, across which ptxas moves nothing: else the exponentials sink behind that for dP.
-                steps.await_tile(rings.q, tile + 1, STAGES, (first + ROWS < work.end) | (member + 1 < GROUP))
-                dv_token = warpgroup_mma(weights, douts, dv, is_async=True)
-                delta = rings.lines.index(tile % STAGES * 2 + 1).load(LINE)
-                dp = warpgroup_mma_wait(1, [dp_token])
-                ds = p * (dp - delta[None, :])
-                if DROP:
-                    ds = gl.maximum(p, 0.0) * dp - gl.abs(p) * delta[None, :]
-                ds = gl.convert_layout(ds.to(element), P_L)
-                dk_token = warpgroup_mma(ds, queries, dk, is_async=True)
-                dv, dk, weights, ds = warpgroup_mma_wait(0, [dv_token, dk_token, weights, ds])
-                steps.release(rings.q, tile, STAGES)
-                tile += 1
-        steps.release(rings.k, turn, 1)
-        turn += 1
-        at = first_key + gl.arange(0, 64, gl.SliceLayout(1, O_L))
-        seen = (at < work.head.visible)[:, None]
-        dk = gl.where(seen, dk * (problem.scale * dropout.keep_scale), 0.0)
-        dv = gl.where(seen, dv * dropout.keep_scale, 0.0)
-        steps.store(dk_out, out_strides[0], dk.to(element), work.head, 0, at, work.head.keys)
-        steps.store(dv_out, out_strides[1], dv.to(element), work.head, 0, at, work.head.keys)
+        if work.first_key >= 0:
+            first_key = work.first_key + 64 * WORKER
+            # of the first query that sees the first key, and the last one
+            border = first_key - problem.masking.causal_offset
+            steps.await_tile(rings.k, turn, 1)
+            keys = steps.tile_of(rings.k, turn, 1, [COLUMNS, D]).slice(64 * WORKER, 64)
+            values = steps.tile_of(rings.v, turn, 1, [COLUMNS, D]).slice(64 * WORKER, 64)
+            dk = gl.zeros([64, D], gl.float32, O_L)
+            dv = gl.zeros([64, D], gl.float32, O_L)
+            steps.await_tile(rings.q, tile, STAGES, work.first_row < work.end)
+            for member in range(GROUP):
+                for first in range(work.first_row, work.end, ROWS):
+                    queries = steps.tile_of(rings.q, tile, STAGES, [ROWS, D])
+                    douts = steps.tile_of(rings.dout, tile, STAGES, [ROWS, D])
+                    s_token = warpgroup_mma(keys, queries.permute([1, 0]), zeros, use_acc=False, is_async=True)
+                    dp_token = warpgroup_mma(values, douts.permute([1, 0]), zeros, use_acc=False, is_async=True)
+                    lse = rings.lines.index(tile % STAGES * 2).load(LINE)
+                    if DROP:
+                        plane = work.head.plane * GROUP + member
+                        word = transposed_dropout.draw(dropout, plane, first, first_key)
+                    s = warpgroup_mma_wait(1, [s_token])
+                    p = gl.exp2(s * scale - lse[None, :])
+                    if CAUSAL:  # noqa: SIM102 Triton reads both sides of `and`
+                        if first < border + 63:
+                            rows = first + gl.arange(0, ROWS, LINE)
+                            at = border + gl.arange(0, 64, gl.SliceLayout(1, S_L))
+                            p = gl.where(rows[None, :] >= at[:, None], p, 0.0)
+                    kept = p.to(element)
+                    if DROP:
+                        p = transposed_dropout.mark(p, word)
+                        kept = transposed_dropout.kept(p, element)
+                    weights = gl.convert_layout(kept, P_L)
+                    # A wait is a branch, across which ptxas moves nothing: else exponentials sink behind that for dP.
+                    steps.await_tile(rings.q, tile + 1, STAGES, (first + ROWS < work.end) | (member + 1 < GROUP))
+                    dv_token = warpgroup_mma(weights, douts, dv, is_async=True)
+                    delta = rings.lines.index(tile % STAGES * 2 + 1).load(LINE)
+                    dp = warpgroup_mma_wait(1, [dp_token])
+                    ds = p * (dp - delta[None, :])
+                    if DROP:
+                        ds = gl.maximum(p, 0.0) * dp - gl.abs(p) * delta[None, :]
+                    ds = gl.convert_layout(ds.to(element), P_L)
+                    dk_token = warpgroup_mma(ds, queries, dk, is_async=True)
+                    dv, dk, weights, ds = warpgroup_mma_wait(0, [dv_token, dk_token, weights, ds])
+                    steps.release(rings.q, tile, STAGES)
+                    tile += 1
+            steps.release(rings.k, turn, 1)
+            turn += 1
+            at = first_key + gl.arange(0, 64, gl.SliceLayout(1, O_L))
+            seen = (at < work.head.visible)[:, None]
+            dk = gl.where(seen, dk * (problem.scale * dropout.keep_scale), 0.0)
+            dv = gl.where(seen, dv * dropout.keep_scale, 0.0)
+            steps.store(dk_out, out_strides[0], dk.to(element), work.head, 0, at, work.head.keys)
+            steps.store(dv_out, out_strides[1], dv.to(element), work.head, 0, at, work.head.keys)
 
 
 @jit
@@ -209,7 +215,7 @@ def _backward_keys(
     delta: Float32Pointer, origins: Origins, strides: Strides, lse_strides: LineStrides, problem: Problem,
     planes: Varying, section: Varying,
     D: gl.constexpr, CAUSAL: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
-    STAGES: gl.constexpr, REGISTERS: gl.constexpr, COPY_REGISTERS: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
     """Writes dk and dv."""
     lines = gl.allocate_shared_memory(gl.float32, [2 * STAGES, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
@@ -225,7 +231,7 @@ def _backward_keys(
             (_copy, (copied, CAUSAL, GROUP, ROWS, COLUMNS, STAGES)),
         ],
         [4, 1],
-        [REGISTERS, COPY_REGISTERS],
+        [240, 24],  # registers of a thread of the second group and of the copying warp; the first has what is left
     )
 
 
@@ -239,11 +245,10 @@ class BackwardKeys:
         self._origins = tuple(x.origin for x in heads)
         works = ceil_div(call.keys, tile.columns) * call.key_planes
         constants = {name: call.constants[name] for name in ("D", "CAUSAL", "GROUP")}
-        constants |= {**tile.sizes, "STAGES": tile.stages, "REGISTERS": 240, "COPY_REGISTERS": 24}
-        constants |= {"num_warps": tile.warps // 2, "num_stages": tile.stages}
+        constants |= tile.options() | {"STAGES": tile.stages}
         self._launch = Launch(_backward_keys, (min(works, call.chip.processors),), constants)
         self._strides = strides(*gradients), LineStrides(*lse.stride()[:2])
-        self._numbers = call.key_planes, max(1, section_of(call) // call.constants["GROUP"])
+        self._numbers = call.key_planes, section_of(call) // call.constants["GROUP"]
         blocks = tile.rows, tile.columns, tile.columns, tile.rows
         self._maps = [x.mapped(rows, width) for x, rows in zip(heads, blocks)]
 

@@ -5,8 +5,8 @@ The works, the copying warp and the two warp groups are the forward pass'. A ste
     S(t + 1) = Q K(t + 1)^T begins      dP(t + 1) = dO V(t + 1)^T begins      dQ += dS(t) K(t) begins
     dS(t + 1) of S(t + 1) and dP(t + 1)      dQ has ended
 
-so that the tensor cores compute dQ while the exponentials are taken. Three products of 64 x COLUMNS x D numbers a group:
-for D = 64, 12 cycles a score of a thread. Not run on a GPU.
+so that the tensor cores compute dQ while the exponentials are taken. Three products of 64 x COLUMNS x D numbers a
+group: for D = 64, 12 cycles a score of a thread. Not run on a GPU.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
+    mbarrier,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -64,19 +65,20 @@ def _copy(
     q, k, v, out, dout = maps
     turn = 0
     tile = 0
-    for number in range(gl.program_id(0), steps.works(problem, planes, ROWS), gl.num_programs(0)):
+    for number in range(gl.program_id(0), steps.turns(problem, planes, section, ROWS), gl.num_programs(0)):
         work = steps.work_of(number, planes, problem, section, CAUSAL, ROWS, COLUMNS)
-        shared = plain.keys_of(work.head, GROUP)
-        steps.await_place(rings.q, turn, q.nbytes_per_cta + out.nbytes_per_cta + dout.nbytes_per_cta, 1)
-        steps.copy(rings.q, turn, q, origins.q, work.head, work.first_row, 1)
-        steps.copy(rings.out, turn, out, origins.out, work.head, work.first_row, 1)
-        steps.copy(rings.dout, turn, dout, origins.dout, work.head, work.first_row, 1)
-        for t in range(work.tiles - 1, -1, -1):
-            steps.await_place(rings.k, tile, k.nbytes_per_cta + v.nbytes_per_cta, STAGES)
-            steps.copy(rings.k, tile, k, origins.k, shared, t * COLUMNS, STAGES)
-            steps.copy(rings.v, tile, v, origins.v, shared, t * COLUMNS, STAGES)
-            tile += 1
-        turn += 1
+        if work.first_row < work.head.queries:
+            shared = plain.keys_of(work.head, GROUP)
+            steps.await_place(rings.q, turn, q.nbytes_per_cta + out.nbytes_per_cta + dout.nbytes_per_cta, 1)
+            steps.copy(rings.q, turn, q, origins.q, work.head, work.first_row, 1)
+            steps.copy(rings.out, turn, out, origins.out, work.head, work.first_row, 1)
+            steps.copy(rings.dout, turn, dout, origins.dout, work.head, work.first_row, 1)
+            for t in range(work.tiles - 1, -1, -1):
+                steps.await_place(rings.k, tile, k.nbytes_per_cta + v.nbytes_per_cta, STAGES)
+                steps.copy(rings.k, tile, k, origins.k, shared, t * COLUMNS, STAGES)
+                steps.copy(rings.v, tile, v, origins.v, shared, t * COLUMNS, STAGES)
+                tile += 1
+            turn += 1
 
 
 @gluon.constexpr_function
@@ -159,65 +161,69 @@ def _scatter(
     turn = 0
     tile = 0
     clearings = 0
-    for number in range(gl.program_id(0), steps.works(problem, planes, ROWS), gl.num_programs(0)):
+    for number in range(gl.program_id(0), steps.turns(problem, planes, section, ROWS), gl.num_programs(0)):
         work = steps.work_of(number, planes, problem, section, CAUSAL, ROWS, COLUMNS)
-        head = work.head
-        first_row = work.first_row + 64 * WORKER
-        numbers = first_row + gl.arange(0, 64, gl.SliceLayout(1, S_L))
-        limit = head.visible
-        if CAUSAL:
-            limit = gl.minimum(numbers + (problem.masking.causal_offset + 1), limit)[:, None]
-        line = plain.line_of(lse_strides, head, 0) + numbers
-        inside = numbers < head.queries
-        lse_of_rows = gl.load(lse + line, mask=inside, other=0.0)
-        steps.await_tile(rings.q, turn, 1)
-        queries = steps.tile_of(rings.q, turn, 1, OWN).slice(64 * WORKER, 64)
-        outs = steps.tile_of(rings.out, turn, 1, OWN).slice(64 * WORKER, 64)
-        douts = steps.tile_of(rings.dout, turn, 1, OWN).slice(64 * WORKER, 64)
-        delta_of_rows = _delta(outs, douts, S_L)
-        gl.store(delta + line, delta_of_rows, mask=inside)
-        rows = Rows(head.plane, first_row, lse_of_rows, delta_of_rows, work.free, limit, scale, dropout)
+        if work.first_row < work.head.queries:
+            head = work.head
+            first_row = work.first_row + 64 * WORKER
+            numbers = first_row + gl.arange(0, 64, gl.SliceLayout(1, S_L))
+            limit = head.visible
+            if CAUSAL:
+                limit = gl.minimum(numbers + (problem.masking.causal_offset + 1), limit)[:, None]
+            line = plain.line_of(lse_strides, head, 0) + numbers
+            inside = numbers < head.queries
+            lse_of_rows = gl.load(lse + line, mask=inside, other=0.0)
+            steps.await_tile(rings.q, turn, 1)
+            queries = steps.tile_of(rings.q, turn, 1, OWN).slice(64 * WORKER, 64)
+            outs = steps.tile_of(rings.out, turn, 1, OWN).slice(64 * WORKER, 64)
+            douts = steps.tile_of(rings.dout, turn, 1, OWN).slice(64 * WORKER, 64)
+            delta_of_rows = _delta(outs, douts, S_L)
+            gl.store(delta + line, delta_of_rows, mask=inside)
+            rows = Rows(head.plane, first_row, lse_of_rows, delta_of_rows, work.free, limit, scale, dropout)
 
-        column = (work.tiles - 1) * COLUMNS
-        steps.await_tile(rings.k, tile, STAGES)
-        keys = steps.tile_of(rings.k, tile, STAGES, KEYS)
-        values = steps.tile_of(rings.v, tile, STAGES, KEYS)
-        if problem.spans[0] is not None:  # where a head's keys end before its tensor's, others follow them
-            if column + COLUMNS > head.visible:
-                steps.clear(rings.k, cleared, tile, clearings, column, head.visible, WORKER, DROP, KEYS, STAGES)
-                clearings += 1
-        s_token = warpgroup_mma(queries, keys.permute([1, 0]), zeros, use_acc=False, is_async=True)
-        dp_token = warpgroup_mma(douts, values.permute([1, 0]), zeros, use_acc=False, is_async=True)
-        words = _draw(rows, column, COLUMNS, DROP)
-        s, dp = warpgroup_mma_wait(0, [s_token, dp_token])
-        ds = _slopes(s, dp, words, rows, column, DROP, A_L, element)
-        acc = gl.zeros([64, D], gl.float32, O_L)
-        steps.await_tile(rings.k, tile + 1, STAGES, work.tiles > 1)
-        for _ in range(1, work.tiles):
-            column -= COLUMNS
+            column = (work.tiles - 1) * COLUMNS
+            steps.await_tile(rings.k, tile, STAGES)
             keys = steps.tile_of(rings.k, tile, STAGES, KEYS)
-            next_keys = steps.tile_of(rings.k, tile + 1, STAGES, KEYS)
-            values = steps.tile_of(rings.v, tile + 1, STAGES, KEYS)
-            s_token = warpgroup_mma(queries, next_keys.permute([1, 0]), zeros, use_acc=False, is_async=True)
+            values = steps.tile_of(rings.v, tile, STAGES, KEYS)
+            # Where a head's keys end before its tensor's, others follow them.
+            if problem.spans[0] is not None:  # noqa: SIM102 Triton reads both sides of `and`
+                if column + COLUMNS > head.visible:
+                    steps.clear(keys, column, head.visible, KEYS, WORKER, DROP)
+                    mbarrier.arrive(cleared)
+                    mbarrier.wait(cleared, clearings & 1)
+                    clearings += 1
+            s_token = warpgroup_mma(queries, keys.permute([1, 0]), zeros, use_acc=False, is_async=True)
             dp_token = warpgroup_mma(douts, values.permute([1, 0]), zeros, use_acc=False, is_async=True)
-            token = warpgroup_mma(ds, keys, acc, is_async=True)
-            next_words = _draw(rows, column, COLUMNS, DROP)
-            s, dp = warpgroup_mma_wait(1, [s_token, dp_token])
-            following = _slopes(s, dp, next_words, rows, column, DROP, A_L, element)
-            # A wait is a branch, across which ptxas moves nothing: else the exponentials sink behind that for dQ.
-            steps.await_tile(rings.k, tile + 2, STAGES, column > 0)
-            acc, ds, following = warpgroup_mma_wait(0, [token, ds, following])
+            words = _draw(rows, column, COLUMNS, DROP)
+            s, dp = warpgroup_mma_wait(0, [s_token, dp_token])
+            ds = _slopes(s, dp, words, rows, column, DROP, A_L, element)
+            acc = gl.zeros([64, D], gl.float32, O_L)
+            steps.await_tile(rings.k, tile + 1, STAGES, work.tiles > 1)
+            for _ in range(1, work.tiles):
+                column -= COLUMNS
+                keys = steps.tile_of(rings.k, tile, STAGES, KEYS)
+                next_keys = steps.tile_of(rings.k, tile + 1, STAGES, KEYS)
+                values = steps.tile_of(rings.v, tile + 1, STAGES, KEYS)
+                s_token = warpgroup_mma(queries, next_keys.permute([1, 0]), zeros, use_acc=False, is_async=True)
+                dp_token = warpgroup_mma(douts, values.permute([1, 0]), zeros, use_acc=False, is_async=True)
+                token = warpgroup_mma(ds, keys, acc, is_async=True)
+                next_words = _draw(rows, column, COLUMNS, DROP)
+                s, dp = warpgroup_mma_wait(1, [s_token, dp_token])
+                following = _slopes(s, dp, next_words, rows, column, DROP, A_L, element)
+                # A wait is a branch, across which ptxas moves nothing: else the exponentials sink behind that for dQ.
+                steps.await_tile(rings.k, tile + 2, STAGES, column > 0)
+                acc, ds, following = warpgroup_mma_wait(0, [token, ds, following])
+                steps.release(rings.k, tile, STAGES)
+                ds = following
+                tile += 1
+            steps.release(rings.q, turn, 1)
+            acc = warpgroup_mma(ds, steps.tile_of(rings.k, tile, STAGES, KEYS), acc, is_async=True)
+            acc, ds = warpgroup_mma_wait(0, [acc, ds])
             steps.release(rings.k, tile, STAGES)
-            ds = following
             tile += 1
-        steps.release(rings.q, turn, 1)
-        acc = warpgroup_mma(ds, steps.tile_of(rings.k, tile, STAGES, KEYS), acc, is_async=True)
-        acc, ds = warpgroup_mma_wait(0, [acc, ds])
-        steps.release(rings.k, tile, STAGES)
-        tile += 1
-        turn += 1
-        at = first_row + gl.arange(0, 64, gl.SliceLayout(1, O_L))
-        steps.store(dq, out_strides, (acc * problem.scale).to(element), head, 0, at, head.queries)
+            turn += 1
+            at = first_row + gl.arange(0, 64, gl.SliceLayout(1, O_L))
+            steps.store(dq, out_strides, (acc * problem.scale).to(element), head, 0, at, head.queries)
 
 
 @jit
@@ -226,7 +232,7 @@ def _backward_queries(
     delta: Float32Pointer, origins: Origins, strides: Strides, lse_strides: LineStrides, problem: Problem,
     planes: Varying, section: Varying,
     D: gl.constexpr, CAUSAL: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
-    STAGES: gl.constexpr, REGISTERS: gl.constexpr, COPY_REGISTERS: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
     """Writes dq and delta."""
     q_ring, k_ring = steps.ring(q, 1), steps.ring(k, STAGES)
@@ -244,7 +250,7 @@ def _backward_queries(
             (_copy, (copied, CAUSAL, GROUP, ROWS, COLUMNS, STAGES)),
         ],
         [4, 1],
-        [REGISTERS, COPY_REGISTERS],
+        [240, 24],  # registers of a thread of the second group and of the copying warp; the first has what is left
     )
 
 
@@ -258,8 +264,7 @@ class BackwardQueries:
         self._origins = tuple(x.origin for x in heads)
         works = ceil_div(call.queries, tile.rows) * call.planes
         constants = {name: call.constants[name] for name in ("D", "CAUSAL", "GROUP")}
-        constants |= {**tile.sizes, "STAGES": tile.stages, "REGISTERS": 240, "COPY_REGISTERS": 24}
-        constants |= {"num_warps": tile.warps // 2, "num_stages": tile.stages}
+        constants |= tile.options() | {"STAGES": tile.stages}
         self._launch = Launch(_backward_queries, (min(works, call.chip.processors),), constants)
         self._strides = strides(d_query), LineStrides(*lse.stride()[:2])
         self._numbers = call.planes, section_of(call)

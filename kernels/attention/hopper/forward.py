@@ -51,7 +51,7 @@ def _copy(
     q, k, v, rings, origins, problem, planes, section = given
     turn = 0
     tile = 0
-    for number in range(gl.program_id(0), steps.works(problem, planes, ROWS), gl.num_programs(0)):
+    for number in range(gl.program_id(0), steps.turns(problem, planes, section, ROWS), gl.num_programs(0)):
         work = steps.work_of(number, planes, problem, section, CAUSAL, ROWS, COLUMNS)
         if work.first_row < work.head.queries:
             shared = plain.keys_of(work.head, GROUP)
@@ -151,24 +151,6 @@ def _step(rings, rows, sums, tile, column, CHECKED: gl.constexpr, DROP: gl.const
 
 
 @device
-def _clear(
-    rings, cleared, tile, clearings, column, visible, WORKER: gl.constexpr, SPREAD: gl.constexpr, T: gl.constexpr
-):
-    """Zeroes a tile's values where they are not visible, each worker a half: 0 times what lies there may be NaN."""
-    ROWS: gl.constexpr = T.COLUMNS // 2
-    L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // T.D, T.D // 8], [4, 1], [1, 0])
-    steps.await_tile(rings.v, tile, T.STAGES)
-    half = steps.tile_of(rings.v, tile, T.STAGES, [T.COLUMNS, T.D]).slice(WORKER * ROWS, ROWS)
-    at = WORKER * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, L))
-    seen = column + steps.key_order(at, T.COLUMNS, SPREAD) < visible
-    half.store(gl.where(seen[:, None], half.load(L), 0.0))
-    fence_async_shared()
-    gl.barrier()
-    mbarrier.arrive(cleared)
-    mbarrier.wait(cleared, clearings & 1)
-
-
-@device
 def _attend(
     given, WORKER: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, T: gl.constexpr
 ):  # fmt: skip
@@ -176,6 +158,7 @@ def _attend(
     rings, cleared, out, lse, out_strides, lse_strides, problem, planes, section = given
     S_ROWS: gl.constexpr = gl.SliceLayout(1, scores_layout(T.COLUMNS))
     O_ROWS: gl.constexpr = gl.SliceLayout(1, scores_layout(T.D))
+    VALUES: gl.constexpr = [T.COLUMNS, T.D]
     DROP: gl.constexpr = problem.dropout.seed is not None
     # Where a head's keys end before its tensor's, others follow them.
     FOLLOWED: gl.constexpr = problem.spans[0] is not None or problem.spans[1] is not None
@@ -186,7 +169,7 @@ def _attend(
     turn = 0
     tile = 0
     clearings = 0
-    for number in range(gl.program_id(0), steps.works(problem, planes, ROWS), gl.num_programs(0)):
+    for number in range(gl.program_id(0), steps.turns(problem, planes, section, ROWS), gl.num_programs(0)):
         work = steps.work_of(number, planes, problem, section, CAUSAL, ROWS, T.COLUMNS)
         head = work.head
         if work.first_row < head.queries:
@@ -208,9 +191,14 @@ def _attend(
             steps.release(rings.k, tile, T.STAGES)
             peak = gl.full([64], LOWEST, gl.float32, S_ROWS)
             weights, _, total, peak = _weights(s, rows, words, column, peak, True, DROP, T)
-            if FOLLOWED:
+            if FOLLOWED:  # noqa: SIM102 Triton reads both sides of `and`
                 if column + T.COLUMNS > head.visible:
-                    _clear(rings, cleared, tile, clearings, column, head.visible, WORKER, DROP, T)
+                    steps.await_tile(rings.v, tile, T.STAGES)
+                    steps.clear(
+                        steps.tile_of(rings.v, tile, T.STAGES, VALUES), column, head.visible, VALUES, WORKER, DROP
+                    )
+                    mbarrier.arrive(cleared)
+                    mbarrier.wait(cleared, clearings & 1)
                     clearings += 1
             sums = Sums(gl.zeros([64, T.D], gl.float32, scores_layout(T.D)), weights, peak, total)
             steps.await_tile(rings.k, tile + 1, T.STAGES, last > 0)
@@ -226,7 +214,7 @@ def _attend(
             steps.release(rings.q, turn, 1)
             acc, weights, peak, total = sums
             steps.await_tile(rings.v, tile, T.STAGES)
-            values = steps.tile_of(rings.v, tile, T.STAGES, [T.COLUMNS, T.D])
+            values = steps.tile_of(rings.v, tile, T.STAGES, VALUES)
             acc = warpgroup_mma(weights, values, acc, is_async=True)
             acc, weights = warpgroup_mma_wait(0, [acc, weights])
             steps.release(rings.v, tile, T.STAGES)
@@ -236,10 +224,7 @@ def _attend(
             total = gl.where(empty, 1.0, total)
             acc = acc * gl.convert_layout(dropout.keep_scale / total, O_ROWS)[:, None]
             at = first_row + gl.arange(0, 64, O_ROWS)
-            start = out + plain.row_at(out_strides, head.b, head.h, head.first_query)
-            columns = gl.arange(0, T.D, gl.SliceLayout(0, scores_layout(T.D)))
-            places = start + at.to(gl.int64)[:, None] * out_strides[2] + columns[None, :]
-            gl.store(places, acc.to(out.dtype.element_ty), mask=(at < head.queries)[:, None])
+            steps.store(out, out_strides, acc.to(out.dtype.element_ty), head, head.first_query, at, head.queries)
             line = gl.where(empty, 0.0, peak + gl.log2(total))
             lines = lse + plain.line_of(lse_strides, head, head.first_query) + numbers
             gl.store(lines, line, mask=numbers < head.queries)
@@ -250,7 +235,7 @@ def _forward(
     q: TensorMap, k: TensorMap, v: TensorMap, out: Pointer, lse: Float32Pointer,
     origins: Origins, strides: Strides, lse_strides: LineStrides, problem: Problem, planes: Varying, section: Varying,
     D: gl.constexpr, CAUSAL: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
-    STAGES: gl.constexpr, REGISTERS: gl.constexpr, COPY_REGISTERS: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
     """Writes out and lse."""
     rings = steps.Rings(steps.ring(q, 1), steps.ring(k, STAGES), steps.ring(v, STAGES))
@@ -266,7 +251,7 @@ def _forward(
             (_copy, (copied, CAUSAL, GROUP, ROWS, COLUMNS, STAGES)),
         ],
         [4, 1],
-        [REGISTERS, COPY_REGISTERS],
+        [240, 24],  # registers of a thread of the second group and of the copying warp; the first has what is left
     )
 
 
@@ -280,8 +265,7 @@ class Forward:
         self._origins = tuple(x.origin for x in heads)
         works = ceil_div(call.queries, tile.rows) * call.planes
         constants = {name: call.constants[name] for name in ("D", "CAUSAL", "GROUP")}
-        constants |= {**tile.sizes, "STAGES": tile.stages, "REGISTERS": 240, "COPY_REGISTERS": 24}
-        constants |= {"num_warps": tile.warps // 2, "num_stages": tile.stages}
+        constants |= tile.options() | {"STAGES": tile.stages}
         self._launch = Launch(_forward, (min(works, call.chip.processors),), constants)
         self._strides = strides(out), LineStrides(*lse.stride()[:2])
         self._numbers = call.planes, section_of(call)

@@ -12,7 +12,7 @@ from fasttfm.kernels import tensor_map
 from fasttfm.kernels.attention.launch import Call, key_class
 from fasttfm.kernels.choices import Choice
 from fasttfm.kernels.jit import LARGEST
-from fasttfm.kernels.launch import interpreted
+from fasttfm.kernels.launch import ceil_div, interpreted
 from fasttfm.kernels.tiles.table import Tile
 
 WIDTHS = (64, 128)
@@ -63,9 +63,9 @@ def heads_of(x: Tensor) -> Heads | None:
         found = Heads(batch * heads, h, rows, row, width, (heads if batch > 1 else 0, 1, 0))
     else:
         return None
-    steps = found.plane_stride | row | h | (x.data_ptr() // x.element_size() | x.data_ptr() % x.element_size())
+    even = ((found.plane_stride | row | h) * x.element_size() | x.data_ptr()) % 16 == 0
     fits = max(found.plane_stride, row * BLOCK, found.planes, found.rows, found.width) <= LARGEST
-    return found if last == 1 and fits and steps % (16 // x.element_size()) == 0 else None
+    return found if last == 1 and even and fits else None
 
 
 def takes(call: Call, *walked: Tensor) -> bool:
@@ -89,9 +89,11 @@ def takes(call: Call, *walked: Tensor) -> bool:
 
 
 def section_of(call: Call) -> int:
-    """Query heads whose keys and values fit CACHED_BYTES together."""
+    """Planes of a section: query heads whose keys and values fit CACHED_BYTES together, all sections of one size."""
+    group = call.constants["GROUP"]
     shared = max(1, CACHED_BYTES // (4 * call.keys * call.constants["D"]))
-    return min(call.planes, shared * call.constants["GROUP"])
+    sections = ceil_div(call.planes, shared * group)
+    return ceil_div(call.planes, sections * group) * group
 
 
 def choose(choice: Choice[Tile | str], call: Call, *walked: Tensor) -> Tile | None:
@@ -112,8 +114,7 @@ class Attempt:
         try:
             self._launch(*arguments)
         except RuntimeError as error:
-            warnings.warn(
-                f"attention: no tensor map of these strides ({error}); Triton's kernel computes it", stacklevel=2
-            )
+            said = f"attention: the driver takes no tensor map of these strides ({error}); another kernel computes"
+            warnings.warn(said, RuntimeWarning, stacklevel=2)
             self._launch = self._other
             self._launch(*arguments)

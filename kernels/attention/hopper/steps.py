@@ -1,7 +1,7 @@
 """Steps of the kernels for sm_90: which work is a program's, which numbers drop what, who has filled what.
 
-A warp copies, two warp groups multiply. A program takes works in turn: a tile of ROWS rows of one head, a section of
-heads at a time, whose keys and values the second-level cache holds, and of it the longest rows first.
+A warp copies, two warp groups multiply. A program takes works in turn, as schedule.py has them: a tile of ROWS rows of
+one head each.
 
 Dropout costs no exchange between threads: keys are copied in the order of key_order(), in which a warp group's product
 gives a thread the sixteen neighbours that one block of Philox serves.
@@ -17,8 +17,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from fasttfm.kernels.attention import steps
+from fasttfm.kernels.attention.hopper import schedule
 from fasttfm.kernels.parameter import Varying
-from fasttfm.kernels.philox import ROUNDS, _two_bytes, byte_bits, select
+from fasttfm.kernels.philox import ROUNDS, _two_bytes, select
 
 WORKERS = gl.constexpr(2)
 """Warp groups that multiply."""
@@ -88,7 +89,7 @@ def beside(other, desc, STAGES: gl.constexpr):
 
 @gluon.jit
 def _tiles(desc, STAGES: gl.constexpr):
-    return gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_type.shape, desc.layout)
+    return gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_type.shape, desc.layout)  # noqa: RUF005 Triton reads no star
 
 
 @gluon.jit
@@ -138,24 +139,16 @@ def release(ring, turn, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def place(number, tiles, planes, section, ROWS: gl.constexpr):
-    """(first row, plane) of a work: sections of so many planes, the last one of what is left, longest rows first."""
-    before = number // (section * tiles)
-    rest = number - before * (section * tiles)
-    width = gl.minimum(section, planes - before * section)
-    return (tiles - 1 - rest // width) * ROWS, before * section + rest % width
-
-
-@gluon.jit
-def works(problem, planes, ROWS: gl.constexpr):
-    """How many works there are."""
-    return (problem.sizes.L + ROWS - 1) // ROWS * planes
+def turns(problem, planes, section, ROWS: gl.constexpr):
+    """How many numbers there are for work_of()."""
+    return schedule.turns((problem.sizes.L + ROWS - 1) // ROWS, planes, section, gl.num_programs(0))
 
 
 @gluon.jit
 def work_of(number, planes, problem, section, CAUSAL: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
-    """The Work of this number: ROWS queries over tiles of COLUMNS keys."""
-    first_row, plane = place(number, (problem.sizes.L + ROWS - 1) // ROWS, planes, section, ROWS)
+    """The Work of this number: ROWS queries, which may not exist, over tiles of COLUMNS keys."""
+    tiles = (problem.sizes.L + ROWS - 1) // ROWS
+    first_row, plane = schedule.place(number, tiles, planes, section, gl.num_programs(0), ROWS)
     head = steps.locate(plane, problem.sizes, problem.spans)
     end, free = steps.key_range(head.visible, first_row, problem.masking.causal_offset, CAUSAL, ROWS, COLUMNS)
     return Work(head, first_row, gl.maximum((end + COLUMNS - 1) // COLUMNS, 1), free)
@@ -171,24 +164,18 @@ def key_order(at, COLUMNS: gl.constexpr, SPREAD: gl.constexpr):
 
 
 @gluon.jit
-def clear(
-    ring, cleared, turn, clearings, first_key, visible, WORKER: gl.constexpr, SPREAD: gl.constexpr,
-    SHAPE: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """Zeroes what is not visible of the tile of this turn, keys or values from first_key on, each worker a half: 0 times
-    what lies there may be NaN."""
-    ROWS: gl.constexpr = SHAPE[0] // 2
+def clear(tile, first_key, visible, SHAPE: gl.constexpr, WORKER: gl.constexpr, SPREAD: gl.constexpr):
+    """Zeroes this worker's half of a tile of keys or values past the visible ones: 0 times what lies there may be
+    NaN."""
+    KEYS: gl.constexpr = SHAPE[0]
     D: gl.constexpr = SHAPE[1]
     L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
-    await_tile(ring, turn, STAGES)
-    half = tile_of(ring, turn, STAGES, SHAPE).slice(WORKER * ROWS, ROWS)
-    at = WORKER * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, L))
-    seen = first_key + key_order(at, SHAPE[0], SPREAD) < visible
+    half = tile.slice(WORKER * (KEYS // 2), KEYS // 2)
+    at = WORKER * (KEYS // 2) + gl.arange(0, KEYS // 2, gl.SliceLayout(1, L))
+    seen = first_key + key_order(at, KEYS, SPREAD) < visible
     half.store(gl.where(seen[:, None], half.load(L), 0.0))
     fence_async_shared()
     gl.barrier()
-    mbarrier.arrive(cleared)
-    mbarrier.wait(cleared, clearings & 1)
 
 
 @gluon.jit
@@ -249,86 +236,3 @@ def drop(weights, words, threshold, COLUMNS: gl.constexpr):
     lane = (gl.expand_dims(_two_bytes(word, pairs % 2), 4) >> (16 * half)).to(gl.int16)
     kept = gl.convert_layout(gl.reshape(weights, [64, 8, COLUMNS // 64, 4, 2]), L)
     return gl.reshape(select(kept, lane, threshold), [64, COLUMNS])
-
-
-@gluon.constexpr_function
-def _transposed_layout():
-    """A warp group's sums (64 keys, 64 queries) as (block, half of the block, key of the half, eight queries, pair, half
-    of the pair): a thread's registers in the order of the product's."""
-    return gl.DistributedLinearLayout(
-        [[0, 0, 0, 0, 0, 1], [0, 1, 0, 0, 0, 0], [0, 0, 0, 1, 0, 0], [0, 0, 0, 2, 0, 0], [0, 0, 0, 4, 0, 0]],
-        [[0, 0, 0, 0, 1, 0], [0, 0, 0, 0, 2, 0], [0, 0, 1, 0, 0, 0], [0, 0, 2, 0, 0, 0], [0, 0, 4, 0, 0, 0]],
-        [[1, 0, 0, 0, 0, 0], [2, 0, 0, 0, 0, 0]], [], [4, 2, 8, 8, 4, 2],
-    )  # fmt: skip
-
-
-@gluon.constexpr_function
-def _slice(layout, *dims):
-    """The layout without these dimensions, the last one first."""
-    for dim in dims:
-        layout = gl.SliceLayout(dim, layout)
-    return layout
-
-
-@gluon.jit
-def _kept_of(dropout, plane, row, block):
-    """Sixteen bits, of lane l of the block bit 8 (l % 4) + 7 - l // 4: whether it is kept."""
-    w0, w1, w2, w3 = tl.philox(dropout.seed, block, row, plane, dropout.site, ROUNDS)
-    return byte_bits(w0, w1, w2, w3, dropout.threshold)
-
-
-@gluon.jit
-def draw_transposed(dropout, plane, first_row, first_key):
-    """Whether dropout keeps the scores of 64 keys and 64 queries that a warp group's product gives transposed: of each
-    thread 32 bits, (block, key, pair), in the order that drop_transposed() reads.
-
-    A thread has two keys of each block, and eight threads draw what they need together: a thread draws the blocks of
-    two queries, and three exchanges transpose eight threads' words. No bit goes through shared memory.
-    """
-    L: gl.constexpr = _slice(_transposed_layout(), 5, 3, 1)
-    blocks = first_key // 16 + gl.arange(0, 4, _slice(L, 2, 1))[:, None, None]
-    key = gl.arange(0, 8, _slice(L, 2, 0))[None, :, None]
-    row = first_row + 8 * key + 2 * gl.arange(0, 4, _slice(L, 1, 0))[None, None, :]
-    word = _kept_of(dropout, plane, row, blocks) | (_kept_of(dropout, plane, row + 1, blocks) >> 4)
-    # Threads whose keys differ in one bit exchange what the other needs: odd bits and even ones, halves, bytes.
-    odd = key < 4
-    return gl.inline_asm_elementwise(
-        "{ .reg .b32 own, other; shfl.sync.bfly.b32 other, $1, 16, 0x1f, -1; shf.l.wrap.b32 other, other, other, $2; "
-        "lop3.b32 own, $1, other, $3, 0xe4; shfl.sync.bfly.b32 other, own, 8, 0x1f, -1; prmt.b32 own, own, other, $4; "
-        "shfl.sync.bfly.b32 other, own, 4, 0x1f, -1; prmt.b32 $0, own, other, $5; }", "=r,r,r,r,r,r",
-        [
-            word.to(gl.int32, bitcast=True), gl.where(odd, 31, 1), gl.where(odd, -0x55555556, 0x55555555),
-            gl.where(key % 4 < 2, 0x5410, 0x3276), gl.where(key % 2 == 0, 0x6240, 0x3715),
-        ],
-        dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
-def mark_transposed(weights, word):
-    """weights (64 keys, 64 queries), none of which is negative, with a minus sign where they are dropped; word from
-    draw_transposed()."""
-    L: gl.constexpr = _transposed_layout()
-    half = gl.arange(0, 2, _slice(L, 5, 4, 3, 2, 0))[None, :, None, None, None, None]
-    eight = gl.arange(0, 8, _slice(L, 5, 4, 2, 1, 0))[None, None, None, :, None, None]
-    of_pair = gl.arange(0, 2, _slice(L, 4, 3, 2, 1, 0))[None, None, None, None, None, :]
-    to_sign = 24 - 8 * (eight % 4) + eight // 4 + 2 * half + 4 * of_pair
-    dropped = gl.expand_dims(gl.expand_dims(gl.expand_dims(~word, 1), 3), 5)
-    split = gl.convert_layout(gl.reshape(weights, [4, 2, 8, 8, 4, 2]), L, assert_trivial=True).to(gl.int32, bitcast=True)
-    marked = (split ^ ((dropped << to_sign) & -0x80000000)).to(gl.float32, bitcast=True)
-    return gl.convert_layout(gl.reshape(marked, [64, 64]), weights.type.layout, assert_trivial=True)
-
-
-@gluon.jit
-def kept_transposed(marked, element: gl.constexpr):
-    """mark_transposed()'s weights in the element's dtype, zero where they are dropped."""
-    # In one instruction a pair. gl.maximum() would be computed once for all that ask, and take a register each.
-    if element == gl.bfloat16:
-        kept = gl.inline_asm_elementwise(
-            "cvt.rn.relu.bf16x2.f32 $0, $2, $1;", "=r,r,r", [marked], dtype=gl.bfloat16, is_pure=True, pack=2
-        )
-    else:
-        kept = gl.inline_asm_elementwise(
-            "cvt.rn.relu.f16x2.f32 $0, $2, $1;", "=r,r,r", [marked], dtype=gl.float16, is_pure=True, pack=2
-        )
-    return kept

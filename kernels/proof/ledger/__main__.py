@@ -1,7 +1,7 @@
 """Demands of the kernels' machine code on each chip's units, counted without a GPU: a lower bound, and no time.
 
     ledger --kernels attention --chips sm_80,sm_90   every loop of these cases
-    ledger --record benchmarks/results/ledger.jsonl  all cases on all chips, for the record: those that have changed
+    ledger --record benchmarks/results/ledger.jsonl  these cases for the record: those that have changed
     ledger --against benchmarks/results/ledger.jsonl cases that have grown by more than 3% since the record
     ledger --search attention.forward --chips sm_80  tiles of a case, the best first
     ledger --bytes                                   row kernels beside the bandwidth, of what is recorded
@@ -45,8 +45,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"there is no file {args.against}")
     if args.record and (args.record.is_dir() or not args.record.parent.is_dir()):
         parser.error(f"--record {args.record}: a file in a folder that is there")
-    if args.record and (args.kernels or args.dtypes or args.match.pattern):
-        parser.error("--record takes all cases of a chip: leave out --kernels, --dtypes and --match")
     if args.bytes:
         print(bandwidth.table())
         return 0
@@ -106,7 +104,7 @@ def _cases(parser: argparse.ArgumentParser, args: argparse.Namespace, named: Seq
     if not cases:
         parser.error(f"no case of these kernels, chips and dtypes has a match of {args.match.pattern!r}")
     if args.record:
-        return _record(args.record, cases, args.workers)
+        return _record(args.record, cases, args.workers, some=bool(args.kernels or args.dtypes or args.match.pattern))
     rows = _rows(cases, args.workers)
     if args.against:
         try:
@@ -132,8 +130,9 @@ def _rows(cases: Mapping[matrix.Task, CompileCase], workers: int | None) -> dict
     return rows
 
 
-def _record(file: Path, cases: Mapping[matrix.Task, CompileCase], workers: int | None) -> int:
-    """Counts, chip after chip, what compiles otherwise than when it was recorded; the rest stays as it is."""
+def _record(file: Path, cases: Mapping[matrix.Task, CompileCase], workers: int | None, *, some: bool) -> int:
+    """Counts, chip after chip, what compiles otherwise than when it was recorded; the rest stays as it is. some: a
+    chip has other cases than these, which stay too."""
     before, missing = record.counted_before(file), 0
     for chip in dict.fromkeys(task.chip for task in cases):
         keys = {task: (chip, counted.digest(CHIPS[chip], case)) for task, case in cases.items() if task.chip == chip}
@@ -142,7 +141,10 @@ def _record(file: Path, cases: Mapping[matrix.Task, CompileCase], workers: int |
         entries = [
             made[task] if task in made else before[key] for task, key in keys.items() if task in made or key in before
         ]
-        record.write(file, {chip: entries})
+        chosen = {(cases[task].name, cases[task].dtype) for task in keys}
+        others = [entry for (of, _), entry in before.items() if some and of == chip]
+        others = [entry for entry in others if (entry["case"], entry["dtype"]) not in chosen]
+        record.write(file, {chip: [*others, *entries]})
         missing += len(keys) - len(entries)
         print(f"{chip}: {len(entries)} cases, {len(rows)} of them counted now", flush=True)
     return 1 if missing else 0

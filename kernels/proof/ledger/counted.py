@@ -25,7 +25,7 @@ from fasttfm.kernels.chip import Chip
 from fasttfm.kernels.proof import compiling
 from fasttfm.kernels.proof.compile_case import CompileCase
 from fasttfm.kernels.proof.ledger import work
-from ptx_check.ledger import code, count, gcn, resources, sass, units
+from ptx_check.ledger import code, count, gcn, order, resources, sass, units
 from ptx_check.ledger import counted as counting
 from ptx_check.ledger.counted import Counted
 
@@ -86,7 +86,7 @@ def source_of(kernel: JITCallable) -> tuple[tuple[str, str], ...]:
 @functools.cache
 def _own_digest() -> str:
     """A digest of the files that compile, read and count."""
-    modules = (code, compiling, count, counting, gcn, resources, sass, units, work)
+    modules = (code, compiling, count, counting, gcn, order, resources, sass, units, work)
     return hashlib.sha256("".join(map(inspect.getsource, modules)).encode()).hexdigest()[:16]
 
 

@@ -50,13 +50,15 @@ def _lines(file: Path) -> list[dict[str, Any]]:
 
 
 def entry_of(chip: Chip, case: CompileCase, found: Counted) -> Entry:
-    """A case as a record has it, but for its key."""
+    """A case as a record has it, but for its key; the orders of its loops where it has asynchronous products."""
     elements = work.elements(chip, case)
     needs = found.resources
+    orders = {"orders": list(found.count.orders)} if any(found.count.orders) else {}
     return {
         "case": case.name,
         "dtype": case.dtype,
         "loops": [_columns(loop, elements) for loop in found.count.loops],
+        **orders,
         "outside": _columns(found.count.outside, elements),
         "needs": [needs.registers, needs.spill, needs.shared, found.warps],
     }

@@ -19,8 +19,8 @@ def table(rows: Iterable[Row]) -> str:
     for chip, case, found in rows:
         name = f"{case.name} {case.dtype}"
         elements = work.elements(chip, case)
-        for used, cells in parts(found.count, elements):
-            lines.append((name, chip.name, *cells, *needs_cells(chip.name, found, used, elements)))
+        for used, cells, order in parts(found.count, elements):
+            lines.append((name, chip.name, *cells, *needs_cells(chip.name, found, used, elements), order))
     return aligned(lines, names=2)
 
 
@@ -34,5 +34,6 @@ def tried(chip: Chip, rows: Sequence[Tried]) -> str:
             continue
         main, elements = each.counted.count.main, work.elements(chip, each.case)
         cells = needs_cells(chip.name, each.counted, main, elements)
-        lines.append((name, chip.name, *used_cells(main, elements), *cells))
+        order = next(iter(each.counted.count.orders), "")
+        lines.append((name, chip.name, *used_cells(main, elements), *cells, order))
     return aligned(lines, names=2)

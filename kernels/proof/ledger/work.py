@@ -22,4 +22,5 @@ def tile_elements(name: str, warp: int) -> float:
     if match is None:
         raise ValueError(f"the case {name} does not end in a tile such as 64x32w4s2")
     rows, columns, depth, warps = (int(part or 0) for part in match.groups())
-    return rows * (columns or 1) * ((depth or DEPTH) / DEPTH) / (warps * warp)
+    groups = 2 if name.startswith("attention.hopper") else 1  # of so many warps each, which share the tile
+    return rows * (columns or 1) * ((depth or DEPTH) / DEPTH) / (groups * warps * warp)

@@ -20,7 +20,6 @@ from unittest import mock
 
 import torch
 import triton
-from torch.utils._pytree import tree_leaves
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import make_tensordesc_arg
@@ -139,12 +138,10 @@ class Machine:
     def execute(self, grid, source, metadata, ptx: str, arguments) -> None:
         began = time.perf_counter()
         maps = iter(getattr(metadata, "tensordesc_meta", None) or ())
-        given = list(_given(source.signature.values(), arguments, maps))
+        tensors: list[torch.Tensor] = []
+        given = list(_given(source.signature.values(), arguments, maps, tensors))
         code = translated(ptx if self._rewrite is None else self._rewrite(ptx))
-        tensors = [value for value in given if isinstance(value, torch.Tensor)]
-        tensors += [
-            _unwrapped(value.base) for value in tree_leaves(arguments) if type(value).__name__ == "TensorDescriptor"
-        ]  # Triton's or Gluon's
+        tensors += [value for value in given if isinstance(value, torch.Tensor)]
         foreign = [t.device for t in tensors if t.device.type != "cpu"]
         if foreign:
             raise ValueError(f"{metadata.name} is launched on a tensor on {foreign[0]}: executed() takes CPU tensors")
@@ -212,13 +209,14 @@ def _unwrapped(value: Any) -> Any:
     return value.base if isinstance(value, TensorWrapper) else value
 
 
-def _given(signature, arguments, maps: Iterator[Any]) -> Iterator[Any]:
+def _given(signature, arguments, maps: Iterator[Any], mapped: list[torch.Tensor]) -> Iterator[Any]:
     """The arguments that the compiled kernel takes, tuples flattened. maps: of each tensor descriptor what its map must
-    say; nothing on chips without."""
+    say; nothing on chips without. mapped: takes the tensors of descriptors."""
     for kind, value in zip(signature, arguments):
         if isinstance(kind, tuple):
-            yield from _given(kind, value, maps)
+            yield from _given(kind, value, maps, mapped)
         elif kind.startswith("tensordesc"):
+            mapped.append(_unwrapped(value.base))
             yield from map(_unwrapped, make_tensordesc_arg(value, next(maps, None)))
         elif kind in _HALVES:
             yield torch.tensor(value, dtype=_HALVES[kind]).view(torch.uint16).item()

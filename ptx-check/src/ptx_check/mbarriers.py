@@ -18,7 +18,7 @@ MOST = 63
 
 
 class Barriers:
-    """How many arrivals each phase waits for; one a word of 8 bytes of shared memory."""
+    """The mbarriers of a running chunk of programs, each a word of 8 bytes of shared memory."""
 
     def __init__(self, run) -> None:
         self.run = run

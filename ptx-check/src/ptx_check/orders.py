@@ -17,7 +17,7 @@ _UNFENCED = "a product or copy takes what threads wrote into shared memory with 
 
 
 class Orders:
-    """Who touched each place of a program's shared memory last, and who knows of it."""
+    """The accesses to one program's shared memory, and what each warp knows of them."""
 
     met = False
 
@@ -131,7 +131,7 @@ class Orders:
                 self.report(index, slots, span, wrong, table[1].reshape(-1, span)[slots], "read and written")
 
     def after_fence(self, index, slots, span) -> None:
-        """What threads wrote comes to products and copies by a fence of theirs alone."""
+        """Reports what threads wrote and have not fenced since: products and copies may read what was there before."""
         writer, epoch, fence = (t.reshape(-1, span)[slots] for t in (self.writer, self.epoch, self.fence_of))
         threads = (epoch != 0) & (writer < self.warps)
         wrong = threads & (self.fences[np.where(threads, writer, 0)] == fence)

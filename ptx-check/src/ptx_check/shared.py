@@ -11,6 +11,7 @@ import numpy as np
 
 from ptx_check.allocations import POISON
 from ptx_check.atomics import TYPES, take_turns
+from ptx_check.faults import Unsupported
 from ptx_check.memory import WORDS, join, split, spread, stored_alike
 
 
@@ -180,6 +181,9 @@ class Copies:
 
     def issue(self, index, destination, source, guard, width, count) -> None:
         run = self.run
+        if run.launch.facts.specialised:
+            location = run.launch.code.instructions[index].location
+            raise Unsupported("cp.async in a warp-specialised kernel", location)
         mask = run.where(guard)
         if mask is not None and not mask.any():
             return

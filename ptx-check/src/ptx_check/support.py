@@ -69,6 +69,8 @@ FAMILIES = (
     Family("tensor memory (tcgen05)", "tcgen05.mma.cta_group::1.kind::f16 [%r1], %rd1, %rd2, %r2, %p1", 100,
            alone=True),
     Family("mbarrier: init, wait", "mbarrier.init.shared::cta.b64 [%r1], 1", 80),
+    Family("barriers of some warps", "barrier.sync 1, 64"),
+    Family("registers handed over", "setmaxnreg.dec.sync.aligned.u32 24", 90),
     Family("bulk copies (TMA)", "cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes "
            "[%r1], [%rd1, {%r2, %r3}], [%r4]", 90),
 )  # fmt: skip

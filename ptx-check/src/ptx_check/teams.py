@@ -36,7 +36,7 @@ class Path:
 
 
 class Waiting(NamedTuple):
-    """What a team waits for."""
+    """A team's reason to stand still."""
 
     index: int
     over: Callable[[], bool]
@@ -71,6 +71,8 @@ class Teams:
         facts = run.launch.facts
         self.specialised = facts.specialised
         self.end = len(facts.joins)
+        if facts.specialised and facts.tensor_columns:
+            raise Unsupported(f"kernel {facts.name}: tensor memory in a warp-specialised kernel")
         self.team = Team([Path(0, None, self.end)])
         self.all = [self.team]
         seed = run.launch.seed
@@ -113,7 +115,8 @@ class Teams:
                 self.scatter(block, *following)
             else:
                 self.branch(paths, block, *following)
-            self.merge()
+            if self.met:
+                self.merge()
         else:
             raise Unsupported(f"kernel {run.launch.facts.name} runs for {_MOST_BLOCKS} blocks: it may never end")
         if run.checks:

@@ -3,7 +3,7 @@
 from ptx_check.bulk_copies import LONG, offset_of
 from ptx_check.control import registers_of
 from ptx_check.faults import Unsupported
-from ptx_check.parse import Address, Instruction, Vector
+from ptx_check.parse import Address, Instruction, Name, Vector
 from ptx_check.warp_instructions import WarpInstructions
 
 
@@ -26,7 +26,9 @@ class TensorInstructions(WarpInstructions):
             where, phase = self.address(place, "u32", i), self.value(parity, "u32", i)
             return self.assign(target, f"M.barriers_of_memory.wait({i.index}, {where}, {phase})", "p", i)
         if i.words[1] == "arrive":
-            _, place, *count = i.operands
+            state, place, *count = i.operands
+            if state != Name("_"):
+                raise Unsupported(f"a result of {i.opcode}", i.location)
             self.use([place, *count], "an address or a count", i)
             call = f"{i.index}, {self.address(place, 'u32', i)}, {self.guard(i)}"
             if i.words[2] != "expect_tx":

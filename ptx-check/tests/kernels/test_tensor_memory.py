@@ -92,7 +92,7 @@ def without(pattern: str):
 MUTATIONS = {
     "no tcgen05.wait::ld": (without(r"tcgen05\.wait::ld"), "unwritten"),
     "no tcgen05.wait::st": (without(r"tcgen05\.wait::st"), "unwritten"),
-    "no tcgen05.commit": (without(r"tcgen05\.commit"), "divergence"),
+    "no tcgen05.commit": (without(r"tcgen05\.commit"), "deadlock"),
     "no wait for the mbarrier": (without(r"mbarrier\.try_wait|@!complete"), "unwritten"),
     "no fence.proxy.async": (without(r"fence\.proxy\.async"), "fence"),
     "no mbarrier.init": (without(r"mbarrier\.init"), "unwritten"),

@@ -21,6 +21,8 @@ class Instruction:
     """Cycles until the warp's next instruction may be issued, as NVIDIA's compiler tells the scheduler."""
     guard: str = ""
     """The predicate without which it does nothing, as @!P0."""
+    targets: tuple[int, ...] = ()
+    """The addresses that a branch by a table goes to: the partitions of a specialised kernel."""
 
     @property
     def name(self) -> str:
@@ -85,16 +87,15 @@ class _Flow:
     @classmethod
     def of(cls, code: tuple[Instruction, ...]) -> _Flow:
         place = {each.address: index for index, each in enumerate(code)}
-        targets = [place.get(each.target) if each.target is not None else None for each in code]
-        leaders = {0, *(target for target in targets if target is not None)}
-        leaders |= {i + 1 for i, each in enumerate(code) if (targets[i] is not None or each.ends) and i + 1 < len(code)}
+        targets = [[place[to] for to in (each.target, *each.targets) if to in place] for each in code]
+        leaders = {0, *(target for each in targets for target in each)}
+        leaders |= {i + 1 for i, each in enumerate(code) if (targets[i] or each.ends) and i + 1 < len(code)}
         starts = sorted(leaders)
         block = {start: number for number, start in enumerate(starts)}
         edges = []
         for number, end in enumerate([*starts[1:], len(code)]):
-            last, target = code[end - 1], targets[end - 1]
-            following = () if last.ends or end == len(code) else (number + 1,)
-            edges.append((*following, *(() if target is None else (block[target],))))
+            following = () if code[end - 1].ends or end == len(code) else (number + 1,)
+            edges.append((*following, *(block[target] for target in targets[end - 1])))
         return cls((*starts, len(code)), tuple(edges))
 
     def places(self, blocks: set[int]) -> frozenset[int]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ptx_check.ledger import gcn, units
 from ptx_check.ledger.code import Function, Instruction, Loop
+from ptx_check.ledger.order import order
 
 SHORTEST = 24
 """Instructions of a loop that may be one over tiles; shorter ones wait for a barrier."""
@@ -73,7 +74,10 @@ class Count:
     outside: Usage
     """What no loop holds: before, between and after them."""
     products: bool
-    """Whether the loops have tensor instructions: they are then alternatives, else one follows the other."""
+    """Whether the loops have tensor instructions: they are then alternatives, else one follows the other. Those of a
+    specialised kernel's consumers are alternatives too."""
+    orders: tuple[str, ...] = ()
+    """Of each loop what stands between its asynchronous products (order.py); empty for a loop without."""
 
     @property
     def main(self) -> Usage:
@@ -137,8 +141,9 @@ def count(function: Function, chip: str, warps: int) -> Count:
     """The loops over tiles and the rest of a kernel, for a program of as many warps."""
     code = function.instructions
     loops, products = main_loops(function, chip)
-    used = sorted((usage(loop.own, chip, warps, code) for loop in loops), key=lambda each: each.instructions)
-    return Count(tuple(used), usage(function.outside, chip, warps, code), products)
+    loops = sorted(loops, key=lambda loop: len(loop.own))
+    used, orders = (usage(loop.own, chip, warps, code) for loop in loops), (order(loop.own) for loop in loops)
+    return Count(tuple(used), usage(function.outside, chip, warps, code), products, tuple(orders))
 
 
 def main_loops(function: Function, chip: str) -> tuple[list[Loop], bool]:

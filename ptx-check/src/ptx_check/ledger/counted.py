@@ -35,8 +35,9 @@ class Counted:
 
     @classmethod
     def from_json(cls, written: dict[str, Any]) -> Counted:
-        loops, outside = written["count"]["loops"], written["count"]["outside"]
-        counted = Count(tuple(Usage(**loop) for loop in loops), Usage(**outside), written["count"]["products"])
+        about = written["count"]
+        loops, outside = tuple(Usage(**loop) for loop in about["loops"]), Usage(**about["outside"])
+        counted = Count(loops, outside, about["products"], tuple(about["orders"]))
         return cls(Resources(**written["resources"]), counted, written["warps"])
 
 

@@ -13,8 +13,9 @@ from ptx_check.ledger.resources import occupancy
 from ptx_check.ledger.text_table import aligned
 
 USED = ("loop", "instr.", *units.UNITS, "bound", "by")
-NEEDS = ("latency", "registers", "spill B", "shared B", "occupancy")
-"""latency: cycles an element by the control codes, of the warps that can reside."""
+NEEDS = ("latency", "registers", "spill B", "shared B", "occupancy", "order")
+"""latency: cycles an element by the control codes, of the warps that can reside. order: of asynchronous products and
+what stands between them (order.py)."""
 
 
 def of_found(rows: Iterable[Found], wanted: re.Pattern[str]) -> str:
@@ -23,27 +24,28 @@ def of_found(rows: Iterable[Found], wanted: re.Pattern[str]) -> str:
     for found in rows:
         settings = " ".join(f"{name}={value}" for name, value in found.constants.items())
         if wanted.search(f"{found.name} {settings}"):
-            for used, cells in parts(found.counted.count, found.elements()):
+            for used, cells, order in parts(found.counted.count, found.elements()):
                 needs = needs_cells(found.chip, found.counted, used, found.elements())
-                lines.append((f"{found.name} {settings}", found.chip, *cells, *needs))
+                lines.append((f"{found.name} {settings}", found.chip, *cells, *needs, order))
     return aligned(lines, names=2)
 
 
 def of_peers(rows: Iterable[Peer]) -> str:
     """Kernels of a library; cycles an element where the name tells the tile, else a thread."""
-    lines: list[tuple[str, ...]] = [("kernel", "chip", *USED, "registers", "spill B")]
+    lines: list[tuple[str, ...]] = [("kernel", "chip", *USED, "registers", "spill B", "order")]
     for peer in rows:
         elements = peers.elements(peer.name) or 1.0
-        for _, cells in parts(peer.count, elements):
+        for _, cells, order in parts(peer.count, elements):
             needs = ("?" if number is None else str(number) for number in (peer.registers, peer.spill))
-            lines.append((peer.title, peer.chip, *cells, *needs))
+            lines.append((peer.title, peer.chip, *cells, *needs, order))
     return aligned(lines, names=2)
 
 
-def parts(count: Count, elements: float) -> list[tuple[Usage, tuple[str, ...]]]:
-    """Every loop over tiles, lightest first, then (-) what is outside of them, each with its cells."""
+def parts(count: Count, elements: float) -> list[tuple[Usage, tuple[str, ...], str]]:
+    """Every loop over tiles, lightest first, then (-) what is outside of them, each with its cells and its order."""
     named = [*((str(number), loop) for number, loop in enumerate(count.loops, 1)), ("-", count.outside)]
-    return [(used, (name, *used_cells(used, elements))) for name, used in named]
+    orders = [*count.orders, *[""] * (len(named) - len(count.orders))]
+    return [(used, (name, *used_cells(used, elements)), order) for (name, used), order in zip(named, orders)]
 
 
 def used_cells(used: Usage, elements: float) -> tuple[str, ...]:
@@ -53,7 +55,7 @@ def used_cells(used: Usage, elements: float) -> tuple[str, ...]:
 
 
 def needs_cells(chip: str, found: Counted, used: Usage, elements: float) -> tuple[str, ...]:
-    """The cells below NEEDS."""
+    """The cells below NEEDS, but for the order."""
     needs = found.resources
     waits, share = latency(chip, used, needs, found.warps) / elements, occupancy(chip, needs, found.warps)
     return f"{waits:.1f}", str(needs.registers), str(needs.spill), f"{needs.shared:,}", f"{share:.0%}"

@@ -89,7 +89,9 @@ def _instruction(row: tuple[int, str, str, str, int], labels: dict[str, int]) ->
         target = labels.get(label[1])
     # A branch may have its condition among the operands: BRA.U !UP0, `(.L_x_4)
     conditional = bool(guard) or (target is not None and not operands.startswith("`"))
-    return Instruction(address, opcode, operands, target, name in _LAST and not conditional, stall, guard)
+    table = operands.partition("BRANCH_TARGETS")[2]
+    targets = tuple(labels[label] for label in re.findall(r"\.L_\w+", table) if label in labels)
+    return Instruction(address, opcode, operands, target, name in _LAST and not conditional, stall, guard, targets)
 
 
 def _stall(line: str) -> int:

@@ -1,0 +1,1 @@
+"""Compile cases of attention/hopper, a file for each kernel file of the same name."""

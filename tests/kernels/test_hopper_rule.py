@@ -1,0 +1,101 @@
+"""Which calls the kernels for sm_90 take, and where their tensor maps have a head's rows."""
+
+import warnings
+
+import pytest
+import torch
+
+from fasttfm.kernels import tensor_map
+from fasttfm.kernels.attention import launch
+from fasttfm.kernels.attention.hopper import rule
+from fasttfm.kernels.chip import CHIPS
+
+
+def made(layout, batch=2, heads=3, rows=32, width=64):
+    """(B, H, L, D) whose every element is its place in memory."""
+    shape, order = {
+        "heads last": ((batch, rows, heads, width), (0, 2, 1, 3)),
+        "heads first": ((batch, heads, rows, width), (0, 1, 2, 3)),
+        "positions first": ((rows, batch, heads, width), (1, 2, 0, 3)),
+        "one of three": ((batch, rows, heads, 3, width), (0, 2, 1, 3)),
+    }[layout]
+    size = torch.Size(shape).numel()
+    x = torch.arange(size).view(shape)
+    return (x[..., 1, :] if layout == "one of three" else x).permute(order)
+
+
+@pytest.mark.parametrize("spread", [False, True])
+@pytest.mark.parametrize("size", [{}, {"batch": 1}, {"heads": 1}, {"batch": 1, "heads": 1}])
+@pytest.mark.parametrize("layout", ["heads last", "heads first", "positions first", "one of three"])
+def test_a_tensor_map_has_every_row_of_every_head(layout, size, spread):
+    x = made(layout, **size)
+    heads = rule.heads_of(x)
+    shape, strides, _ = (heads.spread if spread else heads.mapped)(32, 64)
+    mapped = torch.as_strided(x, shape, strides)
+    assert mapped.max() <= x.max()  # nothing past the memory's end
+    per_batch, per_head, column = heads.origin
+    for b in range(x.shape[0]):
+        for h in range(x.shape[1]):
+            rows = mapped[b * per_batch + h * per_head, ..., h * column : h * column + 64]
+            if spread:  # (pair, block, half): of a block's keys the pair's
+                rows = rows.permute(1, 0, 2, 3).reshape(32, 64)
+            assert torch.equal(rows, x[b, h])
+
+
+def test_a_packed_tensor_is_one_plane_and_odd_strides_have_no_map():
+    packed = torch.zeros(40, 2, 64, dtype=torch.bfloat16).transpose(0, 1).expand(5, -1, -1, -1)
+    assert rule.heads_of(packed).planes == 1
+    x = torch.zeros(2, 9, 2, 72, dtype=torch.bfloat16).transpose(1, 2)
+    assert rule.heads_of(x[..., :64]) is not None
+    assert rule.heads_of(x[..., 4:68]) is None  # begins 8 bytes after a multiple of 16
+    assert rule.heads_of(torch.zeros(2, 9, 2, 68, dtype=torch.bfloat16).transpose(1, 2)[..., :64]) is None
+    assert rule.heads_of(torch.zeros(2, 3, 4, 9, 64, dtype=torch.bfloat16)[:, :2, 0]) is None
+    assert rule.heads_of(x[..., ::2]) is None
+
+
+@pytest.mark.parametrize(
+    ("taken", "changed"),
+    [
+        (True, {}),
+        (True, {"causal": True, "causal_offset": 3, "key_lengths": torch.tensor([3, 4])}),
+        (True, {"dropout_p": 0.1, "seed": torch.tensor([1])}),
+        (True, {"keys": 45}),
+        (False, {"keys": 45, "dropout_p": 0.1, "seed": torch.tensor([1])}),  # no whole blocks of Philox
+        (False, {"mask": torch.zeros(2, 2, 33, 48, dtype=torch.bool)}),
+        (False, {"softcap": 2.0}),
+        (False, {"window": 5, "causal": True}),
+        (False, {"sinks": torch.zeros(2)}),
+        (False, {"offsets": torch.tensor([1, 2]), "causal": True}),
+        (False, {"dtype": torch.float32}),
+        (False, {"width": 32}),
+        (False, {"chip": "sm_80"}),
+        (False, {"chip": "sm_100"}),
+        (False, {"triton": "3.6.0"}),
+    ],
+)
+def test_the_rule_takes_what_the_kernels_compute(taken, changed, monkeypatch):
+    options = {"keys": 48, "dtype": torch.bfloat16, "width": 64, "chip": "sm_90", "triton": "3.7.1", **changed}
+    keys, dtype, width, chip, triton = (options.pop(name) for name in ("keys", "dtype", "width", "chip", "triton"))
+    monkeypatch.setattr(launch, "chip", lambda device: CHIPS[chip])
+    monkeypatch.setattr(rule, "interpreted", lambda: False)
+    monkeypatch.setattr(tensor_map.metadata, "version", lambda name: triton)
+    tensor_map.usable.cache_clear()
+    query, key = (torch.zeros(2, rows, 2, width, dtype=dtype).transpose(1, 2) for rows in (33, keys))
+    assert rule.takes(launch.prepare(query, key, key, **options)) == taken
+    tensor_map.usable.cache_clear()
+
+
+def test_a_map_that_the_driver_refuses_leaves_the_call_to_the_other_kernel_with_one_line():
+    computed = []
+
+    def refused(*arguments):
+        raise RuntimeError("Triton Error [CUDA]: invalid argument")
+
+    attempt = rule.Attempt(refused, lambda *arguments: computed.append(arguments))
+    with pytest.warns(RuntimeWarning, match="invalid argument") as said:
+        attempt(1, 2)
+    assert len(said) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attempt(3, 4)
+    assert computed == [(1, 2), (3, 4)]
