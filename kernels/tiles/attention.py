@@ -41,8 +41,7 @@ def _hopper(name: str, alternatives: Callable[..., list[Tile]]) -> Choice[Tile |
 
 
 def _hopper_alternatives(chip: Chip, kind: str, width: int, extras: int, keys: int) -> list[Tile]:
-    narrow = _each("128x64w4", (2, 3))
-    return narrow if width == 128 and extras else [*_each("128x128w4", (2, 3) if width == 64 else (2,)), *narrow]
+    return [*_each("128x128w4", (2, 3) if width == 64 else (2,)), *_each("128x64w4", (2, 3))]
 
 
 def _backward_alternatives(chip: Chip, *size: Any) -> list[Tile]:
@@ -131,8 +130,7 @@ FORWARD = Choice(
     lambda *size: _each("128x64w4 128x64w8 128x32w4 64x64w4 64x32w4 32x32w4", (2, 3)),
 )
 
-# attention/hopper/forward.py. Each of two warp groups has half of the rows; of heads of 128 with dropout they spill
-# above 64 columns.
+# attention/hopper/forward.py. Each of two warp groups has half of the rows.
 HOPPER_FORWARD = _hopper("forward", _hopper_alternatives)
 
 # attention/backward.py, dQ.
@@ -200,9 +198,13 @@ BACKWARD_KEYS = Choice(
 )
 
 # attention/hopper/backward_queries.py and backward_keys.py, where a warp group has 64 queries, or 64 keys. The first
-# holds three tiles of keys at a time.
-HOPPER_BACKWARD_QUERIES = _hopper("backward_queries", lambda *size: _each("128x64w4", (3, 4)))
-HOPPER_BACKWARD_KEYS = _hopper("backward_keys", lambda *size: _each("64x128w4", (2, 3)))
+# holds three tiles of keys at a time. The second spills in its loop with dropout, which extras 4 may have, and heads of
+# 128.
+HOPPER_BACKWARD_QUERIES = _hopper("backward_queries", lambda *size: _each("128x64w4", (3,)))
+HOPPER_BACKWARD_KEYS = _hopper(
+    "backward_keys",
+    lambda chip, kind, width, extras, keys: _each("64x128w4", (2, 3) if width == 64 else (2,) * (extras == 0)),
+)
 
 # attention/backward.py: 1 where a program may have a head of keys, five products and dQ added up in memory; else those
 # of queries and of keys, seven. rows: key_class() of the keys, or of all queries that a head of keys has, which bounds

@@ -65,10 +65,10 @@ CASES = {
     ),
     "a tail and nothing hidden": ("128x128w4s2", torch.bfloat16, (1, 2, 1, 70, 333, 128), JOINT, {}),
     "rows without keys": (
-        "128x64w4s3", torch.bfloat16, (1, 2, 2, 200, 192, 128), LAST,
+        "128x128w4s2", torch.bfloat16, (1, 2, 2, 200, 192, 128), LAST,
         {"causal": True, "causal_offset": -100, "dropout_p": 0.1},
     ),
-    "lengths and narrow tiles": ("128x64w4s2", torch.float16, (2, 1, 1, 140, 210, 64), JOINT, {"lengths": [77, 128]}),
+    "lengths and narrow tiles": ("128x64w4s3", torch.float16, (2, 1, 1, 140, 210, 128), JOINT, {"lengths": [77, 128]}),
     "one query": ("128x128w4s3", torch.bfloat16, (2, 2, 2, 1, 300, 64), LAST, {"scale": 0.3}),
 }  # fmt: skip
 

@@ -201,6 +201,8 @@ def _gather(
                     tile += 1
             steps.release(rings.k, turn, 1)
             turn += 1
+            work = _work_of(steps.anew(number), planes, problem, section, CAUSAL, GROUP, ROWS, COLUMNS)
+            first_key = work.first_key + 64 * WORKER
             at = first_key + gl.arange(0, 64, gl.SliceLayout(1, O_L))
             seen = (at < work.head.visible)[:, None]
             dk = gl.where(seen, dk * (problem.scale * dropout.keep_scale), 0.0)

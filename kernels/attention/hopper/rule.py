@@ -1,4 +1,4 @@
-"""Which calls the kernels for sm_90 take, and the tensor maps of their heads."""
+"""The rule by which a call goes to the kernels for sm_90, and the tensor maps of its heads."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def heads_of(x: Tensor) -> Heads | None:
 
 
 def takes(call: Call, *walked: Tensor) -> bool:
-    """Whether a kernel for sm_90 computes what this call asks for; walked: what it reads beside the inputs."""
+    """Return whether a kernel for sm_90 computes what this call asks for; walked: what it reads beside the inputs."""
     masking, constants = call.problem.masking, call.constants
     changed = (masking.mask, masking.offsets, masking.window, masking.softcap, masking.slopes, masking.sinks)
     packed = call.problem.spans[1] is not None

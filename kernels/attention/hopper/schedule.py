@@ -1,4 +1,4 @@
-"""Which tile of which head each program has in which turn.
+"""The order in which programs take tiles of heads.
 
 A section of planes at a time, whose keys and values the second-level cache holds; of a section the longest rows first.
 Every other turn the programs take theirs in the opposite order, and a section begins with the program behind the one
@@ -17,7 +17,7 @@ NOWHERE = tl.constexpr(1 << 30)
 
 @triton.jit
 def turns(tiles, planes, section, programs):
-    """How many numbers there are, of which a program takes every one that is its own modulo `programs`."""
+    """The count of numbers, of which a program takes every one that is its own modulo `programs`."""
     whole = planes // section
     rounds = whole * tl.cdiv(section * tiles, programs) + tl.cdiv((planes - whole * section) * tiles, programs)
     return rounds * programs

@@ -21,12 +21,13 @@ from fasttfm.kernels.attention.hopper import schedule
 from fasttfm.kernels.parameter import Varying
 from fasttfm.kernels.philox import ROUNDS, _two_bytes, select
 
+_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # its name before Triton 3.9
 WORKERS = gl.constexpr(2)
 """Warp groups that multiply."""
 
 
 class Origin(NamedTuple):
-    """Where a head's rows begin in a tensor map: in plane b * batch + h * head, from column h * column on."""
+    """The place of a head's rows in a tensor map: in plane b * batch + h * head, from column h * column on."""
 
     batch: Varying
     head: Varying
@@ -56,7 +57,7 @@ class Rings(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a program does next: device values."""
+    """A program's next tile of rows: device values."""
 
     head: Any
     first_row: Any
@@ -102,7 +103,7 @@ def copy(ring, turn, desc, origin, head, row, STAGES: gl.constexpr):
         where = [plane, 0, row // 16, 0, column]
     else:
         where = [plane, row, column]
-    tma.async_copy_global_to_shared(desc, where, ring.full.index(slot), ring.tiles.index(slot))
+    _load(desc, where, ring.full.index(slot), ring.tiles.index(slot))
 
 
 @gluon.jit
@@ -140,7 +141,7 @@ def release(ring, turn, STAGES: gl.constexpr):
 
 @gluon.jit
 def turns(problem, planes, section, ROWS: gl.constexpr):
-    """How many numbers there are for work_of()."""
+    """The count of work_of()'s numbers."""
     return schedule.turns((problem.sizes.L + ROWS - 1) // ROWS, planes, section, gl.num_programs(0))
 
 
@@ -165,8 +166,7 @@ def key_order(at, COLUMNS: gl.constexpr, SPREAD: gl.constexpr):
 
 @gluon.jit
 def clear(tile, first_key, visible, SHAPE: gl.constexpr, WORKER: gl.constexpr, SPREAD: gl.constexpr):
-    """Zeroes this worker's half of a tile of keys or values past the visible ones: 0 times what lies there may be
-    NaN."""
+    """Zeroes this worker's half of a tile of keys or values past the visible ones: 0 times NaN is NaN."""
     KEYS: gl.constexpr = SHAPE[0]
     D: gl.constexpr = SHAPE[1]
     L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
@@ -176,6 +176,17 @@ def clear(tile, first_key, visible, SHAPE: gl.constexpr, WORKER: gl.constexpr, S
     half.store(gl.where(seen[:, None], half.load(L), 0.0))
     fence_async_shared()
     gl.barrier()
+
+
+@gluon.jit
+def anew(x):
+    """The number x, which the compiler takes for another: what follows of it is computed where it is used, and not kept
+    in registers from before."""
+    if x.dtype.primitive_bitwidth == 64:
+        x = gl.inline_asm_elementwise("mov.b64 $0, $1;", "=l,l", [x], dtype=x.dtype, is_pure=False, pack=1)
+    else:
+        x = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=1)
+    return x
 
 
 @gluon.jit

@@ -10,6 +10,7 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from fasttfm.kernels.attention.hopper import steps
 from fasttfm.kernels.philox import ROUNDS, byte_bits
 
 
@@ -33,9 +34,9 @@ def _slice(layout, *dims):
 
 
 @gluon.jit
-def _kept_of(dropout, plane, row, block):
+def _kept_of(seed, dropout, plane, row, block):
     """Sixteen bits, of lane l of the block bit 8 (l % 4) + 7 - l // 4: whether it is kept."""
-    w0, w1, w2, w3 = tl.philox(dropout.seed, block, row, plane, dropout.site, ROUNDS)
+    w0, w1, w2, w3 = tl.philox(seed, block, row, plane, dropout.site, ROUNDS)
     return byte_bits(w0, w1, w2, w3, dropout.threshold)
 
 
@@ -44,10 +45,11 @@ def draw(dropout, plane, first_row, first_key):
     """Whether dropout keeps the weights from first_row and first_key on: 32 bits of each thread, (block, key of the
     half, pair), as mark() reads them."""
     L: gl.constexpr = _slice(_layout(), 5, 3, 1)
+    seed = steps.anew(dropout.seed)  # else the keys of all rounds would be kept from one tile to the next
     blocks = first_key // 16 + gl.arange(0, 4, _slice(L, 2, 1))[:, None, None]
     key = gl.arange(0, 8, _slice(L, 2, 0))[None, :, None]
     row = first_row + 8 * key + 2 * gl.arange(0, 4, _slice(L, 1, 0))[None, None, :]
-    word = _kept_of(dropout, plane, row, blocks) | (_kept_of(dropout, plane, row + 1, blocks) >> 4)
+    word = _kept_of(seed, dropout, plane, row, blocks) | (_kept_of(seed, dropout, plane, row + 1, blocks) >> 4)
     # Threads whose keys differ in one bit exchange what the other needs: odd bits and even ones, halves, bytes.
     odd = key < 4
     return gl.inline_asm_elementwise(

@@ -37,7 +37,7 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
                     yield case("bf16", width, tile, dropout=dropout)
                 yield case("bf16", width, tiles[0], dropout=dropout, shared=True)
         yield case("fp16", 64, tiles[0], dropout=True)
-        yield case("bf16", 64, tiles[0], dropout=False, packed=True)
+        yield case("bf16", 128, tiles[0], dropout=False, packed=True)
 
     yield from distinct(every())
 
