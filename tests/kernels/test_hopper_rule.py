@@ -5,10 +5,11 @@ import warnings
 import pytest
 import torch
 
-from fasttfm.kernels import tensor_map
+from fasttfm.kernels import jit, tensor_map
 from fasttfm.kernels.attention import launch
 from fasttfm.kernels.attention.hopper import rule
 from fasttfm.kernels.chip import CHIPS
+from fasttfm.kernels.tiles.table import Tile
 
 
 def made(layout, batch=2, heads=3, rows=32, width=64):
@@ -83,6 +84,20 @@ def test_the_rule_takes_what_the_kernels_compute(taken, changed, monkeypatch):
     query, key = (torch.zeros(2, rows, 2, width, dtype=dtype).transpose(1, 2) for rows in (33, keys))
     assert rule.takes(launch.prepare(query, key, key, **options)) == taken
     tensor_map.usable.cache_clear()
+
+
+def test_calls_of_other_lengths_take_the_kernel_that_is_compiled(monkeypatch):
+    from fasttfm.kernels.attention.hopper import forward
+
+    keys = []
+    out, lse = torch.zeros(3, 256, 2, 64, dtype=torch.bfloat16).transpose(1, 2), torch.zeros(3, 2, 256)
+    monkeypatch.setattr(forward, "Launch", lambda *made: lambda *given: keys.append(jit._key(made[0], given, made[2])))
+    for batch, rows, count in ((2, 256, 208), (3, 37, 1008), (1, 1, 16)):
+        query, key = (torch.zeros(batch, n, 2, 64, dtype=torch.bfloat16).transpose(1, 2) for n in (rows, count))
+        call = launch.prepare(query, key, key, causal=True, dropout_p=0.1, seed=torch.tensor([1]))
+        forward.Forward(call, Tile(128, 128, 4, 2), out, lse)(*call.inputs, out, lse, call.problem)
+    assert len(keys) == 3
+    assert len(set(keys)) == 1
 
 
 def test_a_map_that_the_driver_refuses_leaves_the_call_to_the_other_kernel_with_one_line():

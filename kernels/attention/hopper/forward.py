@@ -299,7 +299,8 @@ class Forward:
     def __init__(self, call: Call, tile: Tile, out: Tensor, lse: Tensor) -> None:
         """out (B, H, L, DV) and lse (B, H, L): memory laid out as that to come."""
         width, drops = call.constants["D"], call.problem.dropout.seed is not None
-        heads = queries, keys, values = [heads_of(x) for x in call.inputs]
+        heads: Any = [heads_of(x) for x in call.inputs]
+        queries, keys, values = heads
         self._origins = tuple(x.origin for x in heads)
         works = ceil_div(call.queries, tile.rows) * call.planes
         constants = {name: call.constants[name] for name in ("D", "CAUSAL", "GROUP")}
