@@ -29,7 +29,8 @@ def _each(tiles: str, stages: Iterable[int]) -> list[Tile]:
 
 
 def _hopper(name: str, alternatives: Callable[..., list[Tile]]) -> Choice[Tile | str]:
-    """What attention/hopper computes, where a tile is written and hopper/rule.py takes the call. Not run on a GPU."""
+    """The choice between a kernel of attention/hopper, where a tile is written and hopper/rule.py takes the call, and
+    that of every chip. Not run on a GPU."""
     table = Table(
         """
         kind  width  extras  keys | sm_90  *

@@ -28,6 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from fasttfm.kernels.attention import steps as plain
 from fasttfm.kernels.attention.hopper import schedule, steps, transposed_dropout
+from fasttfm.kernels.attention.hopper.forward import scores_layout
 from fasttfm.kernels.attention.hopper.rule import heads_of, section_of
 from fasttfm.kernels.attention.hopper.steps import Origin
 from fasttfm.kernels.attention.launch import Call, strides
@@ -62,7 +63,7 @@ class Rings(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a program does next: device values."""
+    """A tile of keys and the queries that see some of them: device values."""
 
     head: Any
     """Of keys."""
@@ -75,7 +76,7 @@ class Work(NamedTuple):
 
 @gluon.jit
 def _works(problem, planes, section, COLUMNS: gl.constexpr):
-    """How many numbers there are."""
+    """Return how many numbers there are."""
     return schedule.turns((problem.sizes.S + COLUMNS - 1) // COLUMNS, planes, section, gl.num_programs(0))
 
 
@@ -132,6 +133,67 @@ def _copy(
             turn += 1
 
 
+class Keys(NamedTuple):
+    """64 keys as a warp group sees them: device values."""
+
+    k: Any
+    """Their tile in shared memory."""
+    v: Any
+    first: Any
+    border: Any
+    """The query that the first one is the last key of, and the next one of the second."""
+    dropout: Any
+    scale: Any
+
+
+@gluon.jit
+def _step(
+    rings, own, dk, dv, tile, first, plane, more, CAUSAL: gl.constexpr, DROP: gl.constexpr, ROWS: gl.constexpr,
+    STAGES: gl.constexpr,
+):  # fmt: skip
+    """The sums dk and dv (64, D) with what the queries from `first` on add, those of this turn; more: another turn
+    follows."""
+    D: gl.constexpr = dk.shape[1]
+    S_L: gl.constexpr = scores_layout(ROWS)
+    A_L: gl.constexpr = gl.DotOperandLayout(0, scores_layout(D), 2)
+    LINE: gl.constexpr = gl.SliceLayout(0, S_L)
+    TILE: gl.constexpr = [ROWS, D]
+    element: gl.constexpr = own.k.dtype
+    zeros = gl.zeros([64, ROWS], gl.float32, S_L)
+    queries = steps.tile_of(rings.q, tile, STAGES, TILE)
+    douts = steps.tile_of(rings.dout, tile, STAGES, TILE)
+    s = warpgroup_mma(own.k, queries.permute([1, 0]), zeros, use_acc=False, is_async=True)
+    dp = warpgroup_mma(own.v, douts.permute([1, 0]), zeros, use_acc=False, is_async=True)
+    lse = rings.lines.index(tile % STAGES * 2).load(LINE)
+    if DROP:
+        word = transposed_dropout.draw(own.dropout, plane, first, own.first)
+    s = warpgroup_mma_wait(1, [s])
+    p = gl.exp2(s * own.scale - lse[None, :])
+    if CAUSAL:  # noqa: SIM102 Triton reads both sides of `and`
+        if first < own.border + 63:
+            rows = first + gl.arange(0, ROWS, LINE)
+            last = own.border + gl.arange(0, 64, gl.SliceLayout(1, S_L))
+            p = gl.where(rows[None, :] >= last[:, None], p, 0.0)
+    kept = p.to(element)
+    if DROP:
+        p = transposed_dropout.mark(p, word)
+        kept = transposed_dropout.kept(p, element)
+    weights = gl.convert_layout(kept, A_L)
+    # A wait is a branch, across which ptxas moves nothing: else the exponentials sink behind the wait for dP.
+    steps.await_tile(rings.q, tile + 1, STAGES, more)
+    dv = warpgroup_mma(weights, douts, dv, is_async=True)
+    delta = rings.lines.index(tile % STAGES * 2 + 1).load(LINE)
+    dp = warpgroup_mma_wait(1, [dp])
+    ds = p * (dp - delta[None, :])
+    if DROP:
+        ds = gl.maximum(p, 0.0) * dp - gl.abs(p) * delta[None, :]
+    ds = gl.convert_layout(ds.to(element), A_L)
+    dk = warpgroup_mma(ds, queries, dk, is_async=True)
+    dk, dv, weights, ds = warpgroup_mma_wait(0, [dk, dv, weights, ds])
+    steps.release(rings.q, tile, STAGES)
+    return dk, dv
+
+
 @gluon.jit
 def _gather(
     given, WORKER: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr,
@@ -139,71 +201,36 @@ def _gather(
 ):  # fmt: skip
     """Computes and stores the gradients of 64 keys of each work."""
     rings, dk_out, dv_out, out_strides, problem, planes, section = given
-    S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
-    O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
-    LINE: gl.constexpr = gl.SliceLayout(0, S_L)
+    O_L: gl.constexpr = scores_layout(D)
     element: gl.constexpr = dk_out.dtype.element_ty
     DROP: gl.constexpr = problem.dropout.seed is not None
     dropout = problem.dropout
     if DROP:
         dropout = with_seed(dropout)
     scale = problem.scale * plain.LOG2E
-    zeros = gl.zeros([64, ROWS], gl.float32, S_L)
     turn = 0
     tile = 0
     for number in range(gl.program_id(0), _works(problem, planes, section, COLUMNS), gl.num_programs(0)):
         work = _work_of(number, planes, problem, section, CAUSAL, GROUP, ROWS, COLUMNS)
         if work.first_key >= 0:
             first_key = work.first_key + 64 * WORKER
-            # of the first query that sees the first key, and the last one
-            border = first_key - problem.masking.causal_offset
-            steps.await_tile(rings.k, turn, 1)
             keys = steps.tile_of(rings.k, turn, 1, [COLUMNS, D]).slice(64 * WORKER, 64)
             values = steps.tile_of(rings.v, turn, 1, [COLUMNS, D]).slice(64 * WORKER, 64)
+            own = Keys(keys, values, first_key, first_key - problem.masking.causal_offset, dropout, scale)
+            steps.await_tile(rings.k, turn, 1)
             dk = gl.zeros([64, D], gl.float32, O_L)
             dv = gl.zeros([64, D], gl.float32, O_L)
             steps.await_tile(rings.q, tile, STAGES, work.first_row < work.end)
             for member in range(GROUP):
+                plane = work.head.plane * GROUP + member
                 for first in range(work.first_row, work.end, ROWS):
-                    queries = steps.tile_of(rings.q, tile, STAGES, [ROWS, D])
-                    douts = steps.tile_of(rings.dout, tile, STAGES, [ROWS, D])
-                    s_token = warpgroup_mma(keys, queries.permute([1, 0]), zeros, use_acc=False, is_async=True)
-                    dp_token = warpgroup_mma(values, douts.permute([1, 0]), zeros, use_acc=False, is_async=True)
-                    lse = rings.lines.index(tile % STAGES * 2).load(LINE)
-                    if DROP:
-                        plane = work.head.plane * GROUP + member
-                        word = transposed_dropout.draw(dropout, plane, first, first_key)
-                    s = warpgroup_mma_wait(1, [s_token])
-                    p = gl.exp2(s * scale - lse[None, :])
-                    if CAUSAL:  # noqa: SIM102 Triton reads both sides of `and`
-                        if first < border + 63:
-                            rows = first + gl.arange(0, ROWS, LINE)
-                            at = border + gl.arange(0, 64, gl.SliceLayout(1, S_L))
-                            p = gl.where(rows[None, :] >= at[:, None], p, 0.0)
-                    kept = p.to(element)
-                    if DROP:
-                        p = transposed_dropout.mark(p, word)
-                        kept = transposed_dropout.kept(p, element)
-                    weights = gl.convert_layout(kept, P_L)
-                    # A wait is a branch, across which ptxas moves nothing: else exponentials sink behind that for dP.
-                    steps.await_tile(rings.q, tile + 1, STAGES, (first + ROWS < work.end) | (member + 1 < GROUP))
-                    dv_token = warpgroup_mma(weights, douts, dv, is_async=True)
-                    delta = rings.lines.index(tile % STAGES * 2 + 1).load(LINE)
-                    dp = warpgroup_mma_wait(1, [dp_token])
-                    ds = p * (dp - delta[None, :])
-                    if DROP:
-                        ds = gl.maximum(p, 0.0) * dp - gl.abs(p) * delta[None, :]
-                    ds = gl.convert_layout(ds.to(element), P_L)
-                    dk_token = warpgroup_mma(ds, queries, dk, is_async=True)
-                    dv, dk, weights, ds = warpgroup_mma_wait(0, [dv_token, dk_token, weights, ds])
-                    steps.release(rings.q, tile, STAGES)
+                    more = (first + ROWS < work.end) | (member + 1 < GROUP)
+                    dk, dv = _step(rings, own, dk, dv, tile, first, plane, more, CAUSAL, DROP, ROWS, STAGES)
                     tile += 1
             steps.release(rings.k, turn, 1)
             turn += 1
             work = _work_of(steps.anew(number), planes, problem, section, CAUSAL, GROUP, ROWS, COLUMNS)
-            first_key = work.first_key + 64 * WORKER
-            at = first_key + gl.arange(0, 64, gl.SliceLayout(1, O_L))
+            at = work.first_key + 64 * WORKER + gl.arange(0, 64, gl.SliceLayout(1, O_L))
             seen = (at < work.head.visible)[:, None]
             dk = gl.where(seen, dk * (problem.scale * dropout.keep_scale), 0.0)
             dv = gl.where(seen, dv * dropout.keep_scale, 0.0)
@@ -243,7 +270,7 @@ class BackwardKeys:
     def __init__(self, call: Call, tile: Tile, grad: Tensor, lse: Tensor, gradients: tuple[Tensor, Tensor]) -> None:
         """Tensors laid out as those to come; gradients: of key and value."""
         width = call.constants["D"]
-        heads = [heads_of(x) for x in (*call.inputs, grad)]
+        heads: Any = [heads_of(x) for x in (*call.inputs, grad)]
         self._origins = tuple(x.origin for x in heads)
         works = ceil_div(call.keys, tile.columns) * call.key_planes
         constants = {name: call.constants[name] for name in ("D", "CAUSAL", "GROUP")}

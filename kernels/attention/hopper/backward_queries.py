@@ -25,6 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from fasttfm.kernels.attention import steps as plain
 from fasttfm.kernels.attention.hopper import steps
+from fasttfm.kernels.attention.hopper.forward import Sizes, scores_layout
 from fasttfm.kernels.attention.hopper.rule import Heads, heads_of, section_of
 from fasttfm.kernels.attention.hopper.steps import Origin
 from fasttfm.kernels.attention.launch import Call, strides
@@ -83,7 +84,8 @@ def _copy(
 
 @gluon.constexpr_function
 def _row_layout(D):
-    """Of a tile (64, D) to be summed by rows: those of a warp group's product, eight neighbours at a time."""
+    """Layout of a tile (64, D) that is summed by rows: a thread has those of a warp group's product, and of a row
+    eight neighbours at a time."""
     parts = [[0, 1 << i] for i in range(5, (D - 1).bit_length())]
     return gl.DistributedLinearLayout(
         [[0, 1], [0, 2], [0, 4], [8, 0], *parts], [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [],
@@ -102,6 +104,9 @@ def _delta(out, dout, S_L: gl.constexpr):
 class Rows(NamedTuple):
     """64 queries as a warp group sees them: device values."""
 
+    queries: Any
+    """Their tile in shared memory."""
+    douts: Any
     plane: Any
     first: Any
     lse: Any
@@ -115,56 +120,78 @@ class Rows(NamedTuple):
 
 
 @gluon.jit
-def _draw(rows, column, COLUMNS: gl.constexpr, DROP: gl.constexpr):
-    """What says which keys from `column` on are dropped, or None."""
-    words = None
-    if DROP:
-        words = steps.draw(rows.dropout, rows.plane, rows.first, column, COLUMNS)
-    return words
+def _products(rings, rows, tile, T: gl.constexpr):
+    """Begins S and dP of the keys of this turn."""
+    zeros = gl.zeros([64, T.COLUMNS], gl.float32, scores_layout(T.COLUMNS))
+    keys = steps.tile_of(rings.k, tile, T.STAGES, [T.COLUMNS, T.D]).permute([1, 0])
+    values = steps.tile_of(rings.v, tile, T.STAGES, [T.COLUMNS, T.D]).permute([1, 0])
+    s = warpgroup_mma(rows.queries, keys, zeros, use_acc=False, is_async=True)
+    return s, warpgroup_mma(rows.douts, values, zeros, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def _slopes(s, dp, words, rows, column, DROP: gl.constexpr, A_L: gl.constexpr, element: gl.constexpr):
+def _slopes(s, dp, words, rows, column, DROP: gl.constexpr, T: gl.constexpr):
     """dS of the scores s and the gradients dp of their weights (64, COLUMNS), of keys from `column` on, as the left
     operand of a product."""
-    COLUMNS: gl.constexpr = s.shape[1]
+    S_L: gl.constexpr = scores_layout(T.COLUMNS)
     p = gl.exp2(s * rows.scale - rows.lse[:, None])
     if DROP:
-        kept = steps.drop(dp, words, rows.dropout.threshold, COLUMNS) * rows.dropout.keep_scale
-        dp = gl.convert_layout(kept, dp.type.layout, assert_trivial=True)
+        kept = steps.drop(dp, words, rows.dropout.threshold, T.COLUMNS) * rows.dropout.keep_scale
+        dp = gl.convert_layout(kept, S_L, assert_trivial=True)
     ds = p * (dp - rows.delta[:, None])
     if column >= rows.free:
-        at = column + steps.key_order(gl.arange(0, COLUMNS, gl.SliceLayout(0, s.type.layout)), COLUMNS, DROP)
-        ds = gl.where(at[None, :] < rows.limit, ds, 0.0)
-    return gl.convert_layout(ds.to(element), A_L)
+        keys = column + steps.key_order(gl.arange(0, T.COLUMNS, gl.SliceLayout(0, S_L)), T.COLUMNS, DROP)
+        ds = gl.where(keys[None, :] < rows.limit, ds, 0.0)
+    return gl.convert_layout(ds.to(rows.queries.dtype), gl.DotOperandLayout(0, scores_layout(T.D), 2))
 
 
 @gluon.jit
-def _scatter(
-    given, WORKER: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
-    STAGES: gl.constexpr,
-):  # fmt: skip
+def _first(rings, rows, tile, column, DROP: gl.constexpr, T: gl.constexpr):
+    """dS of the keys of this turn, from `column` on."""
+    s, dp = _products(rings, rows, tile, T)
+    words = None
+    if DROP:
+        words = steps.draw(rows.dropout, rows.plane, rows.first, column, T.COLUMNS)
+    s, dp = warpgroup_mma_wait(0, [s, dp])
+    return _slopes(s, dp, words, rows, column, DROP, T)
+
+
+@gluon.jit
+def _step(rings, rows, acc, ds, tile, column, DROP: gl.constexpr, T: gl.constexpr):
+    """dQ (64, D) with what dS of this turn adds, and dS of the next one, of keys from `column` on."""
+    s, dp = _products(rings, rows, tile + 1, T)
+    acc = warpgroup_mma(ds, steps.tile_of(rings.k, tile, T.STAGES, [T.COLUMNS, T.D]), acc, is_async=True)
+    words = None
+    if DROP:
+        words = steps.draw(rows.dropout, rows.plane, rows.first, column, T.COLUMNS)
+    s, dp = warpgroup_mma_wait(1, [s, dp])
+    following = _slopes(s, dp, words, rows, column, DROP, T)
+    # A wait is a branch, across which ptxas moves nothing: else the exponentials sink behind the wait for dQ.
+    steps.await_tile(rings.k, tile + 2, T.STAGES, column > 0)
+    acc, ds, following = warpgroup_mma_wait(0, [acc, ds, following])
+    steps.release(rings.k, tile, T.STAGES)
+    return acc, following
+
+
+@gluon.jit
+def _scatter(given, WORKER: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, T: gl.constexpr):
     """Computes and stores the gradient, and delta, of 64 queries of each work."""
     rings, cleared, dq, lse, delta, out_strides, lse_strides, problem, planes, section = given
-    S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
-    O_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    A_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
-    OWN: gl.constexpr = [ROWS, D]
-    KEYS: gl.constexpr = [COLUMNS, D]
-    element: gl.constexpr = dq.dtype.element_ty
+    S_L: gl.constexpr = scores_layout(T.COLUMNS)
+    O_L: gl.constexpr = scores_layout(T.D)
+    OWN: gl.constexpr = [ROWS, T.D]
+    KEYS: gl.constexpr = [T.COLUMNS, T.D]
     DROP: gl.constexpr = problem.dropout.seed is not None
     dropout = problem.dropout
     if DROP:
         dropout = with_seed(dropout)
-    scale = problem.scale * plain.LOG2E
-    zeros = gl.zeros([64, COLUMNS], gl.float32, S_L)
     turn = 0
     tile = 0
     clearings = 0
     for number in range(gl.program_id(0), steps.turns(problem, planes, section, ROWS), gl.num_programs(0)):
-        work = steps.work_of(number, planes, problem, section, CAUSAL, ROWS, COLUMNS)
-        if work.first_row < work.head.queries:
-            head = work.head
+        work = steps.work_of(number, planes, problem, section, CAUSAL, ROWS, T.COLUMNS)
+        head = work.head
+        if work.first_row < head.queries:
             first_row = work.first_row + 64 * WORKER
             numbers = first_row + gl.arange(0, 64, gl.SliceLayout(1, S_L))
             limit = head.visible
@@ -173,57 +200,37 @@ def _scatter(
             line = plain.line_of(lse_strides, head, 0) + numbers
             inside = numbers < head.queries
             lse_of_rows = gl.load(lse + line, mask=inside, other=0.0)
-            steps.await_tile(rings.q, turn, 1)
             queries = steps.tile_of(rings.q, turn, 1, OWN).slice(64 * WORKER, 64)
-            outs = steps.tile_of(rings.out, turn, 1, OWN).slice(64 * WORKER, 64)
             douts = steps.tile_of(rings.dout, turn, 1, OWN).slice(64 * WORKER, 64)
-            delta_of_rows = _delta(outs, douts, S_L)
-            gl.store(delta + line, delta_of_rows, mask=inside)
-            rows = Rows(head.plane, first_row, lse_of_rows, delta_of_rows, work.free, limit, scale, dropout)
-
-            column = (work.tiles - 1) * COLUMNS
-            steps.await_tile(rings.k, tile, STAGES)
-            keys = steps.tile_of(rings.k, tile, STAGES, KEYS)
-            values = steps.tile_of(rings.v, tile, STAGES, KEYS)
+            steps.await_tile(rings.q, turn, 1)
+            sums = _delta(steps.tile_of(rings.out, turn, 1, OWN).slice(64 * WORKER, 64), douts, S_L)
+            gl.store(delta + line, sums, mask=inside)
+            scale = problem.scale * plain.LOG2E
+            rows = Rows(queries, douts, head.plane, first_row, lse_of_rows, sums, work.free, limit, scale, dropout)
+            column = (work.tiles - 1) * T.COLUMNS
+            steps.await_tile(rings.k, tile, T.STAGES)
             # Where a head's keys end before its tensor's, others follow them.
             if problem.spans[0] is not None:  # noqa: SIM102 Triton reads both sides of `and`
-                if column + COLUMNS > head.visible:
+                if column + T.COLUMNS > head.visible:
+                    keys = steps.tile_of(rings.k, tile, T.STAGES, KEYS)
                     steps.clear(keys, column, head.visible, KEYS, WORKER, DROP)
                     mbarrier.arrive(cleared)
                     mbarrier.wait(cleared, clearings & 1)
                     clearings += 1
-            s_token = warpgroup_mma(queries, keys.permute([1, 0]), zeros, use_acc=False, is_async=True)
-            dp_token = warpgroup_mma(douts, values.permute([1, 0]), zeros, use_acc=False, is_async=True)
-            words = _draw(rows, column, COLUMNS, DROP)
-            s, dp = warpgroup_mma_wait(0, [s_token, dp_token])
-            ds = _slopes(s, dp, words, rows, column, DROP, A_L, element)
-            acc = gl.zeros([64, D], gl.float32, O_L)
-            steps.await_tile(rings.k, tile + 1, STAGES, work.tiles > 1)
-            for _ in range(1, work.tiles):
-                column -= COLUMNS
-                keys = steps.tile_of(rings.k, tile, STAGES, KEYS)
-                next_keys = steps.tile_of(rings.k, tile + 1, STAGES, KEYS)
-                values = steps.tile_of(rings.v, tile + 1, STAGES, KEYS)
-                s_token = warpgroup_mma(queries, next_keys.permute([1, 0]), zeros, use_acc=False, is_async=True)
-                dp_token = warpgroup_mma(douts, values.permute([1, 0]), zeros, use_acc=False, is_async=True)
-                token = warpgroup_mma(ds, keys, acc, is_async=True)
-                next_words = _draw(rows, column, COLUMNS, DROP)
-                s, dp = warpgroup_mma_wait(1, [s_token, dp_token])
-                following = _slopes(s, dp, next_words, rows, column, DROP, A_L, element)
-                # A wait is a branch, across which ptxas moves nothing: else the exponentials sink behind that for dQ.
-                steps.await_tile(rings.k, tile + 2, STAGES, column > 0)
-                acc, ds, following = warpgroup_mma_wait(0, [token, ds, following])
-                steps.release(rings.k, tile, STAGES)
-                ds = following
+            ds = _first(rings, rows, tile, column, DROP, T)
+            acc = gl.zeros([64, T.D], gl.float32, O_L)
+            steps.await_tile(rings.k, tile + 1, T.STAGES, work.tiles > 1)
+            for t in range(work.tiles - 2, -1, -1):
+                acc, ds = _step(rings, rows, acc, ds, tile, t * T.COLUMNS, DROP, T)
                 tile += 1
             steps.release(rings.q, turn, 1)
-            acc = warpgroup_mma(ds, steps.tile_of(rings.k, tile, STAGES, KEYS), acc, is_async=True)
+            acc = warpgroup_mma(ds, steps.tile_of(rings.k, tile, T.STAGES, KEYS), acc, is_async=True)
             acc, ds = warpgroup_mma_wait(0, [acc, ds])
-            steps.release(rings.k, tile, STAGES)
+            steps.release(rings.k, tile, T.STAGES)
             tile += 1
             turn += 1
             at = first_row + gl.arange(0, 64, gl.SliceLayout(1, O_L))
-            steps.store(dq, out_strides, (acc * problem.scale).to(element), head, 0, at, head.queries)
+            steps.store(dq, out_strides, (acc * problem.scale).to(dq.dtype.element_ty), head, 0, at, head.queries)
 
 
 @jit
@@ -243,10 +250,11 @@ def _backward_queries(
     fence_async_shared()
     given = (rings, cleared, dq, lse, delta, strides[0], lse_strides, problem, planes, section)
     copied = ((q, k, v, out, dout), rings, origins, problem, planes, section)
+    T: gl.constexpr = Sizes(D, COLUMNS, STAGES)
     gl.warp_specialize(
         [
-            (_scatter, (given, 0, D, CAUSAL, ROWS, COLUMNS, STAGES)),
-            (_scatter, (given, 1, D, CAUSAL, ROWS, COLUMNS, STAGES)),
+            (_scatter, (given, 0, CAUSAL, ROWS, T)),
+            (_scatter, (given, 1, CAUSAL, ROWS, T)),
             (_copy, (copied, CAUSAL, GROUP, ROWS, COLUMNS, STAGES)),
         ],
         [4, 1],
@@ -260,7 +268,7 @@ class BackwardQueries:
     def __init__(self, call: Call, tile: Tile, out: Tensor, grad: Tensor, lse: Tensor, d_query: Tensor) -> None:
         """Tensors laid out as those to come."""
         width = call.constants["D"]
-        heads = [heads_of(x) for x in (*call.inputs, out, grad)]
+        heads: Any = [heads_of(x) for x in (*call.inputs, out, grad)]
         self._origins = tuple(x.origin for x in heads)
         works = ceil_div(call.queries, tile.rows) * call.planes
         constants = {name: call.constants[name] for name in ("D", "CAUSAL", "GROUP")}

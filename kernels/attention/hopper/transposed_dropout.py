@@ -42,7 +42,7 @@ def _kept_of(seed, dropout, plane, row, block):
 
 @gluon.jit
 def draw(dropout, plane, first_row, first_key):
-    """Whether dropout keeps the weights from first_row and first_key on: 32 bits of each thread, (block, key of the
+    """The bits that say which weights from first_row and first_key on are kept: 32 of each thread, (block, key of the
     half, pair), as mark() reads them."""
     L: gl.constexpr = _slice(_layout(), 5, 3, 1)
     seed = steps.anew(dropout.seed)  # else the keys of all rounds would be kept from one tile to the next

@@ -43,6 +43,7 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
                 for tile in choice.answers(*size).values():
                     if isinstance(tile, Tile):
                         yield case(choice, "bf16", width, tile, dropout=dropout, shared=shared)
-            yield case(choice, "fp16", 64, choice.answers(chip, "fp16", 64, 1, 4096).popitem()[1], dropout=True)
+                        if (width, dropout, shared) == (64, True, False):
+                            yield case(choice, "fp16", width, tile, dropout=dropout)
 
     yield from distinct(every())
