@@ -234,6 +234,20 @@ def _upper_bits(word, lower, below, any_kept):
 
 
 @triton.jit
+def byte_bits(w0, w1, w2, w3, threshold):
+    """Sixteen bits of each block, uint32: of lane l bit 8 (l % 4) + 7 - l // 4, whether it is at least threshold."""
+    lower = (threshold & 127) * 0x01010101
+    below = tl.where(threshold < 128, -1, 0).to(tl.uint32, bitcast=True)
+    any_kept = tl.where(threshold < 256, 0x80808080, 0).to(tl.uint32)
+    lower = lower.to(tl.uint32, bitcast=True)
+    bits = _upper_bits(w0, lower, below, any_kept)
+    bits |= _upper_bits(w1, lower, below, any_kept) >> 1
+    bits |= _upper_bits(w2, lower, below, any_kept) >> 2
+    bits |= _upper_bits(w3, lower, below, any_kept) >> 3
+    return bits
+
+
+@triton.jit
 def keep_transposed(dropout, plane, rows, first_column, COLUMNS: tl.constexpr):
     """keep_mask() transposed, (COLUMNS, R) int1, for scores that a matrix product gives transposed.
 
@@ -243,14 +257,7 @@ def keep_transposed(dropout, plane, rows, first_column, COLUMNS: tl.constexpr):
     """
     blocks = first_column // 16 + tl.arange(0, COLUMNS // 16)
     w0, w1, w2, w3 = tl.philox(dropout.seed, blocks[None, :], rows[:, None], plane, dropout.site, ROUNDS)
-    lower = (dropout.threshold & 127) * 0x01010101
-    below = tl.where(dropout.threshold < 128, -1, 0).to(tl.uint32, bitcast=True)
-    any_kept = tl.where(dropout.threshold < 256, 0x80808080, 0).to(tl.uint32)
-    lower = lower.to(tl.uint32, bitcast=True)
-    bits = _upper_bits(w0, lower, below, any_kept)
-    bits |= _upper_bits(w1, lower, below, any_kept) >> 1
-    bits |= _upper_bits(w2, lower, below, any_kept) >> 2
-    bits |= _upper_bits(w3, lower, below, any_kept) >> 3
+    bits = byte_bits(w0, w1, w2, w3, dropout.threshold)
     # The compiler does not look behind a reduction: else it would have each thread draw all blocks that it reads.
     bits = tl.trans(tl.reduce(tl.expand_dims(bits.to(tl.int32, bitcast=True), 2), 2, _either))
     R: tl.constexpr = rows.shape[0]

@@ -53,12 +53,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             def ours(q: Tensor, k: Tensor, v: Tensor, rate: float) -> tuple[Tensor, ...]:
                 return (F.attention(q, k, v, causal=True, dropout_p=rate),)
 
-            def cudnn(q: Tensor, k: Tensor, v: Tensor) -> None:
+            def cudnn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
                 with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-                    torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+                    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-            name = f"forward {length} x {width}" + " with dropout" * (rate > 0.0)
-            _tell(name, partial(ours, q, k, v, rate), None if rate else partial(cudnn, q, k, v))
+            name = f"{length} x {width}" + " with dropout" * (rate > 0.0)
+            _tell(f"forward {name}", partial(ours, q, k, v, rate), None if rate else partial(cudnn, q, k, v))
+            inputs = [x.requires_grad_() for x in (q, k, v)]
+            (output,), gradient = ours(q, k, v, rate), torch.randn_like(q)
+            run, peer = (
+                partial(torch.autograd.grad, x, inputs, gradient, retain_graph=True)
+                for x in (output, output if rate else cudnn(q, k, v))
+            )
+            _tell(f"backward {name}", run, None if rate else peer)
     refused = [each for each in said if "no tensor map" in str(each.message)]
     print(*{str(each.message) for each in refused}, f"tensor maps refused: {len(refused)}", sep="\n")
     return 0

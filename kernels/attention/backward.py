@@ -18,7 +18,7 @@ fill the chip: rows of up to 512 keys (LAUNCHES in tiles/attention.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,14 +27,24 @@ import triton.language as tl
 from torch import Tensor
 
 from fasttfm.kernels.attention import steps
+from fasttfm.kernels.attention.hopper import rule
 from fasttfm.kernels.attention.launch import Call, key_class, stages_for, strides
 from fasttfm.kernels.attention.problem import LineStrides, Problem, Rows, Tiling, View
 from fasttfm.kernels.chip import Chip
+from fasttfm.kernels.choices import Choice
 from fasttfm.kernels.jit import Launch, jit
 from fasttfm.kernels.launch import ceil_div
 from fasttfm.kernels.parameter import Float32Pointer, Pointer, Strides
 from fasttfm.kernels.philox import keep_transposed, lanes_spread, select, with_seed
-from fasttfm.kernels.tiles.attention import BACKWARD_HEADS, BACKWARD_KEYS, BACKWARD_QUERIES, LAUNCHES, Tile
+from fasttfm.kernels.tiles.attention import (
+    BACKWARD_HEADS,
+    BACKWARD_KEYS,
+    BACKWARD_QUERIES,
+    HOPPER_BACKWARD_KEYS,
+    HOPPER_BACKWARD_QUERIES,
+    LAUNCHES,
+    Tile,
+)
 
 
 @triton.jit
@@ -221,7 +231,7 @@ def _gradients_of_keys(
 @jit
 def _backward_keys(
     q: Pointer, k: Pointer, v: Pointer, dout: Pointer, dk: Pointer, dv: Pointer, lse: Float32Pointer,
-    delta: Float32Pointer, strides: Strides, lse_strides: LineStrides, problem: Problem,
+    delta: Float32Pointer, problem: Problem, strides: Strides, lse_strides: LineStrides,
     D: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -280,6 +290,60 @@ def _backward_heads(
             steps.store(dqs, row, tile * problem.scale, head.queries, ROWS, D)
 
 
+def _launch(call: Call, kernel: Any, programs: int, tile: Tile, *walked: Tensor) -> Launch:
+    stages = stages_for(call.chip, tile, *walked, gradients=True)
+    return Launch(kernel, (programs,), call.constants | tile.options(stages))
+
+
+def _hopper(choice: Choice[Tile | str], call: Call, tile: Tile | None, *walked: Tensor) -> Tile | None:
+    """rule.choose(), but for packed sequences and where a tile is given."""
+    taken = tile is None and call.problem.spans[1] is None
+    return rule.choose(choice, call, *walked) if taken else None
+
+
+def _of_queries(
+    call: Call, tile: Tile | None, out: Tensor, grad: Tensor, lse: Tensor, d_query: Tensor
+) -> Callable[..., None]:
+    """The launch that writes dQ and delta, with the arguments of hopper.backward_queries; tile as Backward takes it."""
+    query, key, value = call.inputs
+    of_queries = tile or BACKWARD_QUERIES(*call.size_class)
+    launch = _launch(
+        call, _backward_queries, ceil_div(call.queries, of_queries.rows) * call.planes, of_queries, key, value
+    )
+    placed = strides(query, key, value, out, grad, d_query), LineStrides(*lse.stride()[:2])
+
+    def compute(*arguments: Any) -> None:
+        launch(*arguments, *placed)
+
+    hopper = _hopper(HOPPER_BACKWARD_QUERIES, call, tile, out, grad)
+    if hopper is None:
+        return compute
+    from fasttfm.kernels.attention.hopper.backward_queries import BackwardQueries
+
+    return rule.Attempt(BackwardQueries(call, hopper, out, grad, lse, d_query), compute)
+
+
+def _of_keys(
+    call: Call, tile: Tile | None, grad: Tensor, lse: Tensor, gradients: tuple[Tensor, Tensor]
+) -> Callable[..., None]:
+    """The launch that writes dK and dV, with the arguments of hopper.backward_keys; tile as Backward takes it."""
+    query, key, value = call.inputs
+    of_keys = tile or BACKWARD_KEYS(*call.size_class)
+    programs = ceil_div(call.keys, of_keys.columns) * call.key_planes
+    launch = _launch(call, _backward_keys, programs, of_keys, query, grad)
+    placed = strides(query, key, value, grad, *gradients), LineStrides(*lse.stride()[:2])
+
+    def compute(*arguments: Any) -> None:
+        launch(*arguments, *placed)
+
+    hopper = _hopper(HOPPER_BACKWARD_KEYS, call, tile, grad)
+    if hopper is None:
+        return compute
+    from fasttfm.kernels.attention.hopper.backward_keys import BackwardKeys
+
+    return rule.Attempt(BackwardKeys(call, hopper, grad, lse, gradients), compute)
+
+
 class Backward:
     """The backward pass for one signature."""
 
@@ -294,24 +358,14 @@ class Backward:
         self._heads = self._queries = self._keys = None
         if tile is None and count_launches(call) == 1:
             of_heads = BACKWARD_HEADS(*call.size_class)
-            self._heads = self._launch(call, _backward_heads, call.key_planes, of_heads, query, grad)
+            self._heads = _launch(call, _backward_heads, call.key_planes, of_heads, query, grad)
             self._head_strides = strides(query, key, value, out, grad, *gradients), lines
             self._width = query.shape[-1]
             return
         if call.queries:
-            of_queries = tile or BACKWARD_QUERIES(*call.size_class)
-            programs = ceil_div(call.queries, of_queries.rows) * call.planes
-            self._queries = self._launch(call, _backward_queries, programs, of_queries, key, value)
-            self._query_strides = strides(query, key, value, out, grad, d_query), lines
+            self._queries = _of_queries(call, tile, out, grad, lse, d_query)
         if call.keys:
-            of_keys = tile or BACKWARD_KEYS(*call.size_class)
-            programs = ceil_div(call.keys, of_keys.columns) * call.key_planes
-            self._keys = self._launch(call, _backward_keys, programs, of_keys, query, grad)
-            self._key_strides = strides(query, key, value, grad, d_key, d_value), lines
-
-    def _launch(self, call: Call, kernel: Any, programs: int, tile: Tile, *walked: Tensor) -> Launch:
-        stages = stages_for(call.chip, tile, *walked, gradients=True)
-        return Launch(kernel, (programs,), call.constants | tile.options(stages))
+            self._keys = _of_keys(call, tile, grad, lse, (d_key, d_value))
 
     def __call__(
         self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor,
@@ -325,9 +379,9 @@ class Backward:
             self._heads(query, key, value, out, grad, *gradients, lse, delta, rows, problem, *self._head_strides)
             return
         if self._queries is not None:
-            self._queries(query, key, value, out, grad, d_query, lse, delta, problem, *self._query_strides)
+            self._queries(query, key, value, out, grad, d_query, lse, delta, problem)
         if self._keys is not None:
-            self._keys(query, key, value, grad, d_key, d_value, lse, delta, *self._key_strides, problem)
+            self._keys(query, key, value, grad, d_key, d_value, lse, delta, problem)
 
 
 def count_launches(call: Call) -> int:

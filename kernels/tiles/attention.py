@@ -16,7 +16,7 @@ were timed there and not checked: their PTX is, executed. No other has been time
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from fasttfm.kernels.chip import Chip
@@ -26,6 +26,19 @@ from fasttfm.kernels.tiles.table import Table, Tile, tiles
 
 def _each(tiles: str, stages: Iterable[int]) -> list[Tile]:
     return [Tile.parse(f"{tile}s{number}") for tile in tiles.split() for number in stages]
+
+
+def _hopper(name: str, alternatives: Callable[..., list[Tile]]) -> Choice[Tile | str]:
+    """The choice between a kernel of attention/hopper, where a tile is written and hopper/rule.py takes the call, and
+    that of every chip. Not run on a GPU."""
+    table = Table(
+        """
+        kind  width  extras  keys | sm_90  *
+        *     *      *       *    | -      triton
+        """,
+        lambda cell: cell if cell == "triton" else Tile.parse(cell),
+    )
+    return Choice(f"attention.{name}.hopper", table, alternatives)
 
 
 def _hopper_alternatives(chip: Chip, kind: str, width: int, extras: int, keys: int) -> list[Tile]:
@@ -118,19 +131,8 @@ FORWARD = Choice(
     lambda *size: _each("128x64w4 128x64w8 128x32w4 64x64w4 64x32w4 32x32w4", (2, 3)),
 )
 
-# attention/hopper/forward.py, which computes where a tile is written and hopper/rule.py takes the call. Each of two
-# warp groups has half of the rows. Not run on a GPU.
-HOPPER_FORWARD: Choice[Tile | str] = Choice(
-    "attention.forward.hopper",
-    Table(
-        """
-        kind  width  extras  keys | sm_90  *
-        *     *      *       *    | -      triton
-        """,
-        lambda cell: cell if cell == "triton" else Tile.parse(cell),
-    ),
-    _hopper_alternatives,
-)
+# attention/hopper/forward.py. Each of two warp groups has half of the rows.
+HOPPER_FORWARD = _hopper("forward", _hopper_alternatives)
 
 # attention/backward.py, dQ.
 BACKWARD_QUERIES = Choice(
@@ -195,6 +197,15 @@ BACKWARD_KEYS = Choice(
     half  256    *      | 16x16w8  16x16w8  16x32w8     16x32w8      16x32w8     16x32w8    16x32w8
     """),
     _backward_alternatives,
+)
+
+# attention/hopper/backward_queries.py and backward_keys.py, where a warp group has 64 queries, or 64 keys. The first
+# holds three tiles of keys at a time. The second spills in its loop with dropout, which extras 4 may have, and heads of
+# 128.
+HOPPER_BACKWARD_QUERIES = _hopper("backward_queries", lambda *size: _each("128x64w4", (3,)))
+HOPPER_BACKWARD_KEYS = _hopper(
+    "backward_keys",
+    lambda chip, kind, width, extras, keys: _each("64x128w4", (2, 3) if width == 64 else (2,) * (extras == 0)),
 )
 
 # attention/backward.py: 1 where a program may have a head of keys, five products and dQ added up in memory; else those

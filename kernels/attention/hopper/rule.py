@@ -68,8 +68,8 @@ def heads_of(x: Tensor) -> Heads | None:
     return found if last == 1 and even and fits else None
 
 
-def takes(call: Call) -> bool:
-    """Return whether a kernel for sm_90 computes what this call asks for."""
+def takes(call: Call, *walked: Tensor) -> bool:
+    """Return whether a kernel for sm_90 computes what this call asks for; walked: what it reads beside the inputs."""
     masking, constants = call.problem.masking, call.constants
     changed = (masking.mask, masking.offsets, masking.window, masking.softcap, masking.slopes, masking.sinks)
     packed = call.problem.spans[1] is not None
@@ -84,7 +84,7 @@ def takes(call: Call) -> bool:
         and all(x is None for x in changed)
         and not (drops and (packed or call.keys % BLOCK))
         and min(call.queries, call.keys, call.planes) > 0
-        and all(heads_of(x) is not None for x in call.inputs)
+        and all(heads_of(x) is not None for x in (*call.inputs, *walked))
     )
 
 
@@ -96,9 +96,10 @@ def section_of(call: Call) -> int:
     return ceil_div(call.planes, sections * group) * group
 
 
-def choose(choice: Choice[Tile | str], call: Call) -> Tile | None:
-    """The tile with which a kernel for sm_90 computes; None where it does not, or a table says triton."""
-    answer = choice(*call.size_class, key_class(call.keys)) if takes(call) else None
+def choose(choice: Choice[Tile | str], call: Call, *walked: Tensor) -> Tile | None:
+    """The tile with which a kernel for sm_90 computes; None where it does not, or a table says triton; walked as
+    takes() has them."""
+    answer = choice(*call.size_class, key_class(call.keys)) if takes(call, *walked) else None
     return answer if isinstance(answer, Tile) else None
 
 

@@ -179,6 +179,17 @@ def clear(tile, first_key, visible, SHAPE: gl.constexpr, WORKER: gl.constexpr, S
 
 
 @gluon.jit
+def anew(x):
+    """The number x, which the compiler takes for another: what follows of it is computed where it is used, and not kept
+    in registers from before."""
+    if x.dtype.primitive_bitwidth == 64:
+        x = gl.inline_asm_elementwise("mov.b64 $0, $1;", "=l,l", [x], dtype=x.dtype, is_pure=False, pack=1)
+    else:
+        x = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=1)
+    return x
+
+
+@gluon.jit
 def store(out, strides, values, head, first, at, end):
     """Writes values to the rows `at` of a head before `end`, counted from its row `first` in the tensor's own count."""
     columns = gl.arange(0, values.shape[1], gl.SliceLayout(0, values.type.layout))

@@ -1,0 +1,290 @@
+"""Attention for long rows on sm_90, dK and dV, in Gluon; what it computes is backward.py's, one folder up.
+
+One program a processor goes through the works: 128 keys of a head, 64 for each of its two warp groups, over the queries
+of all heads that read them, so that no sum leaves the registers. A step is, for ROWS queries,
+
+    S^T = K Q^T begins      dP^T = V dO^T begins      P^T of S^T      dV += P^T dO begins      dS^T of dP^T
+    dK += dS^T Q begins     all have ended
+
+P^T and dS^T are the left operands of their products as they come, in registers. No product is waited for before the
+next one has begun but for S^T, whose exponentials dP^T hides; the other group's products fill what is left. Four
+products of 64 x ROWS x D numbers a group: for D = 64, 16 cycles a score of a thread. FlashAttention-3 (Shah et al.
+2024) has this order, and a fifth product for dQ, which it adds up by atomics. Not run on a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from fasttfm.kernels.attention import steps as plain
+from fasttfm.kernels.attention.hopper import schedule, steps, transposed_dropout
+from fasttfm.kernels.attention.hopper.forward import scores_layout
+from fasttfm.kernels.attention.hopper.rule import heads_of, section_of
+from fasttfm.kernels.attention.hopper.steps import Origin
+from fasttfm.kernels.attention.launch import Call, strides
+from fasttfm.kernels.attention.problem import LineStrides, Problem
+from fasttfm.kernels.gluon import jit
+from fasttfm.kernels.jit import Launch
+from fasttfm.kernels.launch import ceil_div
+from fasttfm.kernels.parameter import Float32Pointer, Pointer, Strides, TensorMap, Varying
+from fasttfm.kernels.philox import LEVELS, with_seed
+from fasttfm.kernels.tensor_map import Mapped
+from fasttfm.kernels.tiles.table import Tile
+
+_LEVELS = gl.constexpr(LEVELS)
+
+
+class Origins(NamedTuple):
+    q: Origin
+    k: Origin
+    v: Origin
+    dout: Origin
+
+
+class Rings(NamedTuple):
+    """q and dout share their barriers, as do k and v."""
+
+    q: Any
+    dout: Any
+    lines: Any
+    """(2 STAGES, ROWS): log-sum-exp and delta of each tile of queries."""
+    k: Any
+    v: Any
+
+
+class Work(NamedTuple):
+    """A tile of keys and the queries that see some of them: device values."""
+
+    head: Any
+    """Of keys."""
+    first_key: Any
+    """Negative in a turn without work."""
+    first_row: Any
+    end: Any
+    """Queries from first_row to it see some of the keys, if any."""
+
+
+@gluon.jit
+def _works(problem, planes, section, COLUMNS: gl.constexpr):
+    """Return how many numbers there are."""
+    return schedule.turns((problem.sizes.S + COLUMNS - 1) // COLUMNS, planes, section, gl.num_programs(0))
+
+
+@gluon.jit
+def _work_of(
+    number, planes, problem, section, CAUSAL: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr,
+    COLUMNS: gl.constexpr,
+):  # fmt: skip
+    """The Work of this number."""
+    tiles = (problem.sizes.S + COLUMNS - 1) // COLUMNS
+    row, plane = schedule.place(number, tiles, planes, section, gl.num_programs(0), COLUMNS)
+    first_key = (tiles - 1) * COLUMNS - row  # the first keys have the most queries
+    head = plain.locate(plane, plain.sizes_of_keys(problem.sizes, GROUP), problem.spans)
+    first_row = 0
+    if CAUSAL:
+        first_row = gl.maximum(first_key - problem.masking.causal_offset, 0) // ROWS * ROWS
+    return Work(head, first_key, first_row, gl.where(first_key < head.visible, head.queries, 0))
+
+
+@gluon.jit
+def _copy(
+    given, CAUSAL: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr
+):
+    """Fills the rings: of each work keys and values, then the queries of every head that reads them."""
+    maps, rings, lines, origins, lse_strides, problem, planes, section = given
+    q, k, v, dout = maps
+    # Kept weights are scaled when all is summed: until then delta is to be as much smaller.
+    kept = 1.0 - problem.dropout.threshold * (1.0 / _LEVELS)
+    L: gl.constexpr = gl.BlockedLayout([ROWS // 32], [32], [1], [0])
+    turn = 0
+    tile = 0
+    for number in range(gl.program_id(0), _works(problem, planes, section, COLUMNS), gl.num_programs(0)):
+        work = _work_of(number, planes, problem, section, CAUSAL, GROUP, ROWS, COLUMNS)
+        if work.first_key >= 0:
+            steps.await_place(rings.k, turn, k.nbytes_per_cta + v.nbytes_per_cta, 1)
+            steps.copy(rings.k, turn, k, origins.k, work.head, work.first_key, 1)
+            steps.copy(rings.v, turn, v, origins.v, work.head, work.first_key, 1)
+            for member in range(GROUP):
+                reader = plain.member_of(work.head, member, GROUP)
+                line = plain.line_of(lse_strides, reader, 0)
+                for first in range(work.first_row, work.end, ROWS):
+                    rows = first + gl.arange(0, ROWS, L)
+                    inside = rows < reader.queries  # of others queries and gradients arrive as zero: they add nothing
+                    lse = gl.load(lines[0] + line + rows, mask=inside, other=0.0)
+                    delta = gl.load(lines[1] + line + rows, mask=inside, other=0.0) * kept
+                    steps.await_place(rings.q, tile, q.nbytes_per_cta + dout.nbytes_per_cta, STAGES)
+                    steps.copy(rings.q, tile, q, origins.q, reader, first, STAGES)
+                    steps.copy(rings.dout, tile, dout, origins.dout, reader, first, STAGES)
+                    slot = tile % STAGES
+                    rings.lines.index(2 * slot).store(lse)
+                    rings.lines.index(2 * slot + 1).store(delta)
+                    mbarrier.arrive(rings.q.full.index(slot))
+                    tile += 1
+            turn += 1
+
+
+class Keys(NamedTuple):
+    """64 keys as a warp group sees them: device values."""
+
+    k: Any
+    """Their tile in shared memory."""
+    v: Any
+    first: Any
+    border: Any
+    """The query that the first one is the last key of, and the next one of the second."""
+    dropout: Any
+    scale: Any
+
+
+@gluon.jit
+def _step(
+    rings, own, dk, dv, tile, first, plane, more, CAUSAL: gl.constexpr, DROP: gl.constexpr, ROWS: gl.constexpr,
+    STAGES: gl.constexpr,
+):  # fmt: skip
+    """The sums dk and dv (64, D) with what the queries from `first` on add, those of this turn; more: another turn
+    follows."""
+    D: gl.constexpr = dk.shape[1]
+    S_L: gl.constexpr = scores_layout(ROWS)
+    A_L: gl.constexpr = gl.DotOperandLayout(0, scores_layout(D), 2)
+    LINE: gl.constexpr = gl.SliceLayout(0, S_L)
+    TILE: gl.constexpr = [ROWS, D]
+    element: gl.constexpr = own.k.dtype
+    zeros = gl.zeros([64, ROWS], gl.float32, S_L)
+    queries = steps.tile_of(rings.q, tile, STAGES, TILE)
+    douts = steps.tile_of(rings.dout, tile, STAGES, TILE)
+    s = warpgroup_mma(own.k, queries.permute([1, 0]), zeros, use_acc=False, is_async=True)
+    dp = warpgroup_mma(own.v, douts.permute([1, 0]), zeros, use_acc=False, is_async=True)
+    lse = rings.lines.index(tile % STAGES * 2).load(LINE)
+    if DROP:
+        word = transposed_dropout.draw(own.dropout, plane, first, own.first)
+    s = warpgroup_mma_wait(1, [s])
+    p = gl.exp2(s * own.scale - lse[None, :])
+    if CAUSAL:  # noqa: SIM102 Triton reads both sides of `and`
+        if first < own.border + 63:
+            rows = first + gl.arange(0, ROWS, LINE)
+            last = own.border + gl.arange(0, 64, gl.SliceLayout(1, S_L))
+            p = gl.where(rows[None, :] >= last[:, None], p, 0.0)
+    kept = p.to(element)
+    if DROP:
+        p = transposed_dropout.mark(p, word)
+        kept = transposed_dropout.kept(p, element)
+    weights = gl.convert_layout(kept, A_L)
+    # A wait is a branch, across which ptxas moves nothing: else the exponentials sink behind the wait for dP.
+    steps.await_tile(rings.q, tile + 1, STAGES, more)
+    dv = warpgroup_mma(weights, douts, dv, is_async=True)
+    delta = rings.lines.index(tile % STAGES * 2 + 1).load(LINE)
+    dp = warpgroup_mma_wait(1, [dp])
+    ds = p * (dp - delta[None, :])
+    if DROP:
+        ds = gl.maximum(p, 0.0) * dp - gl.abs(p) * delta[None, :]
+    ds = gl.convert_layout(ds.to(element), A_L)
+    dk = warpgroup_mma(ds, queries, dk, is_async=True)
+    dk, dv, weights, ds = warpgroup_mma_wait(0, [dk, dv, weights, ds])
+    steps.release(rings.q, tile, STAGES)
+    return dk, dv
+
+
+@gluon.jit
+def _gather(
+    given, WORKER: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr,
+    COLUMNS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Computes and stores the gradients of 64 keys of each work."""
+    rings, dk_out, dv_out, out_strides, problem, planes, section = given
+    O_L: gl.constexpr = scores_layout(D)
+    element: gl.constexpr = dk_out.dtype.element_ty
+    DROP: gl.constexpr = problem.dropout.seed is not None
+    dropout = problem.dropout
+    if DROP:
+        dropout = with_seed(dropout)
+    scale = problem.scale * plain.LOG2E
+    turn = 0
+    tile = 0
+    for number in range(gl.program_id(0), _works(problem, planes, section, COLUMNS), gl.num_programs(0)):
+        work = _work_of(number, planes, problem, section, CAUSAL, GROUP, ROWS, COLUMNS)
+        if work.first_key >= 0:
+            first_key = work.first_key + 64 * WORKER
+            keys = steps.tile_of(rings.k, turn, 1, [COLUMNS, D]).slice(64 * WORKER, 64)
+            values = steps.tile_of(rings.v, turn, 1, [COLUMNS, D]).slice(64 * WORKER, 64)
+            own = Keys(keys, values, first_key, first_key - problem.masking.causal_offset, dropout, scale)
+            steps.await_tile(rings.k, turn, 1)
+            dk = gl.zeros([64, D], gl.float32, O_L)
+            dv = gl.zeros([64, D], gl.float32, O_L)
+            steps.await_tile(rings.q, tile, STAGES, work.first_row < work.end)
+            for member in range(GROUP):
+                plane = work.head.plane * GROUP + member
+                for first in range(work.first_row, work.end, ROWS):
+                    more = (first + ROWS < work.end) | (member + 1 < GROUP)
+                    dk, dv = _step(rings, own, dk, dv, tile, first, plane, more, CAUSAL, DROP, ROWS, STAGES)
+                    tile += 1
+            steps.release(rings.k, turn, 1)
+            turn += 1
+            work = _work_of(steps.anew(number), planes, problem, section, CAUSAL, GROUP, ROWS, COLUMNS)
+            at = work.first_key + 64 * WORKER + gl.arange(0, 64, gl.SliceLayout(1, O_L))
+            seen = (at < work.head.visible)[:, None]
+            dk = gl.where(seen, dk * (problem.scale * dropout.keep_scale), 0.0)
+            dv = gl.where(seen, dv * dropout.keep_scale, 0.0)
+            steps.store(dk_out, out_strides[0], dk.to(element), work.head, 0, at, work.head.keys)
+            steps.store(dv_out, out_strides[1], dv.to(element), work.head, 0, at, work.head.keys)
+
+
+@jit
+def _backward_keys(
+    q: TensorMap, k: TensorMap, v: TensorMap, dout: TensorMap, dk: Pointer, dv: Pointer, lse: Float32Pointer,
+    delta: Float32Pointer, origins: Origins, strides: Strides, lse_strides: LineStrides, problem: Problem,
+    planes: Varying, section: Varying,
+    D: gl.constexpr, CAUSAL: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
+    STAGES: gl.constexpr,
+):  # fmt: skip
+    """Writes dk and dv."""
+    lines = gl.allocate_shared_memory(gl.float32, [2 * STAGES, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    q_ring, k_ring = steps.ring(q, STAGES, 2), steps.ring(k, 1)
+    rings = Rings(q_ring, steps.beside(q_ring, dout, STAGES), lines, k_ring, steps.beside(k_ring, v, 1))
+    fence_async_shared()
+    given = (rings, dk, dv, strides, problem, planes, section)
+    copied = ((q, k, v, dout), rings, (lse, delta), origins, lse_strides, problem, planes, section)
+    gl.warp_specialize(
+        [
+            (_gather, (given, 0, D, CAUSAL, GROUP, ROWS, COLUMNS, STAGES)),
+            (_gather, (given, 1, D, CAUSAL, GROUP, ROWS, COLUMNS, STAGES)),
+            (_copy, (copied, CAUSAL, GROUP, ROWS, COLUMNS, STAGES)),
+        ],
+        [4, 1],
+        [240, 24],  # registers of a thread of the second group and of the copying warp; the first has what is left
+    )
+
+
+class BackwardKeys:
+    """dK and dV for one signature that rule.takes()."""
+
+    def __init__(self, call: Call, tile: Tile, grad: Tensor, lse: Tensor, gradients: tuple[Tensor, Tensor]) -> None:
+        """Tensors laid out as those to come; gradients: of key and value."""
+        width = call.constants["D"]
+        heads: Any = [heads_of(x) for x in (*call.inputs, grad)]
+        self._origins = tuple(x.origin for x in heads)
+        works = ceil_div(call.keys, tile.columns) * call.key_planes
+        constants = {name: call.constants[name] for name in ("D", "CAUSAL", "GROUP")}
+        constants |= tile.options() | {"STAGES": tile.stages}
+        self._launch = Launch(_backward_keys, (min(works, call.chip.processors),), constants)
+        self._strides = strides(*gradients), LineStrides(*lse.stride()[:2])
+        self._numbers = call.key_planes, section_of(call) // call.constants["GROUP"]
+        blocks = tile.rows, tile.columns, tile.columns, tile.rows
+        self._maps = [x.mapped(rows, width) for x, rows in zip(heads, blocks)]
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, grad: Tensor, d_key: Tensor, d_value: Tensor, lse: Tensor,
+        delta: Tensor, problem: tuple,
+    ) -> None:  # fmt: skip
+        """Writes d_key and d_value; lse and delta as the passes before wrote them."""
+        maps = (Mapped(x, *known) for x, known in zip((query, key, value, grad), self._maps))
+        self._launch(*maps, d_key, d_value, lse, delta, self._origins, *self._strides, problem, *self._numbers)

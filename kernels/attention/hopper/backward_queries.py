@@ -1,0 +1,289 @@
+"""Attention for long rows on sm_90, dQ and delta, in Gluon; what it computes is backward.py's, one folder up.
+
+The works, the copying warp and the two warp groups are the forward pass'. A step is, for tiles t of keys,
+
+    S(t + 1) = Q K(t + 1)^T begins      dP(t + 1) = dO V(t + 1)^T begins      dQ += dS(t) K(t) begins
+    dS(t + 1) of S(t + 1) and dP(t + 1)      dQ has ended
+
+so that the tensor cores compute dQ while the exponentials are taken. Three products of 64 x COLUMNS x D numbers a
+group: for D = 64, 12 cycles a score of a thread. Not run on a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from fasttfm.kernels.attention import steps as plain
+from fasttfm.kernels.attention.hopper import steps
+from fasttfm.kernels.attention.hopper.forward import Sizes, scores_layout
+from fasttfm.kernels.attention.hopper.rule import Heads, heads_of, section_of
+from fasttfm.kernels.attention.hopper.steps import Origin
+from fasttfm.kernels.attention.launch import Call, strides
+from fasttfm.kernels.attention.problem import LineStrides, Problem
+from fasttfm.kernels.gluon import jit
+from fasttfm.kernels.jit import Launch
+from fasttfm.kernels.launch import ceil_div
+from fasttfm.kernels.parameter import Float32Pointer, Pointer, Strides, TensorMap, Varying
+from fasttfm.kernels.philox import with_seed
+from fasttfm.kernels.tensor_map import Mapped
+from fasttfm.kernels.tiles.table import Tile
+
+
+class Origins(NamedTuple):
+    q: Origin
+    k: Origin
+    v: Origin
+    out: Origin
+    dout: Origin
+
+
+class Rings(NamedTuple):
+    """out and dout share the barriers of q, v those of k."""
+
+    q: Any
+    out: Any
+    dout: Any
+    k: Any
+    v: Any
+
+
+@gluon.jit
+def _copy(
+    given, CAUSAL: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr
+):
+    """Fills the rings: of each work the queries, and its tiles of keys and values from the last to the first."""
+    maps, rings, origins, problem, planes, section = given
+    q, k, v, out, dout = maps
+    turn = 0
+    tile = 0
+    for number in range(gl.program_id(0), steps.turns(problem, planes, section, ROWS), gl.num_programs(0)):
+        work = steps.work_of(number, planes, problem, section, CAUSAL, ROWS, COLUMNS)
+        if work.first_row < work.head.queries:
+            shared = plain.keys_of(work.head, GROUP)
+            steps.await_place(rings.q, turn, q.nbytes_per_cta + out.nbytes_per_cta + dout.nbytes_per_cta, 1)
+            steps.copy(rings.q, turn, q, origins.q, work.head, work.first_row, 1)
+            steps.copy(rings.out, turn, out, origins.out, work.head, work.first_row, 1)
+            steps.copy(rings.dout, turn, dout, origins.dout, work.head, work.first_row, 1)
+            for t in range(work.tiles - 1, -1, -1):
+                steps.await_place(rings.k, tile, k.nbytes_per_cta + v.nbytes_per_cta, STAGES)
+                steps.copy(rings.k, tile, k, origins.k, shared, t * COLUMNS, STAGES)
+                steps.copy(rings.v, tile, v, origins.v, shared, t * COLUMNS, STAGES)
+                tile += 1
+            turn += 1
+
+
+@gluon.constexpr_function
+def _row_layout(D):
+    """Layout of a tile (64, D) that is summed by rows: a thread has those of a warp group's product, and of a row
+    eight neighbours at a time."""
+    parts = [[0, 1 << i] for i in range(5, (D - 1).bit_length())]
+    return gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], [8, 0], *parts], [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [],
+        [64, D],
+    )  # fmt: skip
+
+
+@gluon.jit
+def _delta(out, dout, S_L: gl.constexpr):
+    """The sums of out * dout by rows, of tiles (64, D) in shared memory."""
+    L: gl.constexpr = _row_layout(out.shape[1])
+    products = out.load(L).to(gl.float32) * dout.load(L).to(gl.float32)
+    return gl.convert_layout(gl.sum(products, 1), gl.SliceLayout(1, S_L))
+
+
+class Rows(NamedTuple):
+    """64 queries as a warp group sees them: device values."""
+
+    queries: Any
+    """Their tile in shared memory."""
+    douts: Any
+    plane: Any
+    first: Any
+    lse: Any
+    delta: Any
+    free: Any
+    """Keys from 0 on that every row sees, in whole tiles."""
+    limit: Any
+    """Keys that a row sees, (64, 1), or one number for all."""
+    scale: Any
+    dropout: Any
+
+
+@gluon.jit
+def _products(rings, rows, tile, T: gl.constexpr):
+    """Begins S and dP of the keys of this turn."""
+    zeros = gl.zeros([64, T.COLUMNS], gl.float32, scores_layout(T.COLUMNS))
+    keys = steps.tile_of(rings.k, tile, T.STAGES, [T.COLUMNS, T.D]).permute([1, 0])
+    values = steps.tile_of(rings.v, tile, T.STAGES, [T.COLUMNS, T.D]).permute([1, 0])
+    s = warpgroup_mma(rows.queries, keys, zeros, use_acc=False, is_async=True)
+    return s, warpgroup_mma(rows.douts, values, zeros, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _slopes(s, dp, words, rows, column, DROP: gl.constexpr, T: gl.constexpr):
+    """dS of the scores s and the gradients dp of their weights (64, COLUMNS), of keys from `column` on, as the left
+    operand of a product."""
+    S_L: gl.constexpr = scores_layout(T.COLUMNS)
+    p = gl.exp2(s * rows.scale - rows.lse[:, None])
+    if DROP:
+        kept = steps.drop(dp, words, rows.dropout.threshold, T.COLUMNS) * rows.dropout.keep_scale
+        dp = gl.convert_layout(kept, S_L, assert_trivial=True)
+    ds = p * (dp - rows.delta[:, None])
+    if column >= rows.free:
+        keys = column + steps.key_order(gl.arange(0, T.COLUMNS, gl.SliceLayout(0, S_L)), T.COLUMNS, DROP)
+        ds = gl.where(keys[None, :] < rows.limit, ds, 0.0)
+    return gl.convert_layout(ds.to(rows.queries.dtype), gl.DotOperandLayout(0, scores_layout(T.D), 2))
+
+
+@gluon.jit
+def _first(rings, rows, tile, column, DROP: gl.constexpr, T: gl.constexpr):
+    """dS of the keys of this turn, from `column` on."""
+    s, dp = _products(rings, rows, tile, T)
+    words = None
+    if DROP:
+        words = steps.draw(rows.dropout, rows.plane, rows.first, column, T.COLUMNS)
+    s, dp = warpgroup_mma_wait(0, [s, dp])
+    return _slopes(s, dp, words, rows, column, DROP, T)
+
+
+@gluon.jit
+def _step(rings, rows, acc, ds, tile, column, DROP: gl.constexpr, T: gl.constexpr):
+    """dQ (64, D) with what dS of this turn adds, and dS of the next one, of keys from `column` on."""
+    s, dp = _products(rings, rows, tile + 1, T)
+    acc = warpgroup_mma(ds, steps.tile_of(rings.k, tile, T.STAGES, [T.COLUMNS, T.D]), acc, is_async=True)
+    words = None
+    if DROP:
+        words = steps.draw(rows.dropout, rows.plane, rows.first, column, T.COLUMNS)
+    s, dp = warpgroup_mma_wait(1, [s, dp])
+    following = _slopes(s, dp, words, rows, column, DROP, T)
+    # A wait is a branch, across which ptxas moves nothing: else the exponentials sink behind the wait for dQ.
+    steps.await_tile(rings.k, tile + 2, T.STAGES, column > 0)
+    acc, ds, following = warpgroup_mma_wait(0, [acc, ds, following])
+    steps.release(rings.k, tile, T.STAGES)
+    return acc, following
+
+
+@gluon.jit
+def _scatter(given, WORKER: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constexpr, T: gl.constexpr):
+    """Computes and stores the gradient, and delta, of 64 queries of each work."""
+    rings, cleared, dq, lse, delta, out_strides, lse_strides, problem, planes, section = given
+    S_L: gl.constexpr = scores_layout(T.COLUMNS)
+    O_L: gl.constexpr = scores_layout(T.D)
+    OWN: gl.constexpr = [ROWS, T.D]
+    KEYS: gl.constexpr = [T.COLUMNS, T.D]
+    DROP: gl.constexpr = problem.dropout.seed is not None
+    dropout = problem.dropout
+    if DROP:
+        dropout = with_seed(dropout)
+    turn = 0
+    tile = 0
+    clearings = 0
+    for number in range(gl.program_id(0), steps.turns(problem, planes, section, ROWS), gl.num_programs(0)):
+        work = steps.work_of(number, planes, problem, section, CAUSAL, ROWS, T.COLUMNS)
+        head = work.head
+        if work.first_row < head.queries:
+            first_row = work.first_row + 64 * WORKER
+            numbers = first_row + gl.arange(0, 64, gl.SliceLayout(1, S_L))
+            limit = head.visible
+            if CAUSAL:
+                limit = gl.minimum(numbers + (problem.masking.causal_offset + 1), limit)[:, None]
+            line = plain.line_of(lse_strides, head, 0) + numbers
+            inside = numbers < head.queries
+            lse_of_rows = gl.load(lse + line, mask=inside, other=0.0)
+            queries = steps.tile_of(rings.q, turn, 1, OWN).slice(64 * WORKER, 64)
+            douts = steps.tile_of(rings.dout, turn, 1, OWN).slice(64 * WORKER, 64)
+            steps.await_tile(rings.q, turn, 1)
+            sums = _delta(steps.tile_of(rings.out, turn, 1, OWN).slice(64 * WORKER, 64), douts, S_L)
+            gl.store(delta + line, sums, mask=inside)
+            scale = problem.scale * plain.LOG2E
+            rows = Rows(queries, douts, head.plane, first_row, lse_of_rows, sums, work.free, limit, scale, dropout)
+            column = (work.tiles - 1) * T.COLUMNS
+            steps.await_tile(rings.k, tile, T.STAGES)
+            # Where a head's keys end before its tensor's, others follow them.
+            if problem.spans[0] is not None:  # noqa: SIM102 Triton reads both sides of `and`
+                if column + T.COLUMNS > head.visible:
+                    keys = steps.tile_of(rings.k, tile, T.STAGES, KEYS)
+                    steps.clear(keys, column, head.visible, KEYS, WORKER, DROP)
+                    mbarrier.arrive(cleared)
+                    mbarrier.wait(cleared, clearings & 1)
+                    clearings += 1
+            ds = _first(rings, rows, tile, column, DROP, T)
+            acc = gl.zeros([64, T.D], gl.float32, O_L)
+            steps.await_tile(rings.k, tile + 1, T.STAGES, work.tiles > 1)
+            for t in range(work.tiles - 2, -1, -1):
+                acc, ds = _step(rings, rows, acc, ds, tile, t * T.COLUMNS, DROP, T)
+                tile += 1
+            steps.release(rings.q, turn, 1)
+            acc = warpgroup_mma(ds, steps.tile_of(rings.k, tile, T.STAGES, KEYS), acc, is_async=True)
+            acc, ds = warpgroup_mma_wait(0, [acc, ds])
+            steps.release(rings.k, tile, T.STAGES)
+            tile += 1
+            turn += 1
+            at = first_row + gl.arange(0, 64, gl.SliceLayout(1, O_L))
+            steps.store(dq, out_strides, (acc * problem.scale).to(dq.dtype.element_ty), head, 0, at, head.queries)
+
+
+@jit
+def _backward_queries(
+    q: TensorMap, k: TensorMap, v: TensorMap, out: TensorMap, dout: TensorMap, dq: Pointer, lse: Float32Pointer,
+    delta: Float32Pointer, origins: Origins, strides: Strides, lse_strides: LineStrides, problem: Problem,
+    planes: Varying, section: Varying,
+    D: gl.constexpr, CAUSAL: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
+    STAGES: gl.constexpr,
+):  # fmt: skip
+    """Writes dq and delta."""
+    q_ring, k_ring = steps.ring(q, 1), steps.ring(k, STAGES)
+    rings = Rings(
+        q_ring, steps.beside(q_ring, out, 1), steps.beside(q_ring, dout, 1), k_ring, steps.beside(k_ring, v, STAGES)
+    )  # fmt: skip
+    cleared = steps.barriers(1, steps.WORKERS).index(0)
+    fence_async_shared()
+    given = (rings, cleared, dq, lse, delta, strides[0], lse_strides, problem, planes, section)
+    copied = ((q, k, v, out, dout), rings, origins, problem, planes, section)
+    T: gl.constexpr = Sizes(D, COLUMNS, STAGES)
+    gl.warp_specialize(
+        [
+            (_scatter, (given, 0, CAUSAL, ROWS, T)),
+            (_scatter, (given, 1, CAUSAL, ROWS, T)),
+            (_copy, (copied, CAUSAL, GROUP, ROWS, COLUMNS, STAGES)),
+        ],
+        [4, 1],
+        [240, 24],  # registers of a thread of the second group and of the copying warp; the first has what is left
+    )
+
+
+class BackwardQueries:
+    """dQ and delta for one signature that rule.takes()."""
+
+    def __init__(self, call: Call, tile: Tile, out: Tensor, grad: Tensor, lse: Tensor, d_query: Tensor) -> None:
+        """Tensors laid out as those to come."""
+        width = call.constants["D"]
+        heads: Any = [heads_of(x) for x in (*call.inputs, out, grad)]
+        self._origins = tuple(x.origin for x in heads)
+        works = ceil_div(call.queries, tile.rows) * call.planes
+        constants = {name: call.constants[name] for name in ("D", "CAUSAL", "GROUP")}
+        constants |= tile.options() | {"STAGES": tile.stages}
+        self._launch = Launch(_backward_queries, (min(works, call.chip.processors),), constants)
+        self._strides = strides(d_query), LineStrides(*lse.stride()[:2])
+        self._numbers = call.planes, section_of(call)
+        of_rows = [x.mapped(tile.rows, width) for x in (heads[0], *heads[3:])]
+        map_keys = Heads.mapped if call.problem.dropout.seed is None else Heads.spread
+        self._maps = [of_rows[0], *(map_keys(x, tile.columns, width) for x in heads[1:3]), *of_rows[1:]]
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, grad: Tensor, d_query: Tensor, lse: Tensor,
+        delta: Tensor, problem: tuple,
+    ) -> None:  # fmt: skip
+        """Writes d_query and delta; out and lse as the forward pass wrote them."""
+        maps = (Mapped(x, *known) for x, known in zip((query, key, value, out, grad), self._maps))
+        self._launch(*maps, d_query, lse, delta, self._origins, *self._strides, problem, *self._numbers)
