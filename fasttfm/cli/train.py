@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fasttfm.checkpoints.model_dir import RESUMABLE
 from fasttfm.cli.divisions import Division, fastest_division
@@ -32,6 +32,9 @@ from fasttfm.errors import Stopped, UserError
 from fasttfm.machine import emulates_bfloat16, processor_units
 from fasttfm.parsing import parse_yaml
 from fasttfm.presets import preset_names, preset_summary
+
+if TYPE_CHECKING:
+    from fasttfm.training.run import Outcome
 
 _EXAMPLES = """
     fasttfm train --preset multi30k --data DATA --out MODEL
@@ -148,7 +151,6 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
 
     import torch  # after the configuration is known to be right, so that a wrong flag is answered at once
 
-    from fasttfm.checkpoints.steps import saved_steps
     from fasttfm.training.progress import hushed, tell
     from fasttfm.training.run import train
 
@@ -176,8 +178,15 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
     except KeyboardInterrupt as interrupt:
         line = str(interrupt) or _what_is_saved(args.out)
         raise Stopped(line, getattr(interrupt, "number", signal.SIGINT)) from None
-    if outcome is None:  # of a rank that leaves all this to the first
-        return 0
+    if outcome is not None:  # of a rank that leaves all this to the first
+        _tell(args, command, outcome)
+    return 0
+
+
+def _tell(args: argparse.Namespace, command: str, outcome: "Outcome") -> None:
+    """Print how a run has ended, and what it leaves."""
+    from fasttfm.checkpoints.steps import saved_steps
+
     is_saved = bool(saved_steps(args.out))
     told: dict[str, Any] = {
         "finished": outcome.reason + ("" if is_saved else "; no update was made, so nothing was saved"),
@@ -192,7 +201,6 @@ def run_task(args: argparse.Namespace, kind: str, command: str, task: Callable[[
         "\n".join(f"{what}: {value}" for what, value in told.items()),
         **{what.replace(" ", "_"): value for what, value in told.items()},
     )
-    return 0
 
 
 def _put_resumed(values: Values, given: Sequence[str]) -> list[str]:

@@ -55,8 +55,6 @@ class Terminology:
             except UserError as error:
                 raise UserError(f"{path}, line {number:,}: {error}") from None
             terms.append((term, alternatives))
-        if not terms:
-            raise UserError(f"{path}: holds no term: a line is a term, a tab and its translation")
         return cls(terms, tokenizer)
 
     def refuse_banned(self, banned: Iterable[Sequence[int]]) -> None:

@@ -407,8 +407,8 @@ def _check_same_tokenizers(path: Path, other: Path) -> None:
         ours, theirs = (folder / name for folder in (path, other))
         if ours.exists() != theirs.exists() or (ours.exists() and ours.read_bytes() != theirs.read_bytes()):
             raise UserError(
-                f"{other}: its {name} is not that of {path}: an ensemble needs models of one tokenizer, which prepare "
-                f"--spm {path} gives"
+                f"{other}: its {name} is not that of {path}: an ensemble needs models of one tokenizer: prepare the "
+                "text of one with the other's"
             )
 
 

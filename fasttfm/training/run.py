@@ -185,15 +185,15 @@ def _train(
     if workers.is_first:
         try:
             whole = task.model(config.model).to(device) if is_sharded else model
-            best, last = _validate_as_users(whole, trainer)
-            average = _average(whole, trainer)
+            scores: dict[str, Score | None] = {"score": trainer.last_score, "best": None, "average": None}
+            scores |= _finish(whole, trainer)
         except KeyboardInterrupt as stop:
             raise Stopped(
                 f"stopped when training was finished ({reason}) and its last update saved: run the same command again "
                 "for what comes after it",
                 getattr(stop, "number", signal.SIGINT),
             ) from None
-        outcome = Outcome(reason=reason, score=last or trainer.last_score, best=best, average=average)
+        outcome = Outcome(reason=reason, **scores)
     workers.wait()
     return outcome
 
@@ -207,38 +207,32 @@ def _out_of_memory(config: RunConfig, device: torch.device) -> UserError:
     )
 
 
-def _validate_as_users(model: Any, trainer: Trainer) -> tuple[Score | None, Score | None]:
-    """Validate the best and the last checkpoint by the search that users get, where the run has used another."""
-    position = trainer.updates.position
-    validator = None if trainer.validator is None else trainer.validator.of_users()
-    if validator is None or not position.best:
-        return None, None
-    steps, saved = (position.best[0][1], position.step), saved_steps(trainer.model_dir)
-    scores = {}
+def _finish(model: Any, trainer: Trainer) -> dict[str, Score]:
+    """Validate by the search that users get, where the run has used another: its best and its last checkpoint, and the
+    average that the recipe asks for, whose weights stay in the model. By name, as Outcome has them."""
+    position, validator = trainer.updates.position, trainer.validator
+    of_users = None if validator is None else validator.of_users()
+    folder, saved = trainer.model_dir, saved_steps(trainer.model_dir)
+    averaged = min(trainer.config.average_last, len(consecutive_steps(folder)))
+    steps = {"best": position.best[0][1], "score": position.step} if of_users and position.best else {}
+    scores: dict[str, Score] = {}
+    if not (averaged or steps):
+        return scores
     with trainer.recorder() as recorder:
-        for step in {*steps}.intersection(saved):
-            path = step_folder(trainer.model_dir, step)
+        for step in {*steps.values()}.intersection(saved):
+            path = step_folder(folder, step)
             load_weights(model, read_weights(path), path)
-            scores[step] = validator(model)
-            recorder.final(scores[step], step)
-    best, last = map(scores.get, steps)
-    return best, last
-
-
-def _average(model: Any, trainer: Trainer) -> Score | None:
-    """Make the averaged checkpoint that the recipe asks for and validate it, leaving its weights in the model."""
-    wanted = min(trainer.config.average_last, len(consecutive_steps(trainer.model_dir)))
-    if not wanted:
-        return None
-    path, steps = average_last(trainer.model_dir, wanted)
-    tell(f"{path}: average of the checkpoints of updates {', '.join(f'{step:,}' for step in steps)}")
-    if trainer.validator is None:
-        return None
-    load_weights(model, read_weights(path), path)
-    score: Score = (trainer.validator.of_users() or trainer.validator)(model)
-    with trainer.recorder() as recorder:
-        recorder.average(score, trainer.updates.position.step, steps)
-    return score
+            assert of_users is not None
+            recorder.final(score := of_users(model), step)
+            scores |= {name: score for name, each in steps.items() if each == step}
+        if averaged:
+            path, of = average_last(folder, averaged)
+            tell(f"{path}: average of the checkpoints of updates {', '.join(f'{step:,}' for step in of)}")
+            if validator is not None:
+                load_weights(model, read_weights(path), path)
+                scores["average"] = score = (of_users or validator)(model)
+                recorder.average(score, position.step, of)
+    return scores
 
 
 def _summary(trainer: Trainer) -> str:

@@ -125,11 +125,6 @@ def test_a_term_is_found_in_either_spelling(tokenizer):
     assert terms.required("über") == terms.required("u\u0308ber") == [terms.alternatives[0]]
 
 
-def test_a_file_without_terms_is_refused(tokenizer):
-    with pytest.raises(UserError, match="terms: holds no term"):
-        Terminology.from_lines(["", " "], "terms", tokenizer)
-
-
 def test_anything_but_a_beam_search_is_refused(tokenizer):
     translator = Translator(TableModel(len(tokenizer)), tokenizer, tokenizer)
     for changes in ({"sampling": True}, {"mbr_samples": 4}, {"diverse_beam_groups": 2}):

@@ -156,7 +156,7 @@ def test_a_bar_on_a_terminal(monkeypatch):
     shown = stream.getvalue()
     assert "\r" in shown
     assert " 50%|" in shown
-    assert "update 100, loss 4.000, lr 1.00e-03, 9,000 tokens/s, 4% padding, 1:15 left" in shown
+    assert "1:15 left, update 100, loss 4.000, lr 1.00e-03, 9,000 tokens/s, 4% padding" in shown
     assert "validation loss 3.0\n" in shown
 
 
