@@ -32,7 +32,7 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
         else:
             keys = rows(kind, tile.columns, width, spread=dropout)
             kernel, name, maps = _backward_queries, "queries", {"k": keys, "v": keys, "q": own, "dout": own, "out": own}
-        named = f"attention.hopper.backward_{name}"
+        named = f"attention.hopper.backward.{name}"
         made = head_case(kernel, named, kind, tile, width, variant, **maps, STAGES=tile.stages)
         return replace(made, matrix_product=True)
 
