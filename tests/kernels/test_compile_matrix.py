@@ -57,9 +57,11 @@ def test_every_kernel_that_a_file_launches_is_in_the_matrix(file):
 
 
 def test_every_chip_has_cases_of_every_kernel_file():
+    everywhere = {family for family in compile_matrix.families() if "hopper" not in family}
     for chip in KNOWN:
-        assert {task.family for task in ALL if task.chip == chip} == set(compile_matrix.families())
-    assert sum(task.chip in SAMPLED for task in ALL) == len(SAMPLED) * len(compile_matrix.families())
+        expected = compile_matrix.families() if chip == "sm_90" else everywhere
+        assert {task.family for task in ALL if task.chip == chip} == set(expected)
+    assert sum(task.chip in SAMPLED for task in ALL) == len(SAMPLED) * len(everywhere)
 
 
 def test_the_budgets_list_exactly_the_cases_that_the_kernel_files_list():

@@ -6,6 +6,7 @@ How machine code is read and counted: ptx-check/tests/test_machine_code.py.
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -18,6 +19,7 @@ from fasttfm.kernels.chip import CHIPS
 from fasttfm.kernels.proof import budgets, matrix
 from fasttfm.kernels.proof.compile_case import CompileCase
 from fasttfm.kernels.proof.ledger import Resources, bandwidth, record, search, work
+from fasttfm.kernels.proof.ledger import __main__ as ledger_main
 from fasttfm.kernels.proof.ledger import report as ledger_report
 from fasttfm.kernels.proof.ledger.__main__ import main
 from ptx_check.ledger.count import Count, Usage
@@ -165,6 +167,29 @@ def test_attention_without_windows_caps_slopes_and_sinks_has_not_grown_since_the
                 grown.append((line["chip"], entry["case"], entry["dtype"], before, needs.bound))
     assert compared > 1000
     assert not grown
+
+
+def test_a_record_of_some_cases_keeps_the_others_of_their_chip(tmp_path, monkeypatch):
+    file, case = tmp_path / "ledger.jsonl", usual()
+    other = dataclasses.replace(case, name=f"other/{case.name}")
+    stale = [record.entry_of(SM_80, each, counted_as(9.0)) | {"key": each.name} for each in (case, other)]
+    task = matrix.Task("attention.forward", "sm_80", 0)
+    monkeypatch.setattr(ledger_main.counted, "digest", lambda chip, case: "new")
+    monkeypatch.setattr(ledger_main, "_rows", lambda cases, workers: {task: (SM_80, case, counted_as(2.5))})
+    for some, left in ((True, [other.name, case.name]), (False, [case.name])):
+        record.write(file, {"sm_80": stale})
+        assert ledger_main._record(file, {task: case}, 1, some=some) == 0
+        (line,) = records.read(file)
+        assert [entry["case"] for entry in line["cases"]] == left
+
+
+def test_the_page_shows_orders_of_products_as_they_are_recorded():
+    cases = [entry for line in records.read(records.RESULTS / "ledger.jsonl") for entry in line["cases"]]
+    recorded = {(entry["case"], entry["orders"][0]) for entry in cases if "orders" in entry}
+    page = (records.RESULTS.parents[1] / "docs" / "ledger.md").read_text()
+    shown = re.findall(r"^\| (attention\.\S+) \| `(.*)` \|$", page, re.MULTILINE)
+    assert len(shown) > 10
+    assert {(case, order.replace("\\|", "|")) for case, order in shown} <= recorded
 
 
 @pytest.mark.parametrize(("factor", "told"), [(1.02, (0, 0)), (1.04, (1, 0)), (0.9, (0, 1))])

@@ -38,7 +38,7 @@ class Path:
 class Waiting(NamedTuple):
     """A team's reason to stand still."""
 
-    index: int
+    instruction: int
     over: Callable[[], bool]
     reason: Callable[[], str]
 
@@ -228,8 +228,8 @@ class Teams:
         reasons = [f"{_warps(team.paths[-1].threads)} for {team.waiting.reason()}" for team in stuck if team.waiting]
         if not stuck or stuck[0].waiting is None:
             raise Unsupported(f"kernel {self.run.launch.facts.name} has ended in parts that nothing joins")
-        other = next((team.waiting.index for team in stuck[1:] if team.waiting), None)
-        self.run.fault("deadlock", stuck[0].waiting.index, f"nothing goes on: {'; '.join(reasons)}", other)
+        other = next((team.waiting.instruction for team in stuck[1:] if team.waiting), None)
+        self.run.fault("deadlock", stuck[0].waiting.instruction, f"nothing goes on: {'; '.join(reasons)}", other)
 
     def meet(self, index: int, number: int, count: int | None) -> None:
         """bar.sync: the team waits until `count` threads (None: all that have not ended) are at the barrier."""

@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from ptx_check import executed
 
 LAYOUT = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
-SEEDS = [None, 1, 2]
+SEEDS = [None, 1]
 
 
 def doubled_of(shape, box, dtype=torch.float16, start=0, fault="", tiles=5, **options):
@@ -36,17 +36,16 @@ def kinds(machine) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("shape", "box", "dtype"),
+    ("shape", "box", "dtype", "start"),
     [
-        ((70, 40), (16, 32), torch.float16),
-        ((70, 16), (16, 16), torch.float16),
-        ((3, 70, 40), (2, 8, 64), torch.bfloat16),
-        ((2, 3, 30, 20), (1, 2, 8, 16), torch.float32),
-        ((2, 1, 3, 30, 24), (2, 1, 2, 4, 32), torch.bfloat16),
+        ((70, 40), (16, 32), torch.float16, 0),
+        ((70, 16), (16, 16), torch.float16, -3),
+        ((3, 70, 40), (2, 8, 64), torch.bfloat16, 0),
+        ((2, 3, 30, 20), (1, 2, 8, 16), torch.float32, -3),
+        ((2, 1, 3, 30, 24), (2, 1, 2, 4, 32), torch.bfloat16, -3),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("start", [0, -3])
 def test_tiles_of_maps_of_every_rank_and_swizzle_with_zeros_outside(shape, box, dtype, start):
     x, y, machine = doubled_of(shape, box, dtype, start)
     assert not machine.faults
@@ -64,7 +63,7 @@ def inside(x, first, box):
     return torch.where(there, x[tuple(at.clamp(0, n - 1) for at, n in zip(places, x.shape))], 0)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", [*SEEDS, 2, 3])
 @pytest.mark.parametrize("registers", [True, False])
 def test_a_producer_and_two_consumers_multiply_under_every_schedule(registers, seed):
     wanted, c, machine = products_of(registers=registers, columns=128, seed=seed)
