@@ -239,7 +239,7 @@ def _gather(
 
 
 @jit
-def _backward_keys(
+def _keys(
     q: TensorMap, k: TensorMap, v: TensorMap, dout: TensorMap, dk: Pointer, dv: Pointer, lse: Float32Pointer,
     delta: Float32Pointer, origins: Origins, strides: Strides, lse_strides: LineStrides, problem: Problem,
     planes: Varying, section: Varying,
@@ -275,7 +275,7 @@ class BackwardKeys:
         works = ceil_div(call.keys, tile.columns) * call.key_planes
         constants = {name: call.constants[name] for name in ("D", "CAUSAL", "GROUP")}
         constants |= tile.options() | {"STAGES": tile.stages}
-        self._launch = Launch(_backward_keys, (min(works, call.chip.processors),), constants)
+        self._launch = Launch(_keys, (min(works, call.chip.processors),), constants)
         self._strides = strides(*gradients), LineStrides(*lse.stride()[:2])
         self._numbers = call.key_planes, section_of(call) // call.constants["GROUP"]
         blocks = tile.rows, tile.columns, tile.columns, tile.rows

@@ -234,7 +234,7 @@ def _scatter(given, WORKER: gl.constexpr, CAUSAL: gl.constexpr, ROWS: gl.constex
 
 
 @jit
-def _backward_queries(
+def _queries(
     q: TensorMap, k: TensorMap, v: TensorMap, out: TensorMap, dout: TensorMap, dq: Pointer, lse: Float32Pointer,
     delta: Float32Pointer, origins: Origins, strides: Strides, lse_strides: LineStrides, problem: Problem,
     planes: Varying, section: Varying,
@@ -273,7 +273,7 @@ class BackwardQueries:
         works = ceil_div(call.queries, tile.rows) * call.planes
         constants = {name: call.constants[name] for name in ("D", "CAUSAL", "GROUP")}
         constants |= tile.options() | {"STAGES": tile.stages}
-        self._launch = Launch(_backward_queries, (min(works, call.chip.processors),), constants)
+        self._launch = Launch(_queries, (min(works, call.chip.processors),), constants)
         self._strides = strides(d_query), LineStrides(*lse.stride()[:2])
         self._numbers = call.planes, section_of(call)
         of_rows = [x.mapped(tile.rows, width) for x in (heads[0], *heads[3:])]

@@ -21,18 +21,18 @@ def compile_cases(chip: Chip) -> Iterator[CompileCase]:
     other dtype."""
     if chip.name != "sm_90" or not tensor_map.usable():
         return
-    from fasttfm.kernels.attention.hopper.backward_keys import _backward_keys
-    from fasttfm.kernels.attention.hopper.backward_queries import _backward_queries
+    from fasttfm.kernels.attention.hopper.backward_keys import _keys
+    from fasttfm.kernels.attention.hopper.backward_queries import _queries
 
     def case(choice: Choice, kind: str, width: int, tile: Tile, *, dropout: bool, shared: bool = False) -> CompileCase:
         variant: dict[str, Any] = {"dropout": dropout, "mask": "none", "shared": shared}
         own, walked = rows(kind, tile.rows, width), rows(kind, tile.columns, width)
         if choice is HOPPER_BACKWARD_KEYS:
-            kernel, name, maps = _backward_keys, "keys", {"k": walked, "v": walked, "q": own, "dout": own}
+            kernel, name, maps = _keys, "keys", {"k": walked, "v": walked, "q": own, "dout": own}
         else:
             keys = rows(kind, tile.columns, width, spread=dropout)
-            kernel, name, maps = _backward_queries, "queries", {"k": keys, "v": keys, "q": own, "dout": own, "out": own}
-        named = f"attention.hopper.backward_{name}"
+            kernel, name, maps = _queries, "queries", {"k": keys, "v": keys, "q": own, "dout": own, "out": own}
+        named = f"attention.hopper.backward.{name}"
         made = head_case(kernel, named, kind, tile, width, variant, **maps, STAGES=tile.stages)
         return replace(made, matrix_product=True)
 
