@@ -29,7 +29,7 @@ def measured(
     words = sum(len(line.split()) for line in references)
     for beam in beams:
         for penalty, alpha in PENALTIES if beam > 1 else PENALTIES[:1]:
-            settings = {"beam": beam, "length_penalty": penalty, **({"alpha": alpha} if alpha else {})}
+            settings: dict[str, Any] = {"beam": beam, "length_penalty": penalty, **({"alpha": alpha} if alpha else {})}
             lines = Translator.from_directory(model, workers=1, **settings).translate(sources)
             yield {
                 "beam": beam, "length_penalty": penalty, "alpha": alpha,

@@ -30,7 +30,7 @@ class DecodingConfig:
     """Divisor of the log-probability: wu ((5 + length) / 6)^alpha, power length^alpha, avg length, none 1."""
     alpha: Annotated[float, Range(0, 30)] = 1.0  # the penalty of the longest output still is a float
     """Exponent of the length penalty: 0.6 with wu in the paper, fairseq's lenpen with power."""
-    early_stopping: bool = False
+    early_stopping: bool = True
     """End a sentence's search as soon as `beam` of its hypotheses have ended, as fairseq and CTranslate2 do; false:
     when nothing better can come."""
     coverage_penalty: _Penalty = 0.0

@@ -265,7 +265,7 @@ def train_tokenizer(
     """
     written = io.BytesIO()
     raised: list[BaseException] = []
-    rules: dict[str, str] = {"normalization_rule_name": normalization}
+    rules: dict[str, Any] = {"normalization_rule_name": normalization}
 
     def read() -> Iterator[str]:
         try:
