@@ -1,4 +1,4 @@
-"""BLEU, length and empty translations by beam and length penalty, on the validation text of a model's data.
+"""BLEU, length and empty translations by beam, length penalty and rule of stopping, on a model's validation text.
 
     python -m benchmarks.length_penalties MODEL DATA
 
@@ -7,7 +7,9 @@ one line to benchmarks/results/length-penalties.jsonl.
 """
 
 import json
+import time
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +26,22 @@ PENALTIES = (("none", 0.0), ("wu", 0.6), ("wu", 1.0), ("power", 0.6), ("power", 
 def measured(
     model: Path, sources: Sequence[str], references: Sequence[str], beams: Iterable[int] = BEAMS
 ) -> Iterator[dict[str, Any]]:
-    """Yields a row for each beam and length penalty; of greedy search, which no penalty changes, one."""
+    """Yields a row for each beam, length penalty and rule of early stopping; of greedy search, which neither changes,
+    one."""
     tokenize = tokenizer_of(references, packages=False)
     words = sum(len(line.split()) for line in references)
     for beam in beams:
-        for penalty, alpha in PENALTIES if beam > 1 else PENALTIES[:1]:
-            settings: dict[str, Any] = {"beam": beam, "length_penalty": penalty, **({"alpha": alpha} if alpha else {})}
-            lines = Translator.from_directory(model, workers=1, **settings).translate(sources)
+        for (penalty, alpha), early in product(PENALTIES, (False, True)) if beam > 1 else ((PENALTIES[0], False),):
+            settings: dict[str, Any] = {"beam": beam, "length_penalty": penalty, "early_stopping": early}
+            settings |= {"alpha": alpha} if alpha else {}
+            translator = Translator.from_directory(model, workers=1, **settings)
+            begin = time.perf_counter()
+            lines = translator.translate(sources)
             yield {
-                "beam": beam, "length_penalty": penalty, "alpha": alpha,
+                "beam": beam, "length_penalty": penalty, "alpha": alpha, "early_stopping": early,
                 "bleu": round(bleu(lines, references, tokenize=tokenize).value, 2),
                 "length_ratio": round(sum(len(line.split()) for line in lines) / words, 4),
-                "empty": sum(not line for line in lines),
+                "empty": sum(not line for line in lines), "seconds": round(time.perf_counter() - begin, 2),
             }  # fmt: skip
 
 
