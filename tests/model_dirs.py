@@ -48,6 +48,7 @@ DECODING = {
     "length_penalty": "power",
     "alpha": 0.0,
     "min_len": 1,
+    "early_stopping": False,
     "dropout": 0.1,
 }
 

@@ -35,8 +35,8 @@ def search(decoding: Mapping[str, Any]) -> GenerationConfig:
     """Return transformers' search settings of a directory of ours."""
     return GenerationConfig(
         num_beams=decoding.get("beam", 4),
-        length_penalty=decoding.get("alpha", 1.0) if decoding.get("length_penalty") == "power" else 1.0,
-        early_stopping=decoding.get("early_stopping") or "never",
+        length_penalty=decoding.get("alpha", 1.0) if decoding.get("length_penalty", "power") == "power" else 1.0,
+        early_stopping=decoding.get("early_stopping", True) or "never",
         suppress_tokens=[PAD, BOS] if decoding.get("allow_unk") else [PAD, UNK, BOS],
         **SPECIAL_TOKENS,
     )

@@ -112,7 +112,18 @@ class TableCache:
 
 
 def config(**changes) -> DecodingConfig:
-    return DecodingConfig(**{"beam": 4, "max_len_a": 0.0, "max_len_b": 6, "min_len": 0, **changes})
+    return DecodingConfig(
+        **{
+            "beam": 4,
+            "max_len_a": 0.0,
+            "max_len_b": 6,
+            "min_len": 0,
+            "early_stopping": False,
+            "length_penalty": "wu",
+            "alpha": 0.6,
+            **changes,
+        }
+    )
 
 
 def penalty(length: int, config: DecodingConfig) -> float:

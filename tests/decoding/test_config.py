@@ -44,12 +44,12 @@ def test_sampling_may_return_more_than_beam():
     assert DecodingConfig(sampling=True, nbest=9).nbest == 9
 
 
-def test_the_default_length_penalty_is_the_papers():
-    """((5 + length) / 6)^0.6, not length^0.6."""
-    assert length_penalty(19, DecodingConfig()) == pytest.approx(4.0**0.6)
-    assert length_penalty(1, DecodingConfig()) == 1.0
-    assert length_penalty(19, DecodingConfig(length_penalty="avg")) == 19.0
+def test_length_penalties_are_what_they_are_called():
+    """wu, the paper's, is ((5 + length) / 6)^0.6, not length^0.6."""
+    assert length_penalty(19, DecodingConfig(length_penalty="wu", alpha=0.6)) == pytest.approx(4.0**0.6)
+    assert length_penalty(19, DecodingConfig()) == length_penalty(19, DecodingConfig(length_penalty="avg")) == 19.0
     assert length_penalty(19, DecodingConfig(length_penalty="none")) == 1.0
+    assert length_penalty(1, DecodingConfig()) == 1.0
 
 
 def test_the_longest_output_is_the_input_plus_50_by_default_and_a_number_that_tensors_can_hold():

@@ -73,7 +73,9 @@ def test_the_settings_that_the_page_shows_are_the_same_search(tmp_path, monkeypa
         pieces, suppress_sequences=[["<blank>"], ["<s>"]], max_decoding_length=LONGEST, **names["same"]
     )
     theirs = [names["target"].decode(each.hypotheses[0]).strip() for each in results]
-    translator = Translator.from_directory(model_dir, workers=1, beam=4, length_penalty="power", alpha=1.0)
+    translator = Translator.from_directory(
+        model_dir, workers=1, beam=4, length_penalty="power", alpha=1.0, early_stopping=True
+    )
     ours = translator.translate(lines)
     equal = sum(one.strip() == other for one, other in zip(ours, theirs))
     assert equal >= 0.95 * len(lines), f"{equal} of {len(lines)}"

@@ -21,7 +21,14 @@ from fasttfm.interop.exchange import load, store
 from .their_folders import write_m2m, write_opus
 
 LONGEST = 20
-SEARCH = {"alpha": 0.0, "max_len_a": 0.0, "max_len_b": LONGEST, "min_len": LONGEST, "allow_unk": True}
+SEARCH = {
+    "alpha": 0.0,
+    "max_len_a": 0.0,
+    "max_len_b": LONGEST,
+    "min_len": LONGEST,
+    "allow_unk": True,
+    "early_stopping": False,
+}
 LANGUAGES = ("--source-language", "en", "--target-language", "de")
 
 

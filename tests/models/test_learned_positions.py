@@ -94,5 +94,5 @@ def test_a_directory_translates_scores_and_cuts_long_lines(tmp_path: Path):
     assert np.isfinite(translator.score(LINES[:3], texts[:3])).all()
     with pytest.raises(UserError, match="learned positions for 24"):
         translator.score([long], ["ein Hund"])
-    with pytest.raises(UserError, match=r"a target has .* learned positions for 24"):
+    with pytest.raises(UserError, match=r"the prefix .* has 90 tokens: 23 at most"):
         translator.translate(["a dog"], [long])
