@@ -421,7 +421,7 @@ def test_what_a_stopped_run_says_of_its_checkpoints_is_so(data, model, tmp_path,
         assert train(data / "DATA", model, "--no-valid-bleu") == 130
         assert "stopped; update 6 is saved in" in capsys.readouterr().err
     with monkeypatch.context() as patch:
-        patch.setattr("fasttfm.training.run._average", stopped)
+        patch.setattr("fasttfm.training.run._finish", stopped)
         assert train(data / "DATA", model, "--no-valid-bleu") == 130
         assert "stopped when training was finished (max_update 6 is reached)" in capsys.readouterr().err
 
