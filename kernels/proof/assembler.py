@@ -3,7 +3,7 @@
 Triton brings two along and chooses by chip; one of the user's goes before it (TRITON_PTXAS_PATH, and
 TRITON_PTXAS_BLACKWELL_PATH for the newer one's chips). The rule: the newest that the installed Triton brings for a chip
 where all rings of proof pass with it. LEFT says where that is not the newest, and by which count. Machine code for
-sm_90 is executed and held against its PTX (docs/assemblers.md); for other chips no test without a GPU can notice a fault.
+sm_90 is executed and held against its PTX (docs/assemblers.md); for other chips no test without a GPU notices a fault.
 """
 
 import functools
