@@ -162,7 +162,7 @@ STARTED = {
     "benchmarks/measure/machine.py": 2,  # git, nvidia-smi
     "benchmarks/open_loop.py": 2,
     "benchmarks/peers/ctranslate2.py": 1,
-    "benchmarks/queue/illegal_tile.py": 2,  # ptxas; a program with a limit
+    "benchmarks/queue/illegal_tile.py": 1,  # a program with a limit
     "benchmarks/queue/prepare.py": 1,  # strip
     "benchmarks/queue/run.py": 1,
     "fasttfm/children.py": 1,
@@ -172,6 +172,8 @@ STARTED = {
     "ptx-check/src/ptx_check/ledger/counted.py": 1,  # ptxas
     "ptx-check/src/ptx_check/ledger/peers.py": 1,  # c++filt
     "ptx-check/src/ptx_check/ledger/sass.py": 1,  # cuobjdump, nvdisasm
+    "ptx-check/src/ptx_check/machine_code/compared.py": 1,  # ptxas
+    "ptx-check/src/ptx_check/machine_code/cubin.py": 1,  # nvdisasm
 }
 """File -> lines that start processes. Those without a word to them have a program above, or tests of their own; the
 others start programs that end in seconds by themselves."""

@@ -15,6 +15,7 @@ from fasttfm.checkpoints.steps import saved_steps
 from fasttfm.config import FROM_DATA, TRANSFORMER, RunConfig, Values, field_types, kind_of, read_yaml, sections_of
 from fasttfm.config.fields import flag_name
 from fasttfm.config.flags import written
+from fasttfm.config.training import RESUMABLE
 from fasttfm.errors import UserError
 from fasttfm.files import entries, read_plain_yaml, refuse_dangling_link, replace_file, unfinished
 from fasttfm.folders import has_manifest, settled
@@ -46,8 +47,6 @@ _MAY_CHANGE = {
     *("beam", "nbest", "batch_tokens", "buffer_size", "batch_invariant", "alignment_layer", "coverage_penalty"),
     *("sampling", "sampling_topk", "sampling_topp", "sampling_seed", "temperature", "mbr_samples", "max_source_length"),
 }
-RESUMABLE = ("lr", "min_lr", "noam_scale", "clip_norm", "weight_decay", "label_smoothing")
-"""What a run may be gone on with another value of, where that is asked for (--resume-with)."""
 _LAST_OF_SCHEDULE = {("cosine", "max_update"), ("linear", "max_update"), ("cosine-minutes", "max_minutes")}
 """What may not change, after all, where the learning rate ends with it."""
 

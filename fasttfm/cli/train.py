@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fasttfm.checkpoints.model_dir import RESUMABLE
 from fasttfm.cli.divisions import Division, fastest_division
 from fasttfm.cli.environment import choose_settings
 from fasttfm.cli.output import Output, add_output_flags
@@ -27,7 +26,7 @@ from fasttfm.config import (
     gather,
     with_defaults,
 )  # fmt: skip
-from fasttfm.config.training import TrainingConfig
+from fasttfm.config.training import RESUMABLE, TrainingConfig
 from fasttfm.errors import Stopped, UserError
 from fasttfm.machine import emulates_bfloat16, processor_units
 from fasttfm.parsing import parse_yaml

@@ -133,6 +133,9 @@ class TrainingConfig:
         _require(self, "average_last", not 0 < most < self.average_last, gone)
 
 
+RESUMABLE = ("lr", "min_lr", "noam_scale", "clip_norm", "weight_decay", "label_smoothing")
+"""Settings that a run may go on with another value of, where that is asked for (--resume-with)."""
+
 STOPPED_BY: dict[str, Callable[[TrainingConfig], str | None]] = {
     "lr": lambda config: "schedule" if config.schedule == "noam" else None,
     "noam_scale": lambda config: "schedule" if config.schedule != "noam" else None,

@@ -41,7 +41,7 @@ TRANSLATE = ["translate", *COMMANDS["translate"].split()]
             "coverage_penalty does nothing while mbr_samples is 4",
         ),
         ([*TRANSLATE, "--sampling", "--beam", "8"], "beam does nothing while sampling is true"),
-        ([*TRANSLATE, "--sampling", "--early-stopping"], "early_stopping does nothing while sampling is true"),
+        ([*TRANSLATE, "--sampling", "--no-early-stopping"], "early_stopping does nothing while sampling is true"),
         ([*TRANSLATE, "--alignment-layer", "1"], "alignment_layer does nothing without alignment or coverage_penalty"),
         ([*TRANSLATE, "--length-penalty", "none", "--alpha", "2"], "alpha does nothing while length_penalty is none"),
         ([*TEXTS, "--spm", "data/spm.model", "--separate-vocab", "--out", "fresh"], "--separate-vocab and one --spm"),
