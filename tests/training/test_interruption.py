@@ -67,8 +67,11 @@ def test_a_folder_that_is_gone_is_not_made_anew(tiny_data, tiny_values, tmp_path
                 path.mkdir()
                 (path / ".lock").touch()
 
+    # far apart, so that no other checkpoint is on its way to the disk when the first has arrived
+    saving = {"max_update": 400, "save_interval_updates": 60, "valid_interval_updates": 0, "tensorboard": False}
+    values = tiny_values(**saving)
     with pytest.raises(UserError, match="M: was moved or removed while training wrote into it"):
-        train(tiny_values(log_interval=1, tensorboard=False), tiny_data, tmp_path / "M", CPU, callbacks=[Strike()])
+        train(values, tiny_data, tmp_path / "M", CPU, callbacks=[Strike()])
     assert sorted(each.name for each in tmp_path.glob("M/*")) == ([".lock"] if how == "replaced" else [])
     assert (tmp_path / "elsewhere/checkpoints").exists() == (how != "removed")
 
