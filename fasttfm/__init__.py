@@ -1,8 +1,8 @@
 """fasttfm: the encoder-decoder Transformer of "Attention Is All You Need" on fused Triton kernels.
 
 Importing it queries no device and needs neither a GPU nor Triton. The rooms: fasttfm.functional (operators),
-fasttfm.nn (torch.nn's modules), fasttfm.models, fasttfm.data, fasttfm.training, fasttfm.search, fasttfm.convert,
-fasttfm.reference (the specification).
+fasttfm.nn (torch.nn's modules), fasttfm.models, fasttfm.data, fasttfm.training, fasttfm.search, fasttfm.translate,
+fasttfm.convert, fasttfm.reference (the specification).
 """
 
 import importlib

@@ -15,3 +15,11 @@ def test_the_files_of_a_newcomers_hour_have_fewer_than_2000_lines():
     assert sum(len((ROOT / name).read_text(encoding="utf-8").splitlines()) for name in files) < LINES
     named = re.findall(r"`((?:fasttfm|kernels|tests)/[\w/]+\.py)`", hour)
     assert [name for name in named if not (ROOT / name).is_file()] == []
+
+
+def test_the_answers_to_ten_questions_are_where_they_say():
+    rows = re.findall(r"^\| [^|]+\? \| `([^`]+)`: `(\w+)` \| `([^`]+)` \|$", TEXT, re.MULTILINE)
+    assert len(rows) == 10
+    for file, name, test in rows:
+        assert re.search(rf"^(?:def|class) {name}\b", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE), name
+        assert (ROOT / test).is_file(), test
