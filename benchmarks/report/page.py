@@ -1,13 +1,14 @@
-"""The benchmark report: an index, a page and a chart a machine; and README's figures, between two markers.
+"""The benchmark report: an index, a page and a chart a machine; README's figures and the pictures of docs.
 
 python -m benchmarks report              docs/benchmark-report
-python -m benchmarks report --readme     README's figures too
+python -m benchmarks report --readme     README's blocks and docs/images too
 python -m benchmarks report --all        every row as CSV on standard output
 """
 
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import matplotlib
 import pandas as pd
@@ -16,8 +17,9 @@ from benchmarks import host
 from benchmarks.measure.machine import ROOT, is_cpu, machine_name, slug
 from benchmarks.measure.records import GROUPS, RESULTS, Entry, load
 from benchmarks.measure.text_table import markdown, short_dtype
-from benchmarks.report import tables
-from benchmarks.report.headline import claims, leading_machine, origin
+from benchmarks.report import pictures, tables
+from benchmarks.report.headline import claims
+from benchmarks.report.readme import README, notice, updated
 from benchmarks.report.rows import duels, ratios, suite, without_pool
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError
@@ -26,9 +28,6 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 OUT = ROOT / "docs" / "benchmark-report"
-README = ROOT / "README.md"
-BEGIN = "<!-- measured: from benchmarks/results by `python -m benchmarks report --readme`; not to be edited -->"
-END = "<!-- end of measured -->"
 TITLES = {
     "kernels": "Kernels",
     "blocks": "Layers",
@@ -45,14 +44,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, names: int = 1)
     """A table of plain text; `names` columns at the left hold words, the others numbers."""
     cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in (head, *rows)]
     return markdown(cells[0], cells[1:], names=names)
-
-
-def notice(entries: Sequence[Entry]) -> str:
-    """The devices that have run the kernels, which a reader must know before any figure."""
-    devices = sorted({machine_name(entry.machine) for entry in entries if not is_cpu(entry.machine)})
-    if not devices:
-        return "> **Every time here was measured on a CPU. No GPU has run these kernels.**"
-    return f"> **Timed on {', '.join(devices)}; rows marked CPU on a CPU. No other device has run these kernels.**"
 
 
 def statuses(rows: pd.DataFrame) -> str:
@@ -227,44 +218,15 @@ def write(entries: Sequence[Entry], out: Path) -> list[Path]:
     return written
 
 
-def readme_table(entries: Sequence[Entry]) -> str:
-    """Return the text between README's markers."""
-    rows = suite(entries)
-    lines = [
-        "The [benchmark report](docs/benchmark-report/report.md) has a page a machine. "
-        + (
-            "All are CPUs: no GPU has run this yet."
-            if all(is_cpu(e.machine) for e in entries)
-            else "Rows marked CPU were measured on a CPU."
-        )
-    ]
-    found, shown = tables.searches(rows), tables.gpu_kernels(rows)
-    for machine in filter(None, (leading_machine(rows, "decoding", cpu) for cpu in (True, False))):
-        some = found[found.machine == machine]
-        said = f"Searches with paper-base, {machine}, {origin(some.entry)}. {tables.searches_note(some)}"
-        lines += ["", said, "", markdown(*tables.grid(some))]
-    for (machine, dtype), some in shown.groupby(["machine", "dtype"], sort=False):
-        said = f"Kernels, {short_dtype(dtype)}, {machine}, {origin(some.entry)}. {tables.KERNELS_NOTE}"
-        lines += ["", said, "", markdown(*tables.kernels(some))]
-    leading = (f"- {claim.what}: {claim.figure}; commit {claim.origin}" for claim in claims(entries) if claim.leads)
-    return "\n".join([*lines, "", *leading])
-
-
-def updated(text: str, entries: Sequence[Entry]) -> str:
-    """README with its table as the records have it. Raises UserError without both markers, in order."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise UserError(f"README has no table to write: it needs the lines {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{readme_table(entries)}\n{END}{after}"
-
-
-def write_readme(entries: Sequence[Entry], readme: Path = README) -> bool:
-    """Rewrites README's table; whether it changed."""
-    text = readme.read_text(encoding="utf-8")
-    new = updated(text, entries)
-    readme.write_text(new, encoding="utf-8")
-    return new != text
+def drifted(entries: Sequence[Entry]) -> list[str]:
+    """The pages and pictures of the repository that say something else than the records."""
+    with TemporaryDirectory() as folder:
+        made = [path for path in write(entries, Path(folder)) if path.suffix == ".md"]
+        kept = [(path, OUT / path.name) for path in made]
+        found = [str(old) for new, old in kept if not old.is_file() or old.read_bytes() != new.read_bytes()]
+    text = README.read_text(encoding="utf-8")
+    found += [str(README)] if updated(text, entries) != text else []
+    return found + [str(pictures.OUT / name) for name in pictures.stale(entries)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -275,7 +237,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--results", type=Path, default=RESULTS, help="folder or file of records (default: %(default)s)"
     )
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the report (default: %(default)s)")
-    parser.add_argument("--readme", action="store_true", help="write README's measured figures too")
+    parser.add_argument("--readme", action="store_true", help="write README's figures and draw docs/images too")
+    parser.add_argument("--check", action="store_true", help="write nothing: name what differs from the records")
     parser.add_argument("--all", action="store_true", help="print every row of the suite as CSV, and write nothing")
     args = parser.parse_args(argv)
     entries = load(args.results)
@@ -283,8 +246,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         lines = [{"file": e.file, "line": e.line, **e.record} for e in entries if e.kind == "benchmark"]
         pd.json_normalize(lines).to_csv(sys.stdout, index=False)
         return 0
+    if args.check:
+        found = drifted(entries)
+        print("\n".join([f"{path} is not as the records have it" for path in found] or ["all as the records have it"]))
+        return 1 if found else 0
     written = write(entries, args.out)
     print(f"{len(entries)} records: {', '.join(str(path) for path in written if path.suffix == '.md')}")
     if args.readme:
-        print(f"README's figures {'are new' if write_readme(entries) else 'are as the records have them'}")
+        README.write_text(updated(README.read_text(encoding="utf-8"), entries), encoding="utf-8")
+        pictures.draw(entries)
     return 0
