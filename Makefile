@@ -1,6 +1,7 @@
 # make demo    a Transformer that trains, translates and is scored, from nothing, in a few minutes
 # make test    lint, types and the tests that need no GPU, a fixed part of their cases; make test-all: every case
-# They create .venv with the pinned versions of constraints.txt, once. PYTHON chooses the interpreter (>= 3.10).
+# They create .venv with the pinned versions of constraints.txt, once: make demo installs what it needs, some 400 MB beside
+# PyTorch, make test the rest. PYTHON chooses the interpreter (>= 3.10), TORCH_INDEX another index for PyTorch.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -24,16 +25,29 @@ help:
 
 install: .venv/.installed
 
-.venv/.installed: setup.py constraints.txt pretraining/pyproject.toml ptx-check/pyproject.toml
+# A line a package: minutes pass where they must be downloaded.
+PIP = PYTHONUNBUFFERED=1 $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+SAY = | sed -un 's/^Collecting \([^ ]*\).*/make:     \1/p'
+
+.venv/.torch:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "fasttfm needs Python 3.10 or newer; this is " + sys.version.split()[0] + ". Choose another: make PYTHON=python3.12")'
 	echo "make: an environment in .venv"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	echo "make: packages of constraints.txt, some gigabytes; minutes where they must be downloaded"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ptx-check \
-		--editable '.[dev]' --editable pretraining
+	echo "make: PyTorch, most of the download"
+	$(PIP) $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") torch $(SAY)
 	touch $@
 
-demo: install
+.venv/.demo: .venv/.torch setup.py constraints.txt
+	@echo "make: fasttfm and what the demo needs"
+	$(PIP) --editable '.[cpu,plots]' $(SAY)
+	touch $@
+
+.venv/.installed: .venv/.torch setup.py constraints.txt pretraining/pyproject.toml ptx-check/pyproject.toml
+	@echo "make: the packages of all extras, tests and tools"
+	$(PIP) --editable ptx-check --editable '.[dev]' --editable pretraining $(SAY)
+	touch $@ .venv/.demo
+
+demo: .venv/.demo
 	@scripts/demo.sh $(BIN)/fasttfm $(DEMO)
 
 lint: install

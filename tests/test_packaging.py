@@ -200,7 +200,7 @@ def test_without_it_its_commands_say_what_to_install():
         "import sys; from fasttfm import kinds; kinds.provider = lambda: None; "
         "from fasttfm.cli.main import main; sys.exit(main(sys.argv[1:]))"
     )
-    way = "pip install ./pretraining in a clone of this repository (make install does it)"
+    way = "pip install ./fasttfm/pretraining above the checkout (make install does it)"
     for words in (["lm", "train"], ["mlm"], ["finetune", "--help"]):
         done = python("-c", script, *words)
         assert (done.returncode, done.stdout) == (2, ""), words
@@ -213,11 +213,11 @@ def test_without_it_its_commands_say_what_to_install():
 def test_without_it_a_model_of_another_kind_says_what_to_install(tmp_path, monkeypatch):
     (tmp_path / "config.yaml").write_text("kind: gpt\n")
     monkeypatch.setattr(kinds, "provider", lambda: None)
-    with pytest.raises(UserError, match=r"line 1: kind 'gpt' is unknown.* pip install \./pretraining"):
+    with pytest.raises(UserError, match=r"line 1: kind 'gpt' is unknown.* pip install \./fasttfm/pretraining"):
         read_yaml(tmp_path / "config.yaml")
 
 
 def test_without_ptx_check_commands_of_the_proof_say_what_to_install():
     script = "import sys; sys.modules['ptx_check'] = None; import fasttfm.kernels.proof.executed"
     told = python("-c", script).stderr.strip()
-    assert told.endswith("pip install ./ptx-check in a clone of this repository (make install does it)")
+    assert told.endswith("pip install ./fasttfm/ptx-check above the checkout (make install does it)")

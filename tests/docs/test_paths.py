@@ -16,7 +16,7 @@ import pytest
 from forked import forked_children, write_programs
 
 ROOT = Path(__file__).parents[2]
-INSTALLS = ("pip install", "python3 -m venv", "source ")
+INSTALLS = ("pip install", "git clone")
 A_VERDICT_ON_THE_MACHINE = ("python -m benchmarks compare", "python -m benchmarks check")
 """Ends with status 1 where the two runs, on a busy machine, did not take the same time."""
 
