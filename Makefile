@@ -18,8 +18,9 @@ SECONDS_OF_GPU ?= 3600
 # Checkouts whose tests `make peers` runs; one that is not named is left out.
 FLASH_ATTENTION ?=
 LIGER ?=
+CHROMIUM ?= chromium
 
-.PHONY: help install demo test test-all lint types tests executed peers format compile-matrix docs oldest newest dist gpu-check bench clean
+.PHONY: help install demo test test-all lint types tests executed peers format compile-matrix docs pictures oldest newest dist gpu-check bench clean
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
@@ -104,6 +105,13 @@ compile-matrix: install
 # The documentation in build/site, warnings as errors, every link inside it followed.
 docs: install
 	@$(BIN)/python scripts/docs.py
+
+# docs/images: charts from the records, the demo's curve and attention, and the site's first page at 1280 and 390 pixels.
+pictures: docs demo
+	@$(BIN)/python -m benchmarks report --readme
+	cp $(DEMO)/attention.png docs/images/demo-attention.png
+	cp $(DEMO)/model/curve.png docs/images/demo-curve.png
+	scripts/screenshots.sh $(CHROMIUM)
 
 # The wheel and the source distribution in dist/, tried in an environment of its own outside the checkout.
 dist: install

@@ -87,7 +87,7 @@ def test_a_package_index_gets_no_link_to_a_file_that_it_does_not_have(metadata):
     assert "<img" not in text
     assert "![" not in text
     assert re.findall(r"\]\((?!https?:)", text) == []
-    assert "in five minutes" in text
+    assert "Three paths" in text
 
 
 def test_every_python_of_the_classifiers_is_tried_by_continuous_integration(metadata):

@@ -14,7 +14,8 @@ from fasttfm.errors import UserError
 
 def drawn(tmp_path, entries):
     """README's blocks of these records, by name."""
-    markers = "\n".join(f"<!-- {name}: here -->\nold\n<!-- end -->" for name in ("status", "figures", "measured", "chips"))
+    names = ("status", "figures", "measured", "chips")
+    markers = "\n".join(f"<!-- {name}: here -->\nold\n<!-- end -->" for name in names)
     text = readme.updated(f"before\n{markers}\nafter\n", entries)
     assert text.startswith("before\n")
     assert text.endswith("<!-- end -->\nafter\n")
