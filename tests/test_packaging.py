@@ -51,9 +51,13 @@ def test_there_is_one_version(metadata):
     assert hooks["ruff-pre-commit"] == "v" + pinned("ruff")
 
 
-def test_the_newest_section_of_the_changelog_is_this_version():
+def test_the_changelog_begins_with_this_version_and_each_with_what_breaks_in_60_lines():
     sections = re.findall(r"^## (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert sections[0] == fasttfm.__version__
+    text = (ROOT / "CHANGELOG.md").read_text()
+    for section in re.findall(r"^## .*\n(?s:.*?)(?=^## |\Z)", text, re.MULTILINE):
+        assert section.count("\n") <= 60, section[:20]
+        assert re.findall(r"^### (.*)", section, re.MULTILINE)[:1] in ([], ["Breaking changes"])
     assert sections == sorted(sections, key=lambda version: [int(part) for part in version.split(".")], reverse=True)
 
 
