@@ -8,9 +8,7 @@ python -m benchmarks report --all        every row as CSV on standard output
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-import matplotlib
 import pandas as pd
 
 from benchmarks import host
@@ -20,24 +18,12 @@ from benchmarks.measure.text_table import markdown, short_dtype
 from benchmarks.report import pictures, tables
 from benchmarks.report.headline import claims
 from benchmarks.report.readme import README, notice, updated
-from benchmarks.report.rows import duels, ratios, suite, without_pool
+from benchmarks.report.rows import TITLES, ratios, suite, without_pool
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError
 
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
-
 OUT = ROOT / "docs" / "benchmark-report"
-TITLES = {
-    "kernels": "Kernels",
-    "blocks": "Layers",
-    "training_step": "Training step",
-    "decoding": "Decoding",
-    "padding": "Padding and packing",
-}
 _ALL = "python -m benchmarks report --all > rows.csv"
-_DOTS = {"forward": ("tab:blue", 0.15), "backward": ("tab:orange", -0.15), "whole step or search": ("tab:green", 0.0)}
-"""Kind of pass -> colour of its dots, and how far above their line they stand."""
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, names: int = 1) -> str:
@@ -57,8 +43,8 @@ def statuses(rows: pd.DataFrame) -> str:
 # ------------------------------------------------------------------------------------------------------------ a machine
 
 
-def machine_page(name: str, entries: Sequence[Entry], everything: Sequence[Entry]) -> tuple[str, plt.Figure | None]:
-    """The page of one machine, and its chart."""
+def machine_page(name: str, entries: Sequence[Entry], everything: Sequence[Entry], *, charted: bool) -> str:
+    """The page of one machine; charted: whether it has a chart."""
     rows = suite(entries)
     sections = dict(_sections(name, entries, rows))
     contents = " · ".join(f"[{title}](#{_anchor(title)})" for title in sections)
@@ -77,12 +63,11 @@ def machine_page(name: str, entries: Sequence[Entry], everything: Sequence[Entry
         f"[Benchmarks](../benchmarks.md#reading-a-row) explains a row. Every row, the slower ways too: `{_ALL}`.",
         contents,
     ]
-    figure = chart(rows, name)
-    if figure is not None:
-        blocks.append(f"![Times of the fastest other over ours, a dot a case]({slug(name)}.png)")
+    if charted:
+        blocks.append(f"![Times of the fastest other over ours, a bar a kernel]({slug(name)}.png)")
     for title, its in sections.items():
         blocks += [f"## {title}", *its]
-    return "\n\n".join(blocks) + "\n", figure
+    return "\n\n".join(blocks) + "\n"
 
 
 def _sections(name: str, entries: Sequence[Entry], rows: pd.DataFrame) -> Iterator[tuple[str, list[str]]]:
@@ -142,36 +127,6 @@ def _anchor(title: str) -> str:
     return title.lower().replace(",", "").replace(" ", "-")
 
 
-def chart(rows: pd.DataFrame, name: str) -> plt.Figure | None:
-    """A dot a case by kernel or group: the fastest other's time over ours; left of 1 ours loses. None for few cases."""
-    both = duels(rows[rows.usable]).dropna(subset="ratio")
-    both = both[~both.noisy]
-    if len(both) < 4:
-        return None
-    lines = both.case.where(both.group == "kernels", both.group.map(TITLES) + ": " + both.case)
-    order = list(dict.fromkeys(lines))[::-1]
-    low, high = min(0.8, both.ratio.min() / 1.15), max(1.25, 1.15 * both.ratio.max())
-    figure, axes = plt.subplots(figsize=(9, 1.4 + 0.32 * len(order)), layout="constrained")
-    axes.axvspan(low, 1, color="tab:red", alpha=0.08)
-    axes.axvline(1, color="black", linewidth=1)
-    kinds = both["pass"].map({"forward": "forward", "training forward": "forward"}).fillna("backward")
-    kinds = kinds.where(both["pass"].str.contains("ward"), "whole step or search")
-    for kind, (colour, up) in _DOTS.items():
-        some = kinds == kind
-        if some.any():
-            places = [order.index(line) + up for line in lines[some]]
-            axes.scatter(both.ratio[some], places, s=26, color=colour, alpha=0.75, label=kind)
-    ticks = [tick for tick in (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 20, 40) if low <= tick <= high]
-    axes.set(xscale="log", xlim=(low, high), ylim=(-0.6, len(order) - 0.4), yticks=range(len(order)), yticklabels=order)
-    axes.set_xticks(ticks, [f"{tick:g}x" for tick in ticks])
-    axes.set_xticks([], minor=True)
-    axes.set(xlabel="times as fast as the fastest other; red: slower")
-    axes.set_title(f"{name}: {len(both)} cases, slower in {(both.ratio < 1).sum()}", fontsize=11)
-    axes.grid(alpha=0.25)
-    figure.legend(loc="outside lower center", ncols=len(_DOTS), fontsize=9)
-    return figure
-
-
 # --------------------------------------------------------------------------------------------------------- all machines
 
 
@@ -196,37 +151,33 @@ def index(by_machine: dict[str, list[Entry]], everything: Sequence[Entry]) -> st
     return "\n\n".join(blocks) + "\n"
 
 
-def write(entries: Sequence[Entry], out: Path) -> list[Path]:
-    """The pages and charts in the folder; their paths."""
+def written(entries: Sequence[Entry], out: Path) -> dict[Path, str | pictures.Drawn]:
+    """The pages and charts in the folder: path -> text, or what is drawn."""
     by_machine: dict[str, list[Entry]] = {}
     for entry in sorted(entries, key=lambda entry: (is_cpu(entry.machine), machine_name(entry.machine))):
         by_machine.setdefault(machine_name(entry.machine), []).append(entry)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        written = [out / "report.md"]
-        written[0].write_text(index(by_machine, entries), encoding="utf-8")
-        for name, its in by_machine.items():
-            text, figure = machine_page(name, its, entries)
-            written.append(out / f"{slug(name)}.md")
-            written[-1].write_text(text, encoding="utf-8")
-            if figure is not None:
-                written.append(out / f"{slug(name)}.png")
-                figure.savefig(written[-1], dpi=100, metadata={"Software": None})
-                plt.close(figure)
-    except OSError as error:
-        raise UserError(f"--out {out} cannot be written to ({error.strerror}): name another folder") from error
-    return written
+    made: dict[Path, str | pictures.Drawn] = {out / "report.md": index(by_machine, entries)}
+    for name, its in by_machine.items():
+        drawn = pictures.bars(its)
+        made[out / f"{slug(name)}.md"] = machine_page(name, its, entries, charted=drawn is not None)
+        if drawn is not None:
+            made[out / f"{slug(name)}.png"] = drawn
+    return made
 
 
 def drifted(entries: Sequence[Entry]) -> list[str]:
     """The pages and pictures of the repository that say something else than the records."""
-    with TemporaryDirectory() as folder:
-        made = [path for path in write(entries, Path(folder)) if path.suffix == ".md"]
-        kept = [(path, OUT / path.name) for path in made]
-        found = [str(old) for new, old in kept if not old.is_file() or old.read_bytes() != new.read_bytes()]
-    text = README.read_text(encoding="utf-8")
-    found += [str(README)] if updated(text, entries) != text else []
-    return found + [str(pictures.OUT / name) for name in pictures.stale(entries)]
+    made = written(entries, OUT) | {README: updated(README.read_text(encoding="utf-8"), entries)}
+    made |= pictures.pictures(entries)
+    return [
+        str(path)
+        for path, its in made.items()
+        if (
+            not path.is_file() or path.read_text(encoding="utf-8") != its
+            if isinstance(its, str)
+            else pictures.is_stale(path, *its)
+        )
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -250,9 +201,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = drifted(entries)
         print("\n".join([f"{path} is not as the records have it" for path in found] or ["all as the records have it"]))
         return 1 if found else 0
-    written = write(entries, args.out)
-    print(f"{len(entries)} records: {', '.join(str(path) for path in written if path.suffix == '.md')}")
+    made = written(entries, args.out)
     if args.readme:
-        README.write_text(updated(README.read_text(encoding="utf-8"), entries), encoding="utf-8")
-        pictures.draw(entries)
+        made |= {README: updated(README.read_text(encoding="utf-8"), entries)} | pictures.pictures(entries)
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+        for path, its in made.items():
+            if isinstance(its, str):
+                path.write_text(its, encoding="utf-8")
+            else:
+                pictures.save(path, *its)
+    except OSError as error:
+        raise UserError(f"--out {args.out} cannot be written to ({error.strerror}): name another folder") from error
+    print(f"{len(entries)} records: {', '.join(str(path) for path in made if path.suffix == '.md')}")
     return 0

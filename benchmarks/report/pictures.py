@@ -1,7 +1,7 @@
-"""The pictures of README and docs, drawn from the records by `python -m benchmarks report --readme`.
+"""The pictures of README, the report and docs, drawn from the records by `python -m benchmarks report --readme`.
 
-Each holds the numbers that it was drawn from as text in the file, so that `stale()` can tell when a record has changed
-without comparing pixels, which differ between versions of Matplotlib.
+Each file holds a digest of the numbers that it shows, so that is_stale() can tell when a record has changed without
+comparing pixels, which differ between versions of Matplotlib. A function here gives the numbers and the figure.
 """
 
 import json
@@ -18,7 +18,8 @@ from PIL import Image
 
 from benchmarks.measure.machine import ROOT, machine_name
 from benchmarks.measure.records import Entry
-from benchmarks.report.rows import duels, suite
+from benchmarks.measure.text_table import short_dtype
+from benchmarks.report.rows import TITLES, duels, suite
 from fasttfm.parsing import parse_json
 
 matplotlib.use("Agg")
@@ -26,13 +27,19 @@ from matplotlib import pyplot as plt
 
 OUT = ROOT / "docs" / "images"
 FASTER, SLOWER, OTHER = "#2a6fbb", "#c0392b", "#8a8f98"
-_TICKS = (0.25, 0.5, 1, 2, 4, 8, 16, 32)
+_FEWEST = 4
 
 
-def _kernel(row: pd.Series) -> str:
-    """The bar that a shape of a kernel belongs to."""
+Drawn = tuple[Any, plt.Figure]
+"""Numbers, and the figure that shows them."""
+
+
+def _bar(row: pd.Series) -> str:
+    """The bar that a case belongs to."""
+    if row.group != "kernels":
+        return f"{TITLES[row.group].lower()}: {row.case}, {short_dtype(row['dtype'])}"
     shape = row["shape"]
-    if row.case == "attention":
+    if row.case == "attention" and "mask" in shape:
         kind = "dropout" if shape.get("dropout") else {"bool": "a mask", "additive": "a mask"}.get(shape["mask"])
         return f"attention, {kind or {'causal': 'long, causal', 'none': 'no mask'}.get(shape['mask'], 'padded')}"
     if row.case == "scored attention":
@@ -40,37 +47,39 @@ def _kernel(row: pd.Series) -> str:
     return str(row.case)
 
 
-def kernel_bars(entries: Sequence[Entry]) -> tuple[Any, plt.Figure]:
-    """A bar a kernel on the newest GPU: the fastest other's time over ours, geometric mean, worst shape."""
+def bars(entries: Sequence[Entry]) -> Drawn | None:
+    """A bar a kernel or group of one machine: the fastest other's time over ours, geometric mean and worst case.
+
+    None for fewer than four cases.
+    """
     rows = suite(entries)
-    rows = rows[rows.usable & ~rows.cpu & (rows.group == "kernels")].sort_values("time", kind="stable")
-    machine = rows.machine.iloc[-1]
-    both = duels(rows[rows.machine == machine]).dropna(subset="ratio")
+    both = duels(rows[rows.usable]).dropna(subset="ratio")
     both = both[~both.noisy]
-    bars = both.groupby([_kernel(row) for _, row in both.iterrows()]).ratio.agg(
-        mean=lambda ratio: np.exp(np.log(ratio).mean()), worst="min", shapes="count"
-    )
-    bars = bars.sort_values("mean")
-    figure, axes = plt.subplots(figsize=(9, 1.2 + 0.21 * len(bars)), layout="constrained")
-    places = range(len(bars))
-    axes.barh(places, bars["mean"] - 1, left=1, color=np.where(bars["mean"] < 1, SLOWER, FASTER), height=0.7)
-    axes.scatter(bars.worst, places, color="black", marker="|", s=40, zorder=3, label="worst shape")
+    if len(both) < _FEWEST:
+        return None
+    ratios = both.groupby([_bar(row) for _, row in both.iterrows()]).ratio
+    table = ratios.agg(mean=lambda ratio: np.exp(np.log(ratio).mean()), worst="min", cases="count").sort_values("mean")
+    figure, axes = plt.subplots(figsize=(9, 1.2 + 0.21 * len(table)), layout="constrained")
+    places = range(len(table))
+    axes.barh(places, table["mean"] - 1, left=1, color=np.where(table["mean"] < 1, SLOWER, FASTER), height=0.7)
+    axes.scatter(table.worst, places, color="black", marker="|", s=40, zorder=3, label="worst case")
     axes.axvline(1, color="black", linewidth=1)
-    for place, mean in zip(places, bars["mean"]):
+    for place, mean in zip(places, table["mean"]):
         axes.annotate(f"{mean:.2f}x", (max(mean, 1), place), (4, 0), textcoords="offset points", va="center", size=7)
-    axes.set(xscale="log", xlim=(0.8 * min(0.5, bars.worst.min()), 1.5 * bars["mean"].max()), ylim=(-0.7, len(bars)))
-    axes.set_yticks(places, [f"{name} ({count})" for name, count in bars.shapes.items()], fontsize=8)
-    ticks = [tick for tick in _TICKS if axes.get_xlim()[0] <= tick <= axes.get_xlim()[1]]
+    axes.set(xscale="log", xlim=(0.8 * min(0.5, table.worst.min()), 1.5 * max(1, table["mean"].max())))
+    axes.set_yticks(places, [f"{name} ({count})" for name, count in table.cases.items()], fontsize=8)
+    ticks = [tick for tick in (0.25, 0.5, 1, 2, 4, 8, 16, 32) if axes.get_xlim()[0] <= tick <= axes.get_xlim()[1]]
     axes.set_xticks(ticks, [f"{tick:g}x" for tick in ticks])
     axes.set_xticks([], minor=True)
-    slower, shapes = (both.ratio < 1).sum(), len(both)
-    axes.set_title(f"Kernels beside the fastest other, {machine}, bf16: slower in {slower} of {shapes}", fontsize=10)
-    axes.set_xlabel("times as fast, mean of both passes of so many shapes; red: slower", fontsize=8)
+    axes.set_title(
+        f"{both.machine.iloc[0]}: slower than the fastest other in {(both.ratio < 1).sum()} of {len(both)}", fontsize=10
+    )
+    axes.set_xlabel("times as fast as the fastest other, mean of so many cases; red: slower", fontsize=8)
     axes.legend(loc="lower right", fontsize=8)
-    return bars.reset_index().round(4).values.tolist(), figure
+    return table.reset_index().round(4).values.tolist(), figure
 
 
-def roofline(entries: Sequence[Entry]) -> tuple[Any, plt.Figure]:
+def roofline(entries: Sequence[Entry]) -> Drawn:
     """Measured time beside the least that the device allows, ours and the fastest other, a dot a shape."""
     rows = suite(entries)
     rows = rows[rows.usable & ~rows.cpu & (rows.group == "kernels")].sort_values("time", kind="stable")
@@ -92,7 +101,7 @@ def roofline(entries: Sequence[Entry]) -> tuple[Any, plt.Figure]:
     return [floor.round(3).tolist(), both.p50.tolist(), both.p50_other.fillna(0).tolist()], figure
 
 
-def training(entries: Sequence[Entry]) -> tuple[Any, plt.Figure]:
+def training(entries: Sequence[Entry]) -> Drawn:
     """Loss and validation BLEU of the newest run of Multi30k."""
     run = [entry for entry in entries if entry.kind == "end_to_end" and entry.record["corpus"] == "multi30k"][-1]
     valid = run.record["validation_curve"]
@@ -108,7 +117,7 @@ def training(entries: Sequence[Entry]) -> tuple[Any, plt.Figure]:
     return [run.record["training_curve"], valid], figure
 
 
-def host_time(entries: Sequence[Entry]) -> tuple[Any, plt.Figure]:
+def host_time(entries: Sequence[Entry]) -> Drawn:
     """Host time of a call before and after operators were planned, and the peer's: the first record and the newest.
 
     The first record stands in git's history: a run of `python -m benchmarks host` replaces the file.
@@ -136,33 +145,25 @@ def host_time(entries: Sequence[Entry]) -> tuple[Any, plt.Figure]:
     return rows, figure
 
 
-PICTURES = {
-    "kernels.png": kernel_bars,
-    "roofline.png": roofline,
-    "training.png": training,
-    "host-time.png": host_time,
-}
+def pictures(entries: Sequence[Entry]) -> dict[Path, Drawn]:
+    """Those in docs/images."""
+    found = {"roofline": roofline, "training": training, "host-time": host_time}
+    return {OUT / f"{name}.png": draw(entries) for name, draw in found.items()}
+
+
+def save(path: Path, numbers: Any, figure: plt.Figure) -> None:
+    figure.savefig(path, dpi=130, metadata={"Software": None, "Description": _digest(numbers)})
+    plt.close(figure)
+
+
+def is_stale(path: Path, numbers: Any, figure: plt.Figure) -> bool:
+    """Whether the file was drawn from other numbers, or is missing."""
+    plt.close(figure)
+    if not path.is_file():
+        return True
+    with Image.open(path) as picture:
+        return picture.info.get("Description") != _digest(numbers)
 
 
 def _digest(numbers: Any) -> str:
     return sha256(json.dumps(numbers, default=float).encode()).hexdigest()
-
-
-def draw(entries: Sequence[Entry], out: Path = OUT) -> None:
-    """Draws every picture."""
-    for name, drawn in PICTURES.items():
-        numbers, figure = drawn(entries)
-        figure.savefig(out / name, dpi=130, metadata={"Software": None, "Description": _digest(numbers)})
-        plt.close(figure)
-
-
-def stale(entries: Sequence[Entry], out: Path = OUT) -> list[str]:
-    """The pictures that were drawn from other numbers than the records have."""
-    found = []
-    for name, drawn in PICTURES.items():
-        numbers, figure = drawn(entries)
-        plt.close(figure)
-        with Image.open(out / name) as picture:
-            if picture.info.get("Description") != _digest(numbers):
-                found.append(name)
-    return found

@@ -28,23 +28,19 @@ def test_readme_the_report_and_the_pictures_are_as_the_records_have_it(capsys):
 
 
 def test_what_differs_from_the_records_is_named(tmp_path, monkeypatch, capsys):
-    """Each kind of thing that can drift, in copies."""
+    """A page and README say something else, charts and pictures are missing or of other numbers."""
     monkeypatch.setattr(page, "README", tmp_path / "README.md")
     monkeypatch.setattr(page, "OUT", tmp_path / "report")
-    monkeypatch.setattr(pictures, "stale", lambda entries: ["kernels.png"])
+    monkeypatch.setattr(pictures, "OUT", tmp_path)
     page.README.write_text(readme.README.read_text(encoding="utf-8").replace("0.70x", "1.70x"), encoding="utf-8")
+    entries = load(RESULTS)
+    pictures.save(tmp_path / "roofline.png", *pictures.roofline(entries))
+    pictures.save(tmp_path / "training.png", *pictures.roofline(entries))
     assert page.main(["--check"]) == 1
     told = capsys.readouterr().out
-    for name in ("README.md", "nvidia-h200.md", "kernels.png"):
-        assert f"{name} is not as the records have it" in told
-
-
-def test_a_picture_of_other_numbers_is_stale(tmp_path):
-    entries = load(RESULTS)
-    pictures.draw(entries, tmp_path)
-    assert pictures.stale(entries, tmp_path) == []
-    others = [entry for entry in entries if "h100" not in entry.file or entry.record["case"] != "LayerNorm"]
-    assert pictures.stale(others, tmp_path) == ["kernels.png", "roofline.png"]
+    for name in ("README.md", "report/nvidia-h200.md", "report/nvidia-h200.png", "training.png", "host-time.png"):
+        assert f"{tmp_path / name} is not as the records have it" in told
+    assert "roofline.png" not in told
 
 
 def test_a_block_that_readme_lacks_is_named():
