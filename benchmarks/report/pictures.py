@@ -5,7 +5,6 @@ comparing pixels, which differ between versions of Matplotlib. A function here g
 """
 
 import json
-import subprocess
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -16,10 +15,11 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-from benchmarks.measure.machine import ROOT, machine_name
+from benchmarks.measure.machine import ROOT, git, machine_name
 from benchmarks.measure.records import Entry
 from benchmarks.measure.text_table import short_dtype
 from benchmarks.report.rows import TITLES, duels, suite
+from fasttfm.errors import UserError
 from fasttfm.parsing import parse_json
 
 matplotlib.use("Agg")
@@ -124,10 +124,11 @@ def host_time(entries: Sequence[Entry]) -> Drawn:
     """
     newest = [entry for entry in entries if entry.kind == "host"][-1]
     name = f"benchmarks/results/{newest.file}"
-    log = ["git", "log", "--reverse", "--format=%H", "--", name]
-    first = subprocess.run(log, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()[0]
-    shown = subprocess.run(["git", "show", f"{first}:{name}"], cwd=ROOT, capture_output=True, text=True, check=True)
-    before = {row["what"]: row for row in parse_json(shown.stdout.splitlines()[-1])["measured"]}
+    versions = (git("log", "--reverse", "--format=%H", "--", name) or "").split()
+    first = git("show", f"{versions[0]}:{name}") if versions else None
+    if first is None:
+        raise UserError("the picture of host time needs git's whole history: git fetch --unshallow")
+    before = {row["what"]: row for row in parse_json(first.splitlines()[-1])["measured"]}
     rows = [
         (row["what"].removesuffix(", forward + backward"), before[row["what"]]["us"], row["us"], row["peer_us"])
         for row in newest.record["measured"]
