@@ -1,6 +1,7 @@
 # make demo    a Transformer that trains, translates and is scored, from nothing, in a few minutes
 # make test    lint, types and the tests that need no GPU, a fixed part of their cases; make test-all: every case
-# They create .venv with the pinned versions of constraints.txt, once. PYTHON chooses the interpreter (>= 3.10).
+# They create .venv with the pinned versions of constraints.txt, once: make demo installs what it needs, some 400 MB beside
+# PyTorch, make test the rest. PYTHON chooses the interpreter (>= 3.10), TORCH_INDEX another index for PyTorch.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -17,23 +18,37 @@ SECONDS_OF_GPU ?= 3600
 # Checkouts whose tests `make peers` runs; one that is not named is left out.
 FLASH_ATTENTION ?=
 LIGER ?=
+CHROMIUM ?= chromium
 
-.PHONY: help install demo test test-all lint types tests executed peers format compile-matrix docs oldest newest dist gpu-check bench clean
+.PHONY: help install demo test test-all lint types tests executed peers format compile-matrix docs pictures oldest newest dist gpu-check bench clean
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
 install: .venv/.installed
 
-.venv/.installed: setup.py constraints.txt pretraining/pyproject.toml ptx-check/pyproject.toml
+# A line a package: minutes pass where they must be downloaded.
+PIP = PYTHONUNBUFFERED=1 $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+SAY = | sed -un 's/^Collecting \([^ ]*\).*/make:     \1/p'
+
+.venv/.torch:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "fasttfm needs Python 3.10 or newer; this is " + sys.version.split()[0] + ". Choose another: make PYTHON=python3.12")'
 	echo "make: an environment in .venv"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	echo "make: packages of constraints.txt, some gigabytes; minutes where they must be downloaded"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ptx-check \
-		--editable '.[dev]' --editable pretraining
+	echo "make: PyTorch, most of the download"
+	$(PIP) $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") torch $(SAY)
 	touch $@
 
-demo: install
+.venv/.demo: .venv/.torch setup.py constraints.txt
+	@echo "make: fasttfm and what the demo needs"
+	$(PIP) --editable '.[cpu,plots]' $(SAY)
+	touch $@
+
+.venv/.installed: .venv/.torch setup.py constraints.txt pretraining/pyproject.toml ptx-check/pyproject.toml
+	@echo "make: the packages of all extras, tests and tools"
+	$(PIP) --editable ptx-check --editable '.[dev]' --editable pretraining $(SAY)
+	touch $@ .venv/.demo
+
+demo: .venv/.demo
 	@scripts/demo.sh $(BIN)/fasttfm $(DEMO)
 
 lint: install
@@ -87,9 +102,16 @@ newest: install
 compile-matrix: install
 	@$(BIN)/python -m fasttfm.kernels.proof.matrix --report
 
-# The documentation in build/site, warnings as errors, every link inside it followed.
+# The documentation in build/site, warnings as errors: a link that leads nowhere is one.
 docs: install
-	@$(BIN)/python scripts/docs.py
+	@$(BIN)/mkdocs build
+
+# docs/images: charts from the records, the demo's curve and attention, and the site's first page at 1280 and 390 pixels.
+pictures: docs demo
+	@$(BIN)/python -m benchmarks report --readme
+	cp $(DEMO)/attention.png docs/images/demo-attention.png
+	cp $(DEMO)/model/curve.png docs/images/demo-curve.png
+	scripts/screenshots.sh $(CHROMIUM)
 
 # The wheel and the source distribution in dist/, tried in an environment of its own outside the checkout.
 dist: install

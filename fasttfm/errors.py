@@ -27,9 +27,9 @@ def optional(module: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError) and error.name == package:
-            raise UserError(f'{package} is not installed: pip install "fasttfm[{extra}]"') from None
+            raise UserError(f'{package} is not installed: pip install "./fasttfm[{extra}]"') from None
         why = str(error).split("\n")[0]
-        raise UserError(f'{package} cannot be imported ({why}): pip install --upgrade "fasttfm[{extra}]"') from None
+        raise UserError(f'{package} cannot be imported ({why}): pip install --upgrade "./fasttfm[{extra}]"') from None
 
 
 class ArgumentError(ValueError, AssertionError, RuntimeError):

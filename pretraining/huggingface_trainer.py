@@ -104,7 +104,7 @@ def train(
     try:
         from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
     except ImportError:
-        raise UserError('Hugging Face\'s Trainer is not installed: pip install "fasttfm[hf,trainers]"') from None
+        raise UserError('Hugging Face\'s Trainer is not installed: pip install "./fasttfm[hf,trainers]"') from None
     recipe = TrainingConfig(**preset_section(preset, "training", kind))
     sizes = sections_of(kind)["data"](**preset_section(preset, "data", kind))
     rows = sizes.max_tokens // sizes.row_length

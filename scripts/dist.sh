@@ -1,37 +1,43 @@
 #!/usr/bin/env bash
-# Builds dist/*.whl and dist/*.tar.gz, installs the wheels in a new environment in a folder elsewhere, and goes from text
-# to a translation and to a language model there, and through the benchmarks' smoke form. Usage: scripts/dist.sh PYTHON
+# Builds dist/*.whl and dist/*.tar.gz, and types the words of README in an empty folder, with the wheel where they say
+# ./fasttfm. What a message tells to install is installed too. Usage: scripts/dist.sh PYTHON
 set -euo pipefail
 python=$1
 root=$PWD
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
+export PIP_CONSTRAINT="$root/constraints.txt" PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_QUIET=1
 
 "$python" -m venv "$folder/build"
-"$folder/build/bin/pip" install --quiet --disable-pip-version-check build
+"$folder/build/bin/pip" install build
 rm -rf dist
 for source in . pretraining; do
     "$folder/build/bin/python" -m build --outdir dist "$source" > "$folder/build.log" || { cat "$folder/build.log"; exit 1; }
 done
 
 "$python" -m venv "$folder/user"
-"$folder/user/bin/pip" install --quiet --disable-pip-version-check --constraint constraints.txt dist/fasttfm-*.whl
-cp -r benchmarks "$folder/benchmarks"
-cd "$folder"
 export PATH="$folder/user/bin:$PATH"
-fasttfm prepare --dataset demo --data-dir . --vocab-size 1000 --out data
-fasttfm train --preset demo --data data --out model --max-update 20 --warmup-updates 4 --threads 1
-head -n 3 demo/test.en | fasttfm translate model
-fasttfm plot model --attention "a dog" --out dog.png 2> said.txt && { echo "plot needs an extra that is not installed"; exit 1; }
-grep -F 'pip install "fasttfm[plots]"' said.txt
+wheel=$(echo "$root"/dist/fasttfm-*.whl)
+mkdir "$folder/empty"
+cd "$folder/empty"
+ln -s "$root" REPOSITORY
+pip install "$wheel"
 fasttfm lm train 2> said.txt && { echo "lm needs a distribution that is not installed"; exit 1; }
-grep -F "pip install ./pretraining" said.txt
-pip install --quiet --disable-pip-version-check --constraint "$root/constraints.txt" "$root"/dist/fasttfm_pretraining-*.whl
-fasttfm lm prepare --text demo/valid.en --bytes --out letters
-fasttfm lm train --preset gpt-tiny --data letters --out gpt --max-update 2 --warmup-updates 1 --threads 1
-python -c "import fasttfm, fasttfm.kernels; assert fasttfm.__file__.startswith('$folder'), fasttfm.__file__"
-python -m benchmarks --list 2> said.txt && { echo "the benchmarks need an extra that is not installed"; exit 1; }
-grep -F 'pip install "fasttfm[bench]"' said.txt
-pip install --quiet --disable-pip-version-check --constraint "$root/constraints.txt" "$(echo "$root"/dist/fasttfm-*.whl)[bench]"
-python -m benchmarks --smoke --only LayerNorm --out results kernels > /dev/null
+grep -F "pip install ./fasttfm/pretraining" said.txt
+fasttfm serve model 2> said.txt && { echo "serve needs an extra that is not installed"; exit 1; }
+grep -F 'pip install "./fasttfm[serve]"' said.txt
+
+python - "$root/README.md" "$wheel" > words.sh << 'END'
+import re, sys
+text = open(sys.argv[1], encoding="utf-8").read()
+for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+    words = re.sub(r'install "?\./fasttfm(\[[\w,]+\])?"?', lambda found: f'install "{sys.argv[2]}{found[1] or ""}"', block)
+    # compare may find a row slower where other programs run meanwhile
+    words = re.sub(r"^(python -m benchmarks compare \S+ \S+)", r"\1 || test $? = 1", words, flags=re.MULTILINE)
+    print(f"python - << 'END'\n{block}END" if language else words)
+END
+bash -euxo pipefail words.sh
+pip install ./pretraining "$wheel[serve]"  # in the checkout, where the words end
+fasttfm lm --help > /dev/null
+python -c "import fasttfm, fasttfm.kernels; assert fasttfm.__file__.startswith('$folder/user'), fasttfm.__file__"
 ls -l "$root"/dist

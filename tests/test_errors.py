@@ -36,7 +36,7 @@ def test_a_package_that_is_broken_is_not_called_missing(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     tmp_path.joinpath("broken_package.py").write_text("from errno import NO_SUCH_NAME")
     why = r"cannot be imported \(cannot import name 'NO_SUCH_NAME' from 'errno' .*\): pip install --upgrade"
-    with pytest.raises(UserError, match=rf'^broken_package {why} "fasttfm\[hf\]"$'):
+    with pytest.raises(UserError, match=rf'^broken_package {why} "./fasttfm\[hf\]"$'):
         optional("broken_package", "hf")
-    with pytest.raises(UserError, match=r'^no_such_package is not installed: pip install "fasttfm\[hf\]"$'):
+    with pytest.raises(UserError, match=r'^no_such_package is not installed: pip install "./fasttfm\[hf\]"$'):
         optional("no_such_package.part", "hf")

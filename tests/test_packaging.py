@@ -50,9 +50,13 @@ def test_there_is_one_version(metadata):
     assert hooks["ruff-pre-commit"] == "v" + pinned("ruff")
 
 
-def test_the_newest_section_of_the_changelog_is_this_version():
+def test_the_changelog_begins_with_this_version_and_each_with_what_breaks_in_60_lines():
     sections = re.findall(r"^## (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert sections[0] == fasttfm.__version__
+    text = (ROOT / "CHANGELOG.md").read_text()
+    for section in re.findall(r"^## .*\n(?s:.*?)(?=^## |\Z)", text, re.MULTILINE):
+        assert section.count("\n") <= 60, section[:20]
+        assert re.findall(r"^### (.*)", section, re.MULTILINE)[:1] in ([], ["Breaking changes"])
     assert sections == sorted(sections, key=lambda version: [int(part) for part in version.split(".")], reverse=True)
 
 
@@ -86,7 +90,7 @@ def test_a_package_index_gets_no_link_to_a_file_that_it_does_not_have(metadata):
     assert "<img" not in text
     assert "![" not in text
     assert re.findall(r"\]\((?!https?:)", text) == []
-    assert "in five minutes" in text
+    assert "Three paths" in text
 
 
 def test_every_python_of_the_classifiers_is_tried_by_continuous_integration(metadata):
@@ -199,7 +203,7 @@ def test_without_it_its_commands_say_what_to_install():
         "import sys; from fasttfm.config import kinds; kinds.provider = lambda: None; "
         "from fasttfm.cli.main import main; sys.exit(main(sys.argv[1:]))"
     )
-    way = "pip install ./pretraining in a clone of this repository (make install does it)"
+    way = "pip install ./fasttfm/pretraining above the checkout (make install does it)"
     for words in (["lm", "train"], ["mlm"], ["finetune", "--help"]):
         done = python("-c", script, *words)
         assert (done.returncode, done.stdout) == (2, ""), words
@@ -212,11 +216,11 @@ def test_without_it_its_commands_say_what_to_install():
 def test_without_it_a_model_of_another_kind_says_what_to_install(tmp_path, monkeypatch):
     (tmp_path / "config.yaml").write_text("kind: gpt\n")
     monkeypatch.setattr(kinds, "provider", lambda: None)
-    with pytest.raises(UserError, match=r"line 1: kind 'gpt' is unknown.* pip install \./pretraining"):
+    with pytest.raises(UserError, match=r"line 1: kind 'gpt' is unknown.* pip install \./fasttfm/pretraining"):
         read_yaml(tmp_path / "config.yaml")
 
 
 def test_without_ptx_check_commands_of_the_proof_say_what_to_install():
     script = "import sys; sys.modules['ptx_check'] = None; import fasttfm.kernels.proof.executed"
     told = python("-c", script).stderr.strip()
-    assert told.endswith("pip install ./ptx-check in a clone of this repository (make install does it)")
+    assert told.endswith("pip install ./fasttfm/ptx-check above the checkout (make install does it)")

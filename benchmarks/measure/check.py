@@ -4,7 +4,8 @@ Beyond its schema a record must be one that somebody else can weigh: of a commit
 is meant to be kept, no faster than the device it names can be, and with nothing wrong in it that nobody has looked at.
 A file most of whose rows were timed on a busy machine is not fit either. A file with another ending than those of
 records, such as a picture kept beside its record, is left out. Exit status 0 when every file is fit, 1 when one is not,
-2 when one cannot be read.
+2 when one cannot be read. Without FILE the command is `report --check`: whether README, the report and the pictures say
+what the records in benchmarks/results say.
 """
 
 import functools

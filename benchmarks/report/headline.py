@@ -1,8 +1,8 @@
 """The figures that are claimed in public, each with the records that it was read from.
 
-README's figures and the report's lists of claims are made from these, so neither can say what no record holds. A claim
-whose record is missing is left out. Every claim names the commit that was measured and what the one who measured it
-noted, such as other jobs on the machine.
+The report's lists of claims are made from these, so they cannot say what no record holds. A claim whose record is
+missing is left out. Every claim names the commit that was measured and the notes of whoever measured it, such as other
+jobs on the machine.
 """
 
 import re
@@ -17,7 +17,7 @@ from benchmarks.measure.machine import machine_name
 from benchmarks.measure.providers import OURS
 from benchmarks.measure.records import Entry
 from benchmarks.measure.text_table import short_dtype
-from benchmarks.report.rows import CASE, duels, suite
+from benchmarks.report.rows import duels, suite
 
 _SUMMED_UP = {
     "kernels": "kernels",
@@ -26,10 +26,6 @@ _SUMMED_UP = {
     "decoding": "searches with paper-base",
 }
 """Groups of which all shapes together are claimed, not some of them."""
-_LEADING = ("kernels", "training_step")
-"""Those whose sum leads; of the searches every shape does (tables.searches())."""
-_MOST_NOISY = 0.25
-"""Share of a group's cases that may be noisy on the machine whose figures lead."""
 _CORPORA = {
     "multi30k": "Multi30k English-German",
     "tatoeba-enja": "Tatoeba English-Japanese",
@@ -44,8 +40,6 @@ class Claim:
     what: str
     figure: str
     entries: tuple[Entry, ...]
-    leads: bool = False
-    """Whether it is one of the few in README."""
 
     @property
     def origin(self) -> str:
@@ -82,7 +76,7 @@ def plus_minus(spreads: float | pd.Series) -> str:
 
 
 def claims(entries: Sequence[Entry]) -> list[Claim]:
-    """Everything that the records allow to be said, each with its machine, in the order of README's list."""
+    """Everything that the records allow to be said, each with its machine."""
     made = [*_end_to_end(entries), *_groups(suite(entries)), *_forecasts(entries)]
     return [replace(claim, what="; ".join([claim.what, *machines_of(claim.entries)])) for claim in made]
 
@@ -116,7 +110,6 @@ def _end_to_end(entries: Sequence[Entry]) -> Iterator[Claim]:
             f"{f', with a plain {peer} trainer' if peer else ''}{test}",
             f"{bleu} cased sacreBLEU (`{signature}`){f', {lower} lower-cased' if lower != bleu else ''}",
             (entry,),
-            leads=name == "multi30k",
         )
         yield Claim(
             f"{title}{f' by a plain {peer} trainer' if peer else ''}: training speed, {record['padding']:.1%} padding",
@@ -126,8 +119,7 @@ def _end_to_end(entries: Sequence[Entry]) -> Iterator[Claim]:
 
 
 def _groups(rows: pd.DataFrame) -> Iterator[Claim]:
-    for (group, machine, dtype), part in rows[rows.usable].groupby(["group", "machine", "dtype"], sort=False):
-        leads = group in _LEADING and machine == leading_machine(rows, group)
+    for (group, _, dtype), part in rows[rows.usable].groupby(["group", "machine", "dtype"], sort=False):
         both = duels(part).dropna(subset="ratio")
         if group == "decoding":
             both = both[both.case == "paper-base"]
@@ -142,24 +134,12 @@ def _groups(rows: pd.DataFrame) -> Iterator[Claim]:
             f"slower in {(ratio < 1).sum()}; times {plus_minus(pd.concat([quiet.spread, quiet.spread_other]))}"
             f"{f'; {left_out} noisy shapes left out' if left_out else ''}",
             tuple(quiet[["entry", "entry_other"]].to_numpy().flatten()),
-            leads=leads,
         )
 
 
 def _named(providers: pd.Series) -> str:
     """The provider in brackets, where one is the fastest everywhere: a graph beside eager steps is to be seen."""
     return f" ({providers.iloc[0]})" if providers.nunique() == 1 and providers.iloc[0] != OURS else ""
-
-
-def leading_machine(rows: pd.DataFrame, group: str, cpu: bool | None = None) -> str | None:
-    """The machine that was measured last, of those on which few cases of the group are noisy, a GPU before any CPU.
-
-    cpu: of CPUs alone, or of GPUs alone; None: of all.
-    """
-    some = rows[rows.usable & (rows.group == group) & (True if cpu is None else rows.cpu == cpu)]
-    share = some.groupby(CASE).noisy.any().groupby("machine").mean()
-    some = some[some.machine.isin(share[share <= _MOST_NOISY].index)]
-    return None if some.empty else some.sort_values(["cpu", "time"], ascending=[False, True]).machine.iloc[-1]
 
 
 def _forecasts(entries: Sequence[Entry]) -> Iterator[Claim]:

@@ -1,7 +1,7 @@
-"""The benchmark report: an index, a page and a chart a machine; and README's figures, between two markers.
+"""The benchmark report: an index, a page and a chart a machine; README's figures and the pictures of docs.
 
 python -m benchmarks report              docs/benchmark-report
-python -m benchmarks report --readme     README's figures too
+python -m benchmarks report --readme     README's blocks and docs/images too
 python -m benchmarks report --all        every row as CSV on standard output
 """
 
@@ -9,50 +9,27 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import matplotlib
 import pandas as pd
 
 from benchmarks import host
 from benchmarks.measure.machine import ROOT, is_cpu, machine_name, slug
 from benchmarks.measure.records import GROUPS, RESULTS, Entry, load
 from benchmarks.measure.text_table import markdown, short_dtype
-from benchmarks.report import tables
-from benchmarks.report.headline import claims, leading_machine, origin
-from benchmarks.report.rows import duels, ratios, suite, without_pool
+from benchmarks.report import pictures, tables
+from benchmarks.report.headline import claims
+from benchmarks.report.readme import README, notice, updated
+from benchmarks.report.rows import TITLES, ratios, suite, without_pool
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError
 
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
-
 OUT = ROOT / "docs" / "benchmark-report"
-README = ROOT / "README.md"
-BEGIN = "<!-- measured: from benchmarks/results by `python -m benchmarks report --readme`; not to be edited -->"
-END = "<!-- end of measured -->"
-TITLES = {
-    "kernels": "Kernels",
-    "blocks": "Layers",
-    "training_step": "Training step",
-    "decoding": "Decoding",
-    "padding": "Padding and packing",
-}
 _ALL = "python -m benchmarks report --all > rows.csv"
-_DOTS = {"forward": ("tab:blue", 0.15), "backward": ("tab:orange", -0.15), "whole step or search": ("tab:green", 0.0)}
-"""Kind of pass -> colour of its dots, and how far above their line they stand."""
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, names: int = 1) -> str:
     """A table of plain text; `names` columns at the left hold words, the others numbers."""
     cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in (head, *rows)]
     return markdown(cells[0], cells[1:], names=names)
-
-
-def notice(entries: Sequence[Entry]) -> str:
-    """The devices that have run the kernels, which a reader must know before any figure."""
-    devices = sorted({machine_name(entry.machine) for entry in entries if not is_cpu(entry.machine)})
-    if not devices:
-        return "> **Every time here was measured on a CPU. No GPU has run these kernels.**"
-    return f"> **Timed on {', '.join(devices)}; rows marked CPU on a CPU. No other device has run these kernels.**"
 
 
 def statuses(rows: pd.DataFrame) -> str:
@@ -66,8 +43,8 @@ def statuses(rows: pd.DataFrame) -> str:
 # ------------------------------------------------------------------------------------------------------------ a machine
 
 
-def machine_page(name: str, entries: Sequence[Entry], everything: Sequence[Entry]) -> tuple[str, plt.Figure | None]:
-    """The page of one machine, and its chart."""
+def machine_page(name: str, entries: Sequence[Entry], everything: Sequence[Entry], *, charted: bool) -> str:
+    """The page of one machine; charted: whether it has a chart."""
     rows = suite(entries)
     sections = dict(_sections(name, entries, rows))
     contents = " · ".join(f"[{title}](#{_anchor(title)})" for title in sections)
@@ -86,12 +63,11 @@ def machine_page(name: str, entries: Sequence[Entry], everything: Sequence[Entry
         f"[Benchmarks](../benchmarks.md#reading-a-row) explains a row. Every row, the slower ways too: `{_ALL}`.",
         contents,
     ]
-    figure = chart(rows, name)
-    if figure is not None:
-        blocks.append(f"![Times of the fastest other over ours, a dot a case]({slug(name)}.png)")
+    if charted:
+        blocks.append(f"![Times of the fastest other over ours, a bar a kernel]({slug(name)}.png)")
     for title, its in sections.items():
         blocks += [f"## {title}", *its]
-    return "\n\n".join(blocks) + "\n", figure
+    return "\n\n".join(blocks) + "\n"
 
 
 def _sections(name: str, entries: Sequence[Entry], rows: pd.DataFrame) -> Iterator[tuple[str, list[str]]]:
@@ -151,36 +127,6 @@ def _anchor(title: str) -> str:
     return title.lower().replace(",", "").replace(" ", "-")
 
 
-def chart(rows: pd.DataFrame, name: str) -> plt.Figure | None:
-    """A dot a case by kernel or group: the fastest other's time over ours; left of 1 ours loses. None for few cases."""
-    both = duels(rows[rows.usable]).dropna(subset="ratio")
-    both = both[~both.noisy]
-    if len(both) < 4:
-        return None
-    lines = both.case.where(both.group == "kernels", both.group.map(TITLES) + ": " + both.case)
-    order = list(dict.fromkeys(lines))[::-1]
-    low, high = min(0.8, both.ratio.min() / 1.15), max(1.25, 1.15 * both.ratio.max())
-    figure, axes = plt.subplots(figsize=(9, 1.4 + 0.32 * len(order)), layout="constrained")
-    axes.axvspan(low, 1, color="tab:red", alpha=0.08)
-    axes.axvline(1, color="black", linewidth=1)
-    kinds = both["pass"].map({"forward": "forward", "training forward": "forward"}).fillna("backward")
-    kinds = kinds.where(both["pass"].str.contains("ward"), "whole step or search")
-    for kind, (colour, up) in _DOTS.items():
-        some = kinds == kind
-        if some.any():
-            places = [order.index(line) + up for line in lines[some]]
-            axes.scatter(both.ratio[some], places, s=26, color=colour, alpha=0.75, label=kind)
-    ticks = [tick for tick in (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 20, 40) if low <= tick <= high]
-    axes.set(xscale="log", xlim=(low, high), ylim=(-0.6, len(order) - 0.4), yticks=range(len(order)), yticklabels=order)
-    axes.set_xticks(ticks, [f"{tick:g}x" for tick in ticks])
-    axes.set_xticks([], minor=True)
-    axes.set(xlabel="times as fast as the fastest other; red: slower")
-    axes.set_title(f"{name}: {len(both)} cases, slower in {(both.ratio < 1).sum()}", fontsize=11)
-    axes.grid(alpha=0.25)
-    figure.legend(loc="outside lower center", ncols=len(_DOTS), fontsize=9)
-    return figure
-
-
 # --------------------------------------------------------------------------------------------------------- all machines
 
 
@@ -205,66 +151,33 @@ def index(by_machine: dict[str, list[Entry]], everything: Sequence[Entry]) -> st
     return "\n\n".join(blocks) + "\n"
 
 
-def write(entries: Sequence[Entry], out: Path) -> list[Path]:
-    """The pages and charts in the folder; their paths."""
+def written(entries: Sequence[Entry], out: Path) -> dict[Path, str | pictures.Drawn]:
+    """The pages and charts in the folder: path -> text, or what is drawn."""
     by_machine: dict[str, list[Entry]] = {}
     for entry in sorted(entries, key=lambda entry: (is_cpu(entry.machine), machine_name(entry.machine))):
         by_machine.setdefault(machine_name(entry.machine), []).append(entry)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        written = [out / "report.md"]
-        written[0].write_text(index(by_machine, entries), encoding="utf-8")
-        for name, its in by_machine.items():
-            text, figure = machine_page(name, its, entries)
-            written.append(out / f"{slug(name)}.md")
-            written[-1].write_text(text, encoding="utf-8")
-            if figure is not None:
-                written.append(out / f"{slug(name)}.png")
-                figure.savefig(written[-1], dpi=100, metadata={"Software": None})
-                plt.close(figure)
-    except OSError as error:
-        raise UserError(f"--out {out} cannot be written to ({error.strerror}): name another folder") from error
-    return written
+    made: dict[Path, str | pictures.Drawn] = {out / "report.md": index(by_machine, entries)}
+    for name, its in by_machine.items():
+        drawn = pictures.bars(its)
+        made[out / f"{slug(name)}.md"] = machine_page(name, its, entries, charted=drawn is not None)
+        if drawn is not None:
+            made[out / f"{slug(name)}.png"] = drawn
+    return made
 
 
-def readme_table(entries: Sequence[Entry]) -> str:
-    """Return the text between README's markers."""
-    rows = suite(entries)
-    lines = [
-        "The [benchmark report](docs/benchmark-report/report.md) has a page a machine. "
-        + (
-            "All are CPUs: no GPU has run this yet."
-            if all(is_cpu(e.machine) for e in entries)
-            else "Rows marked CPU were measured on a CPU."
+def drifted(entries: Sequence[Entry]) -> list[str]:
+    """The pages and pictures of the repository that say something else than the records."""
+    made = written(entries, OUT) | {README: updated(README.read_text(encoding="utf-8"), entries)}
+    made |= pictures.pictures(entries)
+    return [
+        str(path)
+        for path, its in made.items()
+        if (
+            not path.is_file() or path.read_text(encoding="utf-8") != its
+            if isinstance(its, str)
+            else pictures.is_stale(path, *its)
         )
     ]
-    found, shown = tables.searches(rows), tables.gpu_kernels(rows)
-    for machine in filter(None, (leading_machine(rows, "decoding", cpu) for cpu in (True, False))):
-        some = found[found.machine == machine]
-        said = f"Searches with paper-base, {machine}, {origin(some.entry)}. {tables.searches_note(some)}"
-        lines += ["", said, "", markdown(*tables.grid(some))]
-    for (machine, dtype), some in shown.groupby(["machine", "dtype"], sort=False):
-        said = f"Kernels, {short_dtype(dtype)}, {machine}, {origin(some.entry)}. {tables.KERNELS_NOTE}"
-        lines += ["", said, "", markdown(*tables.kernels(some))]
-    leading = (f"- {claim.what}: {claim.figure}; commit {claim.origin}" for claim in claims(entries) if claim.leads)
-    return "\n".join([*lines, "", *leading])
-
-
-def updated(text: str, entries: Sequence[Entry]) -> str:
-    """README with its table as the records have it. Raises UserError without both markers, in order."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise UserError(f"README has no table to write: it needs the lines {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{readme_table(entries)}\n{END}{after}"
-
-
-def write_readme(entries: Sequence[Entry], readme: Path = README) -> bool:
-    """Rewrites README's table; whether it changed."""
-    text = readme.read_text(encoding="utf-8")
-    new = updated(text, entries)
-    readme.write_text(new, encoding="utf-8")
-    return new != text
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -275,7 +188,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--results", type=Path, default=RESULTS, help="folder or file of records (default: %(default)s)"
     )
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the report (default: %(default)s)")
-    parser.add_argument("--readme", action="store_true", help="write README's measured figures too")
+    parser.add_argument("--readme", action="store_true", help="write README's figures and draw docs/images too")
+    parser.add_argument("--check", action="store_true", help="write nothing: name what differs from the records")
     parser.add_argument("--all", action="store_true", help="print every row of the suite as CSV, and write nothing")
     args = parser.parse_args(argv)
     entries = load(args.results)
@@ -283,8 +197,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         lines = [{"file": e.file, "line": e.line, **e.record} for e in entries if e.kind == "benchmark"]
         pd.json_normalize(lines).to_csv(sys.stdout, index=False)
         return 0
-    written = write(entries, args.out)
-    print(f"{len(entries)} records: {', '.join(str(path) for path in written if path.suffix == '.md')}")
+    if args.check:
+        found = drifted(entries)
+        print("\n".join([f"{path} is not as the records have it" for path in found] or ["all as the records have it"]))
+        return 1 if found else 0
+    made = written(entries, args.out)
     if args.readme:
-        print(f"README's figures {'are new' if write_readme(entries) else 'are as the records have them'}")
+        made |= {README: updated(README.read_text(encoding="utf-8"), entries)} | pictures.pictures(entries)
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+        for path, its in made.items():
+            if isinstance(its, str):
+                path.write_text(its, encoding="utf-8")
+            else:
+                pictures.save(path, *its)
+    except OSError as error:
+        raise UserError(f"--out {args.out} cannot be written to ({error.strerror}): name another folder") from error
+    print(f"{len(entries)} records: {', '.join(str(path) for path in made if path.suffix == '.md')}")
     return 0

@@ -12,6 +12,13 @@ from benchmarks.measure.text_table import shape_text
 
 CASE = ["machine", "group", "case", "text", "dtype", "pass"]
 """Columns that name a case; text: its shape."""
+TITLES = {
+    "kernels": "Kernels",
+    "blocks": "Layers",
+    "training_step": "Training step",
+    "decoding": "Decoding",
+    "padding": "Padding and packing",
+}
 _GRAPHED = "CUDA graph"
 """End of the names of providers whose launches are captured."""
 _KINDS = {

@@ -1,8 +1,7 @@
-"""Tables of README and the report: searches by size and beam, kernels on a GPU, and every case of a group."""
+"""Tables of the report: searches by size and beam, and every case of a group."""
 
 import re
 
-import numpy as np
 import pandas as pd
 
 from benchmarks.measure.providers import OURS
@@ -15,12 +14,6 @@ Table = tuple[list[str], list[list[str]]]
 _MOST_OFF = 0.1
 """Difference of a cell's machine speed from its table's that goes without a remark."""
 _NOISY = "too noisy to say"
-KERNELS_NOTE = (
-    "Ours and the fastest other that computes the same with right numbers, ± half of p20 to p80; **bold** where ours "
-    "is not the fastest."
-)
-_LEFT_OUT = ("attention weights", "cross attention", "packed attention", "LayerNorm", "cross entropy")
-"""Kernels without a line in README."""
 
 
 # ------------------------------------------------------------------------------------------------------------ searches
@@ -90,49 +83,6 @@ def _cell(rows: pd.DataFrame, speed: float) -> str:
 
 def _tool(provider: str) -> str:
     return re.split(r" int8|, ", provider)[0]
-
-
-# -------------------------------------------------------------------------------------------------------------- kernels
-
-
-def gpu_kernels(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of kernels on a GPU that README shows: those of training, long rows, and forms that few have."""
-    rows = rows[rows.usable & ~rows.cpu & (rows.group == "kernels") & ~rows.case.isin(_LEFT_OUT)]
-    shown = [bool(shape.get("dropout", 1)) or shape.get("mask") in ("causal", "bool") for shape in rows["shape"]]
-    return rows[np.array(shown, dtype=bool)]
-
-
-def kernels(rows: pd.DataFrame) -> Table:
-    """A line a shape: forward and backward, ours and the fastest other."""
-    lines: dict[str, list[str]] = {}
-    for duel in duels(rows).to_dict("records"):
-        line = lines.setdefault(_kernel(duel["case"], duel["shape"]), ["", ""])
-        if duel["pass"] == "forward+backward":
-            line[1] = line[1] or f"both: {_duel(duel)}"
-        else:
-            line[duel["pass"] == "backward"] = _duel(duel)
-    return ["kernel", "forward", "backward"], [[name, *cells] for name, cells in lines.items()]
-
-
-def _kernel(case: str, shape: dict) -> str:
-    """The case and what its shape says, in the fewest words."""
-    words = [f"{shape['B']} × {shape['H']} heads"] if "H" in shape else []
-    if "L" in shape and "H" in shape:
-        words.append(f"{shape['L']} × {shape['D']}")
-    words += [f"{shape[key]:,} {word}" for key, word in (("M", "rows"), ("N", "wide"), ("V", "words")) if key in shape]
-    words += [str(shape[key]) for key in ("mask", "form") if key in shape]
-    words += [f"dropout {shape['dropout']}"] if shape.get("dropout") else []
-    return f"{case}: {', '.join(words)}"
-
-
-def _duel(duel: dict) -> str:
-    if duel["noisy"]:
-        return _NOISY
-    text = f"{duration(duel['p50'])} {plus_minus(duel['spread'])}"
-    if duel["ratio"] != duel["ratio"]:  # nobody else computes it
-        return text
-    text = text if duel["ratio"] >= 1 else f"**{text}**"
-    return f"{text}<br>{duel['provider_other']} {duration(duel['p50_other'])}"
 
 
 # ---------------------------------------------------------------------------------------------------------------- cases

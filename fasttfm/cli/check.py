@@ -123,7 +123,7 @@ def _of_processor(facts: Facts) -> Iterator[Finding]:
             f"set OMP_NUM_THREADS={facts.cores}, or leave it unset",
         )
     if "numba" in facts.missing:
-        yield Finding("numba", "not installed: searches and training are slower", 'pip install "fasttfm[cpu]"')
+        yield Finding("numba", "not installed: searches and training are slower", 'pip install "./fasttfm[cpu]"')
     if emulates_bfloat16(facts.units):
         yield Finding(
             "bfloat16",

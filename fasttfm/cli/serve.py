@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
         if not re.fullmatch(r"https?://[^/\s]+/?", origin):
             raise UserError(f"--allow-origin {origin}: must be a scheme and a host, such as https://example.org")
     with _listening(args.host, args.port) as listener:
-        names = [path.resolve().name for path in args.model]
+        names = [path.resolve().name.removesuffix(".zip") for path in args.model]
         if len(set(names)) < len(names):
             raise UserError("two models have the same name: requests could not tell them apart; rename a directory")
         translators = {

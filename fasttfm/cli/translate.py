@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: Parser) -> None:
-    add_model(parser)
+    add_model(parser, "fasttfm train, or a .zip of its files")
     add_device(parser)
     add_precision(parser, "translation_precision")
     add_workers(

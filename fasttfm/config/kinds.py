@@ -20,7 +20,7 @@ COMMANDS = {
 """Command -> the line that `fasttfm --help` shows, whether it is installed or not."""
 _GROUP = "fasttfm.kinds"
 _MISSING = (
-    "fasttfm-pretraining, which is not installed: pip install ./pretraining in a clone of this repository "
+    "fasttfm-pretraining, which is not installed: pip install ./fasttfm/pretraining above the checkout "
     "(make install does it)"
 )
 

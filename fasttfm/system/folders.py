@@ -12,11 +12,14 @@ folder itself stays where it is, so that it may be a link, a mounted disk or the
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from zipfile import BadZipFile, ZipFile
 
 from fasttfm.errors import UserError
 from fasttfm.system.files import refuse_dangling_link, sha256, sync, unreadable, write_file
@@ -116,6 +119,24 @@ def reading(folder: Path, remedy: str = _MADE_ANEW) -> Iterator[None]:
     yield
     if is_unfinished(folder) or _manifest(folder) != before:
         raise UserError(_BUSY.format(folder))
+
+
+@contextmanager
+def unpacked(path: Path) -> Iterator[Path]:
+    """The path itself, or while the block runs the folder that a .zip of its files is unpacked into.
+
+    Raises UserError for a file that is no such archive, or too large for the disk.
+    """
+    if not path.is_file():
+        yield path
+        return
+    with TemporaryDirectory(prefix="fasttfm-") as folder:
+        try:
+            with ZipFile(path) as archive:
+                archive.extractall(folder)  # names that lead out of the folder are cut
+        except (BadZipFile, OSError, NotImplementedError, RuntimeError, zlib.error) as error:
+            raise UserError(f"{path}: is neither a folder nor a whole .zip of one ({error}): copy it again") from None
+        yield Path(folder)
 
 
 def settled(folder: Path) -> None:

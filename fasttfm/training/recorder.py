@@ -34,7 +34,7 @@ class Recorder:
         self.progress = Progress()
         self._tensorboard = None
         if config.tensorboard and not tensorboard.is_installed():
-            self.progress.say('tensorboard is not installed, and has no files: pip install "fasttfm[tensorboard]"')
+            self.progress.say('tensorboard is not installed, and has no files: pip install "./fasttfm[tensorboard]"')
         elif config.tensorboard:
             self._tensorboard = tensorboard.TensorBoard(model_dir / "tensorboard", position.step)
         self._callbacks = [*([self._tensorboard] if self._tensorboard else []), *callbacks]

@@ -36,7 +36,7 @@ from fasttfm.store.model_dir import DATA_FILE
 from fasttfm.store.vocabulary import read_checkpoint
 from fasttfm.store.weights import with_weights
 from fasttfm.system.files import read_plain_yaml
-from fasttfm.system.folders import VOCABULARY_FILES, reading
+from fasttfm.system.folders import VOCABULARY_FILES, reading, unpacked
 from fasttfm.system.machine import pick_device
 from fasttfm.system.parsing import shown
 from fasttfm.system.wording import Tally
@@ -140,7 +140,7 @@ class Translator:
         shortlist: str | Path | None = None,
         **decoding: Any,
     ) -> Translator:
-        """Load a translator from the model directory that `fasttfm train` made.
+        """Load a translator from the model directory that `fasttfm train` made, or from a .zip of its files.
 
         checkpoint: best, last, average, an update's number, or the path of a checkpoint. device None: a GPU where there
         is one. precision: type of weights and matrix products, int8 of the products alone; None: int8 for a model of
@@ -151,9 +151,10 @@ class Translator:
         from those in the model's config.yaml.
         Raises UserError naming what is missing, damaged or of another model.
         """
-        path, chosen = Path(path), pick_device(device)
+        chosen = pick_device(device)
         with ExitStack() as stack:
-            for folder in (path, *map(Path, ensemble)):
+            path, *members = [stack.enter_context(unpacked(Path(each))) for each in (path, *ensemble)]
+            for folder in (path, *members):
                 stack.enter_context(reading(folder))
             values = read_values(path, decoding)
             source_tokenizer, target_tokenizer = _tokenizers(path, values)
@@ -162,7 +163,7 @@ class Translator:
                 sizes["source_vocab_size"] = len(source_tokenizer)
             config = build(values, sizes)
             refuse_idle(decoding, config.decoding, is_aligned=aligned)
-            others = [(Path(each), build(read_values(Path(each), {}), sizes).model) for each in ensemble]
+            others = [(Path(each), build(read_values(each, {}), sizes).model) for each in members]
             models = []
             for folder, shape in ((path, config.model), *others):
                 _check_same_tokenizers(path, folder)
@@ -175,6 +176,7 @@ class Translator:
                     multiply_in_int8(model)
                     warn_without_route()
                 models.append(model.to(device=chosen, dtype=_DTYPES[precision_of_model]).eval())
+            trained_length = _trained_length(path, values)
         return cls(
             models[0] if len(models) == 1 else Ensemble(models),
             source_tokenizer,
@@ -190,7 +192,7 @@ class Translator:
             shortlist=None
             if shortlist is None
             else Shortlist.load(Path(shortlist), source_tokenizer, target_tokenizer),
-            trained_length=_trained_length(path, values),
+            trained_length=trained_length,
         )
 
     def __enter__(self) -> Translator:

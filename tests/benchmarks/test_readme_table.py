@@ -1,36 +1,85 @@
 """README says what the records say, and nothing else."""
 
 import json
+import re
 
 import pytest
 
+from benchmarks.__main__ import main
 from benchmarks.measure.records import RESULTS, load
-from benchmarks.report import headline, page, tables
+from benchmarks.report import headline, page, pictures, readme, tables
 from benchmarks.report.rows import suite
 from fasttfm.errors import UserError
 
 
-def test_readme_is_as_the_records_have_it():
-    text = page.README.read_text(encoding="utf-8")
-    assert page.updated(text, load(RESULTS)) == text, (
-        "README's table has drifted from benchmarks/results: run python -m benchmarks report --readme"
-    )
+def drawn(tmp_path, entries):
+    """README's blocks of these records, by name."""
+    names = ("status", "figures", "measured", "chips")
+    markers = "\n".join(f"<!-- {name}: here -->\nold\n<!-- end -->" for name in names)
+    text = readme.updated(f"before\n{markers}\nafter\n", entries)
+    assert text.startswith("before\n")
+    assert text.endswith("<!-- end -->\nafter\n")
+    assert "old" not in text
+    return dict(re.findall(r"<!-- (\w+): here -->\n(.*?)<!-- end -->", text, re.DOTALL))
 
 
-def test_a_changed_record_makes_readme_drift(tmp_path):
-    for file in RESULTS.glob("end-to-end-*.jsonl"):
-        (tmp_path / file.name).write_text(file.read_text())
-    text = page.updated(page.README.read_text(encoding="utf-8"), load(tmp_path))
-    file = tmp_path / "end-to-end-multi30k.jsonl"
-    file.write_text(file.read_text().replace('"bleu": 3', '"bleu": 2'))
-    assert page.updated(text, load(tmp_path)) != text
+def test_readme_the_report_and_the_pictures_are_as_the_records_have_it(capsys):
+    assert main(["check"]) == 0, capsys.readouterr().out
 
 
-def test_what_no_record_holds_is_left_out(write, record):
-    text = page.readme_table(load(write("a.jsonl", record())))
-    assert "BLEU" not in text
-    assert "\n|" not in text
-    assert "\n-" not in text  # one provider is no comparison
+def test_what_differs_from_the_records_is_named(tmp_path, monkeypatch, capsys):
+    """A page and README say something else, charts and pictures are missing or of other numbers."""
+    monkeypatch.setattr(page, "README", tmp_path / "README.md")
+    monkeypatch.setattr(page, "OUT", tmp_path / "report")
+    monkeypatch.setattr(pictures, "OUT", tmp_path)
+    page.README.write_text(readme.README.read_text(encoding="utf-8").replace("0.70x", "1.70x"), encoding="utf-8")
+    entries = load(RESULTS)
+    pictures.save(tmp_path / "roofline.png", *pictures.roofline(entries))
+    pictures.save(tmp_path / "training.png", *pictures.roofline(entries))
+    assert page.main(["--check"]) == 1
+    told = capsys.readouterr().out
+    for name in ("README.md", "report/nvidia-h200.md", "report/nvidia-h200.png", "training.png", "host-time.png"):
+        assert f"{tmp_path / name} is not as the records have it" in told
+    assert "roofline.png" not in told
+
+
+def test_a_block_that_readme_lacks_is_named():
+    with pytest.raises(UserError, match="README lacks the block chips"):
+        readme.updated("no markers", [])
+
+
+def test_a_line_has_the_mean_the_worst_shape_and_how_many_are_slower(tmp_path, write, record):
+    shape = {"B": 4, "H": 8, "L": 27, "mask": "lengths", "dropout": 0.1}
+    machine = record()["machine"] | {"device": "A GPU", "chip": "sm_90"}
+    rows = [
+        record(p50=time, shape=shape, provider=provider, noisy=noisy) | {"pass": name, "machine": machine}
+        for name, times, noisy in (
+            ("training forward", {"fasttfm": 50.0, "torch eager": 400.0, "SDPA": 200.0}, False),
+            ("backward", {"fasttfm": 200.0, "SDPA": 100.0}, False),
+            ("forward", {"fasttfm": 200.0, "SDPA": 1.0}, True),
+        )
+        for provider, time in times.items()
+    ]
+    for row in rows:
+        row["case"] = "attention"
+    blocks = drawn(tmp_path, load(write("kernels.jsonl", *rows)))
+    worst = "0.50x: B=4 H=8 L=27 mask=lengths dropout=0.1, backward; SDPA"
+    assert f"| Attention with dropout, fp32 | A GPU | 1.41x | {worst} | 1 of 2 | 2026-01-02 |" in blocks["measured"]
+    assert "beside SDPA: **1.41x** on A GPU, worst shape 0.50x" in blocks["figures"]
+    assert "H100, H200 (sm_90) | kernels (GPU)" in blocks["chips"]
+    assert "Timed on A GPU" in blocks["status"]
+
+
+def test_a_cpu_says_when_it_was_measured_and_what_is_slower(tmp_path, write, record):
+    shape = {"batch": 1, "beam": 1, "source": 27, "length": 27, "vocabulary": 8_000}
+    rows = [
+        record(p50=time, provider=provider, group="decoding", case="paper-base", shape=shape) | {"pass": "decode"}
+        for provider, time in (("fasttfm, a worker a core", 200.0), ("CTranslate2", 100.0))
+    ]
+    blocks = drawn(tmp_path, load(write("a.jsonl", *rows)))
+    assert "**0.50x** on AMD EPYC (2026-01-02), worst shape 0.50x" in blocks["figures"]
+    assert "- Slower than the fastest other: search, fp32 on AMD EPYC (2026-01-02) 0.50x" in blocks["figures"]
+    assert "No GPU has run" in blocks["status"]
 
 
 def test_kernels_are_summed_up_against_the_fastest_other_provider(write, record):
@@ -74,19 +123,6 @@ def test_a_case_with_a_noisy_row_is_in_no_claim_and_counted(write, record):
     assert claim.figure == (
         "2.00x as fast (geometric mean; 2.00x to 2.00x), slower in 0; times ±2%; 2 noisy shapes left out"
     )
-    assert not claim.leads  # two of three cases are noisy
-    assert headline.leading_machine(suite(entries), "kernels") is None
-
-
-def test_the_newest_machine_leads_unless_it_was_busy(write, record):
-    def rows(processor, day, spread):
-        machine = {"processor": processor, "time": f"2026-01-0{day}T00:00:00+00:00"}
-        return [record(p50=9.0, provider=name, spread=spread, machine=machine) for name in ("fasttfm", "torch eager")]
-
-    entries = load(write("a.jsonl", *rows("old", 1, 0.02), *rows("new", 2, 0.02), *rows("busy", 3, 0.3)))
-    leads = [headline.leading_machine(suite(entries), "kernels", cpu) for cpu in (None, True, False)]
-    assert leads == ["CPU: new, 2 cores", "CPU: new, 2 cores", None]
-    assert [claim.what.rpartition(": ")[2] for claim in headline.claims(entries) if claim.leads] == ["new, 2 cores"]
 
 
 def test_the_grid_has_every_shape_and_the_best_of_each_tool(write, record):
@@ -118,9 +154,6 @@ def test_the_grid_has_every_shape_and_the_best_of_each_tool(write, record):
         ["32 × 27", "**fasttfm 90.0 ms ±2%**<br>CTranslate2 70.0 ms ±2%", ""],
         ["1 × 27, vocabulary 32,000", "fasttfm 99.0 ms ±2%<br>CTranslate2 wrong", ""],
     ]
-    text = page.readme_table(files)
-    assert "| 32 × 27 | **fasttfm 90.0 ms ±2%**" in text
-    assert "Searches with paper-base, CPU: AMD EPYC, 2 cores, 0123456 of 2026-01-02." in text
 
 
 def test_a_cell_says_where_the_machine_was_slower_than_in_the_rest_of_its_table(write, record):
@@ -148,7 +181,7 @@ def test_a_claim_names_its_commit_and_what_was_noted(write):
     made |= {"corpus": "multi30k", "note": "other jobs ran"}
     made["machine"] |= {"commit": "ab" * 20, "uncommitted_changes": True, "time": "2026-11-20T00:00:00+00:00"}
     files = load(write("a.jsonl", made))
-    assert "; commit abababa of 2026-11-20 with changes; other jobs ran" in page.readme_table(files)
+    assert {claim.origin for claim in headline.claims(files)} == {"abababa of 2026-11-20 with changes; other jobs ran"}
 
 
 def test_smoke_rows_and_wrong_rows_claim_nothing(write, record):
@@ -156,35 +189,3 @@ def test_smoke_rows_and_wrong_rows_claim_nothing(write, record):
     assert headline.claims(load(write("a.jsonl", *rows))) == []
     rows = [record(status="wrong"), record(provider="torch eager")]
     assert headline.claims(load(write("b.jsonl", *rows))) == []
-
-
-def test_the_table_replaces_what_stands_between_the_markers_and_nothing_else(tmp_path, write, record):
-    files = load(write("a.jsonl", record()))
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
-    assert page.write_readme(files, readme) is True
-    text = readme.read_text()
-    assert text.startswith(f"before\n{page.BEGIN}\nThe [benchmark report]")
-    assert text.endswith(f"{page.END}\nafter\n")
-    assert "old" not in text
-    assert page.write_readme(files, readme) is False
-    with pytest.raises(UserError, match="README has no table to write"):
-        page.updated("no markers", files)
-
-
-def test_kernels_on_a_gpu_stand_beside_the_fastest_other_with_losses_bold_and_noise_named(write, record):
-    shape = {"B": 4, "H": 8, "L": 27, "S": 27, "D": 64, "mask": "lengths", "dropout": 0.1}
-    rows = []
-    for name, times, noisy in (
-        ("training forward", {"fasttfm": 50.0, "torch eager": 400.0, "SDPA": 100.0}, False),
-        ("backward", {"fasttfm": 200.0, "SDPA": 100.0}, False),
-    ):
-        for provider, time in times.items():
-            row = record(p50=time, shape=shape, provider=provider, noisy=noisy)
-            row |= {"case": "attention", "pass": name, "machine": {**row["machine"], "device": "A GPU"}}
-            rows.append(row)
-    text = page.readme_table(load(write("kernels.jsonl", *rows)))
-    cells = "50.0 µs ±2%<br>SDPA 100 µs | **200 µs ±2%**<br>SDPA 100 µs"
-    assert f"| attention: 4 × 8 heads, 27 × 64, lengths, dropout 0.1 | {cells} |" in text
-    rows[-1]["noisy"] = True
-    assert "| too noisy to say |" in page.readme_table(load(write("kernels.jsonl", *rows)))

@@ -33,7 +33,7 @@ def test_a_machine_as_it_should_be_has_no_findings():
         (replace(CPU, busy_cores=1.2), "other programs", "end them"),
         (replace(GPU, busy_cores=1.2), "other programs", "end them"),
         (replace(CPU, units=frozenset({"avx2", "avx512f"})), "bfloat16", "--precision fp32"),
-        (replace(CPU, missing=frozenset({"numba"})), "numba", "fasttfm[cpu]"),
+        (replace(CPU, missing=frozenset({"numba"})), "numba", "./fasttfm[cpu]"),
         (replace(CPU, gpu_without_driver=True), "GPU", "driver"),
         (replace(CPU, environment={"TRITON_INTERPRET": "1"}), "TRITON_INTERPRET=1", "unset"),
         (replace(CPU, environment={"FASTTFM_BACKEND": "torch"}), "FASTTFM_BACKEND=torch", "unset"),

@@ -96,7 +96,7 @@ def test_missing_and_empty_references_are_named(score, tmp_path: Path, capsys):
 @pytest.mark.parametrize(
     ("package", "options", "message"),
     [
-        ("sacremoses", ["--compound-split"], 'sacremoses is not installed: pip install "fasttfm[moses]"'),
+        ("sacremoses", ["--compound-split"], 'sacremoses is not installed: pip install "./fasttfm[moses]"'),
         ("comet", ["--comet", "Unbabel/any", "--src", "lines"], "--comet needs the package unbabel-comet"),
         ("MeCab", ["--tokenize", "ja-mecab"], "the tokenizer ja-mecab is not installed"),
         (None, ["--baseline", "lines"], "lines has 1 line but"),

@@ -159,5 +159,5 @@ def test_what_takes_pieces_of_sentencepiece_refuses(text, codes):
 
 def test_without_sacremoses_a_line_says_what_to_install(monkeypatch, codes):
     monkeypatch.setitem(sys.modules, "sacremoses", None)
-    with pytest.raises(UserError, match=r'pip install "fasttfm\[moses\]"'):
+    with pytest.raises(UserError, match=r'pip install "./fasttfm\[moses\]"'):
         MosesTokenizer(subword_nmt_file(codes).encode(), MosesVocabulary.inferred("en", SPECIAL, prefix=[]))

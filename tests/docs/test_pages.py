@@ -3,7 +3,6 @@
 import importlib
 import os
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +18,6 @@ from fasttfm.system.children import child_environment
 from .blocks import DOCS, blocks, run
 
 ROOT = Path(__file__).parents[2]
-SITE = ROOT / "scripts" / "docs.py"
 
 
 @pytest.mark.parametrize("page", ["paper.md", "errors.md", "how-to-fine-tune.md", "how-to-packed-training.md"])
@@ -141,12 +139,13 @@ def test_every_message_of_the_page_about_errors_is_one_that_the_code_writes():
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The site, built with warnings as errors."""
-    pytest.importorskip("mkdocs", reason="needs mkdocs")
+    """The site, built with warnings as errors: a link that leads nowhere is one."""
     pytest.importorskip("mkdocstrings", reason="needs mkdocstrings")
     pytest.importorskip("material", reason="needs mkdocs-material")
     folder = tmp_path_factory.mktemp("site")
-    assert runpy.run_path(str(SITE))["main"](folder) == 0
+    command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     return folder
 
 
@@ -154,30 +153,23 @@ def test_the_site_builds_without_a_warning_and_no_link_is_broken(site):
     text = (site / "api" / "functional.html").read_text(encoding="utf-8")
     assert "softmax(Q K^T * scale) V with masking and dropout fused" in text, "docstrings make the reference"
     assert "<code>causal: bool = False</code>" in text, "arguments with types and defaults"
-    assert (site / "images" / "demo-curve.png").is_file()
     for page in site.rglob("*.html"):
         html = page.read_text(encoding="utf-8")
         assert 'name="viewport"' in html, f"{page} on a phone"
         assert "tables.css" in html, f"{page}: wide tables"
         assert "<name>" not in html, f"{page} swallows <name> as an element"
+        assert 'script src="http' not in html, f"{page} opened from a folder asks no other machine"
+        for picture in re.findall(r'<img [^>]*src="([^"]+)"', html):
+            assert (page.parent / picture).is_file(), picture
     assert "case:mixed|eff:no" in (site / "index.html").read_text(encoding="utf-8"), "no backslash before a bar in code"
 
 
-def test_the_answers_of_the_ten_tasks_are_as_near_as_contributing_says(site):
+def test_the_answers_of_the_five_tasks_are_as_near_as_contributing_says(site):
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\|[^|]+\| (\d) \| \[[^\]]+\]\((?:docs/)?([^)]+)\)", text, re.MULTILINE)
-    assert len(rows) == 10
+    assert len(rows) == 5
     first = (site / "index.html").read_text(encoding="utf-8")
     for clicks, link in rows:
-        page, _, section = link.replace("README.md", "index.html").replace(".md", ".html").partition("#")
-        in_a_section = bool(section) or page.startswith("api/")
-        assert int(clicks) == (0 if page == "index.html" else 1 + in_a_section), link
-        assert f'href="{page}"' in first or page == "index.html", f"{page} is not one click from the first page"
-        assert not section or f'href="#{section}"' in (site / page).read_text(encoding="utf-8"), f"{link}: no heading"
-
-
-def test_a_broken_link_is_reported(site, tmp_path):
-    (tmp_path / "a.html").write_text('<a href="b.html#end">1</a><a href="c.html">2</a><a href="https://c.d">3</a>')
-    (tmp_path / "b.html").write_text('<p id="start"></p>')
-    broken = runpy.run_path(str(SITE))["broken_links"](tmp_path)
-    assert broken == ["a.html: b.html#end names no place there", "a.html: there is no c.html"]
+        link = link.replace("README.md", "index.html").replace(".md", ".html")
+        assert int(clicks) == (0 if link == "index.html" else 1 + link.startswith("api/")), link
+        assert f'href="{link}"' in first or link == "index.html", f"{link} is not one click from the first page"

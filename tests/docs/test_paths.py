@@ -1,13 +1,12 @@
-"""Readers follow a page by its words alone, in an empty folder: one replaces torch.nn, one measures, one trains on WMT.
+"""Readers follow a page by its words alone, in an empty folder: one replaces torch.nn, one trains, one trains on WMT.
 
 A block runs in its turn as it is printed: commands by a shell, each stretch of Python as one file. Nothing is
-installed (`make dist` tries that): a clone is a copy of this checkout. Of lines that are alternatives ("# or" begins
+installed: `make dist` types README's words, installs included. Of lines that are alternatives ("# or" begins
 the comment of the later ones) the last runs, which each page makes the small one.
 """
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,9 +15,7 @@ import pytest
 from forked import forked_children, write_programs
 
 ROOT = Path(__file__).parents[2]
-INSTALLS = ("pip install", "python3 -m venv", "source ")
-A_VERDICT_ON_THE_MACHINE = ("python -m benchmarks compare", "python -m benchmarks check")
-"""Ends with status 1 where the two runs, on a busy machine, did not take the same time."""
+INSTALLS = ("pip install", "git clone")
 
 
 def stretches(page: str, end: str | None = None) -> list[tuple[str, str]]:
@@ -72,23 +69,10 @@ class Reader:
         self.environment.pop("TRITON_INTERPRET", None)  # a reader has not heard of it
 
     def type(self, command: str) -> None:
-        clone, _, enter = command.partition(" && cd ")
-        if clone.startswith("git clone"):
-            for name in ("fasttfm", "kernels", "benchmarks", "docs", "README.md"):
-                copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
-                kept = (
-                    {"symlinks": True, "ignore": shutil.ignore_patterns("results")} if copy is shutil.copytree else {}
-                )
-                (self.here / enter).mkdir(exist_ok=True)
-                copy(ROOT / name, self.here / enter / name, **kept)
-            self.here = self.here / enter
-            self.environment["PYTHONPATH"] = str(self.here)
-            return
         done = subprocess.run(
             ["bash", "-c", command], cwd=self.here, env=self.environment, capture_output=True, text=True, check=False
         )
-        allowed = (0, 1) if command.startswith(A_VERDICT_ON_THE_MACHINE) else (0,)
-        assert done.returncode in allowed, f"{command}\n{done.stdout}{done.stderr}"
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
         assert "Traceback" not in done.stderr, f"{command}\n{done.stderr}"
         self.said += done.stdout
 
@@ -115,18 +99,6 @@ def test_a_reader_replaces_torch_nn(reader):
     assert blocks[1][1].count("import") >= 4
     reader.walk(blocks)
     assert "FusedBertOutput" in reader.said
-
-
-@pytest.mark.whole
-@pytest.mark.slow
-def test_a_reader_measures(reader):
-    for package in ("jsonschema", "matplotlib", "pandas", "psutil"):
-        pytest.importorskip(package)
-    blocks = stretches("benchmarks.md", end="## All commands")
-    assert [language for language, _ in blocks] == [""]
-    reader.walk(blocks)
-    assert "rows compared" in reader.said
-    assert len(list((reader.here / "page").glob("*.md"))) == 2  # the index and this machine
 
 
 @pytest.mark.slow

@@ -184,7 +184,7 @@ def test_without_the_package_a_run_goes_on_and_says_so(tiny_data, tmp_path, monk
     monkeypatch.setattr(tensorboard, "is_installed", lambda: False)
     command = train_command(tiny_data, tmp_path / "M", max_update=2, tensorboard=True, valid_interval_updates=0)
     assert main([*command[command.index("train") :], "--workers", "1"]) == 0
-    assert 'pip install "fasttfm[tensorboard]"' in capsys.readouterr().err
+    assert 'pip install "./fasttfm[tensorboard]"' in capsys.readouterr().err
     assert not (tmp_path / "M" / "tensorboard").exists()
 
 

@@ -76,5 +76,5 @@ def test_what_cannot_split_is_told(monkeypatch):
     with pytest.raises(UserError, match="give the language of the input"):
         sentence_splitter("English, please")
     monkeypatch.setitem(sys.modules, "sentencex", None)
-    with pytest.raises(UserError, match=r"pip install .fasttfm\[sentences\]"):
+    with pytest.raises(UserError, match=r"pip install ../fasttfm\[sentences\]"):
         sentence_splitter("en")

@@ -5,7 +5,7 @@ try:
 except ImportError as error:
     raise ImportError(
         "executing kernels and counting their machine code needs ptx_check, which is not installed: "
-        "pip install ./ptx-check in a clone of this repository (make install does it)"
+        "pip install ./fasttfm/ptx-check above the checkout (make install does it)"
     ) from error
 
 from ptx_check.ledger.resources import Resources, occupancy

@@ -276,4 +276,4 @@ def test_what_the_command_cannot_do_is_told_in_a_line(tmp_path, model_dir, capsy
     assert "standard output is closed" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main(["serve", str(model_dir)]) == 2
-    assert "fasttfm[serve]" in capsys.readouterr().err
+    assert "./fasttfm[serve]" in capsys.readouterr().err
