@@ -25,7 +25,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fasttfm.checkpoints import quantized
-from fasttfm.checkpoints.ownership import DIGESTS_FILE, META_FILE, claimed, describe, published, read_digests, recover
+from fasttfm.checkpoints.ownership import DIGESTS_FILE, META_FILE, describe, publishing, read_digests
 from fasttfm.checkpoints.weights import refuse_what_is_no_number
 from fasttfm.errors import UserError, is_out_of_memory
 from fasttfm.files import refuse_bytes, sha256, unreadable, write_file
@@ -69,15 +69,12 @@ def save_checkpoint(
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        recover(target.parent)
-        with claimed(target.parent, target.name) as folder:
+        with publishing(target) as folder:
             digests = {MODEL_FILE: write_tensors(folder / MODEL_FILE, weights)}
             if state is not None:
                 values = json.dumps(state.values)
                 digests[STATE_FILE] = write_tensors(folder / STATE_FILE, state.tensors, values=values)
             describe(folder, digests, meta)
-            published(folder, target)
-        recover(target.parent)
     except OSError as error:
         raise UserError(
             f"{target}: cannot save the checkpoint: {error.strerror}; earlier checkpoints are untouched: make room or "
