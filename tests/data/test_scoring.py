@@ -39,17 +39,6 @@ def test_lower_case_forgives_case_alone():
     assert plain.startswith("BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
 
 
-def test_compounds_count_by_their_parts():
-    # One part of the compound is right: whole words see none of it.
-    references = ["Die SPD-Politikerin kam heute mit dem Zug nach Berlin"]
-    hypotheses = ["Die CDU-Politikerin kam heute mit dem Zug nach Berlin"]
-    split, whole = compound_split_bleu(hypotheses, references), bleu(hypotheses, references)
-    spaced = [line.replace("-", " ##AT##-##AT## ") for line in (*hypotheses, *references)]
-    assert split.value == pytest.approx(sacrebleu.corpus_bleu(spaced[:1], [spaced[1:]], tokenize="none").score)
-    assert split.value > whole.value
-    assert "tok:moses-de+compound-split" in split.signature
-
-
 @pytest.mark.parametrize(
     ("line", "tokens"),
     [

@@ -122,15 +122,6 @@ def test_functional_call_takes_other_weights() -> None:
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_meta_device_and_materialising() -> None:
-    with torch.device("meta"):
-        module = fasttfm.nn.TransformerEncoderLayer(E, H, 24, batch_first=True)
-        assert module(torch.empty(N, S, E)).shape == (N, S, E)
-    module.to_empty(device="cpu").load_state_dict(layer().state_dict())
-    x = torch.randn(N, S, E)
-    torch.testing.assert_close(module.eval()(x), layer().eval()(x))
-
-
 @pytest.mark.filterwarnings("ignore:a second derivative is computed")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm", "encoder", "encoder, pre-norm", "decoder", "attention"])
