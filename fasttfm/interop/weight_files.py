@@ -38,17 +38,14 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     places = field(read_json(index), "weight_map", dict, str(index))
     weights: dict[str, Tensor] = {}
     for name in sorted({str(place) for place in places.values()}):
+        path = index.parent / name
         if Path(name).name != name:
             raise UserError(f"{index}: weight_map names the file {name!r}: only files beside it are read")
-        if not (index.parent / name).exists():
-            raise UserError(f"{index.parent / name}: is missing: {index.name} says that it has weights")
-        found = _read_file(index.parent / name)
-        told = {weight for weight, place in places.items() if place == name}
-        for verb, others in (("has no", told - found.keys()), ("has", found.keys() - told)):
-            if others:
-                raise UserError(
-                    f"{index.parent / name}: {verb} {min(others)}, unlike {index.name} says: copy both again"
-                )
+        if not path.exists():
+            raise UserError(f"{path}: is missing: {index.name} says that it has weights")
+        found = _read_file(path)
+        if others := found.keys() ^ {weight for weight, place in places.items() if place == name}:
+            raise UserError(f"{path}: {index.name} says otherwise of the weight {min(others)}: copy both again")
         weights |= found
     return weights
 

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from fasttfm.cli.main import main
-from fasttfm.data.archives import read_member, read_pairs
-from fasttfm.data.datasets import DATASETS, CorpusPart, Dataset, fetch_dataset
+from fasttfm.data.datasets import DATASETS, CorpusPart, Dataset, fetch_dataset, read_member, read_pairs
 from fasttfm.data.download import RemoteFile
 from fasttfm.errors import UserError
 

@@ -12,7 +12,7 @@ import torch
 transformers = pytest.importorskip("transformers", reason="needs the package transformers (pip install transformers)")
 
 from fasttfm import functional as F  # noqa: E402
-from fasttfm.interop import huggingface, huggingface_classes  # noqa: E402
+from fasttfm.interop import huggingface  # noqa: E402
 
 TEXT = {
     "vocab_size": 37, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -167,7 +167,7 @@ def test_sinks_of_each_query_and_chosen_keys_are_those_of_the_formula() -> None:
 @pytest.fixture
 def no_soft_cap(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if attention here had no soft cap."""
-    monkeypatch.setattr(huggingface_classes, "NEEDS", {"gemma2": "softcap"})
+    monkeypatch.setattr(huggingface, "NEEDS", {"gemma2": "softcap"})
 
 
 @pytest.mark.usefixtures("no_soft_cap")
@@ -183,10 +183,10 @@ def test_accelerate_leaves_a_model_that_needs_more_its_attention_and_says_so() -
     torch.testing.assert_close(model(ids).logits, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", huggingface_classes.NEEDS)
+@pytest.mark.parametrize("kind", huggingface.NEEDS)
 def test_a_type_that_needs_more_is_one_of_transformers_and_what_it_needs_is_refused(kind: str) -> None:
     assert kind in transformers.CONFIG_MAPPING
-    x, option = torch.randn(1, 2, 3, 8), huggingface_classes.NEEDS[kind]
+    x, option = torch.randn(1, 2, 3, 8), huggingface.NEEDS[kind]
     with pytest.raises(ValueError, match=option):
         huggingface.attention_forward(torch.nn.Module(), x, x, x, None, **{option: torch.ones(1)})
 

@@ -118,7 +118,7 @@ def test_weights_in_several_files_are_read_by_their_index(tmp_path, opus):
     whole = shards[1].read_bytes()
     for content, message in (
         (whole[:-9], "is cut off"),
-        (shards[0].read_bytes(), "unlike model.safetensors.index.json says"),
+        (shards[0].read_bytes(), "model.safetensors.index.json says otherwise"),
         (None, "is missing: model.safetensors.index.json says"),
     ):
         shards[1].unlink()
