@@ -24,8 +24,7 @@ from fasttfm.locks import LOCK_FILE, locked
 
 MANIFEST = "sha256sums"
 _HEADER = "# written by fasttfm ({}), which replaces no other files than these\n"
-_HEADERS = re.compile(r"# written by fasttfm(?: \(([^()\n]+)\))?, which replaces no other files than these\n")
-"""What is in the folder; version 0.1 did not say."""
+_HEADERS = re.compile(r"# written by fasttfm \(([^()\n]+)\), which replaces no other files than these\n")
 _NEW, _READY = ".new", ".ready"
 _SHOWN = 3
 _UNREAD = ("README.md",)
@@ -272,8 +271,8 @@ def read_manifest(folder: Path) -> dict[str, str]:
     return _read_manifest(folder)[1]
 
 
-def _read_manifest(folder: Path) -> tuple[str | None, dict[str, str]]:
-    """Return what a folder holds, None where that was not written down, and the digests of read_manifest()."""
+def _read_manifest(folder: Path) -> tuple[str, dict[str, str]]:
+    """Return what a folder holds, and the digests of read_manifest()."""
     path = folder / MANIFEST
     remedy = "make the folder anew, under another name"
     try:
@@ -344,7 +343,7 @@ def _refuse_strangers(folder: Path, content: str) -> None:
             kinds.add(kind)
             for name, digest in digests.items():
                 known.setdefault(name, set()).add(digest)
-    for kind in kinds - {content, None}:
+    for kind in kinds - {content}:
         raise UserError(
             f"{folder}: holds other files ({kind}) than are written here ({content}), which are not replaced: choose "
             "another --out, or move them away"

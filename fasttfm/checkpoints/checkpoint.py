@@ -111,7 +111,6 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
 
     Raises UserError when the file cannot be read, is not what was written, or holds NaN, infinity or complex numbers.
     """
-    _refuse_parts(checkpoint)
     path = checkpoint / MODEL_FILE if checkpoint.is_dir() else checkpoint
     with _opened(path) as file:
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
@@ -129,7 +128,6 @@ def is_quantized(checkpoint: Path) -> bool:
 
 def read_state(checkpoint: Path) -> TrainingState:
     """Training state of a checkpoint directory, on the CPU; UserError when it is missing, cut off or damaged."""
-    _refuse_parts(checkpoint)
     with _opened(checkpoint / STATE_FILE) as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         values = (file.metadata() or {}).get("values")
@@ -148,13 +146,6 @@ def is_resumable(checkpoint: Path) -> bool:
     except UserError:
         return False
     return True
-
-
-def _refuse_parts(checkpoint: Path) -> None:
-    if (checkpoint / "shards").is_dir():
-        raise UserError(
-            f"{checkpoint}: is in parts, as version 0.3 wrote it under --shard: join it there (consolidate)"
-        )
 
 
 def _check_digest(path: Path) -> None:
