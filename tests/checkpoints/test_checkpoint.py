@@ -45,13 +45,6 @@ def test_what_is_saved_is_what_is_read(tmp_path):
     assert state.values == STATE.values
 
 
-def test_saving_a_step_again_replaces_it_and_leaves_nothing_beside_it(tmp_path):
-    save(tmp_path, 7, 1.0)
-    save(tmp_path, 7, 2.0)
-    assert read_weights(step_folder(tmp_path, 7))["weight"][0, 0] == 2.0
-    assert os.listdir(tmp_path / "checkpoints") == ["step-000000007"]
-
-
 def test_weights_are_looked_at_before_a_model_of_their_size_is_built(tmp_path):
     weights = {"weight": torch.ones(2, 3)}
     model = with_weights(lambda: nn.Linear(3, 2, bias=False), weights, tmp_path)

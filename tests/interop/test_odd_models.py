@@ -97,18 +97,6 @@ def test_a_model_without_memory_is_replaced_and_then_filled() -> None:
     both_agree(layer(), model, torch.randn(N, S, E))
 
 
-def test_a_lazy_sub_module_is_called_and_finds_its_shape() -> None:
-    theirs = layer()
-    theirs.linear1 = nn.LazyLinear(F)
-    ours = copy.deepcopy(theirs)
-    assert not fasttfm.replace_modules(ours).left
-    x = torch.randn(N, S, E)
-    ours(x)
-    theirs(x)
-    ours.load_state_dict(theirs.state_dict())
-    both_agree(theirs, ours, x)
-
-
 class LowRank(nn.Module):
     """A Linear with a low-rank addition, as adapters put it in the place of one."""
 
@@ -211,17 +199,6 @@ def test_a_model_that_is_compiled_already_is_compiled_again() -> None:
     torch.testing.assert_close(compiled(x), expected, rtol=1e-4, atol=1e-5)
     fasttfm.restore_modules(compiled)
     torch.testing.assert_close(compiled(x), expected)
-
-
-def test_twice_replaced_and_twice_restored() -> None:
-    model = layer()
-    expected = model(torch.ones(N, S, E))
-    fasttfm.replace_modules(model)
-    assert not fasttfm.replace_modules(model).lines
-    assert fasttfm.restore_modules(model).replaced
-    assert not fasttfm.restore_modules(model).lines
-    assert type(model) is nn.TransformerEncoderLayer
-    assert torch.equal(model(torch.ones(N, S, E)), expected)
 
 
 def test_symbolic_tracing_needs_torch_s_modules() -> None:

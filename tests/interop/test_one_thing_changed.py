@@ -185,7 +185,8 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
         f"{ONE}: model.safetensors.index.json says otherwise of the weight unheard.of",
     ),
     "a weight that the index puts elsewhere": (
-        "bert", shards(lambda given, places: places.pop("cls.predictions.bias")), "says otherwise of the weight cls.predictions.bias",
+        "bert", shards(lambda given, places: places.pop("cls.predictions.bias")),
+        "says otherwise of the weight cls.predictions.bias",
     ),
     "bytes behind the end": (
         "ctranslate2", lambda to: (to / "model.bin").write_bytes((to / "model.bin").read_bytes() + b"x") and None,
