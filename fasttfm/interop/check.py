@@ -22,12 +22,12 @@ from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.corpus import read_lines
 from fasttfm.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from fasttfm.decoding.search import search_ids
-from fasttfm.errors import UserError, is_out_of_memory
+from fasttfm.errors import UserError
 from fasttfm.files import read_json, read_plain_yaml
 from fasttfm.interop.ctranslate2_read import vocabulary
 from fasttfm.interop.exchange import NEVER, Model, piece_names
 from fasttfm.interop.tokenizer_json import SPECIAL_PIECES
-from fasttfm.interop.weight_files import first_line
+from fasttfm.interop.weight_files import foreign_errors
 from fasttfm.models import Transformer
 
 _LINES, _TEXTS, _PIECES, _LONGEST = 100, 3, 7, 16
@@ -44,15 +44,12 @@ def computing_in(package: str, does: str) -> Iterator[None]:
 
     does: what the package cannot do then, such as load this model.
     """
-    try:
-        with torch.inference_mode(), contextlib.redirect_stderr(io.StringIO()):
-            yield
-    except Exception as error:  # of every kind, from several libraries
-        if is_out_of_memory(error):
-            raise MemoryError(str(error)) from error
-        raise UserError(
-            f"{package} cannot {does} ({first_line(error)}): --no-check leaves the comparison out"
-        ) from None
+    with (
+        foreign_errors(f"{package} cannot {does}", "--no-check leaves the comparison out"),
+        torch.inference_mode(),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        yield
 
 
 def check(model: Model, form: str, folder: Path, languages: Sequence[str | None] = (None, None)) -> list[str]:

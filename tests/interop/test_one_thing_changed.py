@@ -313,5 +313,5 @@ def test_no_code_of_a_pickle_runs(run, tmp_path):
 
     status, told = run("bert", weights(lambda given: {**given, "x": Runs()}, pickled=True))
     assert (status, (tmp_path / "ran").exists()) == (2, False)
-    assert "pytorch_model.bin: holds more than weights" in told
+    assert "pytorch_model.bin: is cut off, or holds more than weights" in told
     assert "it is not loaded" in told
