@@ -25,6 +25,7 @@ import sentencepiece as spm
 
 from fasttfm.data.unicode_forms import composition_rules
 from fasttfm.errors import UserError
+from fasttfm.files import read_content
 from fasttfm.parsing import characters, parse_json
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
@@ -117,15 +118,13 @@ class Tokenizer:
 
         changes: fields of the vocabulary that are others.
         """
-        try:
-            model = Path(path).read_bytes()
-            beside = vocabulary_file(path)
-            if not beside.exists():
+        model = read_content(Path(path), "no such SentencePiece model")
+        beside = vocabulary_file(path)
+        if not beside.exists():
+            try:
                 return cls(model)
-        except FileNotFoundError:
-            raise UserError(f"{path}: no such SentencePiece model") from None
-        except ValueError as error:
-            raise UserError(f"{path}: {error}: prepare the data again, or copy the file again") from None
+            except ValueError as error:
+                raise UserError(f"{path}: {error}: prepare the data again, or copy the file again") from None
         try:
             vocabulary = cls.vocabulary_kind(**{**parse_json(beside.read_bytes(), dict), **changes})
         except (ValueError, TypeError) as error:

@@ -23,7 +23,7 @@ from fasttfm.config.model import TransformerConfig
 from fasttfm.data.moses_tokenizer import MosesTokenizer
 from fasttfm.data.tokenizer import Tokenizer, Vocabulary
 from fasttfm.errors import UserError
-from fasttfm.files import read_json, unreadable
+from fasttfm.files import read_content, read_json
 from fasttfm.folders import settled
 from fasttfm.interop.channels import pairs_from_halves
 from fasttfm.interop.ctranslate2 import NAMES
@@ -115,13 +115,7 @@ def read(folder: Path, **languages: Any) -> Model:
 
 def _read_variables(path: Path) -> dict[str, np.ndarray]:
     """Every variable by name, aliases among them; of whole numbers as they are."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"{path}: is missing: give the directory that a converter of CTranslate2 wrote") from None
-    except OSError as error:
-        raise unreadable(path, error) from error
-    reader = _Reader(content)
+    reader = _Reader(read_content(path, "is missing: give the directory that a converter of CTranslate2 wrote"))
     try:
         version = reader.number("I")
         if version not in _VERSIONS:

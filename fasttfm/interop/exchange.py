@@ -18,7 +18,7 @@ from fasttfm.config.model import TransformerConfig
 from fasttfm.data.tokenizer import BOS, PAD, UNK, Tokenizer, Vocabulary
 from fasttfm.data.tokenizer_files import load_tokenizers
 from fasttfm.errors import UserError
-from fasttfm.files import write_file
+from fasttfm.files import read_content, write_file
 from fasttfm.folders import replacing
 from fasttfm.interop.tokenizer_json import write_tokenizer
 from fasttfm.models import Transformer
@@ -227,11 +227,10 @@ def learned_positions(tables: Sequence[Tensor]) -> tuple[dict[str, Tensor], list
 
 def numbered_tokenizer(path: Path, vocabulary: Vocabulary, kind: type[Tokenizer] = Tokenizer) -> Tokenizer:
     """A SentencePiece model, or codes, whose pieces another file numbers; UserError where it is missing or damaged."""
+    what = "SentencePiece model: give the directory" if kind is Tokenizer else "file of codes: give it"
+    content = read_content(path, f"no such {what} as the other tool saved it")
     try:
-        return kind(path.read_bytes(), vocabulary)
-    except FileNotFoundError:
-        what = "SentencePiece model: give the directory" if kind is Tokenizer else "file of codes: give it"
-        raise UserError(f"{path}: no such {what} as the other tool saved it") from None
+        return kind(content, vocabulary)
     except ValueError as error:
         raise UserError(f"{path}: {error}: copy the file again") from None
 

@@ -22,7 +22,7 @@ from fasttfm.config.model import TransformerConfig
 from fasttfm.data.moses_tokenizer import JOINED, MosesTokenizer, MosesVocabulary
 from fasttfm.data.tokenizer import Tokenizer, Vocabulary
 from fasttfm.errors import UserError
-from fasttfm.files import unreadable
+from fasttfm.files import read_content
 from fasttfm.interop.bart import from_bart
 from fasttfm.interop.config_json import Field, configuration, our_activation
 from fasttfm.interop.exchange import NO_TEXT, Arrangement, Model, learned_positions, numbered_tokenizer, with_tables
@@ -242,12 +242,9 @@ class Dictionary:
     @classmethod
     def read(cls, path: Path) -> "Dictionary":
         """Raises UserError for a file that is missing or damaged."""
+        content = read_content(path, "no such dictionary: fairseq-preprocess wrote it as dict.LANG.txt")
         try:
-            lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
-        except FileNotFoundError:
-            raise UserError(f"{path}: no such dictionary: fairseq-preprocess wrote it as dict.LANG.txt") from None
-        except OSError as error:
-            raise unreadable(path, error) from error
+            lines = content.decode().rstrip("\n").split("\n")
         except UnicodeDecodeError:
             raise UserError(f"{path}: is not UTF-8, so it is not a dictionary of fairseq-preprocess") from None
         pieces = []
