@@ -129,11 +129,11 @@ def field(given: Any, name: str, kind: type, where: str, default: Any = REQUIRED
     return value
 
 
-def texts(given: Any, name: str, where: str, remedy: str = "copy it again") -> list[str]:
+def texts(given: Any, name: str, where: str) -> list[str]:
     """The texts of a list in a parsed document; errors as field() raises them."""
-    values = field(given, name, list, where, remedy=remedy)
+    values = field(given, name, list, where)
     if wrong := [value for value in values if not isinstance(value, str)]:
-        raise UserError(f"{where}: {name} holds {told(wrong[0])}, it must hold texts: {remedy}")
+        raise UserError(f"{where}: {name} holds {told(wrong[0])}, it must hold texts: copy it again")
     return values
 
 

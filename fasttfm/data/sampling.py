@@ -1,25 +1,17 @@
-"""Subword sampling that a seed fixes: another segmentation of a sentence at every visit, the same one in every process.
+"""Reproducible subword sampling: each visit of a sentence draws another segmentation, the same one in every process.
 
-SentencePiece 0.2.3 mixes something of the process into its seed, so that a run which was resumed would train on other
-segmentations than one that was not. Here a segmentation is drawn from the pieces and scores of a SentencePiece model
-and from a key, the hash of (seed, epoch, sentence, side), alone: not from the batch that the sentence is in, nor from
-what was drawn before, nor from what is cached.
+SentencePiece 0.2.3 seeds its sampling by process, so a resumed run would train on other segmentations. Here a draw
+depends on the pieces and scores of the model and on a key, the hash of (seed, epoch, sentence, side), alone.
 
-    bpe        At every step each merge that is possible is dropped with probability p, the best of the others is made;
-               where all are dropped, merging ends. p = 0 is SentencePiece's own segmentation, p = 1 single characters.
-               Provilkov et al. 2020, algorithm 1.
-    unigram    A segmentation is drawn with probability proportional to P(segmentation)^alpha from all that there are:
-               sums over the lattice of pieces run from its end to its start, draws from start to end. alpha towards
-               infinity is SentencePiece's own segmentation (or one as likely), 0 draws evenly. Kudo 2018, with all
-               segmentations for l.
+    bpe        BPE-dropout (Provilkov et al. 2020, algorithm 1): each possible merge is dropped with probability p, the
+               best of the others is made, until all are dropped. p = 0 is SentencePiece's segmentation, 1 characters.
+    unigram    A segmentation is drawn with probability proportional to P(segmentation)^alpha: forward filtering,
+               backward sampling over the lattice of pieces (Kudo 2018, with all segmentations for l).
 
-What is given is SentencePiece's own segmentation, so that its normalisation is already done. It is cut where no piece
-could cross the cut (in English around every word); unknown pieces, bytes and user-defined symbols are left as they
-are. Each part is a walk through states: the merges made so far, or the place in the lattice. A state's outcomes are
-built once and kept, by the alias method (Walker 1977) a draw from them is a few array look-ups, and the walks of a
-whole batch go on together, a step of all of them at a time. Once the words are known, one CPU core draws some hundred
-thousand tokens a second for bpe and over a million for unigram, between the updates: training on a CPU hardly notices,
-a GPU that trains as fast waits for it.
+Input is SentencePiece's own segmentation, so it is normalised already. It is cut where no piece can cross the cut;
+unknown pieces, bytes and user-defined symbols stay as they are. Each part is a random walk through states (the merges
+made so far, or the place in the lattice). Outcomes of a state are cached as an alias table (Walker 1977), and the walks
+of a batch advance together. One CPU core draws about 100,000 tokens a second for bpe, a million for unigram.
 """
 
 import bisect

@@ -1,10 +1,8 @@
-"""Subwords: SentencePiece, trained on the corpus itself, with the ids that the rest of the package relies on.
+"""Subwords: SentencePiece, trained on the corpus, with the ids that the rest of the package relies on.
 
-Text is not normalised by default, so that decode(encode(text)) gives the text back (repeated spaces apart) and the
-model can learn to write everything that the raw references contain; NFKC would, for example, turn the Japanese
-full-width question mark into another character. With byte fallback, which is the default, no character is unknown.
-SentencePiece writes U+2581 for a space, and would read it as one: in text it stands for itself, by way of a character
-of private use.
+Text is not normalised by default, so decode(encode(text)) gives the text back (repeated spaces apart); NFKC would turn
+the Japanese full-width question mark into another character. With byte fallback, the default, no character is unknown.
+U+2581, SentencePiece's space, stands for itself in text, by way of a private-use character.
 Source: Kudo and Richardson 2018 (SentencePiece), Sennrich et al. 2016 (BPE), Kudo 2018 (unigram).
 """
 

@@ -1,8 +1,7 @@
-"""An import or an export proves itself: lines are translated here and by the other tool, greedily, their beginnings.
+"""Compares an import or export with the other tool: both translate the same lines greedily, up to _LONGEST tokens.
 
-They are of the validation text, where a model's training has left its name, or pieces of the source's vocabulary in a
-fixed random order, so that they are of any language. Where two
-tokens are as likely as each other but for rounding, either may be written.
+Lines are of the validation text where the model's training has recorded it, else pieces of the source's vocabulary in a
+fixed random order. Tokens whose logits differ by no more than rounding count as equal.
 """
 
 import contextlib
