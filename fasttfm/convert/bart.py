@@ -108,24 +108,12 @@ def tables(
         names = ("model.shared.weight", *of_sides, "lm_head.weight")
         origin = next((name for name in names if name in weights), names[0])
         weights.refuse_other_copies(dict.fromkeys(names, origin))
-        for name in ("vocab_size", "decoder_vocab_size"):
-            _refuse_other_size(given, path, name, weights[origin])
         return weights[origin], weights[origin], None
     shared = ["model.shared.weight"] if joint else []
     source, target = (weights.first(name, *shared) for name in of_sides)
-    for name, table in (("vocab_size", source), ("decoder_vocab_size", target)):
-        _refuse_other_size(given, path, name, table)
     if tied:
         weights.refuse_other_copies({"lm_head.weight": of_sides[1]})
     return source, target, None if tied else weights["lm_head.weight"]
-
-
-def _refuse_other_size(given: Mapping[str, Any], path: Path, name: str, table: Tensor) -> None:
-    if table.dim() != 2 or given.get(name) not in (None, len(table)):
-        raise UserError(
-            f"{path}: {name} is {shown(given.get(name))}, where its weights' table is {tuple(table.shape)}: copy both "
-            "from one model"
-        )
 
 
 def _refuse_trained_positions(weights: TheirWeights, variant: str, padding: int | None) -> None:
@@ -157,8 +145,6 @@ def bart_config(
     for name in ("attention_heads", "ffn_dim"):
         if given.get(f"encoder_{name}") != given.get(f"decoder_{name}"):
             raise UserError(f"{path}: encoder_{name} and decoder_{name} differ, which is not supported")
-    if given.get("num_hidden_layers") not in (None, given.get("encoder_layers")):
-        raise UserError(f"{path}: num_hidden_layers and encoder_layers differ: they are one field")
     fields["activation"] = our_activation(given, path, "activation_function", activation)
     return configuration(TransformerConfig, given, path, FIELDS, vocab_size=vocab_size, **fields)
 

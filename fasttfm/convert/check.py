@@ -1,8 +1,7 @@
-"""An import or an export proves itself: lines are translated here and by the other tool, greedily, their beginnings.
+"""Compares an import or export with the other tool: both translate the same lines greedily, up to _LONGEST tokens.
 
-They are of the validation text, where a model's training has left its name, or pieces of the source's vocabulary in a
-fixed random order, so that they are of any language. Where two
-tokens are as likely as each other but for rounding, either may be written.
+Lines are of the validation text where the model's training has recorded it, else pieces of the source's vocabulary in a
+fixed random order. Tokens whose logits differ by no more than rounding count as equal.
 """
 
 import contextlib
@@ -20,10 +19,10 @@ from fasttfm.config.decoding import DecodingConfig
 from fasttfm.convert.ctranslate2_read import vocabulary
 from fasttfm.convert.exchange import NEVER, Model, piece_names
 from fasttfm.convert.tokenizer_json import SPECIAL_PIECES
-from fasttfm.convert.weight_files import first_line
+from fasttfm.convert.weight_files import foreign_errors
 from fasttfm.data.corpus import read_lines
 from fasttfm.data.tokenizer import BOS, EOS, PAD, Tokenizer
-from fasttfm.errors import UserError, is_out_of_memory
+from fasttfm.errors import UserError
 from fasttfm.models import Transformer
 from fasttfm.search.search import search_ids
 from fasttfm.store.model_dir import DATA_FILE
@@ -44,15 +43,12 @@ def computing_in(package: str, does: str) -> Iterator[None]:
 
     does: what the package cannot do then, such as load this model.
     """
-    try:
-        with torch.inference_mode(), contextlib.redirect_stderr(io.StringIO()):
-            yield
-    except Exception as error:  # of every kind, from several libraries
-        if is_out_of_memory(error):
-            raise MemoryError(str(error)) from error
-        raise UserError(
-            f"{package} cannot {does} ({first_line(error)}): --no-check leaves the comparison out"
-        ) from None
+    with (
+        foreign_errors(f"{package} cannot {does}", "--no-check leaves the comparison out"),
+        torch.inference_mode(),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        yield
 
 
 def check(model: Model, form: str, folder: Path, languages: Sequence[str | None] = (None, None)) -> list[str]:

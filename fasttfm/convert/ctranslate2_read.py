@@ -37,7 +37,7 @@ from fasttfm.data.tokenizer import Tokenizer, Vocabulary
 from fasttfm.errors import UserError
 from fasttfm.reference import positional_encoding
 from fasttfm.store.weights import refuse_what_is_no_number
-from fasttfm.system.files import read_json, unreadable
+from fasttfm.system.files import read_content, read_json
 from fasttfm.system.folders import settled
 from fasttfm.system.parsing import field
 
@@ -115,13 +115,7 @@ def read(folder: Path, **languages: Any) -> Model:
 
 def _read_variables(path: Path) -> dict[str, np.ndarray]:
     """Every variable by name, aliases among them; of whole numbers as they are."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"{path}: is missing: give the directory that a converter of CTranslate2 wrote") from None
-    except OSError as error:
-        raise unreadable(path, error) from error
-    reader = _Reader(content)
+    reader = _Reader(read_content(path, "is missing: give the directory that a converter of CTranslate2 wrote"))
     try:
         version = reader.number("I")
         if version not in _VERSIONS:

@@ -22,7 +22,7 @@ from fasttfm.models import Transformer
 from fasttfm.models.pretrained import read_pretrained, read_values, write_model, write_pretrained
 from fasttfm.reference import positional_encoding
 from fasttfm.store.weights import model_weights, refuse_others
-from fasttfm.system.files import write_file
+from fasttfm.system.files import read_content, write_file
 from fasttfm.system.folders import replacing
 
 _NUMBERED = 0.5
@@ -227,11 +227,10 @@ def learned_positions(tables: Sequence[Tensor]) -> tuple[dict[str, Tensor], list
 
 def numbered_tokenizer(path: Path, vocabulary: Vocabulary, kind: type[Tokenizer] = Tokenizer) -> Tokenizer:
     """A SentencePiece model, or codes, whose pieces another file numbers; UserError where it is missing or damaged."""
+    what = "SentencePiece model: give the directory" if kind is Tokenizer else "file of codes: give it"
+    content = read_content(path, f"no such {what} as the other tool saved it")
     try:
-        return kind(path.read_bytes(), vocabulary)
-    except FileNotFoundError:
-        what = "SentencePiece model: give the directory" if kind is Tokenizer else "file of codes: give it"
-        raise UserError(f"{path}: no such {what} as the other tool saved it") from None
+        return kind(content, vocabulary)
     except ValueError as error:
         raise UserError(f"{path}: {error}: copy the file again") from None
 

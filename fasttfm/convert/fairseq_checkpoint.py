@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from fasttfm.convert.names import TheirWeights
-from fasttfm.convert.weight_files import first_line, plain_weights
-from fasttfm.errors import UserError, is_out_of_memory
-from fasttfm.system.files import unreadable
+from fasttfm.convert.weight_files import foreign_errors, load_pickle, plain_weights
+from fasttfm.errors import UserError
 
 _INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
 _DEEPEST = 30
@@ -43,21 +42,11 @@ class Shell:
 
 def load(path: Path) -> tuple[dict[str, Any], TheirWeights]:
     """Settings, flat as fairseq's flags are, with those of the task, and float32 weights of a checkpoint."""
-    try:
-        names = _unknown_classes(path)
-        known: list[Any] = [argparse.Namespace, *((Shell, name) for name in names if name != "argparse.Namespace")]
-        with torch.serialization.safe_globals(known):
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file: give a checkpoint of fairseq-train") from None
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except Exception as error:  # unpickling raises of every kind
-        if is_out_of_memory(error):
-            raise MemoryError(str(error)) from error
-        raise UserError(f"{path}: is cut off, or holds more than settings and weights ({first_line(error)})") from None
-    weights = loaded.get("model") if isinstance(loaded, dict) else None
-    settings = _settings(loaded) if isinstance(loaded, dict) else None
+    if not path.is_file():
+        raise UserError(f"{path}: no such file: give a checkpoint of fairseq-train")
+    names = set(_unknown_classes(path)) - {"argparse.Namespace"}
+    loaded = load_pickle(path, [argparse.Namespace, *((Shell, name) for name in names)])
+    weights, settings = loaded.get("model"), _settings(loaded)
     if not isinstance(weights, dict) or not settings:
         raise UserError(f"{path}: has no weights (model) or no settings (cfg, args): give one of fairseq-train")
     found = {name: each for name, each in weights.items() if not str(name).endswith("embed_positions._float_tensor")}
@@ -83,7 +72,8 @@ def _unknown_classes(path: Path) -> list[str]:
     """Names of what a checkpoint refers to and torch does not load."""
     if not zipfile.is_zipfile(path):
         return []  # before PyTorch 1.6, when settings were a Namespace
-    return torch.serialization.get_unsafe_globals_in_checkpoint(path)
+    with foreign_errors(f"{path}: is cut off", "copy it again"):
+        return torch.serialization.get_unsafe_globals_in_checkpoint(path)
 
 
 def _settings(loaded: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from fasttfm.convert.bart import KNOWN, bart_config, decoding, read_network, tables
 from fasttfm.convert.config_json import read_config, refuse_others, tell_unknown_fields
 from fasttfm.convert.exchange import Arrangement, Model, fitting_tokenizer, refuse_other_corpus
-from fasttfm.convert.weight_files import first_line, read_tensors
+from fasttfm.convert.weight_files import foreign_errors, read_tensors
 from fasttfm.data.tokenizer import Vocabulary
 from fasttfm.errors import UserError, optional
 from fasttfm.system.parsing import field
@@ -58,12 +58,8 @@ def read(folder: Path, source_language: str | None = None, target_language: str 
 
 def _load_tokenizer(folder: Path) -> Any:
     transformers = optional("transformers", "hf")
-    try:
+    with foreign_errors(f"{folder}: its tokenizer cannot be loaded", "copy its files again"):
         return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # of every kind, from several libraries
-        raise UserError(
-            f"{folder}: its tokenizer cannot be loaded ({first_line(error)}): copy its files again"
-        ) from None
 
 
 def _codes(theirs: Any, pieces: list[str]) -> dict[str, str]:

@@ -1,9 +1,8 @@
-"""Our tokenizers as Hugging Face's tokenizer.json, which gives the same ids.
+"""Our tokenizers as Hugging Face's tokenizer.json, which gives the same ids; the package tokenizers is not needed.
 
 https://huggingface.co/docs/tokenizers/api/models and /api/normalizers
-A SentencePiece model cuts line by line, and puts a space before each that has something. Here a text is cut as a whole:
-a normalizer puts in those spaces, line breaks are cut off first, and pieces and merges are the model's. The file is
-written without the package tokenizers.
+SentencePiece cuts line by line and puts a space before each that has something. Here a normalizer inserts those spaces
+into the whole text, line breaks are split off first, and pieces and merges are the model's.
 """
 
 import json

@@ -1,11 +1,11 @@
 """Weights as Hugging Face's libraries save them: model.safetensors or pytorch_model.bin, whole or in several files."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -38,37 +38,48 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     places = field(read_json(index), "weight_map", dict, str(index))
     weights: dict[str, Tensor] = {}
     for name in sorted({str(place) for place in places.values()}):
+        path = index.parent / name
         if Path(name).name != name:
             raise UserError(f"{index}: weight_map names the file {name!r}: only files beside it are read")
-        if not (index.parent / name).exists():
-            raise UserError(f"{index.parent / name}: is missing: {index.name} says that it has weights")
-        found = _read_file(index.parent / name)
-        told = {weight for weight, place in places.items() if place == name}
-        for verb, others in (("has no", told - found.keys()), ("has", found.keys() - told)):
-            if others:
-                raise UserError(
-                    f"{index.parent / name}: {verb} {min(others)}, unlike {index.name} says: copy both again"
-                )
+        if not path.exists():
+            raise UserError(f"{path}: is missing: {index.name} says that it has weights")
+        found = _read_file(path)
+        if others := found.keys() ^ {weight for weight, place in places.items() if place == name}:
+            raise UserError(f"{path}: {index.name} says otherwise of the weight {min(others)}: copy both again")
         weights |= found
     return weights
 
 
 def _read_file(path: Path) -> dict[str, Tensor]:
     refuse_bytes(path)
+    if path.suffix == ".safetensors":
+        with foreign_errors(f"{path}: is cut off or not what its name says", "copy it again"):
+            return plain_weights(load_file(path), path)
+    return plain_weights(load_pickle(path), path)
+
+
+def load_pickle(path: Path, known: Sequence[Any] = ()) -> dict[Any, Any]:
+    """The dict of a file of torch.save(), loaded without running any code in it; known: classes that it may hold."""
+    told, remedy = f"{path}: is cut off, or holds more than weights", "it is not loaded"
+    with foreign_errors(told, remedy), torch.serialization.safe_globals(list(known)):
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(loaded, dict):
+        raise UserError(f"{told} ({type(loaded).__name__}): {remedy}")
+    return loaded
+
+
+@contextmanager
+def foreign_errors(told: str, remedy: str) -> Iterator[None]:
+    """Inside, an error of another package becomes a UserError: what is told, its own first line, and the remedy."""
     try:
-        if path.suffix == ".safetensors":
-            weights = load_file(path)
-        else:
-            weights = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, OSError, ValueError, RuntimeError, EOFError, KeyError) as error:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # of every kind, as unpickling raises them
         if is_out_of_memory(error):
             raise MemoryError(str(error)) from error
-        raise UserError(f"{path}: is cut off or not what its name says ({first_line(error)}): copy it again") from None
-    except Exception as error:  # unpickling raises of every kind
-        raise UserError(f"{path}: holds more than weights ({first_line(error)}): it is not loaded") from None
-    if not isinstance(weights, dict):
-        raise UserError(f"{path}: holds more than weights: it is not loaded")
-    return plain_weights(weights, path)
+        line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"{told} ({line}): {remedy}") from None
 
 
 def plain_weights(weights: Mapping[Any, Any], path: Path) -> dict[str, Tensor]:
@@ -80,8 +91,3 @@ def plain_weights(weights: Mapping[Any, Any], path: Path) -> dict[str, Tensor]:
             raise UserError(f"{path}: {name} is a sparse, nested, quantized or empty tensor: save it as plain numbers")
     refuse_what_is_no_number(weights, path)
     return {name: each.float() if each.is_floating_point() else each for name, each in weights.items()}
-
-
-def first_line(error: BaseException) -> str:
-    """Return what an error of another library says, or its class."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

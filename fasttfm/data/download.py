@@ -1,11 +1,10 @@
-"""Downloads that resume, are checked against a digest, and try the next server where one fails.
+"""Downloads that resume, are checked against a digest, and fall back to the next server.
 
     FOLDER/NAME           the whole file, checked
-           NAME.part      what has arrived so far; the next run, or the next attempt, goes on from there
+           NAME.part      what has arrived so far; the next attempt resumes it
 
-requests speaks HTTP, follows redirections and checks certificates. What is decided here is what an answer means for
-the part that is on disk: 206 goes on, 200 begins again, 416 says that the part is whole or wrong, 404 and its kind
-send to the next server, a connection that ends early or a server's error is tried again after a pause.
+206 resumes the part, 200 begins again, 416 means that the part is whole or wrong, 404 and its kind go to the next
+server; a dropped connection or a server error is retried after a pause.
 """
 
 import gzip

@@ -1,13 +1,10 @@
-"""The order of an epoch: which pairs are together, and updates whose batches are of all lengths.
+"""The order of an epoch: the pairs of each batch, and updates whose batches are of all lengths.
 
-A batch has pairs of like length, so that it is hardly padded; an update of several batches should all the same look
-like pairs drawn at random from the corpus, whatever the number of ranks that divide it. The batches of an epoch stand
-by their length and are cut into as many parts as an update has batches. Every update has one batch of each part, which
-one is drawn anew in every epoch. So no update is of short pairs alone; nor of one source, where sources are of unlike
-length. What the parts have left at the end of an epoch begins the next one's first update.
-
-Ranks take neighbouring batches of an update (fasttfm.training.workers.share_of_rows). The shortest stands beside the
-longest, and such pairs beside one another in the same way, so that halves and quarters of it cost about as much.
+Batches hold pairs of like length to save padding; an update of several batches should still look like a random sample
+of the corpus. The batches of an epoch are sorted by length and cut into as many parts as an update has batches, and
+every update takes one batch of each part, redrawn in every epoch. What is left over begins the next epoch's first
+update. Ranks take neighbouring batches of an update (fasttfm.training.workers.share_of_rows), so the shortest stands
+beside the longest: halves and quarters of an update cost about the same.
 """
 
 from collections.abc import Callable, Sequence

@@ -26,7 +26,7 @@ import numpy as np
 from fasttfm.data.tokenizer import Tokenizer
 from fasttfm.data.tokenizer_files import load_tokenizers
 from fasttfm.errors import UserError
-from fasttfm.system.files import read_plain_yaml, unreadable
+from fasttfm.system.files import read_content, read_plain_yaml, unreadable
 from fasttfm.system.folders import PREPARE_AGAIN, VOCABULARY_FILES, read_manifest, reading
 from fasttfm.system.parsing import write_yaml
 from fasttfm.system.wording import counted
@@ -327,10 +327,9 @@ def _load(path: Path, dtypes: tuple[type, ...]) -> StoredIds:
 
 
 def _load_text(path: Path, lines: int) -> list[str]:
+    content = read_content(path, "missing from the prepared data: run fasttfm prepare again")
     try:
-        text = path.read_bytes().decode().split("\n")[:-1]
-    except FileNotFoundError:
-        raise UserError(f"{path}: missing from the prepared data: run fasttfm prepare again") from None
+        text = content.decode().split("\n")[:-1]
     except UnicodeDecodeError:
         raise UserError(f"{path}: damaged, it is not valid UTF-8: move it away and run fasttfm prepare again") from None
     if len(text) != lines:

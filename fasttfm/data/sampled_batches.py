@@ -1,13 +1,9 @@
-"""Batches with subword sampling: windows of them are packed by the segmentations that are drawn for their pairs.
+"""Batches with subword sampling: a window of batches is drawn, then packed by the lengths that were drawn.
 
-With subword sampling the lengths are known only when segmentations are drawn. Batches are planned for the mean length
-of draws. An update has a batch of each part of the lengths (fasttfm.data.epochs); the batches of a part, a window of
-them at a time, are then packed anew by what was drawn for their pairs, into as many batches again. What a window holds
-follows from (seed, epoch, part, window) alone: a rank draws for the parts that it computes, whatever the others do.
-Where an update has fewer batches than there are ranks, those that share a batch draw for the same pairs.
-
-A window is drawn while the one before it is trained on, by processes: drawing is Python, and a thread of the training's
-process would take turns with what launches its kernels.
+Batches are planned for the mean length of draws. The batches of a part of the lengths (fasttfm.data.epochs), a window
+at a time, are then repacked by the drawn lengths into as many batches. A window follows from (seed, epoch, part,
+window) alone, so a rank draws only for the parts that it computes. Worker processes draw the next window while this one
+trains: drawing is Python, and a thread would compete with kernel launches for the interpreter.
 """
 
 import math

@@ -1,19 +1,10 @@
-"""Few shapes of batches: to which sizes pairs are padded, and which pairs of a corpus are a batch.
+"""Few batch shapes: the sizes that pairs are padded to, and the batches of a corpus.
 
-A matrix product of a new shape is expensive: libraries prepare code and memory for every (rows, length) that they meet
-and keep it. An epoch therefore has a few dozen shapes in place of one for nearly every batch.
-
-For training, at most SIZES sizes (source, target) are chosen for the corpus. Every pair is padded to the smallest size
-that holds it, and all batches of a size have the same number of rows, as many as the budget allows. Choosing starts
-from all lengths that occur and gives up, again and again, the size whose pairs lose least by moving to the next that
-holds them. The pairs that are left when a size has filled its batches, the longest ones, move to the next size too, so
-that only the largest size ends in a batch with fewer rows. A training log says how many shapes and how much padding
-that came to.
-
-Sizes are chosen from a histogram of the lengths, and a table says to which size a pair goes: what is kept of each pair
-is its number, in 4 bytes.
-
-Where lengths are not known beforehand (validation, translation), a length is rounded up to a fixed grid.
+Every new matrix shape costs: libraries prepare code and memory for it and keep both. At most SIZES sizes (source,
+target) are chosen for a corpus from a histogram of its lengths. Choosing starts from all lengths and removes, again and
+again, the size whose pairs lose least by moving to the next that holds them. All batches of a size have the same number
+of rows; pairs that are left over, the longest ones, move to the next size, so only the largest size ends in a batch
+with fewer rows. Where lengths are not known beforehand (validation, translation) they are rounded up to a fixed grid.
 """
 
 from collections.abc import Iterator, Sequence

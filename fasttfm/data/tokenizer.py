@@ -1,10 +1,8 @@
-"""Subwords: SentencePiece, trained on the corpus itself, with the ids that the rest of the package relies on.
+"""Subwords: SentencePiece, trained on the corpus, with the ids that the rest of the package relies on.
 
-Text is not normalised by default, so that decode(encode(text)) gives the text back (repeated spaces apart) and the
-model can learn to write everything that the raw references contain; NFKC would, for example, turn the Japanese
-full-width question mark into another character. With byte fallback, which is the default, no character is unknown.
-SentencePiece writes U+2581 for a space, and would read it as one: in text it stands for itself, by way of a character
-of private use.
+Text is not normalised by default, so decode(encode(text)) gives the text back (repeated spaces apart); NFKC would turn
+the Japanese full-width question mark into another character. With byte fallback, the default, no character is unknown.
+U+2581, SentencePiece's space, stands for itself in text, by way of a private-use character.
 Source: Kudo and Richardson 2018 (SentencePiece), Sennrich et al. 2016 (BPE), Kudo 2018 (unigram).
 """
 
@@ -25,6 +23,7 @@ import sentencepiece as spm
 
 from fasttfm.data.unicode_forms import composition_rules
 from fasttfm.errors import UserError
+from fasttfm.system.files import read_content
 from fasttfm.system.parsing import characters, parse_json
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
@@ -117,15 +116,13 @@ class Tokenizer:
 
         changes: fields of the vocabulary that are others.
         """
-        try:
-            model = Path(path).read_bytes()
-            beside = vocabulary_file(path)
-            if not beside.exists():
+        model = read_content(Path(path), "no such SentencePiece model")
+        beside = vocabulary_file(path)
+        if not beside.exists():
+            try:
                 return cls(model)
-        except FileNotFoundError:
-            raise UserError(f"{path}: no such SentencePiece model") from None
-        except ValueError as error:
-            raise UserError(f"{path}: {error}: prepare the data again, or copy the file again") from None
+            except ValueError as error:
+                raise UserError(f"{path}: {error}: prepare the data again, or copy the file again") from None
         try:
             vocabulary = cls.vocabulary_kind(**{**parse_json(beside.read_bytes(), dict), **changes})
         except (ValueError, TypeError) as error:

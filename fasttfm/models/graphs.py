@@ -1,9 +1,8 @@
-"""Work from fixed addresses, which CUDA graphs hold: one launch for some hundred.
+"""CUDA graphs of repeated work: inputs are copied into fixed buffers, one set a shape, and the launches replayed.
 
-What a run reads is copied into buffers that stay where they are, one set a shape. What runs on them reads nothing back
-to the host, and finds whatever differs from run to run in device memory. The first time that a shape comes it runs as
-it is, which prepares libraries and kernels; the second time it is captured, and replayed from then on. Only tests let a
-CPU do the same: it captures nothing, and ends in the same bits as without buffers.
+The first run of a shape is eager, which prepares libraries and kernels; the second is captured, later ones replay it.
+Captured work reads nothing back to the host and finds what changes between runs in device memory. On a CPU, in tests,
+nothing is captured; results are bit-identical to runs without buffers.
 """
 
 from collections.abc import Callable, Hashable, Sequence

@@ -1,8 +1,7 @@
-"""Writing beside training: one checkpoint at a time, in a thread.
+"""Writes one checkpoint at a time beside training, in a thread.
 
-What is written is a copy, made before the thread starts, so that training may change the original. The calls of the
-operating system are those of writing at once, in the same order, by one thread: a kill or a power cut finds the earlier
-checkpoints whole.
+The thread writes a copy, made before it starts, by the same system calls in the same order as writing at once: a kill
+or a power cut finds the earlier checkpoints whole.
 """
 
 from collections.abc import Callable

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fasttfm.errors import UserError, is_out_of_memory
 from fasttfm.store import quantized
-from fasttfm.store.ownership import DIGESTS_FILE, META_FILE, claimed, describe, published, read_digests, recover
+from fasttfm.store.ownership import DIGESTS_FILE, META_FILE, describe, publishing, read_digests
 from fasttfm.store.weights import refuse_what_is_no_number
 from fasttfm.system.files import refuse_bytes, sha256, unreadable, write_file
 from fasttfm.system.parsing import parse_json, told
@@ -69,15 +69,12 @@ def save_checkpoint(
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        recover(target.parent)
-        with claimed(target.parent, target.name) as folder:
+        with publishing(target) as folder:
             digests = {MODEL_FILE: write_tensors(folder / MODEL_FILE, weights)}
             if state is not None:
                 values = json.dumps(state.values)
                 digests[STATE_FILE] = write_tensors(folder / STATE_FILE, state.tensors, values=values)
             describe(folder, digests, meta)
-            published(folder, target)
-        recover(target.parent)
     except OSError as error:
         raise UserError(
             f"{target}: cannot save the checkpoint: {error.strerror}; earlier checkpoints are untouched: make room or "
@@ -114,7 +111,6 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
 
     Raises UserError when the file cannot be read, is not what was written, or holds NaN, infinity or complex numbers.
     """
-    _refuse_parts(checkpoint)
     path = checkpoint / MODEL_FILE if checkpoint.is_dir() else checkpoint
     with _opened(path) as file:
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
@@ -132,7 +128,6 @@ def is_quantized(checkpoint: Path) -> bool:
 
 def read_state(checkpoint: Path) -> TrainingState:
     """Training state of a checkpoint directory, on the CPU; UserError when it is missing, cut off or damaged."""
-    _refuse_parts(checkpoint)
     with _opened(checkpoint / STATE_FILE) as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         values = (file.metadata() or {}).get("values")
@@ -151,13 +146,6 @@ def is_resumable(checkpoint: Path) -> bool:
     except UserError:
         return False
     return True
-
-
-def _refuse_parts(checkpoint: Path) -> None:
-    if (checkpoint / "shards").is_dir():
-        raise UserError(
-            f"{checkpoint}: is in parts, as version 0.3 wrote it under --shard: join it there (consolidate)"
-        )
 
 
 def _check_digest(path: Path) -> None:

@@ -1,11 +1,8 @@
-"""Processes that a command starts: nothing of the working folder is imported there, and they end with the command.
+"""Child processes of commands: they import nothing from the working folder, and end with the command.
 
-`python -m` and `python -c` look for modules in the working folder first, where a user may have a sentencepiece.py.
-A child therefore takes over its parent's sys.path before it imports anything. The command lines of all children of the
-package are made here.
-
-Signals are passed on to what runs, which is waited for (run_to_end). A process that is killed can pass nothing on: its
-Python children ask Linux to be told (child_environment, end_with_parent).
+`python -m` and `python -c` look for modules in the working folder first, where a user may have a sentencepiece.py, so a
+child takes over its parent's sys.path before it imports anything. run_to_end() passes signals on to the child and waits
+for it. A parent that is killed cannot: its Python children ask Linux to be told (child_environment, end_with_parent).
 """
 
 import ctypes

@@ -175,6 +175,16 @@ def unreadable(path: Path, error: OSError) -> UserError:
     return UserError(f"{path}: cannot be read: {reason}; {remedy}")
 
 
+def read_content(path: Path, missing: str = "is missing: give the directory as it was saved") -> bytes:
+    """The bytes of a file; UserError where it cannot be read, or is not there, in the words given."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{path}: {missing}") from None
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
 def read_json(path: Path, kind: type = dict) -> Any:
     """The object (or list, by kind) that a file holds; UserError where it is missing, cut off or something else."""
     return _parsed(path, parse_json, kind)
@@ -186,12 +196,9 @@ def read_plain_yaml(path: Path) -> dict[str, Any]:
 
 
 def _parsed(path: Path, parse: Callable[[bytes, type], Any], kind: type) -> Any:
+    content = read_content(path)
     try:
-        return parse(path.read_bytes(), kind)
-    except FileNotFoundError:
-        raise UserError(f"{path}: is missing: give the directory as it was saved") from None
-    except OSError as error:
-        raise unreadable(path, error) from error
+        return parse(content, kind)
     except Malformed as error:
         raise UserError(f"{path}: {error}: copy it again") from None
 

@@ -22,13 +22,12 @@ from tempfile import TemporaryDirectory
 from zipfile import BadZipFile, ZipFile
 
 from fasttfm.errors import UserError
-from fasttfm.system.files import refuse_dangling_link, sha256, sync, unreadable, write_file
+from fasttfm.system.files import read_content, refuse_dangling_link, sha256, sync, unreadable, write_file
 from fasttfm.system.locks import LOCK_FILE, locked
 
 MANIFEST = "sha256sums"
 _HEADER = "# written by fasttfm ({}), which replaces no other files than these\n"
-_HEADERS = re.compile(r"# written by fasttfm(?: \(([^()\n]+)\))?, which replaces no other files than these\n")
-"""What is in the folder; version 0.1 did not say."""
+_HEADERS = re.compile(r"# written by fasttfm \(([^()\n]+)\), which replaces no other files than these\n")
 _NEW, _READY = ".new", ".ready"
 _SHOWN = 3
 _UNREAD = ("README.md",)
@@ -179,7 +178,7 @@ def faults(folder: Path) -> tuple[int, list[str]]:
     written = [path.parent for path in folder.glob("checkpoints/[!.]*/model.safetensors")]
     if (folder / "data.yaml").exists() and not (folder / "config.yaml").exists():
         written.append(folder)
-    found = [_MISSING_MANIFEST.format(path / MANIFEST) for path in written if not (path / MANIFEST).exists()]
+    found = [f"{path / MANIFEST}: {_MISSING_MANIFEST}" for path in written if not (path / MANIFEST).exists()]
     for manifest in sorted(folder.rglob(MANIFEST)):
         inside = manifest.parent
         if any(part.startswith(".") for part in inside.relative_to(folder).parts):
@@ -199,10 +198,7 @@ def faults(folder: Path) -> tuple[int, list[str]]:
 
 def _plain_manifest(path: Path) -> dict[str, str]:
     """The digests of a checkpoint, whose manifest has no header; UserError where it is cut off or cannot be read."""
-    try:
-        text = path.read_bytes().decode(errors="replace")
-    except OSError as error:
-        raise unreadable(path, error) from error
+    text = read_content(path).decode(errors="replace")
     digests = {name: digest for digest, name in re.findall(r"^([0-9a-f]{64}) [ *](.+)\n", text, re.MULTILINE)}
     weights = {each.name for each in path.parent.glob("*.safetensors")}
     if len(digests) < max(1, len(text.splitlines())) or not weights <= digests.keys():
@@ -280,7 +276,7 @@ _NAMES = (
 """What the files in it are called, in this version or another."""
 
 
-_MISSING_MANIFEST = "{}: is missing, so that damage could go unnoticed: make the folder anew, under another name"
+_MISSING_MANIFEST = "is missing, so that damage could go unnoticed: make the folder anew, under another name"
 
 
 def is_unfinished(folder: Path) -> bool:
@@ -293,18 +289,11 @@ def read_manifest(folder: Path) -> dict[str, str]:
     return _read_manifest(folder)[1]
 
 
-def _read_manifest(folder: Path) -> tuple[str | None, dict[str, str]]:
-    """Return what a folder holds, None where that was not written down, and the digests of read_manifest()."""
+def _read_manifest(folder: Path) -> tuple[str, dict[str, str]]:
+    """Return what a folder holds, and the digests of read_manifest()."""
     path = folder / MANIFEST
     remedy = "make the folder anew, under another name"
-    try:
-        header, *lines = path.read_bytes().decode().splitlines(keepends=True) or [""]
-    except FileNotFoundError:
-        raise UserError(_MISSING_MANIFEST.format(path)) from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: is damaged: {remedy}") from None
-    except OSError as error:
-        raise unreadable(path, error) from error
+    header, *lines = read_content(path, _MISSING_MANIFEST).decode(errors="replace").splitlines(keepends=True) or [""]
     matches = [re.fullmatch(r"([0-9a-f]{64})  ([^/\n][^\n]*)\n", line) for line in lines]
     names = [match[2] for match in matches if match]
     begins = _HEADERS.fullmatch(header)
@@ -365,7 +354,7 @@ def _refuse_strangers(folder: Path, content: str) -> None:
             kinds.add(kind)
             for name, digest in digests.items():
                 known.setdefault(name, set()).add(digest)
-    for kind in kinds - {content, None}:
+    for kind in kinds - {content}:
         raise UserError(
             f"{folder}: holds other files ({kind}) than are written here ({content}), which are not replaced: choose "
             "another --out, or move them away"

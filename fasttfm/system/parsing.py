@@ -27,14 +27,14 @@ REQUIRED: Any = object()
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 200
 _SHORT.maxlevel = 1
-_KINDS: dict[type, tuple[str, str]] = {
-    dict: ("an object", "an object"),
-    list: ("a list", "a list"),
-    str: ("a text", "a text"),
-    bool: ("true or false", "true or false"),
-    int: ("a whole number", "a whole number"),
-    float: ("a number", "a number"),
-    type(None): ("null", "null"),
+_KINDS: dict[type, str] = {
+    dict: "an object",
+    list: "a list",
+    str: "a text",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    type(None): "null",
 }
 
 
@@ -82,7 +82,7 @@ def parse_json(content: str | bytes, kind: type | None = None, *, finite: bool =
         raise Malformed(f"has a number of more than {NUMBER_BITS} bits") from None
     _check(value, finite=finite)
     if kind is not None and not isinstance(value, kind):
-        raise Malformed(f"is {told(value)}, it must be {_KINDS[kind][1]}")
+        raise Malformed(f"is {told(value)}, it must be {_KINDS[kind]}")
     return value
 
 
@@ -98,7 +98,7 @@ def shortened(text: str, most: int) -> str:
 
 def told(value: Any) -> str:
     """The type of a value as JSON calls it."""
-    return _KINDS.get(type(value), (type(value).__name__,))[0]
+    return _KINDS.get(type(value), type(value).__name__)
 
 
 def characters(text: str) -> str:
@@ -125,15 +125,15 @@ def field(given: Any, name: str, kind: type, where: str, default: Any = REQUIRED
         raise UserError(f"{where}: has no {name}: {remedy}")
     kinds = (int, float) if kind is float else kind
     if not isinstance(value, kinds) or (isinstance(value, bool) and kind is not bool):
-        raise UserError(f"{where}: {name} is {told(value)}, it must be {_KINDS[kind][1]}: {remedy}")
+        raise UserError(f"{where}: {name} is {told(value)}, it must be {_KINDS[kind]}: {remedy}")
     return value
 
 
-def texts(given: Any, name: str, where: str, remedy: str = "copy it again") -> list[str]:
+def texts(given: Any, name: str, where: str) -> list[str]:
     """The texts of a list in a parsed document; errors as field() raises them."""
-    values = field(given, name, list, where, remedy=remedy)
+    values = field(given, name, list, where)
     if wrong := [value for value in values if not isinstance(value, str)]:
-        raise UserError(f"{where}: {name} holds {told(wrong[0])}, it must hold texts: {remedy}")
+        raise UserError(f"{where}: {name} holds {told(wrong[0])}, it must hold texts: copy it again")
     return values
 
 
@@ -319,7 +319,7 @@ def parse_yaml(content: bytes, kind: type | None = None) -> Any:
         place = f" in line {error.line:,}" if error.line else ""
         raise Malformed(f"is not plain YAML{place}: {error}") from None
     if kind is not None and not isinstance(value, kind):
-        raise Malformed(f"is {told(value)}, it must be {_KINDS[kind][1]}")
+        raise Malformed(f"is {told(value)}, it must be {_KINDS[kind]}")
     return value
 
 

@@ -1,16 +1,11 @@
-"""Worker processes, each on one core, with one copy of what they all need between them.
+"""Worker processes, one a core, that share one copy of a model: for searches, servers and sampling.
 
-They search for translations, serve, and draw segmentations. Threads of one process hold up one another in Python, and
-threads that share a product wait for one another some hundred times a token; processes wait once a batch. A model's
-weights are written to memory once. A first process reads them, lays them out for its products, and forks one worker a
-core, so that all workers read the same pages, and another for each that ends. It is a fresh one (`python -c`), because
-a program that has threads must not fork.
+Python threads compete for the interpreter; processes wait for one another once a batch. The first process is a fresh
+one (`python -c`, because a program with threads must not fork). It maps the weights, prepares them, and forks the
+workers, which read the same pages, and a new one for each that ends. WorkerPool is the pool for all uses; a server
+derives its own, with many calls per worker.
 
-There is one pool for all of it (WorkerPool); a server derives its own, whose workers have many calls at once and go on
-when one of them ends.
-
-A worker ends with its program, however that ends: it watches the socket that joins the two. Signals that end programs
-are left to the program, which then ends its workers.
+A worker watches the socket to its program and ends with it. Signals that end programs are left to the program.
 """
 
 import itertools

@@ -1,9 +1,8 @@
 """Ctrl-C, SIGTERM and SIGHUP: noticed at any moment of a command, and never swallowed.
 
-What a signal raises in the middle of an import or of a `__del__` may be dropped by the code around it: Python ignores
-exceptions there, and some packages catch all of them. llvmlite, numba's door to LLVM, frees a module twice if something
-is raised after LLVM has taken it: the process ends by SIGSEGV. A signal that strikes in such code is therefore raised
-again a moment later, when that code is over, and a command that ends as if nothing had happened is reported as stopped.
+Python drops exceptions that a signal raises in `__del__`, some packages drop them during imports, and llvmlite frees a
+module twice when one strikes it (SIGSEGV). A signal in such code is raised again a moment later, and a command that
+would end as if nothing had happened is reported as stopped.
 """
 
 import os

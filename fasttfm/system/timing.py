@@ -1,8 +1,7 @@
-"""Times on a device: by its own events, with a cold L2 cache, providers taking turns.
+"""Device times of providers that take turns, with a cold L2 cache.
 
-The providers of a case run one after the other in every round, so that a change of clocks or temperature hits all
-alike. Before each run the L2 cache is overwritten, and the device is kept busy for a moment so that the host's launches
-are queued by the time the clock starts: what is measured is device time, not the host's.
+Every round runs each provider of a case once, so that changes of clocks or temperature hit all alike. Before each run
+the L2 cache is overwritten and the device kept busy, so that the host's launches are queued when the clock starts.
 """
 
 import statistics

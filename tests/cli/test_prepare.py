@@ -137,32 +137,6 @@ def test_letters_spelt_apart_and_invisible_characters_are_told(text: list[str], 
     assert "normal form" not in capsys.readouterr().out
 
 
-STRANGERS = {"a model": "config.yaml", "the text itself": "train.src.gz"}
-"""tests/test_folders.py has notes, and a folder inside."""
-
-
-@pytest.mark.parametrize("stranger", STRANGERS)
-def test_nothing_but_its_own_files_is_ever_replaced(text: list[str], tmp_path: Path, stranger: str, capsys):
-    out = tmp_path / "DATA"
-    command = ["prepare", *text, "--vocab-size", "450", "--out", str(out)]
-    if stranger == "a model":
-        out.mkdir()
-        for name in ("config.yaml", "spm.model", "data.yaml", "train.log.jsonl"):
-            (out / name).write_text("format: fasttfm prepared data, version 1\nvocabulary: joint\n")
-    else:
-        assert main(command) == 0
-        moved = Path(text[1]).rename(out / "train.src.gz")
-        command[command.index("--src") + 1] = str(moved)
-    before = contents(tmp_path)
-    command[command.index("450")] = "440"
-    assert main(command) == 2
-    assert contents(tmp_path) == before
-    message = capsys.readouterr().err
-    assert STRANGERS[stranger] in message
-    assert "choose another --out" in message
-    assert message.count("\n") == 1
-
-
 def test_the_folder_one_stands_in_is_written_and_stays(text: list[str], tmp_path: Path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -184,13 +158,6 @@ def test_bytes_that_are_not_utf8_are_replaced_where_that_is_asked_for_and_counte
     warning = f"warning: {path}: 1 line held bytes that are not UTF-8, read as U+FFFD; the first is line 4"
     assert warning in capsys.readouterr().out
     assert PreparedData.open(tmp_path / "DATA").valid_source_text[3] == "sch\ufffdn"
-
-
-def test_a_single_pair_is_not_called_pairs(text: list[str], tmp_path: Path, capsys):
-    for path in text[5], text[7]:
-        Path(path).write_text(Path(path).read_text().split("\n")[0] + "\n")
-    assert main(["prepare", *text, "--vocab-size", "450", "--out", str(tmp_path / "DATA")]) == 0
-    assert "200 training pairs, 1 validation pair\n" in capsys.readouterr().out
 
 
 def test_one_text_as_source_and_target_is_pointed_out(text: list[str], tmp_path: Path, capsys):

@@ -313,28 +313,17 @@ def test_seq2seq_trainer_trains_saves_and_loads_its_best(tmp_path, model_dir, sm
     pairs = [(tokenizer.encode(target), tokenizer.encode(source)) for source, target in PAIRS.items()]  # the other way
     data = [{"input_ids": [*source, EOS], "labels": [*target, EOS]} for source, target in pairs]
 
-    class Padding:
-        padding_side = "left"
-
-        def save_pretrained(self, folder):
-            pass
-
-        def pad(self, features, **_):
-            longest = max(len(each["input_ids"]) for each in features)
-            ids = [[PAD] * (longest - len(each["input_ids"])) + each["input_ids"] for each in features]
-            labels = [each["labels"] for each in features if "labels" in each]
-            batch = {"input_ids": torch.tensor(ids)}
-            return {**batch, **({"labels": torch.tensor(labels)} if labels else {})}
-
     arguments = Seq2SeqTrainingArguments(
         str(tmp_path / "run"), per_device_train_batch_size=2, gradient_accumulation_steps=2, num_train_epochs=20,
         learning_rate=3e-3, label_smoothing_factor=smoothing, save_strategy="epoch", eval_strategy="epoch",
         load_best_model_at_end=True, save_total_limit=1, report_to=[], use_cpu=True, disable_tqdm=True, seed=1,
         predict_with_generate=True, generation_max_length=20, generation_num_beams=1,
     )  # fmt: skip
-    trainer = Seq2SeqTrainer(
-        model, arguments, DataCollatorForSeq2Seq(Padding(), model), train_dataset=data, eval_dataset=data
+    model.save_pretrained(tmp_path / "with tokenizer")
+    collator = DataCollatorForSeq2Seq(
+        AutoTokenizer.from_pretrained(tmp_path / "with tokenizer", padding_side="left"), model
     )
+    trainer = Seq2SeqTrainer(model, arguments, collator, train_dataset=data, eval_dataset=data)
     before = trainer.evaluate()["eval_loss"]
     trainer.train()
     after = trainer.evaluate()["eval_loss"]

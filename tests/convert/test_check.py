@@ -1,7 +1,5 @@
 """An import or an export is compared with the tool that it is for, and one that differs is not written."""
 
-import json
-
 import pytest
 import torch
 from model_dirs import write_model_dir
@@ -84,19 +82,3 @@ def test_a_tool_that_is_not_installed_is_said(tmp_path, capsys, monkeypatch):
     model_dir = write_model_dir(tmp_path / "model", trained=False)
     assert command("export", model_dir, "--format", "ctranslate2", "--out", tmp_path / "there") == 0
     assert "note: not compared with ctranslate2, which is not installed" in capsys.readouterr().out.splitlines()
-
-
-def test_what_is_left_out_is_told_and_stands_in_the_model_card(tmp_path, capsys):
-    model_dir = write_model_dir(tmp_path / "model", trained=False)
-    options = ("--format", "marian-hf", "--no-check")
-    assert command("export", model_dir, "--out", tmp_path / "there", *options) == 0
-    path = tmp_path / "there" / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "sliding_window": 4}))
-    (tmp_path / "there" / "sha256sums").unlink()
-    capsys.readouterr()
-    assert command("import", tmp_path / "there", "--out", tmp_path / "back", *options) == 0
-    told = f"{path}: nobody here knows the fields sliding_window: they were left out"
-    assert f"note: {told}" in capsys.readouterr().out.splitlines()
-    assert f"- {told}" in (tmp_path / "back" / "README.md").read_text(encoding="utf-8").splitlines()
-    assert command("import", tmp_path / "there", "--out", tmp_path / "b", *options, "--target-language", "de") == 2
-    assert "--target-language do not belong to --format marian-hf" in capsys.readouterr().err

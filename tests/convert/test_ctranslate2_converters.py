@@ -12,7 +12,6 @@ from fasttfm.config.decoding import DecodingConfig
 from fasttfm.convert.ctranslate2_read import read
 from fasttfm.convert.exchange import load
 from fasttfm.data.tokenizer import BOS, EOS, PAD, train_tokenizer
-from fasttfm.errors import UserError
 from fasttfm.models import Transformer
 from fasttfm.search.search import search_ids
 from fasttfm.system.files import read_json
@@ -105,29 +104,6 @@ def compare(folder, close: float = 1e-4) -> None:
             logits = network(torch.tensor([[*each, *end]]), torch.tensor([[BOS, *tokens]]))[0]
         log_probabilities = logits.log_softmax(-1)[range(len(tokens) + 1), [*tokens, EOS]]
         torch.testing.assert_close(torch.tensor(score.log_probs), log_probabilities, rtol=1e-4, atol=close)
-
-
-@pytest.mark.parametrize("name", TRANSLATION)
-def test_an_import_compares_and_tells(name, tmp_path, monkeypatch, capsys):
-    folder = converted(name, tmp_path, monkeypatch, "int8")
-    words = ["import", str(folder), "--format", "ctranslate2", "--out", str(tmp_path / "MODEL")]
-    assert main(words) == 0
-    told = capsys.readouterr().out
-    assert "weights were int8" in told
-    assert "3 texts are translated as ctranslate2 translates them" in told
-
-
-@pytest.mark.parametrize(
-    ("name", "how", "message"),
-    [
-        ("opennmt_tf", {"relative": True}, "has decoder/layer_0/self_attention/relative_position_keys"),
-        ("marian", {"transformer-ffn-activation": "gelu"}, "activation 4 is not supported"),
-        ("fairseq", {"scale": 1.0}, "the encoder's embeddings are scaled by 1: only sqrt"),
-    ],
-)
-def test_what_is_not_supported_is_refused_by_name(name, how, message, tmp_path, monkeypatch):
-    with pytest.raises(UserError, match=message):
-        read(converted(name, tmp_path, monkeypatch, **how))
 
 
 def test_another_model_s_sentencepiece_model_is_refused(tmp_path, monkeypatch, capsys):

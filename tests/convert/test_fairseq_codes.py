@@ -126,20 +126,6 @@ def test_an_export_to_ctranslate2_comes_back(model, tmp_path, capsys):
     assert str(after.source_tokenizer.vocabulary) == str(before.source_tokenizer.vocabulary)
 
 
-def test_what_is_saved_takes_the_codes_along(model, tmp_path):
-    out = tmp_path / "PRETRAINED"
-    assert main(["export", str(model[0] / "MODEL"), "--format", "pretrained", "--out", str(out)]) == 0
-    assert {path.name for path in out.glob("bpe.*")} == {
-        f"bpe.{side}.{kind}" for side in ("src", "tgt") for kind in ("codes", "vocabulary.json")
-    }
-
-
-def test_marian_has_no_codes(model, tmp_path, capsys):
-    words = ["export", str(model[0] / "MODEL"), "--format", "marian-hf", "--out", str(tmp_path / "M")]
-    assert main(words) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
-
-
 def test_codes_of_another_corpus_are_refused_with_the_share(model, tmp_path, capsys, corpus):
     folder = model[0]
     others = tmp_path / "codes"

@@ -341,15 +341,3 @@ def test_an_exchanged_sub_module_is_called() -> None:
         keep = kept(name, inputs)
         expected, got = (model.eval()(**inputs).logits[keep] for model in (eager, ours))
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_copies_and_saved_models_compute_the_same(name: str, tmp_path: Any) -> None:
-    _, ours = pair(name)
-    ours.eval()
-    inputs = batch(name)
-    expected = ours(**inputs, **({} if name in ("bert", "gpt2") else {"labels": labels_of(name, inputs)})).logits
-    torch.save(ours, tmp_path / "model.pt")
-    for other in (copy.deepcopy(ours), torch.load(tmp_path / "model.pt", weights_only=False)):
-        again = other(**inputs, **({} if name in ("bert", "gpt2") else {"labels": labels_of(name, inputs)})).logits
-        assert torch.equal(again, expected)

@@ -12,19 +12,12 @@ import torch
 transformers = pytest.importorskip("transformers", reason="needs the package transformers (pip install transformers)")
 
 from fasttfm import functional as F  # noqa: E402
-from fasttfm.convert import huggingface, huggingface_classes  # noqa: E402
+from fasttfm.convert import huggingface  # noqa: E402
 
 TEXT = {
     "vocab_size": 37, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 2,
     "eos_token_id": 1,
-}  # fmt: skip
-BERT = {name: TEXT[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")} | {
-    "num_attention_heads": 4, "max_position_embeddings": 64, "pad_token_id": 0,
-}  # fmt: skip
-VISION = {
-    "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 8,
-    "patch_size": 4,
 }  # fmt: skip
 SLIDING = {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
 
@@ -33,20 +26,6 @@ def gemma2(attn_logit_softcapping: float | None = 0.5) -> Any:
     """A cap that the scores of random weights reach."""
     more = {"query_pre_attn_scalar": 8, "attn_logit_softcapping": attn_logit_softcapping}
     return transformers.Gemma2Config(**TEXT, **SLIDING, **more)
-
-
-def whisper() -> Any:
-    config = transformers.WhisperConfig(
-        vocab_size=37, num_mel_bins=4, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4,
-        decoder_attention_heads=4, encoder_ffn_dim=24, decoder_ffn_dim=24, max_source_positions=6,
-        max_target_positions=16, pad_token_id=0, bos_token_id=2, eos_token_id=1, decoder_start_token_id=2,
-    )  # fmt: skip
-    return transformers.WhisperForConditionalGeneration(config)
-
-
-def clip() -> Any:
-    text = BERT | {"bos_token_id": 2, "eos_token_id": 1}
-    return transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=VISION, projection_dim=8))
 
 
 DECODERS: dict[str, Callable[[], Any]] = {
@@ -65,26 +44,6 @@ DECODERS: dict[str, Callable[[], Any]] = {
         transformers.GptOssConfig(**TEXT, **SLIDING, num_local_experts=2, num_experts_per_tok=1)
     ),
 }
-OTHERS: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]]]] = {
-    "modernbert": (
-        lambda: transformers.ModernBertForMaskedLM(
-            transformers.ModernBertConfig(
-                **BERT, local_attention=4, global_attn_every_n_layers=2, bos_token_id=2, eos_token_id=1, cls_token_id=2,
-                sep_token_id=1, reference_compile=False,
-            )
-        ),
-        lambda: padded(left=False),
-    ),
-    "whisper": (
-        whisper,
-        lambda: {"input_features": torch.randn(2, 4, 12), "decoder_input_ids": torch.randint(3, 37, (2, 5))},
-    ),
-    "vit": (
-        lambda: transformers.ViTModel(transformers.ViTConfig(**VISION)),
-        lambda: {"pixel_values": torch.randn(2, 3, 8, 8)},
-    ),
-    "clip": (clip, lambda: padded(left=False) | {"pixel_values": torch.randn(3, 3, 8, 8)}),
-}  # fmt: skip
 
 
 def padded(left: bool) -> dict[str, torch.Tensor]:
@@ -106,14 +65,6 @@ def pair(make: Callable[[], Any]) -> tuple[Any, Any]:
     return eager, ours
 
 
-def result_of(model: Any, **inputs: Any) -> torch.Tensor:
-    output = model(**inputs)
-    for name in ("logits", "last_hidden_state", "logits_per_image"):
-        if getattr(output, name, None) is not None:
-            return getattr(output, name)
-    raise AssertionError(output.keys())
-
-
 def accelerated(make: Callable[[], Any]) -> tuple[Any, Any]:
     eager, _ = pair(make)
     ours = copy.deepcopy(eager)
@@ -131,7 +82,7 @@ def test_decoders_with_windows_caps_sinks_and_shared_key_heads(name: str, paddin
     eager, ours = turn(DECODERS[name])
     inputs = padded(left=True) if padding else {"input_ids": torch.randint(3, 37, (2, 9))}
     rows = inputs["attention_mask"].bool() if padding else ...
-    expected, got = result_of(eager, **inputs)[rows], result_of(ours, **inputs)[rows]
+    expected, got = (model(**inputs).logits[rows] for model in (eager, ours))
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
     gradients = [
         torch.autograd.grad(x.square().mean(), list(m.parameters())) for m, x in ((eager, expected), (ours, got))
@@ -146,17 +97,6 @@ def test_decoders_with_windows_caps_sinks_and_shared_key_heads(name: str, paddin
     for options in ({"num_beams": 1}, {"num_beams": 2}, {"num_beams": 1, "cache_implementation": "static"}):
         tokens = [m.generate(**inputs, max_new_tokens=6, do_sample=False, **options).tolist() for m in (eager, ours)]
         assert tokens[1] == tokens[0]
-
-
-@pytest.mark.parametrize("name", OTHERS)
-@torch.no_grad()
-def test_encoders_of_text_pictures_and_sound(name: str) -> None:
-    make, draw = OTHERS[name]
-    eager, ours = pair(make)
-    inputs = draw()
-    rows = inputs["attention_mask"].bool() if name == "modernbert" else ...
-    expected, got = result_of(eager, **inputs)[rows], result_of(ours, **inputs)[rows]
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()
@@ -227,26 +167,13 @@ def test_sinks_of_each_query_and_chosen_keys_are_those_of_the_formula() -> None:
 @pytest.fixture
 def no_soft_cap(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if attention here had no soft cap."""
-    monkeypatch.setattr(huggingface_classes, "NEEDS", {"gemma2": "softcap"})
+    monkeypatch.setattr(huggingface, "NEEDS", {"gemma2": "softcap"})
 
 
-@pytest.mark.usefixtures("no_soft_cap")
-@torch.no_grad()
-def test_accelerate_leaves_a_model_that_needs_more_its_attention_and_says_so() -> None:
-    model = transformers.Gemma2ForCausalLM(gemma2()).eval()
-    ids = torch.randint(3, 37, (2, 9))
-    expected, before = model(ids).logits, model.config._attn_implementation
-    told = huggingface.accelerate(model, dry_run=True).lines[0]
-    assert huggingface.accelerate(model).lines[0] == told
-    assert (told.action, told.reason.split()[1:3]) == ("left", ["needs", "softcap,"])
-    assert model.config._attn_implementation == before
-    torch.testing.assert_close(model(ids).logits, expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("kind", huggingface_classes.NEEDS)
+@pytest.mark.parametrize("kind", huggingface.NEEDS)
 def test_a_type_that_needs_more_is_one_of_transformers_and_what_it_needs_is_refused(kind: str) -> None:
     assert kind in transformers.CONFIG_MAPPING
-    x, option = torch.randn(1, 2, 3, 8), huggingface_classes.NEEDS[kind]
+    x, option = torch.randn(1, 2, 3, 8), huggingface.NEEDS[kind]
     with pytest.raises(ValueError, match=option):
         huggingface.attention_forward(torch.nn.Module(), x, x, x, None, **{option: torch.ones(1)})
 

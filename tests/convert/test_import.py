@@ -8,7 +8,7 @@ from os.path import commonprefix
 import numpy as np
 import pytest
 import torch
-from model_dirs import LINES, compare, tokenizer, write_model_dir
+from model_dirs import LINES, tokenizer, write_model_dir
 from safetensors.torch import load_file, save_file
 
 from fasttfm.cli.main import main
@@ -118,7 +118,7 @@ def test_weights_in_several_files_are_read_by_their_index(tmp_path, opus):
     whole = shards[1].read_bytes()
     for content, message in (
         (whole[:-9], "is cut off"),
-        (shards[0].read_bytes(), "unlike model.safetensors.index.json says"),
+        (shards[0].read_bytes(), "model.safetensors.index.json says otherwise"),
         (None, "is missing: model.safetensors.index.json says"),
     ):
         shards[1].unlink()
@@ -248,39 +248,6 @@ def test_three_tables_of_m2m100_are_read(tmp_path, m2m):
 # CTranslate2
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"norm_first": True, "final_norm": True, "activation": "gelu", "positional_encoding": "tensor2tensor"},
-        {"share_embeddings": "none", "output_bias": True, "first_position": 2},
-        {"positional_encoding": "learned", "max_length": 48},
-    ],
-)
-def test_a_model_of_ctranslate2_comes_back(tmp_path, fields):
-    pytest.importorskip("ctranslate2")
-    model_dir, folder = exported(tmp_path, "ctranslate2", **fields)
-    restored = import_(folder, "ctranslate2", tmp_path / "back")
-    assert load(restored).config.positional_encoding == fields.get("positional_encoding", "paper")
-    compare(
-        model_dir,
-        Translator.from_directory(restored, beam=4, alpha=0.0, allow_unk=False, early_stopping=False).translate(LINES),
-        4,
-    )
-
-
-def test_an_opus_model_comes_by_way_of_ctranslate2(tmp_path, opus):
-    converters = pytest.importorskip("ctranslate2.converters")
-    converter = converters.TransformersConverter(str(opus), copy_files=["source.spm", "target.spm"])
-    converter.convert(str(tmp_path / "ct2"))
-    texts = [
-        translated(import_(folder, form, tmp_path / form), LINES, 1)
-        for folder, form in ((opus, "marian-hf"), (tmp_path / "ct2", "ctranslate2"))
-    ]
-    assert texts[0] == texts[1]
-
-
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("quantization", ["int8", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"])
 @pytest.mark.parametrize(
@@ -290,6 +257,7 @@ def test_an_opus_model_comes_by_way_of_ctranslate2(tmp_path, opus):
         {"norm_first": True, "layer_norm_eps": 1e-6},
         {"share_embeddings": "none", "activation": "silu", "first_position": 2, "output_bias": True},
         {"share_embeddings": "decoder", "activation": "gelu_tanh", "d_model": 30, "heads": 3, "decoder_layers": 3},
+        {"positional_encoding": "learned", "max_length": 48},
     ],
 )
 def test_our_own_exports_come_back_from_every_quantization(tmp_path, monkeypatch, fields, quantization):
@@ -367,6 +335,7 @@ HALF, ROW = np.float32(0.5), np.ones(8, np.float32)
         ({"decoder/start_from_zero_embedding": np.int8(0)}, {"decoder_start_token": "x"}, "has no token x"),
         ({"decoder/num_heads": np.int16(5), "encoder/num_heads": np.int16(5)}, {}, "32 is not a multiple of heads 5"),
         ({}, {"layer_norm_epsilon": "x"}, "layer_norm_epsilon is .* it must be a number"),
+        ({"encoder/activation": np.int8(4), "decoder/activation": np.int8(4)}, {}, "activation 4 is not supported"),
         ({"encoder/newer": HALF}, {}, "has encoder/newer, which is not supported"),
         ({}, {"add_source_bos": True}, "config.json says add_source_bos True"),
         ({}, {"newer": "x"}, "config.json says newer 'x'"),
@@ -388,38 +357,3 @@ def test_what_no_model_here_can_be_is_refused_by_name(tmp_path, opus, monkeypatc
 
 
 # Wrong files
-
-
-FILES = {
-    "marian-hf": ("config.json", "model.safetensors", "vocab.json", "source.spm", "target.spm"),
-    "ctranslate2": ("model.bin", "shared_vocabulary.json", "source.spm", "target.spm"),
-}
-
-
-@pytest.mark.parametrize("form", FILES)
-def test_what_is_missing_cut_off_or_wrong_is_told_in_a_line(tmp_path, form, capsys):
-    if form == "ctranslate2":
-        pytest.importorskip("ctranslate2")
-    model_dir = write_model_dir(tmp_path / "model", trained=False)
-    folder, out = tmp_path / form, tmp_path / "out"
-    assert main(["export", str(model_dir), "--format", form, "--out", str(folder)]) == 0
-    capsys.readouterr()
-    for name in FILES[form]:
-        whole = (folder / name).read_bytes()
-        for content in (None, b"", whole[: len(whole) // 2], b"\0" * 100, b"[]", b"{}"):
-            (folder / name).unlink()
-            if content is not None:
-                (folder / name).write_bytes(content)
-            status = main(["import", str(folder), "--format", form, "--out", str(out)])
-            lines = capsys.readouterr().err.splitlines()
-            assert (status, len(lines)) == (2, 1), (name, content)
-            assert lines[0].startswith("fasttfm import: ")
-            assert not out.exists()
-            (folder / name).write_bytes(whole)
-
-
-def test_another_architecture_is_named(tmp_path, capsys):
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    for form in ("marian-hf", "m2m100"):
-        assert main(["import", str(tmp_path), "--format", form, "--out", str(tmp_path / "out")]) == 2
-        assert "bert" in capsys.readouterr().err

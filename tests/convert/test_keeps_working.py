@@ -11,8 +11,6 @@ from torch.utils.checkpoint import checkpoint
 import fasttfm
 import fasttfm.nn
 
-from .test_replace import Model
-
 E, H, N, S = 16, 2, 2, 5
 
 
@@ -37,32 +35,6 @@ def gradients(module: nn.Module, output: Tensor) -> list[Tensor]:
 def close(got: list[Tensor], expected: list[Tensor]) -> None:
     for a, b in zip(got, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_torch_compile_without_a_graph_break(dynamic: bool) -> None:
-    model = Model()
-    fasttfm.replace_modules(model)
-    batch = (torch.randint(11, (N, S)), torch.randint(11, (N, 4)))
-    torch._dynamo.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=dynamic)
-    expected, got = model(*batch), compiled(*batch)
-    torch.testing.assert_close(got, expected)
-    close(gradients(model, got), gradients(model, expected))
-    if dynamic:
-        batch = (torch.randint(11, (3, 7)), torch.randint(11, (3, 6)))
-        torch.testing.assert_close(compiled(*batch), model(*batch))
-
-
-def test_torch_compile_draws_dropout_anew() -> None:
-    module = layer(dropout=0.5)
-    x = torch.randn(N, S, E)
-    torch._dynamo.reset()
-    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
-    assert not torch.equal(compiled(x), compiled(x))
-    module.eval()
-    torch.testing.assert_close(compiled(x), module(x))
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -90,16 +62,6 @@ def test_autocast_is_as_near_to_float32_as_torch(norm_first: bool) -> None:
     assert errors[1] <= 2 * errors[0] + 2**-8
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_casts_are_as_near_to_float32_as_torch(dtype: torch.dtype) -> None:
-    theirs, ours = both()
-    x = torch.randn(N, S, E)
-    exact = theirs(x)
-    errors = [(module.to(dtype)(x.to(dtype)).float() - exact).abs().max() for module in (theirs, ours)]
-    assert ours(x.to(dtype)).dtype == dtype
-    assert errors[1] <= 2 * errors[0] + torch.finfo(dtype).eps
-
-
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_gradient_checkpointing_draws_the_same_dropout(use_reentrant: bool) -> None:
     module = layer(dropout=0.5)
@@ -120,15 +82,6 @@ def test_functional_call_takes_other_weights() -> None:
     x = torch.randn(N, S, E)
     expected, got = (torch.func.functional_call(m, weights, (x,)) for m in (theirs, ours))
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_meta_device_and_materialising() -> None:
-    with torch.device("meta"):
-        module = fasttfm.nn.TransformerEncoderLayer(E, H, 24, batch_first=True)
-        assert module(torch.empty(N, S, E)).shape == (N, S, E)
-    module.to_empty(device="cpu").load_state_dict(layer().state_dict())
-    x = torch.randn(N, S, E)
-    torch.testing.assert_close(module.eval()(x), layer().eval()(x))
 
 
 @pytest.mark.filterwarnings("ignore:a second derivative is computed")

@@ -68,16 +68,6 @@ def test_a_dry_run_changes_nothing_and_says_what_it_would_do() -> None:
     assert "fasttfm.nn.MultiheadAttention" in str(report)
 
 
-def test_restoring_undoes_it(batch: Any) -> None:
-    model = Model()
-    expected, classes = model(*batch), [type(m) for m in model.modules()]
-    fasttfm.replace_modules(model)
-    report = fasttfm.restore_modules(model)
-    assert [type(m) for m in model.modules()] == classes
-    assert len(report.replaced) == 20
-    assert torch.equal(model(*batch), expected)
-
-
 def test_a_model_built_of_our_modules_becomes_one_of_torch() -> None:
     layer = fasttfm.nn.TransformerEncoderLayer(E, H, 12, 0.0, norm_first=True)
     stack = fasttfm.nn.TransformerEncoder(layer, 2).eval()
@@ -87,28 +77,6 @@ def test_a_model_built_of_our_modules_becomes_one_of_torch() -> None:
     assert type(stack) is nn.TransformerEncoder
     with torch.no_grad():  # torch would nest here, if this layer could be nested
         torch.testing.assert_close(stack(x, src_key_padding_mask=mask), expected)
-
-
-def test_a_single_module_may_be_replaced() -> None:
-    norm = nn.LayerNorm(E)
-    assert fasttfm.replace_modules(norm).replaced == [""]
-    assert type(norm) is fasttfm.nn.LayerNorm
-
-
-def test_hooks_mode_dtype_and_frozen_parameters_stay(batch: Any) -> None:
-    model = Model(dropout=0.1).double().eval()
-    model.norm.weight.requires_grad_(False)
-    model.transformer.encoder.layers[0].train()
-    seen = []
-    model.transformer.encoder.layers[1].norm1.register_forward_hook(lambda *_: seen.append("norm1"))
-    model.norm.register_forward_pre_hook(lambda *_: seen.append("norm"))
-    fasttfm.replace_modules(model)
-    model(*batch)
-    assert seen == ["norm1", "norm"]
-    assert not model.norm.weight.requires_grad
-    assert not model.training
-    assert model.transformer.encoder.layers[0].training
-    assert all(p.dtype == torch.float64 for p in model.parameters())
 
 
 def test_an_optimizer_made_before_goes_on_training(batch: Any) -> None:

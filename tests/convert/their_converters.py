@@ -66,7 +66,7 @@ def marian_weights(draw: Drawn, size: int, *, pre: bool) -> dict[str, np.ndarray
     return {name: array.numpy() for name, array in arrays.items()}
 
 
-def write_marian(folder: Path, *, pre: bool = False, **changed: Any) -> None:
+def write_marian(folder: Path, *, pre: bool = False) -> None:
     """model.npz, vocab.yml and decoder.yml, with the SentencePiece models that lie beside them in OPUS-MT."""
     words = ["</s>", "<unk>", *pieces()[::-1]]
     settings = {
@@ -74,7 +74,7 @@ def write_marian(folder: Path, *, pre: bool = False, **changed: Any) -> None:
         "transformer-ffn-activation": "relu" if pre else "swish", "transformer-preprocess": "n" if pre else "",
         "transformer-postprocess": "da" if pre else "dan", "transformer-postprocess-top": "n" if pre else "",
         "transformer-postprocess-emb": "d", "transformer-guided-alignment-layer": "last", "transformer-heads": HEADS,
-        "enc-depth": LAYERS, "dec-depth": LAYERS, **changed,
+        "enc-depth": LAYERS, "dec-depth": LAYERS,
     }  # fmt: skip
     text = np.frombuffer(yaml.safe_dump(settings).encode() + b"\0", dtype=np.uint8)
     np.savez(folder / "model.npz", **{"special:model.yml": text}, **marian_weights(Drawn(), len(words), pre=pre))
@@ -83,10 +83,10 @@ def write_marian(folder: Path, *, pre: bool = False, **changed: Any) -> None:
     (folder / "decoder.yml").write_text(yaml.safe_dump({"models": ["model.npz"], "vocabs": ["vocab.yml"] * 2}))
 
 
-def marian(folder: Path, _: pytest.MonkeyPatch, **changed: Any) -> Any:
+def marian(folder: Path, _: pytest.MonkeyPatch) -> Any:
     from ctranslate2.converters import MarianConverter
 
-    write_marian(folder, pre=True, **changed)
+    write_marian(folder, pre=True)
     return MarianConverter(str(folder / "model.npz"), [str(folder / "vocab.yml")] * 2)
 
 
@@ -100,19 +100,17 @@ def opus_mt(folder: Path, _: pytest.MonkeyPatch) -> Any:
 # ------------------------------------------------------------------------------------------------------------ fairseq
 
 
-def fairseq(folder: Path, patch: pytest.MonkeyPatch, pre: bool = True, scale: float = fairseq_models.WIDTH**0.5) -> Any:
+def fairseq(folder: Path, patch: pytest.MonkeyPatch) -> Any:
     from ctranslate2.converters import FairseqConverter
 
     sizes = dict.fromkeys(("encoder_layers", "decoder_layers"), fairseq_models.LAYERS)
-    model, words = fairseq_models.write(folder, "decoder", pre=pre, new=False, **sizes)
+    model, words = fairseq_models.write(folder, "decoder", pre=True, new=False, **sizes)
     for side in (model.encoder, model.decoder):
-        side.embed_scale = scale
+        side.embed_scale = fairseq_models.WIDTH**0.5
         skipped = torch.zeros(fairseq_models.PAD + 1, fairseq_models.WIDTH)  # the rows up to the padding's
         table = torch.cat([skipped, fairseq_models.positions(64)])
         side.embed_positions = SimpleNamespace(weights=table, padding_idx=fairseq_models.PAD)
         side.layernorm_embedding = side.project_in_dim = side.project_out_dim = None
-        if not pre:
-            side.layer_norm = None
     model.load_state_dict = lambda weights: type(model).load_state_dict(model, weights, strict=False)
     sides = {name: SimpleNamespace(symbols=side) for name, side in zip(("source", "target"), words)}
     task = SimpleNamespace(**{f"{name}_dictionary": side for name, side in sides.items()})
@@ -173,7 +171,7 @@ def opennmt_py(folder: Path, _: pytest.MonkeyPatch, start: str = "<s>", **change
 # --------------------------------------------------------------------------------------------------------- OpenNMT-tf
 
 
-def opennmt_tf(folder: Path, patch: pytest.MonkeyPatch, *, end: bool = False, relative: bool = False) -> Any:
+def opennmt_tf(folder: Path, patch: pytest.MonkeyPatch, *, end: bool = False) -> Any:
     """A model as OpenNMT-tf builds it, whose classes are empty and whose variables are arrays.
 
     end: source_sequence_controls with an end, without which sources have none.
@@ -206,9 +204,7 @@ def opennmt_tf(folder: Path, patch: pytest.MonkeyPatch, *, end: bool = False, re
 
     def attention() -> Any:
         linears = {f"linear_{part}": dense(D, D) for part in ("queries", "keys", "values", "output")}
-        return wrapped(SimpleNamespace(num_heads=HEADS, maximum_relative_position=4 if relative else None, **linears,
-                                       relative_position_keys=variable(9, D // HEADS),
-                                       relative_position_values=variable(9, D // HEADS)))  # fmt: skip
+        return wrapped(SimpleNamespace(num_heads=HEADS, maximum_relative_position=None, **linears))
 
     def feed_forward() -> Any:
         inner = dense(D, INNER, activation=SimpleNamespace(__name__="relu"))
@@ -223,7 +219,7 @@ def opennmt_tf(folder: Path, patch: pytest.MonkeyPatch, *, end: bool = False, re
             vocabulary_file=listed, mark_start=False, mark_end=end, embedding=variable(len(words) + 1, D)
         )
 
-    positions = None if relative else SimpleNamespace()  # sinusoids, of which there is no variable
+    positions = SimpleNamespace()  # sinusoids, of which there is no variable
     encoder = classes["SelfAttentionEncoder"](
         layers=[layer() for _ in range(LAYERS)], layer_norm=norm(), position_encoder=positions
     )

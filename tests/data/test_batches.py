@@ -6,9 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasttfm.config.data import DataConfig
 from fasttfm.data.batches import TokenBatches, collate, pad_sentences
-from fasttfm.data.corpus import read_lines
 from fasttfm.data.prepared import ParallelTokens
 from fasttfm.data.shapes import SIZES
 from fasttfm.data.tokenizer import EOS
@@ -91,18 +89,6 @@ def test_every_epoch_has_the_same_few_dozen_shapes(max_tokens: int):
     assert sum(rows) == 20_000
 
 
-@pytest.mark.parametrize(("max_tokens", "most"), [(1024, 0.05), (4096, 0.06)])
-def test_captions_are_padded_little_in_few_shapes(corpora, max_tokens: int, most: float):
-    """Multi30k in words, where batches of exactly fitting lengths are of 217 and 95 shapes."""
-    sides = [
-        [[4] * len(line.split()) for line in read_lines(corpora / "multi30k" / f"train.{language}.gz")]
-        for language in ("en", "de")
-    ]
-    batches = TokenBatches(ParallelTokens.from_lists(*sides), max_tokens, 1, 128)
-    assert batches.shapes <= SIZES + 2
-    assert batches.padding_ratio < most
-
-
 def test_the_largest_batch_is_known_before_training():
     batches = TokenBatches(natural_pairs(2000), 600, 1)
 
@@ -155,9 +141,3 @@ def test_an_empty_source_is_its_end_alone():
     padded, lengths = pad_sentences([[], [4]])
     assert padded.tolist() == [[EOS, 0], [4, EOS]]
     assert lengths.tolist() == [1, 2]
-
-
-@pytest.mark.parametrize("wrong", [{"max_tokens": 4}, {"max_sentence_tokens": 0}, {"subword_sampling": 1.5}])
-def test_wrong_settings_do_not_pass_construction(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        DataConfig(**wrong)

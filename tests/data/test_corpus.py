@@ -141,13 +141,6 @@ def test_what_follows_gzip_data_is_refused_but_for_zeros(tmp_path: Path, after: 
         list(read_lines(path))
 
 
-def test_missing_files_and_directories_are_named(tmp_path: Path):
-    with pytest.raises(UserError, match=r"nothing\.en: no such file"):
-        list(read_lines(tmp_path / "nothing.en"))
-    with pytest.raises(UserError, match="this is a directory"):
-        list(read_lines(tmp_path))
-
-
 @pytest.mark.parametrize(("source_lines", "target_lines"), [(3, 5), (5, 3)])
 def test_unequal_line_counts_name_both_files_and_where_they_part(tmp_path: Path, source_lines: int, target_lines: int):
     source, target = tmp_path / "t.en", tmp_path / "t.de"

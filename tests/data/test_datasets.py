@@ -1,21 +1,16 @@
 """Published corpora become plain text: archives of every kind, from a server or from a folder."""
 
-import functools
 import gzip
 import hashlib
-import http.server
 import io
 import tarfile
-import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fasttfm.cli.main import main
-from fasttfm.data.archives import read_member, read_pairs
-from fasttfm.data.datasets import DATASETS, CorpusPart, Dataset, fetch_dataset
+from fasttfm.data.datasets import DATASETS, CorpusPart, Dataset, fetch_dataset, read_member, read_pairs
 from fasttfm.data.download import RemoteFile
 from fasttfm.errors import UserError
 
@@ -81,24 +76,6 @@ def test_every_known_file_has_an_address_and_a_place_for_both_languages():
                 assert file.digest is None or file.digest.startswith(("sha256:", "text-sha256:", "md5:"))
 
 
-@pytest.fixture
-def mirror(tmp_path: Path) -> Iterator[str]:
-    """An address whose folder is tmp_path / "mirror"."""
-    (tmp_path / "mirror").mkdir()
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
-
-    handler = functools.partial(Quiet, directory=str(tmp_path / "mirror"))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
-
-
 def test_the_text_of_multi30k_is_pinned(corpora: Path):
     data = DATASETS["multi30k"]
     files = [file for part in (*data.train, data.valid, *data.tests.values()) for file in part.files]
@@ -123,20 +100,20 @@ def test_a_damaged_file_of_no_known_digest_loses_its_name(tmp_path: Path):
     assert [path.name for path in downloads.glob("x*")] == ["x.tgz.damaged"]
 
 
-def test_a_dataset_is_prepared_by_its_name(
-    tmp_path: Path, mirror: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_dataset_is_prepared_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch):
     known = DATASETS["multi30k"]
     tests = {name: without_digests(part) for name, part in known.tests.items()}
     other = replace(
         known, train=tuple(map(without_digests, known.train)), valid=without_digests(known.valid), tests=tests
     )
     monkeypatch.setitem(DATASETS, "multi30k", other)
+    downloads = tmp_path / "data" / "downloads"
+    downloads.mkdir(parents=True)
     for split, count in (("train", 300), ("val", 20), ("test_2016_flickr", 5)):
         for language in ("en", "de"):
             lines = "".join(f"{language} sentence number {n} {split}\n" for n in range(count))
-            (tmp_path / "mirror" / f"{split}.{language}.gz").write_bytes(gzip.compress(lines.encode()))
-    command = ["prepare", "--dataset", "multi30k", "--mirror", mirror, "--data-dir", str(tmp_path / "data")]
+            (downloads / f"multi30k-{split}.{language}.gz").write_bytes(gzip.compress(lines.encode()))
+    command = ["prepare", "--dataset", "multi30k", "--data-dir", str(tmp_path / "data")]
     command += ["--vocab-size", "300", "--out", str(tmp_path / "DATA")]
     assert main(command) == 0
     said = capsys.readouterr().out

@@ -8,7 +8,6 @@ import pytest
 from fasttfm.cli.main import main
 from fasttfm.data.corpus import Pair
 from fasttfm.data.filters import RULES, Filter, repeated_pairs
-from fasttfm.data.prepared import PreparedData
 
 LINES = [
     ("A dog runs.", "Ein Hund rennt."),
@@ -67,22 +66,6 @@ def test_repeated_pairs_are_those_that_came_before():
         expected.append((pair.source, pair.target) in seen)
         seen.add((pair.source, pair.target))
     assert repeated_pairs(pairs, len(pairs)).tolist() == expected
-
-
-def test_at_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture):
-    for side, lines in (("en", [s for s, _ in LINES]), ("de", [t for _, t in LINES])):
-        (tmp_path / f"train.{side}").write_text("".join(f"{line}\n" for line in lines * 30))
-        (tmp_path / f"valid.{side}").write_text("".join(f"{line}\n" for line in lines))
-    flags = "--drop-duplicates --drop-identical --max-ratio 3 --src-script latin --tgt-script latin --vocab-size 320"
-    files = {"src": "train.en", "tgt": "train.de", "valid-src": "valid.en", "valid-tgt": "valid.de"}
-    texts = [f"--{flag}={tmp_path / name}" for flag, name in files.items()]
-    assert main(["prepare", *texts, *flags.split(), "--out", str(tmp_path / "DATA")]) == 0
-    data = PreparedData.open(tmp_path / "DATA")
-    counts = data.description["train"]
-    assert counts["pairs"] == len(data.train) == 8 * 30 - sum(counts[f"dropped_{r.replace(' ', '_')}"] for r in RULES)
-    assert counts["dropped_duplicate"] > 0
-    assert data.description["valid"]["dropped_identical"] == 0  # held-out pairs are scored as they are
-    assert "came before (--drop-duplicates), left out; the first is" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -105,29 +105,6 @@ def test_again_is_nothing_to_do_the_same_bytes_elsewhere_and_new_data_for_new_op
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
-def test_a_failure_leaves_the_old_data_as_it_was(text, tmp_path: Path):
-    run(text, tmp_path / "DATA")
-    before = contents(tmp_path / "DATA")
-    with pytest.raises(UserError, match="at most"):
-        run(text, tmp_path / "DATA", PrepareOptions(vocab_size=60_000))
-    assert contents(tmp_path / "DATA") == before
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
-
-
-def test_a_full_disk_is_one_line_and_loses_nothing(text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from fasttfm.data import prepared
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    run(text, tmp_path / "DATA")
-    before = contents(tmp_path / "DATA")
-    monkeypatch.setattr(prepared.IdsWriter, "write", full)
-    with pytest.raises(UserError, match=r"DATA: No space left on device: .* is as it was before"):
-        run(text, tmp_path / "DATA", PrepareOptions(vocab_size=450))
-    assert contents(tmp_path / "DATA") == before
-
-
 @pytest.mark.usefixtures("undigested")
 @pytest.mark.parametrize(
     ("damage", "message"),
@@ -153,22 +130,6 @@ def test_a_damaged_directory_is_refused_by_the_file_that_is_damaged(text, tmp_pa
 def test_a_missing_directory_says_what_makes_one(tmp_path: Path):
     with pytest.raises(UserError, match=r"nowhere: not a prepared data directory .*: run fasttfm prepare"):
         PreparedData.open(tmp_path / "nowhere")
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"vocab_size": 3},
-        {"max_length": 0},
-        {"character_coverage": 0.97},
-        {"model_type": "words"},
-        {"normalization": "x"},
-    ],
-)
-def test_wrong_options_name_their_flag(wrong):
-    flag = "--" + next(iter(wrong)).replace("_", "-")
-    with pytest.raises(UserError, match=flag):
-        PrepareOptions(**wrong)
 
 
 def test_pairs_in_memory_must_align():
@@ -218,33 +179,6 @@ def test_a_file_that_is_cut_off_under_training_is_one_line_and_no_crash(text, tm
         data.train.source(len(data.train) - 1)
 
 
-@pytest.mark.parametrize("file", ["train.src.npy", "train.tgt.offsets.npy", "valid.src.txt", "spm.model", "data.yaml"])
-def test_a_flipped_bit_anywhere_is_noticed_and_named(text, tmp_path: Path, file: str):
-    run(text, tmp_path / "DATA")
-    PreparedData.open(tmp_path / "DATA")
-    path = tmp_path / "DATA" / file
-    broken = bytearray(path.read_bytes())
-    broken[-7] ^= 1
-    path.write_bytes(bytes(broken))
-    with pytest.raises(UserError, match=rf"{file}: is damaged or changed, its SHA-256"):
-        PreparedData.open(tmp_path / "DATA")
-    with pytest.raises(UserError, match=rf"{file}: was changed since it was written, and is not replaced"):
-        run(text, tmp_path / "DATA")
-
-
-def test_text_that_grows_while_it_is_prepared_is_stored_as_it_was_read(text, tmp_path: Path):
-    def say(line: str) -> None:
-        if "training pairs" in line:  # everything has been read
-            for language in ("en", "de"):
-                with text[f"train.{language}"].open("a") as file:
-                    file.write("a line that came late\n")
-
-    run(text, tmp_path / "DATA", say=say)
-    assert len(PreparedData.open(tmp_path / "DATA").train) == 300
-    assert "nothing to do" not in run(text, tmp_path / "DATA")[-1]
-    assert len(PreparedData.open(tmp_path / "DATA").train) == 301
-
-
 @pytest.mark.usefixtures("undigested")
 def test_offsets_that_go_back_and_arrays_of_another_kind_are_refused(text, tmp_path: Path):
     run(text, tmp_path / "DATA")
@@ -258,24 +192,6 @@ def test_offsets_that_go_back_and_arrays_of_another_kind_are_refused(text, tmp_p
         np.save(file, broken)
         with pytest.raises(UserError, match=complaint):
             PreparedData.open(tmp_path / "DATA")
-
-
-def test_every_flipped_bit_of_a_header_is_one_line_or_harmless(text, tmp_path: Path):
-    run(text, tmp_path / "DATA")
-    refused = 0
-    for name in ("train.src.npy", "data.yaml"):
-        file = tmp_path / "DATA" / name
-        whole = file.read_bytes()
-        for position in range(128):
-            broken = bytearray(whole)
-            broken[position] ^= 1 << position % 8
-            file.write_bytes(bytes(broken))
-            try:
-                PreparedData.open(tmp_path / "DATA")
-            except UserError as error:
-                refused += "prepare" in str(error)
-        file.write_bytes(whole)
-    assert refused > 50
 
 
 @pytest.mark.usefixtures("undigested")

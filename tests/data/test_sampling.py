@@ -1,18 +1,15 @@
 """Sampled segmentations: whose distribution they follow, what they leave alone, and that a seed fixes them."""
 
 import gzip
-import hashlib
 import io
 import itertools
 import math
-import sys
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import sentencepiece as spm
-from forked import run
 
 from fasttfm.data import sampling
 from fasttfm.data.demo import demo_pairs
@@ -97,12 +94,6 @@ def test_the_text_stays_and_segmentations_differ(tokenizer, lines, amount):
     assert first != second or drawn_evenly  # BPE with every merge dropped is always the same
 
 
-def test_all_merges_dropped_leaves_characters(lines):
-    tokenizer = train_tokenizer(lines, vocab_size=800)
-    (drawn,) = draw(SubwordSampler(tokenizer, 1.0), encoded(tokenizer, ["the old man sleeps"]))
-    assert tokenizer.pieces(drawn) == list("▁the▁old▁man▁sleeps")
-
-
 def test_a_draw_depends_on_seed_epoch_and_sentence_alone(tokenizer, lines, monkeypatch):
     ids = encoded(tokenizer, [*lines[:200], *STRANGE])
     keys = sentence_keys(3, 7, np.arange(len(ids)), 1)
@@ -117,30 +108,6 @@ def test_a_draw_depends_on_seed_epoch_and_sentence_alone(tokenizer, lines, monke
     others = [sentence_keys(*other) for other in ((4, 7, np.arange(9), 1), (3, 8, np.arange(9), 1))]
     others += [sentence_keys(3, 7, np.arange(9), 0), keys[1:10]]
     assert all((other != keys[:9]).all() for other in others)
-
-
-PROGRAM = """
-import hashlib, sys
-import numpy as np
-from fasttfm.data.sampling import SubwordSampler, sentence_keys
-from fasttfm.data.tokenizer import Tokenizer
-tokenizer = Tokenizer(open(sys.argv[1], "rb").read())
-ids = [np.array(each) for each in tokenizer.encode_lines(open(sys.argv[2], encoding="utf-8").read().split("\\n"))]
-drawn = SubwordSampler(tokenizer, 0.2).sample(ids, sentence_keys(1, 2, np.arange(len(ids)), 0))
-print(hashlib.sha256(b"|".join(each.tobytes() for each in drawn)).hexdigest())
-"""
-
-
-def test_every_process_draws_the_same(tokenizer, lines, tmp_path):
-    text = lines[:200]
-    tokenizer.save(tmp_path / "spm.model")
-    (tmp_path / "text").write_text("\n".join(text), encoding="utf-8")
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "spm.model"), str(tmp_path / "text")]
-    other = run(command, capture_output=True, text=True, check=True).stdout.strip()
-    drawn = SubwordSampler(tokenizer, 0.2).sample(
-        encoded(tokenizer, text), sentence_keys(1, 2, np.arange(len(text)), 0)
-    )
-    assert other == hashlib.sha256(b"|".join(each.tobytes() for each in drawn)).hexdigest()
 
 
 def assert_follows(actual: list[list[int]], expected: dict[tuple[int, ...], float]) -> None:

@@ -59,10 +59,6 @@ def test_training_again_gives_the_same_bytes(lines: list[str], model_type):
     assert first == second
 
 
-def test_threads_change_nothing(tokenizer: Tokenizer, lines: list[str]):
-    assert tokenizer.encode_lines(lines, threads=3) == [tokenizer.encode(line) for line in lines]
-
-
 @pytest.mark.parametrize("model_type", ["bpe", "unigram"])
 def test_a_vocabulary_that_is_too_large_names_the_largest_and_that_one_works(lines: list[str], model_type):
     with pytest.raises(UserError, match=r"--vocab-size 50,000: .* at most [\d,]+ are possible") as error:
@@ -124,17 +120,6 @@ def test_the_vocabulary_that_is_missing_is_named(tmp_path: Path, tokenizer: Toke
 def test_large_scripts_give_up_rare_characters():
     assert coverage_for(100, 8000) == 1.0
     assert coverage_for(3000, 8000) == 0.9995
-
-
-def test_a_damaged_model_is_refused(tmp_path: Path, tokenizer: Tokenizer):
-    path = tmp_path / "spm.model"
-    tokenizer.save(path)
-    assert Tokenizer.load(path).model == tokenizer.model
-    path.write_bytes(tokenizer.model[: len(tokenizer.model) // 2])
-    with pytest.raises(UserError, match=r"spm\.model: "):
-        Tokenizer.load(path)
-    with pytest.raises(UserError, match="no such SentencePiece model"):
-        Tokenizer.load(tmp_path / "absent.model")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt("stop"), Stopped("stop", 15), UserError("cut off")])

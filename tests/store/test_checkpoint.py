@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from full_disk import largest_file
 from torch import nn
 
 from fasttfm.errors import UserError
@@ -44,13 +43,6 @@ def test_what_is_saved_is_what_is_read(tmp_path):
     state = read_state(folder)
     assert torch.equal(state.tensors["moment"], STATE.tensors["moment"])
     assert state.values == STATE.values
-
-
-def test_saving_a_step_again_replaces_it_and_leaves_nothing_beside_it(tmp_path):
-    save(tmp_path, 7, 1.0)
-    save(tmp_path, 7, 2.0)
-    assert read_weights(step_folder(tmp_path, 7))["weight"][0, 0] == 2.0
-    assert os.listdir(tmp_path / "checkpoints") == ["step-000000007"]
 
 
 def test_weights_are_looked_at_before_a_model_of_their_size_is_built(tmp_path):
@@ -188,15 +180,6 @@ def test_weights_of_another_model_or_vocabulary_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"it has more\.weight"):
         load_weights(model, {"embedding.weight": torch.zeros(4, 3), "more.weight": torch.zeros(1)}, "x")
     assert torch.equal(model.embedding.weight, weight)
-
-
-def test_a_full_disk_while_saving_loses_nothing_and_says_what_to_do(tmp_path):
-    save(tmp_path, 1, 1.5)
-    told = rf"{step_folder(tmp_path, 2)}: .*earlier checkpoints are untouched"
-    with largest_file(100_000), pytest.raises(UserError, match=told):
-        save_checkpoint(step_folder(tmp_path, 2), {"weight": torch.zeros(100_000)}, {})
-    assert os.listdir(tmp_path / "checkpoints") == ["step-000000001"]
-    assert read_weights(step_folder(tmp_path, 1))["weight"][0, 0] == 1.5
 
 
 def test_an_emptied_list_of_digests_does_not_switch_the_check_off(tmp_path):

@@ -71,10 +71,8 @@ while True:
         break
     action(folder)  # the same command again
     assert len(saved_steps(folder)) == min(len(allowed), 2), (number, saved_steps(folder))
-    strangers = [path for path in (folder / "checkpoints").glob(".*") if not path.name.startswith(".writing-")]
+    strangers = [*(folder / "checkpoints").glob(".*")]
     assert strangers == [], (number, strangers)
-    for path in (folder / "checkpoints").glob(".writing-*"):  # killed before an owner was named: it holds nothing
-        assert sum(each.stat().st_size for each in path.iterdir()) == 0, (number, path)
 print(number - 1)
 """
 
@@ -85,7 +83,7 @@ def test_kill_9_before_each_call_of_a_save_leaves_whole_checkpoints(tmp_path, sc
     command = [sys.executable, "-c", EVERY_CALL, str(tmp_path), scenario]
     done = run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) >= 15  # calls
+    assert int(done.stdout) >= 12  # calls
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["at once", "beside training"])

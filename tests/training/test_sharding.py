@@ -5,8 +5,7 @@ import os
 import pytest
 import torch
 
-from fasttfm.errors import UserError
-from fasttfm.store.checkpoint import read_state, read_weights
+from fasttfm.store.checkpoint import read_state
 from fasttfm.store.run_log import read_log
 from fasttfm.store.steps import resolve_checkpoint, saved_steps
 
@@ -73,10 +72,3 @@ def test_four_ranks_divide_a_model_too(run_ranks, tiny_data, tmp_path):
     )
     assert statuses == [[0] * 4] * 2, stderr
     assert_close(whole, parts)
-
-
-def test_a_checkpoint_in_parts_of_an_earlier_version_is_refused_by_name(tmp_path):
-    (tmp_path / "shards").mkdir()
-    for read in (read_weights, read_state):
-        with pytest.raises(UserError, match="is in parts, as version 0"):
-            read(tmp_path)
