@@ -87,7 +87,9 @@ _Validator = jsonschema.validators.extend(
     jsonschema.Draft202012Validator,
     type_checker=jsonschema.Draft202012Validator.TYPE_CHECKER.redefine("number", _finite),
 )
-_VALIDATORS = {name: _Validator(schema) for name, schema in SCHEMAS.items()}
+_VALIDATORS = {
+    name: _Validator(schema) for name, schema in [*SCHEMAS.items(), ("question", _fields(_SHORT["question"]))]
+}
 
 
 def problems(record: Record, name: str) -> list[str]:
