@@ -21,8 +21,8 @@ from fasttfm.parsing import parse_json
 STEADY = {"short": 4, "long": 1}
 """Kind of request -> how often: one short sentence, and eight long ones."""
 MIXED = {"short": 12, "text": 2, "list": 2, "slow": 1, "heavy": 1, "hang up": 2}
-"""A short sentence, a text of long lines, a list, a list as a stream that is read a few bytes at a time, a body as large
-as is taken, or anything that the client does not wait for."""
+"""A short sentence, a text of long lines, a list, a list as a stream that is read a few bytes at a time, a body as
+large as is taken, or anything that the client does not wait for."""
 MOST_GROWTH = 1.05
 """Memory in the last quarter of the time beside that in the second quarter."""
 MOST_SPREAD = 3.0

@@ -106,12 +106,15 @@ def provider(name: str, device: torch.device, make: Callable[[], Provider]) -> P
     try:
         return make()
     except Exception as error:
-        return refusing(error)
+        return _raising(error)
 
 
-def refusing(error: Exception) -> Provider:
-    """A provider that raises this whatever it is given."""
+def refusing(reason: str) -> Provider:
+    """A provider that refuses whatever it is given."""
+    return _raising(NotImplementedError(reason))
 
+
+def _raising(error: Exception) -> Provider:
     def run(*inputs: Any) -> Any:
         raise error
 

@@ -53,7 +53,7 @@ def group(monkeypatch):
     module.function = torch.tanh
 
     def cases(setting):
-        def make(setting):
+        def make():
             inputs = {"inputs": lambda i: (torch.randn(4),), "reference": torch.tanh}
             return Work(providers={"torch eager": torch.tanh, "fasttfm": lambda x: module.function(x)}, **inputs)
 
@@ -134,8 +134,8 @@ def test_a_broken_case_does_not_stop_the_others(group, tmp_path, capsys):
     whole = group.cases
 
     def cases(setting):
-        first, second = whole(setting)
-        broken = Case(group="kernels", name="broken", shape={}, dtype="float32", passes="forward", make=lambda s: 1 / 0)
+        first, second = whole()
+        broken = Case(group="kernels", name="broken", shape={}, dtype="float32", passes="forward", make=lambda: 1 / 0)
         return [first, broken, second]
 
     group.cases = cases

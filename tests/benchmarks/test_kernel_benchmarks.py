@@ -32,8 +32,8 @@ def run(case, setting=SMOKE):
 
     whole = case.make
 
-    def make(setting):
-        work = whole(setting)
+    def make():
+        work = whole()
         kept = {name: p for name, p in work.providers.items() if name not in COMPILED}
         return dataclasses.replace(work, providers=kept)
 
@@ -101,7 +101,7 @@ def test_torchs_linear_cross_entropy_is_checked_and_timed_beside_ours(monkeypatc
 
 def test_every_provider_is_there_or_absent_with_its_install_line():
     case = next(c for c in kernels.cases(dataclasses.replace(SMOKE, level="standard")) if c.shape.get("mask") == "none")
-    work = case.make(SMOKE)
+    work = case.make()
     assert set(work.providers) == {
         "fasttfm", "torch eager", "torch.compile", "SDPA math", "SDPA flash", "FlexAttention", "flash-attn", "xformers",
     }  # fmt: skip
