@@ -108,7 +108,10 @@ def _sections(name: str, entries: Sequence[Entry], rows: pd.DataFrame) -> Iterat
             yield f"{TITLES[group]}, {short_dtype(dtype)}{on}", list(_group(part))
     for entry in entries:
         if entry.kind == "host":
-            yield "Host time", [host.note(entry.record), table(*host.table(entry.record))]
+            yield (
+                "Host time",
+                [host.note(entry.record), table(host.HEAD, list(map(host.cells, entry.record["measured"])))],
+            )
     others = pd.Series([(entry.kind, entry.file) for entry in entries if entry.kind != "benchmark"])
     if len(others):
         lines = [(kind, f"`{file}`", str(count)) for (kind, file), count in others.value_counts(sort=False).items()]
