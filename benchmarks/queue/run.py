@@ -27,7 +27,7 @@ from benchmarks import command
 from benchmarks.measure import machine, records
 from benchmarks.measure.machine import ROOT, machine_name
 from benchmarks.measure.records import RESULTS, Record
-from benchmarks.measure.text_table import markdown, number
+from benchmarks.measure.text_table import markdown, number, replaced
 from benchmarks.queue import prepare
 from benchmarks.queue.questions import Question, digest, outcomes, read
 from fasttfm.children import child_environment
@@ -174,10 +174,8 @@ def write_page(results: Path) -> None:
     """Puts page_table() of a folder's records into the page, between its marks. Raises UserError without a folder."""
     if not results.is_dir():
         raise UserError(f"--results {results} does not exist: give a folder of records")
-    page = PAGE.read_text(encoding="utf-8")
-    head, _, rest = page.partition(_BEGIN)
-    _, _, tail = rest.partition(_END)
-    PAGE.write_text(f"{head}{_BEGIN}\n{page_table(read(), load(results))}\n\n{_END}{tail}", encoding="utf-8")
+    content = f"\n{page_table(read(), load(results))}\n\n"
+    PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), _BEGIN, _END, content), encoding="utf-8")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

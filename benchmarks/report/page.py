@@ -15,7 +15,7 @@ import pandas as pd
 from benchmarks import host
 from benchmarks.measure.machine import ROOT, is_cpu, machine_name, slug
 from benchmarks.measure.records import GROUPS, RESULTS, Entry, load
-from benchmarks.measure.text_table import markdown, short_dtype
+from benchmarks.measure.text_table import markdown, replaced, short_dtype
 from benchmarks.report import tables
 from benchmarks.report.headline import claims, leading_machine, origin
 from benchmarks.report.rows import duels, ratios, suite, without_pool
@@ -96,7 +96,7 @@ def machine_page(name: str, entries: Sequence[Entry], everything: Sequence[Entry
 
 def _sections(name: str, entries: Sequence[Entry], rows: pd.DataFrame) -> Iterator[tuple[str, list[str]]]:
     """(title, blocks) of a page's sections."""
-    made = [(c.what.removesuffix(f"; {name}"), c.figure, c.origin, c.locations) for c in claims(entries)]
+    made = [(c.what.removesuffix(f"; {name}"), c.figure, origin(c.entries), c.locations) for c in claims(entries)]
     if made:
         yield "Claims", [table(("claim", "figure", "of commit", "record"), made, names=4)]
     found = tables.searches(rows)
@@ -249,25 +249,15 @@ def readme_table(entries: Sequence[Entry]) -> str:
     for (machine, dtype), some in shown.groupby(["machine", "dtype"], sort=False):
         said = f"Kernels, {short_dtype(dtype)}, {machine}, {origin(some.entry)}. {tables.KERNELS_NOTE}"
         lines += ["", said, "", markdown(*tables.kernels(some))]
-    leading = (f"- {claim.what}: {claim.figure}; commit {claim.origin}" for claim in claims(entries) if claim.leads)
+    leading = (
+        f"- {claim.what}: {claim.figure}; commit {origin(claim.entries)}" for claim in claims(entries) if claim.leads
+    )
     return "\n".join([*lines, "", *leading])
 
 
-def updated(text: str, entries: Sequence[Entry]) -> str:
-    """README with its table as the records have it. Raises UserError without both markers, in order."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise UserError(f"README has no table to write: it needs the lines {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{readme_table(entries)}\n{END}{after}"
-
-
-def write_readme(entries: Sequence[Entry], readme: Path = README) -> bool:
-    """Rewrites README's table; whether it changed."""
-    text = readme.read_text(encoding="utf-8")
-    new = updated(text, entries)
-    readme.write_text(new, encoding="utf-8")
-    return new != text
+def updated(readme: str, entries: Sequence[Entry]) -> str:
+    """README with its figures as the records have them."""
+    return replaced(readme, BEGIN, END, f"\n{readme_table(entries)}\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -289,5 +279,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     written = write(entries, args.out)
     print(f"{len(entries)} records: {', '.join(str(path) for path in written if path.suffix == '.md')}")
     if args.readme:
-        print(f"README's figures {'are new' if write_readme(entries) else 'are as the records have them'}")
+        text = README.read_text(encoding="utf-8")
+        new = updated(text, entries)
+        README.write_text(new, encoding="utf-8")
+        print(f"README's figures {'are new' if new != text else 'are as the records have them'}")
     return 0

@@ -151,7 +151,7 @@ class Restless(FakeClock):
 @pytest.fixture
 def idle(monkeypatch):
     """A machine that does nothing else; set["others"] makes it busy."""
-    told = {"before": 0.1, "during": 0.5, "steal": 0.0, "others": 0.0, "mhz": 2000}
+    told = {"before": 0.1, "during": 0.5, "steal": 0.0, "others": 0.0}
     monkeypatch.setattr(harness.Watch, "read", lambda self: dict(told))
     return told
 

@@ -26,13 +26,6 @@ def test_a_changed_record_makes_readme_drift(tmp_path):
     assert page.updated(text, load(tmp_path)) != text
 
 
-def test_what_no_record_holds_is_left_out(write, record):
-    text = page.readme_table(load(write("a.jsonl", record())))
-    assert "BLEU" not in text
-    assert "\n|" not in text
-    assert "\n-" not in text  # one provider is no comparison
-
-
 def test_kernels_are_summed_up_against_the_fastest_other_provider(write, record):
     rows = []
     for length, ours, eager, other in ((10, 200.0, 400.0, 100.0), (20, 100.0, 800.0, 900.0)):
@@ -151,24 +144,22 @@ def test_a_claim_names_its_commit_and_what_was_noted(write):
     assert "; commit abababa of 2026-11-20 with changes; other jobs ran" in page.readme_table(files)
 
 
-def test_smoke_rows_and_wrong_rows_claim_nothing(write, record):
-    rows = [record(level="smoke"), record(level="smoke", provider="torch eager")]
-    assert headline.claims(load(write("a.jsonl", *rows))) == []
-    rows = [record(status="wrong"), record(provider="torch eager")]
-    assert headline.claims(load(write("b.jsonl", *rows))) == []
+@pytest.mark.parametrize("ours", [{"level": "smoke"}, {"status": "wrong"}, None])
+def test_smoke_rows_wrong_rows_and_a_row_alone_claim_nothing(ours, write, record):
+    others = [record(provider="torch eager", **({"level": "smoke"} if ours == {"level": "smoke"} else {}))]
+    files = load(write("a.jsonl", *([record(**ours)] if ours else []), *others))
+    assert headline.claims(files) == []
+    assert not [mark for mark in ("\n|", "\n-", "BLEU") if mark in page.readme_table(files)]
 
 
-def test_the_table_replaces_what_stands_between_the_markers_and_nothing_else(tmp_path, write, record):
+def test_the_table_replaces_what_stands_between_the_markers_and_nothing_else(write, record):
     files = load(write("a.jsonl", record()))
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
-    assert page.write_readme(files, readme) is True
-    text = readme.read_text()
+    text = page.updated(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n", files)
     assert text.startswith(f"before\n{page.BEGIN}\nThe [benchmark report]")
     assert text.endswith(f"{page.END}\nafter\n")
     assert "old" not in text
-    assert page.write_readme(files, readme) is False
-    with pytest.raises(UserError, match="README has no table to write"):
+    assert page.updated(text, files) == text
+    with pytest.raises(UserError, match="there is no place to write to"):
         page.updated("no markers", files)
 
 

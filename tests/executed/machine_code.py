@@ -11,7 +11,6 @@ docs/assemblers.md. An interrupted run goes on where it was. Ends with status 1 
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -127,9 +126,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     kept = args.results / "machine-code.jsonl"
     records.write(kept, made, by_tile)
     if args.results == records.RESULTS:
-        text = PAGE.read_text(encoding="utf-8")
-        content = f"{BEGIN}\n\n{section(records.read(kept))}\n\n{END}"
-        PAGE.write_text(re.sub(f"{BEGIN}.*{END}", lambda _: content, text, flags=re.DOTALL), encoding="utf-8")
+        content = f"\n\n{section(records.read(kept))}\n\n"
+        text = text_table.replaced(PAGE.read_text(encoding="utf-8"), BEGIN, END, content)
+        PAGE.write_text(text, encoding="utf-8")
     wrong = [line for line in lines if line["wrong"]]
     print(table(lines))
     return 1 if wrong else 0
