@@ -10,6 +10,7 @@ torch.nn. What is counted against the roofline is the fused step on the tokens t
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -43,6 +44,8 @@ from fasttfm.training.optimization import Optimization, rate_dtype
 from fasttfm.training.workers import Workers
 
 Model = TypeVar("Model", bound=nn.Module)
+Loss = Callable[..., Tensor]
+"""Of a model, a batch and the label smoothing."""
 PADDING = (0.6, 0.2, 0.05, 0.0)
 PACKED = f"{OURS}, packed"
 """The layers see tokens alone (fasttfm train --packed)."""
@@ -125,41 +128,37 @@ class Contenders:
         """By provider, a step."""
         return {OURS: self.ours(), PACKED: self.ours(packed=True), TORCH_NN: self.theirs()}
 
-    def losses(self) -> dict[str, "Loss"]:
-        """By provider, the loss of its model."""
+    def loss(self, model: nn.Module, loss: Loss) -> "Checked":
+        """What is compared of a model."""
+        return Checked(model.eval(), partial(loss, label_smoothing=self.training.label_smoothing), self.autocast)
+
+    def losses(self) -> dict[str, "Checked"]:
+        """By provider, what is compared of a step's model."""
         return {
             OURS: self.loss(self.model(Transformer), our_loss),
             PACKED: self.loss(self.model(Transformer), partial(our_loss, packed=True)),
             TORCH_NN: self.loss(self.model(TorchTransformer), torch_nn.loss),
         }
 
-    def exact_loss(self) -> "Loss":
+    def exact_loss(self) -> "Checked":
         """The right answer of losses(), in float64."""
-        return Loss(self.model(TorchTransformer).double(), torch_nn.loss, self.training.label_smoothing, None)
-
-    def loss(self, model: nn.Module, loss: Callable[[Any, Batch, float], Tensor]) -> "Loss":
-        """The loss of a model, as losses() has it."""
-        return Loss(model, loss, self.training.label_smoothing, self.autocast)
+        return replace(self.loss(self.model(TorchTransformer).double(), torch_nn.loss), autocast=None)
 
 
-class Loss:
+@dataclass(frozen=True)
+class Checked:
     """The loss a target token, without dropout and without a step."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Callable[[Any, Batch, float], Tensor],
-        label_smoothing: float,
-        autocast: torch.dtype | None,
-    ) -> None:
-        self.model, self._loss, self._label_smoothing, self._autocast = model.eval(), loss, label_smoothing, autocast
+    model: nn.Module
+    loss: Loss
+    autocast: torch.dtype | None
 
     def __call__(self, batch: Batch) -> Tensor:
-        with torch.autocast(batch.source.device.type, self._autocast, enabled=self._autocast is not None):
-            return self._loss(self.model, batch, self._label_smoothing) / batch.target_tokens
+        with torch.autocast(batch.source.device.type, self.autocast, enabled=self.autocast is not None):
+            return self.loss(self.model, batch) / batch.target_tokens
 
     def with_gradient(self, batch: Batch) -> list[Tensor]:
-        """The loss of the batch's head, and the norm of its gradient in all parameters: what is compared."""
+        """The loss of the batch's head, and the norm of its gradient in all parameters."""
         value = self(head(batch))
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         norms = [g.double().norm() for g in torch.autograd.grad(value, parameters)]

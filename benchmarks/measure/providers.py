@@ -106,17 +106,14 @@ def provider(name: str, device: torch.device, make: Callable[[], Provider]) -> P
     try:
         return make()
     except Exception as error:
-        return _raising(error)
+        return refusing(error)
 
 
-def refusing(reason: str) -> Provider:
+def refusing(reason: str | Exception) -> Provider:
     """A provider that refuses whatever it is given."""
-    return _raising(NotImplementedError(reason))
 
-
-def _raising(error: Exception) -> Provider:
     def run(*inputs: Any) -> Any:
-        raise error
+        raise reason if isinstance(reason, Exception) else NotImplementedError(reason)
 
     return run
 

@@ -12,10 +12,8 @@ import torch
 from waiting import PATIENCE
 
 from benchmarks import __main__ as command
-from benchmarks import open_loop
 from benchmarks.measure import machine, records
 from benchmarks.measure.case import Case, Work
-from fasttfm.errors import UserError
 from fasttfm.kernels.proof.costs import Machine
 
 ENVIRONMENT = {**os.environ, "TRITON_INTERPRET": "0"}
@@ -110,9 +108,6 @@ def test_times_that_scatter_are_said_to(group, tmp_path, monkeypatch, capsys):
     )
     assert command.main(["--quick", "--out", str(tmp_path)]) == 0
     assert "4 of 4 rows are noisy, measured twice" in capsys.readouterr().out
-    monkeypatch.setattr("benchmarks.measure.clocks.HostClock.microseconds", lambda self, run: [run(), 10.0][1])
-    assert command.main(["--quick", "--out", str(tmp_path)]) == 0
-    assert "differ" not in capsys.readouterr().out
 
 
 def test_stopping_keeps_what_was_measured(group, tmp_path, capsys):
@@ -214,11 +209,6 @@ def test_the_shell_sees_130_after_ctrl_c(tmp_path):
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
-
-
-def test_numbers_that_no_measurement_can_have_are_refused_before_it():
-    with pytest.raises(UserError, match=r"'0' was given, it must be from 1 to"):
-        open_loop.main(["M", "--text", "T", "--seconds", "0"])
 
 
 def test_a_reader_that_has_gone_ends_it_quietly():
