@@ -98,7 +98,6 @@ def dense(form: Form, passes: str, setting: Setting, *, compile: bool) -> Case:
                 **({peers.COMPILE: _compiled(_eager(mask, p), device)} if compile else {}),
                 **({peers.FLEX: _flex(form, lengths, mask, p, device)} if compile else {}),
                 peers.FLASH_ATTN: peers.provider(peers.FLASH_ATTN, device, lambda: _flash_attn(form, p)),
-                peers.XFORMERS: peers.provider(peers.XFORMERS, device, lambda: _xformers(form, mask, p, setting.dtype)),
             }
 
         checked = functions(0.0) if form.dropout else None
@@ -232,26 +231,6 @@ def flash_attn(**options: Any) -> Provider:
     return run
 
 
-def _xformers(form: Form, mask: Tensor | None, p: float, dtype: torch.dtype) -> Provider:
-    """https://facebookresearch.github.io/xformers/components/ops.html: a tensor bias is added to the scores.
-
-    It wants the bias's rows aligned: where S is no multiple of 8, sliced from a wider tensor, as its errors advise.
-    """
-    from xformers.ops import LowerTriangularMask, memory_efficient_attention
-
-    bias: Any = LowerTriangularMask() if form.mask == "causal" else mask
-    if isinstance(bias, Tensor):
-        if bias.dtype == torch.bool:
-            bias = torch.zeros_like(bias, dtype=dtype).masked_fill_(~bias, float("-inf"))
-        bias = nnF.pad(bias, (0, -form.S % 8))[..., : form.S].expand(form.B, form.H, form.L, form.S)
-
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        return memory_efficient_attention(q, k, v, attn_bias=bias, p=p).transpose(1, 2)
-
-    return run
-
-
 def packed(
     sequences: int, longest: int, H: int, D: int, passes: str, setting: Setting, *, causal: bool, compile: bool
 ) -> Case:
@@ -296,7 +275,6 @@ def packed(
             peers.SDPA_NESTED: _nested(starts, longest, causal),
             **({peers.FLEX: _flex_packed(number, causal)} if compile else {}),
             peers.FLASH_ATTN: peers.provider(peers.FLASH_ATTN, device, flash_attn),
-            peers.XFORMERS: peers.provider(peers.XFORMERS, device, lambda: _xformers_packed(lengths, causal)),
         }
         return Work(inputs=inputs, providers=providers, reference=providers[peers.EAGER])
 
@@ -326,16 +304,6 @@ def _flex_packed(number: Tensor, causal: bool) -> Provider:
 
     function = flex(number.device, allowed, (None, len(number), len(number)))
     return lambda *qkv: function(*(x.transpose(0, 1)[None] for x in qkv))[0].transpose(0, 1)
-
-
-def _xformers_packed(lengths: list[int], causal: bool) -> Provider:
-    """https://facebookresearch.github.io/xformers/components/ops.html (BlockDiagonalMask)"""
-    from xformers.ops import memory_efficient_attention
-    from xformers.ops.fmha.attn_bias import BlockDiagonalMask
-
-    bias = BlockDiagonalMask.from_seqlens(lengths)
-    bias = bias.make_causal() if causal else bias
-    return lambda q, k, v: memory_efficient_attention(q[None], k[None], v[None], attn_bias=bias)[0]
 
 
 def weights(form: Form, passes: str, setting: Setting) -> Case:
