@@ -77,7 +77,10 @@ _GRACE = 10
 
 
 def limited(words: Sequence[str], seconds: float, environment: Mapping[str, str], output: Path) -> int:
-    """Runs a command in this checkout for at most so many seconds, its output in a file. Returns its status."""
+    """Runs a command in this checkout for at most so many seconds, its output in a file. Returns its status.
+
+    It ends with this process, which is not its parent: environment without child_environment()'s.
+    """
     line = ["timeout", f"--kill-after={_GRACE}", f"{seconds:.1f}", *words]
     with output.open("wb") as sink:
         options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": sink, "stderr": subprocess.STDOUT}

@@ -30,7 +30,6 @@ from benchmarks.measure.records import RESULTS, Record
 from benchmarks.measure.text_table import markdown, number, replaced
 from benchmarks.queue import prepare
 from benchmarks.queue.questions import Question, digest, outcomes, read
-from fasttfm.children import child_environment
 from fasttfm.cli.parser import InRange, Parser
 from fasttfm.errors import UserError
 from fasttfm.kernels.proof.assembler import in_use
@@ -53,7 +52,7 @@ def words(question: Question, results: Path, prepared: Path | None) -> list[str]
 def environment(prepared: Path | None, cache: Path) -> dict[str, str]:
     """The variables of a question's process: this checkout, the compiled kernels, no tuned choices but in `cache`."""
     path = [*map(str, SOURCES), *filter(None, [os.environ.get("PYTHONPATH")])]
-    result = {**child_environment(), "PYTHONPATH": os.pathsep.join(path), "FASTTFM_CACHE": str(cache)}
+    result = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "FASTTFM_CACHE": str(cache)}
     if prepared is not None:
         result["TRITON_CACHE_DIR"] = str(prepared / "kernels")
     return result

@@ -92,18 +92,21 @@ def test_it_asks_in_order_within_its_time_keeps_each_and_does_not_ask_again(tmp_
         question("absent", needs="data"),
         question("broken", "python -c \"print('found 9 us'); raise SystemExit(3)\""),
         question("missing", "no-such-program"),
+        question("suite", "python -m benchmarks check no-such-file.jsonl"),
     ]
     done = run.run(asked, 300, results=tmp_path)
     assert [(r["question"], r["status"], r["answers"][0]["verdict"]) for r in done] == [
-        ("first", "done", SHIP), ("broken", "failed", TAKE_BACK), ("missing", "failed", ASK_AGAIN)
+        ("first", "done", SHIP), ("broken", "failed", TAKE_BACK), ("missing", "failed", ASK_AGAIN),
+        ("suite", "failed", ASK_AGAIN),
     ]  # fmt: skip
+    assert "no-such-file.jsonl cannot be read" in done[-1]["output"], "a program of the suite ended in its own words"
     text = capsys.readouterr().out
     assert "long: left out, it may take 1000 s" in text
     assert "absent: left out, data is not prepared" in text
     assert re.search(r"\| first +\| time, us +\| 5\.00 +\| 3\.00 +\| 3\.00 +\| ship", text)
     assert run.load(tmp_path) == done
     again = run.run(asked, 300, results=tmp_path)
-    assert [r["question"] for r in again] == ["missing"]  # the only one without a number
+    assert [r["question"] for r in again] == ["missing", "suite"]  # those without a number
     assert f"first: answered on {done[0]['machine']['time'][:10]}\n" in capsys.readouterr().out
     assert run.run(asked[:1], 300, results=tmp_path, again=True)[0]["question"] == "first"
 
