@@ -52,7 +52,6 @@ COMMANDS = {
 DTYPES = ("float32", "float16", "bfloat16")
 SECONDS = {"smoke": 0.0, "quick": 0.3, "standard": 1.0, "full": 3.0}
 """Of timed runs a case, all its providers together."""
-_NOISE = "rows are noisy, measured twice: something else runs on this machine; close it and measure again"
 LEAST_ROUNDS = {"smoke": 1, "quick": 5, "standard": 10, "full": 20}
 
 
@@ -181,7 +180,8 @@ def run_cases(
     )
     began = time.monotonic()
     files: dict[Path, None] = {}
-    broken = timed = noisy = 0
+    done: list[Record] = []
+    broken = 0
     for number, case in enumerate(cases, 1):
         minutes = (time.monotonic() - began) * (len(cases) - number + 1) / max(number - 1, 1) / 60
         left = f", about {minutes:.0f} min left" if number > 1 else ""
@@ -210,10 +210,10 @@ def run_cases(
         note(f"    {summary(rows)}")
         for row in rows if as_json else ():
             print(json.dumps(row), flush=True)
-        timed += sum(row["time_us"] is not None for row in rows)
-        noisy += sum(row.get("noisy", False) for row in rows)
-    if noisy:
-        print(f"{noisy} of {timed} {_NOISE}", file=words)
+        done += [row for row in rows if row["time_us"]]
+    if noisy := sum(row["noisy"] for row in done):
+        remedy = "something else runs on this machine; close it and measure again"
+        print(f"{noisy} of {len(done)} rows are noisy, measured twice: {remedy}", file=words)
     for file in files:
         print(f"kept in {file}", file=words)
     if broken:

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from benchmarks.measure.records import RESULTS, Record
 from fasttfm.cli.main import EXIT_BROKEN_PIPE
 from fasttfm.cli.parser import Parser
 from fasttfm.errors import UserError, interrupted
-from fasttfm.system.children import child_environment, end_with_parent, run_to_end, signal_name
+from fasttfm.system.children import ask_for_parents_end, child_environment, end_with_parent, run_to_end, signal_name
 from fasttfm.system.signals import raise_dropped, stoppable
 
 
@@ -68,6 +68,24 @@ def python(*words: object) -> str:
     if done.returncode:
         raise SystemExit(f"benchmarks: {' '.join(line)} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
     return done.stdout
+
+
+AT_ITS_LIMIT = (124, -signal.SIGKILL)
+"""The statuses of limited() for a command that was stopped."""
+_GRACE = 10
+"""Seconds that a command has to write what it found, when its limit has come."""
+
+
+def limited(words: Sequence[str], seconds: float, environment: Mapping[str, str], output: Path) -> int:
+    """Runs a command in this checkout for at most so many seconds, its output in a file. Returns its status.
+
+    It ends with this process, which is not its parent: environment without child_environment()'s.
+    """
+    line = ["timeout", f"--kill-after={_GRACE}", f"{seconds:.1f}", *words]
+    with output.open("wb") as sink:
+        options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": sink, "stderr": subprocess.STDOUT}
+        options["preexec_fn"] = ask_for_parents_end
+        return run_to_end(line, env=environment, cwd=machine.ROOT, **options).returncode
 
 
 def run(main: Callable[[Sequence[str] | None], int], arguments: Sequence[str] | None = None) -> int:

@@ -27,8 +27,7 @@ from typing import Any
 from benchmarks import command
 from benchmarks.measure import machine, records
 from benchmarks.measure.providers import TORCH_NN
-from benchmarks.measure.records import RESULTS
-from fasttfm.cli.parser import InRange, Parser
+from fasttfm.cli.parser import InRange
 from fasttfm.data.demo import write_demo_corpus
 from fasttfm.errors import UserError
 from fasttfm.store.run_log import read_log
@@ -119,7 +118,8 @@ def prepare(name: str, text: Path, work: Path) -> Path:
 def source_lines(name: str, text: Path) -> bytes:
     """The source side of the test set."""
     source = _file(text, f"{CORPORA[name].test}.{CORPORA[name].source}")
-    return gzip.decompress(source.read_bytes()) if source.suffix == ".gz" else source.read_bytes()
+    with (gzip.open if source.suffix == ".gz" else open)(source, "rb") as lines:
+        return lines.read()
 
 
 def scored(name: str, text: Path, output: Path) -> dict[str, Any]:
@@ -223,17 +223,12 @@ def keep(record: dict[str, Any], folder: Path) -> None:
         print(f"{minutes:.2f} minutes from text to score: {goal[0]} in {goal[1]:g} minutes is {reached}")
 
 
-def _built_in_text(work: Path) -> Path:
-    write_demo_corpus(work / "text")
-    return work / "text"
-
-
 def run_built_in(results: Path, device: str | None = None, threads: int | None = None) -> None:
     """The built-in corpus with ours, then for as many minutes with the plain torch.nn trainer; two records."""
     more = [*(["--device", device] if device else []), *(["--threads", str(threads)] if threads else [])]
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        text = _built_in_text(work)
+        text = write_demo_corpus(work / "text")[0].parent
         ours = run(BUILT_IN, text, work, more)
         keep(ours, results)
         minutes = max(ours["training_minutes"], 0.1)
@@ -242,7 +237,7 @@ def run_built_in(results: Path, device: str | None = None, threads: int | None =
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments, more = command.split(argv)
-    parser = Parser(prog="python -m benchmarks end_to_end", description="From raw text to BLEU.")
+    parser = command.parser("benchmarks end_to_end", __doc__)
     parser.add_argument("corpus", choices=CORPORA)
     parser.add_argument("--text", type=Path, help="folder of train, valid and test files; demo writes its own")
     parser.add_argument("--work", type=Path, help="folder for prepared data, model and output")
@@ -252,7 +247,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--threads", type=InRange(0, 1024), default=0, help="of the CPU, with --peer; 0: what PyTorch takes"
     )
     parser.add_argument("--note", help="kept in the record as it is")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder that keeps the record")
     args = parser.parse_args(arguments)
     if bool(args.peer) != (args.minutes is not None) or (args.peer and more):
         parser.error("--peer and --minutes go together, and nothing after -- goes with them")
@@ -261,7 +255,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"{args.corpus} needs --text and --work: only {BUILT_IN} brings its own text")
     with tempfile.TemporaryDirectory() as folder:
         work = args.work or Path(folder)
-        text = args.text or _built_in_text(work)
+        text = args.text or write_demo_corpus(work / "text")[0].parent
         if args.peer:
             threads = ["--threads", str(args.threads)] if args.threads else []
             record = run_peer(args.corpus, text, work, args.minutes, threads)

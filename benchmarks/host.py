@@ -14,7 +14,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -116,32 +116,21 @@ def row(case: "Case", device: torch.device, seconds: float | None) -> dict[str, 
     return result
 
 
-def line(row: dict[str, Any]) -> str:
-    """A row on one line of a terminal."""
-    if "absent" in row:
-        return f"{row['what']:56} {row['peer']} is absent: {row['absent']}"
-    parts = []
+HEAD = ("", "calls", "us", "launches", "peer", "its calls", "its us", "its launches", "ratio")
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """A row of the report's table; launches are Triton's + ATen's."""
+    result = [row["what"]]
     for side in _SIDES:
-        if f"{side}calls" in row:
-            time = f"{row[f'{side}us']:9.1f} us" if f"{side}us" in row else ""
-            counts = f"{row[f'{side}calls']:6,} calls {row[f'{side}triton']:4} + {row[f'{side}aten']:<4} launches"
-            parts.append(f"{row['peer'] + ' ' if side else ''}{time} {counts}")
-    ratio = f"  {row['ratio']:.2f}x" if "ratio" in row else ""
-    return f"{row['what']:56} {' | '.join(parts)}{ratio}"
-
-
-def table(record: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """A record's head and rows for the report."""
-    lines = []
-    for row in record["measured"]:
-        cells = [row["what"], f"{row['calls']:,}" if "calls" in row else "", f"{row['us']:,}" if "us" in row else ""]
-        launched = [
-            f"{row[f'{side}triton']} + {row[f'{side}aten']}" if f"{side}calls" in row else "" for side in _SIDES
-        ]
-        peer = [f"{row[name]:,}" if name in row else "" for name in ("peer_calls", "peer_us")]
-        named = f"{row['peer']}, absent" if "absent" in row else row["peer"] if "peer_calls" in row else ""
-        lines.append([*cells, launched[0], named, *peer, launched[1], f"{row['ratio']:.2f}" if "ratio" in row else ""])
-    return ["", "calls", "us", "launches", "peer", "its calls", "its us", "its launches", "ratio"], lines
+        if side:
+            told = any(name.startswith(side) for name in row)
+            result.append(f"{row['peer']}, absent" if "absent" in row else row["peer"] if told else "")
+        counted = f"{side}calls" in row
+        result.append(f"{row[f'{side}calls']:,}" if counted else "")
+        result.append(f"{row[f'{side}us']:,}" if f"{side}us" in row else "")
+        result.append(f"{row[f'{side}triton']} + {row[f'{side}aten']}" if counted else "")
+    return [*result, f"{row['ratio']:.2f}" if "ratio" in row else ""]
 
 
 def note(record: dict[str, Any]) -> str:
@@ -155,19 +144,6 @@ def note(record: dict[str, Any]) -> str:
             "tiny tensors and starts no kernel; counts are the GPU's, times are CPU times, and ratios hold better."
         )
     return told
-
-
-def rows(device: torch.device, only: str, seconds: float | None) -> Iterator[dict[str, Any]]:
-    """Rows of every case whose name contains the word. Raises UserError where there is none."""
-    from benchmarks.cases.host import cases
-
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    chosen = [case for case in cases(device) if only in case.what]
-    if not chosen:
-        raise UserError(f"no case contains {only!r}: {'; '.join(case.what for case in cases(device))}")
-    for case in chosen:
-        yield row(case, device, seconds)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -191,18 +167,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         from benchmarks.measure.exchanged import exchange
 
         exchange(STANDS_IN_FOR)
+    from benchmarks.cases.host import cases
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    chosen = [case for case in cases(device) if args.only in case.what]
+    if not chosen:
+        raise UserError(f"no case contains {args.only!r}: {'; '.join(case.what for case in cases(device))}")
+    if not args.json:
+        print(" | ".join(HEAD))
     measured = []
-    seconds = None if args.counts else SECONDS["quick" if args.quick else "standard"]
-    for each in rows(device, args.only, seconds):
-        measured.append(each)
-        print(json.dumps(each) if args.json else line(each), flush=True)
+    for case in chosen:
+        measured.append(row(case, device, None if args.counts else SECONDS["quick" if args.quick else "standard"]))
+        print(json.dumps(measured[-1]) if args.json else " | ".join(cells(measured[-1])), flush=True)
     if not args.only and not args.counts:
         more = {"stands_in_for": STANDS_IN_FOR} if stands_in else {}
-        command.keep(args.results, "host", key=_of, measured=measured, **more)
+        command.keep(args.results, "host", key=_measured_on, measured=measured, **more)
     return 0
 
 
-def _of(record: dict[str, Any]) -> tuple:
+def _measured_on(record: dict[str, Any]) -> tuple:
     return machine_name(record["machine"]), record.get("stands_in_for")
 
 

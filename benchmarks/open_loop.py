@@ -9,36 +9,31 @@ of ours is compared with what the model translates without a server; one that di
 CTranslate2, with the same weights behind the same HTTP front, takes the same requests, one search after the other as it
 is made for. It ends a sentence's search when as many hypotheses as the beam has have ended; ours is measured with this
 rule (--early-stopping) and with its own.
-With --mixed, clients of all kinds ask ours at once instead (mixed_load.py), and it ends with 1 where memory grows or
-short requests wait unevenly; its record is in mixed-load.jsonl.
+With --mixed, clients of all kinds ask ours at once instead (load.py), and it ends with 1 where memory grows or short
+requests wait unevenly; its record is in mixed-load.jsonl.
 
 Appends one line to benchmarks/results/open-loop.jsonl. Source of the method: Tene, coordinated omission (wrk2).
 """
 
-import http.client
 import json
 import multiprocessing
 import random
-import statistics
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from benchmarks import command, mixed_load
+from benchmarks import command
+from benchmarks.load import MIXED, PATIENCE, Load, arriving, closed, failed, quantiles, sentences
 from benchmarks.measure.machine import SINCE_START, family
 from fasttfm.cli.main import main as fasttfm
 from fasttfm.cli.parser import THREADS, InRange
 from fasttfm.data.corpus import read_lines
 from fasttfm.system.children import end_with_parent
-from fasttfm.system.parsing import parse_json
 from fasttfm.translate import Translator
 from fasttfm.translate.translator import Translation
 
@@ -46,36 +41,11 @@ LOADS = (0.5, 0.8, 0.95)
 """Shares of the capacity."""
 EARLY_STOPPING = {"fasttfm": False, "fasttfm, early stopping": True}
 """Our providers."""
-_CLIENTS = 16
-_MOST_AT_ONCE = 256
+CLIENTS = 16
+MIXED_CLIENTS = 64
 _BURST = 64
 _LINES = 300
 """Different sentences that are asked for, at most."""
-_LONG = 8
-"""Sentences of a long request."""
-_SHORT_REQUESTS = 0.8
-"""Share of the requests that have one short sentence."""
-_PATIENCE = 120.0
-
-
-@dataclass(frozen=True)
-class Requests:
-    """The sentences that are asked for: the shortest third of a text and its longest third."""
-
-    short: list[str]
-    long: list[str]
-
-    @classmethod
-    def from_lines(cls, lines: Sequence[str]) -> "Requests":
-        ordered = sorted(lines, key=lambda line: len(line.split()))
-        third = max(1, len(ordered) // 3)
-        return cls(ordered[:third], ordered[-third:])
-
-    def draw(self, draws: random.Random) -> tuple[str, list[str]]:
-        """A kind of request, and its texts."""
-        if draws.random() < _SHORT_REQUESTS:
-            return "short", [draws.choice(self.short)]
-        return "long", draws.choices(self.long, k=_LONG)
 
 
 class CTranslate2:
@@ -115,13 +85,12 @@ def serve(kind: str, model: Path, workers: int, folder: Path, port: Connection) 
     from fasttfm.translate.server.limits import Limits
 
     ours = kind in EARLY_STOPPING
-    torch.set_num_threads(
-        workers if ours else 1
-    )  # PyTorch's threads would slow CTranslate2's down (peers/ctranslate2.py)
+    # PyTorch's threads would slow CTranslate2's down (peers/ctranslate2.py)
+    torch.set_num_threads(workers if ours else 1)
     listener = Listener()
     listener.bind(("127.0.0.1", 0))
     listener.listen()
-    limits = Limits(queue=100_000, seconds=_PATIENCE)
+    limits = Limits(queue=100_000, seconds=PATIENCE)
     translator: Any = translator_of(kind, model) if ours else CTranslate2(model, folder, workers)
     app = App({"model": translator}, limits, workers=workers if ours else 1)
     port.send(listener.getsockname()[1])
@@ -135,144 +104,67 @@ def translator_of(kind: str, model: Path) -> Translator:
     return translator
 
 
-class Server:
-    """A server that is asked, and the answers that it must give: by line; None: any."""
-
-    def __init__(self, port: int, expected: Mapping[str, str] | None = None) -> None:
-        self.port, self.expected = port, expected
-
-    def ask(self, texts: Sequence[str]) -> None:
-        """Have the texts translated. SystemExit where the answer is another than expected, or none."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_PATIENCE)
-        try:
-            connection.request("POST", "/translate", json.dumps({"text": texts}))
-            answer = connection.getresponse().read()
-        finally:
-            connection.close()
-        received = [best[0]["text"] for best in parse_json(answer).get("translations", ())]
-        wanted = received if self.expected is None else [self.expected[text] for text in texts]
-        if len(received) != len(texts) or received != wanted:
-            raise SystemExit(f"{texts} was answered with {answer[:200]!r}")
-
-
-def burst(server: Server, requests: Requests) -> None:
+def burst(load: Load) -> None:
     """Many requests at once, so that what is found out or compiled at its first use has been."""
-    draws = random.Random(0)
-    with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
-        for each in [pool.submit(server.ask, requests.draw(draws)[1]) for _ in range(_BURST)]:
+    with ThreadPoolExecutor(_BURST) as pool:
+        for each in [pool.submit(load.ask, ("short", "long")[n % 5 == 4], random.Random(n)) for n in range(_BURST)]:
             each.result()
-
-
-def capacity(server: Server, requests: Requests, seconds: float) -> tuple[float, float]:
-    """Requests and sentences a second that are answered while clients ask again at once."""
-    stop, answered = threading.Event(), [(0, 0)] * _CLIENTS
-
-    def client(number: int) -> None:
-        draws = random.Random(number)
-        while not stop.is_set():
-            _, texts = requests.draw(draws)
-            server.ask(texts)
-            if not stop.is_set():
-                done, sentences = answered[number]
-                answered[number] = done + 1, sentences + len(texts)
-
-    with ThreadPoolExecutor(_CLIENTS) as pool:
-        clients = [pool.submit(client, number) for number in range(_CLIENTS)]
-        try:
-            stop.wait(seconds)
-        finally:
-            stop.set()
-        for each in clients:
-            each.result()
-    requests_done, sentences = (sum(each) for each in zip(*answered))
-    return max(requests_done, 1) / seconds, sentences / seconds
-
-
-def waits(server: Server, requests: Requests, rate: float, seconds: float, seed: int) -> dict[str, list[float]]:
-    """Seconds from when each request should have been sent to its answer, by the kind of request."""
-    draws = random.Random(seed)
-    found: dict[str, list[float]] = {"short": [], "long": []}
-
-    def send(kind: str, texts: Sequence[str], due: float) -> None:
-        server.ask(texts)
-        found[kind].append(time.perf_counter() - due)
-
-    begin = time.perf_counter()
-    due = begin
-    sent = []
-    with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
-        while (due := due + draws.expovariate(rate)) < begin + seconds:
-            time.sleep(max(0.0, due - time.perf_counter()))
-            sent.append(pool.submit(send, *requests.draw(draws), due))
-        for each in sent:
-            each.result()
-    return found
-
-
-def row_of(provider: str, load: float, rate: float, found: dict[str, list[float]]) -> dict[str, Any]:
-    """Return the record of a load; milliseconds."""
-    row: dict[str, Any] = {"provider": provider, "load": load, "requests_per_second": round(rate, 2)}
-    for kind, seconds in found.items():
-        row[f"{kind}_requests"] = len(seconds)
-        cuts = statistics.quantiles(seconds, n=100, method="inclusive") if len(seconds) > 1 else seconds * 99
-        for name, place in (("p50", 49), ("p95", 94), ("p99", 98)):
-            row[f"{kind}_{name}_ms"] = round(1000 * cuts[place], 1) if cuts else 0.0
-    return row
 
 
 @contextmanager
-def served(provider: str, model: Path, workers: int, folder: Path) -> Iterator[tuple[int, Callable[[], int]]]:
-    """The port of a provider's server, and what tells its memory in MiB; it ends with the block."""
+def served(
+    provider: str, model: Path, lines: Sequence[str], workers: int, folder: Path
+) -> Iterator[tuple[Load, Callable[[], int]]]:
+    """Requests for a provider's server after a burst, and a function that tells its memory in MiB; it ends with the
+    block. Short requests are of the shortest third of the lines, long ones of the longest."""
+    ordered = sorted(lines, key=lambda line: len(line.split()))
+    third = max(1, len(ordered) // 3)
+    asked = [*ordered[:third], *ordered[-third:]]
+    expected = None
+    if provider in EARLY_STOPPING:
+        expected = dict(zip(asked, translator_of(provider, model).translate(asked)))
     processes = multiprocessing.get_context("spawn")
     ours, theirs = processes.Pipe()
-    target = partial(serve, provider, model, workers, folder / "exported", theirs)
-    process = processes.Process(target=target, daemon=True)  # this program waits for no other at its end
+    arguments = (provider, model, workers, folder / "exported", theirs)
+    process = processes.Process(target=serve, args=arguments, daemon=True)  # this program waits for no other at its end
     process.start()
     theirs.close()
     try:
-        yield ours.recv(), lambda: sum(each.memory_info().rss for each in family(process.pid)) >> 20
+        load = Load(ours.recv(), ordered[:third], ordered[-third:], expected)
+        burst(load)
+        yield load, lambda: sum(each.memory_info().rss for each in family(process.pid)) >> 20
     finally:
         with SINCE_START.ending():
             process.terminate()
             process.join()
 
 
-def measure(
-    model: Path, lines: Sequence[str], seconds: float, workers: int, seed: int, folder: Path
-) -> list[dict[str, Any]]:
+def measure(model: Path, lines: Sequence[str], seconds: float, workers: int, seed: int) -> list[dict[str, Any]]:
     """A row for each provider and load."""
-    requests = Requests.from_lines(lines)
     measured = []
     for provider in (*EARLY_STOPPING, "CTranslate2"):
-        expected = expected_of(provider, model, requests) if provider in EARLY_STOPPING else None
-        with served(provider, model, workers, folder) as (port, memory):
-            server = Server(port, expected)
-            burst(server, requests)
-            most, sentences = capacity(server, requests, seconds)
-            for load in LOADS:
-                rate = load * most
-                row = row_of(provider, load, rate, waits(server, requests, rate, seconds, seed))
-                measured.append(row | {"sentences_per_second": round(sentences, 1), "resident_mib": memory()})
-                print(json.dumps(measured[-1]), flush=True)
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            served(provider, model, lines, workers, Path(folder)) as (load, memory),
+        ):
+            answered, _ = closed(load, CLIENTS, seconds, seed, memory)
+            most = max(1, sum(map(len, answered.values()))) / seconds
+            for share in LOADS:
+                row = {"provider": provider, "load": share, "requests_per_second": round(share * most, 2)}
+                for kind, waits in arriving(load, share * most, seconds, seed).items():
+                    row |= {f"{kind}_{name}": value for name, value in quantiles(waits).items()}
+                row |= {"sentences_per_second": round(sentences(answered) / seconds, 1), "resident_mib": memory()}
+                measured.append(row)
+                print(json.dumps(row), flush=True)
     return measured
 
 
-def measure_mixed(
-    model: Path, lines: Sequence[str], seconds: float, workers: int, seed: int, folder: Path
-) -> dict[str, Any]:
+def measure_mixed(model: Path, lines: Sequence[str], seconds: float, workers: int, seed: int) -> dict[str, Any]:
     """The fields of a record of our server under a mixed load."""
-    provider, requests = "fasttfm", Requests.from_lines(lines)
-    expected = expected_of(provider, model, requests)
-    with served(provider, model, workers, folder) as (port, memory):
-        burst(Server(port, expected), requests)
-        load = mixed_load.Load(port, requests.short, requests.long, expected)
-        return mixed_load.run(load, seconds, seed, memory)
-
-
-def expected_of(provider: str, model: Path, requests: Requests) -> dict[str, str]:
-    """Each line with its translation by one of our providers."""
-    asked = [*requests.short, *requests.long]
-    return dict(zip(asked, translator_of(provider, model).translate(asked)))
+    with served("fasttfm", model, lines, workers, Path()) as (load, memory):
+        found, held = closed(replace(load, kinds=MIXED), MIXED_CLIENTS, seconds, seed, memory)
+    rows = [{"kind": kind, **quantiles(waits)} for kind, waits in found.items()]
+    return {"clients": MIXED_CLIENTS, "resident_mib": held, "measured": rows, "failed": failed(held, rows[0])}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -284,21 +176,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--workers", type=THREADS, default=1, help="processes; of CTranslate2 threads (default: 1)")
     parser.add_argument("--seed", type=int, default=1, help="of the arrivals (default: %(default)s)")
-    parser.add_argument(
-        "--mixed", action="store_true", help=f"{mixed_load.CLIENTS} clients of all kinds at once instead"
-    )
+    parser.add_argument("--mixed", action="store_true", help=f"{MIXED_CLIENTS} clients of all kinds at once instead")
     args = parser.parse_args(argv)
     lines = list(dict.fromkeys(line for line in read_lines(args.text) if line.strip()))[:_LINES]
     options = {"seconds": args.seconds, "workers": args.workers, "seed": args.seed}
-    with tempfile.TemporaryDirectory() as folder:
-        if args.mixed:
-            fields = measure_mixed(args.model, lines, folder=Path(folder), **options)
-            command.keep(args.results, "mixed_load", text=args.text.name, **options, **fields)
-            print(json.dumps(fields))
-            return 1 if fields["failed"] else 0
-        measured = measure(args.model, lines, folder=Path(folder), **options)
-    command.keep(args.results, "open_loop", text=args.text.name, **options, measured=measured)
-    return 0
+    if args.mixed:
+        fields = measure_mixed(args.model, lines, **options)
+        print(json.dumps(fields))
+    else:
+        fields = {"measured": measure(args.model, lines, **options)}
+    name = "mixed_load" if args.mixed else "open_loop"
+    command.keep(args.results, name, text=args.text.name, **options, **fields)
+    return 1 if fields.get("failed") else 0
 
 
 if __name__ == "__main__":

@@ -162,9 +162,7 @@ STARTED = {
     "benchmarks/measure/machine.py": 2,  # git, nvidia-smi
     "benchmarks/open_loop.py": 2,
     "benchmarks/peers/ctranslate2.py": 1,
-    "benchmarks/queue/illegal_tile.py": 1,  # a program with a limit
     "benchmarks/queue/prepare.py": 1,  # strip
-    "benchmarks/queue/run.py": 1,
     "fasttfm/system/children.py": 1,
     "fasttfm/system/processes.py": 1,
     "kernels/proof/assembler.py": 1,  # ptxas

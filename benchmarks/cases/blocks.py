@@ -5,7 +5,7 @@ Padding's own rows are left out of the check and get no gradient, since packed l
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,28 +31,84 @@ COMPILED = f"{peers.TORCH_NN}, compiled"
 def cases(setting: Setting) -> list[Case]:
     smoke = setting.level == "smoke"
     B, L = (3, 9) if smoke else (250, 100) if setting.on_gpu else (4 if setting.level == "quick" else 16, 100)
-    result = []
-    for d_model, heads in [(32, 2)] if smoke else [(512, 8)] + ([(1024, 16)] if setting.level == "full" else []):
-        for decoder in (False, True):
-            for dropout, passes in ((0.0, "forward"), (0.1, "training forward"), (0.1, "backward")):
-                result.append(_case(decoder, B, L, d_model, heads, dropout, passes, setting))
-    return result
+    sizes = [(32, 2)] if smoke else [(512, 8)] + ([(1024, 16)] if setting.level == "full" else [])
+    return [
+        layer(decoder, B, L, d_model, heads, dropout, passes, setting)
+        for d_model, heads in sizes
+        for decoder in (False, True)
+        for dropout, passes in ((0.0, "forward"), (0.1, "training forward"), (0.1, "backward"))
+    ]
 
 
-def _case(
+def layer(
     decoder: bool, B: int, L: int, d_model: int, heads: int, dropout: float, passes: str, setting: Setting
 ) -> Case:
-    shape = {"B": B, "L": L, "d_model": d_model, "heads": heads, "d_ff": 4 * d_model, "dropout": dropout}
+    """One layer over B sentences of up to L tokens."""
+    device, dtype = setting.device, setting.dtype
+    lengths = _lengths(B, L)
     # where every minute counts the compiler gets training, which it is meant for
     compile = setting.at_least("standard") or (setting.level == "quick" and not decoder and dropout > 0)
+
+    def inputs(i: int) -> tuple[Tensor, ...]:
+        x = (torch.randn(B, L, d_model, device=device).to(dtype).requires_grad_() for _ in range(1 + decoder))
+        return tuple(x)
+
+    def make() -> Work:
+        padding = torch.arange(L, device=device) >= torch.tensor(lengths, device=device)[:, None]
+        torch.manual_seed(setting.seed)
+        kind = "TransformerDecoderLayer" if decoder else "TransformerEncoderLayer"
+        options: dict[str, Any] = {"batch_first": True, "device": device, "dtype": dtype}
+        plain = getattr(nn, kind)(d_model, heads, 4 * d_model, 0.0, **options)
+        for parameter in plain.parameters():  # no bias of zeros, no weight of ones
+            nn.init.normal_(parameter, std=d_model**-0.5 if parameter.dim() > 1 else 0.5)
+
+        def layers(p: float) -> Mapping[str, Provider | Absent]:
+            theirs = copy.deepcopy(plain)
+            _set_dropout(theirs, p)
+            ours = [getattr(fnn, kind)(d_model, heads, 4 * d_model, p, **options) for _ in range(2)]
+            for layer in ours:
+                layer.load_state_dict(plain.state_dict())
+            result: dict[str, Any] = {
+                peers.OURS: _Layer(ours[0], padding),
+                PACKED: _Packed(ours[1], padding),
+                peers.TORCH_NN: _Layer(theirs, padding),
+            }
+            if compile:
+                result[COMPILED] = peers.compiled(_Layer(copy.deepcopy(theirs), padding), device)
+            marian = partial(_hugging_face, plain, padding, p)
+            result[peers.HUGGING_FACE] = peers.provider(peers.HUGGING_FACE, device, marian)
+            for module in result.values():
+                if isinstance(module, nn.Module):
+                    module.train(dropout > 0)
+            return result
+
+        def without_padding(value: Any) -> list[Tensor]:
+            return [
+                x.masked_fill(padding[..., None], 0) if x.shape[:2] == padding.shape else x
+                for x in numerics.tensors(value)
+            ]
+
+        return Work(
+            inputs=inputs,
+            providers=layers(dropout),
+            reference=_Layer(copy.deepcopy(plain).double(), padding).train(dropout > 0),
+            without_dropout=layers(0.0) if dropout else None,
+            plain=peers.TORCH_NN,
+            gradient=lambda output: numerics.cotangent(output).masked_fill(padding[..., None], 0),
+            error=lambda *values: numerics.kinked_error(*map(without_padding, values)),
+            measure=numerics.KINKED_MEASURE,
+            unit="real tokens/s",
+            units=lambda *x: float(sum(lengths)),
+        )
+
     return Case(
         group="blocks",
         name="decoder layer" if decoder else "encoder layer",
-        shape=shape,
+        shape={"B": B, "L": L, "d_model": d_model, "heads": heads, "d_ff": 4 * d_model, "dropout": dropout},
         dtype=setting.dtype_name,
         passes=passes,
-        cost=_cost(decoder, B, L, d_model, heads, dropout > 0, setting.dtype.itemsize, passes == "backward"),
-        make=partial(_make, decoder, B, L, d_model, heads, dropout, compile),
+        cost=_cost(decoder, lengths, d_model, heads, dropout > 0, dtype.itemsize, passes == "backward"),
+        make=make,
     )
 
 
@@ -60,9 +116,8 @@ def _lengths(B: int, L: int) -> list[int]:
     return [int(x) for x in torch.linspace(L / 2, L, B).ceil()]
 
 
-def _cost(decoder: bool, B: int, L: int, d: int, heads: int, dropout: bool, size: int, backward: bool) -> Cost:
+def _cost(decoder: bool, lengths: Sequence[int], d: int, heads: int, dropout: bool, size: int, backward: bool) -> Cost:
     """The cost of the real tokens alone: padding is work that need not be done."""
-    lengths = _lengths(B, L)
     T = sum(lengths)
     total = Cost()
     for N, F in [(d, 3 * d), (d, d), (d, 4 * d), (4 * d, d)] + ([(d, d), (d, 2 * d), (d, d)] if decoder else []):
@@ -112,70 +167,6 @@ class _Packed(nn.Module):
         memory = self.packing.pack(memory)
         y = self.layer(x, memory, tgt_is_causal=True, packing=self.packing, memory_packing=self.packing)
         return self.packing.unpack(y)
-
-
-def _make(
-    decoder: bool, B: int, L: int, d_model: int, heads: int, dropout: float, compile: bool, setting: Setting
-) -> Work:
-    device, dtype = setting.device, setting.dtype
-    lengths = torch.tensor(_lengths(B, L), device=device)
-    padding = torch.arange(L, device=device) >= lengths[:, None]
-    torch.manual_seed(setting.seed)
-    kind = "TransformerDecoderLayer" if decoder else "TransformerEncoderLayer"
-    options: dict[str, Any] = {"batch_first": True, "device": device, "dtype": dtype}
-    plain = getattr(nn, kind)(d_model, heads, 4 * d_model, 0.0, **options)
-    for parameter in plain.parameters():  # no bias of zeros, no weight of ones
-        nn.init.normal_(parameter, std=d_model**-0.5 if parameter.dim() > 1 else 0.5)
-
-    def layers(p: float) -> Mapping[str, Provider | Absent]:
-        theirs = copy.deepcopy(plain)
-        _set_dropout(theirs, p)
-        ours = [getattr(fnn, kind)(d_model, heads, 4 * d_model, p, **options) for _ in range(2)]
-        for layer in ours:
-            layer.load_state_dict(plain.state_dict())
-        result: dict[str, Any] = {
-            peers.OURS: _Layer(ours[0], padding),
-            PACKED: _Packed(ours[1], padding),
-            peers.TORCH_NN: _Layer(theirs, padding),
-        }
-        if compile:
-            result[COMPILED] = peers.compiled(_Layer(copy.deepcopy(theirs), padding), device)
-        result[peers.HUGGING_FACE] = peers.provider(
-            peers.HUGGING_FACE, device, lambda: _hugging_face(plain, padding, p)
-        )
-        for module in result.values():
-            if isinstance(module, nn.Module):
-                module.train(dropout > 0)
-        return result
-
-    def inputs(i: int) -> tuple[Tensor, ...]:
-        x = (torch.randn(B, L, d_model, device=device).to(dtype).requires_grad_() for _ in range(1 + decoder))
-        return tuple(x)
-
-    def gradient(output: Tensor) -> Tensor:
-        return numerics.cotangent(output).masked_fill(padding[..., None], 0)
-
-    def error(result: Any, expected: Any) -> float:
-        """The error of the real tokens."""
-        return numerics.kinked_error(*(_without_padding(value, padding) for value in (result, expected)))
-
-    return Work(
-        inputs=inputs,
-        providers=layers(dropout),
-        reference=_Layer(copy.deepcopy(plain).double(), padding).train(dropout > 0),
-        without_dropout=layers(0.0) if dropout else None,
-        plain=peers.TORCH_NN,
-        gradient=gradient,
-        error=error,
-        measure=numerics.KINKED_MEASURE,
-        unit="real tokens/s",
-        units=lambda *x: float(lengths.sum()),
-    )
-
-
-def _without_padding(value: Any, padding: Tensor) -> list[Tensor]:
-    rows = padding.shape
-    return [x.masked_fill(padding[..., None], 0) if x.shape[:2] == rows else x for x in numerics.tensors(value)]
 
 
 def _set_dropout(layer: nn.Module, p: float) -> None:

@@ -25,7 +25,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from benchmarks.cases import synthetic
 from benchmarks.cases.training_step import model_config
@@ -124,14 +123,34 @@ def _case(
     *, source: int = SOURCE, vocabulary: int = _VOCABULARY,
 ) -> Case:  # fmt: skip
     config = _config(setting, vocabulary)
+    dtype_name = str(dtype).removeprefix("torch.")
+
+    def make() -> Work:
+        exact = exact_model(config, setting.seed, setting.device)
+        # a worker a core, each with batches of its own, beside one that has all cores
+        counts = [1] + [setting.threads] * (setting.threads > 1 and batch > 1 and not setting.on_gpu)
+        providers = _ours(config, dtype, batch, beam, length, source, counts, setting)
+        providers |= _peers(config, dtype, beam, length, counts, setting)
+        return Work(
+            inputs=lambda i: (synthetic.sources(batch, source, config.vocab_size, seed=1_000 * setting.seed + i),),
+            providers=providers,
+            reference=lambda sources: (sources, expected(exact, beam, length, tuple(map(tuple, sources)))),
+            error=partial(error, exact) if dtype == torch.float32 else partial(error, exact, sentences=_LOSSY, best=1),
+            allowed=_ALLOWED[dtype_name],
+            unit="target tokens/s",
+            units=lambda sources: float(batch * length),
+            warm_up=2 if setting.on_gpu else 0,  # the first call and the check have warmed all there is to warm
+            rounds=setting.rounds_of_long_runs,
+        )
+
     return Case(
         group="decoding",
         name="paper-base",
         shape={"batch": batch, "beam": beam, "source": source, "length": length, "vocabulary": config.vocab_size},
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=dtype_name,
         passes="decode",
         cost=search_cost(config, batch=batch, beam=beam, source=source, length=length, size=dtype.itemsize),
-        make=partial(_work, config, dtype, batch, beam, length, source),
+        make=make,
     )
 
 
@@ -147,43 +166,34 @@ def search_cost(config: TransformerConfig, *, batch: int, beam: int, source: int
     return Cost(flops=int(flops), bytes=int(size * (encoder + cross + length * decoder + caches)))
 
 
-def _work(
-    config: TransformerConfig, dtype: torch.dtype, batch: int, beam: int, length: int, source: int, setting: Setting
-) -> Work:
-    weights = random_model(config, setting.seed).state_dict()
-
-    def ours(as_dtype: torch.dtype) -> Transformer:
-        model = Transformer(config)
-        model.load_state_dict(weights)
-        return model.to(device=setting.device, dtype=as_dtype).eval()
-
+def _ours(
+    config: TransformerConfig, dtype: torch.dtype, batch: int, beam: int, length: int, source: int,
+    counts: Sequence[int], setting: Setting,
+) -> dict[str, Provider | Absent]:  # fmt: skip
     # on a GPU so many sentences are searched at once, by an engine that the first runs make and the model keeps
     tokens = batch * max(source, SHORTEST) if setting.on_gpu else _ALL
     search = partial(Ours, beam=beam, length=length, batch_tokens=tokens)
-    exact = exact_model(config, setting.seed, setting.device)
-    workers = {"": 1} | ({WORKERS: setting.threads} if setting.threads > 1 and batch > 1 and not setting.on_gpu else {})
-    providers: dict[str, Provider | Absent] = {}
+
+    def model(as_dtype: torch.dtype) -> Transformer:
+        model = Transformer(config)
+        model.load_state_dict(random_model(config, setting.seed).state_dict())
+        return model.to(device=setting.device, dtype=as_dtype).eval()
+
+    result: dict[str, Provider | Absent] = {}
     if dtype != torch.int8:
-        model = ours(dtype)
-        providers |= {f"{OURS}{name}": search(model, workers=count) for name, count in workers.items()}
+        plain = model(dtype)
+        result |= {_named(OURS, count): search(plain, workers=count) for count in counts}
         if not setting.on_gpu:
-            providers[NOT_INVARIANT] = search(model, batch_invariant=False)
+            result[NOT_INVARIANT] = search(plain, batch_invariant=False)
     if dtype != torch.float32 and not setting.on_gpu:
-        in_int8 = ours(torch.float32)
+        in_int8 = model(torch.float32)
         multiply_in_int8(in_int8)
-        providers |= {f"{INT8}{name}": search(in_int8, workers=count) for name, count in workers.items()}
-    providers |= _peers(config, weights, dtype, beam, length, [*workers.values()], setting)
-    return Work(
-        inputs=lambda i: (synthetic.sources(batch, source, config.vocab_size, seed=1_000 * setting.seed + i),),
-        providers=providers,
-        reference=lambda sources: (sources, expected(exact, beam, length, tuple(map(tuple, sources)))),
-        error=partial(error, exact) if dtype == torch.float32 else partial(error, exact, sentences=_LOSSY, best=1),
-        allowed=_ALLOWED[str(dtype).removeprefix("torch.")],
-        unit="target tokens/s",
-        units=lambda sources: float(batch * length),
-        warm_up=2 if setting.on_gpu else 0,  # the first call and the check have warmed all there is to warm
-        rounds=setting.rounds_of_long_runs,
-    )
+        result |= {_named(INT8, count): search(in_int8, workers=count) for count in counts}
+    return result
+
+
+def _named(provider: str, workers: int) -> str:
+    return f"{provider}{WORKERS}" if workers > 1 else provider
 
 
 @functools.lru_cache(maxsize=1)
@@ -201,15 +211,10 @@ def expected(exact: Transformer, beam: int, length: int, sources: tuple[tuple[in
 
 
 def _peers(
-    config: TransformerConfig,
-    weights: dict[str, Tensor],
-    dtype: torch.dtype,
-    beam: int,
-    length: int,
-    workers: Sequence[int],
-    setting: Setting,
+    config: TransformerConfig, dtype: torch.dtype, beam: int, length: int, counts: Sequence[int], setting: Setting
 ) -> dict[str, Provider | Absent]:
     device, result = setting.device, dict[str, Provider | Absent]()
+    weights = random_model(config, setting.seed).state_dict()
 
     def generate(*, static: bool = False) -> Provider:
         model = huggingface.marian(config, weights).to(device=device, dtype=dtype)
@@ -224,10 +229,10 @@ def _peers(
     if dtype != torch.float32 and not setting.on_gpu:
         name, kind = f"{CTRANSLATE2} int8", "int8"
     options: dict[str, Any] = {"beam": beam, "length": length, "compute_type": kind, "device": device}
-    for count in workers:
+    for count in counts:
         each = {**options, "threads": setting.threads // count, "workers": count}
         make = partial(ctranslate2.Translate, config, weights, **each)
-        result[f"{name}{WORKERS}" if count > 1 else name] = provider(CTRANSLATE2, device, make)
+        result[_named(name, count)] = provider(CTRANSLATE2, device, make)
     return result
 
 
@@ -261,13 +266,9 @@ class Ours:
 
 
 def error(
-    exact: Transformer,
-    result: Hypotheses,
-    expected: tuple[Sequence[Sequence[int]], Expected],
-    *,
-    sentences: int | None = None,
-    best: int | None = None,
-) -> float:
+    exact: Transformer, result: Hypotheses, expected: tuple[Sequence[Sequence[int]], Expected],
+    *, sentences: int | None = None, best: int | None = None,
+) -> float:  # fmt: skip
     """See the head of this file; exact is the float64 model. sentences, best: how many are looked at; None: all."""
     sources, of_length = expected
     words = {len(tokens) for hypotheses in result for tokens in hypotheses}

@@ -24,6 +24,9 @@ from fasttfm.search.device.engine import Engine, Kind
 from fasttfm.search.device.state import Sizes
 
 Call = Callable[[], object]
+Tensors = Callable[[], Tensor]
+Named = tuple[str, Call, Call | None]
+"""What is called, ours, and the peer's, which may be nothing."""
 Sides = tuple[Sequence[Call], Sequence[Call]]
 """Ours and the peer's, which may be nothing: one call, or one of few and one of many steps."""
 FEW, MANY = 6, 26
@@ -64,58 +67,27 @@ def _backward(call: Callable[[], Tensor], like: Tensor) -> Call:
     return lambda: call().backward(gradient)
 
 
-def _operators(device: torch.device) -> Iterator[tuple[str, Call, Call | None]]:
+def _operators(device: torch.device) -> Iterator[Named]:
     tensor, whole = _tensors(device), partial(torch.tensor, device=device)
-    q, k, v = (tensor(_B, _H, _L, _D) for _ in range(3))
-    lengths, mask = whole([_L, 3]), torch.ones(_B, 1, _L, _L, dtype=torch.bool, device=device)
     drop: dict[str, Any] = {"dropout_p": 0.1, "seed": whole([3])}
-    fixed: Any = [q.detach(), k.detach(), v.detach()]
-    sdpa: Any = T.scaled_dot_product_attention
-
-    def attention(**options: Any) -> Call:
-        return _backward(lambda: F.attention(q, k, v, **options), q)
-
-    def theirs(**options: Any) -> Call:
-        return _backward(lambda: sdpa(q, k, v, **options), q)
-
-    yield "attention, no gradient", lambda: F.attention(*fixed), lambda: sdpa(*fixed)
-    yield f"attention, {_BOTH}", attention(), theirs()
-    yield (
-        f"attention, lengths and dropout, {_BOTH}",
-        attention(key_lengths=lengths, **drop), theirs(attn_mask=mask, dropout_p=0.1),
-    )  # fmt: skip
-    yield f"attention, mask, {_BOTH}", attention(mask=mask), theirs(attn_mask=mask)
-    joint = tensor(_B, _L, 3, _H, _D)
-
-    def of_joint() -> Tensor:
-        return sdpa(*joint.permute(2, 0, 3, 1, 4).unbind(0), dropout_p=0.1).transpose(1, 2).reshape(_B, _L, _E)
-
     x, residual, weight, bias = tensor(_B, _L, _E), tensor(_B, _L, _E), tensor(_E), tensor(_E)
-    yield (
-        f"joint_attention, lengths and dropout, {_BOTH}",
-        _backward(lambda: F.joint_attention(joint, key_lengths=lengths, **drop), x), _backward(of_joint, x),
-    )  # fmt: skip
-    starts = whole([0, 5, 8], dtype=torch.int32)
-    a, b, c = (tensor(8, _H, _D) for _ in range(3))
-    yield (
-        f"varlen_attention, {_BOTH}",
-        _backward(lambda: F.varlen_attention(a, b, c, starts, starts, _L, _L), a), None,
-    )  # fmt: skip
-    yield (
-        f"layer_norm, {_BOTH}",
-        _backward(lambda: F.layer_norm(x, weight, bias), x),
-        _backward(lambda: T.layer_norm(x, (_E,), weight, bias), x),
-    )
-    yield (
-        f"residual_layer_norm, dropout, {_BOTH}",
-        _backward(lambda: F.residual_layer_norm(x, residual, weight, bias, x_bias=bias, **drop)[0], x),
-        _backward(lambda: T.layer_norm(residual + T.dropout(x + bias, 0.1), (_E,), weight, bias), x),
+
+    def both(name: str, mine: Tensors, theirs: Tensors | None, like: Tensor = x) -> Named:
+        return f"{name}, {_BOTH}", _backward(mine, like), theirs and _backward(theirs, like)
+
+    yield from _attention(device, both, drop)
+    norm = partial(T.layer_norm, normalized_shape=(_E,), weight=weight, bias=bias)
+    yield both("layer_norm", lambda: F.layer_norm(x, weight, bias), lambda: norm(x))
+    yield both(
+        "residual_layer_norm, dropout",
+        lambda: F.residual_layer_norm(x, residual, weight, bias, x_bias=bias, **drop)[0],
+        lambda: norm(residual + T.dropout(x + bias, 0.1)),
     )
     w1, b1, w2, b2 = tensor(_F, _E), tensor(_F), tensor(_E, _F), tensor(_E)
-    yield (
-        f"feed_forward, dropout, {_BOTH}",
-        _backward(lambda: F.feed_forward(x, w1, b1, w2, b2, **drop), x),
-        _backward(lambda: T.linear(T.dropout(T.relu(T.linear(x, w1, b1)), 0.1), w2, b2), x),
+    yield both(
+        "feed_forward, dropout",
+        lambda: F.feed_forward(x, w1, b1, w2, b2, **drop),
+        lambda: T.linear(T.dropout(T.relu(T.linear(x, w1, b1)), 0.1), w2, b2),
     )
     hidden, table, target = tensor(10, _E), tensor(_V, _E), torch.randint(4, _V, (10,), device=device)
     yield (
@@ -124,14 +96,44 @@ def _operators(device: torch.device) -> Iterator[tuple[str, Call, Call | None]]:
         lambda: T.cross_entropy(T.linear(hidden, table), target, reduction="sum").backward(),
     )
     tokens, places = target.view(_B, _L), tensor(16, _E).detach()
-    yield (
-        f"embed, dropout, {_BOTH}",
-        _backward(lambda: F.embed(tokens, table, places, scale=8.0, **drop), x),
-        _backward(lambda: T.dropout(T.embedding(tokens, table) * 8.0 + places[:_L], 0.1), x),
+    yield both(
+        "embed, dropout",
+        lambda: F.embed(tokens, table, places, scale=8.0, **drop),
+        lambda: T.dropout(T.embedding(tokens, table) * 8.0 + places[:_L], 0.1),
     )
 
 
-def _modules(device: torch.device) -> Iterator[tuple[str, Call, Call | None]]:
+def _attention(device: torch.device, both: Callable[..., Named], drop: dict[str, Any]) -> Iterator[Named]:
+    tensor, whole = _tensors(device), partial(torch.tensor, device=device)
+    q, k, v = (tensor(_B, _H, _L, _D) for _ in range(3))
+    lengths, mask = whole([_L, 3]), torch.ones(_B, 1, _L, _L, dtype=torch.bool, device=device)
+    fixed: Any = [q.detach(), k.detach(), v.detach()]
+    sdpa: Any = T.scaled_dot_product_attention
+
+    def ours(**options: Any) -> Tensors:
+        return lambda: F.attention(q, k, v, **options)
+
+    def theirs(**options: Any) -> Tensors:
+        return lambda: sdpa(q, k, v, **options)
+
+    yield "attention, no gradient", lambda: F.attention(*fixed), lambda: sdpa(*fixed)
+    yield both("attention", ours(), theirs(), q)
+    named = "attention, lengths and dropout"
+    yield both(named, ours(key_lengths=lengths, **drop), theirs(attn_mask=mask, dropout_p=0.1), q)
+    yield both("attention, mask", ours(mask=mask), theirs(attn_mask=mask), q)
+    joint = tensor(_B, _L, 3, _H, _D)
+
+    def of_joint() -> Tensor:
+        heads = joint.permute(2, 0, 3, 1, 4).unbind(0)
+        return sdpa(*heads, dropout_p=0.1).transpose(1, 2).reshape(_B, _L, _E)
+
+    yield both(f"joint_{named}", lambda: F.joint_attention(joint, key_lengths=lengths, **drop), of_joint)
+    starts = whole([0, 5, 8], dtype=torch.int32)
+    a, b, c = (tensor(8, _H, _D) for _ in range(3))
+    yield both("varlen_attention", lambda: F.varlen_attention(a, b, c, starts, starts, _L, _L), None, a)
+
+
+def _modules(device: torch.device) -> Iterator[Named]:
     x = torch.randn(_B, _L, _E, device=device, requires_grad=True)
 
     def both(name: str, *sizes: int, **options: Any) -> list[nn.Module]:

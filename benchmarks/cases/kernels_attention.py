@@ -46,6 +46,10 @@ class Form:
             return [self.S] * self.B
         return [int(x) for x in torch.linspace(self.S / 2, self.S, self.B).ceil()]
 
+    def key_lengths(self, device: torch.device) -> Tensor | None:
+        """lengths() for a provider; None where no sentence ends early."""
+        return torch.tensor(self.lengths(), device=device) if "lengths" in self.mask else None
+
     @property
     def causal(self) -> bool:
         return "causal" in self.mask
@@ -73,43 +77,35 @@ def projected(setting: Setting, B: int, L: int, H: int, D: int, parts: int = 3) 
 
 
 def dense(form: Form, passes: str, setting: Setting, *, compile: bool) -> Case:
-    name = "attention" if form.L == form.S else "cross attention"
-    cost = form.costs(setting.dtype.itemsize)
-    return case(name, asdict(form), passes, setting, cost, partial(_dense, form, compile))
-
-
-def _dense(form: Form, compile: bool, setting: Setting) -> Work:
-    device, dtype = setting.device, setting.dtype
-    B, H, L, S, D = form.B, form.H, form.L, form.S, form.D
-    lengths = torch.tensor(form.lengths(), device=device) if "lengths" in form.mask else None
-    mask = _mask(form, lengths, setting)  # what a provider without arguments for lengths or causal is told
+    device, L, S = setting.device, form.L, form.S
 
     def inputs(i: int) -> tuple[Tensor, ...]:
-        q, k, v = projected(setting, B, S, H, D)
+        q, k, v = projected(setting, form.B, S, form.H, form.D)
         if L != S:
-            (q,) = projected(setting, B, L, H, D, parts=1)
+            (q,) = projected(setting, form.B, L, form.H, form.D, parts=1)
         return q, k, v
 
-    def with_compiler(p: float) -> dict[str, Provider]:
-        flex = _flex(form, lengths, mask, p, device)
-        return {peers.COMPILE: _compiled(_eager(mask, p), device), peers.FLEX: flex}
+    def make() -> Work:
+        lengths = form.key_lengths(device)
+        mask = _mask(form, lengths, setting)  # for a provider without arguments for lengths or causal
+        ours: dict[str, Any] = {"mask": mask} if form.mask in ("bool", "additive") else {"key_lengths": lengths}
 
-    def functions(p: float) -> Mapping[str, Provider | Absent]:
-        return {
-            peers.OURS: _ours(form, lengths, mask, p),
-            peers.EAGER: _eager(mask, p),
-            **_sdpa(form, mask, p, device),
-            **(with_compiler(p) if compile else {}),
-            peers.FLASH_ATTN: peers.provider(peers.FLASH_ATTN, device, lambda: _flash_attn(form, p)),
-            peers.XFORMERS: peers.provider(peers.XFORMERS, device, lambda: _xformers(form, mask, p, dtype)),
-        }
+        def functions(p: float) -> Mapping[str, Provider | Absent]:
+            return {
+                peers.OURS: partial(F.attention, causal=form.causal, dropout_p=p, **ours),
+                peers.EAGER: _eager(mask, p),
+                **_sdpa(form, mask, p, device),
+                **({peers.COMPILE: _compiled(_eager(mask, p), device)} if compile else {}),
+                **({peers.FLEX: _flex(form, lengths, mask, p, device)} if compile else {}),
+                peers.FLASH_ATTN: peers.provider(peers.FLASH_ATTN, device, lambda: _flash_attn(form, p)),
+            }
 
-    return Work(
-        inputs=inputs,
-        providers=functions(form.dropout),
-        reference=_eager(mask, 0.0),
-        without_dropout=functions(0.0) if form.dropout else None,
-    )
+        checked = functions(0.0) if form.dropout else None
+        reference = _eager(mask, 0.0)
+        return Work(inputs=inputs, providers=functions(form.dropout), reference=reference, without_dropout=checked)
+
+    name = "attention" if L == S else "cross attention"
+    return case(name, asdict(form), passes, setting, form.costs(setting.dtype.itemsize), make)
 
 
 def _mask(form: Form, lengths: Tensor | None, setting: Setting) -> Tensor | None:
@@ -128,11 +124,6 @@ def _mask(form: Form, lengths: Tensor | None, setting: Setting) -> Tensor | None
         triangle = torch.ones(L, S, dtype=torch.bool, device=device).tril()
         mask = triangle if mask is None else mask & triangle
     return mask
-
-
-def _ours(form: Form, lengths: Tensor | None, mask: Tensor | None, p: float) -> Provider:
-    given = mask if form.mask in ("bool", "additive") else None
-    return lambda q, k, v: F.attention(q, k, v, key_lengths=lengths, mask=given, causal=form.causal, dropout_p=p)
 
 
 def _eager_weights(mask: Tensor | None) -> Provider:
@@ -198,7 +189,7 @@ def flex(
 
 def _flex(form: Form, lengths: Tensor | None, mask: Tensor | None, p: float, device: torch.device) -> Provider:
     if p:
-        return peers.refusing(NotImplementedError("flex_attention takes no dropout"))
+        return peers.refusing("flex_attention takes no dropout")
 
     def allowed(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         keep = key >= 0
@@ -225,7 +216,7 @@ def _flex(form: Form, lengths: Tensor | None, mask: Tensor | None, p: float, dev
 
 def _flash_attn(form: Form, p: float) -> Provider:
     if form.mask not in ("none", "causal"):
-        return peers.refusing(NotImplementedError("flash_attn_func takes no mask and no key lengths"))
+        return peers.refusing("flash_attn_func takes no mask and no key lengths")
     return flash_attn(dropout_p=p, causal=form.causal)
 
 
@@ -240,128 +231,79 @@ def flash_attn(**options: Any) -> Provider:
     return run
 
 
-def _xformers(form: Form, mask: Tensor | None, p: float, dtype: torch.dtype) -> Provider:
-    """https://facebookresearch.github.io/xformers/components/ops.html: a tensor bias is added to the scores.
-
-    It wants the bias's rows aligned: where S is no multiple of 8, sliced from a wider tensor, as its errors advise.
-    """
-    from xformers.ops import LowerTriangularMask, memory_efficient_attention
-
-    bias: Any = LowerTriangularMask() if form.mask == "causal" else mask
-    if isinstance(bias, Tensor):
-        if bias.dtype == torch.bool:
-            bias = torch.zeros_like(bias, dtype=dtype).masked_fill_(~bias, float("-inf"))
-        bias = nnF.pad(bias, (0, -form.S % 8))[..., : form.S].expand(form.B, form.H, form.L, form.S)
-
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        return memory_efficient_attention(q, k, v, attn_bias=bias, p=p).transpose(1, 2)
-
-    return run
-
-
 def packed(
     sequences: int, longest: int, H: int, D: int, passes: str, setting: Setting, *, causal: bool, compile: bool
 ) -> Case:
     """Sentences one after the other, without padding, lengths from a quarter of the longest to all of it."""
+    device = setting.device
     lengths = [int(x) for x in torch.linspace(longest / 4, longest, sequences).ceil()]
-    sizes = [(1, H, length, length, D, setting.dtype.itemsize) for length in lengths]
-    cost = _costs(sizes, causal=causal, dropout=False)
-    shape = {"T": sum(lengths), "sequences": sequences, "longest": longest, "H": H, "D": D, "causal": causal}
-    return case("packed attention", shape, passes, setting, cost, partial(_packed, lengths, H, D, causal, compile))
-
-
-def _packed(lengths: list[int], H: int, D: int, causal: bool, compile: bool, setting: Setting) -> Work:
-    device, dtype = setting.device, setting.dtype
     tokens, longest = sum(lengths), max(lengths)
-    starts = nnF.pad(torch.tensor(lengths, device=device).cumsum(0), (1, 0)).to(torch.int32)
-    number = torch.repeat_interleave(torch.arange(len(lengths), device=device), torch.tensor(lengths, device=device))
-    row = torch.arange(tokens, device=device) - starts[number]
-    real = torch.arange(longest, device=device) < torch.tensor(lengths, device=device)[:, None]
-    mask = real[:, None, None, :]
-    if causal:
-        mask = mask & torch.ones(longest, longest, dtype=torch.bool, device=device).tril()
 
     def inputs(i: int) -> tuple[Tensor, ...]:
-        joint = torch.randn(tokens, 3, H, D, dtype=dtype, device=device)
-        q, k, v = (x.detach().requires_grad_() for x in joint.unbind(1))
-        return q, k, v
+        joint = torch.randn(tokens, 3, H, D, dtype=setting.dtype, device=device)
+        return tuple(x.detach().requires_grad_() for x in joint.unbind(1))
 
-    def padded(attend: Provider) -> Provider:
-        """Pad packed rows to (B, H, longest, D) and back, as one does without a kernel for them."""
+    def make() -> Work:
+        counts = torch.tensor(lengths, device=device)
+        starts = nnF.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
+        number = torch.repeat_interleave(torch.arange(sequences, device=device), counts)
+        row = torch.arange(tokens, device=device) - starts[number]
+        mask = (torch.arange(longest, device=device) < counts[:, None])[:, None, None, :]
+        if causal:
+            mask = mask & torch.ones(longest, longest, dtype=torch.bool, device=device).tril()
 
-        def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            q, k, v = (
-                x.new_zeros(len(lengths), longest, H, D).index_put((number, row), x).transpose(1, 2) for x in (q, k, v)
-            )
-            return attend(q, k, v).transpose(1, 2)[number, row]
+        def padded(attend: Provider) -> Provider:
+            """Pad packed rows to (B, H, longest, D) and back, as one does without a kernel for them."""
 
-        return run
+            def pad(x: Tensor) -> Tensor:
+                return x.new_zeros(sequences, longest, H, D).index_put((number, row), x).transpose(1, 2)
 
-    def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return nnF.scaled_dot_product_attention(q, k, v, mask)
+            return lambda *qkv: attend(*map(pad, qkv)).transpose(1, 2)[number, row]
 
-    def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.varlen_attention(q, k, v, starts, starts, longest, longest, causal=causal)
+        def of_varlen(function: Provider) -> Provider:
+            return lambda q, k, v: function(q, k, v, starts, starts, longest, longest, causal=causal)
 
-    return Work(
-        inputs=inputs,
-        providers={
-            peers.OURS: ours,
+        def flash_attn() -> Provider:  # https://github.com/Dao-AILab/flash-attention#how-to-use-flashattention
+            from flash_attn import flash_attn_varlen_func
+
+            return of_varlen(flash_attn_varlen_func)
+
+        providers: dict[str, Provider | Absent] = {
+            peers.OURS: of_varlen(F.varlen_attention),
             peers.EAGER: padded(_eager(mask, 0.0)),
-            peers.SDPA_PADDED: padded(sdpa),
+            peers.SDPA_PADDED: padded(partial(nnF.scaled_dot_product_attention, attn_mask=mask)),
             peers.SDPA_NESTED: _nested(starts, longest, causal),
-            **({peers.FLEX: _flex_packed(number, tokens, causal, device)} if compile else {}),
-            peers.FLASH_ATTN: peers.provider(
-                peers.FLASH_ATTN, device, lambda: _flash_attn_packed(starts, longest, causal)
-            ),
-            peers.XFORMERS: peers.provider(peers.XFORMERS, device, lambda: _xformers_packed(lengths, causal)),
-        },
-        reference=padded(_eager(mask, 0.0)),
-    )
+            **({peers.FLEX: _flex_packed(number, causal)} if compile else {}),
+            peers.FLASH_ATTN: peers.provider(peers.FLASH_ATTN, device, flash_attn),
+        }
+        return Work(inputs=inputs, providers=providers, reference=providers[peers.EAGER])
+
+    cost = _costs([(1, H, each, each, D, setting.dtype.itemsize) for each in lengths], causal=causal, dropout=False)
+    shape = {"T": tokens, "sequences": sequences, "longest": longest, "H": H, "D": D, "causal": causal}
+    return case("packed attention", shape, passes, setting, cost, make)
 
 
 def _nested(starts: Tensor, longest: int, causal: bool) -> Provider:
     """https://docs.pytorch.org/docs/stable/nested.html (jagged layout; its way on a CPU wants contiguous rows)"""
     offsets = starts.long()
 
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k, v = (
-            torch.nested.nested_tensor_from_jagged(x if x.is_cuda else x.contiguous(), offsets, max_seqlen=longest)
-            for x in (q, k, v)
-        )
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        return nnF.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).values()
+    def nested(x: Tensor) -> Tensor:
+        x = x if x.is_cuda else x.contiguous()
+        return torch.nested.nested_tensor_from_jagged(x, offsets, max_seqlen=longest).transpose(1, 2)
 
-    return run
+    sdpa = partial(nnF.scaled_dot_product_attention, is_causal=causal)
+    return lambda *qkv: sdpa(*map(nested, qkv)).transpose(1, 2).values()
 
 
-def _flex_packed(number: Tensor, tokens: int, causal: bool, device: torch.device) -> Provider:
+def _flex_packed(number: Tensor, causal: bool) -> Provider:
     """A token attends in its own sequence."""
 
     def allowed(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         same = number[query] == number[key]
         return same & (query >= key) if causal else same
 
-    function = flex(device, allowed, (None, tokens, tokens))
+    function = flex(number.device, allowed, (None, len(number), len(number)))
     return lambda *qkv: function(*(x.transpose(0, 1)[None] for x in qkv))[0].transpose(0, 1)
-
-
-def _flash_attn_packed(starts: Tensor, longest: int, causal: bool) -> Provider:
-    """https://github.com/Dao-AILab/flash-attention#how-to-use-flashattention"""
-    from flash_attn import flash_attn_varlen_func
-
-    return lambda q, k, v: flash_attn_varlen_func(q, k, v, starts, starts, longest, longest, causal=causal)
-
-
-def _xformers_packed(lengths: list[int], causal: bool) -> Provider:
-    """https://facebookresearch.github.io/xformers/components/ops.html (BlockDiagonalMask)"""
-    from xformers.ops import memory_efficient_attention
-    from xformers.ops.fmha.attn_bias import BlockDiagonalMask
-
-    bias = BlockDiagonalMask.from_seqlens(lengths)
-    bias = bias.make_causal() if causal else bias
-    return lambda q, k, v: memory_efficient_attention(q[None], k[None], v[None], attn_bias=bias)[0]
 
 
 def weights(form: Form, passes: str, setting: Setting) -> Case:
@@ -373,16 +315,12 @@ def weights(form: Form, passes: str, setting: Setting) -> Case:
         Cost(2 * scores * form.D, rows + size * scores, 2),
         Cost(4 * scores * form.D, 2 * rows + 2 * size * scores, 3),
     )
-    return case("attention weights", asdict(form), passes, setting, cost, partial(_weights, form))
 
+    def make() -> Work:
+        lengths = form.key_lengths(setting.device)
+        eager = _eager_weights(_mask(form, lengths, setting))
+        ours = partial(F.attention_weights, key_lengths=lengths, causal=form.causal)
+        inputs = partial(projected, setting, form.B, form.S, form.H, form.D, parts=2)
+        return Work(inputs=lambda i: inputs(), providers={peers.OURS: ours, peers.EAGER: eager}, reference=eager)
 
-def _weights(form: Form, setting: Setting) -> Work:
-    lengths = torch.tensor(form.lengths(), device=setting.device) if "lengths" in form.mask else None
-
-    def ours(q: Tensor, k: Tensor) -> Tensor:
-        return F.attention_weights(q, k, key_lengths=lengths, causal=form.causal)
-
-    eager = _eager_weights(_mask(form, lengths, setting))
-    functions: dict[str, Callable[..., Any]] = {peers.OURS: ours, peers.EAGER: eager}
-    inputs = partial(projected, setting, form.B, form.S, form.H, form.D, parts=2)
-    return Work(inputs=lambda i: inputs(), providers=functions, reference=eager)
+    return case("attention weights", asdict(form), passes, setting, cost, make)

@@ -143,7 +143,7 @@ def _eager_loss(logits: Tensor, target: Tensor, reduction: str = "mean", smoothi
 def _liger_cross_entropy(passes: str) -> Provider:
     """https://github.com/linkedin/Liger-Kernel#model-kernels: leaves the gradient in the logits' memory"""
     if passes == "backward":
-        return peers.refusing(NotImplementedError("its forward computes the gradient: see forward+backward"))
+        return peers.refusing("its forward computes the gradient: see forward+backward")
     from liger_kernel.transformers import LigerCrossEntropyLoss
 
     return LigerCrossEntropyLoss(label_smoothing=0.1)

@@ -42,7 +42,7 @@ def operator(
     """
     dropout = shape.get("dropout", 0.0)
 
-    def providers(setting: Setting, p: float) -> dict[str, Provider | Absent]:
+    def providers(p: float) -> dict[str, Provider | Absent]:
         given = {"dropout_p": p} if p else {}
         plain = partial(eager, **given)
         return {
@@ -52,8 +52,8 @@ def operator(
             **{name: peers.provider(name, setting.device, partial(make, **given)) for name, make in others.items()},
         }
 
-    def make(setting: Setting) -> Work:
-        timed, checked = providers(setting, dropout), providers(setting, 0.0) if dropout else None
-        return Work(inputs=inputs, providers=timed, reference=eager, without_dropout=checked, **options)
+    def make() -> Work:
+        checked = providers(0.0) if dropout else None
+        return Work(inputs=inputs, providers=providers(dropout), reference=eager, without_dropout=checked, **options)
 
     return case(name, shape, passes, setting, costs, make)

@@ -13,7 +13,6 @@ loss summed over the first pairs of the corpus is the same however they were bat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,11 +20,9 @@ from torch import Tensor
 
 from benchmarks.cases import synthetic, training_step
 from benchmarks.measure.case import Case, Setting, Work
-from benchmarks.measure.providers import OURS, TORCH_NN, Provider
-from benchmarks.peers import torch_nn
+from benchmarks.measure.providers import TORCH_NN, Provider
 from fasttfm.data.batches import Batch, TokenBatches, collate
 from fasttfm.data.prepared import ParallelTokens
-from fasttfm.models import Transformer, TransformerConfig
 
 Step = Callable[[Batch], Tensor]
 Batching = Callable[[ParallelTokens, int], Iterator[np.ndarray]]
@@ -61,6 +58,36 @@ def _case(
     setting: Setting, name: str, lengths: synthetic.Lengths, preset: str, pairs: int, max_tokens: int, tokens: int
 ) -> Case:
     config = training_step.model_config(preset)
+    device = setting.device
+
+    def whole(step: Step, batching: Batching, corpus: ParallelTokens) -> Epoch:
+        """All of the first pairs, so that it is the same work however they are batched."""
+        few = range(min(len(corpus), 64))
+        head = ParallelTokens.from_lists([corpus.source(i) for i in few], [corpus.target(i) for i in few])  # type: ignore
+        with torch.no_grad():
+            return epoch_of(step, batching, device, max_tokens, 1 << 60, head)
+
+    def make() -> Work:
+        those = training_step.Contenders(preset, setting)
+        timed: dict[str, Provider] = {}
+        checked: dict[str, Provider] = {}
+        for suffix, batching in (("", bucketed), (f", {_RANDOM}", shuffled)):
+            for name, step in those.steps().items():
+                timed[name + suffix] = partial(epoch_of, step, batching, device, max_tokens, tokens)
+            checked |= {f"{name}{suffix}": partial(whole, loss, batching) for name, loss in those.losses().items()}
+        return Work(
+            inputs=lambda i: (synthetic.corpus(pairs, lengths, config.vocab_size, seed=1_000 * setting.seed + i),),
+            providers=timed,
+            without_dropout=checked,
+            reference=partial(whole, those.exact_loss(), bucketed),
+            plain=TORCH_NN,
+            unit="target tokens/s",
+            units=lambda corpus: float(tokens),
+            warm_up=0 if not setting.on_gpu else 1,
+            rounds=setting.rounds_of_long_runs,
+            details=lambda epoch: {"padding": round(epoch.padding, 4), "batches": epoch.batches},
+        )
+
     return Case(
         group="padding",
         name=name,
@@ -69,7 +96,7 @@ def _case(
         passes="epoch",
         # products and Adam once for all tokens together: more batches than one read the weights more often
         cost=training_step.cost(config, tokens=tokens),
-        make=partial(_work, config, preset, lengths, pairs, max_tokens, tokens),
+        make=make,
     )
 
 
@@ -109,73 +136,3 @@ def epoch_of(
         if left <= 0:
             break
     return Epoch(total, 1.0 - used / cells, count)
-
-
-def _still_loss(model: Any, loss: Callable[[Any, Batch], Tensor], autocast: torch.dtype | None, batch: Batch) -> Tensor:
-    """The loss a token, without dropout and without a step."""
-    device_type = batch.source.device.type
-    with torch.no_grad(), torch.autocast(device_type, autocast, enabled=autocast is not None):
-        return loss(model.eval(), batch) / batch.target_tokens
-
-
-def _work(
-    config: TransformerConfig,
-    preset: str,
-    lengths: synthetic.Lengths,
-    pairs: int,
-    max_tokens: int,
-    tokens: int,
-    setting: Setting,
-) -> Work:
-    device, precision = setting.device, training_step.precision(setting)
-    training = training_step.training_config(preset, precision)
-    autocast = None if precision == torch.float32 else precision
-    torch.manual_seed(setting.seed)
-    weights = torch_nn.TorchTransformer(config).state_dict()
-
-    ours = partial(training_step.loaded, Transformer, config, weights, device)
-    theirs = partial(training_step.loaded, torch_nn.TorchTransformer, config, weights, device)
-    smoothing = training.label_smoothing
-    loss = partial(training_step.our_loss, label_smoothing=smoothing)
-    torch_loss = partial(torch_nn.loss, label_smoothing=smoothing)
-
-    def whole(step: Step, batching: Batching, corpus: ParallelTokens) -> Epoch:
-        """All of the first pairs, so that it is the same work however they are batched."""
-        few = range(min(len(corpus), 64))
-        head = ParallelTokens.from_lists([corpus.source(i) for i in few], [corpus.target(i) for i in few])  # type: ignore
-        return epoch_of(step, batching, device, max_tokens, 1 << 60, head)
-
-    def steps() -> dict[str, tuple[Step, Step]]:
-        """By provider, a step on a model of its own, and the same without a change of the weights."""
-        step = partial(training_step.OurStep, training=training, device=device, autocast=autocast)
-        return {
-            OURS: (step(ours()), partial(_still_loss, ours(), loss, autocast)),
-            training_step.PACKED: (
-                step(ours(), packed=True),
-                partial(_still_loss, ours(), partial(loss, packed=True), autocast),
-            ),
-            TORCH_NN: (
-                torch_nn.Step(theirs(), torch_nn.loss, training, autocast),
-                partial(_still_loss, theirs(), torch_loss, autocast),
-            ),
-        }
-
-    timed: dict[str, Provider] = {}
-    checked: dict[str, Provider] = {}
-    for suffix, batching in (("", bucketed), (f", {_RANDOM}", shuffled)):
-        for name, (step, still) in steps().items():
-            timed[name + suffix] = partial(epoch_of, step, batching, device, max_tokens, tokens)
-            checked[name + suffix] = partial(whole, still, batching)
-    exact = partial(_still_loss, theirs().double(), torch_loss, None)
-    return Work(
-        inputs=lambda i: (synthetic.corpus(pairs, lengths, config.vocab_size, seed=1_000 * setting.seed + i),),
-        providers=timed,
-        without_dropout=checked,
-        reference=partial(whole, exact, bucketed),
-        plain=TORCH_NN,
-        unit="target tokens/s",
-        units=lambda corpus: float(tokens),
-        warm_up=0 if not setting.on_gpu else 1,
-        rounds=setting.rounds_of_long_runs,
-        details=lambda epoch: {"padding": round(epoch.padding, 4), "batches": epoch.batches},
-    )

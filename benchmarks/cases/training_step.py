@@ -10,6 +10,7 @@ torch.nn. What is counted against the roofline is the fused step on the tokens t
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -43,6 +44,8 @@ from fasttfm.training.optimization import Optimization, rate_dtype
 from fasttfm.training.workers import Workers
 
 Model = TypeVar("Model", bound=nn.Module)
+Loss = Callable[..., Tensor]
+"""Of a model, a batch and the label smoothing."""
 PADDING = (0.6, 0.2, 0.05, 0.0)
 PACKED = f"{OURS}, packed"
 """The layers see tokens alone (fasttfm train --packed)."""
@@ -99,9 +102,112 @@ def cost(config: TransformerConfig, *, tokens: int, length: int = LENGTH) -> Cos
     return sum((piece for part in pieces for piece in part), start=Cost())
 
 
+class Contenders:
+    """The steps of a preset's training, each on a model of its own with the same weights."""
+
+    def __init__(self, preset: str, setting: Setting) -> None:
+        self.device, dtype = setting.device, precision(setting)
+        self.config, self.training = model_config(preset), training_config(preset, dtype)
+        self.autocast = None if dtype == torch.float32 else dtype
+        torch.manual_seed(setting.seed)
+        self.weights = TorchTransformer(self.config).state_dict()
+
+    def model(self, kind: type[Model]) -> Model:
+        """A new model on the device."""
+        return loaded(kind, self.config, self.weights, self.device)
+
+    def ours(self, **options: bool) -> "OurStep":
+        """fasttfm's step; options: of OurStep."""
+        return OurStep(self.model(Transformer), self.training, self.device, self.autocast, **options)
+
+    def theirs(self, **options: bool) -> Step:
+        """torch.nn's step; options: of Step."""
+        return Step(self.model(TorchTransformer), torch_nn.loss, self.training, self.autocast, **options)
+
+    def steps(self) -> dict[str, Any]:
+        """By provider, a step."""
+        return {OURS: self.ours(), PACKED: self.ours(packed=True), TORCH_NN: self.theirs()}
+
+    def loss(self, model: nn.Module, loss: Loss) -> "Checked":
+        """What is compared of a model."""
+        return Checked(model.eval(), partial(loss, label_smoothing=self.training.label_smoothing), self.autocast)
+
+    def losses(self) -> dict[str, "Checked"]:
+        """By provider, what is compared of a step's model."""
+        return {
+            OURS: self.loss(self.model(Transformer), our_loss),
+            PACKED: self.loss(self.model(Transformer), partial(our_loss, packed=True)),
+            TORCH_NN: self.loss(self.model(TorchTransformer), torch_nn.loss),
+        }
+
+    def exact_loss(self) -> "Checked":
+        """The right answer of losses(), in float64."""
+        return replace(self.loss(self.model(TorchTransformer).double(), torch_nn.loss), autocast=None)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The loss a target token, without dropout and without a step."""
+
+    model: nn.Module
+    loss: Loss
+    autocast: torch.dtype | None
+
+    def __call__(self, batch: Batch) -> Tensor:
+        with torch.autocast(batch.source.device.type, self.autocast, enabled=self.autocast is not None):
+            return self.loss(self.model, batch) / batch.target_tokens
+
+    def with_gradient(self, batch: Batch) -> list[Tensor]:
+        """The loss of the batch's head, and the norm of its gradient in all parameters."""
+        value = self(head(batch))
+        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        norms = [g.double().norm() for g in torch.autograd.grad(value, parameters)]
+        return [value.detach().double(), torch.stack(norms).norm()]
+
+
 def _case(setting: Setting, preset: str, rows: int, width: int, padding: float) -> Case:
     config = model_config(preset)
     tokens = round(rows * width * (1.0 - padding))
+
+    def inputs(i: int) -> tuple[Batch]:
+        made = synthetic.batch(rows, width, padding, config.vocab_size, seed=1_000 * setting.seed + i)
+        return (made.to(setting.device),)
+
+    def make() -> Work:
+        those, device = Contenders(preset, setting), setting.device
+        compiled = Absent("left out of --quick: it compiles for minutes; run without --quick")
+        providers = those.steps()
+        providers[COMPILE] = those.theirs(compiled=True) if setting.at_least("standard") else compiled
+        checked: dict[str, Any] = {name: loss.with_gradient for name, loss in those.losses().items()}
+        checked[COMPILE] = checked[TORCH_NN]  # the same module: what torch.compile makes of it is torch's own to check
+        if setting.on_gpu:
+            providers[CUDA_GRAPH] = Graphed(those.ours(captured=True), device)
+            checked[CUDA_GRAPH] = checked[OURS]  # the same passes: tests/gpu/test_graphs.py holds replays against them
+            providers[TORCH_GRAPH] = Graphed(those.theirs(captured=True), device)
+            checked[TORCH_GRAPH] = checked[TORCH_NN]
+        if not config.norm_first:
+
+            def step() -> Provider:
+                marian = huggingface.marian(config, those.weights, dropout=config.dropout).to(device)
+                return Step(marian, huggingface.loss, those.training, those.autocast)
+
+            def loss() -> Provider:
+                marian = huggingface.marian(config, those.weights).to(device)
+                return those.loss(marian, huggingface.loss).with_gradient
+
+            providers[HUGGING_FACE] = provider(HUGGING_FACE, device, step)
+            checked[HUGGING_FACE] = provider(HUGGING_FACE, device, loss)
+        return Work(
+            inputs=inputs,
+            providers=providers,
+            without_dropout=checked,
+            reference=those.exact_loss().with_gradient,
+            plain=TORCH_NN,
+            unit="target tokens/s",
+            units=lambda batch: float(batch.target_tokens),
+            rounds=5 if preset.startswith("paper") and not setting.on_gpu else None,  # seconds each
+        )
+
     return Case(
         group="training_step",
         name=preset,
@@ -109,7 +215,7 @@ def _case(setting: Setting, preset: str, rows: int, width: int, padding: float) 
         dtype=str(precision(setting)).removeprefix("torch."),
         passes="step",
         cost=cost(config, tokens=tokens, length=min(width, tokens)),
-        make=partial(_work, preset, config, rows, width, padding),
+        make=make,
     )
 
 
@@ -118,65 +224,6 @@ def loaded(kind: type[Model], config: TransformerConfig, weights: dict[str, Tens
     model = kind(config)
     model.load_state_dict(weights)
     return model.to(device)
-
-
-def _work(preset: str, config: TransformerConfig, rows: int, width: int, padding: float, setting: Setting) -> Work:
-    autocast = None if precision(setting) == torch.float32 else precision(setting)
-    training = training_config(preset, precision(setting))
-    torch.manual_seed(setting.seed)
-    weights = TorchTransformer(config).state_dict()
-
-    device, smoothing = setting.device, training.label_smoothing
-    plain = partial(loaded, TorchTransformer, config, weights, device)
-    ours = partial(loaded, Transformer, config, weights, device)
-    loss, torch_loss = partial(our_loss, label_smoothing=smoothing), partial(torch_nn.loss, label_smoothing=smoothing)
-    providers: dict[str, Provider | Absent] = {
-        OURS: OurStep(ours(), training, device, autocast),
-        PACKED: OurStep(ours(), training, device, autocast, packed=True),
-        TORCH_NN: Step(plain(), torch_nn.loss, training, autocast),
-        COMPILE: _compiled(setting, lambda: Step(plain(), torch_nn.loss, training, autocast, compiled=True)),
-    }
-    checked: dict[str, Provider | Absent] = {
-        OURS: _checked(ours(), loss, device, autocast),
-        PACKED: _checked(ours(), partial(loss, packed=True), device, autocast),
-        TORCH_NN: _checked(plain(), torch_loss, device, autocast),
-    }
-    if setting.on_gpu:
-        providers[CUDA_GRAPH] = Graphed(OurStep(ours(), training, device, autocast, captured=True), device)
-        checked[CUDA_GRAPH] = checked[OURS]  # the same passes: tests/gpu/test_graphs.py holds replays against them
-        providers[TORCH_GRAPH] = Graphed(Step(plain(), torch_nn.loss, training, autocast, captured=True), device)
-        checked[TORCH_GRAPH] = checked[TORCH_NN]
-    checked[COMPILE] = checked[TORCH_NN]  # the same module: what torch.compile makes of it is torch's own to check
-    if not config.norm_first:
-
-        def marian(dropout: float = 0.0) -> Any:
-            return huggingface.marian(config, weights, dropout=dropout).to(device)
-
-        marian_loss = partial(huggingface.loss, label_smoothing=smoothing)
-        providers[HUGGING_FACE] = provider(
-            HUGGING_FACE, device, lambda: Step(marian(config.dropout), huggingface.loss, training, autocast)
-        )
-        checked[HUGGING_FACE] = provider(
-            HUGGING_FACE, device, lambda: _checked(marian(), marian_loss, device, autocast)
-        )
-    return Work(
-        inputs=lambda i: (
-            synthetic.batch(rows, width, padding, config.vocab_size, seed=1_000 * setting.seed + i).to(device),
-        ),
-        providers=providers,
-        without_dropout=checked,
-        reference=_checked(plain().double(), torch_loss, device, None),
-        plain=TORCH_NN,
-        unit="target tokens/s",
-        units=lambda batch: float(batch.target_tokens),
-        rounds=5 if preset.startswith("paper") and not setting.on_gpu else None,  # seconds each
-    )
-
-
-def _compiled(setting: Setting, make: Callable[[], Provider]) -> Provider | Absent:
-    if not setting.at_least("standard"):
-        return Absent("left out of --quick: it compiles for minutes; run without --quick")
-    return make()
 
 
 class OurStep:
@@ -242,20 +289,3 @@ def head(batch: Batch) -> Batch:
     }
     counts: dict[str, Any] = {f"{side}_tokens": int(tensors[f"{side}_lengths"].sum()) for side in ("source", "target")}
     return Batch(**tensors, **counts)
-
-
-def _checked(
-    model: Any, loss: Callable[[Any, Batch], Tensor], device: torch.device, autocast: torch.dtype | None
-) -> Provider:
-    """Return what is compared: the loss a token without dropout, and the norm of its gradient in all parameters."""
-    model.eval()
-
-    def run(batch: Batch) -> list[Tensor]:
-        batch = head(batch)
-        with torch.autocast(device.type, autocast, enabled=autocast is not None):
-            value = loss(model, batch) / batch.target_tokens
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        norms = [g.double().norm() for g in torch.autograd.grad(value, parameters)]
-        return [value.detach().double(), torch.stack(norms).norm()]
-
-    return run

@@ -96,7 +96,7 @@ class Case:
     shape: dict[str, Any]
     dtype: str
     passes: str
-    make: Callable[[Setting], Work] = field(repr=False, compare=False)
+    make: Callable[[], Work] = field(repr=False, compare=False)
     cost: Cost | None = None
     """What the pass must cost whoever computes it; None where nobody counted."""
 

@@ -1,8 +1,8 @@
 """Runs one case with every provider of it in turns, checks what each computes, and only then looks at the clock.
 
 A group of benchmarks is a module with one function, `cases(setting) -> list[Case]`, and a line in
-benchmarks/__main__.py. A Case names the work, its shape and pass, and knows how to make it; `make(setting)` returns a
-Work when the case's turn has come, because all works together would not fit in memory. A Work brings
+benchmarks/__main__.py. A Case names the work, its shape and pass, and knows how to make it; `make()` returns a Work
+when the case's turn has come, because all works together would not fit in memory. A Work brings
 
     inputs(i)      the i-th tuple of arguments, always the same; the harness has seeded torch before it calls
     providers      name -> function of those arguments, or Absent(how to install it)
@@ -365,7 +365,7 @@ def run(
 ) -> list[Record]:
     """One record for every provider of the case, timed in turns for about `seconds` altogether."""
     with same_threads():
-        trial = Trial(case, case.make(setting), setting, clock)
+        trial = Trial(case, case.make(), setting, clock)
     trial.begin()
     trial.measure(seconds, least_rounds, now)
     result = [

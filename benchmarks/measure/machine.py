@@ -114,8 +114,8 @@ def git(*arguments: str) -> str | None:
 
 
 # Load averages; of the CPUs' time the share that a hypervisor took (steal, of Linux alone) and the share that other
-# processes had; and the cores' clock. Where a span is too short to tell, a value is None. What neighbours on the host
-# take of the cores is in none of these: so the cores are tried, too.
+# processes had. Where a span is too short to tell, a value is None. What neighbours on the host take of the cores is in
+# none of these: so the cores are tried, too.
 
 MOST_SPREAD = 0.25
 """Of a row's times: (p80 - p20) / p50."""
@@ -152,12 +152,6 @@ def _own() -> float:
     return seconds
 
 
-def _megahertz() -> int | None:
-    """The mean clock of the cores now."""
-    clock = psutil.cpu_freq()
-    return round(clock.current) if clock is not None else None
-
-
 def speed() -> float | None:
     """GFLOP/s of a float32 product on all cores now, the best of ten, in some tenths of a second; None beside a GPU."""
     if torch.cuda.is_available():
@@ -189,7 +183,7 @@ class Watch:
         self._own -= max(0.0, before - _own())
 
     def read(self) -> dict[str, float | None]:
-        """before and during: load averages; steal and others: shares of all CPUs' time; mhz; gflop_per_s: speed()."""
+        """before and during: load averages; steal and others: shares of all CPUs' time; gflop_per_s: speed()."""
         seconds = time.monotonic() - self._began
         steal = others = None
         if seconds >= _LEAST_SECONDS:
@@ -198,7 +192,7 @@ class Watch:
             steal = round(stolen / whole, 3)
             others = round(max(0.0, busy - (_own() - self._own)) / whole, 3)
         averages = {"before": round(self._before, 2), "during": round(psutil.getloadavg()[0], 2)}
-        return averages | {"steal": steal, "others": others, "mhz": _megahertz(), "gflop_per_s": speed()}
+        return averages | {"steal": steal, "others": others, "gflop_per_s": speed()}
 
 
 SINCE_START = Watch()

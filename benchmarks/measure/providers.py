@@ -30,15 +30,12 @@ FLEX = "FlexAttention"
 TORCH_CHUNKED = "torch linear_cross_entropy"
 LIGER = "Liger-Kernel"
 FLASH_ATTN = "flash-attn"
-XFORMERS = "xformers"
 HUGGING_FACE = "Hugging Face"
 HUGGING_FACE_STATIC = f"{HUGGING_FACE}, static cache"
 """Its step compiled, and from a CUDA graph, as generate() does by itself on a GPU with a cache of fixed shape."""
 CTRANSLATE2 = "CTranslate2"
 
-UNSEEN = frozenset(
-    {CUDA_GRAPH, TORCH_GRAPH, HUGGING_FACE_STATIC, COMPILE, FLEX, SDPA_NESTED, FLASH_ATTN, XFORMERS, CTRANSLATE2}
-)
+UNSEEN = frozenset({CUDA_GRAPH, TORCH_GRAPH, HUGGING_FACE_STATIC, COMPILE, FLEX, SDPA_NESTED, FLASH_ATTN, CTRANSLATE2})
 """What these launch does not pass through torch's dispatcher one by one, so that nobody can count it there (and nested
 tensors do not work under a dispatch mode)."""
 
@@ -72,8 +69,6 @@ _PACKAGES = {
     LIGER: _Package("liger_kernel", "pip install liger-kernel", gpu=True),
     # https://github.com/Dao-AILab/flash-attention#installation-and-features
     FLASH_ATTN: _Package("flash_attn", "pip install flash-attn --no-build-isolation", gpu=True, capability=(8, 0)),
-    # https://github.com/facebookresearch/xformers#installing-xformers
-    XFORMERS: _Package("xformers", "pip install xformers", gpu=True),
     # https://huggingface.co/docs/transformers/installation
     HUGGING_FACE: _Package("transformers", "pip install transformers"),
     # https://opennmt.net/CTranslate2/installation.html
@@ -109,11 +104,11 @@ def provider(name: str, device: torch.device, make: Callable[[], Provider]) -> P
         return refusing(error)
 
 
-def refusing(error: Exception) -> Provider:
-    """A provider that raises this whatever it is given."""
+def refusing(reason: str | Exception) -> Provider:
+    """A provider that refuses whatever it is given."""
 
     def run(*inputs: Any) -> Any:
-        raise error
+        raise reason if isinstance(reason, Exception) else NotImplementedError(reason)
 
     return run
 

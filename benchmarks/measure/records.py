@@ -6,7 +6,6 @@ the machine that it is of, except those of what is counted and not measured.
 
 import json
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ import jsonschema
 
 from benchmarks.measure.machine import machine_name, slug
 from fasttfm.errors import UserError
+from fasttfm.system.files import replace_file
 from fasttfm.system.parsing import parse_json, parse_yaml
 
 Schema = dict[str, Any]
@@ -87,7 +87,9 @@ _Validator = jsonschema.validators.extend(
     jsonschema.Draft202012Validator,
     type_checker=jsonschema.Draft202012Validator.TYPE_CHECKER.redefine("number", _finite),
 )
-_VALIDATORS = {name: _Validator(schema) for name, schema in SCHEMAS.items()}
+_VALIDATORS = {
+    name: _Validator(schema) for name, schema in [*SCHEMAS.items(), ("question", _fields(_SHORT["question"]))]
+}
 
 
 def problems(record: Record, name: str) -> list[str]:
@@ -165,9 +167,7 @@ def write(path: Path, records: list[Record], own: Callable[[Record], object] | N
         kept.pop(of(record), None)
     kept |= {of(record): record for record in records}
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text("".join(json.dumps(record) + "\n" for record in kept.values()), encoding="utf-8")
-    temporary.replace(path)
+    replace_file(path, "".join(json.dumps(record) + "\n" for record in kept.values()).encode())
 
 
 def append(path: Path, record: Record) -> None:

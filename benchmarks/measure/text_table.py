@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fasttfm.errors import UserError
+
 
 def number(value: float) -> str:
     """Three significant digits, more than a run on a shared machine repeats; thousands apart."""
@@ -25,6 +27,15 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], *, names: int |
     """A table of cells that are Markdown; the first `names` columns stand left, as all do by default."""
     rule = ("---" if names is None or column < names else "--:" for column in range(len(head)))
     return "\n".join([f"| {' | '.join(head)} |", f"|{'|'.join(rule)}|", *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def replaced(text: str, begin: str, end: str, content: str) -> str:
+    """The text with this content between two marks. Raises UserError without both, in order."""
+    before, first, rest = text.partition(begin)
+    _, last, after = rest.partition(end)
+    if not first or not last:
+        raise UserError(f"there is no place to write to: it needs the lines {begin} and {end}")
+    return f"{before}{begin}{content}{end}{after}"
 
 
 def shape_text(shape: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ import math
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -65,12 +65,6 @@ def greedy(model: TorchTransformer, sources: Sequence[Sequence[int]], longer: in
     return result
 
 
-def translate(model: TorchTransformer, data: PreparedData, lines: Sequence[str]) -> list[str]:
-    """Raw lines to raw lines."""
-    ids = [[*data.source_tokenizer.encode(line), EOS] for line in lines]
-    return [one_line(data.target_tokenizer.decode(each)) for each in greedy(model, ids)]
-
-
 def train(
     data: PreparedData, preset: str, *, began: float, minutes: float, seed: int, log: TextIO, device: torch.device
 ) -> TorchTransformer:
@@ -94,7 +88,15 @@ def train(
     for done in itertools.count(1):
         progress = (time.monotonic() - began) / (60 * minutes)
         if sums and (progress >= 1 or done % _LOG_EVERY == 1):
-            _write_sums(log, done - 1, sums, time.monotonic() - logged)
+            _write(
+                log,
+                kind="train",
+                step=done - 1,
+                loss=sums["loss"] / sums["target_tokens"],
+                padding=1 - sums["used"] / sums["cells"],
+                target_tokens=sums["target_tokens"],
+                tokens_per_second=sums["target_tokens"] / (time.monotonic() - logged),
+            )
             sums, logged = defaultdict(float), time.monotonic()
         if progress >= 1:
             break
@@ -106,19 +108,6 @@ def train(
         sums["cells"] += batch.source.numel() + batch.target_in.numel()
     _write(log, kind="end", step=done - 1, seconds=round(time.monotonic() - began, 2))
     return model
-
-
-def _write_sums(log: TextIO, step: int, sums: Mapping[str, float], seconds: float) -> None:
-    """A line about the updates since the last one."""
-    _write(
-        log,
-        kind="train",
-        step=step,
-        loss=sums["loss"] / sums["target_tokens"],
-        padding=1 - sums["used"] / sums["cells"],
-        target_tokens=sums["target_tokens"],
-        tokens_per_second=sums["target_tokens"] / seconds,
-    )
 
 
 def _write(log: TextIO, **entry: Any) -> None:
@@ -151,10 +140,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         model = train(data, args.preset, began=began, minutes=args.minutes, seed=args.seed, log=log, device=device)
         lines = [] if sys.stdin.isatty() else sys.stdin.read().splitlines()
         trained = time.monotonic()
-        translations = translate(model, data, lines)
+        outputs = greedy(model, [[*data.source_tokenizer.encode(line), EOS] for line in lines])
         _write(log, kind="translate", lines=len(lines), translate_seconds=round(time.monotonic() - trained, 1))
     torch.save(model.state_dict(), args.out / "weights.pt")
-    sys.stdout.write("".join(line + "\n" for line in translations))
+    sys.stdout.write("".join(f"{one_line(data.target_tokenizer.decode(ids))}\n" for ids in outputs))
     return 0
 
 

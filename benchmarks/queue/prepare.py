@@ -25,12 +25,12 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
+from benchmarks import command
 from benchmarks.end_to_end import CORPORA
 from benchmarks.end_to_end import prepare as prepare_corpus
-from benchmarks.measure.machine import ROOT
 from benchmarks.queue.questions import Question
 from fasttfm.errors import UserError
-from fasttfm.system.children import ask_for_parents_end, run_to_end
+from fasttfm.system.children import run_to_end
 from fasttfm.system.files import read_json
 from ptx_check.chips import CHIPS
 
@@ -53,7 +53,6 @@ def triton_key():  # kernels were compiled by this version with another Python's
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("prepare")
-    group.add_argument("--prepare", type=Path, metavar="FOLDER", help="compile and pack into it what the queue needs")
     group.add_argument("--chip", default="sm_90", choices=CHIPS, metavar="NAME", help="(default: %(default)s)")
     group.add_argument("--text", action="append", default=[], metavar="CORPUS=DIR", help="text to prepare and carry")
     group.add_argument("--package", action="append", default=[], metavar="NAME==VERSION", help="wheel to carry")
@@ -74,13 +73,10 @@ def relocate(prepared: Path) -> None:
     if not (prepared / "kernels").is_dir():
         raise UserError(f"--prepared {prepared} holds no kernels/: give a folder that --prepare made, unpacked")
     for file in (prepared / "kernels").glob("*/__grp__*.json"):
-        whole = read_json(file)
-        group = whole.get("child_paths") if isinstance(whole, dict) else None
-        if not isinstance(group, dict):
+        names = read_json(file).get("child_paths")
+        if not isinstance(names, dict):
             raise UserError(f"--prepared {prepared}: {file.name} is damaged: unpack the archive again")
-        here = {name: str(file.parent / name) for name in group}
-        if here != group:
-            file.write_text(json.dumps({"child_paths": here}))
+        file.write_text(json.dumps({"child_paths": {name: str(file.parent / name) for name in names}}))
 
 
 def main(args: argparse.Namespace, questions: Sequence[Question]) -> int:
@@ -92,12 +88,10 @@ def main(args: argparse.Namespace, questions: Sequence[Question]) -> int:
     for each in args.package:
         if each.count("==") != 1:
             raise UserError(f"--package {each} must be NAME==VERSION")
-    try:
-        (folder / "kernels").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--prepare {folder} cannot be written to ({error.strerror}): name another folder") from error
-    for corpus, text in texts.items():
-        _carry_text(corpus, text, folder / corpus)
+    command.writable(folder / "kernels", "--prepare")
+    for corpus, text in texts.items():  # and its data as `benchmarks end_to_end` prepares it
+        shutil.copytree(text, folder / corpus / "text", dirs_exist_ok=True, copy_function=shutil.copyfile)
+        prepare_corpus(corpus, folder / corpus / "text", folder / corpus / "work")
     broken = [question.name for question in questions if not _compile(question, args.chip, folder)]
     for name in broken:
         print(f"benchmarks: {name}: its kernels were not compiled to the end", file=sys.stderr)
@@ -120,36 +114,23 @@ def _pair(text: str) -> tuple[str, Path]:
     return name, Path(folder)
 
 
-def _carry_text(corpus: str, text: Path, to: Path) -> None:
-    """The text of a corpus, and its data as `benchmarks end_to_end` prepares it."""
-    shutil.copytree(text, to / "text", dirs_exist_ok=True, copy_function=shutil.copyfile)
-    prepare_corpus(corpus, to / "text", to / "work")
-
-
 def _compile(question: Question, chip: str, folder: Path) -> bool:
     """Compiles what a question launches; whether its command came to an end."""
-    wanted = question.command if question.compiles is None else question.compiles
-    if not wanted:
-        return True
     began, before = time.monotonic(), compiled(folder) or set()
-    wanted = wanted.replace("{prepared}", str(folder)).replace("{results}", str(folder / "discarded"))
+    wanted = (question.compiles or question.command).replace("{prepared}", str(folder))
+    wanted = wanted.replace("{results}", str(folder / "discarded"))
     line = [sys.executable, "-m", "benchmarks.queue.stand_in", chip, *wanted.split()]
     variables = {"TRITON_CACHE_DIR": str(folder / "kernels"), "FASTTFM_CACHE": str(folder / "discarded")}
     environment = {**os.environ, **variables}
     environment.pop("TRITON_INTERPRET", None)
-    log = folder / f"{question.name}.log"
     try:
-        with log.open("wb") as sink:
-            done = run_to_end(
-                ["timeout", f"{_LIMIT:.0f}", *line], env=environment, cwd=ROOT, stdout=sink, stderr=subprocess.STDOUT,
-                preexec_fn=ask_for_parents_end,
-            )  # fmt: skip
+        status = command.limited(line, _LIMIT, environment, folder / f"{question.name}.log")
     finally:
         shutil.rmtree(folder / "discarded", ignore_errors=True)
     new = len((compiled(folder) or set()) - before)
     print(f"{question.name}: {new} kernels more, {time.monotonic() - began:.0f} s", flush=True)
     tests = "pytest" in wanted.split()  # whose failures say that nothing was computed
-    return done.returncode == 0 or (tests and done.returncode == 1)
+    return status == 0 or (tests and status == 1)
 
 
 def _drop_intermediate(kernels: Path) -> None:

@@ -14,13 +14,10 @@ import argparse
 import os
 import shlex
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -28,21 +25,20 @@ import torch
 
 from benchmarks import command
 from benchmarks.measure import machine, records
-from benchmarks.measure.machine import ROOT
+from benchmarks.measure.machine import ROOT, machine_name
 from benchmarks.measure.records import RESULTS, Record
-from benchmarks.measure.text_table import markdown, number
-from benchmarks.queue import page, prepare
+from benchmarks.measure.text_table import markdown, number, replaced
+from benchmarks.queue import prepare
 from benchmarks.queue.questions import Question, digest, outcomes, read
 from fasttfm.cli.parser import InRange, Parser
 from fasttfm.errors import UserError
 from fasttfm.kernels.proof.assembler import in_use
-from fasttfm.system.children import ask_for_parents_end, child_environment
 
-_GRACE = 10.0
-"""Seconds that a question has to write what it found, when its limit has come."""
 _KEPT_OUTPUT = 2_000
 """Characters of its output that a record keeps."""
 SOURCES = (ROOT, ROOT / "ptx-check" / "src", ROOT / "pretraining" / "src")
+PAGE = ROOT / "docs" / "gpu-predictions.md"
+_BEGIN, _END = "<!-- queue -->\n", "<!-- end of queue -->\n"
 
 
 def words(question: Question, results: Path, prepared: Path | None) -> list[str]:
@@ -56,75 +52,41 @@ def words(question: Question, results: Path, prepared: Path | None) -> list[str]
 def environment(prepared: Path | None, cache: Path) -> dict[str, str]:
     """The variables of a question's process: this checkout, the compiled kernels, no tuned choices but in `cache`."""
     path = [*map(str, SOURCES), *filter(None, [os.environ.get("PYTHONPATH")])]
-    result = {**child_environment(), "PYTHONPATH": os.pathsep.join(path), "FASTTFM_CACHE": str(cache)}
+    result = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "FASTTFM_CACHE": str(cache)}
     if prepared is not None:
         result["TRITON_CACHE_DIR"] = str(prepared / "kernels")
     return result
 
 
-def _run(line: list[str], limit: float, environment: dict[str, str], output: Path) -> tuple[str, float]:
-    """(how it ended: done, stopped or failed; seconds) of a command, its output in a file."""
-    began = time.monotonic()
-    try:
-        with output.open("wb") as sink:
-            process = subprocess.Popen(
-                line, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT,
-                start_new_session=True, preexec_fn=ask_for_parents_end,
-            )  # fmt: skip
-    except OSError as error:
-        output.write_text(f"{line[0]}: {error.strerror}")
-        return "failed", 0.0
-    stopped = False
-    try:
-        try:
-            process.wait(limit)
-        except subprocess.TimeoutExpired:
-            stopped = True
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_GRACE)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    seconds = time.monotonic() - began
-    return "stopped" if stopped else "failed" if process.returncode else "done", seconds
-
-
-def _since(results: Path, moment: str) -> list[Record]:
-    """The records that were written from a time on, of all files of a folder."""
-    found = [record for file in sorted(results.glob(f"*{records.ENDING}")) for record in records.read(file)]
-    return [r for r in found if r.get("machine", {}).get("time", "") >= moment and r.get("benchmark") != "queue"]
+def load(results: Path, names: str = "queue-*") -> list[Record]:
+    """The records of a folder's files of these names."""
+    return [record for file in sorted(results.glob(names + records.ENDING)) for record in records.read(file)]
 
 
 def ask(question: Question, results: Path, prepared: Path | None, seconds: float) -> Record:
     """Runs a question's command for at most so many seconds, and keeps what came out."""
-    moment = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    moment, began = datetime.now(timezone.utc).isoformat(timespec="seconds"), time.monotonic()
     had = prepare.compiled(prepared)
     with tempfile.TemporaryDirectory() as folder:
         tunes = question.command.startswith("python -m fasttfm tune")
         cache, output = results / "cache" if tunes else Path(folder) / "cache", Path(folder) / "output"
-        status, taken = _run(words(question, results, prepared), seconds, environment(prepared, cache), output)
-        text = output.read_text(encoding="utf-8", errors="replace")
-    found = outcomes(question, _since(results, moment), text)
+        status = command.limited(words(question, results, prepared), seconds, environment(prepared, cache), output)
+        taken, text = time.monotonic() - began, output.read_text(encoding="utf-8", errors="replace")
+    written = [r for r in load(results, "*") if r.get("machine", {}).get("time", "") >= moment]
     record: Record = {
         "benchmark": "queue",
         "question": question.name,
-        "status": status,
+        "status": "done" if status == 0 else "stopped" if status in command.AT_ITS_LIMIT else "failed",
         "seconds": round(taken, 1),
         "limit": question.seconds,
         "measures": digest(question),
-        "answers": [each.record() for each in found],
+        "answers": outcomes(question, (r for r in written if r.get("benchmark") != "queue"), text),
         "compiled": [] if had is None else sorted((prepare.compiled(prepared) or had) - had),
         "output": text[-_KEPT_OUTPUT:],
         "machine": machine.describe(),
     }
-    records.write(results / _file(record["machine"]), [record], lambda record: record["question"])
+    records.write(results / records.file_name("queue", record["machine"]), [record], lambda record: record["question"])
     return record
-
-
-def _file(described: Record) -> str:
-    return records.file_name("queue", described)
 
 
 def answered(question: Question, known: Sequence[Record]) -> Record | None:
@@ -143,39 +105,39 @@ def run(
     prepared: Path | None = None,
     dry: bool = False,
     again: bool = False,
-    tell: Callable[[str], None] = print,
 ) -> list[Record]:
-    """Asks the questions in order while the time lasts, and says what came out; dry: says what would be asked."""
+    """Asks the questions in order while the time lasts, and prints what came out; dry: what would be asked."""
     began = time.monotonic()
-    file = results / _file(machine.describe())
+    file = results / records.file_name("queue", machine.describe())
     known = records.read(file) if file.is_file() else []
     result, planned = [], 0.0
     for question in questions:
         left = seconds - (planned if dry else time.monotonic() - began)
         of = None if again else answered(question, known)
         if of is not None:
-            tell(f"{question.name}: answered on {of['machine']['time'][:10]}")
+            print(f"{question.name}: answered on {of['machine']['time'][:10]}")
         elif question.needs and not (prepared and (prepared / question.needs).exists()):
-            tell(f"{question.name}: left out, {question.needs} is not prepared (--prepared FOLDER)")
+            print(f"{question.name}: left out, {question.needs} is not prepared (--prepared FOLDER)")
         elif question.seconds > left:
-            tell(f"{question.name}: left out, it may take {question.seconds} s and {max(0, left):.0f} s are left")
+            print(f"{question.name}: left out, it may take {question.seconds} s and {max(0, left):.0f} s are left")
         elif dry:
             planned += question.seconds
-            tell(f"{question.name}: {question.decides} (at most {question.seconds} s)\n    {question.command}")
+            print(f"{question.name}: {question.decides} (at most {question.seconds} s)\n    {question.command}")
         else:
-            tell(f"{question.name}: {question.decides}")
+            print(f"{question.name}: {question.decides}", flush=True)
             record = ask(question, results, prepared, min(question.seconds, left))
             result.append(record)
-            tell(f"    {record['status']} after {record['seconds']} s")
+            print(f"    {record['status']} after {record['seconds']} s")
             if record["compiled"]:
-                tell(f"    fault: {len(record['compiled'])} kernels were not prepared: {', '.join(record['compiled'])}")
+                print(
+                    f"    fault: {len(record['compiled'])} kernels were not prepared: {', '.join(record['compiled'])}"
+                )
             if record["status"] == "failed":
-                tell("    " + record["output"].strip()[-400:].replace("\n", "\n    "))
+                print("    " + record["output"].strip()[-400:].replace("\n", "\n    "))
     if dry:
-        tell(f"{planned:.0f} of {seconds:.0f} s at most")
+        print(f"{planned:.0f} of {seconds:.0f} s at most")
     elif result:
-        tell(table(result))
-        tell(f"kept in {file}")
+        print(table(result), f"kept in {file}", sep="\n")
     return result
 
 
@@ -190,26 +152,51 @@ def table(asked: Sequence[Record]) -> str:
     return markdown(["question", "number", "before", "predicted", "measured", "verdict"], rows)
 
 
+def page_table(questions: Sequence[Question], known: Sequence[Record]) -> str:
+    """A line for each number that is asked for: its prediction, and the last outcome on each machine."""
+    rows = []
+    for question in questions:
+        for expected in question.answers:
+            before = "" if expected.before is None else number(expected.before)
+            outcomes = [
+                f"{number(a['measured'])} ({machine_name(r['machine'])}, {r['machine']['time'][:10]}): {a['verdict']}"
+                for r in known
+                for a in r["answers"]
+                if r["question"] == question.name and a["what"] == expected.what and a["measured"] is not None
+            ]
+            numbers = [f"{expected.what}, {expected.unit}", before, number(expected.predicted)]
+            rows.append([question.name, *numbers, "; ".join(outcomes) or "not asked yet"])
+    return markdown(["Question", "Number", "Before", "Predicted", "Outcome"], rows)
+
+
+def write_page(results: Path) -> None:
+    """Puts page_table() of a folder's records into the page, between its marks. Raises UserError without a folder."""
+    if not results.is_dir():
+        raise UserError(f"--results {results} does not exist: give a folder of records")
+    content = f"\n{page_table(read(), load(results))}\n\n"
+    PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), _BEGIN, _END, content), encoding="utf-8")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="python -m benchmarks queue", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seconds", type=InRange(1, 10**6, float), default=700.0, help="of the device (default: 700)")
     parser.add_argument("--only", default="", metavar="WORD", help="questions whose name contains it")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be asked, and for how long")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--dry-run", action="store_true", help="say what would be asked, and for how long")
+    what.add_argument("--page", action="store_true", help=f"write predictions and outcomes into {PAGE.name}")
+    what.add_argument("--prepare", type=Path, metavar="FOLDER", help="compile and pack into it what the queue needs")
     parser.add_argument("--again", action="store_true", help="ask what a record answers, too")
     parser.add_argument("--prepared", type=Path, metavar="FOLDER", help="what --prepare made, unpacked")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the records")
-    parser.add_argument("--page", action="store_true", help=f"write predictions and outcomes into {page.PAGE.name}")
     prepare.add_arguments(parser)
     args = parser.parse_args(argv)
     questions = [question for question in read() if args.only in question.name]
     if not questions:
         raise UserError(f"--only {args.only}: no question is called so; they are {', '.join(q.name for q in read())}")
-    if bool(args.page) + bool(args.dry_run) + (args.prepare is not None) > 1:
-        parser.error("--page, --dry-run and --prepare do not go together")
     if args.page:
-        page.write(read(), args.results)
+        write_page(args.results)
         return 0
     if args.prepare is not None:
         return prepare.main(args, questions)

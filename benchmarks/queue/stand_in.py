@@ -111,7 +111,7 @@ def suite(words: Sequence[str]) -> None:
     args = program._parser().parse_args(words)
     setting = program.setting_of(args)
     for case in program.chosen_cases(args.groups, args.only, setting):
-        work = case.make(setting)
+        work = case.make()
         trial = Trial(case, work, setting, None)  # type: ignore[arg-type]
         for name, provider in work.providers.items():
             if name.startswith(OURS) and name != CUDA_GRAPH and not isinstance(provider, Absent):

@@ -42,10 +42,6 @@ class Claim:
     entries: tuple[Entry, ...]
 
     @property
-    def origin(self) -> str:
-        return origin(self.entries)
-
-    @property
     def locations(self) -> str:
         """File and line; of many lines of a file, how many."""
         lines: dict[str, list[int]] = {}
@@ -78,26 +74,20 @@ def plus_minus(spreads: float | pd.Series) -> str:
 def claims(entries: Sequence[Entry]) -> list[Claim]:
     """Everything that the records allow to be said, each with its machine."""
     made = [*_end_to_end(entries), *_groups(suite(entries)), *_forecasts(entries)]
-    return [replace(claim, what="; ".join([claim.what, *machines_of(claim.entries)])) for claim in made]
-
-
-def machines_of(entries: Sequence[Entry]) -> list[str]:
-    return list(dict.fromkeys(machine_name(entry.machine) for entry in entries))
-
-
-def corpus_and_peer(name: str) -> tuple[str, str]:
-    """ "multi30k, torch.nn" is multi30k with that trainer; ours goes without a name."""
-    corpus, _, peer = name.partition(", ")
-    return corpus, peer
+    machines = (dict.fromkeys(machine_name(entry.machine) for entry in claim.entries) for claim in made)
+    return [replace(claim, what="; ".join([claim.what, *names])) for claim, names in zip(made, machines)]
 
 
 def _end_to_end(entries: Sequence[Entry]) -> Iterator[Claim]:
     runs = sorted((e for e in entries if e.kind == "end_to_end"), key=lambda entry: str(entry.machine["time"]))
     newest = {entry.record["corpus"]: entry for entry in runs}
-    for name in sorted(
-        newest, key=lambda name: ([*_CORPORA, corpus_and_peer(name)[0]].index(name.split(", ")[0]), name)
-    ):
-        corpus, peer = corpus_and_peer(name)
+
+    def place(name: str) -> tuple[int, str]:
+        corpus = name.split(", ")[0]
+        return [*_CORPORA, corpus].index(corpus), name
+
+    for name in sorted(newest, key=place):
+        corpus, _, peer = name.partition(", ")  # "multi30k, torch.nn" is by that trainer; ours goes without a name
         record, entry = newest[name].record, newest[name]
         title = _CORPORA.get(corpus, corpus)
         test = f", `{CORPORA[corpus].test}`" if corpus in CORPORA and CORPORA[corpus].test != "test" else ""

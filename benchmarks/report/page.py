@@ -16,7 +16,7 @@ from benchmarks.measure.machine import ROOT, is_cpu, machine_name, slug
 from benchmarks.measure.records import GROUPS, RESULTS, Entry, load
 from benchmarks.measure.text_table import markdown, short_dtype
 from benchmarks.report import pictures, tables
-from benchmarks.report.headline import claims
+from benchmarks.report.headline import claims, origin
 from benchmarks.report.readme import README, notice, updated
 from benchmarks.report.rows import TITLES, ratios, suite, without_pool
 from fasttfm.cli.parser import Parser
@@ -72,7 +72,7 @@ def machine_page(name: str, entries: Sequence[Entry], everything: Sequence[Entry
 
 def _sections(name: str, entries: Sequence[Entry], rows: pd.DataFrame) -> Iterator[tuple[str, list[str]]]:
     """(title, blocks) of a page's sections."""
-    made = [(c.what.removesuffix(f"; {name}"), c.figure, c.origin, c.locations) for c in claims(entries)]
+    made = [(c.what.removesuffix(f"; {name}"), c.figure, origin(c.entries), c.locations) for c in claims(entries)]
     if made:
         yield "Claims", [table(("claim", "figure", "of commit", "record"), made, names=4)]
     found = tables.searches(rows)
@@ -84,7 +84,10 @@ def _sections(name: str, entries: Sequence[Entry], rows: pd.DataFrame) -> Iterat
             yield f"{TITLES[group]}, {short_dtype(dtype)}{on}", list(_group(part))
     for entry in entries:
         if entry.kind == "host":
-            yield "Host time", [host.note(entry.record), table(*host.table(entry.record))]
+            yield (
+                "Host time",
+                [host.note(entry.record), table(host.HEAD, list(map(host.cells, entry.record["measured"])))],
+            )
     others = pd.Series([(entry.kind, entry.file) for entry in entries if entry.kind != "benchmark"])
     if len(others):
         lines = [(kind, f"`{file}`", str(count)) for (kind, file), count in others.value_counts(sort=False).items()]

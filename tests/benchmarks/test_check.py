@@ -46,17 +46,10 @@ def test_the_records_of_this_repository_are_fit(capsys):
     assert not [each for each in complaints if "which this checkout does not have" not in each]
 
 
-def test_what_is_fit_is_said_to_be(tmp_path, capsys, line):
-    status, said = checked(tmp_path, capsys, line() + line(provider="torch eager"))
-    assert status == 0
-    assert "2 records (2 timed) of AMD EPYC, 2 cores" in said
-    assert "fit to be sent in" in said
-
-
 @pytest.mark.parametrize(
     "text",
-    [b'{"schema": 1, "group"', b"[1]", b"3", b"null", b'"text"', b"\n", b"{}", b"[" * 100_000, b"{" * 100_000],
-    ids=["cut", "list", "number", "null", "text", "blank", "empty object", "deep list", "deep object"],
+    [b'{"schema": 1, "group"', b"[1]", b"null", b"\n", b"{}", b"[" * 100_000],
+    ids=lambda text: text[:9].decode(),
 )
 def test_what_is_no_record_is_named_with_its_line(tmp_path, capsys, line, text):
     status, said = checked(tmp_path, capsys, line().encode() + text + b"\n")
@@ -65,11 +58,8 @@ def test_what_is_no_record_is_named_with_its_line(tmp_path, capsys, line, text):
 
 
 def test_what_is_no_file_of_records_is_refused_or_left_out_by_its_ending(tmp_path, capsys, line):
-    assert checked(tmp_path, capsys, b"\xff\xfe\x00")[1].count("no text in UTF-8") == 1
-    status, said = checked(tmp_path, capsys, "")
-    assert (status, "holds no record" in said) == (1, True)
-    assert main(["check", str(tmp_path)]) == 2
-    assert "cannot be read" in capsys.readouterr().err
+    assert "no text in UTF-8" in checked(tmp_path, capsys, b"\xff\xfe\x00")[1]
+    assert "holds no record" in checked(tmp_path, capsys, "")[1]
     (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n")
     (tmp_path / "b.jsonl").write_text(line())
     assert check.main([str(tmp_path / "a.png"), str(tmp_path / "b.jsonl")]) == 0
@@ -84,23 +74,17 @@ def test_what_is_no_file_of_records_is_refused_or_left_out_by_its_ending(tmp_pat
     ("replace", "by", "why"),
     [
         ('"p50": 100.0', '"p50": NaN', "has NaN, which is not a number of JSON"),
-        ('"p50": 100.0', '"p50": Infinity', "has Infinity, which is not a number of JSON"),
         ('"p80": 102.0', '"p80": 1e999', "time_us.p80 has a number that is too large"),
         ('"p50": 100.0', '"p50": -100.0', "equal to the minimum of 0"),
-        ('"p50": 100.0', '"p50": 0', "equal to the minimum of 0"),
-        ('"p50": 100.0', '"p50": "100"', "time_us.p50: '100' is not of type 'number'"),
         ('"p50": 100.0, ', "", "record.time_us: 'p50' is a required property"),
         ('"p20": 98.0', '"p20": 103.0', "time_us is not in order: p20 103.0, p50 100.0, p80 102.0"),
         ('"runs": 20', '"runs": 0', "runs: 0 is less than the minimum of 1"),
-        ('"runs": 20', '"runs": 2.5', "runs: 2.5 is not of type 'integer'"),
-        ('"share": 0.5', '"share": -Infinity', "has -Infinity, which is not a number of JSON"),
         ('"schema": 1', '"schema": true', "schema"),
         ('"seed": 0', '"seed": 0, "trust_me": 1', "'trust_me' was unexpected"),
         ('"group": "kernels"', '"group": "krnels"', "record.group: 'krnels' is not one of"),
         ('"causal": true', '"causal": [1]', "shape.causal: [1] is not"),
         ('"launches": null', '"launches": true', "launches: True is not of type"),
         ('"commit": "', '"commit": "-n ', "commit: '-n "),
-        ('"machine": {', '"machine": null, "was": {', "record.machine: None is not of type 'object'"),
         ('"status": "timed"', '"status": "absent"', "status is absent but record.time_us is"),
         ('"reason": null', '"reason": "too slow"', "status is timed but record.reason is 'too slow'"),
         (
@@ -141,7 +125,9 @@ def test_what_is_not_fit_is_named(tmp_path, capsys, line, fields, why):
 
 def test_a_file_of_mostly_noisy_rows_is_not_fit(tmp_path, capsys, line):
     status, said = checked(tmp_path, capsys, "".join(line(provider=f"p{n}", noisy=n < 2) for n in range(8)))
-    assert (status, "8 records (2 noisy, 8 timed)" in said) == (0, True)
+    assert status == 0
+    assert "8 records (2 noisy, 8 timed) of AMD EPYC, 2 cores" in said
+    assert "fit to be sent in" in said
     status, said = checked(tmp_path, capsys, "".join(line(provider=f"p{n}", noisy=n < 3) for n in range(8)))
     assert (status, "3 of 8 rows are marked noisy: measure on an idle machine" in said) == (1, True)
 

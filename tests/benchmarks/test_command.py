@@ -12,10 +12,8 @@ import torch
 from waiting import PATIENCE
 
 from benchmarks import __main__ as command
-from benchmarks import open_loop
 from benchmarks.measure import machine, records
 from benchmarks.measure.case import Case, Work
-from fasttfm.errors import UserError
 from fasttfm.kernels.proof.costs import Machine
 
 ENVIRONMENT = {**os.environ, "TRITON_INTERPRET": "0"}
@@ -53,7 +51,7 @@ def group(monkeypatch):
     module.function = torch.tanh
 
     def cases(setting):
-        def make(setting):
+        def make():
             inputs = {"inputs": lambda i: (torch.randn(4),), "reference": torch.tanh}
             return Work(providers={"torch eager": torch.tanh, "fasttfm": lambda x: module.function(x)}, **inputs)
 
@@ -110,9 +108,6 @@ def test_times_that_scatter_are_said_to(group, tmp_path, monkeypatch, capsys):
     )
     assert command.main(["--quick", "--out", str(tmp_path)]) == 0
     assert "4 of 4 rows are noisy, measured twice" in capsys.readouterr().out
-    monkeypatch.setattr("benchmarks.measure.clocks.HostClock.microseconds", lambda self, run: [run(), 10.0][1])
-    assert command.main(["--quick", "--out", str(tmp_path)]) == 0
-    assert "differ" not in capsys.readouterr().out
 
 
 def test_stopping_keeps_what_was_measured(group, tmp_path, capsys):
@@ -134,8 +129,8 @@ def test_a_broken_case_does_not_stop_the_others(group, tmp_path, capsys):
     whole = group.cases
 
     def cases(setting):
-        first, second = whole(setting)
-        broken = Case(group="kernels", name="broken", shape={}, dtype="float32", passes="forward", make=lambda s: 1 / 0)
+        first, second = whole()
+        broken = Case(group="kernels", name="broken", shape={}, dtype="float32", passes="forward", make=lambda: 1 / 0)
         return [first, broken, second]
 
     group.cases = cases
@@ -214,11 +209,6 @@ def test_the_shell_sees_130_after_ctrl_c(tmp_path):
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
-
-
-def test_numbers_that_no_measurement_can_have_are_refused_before_it():
-    with pytest.raises(UserError, match=r"'0' was given, it must be from 1 to"):
-        open_loop.main(["M", "--text", "T", "--seconds", "0"])
 
 
 def test_a_reader_that_has_gone_ends_it_quietly():

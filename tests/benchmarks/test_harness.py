@@ -71,10 +71,9 @@ def test_a_wrong_gradient_of_a_parameter_has_no_time():
         (lambda i: (torch.ones(5, dtype=torch.int64),), "nothing but constants"),
         (lambda i: (SHARED,), "share a tensor"),
         (lambda i: (SHARED.clone(),), "hold the same"),
-        (lambda i: (["a", "b"],), "hold the same"),
         (lambda i: (torch.randn(4) + next(COUNT),), "other numbers the second time"),
     ],
-    ids=["zeros", "one constant", "integers", "same object", "same numbers", "same text", "another time"],
+    ids=["zeros", "one constant", "integers", "same object", "same numbers", "another time"],
 )
 def test_inputs_that_flatter_are_refused(inputs, why):
     with pytest.raises(ValueError, match=why):
@@ -91,7 +90,7 @@ def watched(seen, name):
     return run
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("count", [1, 3, 5])
 def test_no_provider_gets_an_input_twice_in_a_row(count):
     seen = []
     rows({f"p{i}": watched(seen, f"p{i}") for i in range(count)})
@@ -106,10 +105,12 @@ def test_no_provider_gets_an_input_twice_in_a_row(count):
 def test_every_provider_is_timed_on_the_same_inputs_as_often():
     seen = []
     rows({name: watched(seen, name) for name in "abc"}, "step", rounds=7, warm_up=0)
-    timed = [address for name, address in seen[6:]]  # behind the first calls and the check
+    timed = seen[6:]  # behind the first calls and the check
     assert len(timed) == 3 * 7
     for begin in range(0, 3 * 7, 3):
-        assert len(set(timed[begin : begin + 3])) == 1
+        names, addresses = zip(*timed[begin : begin + 3])
+        assert sorted(names) == ["a", "b", "c"]
+        assert len(set(addresses)) == 1
 
 
 def test_throughput_is_of_the_same_work_whoever_does_it():
@@ -131,6 +132,7 @@ def test_throughput_is_of_the_same_work_whoever_does_it():
     )
     fast, slow = (results[name]["throughput"]["value"] for name in ("torch eager", "slow"))
     assert fast / slow == pytest.approx(1.5, rel=1e-3)
+    assert results["slow"]["throughput"]["unit"] == "rows/s"
 
 
 QUICK = Setting(device=torch.device("cpu"), dtype=torch.float32, level="quick")
@@ -151,7 +153,7 @@ class Restless(FakeClock):
 @pytest.fixture
 def idle(monkeypatch):
     """A machine that does nothing else; set["others"] makes it busy."""
-    told = {"before": 0.1, "during": 0.5, "steal": 0.0, "others": 0.0, "mhz": 2000}
+    told = {"before": 0.1, "during": 0.5, "steal": 0.0, "others": 0.0}
     monkeypatch.setattr(harness.Watch, "read", lambda self: dict(told))
     return told
 
@@ -197,13 +199,6 @@ def test_a_refusal_is_a_row_in_its_own_words_and_an_absent_one_says_how_to_insta
     assert results["refuses"]["reason"] == "RuntimeError: No available kernel."
     assert (results["away"]["status"], results["away"]["reason"]) == ("absent", "pip install away")
     assert results["torch eager"]["status"] == "timed"
-
-
-def test_providers_take_turns():
-    seen = []
-    rows({name: watched(seen, name) for name in "abc"})
-    timed = [name for name, _ in seen[-3 * 3 - 3 : -3]]  # three rounds before the last check's run each
-    assert [sorted(timed[i : i + 3]) for i in (0, 3, 6)] == [["a", "b", "c"]] * 3
 
 
 def test_a_provider_never_sees_the_clock_and_a_backward_is_timed_without_its_forward():
@@ -270,11 +265,6 @@ def test_memory_that_is_kept_from_run_to_run_counts_and_what_is_not_seen_is_not_
     told = {name: (row["peak_bytes"], row["launches"]) for name, row in results.items()}
     held = dict.fromkeys((CUDA_GRAPH, "fasttfm"), (1500, None))
     assert told == {"torch eager": (1000, 3), **held, CTRANSLATE2: (None, None)}
-
-
-def test_throughput_is_useful_units_a_second():
-    row = rows({"torch eager": plain}, unit="rows/s", units=lambda x: 8.0)["torch eager"]
-    assert row["throughput"] == {"value": 800_000.0, "unit": "rows/s"}
 
 
 def test_long_runs_are_run_as_often_as_asked():

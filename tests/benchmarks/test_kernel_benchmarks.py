@@ -32,8 +32,8 @@ def run(case, setting=SMOKE):
 
     whole = case.make
 
-    def make(setting):
-        work = whole(setting)
+    def make():
+        work = whole()
         kept = {name: p for name, p in work.providers.items() if name not in COMPILED}
         return dataclasses.replace(work, providers=kept)
 
@@ -101,9 +101,9 @@ def test_torchs_linear_cross_entropy_is_checked_and_timed_beside_ours(monkeypatc
 
 def test_every_provider_is_there_or_absent_with_its_install_line():
     case = next(c for c in kernels.cases(dataclasses.replace(SMOKE, level="standard")) if c.shape.get("mask") == "none")
-    work = case.make(SMOKE)
+    work = case.make()
     assert set(work.providers) == {
-        "fasttfm", "torch eager", "torch.compile", "SDPA math", "SDPA flash", "FlexAttention", "flash-attn", "xformers",
+        "fasttfm", "torch eager", "torch.compile", "SDPA math", "SDPA flash", "FlexAttention", "flash-attn",
     }  # fmt: skip
     for name, provider in work.providers.items():
         if isinstance(provider, Absent):
@@ -112,7 +112,7 @@ def test_every_provider_is_there_or_absent_with_its_install_line():
 
 def test_a_package_that_is_installed_and_broken_refuses_and_breaks_no_case(monkeypatch):
     """A wheel of another torch fails when it is imported."""
-    gone = ("liger_kernel", "flash_attn", "flash_attn.ops.triton.layer_norm", "xformers.ops")
+    gone = ("liger_kernel", "flash_attn", "flash_attn.ops.triton.layer_norm")
     monkeypatch.setattr(providers, "have", lambda name, device: None)
     for module in gone:
         monkeypatch.setitem(sys.modules, module, None)  # importing it raises

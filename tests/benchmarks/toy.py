@@ -45,7 +45,7 @@ def rows(providers, passes="forward", *, seconds=0.0, cost=None, ceilings=None, 
     """Records by provider, of a work whose right answer is plain()'s."""
     work = Work(**{"inputs": draw, "providers": providers, "reference": plain, **work})
     case = Case(
-        group="kernels", name="toy", shape={"M": 8}, dtype="float32", passes=passes, cost=cost, make=lambda _: work
+        group="kernels", name="toy", shape={"M": 8}, dtype="float32", passes=passes, cost=cost, make=lambda: work
     )
     results = harness.run(case, setting, clock or FakeClock(), seconds, ceilings=ceilings, machine=HERE, least_rounds=3)
     for record in results:

@@ -11,14 +11,15 @@ docs/assemblers.md. An interrupted run goes on where it was. Ends with status 1 
 
 import json
 import os
-import re
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from triton import knobs
+
 from benchmarks import command
 from benchmarks.measure import machine, records, text_table
-from benchmarks.queue.illegal_tile import assemblers
 from fasttfm.kernels import choice_cache
 from ptx_check.machine_code.compared import version
 from tests.pytest_runs import run_tests
@@ -26,6 +27,18 @@ from tests.pytest_runs import run_tests
 TESTS = [str(machine.ROOT / "tests" / "executed" / name) for name in ("test_kernels.py", "test_search.py")]
 PAGE = machine.ROOT / "docs" / "assemblers.md"
 BEGIN, END = "<!-- machine code: python -m tests.executed.machine_code -->", "<!-- end of machine code -->"
+
+
+def assemblers() -> dict[str, str]:
+    """Triton's two, and those on the PATH and in /usr/local: version -> path, the newest last."""
+    found = [Path(knobs.nvidia.ptxas.path)]
+    found += [found[0].with_name("ptxas-blackwell"), *map(Path, filter(None, [shutil.which("ptxas")]))]
+    found += Path("/usr/local").glob("cuda*/bin/ptxas")
+    result: dict[str, str] = {}
+    for path in filter(Path.is_file, found):
+        result.setdefault(version(str(path)), str(path))
+    result.pop("unknown", None)
+    return dict(sorted(result.items(), key=lambda item: [int(n) for n in item[0].split(".")]))
 
 
 def found_file() -> Path:
@@ -113,9 +126,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     kept = args.results / "machine-code.jsonl"
     records.write(kept, made, by_tile)
     if args.results == records.RESULTS:
-        text = PAGE.read_text(encoding="utf-8")
-        content = f"{BEGIN}\n\n{section(records.read(kept))}\n\n{END}"
-        PAGE.write_text(re.sub(f"{BEGIN}.*{END}", lambda _: content, text, flags=re.DOTALL), encoding="utf-8")
+        content = f"\n\n{section(records.read(kept))}\n\n"
+        text = text_table.replaced(PAGE.read_text(encoding="utf-8"), BEGIN, END, content)
+        PAGE.write_text(text, encoding="utf-8")
     wrong = [line for line in lines if line["wrong"]]
     print(table(lines))
     return 1 if wrong else 0

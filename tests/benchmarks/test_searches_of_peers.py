@@ -1,0 +1,181 @@
+"""Searches of other systems with our weights: what they find, how good it is, attention, coverage and prefixes.
+
+Ours files every hypothesis that ends among the 2K best extensions, as tensor2tensor does; Hugging Face and CTranslate2
+file those among the K best alone. So ours may find a better one, and must never find a worse one. Neither has diverse
+beams or required phrases to compare with: Hugging Face 5 took both out of generate().
+"""
+
+import random
+
+import pytest
+import torch
+
+from benchmarks.peers import huggingface
+from fasttfm.convert.ctranslate2 import write
+from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK
+from fasttfm.models import Transformer, TransformerConfig
+from fasttfm.search import DecodingConfig, score_ids, search_ids
+from fasttfm.search.batches import padded
+from fasttfm.search.coverage import cross_attention
+
+CONFIG = TransformerConfig(
+    vocab_size=60, d_model=64, heads=4, d_ff=128, encoder_layers=2, decoder_layers=2, dropout=0.0, max_length=128
+)
+DRAW = random.Random(1)
+SOURCES = [[*DRAW.choices(range(4, 60), k=DRAW.randint(1, 20)), EOS] for _ in range(100)]
+FEW = SOURCES[:30]
+LONGEST, SHORT = 60, 25
+WORDS = ["<blank>", "<unk>", "<s>", "</s>", *map(str, range(4, 60))]
+
+
+@pytest.fixture
+def ctranslate2(tmp_path):
+    """ctranslate2(model, sources, ...): the hypotheses of each source, as ids, and their scores."""
+    peer = pytest.importorskip("ctranslate2")
+
+    def search(model, sources, *, prefixes=None, alignment_layer=None, **options):
+        layer = {} if alignment_layer is None else {"alignment_layer": alignment_layer}
+        write(CONFIG, model.state_dict(), tmp_path, WORDS, WORDS, **layer)
+        translator = peer.Translator(str(tmp_path), device="cpu", compute_type="float32", intra_threads=1)
+        given = [
+            [[WORDS[token] for token in each] for each in side] for side in (sources, *([prefixes] * bool(prefixes)))
+        ]
+        return [
+            ([[WORDS.index(word) for word in hypothesis] for hypothesis in result.hypotheses], result.scores)
+            for result in translator.translate_batch(*given, min_decoding_length=0, **options)
+        ]
+
+    return search
+
+
+ALLOWED = {"disable_unk": True, "suppress_sequences": [[WORDS[PAD]], [WORDS[BOS]]]}
+"""What ours writes by default."""
+
+
+@pytest.fixture(params=[0.0, 0.6, 1.0])
+def alpha(request) -> float:
+    return request.param
+
+
+@pytest.fixture
+def model(ending_model, alpha) -> Transformer:
+    return ending_model(CONFIG, {0.0: 4.0, 0.6: 3.2, 1.0: 4.0}[alpha])
+
+
+@pytest.fixture(scope="module")
+def longer(ending_model) -> Transformer:
+    return ending_model(CONFIG, 6.0)
+
+
+def ours_of(model, beam: int, alpha: float, min_len: int):
+    limits = {"max_len_a": 0.0, "max_len_b": LONGEST, "min_len": min_len}
+    settings = DecodingConfig(beam=beam, length_penalty="power", alpha=alpha, **limits)
+    return [each[0] for each in search_ids(model, SOURCES, settings)]
+
+
+def compare(model, ours, outputs, alpha: float, beam: int) -> int:
+    """How many are equal; of those that differ and ended by themselves, none may be better than ours."""
+    exact = score_ids(model, SOURCES, outputs)
+    for results, output, log_probability in zip(ours, outputs, exact):
+        if len(output) < LONGEST and beam > 1:
+            assert results.score >= log_probability / (len(output) + 1) ** alpha - 1e-4
+    lengths = {len(results.tokens) for results in ours}
+    assert len(lengths) > 1
+    assert min(lengths) < 10
+    return sum(results.tokens == output for results, output in zip(ours, outputs))
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("beam", [1, 4, 8])
+def test_hugging_face_finds_nothing_better(model, beam, alpha):
+    pytest.importorskip("transformers")
+    theirs = huggingface.marian(CONFIG, model.state_dict())
+    ids, lengths = padded(SOURCES, torch.device("cpu"))
+    with torch.inference_mode():
+        results = theirs.generate(
+            input_ids=ids,
+            attention_mask=(torch.arange(ids.shape[1]) < lengths[:, None]).long(),
+            num_beams=beam,
+            do_sample=False,
+            max_new_tokens=LONGEST,
+            suppress_tokens=[PAD, UNK, BOS],
+            return_dict_in_generate=True,
+            output_scores=True,
+            **({"length_penalty": alpha, "early_stopping": "never"} if beam > 1 else {}),
+        )
+    outputs = [[token for token in row if token not in (BOS, EOS, PAD)] for row in results.sequences.tolist()]
+    ours = ours_of(model, beam, alpha, 0)
+    assert compare(model, ours, outputs, alpha, beam) >= 0.97 * len(SOURCES)
+    for each, output, score in zip(ours, outputs, results.sequences_scores.tolist() if beam > 1 else []):
+        if each.tokens == output and len(output) < LONGEST:
+            assert each.score == pytest.approx(score, abs=1e-4)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("beam", [1, 4, 8])
+def test_ctranslate2_finds_nothing_better(model, ctranslate2, beam, alpha):
+    options = {"length_penalty": alpha, "max_decoding_length": LONGEST, "beam_size": beam, **ALLOWED}
+    found = ctranslate2(model, SOURCES, **options, patience=2 if beam > 1 else 1)  # or it stops at the first that ends
+    equal = compare(model, ours_of(model, beam, alpha, 1), [outputs[0] for outputs, _ in found], alpha, beam)
+    if beam == 1:
+        assert equal >= 0.97 * len(SOURCES)
+    elif alpha < 1.0:  # where length weighs more it often takes an output that is worse by length^alpha
+        assert equal >= 0.85 * len(SOURCES)
+
+
+@pytest.mark.parametrize("layer", [1, 2])
+def test_attention_is_hugging_faces(longer, layer):
+    pytest.importorskip("transformers")
+    theirs = huggingface.marian(CONFIG, longer.state_dict())
+    theirs.set_attn_implementation("eager")
+    targets = [source[-2::-1] for source in FEW]
+    results = cross_attention(longer, FEW, targets, DecodingConfig(alignment_layer=layer))
+    for source, target, weights in zip(FEW, targets, results):
+        given = {"input_ids": torch.tensor([source]), "decoder_input_ids": torch.tensor([[BOS, *target]])}
+        with torch.inference_mode():
+            attended = theirs(**given, output_attentions=True).cross_attentions[layer - 1][0].mean(dim=0)
+        torch.testing.assert_close(weights, attended, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("beam", [4, 8])
+@pytest.mark.parametrize(("alpha", "beta"), [(0.0, 0.3), (0.1, 0.1)])
+def test_scores_with_the_coverage_penalty_are_ctranslate2s(longer, ctranslate2, beam, alpha, beta):
+    """Of every hypothesis that both have. Nothing is forbidden: what is, it takes out of the probabilities as well."""
+    theirs = ctranslate2(
+        longer, FEW, alignment_layer=2, beam_size=beam, num_hypotheses=beam, length_penalty=alpha,
+        coverage_penalty=beta, max_decoding_length=SHORT, patience=2, return_scores=True, max_batch_size=1,
+    )  # fmt: skip
+    settings = DecodingConfig(
+        beam=beam, nbest=beam, length_penalty="power", alpha=alpha, coverage_penalty=beta, alignment_layer=2,
+        max_len_a=0.0, max_len_b=SHORT, allow_unk=True,
+    )  # fmt: skip
+    both = 0
+    for ours, (outputs, found) in zip(search_ids(longer, FEW, settings), theirs):
+        scores = {tuple(tokens): score for tokens, score in zip(outputs, found) if len(tokens) < SHORT}
+        for each in ours:
+            if tuple(each.tokens) in scores:
+                both += 1
+                assert each.score == pytest.approx(scores[tuple(each.tokens)], abs=2e-4)
+        assert [each.score for each in ours] == sorted((each.score for each in ours), reverse=True)
+    assert both >= 15
+
+
+@pytest.mark.parametrize("beam", [1, 4, 8])
+def test_prefixes_are_gone_on_with_as_ctranslate2_does(longer, ctranslate2, beam):
+    """Greedy search finds the same. With a beam ours may find a better one, and never a worse one."""
+    draw = random.Random(2)
+    prefixes = [draw.choices(range(4, 60), k=1 + position % 3) for position in range(len(FEW))]
+    options = {"beam_size": beam, "length_penalty": 0.0, "max_decoding_length": SHORT, **ALLOWED}
+    found = ctranslate2(longer, FEW, prefixes=prefixes, **options, patience=2 if beam > 1 else 1)
+    settings = DecodingConfig(beam=beam, length_penalty="none", max_len_a=0.0, max_len_b=SHORT)
+    results = [each[0] for each in search_ids(longer, FEW, settings, prefixes=prefixes)]
+    outputs = [hypotheses[0] for hypotheses, _ in found]
+    equal = compared = 0
+    for prefix, ours, output, log_probability in zip(prefixes, results, outputs, score_ids(longer, FEW, outputs)):
+        assert ours.tokens[: len(prefix)] == output[: len(prefix)] == prefix
+        equal += ours.tokens == output
+        if beam > 1 and len(output) < SHORT:  # it ended by itself
+            compared += 1
+            assert ours.log_probability >= log_probability - 1e-4
+    assert equal >= (0.97 * len(FEW) if beam == 1 else 5)
+    assert beam == 1 or compared >= 10
