@@ -36,7 +36,6 @@ TESTS = (
 GATE = (
     "cpu/test_int8.py",
     "cpu/test_linear.py",
-    "cpu/test_compiled_loops.py",
     "cpu/test_training_passes.py",
     "decoding/test_batch_invariance.py",
     "decoding/test_alignment.py",

@@ -42,6 +42,12 @@ CASES = os.environ.setdefault("FASTTFM_TESTS", "gate")
 assert CASES in ("gate", "all"), f"FASTTFM_TESTS={CASES}: gate or all"
 """`gate`: N cases of a test marked sample(N), and none marked whole; `all`: every case. pytest's workers inherit it."""
 
+
+def examples(count: int) -> int:
+    """How many examples Hypothesis draws of a test: `count` in `make test-all`, a third in the gate."""
+    return count if CASES == "all" else -(-count // 3)
+
+
 _ENTERED: list[object] = []
 """Contexts that end with Python."""
 
@@ -125,6 +131,30 @@ def forked_workers() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if sys.platform == "linux":
             patch.setattr("fasttfm.processes.subprocess", forked.SUBPROCESS)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def loops_compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A worker that needs a loop which another one compiles waits, and loads it from numba's cache."""
+    folder = tmp_path_factory.getbasetemp().parent  # of all workers
+    with pytest.MonkeyPatch.context() as patch:
+        if "PYTEST_XDIST_WORKER" in os.environ and sys.platform == "linux" and importlib.util.find_spec("numba"):
+            import fcntl
+
+            from numba.core.caching import NullCache
+            from numba.core.dispatcher import Dispatcher
+
+            plain = Dispatcher.compile
+
+            def compile(self: Dispatcher, signature: object) -> object:
+                if isinstance(self._cache, NullCache):  # inlined into a loop that is
+                    return plain(self, signature)
+                with (folder / f"{self.__name__}.lock").open("w") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                    return plain(self, signature)
+
+            patch.setattr(Dispatcher, "compile", compile)
         yield
 
 

@@ -1,9 +1,12 @@
 """`make newest`: what broke, in a table and a record, with rooms that stand in for the tests."""
 
+import pytest
+
 from benchmarks.measure import records
 from tests import newest
 
 
+@pytest.mark.whole
 def test_what_broke_is_told_and_recorded_once_for_these_versions(tmp_path, monkeypatch, capsys):
     good, bad = tmp_path / "good", tmp_path / "bad"
     for folder in (good, bad):

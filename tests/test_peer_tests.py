@@ -10,6 +10,7 @@ from tests.peer_tests.suites import SUITES, differences, judge
 LIGER = next(suite for suite in SUITES if suite.name == "liger")
 
 
+@pytest.mark.whole
 @pytest.mark.slow
 def test_a_test_file_that_cannot_be_imported_is_a_failure_and_the_others_run(tmp_path):
     for name in (*LIGER.files, *LIGER.beside):

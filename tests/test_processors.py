@@ -55,6 +55,7 @@ def test_one_that_lacks_nothing_is_left_out_of_the_gate(monkeypatch, capsys):
     assert "stands for no other" in capsys.readouterr().out
 
 
+@pytest.mark.whole
 def test_a_run_becomes_a_line_and_replaces_the_one_before(tmp_path, monkeypatch):
     folder = tmp_path / "cases"
     folder.mkdir()

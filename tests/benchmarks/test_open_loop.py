@@ -86,6 +86,7 @@ def test_a_row_has_the_quantiles_of_each_kind_in_milliseconds():
     assert (row["long_requests"], row["long_p50_ms"], row["long_p99_ms"]) == (1, 2000.0, 2000.0)
 
 
+@pytest.mark.whole
 def test_a_record_is_written(tmp_path):
     pytest.importorskip("uvicorn")
     pytest.importorskip("ctranslate2")

@@ -35,7 +35,7 @@ def random_model() -> Transformer:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.7)
-    return model
+    return model.eval()
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def trained_model() -> Transformer:
         adam.zero_grad()
         (loss / tokens).backward()
         adam.step()
-    return model
+    return model.eval()
 
 
 @pytest.fixture(params=["random", "trained"])
@@ -96,7 +96,7 @@ def greedy_without_cache(model: Transformer, source: list[int], longest: int) ->
 def test_greedy_search_with_caches_is_greedy_search_without(model):
     batch = sources(12, seed=3000)
     settings = DecodingConfig(beam=1, max_len_b=5)
-    expected = [greedy_without_cache(model.eval(), source, len(source) - 1 + 5) for source in batch]
+    expected = [greedy_without_cache(model, source, len(source) - 1 + 5) for source in batch]
     assert translate_ids(model, batch, settings) == expected
 
 

@@ -7,6 +7,7 @@ import torch
 from accuracy import FLOOR, solve, weigh_all
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from shared_fixtures import examples
 
 from fasttfm import functional as F
 from fasttfm import reference
@@ -147,7 +148,7 @@ def calls(draw):
 
 
 @pytest.mark.parametrize("route", ROUTES)
-@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(20), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(call=calls())
 def test_kernel_equals_reference(take, route, call):
     shape, dtype, options, mask, mask_shape = call

@@ -7,6 +7,7 @@ import torch
 from accuracy import assert_as_accurate, compare_with_reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared_fixtures import examples
 
 from fasttfm import functional, reference
 from fasttfm.functional.backends import backend
@@ -55,7 +56,7 @@ def check(logits, target, label_smoothing=0.1, reduction="sum", inplace=False, i
     compare_with_reference(way, specification(target, reduction, **options), {"logits": logits}, weigh_loss)
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(
     rows=st.sampled_from([1, 2, 5]),
     classes=st.sampled_from([1, 2, 17, 300, 513, 1500]),

@@ -5,6 +5,7 @@ import torch
 from accuracy import compare_with_reference, solve
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared_fixtures import examples
 
 from fasttfm import functional, reference
 from fasttfm.functional.backends import backend
@@ -73,7 +74,7 @@ def check(inputs, dropout_p=0.0, activation="relu"):
     compare_with_reference(way(functional.feed_forward, **options), way(reference.feed_forward, **options), inputs)
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(
     rows=st.sampled_from([1, 3, 33]),
     width=st.sampled_from([1, 17, 32, 40]),

@@ -7,6 +7,7 @@ import torch
 from accuracy import compare_with_reference, solve
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared_fixtures import examples
 from test_feed_forward import DTYPES, SEED, SITE, backward, by_launches, forward, way
 from test_feed_forward import tensors as feed_forward_tensors
 
@@ -29,7 +30,7 @@ def check(function, inputs, dropout_p, activation):
     compare_with_reference(way(function), way(reference.feed_forward, **options), inputs)
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(
     rows=st.sampled_from([1, 3, 33]),
     width=st.sampled_from([1, 17, 32, 40]),

@@ -7,6 +7,7 @@ import torch
 from accuracy import compare, compare_with_reference, solve
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared_fixtures import examples
 
 from fasttfm import functional, reference
 from fasttfm.functional.backends import backend
@@ -61,7 +62,7 @@ def check_plain(inputs, eps=1e-5):
     compare_with_reference(way(functional.layer_norm), way(reference.layer_norm), inputs)
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(
     rows=st.sampled_from([1, 3, 17, 33]),
     columns=st.sampled_from([1, 7, 17, 64, 96, 130, 257]),

@@ -7,6 +7,7 @@ import torch
 from accuracy import compare_with_reference, solve
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared_fixtures import examples
 from test_layer_norm import PAIRS, SEED
 
 from fasttfm import functional, reference
@@ -40,7 +41,7 @@ def alone(inputs):
     return {name: value for name, value in inputs.items() if name != "residual"}
 
 
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(
     rows=st.sampled_from([1, 3, 17, 33]),
     columns=st.sampled_from([1, 7, 17, 64, 96, 130, 257]),
