@@ -270,18 +270,23 @@ def spread(cases: Sequence[Sequence[str]], count: int) -> list[int]:
 
 
 def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """The cases that `make test-all` runs and the gate does not."""
+    """The cases that `make test-all` runs and the gate does not.
+
+    Of a test with several axes and no mark the gate runs every value of each axis (four cases at least), not every
+    combination.
+    """
     tests: dict[str, list[pytest.Item]] = collections.defaultdict(list)
     for item in items:
         tests[item.nodeid.partition("[")[0]].append(item)
     left = []
     for cases in tests.values():
         sample = cases[0].get_closest_marker("sample")
-        if sample is not None:
-            chosen = spread([case.callspec._idlist for case in cases], *sample.args)
-            left += [case for place, case in enumerate(cases) if place not in chosen]
-        else:
-            left += [case for case in cases if case.get_closest_marker("whole")]
+        kept = [case for case in cases if not case.get_closest_marker("whole")]
+        values = [case.callspec._idlist for case in kept if hasattr(case, "callspec")]
+        axes = [len(set(axis)) for axis in zip(*values)]
+        if sample or len(axes) > 1:
+            kept = [kept[place] for place in spread(values, *(sample.args if sample else [max(4, *axes)]))]
+        left += [case for case in cases if not any(case is each for each in kept)]
     return left
 
 

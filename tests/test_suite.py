@@ -28,6 +28,9 @@ def test_the_gate_has_so_many_cases_with_every_value():
     assert always not in left
     chosen = [each.callspec._idlist for each in pairs if each not in left]
     assert [len(set(values)) for values in zip(*chosen, strict=True)] == [4, 3]
+    free = [case("test_free", None, a, b, c) for a in "01234" for b in "xyz" for c in "pq"]
+    chosen = [each.callspec._idlist for each in free if each not in left_out(free)]
+    assert [len(set(values)) for values in zip(*chosen, strict=True)] == [len(chosen), 3, 2] == [5, 3, 2]
 
 
 def test_cases_of_one_axis_are_drawn_far_from_each_other():

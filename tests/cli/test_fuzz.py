@@ -24,7 +24,6 @@ from situations import (
     Outcome,
     Situation,
     draw_situation,
-    make_world,
     run_here,
     run_with_little_memory,
     working_folder,
@@ -42,13 +41,6 @@ LONGEST = 600
 """A situation that takes more seconds than this hangs."""
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full and POSIX signals")
-
-
-@pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("world")
-    make_world(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")

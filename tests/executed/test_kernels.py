@@ -10,7 +10,7 @@ import itertools
 import pytest
 import torch
 from executed_chips import CHIPS
-from executing import CPU, assert_as_accurate, check, solve
+from executing import assert_as_accurate, check
 from gpu.problems import (
     PROBLEMS,
     _attention,
@@ -241,16 +241,6 @@ def test_a_softmax_in_place_overwrites_nothing_that_another_thread_reads(keys, c
     assert p.data_ptr() == scores.data_ptr()
     torch.testing.assert_close(p, wanted)
     assert not machine.notes
-
-
-def test_two_runs_give_the_same_bits():
-    problem = PROBLEMS[0]
-    inputs = problem.inputs(CPU, torch.bfloat16)
-    runs = []
-    for _ in range(2):
-        with executed("sm_80"), backend("triton"):
-            runs.append(solve(problem.ours, inputs))
-    assert all(torch.equal(a, b) for a, b in zip(*runs))
 
 
 @pytest.mark.sample(1)

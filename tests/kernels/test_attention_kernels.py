@@ -383,26 +383,6 @@ def test_the_lowest_number_in_a_mask_hides_and_one_that_base_2_reaches_does_not(
         torch.testing.assert_close(output[:, :, 3], v.mean(2), atol=2e-2, rtol=2e-2)
 
 
-def test_tiles_do_not_change_the_dropout_mask(monkeypatch):
-    inputs = tensors(torch.float32, 1, 2, 35, 40, 8, 40)
-    inputs["value"] = torch.eye(40).expand(1, 2, 40, 40)  # so that the output is the weights after dropout
-    options = {"scale": 0.3, **seeded(0.5)}
-    outputs = []
-    for kernel, kernels, table, tile in (
-        ("flash", attention, "FORWARD", Tile(16, 16, 4)),
-        ("flash", attention, "FORWARD", Tile(32, 64, 4)),
-        ("short", attention_short, "SHORT_FORWARD", Tile(16, 64, 4)),
-    ):
-        monkeypatch.setattr(kernels, table, lambda *size, tile=tile: tile)
-        outputs.append(once.forward(kernel, **inputs, **options)[0])
-    weights, kept = (F.attention_weights(inputs["query"], inputs["key"], scale=0.3, **o) for o in ({}, seeded(0.5)))
-    for output in outputs:
-        torch.testing.assert_close(output, kept)
-        assert torch.equal(output != 0, kept != 0)
-    assert 0.45 < (kept != 0).float().mean() < 0.55
-    torch.testing.assert_close(kept[kept != 0], 2 * weights[kept != 0])
-
-
 def calls_with_site(site):
     """One call of every launch function that draws random numbers."""
     x, lse = torch.randn(1, 1, 4, 8), torch.zeros(1, 1, 4)

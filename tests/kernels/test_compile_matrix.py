@@ -245,18 +245,6 @@ def test_a_record_names_what_breaks_a_rule(tmp_path):
     assert (bound["case"], bound["bound"], bound["budget"]) == (ALL[product].name, 0.0, budget.bound)
 
 
-def test_a_table_replaces_the_one_before(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text(f"before\n{compile_report.BEGIN}\n{compile_report.END}\nafter\n")
-    for table in ("a  b\n1  2", "c"):
-        compile_report.write_page(table, page)
-        shown = f"```text\n{table}\n```"
-        assert page.read_text() == f"before\n{compile_report.BEGIN}\n{shown}\n{compile_report.END}\nafter\n"
-    page.write_text("no place")
-    with pytest.raises(ValueError, match="must have the lines"):
-        compile_report.write_page("a", page)
-
-
 def test_a_case_must_name_every_parameter():
     case = any_case()
     with pytest.raises(ValueError, match=r"unknown arguments \['nonsense'\]"):
@@ -275,16 +263,3 @@ def test_a_case_must_name_every_parameter():
 )
 def test_occupancy_follows_the_scarcest_resource(chip, registers, shared, warps, share):
     assert occupancy(chip, Resources(registers, 0, shared, 0), warps) == pytest.approx(share)
-
-
-def test_the_report_shows_the_worst_of_every_kernel_and_chip():
-    chip, case = CHIPS["sm_90"], any_case(matrix_product=True, dtype="bf16")
-    outcomes = [
-        compile_matrix.Outcome(Resources(40, 0, 1024, 8)),
-        compile_matrix.Outcome(Resources(128, 16, 512, 4)),
-        compile_matrix.Outcome(None, "ptxas: no"),
-    ]
-    heading, line = compile_report.by_kernel([(chip, case, outcome) for outcome in outcomes]).splitlines()
-    assert heading.split()[:3] == ["kernel", "chip", "cases"]
-    assert line.split()[1:] == ["sm_90", "3", "128", "16", "1024", "25%", "4", "1"]
-    assert "ptxas: no" in compile_report.by_case([(chip, case, outcomes[2])])
