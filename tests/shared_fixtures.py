@@ -23,10 +23,25 @@ import pytest
 import torch
 from quick_interpreter import make_quick
 
+CASES = os.environ.setdefault("FASTTFM_TESTS", "gate")
+assert CASES in ("gate", "all"), f"FASTTFM_TESTS={CASES}: gate or all"
+"""`gate`: N cases of a test marked sample(N), and none marked whole; `all`: every case. pytest's workers inherit it."""
+
+
+def examples(count: int) -> int:
+    """How many examples Hypothesis draws of a test: `count` in `make test-all`, a third in the gate."""
+    return count if CASES == "all" else -(-count // 3)
+
+
 # The same examples in every run: what is green on one machine is green on another. To look for others:
 # pytest --hypothesis-profile=default. How long an example takes, or its drawing, tells nothing on a busy machine.
 hypothesis.settings.register_profile(
-    "fixed", derandomize=True, database=None, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "fixed",
+    max_examples=examples(100),
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("fixed")
 
@@ -37,16 +52,6 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # What somebody has tuned on this machine decides no test, and no test writes there.
 _CACHE = tempfile.TemporaryDirectory(prefix="fasttfm-tests-")  # removed when Python ends
 os.environ["FASTTFM_CACHE"] = _CACHE.name
-
-CASES = os.environ.setdefault("FASTTFM_TESTS", "gate")
-assert CASES in ("gate", "all"), f"FASTTFM_TESTS={CASES}: gate or all"
-"""`gate`: N cases of a test marked sample(N), and none marked whole; `all`: every case. pytest's workers inherit it."""
-
-
-def examples(count: int) -> int:
-    """How many examples Hypothesis draws of a test: `count` in `make test-all`, a third in the gate."""
-    return count if CASES == "all" else -(-count // 3)
-
 
 _ENTERED: list[object] = []
 """Contexts that end with Python."""

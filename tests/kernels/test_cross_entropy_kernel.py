@@ -201,14 +201,9 @@ def test_the_gradient_is_scaled_in_place_within_its_own_columns():
     assert strided.sum().item() == 3 * (4 + 6 * 3)
 
 
-def test_no_rows_and_the_same_bits_twice():
+def test_no_rows_have_no_losses():
     losses, statistics = forward(torch.empty(0, 9), torch.empty(0, dtype=torch.int64), 0.1, given_up=False)
     assert losses.shape == statistics.shape == (2, 0)
-    logits, target = draw(4, 5000, torch.bfloat16)
-    copies = logits.clone(), logits.clone()
-    first, second = (forward(copy, target, 0.1)[0] for copy in copies)
-    assert torch.equal(first, second)
-    assert torch.equal(*copies)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

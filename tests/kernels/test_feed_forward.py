@@ -195,14 +195,6 @@ def test_expanded_and_transposed_inputs_and_gradients():
         torch.testing.assert_close(found[what], exact[what], rtol=1e-4, atol=1e-5)
 
 
-def test_two_runs_give_the_same_bits():
-    inputs = tensors(70, 24, 70, 24, torch.bfloat16)
-    with backend("triton"):
-        first, second = (solve(way(functional.feed_forward, dropout_p=0.1, seed=SEED), inputs) for _ in range(2))
-    for what in first:
-        assert torch.equal(first[what], second[what]), what
-
-
 # -------------------------------------------------------------------------------------------------- tiles and routes
 
 
