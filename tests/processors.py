@@ -38,7 +38,6 @@ GATE = (
     "cpu/test_linear.py",
     "cpu/test_training_passes.py",
     "decoding/test_batch_invariance.py",
-    "decoding/test_alignment.py",
 )
 
 

@@ -196,6 +196,7 @@ def may_change(situation: Situation, outcome: Outcome, name: str) -> bool:
     return situation.command == "plot" and outcome.status == 0
 
 
+@pytest.mark.whole
 def test_a_real_process_runs_nothing_of_the_working_folder(world, tmp_path):
     """With .py files named like what fasttfm imports; workers included. Those of training are tested with training."""
     command = shutil.which("fasttfm", path=str(Path(sys.executable).parent))
