@@ -88,7 +88,7 @@ def test_feed_forward_equals_the_reference_for_any_shape(rows, width, hidden, ou
     check(tensors(rows, width, hidden, out, dtype, bias=bias), dropout_p)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.whole
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "hidden", "out"), [(16, 16_384, 8), (16_384, 33, 8), (8, 33, 16_384)], ids=["hidden", "in", "out"]
