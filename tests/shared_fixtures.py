@@ -289,7 +289,7 @@ def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:
         kept = [case for case in cases if not case.get_closest_marker("whole")]
         values = [case.callspec._idlist for case in kept if hasattr(case, "callspec")]
         axes = [len(set(axis)) for axis in zip(*values)]
-        if sample or len(axes) > 1:
+        if values and (sample or len(axes) > 1):
             kept = [kept[place] for place in spread(values, *(sample.args if sample else [max(4, *axes)]))]
         left += [case for case in cases if not any(case is each for each in kept)]
     return left

@@ -27,22 +27,6 @@ def test_a_processor_stands_for_those_it_has_the_instructions_of():
         processors.available(frozenset())
 
 
-def test_one_that_lacks_nothing_is_left_out_of_the_gate(monkeypatch, capsys):
-    def less(flags):
-        return [each.name for each in processors.lacking(processors.available(flags), flags)]
-
-    vnni, amx = {"avx512_vnni"}, {"amx_tile", "amx_int8", "amx_bf16"}
-    assert less(AVX2) == []
-    assert less(AVX2 | {"avx_vnni"}) == ["avx2"]
-    assert less(AVX512) == ["avx2"]
-    assert less(AVX512 | vnni) == ["avx2", "avx512"]
-    assert less(AVX512 | vnni | {"avx512_bf16"}) == ["avx2", "avx512", "avx512-vnni"]
-    assert less(AVX512 | vnni | amx | {"avx512_bf16"}) == ["avx2", "avx512", "avx512-vnni"]
-    monkeypatch.setattr(processors, "instructions", lambda: AVX2)
-    assert processors.main(["--gate"]) == 0
-    assert "stands for no other" in capsys.readouterr().out
-
-
 def test_what_cannot_be_had_is_told(monkeypatch):
     monkeypatch.setattr(processors, "instructions", lambda: AVX2)
     with pytest.raises(UserError, match="--processor amx"):
@@ -70,5 +54,5 @@ def test_pytorch_numba_and_onednn_obey():
 
 
 def test_the_tests_exist():
-    for test in (*processors.TESTS, *processors.GATE):
+    for test in processors.TESTS:
         assert (machine.ROOT / "tests" / test).exists(), test

@@ -57,5 +57,5 @@ def test_every_case_leaves_a_record_and_the_gate_none(tmp_path, monkeypatch, cap
     (tmp_path / "suite.jsonl").unlink()
     suite.main(words)
     assert not (tmp_path / "suite.jsonl").exists()
-    assert asked[-1] == ["--workers", "1", "--gate"]
+    assert len(asked) == 2
     assert "tests: 1 of 2 cases pass" in capsys.readouterr().out
