@@ -262,6 +262,7 @@ def test_layers_that_are_more_than_their_classes_are_called(change: str, route: 
                 close(got, model(piece, memory, cache=theirs))
 
 
+@pytest.mark.sample(2)
 @torch.no_grad()
 def test_the_memorys_lengths_are_the_caches(route: str) -> None:
     """They move with the rows."""
@@ -297,6 +298,7 @@ def test_masks_and_other_inputs_go_the_way_of_the_layers(route: str) -> None:
         model(tgt[:, :1], memory[:2], cache=cache)
 
 
+@pytest.mark.sample(2)
 @torch.no_grad()
 def test_weights_are_those_of_the_moment() -> None:
     """In place, and in other memory."""
@@ -327,6 +329,7 @@ def test_a_copied_cache_goes_its_own_way() -> None:
         close(torch.cat(pieces, 1), whole(model, tgt, memory)[:, 3:])
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("lengths", [None, [5, 3, 4]])
 @torch.no_grad()
 def test_a_graph_can_hold_steps_and_reorders(lengths: list[int] | None, route: str) -> None:
