@@ -65,7 +65,7 @@ VARIANTS = {
 PACKED = {"padded": {}, "packed": {"packed_tokens": (14, 12)}}
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("choice", ["torch", "auto", "triton"])
 @pytest.mark.parametrize("packed", PACKED)
 @pytest.mark.parametrize("variant", VARIANTS)
