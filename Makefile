@@ -58,7 +58,7 @@ lint: install
 types: install
 	@$(BIN)/mypy
 
-# A fixed part of the cases (the marks sample and whole), in three runs: tests/suite.py.
+# A fixed part of the cases (the marks sample and whole), in two runs: tests/suite.py.
 tests: install
 	@$(BIN)/python -m tests.suite --workers $(WORKERS)
 

@@ -2,7 +2,6 @@
 
     python -m tests.processors                      every processor that this machine can stand for
     python -m tests.processors --processor avx2     one of them
-    python -m tests.processors --gate               the one that lacks most, and fewer tests; nothing is recorded
 
 PyTorch, oneDNN, MKL and numba choose their code by the processor; environment variables forbid them instructions that
 it has. `make processors` runs the tests so; promised bits (a search's in every batch, a stopped training's) are among
@@ -33,14 +32,6 @@ TESTS = (
     *("cpu", "functional", "nn", "models", "decoding", "checkpoints"),
     *(f"training/test_{name}.py" for name in ("updates", "trainer", "interruption", "divergence")),
 )
-GATE = (
-    "cpu/test_int8.py",
-    "cpu/test_linear.py",
-    "cpu/test_compiled_loops.py",
-    "cpu/test_training_passes.py",
-    "search/test_batch_invariance.py",
-    "search/test_alignment.py",
-)
 
 
 @dataclass(frozen=True)
@@ -70,26 +61,14 @@ def available(flags: frozenset[str]) -> list[Processor]:
     return found
 
 
-def lacking(found: Sequence[Processor], flags: frozenset[str]) -> list[Processor]:
-    """Those that lack something of one with these flags, and so compute otherwise than every run of the tests here."""
-    decisive = set(machine.instruction_sets(" ".join(flags)))
-    needed: set[str] = set()
-    less = []
-    for processor in found:  # each needs what those before it need
-        needed |= {*processor.needs}
-        if processor.variables and decisive - needed:
-            less.append(processor)
-    return less
-
-
-def measure(processor: Processor, tests: Sequence[str], workers: int) -> records.Record:
-    """Return the record of the tests on a processor."""
+def measure(processor: Processor, workers: int) -> records.Record:
+    """Return the record of TESTS on a processor."""
     began = time.perf_counter()
-    paths = [str(Path("tests") / test) for test in tests]
+    paths = [str(Path("tests") / test) for test in TESTS]
     with tempfile.TemporaryDirectory() as folder:
         # Inductor keeps loops with the width of their vectors, and compiles them again for whatever processor asks:
         # loops of 16 numbers, made for AVX-512, then compute every other 8 where vectors have 8.
-        which = {"FASTTFM_TESTS": "gate" if tests is GATE else "all", "TORCHINDUCTOR_CACHE_DIR": folder}
+        which = {"FASTTFM_TESTS": "all", "TORCHINDUCTOR_CACHE_DIR": folder}
         cases = run_tests(paths, workers, {**processor.variables, **which})
     slowest = max(cases, key=lambda case: float(case.get("time", 0.0)))
     return {
@@ -131,28 +110,16 @@ def key(record: records.Record) -> tuple[str, str]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = command.parser("tests.processors", __doc__)
     names = [processor.name for processor in PROCESSORS]
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--processor", action="append", choices=names, help="one, or several (default: all there are)")
-    which.add_argument("--gate", action="store_true", help="the one that lacks most, a few tests, no record")
+    parser.add_argument("--processor", action="append", choices=names, help="one, or several (default: all there are)")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
     args = parser.parse_args(argv)
     found = available(instructions())
-    if args.gate:
-        others = lacking(found, instructions())
-        if not others:
-            print(f"{found[-1].name} is all that this processor has: it stands for no other")
-            return 0
-        record = measure(others[0], GATE, args.workers)
-        print(sentence(record))
-        if record["failed"]:
-            print(f"again: python -m tests.processors --processor {record['stands_for']}")
-        return 1 if record["failed"] else 0  # beside other work, times tell nothing
     chosen = [processor for processor in found if args.processor is None or processor.name in args.processor]
     if missing := sorted({*(args.processor or ())} - {processor.name for processor in chosen}):
         raise UserError(f"--processor {missing[0]}: this machine's processor lacks what it needs")
     good = True
     for processor in chosen:
-        record = command.keep(args.results, "processors", key=key, **measure(processor, TESTS, args.workers))
+        record = command.keep(args.results, "processors", key=key, **measure(processor, args.workers))
         print(sentence(record), flush=True)
         good = good and is_good(record)
     return 0 if good else 1

@@ -23,10 +23,25 @@ import pytest
 import torch
 from quick_interpreter import make_quick
 
+CASES = os.environ.setdefault("FASTTFM_TESTS", "gate")
+assert CASES in ("gate", "all"), f"FASTTFM_TESTS={CASES}: gate or all"
+"""`gate`: N cases of a test marked sample(N), and none marked whole; `all`: every case. pytest's workers inherit it."""
+
+
+def examples(count: int) -> int:
+    """How many examples Hypothesis draws of a test: `count` in `make test-all`, a third in the gate."""
+    return count if CASES == "all" else -(-count // 3)
+
+
 # The same examples in every run: what is green on one machine is green on another. To look for others:
 # pytest --hypothesis-profile=default. How long an example takes, or its drawing, tells nothing on a busy machine.
 hypothesis.settings.register_profile(
-    "fixed", derandomize=True, database=None, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "fixed",
+    max_examples=examples(100),
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("fixed")
 
@@ -37,10 +52,6 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # What somebody has tuned on this machine decides no test, and no test writes there.
 _CACHE = tempfile.TemporaryDirectory(prefix="fasttfm-tests-")  # removed when Python ends
 os.environ["FASTTFM_CACHE"] = _CACHE.name
-
-CASES = os.environ.setdefault("FASTTFM_TESTS", "gate")
-assert CASES in ("gate", "all"), f"FASTTFM_TESTS={CASES}: gate or all"
-"""`gate`: N cases of a test marked sample(N), and none marked whole; `all`: every case. pytest's workers inherit it."""
 
 _ENTERED: list[object] = []
 """Contexts that end with Python."""
@@ -125,6 +136,30 @@ def forked_workers() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if sys.platform == "linux":
             patch.setattr("fasttfm.system.processes.subprocess", forked.SUBPROCESS)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def loops_compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A worker that needs a loop which another one compiles waits, and loads it from numba's cache."""
+    folder = tmp_path_factory.getbasetemp().parent  # of all workers
+    with pytest.MonkeyPatch.context() as patch:
+        if "PYTEST_XDIST_WORKER" in os.environ and sys.platform == "linux" and importlib.util.find_spec("numba"):
+            import fcntl
+
+            from numba.core.caching import NullCache
+            from numba.core.dispatcher import Dispatcher
+
+            plain = Dispatcher.compile
+
+            def compile(self: Dispatcher, signature: object) -> object:
+                if isinstance(self._cache, NullCache):  # inlined into a loop that is
+                    return plain(self, signature)
+                with (folder / f"{self.__name__}.lock").open("w") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                    return plain(self, signature)
+
+            patch.setattr(Dispatcher, "compile", compile)
         yield
 
 
@@ -240,18 +275,23 @@ def spread(cases: Sequence[Sequence[str]], count: int) -> list[int]:
 
 
 def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """The cases that `make test-all` runs and the gate does not."""
+    """The cases that `make test-all` runs and the gate does not.
+
+    Of a test with several axes and no mark the gate runs every value of each axis (four cases at least), not every
+    combination.
+    """
     tests: dict[str, list[pytest.Item]] = collections.defaultdict(list)
     for item in items:
         tests[item.nodeid.partition("[")[0]].append(item)
     left = []
     for cases in tests.values():
         sample = cases[0].get_closest_marker("sample")
-        if sample is not None:
-            chosen = spread([case.callspec._idlist for case in cases], *sample.args)
-            left += [case for place, case in enumerate(cases) if place not in chosen]
-        else:
-            left += [case for case in cases if case.get_closest_marker("whole")]
+        kept = [case for case in cases if not case.get_closest_marker("whole")]
+        values = [case.callspec._idlist for case in kept if hasattr(case, "callspec")]
+        axes = [len(set(axis)) for axis in zip(*values)]
+        if values and (sample or len(axes) > 1):
+            kept = [kept[place] for place in spread(values, *(sample.args if sample else [max(4, *axes)]))]
+        left += [case for case in cases if not any(case is each for each in kept)]
     return left
 
 

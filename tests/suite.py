@@ -1,13 +1,12 @@
-"""The tests that need no GPU, in three runs: `make test` runs a fixed part of their cases, `make test-all` every one.
+"""The tests that need no GPU: `make test` runs a fixed part of their cases in two runs, `make test-all` every one.
 
-    python -m tests.suite            what the marks sample and whole leave
+    python -m tests.suite            the cases of the gate (CONTRIBUTING, "The gate and the whole")
     python -m tests.suite --all      every case, with a record
 
 The first run does not collect what others run: those of a GPU (the device queue), and those of the second. The second
-executes kernels' PTX, for which Triton must not be in its interpreter. The third (tests/processors.py) takes tests
-whose numbers the processor decides, as on one that has less than this one: the one that lacks most, or with --all every
-one that this can stand for. All three run; ends with status 1 where a case failed. The line in
-benchmarks/results/suite.jsonl takes the place of the one of this machine's processor.
+executes kernels' PTX, for which Triton must not be in its interpreter. With --all, a third (tests/processors.py) takes
+tests whose numbers the processor decides, as on every one that this can stand for. All runs go to their end; status 1
+where a case failed. The line in benchmarks/results/suite.jsonl takes the place of the one of this machine's processor.
 """
 
 import os
@@ -36,8 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         counted(["--durations=20", *arguments], args.workers, {**variables, **cases}, run=name)
         for name, (arguments, variables) in RUNS.items()
     ]
-    others = ["--workers", str(args.workers), *(["--results", str(args.results)] if args.all else ["--gate"])]
-    status = processors.main(others) if platform.machine() == "x86_64" else 0
+    status = 0
+    if args.all and platform.machine() == "x86_64":
+        status = processors.main(["--workers", str(args.workers), "--results", str(args.results)])
     for each in runs:
         print(f"{each['run']}: {each['passed']:,} of {each['cases']:,} cases pass, {each['seconds']:,.0f} s")
     if args.all:

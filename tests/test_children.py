@@ -144,7 +144,7 @@ def search(root: str) -> int:
         return len(list(workers.each(tests._who, [(0.0, 1)] * 4))) - 4
 
 
-@pytest.mark.sample(1)
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("number", "workers"), [(signal.SIGTERM, 1), (signal.SIGTERM, 2), (signal.SIGINT, 2), (signal.SIGHUP, 2)]
 )
@@ -162,6 +162,7 @@ def test_a_recipe_that_is_stopped_waits_for_what_training_saves(recipe, tmp_path
     assert "$ fasttfm translate" not in stdout
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells a process that its parent has died")
 def test_training_saves_and_ends_when_its_recipe_is_killed(recipe, tmp_path):
     process, _ = training_recipe(recipe, tmp_path, 1, stdout=subprocess.DEVNULL)

@@ -47,6 +47,7 @@ def run(results, *chips):
     return executed.main([*chosen, "--workers", "1", "--results", str(results)])
 
 
+@pytest.mark.whole
 def test_a_chip_s_cases_become_its_line_and_the_others_stay(small, capfd):
     assert run(small, "sm_80", "sm_90") == 1
     first, second = records.read(small / "executed.jsonl")
@@ -117,6 +118,7 @@ def test_what_has_passed_is_executed_again_where_its_ptx_has_changed(small, tmp_
     assert file.with_suffix(".log").read_text().split() == ["executed"]
 
 
+@pytest.mark.whole
 def test_a_run_without_cases_is_no_record(small):
     with pytest.raises(subprocess.CalledProcessError):
         run(small, "sm_60")

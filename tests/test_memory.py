@@ -22,6 +22,7 @@ sys.exit(command())
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kilobytes", [300_000, 500_000, 700_000])
 def test_a_process_that_may_not_take_what_pytorch_needs_says_so_in_one_line(kilobytes):
     words = ["train", "--preset", "demo", "--data", "nowhere", "--out", "nowhere"]

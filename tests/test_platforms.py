@@ -69,6 +69,7 @@ def test_a_search_uses_one_process_where_nothing_can_fork(windows):
     assert not processes.can_fork(torch.nn.Linear(2, 2))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("platform", "missing"),
     [("win32", ["fcntl", "resource", "pwd", "grp", "termios", "triton"]), ("darwin", ["triton"])],

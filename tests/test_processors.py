@@ -1,4 +1,4 @@
-"""The tests on other processors: which there are, what a run becomes, and that the caps are really caps."""
+"""The tests on other processors: which there are, and that the caps are really caps."""
 
 import os
 import subprocess
@@ -6,22 +6,10 @@ import sys
 
 import pytest
 
-from benchmarks.measure import machine, records
+from benchmarks.measure import machine
 from fasttfm.errors import UserError
 from tests import processors
 
-SMALL = """
-import os
-
-
-def test_good():
-    assert os.environ["NUMBA_CPU_NAME"]
-    assert os.listdir(os.environ["TORCHINDUCTOR_CACHE_DIR"]) == []  # no loops made for another processor
-
-
-def test_bad():
-    assert os.environ["NUMBA_CPU_NAME"] != "haswell"
-"""
 AVX2 = frozenset({"avx2", "fma", "f16c"})
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 
@@ -37,41 +25,6 @@ def test_a_processor_stands_for_those_it_has_the_instructions_of():
     assert names(AVX512 | {"avx512_vnni", "amx_tile", "amx_int8", "amx_bf16"})[-1] == "amx"
     with pytest.raises(UserError, match="AVX2"):
         processors.available(frozenset())
-
-
-def test_one_that_lacks_nothing_is_left_out_of_the_gate(monkeypatch, capsys):
-    def less(flags):
-        return [each.name for each in processors.lacking(processors.available(flags), flags)]
-
-    vnni, amx = {"avx512_vnni"}, {"amx_tile", "amx_int8", "amx_bf16"}
-    assert less(AVX2) == []
-    assert less(AVX2 | {"avx_vnni"}) == ["avx2"]
-    assert less(AVX512) == ["avx2"]
-    assert less(AVX512 | vnni) == ["avx2", "avx512"]
-    assert less(AVX512 | vnni | {"avx512_bf16"}) == ["avx2", "avx512", "avx512-vnni"]
-    assert less(AVX512 | vnni | amx | {"avx512_bf16"}) == ["avx2", "avx512", "avx512-vnni"]
-    monkeypatch.setattr(processors, "instructions", lambda: AVX2)
-    assert processors.main(["--gate"]) == 0
-    assert "stands for no other" in capsys.readouterr().out
-
-
-def test_a_run_becomes_a_line_and_replaces_the_one_before(tmp_path, monkeypatch):
-    folder = tmp_path / "cases"
-    folder.mkdir()
-    (folder / "test_small.py").write_text(SMALL)
-    (folder / "pytest.ini").write_text("[pytest]\n")  # names of tests begin at its folder, wherever this runs
-    monkeypatch.setattr(processors, "TESTS", (str(folder),))
-    monkeypatch.setattr(processors, "instructions", lambda: AVX512)
-    monkeypatch.setattr(processors, "_int8_route", lambda processor: "none")
-    results = tmp_path / "results"
-    for _ in range(2):
-        assert processors.main(["--workers", "1", "--results", str(results)]) == 1
-    lines = list(records.read(results / "processors.jsonl"))
-    assert [(line["stands_for"], line["cases"], line["passed"]) for line in lines] == [("avx2", 2, 1), ("avx512", 2, 2)]
-    assert lines[0]["failed"] == ["test_small::test_bad"]
-    assert not processors.is_good(lines[0])
-    assert processors.is_good(lines[1])
-    assert not processors.is_good({**lines[1], "slowest": {"case": "one", "seconds": 61.0}})
 
 
 def test_what_cannot_be_had_is_told(monkeypatch):
@@ -101,5 +54,5 @@ def test_pytorch_numba_and_onednn_obey():
 
 
 def test_the_tests_exist():
-    for test in (*processors.TESTS, *processors.GATE):
+    for test in processors.TESTS:
         assert (machine.ROOT / "tests" / test).exists(), test

@@ -1,10 +1,7 @@
-"""Tests wait for conditions: what they wait by, and that none of them reads a clock."""
+"""Tests wait for conditions (waiting.py): none of them reads a clock."""
 
 import re
 from pathlib import Path
-
-import pytest
-from waiting import run_together, wait_until
 
 ROOT = Path(__file__).parents[1]
 CLOCKS = r"(perf_counter|monotonic|time\.time)\(\)|timeout=\d"
@@ -33,15 +30,3 @@ def test_no_test_reads_a_clock():
         if re.search(CLOCKS, path.read_text(encoding="utf-8")) and path != Path(__file__)
     }
     assert found == READS_ONE.keys()
-
-
-def test_what_is_waited_for_may_come_late():
-    answers = iter([False, 0, None, "yes"])
-    wait_until(lambda: next(answers))
-    assert next(answers, "no more") == "no more"
-
-
-def test_one_of_several_programs_that_fails_ends_all_and_tells_why():
-    """The other waits for ever."""
-    with pytest.raises(AssertionError, match="a wall"):
-        run_together(["-c", "import signal; signal.pause()"], ["-c", "raise SystemExit('this one has met a wall')"])

@@ -191,6 +191,7 @@ def swag(count: int, seed: int) -> str:
     return "\n".join(lines) + "\n"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["bert", "gpt"])
 def test_choices_are_learnt(tmp_path, bodies, kind, capsys):
     train, valid = write(tmp_path / "train.csv", swag(64, 1)), write(tmp_path / "valid.csv", swag(32, 2))
@@ -222,6 +223,7 @@ def test_classes_are_learnt(tmp_path, bodies, kind, capsys):
     assert set(json.loads(Path(predictions).read_text()).values()) == {"warm", "cold"}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("kind", "rate"), [("bert", 3e-5), ("electra", 3e-5), ("gpt", 6.25e-5)])
 def test_an_imported_body_takes_its_family_s_recipe_and_one_trained_here_another(tmp_path, bodies, kind, rate, capsys):
     body = tmp_path / "body"

@@ -5,7 +5,6 @@ import pytest
 from ptx_text import NONE, OWN, WORD, run, run_on_words
 
 from ptx_check import Unsupported
-from ptx_check.allocations import POISON
 
 
 @pytest.mark.parametrize(("words", "width"), [("b8", 1), ("b16", 2), ("b32", 4), ("b64", 8)])
@@ -86,12 +85,6 @@ def test_accesses_outside_of_the_tensors_or_across_their_words(offset, guard, ki
         assert fault.location.line > 10
 
 
-def test_a_vector_that_its_width_does_not_divide():
-    """What a wrong divisibility makes of two neighbouring loads (triton#11544)."""
-    ran = run_on_words("ld.global.v2.b32 {%r2, %r3}, [%rd11];")
-    assert ran.kinds == {"alignment"}
-
-
 def test_shared_memory_ends_where_the_launch_says():
     ran = run("mov.u32 %r1, %tid.x;\nshl.b32 %r2, %r1, 2;\nst.shared.b32 [%r2+4], %r1;", shared=128)
     assert ran.kinds == {"bounds"}
@@ -120,13 +113,6 @@ def test_shuffles_within_a_warp(form, source):
     )
     assert not ran.faults
     assert ran["y"].tolist() == [t // 32 * 32 + source(t % 32) for t in range(64)]
-
-
-def test_votes_of_a_warp():
-    ran = run_on_words(
-        "setp.gt.u32 %p1, %r1, 40;\nvote.sync.ballot.b32 %r2, %p1, -1;\nst.global.b32 [%rd12], %r2;", threads=64
-    )
-    assert ran["y"].tolist() == [0] * 32 + [0xFFFFFE00] * 32
 
 
 # ------------------------------------------------------------------------------------------------- control and grids
@@ -291,13 +277,6 @@ def test_a_plain_access_beside_atomic_ones_is_a_race(more, kinds, first):
     ran = run(SCATTER + "\n".join(lines), threads=64, grid=(2, 1, 1), x=NUMBERS, out=np.ones(8, "f4"))
     assert bool(ran.kinds) == bool(kinds)
     assert ran.kinds <= kinds
-
-
-def test_atomic_operations_on_memory_that_nobody_wrote():
-    ran = run(
-        SCATTER + "red.global.add.f32 [%rd11], %r3;", threads=64, x=NUMBERS, out=np.full(8, POISON[4]), fresh=["out"]
-    )
-    assert ran.kinds == {"unwritten"}
 
 
 def test_atomic_operations_that_are_refused():

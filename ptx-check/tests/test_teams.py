@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ptx_text import NONE, WORD, run, run_on_words
+from ptx_text import run, run_on_words
 
 from ptx_check import Unsupported
 
@@ -40,12 +40,6 @@ def test_a_barrier_orders_shared_memory_between_warps_and_in_one(first, sync, di
         text = text.replace("bar.sync 3, 64;", f"{STORE}\nbar.sync 3, 64;")
     ran = run(text, threads=64, shared=256)
     assert ran.kinds == (set() if right else {"race"})
-
-
-def test_threads_of_a_warp_are_ordered_by_its_own_barrier():
-    text = PASSED.format(first=f"xor.b32 %r3, %r2, 4;\n{STORE}", sync="{}", second=LOAD)
-    assert not run(text.format("bar.warp.sync -1;"), threads=64, shared=256).faults
-    assert run(text.format(""), threads=64, shared=256).kinds == {"race"}
 
 
 BY_TABLE = """
@@ -111,11 +105,6 @@ def test_copies_by_threads_of_a_specialised_kernel_are_refused_by_name():
     copy = "cp.async.cg.shared.global [global_smem], [%rd11], 16;\nbar.sync 1, 64;"
     with pytest.raises(Unsupported, match="a warp-specialised kernel, at probe, PTX line"):
         run_on_words(copy, threads=64, shared=256)
-
-
-def test_a_barrier_within_a_warp_is_told():
-    early = "setp.lt.u32 %p1, %r1, 7;\n@%p1 bra $L__BB0_1;\nbar.sync 1, 64;\n$L__BB0_1:\nst.global.b32 [%rd12], %r1;"
-    assert "divergence" in run_on_words(early, x=WORD, y=NONE).kinds
 
 
 def test_an_arrival_orders_what_came_before_it_for_those_who_wait():

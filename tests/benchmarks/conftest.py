@@ -25,6 +25,12 @@ MACHINE = {
 }
 
 
+@pytest.fixture(autouse=True)
+def quick_speed(monkeypatch):
+    """Every record has the machine's speed, which no test here compares: a small product measures it."""
+    monkeypatch.setattr("benchmarks.measure.machine._SIDE", 128)
+
+
 @pytest.fixture(scope="session")
 def ending_model():
     """ending_model(config, mean): random weights; the mean logit of end-of-sentence makes many lengths."""

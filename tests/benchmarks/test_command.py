@@ -22,7 +22,7 @@ ENVIRONMENT = {**os.environ, "TRITON_INTERPRET": "0"}
 def test_it_runs_from_the_shell_and_keeps_records_that_follow_the_schema(tmp_path):
     words = [sys.executable, "-m", "benchmarks", "kernels", "blocks", "--smoke", "--device", "cpu", "--threads", "1"]
     done = subprocess.run(
-        [*words, "--only", "forward", "--out", str(tmp_path)],
+        [*words, "--only", "training forward", "--out", str(tmp_path)],
         cwd=machine.ROOT,
         env=ENVIRONMENT,
         capture_output=True,
@@ -36,7 +36,7 @@ def test_it_runs_from_the_shell_and_keeps_records_that_follow_the_schema(tmp_pat
     assert {row["status"] for row in rows} == {"timed", "refused", "absent"}
     assert {row["threads"] for row in rows} == {1}
     ours = [row for row in rows if row["provider"] == "fasttfm"]
-    assert len(ours) > 20
+    assert len(ours) >= 8
     assert all(row["roofline"]["ceilings"]["tflop_per_s"] > 0 for row in ours)
     assert all(row["machine"]["command"].startswith("python -m benchmarks kernels blocks --smoke") for row in ours)
     assert "[1/" in done.stdout

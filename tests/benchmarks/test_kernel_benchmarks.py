@@ -44,7 +44,7 @@ def run(case, setting=SMOKE):
 @pytest.mark.sample(1)
 @pytest.mark.filterwarnings("ignore")  # SDPA warns of what it refuses
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("group", [kernels, blocks])
+@pytest.mark.parametrize("group", [blocks, kernels])
 def test_every_provider_of_every_case_is_right_or_says_why_it_is_not_there(group, dtype):
     setting = dataclasses.replace(SMOKE, dtype=dtype)
     for case in group.cases(setting):

@@ -93,6 +93,7 @@ def run(tmp_path, *flags):
     return status, record
 
 
+@pytest.mark.whole
 def test_a_record_is_written(tmp_path):
     status, record = run(tmp_path, "--seconds", "1")
     assert status == 0

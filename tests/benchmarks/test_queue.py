@@ -165,7 +165,7 @@ def test_a_queue_killed_at_random_moments_loses_no_answer_and_goes_on(tmp_path):
     file = asked_file(tmp_path, *names, command=slow, seconds=20, answers=answers)
     results, draw = tmp_path / "results", random.Random(5)
     known: set[str] = set()
-    for kills in range(5, -1, -1):
+    for kills in range(2, -1, -1):
         process = queue_process(results, file, 200)
         if kills:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -231,7 +231,7 @@ def test_the_shipped_questions_name_commands_that_exist_and_what_they_ask_is_on_
     assert run.page_table(asked, run.load(records.RESULTS)) in text, "run python -m benchmarks queue --page"
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", [each.name for each in questions.read() if not each.needs])
 def test_a_shipped_question_is_asked_of_the_stand_in_within_a_tiny_limit(name, tmp_path, monkeypatch):
     """Its command starts as on a chip, and is stopped or ends; what it wrote until then is a record."""

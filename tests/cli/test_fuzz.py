@@ -24,7 +24,6 @@ from situations import (
     Outcome,
     Situation,
     draw_situation,
-    make_world,
     run_here,
     run_with_little_memory,
     working_folder,
@@ -42,13 +41,6 @@ LONGEST = 600
 """A situation that takes more seconds than this hangs."""
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full and POSIX signals")
-
-
-@pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("world")
-    make_world(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")
@@ -204,6 +196,7 @@ def may_change(situation: Situation, outcome: Outcome, name: str) -> bool:
     return situation.command == "plot" and outcome.status == 0
 
 
+@pytest.mark.whole
 def test_a_real_process_runs_nothing_of_the_working_folder(world, tmp_path):
     """With .py files named like what fasttfm imports; workers included. Those of training are tested with training."""
     command = shutil.which("fasttfm", path=str(Path(sys.executable).parent))

@@ -1,15 +1,17 @@
 """What cannot be meant is told in one line before any work, with status 2 and nothing written."""
 
+import shutil
+
 import pytest
-from situations import COMMANDS, make_world, working_folder
+from situations import COMMANDS, working_folder
 
 from fasttfm.cli.main import main
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("world")
-    make_world(folder)
+@pytest.fixture(scope="module", name="world")
+def world_with_lists(world, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lists") / "world"
+    shutil.copytree(world, folder, symlinks=True)
     (folder / "banned").write_text("bird\n")
     (folder / "terms").write_text("dog\tbird\n")
     return folder

@@ -63,7 +63,7 @@ def cases():
 CASES = {name: case for name, *case in cases()}
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", CASES)
 def test_a_decomposed_export_loads_and_runs_without_fasttfm(tmp_path, name):
     module, args, kwargs = CASES[name]

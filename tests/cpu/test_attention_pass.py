@@ -20,6 +20,7 @@ import numba
 
 from fasttfm.cpu import tiles
 
+ACROSS = numba.njit(lambda *given: tiles.panels_across(*given))
 B, H, D, DV = 2, 4, 32, 16
 SEED = torch.tensor([-(2**62) - 12345])
 SINKS = [-math.inf, 0.5, 2.0, -1.0]
@@ -286,14 +287,13 @@ def test_a_models_training_step_attends_in_the_loop(packed, taken):
 @pytest.mark.parametrize("rows", [0, 1, 7, 8, 9, 16, 17, 30, 32])
 @pytest.mark.parametrize("size", [16, 32])
 def test_panels_take_the_rows_that_there_are_and_nothing_before_or_behind(rows, size):
-    across = numba.njit(lambda *given: tiles.panels_across(*given))
     stride, first, panels = 3 * size, 5, (rows + tiles.PANEL - 1) // tiles.PANEL
     x = np.full(first + 33 * stride, np.nan, np.float32)
     numbers = np.random.default_rng(0).random((rows, size), np.float32)
     for m in range(rows):
         x[first + m * stride : first + m * stride + size] = numbers[m]
     out = np.full(panels * tiles.PANEL * size + 8, 7.0, np.float32)
-    across(x, first, stride, rows, size, out)
+    ACROSS(x, first, stride, rows, size, out)
     filled = np.pad(numbers, ((0, panels * tiles.PANEL - rows), (0, 0))).reshape(panels, tiles.PANEL, size)
     assert (out[:-8].reshape(panels, size, tiles.PANEL) == filled.transpose(0, 2, 1)).all()
     assert (out[-8:] == 7).all()

@@ -31,7 +31,7 @@ PROGRAM = """
 import hashlib
 import numpy as np
 import torch
-from fasttfm.cpu import attention_loops, panels, search_loops, step_loops, thread_team
+from fasttfm.cpu import panels, search_loops, step_loops, thread_team
 
 random = np.random.default_rng(0)
 draw = lambda *shape: random.standard_normal(shape).astype(np.float32)
@@ -43,25 +43,11 @@ for threads in 20 * (1, 3):  # over a team too
     keys, values = draw(4, heads, 70, size), draw(4, heads, 70, size)
     step_loops.attend_to_memory(team, draw(rows, 32), None, None, keys, values, sentences, lengths, out, None, None)
     bits.update(out)
-    ancestors = np.repeat(np.arange(rows, dtype=np.int32)[:, None], 96, 1)
-    positions = np.array([0, 3, 7, 15, 31, 33, 40, 70])
-    step_loops.attend_to_ancestors(
-        team, draw(rows, 96), None, None, draw(rows, 96, heads, size), draw(rows, 96, heads, size), ancestors,
-        np.arange(rows, dtype=np.int32), positions, out, None, None,
-    )
-    bits.update(out)
     sums = np.empty(rows, np.float32)
     search_loops.log_sum_exp(team, draw(rows, 340), sums)
     bits.update(sums)
     product = panels.PanelProduct(torch.from_numpy(draw(40, 32)), None, False)
     bits.update(product(torch.from_numpy(draw(rows, 32))).numpy())
-for threads in (1, 3):
-    team, out = (threads, thread_team.start()), np.empty((6, 300, 130), np.float32)
-    looks = np.array([130, 77]), np.array([9, 9]), np.zeros(6, np.float32), None, draw(1), (0, 0, 0, -1)
-    numbers, none = (True, -1, 0, np.float32(1.3), np.float32(0.0)), np.empty(0, np.float32)
-    given = (draw(6 * 300 * 16), draw(6 * 130 * 16)), ((3 * 300 * 16, 300 * 16, 16), (3 * 130 * 16, 130 * 16, 16))
-    attention_loops.weights(team, (2, 3, 3, 300, 130, 16, 0), *given, looks, numbers, none, none, out.reshape(-1))
-    bits.update(out)
 misses = sum(step_loops.attend_to_memory.stats.cache_misses.values())
 print(misses, bits.hexdigest())
 """

@@ -51,7 +51,7 @@ def _product_of_masked_numbers(a, mask, b, out, K: tl.constexpr):
     tl.store(out + i[:, None] * 16 + j[None, :], tl.dot((even + odd).to(b.dtype.element_ty), y))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("chip", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "tf32"])
 @pytest.mark.parametrize("depth", [16, 32])
@@ -79,6 +79,7 @@ def _two_products_a_step(q, k, v, out, k_stride, v_stride, steps, N: tl.constexp
     tl.store(out + i * N + j, acc)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("chip", ["sm_90", "sm_100"])
 def test_an_asynchronous_copy_that_arrives_behind_the_only_fence_is_noticed(chip):
     """Triton 3.7.1 takes a copy for written when it begins: the fence.proxy.async of another operand's stores then

@@ -19,7 +19,7 @@ SEED = torch.tensor([0x0123456789ABCDEF])
 WAYS = {"fp32": tl.float32, "fp16": tl.float16, "bf16": tl.bfloat16, "transposed": "transposed"}
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("columns", [16, 32, 64, 128])
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("chip", CHIPS)

@@ -100,6 +100,7 @@ def joined(query, key_cache, value_cache, key=None, value=None, *, cache_lengths
     return torch.cat(outputs)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("case", CASES)
 def test_the_specification_is_plain_attention_over_keys_that_are_joined(case):
     given = problem(**CASES[case], dtype=torch.float64)
@@ -107,6 +108,7 @@ def test_the_specification_is_plain_attention_over_keys_that_are_joined(case):
     torch.testing.assert_close(reference_cache.attention_with_cache(**given), expected, atol=1e-13, rtol=1e-12)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.parametrize("pages", [True, False])
 @pytest.mark.parametrize("case", CASES)
@@ -122,6 +124,7 @@ def test_the_operator_computes_the_specification_and_leaves_the_same_cache(case,
         torch.testing.assert_close(given[name], theirs[name], equal_nan=True)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("case", CASES)
 def test_the_specifications_log_sum_exp_is_that_of_its_weights(case):
     """By two values: of ones the output is the sum of the weights without the sink's, of scores it is as they weigh."""
@@ -142,7 +145,7 @@ def test_the_specifications_log_sum_exp_is_that_of_its_weights(case):
         assert float(lse[b, h, i]) == pytest.approx(math.log(total) if total else -math.inf, rel=1e-6)
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("shares", [1, 3])
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.parametrize("pages", [True, False])
@@ -293,6 +296,7 @@ def test_what_does_not_fit_is_named_and_leaves_the_cache_as_it_was(wrong):
     torch.testing.assert_close(given["key_cache"], before, equal_nan=True)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("case", CASES)
 def test_flash_attn_with_kvcache_is_it_in_other_words(case):
     given = problem(**{**CASES[case], "sinks": None})

@@ -171,7 +171,7 @@ def test_every_operator_passes_opcheck_forward_and_backward(calls):
             torch.library.opcheck(operator, args)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("name", USES)
 def test_a_compiled_function_is_one_graph_with_the_same_output_and_gradients(name, route):
@@ -250,7 +250,7 @@ def second(name: str, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
     return torch.autograd.grad(sum(d.square().mean() for d in gradients), leaf_tensors)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.filterwarnings("ignore:a second derivative is computed")
 @pytest.mark.parametrize("name", TWICE)
 def test_a_second_derivative_is_that_of_finite_differences(name):
@@ -259,7 +259,7 @@ def test_a_second_derivative_is_that_of_finite_differences(name):
     assert torch.autograd.gradgradcheck(function, leaf_tensors, fast_mode=True)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.filterwarnings("ignore:a second derivative is computed")
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("name", TWICE)
@@ -269,7 +269,7 @@ def test_a_second_derivative_in_float32_is_that_in_float64(name, route):
             torch.testing.assert_close(got.double(), expected, rtol=0, atol=2e-5 * float(expected.abs().max() + 1))
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.filterwarnings("ignore:a second derivative is computed")
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("name", TWICE)

@@ -196,10 +196,10 @@ WAYS = {
 }
 
 
+@pytest.mark.sample(12)
 @every
 @on_each_route
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.sample(36)
 def test_numbers_do_not_depend_on_what_was_planned_before(name, route, way):
     """The plain call first, then the way, and in the other order: the same numbers throughout."""
     call, leaves = functions(3, dropout_p=0.0 if way == "torch.func" else 0.25)[name]
@@ -339,6 +339,7 @@ def test_ever_new_shapes_and_gradients_keep_few_plans(name, monkeypatch):
     assert 0 < max(len(each.plans) for each in operator._every) <= 8
 
 
+@pytest.mark.sample(6)
 @every
 @on_each_route
 def test_a_plan_keeps_no_tensor(name, route):
@@ -352,6 +353,7 @@ def test_a_plan_keeps_no_tensor(name, route):
     assert not [x for x in alive if x() is not None]
 
 
+@pytest.mark.sample(6)
 @every
 def test_eight_threads_get_the_numbers_of_one(name):
     """Of many signatures, while others clear what they find planned."""

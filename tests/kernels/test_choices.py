@@ -75,13 +75,6 @@ def test_what_is_written_is_read_and_in_force(tile, system):
     assert tile(SM_90, 512, "bf16") == Tile(2)
 
 
-def test_nothing_kept_means_nothing_said(tile, system):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        choice_cache.load(DEVICE, SM_90)
-    assert tile(SM_90, 512, "bf16") == Tile(8)
-
-
 @pytest.mark.parametrize("change", [{"driver": "560.2"}, {"versions": {"torch": "2.14.0", "triton": "3.7.1"}}])
 def test_what_another_driver_or_version_measured_is_not_used_and_one_warning_says_so(tile, system, change):
     choice_cache.write({**system, **change}, KEPT)

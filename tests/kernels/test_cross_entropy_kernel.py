@@ -7,6 +7,7 @@ import torch
 from accuracy import assert_as_accurate, compare_with_reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared_fixtures import examples
 
 from fasttfm import functional, reference
 from fasttfm.functional.backends import backend
@@ -55,7 +56,7 @@ def check(logits, target, label_smoothing=0.1, reduction="sum", inplace=False, i
     compare_with_reference(way, specification(target, reduction, **options), {"logits": logits}, weigh_loss)
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(
     rows=st.sampled_from([1, 2, 5]),
     classes=st.sampled_from([1, 2, 17, 300, 513, 1500]),
@@ -200,14 +201,9 @@ def test_the_gradient_is_scaled_in_place_within_its_own_columns():
     assert strided.sum().item() == 3 * (4 + 6 * 3)
 
 
-def test_no_rows_and_the_same_bits_twice():
+def test_no_rows_have_no_losses():
     losses, statistics = forward(torch.empty(0, 9), torch.empty(0, dtype=torch.int64), 0.1, given_up=False)
     assert losses.shape == statistics.shape == (2, 0)
-    logits, target = draw(4, 5000, torch.bfloat16)
-    copies = logits.clone(), logits.clone()
-    first, second = (forward(copy, target, 0.1)[0] for copy in copies)
-    assert torch.equal(first, second)
-    assert torch.equal(*copies)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -5,6 +5,7 @@ import torch
 from accuracy import compare_with_reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared_fixtures import examples
 
 from fasttfm import functional, reference
 from fasttfm.functional.backends import backend
@@ -33,7 +34,7 @@ def check(tokens, inputs, **options):
     compare_with_reference(way(functional.embed), way(reference.embed), inputs)
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(
     batch=st.sampled_from([1, 3, 5]),
     length=st.sampled_from([1, 4, 17]),

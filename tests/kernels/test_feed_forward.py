@@ -5,6 +5,7 @@ import torch
 from accuracy import compare_with_reference, solve
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared_fixtures import examples
 
 from fasttfm import functional, reference
 from fasttfm.functional.backends import backend
@@ -73,7 +74,7 @@ def check(inputs, dropout_p=0.0, activation="relu"):
     compare_with_reference(way(functional.feed_forward, **options), way(reference.feed_forward, **options), inputs)
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(
     rows=st.sampled_from([1, 3, 33]),
     width=st.sampled_from([1, 17, 32, 40]),
@@ -87,7 +88,7 @@ def test_feed_forward_equals_the_reference_for_any_shape(rows, width, hidden, ou
     check(tensors(rows, width, hidden, out, dtype, bias=bias), dropout_p)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.whole
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "hidden", "out"), [(16, 16_384, 8), (16_384, 33, 8), (8, 33, 16_384)], ids=["hidden", "in", "out"]
@@ -192,14 +193,6 @@ def test_expanded_and_transposed_inputs_and_gradients():
     exact = solve(way(reference.feed_forward), inputs, weigh=lambda outputs: outputs[0].sum())
     for what in found:
         torch.testing.assert_close(found[what], exact[what], rtol=1e-4, atol=1e-5)
-
-
-def test_two_runs_give_the_same_bits():
-    inputs = tensors(70, 24, 70, 24, torch.bfloat16)
-    with backend("triton"):
-        first, second = (solve(way(functional.feed_forward, dropout_p=0.1, seed=SEED), inputs) for _ in range(2))
-    for what in first:
-        assert torch.equal(first[what], second[what]), what
 
 
 # -------------------------------------------------------------------------------------------------- tiles and routes

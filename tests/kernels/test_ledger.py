@@ -20,7 +20,6 @@ from fasttfm.kernels.proof import budgets, matrix
 from fasttfm.kernels.proof.compile_case import CompileCase
 from fasttfm.kernels.proof.ledger import Resources, bandwidth, record, search, work
 from fasttfm.kernels.proof.ledger import __main__ as ledger_main
-from fasttfm.kernels.proof.ledger import report as ledger_report
 from fasttfm.kernels.proof.ledger.__main__ import main
 from ptx_check.ledger.count import Count, Usage
 from ptx_check.ledger.counted import Counted
@@ -71,26 +70,19 @@ print(json.dumps({
 """
 
 
-def counted_anew(folder) -> dict:
-    """What a process without Triton's interpreter counts, and keeps in a folder."""
+def test_a_planted_heavier_kernel_is_noticed_and_a_kernels_text_is_all_that_it_names_without_comments(tmp_path):
+    """In a process without Triton's interpreter."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["FASTTFM_CACHE"] = str(folder)
+    environment["FASTTFM_CACHE"] = str(tmp_path)
     words = [sys.executable, "-c", COMPILED]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def test_a_planted_heavier_kernel_is_noticed(tmp_path):
-    told = counted_anew(tmp_path)
+    told = json.loads(done.stdout)
     assert any(line.startswith("bound ") for line in told["grown"]), told
     assert not any(line.startswith("bound ") for line in told["shrunk"]), told
     assert told["again"], "a kept count must be what was counted"
     assert told["amd"][1] > 0
-
-
-def test_a_kernels_text_is_that_of_all_that_it_names_without_comments(tmp_path):
-    texts = counted_anew(tmp_path)["text"]
+    texts = told["text"]
     assert any("def hide(" in text for text in texts)
     assert any("1.442695" in text for text in texts)  # LOG2E
     assert not any("#" in text for text in texts)
@@ -208,15 +200,6 @@ def test_what_grew_by_more_than_three_percent_since_a_record_is_named(tmp_path, 
     assert record.against(file, [(SM_80, other_tile, counted(factor))])[2] == 1
 
 
-def test_a_table_has_a_line_a_loop_and_one_for_the_rest():
-    found = Counted(
-        Resources(64, 0, 1024, 8), Count((Usage(instructions=40, issue=40.0),), Usage(instructions=9), True), 4
-    )
-    head, first, rest = ledger_report.table([(SM_80, usual(), found)]).splitlines()
-    assert [line.split()[3:5] for line in (first, rest)] == [["1", "40"], ["-", "9"]]
-    assert head.split()[-1] == "order"
-
-
 def test_row_kernels_stand_beside_the_bandwidth():
     (share,) = [
         each
@@ -253,8 +236,3 @@ def test_wrong_arguments_end_in_a_line(words, told, capsys):
         main(words)
     assert ended.value.code == 2
     assert told in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_what_is_recorded_is_printed(capsys):
-    assert main(["--bytes"]) == 0
-    assert "bandwidth leaves" in capsys.readouterr().out

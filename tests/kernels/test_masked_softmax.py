@@ -5,6 +5,7 @@ import torch
 from accuracy import solve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from shared_fixtures import examples
 from test_attention_kernels import compare
 
 from fasttfm import functional as F
@@ -33,7 +34,7 @@ def reference_weights(query, key, mask=None, *, dropout_p=0.0, seed=None, site=0
 
 
 @pytest.mark.sample(1)
-@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(
     dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
     L=st.sampled_from([1, 5, 9]),

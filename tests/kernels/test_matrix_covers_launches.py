@@ -275,6 +275,7 @@ def test_every_cell_of_the_tables_of_attention_answers_for_some_chip():
         assert not dead, [(table.sizes[row], table.chips[column]) for row, column in sorted(dead)]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("chip", CHIPS)
 def test_every_answer_of_the_tables_of_attention_is_listed(chip):
     listed = {

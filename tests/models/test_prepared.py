@@ -140,7 +140,7 @@ def test_a_parameter_that_does_not_train_has_no_gradient_and_changes_no_other(na
         torch.testing.assert_close(gradient, every[other], rtol=1e-5, atol=1e-6, msg=other)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("precision", [None, torch.bfloat16])
 @pytest.mark.parametrize("choice", ["torch", "triton"])
 def test_two_passes_before_either_goes_back(choice, precision):
@@ -175,6 +175,7 @@ def test_a_parameter_that_is_changed_before_the_way_back_is_refused():
         loss.backward()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_second_derivatives_are_those_of_the_operators(norm_first):
     model, batch = model_and_batch(norm_first=norm_first, final_norm=norm_first, dropout=0.1, activation="gelu")

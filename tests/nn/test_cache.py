@@ -16,6 +16,7 @@ from fasttfm.nn import DecoderCache
 from .twins import hides_some, padding
 from .twins import rand as in_float64
 
+pytestmark = pytest.mark.sample(1)  # in PyTorch; what is about kernels has more cases
 N, H, L, S, E = 3, 2, 7, 5, 8
 
 
@@ -53,7 +54,7 @@ def close(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours, theirs, **rounding)  # type: ignore[arg-type]
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("chunks", [(1,) * L, (3, 1, 1, 2), (L,)])
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("batch_first", [False, True])
@@ -143,7 +144,7 @@ def test_reordered_rows_go_on_as_the_chosen_ones(memory_too: bool) -> None:
     close(got, whole(model, tgt[rows], memory[rows])[:, 3:])
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("capacity", [None, 2, 64])
 @torch.no_grad()
 def test_room_grows_as_positions_come(capacity: int | None) -> None:
@@ -187,6 +188,7 @@ PLAIN: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("options", PLAIN)
 @torch.no_grad()
 def test_steps_are_prepared_where_kernels_compute(options: dict[str, Any], route: str) -> None:
@@ -204,6 +206,7 @@ def test_steps_are_prepared_where_kernels_compute(options: dict[str, Any], route
     close(torch.cat(pieces, dim), whole(model, tgt, memory))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("capacity", "memory_too"), [(None, True), (30, False)])
 @torch.no_grad()
 def test_rows_are_reordered_again_and_again(capacity: int | None, memory_too: bool) -> None:
@@ -241,7 +244,7 @@ NOT_PLAIN: dict[str, Callable[[Any], object]] = {
 }
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("change", NOT_PLAIN)
 @torch.no_grad()
 def test_layers_that_are_more_than_their_classes_are_called(change: str, route: str) -> None:
@@ -259,6 +262,7 @@ def test_layers_that_are_more_than_their_classes_are_called(change: str, route: 
                 close(got, model(piece, memory, cache=theirs))
 
 
+@pytest.mark.sample(2)
 @torch.no_grad()
 def test_the_memorys_lengths_are_the_caches(route: str) -> None:
     """They move with the rows."""
@@ -294,6 +298,7 @@ def test_masks_and_other_inputs_go_the_way_of_the_layers(route: str) -> None:
         model(tgt[:, :1], memory[:2], cache=cache)
 
 
+@pytest.mark.sample(2)
 @torch.no_grad()
 def test_weights_are_those_of_the_moment() -> None:
     """In place, and in other memory."""
@@ -324,6 +329,7 @@ def test_a_copied_cache_goes_its_own_way() -> None:
         close(torch.cat(pieces, 1), whole(model, tgt, memory)[:, 3:])
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("lengths", [None, [5, 3, 4]])
 @torch.no_grad()
 def test_a_graph_can_hold_steps_and_reorders(lengths: list[int] | None, route: str) -> None:

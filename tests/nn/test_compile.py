@@ -28,6 +28,7 @@ def close(got: Any, expected: Any) -> None:
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_transformer_compiles_for_training(backend: str) -> None:
     model = fasttfm.nn.Transformer(E, H, 1, 1, F, 0.0, batch_first=True)
@@ -38,6 +39,7 @@ def test_a_transformer_compiles_for_training(backend: str) -> None:
     close(gradients(model, got), gradients(model, expected))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_dropout_is_drawn_anew_in_a_compiled_layer(backend: str) -> None:
     layer = fasttfm.nn.TransformerEncoderLayer(E, H, F, 0.5, batch_first=True)
@@ -79,6 +81,7 @@ def test_attention_with_extra_keys_compiles(need_weights: bool, backend: str) ->
     close(gradients(mha, got[0]), gradients(mha, expected[0]))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_other_lengths_need_no_other_graph(backend: str) -> None:
     decoder = fasttfm.nn.TransformerDecoder(fasttfm.nn.TransformerDecoderLayer(E, H, F, 0.0, batch_first=True), 1)
@@ -91,6 +94,7 @@ def test_other_lengths_need_no_other_graph(backend: str) -> None:
     assert graphs[-1] == graphs[0]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 @torch.no_grad()
 def test_a_compiled_decoder_takes_a_cache(backend: str) -> None:

@@ -80,7 +80,7 @@ ENCODER = {
 }
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("masks", ENCODER)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_an_encoder_layer(kind, masks, monkeypatch):
@@ -97,7 +97,7 @@ DECODER = {
 }
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("masks", DECODER)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_decoder_layer(kind, masks, monkeypatch):

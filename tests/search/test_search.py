@@ -9,7 +9,7 @@ from fasttfm.errors import UserError
 from fasttfm.search import DecodingConfig, search_ids, translate_ids
 from fasttfm.search.beam import _stay_in_place
 
-from .table_model import BOS, EOS, Diverged, TableModel, by_hand, config, exhaustive
+from .table_model import EOS, Diverged, TableModel, by_hand, config, exhaustive
 
 pytestmark = pytest.mark.usefixtures("either_engine")
 SOURCES = [[number, *range(10, 10 + number % 5), EOS] for number in range(20, 44)]
@@ -75,14 +75,6 @@ def test_early_stopping_takes_fewer_steps_and_is_not_always_the_same():
     assert found[0] != found[1]
 
 
-@pytest.mark.parametrize("beam", [1, 4])
-def test_a_translation_does_not_depend_on_its_batch(beam):
-    model = TableModel(vocab_size=12)
-    together = search_ids(model, SOURCES, config(beam=beam), max_tokens=10_000)
-    alone = [search_ids(model, [source], config(beam=beam))[0] for source in SOURCES]
-    assert together == alone
-
-
 def test_finished_sentences_leave_the_batch_and_the_first_step_runs_one_row_a_sentence():
     model = TableModel(vocab_size=12)
     search_ids(model, SOURCES, config(beam=4), max_tokens=10_000)
@@ -134,14 +126,6 @@ def test_a_prefix_is_kept_and_paid_for(beam):
         assert len(tokens) <= max(2, len(prefix))
         expected = model.log_probability(source[0], tuple(tokens))
         assert actual[0].log_probability == pytest.approx(expected, abs=1e-5)
-
-
-def test_n_best_are_different_and_in_order():
-    for hypotheses in search_ids(TableModel(12), SOURCES, config(beam=6, nbest=6)):
-        assert len(hypotheses) == 6
-        assert len({tuple(hypothesis.tokens) for hypothesis in hypotheses}) == 6
-        scores = [hypothesis.score for hypothesis in hypotheses]
-        assert scores == sorted(scores, reverse=True)
 
 
 def test_a_vocabulary_smaller_than_the_beam():
@@ -240,12 +224,6 @@ def test_samples_follow_the_distribution():
     assert drawn_with(sampling_topp=0.6) == {6}, "0.64 alone reaches 0.6"
     assert drawn_with(sampling_topp=0.7) == {5, 6}
     assert drawn_with(temperature=0.01) == {6}
-
-
-def test_begin_of_sentence_is_what_a_search_starts_from():
-    model = TableModel(12)
-    translate_ids(model, SOURCES[:3], config())
-    assert model.read[0] == [BOS] * 3
 
 
 def test_hypotheses_stay_in_the_rows_of_their_parents():

@@ -13,6 +13,7 @@ def by_rule(values: torch.Tensor, k: int) -> list[list[int]]:
     return [sorted(range(len(row)), key=lambda place: -row[place])[:k] for row in values.tolist()]  # stable
 
 
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("width", [8, 64, 1024, 1217, 8000])  # from 1024 on by blocks; 1217: and one more
 @pytest.mark.parametrize("k", [1, 5, 8])

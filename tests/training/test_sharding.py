@@ -19,6 +19,7 @@ RECIPE |= {"update_freq": 3, "max_update": 6}
 RECIPE |= {"save_interval_updates": 3, "valid_interval_updates": 3, "d_ff": 63}  # 63: parts of different sizes
 
 
+@pytest.mark.whole
 def test_divided_and_whole_models_end_in_the_same_weights(run_ranks, tiny_data, tmp_path):
     """Dropout on: its masks are a rank's own, and the ranks' rows are the same either way. EMA, clipping and batches
     that not every rank has a part of. GELU: a ReLU's input within rounding of zero changes a gradient whole."""

@@ -76,6 +76,7 @@ def products_of(chip, stages=3, **options):
     return a, b, c, machine
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize(
     ("dtype", "tile"),
@@ -89,6 +90,7 @@ def test_tiles_go_through_shared_memory_and_stop_at_the_tensors_edge(chip, dtype
     assert not machine.notes
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("stages", [1, 3])
 def test_products_of_tiles(chip, stages):
@@ -177,6 +179,7 @@ def halved_by_the_hosts(source, target, BM: tl.constexpr, BN: tl.constexpr):
     target.store([i, j], (source.load([i, j]) / 2).to(target.dtype))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("chip", ["sm_60", "sm_80", *CHIPS])
 @pytest.mark.parametrize(("dtype", "tile"), [(torch.float32, (16, 32)), (torch.bfloat16, (16, 64))], ids=str)
 def test_descriptors_that_the_host_makes(chip, dtype, tile):
@@ -210,6 +213,7 @@ def first_planes(sources, y, SIZE: tl.constexpr, N: tl.constexpr):
         tl.store(y + number * SIZE * N + i, sources[number].load([1, 0, 0]).reshape(SIZE * N))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("chip", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("padding", ["zero", "nan"])
 def test_what_lies_outside_of_a_descriptor_of_the_host_is_filled(chip, padding):
@@ -224,6 +228,7 @@ def test_what_lies_outside_of_a_descriptor_of_the_host_is_filled(chip, padding):
         assert (rest.isnan() if padding == "nan" else rest == 0).all()
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("chip", ["sm_80", *CHIPS])
 @pytest.mark.parametrize(
     ("operation", "dtype"),

@@ -81,6 +81,7 @@ SPOILT = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", SPOILT)
 def test_what_is_spoilt_in_machine_code_is_noticed(name):
     """By a fault, by a refusal, or by numbers that differ from those of the PTX."""

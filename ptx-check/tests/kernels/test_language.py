@@ -26,6 +26,7 @@ def cases(which):
     return pytest.mark.parametrize(("feature", "chip"), which, ids=[f"{f.name} {chip}" for f, chip in which])
 
 
+@pytest.mark.sample(80)
 @cases(IN_TURN)
 def test_a_feature_gives_what_torch_gives(feature, chip):
     feature.check(chip)
@@ -63,6 +64,7 @@ def _square(x, y, out, N: tl.constexpr, OF: tl.constexpr, SUMS: tl.constexpr):
     tl.store(out + offsets, tl.dot(a.to(OF), tl.trans(b).to(OF), out_dtype=SUMS))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("chip", ["sm_80", "sm_89", "sm_90", "sm_100"])
 @pytest.mark.parametrize(
     ("given", "of", "sums"),
@@ -109,6 +111,7 @@ def test_a_kernel_prints_what_its_threads_hold(chip, capsys):
     assert lines[37] == "pid (0, 0, 0) idx ( 5) of x: (operand 1) 5"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("chip", ["sm_60", "sm_90"])
 @pytest.mark.parametrize(("largest", "kinds"), [(2.0, set()), (4.0, {"assertion"})])
 def test_an_assertion_that_does_not_hold_is_a_fault(chip, largest, kinds):
@@ -146,6 +149,7 @@ def _sums_in_range(x, out, SCAN: tl.constexpr):
         tl.store(out, tl.reduce(a, 0, _sum_in_range))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("chip", ["sm_60", "sm_80", "sm_90"])
 @pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize("most", [1, 2])

@@ -2,25 +2,56 @@
 
 import json
 import os
-import subprocess
+import runpy
 import sys
+import tempfile
+import traceback
 from pathlib import Path
 
 import pytest
+from _pytest.assertion.rewrite import AssertionRewritingHook
 
 SUITE = Path(__file__).with_name("suite.txt").read_text()
 
 
 def run(folder, *arguments):
-    """Runs Python with these arguments; its status and output.
+    """Runs Python with these arguments in a fork, which has Triton loaded; its status and output.
 
     Triton's cache is the folder's own: the same kernel of another run would bring that run's file along.
     """
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(folder / "cache")}
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False, env=environment
-    )
-    return done.returncode, done.stdout + done.stderr
+    with tempfile.TemporaryFile("w+") as said:
+        child = os.fork()
+        if not child:
+            for number in (1, 2):
+                os.dup2(said.fileno(), number)
+            _become(folder, *arguments)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        said.seek(0)
+        return status, said.read()
+
+
+def _become(folder, *arguments):
+    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
+    os.chdir(folder)
+    os.environ["TRITON_CACHE_DIR"] = str(folder / "cache")
+    sys.path.insert(0, str(folder))
+    sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, AssertionRewritingHook)]
+    is_module = arguments[0] == "-m"
+    sys.argv[:] = arguments[is_module:]
+    status = 0
+    try:
+        if is_module:
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as end:
+        status = int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
 
 
 @pytest.fixture

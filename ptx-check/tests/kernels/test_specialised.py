@@ -35,6 +35,7 @@ def kinds(machine) -> set[str]:
     return {fault.kind for fault in machine.faults}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("shape", "box", "dtype", "start"),
     [
@@ -63,6 +64,7 @@ def inside(x, first, box):
     return torch.where(there, x[tuple(at.clamp(0, n - 1) for at, n in zip(places, x.shape))], 0)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", [*SEEDS, 2, 3])
 @pytest.mark.parametrize("registers", [True, False])
 def test_a_producer_and_two_consumers_multiply_under_every_schedule(registers, seed):
@@ -89,6 +91,7 @@ COPIES = {
 }
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("fault", "kind"), COPIES.items())
 def test_faults_of_copies_are_noticed(fault, kind, seed):
@@ -104,6 +107,7 @@ PRODUCTS = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("fault", "registers", "kind"), [(f, *of) for f, of in PRODUCTS.items()])
 def test_faults_of_products_are_noticed(fault, registers, kind, seed):
@@ -151,6 +155,7 @@ STORED = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("rewrite", "kind"), STORED.values(), ids=STORED)
 def test_tiles_are_stored_from_memory_that_is_written_again(rewrite, kind, seed):

@@ -55,6 +55,7 @@ def whole(*shape, dtype=torch.float16):
     return torch.randint(-4, 5, shape).to(dtype)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize("dtype", KINDS, ids=str)
 @pytest.mark.parametrize("stages", [1, 3])

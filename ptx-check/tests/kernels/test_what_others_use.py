@@ -14,6 +14,7 @@ def _add_up(x, positions, out, N: tl.constexpr):
     tl.atomic_add(out + tl.load(positions + i), tl.load(x + i))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32])
 @pytest.mark.parametrize("chip", ["sm_60", "sm_75", "sm_80", "sm_90", "sm_120"])
 def test_sums_by_atomic_operations(chip, dtype):
@@ -24,6 +25,7 @@ def test_sums_by_atomic_operations(chip, dtype):
     assert torch.equal(out, torch.zeros(20, dtype=dtype).index_add(0, positions, x))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("chip", ["sm_60", "sm_80", "sm_90"])
 @pytest.mark.parametrize("count", [20, 19])
 def test_sums_of_bfloat16_of_several_programs(chip, count):
@@ -162,6 +164,7 @@ def _kept(x, out, count, N: tl.constexpr):
     tl.store(out + i, tl.where(i < count, tl.load(x + i), 0.0))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("chip", ["sm_60", "sm_80", "sm_90"])
 def test_a_load_that_where_discards_is_no_fault(chip):
     with executed(chip):
@@ -194,6 +197,7 @@ def _product(a, b, out, N: tl.constexpr, TURNED: tl.constexpr):
     tl.store(out + offsets, tl.dot(tl.load(a + offsets), tl.trans(right) if TURNED else right))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("chip", ["sm_80", "sm_90"])
 def test_products_of_float32(chip, turned):

@@ -1,0 +1,11 @@
+"""One world of situations.py for all tests of the room: nobody writes there."""
+
+import pytest
+from situations import make_world
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("world")
+    make_world(folder)
+    return folder
