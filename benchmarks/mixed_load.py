@@ -4,6 +4,7 @@ Each client asks again as soon as it was answered, for what it draws of KINDS. E
 model translates without a server; one that differs, or does not come, ends this.
 """
 
+import contextlib
 import http.client
 import json
 import random
@@ -49,12 +50,13 @@ class Load:
         if kind == "hang up":
             self._hang_up({"text": texts, "stream": draws.random() < 0.5}, draws)
         elif kind == "heavy" and draws.random() < 0.75:
-            status, answer = self._answer(draws.choice(_REFUSED))
+            status, answer = answer_of(self.port, draws.choice(_REFUSED))
             if status != 422:
                 raise SystemExit(f"a body that is too much was answered with {status} {answer[:200]!r}")
         else:
-            status, answer = self._answer({"text": texts, "stream": kind == "slow"}, slowly=kind == "slow")
-            received = _translations(answer, kind == "slow") if status == 200 else None
+            slowly = kind == "slow"
+            status, answer = answer_of(self.port, {"text": texts, "stream": slowly}, slowly)
+            received = _translations(answer, slowly) if status == 200 else None
             if received != ["\n".join(self.expected[line] for line in text.split("\n")) for text in texts]:
                 raise SystemExit(f"{texts} was answered with {status} {answer[:200]!r}")
 
@@ -65,19 +67,6 @@ class Load:
             return ["\n".join(draws.choices(self.long, k=8))]
         return draws.choices([*self.short, *self.long], k=64 if kind == "heavy" else 8)
 
-    def _answer(self, request: dict[str, Any], slowly: bool = False) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_PATIENCE)
-        try:
-            connection.request("POST", "/translate", json.dumps(request))
-            response = connection.getresponse()
-            read = b""
-            while slowly and (part := response.read(64)):
-                read += part
-                time.sleep(0.01)
-            return response.status, read or response.read()
-        finally:
-            connection.close()
-
     def _hang_up(self, request: dict[str, Any], draws: random.Random) -> None:
         """Leave in the middle of the request or of the answer, in order or by a reset."""
         body = json.dumps(request).encode()
@@ -86,6 +75,19 @@ class Load:
             client.sendall(sent[: draws.choice((20, len(sent) - 9, len(sent)))])
             time.sleep(0.1 * draws.random())
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", draws.randrange(2), 0))
+
+
+def answer_of(port: int, request: Mapping[str, Any], slowly: bool = False) -> tuple[int, bytes]:
+    """Status and body of the answer to a request for translations."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE)
+    with contextlib.closing(connection):
+        connection.request("POST", "/translate", json.dumps(request))
+        response = connection.getresponse()
+        read = b""
+        while slowly and (part := response.read(64)):
+            read += part
+            time.sleep(0.01)
+        return response.status, read or response.read()
 
 
 def _translations(answer: bytes, stream: bool) -> list[str]:

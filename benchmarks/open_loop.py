@@ -15,7 +15,6 @@ short requests wait unevenly; its record is in mixed-load.jsonl.
 Appends one line to benchmarks/results/open-loop.jsonl. Source of the method: Tene, coordinated omission (wrk2).
 """
 
-import http.client
 import json
 import multiprocessing
 import random
@@ -143,12 +142,7 @@ class Server:
 
     def ask(self, texts: Sequence[str]) -> None:
         """Have the texts translated. SystemExit where the answer is another than expected, or none."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_PATIENCE)
-        try:
-            connection.request("POST", "/translate", json.dumps({"text": texts}))
-            answer = connection.getresponse().read()
-        finally:
-            connection.close()
+        _, answer = mixed_load.answer_of(self.port, {"text": texts})
         received = [best[0]["text"] for best in parse_json(answer).get("translations", ())]
         wanted = received if self.expected is None else [self.expected[text] for text in texts]
         if len(received) != len(texts) or received != wanted:

@@ -22,10 +22,5 @@ class DataConfig:
     """Share of the training pairs whose case is changed, drawn anew in every epoch: half of them to capitals on both
     sides, half to title case in the source alone."""
 
-    @property
-    def is_drawn(self) -> bool:
-        """Whether the ids of a pair are others in every epoch."""
-        return bool(self.subword_sampling or self.case_augment)
-
     def __post_init__(self) -> None:
         check_fields(self)

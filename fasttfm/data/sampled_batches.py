@@ -1,10 +1,10 @@
 """Batches of text that is drawn anew: windows of them are packed by the segmentations and case of their pairs.
 
-With subword sampling or case augmentation the lengths are known only when pairs are drawn. Batches are planned for the mean length
-of draws. An update has a batch of each part of the lengths (fasttfm.data.epochs); the batches of a part, a window of
-them at a time, are then packed anew by what was drawn for their pairs, into as many batches again. What a window holds
-follows from (seed, epoch, part, window) alone: a rank draws for the parts that it computes, whatever the others do.
-Where an update has fewer batches than there are ranks, those that share a batch draw for the same pairs.
+With subword sampling or case augmentation the lengths are known only when pairs are drawn. Batches are planned for the
+mean length of draws. An update has a batch of each part of the lengths (fasttfm.data.epochs); the batches of a part, a
+window of them at a time, are then packed anew by what was drawn for their pairs, into as many batches again. What a
+window holds follows from (seed, epoch, part, window) alone: a rank draws for the parts that it computes, whatever the
+others do. Where an update has fewer batches than there are ranks, those that share a batch draw for the same pairs.
 
 A window is drawn while the one before it is trained on, by processes: drawing is Python, and a thread of the training's
 process would take turns with what launches its kernels.
@@ -42,18 +42,10 @@ _GIVEN_UP = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Where the segmentations of a window do not fit into its batches, this share of the pairs, those that grew most, keeps
 SentencePiece's own."""
 
+Pairs = tuple[Sides, tuple[np.ndarray, np.ndarray]]
+"""Pairs that are to be drawn, as SentencePiece gives them, and the sampling.sentence_keys of each side."""
 Group = tuple[np.ndarray, Sequence[int]]
 """A batch: places of its pairs in their window (B,), and what source and target are padded to (2,)."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Pairs:
-    """Pairs that are to be drawn."""
-
-    sides: Sides
-    """As SentencePiece gives them."""
-    keys: tuple[np.ndarray, np.ndarray]
-    """sampling.sentence_keys of each side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +56,14 @@ class _Drawing:
     samplers: tuple[SubwordSampler, SubwordSampler] | None
     """Of source and target, the same object where the vocabulary is joint."""
 
-    def draw(self, pairs: _Pairs) -> Sides:
+    def draw(self, pairs: Pairs) -> Sides:
         """Source and target of each pair."""
-        sides = pairs.sides if self.case is None else self.case.cased(pairs.sides, pairs.keys[0])
+        sides, keys = pairs
+        if self.case is not None:
+            sides = self.case.cased(sides, keys[0])
         if self.samplers is None:
             return sides
-        source, target = (sampler.sample(*given) for sampler, *given in zip(self.samplers, sides, pairs.keys))
+        source, target = (sampler.sample(*given) for sampler, *given in zip(self.samplers, sides, keys))
         return source, target
 
 
@@ -174,9 +168,9 @@ class SampledBatches(TokenBatches):
         self._windows[(epoch, part, number)] = self._threads.submit(draw)
         return self._windows[(epoch, part, number)]
 
-    def _read(self, indices: np.ndarray, epoch: int) -> _Pairs:
+    def _read(self, indices: np.ndarray, epoch: int) -> Pairs:
         sides = [self.pairs.source(i) for i in indices], [self.pairs.target(i) for i in indices]
-        return _Pairs(sides, (sentence_keys(self.seed, epoch, indices, 0), sentence_keys(self.seed, epoch, indices, 1)))
+        return sides, (sentence_keys(self.seed, epoch, indices, 0), sentence_keys(self.seed, epoch, indices, 1))
 
     def _mean_lengthening(self) -> float:
         """Return how many times as long as SentencePiece's own the segmentations are, eos included."""
@@ -186,9 +180,9 @@ class SampledBatches(TokenBatches):
         return max(1.0, drawn / float(own.sum()))
 
 
-def pack(drawing: _Drawing, pairs: _Pairs, planned: list[Group], max_tokens: int) -> tuple[Sides, list[Group]]:
+def pack(drawing: _Drawing, pairs: Pairs, planned: list[Group], max_tokens: int) -> tuple[Sides, list[Group]]:
     """Draw a window's pairs, and put them into as many batches of like length as were planned; in any process."""
-    drawn, own = drawing.draw(pairs), pairs.sides
+    drawn, own = drawing.draw(pairs), pairs[0]
     lengths = np.array([[len(ids) + 1 for ids in side] for sides in (drawn, own) for side in sides])  # (4, pairs)
     growth = np.where(lengths[:2].max(axis=0) <= max_tokens, (lengths[:2] - lengths[2:]).sum(axis=0), np.inf)
     most_grown = np.argsort(-growth, kind="stable")

@@ -1,8 +1,8 @@
 """Vocabulary maps: the target tokens that each source token may bring into a translation (lexical shortlists).
 
 The file is CTranslate2's `vmap.txt`: a line a source token (or several, separated by spaces), a tab, and the target
-tokens that it brings, separated by spaces. What a line without source tokens brings, every sentence may write; it is the
-last one, so that a file that was cut off lacks it.
+tokens that it brings, separated by spaces. What a line without source tokens brings, every sentence may write; it is
+the last one, so that a file that was cut off lacks it.
 Source: Jean et al. 2015, section 3.2 (candidate lists); Marian's --shortlist, CTranslate2's use_vmap.
 """
 

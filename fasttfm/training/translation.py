@@ -150,7 +150,7 @@ class Translation(Task):
         batching, together = config.data, config.training.update_freq
         given = data.train, batching.max_tokens, config.training.seed, batching.max_sentence_tokens
         try:
-            if not batching.is_drawn:
+            if not (batching.subword_sampling or batching.case_augment):
                 return TokenBatches(*given, together=together)
             tokenizers, tags = (data.source_tokenizer, data.target_tokenizer), data.source_tags
             return SampledBatches(
@@ -182,9 +182,8 @@ def _refuse_longer(config: RunConfig, data: PreparedData) -> None:
     """Raise UserError where there are fewer learned positions than a sentence may have tokens with its marker."""
     most, batching = config.model.max_length, config.data
     limit, name = batching.max_sentence_tokens + 1, "--max-sentence-tokens"
-    if batching.is_drawn:  # a draw may be as long as its characters
-        flag = "--subword-sampling" if batching.subword_sampling else "--case-augment"
-        limit, name = batching.max_tokens, f"{flag}, whose draws have up to --max-tokens"
+    if flag := "--subword-sampling" * bool(batching.subword_sampling) or "--case-augment" * bool(batching.case_augment):
+        limit, name = batching.max_tokens, f"{flag}, whose draws have up to --max-tokens"  # as long as their characters
     longest = 1 + max(int(side.max(initial=0)) for side in (data.valid.source_lengths, data.valid.target_lengths))
     if most < limit:
         raise UserError(f"--max-length {most:,}: {name} needs {limit:,} learned positions: raise --max-length to it")

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from training.runs import assert_same_weights, log_without_times
+from training.tiny import TINY
 
 from fasttfm.checkpoints.steps import saved_steps
 from fasttfm.config import gather
@@ -13,8 +15,6 @@ from fasttfm.data.sampling import sentence_keys
 from fasttfm.data.tokenizer import Tokenizer, Vocabulary, train_tokenizer
 from fasttfm.errors import UserError
 from fasttfm.training.run import train
-from training.runs import assert_same_weights, log_without_times
-from training.tiny import TINY
 
 LINES = [f"die straße number {i} isn't red" for i in range(2000)]
 
