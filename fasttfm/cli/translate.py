@@ -97,13 +97,16 @@ def _add_companions(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Translate standard input, buffer by buffer."""
-    from fasttfm.data.corpus import read_lines
+    from fasttfm.data.corpus import is_cut, read_lines
     from fasttfm.translate.combinations import refuse_config
     from fasttfm.translate.translator import Translator
 
     settings = flag_values(args, ["decoding"])
     if sys.stdin.isatty():
         settings["buffer_size"] = 1  # somebody is typing and waits for each line
+    for path in (args.prefix, args.banned, args.terminology):
+        if path is not None and is_cut(path):
+            _warn(f"{path}: its last line has no end: copy the file again if it was cut off")
     if args.score is not None:
         _score_lines(args, settings)
         return

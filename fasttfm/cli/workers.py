@@ -9,10 +9,13 @@ another at every one of some thousand operators of an update, processes once.
 import logging
 import os
 import signal
+import socket
 import sys
 import tempfile
+import threading
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from fasttfm.errors import LOST_PEER, UserError, interrupted
@@ -21,6 +24,8 @@ from fasttfm.system.machine import allowed_cores
 
 _GRACE = 600
 """Seconds that ranks have to finish an update and save when they are stopped."""
+_LOOK = 3
+"""Seconds between two looks at the ranks."""
 
 
 def number_of_workers(wanted: int | None, threads: int, device: str | None) -> int:
@@ -49,8 +54,10 @@ def launch(workers: int, arguments: Sequence[str], started: float) -> int:
 
     started: when this command began, by time.monotonic(), which all processes of a machine share.
     The first process that fails ends all; it has told why. Raises Stopped when this process was asked to stop, after
-    rank 0 has saved and said so, and UserError for a process that was killed, which could say nothing.
+    rank 0 has saved and said so, and UserError for a process that was killed, which could say nothing, or where the
+    processes of this machine cannot connect. A rank that is paused (SIGSTOP) is told.
     """
+    _refuse_without_loopback()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_GRACE))
     if Path("/sys/class/net/lo").exists():
@@ -76,6 +83,8 @@ def launch(workers: int, arguments: Sequence[str], started: float) -> int:
             signals_to_handle="SIGINT,SIGQUIT",
         )
         os.environ.update(child_environment({}))
+        over = threading.Event()
+        threading.Thread(target=_watch, args=(over,), daemon=True).start()
         try:
             program, *words = command_line(*arguments, started=started)
             elastic_launch(config, program)(*words)
@@ -86,8 +95,38 @@ def launch(workers: int, arguments: Sequence[str], started: float) -> int:
         except ChildFailedError as failed:
             return _status({rank: failure.exitcode for rank, failure in failed.failures.items()})
         finally:
+            over.set()
             del os.environ[PARENT]
     return 0
+
+
+def _refuse_without_loopback() -> None:
+    """Raise UserError where this machine cannot connect to itself, for which torchrun would try for minutes."""
+    try:
+        with socket.create_server(("localhost", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=5).close()
+    except OSError as error:
+        raise UserError(
+            f"--workers: this machine cannot connect to itself ({error.strerror or error}): bring its loopback up (ip "
+            "link set lo up), or give --workers 1"
+        ) from error
+
+
+def _watch(over: threading.Event) -> None:
+    """Warn of each rank that stays paused from one look to the next: all others wait for it."""
+    paused = None
+    while hasattr(os, "waitid") and not over.wait(_LOOK):
+        with suppress(ChildProcessError):
+            # without WNOWAIT the pause is seen once
+            found = os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+            if found is not None and found.si_pid == paused:
+                os.waitid(os.P_PID, paused, os.WSTOPPED | os.WNOHANG)
+                print(
+                    f"fasttfm train: warning: process {paused} is paused ({signal_name(found.si_status)}), and the "
+                    f"others wait for it: kill -CONT {paused} lets it go on",
+                    file=sys.stderr,
+                )
+            paused = found and found.si_pid
 
 
 def _status(statuses: dict[int, int]) -> int:

@@ -18,6 +18,9 @@ class DataConfig:
     """0: use SentencePiece's best segmentation. Above 0: segment the training text anew in every epoch. For BPE this is
     the probability of dropping a merge (0.1 is usual), for unigram the exponent of a segmentation's probability (0.1 to
     0.5; smaller is more random)."""
+    case_augment: Annotated[float, Range(0, 1)] = 0.0
+    """Share of the training pairs whose case is changed, drawn anew in every epoch: half of them to capitals on both
+    sides, half to title case in the source alone."""
 
     def __post_init__(self) -> None:
         check_fields(self)

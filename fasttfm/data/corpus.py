@@ -137,15 +137,15 @@ def read_lines(path: Path | str) -> Iterator[str]:
     return iter(TextFile(path))
 
 
-def refuse_cut(path: Path | str) -> None:
-    """Raise UserError for a plain file that ends in the middle of a line, as one that was cut off does."""
+def is_cut(path: Path | str) -> bool:
+    """Return whether a plain file ends in the middle of a line, as one that was cut off does."""
     if not Path(path).is_file():  # told by who reads it, or a pipe, which is read once
-        return
+        return False
     with suppress(OSError), Path(path).open("rb") as file:
         packed, end = kind_of(file.read(16)), file.seek(0, os.SEEK_END)
         file.seek(max(0, end - 1))
-        if end and not packed and file.read() != b"\n":
-            raise UserError(f"{path}: its last line has no end, it seems to be cut off: copy or make it again")
+        return bool(end) and not packed and file.read() != b"\n"
+    return False
 
 
 class ParallelText:

@@ -206,6 +206,11 @@ class PreparedData(PreparedFolder):
         return numbered_alike or self.source_tokenizer is self.target_tokenizer
 
     @property
+    def source_tags(self) -> list[str]:
+        """The words that prepare put before the sources of training; empty without --source-tag."""
+        return self.description["fingerprint"]["options"]["source_tags"]
+
+    @property
     def model_files(self) -> list[Path]:
         """The vocabulary's files, one when joint, else source then target: what a model directory must copy."""
         return [path for path in (self.path / name for name in VOCABULARY_FILES) if path.exists()]

@@ -1,4 +1,4 @@
-"""Batches with subword sampling: a window of batches is drawn, then packed by the lengths that were drawn.
+"""Batches of text that is drawn anew (subword sampling, case augmentation): a window is packed by the drawn lengths.
 
 Batches are planned for the mean length of draws. The batches of a part of the lengths (fasttfm.data.epochs), a window
 at a time, are then repacked by the drawn lengths into as many batches. A window follows from (seed, epoch, part,
@@ -16,6 +16,7 @@ from functools import partial
 import numpy as np
 
 from fasttfm.data.batches import Batch, TokenBatches, collate
+from fasttfm.data.case import CaseAugment, Sides
 from fasttfm.data.epochs import MadeWhenAsked
 from fasttfm.data.prepared import ParallelTokens
 from fasttfm.data.sampling import SubwordSampler, sentence_keys
@@ -37,21 +38,29 @@ _GIVEN_UP = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Where the segmentations of a window do not fit into its batches, this share of the pairs, those that grew most, keeps
 SentencePiece's own."""
 
-Sentences = list[np.ndarray]
-Samplers = tuple[SubwordSampler, SubwordSampler]
-"""Of source and target, the same object where the vocabulary is joint."""
+Pairs = tuple[Sides, tuple[np.ndarray, np.ndarray]]
+"""Pairs that are to be drawn, as SentencePiece gives them, and the sampling.sentence_keys of each side."""
 Group = tuple[np.ndarray, Sequence[int]]
 """A batch: places of its pairs in their window (B,), and what source and target are padded to (2,)."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Pairs:
-    """Pairs that are to be drawn."""
+class _Drawing:
+    """How the ids of pairs are drawn."""
 
-    sides: tuple[Sentences, Sentences]
-    """The ids of sources and targets that SentencePiece gives, pair by pair."""
-    keys: tuple[np.ndarray, np.ndarray]
-    """sampling.sentence_keys of each side."""
+    case: CaseAugment | None
+    samplers: tuple[SubwordSampler, SubwordSampler] | None
+    """Of source and target, the same object where the vocabulary is joint."""
+
+    def draw(self, pairs: Pairs) -> Sides:
+        """Source and target of each pair."""
+        sides, keys = pairs
+        if self.case is not None:
+            sides = self.case.cased(sides, keys[0])
+        if self.samplers is None:
+            return sides
+        source, target = (sampler.sample(*given) for sampler, *given in zip(self.samplers, sides, keys))
+        return source, target
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +74,7 @@ class _Drawn:
 
 
 class SampledBatches(TokenBatches):
-    """The batches of training pairs whose text is segmented anew at every visit, from (seed, epoch, pair) alone."""
+    """The batches of training pairs whose text is drawn anew at every visit, from (seed, epoch, pair) alone."""
 
     most_sizes = 32  # of the plan, whose batches a window packs anew
 
@@ -78,19 +87,20 @@ class SampledBatches(TokenBatches):
         *,
         amount: float,
         tokenizers: tuple[Tokenizer, Tokenizer],
+        case: CaseAugment | None = None,
         together: int = 1,
         processes: int = 0,
     ) -> None:
-        """amount: DataConfig.subword_sampling. tokenizers: of source and target. processes: which draw; 0: this one.
+        """amount: DataConfig.subword_sampling. tokenizers: of source and target. case: None leaves it as it is.
+        processes: which draw; 0: this one.
 
         The rest is TokenBatches', errors of amount and tokenizers SubwordSampler's.
         """
         self.pairs, self.seed = pairs, seed
-        source = SubwordSampler(tokenizers[0], amount)
-        joint = tokenizers[1] is tokenizers[0]
-        self._samplers = source, source if joint else SubwordSampler(tokenizers[1], amount)
+        samplers = {tokenizer: SubwordSampler(tokenizer, amount) for tokenizer in tokenizers} if amount else {}
+        self._drawing = _Drawing(case, (samplers[tokenizers[0]], samplers[tokenizers[1]]) if amount else None)
         remedy = "run the same command again, which goes on from the last checkpoint"
-        self._pool = WorkerPool(self._samplers, processes, remedy=remedy) if processes else None
+        self._pool = WorkerPool(self._drawing, processes, remedy=remedy) if processes else None
         self._threads = ThreadPoolExecutor(max(1, processes), "sampling")
         longer = self._mean_lengthening() * _MARGIN
         super().__init__(pairs, max_tokens, seed, max_length, together=together, longer=longer)
@@ -111,7 +121,7 @@ class SampledBatches(TokenBatches):
             if int(indices[0]) in drawn.rows:
                 rows = [drawn.rows[i] for i in indices.tolist()]
                 return collate([row[0] for row in rows], [row[1] for row in rows], rows[0][2])
-        return collate(*_draw(self._samplers, self._read(indices, epoch)))
+        return collate(*self._drawing.draw(self._read(indices, epoch)))
 
     def _packed(self, planned: Sequence[np.ndarray], epoch: int, place: int) -> np.ndarray:
         """The batch at a place of an epoch. Drawing its window begins now if it has not, and that of the next, too.
@@ -144,7 +154,7 @@ class SampledBatches(TokenBatches):
 
         def draw() -> _Drawn:
             given = pairs, groups, self.max_tokens
-            sides, packed = pack(self._samplers, *given) if self._pool is None else self._pool.call(pack, *given)
+            sides, packed = pack(self._drawing, *given) if self._pool is None else self._pool.call(pack, *given)
             rows = {int(indices[i]): (sides[0][i], sides[1][i], size) for group, size in packed for i in group}
             order = np.random.default_rng([self.seed, *key]).permutation(len(packed))
             return _Drawn([indices[packed[i][0]] for i in order], rows)
@@ -154,26 +164,21 @@ class SampledBatches(TokenBatches):
         self._windows[(epoch, part, number)] = self._threads.submit(draw)
         return self._windows[(epoch, part, number)]
 
-    def _read(self, indices: np.ndarray, epoch: int) -> _Pairs:
+    def _read(self, indices: np.ndarray, epoch: int) -> Pairs:
         sides = [self.pairs.source(i) for i in indices], [self.pairs.target(i) for i in indices]
-        return _Pairs(sides, (sentence_keys(self.seed, epoch, indices, 0), sentence_keys(self.seed, epoch, indices, 1)))
+        return sides, (sentence_keys(self.seed, epoch, indices, 0), sentence_keys(self.seed, epoch, indices, 1))
 
     def _mean_lengthening(self) -> float:
         """Return how many times as long as SentencePiece's own the segmentations are, eos included."""
         probes = np.linspace(0, len(self.pairs) - 1, min(len(self.pairs), _PROBES)).astype(np.int64)
-        drawn = sum(len(ids) + 1 for side in _draw(self._samplers, self._read(probes, 0)) for ids in side)
+        drawn = sum(len(ids) + 1 for side in self._drawing.draw(self._read(probes, 0)) for ids in side)
         own = self.pairs.source_lengths[probes] + self.pairs.target_lengths[probes] + 2
         return max(1.0, drawn / float(own.sum()))
 
 
-# A function of the samplers and a window alone, for processes that have nothing else
-
-
-def pack(
-    samplers: Samplers, pairs: _Pairs, planned: list[Group], max_tokens: int
-) -> tuple[tuple[Sentences, Sentences], list[Group]]:
-    """Draw a window's segmentations, and put its pairs into as many batches of like length as were planned."""
-    drawn, own = _draw(samplers, pairs), pairs.sides
+def pack(drawing: _Drawing, pairs: Pairs, planned: list[Group], max_tokens: int) -> tuple[Sides, list[Group]]:
+    """Draw a window's pairs, and put them into as many batches of like length as were planned; in any process."""
+    drawn, own = drawing.draw(pairs), pairs[0]
     lengths = np.array([[len(ids) + 1 for ids in side] for sides in (drawn, own) for side in sides])  # (4, pairs)
     growth = np.where(lengths[:2].max(axis=0) <= max_tokens, (lengths[:2] - lengths[2:]).sum(axis=0), np.inf)
     most_grown = np.argsort(-growth, kind="stable")
@@ -188,12 +193,6 @@ def pack(
             )
             return (source, target), _padded(batches, widths, max_tokens, len(planned))
     return own, planned  # SentencePiece's own do not fit otherwise
-
-
-def _draw(samplers: Samplers, pairs: _Pairs) -> tuple[Sentences, Sentences]:
-    """A segmentation of each source and target."""
-    source, target = (sampler.sample(side, keys) for sampler, side, keys in zip(samplers, pairs.sides, pairs.keys))
-    return source, target
 
 
 def _padded(batches: list[list[int]], widths: np.ndarray, max_tokens: int, count: int) -> list[Group]:

@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from fasttfm.errors import UserError
 from fasttfm.store.checkpoint import read_weights, save_checkpoint
 from fasttfm.store.steps import checkpoints_folder, consecutive_steps, saved_steps, step_folder
-from fasttfm.store.vocabulary import checkpoint_vocabulary
+from fasttfm.store.vocabulary import check_vocabulary, vocabulary_digest
 from fasttfm.system.wording import counted
 
 
@@ -17,22 +16,15 @@ def average_weights(checkpoints: list[Path]) -> dict[str, Tensor]:
 
     Raises UserError when they are not all of one model.
     """
-    if not checkpoints:
-        raise ValueError("no checkpoints were given to average")
-    sums: dict[str, Tensor] = {}
-    kinds: dict[str, torch.dtype] = {}
-    for path in checkpoints:
+    first = read_weights(checkpoints[0])
+    sums = {name: tensor.double() for name, tensor in first.items()}
+    for path in checkpoints[1:]:
         weights = read_weights(path)
-        if not sums:
-            kinds = {name: tensor.dtype for name, tensor in weights.items()}
-            sums = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in weights.items()}
-        if {name: tensor.shape for name, tensor in weights.items()} != {
-            name: tensor.shape for name, tensor in sums.items()
-        }:
+        if {name: tensor.shape for name, tensor in weights.items()} != {name: sums[name].shape for name in sums}:
             raise UserError(f"{path}: is of another model than {checkpoints[0]}; average checkpoints of one run")
         for name, tensor in weights.items():
             sums[name] += tensor
-    return {name: (total / len(checkpoints)).to(kinds[name]) for name, total in sums.items()}
+    return {name: (total / len(checkpoints)).to(first[name].dtype) for name, total in sums.items()}
 
 
 def average_last(model_dir: str | Path, last: int | None) -> tuple[Path, list[int]]:
@@ -63,18 +55,8 @@ def average_last(model_dir: str | Path, last: int | None) -> tuple[Path, list[in
     chosen = steps[-last:]
     folders = [step_folder(model_dir, step) for step in chosen]
     target = checkpoints_folder(model_dir) / "average"
-    save_checkpoint(target, average_weights(folders), {"average_of": chosen, "vocabulary": _shared_vocabulary(folders)})
+    for folder in folders:
+        check_vocabulary(folder, model_dir)
+    meta = {"average_of": chosen, "vocabulary": vocabulary_digest(model_dir)}
+    save_checkpoint(target, average_weights(folders), meta)
     return target, chosen
-
-
-def _shared_vocabulary(checkpoints: list[Path]) -> str | None:
-    """The digest of the vocabulary of all of the checkpoints that name one; UserError when these differ."""
-    digests = {path: digest for path in checkpoints if (digest := checkpoint_vocabulary(path)) is not None}
-    shared = next(iter(digests.values()), None)
-    for path, digest in digests.items():
-        if digest != shared:
-            raise UserError(
-                f"{path}: was trained with another vocabulary than {next(iter(digests))}; average checkpoints of one "
-                "run (a smaller --last takes newer ones alone)"
-            )
-    return shared

@@ -38,8 +38,7 @@ class TrainableModel(Protocol):
     def config(self) -> Any:
         """From which alone its class makes another one like it.
 
-        d_model: what schedule noam computes the learning rate from. vocab_size: classes of a prediction; a loss far
-        above that of guessing among them is pointed out.
+        d_model: what schedule noam computes the learning rate from.
         """
 
     def batch_loss(self, batch: Any, *, label_smoothing: float = 0.0, packed: bool = False) -> tuple[Tensor, Tensor]:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fasttfm.system.memory import peak_memory
 from fasttfm.system.wording import counted
-from fasttfm.training import tensorboard
 from fasttfm.training.callback import Callback
 from fasttfm.training.log import RunLog
 from fasttfm.training.progress import Progress
-from fasttfm.training.throughput import Throughput
+from fasttfm.training.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
     from fasttfm.training.updates import Skipped, Updates
     from fasttfm.training.validation import Score
-
-_HOPELESS = 10
-"""A loss of so many times that of guessing is pointed out. Models begin at one to three times."""
 
 
 class Recorder:
@@ -33,13 +30,11 @@ class Recorder:
         self.log = RunLog(model_dir, position.step, position.validated)
         self.progress = Progress()
         self._tensorboard = None
-        if config.tensorboard and not tensorboard.is_installed():
+        if config.tensorboard and not find_spec("tensorboard"):
             self.progress.say('tensorboard is not installed, and has no files: pip install "./fasttfm[tensorboard]"')
         elif config.tensorboard:
-            self._tensorboard = tensorboard.TensorBoard(model_dir / "tensorboard", position.step)
+            self._tensorboard = TensorBoard(model_dir / "tensorboard", position.step)
         self._callbacks = [*([self._tensorboard] if self._tensorboard else []), *callbacks]
-        self._throughput = Throughput()
-        self._is_hopeless = False
         if self.log.previous is not None:
             self.progress.say(f"the log of an earlier run in {model_dir} is kept as {self.log.previous.name}")
 
@@ -77,7 +72,6 @@ class Recorder:
                 record["loss_scale"] = scale
             self._log(record)
             self.progress.train(record, share, seconds_left)
-            self._warn(record)
 
         return write
 
@@ -136,14 +130,3 @@ class Recorder:
         self.log.write(record)
         for callback in self._callbacks:
             callback.on_validate(record, score.outputs)
-
-    def _warn(self, record: dict[str, Any]) -> None:
-        guessing = math.log(self.updates.model.config.vocab_size)
-        if record["loss"] > _HOPELESS * guessing and not self._is_hopeless:
-            self._is_hopeless = True
-            self.progress.say(
-                f"warning: the loss {record['loss']:.4g} is far worse than guessing ({guessing:.1f}), training seems "
-                "to diverge: stop it and give another --out with a lower --lr, more --warmup-updates or --clip-norm 1"
-            )
-        if collapse := self._throughput.warning(record["tokens_per_second"]):
-            self.progress.say(collapse)

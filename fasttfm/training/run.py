@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from fasttfm.training.average import average_last
 from fasttfm.training.callback import Callback
 from fasttfm.training.precision import resolved_precision
 from fasttfm.training.progress import tell
+from fasttfm.training.recorder import Recorder
 from fasttfm.training.task import Task
 from fasttfm.training.trainer import Trainer
 from fasttfm.training.translation import Translation
@@ -218,7 +220,7 @@ def _finish(model: Any, trainer: Trainer) -> dict[str, Score]:
     scores: dict[str, Score] = {}
     if not (averaged or steps):
         return scores
-    with trainer.recorder() as recorder:
+    with closing(Recorder(folder, trainer.updates, trainer.callbacks)) as recorder:
         for step in {*steps.values()}.intersection(saved):
             path = step_folder(folder, step)
             load_weights(model, read_weights(path), path)

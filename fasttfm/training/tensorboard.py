@@ -1,6 +1,5 @@
 """The numbers of a run as TensorBoard reads them, in an event file below MODEL/tensorboard."""
 
-import importlib.util
 import os
 import socket
 import time
@@ -10,11 +9,6 @@ from typing import Any
 
 from fasttfm.errors import UserError
 from fasttfm.training.callback import Callback
-
-
-def is_installed() -> bool:
-    """Return whether the package, of the extra `tensorboard`, can be looked for at all."""
-    return importlib.util.find_spec("tensorboard") is not None
 
 
 class TensorBoard(Callback):

@@ -1,10 +1,9 @@
 """The training loop: when to update, log, validate, save and stop, and going on exactly where a run stopped."""
 
-import contextlib
 import math
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -81,8 +80,11 @@ class Trainer:
         self._recorder = Recorder(self.model_dir, self.updates, self.callbacks) if self.workers.is_first else None
         if self._recorder is not None and self._changed:
             self._recorder.resumed(self._changed)
-        if before is not None and before != self.workers.size:
-            self._tell_of_other_workers(before)
+        if self._recorder is not None and before not in (None, self.workers.size):
+            self._recorder.progress.say(
+                f"updates up to {self.updates.position.step:,} were made by {counted(before, 'worker')}, the next ones "
+                f"are by {self.workers.size}: of the same batches, with other dropout masks and rounding"
+            )
         try:
             with Interruption() as interruption:
                 return self._loop(interruption)
@@ -91,15 +93,6 @@ class Trainer:
             self.saving.background.leave()
             if self._recorder is not None:
                 self._recorder.close()
-
-    @contextlib.contextmanager
-    def recorder(self) -> Iterator[Recorder]:
-        """Records what is measured when the run is over."""
-        recorder = Recorder(self.model_dir, self.updates, self.callbacks)
-        try:
-            yield recorder
-        finally:
-            recorder.close()
 
     def _loop(self, interruption: Interruption) -> str:
         config, position = self.config, self.updates.position
@@ -129,13 +122,6 @@ class Trainer:
                 self._take_arrivals()
                 if self._recorder is not None:
                     self._recorder.progress.update(position.step, *self._share_done())
-
-    def _tell_of_other_workers(self, before: int) -> None:
-        if self._recorder is not None:
-            self._recorder.progress.say(
-                f"updates up to {self.updates.position.step:,} were made by {counted(before, 'worker')}, the next ones "
-                f"are by {self.workers.size}: of the same batches, with other dropout masks and rounding"
-            )
 
     def _agree(self, interruption: Interruption) -> int:
         """Let all ranks have rank 0's clock, and know whether any is to stop: the signal's number, or 0.

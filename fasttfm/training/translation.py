@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fasttfm.config import RunConfig, Values, build
 from fasttfm.data.batches import TokenBatches, collate
+from fasttfm.data.case import CaseAugment
 from fasttfm.data.prepared import PreparedData
 from fasttfm.data.sampled_batches import SampledBatches
 from fasttfm.data.scoring import AUTO, bleu, tokenizer_of
@@ -149,12 +150,14 @@ class Translation(Task):
         batching, together = config.data, config.training.update_freq
         given = data.train, batching.max_tokens, config.training.seed, batching.max_sentence_tokens
         try:
-            if not batching.subword_sampling:
+            if not (batching.subword_sampling or batching.case_augment):
                 return TokenBatches(*given, together=together)
+            tokenizers, tags = (data.source_tokenizer, data.target_tokenizer), data.source_tags
             return SampledBatches(
                 *given,
                 amount=batching.subword_sampling,
-                tokenizers=(data.source_tokenizer, data.target_tokenizer),
+                tokenizers=tokenizers,
+                case=CaseAugment(batching.case_augment, tokenizers, tags) if batching.case_augment else None,
                 together=together,
                 processes=min(together, max(1, cores_of_rank() - 1)),
             )
@@ -179,8 +182,8 @@ def _refuse_longer(config: RunConfig, data: PreparedData) -> None:
     """Raise UserError where there are fewer learned positions than a sentence may have tokens with its marker."""
     most, batching = config.model.max_length, config.data
     limit, name = batching.max_sentence_tokens + 1, "--max-sentence-tokens"
-    if batching.subword_sampling:  # a draw may be as long as its characters
-        limit, name = batching.max_tokens, "--subword-sampling, whose draws have up to --max-tokens"
+    if flag := "--subword-sampling" * bool(batching.subword_sampling) or "--case-augment" * bool(batching.case_augment):
+        limit, name = batching.max_tokens, f"{flag}, whose draws have up to --max-tokens"  # as long as their characters
     longest = 1 + max(int(side.max(initial=0)) for side in (data.valid.source_lengths, data.valid.target_lengths))
     if most < limit:
         raise UserError(f"--max-length {most:,}: {name} needs {limit:,} learned positions: raise --max-length to it")

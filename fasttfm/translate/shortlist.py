@@ -1,7 +1,8 @@
 """Vocabulary maps: the target tokens that each source token may bring into a translation (lexical shortlists).
 
 The file is CTranslate2's `vmap.txt`: a line a source token (or several, separated by spaces), a tab, and the target
-tokens that it brings, separated by spaces. What a line without source tokens brings, every sentence may write.
+tokens that it brings, separated by spaces. What a line without source tokens brings, every sentence may write; it is
+the last one, so that a file that was cut off lacks it.
 Source: Jean et al. 2015, section 3.2 (candidate lists); Marian's --shortlist, CTranslate2's use_vmap.
 """
 
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fasttfm.data.corpus import read_lines, refuse_cut
+from fasttfm.data.corpus import is_cut, read_lines
 from fasttfm.data.lexicon import estimate, token_counts
 from fasttfm.data.prepared import ParallelTokens
 from fasttfm.data.tokenizer import EOS, Tokenizer
@@ -73,7 +74,8 @@ class Shortlist:
     def load(cls, path: Path, source: Tokenizer, target: Tokenizer) -> Shortlist:
         """Read a shortlist file. UserError names path and line of what is wrong, such as a token of another
         vocabulary."""
-        refuse_cut(path)
+        if is_cut(path):
+            raise UserError(f"{path}: its last line has no end, it seems to be cut off: copy or make it again")
         sides = [{piece: n for n, piece in enumerate(each.pieces(range(len(each))))} for each in (source, target)]
         by_source: dict[tuple[int, ...], list[int]] = {}
         for number, line in enumerate(read_lines(path), start=1):
@@ -88,18 +90,18 @@ class Shortlist:
                 for part, ids in zip(parts, sides)
             )
             by_source.setdefault(tuple(run), []).extend(targets)
-        if not any(by_source.values()):
-            raise UserError(f"{path}: allows no token: make the file with fasttfm shortlist MODEL")
-        return cls(by_source.pop((), []), by_source)
+        if not by_source.get(()):
+            raise UserError(
+                f"{path}: has no tokens for every sentence, whose line stands last: it seems to be cut off: copy it "
+                "again, or make it with fasttfm shortlist MODEL"
+            )
+        return cls(by_source.pop(()), by_source)
 
     def save(self, path: Path, source: Tokenizer, target: Tokenizer) -> None:
         """Write the file, without tokens that have its separators (a tab); OSError where that cannot be done."""
-        lines = [f"\t{_joined(target, self.always)}\n"]
-        for run in sorted(self.by_source):
-            if _joined(source, run):
-                lines.append(f"{_joined(source, run)}\t{_joined(target, self.by_source[run])}\n")
-        content = "".join(lines)
-        replace_file(path, content.encode())
+        runs = [(_joined(source, run), targets) for run, targets in sorted(self.by_source.items())]
+        lines = [f"{run}\t{_joined(target, targets)}\n" for run, targets in runs if run]
+        replace_file(path, "".join([*lines, f"\t{_joined(target, self.always)}\n"]).encode())
 
 
 def _joined(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> str:

@@ -1,9 +1,9 @@
 """Situations of every command and verb, drawn from its parser: a command that is added is tried without a word here.
 
 Arguments that are needed get values, and up to three flags more, each by its type: a choice, a number, an odd value, or
-a path: one that is new, one of the world, input of this command or not, or a link to one. Files that hold JSON or YAML
-are changed in their structure, the working folder may hold .py files named like what fasttfm imports, and other faults
-of situations.py come too.
+a path: one that is new, one of the world, input of this command or not, or a link to one. Files of JSON or YAML are
+changed in their structure and .py files planted that are named like what fasttfm imports, besides the faults of
+situations.py.
 """
 
 import argparse
@@ -14,7 +14,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from situations import Situation, break_file, break_text, close_output, deny, fill_disk, send_signal
+from situations import (
+    Situation,
+    allow_few_files,
+    break_checkpoints,
+    break_file,
+    break_text,
+    change_flag,
+    change_path,
+    change_setting,
+    close_stream,
+    deny,
+    fill_disk,
+    move_folder,
+    send_signal,
+    usual_command,
+)
 
 from fasttfm.cli.main import COMMANDS, build_parser
 from fasttfm.cli.paths import PathKind
@@ -71,8 +86,16 @@ def _children(parser: argparse.ArgumentParser) -> dict[str, Any]:
     return dict(found[0].choices) if found else {}
 
 
-def draw_any(draw: random.Random, words: list[str], parser: argparse.ArgumentParser) -> Situation:
-    """A command line of a command, in the world that is the working folder."""
+def draw_situation(draw: random.Random, words: list[str], parser: argparse.ArgumentParser) -> Situation:
+    """A usual command, or any one's, with up to two faults, in the world that is the working folder. Files are changed
+    at once."""
+    situation = usual_command(draw) if draw.random() < 0.5 else _any_command(draw, words, parser)
+    for fault in draw.sample(FAULTS, draw.choice([0, 1, 1, 1, 2])):
+        situation.faults.append(fault(situation))
+    return situation
+
+
+def _any_command(draw: random.Random, words: list[str], parser: argparse.ArgumentParser) -> Situation:
     arguments = [*words[1:], *_NEEDED.get(words[0], [])]
     actions = [action for action in parser._actions if not {*action.option_strings} & _NEVER]
     needed = [action for action in actions if action.required and words[0] not in _NEEDED]
@@ -81,10 +104,7 @@ def draw_any(draw: random.Random, words: list[str], parser: argparse.ArgumentPar
     free = draw.sample(others, min(len(others), draw.choice([0, 1, 1, 2, 3])))
     for action in [*needed, *fixed, *(each for each in free if each not in fixed)]:
         arguments += _drawn(draw, action)
-    situation = Situation(draw, words[0], arguments, Path("valid.src").read_bytes())
-    for fault in draw.sample(FAULTS, draw.choice([0, 1, 1, 2])):
-        situation.faults.append(fault(situation))
-    return situation
+    return Situation(draw, words[0], arguments, Path("valid.src").read_bytes())
 
 
 def _drawn(draw: random.Random, action: argparse.Action) -> list[str]:
@@ -183,5 +203,6 @@ def plant(situation: Situation) -> str:
     return "planted .py files"
 
 
-FAULTS: list[Callable[[Situation], str]] = [mutate] * 3
-FAULTS += [plant, break_file, break_text, deny, fill_disk, send_signal, close_output]
+FAULTS: list[Callable[[Situation], str]] = [mutate, mutate, break_file, break_file, change_flag, change_flag]
+FAULTS += [plant, break_checkpoints, break_text, change_path, change_setting, deny, fill_disk, send_signal]
+FAULTS += [close_stream, allow_few_files, move_folder]

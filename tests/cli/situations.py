@@ -1,7 +1,7 @@
 """What may go wrong around a command: broken files, permissions, wrong flags, closed pipes, signals, odd paths.
 
 A world is a folder with text, prepared data, a trained model and files of the user's that no command may touch. A
-situation is one command in a copy of it, with up to two faults drawn from the families below. Permissions and full
+situation is one command in a copy of it, with up to two faults of the families below. Permissions and full
 disks are refusals of `open` itself, since root may read everything; signals come at some call of it.
 """
 
@@ -43,6 +43,7 @@ OUTPUTS = {
 }
 """Where commands are told to write, at random: new folders, their own, and those of other things."""
 MOST_BYTES = 2 << 30
+"""Of addresses, beyond those that are taken when a command begins."""
 OTHERS = ("notes.txt", "data/notes.txt", "model/notes.txt", "model/checkpoints/notes.txt")
 """The user's own files, in every folder that commands write into."""
 
@@ -52,6 +53,9 @@ _ODD_VALUES += ["-0.5", "None", "1:30"]
 _ODD_PATHS = ["", ".", "..", "absent", "absent/absent", "n" * 300, "notes.txt", "notes.txt/x", "a\nb"]
 _ODD_PATHS += ["run$_{$b'", "\udcff"]
 _ODD_PATHS += ["/dev/null", "/dev/full", "model", "data", "train.src", "model/checkpoints", "ü x", "-", "-x", "%s", "~"]
+_ODD_TEXTS = [b"", b"\n\n", b"one\r\ntwo\rthree", "one\u2028two\x85\x0c\n".encode(), b"one\0two\n"]
+_ODD_TEXTS += [b"good\nM\xe4nner\n", "one two\n".encode("utf-16"), "one two\n".encode("utf-16-be")]
+_ODD_TEXTS += [b"\x1f\x8b\x08\0cut", b"\xfd7zXZ\0", b"dog " * 3000 + b"\n", "▁ <s> </s> <unk>\n".encode()]
 _SLOW_FLAGS = {"--threads", "--max-update", "--max-epoch", "--max-minutes", "--help"}
 
 
@@ -65,8 +69,8 @@ class Situation:
     text: bytes = b""
     faults: list[str] = field(default_factory=list)
     seams: list[contextlib.AbstractContextManager] = field(default_factory=list)
-    output: str = "file"
-    """Where standard output goes: file, closed pipe or full disk."""
+    streams: str = "whole"
+    """What is wrong with them: closed pipe or full disk of standard output, or the one that is not there."""
 
     def __str__(self) -> str:
         return f"fasttfm {self.command} {self.arguments!r} with {' and '.join(self.faults)}"
@@ -108,8 +112,8 @@ def make_world(folder: Path) -> None:
         (folder / name).write_text(f"the user's own {name}\n")
 
 
-def draw_situation(draw: random.Random) -> Situation:
-    """A command and one or two faults, in the world that is the working folder. Files are changed at once."""
+def usual_command(draw: random.Random) -> Situation:
+    """A command as its users give it, in the world that is the working folder."""
     command = draw.choice(list(COMMANDS))
     arguments = COMMANDS[command].split()
     if command in OUTPUTS:
@@ -120,10 +124,7 @@ def draw_situation(draw: random.Random) -> Situation:
         arguments = [*arguments[:3], "--score", "valid.tgt"]
     if command == "plot":
         arguments.append(draw.choice(["one two", "", "\u00a0", "ü 日 $x$", "a\0b", "dog " * 100, "\udcff"]))
-    situation = Situation(draw, command, arguments, Path("valid.src").read_bytes())
-    for fault in draw.sample(FAULTS, draw.choice([0, 1, 1, 1, 2])):
-        situation.faults.append(fault(situation))
-    return situation
+    return Situation(draw, command, arguments, Path("valid.src").read_bytes())
 
 
 # Families
@@ -199,24 +200,7 @@ def change_setting(situation: Situation) -> str:
 
 def break_text(situation: Situation) -> str:
     """Standard input or the text files hold something else than lines of words."""
-    text = situation.draw.choice(
-        [
-            b"",
-            b"\n\n",
-            b"one\r\ntwo\rthree",
-            "one\u2028two\x85\x0c\n".encode(),
-            b"one\0two\n",
-            b"good\nM\xe4nner\n",
-            "one two\n".encode("utf-16"),
-            "one two\n".encode("utf-16-be"),
-            b"\x1f\x8b\x08\0cut",
-            b"\xfd7zXZ\0",
-            b"dog " * 3000 + b"\n",
-            "▁ <s> </s> <unk>\n".encode(),
-            situation.draw.randbytes(300),
-        ]
-    )
-    situation.text = text
+    text = situation.text = situation.draw.choice([*_ODD_TEXTS, situation.draw.randbytes(300)])
     target = situation.draw.choice(["standard input", "train.src", "valid.src", "valid.tgt"])
     if target != "standard input":
         Path(target).write_bytes(text)
@@ -292,14 +276,52 @@ def send_signal(situation: Situation) -> str:
     return f"{number.name} at file {call}"
 
 
-def close_output(situation: Situation) -> str:
-    """Nobody reads standard output, or its disk is full."""
-    situation.output = situation.draw.choice(["closed pipe", "full disk"])
-    return situation.output
+def close_stream(situation: Situation) -> str:
+    """Nobody reads standard output, its disk is full, or a stream was closed before the command began."""
+    situation.streams = situation.draw.choice(["closed pipe", "full disk", "no stdin", "no stdout", "no stderr"])
+    return situation.streams
 
 
-FAULTS: list[Callable[[Situation], str]] = [break_file, break_file, break_checkpoints, break_text, change_flag]
-FAULTS += [change_flag, change_path, change_setting, deny, fill_disk, send_signal, close_output]
+def allow_few_files(situation: Situation) -> str:
+    """A process may open few files more."""
+    more = situation.draw.randint(0, 40)
+    descriptors = max(map(int, os.listdir("/proc/self/fd"))) + 1 + more
+    situation.seams.append(_limited(resource.RLIMIT_NOFILE, descriptors))
+    return f"{more} descriptors"
+
+
+@contextlib.contextmanager
+def _limited(resource_: int, most: int) -> Iterator[None]:
+    """At most so much of a resource, of which what goes beyond fails in place of filling the machine."""
+    before = resource.getrlimit(resource_)
+    resource.setrlimit(resource_, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource_, before)
+
+
+def move_folder(situation: Situation) -> str:
+    """A folder is moved away while some file is opened; what it held is put back in the end."""
+    name, call = situation.draw.choice(["data", "model", "model/checkpoints", "fresh"]), situation.draw.randint(1, 60)
+    situation.seams.append(_moved(Path.cwd() / name, call))
+    return f"{name} moved away at file {call}"
+
+
+@contextlib.contextmanager
+def _moved(folder: Path, call: int) -> Iterator[None]:
+    aside = Path.cwd().parents[1] / "moved"
+
+    def check(opened: Path, mode: str, count: int) -> None:
+        if count == call and folder.exists():
+            folder.rename(aside)
+
+    try:
+        with _on_open(check):
+            yield
+    finally:
+        if aside.exists():
+            shutil.copytree(aside, folder, symlinks=True, dirs_exist_ok=True)
 
 
 def _files() -> list[Path]:
@@ -360,7 +382,8 @@ def run_here(situation: Situation, folder: Path) -> Outcome:
     errors = folder / "errors"
     status: int | None = None
     with errors.open("wb") as file, _streams(situation, file.fileno()), contextlib.ExitStack() as stack:
-        stack.enter_context(_memory_limit())
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        stack.enter_context(_limited(resource.RLIMIT_AS, pages * resource.getpagesize() + MOST_BYTES))
         try:
             for seam in situation.seams:
                 stack.enter_context(seam)
@@ -372,18 +395,6 @@ def run_here(situation: Situation, folder: Path) -> Outcome:
         except KeyboardInterrupt:
             sys.stderr.write("Traceback: an interrupt left main\n")
     return Outcome(status, errors.read_text(encoding="utf-8", errors="replace"))
-
-
-@contextlib.contextmanager
-def _memory_limit() -> Iterator[None]:
-    """What takes more than MOST_BYTES of addresses beyond today's fails in place of filling the machine."""
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MOST_BYTES, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def run_with_little_memory(situation: Situation, kilobytes: int) -> Outcome:
@@ -407,21 +418,21 @@ def _streams(situation: Situation, errors: int) -> Iterator[None]:
     """Standard streams of a situation; what C++ writes to descriptor 2 goes to `errors` too."""
     reader, writer = os.pipe()
     os.close(reader)
-    if situation.output == "file":
+    if situation.streams != "closed pipe":
         os.close(writer)
-        writer = os.open(os.devnull, os.O_WRONLY)
-    elif situation.output == "full disk":
-        os.close(writer)
-        writer = os.open("/dev/full", os.O_WRONLY)
+        writer = os.open("/dev/full" if situation.streams == "full disk" else os.devnull, os.O_WRONLY)
     before, descriptor = (sys.stdin, sys.stdout, sys.stderr), os.dup(2)
     os.dup2(errors, 2)
     sys.stdin = io.TextIOWrapper(io.BytesIO(situation.text), encoding="utf-8")
     sys.stdout = io.TextIOWrapper(os.fdopen(writer, "wb"), encoding="utf-8")
     sys.stderr = io.TextIOWrapper(os.fdopen(os.dup(errors), "wb"), encoding="utf-8", errors="backslashreplace")
+    opened = sys.stdout, sys.stderr
+    if situation.streams.startswith("no "):
+        setattr(sys, situation.streams.removeprefix("no "), None)
     try:
         yield
     finally:
-        for stream in (sys.stdout, sys.stderr):
+        for stream in opened:
             with contextlib.suppress(OSError):
                 stream.close()
         sys.stdin, sys.stdout, sys.stderr = before

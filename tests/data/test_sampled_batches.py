@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from waiting import is_alive, wait_for_end
 
+from fasttfm.data.case import CaseAugment
 from fasttfm.data.demo import demo_pairs
 from fasttfm.data.prepared import ParallelTokens
 from fasttfm.data.sampled_batches import SampledBatches
@@ -91,11 +92,11 @@ def test_sampling_leaves_out_no_pair_and_most_draws_fit(spoken, monkeypatch, amo
 def test_a_batch_in_the_middle_of_an_epoch_is_the_same_without_those_before(spoken, small_windows):
     """What a run that goes on from a checkpoint sees."""
 
-    def visit(*places) -> list[tuple]:
-        return all_rows(sampled(spoken), 2, places)
+    def anew() -> SampledBatches:
+        return sampled(spoken, case=CaseAugment(0.5, (spoken[0], spoken[0])))
 
-    assert [visit(place)[0] for place in range(12)] == visit(*range(12))
-    assert visit(-1) == visit(len(sampled(spoken)) - 1)
+    alone = [all_rows(anew(), 2, [place])[0] for place in (*range(12), -1)]
+    assert alone == all_rows(anew(), 2, [*range(12), len(anew()) - 1])
 
 
 def test_sampled_batches_are_of_like_length_and_full():
@@ -137,11 +138,12 @@ def test_a_rank_draws_for_its_own_batches_alone(spoken, small_windows, monkeypat
 
 
 def test_processes_draw_what_this_one_draws_and_end_with_it(spoken, small_windows):
-    here, elsewhere = sampled(spoken, together=2), sampled(spoken, together=2, processes=2)
+    case = CaseAugment(0.5, (spoken[0], spoken[0]))
+    here, elsewhere = (sampled(spoken, case=case, together=2, processes=count) for count in (0, 2))
     places = range(len(here))
     for epoch in (0, 1):
         assert all_rows(elsewhere, epoch, places) == all_rows(here, epoch, places)
-    assert all_rows(sampled(spoken, together=2, processes=1), 1, [7]) == all_rows(here, 1, [7])
+    assert all_rows(sampled(spoken, case=case, together=2, processes=1), 1, [7]) == all_rows(here, 1, [7])
     running = list(elsewhere._pool.pids)
     assert len(running) == 2
     assert all(is_alive(pid) for pid in running)

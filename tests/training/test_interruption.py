@@ -16,10 +16,9 @@ from waiting import PATIENCE
 from fasttfm.data.prepared import PreparedData
 from fasttfm.errors import Stopped, UserError
 from fasttfm.store import model_dir
-from fasttfm.store.checkpoint import read_meta
 from fasttfm.store.model_dir import prepare_model_dir
 from fasttfm.store.run_log import read_log
-from fasttfm.store.steps import resolve_checkpoint, saved_steps
+from fasttfm.store.steps import saved_steps
 from fasttfm.system import files
 from fasttfm.system.signals import stoppable
 from fasttfm.training.callback import Callback
@@ -105,54 +104,6 @@ def test_a_signal_that_waits_for_llvm_does_not_strike_the_update_after_it():
             strike_in_llvmlite()
         time.sleep(0.1)  # the update
         assert interruption.requested
-
-
-KILLS_ITSELF = """
-import os, signal, sys
-from fasttfm.cli.main import main
-from fasttfm.training import log, optimization
-from fasttfm.store import checkpoint, ownership
-places = {
-    "update": ("step", optimization.Optimization),
-    "checkpoint": ("write_file", checkpoint, ownership),
-    "log": ("write", log.RunLog),
-}
-name, *owners = places[sys.argv[1]]
-left, original = int(sys.argv[2]), getattr(owners[0], name)
-def counted(*args):
-    global left
-    left -= 1
-    if not left:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return original(*args)
-for owner in owners:
-    setattr(owner, name, counted)
-sys.exit(main(sys.argv[3:]))
-"""
-
-
-@pytest.mark.sample(1)
-@pytest.mark.slow
-@pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
-@pytest.mark.parametrize("sampling", [0.0, 0.2])
-def test_kill_9_and_the_same_command_again_ends_in_the_same_bits(tiny_data, tmp_path, sampling):
-    changes = {"max_update": 60, "valid_interval_updates": 7, "save_interval_updates": 5, "clip_norm": 1.0}
-    changes["subword_sampling"] = sampling
-    assert run(train_command(tiny_data, tmp_path / "whole", **changes)).returncode == 0
-    command = train_command(tiny_data, tmp_path / "killed", **changes)
-    words = command[command.index("train") :]
-    steps = []
-    for place, times in (("update", 13), ("checkpoint", 21), ("log", 11)):
-        killed = run([sys.executable, "-c", KILLS_ITSELF, place, str(times), *words])
-        assert killed.returncode == -signal.SIGKILL
-        steps.append(saved_steps(tmp_path / "killed")[-1])
-    assert 0 < steps[0] < steps[1] < steps[2] < 60
-    assert run(command).returncode == 0
-    assert_same_weights(tmp_path / "whole", tmp_path / "killed")
-    assert log_without_times(tmp_path / "whole") == log_without_times(tmp_path / "killed")
-    assert read_meta(resolve_checkpoint(tmp_path / "whole", "last")) == read_meta(
-        resolve_checkpoint(tmp_path / "killed", "last")
-    )
 
 
 RANDOM_MOMENTS = """

@@ -179,9 +179,8 @@ def test_a_curve_on_a_full_disk_is_one_line(tmp_path):
 
 def test_without_the_package_a_run_goes_on_and_says_so(tiny_data, tmp_path, monkeypatch, capsys):
     from fasttfm.cli.main import main
-    from fasttfm.training import tensorboard
 
-    monkeypatch.setattr(tensorboard, "is_installed", lambda: False)
+    monkeypatch.setattr("fasttfm.training.recorder.find_spec", lambda name: None)
     command = train_command(tiny_data, tmp_path / "M", max_update=2, tensorboard=True, valid_interval_updates=0)
     assert main([*command[command.index("train") :], "--workers", "1"]) == 0
     assert 'pip install "./fasttfm[tensorboard]"' in capsys.readouterr().err

@@ -102,15 +102,6 @@ def test_gradient_is_the_mean_over_all_target_tokens_of_the_update(tiny_data, ti
         torch.testing.assert_close(gradient, parameter.grad)
 
 
-def test_a_packed_run_learns_what_a_padded_one_learns(tiny_data, tiny_config, tmp_path):
-    losses = []
-    for packed in (False, True):
-        trainer = make_trainer(tiny_config(packed=packed, dropout=0.0), PreparedData.open(tiny_data), tmp_path)
-        batch = trainer.updates.batches.batch(trainer.updates.batches.largest())
-        losses.append(torch.stack(trainer.updates.loss(batch)).detach())
-    torch.testing.assert_close(losses[1], losses[0], rtol=1e-5, atol=1e-5)
-
-
 def test_rehearsing_the_largest_batch_changes_nothing(tiny_data, tiny_config, tmp_path):
     trainer = make_trainer(tiny_config(), PreparedData.open(tiny_data), tmp_path)
     before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
@@ -133,16 +124,6 @@ def test_memory_that_does_not_suffice_ends_in_a_remedy(tiny_data, tiny_values, t
     remedy = "out of memory with batches of 256 tokens: give --max-tokens 128 --update-freq 2"
     with pytest.raises(UserError, match=remedy):
         train(tiny_values(), tiny_data, tmp_path / "M", CPU)
-
-
-def test_every_pair_is_seen_once_an_epoch(tiny_data, tiny_config, tmp_path):
-    data = PreparedData.open(tiny_data)
-    trainer = make_trainer(tiny_config(), data, tmp_path)
-    rows = 0
-    while trainer.updates.position.epoch == 0:
-        rows += len(trainer.updates.next_batch())
-    assert rows == len(data.train)
-    assert trainer.updates.position.batch == 0
 
 
 def test_patience_stops_and_survives_a_restart(tiny_data, tiny_values, tmp_path):

@@ -2,7 +2,9 @@
 
 import os
 import re
+import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -315,12 +317,28 @@ def test_a_launched_run_stops_by_one_line_and_goes_on(tiny_data, tmp_path):
     assert repeated.stdout.splitlines()[-1] == f"model: {out}"
 
 
+def test_a_machine_that_cannot_connect_to_itself_is_told_at_once(tiny_data, tmp_path):
+    alone = ["unshare", "--map-root-user", "--net"]
+    if shutil.which("unshare") is None or subprocess.run([*alone, "true"], check=False).returncode:
+        pytest.skip("needs a network of its own")
+    command = [*alone, *train_command(tiny_data, tmp_path / "M"), "--workers", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "--workers: this machine cannot connect to itself (Network is unreachable): bring its loopback up" in line
+
+
 @pytest.mark.slow
 @needs_proc
-def test_a_killed_worker_ends_the_run_and_a_killed_launcher_too(tiny_data, tmp_path):
+def test_a_paused_worker_is_told_and_a_killed_one_ends_the_run_and_a_killed_launcher_too(tiny_data, tmp_path):
     command = [*train_command(tiny_data, tmp_path / "M", **LONG), "--workers", "2"]
     process = start(command)
     wait_for(process, "epoch 1")
+    paused = children_of(process.pid)[0]
+    os.kill(paused, signal.SIGSTOP)
+    wait_for(process, f"warning: process {paused} is paused (SIGSTOP), and the others wait for it: kill -CONT {paused}")
+    os.kill(paused, signal.SIGCONT)
+    wait_for(process, "epoch")
     os.kill(children_of(process.pid)[1], signal.SIGKILL)
     _, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2

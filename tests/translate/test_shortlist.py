@@ -168,6 +168,11 @@ def test_a_file_is_read_as_it_was_written(tokenizer, tmp_path):
         assert read.tokens(ids) == made.tokens(ids)
         assert set(ids) <= set(read.tokens(ids)), "a token may always be copied"
     assert len(read.always) == 2
+    whole = (tmp_path / "vmap.txt").read_bytes().splitlines(keepends=True)
+    for lines in range(len(whole)):
+        (tmp_path / "vmap.txt").write_bytes(b"".join(whole[:lines]))
+        with pytest.raises(UserError, match="it seems to be cut off"):
+            Shortlist.load(tmp_path / "vmap.txt", tokenizer, tokenizer)
 
 
 def test_a_token_that_is_a_tab_is_left_out_of_the_file(tokenizer, tmp_path):
@@ -200,8 +205,8 @@ def test_runs_of_tokens_bring_their_own(tokenizer, tmp_path):
     [
         ("no tab\n", "line 1: must be source tokens, a tab and target tokens"),
         ("\tnopiece\n", "is not a token"),
-        ("", "allows no token"),
-        ("a\t\n", "allows no token"),
+        ("", "has no tokens for every sentence"),
+        ("a\ta\n", "has no tokens for every sentence"),
         ("\ta\na\ta", "its last line has no end, it seems to be cut off"),
     ],
 )

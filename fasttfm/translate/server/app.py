@@ -58,7 +58,7 @@ class App:
         self.metrics = Metrics()
         self._threads = [ThreadPoolExecutor(1, "requests"), ThreadPoolExecutor(1, "large requests")]
         self.engine: Engine | Pool = (
-            Engine(translators, self.metrics, queue=limits.queue)
+            Engine(translators, self.metrics.step, self.metrics.queue.set, queue=limits.queue)
             if workers == 1
             else Pool(translators, self.metrics, queue=limits.queue, workers=workers)
         )

@@ -18,13 +18,12 @@ import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 
 from fasttfm.errors import UserError
 from fasttfm.search.batches import inference
 from fasttfm.translate.continuous_batching import ContinuousBatching, takes_lines, takes_options
-from fasttfm.translate.server.metrics import Counts
 from fasttfm.translate.server.queue import Answer, FairQueue, Sentence
 from fasttfm.translate.translator import Translation, Translator
 
@@ -112,12 +111,22 @@ class _Batch:
 class Engine:
     """Translates what is submitted; see the module."""
 
-    def __init__(self, translators: Mapping[str, Translator], counts: Counts, *, queue: int, workers: int = 1) -> None:
-        """queue: most sentences that may wait. workers: engines that share the budget of batch_tokens; with all of it
-        for each, a step of the long requests would take as long for one core as it takes all cores together."""
+    def __init__(
+        self,
+        translators: Mapping[str, Translator],
+        on_step: Callable[[float, int, int, int], None],
+        on_waiting: Callable[[int], None] = lambda sentences: None,
+        *,
+        queue: int,
+        workers: int = 1,
+    ) -> None:
+        """on_step: called with the seconds of a step, the sentences searched together, how many of them ended, and
+        their source tokens. on_waiting: with how many wait. queue: most that may. workers: engines that share the
+        budget of batch_tokens; with all of it for each, a step of the long requests would take as long for one core as
+        it takes all cores together."""
         self.translators = translators
         self.workers = workers
-        self.counts = counts
+        self._on_step, self._on_waiting = on_step, on_waiting
         self.queue = queue
         self._waiting = FairQueue()
         self._searches: dict[Hashable, _Joined | _Batch] = {}
@@ -140,7 +149,7 @@ class Engine:
             if len(self._waiting) + len(sentences) > self.queue:
                 raise QueueFull
             self._waiting.add(sentences)
-            self.counts.waiting(len(self._waiting))
+            self._on_waiting(len(self._waiting))
             self._changed.notify()
         return [each.answer for each in sentences]
 
@@ -189,7 +198,7 @@ class Engine:
         search.seconds += taken / search.preference
         if not search.sentences:
             del self._searches[key]
-        self.counts.step(taken, together, len(ended), sum(each.tokens for each, _ in ended))
+        self._on_step(taken, together, len(ended), sum(each.tokens for each, _ in ended))
         for each, result in ended:
             if isinstance(result, UserError):
                 each.answer.set_exception(result)
@@ -214,7 +223,7 @@ class Engine:
         while True:
             with self._changed:
                 sentence = self._waiting.take(fits)
-                self.counts.waiting(len(self._waiting))
+                self._on_waiting(len(self._waiting))
             if sentence is None:
                 return
             if not sentence.answer.set_running_or_notify_cancel():

@@ -1,21 +1,11 @@
 """Counters of a server, as Prometheus reads them."""
 
-from typing import Any, Protocol
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _SENTENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-
-
-class Counts(Protocol):
-    """Receiver of what an engine does."""
-
-    def waiting(self, sentences: int) -> None:
-        """So many sentences wait."""
-
-    def step(self, seconds: float, together: int, ended: int, tokens: int) -> None:
-        """A step took so long; of the sentences searched together so many ended, with so many source tokens."""
 
 
 class Metrics:
@@ -43,12 +33,8 @@ class Metrics:
         self.workers_ended = Counter("workers_ended", "Processes that were ended and replaced", **options)
         self.workers.set(1)
 
-    def waiting(self, sentences: int) -> None:
-        """See Counts."""
-        self.queue.set(sentences)
-
     def step(self, seconds: float, together: int, ended: int, tokens: int) -> None:
-        """See Counts."""
+        """Count a step of an engine, as its on_step says."""
         self.batch_seconds.observe(seconds)
         self.batch_sentences.observe(together)
         self.sentences.inc(ended)

@@ -94,7 +94,7 @@ class Pool(WorkerPool):
             in_hand[sentence.request] += 1
             worker.ask(sentence, _translate, replace(sentence, answer=None))  # type: ignore[arg-type]
             sentence.answer.on_abandon = partial(worker.tell, _abandon, _key(sentence))
-        self.metrics.waiting(len(self._waiting))
+        self.metrics.queue.set(len(self._waiting))
 
     def answered(self, waiting: Sentence, result: Any, error: BaseException | None) -> None:
         """Give an answer to the client."""
@@ -154,12 +154,8 @@ class _Searching:
 
     def __init__(self, given: tuple[Mapping[str, Translator], int], tell: Callable[..., None]) -> None:
         translators, workers = given
-        self.step = tell  # of Counts
-        self.engine = Engine(translators, self, queue=sys.maxsize, workers=workers)
+        self.engine = Engine(translators, tell, queue=sys.maxsize, workers=workers)
         self.answers: dict[Hashable, Answer] = {}
-
-    def waiting(self, sentences: int) -> None:
-        """See Counts; the server counts its queue itself."""
 
 
 def _translate(here: _Searching, sentence: Sentence) -> Answer:

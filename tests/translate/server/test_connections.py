@@ -1,11 +1,14 @@
 """Connections: whose requests are taken, and clients that are slow, silent, gone, or too many."""
 
 import asyncio
+import random
 import re
 import socket
+import struct
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import SimpleNamespace
 
 import pytest
@@ -22,20 +25,6 @@ from fasttfm.translate.server.connections import Listener, server
 from fasttfm.translate.server.limits import Limits
 from fasttfm.translate.server.metrics import Metrics
 from fasttfm.translate.server.requests import read_request
-
-
-def test_a_connection_without_a_whole_request_is_closed(translator):
-    with serving({"small": translator}, Limits(head_seconds=0.3)) as url:
-        for sent in (b"", b"POST /transl", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "):
-            with connected(url) as client:
-                client.sendall(sent)
-                assert client.recv(100) == b"", "it ends without an answer"
-        answers = []
-        for _ in range(20):  # neither a request in time nor its answer is cut off; on a busy machine some are late
-            with connected(url) as client, suppress(ConnectionError):
-                client.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-                answers.append(client.recv(100)[:12])
-        assert b"HTTP/1.1 200" in answers
 
 
 def test_more_connections_than_allowed_are_told_and_counted(translator):
@@ -171,19 +160,6 @@ def test_who_does_not_read_the_answer_is_cut_off_in_the_end():
     assert asyncio.run(talk(20, 10)) == "closed"
 
 
-def test_a_client_that_never_reads_loses_its_connection(translator):
-    def alone():
-        with suppress(requests.ConnectionError):  # on a busy machine this comes too late
-            return "fasttfm_connections 1.0" in metrics(url)
-
-    limits = Limits(seconds=0.3, head_seconds=0.3)
-    with serving({"small": translator}, limits, send_buffer=2048) as url, socket.socket() as reader:
-        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-        reader.connect(("127.0.0.1", int(url.rpartition(":")[2])))
-        reader.sendall(HEAD.replace(b"/health", b"/openapi.json") * 40)
-        wait_until(alone)
-
-
 def test_one_deadline_holds_over_all_phases_of_a_request(translator, monkeypatch):
     """It counts from the first byte: that of a request which began a minute ago is over, whatever is still to do."""
     app = App({"small": translator}, Limits(seconds=60))
@@ -252,12 +228,37 @@ def test_two_lengths_of_a_body_close_the_connection(url):
     assert received.startswith(b"HTTP/1.1 400")
 
 
-def test_a_slow_reader_holds_up_nobody(url, translator):
-    with connected(url) as reader:
-        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-        reader.sendall(b"".join(posted(text=LINES * 20, stream=True)))
-        assert reader.recv(12) == b"HTTP/1.1 200"
+REQUESTS = [b"", HEAD, HEAD.replace(b"/health", b"/openapi.json") * 40, b"\0\xff\r\n\r\n"]
+REQUESTS += [HEAD.replace(b"\r\n\r\n", b"\r\nContent-Length: -1\r\n\r\n"), b"".join(posted(text="<" * 50_000))]
+REQUESTS += [b"".join(posted(text=LINES * 20, stream=True))]
+
+
+def harass(url, draw, left):
+    """One client that sends a request or its beginning, at once or slowly, and hangs up or stays and reads nothing."""
+    sent = draw.choice(REQUESTS)
+    sent = sent[: draw.choice([len(sent), draw.randint(0, len(sent))])]
+    client = left.enter_context(connected(url))
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+    client.settimeout(0.3)  # the server may take no more either
+    with suppress(OSError):
+        for part in re.findall(b"(?s).{1,%d}" % draw.choice([7, 10**6]), sent)[:30]:
+            client.sendall(part)
+            time.sleep(draw.choice([0, 0, 0.02]))
+    if draw.random() < 0.5:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", draw.randint(0, 1), 0))
+        client.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_drawn_clients_hold_up_nobody_and_leave_nothing(translator, seed, capfd):
+    draw, limits = random.Random(seed), Limits(seconds=3, head_seconds=1, connections=8)
+    with serving({"small": translator}, limits, send_buffer=2048) as url, ExitStack() as left:
+        for _ in range(25):
+            harass(url, draw, left)
+        wait_until(lambda: ask(url, text=LINES).status_code == 200)  # the others' time is over
         assert texts(ask(url, text=LINES)) == translator.translate(LINES)
+        wait_until(lambda: {"fasttfm_connections 1.0", "fasttfm_queue_sentences 0.0"} <= {*metrics(url).splitlines()})
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_who_hangs_up_is_forgotten_and_harms_nobody(translator):

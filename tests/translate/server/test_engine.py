@@ -30,7 +30,7 @@ from fasttfm.translate.server.queue import Answer, FairQueue, Sentence, sentence
 
 @pytest.fixture
 def engine(translator):
-    engine = Engine({"small": translator}, Metrics(), queue=100)
+    engine = Engine({"small": translator}, Metrics().step, queue=100)
     yield engine
     engine.stop()
 
@@ -165,7 +165,7 @@ def test_a_short_request_does_not_wait_for_much_work_of_another(engine, monkeypa
 @pytest.mark.parametrize(("workers", "most"), [(1, 64), (4, 16)])
 def test_engines_share_the_budget(translator, monkeypatch, workers, most):
     together = watch(monkeypatch)
-    engine = Engine({"small": translator}, Metrics(), queue=100, workers=workers)
+    engine = Engine({"small": translator}, Metrics().step, queue=100, workers=workers)
     config = dataclasses.replace(translator.config, min_len=9)
     assert translator.config.batch_tokens == 1024
     for each in engine.submit(sentences_of("small", config, LINES[:1] * 90, [16] * 90)):
@@ -294,7 +294,7 @@ def test_terms_and_alignments_are_the_translators_whether_lines_join_or_not(tran
     terms = Terminology([("dog", ["Boot", "Männer"])], translator.target_tokenizer)
     ours = copy.copy(translator)
     ours.aligned, ours.terminology = True, terms
-    engine = Engine({"small": translator}, Metrics(), queue=100)
+    engine = Engine({"small": translator}, Metrics().step, queue=100)
     required = [terms.required(line) for line in LINES]
     answers = engine.submit(sentences_of("small", translator.config, LINES, [20] * len(LINES), None, required, True))
     assert [each.result(PATIENCE) for each in answers] == ours.translate_nbest(LINES)

@@ -6,10 +6,8 @@ import re
 import resource
 import signal
 import socket
-import struct
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 
@@ -20,7 +18,7 @@ from model_dirs import LINES, PAIRS
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
-from served import Slow, ask, connected, metrics, posted, serving, texts
+from served import Slow, ask, connected, metrics, serving, texts
 from waiting import PATIENCE, wait_until
 
 from fasttfm.cli.main import main
@@ -66,22 +64,6 @@ def test_prefixes_and_draws_are_those_of_the_translator(url, model_dir):
     for given in (["eine"], "eine", [1, 2, 3]):
         assert ask(url, text=LINES[:3], prefix=given).status_code == 422
     assert ask(url, text="a\nb", prefix="der").status_code == 422
-
-
-def test_sixteen_clients_each_get_the_answers_to_their_questions(url, translator):
-    lines = [f"{a} {b}" for a in LINES for b in LINES]
-    actual = translator.translate_nbest(lines)
-    expected = {line: [{"text": each.text, "score": each.score} for each in best] for line, best in zip(lines, actual)}
-    assert len({best[0]["score"] for best in expected.values()}) > 50
-
-    def client(number: int) -> None:
-        for round_ in range(4):
-            mine = lines[(number * 7 + round_ * 3) % 80 :][: 1 + number % 5]
-            assert ask(url, text=mine).json()["translations"] == [expected[line] for line in mine]
-
-    with ThreadPoolExecutor(16) as pool:
-        for done in [pool.submit(client, number) for number in range(16)]:
-            done.result(PATIENCE)
 
 
 def test_what_waits_is_translated_together(translator):
@@ -164,23 +146,6 @@ def launched(model_dir):
             yield server.stdout.readline().split(" at ")[1].strip(), server
         finally:
             server.kill()
-
-
-def test_clients_that_hang_up_leave_no_trace(launched):
-    """While the head, the body, the search and the stream go on; in order, and by a reset."""
-    url, server = launched
-    for stream in (False, True):
-        head, body = posted(text=LINES * 8, stream=stream, min_len=40)
-        for sent, seconds in ((head[:20], 0), (head + body[:10], 0), (head + body, 0), (head + body, 0.3)):
-            for linger in (0, 1):
-                with connected(url) as client:
-                    client.sendall(sent)
-                    if seconds and stream:
-                        client.recv(1)
-                    threading.Event().wait(seconds)
-                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", linger, 0))
-    assert ask(url, text="a dog").status_code == 200
-    assert server.poll() is None
 
 
 def test_without_the_token_nothing_is_translated(translator):
