@@ -92,8 +92,8 @@ def _operators(device: torch.device) -> Iterator[tuple[str, Call, Call | None]]:
 
     x, residual, weight, bias = tensor(_B, _L, _E), tensor(_B, _L, _E), tensor(_E), tensor(_E)
     yield (
-        f"joint_attention, lengths and dropout, {_BOTH}",
-        _backward(lambda: F.joint_attention(joint, key_lengths=lengths, **drop), x), _backward(of_joint, x),
+        f"packed_qkv_attention, lengths and dropout, {_BOTH}",
+        _backward(lambda: F.packed_qkv_attention(joint, key_lengths=lengths, **drop), x), _backward(of_joint, x),
     )  # fmt: skip
     starts = whole([0, 5, 8], dtype=torch.int32)
     a, b, c = (tensor(8, _H, _D) for _ in range(3))

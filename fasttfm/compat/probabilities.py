@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fasttfm.functional import attention_weights
-from fasttfm.functional.attention.arguments import Sequences
+from fasttfm.functional.attention.call import Sequences
 from fasttfm.functional.attention.layout import packed_again, padded
 from fasttfm.functional.attention.weights import log_sum_exp
 from fasttfm.functional.dropout import wide
@@ -46,4 +46,4 @@ def packed_probabilities(
         padded(key, sequences.cu_seqlens_k, sequences.max_seqlen_k),
     )
     lse, weights = probabilities(q, k, sequences.cu_seqlens_k.diff(), dropout_p, seed, options)
-    return packed_again(lse[..., None], sequences.cu_seqlens_q, query)[..., 0].T, weights
+    return packed_again(lse[..., None], sequences.cu_seqlens_q, len(query))[..., 0].T, weights

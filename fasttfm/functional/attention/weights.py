@@ -1,5 +1,6 @@
 """The weights of attention by themselves, softmax(Q K^T * scale), as a torch operator on the scores."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,13 +10,14 @@ from torch import Tensor
 from fasttfm import reference
 from fasttfm.cpu.linear import batch_invariant
 from fasttfm.functional import backends
-from fasttfm.functional.attention import composed, routes, softmax_route, torch_route
-from fasttfm.functional.attention.arguments import Options, Window
+from fasttfm.functional.attention import products
+from fasttfm.functional.attention.call import Options, Window, is_plain
 from fasttfm.functional.attention.checks import check_heads
 from fasttfm.functional.attention.layout import grouped
-from fasttfm.functional.attention.scoring import Causal, scores_differ, with_scoring, without_bias
+from fasttfm.functional.attention.scoring import Causal, options_of, without_bias
+from fasttfm.functional.backends import BACKENDS, kernels_take
 from fasttfm.functional.dropout import wide
-from fasttfm.functional.operator import Operator, without_views
+from fasttfm.functional.operator import Operator, casts, without_views
 from fasttfm.functional.signature import names_arguments
 
 
@@ -46,41 +48,57 @@ def attention_weights(
     if mask is not None and type(mask) is not Tensor:
         mask, causal, causal_offset = without_bias(mask, causal, causal_offset, query.shape[2], key.shape[2])
     check_heads(query, key, key_lengths, mask)
-    options = Options.of(query, key_lengths, mask, causal, causal_offset, dropout_p, scale, seed, site)
-    if scores_differ(causal, causal_offset, window, softcap, alibi_slopes, sinks):
-        shape = (*query.shape[:3], key.shape[2])
-        options = with_scoring(options, query, shape, causal, window, softcap, alibi_slopes, sinks)
+    options = options_of(
+        query, (*query.shape[:3], key.shape[2]), key_lengths=key_lengths, mask=mask, causal=causal,
+        causal_offset=causal_offset, window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
+        dropout_p=dropout_p, scale=scale, seed=seed, site=site,
+    )  # fmt: skip
     return _weights(query, key, options)
 
 
-@composed.lowered
+def _lowered(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """compute(query, key, options) without autocast, which would make scores of half precision: of operands in its
+    dtype where it is on."""
+
+    @functools.wraps(compute)
+    def call(query: Tensor, key: Tensor, options: Options) -> Tensor:
+        if not casts(query):
+            return compute(query, key, options)
+        device = query.device.type
+        dtype = torch.get_autocast_dtype(device)
+        with torch.autocast(device, enabled=False):
+            return compute(*(x if x.dtype == torch.float64 else x.to(dtype) for x in (query, key)), options)
+
+    return call
+
+
+@_lowered
 def _weights(query: Tensor, key: Tensor, options: Options) -> Tensor:
     dtype = query.dtype
     query, key = query.to(wide(dtype)), key.to(wide(dtype))
     rows, columns = grouped(query, key.shape[1]), key.transpose(-2, -1)  # (B, Hk, H / Hk * L, D), (B, Hk, D, S)
     scores = _products_alone(rows, columns) if batch_invariant(query) else rows @ columns
     scores = scores.view(*query.shape[:3], key.shape[2])
-    if options.plain:
+    if is_plain(options):
         return _softmax.call(scores, options, backends.current)[0].to(dtype)
     _softmax.check(_Call(scores, options, backends.current))
-    return composed.dropped_weights(scores, options.scale, options).to(dtype)
+    factor = options.scale
+    if options.softcap:
+        scores, factor = products.capped(scores, factor / options.softcap), options.softcap
+    weights = products.weights(scores, factor, options)[0]
+    kept = products.drop(weights, options)
+    return (weights if kept is None else kept).to(dtype)
 
 
 @torch.no_grad()
-def log_sum_exp(
-    query: Tensor, key: Tensor, key_lengths: Tensor | None = None, *, causal: Causal = False,
-    causal_offset: int | Tensor = 0, window: Window | None = None, softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None, scale: float | None = None,
-) -> Tensor:  # fmt: skip
+def log_sum_exp(query: Tensor, key: Tensor, key_lengths: Tensor | None = None, **scoring: Any) -> Tensor:
     """The logarithm of the sum of a row's exponentiated scores: (B, H, L) float32, -inf where a query sees no key.
 
     Arguments and errors as attention()'s. Computed by PyTorch, for some queries at a time.
     """
     check_heads(query, key, key_lengths, None)
-    options = Options.of(query, key_lengths, None, causal, causal_offset, 0.0, scale, None, 0)
-    shape = (*query.shape[:3], key.shape[2])
-    options = with_scoring(options, query, shape, causal, window, softcap, alibi_slopes, None)
-    return composed.log_sum_exp(query, key, options)
+    options = options_of(query, (*query.shape[:3], key.shape[2]), key_lengths=key_lengths, **scoring)
+    return _lowered(products.log_sum_exp)(query, key, options)
 
 
 def _products_alone(x: Tensor, y: Tensor) -> Tensor:
@@ -89,15 +107,21 @@ def _products_alone(x: Tensor, y: Tensor) -> Tensor:
     if not x.numel() or not y.numel():
         return x @ y
     contiguous = torch.contiguous_format
-    planes = zip(x.flatten(0, 1), y.flatten(0, 1))
-    products = [a.clone(memory_format=contiguous) @ b.clone(memory_format=contiguous) for a, b in planes]
-    return torch.stack(products).view(*x.shape[:3], y.shape[3])
+    pairs = zip(x.flatten(0, 1), y.flatten(0, 1))
+    found = [a.clone(memory_format=contiguous) @ b.clone(memory_format=contiguous) for a, b in pairs]
+    return torch.stack(found).view(*x.shape[:3], y.shape[3])
 
 
 class _Call(NamedTuple):
     scores: Tensor
     options: Options
-    route: str
+    backend: str
+
+
+def _decide(call: _Call) -> str:
+    if call.backend not in BACKENDS:
+        return call.backend
+    return "softmax" if kernels_take(call.backend, call.scores.device, call.scores.dtype) else "explicit"
 
 
 class _Saved(NamedTuple):
@@ -106,7 +130,7 @@ class _Saved(NamedTuple):
     p: Tensor | None
     """Before dropout; not read where nothing is dropped."""
     options: Options
-    route: str
+    backend: str
 
 
 class _Backward(NamedTuple):
@@ -117,9 +141,9 @@ class _Backward(NamedTuple):
 
 def _plan(call: _Call) -> Callable[[_Call], tuple[Tensor, Tensor | None]]:
     """The weights, and those before dropout, None where nothing is dropped."""
-    if call.route != "softmax":
+    if call.backend != "softmax":
         return without_views(_compute_by_torch, internal=1)
-    softmax = softmax_route.planned(call.scores, call.options)
+    softmax = products.softmax_kernel(call.scores, call.options)
 
     def compute(call: _Call) -> tuple[Tensor, Tensor | None]:
         p, kept = softmax(call.scores.contiguous(), call.options)
@@ -130,8 +154,8 @@ def _plan(call: _Call) -> Callable[[_Call], tuple[Tensor, Tensor | None]]:
 
 def _compute_by_torch(call: _Call) -> tuple[Tensor, Tensor | None]:
     scores, options, _ = call
-    p = torch_route.weights(scores, options.scale, options, scores.dtype)
-    kept = torch_route.drop(p, options)
+    p = products.weights(scores, options.scale, options)[0].contiguous()
+    kept = products.drop(p, options)
     return (p, None) if kept is None else (kept, p)
 
 
@@ -148,7 +172,7 @@ def _differentiate(
     parts = [] if grad is None else [backward(grad, of_mask, saved)]
     if grad_p is not None and saved.options.seed is not None:  # of another signature than backward is planned for
         options = saved.options._replace(dropout_p=0.0, seed=None)
-        parts.append(_softmax_backward(grad_p, of_mask, _Saved(saved.p, None, options, saved.route)))  # type: ignore[arg-type]
+        parts.append(_softmax_backward(grad_p, of_mask, _Saved(saved.p, None, options, saved.backend)))  # type: ignore[arg-type]
     if not parts:
         return (None,) * 7
     (d_scores, d_mask), *others = parts
@@ -159,7 +183,7 @@ def _differentiate(
 
 def _plan_backward(call: _Backward) -> Callable[[_Backward], tuple[Tensor, Tensor | None]]:
     """Gradients of the scores and of the additive mask, None where it is not asked for."""
-    if call.saved.route != "softmax":
+    if call.saved.backend != "softmax":
         return without_views(_compute_backward_by_torch)
     from fasttfm.kernels import masked_softmax
 
@@ -168,7 +192,7 @@ def _plan_backward(call: _Backward) -> Callable[[_Backward], tuple[Tensor, Tenso
     def compute(call: _Backward) -> tuple[Tensor, Tensor | None]:
         grad, mask_gradient, (weights, p, options, _) = call
         before: Any = weights if options.seed is None else p
-        d_scores, _, d_mask = softmax_route.scores_gradient(softmax, grad.contiguous(), before, options, mask_gradient)
+        d_scores, _, d_mask = products.kernels_gradient(softmax, grad.contiguous(), before, options, mask_gradient)
         return d_scores, d_mask
 
     return compute
@@ -177,7 +201,7 @@ def _plan_backward(call: _Backward) -> Callable[[_Backward], tuple[Tensor, Tenso
 def _compute_backward_by_torch(call: _Backward) -> tuple[Tensor, Tensor | None]:
     grad, mask_gradient, (weights, p, options, _) = call
     before, kept = (weights, None) if options.seed is None else (p, weights)
-    return torch_route.scores_gradient(grad, before, kept, options, mask_gradient)  # type: ignore[arg-type]
+    return products.scores_gradient(grad, before, kept, options, mask_gradient)  # type: ignore[arg-type]
 
 
 def _fake_backward(call: _Backward) -> tuple[Tensor, Tensor | None]:
@@ -208,7 +232,7 @@ _softmax_backward = Operator(
 )  # fmt: skip
 _softmax = Operator(
     "attention_softmax", _Call, "(Tensor, Tensor)", _plan, _fake,
-    decide=lambda call: routes.takes_kernel(call.route, call.scores), save=lambda call, outputs: (*outputs, *call[1:]),
+    decide=_decide, save=lambda call, outputs: (*outputs, *call[1:]),
     saved=_Saved, backward=_differentiate, derivative=_softmax_backward, differentiable=2,
     rows=("scores", "key_lengths"), free=("site",),
 )  # fmt: skip
