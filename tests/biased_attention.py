@@ -24,6 +24,6 @@ def biased_attention(query, key=None, *, biases, lengths=None, starts=None, long
     """The joined heads; query and key as the operator takes packed projections, which have added the biases already."""
     options = (
         lengths, starts, starts, None, None, None, None, seed, longest, longest, causal, 0, -1, 0.0, 0, p,
-        query.shape[-1] ** -0.5, 0, False,
+        query.shape[-1] ** -0.5, 0, False, False,
     )  # fmt: skip
     return _Biased.apply(options, query, key, *biases)

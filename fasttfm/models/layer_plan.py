@@ -141,7 +141,7 @@ class _Attention:
         p, drawn = (0.0, None) if seed.seed is None or self._p <= LEAST_P else (self._p, seed.seed)
         outputs, saved = self._operator(
             query, key, None, key_lengths, *starts, mask, None, None, None, drawn, *longest, self._causal, 0, -1,
-            0.0, 0, p, size**-0.5, seed.first_site + self._site, covered, route,
+            0.0, 0, p, size**-0.5, seed.first_site + self._site, covered, False, route,
         )  # fmt: skip
         joined = outputs[0] if self._batch_first or isinstance(keys, Packing) else outputs[0].transpose(0, 1)
         joined = joined.contiguous().view(y.shape)

@@ -36,7 +36,7 @@ def calls():
         "feed_forward": (FEED_FORWARD, (ROWS, *network, 0.5, SEED, 2, "relu")),
         "attention": (
             ATTENTION,
-            (heads, packed_kv, None, *NOTHING, None, SEED, *last, 0.5, 0.3, 1, False),
+            (heads, packed_kv, None, *NOTHING, None, SEED, *last, 0.5, 0.3, 1, False, False),
         ),
     }
 

@@ -127,7 +127,7 @@ def test_a_layers_gradients_are_the_same_bits_in_one_launch(route, dtype):
         FEED_FORWARD: (x, *network, 0.5, seed, 2, "relu", "triton"),
         ATTENTION: (
             new(2, 7, 3, 2, 8), None, None, *[None] * 7, seed, 0, 0, False, 0, -1, 0.0, 0, 0.5, 0.3, 1,
-            False, route,
+            False, False, route,
         ),
     }  # fmt: skip
     steps = []

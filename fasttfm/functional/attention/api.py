@@ -80,7 +80,7 @@ def attention(
         return attend(query, key, value, options, backends.current)
     return operator(
         query, key, value, key_lengths, None, None, mask, None, None, None, seed, 0, 0, causal, causal_offset, -1, 0.0,
-        0, dropout_p, scale * 1.0, site, False, backends.current,
+        0, dropout_p, scale * 1.0, site, False, False, backends.current,
     )[0]  # fmt: skip
 
 
@@ -140,7 +140,7 @@ def varlen_attention(
         return attend(query, key, value, options, backends.current, sequences)
     return operator(
         query, key, value, None, sequences[0], sequences[1], None, None, None, None, seed, sequences[2], sequences[3],
-        causal, causal_offset, -1, 0.0, 0, dropout_p, scale * 1.0, site, False, backends.current,
+        causal, causal_offset, -1, 0.0, 0, dropout_p, scale * 1.0, site, False, False, backends.current,
     )[0]  # fmt: skip
 
 
@@ -174,7 +174,7 @@ def packed_qkv_attention(
     query, key = (packed_qkv, None) if query is None else (query, packed_qkv)
     return operator(
         query, key, None, key_lengths, None, None, mask, None, None, None, seed, 0, 0, causal, offset, -1, 0.0, 0,
-        dropout_p, scale * 1.0, site, False, backends.current,
+        dropout_p, scale * 1.0, site, False, False, backends.current,
     )[0]  # fmt: skip
 
 
@@ -210,5 +210,5 @@ def varlen_packed_qkv_attention(
         sequences = checked_sequences(query, key, None, sequences)
     return operator(
         query, key, None, None, sequences[0], sequences[1], None, None, None, None, seed, sequences[2], sequences[3],
-        causal, causal_offset, -1, 0.0, 0, dropout_p, scale * 1.0, site, covered, backends.current,
+        causal, causal_offset, -1, 0.0, 0, dropout_p, scale * 1.0, site, covered, False, backends.current,
     )[0]  # fmt: skip

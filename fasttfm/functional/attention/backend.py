@@ -68,7 +68,7 @@ def cpu_backend(call: Call) -> str:
     """The backend of an eager call on a CPU where our own loop or torch's kernel is the faster way; else what was
     wanted, call.backend."""
     query, key = call.query, call.query if call.key is None else call.key
-    if call.backend not in BACKENDS or not _is_open(query):
+    if call.only_weights or call.backend not in BACKENDS or not _is_open(query):
         return call.backend
     if call.packed and not (call.batch and values_are_checked(query) and query.numel() and key.numel()):
         return call.backend

@@ -90,6 +90,8 @@ class Call(NamedTuple):
     site: int
     covered: bool
     """Whether packed sequences reach to the last row."""
+    only_weights: bool
+    """Whether the output is the weights after dropout; value is not read then."""
     backend: str
 
     @property
@@ -177,6 +179,9 @@ def output_layout(call: Call) -> tuple[tuple[Size, ...], tuple[Size, ...]]:
     if call.packed:
         rows = query.shape[0]
         return ((rows, row), (row, 1)) if call.value is None else ((rows, heads, width), (row, width, 1))
+    if call.only_weights:
+        batch, heads, length, keys = call.sizes
+        return (batch, heads, length, keys), (heads * length * keys, length * keys, keys, 1)
     if call.value is not None:
         return heads_last(query, width)
     batch, length = query.shape[:2]

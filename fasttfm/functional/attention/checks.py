@@ -140,7 +140,7 @@ def checked_sequences(query: Tensor, key: Tensor | None, value: Tensor | None, s
     queries, keys, *announced = sequences
     call = Call(
         query, key, value, None, queries, keys, None, None, None, None, None, announced[0], announced[1], False, 0, -1,
-        0.0, 0, 0.0, 1.0, 0, False, "auto",
+        0.0, 0, 0.0, 1.0, 0, False, False, "auto",
     )  # fmt: skip
     if value is None:
         _check_projections(call)

@@ -9,6 +9,7 @@ a CPU read; PyTorch's products read padded rows.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -50,14 +51,15 @@ class _Backward(NamedTuple):
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, options: Options, backend: str, sequences: Sequences | None = None
-) -> Tensor:
-    """The output of a call with these options; sequences: of packed rows."""
+    query: Tensor, key: Tensor, value: Tensor, options: Options, backend: str, sequences: Sequences | None = None, *,
+    only_weights: bool = False,
+) -> Tensor:  # fmt: skip
+    """The output of a call with these options; sequences: of packed rows; only_weights as Call has it."""
     lengths, mask, causal, offset, dropout_p, scale, seed, site, offsets, window, softcap, slopes, past, sinks = options
     starts = (None, None, 0, 0) if sequences is None else sequences
     return attention(
         query, key, value, lengths, starts[0], starts[1], mask, offsets, slopes, sinks, seed, starts[2], starts[3],
-        causal, offset, window, softcap, past, dropout_p, scale, site, False, backend,
+        causal, offset, window, softcap, past, dropout_p, scale, site, False, only_weights, backend,
     )[0]  # fmt: skip
 
 
@@ -101,7 +103,7 @@ def _bands(queries: int, keys: int, call: Call) -> Iterator[tuple[tuple[int, int
 def _plan(call: Call) -> Callable[[Call], Outputs]:
     """The output, and saved, kept and lse as Saved has them."""
     if call.backend not in (*KERNELS, "blocks"):
-        return without_views(_by_products, 3)
+        return without_views(functools.partial(_by_products, {}), 3)
     shape, strides = output_layout(call)
     batch, heads, length = call.by_head(call.apart[0]).shape[:3]
     lines = (heads, length) if call.packed else (batch, heads, length)
@@ -130,10 +132,10 @@ def _plan(call: Call) -> Callable[[Call], Outputs]:
     return by_loop
 
 
-def _by_products(call: Call) -> Outputs:
+def _by_products(known: dict[str, Any], call: Call) -> Outputs:
     if call.packed and is_empty(call):
         return tuple([x if x is None else x.zero_() for x in _fake(call)])
-    output, saved, kept, lse = products.forward(call.backend, *_operands(call))
+    output, saved, kept, lse = products.forward(call.backend, *_operands(call), known, only_weights=call.only_weights)
     if call.packed:
         query, starts = call.apart[0], call.cu_seqlens_q
         assert starts is not None
@@ -200,9 +202,10 @@ def _differentiate(
 ) -> tuple[Tensor | None, ...]:
     call = saved.call
     d_query, d_key, d_value, _, _, d_mask, d_sinks = backward(grad, wanted.mask is True, None, saved)
+    d_value = None if call.value is None or call.only_weights else d_value
     return (
-        d_query, None if call.key is None else d_key, None if call.value is None else d_value, None, None, None,
-        d_mask if wanted.mask else None, None, None, d_sinks if wanted.sinks else None, None,
+        d_query, None if call.key is None else d_key, d_value, None, None, None, d_mask if wanted.mask else None, None,
+        None, d_sinks if wanted.sinks else None, None,
     )  # fmt: skip
 
 
@@ -212,10 +215,10 @@ def _plan_backward(call: _Backward) -> Callable[[_Backward], Outputs]:
     given = call.saved.call
     if given.backend in KERNELS and not is_empty(given):
         return kernel_plans.backward(*call)
-    return without_views(_compute_backward)
+    return without_views(functools.partial(_compute_backward, {}))
 
 
-def _compute_backward(backward: _Backward) -> Outputs:
+def _compute_backward(known: dict[str, Any], backward: _Backward) -> Outputs:
     grad, mask_gradient, _, (call, output, saved, *_) = backward
     gradients: Any
     d_mask: Tensor | None = None
@@ -230,11 +233,11 @@ def _compute_backward(backward: _Backward) -> Outputs:
         rows = call.output_by_head(grad, count), *heads, call.output_by_head(output, count)  # type: ignore[arg-type]
         attention_pass.backward(*rows, of_rows, call, out, call.sequences)
     else:
-        *gradients, d_mask = _products_gradients(grad, backward.saved, mask_gradient)
+        *gradients, d_mask = _products_gradients(grad, backward.saved, mask_gradient, known)
     return *gradients, None, None, d_mask, sinks_gradient(backward.saved, grad)
 
 
-def _products_gradients(grad: Tensor, saved: Saved, mask_gradient: bool) -> Outputs:
+def _products_gradients(grad: Tensor, saved: Saved, mask_gradient: bool, known: dict[str, Any]) -> Outputs:
     """Gradients of query, key, value and mask by products, which read and write matrices."""
     call, sequences = saved.call, saved.call.sequences
     query, key, value, options = _operands(call)
@@ -249,10 +252,10 @@ def _products_gradients(grad: Tensor, saved: Saved, mask_gradient: bool) -> Outp
     given = call.backend, grad, query, key, value, saved, options
     if call.backend == "fused" and call.value is not None and not call.packed:
         return *products.fused_backward(*given[1:]), None
-    parts = [x.unsqueeze(0) for x in (query, key, value)] if call.packed else _parts(*call[:3])
+    parts = [x.unsqueeze(0) for x in (query, key, value)] if call.packed else _parts(*call[:3])[: 3 - call.only_weights]
     memory = [x.new_empty(x.shape) for x in parts]
     written = [part for each in memory for part in each.unbind(0)]
-    d_mask = products.backward(*given, mask_gradient, written)
+    d_mask = products.backward(*given, mask_gradient, written, known)
     gradients = gradient_memory(call._replace(covered=True))(call)
     if sequences is None:
         for part, source in zip(_parts(*gradients), memory):
@@ -262,7 +265,7 @@ def _products_gradients(grad: Tensor, saved: Saved, mask_gradient: bool) -> Outp
         of_each = sequences.cu_seqlens_q, sequences.cu_seqlens_k, sequences.cu_seqlens_k
         for part, source, starts in zip(apart, written, of_each):
             part.copy_(packed_again(source, starts, len(part)))
-    return *gradients, d_mask
+    return *gradients[:2], None if call.only_weights else gradients[2], d_mask
 
 
 def _fake_backward(backward: _Backward) -> Outputs:
@@ -271,7 +274,8 @@ def _fake_backward(backward: _Backward) -> Outputs:
     biases = [None if x is None else x.new_empty(x.shape[1:].numel(), dtype=dtype) for x in rows]
     mask = call.mask.new_empty(call.mask.shape) if call.mask is not None and mask_gradient else None
     sinks = None if call.sinks is None else call.sinks.new_empty(call.sinks.shape)
-    return *gradient_memory(call)(call), *biases, mask, sinks
+    d_query, d_key, d_value = gradient_memory(call)(call)
+    return d_query, d_key, None if call.only_weights else d_value, *biases, mask, sinks
 
 
 # ---------------------------------------------------------------------------------------------------- registration
@@ -287,7 +291,10 @@ def _by_reference(call: Call) -> Tensor:
         "alibi_slopes": call.slopes,
     }
     if not call.packed:
-        output = reference.attention(*call.heads, mask=call.mask, key_lengths=call.key_lengths, **options)[0]
+        query, key, value = call.heads
+        if call.only_weights:
+            value = torch.eye(key.shape[2], dtype=key.dtype, device=key.device).expand(*key.shape[:3], -1)
+        output = reference.attention(query, key, value, mask=call.mask, key_lengths=call.key_lengths, **options)[0]
         return output if call.value is not None else output.transpose(1, 2).flatten(2)
     if call.slopes is not None:
         options["alibi_slopes"] = call.slopes.expand(call.batch, -1)
@@ -311,7 +318,7 @@ def _flops(call: Call, backward: bool = False) -> int:
     if call.packed and type(call.cu_seqlens_q) is Tensor and not call.cu_seqlens_q.is_meta:
         lengths = [each.diff().tolist() for each in (call.cu_seqlens_q, call.cu_seqlens_k)]  # type: ignore[union-attr]
         pairs = sum(map(operator.mul, *lengths))
-    width, value_width = query.shape[-1], value.shape[-1]
+    width, value_width = query.shape[-1], 0 if call.only_weights else value.shape[-1]
     if not backward:
         return 2 * heads * pairs * (width + value_width)
     return 2 * heads * pairs * ((2 if call.backend in SAVING_WEIGHTS else 3) * width + 2 * value_width)
@@ -319,7 +326,10 @@ def _flops(call: Call, backward: bool = False) -> int:
 
 def _decide(call: Call) -> str:
     query, _, value = call.apart
-    return backend_of(call.backend, query, value, call.sizes[3], call)
+    backend = backend_of(call.backend, query, value, call.sizes[3], call)
+    if not call.only_weights:
+        return backend
+    return "softmax" if backend in KERNELS else "explicit" if backend == "fused" else backend
 
 
 _attention_backward = Operator(

@@ -315,7 +315,7 @@ def _each(call: Call) -> tuple[Tensor, Tensor]:
         if options.slopes is not None and len(options.slopes) > 1:
             options = options._replace(slopes=options.slopes[b : b + 1])
         backend = "fused" if takes_fused(query, key, value, options) else "explicit"
-        output[b : b + 1] = products.forward(backend, query, key, value, options)[0]
+        output[b : b + 1] = products.forward(backend, query, key, value, options, {})[0]
         if call.with_lse:
             lse[b : b + 1] = products.log_sum_exp(query, key, options)
     return output, lse

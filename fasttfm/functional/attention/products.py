@@ -22,9 +22,9 @@ from torch import Tensor
 
 from fasttfm import reference
 from fasttfm.cpu import attention_pass, training_passes
-from fasttfm.cpu.linear import has_units
+from fasttfm.cpu.linear import batch_invariant, has_units
 from fasttfm.functional.attention.call import LARGEST, Call, Options, Saved, is_plain
-from fasttfm.functional.attention.layout import heads_last, matrices
+from fasttfm.functional.attention.layout import grouped, heads_last, matrices
 from fasttfm.functional.backends import values_are_checked
 from fasttfm.functional.dropout import as_factor, wide
 from fasttfm.functional.operator import Operator, Whole, without_views
@@ -33,60 +33,105 @@ Outputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 _LOG2E = math.log2(math.e)
 
 
-def forward(backend: str, query: Tensor, key: Tensor, value: Tensor, options: Options | Call) -> Outputs:
-    """The output (B, H, L, Dv), heads last in memory, and what Saved keeps beside it: saved, kept and lse."""
+def forward(
+    backend: str, query: Tensor, key: Tensor, value: Tensor, options: Any, known: dict[str, Any], *,
+    only_weights: bool = False,
+) -> Outputs:  # fmt: skip
+    """The output (B, H, L, Dv), heads last in memory, or the weights alone; and what Saved keeps beside: saved, kept
+    and lse. known: a dict to keep a kernel's launch in, from one call of a signature to the next."""
     if backend == "fused":
         return fused_forward(query, key, value, options)
     lse = None
     if backend == "softmax":
         products = scores(query, key)
         lse = None if options.sinks is None else query.new_empty(query.shape[:3], dtype=torch.float32)
-        p, kept = softmax_kernel(products, options, query.dtype, in_place=True)(products, options, lse)
+        p, kept = _by_kernel(products, query.dtype, options, lse, known)
     else:
         if is_plain(options) and attention_pass.weighs(query, key, options):
             p = attention_pass.weights(query, key, options)
         else:
-            p, lse = weights(*scaled_scores(query, key, options), options)
+            multiply = _scores_alone if only_weights and batch_invariant(query) else scores
+            p, lse = weights(*scaled_scores(query, key, options, multiply), options)
             p = p.to(query.dtype).contiguous()
         kept = drop(p, options)
-    output = heads_last(product(p if kept is None else kept, value))
+    output = p if kept is None else kept
+    if not only_weights:
+        output = heads_last(product(output, value))
     return output, p, kept if backend == "explicit" else None, lse
+
+
+def _by_kernel(
+    products: Tensor, dtype: torch.dtype, options: Any, lse: Tensor | None, known: dict[str, Any]
+) -> tuple[Tensor, Tensor | None]:
+    """The weights before dropout, and after it (None without dropout), in dtype, perhaps in the products' memory; lse
+    as masked_softmax.Forward takes it."""
+    from fasttfm.kernels import masked_softmax
+    from fasttfm.kernels.attention.launch import masking_arguments
+
+    names = "mask", "causal_offset", "offsets", "window", "softcap", "slopes", "past", "sinks"
+    masking = masking_arguments(products.shape, **{name: getattr(options, name) for name in names})
+    lengths = None if options.key_lengths is None else options.key_lengths.contiguous()
+    if not known:
+        rate, causal = options.dropout_p, options.causal
+        known["run"] = masked_softmax.Forward(products, causal=causal, dropout_p=rate, dtype=dtype, in_place=True)
+    return known["run"](products, options.scale, masking, lengths, options.seed, options.site, lse)
 
 
 def backward(
     backend: str, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, saved: Saved, options: Options | Call,
-    mask_gradient: bool, out: list[Tensor],
+    mask_gradient: bool, out: list[Tensor], known: dict[str, Any],
 ) -> Tensor | None:  # fmt: skip
     """Writes the gradients of query, key and value to out, and returns that of the additive mask, if asked for.
 
-    grad (B, H, L, Dv); out: memory whose matrices() are views. A soft cap's derivative needs the scores, which are
-    computed once more.
+    grad (B, H, L, Dv), or of the weights (B, H, L, S), where they are the output; out: memory whose matrices() are
+    views. A soft cap's derivative needs the scores, which are computed once more.
     """
     if backend == "fused":
         torch._foreach_copy_(out, fused_backward(grad, query, key, value, saved, options))
         return None
-    p, kept, d_mask = saved.saved, saved.kept, None
-    grad = matrices(grad).view(grad.shape)  # copied once at most
+    p, kept, only_weights = saved.saved, saved.kept, saved.call.only_weights
+    grad = grad.contiguous() if only_weights else matrices(grad).view(grad.shape)  # copied once at most
     if backend == "softmax":
-        from fasttfm.kernels import masked_softmax
-
-        cap = (scores(query, key), options.scale, options.softcap) if options.softcap else None
-        softmax = masked_softmax.Backward(p, options.dropout_p, in_place=True, with_kept=True)
-        d_scores, kept, d_mask = kernels_gradient(softmax, scores(grad, value), p, options, mask_gradient, cap)
+        d_weights = grad if only_weights else scores(grad, value)
+        d_scores, kept, d_mask = _by_kernel_backward(d_weights, query, key, saved, options, mask_gradient, known)
     else:
-        kept = kept if options.seed is not None else None
-        if is_plain(options) and not mask_gradient and attention_pass.weighs(grad, value, options):
+        kept, d_mask = kept if options.seed is not None else None, None
+        if is_plain(options) and not (mask_gradient or only_weights) and attention_pass.weighs(grad, value, options):
             d_scores = attention_pass.scores_gradient(grad, value, p, kept, options)
         else:
             capped = scaled_scores(query, key, options)[0] if options.softcap else None
-            d_scores, d_mask = scores_gradient(scores(grad, value), p, kept, options, mask_gradient, capped)
+            d_weights = grad if only_weights else scores(grad, value)
+            d_scores, d_mask = scores_gradient(d_weights, p, kept, options, mask_gradient, capped)
     heads = key.shape[1]  # where query heads share them, the products of keys and values add these up
-    of_rows = (matrices(x, heads) for x in (grad, d_scores, query, p if kept is None else kept))
-    g, ds, q, w = of_rows
-    factors = (ds, key.flatten(0, 1)), (ds.transpose(1, 2), q), (w.transpose(1, 2), g)
-    for memory, (x, y) in zip(out, factors):
+    ds, q = matrices(d_scores, heads), matrices(query, heads)
+    factors = [(ds, key.flatten(0, 1)), (ds.transpose(1, 2), q)]
+    if not only_weights:
+        factors.append((matrices(p if kept is None else kept, heads).transpose(1, 2), matrices(grad, heads)))
+    for memory, (x, y) in zip(out, factors, strict=True):
         _product(x, y, memory.dtype, matrices(memory, heads))
     return d_mask
+
+
+def _by_kernel_backward(
+    grad: Tensor, query: Tensor, key: Tensor, saved: Saved, options: Any, mask_gradient: bool, known: dict[str, Any]
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The gradient of Q K^T, the weights after dropout, and if asked for the gradient of the additive mask; grad of the
+    weights, float32."""
+    from fasttfm.kernels import masked_softmax
+
+    p, ours = saved.saved, not saved.call.only_weights  # else the gradient is the caller's
+    cap = (scores(query, key), options.scale, options.softcap) if options.softcap else None
+    if not known:
+        known["run"] = masked_softmax.Backward(p, options.dropout_p, in_place=ours, with_kept=ours)
+    softmax, dropout = known["run"], (options.seed, options.site)
+    if not mask_gradient:
+        return *softmax(grad, p, options.scale, *dropout, *([] if cap is None else [cap])), None
+    d_scores, kept = softmax(grad, p, 1.0, *dropout)
+    d_mask = d_scores.float().sum_to_size(options.mask.shape).to(options.mask.dtype)
+    d_scores = d_scores * options.scale  # not in place: a mask of the scores' own shape shares their memory
+    if cap is not None:
+        d_scores *= 1.0 - torch.tanh(cap[0] * (options.scale / options.softcap)).square()
+    return d_scores, kept, d_mask
 
 
 # ------------------------------------------------------------------------------------------------------------- products
@@ -101,6 +146,17 @@ def scores(x: Tensor, y: Tensor) -> Tensor:
     """x (B, H, L, M) times y (B, Hk, N, M) transposed: (B, H, L, N) contiguous, float32 at least."""
     transposed = y.flatten(0, 1).transpose(1, 2)
     return _product(matrices(x, y.shape[1]), transposed, wide(x.dtype)).view(*x.shape[:3], y.shape[2])
+
+
+def _scores_alone(x: Tensor, y: Tensor) -> Tensor:
+    """scores() of a search, each product by itself and of copies: libraries choose the order of a sum by the number of
+    products in a batch, by strides, and by where a matrix begins in memory."""
+    if not x.numel() or not y.numel():
+        return scores(x, y)
+    pairs = zip(grouped(x, y.shape[1]).flatten(0, 1), y.transpose(2, 3).flatten(0, 1))
+    contiguous = torch.contiguous_format
+    found = [a.clone(memory_format=contiguous) @ b.clone(memory_format=contiguous) for a, b in pairs]
+    return torch.stack(found).view(*x.shape[:3], y.shape[2])
 
 
 def _product(x: Tensor, y: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
@@ -118,20 +174,18 @@ _SMALL = 2.0**-20
 """A factor that takes no query of a usual size out of range."""
 
 
-def scaled_scores(query: Tensor, key: Tensor, options: Options | Call) -> tuple[Tensor, float]:
+def scaled_scores(
+    query: Tensor, key: Tensor, options: Options | Call, multiply: Callable[[Tensor, Tensor], Tensor] = scores
+) -> tuple[Tensor, float]:
     """Q K^T, float32 at least, or of a soft cap what tanh makes of it, and what is left to multiply it by."""
     if not options.softcap:
-        return scores(query, key), options.scale
+        return multiply(query, key), options.scale
     factor = options.scale / options.softcap
     query, key = query.to(wide(query.dtype)), key.to(wide(key.dtype))
     if _SMALL <= abs(factor) <= 1 / _SMALL:  # of queries there are fewer than of scores
         query, factor = query * factor, 1.0
-    return capped(scores(query, key), factor), options.softcap
-
-
-def capped(products: Tensor, factor: float) -> Tensor:
-    """tanh(products * factor)."""
-    return (products if factor == 1.0 else products * factor).tanh()
+    products = multiply(query, key)
+    return (products if factor == 1.0 else products * factor).tanh(), options.softcap
 
 
 # -------------------------------------------------------------------------------------------------- softmax and dropout
@@ -204,7 +258,7 @@ def added(products: Tensor, factor: float, addend: Tensor | None) -> Tensor:
 
 def weights(products: Tensor, factor: float, options: Options | Call) -> tuple[Tensor, Tensor | None]:
     """The weights before dropout of products (B, H, L, S), which a factor is still to multiply, and beside sinks the
-    log-sum-exp (B, H, L) in base 2. PyTorch can differentiate the first."""
+    log-sum-exp (B, H, L) in base 2."""
     queries, keys = products.shape[-2:]
     if not products.numel():
         return products, None if options.sinks is None else products.new_zeros(products.shape[:3])
@@ -316,54 +370,6 @@ def log_sum_exp(query: Tensor, key: Tensor, options: Options) -> Tensor:
 
 _MOST = 512
 """Queries of which log_sum_exp() keeps the scores."""
-
-
-# ------------------------------------------------------------------------------------------ the kernel between products
-
-
-def softmax_kernel(
-    scores: Tensor, options: Any, dtype: torch.dtype | None = None, *, in_place: bool = False
-) -> Callable[..., tuple[Tensor, Tensor | None]]:
-    """A function of scores (B, H, L, S) contiguous, options and a log-sum-exp of this signature to the weights before
-    dropout, and after it (None without dropout); dtype and in_place as masked_softmax.Forward takes them."""
-    from fasttfm.kernels import masked_softmax
-    from fasttfm.kernels.attention.launch import masking_arguments
-
-    shape, rate = scores.shape, options.dropout_p
-    softmax = masked_softmax.Forward(scores, causal=options.causal, dropout_p=rate, dtype=dtype, in_place=in_place)
-    names = "mask", "causal_offset", "offsets", "window", "softcap", "slopes", "past", "sinks"
-
-    def masking_of(options: Any) -> tuple:
-        return masking_arguments(shape, **{name: getattr(options, name) for name in names})
-
-    bare = options.mask is options.offsets is options.slopes is options.sinks is None
-    known = masking_of(options) if bare else None
-
-    def weights(scores: Tensor, options: Any, lse: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        lengths = None if options.key_lengths is None else options.key_lengths.contiguous()
-        return softmax(scores, options.scale, known or masking_of(options), lengths, options.seed, options.site, lse)
-
-    return weights
-
-
-def kernels_gradient(
-    softmax: Any, grad: Tensor, p: Tensor, options: Any, mask_gradient: bool,
-    cap: tuple[Tensor, float, float] | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """The gradient of Q K^T, the weights after dropout, and if asked for the gradient of the additive mask.
-
-    softmax: masked_softmax.Backward, whose grad and p these are; cap: products, scale and soft cap.
-    """
-    dropout = options.seed, options.site
-    if not mask_gradient:
-        return *softmax(grad, p, options.scale, *dropout, *([] if cap is None else [cap])), None
-    d_scores, kept = softmax(grad, p, 1.0, *dropout)
-    d_mask = d_scores.float().sum_to_size(options.mask.shape).to(options.mask.dtype)
-    d_scores = d_scores * options.scale  # not in place: a mask of the scores' own shape shares their memory
-    if cap is not None:
-        products, scale, softcap = cap
-        d_scores *= 1.0 - torch.tanh(products * (scale / softcap)).square()
-    return d_scores, kept, d_mask
 
 
 # --------------------------------------------------------------------------------------------- torch's fused CPU kernel
