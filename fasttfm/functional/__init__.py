@@ -6,13 +6,13 @@ import torch
 
 from fasttfm.functional.attention.api import (
     attention,
+    attention_weights,
     packed_qkv_attention,
     varlen_attention,
     varlen_packed_qkv_attention,
 )
 from fasttfm.functional.attention.paged import attention_with_cache
 from fasttfm.functional.attention.sdpa import scaled_dot_product_attention
-from fasttfm.functional.attention.weights import attention_weights
 from fasttfm.functional.backends import backend
 from fasttfm.functional.cross_entropy import cross_entropy
 from fasttfm.functional.dropout import draw_seed

@@ -85,6 +85,41 @@ def attention(
 
 
 @names_arguments
+def attention_weights(
+    query: Tensor,
+    key: Tensor,
+    *,
+    key_lengths: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: Causal = False,
+    causal_offset: int | Tensor = 0,
+    window: Window | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    seed: Tensor | None = None,
+    site: int = 0,
+) -> Tensor:
+    """The weights of attention(), dropout applied: softmax(Q K^T * scale), (B, H, L, S) in query's dtype, rounded to it
+    when they have been computed in float32.
+
+    Arguments, errors and gradients as attention()'s: attention_weights(q, k, ...) @ v is attention(q, k, v, ...)
+    where no heads of keys are shared. Those of sinks are left out: a row then adds up to less than 1.
+    """
+    if mask is not None and type(mask) is not Tensor:
+        mask, causal, causal_offset = without_bias(mask, causal, causal_offset, query.shape[2], key.shape[2])
+    check_heads(query, key, key_lengths, mask)
+    options = options_of(
+        query, (*query.shape[:3], key.shape[2]), key_lengths=key_lengths, mask=mask, causal=causal,
+        causal_offset=causal_offset, window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
+        dropout_p=dropout_p, scale=scale, seed=seed, site=site,
+    )  # fmt: skip
+    return attend(query, key, key, options, backends.current, only_weights=True)
+
+
+@names_arguments
 def varlen_attention(
     query: Tensor,
     key: Tensor,

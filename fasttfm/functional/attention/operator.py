@@ -341,7 +341,7 @@ OPERATOR = Operator(
     "attention", Call, "(Tensor, Tensor, Tensor, Tensor)", _plan, _fake, checks=check, native=_native,
     prefers=cpu_backend, decide=_decide, save=_save, saved=Saved, backward=_differentiate,
     derivative=_attention_backward, flops=_flops, visible=1, free=("site",),
-    rows=("query", "key", "value", "key_lengths"),
+    rows=("query", "key", "value", "key_lengths", "offsets", "slopes"),
     autocast=lowered("query", "key", "value"),  # an additive mask keeps its precision
 )  # fmt: skip
 attention: Callable[..., Any] = OPERATOR.call

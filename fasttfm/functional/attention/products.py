@@ -15,7 +15,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +27,6 @@ from fasttfm.functional.attention.call import LARGEST, Call, Options, Saved, is_
 from fasttfm.functional.attention.layout import grouped, heads_last, matrices
 from fasttfm.functional.backends import values_are_checked
 from fasttfm.functional.dropout import as_factor, wide
-from fasttfm.functional.operator import Operator, Whole, without_views
 
 Outputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 _LOG2E = math.log2(math.e)
@@ -290,28 +289,10 @@ def drop(p: Tensor, options: Any) -> Tensor | None:
     """Dropout on weights (B, H, L, S), by the convention of kernels/philox.py; None where nothing is dropped."""
     if options.seed is None:
         return None
-    keep = _keep_mask(p.detach(), options.dropout_p, options.seed, options.site)
+    batch, heads, queries, keys = p.shape
+    keep = training_passes.drawn((batch * heads, queries, keys), options.dropout_p, options.seed, options.site)
+    keep = keep.view(p.shape).contiguous()
     return (p * reference.dropout_scale(options.dropout_p)).mul_(as_factor(keep, p.dtype))
-
-
-class _Draws(NamedTuple):
-    weights: Tensor
-    dropout_p: float
-    seed: Whole
-    site: int
-
-
-def _drawn(call: _Draws) -> Tensor:
-    batch, heads, queries, keys = call.weights.shape
-    keep = training_passes.drawn((batch * heads, queries, keys), *call[1:])
-    return keep.view(call.weights.shape).contiguous()
-
-
-_keep_mask = Operator(
-    "keep_mask", _Draws, "Tensor", lambda call: without_views(_drawn),
-    lambda call: call.weights.new_empty(call.weights.shape, dtype=torch.bool),
-).call  # fmt: skip
-"""The keep mask of weights (B, H, L, S), bool: an operator, because no graph holds a seed's value and loops."""
 
 
 def scores_gradient(
