@@ -160,11 +160,6 @@ def is_plain(options: Options | Call) -> bool:
     return without and options.window == -1 and options.softcap == 0.0
 
 
-def by_name(options: Options | Call) -> dict[str, Any]:
-    """The options as the kernels take them."""
-    return {name: getattr(options, name) for name in Options._fields}
-
-
 def is_empty(call: Call) -> bool:
     """Return whether there is nothing to attend."""
     return not (call.query.numel() and (call.key is None or call.key.numel()))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fasttfm.functional.attention.call import Call, Saved, by_name, gradient_memory, sinks_gradient
+from fasttfm.functional.attention.call import Call, Options, Saved, gradient_memory, sinks_gradient
 
 Outputs = tuple[Tensor | None, ...]
 
@@ -28,7 +28,7 @@ class _Reader:
         self.operands: Any = itemgetter(0, 1, 2) if plain else self._operands
         """Queries, keys and values of a call with unit stride in their last dimension, as views of where they begin."""
         heads = [call.by_head(x) for x in self.operands(call)]
-        self.call = prepare(*heads, packed=call.sequences, **by_name(call))
+        self.call = prepare(*heads, packed=call.sequences, **{name: getattr(call, name) for name in Options._fields})
         masks = {"mask": call.mask, "slopes": call.slopes, "sinks": call.sinks}
         self.problem = Problems(self.call, call[3:6], **masks, positive=positive)
 
