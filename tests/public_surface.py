@@ -61,9 +61,11 @@ def functions(
         "scaled_dot_product_attention": Use(
             lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p), new(padded, padded, padded)
         ),
-        "joint_attention": Use(lambda x: F.joint_attention(x, causal=True, **drop), new((batch, length, 3, heads, 8))),
-        "joint_varlen_attention": Use(
-            lambda x: F.joint_varlen_attention(x, None, starts, starts, length, length, **drop),
+        "packed_qkv_attention": Use(
+            lambda x: F.packed_qkv_attention(x, causal=True, **drop), new((batch, length, 3, heads, 8))
+        ),
+        "varlen_packed_qkv_attention": Use(
+            lambda x: F.varlen_packed_qkv_attention(x, None, starts, starts, length, length, **drop),
             new((tokens, 3, heads, 8)),
         ),
         "varlen_attention": Use(

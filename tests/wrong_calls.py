@@ -67,7 +67,7 @@ def functions() -> dict[str, Target]:
               "cache_starts": torch.tensor([1, 0]), "block_table": torch.tensor([[3, 1], [0, 5]]),
               "alibi_slopes": f(2).abs(), "cos": cos, "sin": sin, "interleaved": False, "causal": True,
               "window": (3, 0), "softcap": 2.0, "sinks": f(2), "scale": 0.5, "return_lse": False}  # fmt: skip
-    joint_packed = {"joint": f(9, 3, 2, 8), "query": None, **packed, "covered": False, "causal_offset": 0}
+    varlen_qkv = {"packed_qkv": f(9, 3, 2, 8), "query": None, **packed, "covered": False, "causal_offset": 0}
     calls: dict[str, dict[str, Any]] = {
         "attention": heads | more,
         "attention_with_cache": cached,
@@ -76,9 +76,9 @@ def functions() -> dict[str, Target]:
         | {"attn_mask": f(5, 6), "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False},
         "varlen_attention": {k: f(9, 2, 8) for k in ("query", "key", "value")}
         | packed | options | scoring | {"causal_offset": 0},
-        "joint_attention": {"joint": f(2, 5, 3, 2, 8), "query": None, "key_lengths": torch.tensor([5, 3])}
+        "packed_qkv_attention": {"packed_qkv": f(2, 5, 3, 2, 8), "query": None, "key_lengths": torch.tensor([5, 3])}
         | options | {"mask": None},
-        "joint_varlen_attention": joint_packed | options,
+        "varlen_packed_qkv_attention": varlen_qkv | options,
         "layer_norm": norm,
         "residual_layer_norm": norm | residual | drop | {"x_bias": f(16)},
         "rms_norm": rms,

@@ -118,8 +118,9 @@ def _attention(device: torch.device, both: Callable[..., Named], drop: dict[str,
 
     yield "attention, no gradient", lambda: F.attention(*fixed), lambda: sdpa(*fixed)
     yield both("attention", ours(), theirs(), q)
-    named = "attention, lengths and dropout"
-    yield both(named, ours(key_lengths=lengths, **drop), theirs(attn_mask=mask, dropout_p=0.1), q)
+    yield both(
+        "attention, lengths and dropout", ours(key_lengths=lengths, **drop), theirs(attn_mask=mask, dropout_p=0.1), q
+    )
     yield both("attention, mask", ours(mask=mask), theirs(attn_mask=mask), q)
     joint = tensor(_B, _L, 3, _H, _D)
 
@@ -127,7 +128,11 @@ def _attention(device: torch.device, both: Callable[..., Named], drop: dict[str,
         heads = joint.permute(2, 0, 3, 1, 4).unbind(0)
         return sdpa(*heads, dropout_p=0.1).transpose(1, 2).reshape(_B, _L, _E)
 
-    yield both(f"joint_{named}", lambda: F.joint_attention(joint, key_lengths=lengths, **drop), of_joint)
+    yield both(
+        "packed_qkv_attention, lengths and dropout",
+        lambda: F.packed_qkv_attention(joint, key_lengths=lengths, **drop),
+        of_joint,
+    )
     starts = whole([0, 5, 8], dtype=torch.int32)
     a, b, c = (tensor(8, _H, _D) for _ in range(3))
     yield both("varlen_attention", lambda: F.varlen_attention(a, b, c, starts, starts, _L, _L), None, a)

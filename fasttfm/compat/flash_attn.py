@@ -17,7 +17,7 @@ from fasttfm.compat.arguments import Window, check_heads, check_rank, places, su
 from fasttfm.compat.probabilities import packed_probabilities, probabilities
 from fasttfm.compat.rows import used_rows
 from fasttfm.functional import attention, attention_with_cache, draw_seed, varlen_attention
-from fasttfm.functional.attention.arguments import Sequences
+from fasttfm.functional.attention.call import Sequences
 from fasttfm.functional.signature import is_flag, names_arguments, own_names
 
 _OWN = {"query": "q", "key": "k", "value": "v", "window": "window_size", "scale": "softmax_scale"}

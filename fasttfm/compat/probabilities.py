@@ -6,10 +6,13 @@ import torch
 from torch import Tensor
 
 from fasttfm.functional import attention_weights
-from fasttfm.functional.attention.arguments import Sequences
+from fasttfm.functional.attention.call import Sequences
+from fasttfm.functional.attention.checks import check_heads
 from fasttfm.functional.attention.layout import packed_again, padded
-from fasttfm.functional.attention.weights import log_sum_exp
+from fasttfm.functional.attention.products import log_sum_exp
+from fasttfm.functional.attention.scoring import options_of
 from fasttfm.functional.dropout import wide
+from fasttfm.functional.plan import without_autocast
 
 
 @torch.no_grad()
@@ -22,11 +25,13 @@ def probabilities(
     query (B, H, L, D), key (B, Hk, S, D), lengths (B,); options of attention(), whose seed was seed. Q K^T is computed
     once more for them.
     """
-    lse = log_sum_exp(query, key, lengths, **options)
+    check_heads(query, key, lengths, None)
+    shape, dtype = (*query.shape[:3], key.shape[2]), query.dtype
+    query, key = query.to(wide(dtype)), key.to(wide(key.dtype))
+    with without_autocast(query.device.type):
+        lse = log_sum_exp(query, key, options_of(query, shape, key_lengths=lengths, **options))
     if seed is None:
-        return lse, query.new_empty(0)
-    dtype = query.dtype
-    query, key = query.to(wide(dtype)), key.to(wide(dtype))
+        return lse, query.new_empty(0, dtype=dtype)
     options = {"key_lengths": lengths, **options}
     weights = attention_weights(query, key, **options)
     kept = attention_weights(query, key, dropout_p=dropout_p, seed=seed, **options)
@@ -46,4 +51,4 @@ def packed_probabilities(
         padded(key, sequences.cu_seqlens_k, sequences.max_seqlen_k),
     )
     lse, weights = probabilities(q, k, sequences.cu_seqlens_k.diff(), dropout_p, seed, options)
-    return packed_again(lse[..., None], sequences.cu_seqlens_q, query)[..., 0].T, weights
+    return packed_again(lse[..., None], sequences.cu_seqlens_q, len(query))[..., 0].T, weights

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from fasttfm.errors import UserError
-from fasttfm.functional.attention import routes
-from fasttfm.functional.attention.arguments import Options
+from fasttfm.functional.attention.backend import backend_of
+from fasttfm.functional.attention.call import KERNELS, Options
 from fasttfm.functional.attention.checks import check_heads, check_value
+from fasttfm.functional.attention.scoring import options_of
 
 NAME = "fasttfm"
 _LOG2E = math.log2(math.e)
@@ -76,8 +77,8 @@ def forward(
     memory = torch.empty_like(query), query.new_empty(query.shape[:3], dtype=torch.float32)
     from fasttfm.kernels.attention import once
 
-    kernel = _route(query, key, value, options)
-    output, lse = once.forward(kernel, query, key, value, out=memory, **options.arguments())
+    kernel = _kernel(query, key, value, options)
+    output, lse = once.forward(kernel, query, key, value, out=memory, **options._asdict())
     seed = query.new_zeros(2, dtype=torch.int64)
     if options.seed is not None:
         seed[:1] = options.seed
@@ -110,19 +111,20 @@ def backward(
 
     gradients = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     tensors = grad_out, query, key, value, out, logsumexp * _LOG2E
-    once.backward(_route(query, key, value, options), *tensors, out=gradients, **options.arguments())
+    once.backward(_kernel(query, key, value, options), *tensors, out=gradients, **options._asdict())
     return gradients
 
 
 def _options(query: Tensor, dropout_p: float, causal: bool, scale: float | None, seed: Tensor | None) -> Options:
-    return Options.of(query, None, None, causal, 0, dropout_p, scale, seed if dropout_p else None, 0)
+    seed = seed if dropout_p else None
+    return options_of(query, (*query.shape[:3], 0), causal=causal, dropout_p=dropout_p, scale=scale, seed=seed)
 
 
-def _route(query: Tensor, key: Tensor, value: Tensor, options: Options) -> str:
+def _kernel(query: Tensor, key: Tensor, value: Tensor, options: Options) -> str:
     """A kernel that keeps no weights. Raises ValueError where there is none."""
-    route = routes.decide("triton", query, value, key.shape[2], options)
-    if route == "softmax":
-        route = "flash"
-    if route not in ("short", "flash"):
+    backend = backend_of("triton", query, value, key.shape[2], options)
+    if backend == "softmax":
+        backend = "flash"
+    if backend not in KERNELS:
         raise ValueError(f"query is {query.dtype} on {query.device}: no kernel takes it")
-    return route
+    return backend

@@ -4,12 +4,15 @@ import zlib
 
 import torch
 
-from fasttfm.functional.attention.dense import attention
-from fasttfm.functional.attention.joint import joint_attention, joint_varlen_attention
-from fasttfm.functional.attention.packed import varlen_attention
+from fasttfm.functional.attention.api import (
+    attention,
+    attention_weights,
+    packed_qkv_attention,
+    varlen_attention,
+    varlen_packed_qkv_attention,
+)
 from fasttfm.functional.attention.paged import attention_with_cache
 from fasttfm.functional.attention.sdpa import scaled_dot_product_attention
-from fasttfm.functional.attention.weights import attention_weights
 from fasttfm.functional.backends import backend
 from fasttfm.functional.cross_entropy import cross_entropy
 from fasttfm.functional.dropout import draw_seed
@@ -35,10 +38,9 @@ __all__ = [
     "draw_seed",
     "embed",
     "feed_forward",
-    "joint_attention",
-    "joint_varlen_attention",
     "layer_norm",
     "linear_cross_entropy",
+    "packed_qkv_attention",
     "residual_add",
     "residual_layer_norm",
     "residual_rms_norm",
@@ -47,6 +49,7 @@ __all__ = [
     "rotary_tables",
     "scaled_dot_product_attention",
     "varlen_attention",
+    "varlen_packed_qkv_attention",
 ]
 
 # torch.compile keeps graphs on disk, which call operators by their schemas: those of another version are made anew.

@@ -149,8 +149,8 @@ def _attention(length: int, width: int, heads: int, tensor: Callable[..., Tensor
     yield F.attention, {"mask": allowed}, q, k, v
     yield F.attention, {"mask": allowed, **drop}, q, k, v
     yield F.attention, drop, less, k, v
-    yield F.joint_attention, causal, tensor(batch, length, 3, heads, width)
-    yield F.joint_attention, drop, tensor(batch, length, 2, heads, width), tensor(batch, fewer, heads, width)
+    yield F.packed_qkv_attention, causal, tensor(batch, length, 3, heads, width)
+    yield F.packed_qkv_attention, drop, tensor(batch, length, 2, heads, width), tensor(batch, fewer, heads, width)
 
     keys = {"cu_seqlens_k": numbers * length, "max_seqlen_k": length}
     equal = {"cu_seqlens_q": numbers * length, "max_seqlen_q": length, **keys, **causal}
@@ -159,8 +159,8 @@ def _attention(length: int, width: int, heads: int, tensor: Callable[..., Tensor
     less = tensor(batch * fewer, heads, width)
     yield F.varlen_attention, equal, q, k, v
     yield F.varlen_attention, cross, less, k, v
-    yield F.joint_varlen_attention, {"query": None, **equal}, tensor(batch * length, 3, heads, width)
-    yield F.joint_varlen_attention, cross, tensor(batch * length, 2, heads, width), less
+    yield F.varlen_packed_qkv_attention, {"query": None, **equal}, tensor(batch * length, 3, heads, width)
+    yield F.varlen_packed_qkv_attention, cross, tensor(batch * length, 2, heads, width), less
 
 
 def _gradients(function: Callable[..., Any], options: dict[str, Any], *inputs: Tensor) -> tuple[Tensor, ...]:

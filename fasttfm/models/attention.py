@@ -57,14 +57,15 @@ def attend(
     joint, query = heads
     if not isinstance(lengths, Packing):
         assert not isinstance(memory_lengths, Packing)
-        return F.joint_attention(
+        return F.packed_qkv_attention(
             joint, query, key_lengths=memory_lengths, mask=mask, causal=causal, **dropout.options()
         )
     assert isinstance(memory_lengths, Packing)
     joint, query = joint[0], None if query is None else query[0]
     covered = len(joint if query is None else query) == lengths.tokens and len(joint) == memory_lengths.tokens
     sequences = lengths.starts, memory_lengths.starts, lengths.longest, memory_lengths.longest
-    return F.joint_varlen_attention(joint, query, *sequences, covered=covered, causal=causal, **dropout.options())[None]
+    options = {"covered": covered, "causal": causal, **dropout.options()}
+    return F.varlen_packed_qkv_attention(joint, query, *sequences, **options)[None]
 
 
 class Attention(nn.Module):

@@ -16,7 +16,7 @@ from torch.nn import functional as nnF
 
 from fasttfm import functional as F
 from fasttfm.functional import backends
-from fasttfm.functional.attention.arguments import Sequences
+from fasttfm.functional.attention.call import Sequences
 from fasttfm.functional.attention.checks import checked_sequences
 from fasttfm.functional.attention.operator import OPERATOR as ATTENTION
 from fasttfm.functional.backends import kernel_route
@@ -119,16 +119,15 @@ class _Attention:
         weight, bias, last_weight, last_bias = weights
         width, mask = y.shape[-1], batch.masks[self._over_memory]
         size = width // self._heads
-        biases: tuple[Tensor | None, Tensor | None] = bias, None
         key, lengths, keys = None, batch.lengths, batch.lengths
         if not self._over_memory:
             query = nnF.linear(y, weight, bias).view(*y.shape[:-1], 3, self._heads, size)
         else:
             memory, keys = batch.memory, batch.memory_lengths
             assert memory is not None
-            biases = (None, None) if bias is None else (bias[:width], bias[width:])
-            query = nnF.linear(y, weight[:width], biases[0]).view(*y.shape[:-1], self._heads, size)
-            key = nnF.linear(memory, weight[width:], biases[1]).view(*memory.shape[:-1], 2, self._heads, size)
+            of_query, of_key = (None, None) if bias is None else (bias[:width], bias[width:])
+            query = nnF.linear(y, weight[:width], of_query).view(*y.shape[:-1], self._heads, size)
+            key = nnF.linear(memory, weight[width:], of_key).view(*memory.shape[:-1], 2, self._heads, size)
         starts: Any = (None, None)
         longest, key_lengths, covered = (0, 0), keys, False
         if isinstance(keys, Packing):
@@ -140,10 +139,9 @@ class _Attention:
         elif not self._batch_first:
             query, key = query.transpose(0, 1), None if key is None else key.transpose(0, 1)
         p, drawn = (0.0, None) if seed.seed is None or self._p <= LEAST_P else (self._p, seed.seed)
-        sums = biases if self._sums and stash is not None and mask is None else (None, None)
         outputs, saved = self._operator(
-            query, key, None, *sums, key_lengths, *starts, mask, None, None, None, drawn, *longest, self._causal, 0, -1,
-            0.0, 0, p, size**-0.5, seed.first_site + self._site, covered, route,
+            query, key, None, key_lengths, *starts, mask, None, None, None, drawn, *longest, self._causal, 0, -1,
+            0.0, 0, p, size**-0.5, seed.first_site + self._site, covered, False, route,
         )  # fmt: skip
         joined = outputs[0] if self._batch_first or isinstance(keys, Packing) else outputs[0].transpose(0, 1)
         joined = joined.contiguous().view(y.shape)
@@ -167,10 +165,12 @@ class _Attention:
         d_joined = torch.mm(rows, last_weight)
         if not saved.call.packed:
             d_joined = d_joined.view(y.shape) if self._batch_first else d_joined.view(y.shape).transpose(0, 1)
-        d_query, d_key, _, *d_biases = self._operator.backward(d_joined, False, saved)[:5]
+        bias_dtype = bias.dtype if bias is not None and self._sums and saved.call.mask is None else None
+        d_query, d_key, _, *d_biases = self._operator.backward(d_joined, False, bias_dtype, saved)[:5]
         d_query, d_key = self._as_rows(d_query, saved), None if d_key is None else self._as_rows(d_key, saved)
-        if bias is not None and saved.call.query_bias is None and wanted[1]:
-            d_biases = [d_query.sum(0), None if d_key is None else d_key.sum(0)]
+        if bias is not None and d_biases[0] is None and wanted[1]:
+            precise = torch.float32 if bias_dtype is not None else None
+            d_biases = [None if x is None else x.sum(0, dtype=precise) for x in (d_query, d_key)]
         if d_key is None:
             d_weight = torch.mm(d_query.t(), inputs) if wanted[0] else None
             dy = torch.mm(d_query, weight) if onto is None else torch.addmm(_rows(onto), d_query, weight)

@@ -8,7 +8,8 @@ from torch import Tensor
 from fasttfm import functional as F
 from fasttfm.cpu.linear import linear
 from fasttfm.errors import ArgumentError
-from fasttfm.functional.attention.routes import takes_fused
+from fasttfm.functional.attention.backend import takes_fused
+from fasttfm.functional.attention.call import Options
 from fasttfm.functional.dropout import Dropout
 from fasttfm.functional.signature import checks_arguments, is_flag, names_arguments
 from fasttfm.functional.subclasses import ordinary
@@ -184,7 +185,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         mask = masks.merged(None if causal else attn_mask, key_padding_mask, self.num_heads)
         heads = self._project(query, memory, batched)
         views = _views(heads) if heads.joint.is_cpu and dropout.dropout_p == 0.0 else None
-        if views is not None and takes_fused(*views, mask):
+        if views is not None and takes_fused(*views, Options(None, mask, causal, 0, 0.0, 1.0, None, 0)):
             output = F.attention(*views, mask=mask, causal=causal).transpose(1, 2).flatten(2)
         else:
             output = attend(heads, mask=mask, causal=causal, dropout=dropout)  # (B, L, E)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,23 +22,6 @@ MAX_WIDTH = 256
 
 TILE_ROWS = 128
 """Most queries, and most keys, of a tile."""
-
-
-class Packed(NamedTuple):
-    """Sequences one after the other on both sides."""
-
-    query_starts: Tensor
-    """(B + 1,) int32 or int64: where each begins among the queries, and the end of the last."""
-    key_starts: Tensor
-    """Likewise among the keys."""
-    max_query: int
-    """No sequence has more queries."""
-    max_key: int
-    """No sequence has more keys."""
-
-    @property
-    def batch(self) -> int:
-        return self.query_starts.shape[0] - 1
 
 
 @dataclass(slots=True)
@@ -211,11 +194,11 @@ def prepare(
     scale: float = 1.0,
     seed: Tensor | None = None,
     site: int = 0,
-    packed: Packed | None = None,
+    packed: tuple[Tensor, Tensor, int, int] | None = None,
     **places: Any,
 ) -> Call:
     """Arguments as fasttfm.functional.attention's Options, places masking_arguments()'s; query (B, H, ., .), key, value
-    (B, Hk, ., .), all sequences in each row when packed."""
+    (B, Hk, ., .); packed: cu_seqlens and max_seqlen of queries and keys, all sequences are in each row."""
     query, key, value = unit(query), unit(key), unit(value)
     batch, heads, queries, width = query.shape
     keys, value_width = value.shape[2:]

@@ -202,7 +202,7 @@ def test_joint_projections_take_their_gradients_where_they_lie(case, cross, layo
         return reference.attention(*heads, **JOINT[case])[0].transpose(1, 2).flatten(2)
 
     inputs = [LAYOUTS[layout](x).requires_grad_() for x in tensors]
-    gradients = compare(lambda *x: F.joint_attention(*x, **JOINT[case]), inputs, expected, probe)
+    gradients = compare(lambda *x: F.packed_qkv_attention(*x, **JOINT[case]), inputs, expected, probe)
     assert len(taken) == 1
     if layout in ("batch first", "positions first"):
         assert all(d.stride() == x.stride() for d, x in zip(gradients, inputs))
@@ -226,19 +226,9 @@ def test_packed_joint_projections_are_those_of_each_sequence(given, cross, layou
         return torch.nn.functional.pad(rows, (0, 0, 0, len(inputs[0]) - 60))
 
     def computed(joint, query=None):
-        return F.joint_varlen_attention(joint, query, starts, starts, 40, 40, covered=covered, **given)
+        return F.varlen_packed_qkv_attention(joint, query, starts, starts, 40, 40, covered=covered, **given)
 
     compare(computed, [LAYOUTS[layout](x).requires_grad_() for x in tensors], expected, probe)
-    assert len(taken) == 1
-
-
-def test_biases_of_joint_projections_take_their_gradients(taken):
-    joint = torch.randn(B, 37, 3, H, D)
-    bias, probe = torch.randn(3 * H * D, requires_grad=True), torch.randn(B, 37, H * D)
-    joint.requires_grad_()
-    output = F.joint_attention(joint, biases=(bias, None), causal=True)
-    d_joint, d_bias = torch.autograd.grad(output, (joint, bias), probe)
-    torch.testing.assert_close(d_bias, d_joint.sum((0, 1)).flatten(), rtol=1e-4, atol=1e-4)
     assert len(taken) == 1
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fasttfm.cpu import attention_pass, thread_team
-from fasttfm.functional.attention import torch_route
-from fasttfm.functional.attention.arguments import Options
+from fasttfm.functional.attention import products
+from fasttfm.functional.attention.call import Options
 
 pytest.importorskip("numba")
 
@@ -55,10 +55,10 @@ def check(given, dtype, key_heads, layout="heads last"):
     key, value = heads(dtype, key_heads, S, 2, layout), heads(dtype, key_heads, S, 3)
     assert attention_pass.weighs(query, key, given)
     p = attention_pass.weights(query, key, given)
-    expected = torch_route.weights(torch_route.scores(query, key), given.scale, given, dtype)
+    expected = products.weights(products.scores(query, key), given.scale, given)[0].to(dtype)
     torch.testing.assert_close(p, expected, rtol=tolerance(dtype), atol=1e-6)
-    kept = torch_route.drop(expected, given)
-    wanted, _ = torch_route.scores_gradient(torch_route.scores(grad, value), expected, kept, given, False)
+    kept = products.drop(expected, given)
+    wanted, _ = products.scores_gradient(products.scores(grad, value), expected, kept, given, False)
     found = attention_pass.scores_gradient(grad, value, expected, kept, given)
     torch.testing.assert_close(found, wanted, rtol=tolerance(dtype), atol=2e-5)
 
@@ -83,7 +83,7 @@ def test_what_is_not_finite_is_as_in_pytorch(value, dtype):
     query[1, 0, 3, 9] = value
     key[2, 1, 4] = value
     p = attention_pass.weights(query, key, options())
-    expected = torch_route.weights(torch_route.scores(query, key), 0.17, options(), dtype)
+    expected = products.weights(products.scores(query, key), 0.17, options())[0].to(dtype)
     torch.testing.assert_close(p, expected, rtol=tolerance(dtype), atol=1e-6, equal_nan=True)
 
 

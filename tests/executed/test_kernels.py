@@ -17,9 +17,9 @@ from gpu.problems import (
     _cross_entropy,
     _embed,
     _feed_forward,
-    _joint,
     _norms,
     _packed,
+    _packed_qkv,
     _rms_norm,
     _rotary,
     _weights,
@@ -53,7 +53,7 @@ EVERYWHERE = [
     _packed([0, 35, 38], [0, 141, 147], 1, 64, causal=True),
     _attention(2, 2, 11, 29, 64, 64, window=(9, 3), softcap=2.0, slopes=True, sinks=True, key_heads=1, p=0.1),
     _attention(2, 1, 37, 160, 64, 64, **SCORED, lengths=[159, 60], p=0.1),
-    _joint(1, 21, None, 1, 64, causal=True),
+    _packed_qkv(1, 21, None, 1, 64, causal=True),
     _weights(1, 1, 7, 45, 64),
     _rotary(2, 3, 19, 40, 32, interleaved=False),
     _rotary(1, 2, 11, 64, 64, interleaved=True),
@@ -254,7 +254,7 @@ def test_rows_further_apart_than_32_bits_count(keys, row, chip):
     def solve(x):
         x = x.detach().requires_grad_()
         with executed(chip), backend("triton"):
-            output = F.joint_attention(x, causal=True)
+            output = F.packed_qkv_attention(x, causal=True)
             return output, *torch.autograd.grad(output.square().sum(), x)
 
     for results, wanted in zip(solve(joint), solve(joint.clone(memory_format=torch.contiguous_format))):

@@ -6,7 +6,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from fasttfm import functional as F
 from fasttfm import reference
-from fasttfm.functional.attention import torch_route
+from fasttfm.functional.attention import products
 
 from .agreement import agree
 
@@ -333,8 +333,8 @@ def test_wrong_packed_arguments_are_named(change, message):
 @pytest.mark.parametrize("padded", [False, True])
 def test_long_float32_rows_on_a_cpu_are_torchs_own_and_the_same(mask, offset, padded, monkeypatch):
     taken = []
-    fused = torch_route.fused_forward
-    monkeypatch.setattr(torch_route, "fused_forward", lambda *arguments: taken.append(1) or fused(*arguments))
+    fused = products.fused_forward
+    monkeypatch.setattr(products, "fused_forward", lambda *arguments: taken.append(1) or fused(*arguments))
     generator = torch.Generator().manual_seed(3)
     q, k, v = (torch.randn(3, 2, n, 8, generator=generator) for n in (20, 70, 70))
     options = {"causal": offset is not None, "causal_offset": offset or 0}
@@ -365,7 +365,7 @@ def test_long_float32_rows_on_a_cpu_are_torchs_own_and_the_same(mask, offset, pa
 
 
 def test_what_torchs_kernel_lacks_is_computed_here(monkeypatch):
-    monkeypatch.setattr(torch_route, "fused_forward", None)  # calling it would fail
+    monkeypatch.setattr(products, "fused_forward", None)  # calling it would fail
     q, k, v = torch.randn(3, 1, 2, 64, 8).unbind()
     F.attention(q, k, v, dropout_p=0.5)
     F.attention(q, k, v, mask=torch.zeros(64, 64, requires_grad=True))

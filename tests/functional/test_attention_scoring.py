@@ -7,7 +7,8 @@ from triton.runtime.interpreter import InterpreterBuilder
 
 from fasttfm import functional as F
 from fasttfm import reference
-from fasttfm.functional.attention import composed, routes, torch_route
+from fasttfm.functional.attention import backend as attention_backend
+from fasttfm.functional.attention import products
 from fasttfm.functional.operator import forget_plans
 from fasttfm.kernels import masked_softmax
 from fasttfm.kernels.attention import backward as attention_backward
@@ -91,7 +92,7 @@ def small_tiles(monkeypatch, route):
         monkeypatch.setattr(masked_softmax, "ONE_PASS", 8)
         monkeypatch.setattr(masked_softmax, "MASKED_SOFTMAX", lambda *a: Tile(4, 16, 4, 1))
     monkeypatch.setattr(attention_launch, "route", lambda *a: route.split(",")[0])
-    monkeypatch.setattr(routes, "_is_narrow", lambda *a: False)
+    monkeypatch.setattr(attention_backend, "_is_narrow", lambda *a: False)
     forget_plans()
 
 
@@ -169,10 +170,13 @@ BANDS = {
 @pytest.mark.parametrize("name", BANDS)
 def test_a_window_on_a_cpu_multiplies_its_own_keys_alone(name, monkeypatch):
     multiplied = []
-    whole = composed._whole
-    monkeypatch.setattr(
-        composed, "_whole", lambda q, k, *a: multiplied.append(q.shape[2] * k.shape[2]) or whole(q, k, *a)
-    )
+    forward = products.forward
+
+    def counted(backend, q, k, *others, **output):
+        multiplied.append(q.shape[2] * k.shape[2])
+        return forward(backend, q, k, *others, **output)
+
+    monkeypatch.setattr(products, "forward", counted)
     options, queries = BANDS[name](), 1 if name == "one query" else 200
     tensors = [torch.randn(B, H, n, 8, dtype=torch.float64, requires_grad=True) for n in (queries, 260, 260)]
     ours, theirs = (results(f, tensors, options) for f in (F.attention, expected))
@@ -282,8 +286,8 @@ SUNK = {
 def test_sinks_beside_long_rows_are_computed_by_torch_s_kernel(name, key_heads, monkeypatch):
     """Gradients too, that of the sinks among them."""
     calls = []
-    fused = torch_route.fused_forward
-    monkeypatch.setattr(torch_route, "fused_forward", lambda *a: calls.append(1) or fused(*a))
+    fused = products.fused_forward
+    monkeypatch.setattr(products, "fused_forward", lambda *a: calls.append(1) or fused(*a))
     tensors = [torch.randn(B, h, n, 8, requires_grad=True) for h, n in ((H, 200), (key_heads, 260), (key_heads, 260))]
     options = {"sinks": torch.randn(H), **SUNK[name]()}
     ours, theirs = (results(f, tensors, options) for f in (F.attention, expected))
@@ -320,6 +324,8 @@ def test_slopes_are_as_exact_as_the_queries():
 class Passes(TorchDispatchMode):
     """Names the operators that write so many numbers or more."""
 
+    sees_through_operators = True
+
     def __init__(self, numbers):
         super().__init__()
         self.numbers, self.names = numbers, []
@@ -335,7 +341,8 @@ class Passes(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("options", "forward", "backward"),
     [
-        ({"softcap": 50.0}, ["bmm", "tanh_", "add", "_softmax"], 4),  # there: of bmm, softmax, add's factor, tanh
+        # backward: of bmm, softmax, the scores and tanh once more, its gradient, the scale
+        ({"softcap": 50.0}, ["bmm", "tanh", "add", "_softmax"], 6),
         ({"sinks": torch.randn(H)}, [], 0),
     ],
 )
@@ -354,10 +361,9 @@ def test_so_many_passes_are_made_over_the_scores(options, forward, backward):
     "options", [{"alibi_slopes": torch.ones(2) / 4}, {"key_lengths": torch.tensor([300])}], ids=str
 )
 def test_what_is_added_to_the_scores_is_made_once_for_both_passes(options, monkeypatch):
-    made, bias = [], torch_route.bias
-    monkeypatch.setattr(torch_route, "bias", lambda *given: made.append(1) or bias(*given))
+    made, bias = [], products.bias
+    monkeypatch.setattr(products, "bias", lambda *given: made.append(1) or bias(*given))
     x = torch.randn(1, 2, 512, 16, requires_grad=True)
     output = F.attention(x, x, x, **options)
-    assert routes.takes_fused(x, x, x, None)
     torch.autograd.grad(output.sum(), x)
     assert len(made) == 1

@@ -53,11 +53,6 @@ NETWORK = [(7, 8), (40, 8), (40,), (8, 40), (8,)]
 VECTOR, ROWS = (16,), (3, 16)
 
 
-def biased(joint: Tensor, query: Tensor, bias: Tensor, query_bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Projections with biases that take their gradients elsewhere."""
-    return joint + bias.detach().view(joint.shape[-3:]), query + query_bias.detach().view(query.shape[-2:])
-
-
 Use = tuple[Callable[..., Tensor], list[tuple[int, ...]]]
 USES: dict[str, Use] = {
     "attention": (lambda q, k, v: F.attention(q, k, v, key_lengths=LENGTHS, causal=True, **DROP), heads(5, 6)),
@@ -79,17 +74,18 @@ USES: dict[str, Use] = {
     "varlen, scored": (
         lambda x, s: F.varlen_attention(x, x, x, STARTS, STARTS, 5, 5, sinks=s, **SCORED), [(9, 2, 8), (2,)],
     ),
-    "joint, packed": (lambda x: F.joint_varlen_attention(x, None, STARTS, STARTS, 5, 5, **DROP), [(9, 3, 2, 8)]),
-    "joint, packed, biases": (
-        lambda x, q, b, c: F.joint_varlen_attention(*biased(x, q, b, c), STARTS, STARTS, 5, 5, biases=(b, c), **DROP),
-        [(9, 2, 2, 8), (9, 2, 8), (32,), (16,)],
+    "packed_qkv, varlen": (
+        lambda x: F.varlen_packed_qkv_attention(x, None, STARTS, STARTS, 5, 5, **DROP), [(9, 3, 2, 8)],
     ),
-    "joint": (lambda x: F.joint_attention(x, key_lengths=LENGTHS[:1], causal=True, **DROP), [(1, 6, 3, 2, 8)]),
-    "joint, biases": (
-        lambda x, q, b, c: F.joint_attention(*biased(x, q, b, c), biases=(b, c), key_lengths=LENGTHS, **DROP),
-        [(2, 6, 2, 2, 8), (2, 5, 2, 8), (32,), (16,)],
+    "packed_qkv": (
+        lambda x: F.packed_qkv_attention(x, key_lengths=LENGTHS[:1], causal=True, **DROP), [(1, 6, 3, 2, 8)]
     ),
-    "joint, mask": (lambda x: F.joint_attention(x, mask=torch.tensor([True] * 4 + [False] * 2)), [(1, 6, 3, 2, 8)]),
+    "packed_qkv, query": (
+        lambda x, q: F.packed_qkv_attention(x, q, key_lengths=LENGTHS, **DROP), [(2, 6, 2, 2, 8), (2, 5, 2, 8)],
+    ),
+    "packed_qkv, mask": (
+        lambda x: F.packed_qkv_attention(x, mask=torch.tensor([True] * 4 + [False] * 2)), [(1, 6, 3, 2, 8)]
+    ),
     "rotary": (lambda x: F.rotary(x, *F.rotary_tables(6, 8), interleaved=True), [(2, 2, 5, 8)]),
     "rotary, positions": (lambda x: F.rotary(x, *F.rotary_tables(6, 8), torch.arange(5)[None]), [(2, 2, 5, 8)]),
     "layer_norm": (lambda x, w, b: F.layer_norm(x, w, b), [ROWS, VECTOR, VECTOR]),
@@ -144,8 +140,6 @@ def rarely_called() -> None:
     table = torch.tensor([[3, 1], [0, 2]])
     options = {"cache_lengths": torch.tensor([2, 5]), "block_table": table, "window": (4, None), "causal": True}
     F.attention_with_cache(query, torch.randn(4, 2, 4, 8), torch.randn(4, 2, 4, 8), key, key, **options)
-    with F.backend("torch"):  # kernels draw their masks themselves
-        F.attention(query, query, query, **SCORED | {"alibi_slopes": torch.rand(4)}, **DROP)
 
 
 def registered() -> set[str]:

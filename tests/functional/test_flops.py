@@ -35,11 +35,12 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], list[tuple[
     "long rows": (F.attention, scaled_dot_product_attention, [(1, 2, 18, 8), (1, 2, 20, 8), (1, 2, 20, 8)]),
     "weights": (F.attention_weights, lambda q, k: q @ k.transpose(-2, -1), [QUERY, KEY]),
     "varlen": (lambda *t: F.varlen_attention(*t, STARTS, OTHERS, 5, 6), sequences, [(9, 2, 8)] * 3),
-    "joint": (
-        F.joint_attention, lambda x: scaled_dot_product_attention(*x.permute(2, 0, 3, 1, 4).unbind()), [(2, 6, 3, 2, 8)]
+    "packed_qkv": (
+        F.packed_qkv_attention, lambda x: scaled_dot_product_attention(*x.permute(2, 0, 3, 1, 4).unbind()),
+        [(2, 6, 3, 2, 8)],
     ),
-    "joint, packed": (
-        lambda x: F.joint_varlen_attention(x, None, OTHERS, OTHERS, 6, 6),
+    "packed_qkv, varlen": (
+        lambda x: F.varlen_packed_qkv_attention(x, None, OTHERS, OTHERS, 6, 6),
         lambda x: sequences(*x.unbind(1), OTHERS), [(9, 3, 2, 8)],
     ),
     "feed_forward": (

@@ -64,8 +64,8 @@ CALLS = {
     "packed, sinks": lambda x: F.varlen_attention(
         *3 * [x[0].transpose(0, 1)], STARTS, STARTS, 40, 40, sinks=torch.zeros(2)
     ),
-    "joint": lambda x: F.joint_attention(torch.stack(3 * [x.transpose(1, 2)], 2)),
-    "joint and packed": lambda x: F.joint_varlen_attention(
+    "joint": lambda x: F.packed_qkv_attention(torch.stack(3 * [x.transpose(1, 2)], 2)),
+    "joint and packed": lambda x: F.varlen_packed_qkv_attention(
         torch.stack(3 * [x[0].transpose(0, 1)], 1), None, STARTS, STARTS, 40, 40
     ),
     "a cache": lambda x: F.attention_with_cache(x[:, :, :3], x.clone(), x.clone(), cache_lengths=64),

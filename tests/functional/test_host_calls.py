@@ -22,7 +22,7 @@ BOUNDS = {
     "attention, forward + backward": Bound(126),
     "attention, lengths and dropout, forward + backward": Bound(130, 100),
     "attention, mask, forward + backward": Bound(130),
-    "joint_attention, lengths and dropout, forward + backward": Bound(126),
+    "packed_qkv_attention, lengths and dropout, forward + backward": Bound(126),
     "varlen_attention, forward + backward": Bound(133),
     "layer_norm, forward + backward": Bound(121, 80),
     "residual_layer_norm, dropout, forward + backward": Bound(130, 100),

@@ -27,7 +27,7 @@ def leaf(x):
 
 def calls():
     """Operators and the fields of a call of each."""
-    heads, joint, last = torch.randn(2, 5, 2, 8), torch.randn(2, 5, 2, 2, 8), (0, 0, False, 0, -1, 0.0, 0)
+    heads, packed_kv, last = torch.randn(2, 5, 2, 8), torch.randn(2, 5, 2, 2, 8), (0, 0, False, 0, -1, 0.0, 0)
     network = torch.randn(32, 16), torch.randn(32), torch.randn(16, 32), VECTOR
     return {
         "residual_norm": (RESIDUAL_NORM, (ROWS, VECTOR, ROWS + 1, VECTOR, VECTOR, SEED, 1e-5, 0.5, 1, False)),
@@ -36,7 +36,7 @@ def calls():
         "feed_forward": (FEED_FORWARD, (ROWS, *network, 0.5, SEED, 2, "relu")),
         "attention": (
             ATTENTION,
-            (heads, joint, None, VECTOR, torch.randn(32), *NOTHING, None, SEED, *last, 0.5, 0.3, 1, False),
+            (heads, packed_kv, None, *NOTHING, None, SEED, *last, 0.5, 0.3, 1, False, False),
         ),
     }
 

@@ -31,8 +31,8 @@ from fasttfm.kernels.chip import INTERPRETER
 from fasttfm.kernels.launch import interpreted
 
 PLANNED = ["layer_norm", "residual_layer_norm", "rms_norm",
-           "residual_rms_norm", "attention", "joint_attention", "varlen_attention",
-           "joint_varlen_attention", "embed", "rotary", "feed_forward", "feed_forward_gelu"]  # fmt: skip
+           "residual_rms_norm", "attention", "packed_qkv_attention", "varlen_attention",
+           "varlen_packed_qkv_attention", "embed", "rotary", "feed_forward", "feed_forward_gelu"]  # fmt: skip
 """Of public_surface.functions(): whose operators have plans of their own, on both routes."""
 EVERY = [*PLANNED, "cross_entropy", "linear_cross_entropy", "residual_add", "attention_weights"]
 """With those that ask for a plan in part of their calls, or take what is no float."""
@@ -287,9 +287,9 @@ def test_a_backend_and_a_tile_hold_from_the_next_call_on(name):
 def test_a_gradient_that_is_not_recorded_is_part_of_a_signature_too():
     x, mask = torch.randn(1, 3, 3, 1, 8), torch.zeros(3, 3)
     with torch.no_grad():
-        F.joint_attention(x, mask=mask)
+        F.packed_qkv_attention(x, mask=mask)
         with pytest.raises(ValueError, match="mask takes no gradient"):
-            F.joint_attention(x, mask=mask.requires_grad_())
+            F.packed_qkv_attention(x, mask=mask.requires_grad_())
 
 
 class Product(NamedTuple):

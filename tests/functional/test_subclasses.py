@@ -61,7 +61,7 @@ def mesh(tmp_path) -> Iterator[Any]:
 CALLS: dict[str, tuple[Callable[..., Any], Callable[[], list[Tensor]]]] = {
     "attention query": (F.attention, lambda: [*torch.randn(3, *HEADS)]),
     "attention_weights query": (F.attention_weights, lambda: [*torch.randn(2, *HEADS)]),
-    "joint_attention joint": (F.joint_attention, lambda: [torch.randn(2, N, 3, 2, 8)]),
+    "packed_qkv_attention packed_qkv": (F.packed_qkv_attention, lambda: [torch.randn(2, N, 3, 2, 8)]),
     "rms_norm x": (F.rms_norm, lambda: [torch.randn(N, E), torch.randn(E)]),
     "residual_layer_norm x": (
         F.residual_layer_norm, lambda: [torch.randn(N, E), torch.randn(N, E), torch.randn(E), torch.randn(E)],
@@ -122,7 +122,7 @@ def test_a_causal_bias_is_the_triangle_that_it_says(make, keys, route):
             F.scaled_dot_product_attention(query, key, value, bias),
             F.attention(query, key, value, mask=bias),
             F.attention_weights(query, key, mask=bias) @ value,
-            F.joint_attention(torch.stack([key, value]).permute(1, 3, 0, 2, 4), query.transpose(1, 2), mask=bias)
+            F.packed_qkv_attention(torch.stack([key, value]).permute(1, 3, 0, 2, 4), query.transpose(1, 2), mask=bias)
             .unflatten(2, (2, 8)).transpose(1, 2),
         ):  # fmt: skip
             torch.testing.assert_close(got, expected)

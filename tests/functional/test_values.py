@@ -11,7 +11,7 @@ def packed(starts, most=3, cu_seqlens_k=None, joint=False):
     x, starts = torch.randn(6, 2, 8), torch.tensor(starts)
     keys = starts if cu_seqlens_k is None else torch.tensor(cu_seqlens_k)
     if joint:
-        return F.joint_varlen_attention(torch.stack((x, x, x), 1), None, starts, keys, most, most)
+        return F.varlen_packed_qkv_attention(torch.stack((x, x, x), 1), None, starts, keys, most, most)
     return F.varlen_attention(x, x, x, starts, keys, most, most)
 
 

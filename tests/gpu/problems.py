@@ -78,18 +78,20 @@ def _attention(B: int, H: int, L: int, S: int, D: int, Dv: int, *, p: float = 0.
     return Problem(" ".join(words), inputs, ours, theirs, p > 0, keys=S, width=max(D, Dv), extras=extras)
 
 
-def _joint(B: int, L: int, S: int | None, H: int, D: int, *, causal: bool) -> Problem:
-    """attention on projections as they lie in memory, with the projections' biases; S: keys of their own."""
+def _packed_qkv(B: int, L: int, S: int | None, H: int, D: int, *, causal: bool) -> Problem:
+    """attention on packed projections; S: keys of their own."""
     options: dict[str, Any] = {"causal": causal, "dropout_p": 0.1, "site": 6}
 
-    def theirs(seed: Tensor, joint: Tensor, query: Tensor | None = None) -> Tensor:
-        query, key, value = joint.unbind(2) if query is None else (query, *joint.unbind(2))
+    def theirs(seed: Tensor, packed_qkv: Tensor, query: Tensor | None = None) -> Tensor:
+        query, key, value = packed_qkv.unbind(2) if query is None else (query, *packed_qkv.unbind(2))
         heads = (x.transpose(1, 2) for x in (query, key, value))
         return reference.attention(*heads, seed=seed, **options)[0].transpose(1, 2).flatten(2)
 
-    shapes = {"joint": (B, L, 3, H, D)} if S is None else {"joint": (B, S, 2, H, D), "query": (B, L, H, D)}
-    name = f"joint_attention {L}x{S or L}" + (" causal" if causal else "")
-    alone = _simple(name, shapes, lambda seed, **t: F.joint_attention(**t, seed=seed, **options), theirs, dropout=True)
+    shapes = {"packed_qkv": (B, L, 3, H, D)} if S is None else {"packed_qkv": (B, S, 2, H, D), "query": (B, L, H, D)}
+    name = f"packed_qkv_attention {L}x{S or L}" + (" causal" if causal else "")
+    alone = _simple(
+        name, shapes, lambda seed, **t: F.packed_qkv_attention(**t, seed=seed, **options), theirs, dropout=True
+    )
     return replace(alone, keys=S or L, width=D, extras=1)
 
 
@@ -297,9 +299,9 @@ ATTENTION: list[Problem] = [
     _packed([0, 100, 107], [0, 90, 97], 2, 64, causal=False),
     _packed([0, 200, 207], [0, 200, 207], 1, 32, causal=True),
     _packed([0, 70, 107], [0, 150, 157], 1, 128, causal=False),
-    _joint(3, 27, None, 2, 64, causal=True),
-    _joint(2, 140, None, 2, 64, causal=True),
-    _joint(2, 20, 30, 2, 64, causal=False),
+    _packed_qkv(3, 27, None, 2, 64, causal=True),
+    _packed_qkv(2, 140, None, 2, 64, causal=True),
+    _packed_qkv(2, 20, 30, 2, 64, causal=False),
 ]
 """Each goes through every route that can take it: test_attention_routes.py."""
 

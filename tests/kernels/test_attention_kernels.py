@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from accuracy import FLOOR, solve, weigh_all
+from biased_attention import biased_attention
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shared_fixtures import examples
@@ -403,7 +404,7 @@ def test_a_packed_length_that_does_not_fit_32_bits_is_refused_by_name(monkeypatc
     for kernel, kernels, table in (("flash", attention, "FORWARD"), ("short", attention_short, "SHORT_FORWARD")):
         monkeypatch.setattr(kernels, table, lambda *size: Tile(16, 16, 4))
         with pytest.raises(ValueError, match=r"S is 2,147,483,648"):
-            once.forward(kernel, x, x, x, packed=attention_launch.Packed(starts, starts, 4, 2**31))
+            once.forward(kernel, x, x, x, packed=(starts, starts, 4, 2**31))
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -570,9 +571,9 @@ def heads_of(x):
 
 WAYS = {
     "separate": lambda x, **o: F.attention(*heads_of(x), **o),
-    "joint": F.joint_attention,
-    "causal": lambda x, **o: F.joint_attention(x, causal=True, **o),
-    "biases": lambda x, **o: F.joint_attention(x, biases=(x.new_zeros(192).requires_grad_(), None), **o),
+    "packed_qkv": F.packed_qkv_attention,
+    "causal": lambda x, **o: F.packed_qkv_attention(x, causal=True, **o),
+    "biases": lambda x, dropout_p, seed: biased_attention(x, biases=[x.new_zeros(192)], p=dropout_p, seed=seed),
     "shared": lambda x, **o: F.attention(x[:, :, :2, 0].transpose(1, 2), *2 * [x[:, :, 2].transpose(1, 2)], **o),
     "packed": lambda x, **o: F.varlen_attention(*x.flatten(0, 1).unbind(1), *2 * [STARTS], 100, 100, **o),
 }
@@ -583,7 +584,7 @@ STARTS = torch.tensor([0, 100, 150])
     ("chip", "way", "rows", "width", "p", "launches"),
     [
         ("sm_90", "separate", 100, 64, 0.1, 2),
-        ("sm_90", "joint", 65, 64, 0.1, 2),
+        ("sm_90", "packed_qkv", 65, 64, 0.1, 2),
         ("sm_90", "causal", 128, 40, 0.1, 2),
         ("sm_90", "biases", 100, 64, 0.1, 1),
         ("sm_90", "shared", 100, 64, 0.1, 1),

@@ -7,6 +7,7 @@ tiles each.
 
 import pytest
 import torch
+from biased_attention import biased_attention
 from test_attention_kernels import take  # noqa: F401 (a fixture)
 
 from fasttfm import functional as F
@@ -118,10 +119,10 @@ def test_attention_of_no_queries(take, guards, route):  # noqa: F811
 def test_query_heads_that_share_keys(take, guards, route):  # noqa: F811
     take(route)
 
-    def call(joint, query, lengths, seed, *biases):
-        return F.joint_attention(joint, query, biases=biases, key_lengths=lengths, dropout_p=0.2, seed=seed)
+    def call(packed_kv, query, lengths, seed):
+        return F.packed_qkv_attention(packed_kv, query, key_lengths=lengths, dropout_p=0.2, seed=seed)
 
-    check(guards, call, leaf(2, 21, 2, 2, 12), leaf(2, 19, 6, 12), torch.tensor([21, 5]), SEED, leaf(48), leaf(72))
+    check(guards, call, leaf(2, 21, 2, 2, 12), leaf(2, 19, 6, 12), torch.tensor([21, 5]), SEED)
 
 
 @pytest.mark.parametrize("route", ["short", "flash"])
@@ -129,12 +130,25 @@ def test_packed_attention(take, guards, route):  # noqa: F811
     take(route)
     starts = torch.tensor([0, 5, 5, 23])
 
-    def call(joint, starts, seed, bias):
-        return F.joint_varlen_attention(
-            joint, None, starts, starts, 18, 18, biases=(bias, None), causal=True, dropout_p=0.2, seed=seed
+    def call(packed_qkv, starts, seed):
+        return F.varlen_packed_qkv_attention(
+            packed_qkv, None, starts, starts, 18, 18, causal=True, dropout_p=0.2, seed=seed
         )
 
-    check(guards, call, leaf(25, 3, 2, 12), starts, SEED, leaf(72))
+    check(guards, call, leaf(25, 3, 2, 12), starts, SEED)
+
+
+def test_sums_of_biases(take, guards):  # noqa: F811
+    take("short")
+
+    def shared(query, packed_kv, lengths, seed, *biases):
+        return biased_attention(query, packed_kv, biases=biases, lengths=lengths, p=0.2, seed=seed)
+
+    def packed(packed_qkv, starts, seed, bias):
+        return biased_attention(packed_qkv, biases=[bias], starts=starts, longest=18, causal=True, p=0.2, seed=seed)
+
+    check(guards, shared, leaf(2, 19, 6, 12), leaf(2, 21, 2, 2, 12), torch.tensor([21, 5]), SEED, leaf(72), leaf(48))
+    check(guards, packed, leaf(25, 3, 2, 12), torch.tensor([0, 5, 5, 23]), SEED, leaf(72))
 
 
 @pytest.mark.parametrize(("rows", "width", "hidden", "out"), [(37, 33, 70, 19), (3, 1, 31, 33)])

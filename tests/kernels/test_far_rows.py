@@ -72,8 +72,8 @@ def test_packed_and_joint_projections(take, far, route):  # noqa: F811
         q, k, v = (part.transpose(0, 1) for part in x)  # (T, H, D)
         outputs = [F.varlen_attention(q, k, v, starts, starts, ROWS, ROWS)]
         projected = x.permute(2, 0, 1, 3)  # (T, 3, H, D)
-        outputs.append(F.joint_varlen_attention(projected, None, starts, starts, ROWS, ROWS))
-        outputs.append(F.joint_attention(projected[None]))
+        outputs.append(F.varlen_packed_qkv_attention(projected, None, starts, starts, ROWS, ROWS))
+        outputs.append(F.packed_qkv_attention(projected[None]))
         outputs.append(F.attention(*x[:, None]))
         return *outputs, *(torch.autograd.grad(y.square().sum(), x)[0] for y in outputs)
 

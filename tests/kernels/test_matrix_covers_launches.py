@@ -146,8 +146,8 @@ def every_attention(tensor):
             *(tensor(length + 5, 1, 64) for _ in range(3)),
         )
     for joint in (tensor(1, 20, 3, 1, 64), tensor(1, 20, 3, 2, 32), tensor(1, 60, 3, 1, 64), tensor(1, 150, 3, 1, 64)):
-        with_gradients(lambda x: F.joint_attention(x, causal=True, dropout_p=0.1), joint)
-    with_gradients(lambda x, q: F.joint_attention(x, q), tensor(1, 30, 2, 1, 64), tensor(1, 20, 1, 64))
+        with_gradients(lambda x: F.packed_qkv_attention(x, causal=True, dropout_p=0.1), joint)
+    with_gradients(lambda x, q: F.packed_qkv_attention(x, q), tensor(1, 30, 2, 1, 64), tensor(1, 20, 1, 64))
     for keys in (20, 150, 9000):
         with_gradients(
             lambda q, k, m: F.attention_weights(q, k, mask=m, dropout_p=0.1),

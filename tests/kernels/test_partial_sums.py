@@ -126,15 +126,15 @@ def test_a_layers_gradients_are_the_same_bits_in_one_launch(route, dtype):
         RESIDUAL_NORM: (x, vector[0], x, *vector[1:3], seed, 1e-5, 0.5, 1, False, "triton"),
         FEED_FORWARD: (x, *network, 0.5, seed, 2, "relu", "triton"),
         ATTENTION: (
-            new(2, 7, 3, 2, 8), None, None, new(48), *[None] * 8, seed, 0, 0, False, 0, -1, 0.0, 0, 0.5, 0.3, 1,
-            False, route,
+            new(2, 7, 3, 2, 8), None, None, *[None] * 7, seed, 0, 0, False, 0, -1, 0.0, 0, 0.5, 0.3, 1,
+            False, False, route,
         ),
     }  # fmt: skip
     steps = []
     for operator, given in fields.items():
         inner = Inner(operator)
         outputs, saved = inner(*given)
-        leading = {RESIDUAL_NORM: (None, None), ATTENTION: (False,)}.get(operator, ())
+        leading = {RESIDUAL_NORM: (None, None), ATTENTION: (False, torch.float32)}.get(operator, ())
         steps.append((inner, (torch.randn_like(outputs[0]), *leading, saved)))
     expected = [inner.backward(*given) for inner, given in steps]
     known = {}

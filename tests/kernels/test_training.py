@@ -9,13 +9,13 @@ from fasttfm import functional, reference
 from fasttfm.models import Transformer, TransformerConfig, attention, embedding, feed_forward, layers, loss, residual
 
 
-def joint_attention(joint, query, **options):
-    q, k, v = (part.transpose(1, 2) for part in (*([] if query is None else [query]), *joint.unbind(2)))
+def packed_qkv_attention(packed_qkv, query, **options):
+    q, k, v = (part.transpose(1, 2) for part in (*([] if query is None else [query]), *packed_qkv.unbind(2)))
     return reference.attention(q, k, v, **options)[0].transpose(1, 2).flatten(2)
 
 
 SPECIFICATION = SimpleNamespace(
-    joint_attention=joint_attention,
+    packed_qkv_attention=packed_qkv_attention,
     feed_forward=reference.feed_forward,
     residual_layer_norm=reference.residual_layer_norm,
     layer_norm=reference.layer_norm,

@@ -1,1 +1,1 @@
-"""Attention: what is asked (dense, packed, joint), and the routes that compute it."""
+"""Attention: what is asked (api.py), and the backends that compute it."""

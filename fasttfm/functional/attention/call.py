@@ -3,30 +3,75 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fasttfm.functional.attention import routes
-from fasttfm.functional.attention.arguments import Options, Sequences
 from fasttfm.functional.attention.layout import by_head
 from fasttfm.functional.operator import Mask, Size, Whole
 
+Window = tuple[int | None, int | None]
+"""Keys before the diagonal and past it that a query may attend, None for no bound."""
+
+LARGEST = 1e30
+"""Of a scale, a soft cap and a slope, in size, and what larger sinks count as: float32 holds it times any distance."""
+KERNELS = ("short", "flash")
+SAVING_WEIGHTS = ("explicit", "softmax")
+"""Backends that keep the weights (B, H, L, S) for the backward pass; others their log-sum-exp, (B, H, L) or (H, Tq)."""
+
+
+class Options(NamedTuple):
+    """Everything but query, key and value, as the kernels name it.
+
+    Query i sees keys up to i + causal_offset if causal, and from i + causal_offset - window on if window is not -1.
+    """
+
+    key_lengths: Whole | None
+    mask: Mask | None
+    causal: bool
+    causal_offset: Size
+    dropout_p: float
+    scale: float
+    seed: Whole | None
+    site: int
+    offsets: Whole | None = None
+    """(B,), of each batch row, added to causal_offset."""
+    window: Size = -1
+    softcap: float = 0.0
+    slopes: Tensor | None = None
+    """(B, H) or (1, H) float32, beside float64 of it, of ALiBi."""
+    past: Size = 0
+    """Keys past the diagonal that causal_offset lets a query see: ALiBi counts from the diagonal."""
+    sinks: Tensor | None = None
+    """(H,)"""
+
+
+class Sequences(NamedTuple):
+    """Sequences one after the other on both sides."""
+
+    cu_seqlens_q: Whole
+    """(B + 1,) int32 or int64: where each begins among the queries, and the end of the last."""
+    cu_seqlens_k: Whole
+    """The same among the keys."""
+    max_seqlen_q: Size
+    """No sequence has more queries."""
+    max_seqlen_k: Size
+    """No sequence has more keys."""
+
 
 class Call(NamedTuple):
+    """A call of the operator, which has all fields of Options."""
+
     query: Tensor
-    """Queries, or queries, keys and values."""
+    """Queries, or packed queries, keys and values."""
     key: Tensor | None
-    """Keys, or keys and values."""
+    """Keys, or packed keys and values."""
     value: Tensor | None
-    query_bias: Tensor | None
-    """What was added to query, and takes its gradient from here, (N,)."""
-    key_bias: Tensor | None
     key_lengths: Whole | None
     cu_seqlens_q: Whole | None
-    """(B + 1,): where each sequence begins among the queries, and the end of the last."""
+    """As Sequences has it; None where batch rows are padded."""
     cu_seqlens_k: Whole | None
     mask: Mask | None
     offsets: Whole | None
@@ -34,7 +79,6 @@ class Call(NamedTuple):
     sinks: Tensor | None
     seed: Whole | None
     max_seqlen_q: Size
-    """No sequence has more queries; 0 where these are not packed."""
     max_seqlen_k: Size
     causal: bool
     causal_offset: Size
@@ -46,15 +90,9 @@ class Call(NamedTuple):
     site: int
     covered: bool
     """Whether packed sequences reach to the last row."""
-    route: str
-
-    @property
-    def options(self) -> Options:
-        """All but the heads and where they are."""
-        return Options(
-            self.key_lengths, self.mask, self.causal, self.causal_offset, self.dropout_p, self.scale, self.seed,
-            self.site, self.offsets, self.window, self.softcap, self.slopes, self.past, self.sinks,
-        )  # fmt: skip
+    only_weights: bool
+    """Whether the output is the weights after dropout; value is not read then."""
+    backend: str
 
     @property
     def packed(self) -> bool:
@@ -94,31 +132,37 @@ class Call(NamedTuple):
             x = x.unflatten(-1, (heads, -1))
         return self.by_head(x)
 
+    @property
+    def sizes(self) -> tuple[Size, Size, Size, Size]:
+        """(B, H, L, S); of packed sequences the most queries and keys of one."""
+        query, key, _ = self.apart
+        if self.packed:
+            return self.batch, query.shape[1], self.max_seqlen_q, self.max_seqlen_k
+        batch, heads, queries, _ = self.by_head(query).shape
+        return batch, heads, queries, key.shape[2 if self.value is not None else 1]
+
 
 class Saved(NamedTuple):
     call: Call
     output: Tensor | None
     """None where the weights are saved and there are no sinks."""
     saved: Tensor
-    """The weights before dropout or the log-sum-exp, (B, H, L) or (H, Tq), as routes.saves_weights() says."""
+    """The weights before dropout or the log-sum-exp, as SAVING_WEIGHTS says."""
     kept: Tensor | None
-    """What routes.forward() gives beside: weights padded, the log-sum-exp."""
+    """From explicit the weights after dropout, from fused what is added to the scores."""
+    lse: Tensor | None
+    """The log-sum-exp beside weights, where there are sinks."""
+
+
+def is_plain(options: Options | Call) -> bool:
+    """Return whether scores are neither shifted by batch row, cut off on the left, capped, sloped nor beside sinks."""
+    without = options.offsets is options.slopes is options.sinks is None
+    return without and options.window == -1 and options.softcap == 0.0
 
 
 def is_empty(call: Call) -> bool:
     """Return whether there is nothing to attend."""
     return not (call.query.numel() and (call.key is None or call.key.numel()))
-
-
-def key_count(call: Call) -> Size:
-    if call.key is None:
-        return call.query.shape[1]
-    return call.key.shape[1 if call.value is None else 2]
-
-
-def has_elements(shape: Sequence[Size]) -> bool:
-    """Return whether a tensor of this shape has elements."""
-    return all(size > 0 for size in shape)
 
 
 def output_layout(call: Call) -> tuple[tuple[Size, ...], tuple[Size, ...]]:
@@ -130,19 +174,27 @@ def output_layout(call: Call) -> tuple[tuple[Size, ...], tuple[Size, ...]]:
     if call.packed:
         rows = query.shape[0]
         return ((rows, row), (row, 1)) if call.value is None else ((rows, heads, width), (row, width, 1))
+    if call.only_weights:
+        batch, heads, length, keys = call.sizes
+        return (batch, heads, length, keys), (heads * length * keys, length * keys, keys, 1)
     if call.value is not None:
-        batch, _, length, _ = query.shape
-        return (batch, heads, length, width), (length * row, width, row, 1)
+        return heads_last(query, width)
     batch, length = query.shape[:2]
-    first = routes.writes_where_told(call.route) and query.stride(0) < query.stride(1)
+    first = call.backend in (*KERNELS, "blocks") and query.stride(0) < query.stride(1)
     return (batch, length, row), (row, batch * row, 1) if first else (length * row, row, 1)
 
 
+def heads_last(x: Tensor, width: Size) -> tuple[tuple[Size, ...], tuple[Size, ...]]:
+    """Shape (B, H, L, width) of x (B, H, L, .), and the strides of (B, L, H, width)."""
+    batch, heads, length = x.shape[:3]
+    return (batch, heads, length, width), (length * heads * width, width, heads * width, 1)
+
+
 def gradient_memory(call: Call) -> Callable[[Call], tuple[Any, ...]]:
-    """A function of such calls to memory for the gradients of query, key and value: of projections laid out as they
-    are, where the numbers of a head's row are neighbours, as attention writes them."""
+    """A function of such calls to memory for the gradients of query, key and value: of packed projections laid out as
+    they are, where the numbers of a head's row are neighbours, as attention writes them."""
     if call.value is not None and not call.packed:
-        q, k, v = (_heads_last(x) for x in (call.query, call.key, call.value))  # type: ignore[arg-type]
+        q, k, v = (heads_last(x, x.shape[3]) for x in call.apart)
         return lambda call: (
             call.query.new_empty_strided(*q), call.query.new_empty_strided(*k), call.query.new_empty_strided(*v)
         )  # fmt: skip
@@ -162,24 +214,16 @@ def gradient_memory(call: Call) -> Callable[[Call], tuple[Any, ...]]:
     return memory
 
 
-def _heads_last(x: Tensor) -> tuple[tuple[Size, ...], tuple[Size, ...]]:
-    """Shape of x (B, H, L, D), and the strides of (B, L, H, D)."""
-    batch, heads, length, width = x.shape
-    return (batch, heads, length, width), (length * heads * width, width, heads * width, 1)
-
-
-def sinks_gradient(
-    call: Call, grad: Tensor, output: Tensor | None, saved: Tensor, kept: Tensor | None
-) -> Tensor | None:
-    """The gradient of the sinks (H,), if there are any, from that of the output and what the forward pass gave: a sink
-    takes its weight, at most 1, from all others of a row."""
-    sinks = call.sinks
-    if sinks is None or output is None:
+def sinks_gradient(saved: Saved, grad: Tensor) -> Tensor | None:
+    """The gradient of the sinks (H,), if there are any, from that of the output: a sink takes its weight, at most 1,
+    from all others of a row."""
+    call, output = saved.call, saved.output
+    sinks, lse = call.sinks, saved.lse if call.backend in SAVING_WEIGHTS else saved.saved
+    if sinks is None or output is None or lse is None:
         return None
     if call.packed:
         grad, output = grad.transpose(0, 1), output.transpose(0, 1)
-    lse = kept if routes.saves_weights(call.route) else saved
-    assert lse is not None
-    weight = torch.exp2((sinks.float()[:, None] * math.log2(math.e) - lse).clamp(max=0.0))
-    gradient = -weight * (grad.float() * output.float()).sum(-1)
+    precise = lse.dtype
+    weight = torch.exp2((sinks.to(precise)[:, None] * math.log2(math.e) - lse).clamp(max=0.0))
+    gradient = -weight * (grad.to(precise) * output.to(precise)).sum(-1)
     return gradient.sum(-1).view(-1, sinks.shape[0]).sum(0).to(sinks.dtype)

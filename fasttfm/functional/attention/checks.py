@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import math
 import operator
 
 import torch
 from torch import Tensor
 
-from fasttfm.functional.attention.arguments import LARGEST, Sequences
-from fasttfm.functional.attention.call import Call
+from fasttfm.functional.attention.call import LARGEST, Call, Sequences
 from fasttfm.functional.backends import values_are_checked
 from fasttfm.functional.dropout import dropout_for
 from fasttfm.functional.operator import REAL, Size, casts
@@ -93,26 +91,19 @@ def _check_masks(query: Tensor, key: Tensor, key_lengths: Tensor | None, mask: T
 
 def _check_projections(call: Call) -> None:
     """Raises ValueError for projections of another layout, and for what only attention() takes."""
-    joint, query = (call.query, None) if call.key is None else (call.key, call.query)
+    projected, query = (call.query, None) if call.key is None else (call.key, call.query)
     parts, dimensions = 3 if query is None else 2, 4 if call.packed else 5
-    if joint.dim() != dimensions or joint.shape[-3] != parts or (query is not None and query.dim() != dimensions - 1):
+    shape = tuple(projected.shape)
+    if len(shape) != dimensions or shape[-3] != parts or (query is not None and query.dim() != dimensions - 1):
         given = "" if query is None else f" with query {tuple(query.shape)}"
         wanted = "(B, L, 3, H, D), or (B, S, 2, H, D) with query (B, L, H, D)"
         if call.packed:
             wanted = "(T, 3, H, D), or (Tk, 2, H, D) with (Tq, H, D)"
-        raise ValueError(f"joint {tuple(joint.shape)}{given} must be {wanted}")
-    if joint.dtype not in REAL:
-        raise ValueError(f"joint has dtype {joint.dtype}: float32, float16 or bfloat16 is needed")
-    biased = call.query_bias is not None or call.key_bias is not None
-    if biased and (call.key_bias is None) != (query is None or call.query_bias is None):
-        raise ValueError("biases must be (joint's, query's), the latter None where there is no query")
-    for bias, x in ((call.query_bias, call.query), (call.key_bias, call.key)):
-        if bias is not None and x is not None:
-            name, width = ("joint", math.prod(x.shape[-3:])) if x is joint else ("query", math.prod(x.shape[-2:]))
-            if bias.shape != (width,):
-                raise ValueError(f"biases: {name}'s {tuple(bias.shape)} must be ({width},) for {tuple(x.shape)}")
-    if call.mask is not None and (call.mask.requires_grad or biased):
-        raise ValueError("joint_attention's mask takes no gradient and no biases: attention() takes both")
+        raise ValueError(f"packed_qkv {shape}{given} must be {wanted}")
+    if projected.dtype not in REAL:
+        raise ValueError(f"packed_qkv has dtype {projected.dtype}: float32, float16 or bfloat16 is needed")
+    if call.mask is not None and call.mask.requires_grad:
+        raise ValueError("packed_qkv_attention's mask takes no gradient: attention() takes one")
 
 
 def check_packed(query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> None:
@@ -141,16 +132,15 @@ def check_packed(query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor
 
 
 def checked_sequences(query: Tensor, key: Tensor | None, value: Tensor | None, sequences: Sequences) -> Sequences:
-    """The sequences of packed operands, as Call has them, with the longest where looking costs nothing, as
-    values_are_checked() says.
+    """The sequences of packed rows, with the longest where looking costs nothing, as values_are_checked() says.
 
     Raises ValueError for announced lengths that no kernel counts to, and, where it looks, for starts that do not rise
     from 0 up, end past the rows, or leave a longer sequence than announced.
     """
     queries, keys, *announced = sequences
     call = Call(
-        query, key, value, None, None, None, queries, keys, None, None, None, None, None, announced[0], announced[1],
-        False, 0, -1, 0.0, 0, 0.0, 1.0, 0, False, "auto",
+        query, key, value, None, queries, keys, None, None, None, None, None, announced[0], announced[1], False, 0, -1,
+        0.0, 0, 0.0, 1.0, 0, False, False, "auto",
     )  # fmt: skip
     if value is None:
         _check_projections(call)

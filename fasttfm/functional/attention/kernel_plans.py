@@ -6,10 +6,10 @@ from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from fasttfm.functional.attention import bias_sums
-from fasttfm.functional.attention.call import Call, gradient_memory, sinks_gradient
+from fasttfm.functional.attention.call import Call, Options, Saved, gradient_memory, sinks_gradient
 
 Outputs = tuple[Tensor | None, ...]
 
@@ -19,29 +19,26 @@ class _Reader:
 
     def __init__(self, call: Call, *, positive: bool = False) -> None:
         """positive: as Problems takes it."""
-        from fasttfm.kernels.attention.launch import Packed, Problems, prepare
+        from fasttfm.kernels.attention.launch import Problems, prepare
 
-        given = (call.query, call.key, call.value)
-        self._copied = any(x is not None and x.stride(-1) != 1 for x in given)
+        self._copied = any(x is not None and x.stride(-1) != 1 for x in call[:3])
         self._negated = positive and call.scale < 0.0
-        self._joint = call.key is None
-        self._projected = call.value is None
-        plain = not (self._copied or self._negated or self._projected)
+        self._parts = sum(x is not None for x in call[:3])
+        plain = self._parts == 3 and not (self._copied or self._negated)
         self.operands: Any = itemgetter(0, 1, 2) if plain else self._operands
         """Queries, keys and values of a call with unit stride in their last dimension, as views of where they begin."""
         heads = [call.by_head(x) for x in self.operands(call)]
-        packed = None if call.sequences is None else Packed(*call.sequences)
-        self.call = prepare(*heads, packed=packed, **call.options.arguments())
+        self.call = prepare(*heads, packed=call.sequences, **{name: getattr(call, name) for name in Options._fields})
         masks = {"mask": call.mask, "slopes": call.slopes, "sinks": call.sinks}
-        self.problem = Problems(self.call, call[5:8], **masks, positive=positive)
+        self.problem = Problems(self.call, call[3:6], **masks, positive=positive)
 
     def _operands(self, call: Call) -> tuple[Tensor, ...]:
         query, key, value = call[:3]
         if self._copied:
             query, key, value = (None if x is None else x.contiguous() for x in (query, key, value))  # type: ignore[assignment]
-        if self._joint:
+        if self._parts == 1:
             query, key, value = query.unbind(-3)
-        elif self._projected:
+        elif self._parts == 2:
             key, value = key.unbind(-3)  # type: ignore[union-attr]
         return -query if self._negated else query, key, value  # type: ignore[return-value]
 
@@ -59,20 +56,31 @@ def forward(call: Call, memory: Callable[[Call], tuple[Tensor, Tensor]]) -> Call
     prepared, (output, lse) = reader.call, memory(call)
     heads = prepared.inputs[0].shape[1]
     of_rows = lse.expand(call.batch, -1, -1) if call.packed else lse
-    plan: Any = short.Forward if call.route == "short" else long_forward.plan
+    plan: Any = short.Forward if call.backend == "short" else long_forward.plan
     launch = plan(prepared, call.output_by_head(output, heads), of_rows)
     reader.forget()
     operands, problem = reader.operands, reader.problem
 
     def compute(call: Any) -> Outputs:
         output, lse = memory(call)
-        launch(*operands(call), output, lse, problem(call[5:8], call[8:13], call.site))
-        return output, lse, None
+        launch(*operands(call), output, lse, problem(call[3:6], call[6:11], call.site))
+        return output, lse, None, None
 
     return compute
 
 
-def backward(grad: Tensor, mask_gradient: bool, saved: Any) -> Callable[[Any], Outputs]:
+def bias_rows(call: Call) -> tuple[Tensor, Tensor | None]:
+    """Memory for what each batch row adds to the gradients of the biases of packed projections, float32, in the place
+    of query and key."""
+    query, key = call[:2]
+    shape = (call.batch, *query.shape[-3 if key is None else -2 :])
+    of_key = None if key is None else key.new_empty((call.batch, *key.shape[-3:]), dtype=torch.float32)
+    return query.new_empty(shape, dtype=torch.float32), of_key
+
+
+def backward(
+    grad: Tensor, mask_gradient: bool, bias_dtype: torch.dtype | None, saved: Saved
+) -> Callable[[Any], Outputs]:
     """A function of the call of the backward operator."""
     from fasttfm.kernels.attention import backward as long_backward
     from fasttfm.kernels.attention import mask_gradient as kernel_of_masks
@@ -80,51 +88,54 @@ def backward(grad: Tensor, mask_gradient: bool, saved: Any) -> Callable[[Any], O
     from fasttfm.kernels.launch import chip
     from fasttfm.kernels.partial_sums import Sums
 
-    call, output, lse, _ = saved
+    call, output, lse, *_ = saved
     reader = _Reader(call)
     prepared = reader.call
     heads = prepared.inputs[0].shape[1]
     copied = grad.stride(-1) != 1
     row = call.output_by_head(grad.contiguous() if copied else grad, heads)
-    output = call.output_by_head(output, heads)
+    output = call.output_by_head(output, heads)  # type: ignore[arg-type]
     memory = gradient_memory(call)
     gradients = memory(call)
     written = call._replace(query=gradients[0], key=gradients[1], value=gradients[2])
     of_rows = lse.expand(call.batch, -1, -1) if call.packed else lse
-    biases = {place: bias for place, bias in enumerate(call[3:5]) if bias is not None}
-    count = call.batch if call.route == "short" or not call.packed else 1
-    shapes, dtypes = [(count, bias.numel()) for bias in biases.values()], [bias.dtype for bias in biases.values()]
-    sums = Sums([*biases], shapes, dtypes, chip(grad.device)) if biases else None
-    of_sums = bias_sums.memory(call).of_heads() if biases and call.route == "short" else None
-    if call.route == "short":
+    sums: Any = None
+    if call.backend == "short":
+        of_sums = None
+        if bias_dtype is not None:
+            rows = bias_rows(call)
+            of_sums = call._replace(query=rows[0], key=rows[1]).apart
+            shapes = [x.flatten(1).shape for x in rows if x is not None]
+            sums = Sums(range(len(shapes)), shapes, [bias_dtype] * len(shapes), chip(grad.device))
         launch: Any = short.backward(prepared, row, output, of_rows, written.heads, of_sums, packed=call.packed)
     else:
         launch = long_backward.Backward(prepared, row, output, of_rows, written.heads)
-    masks: Any = None if not mask_gradient else kernel_of_masks.Gradient(prepared, row, of_rows, call.mask)
+    mask: Any = call.mask
+    masks: Any = None if not mask_gradient else kernel_of_masks.Gradient(prepared, row, of_rows, mask)
     reader.forget()
-    joint, projected, biased, sunk = call.key is None, call.value is None, of_sums is not None, call.sinks is not None
+    packed_all, projected, sunk = call.key is None, call.value is None, call.sinks is not None
+
+    def apart(query: Tensor, key: Any) -> tuple[Tensor, ...]:
+        return query.unbind(-3) if packed_all else (query, *key.unbind(-3))
 
     def compute(backward: Any) -> Outputs:
-        grad, _, (call, output, lse, kept) = backward
+        grad, *_, saved = backward
+        call, output, lse, *_ = saved
         if copied:
             grad = grad.contiguous()
-        operands, problem = reader.operands(call), reader.problem(call[5:8], call[8:13], call.site)
+        operands, problem = reader.operands(call), reader.problem(call[3:6], call[6:11], call.site)
         gradients = memory(call)
-        out: Any = gradients
-        if joint:
-            out = gradients[0].unbind(-3)
-        elif projected:
-            out = gradients[0], *gradients[1].unbind(-3)
-        of_rows: Any = None
-        if biased:
-            of_rows = bias_sums.memory(call)
-            launch(grad, *operands, output, lse, out, problem, of_rows.of_heads())
-        else:
+        out = apart(*gradients[:2]) if projected else gradients
+        d_biases: Any = None, None
+        if sums is None:
             launch(grad, *operands, output, lse, out, problem)
+        else:
+            rows = bias_rows(call)
+            launch(grad, *operands, output, lse, out, problem, apart(*rows))
+            d_biases = sums(rows)
         d_mask = None
         if masks is not None:
             d_mask = masks(grad, *operands, output, lse, call.mask, problem)
-        d_biases = (None, None) if sums is None else sums(of_rows or bias_sums.of_rows(call, gradients))
-        return *gradients, *d_biases, d_mask, sinks_gradient(call, grad, output, lse, kept) if sunk else None
+        return *gradients, *d_biases, d_mask, sinks_gradient(saved, grad) if sunk else None
 
     return compute

@@ -17,12 +17,7 @@ def empty_heads_last(like: Tensor, width: Size) -> Tensor:
     return like.new_empty(batch, length, heads, width).transpose(1, 2)
 
 
-def joined(x: Tensor) -> Tensor:
-    """(B, H, L, D) to (B, L, H * D)."""
-    return x.transpose(1, 2).flatten(2)
-
-
-def planes(x: Tensor, heads: Size | None = None) -> Tensor:
+def matrices(x: Tensor, heads: Size | None = None) -> Tensor:
     """(B, H, L, D) to (B * H, L, D), as a batch of products reads it; a copy only where strides leave no other way.
 
     heads: of the keys, where H query heads share these: to (B * heads, H / heads * L, D), so that the products of heads
@@ -38,16 +33,6 @@ def grouped(x: Tensor, heads: Size) -> Tensor:
     return x.reshape(x.shape[0], heads, (x.shape[1] // heads if heads else 1) * x.shape[2], x.shape[3])
 
 
-def by_part(joint: Tensor) -> Tensor:
-    """(B, L, P, H, D) as (P, B, H, L, D)."""
-    return joint.permute(2, 0, 3, 1, 4)
-
-
-def in_planes(parts: Tensor) -> Tensor:
-    """(P, B, H, L, D) such that the planes() of each part are views: at most one copy for all."""
-    return parts.flatten(1, 2).unflatten(1, parts.shape[1:3])
-
-
 def by_head(x: Tensor, batch: int) -> Tensor:
     """A packed (T, H, D) seen as (B, H, T, D): every sequence reads the same memory, from its own start on,
     copied where neighbours of a head's row are none in memory."""
@@ -55,20 +40,19 @@ def by_head(x: Tensor, batch: int) -> Tensor:
     return x.transpose(0, 1).unsqueeze(0).expand(batch, -1, -1, -1)
 
 
-def padded(x: Tensor, starts: Tensor, length: int) -> Tensor:
+def padded(x: Tensor, cu_seqlens: Tensor, length: int) -> Tensor:
     """(T, H, D) to (B, H, length, D). Past its end a sequence repeats its last row: of other sequences and of filler it
     must not even see what is not a number."""
     if not x.shape[0]:
-        return x.new_zeros(starts.shape[0] - 1, x.shape[1], length, x.shape[2])
-    index = starts[:-1, None] + torch.arange(length, device=x.device)
-    return x[torch.minimum(index, starts[1:, None] - 1).clamp_(min=0)].transpose(1, 2)
+        return x.new_zeros(cu_seqlens.shape[0] - 1, x.shape[1], length, x.shape[2])
+    index = cu_seqlens[:-1, None] + torch.arange(length, device=x.device)
+    return x[torch.minimum(index, cu_seqlens[1:, None] - 1).clamp_(min=0)].transpose(1, 2)
 
 
-def packed_again(x: Tensor, starts: Tensor, like: Tensor) -> Tensor:
-    """The inverse: (B, H, length, D) to (T, H, D), like's T; zero past the last sequence."""
-    rows = like.shape[0]
+def packed_again(x: Tensor, cu_seqlens: Tensor, rows: int) -> Tensor:
+    """The inverse: (B, H, length, D) to (rows, H, D), a view; zero past the last sequence."""
     position = torch.arange(x.shape[2], device=x.device)
-    index = starts[:-1, None] + position
-    index = torch.where(position < (starts[1:] - starts[:-1])[:, None], index, rows)  # the rest goes to a row too many
+    index = cu_seqlens[:-1, None] + position
+    index = torch.where(position < cu_seqlens.diff()[:, None], index, rows)  # the rest goes to a row too many
     x = x.transpose(1, 2).flatten(0, 1)
-    return x.new_zeros(rows + 1, *x.shape[1:]).index_copy_(0, index.flatten(), x)[:rows].clone()
+    return x.new_zeros(rows + 1, *x.shape[1:]).index_copy_(0, index.flatten(), x)[:rows]

@@ -4,13 +4,14 @@ A call is told apart by what it is given: heads (B, H, L, D) of a query, a key a
 wrote them, (B, L, 3, H, D) in place of the query, or (B, S, 2, Hk, D) in place of the key with a query (B, L, H, D),
 whose gradients are laid out as they are and written in place; and each of these without B, sequences one after the
 other, where cu_seqlens are given. All are views (B, H, ., D) of strides, which is what the kernels and our own loop on
-a CPU read; PyTorch's ways read padded rows.
+a CPU read; PyTorch's products read padded rows.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,22 +19,24 @@ from torch import Tensor
 
 from fasttfm import reference
 from fasttfm.cpu import attention_pass
-from fasttfm.functional.attention import bias_sums, composed, kernel_plans, routes
-from fasttfm.functional.attention.arguments import Options, Sequences
+from fasttfm.functional.attention import kernel_plans, products
+from fasttfm.functional.attention.backend import LEAST_BAND, MOST_IN_BAND, backend_of, cpu_backend, takes_fused
 from fasttfm.functional.attention.call import (
+    KERNELS,
+    SAVING_WEIGHTS,
     Call,
+    Options,
     Saved,
+    Sequences,
     gradient_memory,
-    has_elements,
     is_empty,
-    key_count,
     output_layout,
     sinks_gradient,
 )
 from fasttfm.functional.attention.checks import check
-from fasttfm.functional.attention.layout import by_part, in_planes, joined, packed_again, padded
-from fasttfm.functional.backends import BACKENDS, values_are_checked
+from fasttfm.functional.attention.layout import packed_again, padded
 from fasttfm.functional.derivative import pulled_back
+from fasttfm.functional.dropout import wide
 from fasttfm.functional.operator import Operator, lowered, without_views
 
 Outputs = tuple[Any, ...]
@@ -42,97 +45,65 @@ Outputs = tuple[Any, ...]
 class _Backward(NamedTuple):
     grad: Tensor
     mask_gradient: bool
+    bias_dtype: torch.dtype | None
+    """Of the gradients of biases that were added to packed projections; None: not asked for."""
     saved: Saved
 
 
-# --------------------------------------------------------------------------------------------------- which way it takes
-
-
-def _prefers(call: Call) -> str:
-    """The route that an eager call asks for: on a CPU our own loop or torch's kernel, where that is the faster way."""
-    if call.route not in BACKENDS:
-        return call.route
-    query, key = call.query, call.query if call.key is None else call.key
-    if call.packed and not (
-        query.is_cpu and call.batch and values_are_checked(query) and query.numel() and key.numel()
-    ):
-        return call.route
-    options = call.options
-    route = routes.asked(*call.heads, options, call.route) if query.is_cpu else call.route
-    plain = not call.packed and call.value is not None and (options.plain or routes.kernels_score(route, query))
-    if route == "blocks" or not plain:
-        return route
-    fused = routes.takes_fused(*call[:3], call.mask, scale=call.scale, seed=call.seed)  # type: ignore[arg-type]
-    return "fused" if fused else route
-
-
-def _decide(call: Call) -> str:
-    query, _, value = call.apart
-    keys = call.max_seqlen_k if call.packed else key_count(call)
-    return routes.decide(call.route, query, value, keys, call.options)
-
-
-def _native(call: Call, direct: bool) -> Callable[[Call], tuple[Tensor]] | None:
-    """Options that no kernel computes, by operations that PyTorch differentiates."""
-    if call.value is None or call.route not in BACKENDS:
-        return None
-    if call.options.plain or routes.kernels_score(call.route, call.query):
-        return None
-    return _composed_packed if call.packed else _composed
-
-
-def _composed(call: Call) -> tuple[Tensor]:
-    return (composed.attention(*call[:3], call.options, fused),)
-
-
-def _composed_packed(call: Call) -> tuple[Tensor]:
-    if is_empty(call):
-        sinks = call.sinks
-        nothing = sum(x[:0].sum() for x in (*call.apart, *([] if sinks is None else [sinks])))  # its gradient is zero
-        return (call.query.new_zeros(*call.query.shape[:2], call.apart[2].shape[-1]) + nothing,)
-    output = composed.attention(*_pad(call), fused)
-    return (packed_again(output, call.cu_seqlens_q, call.query),)  # type: ignore[arg-type]
-
-
-def fused(query: Tensor, key: Tensor, value: Tensor, options: Options) -> Tensor:
-    """attention() by torch's own CPU kernel, where routes.takes_fused() says so."""
-    return attend(query, key, value, options=options, route="fused")
-
-
 def attend(
-    query: Tensor, key: Tensor | None, value: Tensor | None, query_bias: Tensor | None = None,
-    key_bias: Tensor | None = None, *, options: Options, sequences: Sequences | None = None, covered: bool = False,
-    route: str,
+    query: Tensor, key: Tensor, value: Tensor, options: Options, backend: str, sequences: Sequences | None = None, *,
+    only_weights: bool = False,
 ) -> Tensor:  # fmt: skip
-    """The output of a call with these options; sequences: of packed rows."""
+    """The output of a call with these options; sequences: of packed rows; only_weights as Call has it."""
     lengths, mask, causal, offset, dropout_p, scale, seed, site, offsets, window, softcap, slopes, past, sinks = options
     starts = (None, None, 0, 0) if sequences is None else sequences
     return attention(
-        query, key, value, query_bias, key_bias, lengths, starts[0], starts[1], mask, offsets, slopes, sinks, seed,
-        starts[2], starts[3], causal, offset, window, softcap, past, dropout_p, scale, site, covered, route,
+        query, key, value, lengths, starts[0], starts[1], mask, offsets, slopes, sinks, seed, starts[2], starts[3],
+        causal, offset, window, softcap, past, dropout_p, scale, site, False, only_weights, backend,
     )[0]  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------- bands of a window
+
+
+def _native(call: Call, direct: bool) -> Callable[[Call], tuple[Tensor]] | None:
+    return _by_bands if call.backend == "bands" else None
+
+
+def _by_bands(call: Call) -> tuple[Tensor]:
+    """A call for some queries at a time, on no keys but those that the window leaves them."""
+    query, key, value, options = _operands(call)
+    outputs = []
+    for (first, last), (start, end) in _bands(query.shape[2], key.shape[2], options):
+        rows = query[:, :, first:last], key[:, :, start:end], value[:, :, start:end]
+        part = products.part_of(options, (first, last), (start, end))
+        backend = "fused" if takes_fused(*rows, part) else "explicit"
+        outputs.append(attention(*rows, *part[3:-1], backend)[0])
+    output = torch.cat(outputs, dim=2)
+    if not call.packed:
+        return (output.transpose(1, 2).contiguous().transpose(1, 2),)
+    return (packed_again(output, call.cu_seqlens_q, len(call.query)),)  # type: ignore[arg-type]
+
+
+def _bands(queries: int, keys: int, call: Call) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """Ranges of queries, and of the keys that any of them sees."""
+    least = most = call.causal_offset
+    if call.offsets is not None:
+        least, most = least + int(call.offsets.min()), most + int(call.offsets.max())
+    step = min(max(call.window + 1, LEAST_BAND), MOST_IN_BAND)
+    for first in range(0, queries, step):
+        last = min(first + step, queries)
+        start = min(max(first + least - call.window, 0), keys)
+        yield (first, last), (start, max(min(last + most, keys), start))
 
 
 # --------------------------------------------------------------------------------------------------------- forward pass
 
 
-def _pad(call: Call) -> tuple[Tensor, Tensor, Tensor, Options]:
-    """Queries, keys and values of the padded batch (B, H, ., D) of packed ones, and its options."""
-    sequences = call.sequences
-    assert sequences is not None
-    query, key, value = call.apart
-    return (
-        padded(query, sequences.cu_seqlens_q, sequences.max_seqlen_q),
-        padded(key, sequences.cu_seqlens_k, sequences.max_seqlen_k),
-        padded(value, sequences.cu_seqlens_k, sequences.max_seqlen_k),
-        call.options._replace(key_lengths=sequences.cu_seqlens_k.diff()),
-    )
-
-
 def _plan(call: Call) -> Callable[[Call], Outputs]:
-    """The output; what is saved, as Saved has it; and what is kept beside."""
-    if routes.saves_weights(call.route) or call.route == "fused":
-        return without_views(_compute_padded if call.packed else _compute_weights, 2)
+    """The output, and saved, kept and lse as Saved has them."""
+    if call.backend not in (*KERNELS, "blocks"):
+        return without_views(functools.partial(_by_products, {}), 3)
     shape, strides = output_layout(call)
     batch, heads, length = call.by_head(call.apart[0]).shape[:3]
     lines = (heads, length) if call.packed else (batch, heads, length)
@@ -146,235 +117,231 @@ def _plan(call: Call) -> Callable[[Call], Outputs]:
             lse.zero_()
         return output, lse
 
-    if not has_elements(shape):
-        return lambda call: (*memory(call), None)
-    if call.route != "blocks":
+    if not all(size > 0 for size in shape):
+        return lambda call: (*memory(call), None, None)
+    if call.backend != "blocks":
         return kernel_plans.forward(call, memory)
 
     def by_loop(call: Call) -> Outputs:
         output, lse = memory(call)
         of_rows = lse.expand(batch, -1, -1) if call.packed else lse
         out = call.output_by_head(output, heads), of_rows
-        attention_pass.forward(*call.heads, call.options, out, call.sequences)
-        return output, lse, None
+        attention_pass.forward(*call.heads, call, out, call.sequences)
+        return output, lse, None, None
 
     return by_loop
 
 
-def _compute_weights(call: Call) -> Outputs:
-    """By way of weights or of torch's own kernel, of whole rows."""
+def _by_products(known: dict[str, Any], call: Call) -> Outputs:
+    if call.packed and is_empty(call):
+        return tuple([x if x is None else x.zero_() for x in _fake(call)])
+    output, saved, kept, lse = products.forward(call.backend, *_operands(call), known, only_weights=call.only_weights)
+    if call.packed:
+        query, starts = call.apart[0], call.cu_seqlens_q
+        assert starts is not None
+        output = packed_again(output, starts, len(query)).clone()
+        if lse is not None:
+            lse = packed_again(lse[..., None], starts, len(query))[..., 0].T.contiguous()
+    if call.value is None:
+        output = (output if call.packed else output.transpose(1, 2)).flatten(-2)
+    return output, saved, kept, lse
+
+
+def _operands(call: Call) -> tuple[Tensor, Tensor, Tensor, Call]:
+    """Queries, keys and values (B, H, ., D), and the call of these: packed rows are padded, projections copied by one
+    launch each."""
+    if call.packed:
+        sequences, (query, key, value) = call.sequences, call.apart
+        assert sequences is not None
+        q = padded(query, sequences.cu_seqlens_q, sequences.max_seqlen_q)
+        k, v = (padded(x, sequences.cu_seqlens_k, sequences.max_seqlen_k) for x in (key, value))
+        lengths = sequences.cu_seqlens_k.diff()
+        return q, k, v, call._replace(key_lengths=lengths, cu_seqlens_q=None, cu_seqlens_k=None)
     if call.value is not None:
-        return routes.forward(call.route, *call.heads, call.options)
-    parts = map(in_planes, _parts(call.query, call.key))
-    output, saved, kept = routes.forward(call.route, *_heads_of(*parts), call.options)
-    return joined(output), saved, kept
+        return *call.heads, call
+    parts = (x.flatten(1, 2).unflatten(1, x.shape[1:3]) for x in _parts(*call[:3]))
+    query, key, value = (part for each in parts for part in each.unbind(0))
+    return query, key, value, call
 
 
-def _compute_padded(call: Call) -> Outputs:
-    """By way of weights, of packed rows that are padded."""
-    if is_empty(call):
-        weights, kept = (x if x is None else x.zero_() for x in _fake_saved(call))
-        return call.query.new_zeros(output_layout(call)[0]), weights, None if call.sinks is None else kept
-    output, weights, left = routes.forward(call.route, *_pad(call))
-    query, starts = call.apart[0], call.cu_seqlens_q
-    assert starts is not None
-    if left is not None and call.sinks is not None:
-        left = packed_again(left[..., None], starts, query)[..., 0].T.contiguous()
-    output = packed_again(output, starts, query)
-    return output if call.value is not None else output.flatten(1), weights, left
-
-
-def _fake_saved(call: Call) -> tuple[Tensor, Tensor | None]:
-    """Return empty tensors in the shape of what is saved, the weights among it."""
-    query = call.apart[0]
-    if not call.packed:
-        shape = (*call.by_head(query).shape[:3], key_count(call))
-        return routes.fake_saved(call.route, query, shape, call.options)
-    shape = (call.batch, query.shape[1], call.max_seqlen_q, call.max_seqlen_k)
-    weights, kept = routes.fake_saved(call.route, query, shape, call.options)
-    if call.sinks is not None:
-        kept = query.new_empty(query.shape[1], query.shape[0], dtype=torch.float32)
-    return weights, kept
+def _parts(query: Tensor, key: Tensor | None, value: Tensor | None) -> list[Tensor]:
+    """What is given as views (., B, H, ., D): of projections all that one product wrote."""
+    if value is not None:
+        return [x.unsqueeze(0) for x in (query, key, value)]  # type: ignore[union-attr]
+    given = (query,) if key is None else (query.unsqueeze(2), key)
+    return [x.permute(2, 0, 3, 1, 4) for x in given]
 
 
 def _fake(call: Call) -> Outputs:
-    query = call.query
+    query, (batch, heads, queries, keys) = call.query, call.sizes
     output = query.new_empty_strided(*output_layout(call))
-    if routes.saves_weights(call.route):
-        return output, *_fake_saved(call)
-    if call.packed:
-        return output, query.new_empty(call.apart[0].shape[1::-1], dtype=torch.float32), None
-    if call.value is not None:
-        return output, *routes.fake(call.route, *call.heads, call.options)[1:]
-    return output, query.new_empty(call.heads[0].shape[:3], dtype=torch.float32), None
+    lines = (heads, query.shape[0]) if call.packed else (batch, heads, queries)
+    if call.backend not in SAVING_WEIGHTS:
+        addend = products.fused_addend(*call.heads[:2], call) if call.backend == "fused" and not call.packed else None
+        kept = None if addend is None else torch.empty_like(addend)
+        of_rows = (batch, heads, queries) if call.backend == "fused" else lines
+        return output, query.new_empty(of_rows, dtype=torch.float32), kept, None
+    weights = query.new_empty(batch, heads, queries, keys)
+    kept = torch.empty_like(weights) if call.backend == "explicit" and call.seed is not None else None
+    dtype = torch.float32 if call.backend == "softmax" else wide(query.dtype)
+    return output, weights, kept, None if call.sinks is None else query.new_empty(lines, dtype=dtype)
 
 
 # -------------------------------------------------------------------------------------------------------- backward pass
 
 
-def _parts(query: Tensor, key: Tensor | None) -> tuple[Tensor, ...]:
-    """Projections as (., B, H, ., D), which one launch copies."""
-    return (by_part(query),) if key is None else (by_part(query.unsqueeze(2)), by_part(key))
-
-
-def _heads_of(*parts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of _parts()."""
-    query, key, value = (part for each in parts for part in each.unbind(0))
-    return query, key, value
-
-
 def _save(call: Call, outputs: Outputs) -> tuple:
     """Saved of a call: without the output where weights are kept and there are no sinks, so that it may be changed in
     place."""
-    output, saved, kept = outputs
-    read = call.route not in routes.SAVING_WEIGHTS or call.sinks is not None
-    return call, output if read else None, saved, kept
+    read = call.backend not in SAVING_WEIGHTS or call.sinks is not None
+    return call, outputs[0] if read else None, *outputs[1:]
 
 
 def _differentiate(
     backward: Callable[..., Outputs], saved: Saved, wanted: Any, grad: Tensor, *_: None
 ) -> tuple[Tensor | None, ...]:
     call = saved.call
-    d_query, d_key, d_value, d_query_bias, d_key_bias, d_mask, d_sinks = backward(grad, wanted.mask is True, saved)
+    d_query, d_key, d_value, _, _, d_mask, d_sinks = backward(grad, wanted.mask is True, None, saved)
+    d_value = None if call.value is None or call.only_weights else d_value
     return (
-        d_query, None if call.key is None else d_key, None if call.value is None else d_value,
-        None if call.query_bias is None else d_query_bias, None if call.key_bias is None else d_key_bias,
-        None, None, None, d_mask if wanted.mask else None, None, None, d_sinks if wanted.sinks else None, None,
+        d_query, None if call.key is None else d_key, d_value, None, None, None, d_mask if wanted.mask else None, None,
+        None, d_sinks if wanted.sinks else None, None,
     )  # fmt: skip
 
 
 def _plan_backward(call: _Backward) -> Callable[[_Backward], Outputs]:
-    """Gradients of query, key and value, of both biases, of the mask and of the sinks; None where there is none."""
+    """Gradients of query, key and value, of both biases, of the mask and of the sinks; None where there is none, and
+    for biases where no kernel has the sums at hand."""
     given = call.saved.call
-    if given.route in ("short", "flash") and not is_empty(given):
-        return kernel_plans.backward(call.grad, call.mask_gradient, call.saved)
-    return without_views(_compute_backward)
+    if given.backend in KERNELS and not is_empty(given):
+        return kernel_plans.backward(*call)
+    return without_views(functools.partial(_compute_backward, {}))
 
 
-def _compute_backward(backward: _Backward) -> Outputs:
-    grad, mask_gradient, (call, output, saved, kept) = backward
+def _compute_backward(known: dict[str, Any], backward: _Backward) -> Outputs:
+    grad, mask_gradient, _, (call, output, saved, *_) = backward
     gradients: Any
     d_mask: Tensor | None = None
     if is_empty(call):
         gradients = [None if x is None else x.zero_() for x in gradient_memory(call)(call)]
         d_mask = torch.zeros_like(call.mask) if call.mask is not None and mask_gradient else None
-    elif call.route == "blocks":
+    elif call.backend == "blocks":
         gradients, heads = gradient_memory(call)(call), call.heads
         out = call._replace(query=gradients[0], key=gradients[1], value=gradients[2]).heads
         count = heads[0].shape[1]
         of_rows = saved.expand(call.batch, -1, -1) if call.packed else saved
         rows = call.output_by_head(grad, count), *heads, call.output_by_head(output, count)  # type: ignore[arg-type]
-        attention_pass.backward(*rows, of_rows, call.options, out, call.sequences)
+        attention_pass.backward(*rows, of_rows, call, out, call.sequences)
     else:
-        way = _padded_gradients if call.packed else _weights_gradients
-        *gradients, d_mask = way(grad, call, output, saved, kept, mask_gradient)
-    sums = zip(call[3:5], bias_sums.of_rows(call, gradients))
-    biases = [None if bias is None or rows is None else rows.flatten(1).sum(0).to(bias.dtype) for bias, rows in sums]
-    return *gradients, *biases, d_mask, sinks_gradient(call, grad, output, saved, kept)
+        *gradients, d_mask = _products_gradients(grad, backward.saved, mask_gradient, known)
+    return *gradients, None, None, d_mask, sinks_gradient(backward.saved, grad)
 
 
-def _weights_gradients(
-    grad: Tensor, call: Call, output: Tensor | None, saved: Tensor, kept: Tensor | None, mask_gradient: bool
-) -> Outputs:
-    """Gradients of query, key, value and mask, of whole rows by products, which read and write planes."""
-    if call.value is not None:
-        return routes.backward(
-            call.route, grad, *call.heads, output, saved, kept, call.options, mask_gradient=mask_gradient
-        )
-    parts = tuple(map(in_planes, _parts(call.query, call.key)))
-    memory = tuple(torch.empty_like(each, memory_format=torch.contiguous_format) for each in parts)
-    heads = _heads_of(*parts)
-    grad = call.output_by_head(grad, heads[0].shape[1])
-    routes.backward(call.route, grad, *heads, output, saved, kept, call.options, out=_heads_of(*memory))
-    gradients = gradient_memory(call)(call)
-    for part, written in zip(_parts(gradients[0], gradients[1]), memory):
-        part.copy_(written)
-    return *gradients, None
-
-
-def _padded_gradients(
-    grad: Tensor, call: Call, output: Tensor | None, weights: Tensor, kept: Tensor | None, mask_gradient: bool
-) -> Outputs:
-    """The same of packed rows, which are padded."""
-    query, key, value = call.apart
-    starts = call.sequences
-    assert starts is not None
+def _products_gradients(grad: Tensor, saved: Saved, mask_gradient: bool, known: dict[str, Any]) -> Outputs:
+    """Gradients of query, key, value and mask by products, which read and write matrices."""
+    call, sequences = saved.call, saved.call.sequences
+    query, key, value, options = _operands(call)
     if call.value is None:
-        grad = grad.unflatten(1, (query.shape[1], -1))
-    past = torch.arange(starts.max_seqlen_q, device=grad.device) >= starts.cu_seqlens_q.diff()[:, None]
-    g = padded(grad, starts.cu_seqlens_q, starts.max_seqlen_q).masked_fill(past[:, None, :, None], 0.0)
-    q, k, v, options = _pad(call)
-    padded_gradients = routes.backward(call.route, g, q, k, v, output, weights, kept, options)[:3]
-    of_rows = starts.cu_seqlens_q, starts.cu_seqlens_k, starts.cu_seqlens_k
-    gradients = tuple(packed_again(d, each, x) for d, each, x in zip(padded_gradients, of_rows, (query, key, value)))
-    if call.value is not None:
-        return *gradients, None
-    memory = gradient_memory(call)(call)
-    for part, written in zip(call._replace(query=memory[0], key=memory[1]).apart, gradients):
-        part.copy_(written)
-    return *memory, None
+        grad = grad.unflatten(-1, (query.shape[1], -1))
+    if sequences is not None:
+        starts, length = sequences.cu_seqlens_q, sequences.max_seqlen_q
+        past = torch.arange(length, device=grad.device) >= starts.diff()[:, None]
+        grad = padded(grad, starts, length).masked_fill(past[:, None, :, None], 0.0)
+    elif call.value is None:
+        grad = grad.transpose(1, 2)
+    given = call.backend, grad, query, key, value, saved, options
+    if call.backend == "fused" and call.value is not None and not call.packed:
+        return *products.fused_backward(*given[1:]), None
+    parts = [x.unsqueeze(0) for x in (query, key, value)] if call.packed else _parts(*call[:3])[: 3 - call.only_weights]
+    memory = [x.new_empty(x.shape) for x in parts]
+    written = [part for each in memory for part in each.unbind(0)]
+    d_mask = products.backward(*given, mask_gradient, written, known)
+    gradients = gradient_memory(call._replace(covered=True))(call)
+    if sequences is None:
+        for part, source in zip(_parts(*gradients), memory):
+            part.copy_(source)
+    else:
+        apart = call._replace(query=gradients[0], key=gradients[1], value=gradients[2]).apart
+        of_each = sequences.cu_seqlens_q, sequences.cu_seqlens_k, sequences.cu_seqlens_k
+        for part, source, starts in zip(apart, written, of_each):
+            part.copy_(packed_again(source, starts, len(part)))
+    return *gradients[:2], None if call.only_weights else gradients[2], d_mask
 
 
 def _fake_backward(backward: _Backward) -> Outputs:
-    _, mask_gradient, (call, *_) = backward
-    biases = (x if x is None else x.new_empty(x.shape) for x in call[3:5])
+    _, mask_gradient, dtype, (call, *_) = backward
+    rows = kernel_plans.bias_rows(call) if dtype is not None and call.backend == "short" else (None, None)
+    biases = [None if x is None else x.new_empty(x.shape[1:].numel(), dtype=dtype) for x in rows]
     mask = call.mask.new_empty(call.mask.shape) if call.mask is not None and mask_gradient else None
     sinks = None if call.sinks is None else call.sinks.new_empty(call.sinks.shape)
-    return *gradient_memory(call)(call), *biases, mask, sinks
+    d_query, d_key, d_value = gradient_memory(call)(call)
+    return d_query, d_key, None if call.only_weights else d_value, *biases, mask, sinks
 
 
 # ---------------------------------------------------------------------------------------------------- registration
 
 
 def _by_reference(call: Call) -> Tensor:
-    """The output in operations that PyTorch differentiates, of biases too."""
-    query, key = (
-        x if bias is None or x is None else x + (bias - bias.detach()).view(x.shape[x.dim() - (3 if joint else 2) :])
-        for x, bias, joint in ((call.query, call.query_bias, call.key is None), (call.key, call.key_bias, True))
-    )
-    call = call._replace(query=query, key=key)  # type: ignore[arg-type]
-    options = call.options.of_reference()
+    """The output in operations that PyTorch differentiates."""
+    diagonal = call.causal_offset - call.past
+    options = {name: getattr(call, name) for name in ("softcap", "sinks", "dropout_p", "scale", "seed", "site")}
+    options |= {
+        "causal_offset": diagonal if call.offsets is None else call.offsets + diagonal,
+        "window": (None if call.window == -1 else call.window - call.past, call.past if call.causal else None),
+        "alibi_slopes": call.slopes,
+    }
     if not call.packed:
-        output = reference.attention(*call.heads, **options)[0]
-        return output if call.value is not None else joined(output)
-    given = {name: x for name, x in options.items() if name not in ("mask", "key_lengths")}
+        query, key, value = call.heads
+        if call.only_weights:
+            value = torch.eye(key.shape[2], dtype=key.dtype, device=key.device).expand(*key.shape[:3], -1)
+        output = reference.attention(query, key, value, mask=call.mask, key_lengths=call.key_lengths, **options)[0]
+        return output if call.value is not None else output.transpose(1, 2).flatten(2)
     if call.slopes is not None:
-        given["alibi_slopes"] = call.slopes.expand(call.batch, -1)
+        options["alibi_slopes"] = call.slopes.expand(call.batch, -1)
     starts: Any = call.cu_seqlens_q, call.cu_seqlens_k
-    output = reference.varlen_attention(*call.apart, *starts, **given)
+    output = reference.varlen_attention(*call.apart, *starts, **options)
     return output if call.value is not None else output.flatten(1)
 
 
 def _reference_backward(backward: _Backward) -> Sequence[Tensor]:
-    names = ("query", "key", "value", "query_bias", "key_bias", "mask", "sinks")
-    return pulled_back(_by_reference, backward.saved.call, names, backward.grad)
+    names = ("query", "key", "value", "mask", "sinks")
+    found = pulled_back(_by_reference, backward.saved.call, names, backward.grad)
+    nothing = backward.grad.new_empty(0)
+    return *found[:3], nothing, nothing, *found[3:]
 
 
 def _flops(call: Call, backward: bool = False) -> int:
     """Operations of the products within the sequences; without numbers, as if all were as long as announced."""
     query, _, value = call.apart
-    heads, queries = query.shape[1 if call.value is not None and not call.packed else -2], query.shape[-2]
-    if call.packed:
-        lengths = [[most] * call.batch for most in (call.max_seqlen_q, call.max_seqlen_k)]
-        starts = call.cu_seqlens_q, call.cu_seqlens_k
-        if type(starts[0]) is Tensor and not starts[0].is_meta:
-            lengths = [each.diff().tolist() for each in starts]  # type: ignore[union-attr]
-        pairs = heads * sum(map(operator.mul, *lengths))
-    else:
-        queries = query.shape[1] if call.value is None else queries
-        pairs = call.batch * heads * queries * key_count(call)
-    return routes.flops(pairs, query.shape[-1], value.shape[-1], call.route if backward else None)
+    batch, heads, queries, keys = call.sizes
+    pairs = batch * queries * keys
+    if call.packed and type(call.cu_seqlens_q) is Tensor and not call.cu_seqlens_q.is_meta:
+        lengths = [each.diff().tolist() for each in (call.cu_seqlens_q, call.cu_seqlens_k)]  # type: ignore[union-attr]
+        pairs = sum(map(operator.mul, *lengths))
+    width, value_width = query.shape[-1], 0 if call.only_weights else value.shape[-1]
+    if not backward:
+        return 2 * heads * pairs * (width + value_width)
+    return 2 * heads * pairs * ((2 if call.backend in SAVING_WEIGHTS else 3) * width + 2 * value_width)
+
+
+def _decide(call: Call) -> str:
+    query, _, value = call.apart
+    backend = backend_of(call.backend, query, value, call.sizes[3], call)
+    if not call.only_weights:
+        return backend
+    return "softmax" if backend in KERNELS else "explicit" if backend == "fused" else backend
 
 
 _attention_backward = Operator(
     "attention_backward", _Backward, "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)", _plan_backward,
-    _fake_backward, reference=_reference_backward, flops=lambda call: _flops(call.saved.call, backward=True), leading=2,
+    _fake_backward, reference=_reference_backward, flops=lambda call: _flops(call.saved.call, backward=True), leading=3,
     autocast=lambda call, dtype: call,  # it has products
 )  # fmt: skip
 OPERATOR = Operator(
-    "attention", Call, "(Tensor, Tensor, Tensor)", _plan, _fake, checks=check, native=_native, prefers=_prefers,
-    decide=_decide, save=_save, saved=Saved, backward=_differentiate, derivative=_attention_backward, flops=_flops,
-    visible=1, free=("site",), rows=("query", "key", "value", "key_lengths"),
+    "attention", Call, "(Tensor, Tensor, Tensor, Tensor)", _plan, _fake, checks=check, native=_native,
+    prefers=cpu_backend, decide=_decide, save=_save, saved=Saved, backward=_differentiate,
+    derivative=_attention_backward, flops=_flops, visible=1, free=("site",),
+    rows=("query", "key", "value", "key_lengths", "offsets", "slopes"),
     autocast=lowered("query", "key", "value"),  # an additive mask keeps its precision
 )  # fmt: skip
 attention: Callable[..., Any] = OPERATOR.call

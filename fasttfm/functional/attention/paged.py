@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from fasttfm.functional import backends
-from fasttfm.functional.attention import composed, torch_route
-from fasttfm.functional.attention.arguments import Options, Window
+from fasttfm.functional.attention import products
+from fasttfm.functional.attention.backend import takes_fused
+from fasttfm.functional.attention.call import Options, Window
 from fasttfm.functional.attention.checks import shares
 from fasttfm.functional.attention.layout import empty_heads_last
-from fasttfm.functional.attention.operator import fused
-from fasttfm.functional.attention.scoring import with_scoring
+from fasttfm.functional.attention.scoring import options_of
 from fasttfm.functional.backends import kernel_route, values_are_checked
 from fasttfm.functional.operator import WHOLE, Operator, Overwritten, Whole, without_views
 from fasttfm.functional.rotary import rotary
@@ -66,9 +66,10 @@ def attention_with_cache(
     is_flag("interleaved", interleaved)
     is_flag("return_lse", return_lse)
     _check_tensors(query, key_cache, value_cache, key, value, sinks)
-    options = Options.of(query, None, None, causal, 0, 0.0, scale, None, 0)
-    shape = (*query.shape[:3], 0)
-    options = with_scoring(options, query, shape, causal, window, softcap, alibi_slopes, sinks)
+    options = options_of(
+        query, (*query.shape[:3], 0), causal=causal, window=window, softcap=softcap, alibi_slopes=alibi_slopes,
+        sinks=sinks, scale=scale,
+    )  # fmt: skip
     lengths = _lengths(query, key_cache, key, block_table, cache_lengths)
     _check_beside(query, key_cache, lengths, cache_starts, block_table)
     longest = _check_values(key_cache, key, lengths, cache_starts, block_table)
@@ -313,12 +314,10 @@ def _each(call: Call) -> tuple[Tensor, Tensor]:
         options = options._replace(causal_offset=options.causal_offset + end - first - query.shape[2])
         if options.slopes is not None and len(options.slopes) > 1:
             options = options._replace(slopes=options.slopes[b : b + 1])
-        if options.plain:
-            output[b : b + 1] = torch_route.forward(query, key, value, options)[0]
-        else:
-            output[b : b + 1] = composed.attention(query, key, value, options, fused)
+        backend = "fused" if takes_fused(query, key, value, options) else "explicit"
+        output[b : b + 1] = products.forward(backend, query, key, value, options, {})[0]
         if call.with_lse:
-            lse[b : b + 1] = composed.log_sum_exp(query, key, options)
+            lse[b : b + 1] = products.log_sum_exp(query, key, options)
     return output, lse
 
 

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fasttfm.functional.attention.arguments import LARGEST, Options, Window
+from fasttfm.functional.attention.call import LARGEST, Options, Window
 from fasttfm.functional.backends import values_are_checked
-from fasttfm.functional.dropout import wide
+from fasttfm.functional.dropout import dropout_for, wide
+from fasttfm.functional.operator import WHOLE
 from fasttfm.functional.signature import is_flag
 
 Causal = bool | str
@@ -31,40 +32,43 @@ def without_bias(
     return None, True, keys - queries if bias.variant.name == "LOWER_RIGHT" else 0
 
 
-def scores_differ(
-    causal: Causal, causal_offset: int | Tensor, window: Window | None, softcap: float, alibi_slopes: Tensor | None,
-    sinks: Tensor | None,
-) -> bool:  # fmt: skip
-    """Return whether with_scoring() has anything to do."""
-    scored = window is not None or softcap != 0.0 or alibi_slopes is not None or sinks is not None
-    return scored or isinstance(causal, str) or isinstance(causal_offset, Tensor)
-
-
-def with_scoring(
-    options: Options, query: Tensor, shape: tuple[Any, Any, Any, Any], causal: Causal, window: Window | None,
-    softcap: float, alibi_slopes: Tensor | None, sinks: Tensor | None, surplus: Tensor | int | None = None,
+def options_of(
+    query: Tensor, shape: tuple[Any, Any, Any, Any], *, key_lengths: Tensor | None = None, mask: Tensor | None = None,
+    causal: Causal = False, causal_offset: int | Tensor = 0, window: Window | None = None, softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, sinks: Tensor | None = None, dropout_p: float = 0.0, scale: float | None = None,
+    seed: Tensor | None = None, site: int = 0, surplus: Tensor | int | None = None,
 ) -> Options:  # fmt: skip
-    """Return options with these arguments of attention() on scores of shape (B, H, L, S).
+    """The options of these arguments of attention(), on scores of shape (B, H, L, S).
 
-    options has the key lengths, and causal_offset as it was given. surplus: how many keys more than queries each batch
-    row has, where that is known; else (B,) lengths or S decide. Raises TypeError, ValueError.
+    surplus: how many keys more than queries each batch row has, where that is known; else (B,) lengths or S decide.
+    Raises TypeError, ValueError.
     """
+    dropout_p, seed, site = dropout_for(query.device, dropout_p, seed, site, "query")
+    if scale is None:
+        scale = query.shape[-1] ** -0.5
+    elif not -LARGEST <= scale <= LARGEST:
+        raise ValueError(f"scale={scale!r} must be a number between {-LARGEST} and {LARGEST}")
+    scale = scale * 1.0  # a whole number may have more than 64 bits
     batch, heads, queries, keys = shape
-    for name, x in (("causal_offset", options.causal_offset), ("alibi_slopes", alibi_slopes), ("sinks", sinks)):
+    for name, x in (("causal_offset", causal_offset), ("alibi_slopes", alibi_slopes), ("sinks", sinks)):
         if isinstance(x, Tensor) and x.device != query.device:
             raise ValueError(f"{name} is on {x.device} and query on {query.device}: both must be on one device")
     left, right = _sides(window)
-    offset, offsets = options.causal_offset, None
+    offset: Any = causal_offset
+    offsets: Tensor | None = None
     if isinstance(offset, Tensor):
-        if offset.shape != (batch,) or offset.dtype not in (torch.int32, torch.int64):
+        if offset.shape != (batch,) or offset.dtype not in WHOLE:
             given = f"causal_offset {offset.dtype} {tuple(offset.shape)}"
             raise ValueError(f"{given} must be an int, or int32 or int64 {(batch,)}")
         offset, offsets = 0, offset
-    elif isinstance(offset, int) and abs(offset) >= 1 << 61:  # with a window's side it would leave 64 bits
+    elif (
+        isinstance(offset, int) and abs(offset) >= 1 << 61  # with a window's side it would leave 64 bits
+        and (isinstance(causal, str) or softcap != 0.0 or not window is alibi_slopes is sinks is None)
+    ):  # fmt: skip
         raise ValueError(f"causal_offset={offset} must be below 2^61 in size beside what changes scores")
     if causal == "bottom_right":
-        if surplus is None and options.key_lengths is not None:
-            surplus = options.key_lengths.clamp(0, keys) - queries
+        if surplus is None and key_lengths is not None:
+            surplus = key_lengths.clamp(0, keys) - queries
         if not isinstance(surplus, Tensor):
             offset = offset + (keys - queries if surplus is None else surplus)
         else:
@@ -79,16 +83,12 @@ def with_scoring(
         raise ValueError(f"softcap={softcap!r} must be 0, which is none, or a number from 1e-30 to {LARGEST}")
     if sinks is not None and (sinks.shape != (heads,) or not sinks.is_floating_point()):
         raise ValueError(f"sinks {sinks.dtype} {tuple(sinks.shape)} must be floats ({heads},), one a head")
-    return options._replace(
-        causal=right is not None,
-        causal_offset=offset + (right or 0),
-        offsets=offsets,
-        window=-1 if left is None else left + (right or 0),
-        softcap=float(softcap),
-        slopes=None if alibi_slopes is None else _slopes(alibi_slopes, batch, heads).to(wide(query.dtype)),
-        past=right or 0,
-        sinks=sinks,
-    )
+    slopes = None if alibi_slopes is None else _slopes(alibi_slopes, batch, heads).to(wide(query.dtype))
+    window_size = -1 if left is None else left + (right or 0)
+    return Options(
+        key_lengths, mask, right is not None, offset + (right or 0), dropout_p, scale, seed, site, offsets, window_size,
+        float(softcap), slopes, right or 0, sinks,
+    )  # fmt: skip
 
 
 def _sides(window: Window | None) -> Window:

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from fasttfm.functional.attention.api import attention
 from fasttfm.functional.attention.checks import shares
-from fasttfm.functional.attention.dense import attention
 from fasttfm.functional.operator import casts
 from fasttfm.functional.signature import is_flag, names_arguments, own_names
 from fasttfm.functional.subclasses import ordinary

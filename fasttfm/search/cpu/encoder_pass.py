@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fasttfm.cpu import step_passes
 from fasttfm.cpu.linear import frozen, linear
 from fasttfm.cpu.step_passes import array
-from fasttfm.functional.attention.joint import joint_attention
+from fasttfm.functional.attention.api import packed_qkv_attention
 from fasttfm.models.plain import EMBEDDING, NORM, STACK, plain_width, untouched
 
 ENCODER_LOOP = 96
@@ -115,5 +115,5 @@ class _Sentences:
         for first, size in self._long:
             rows = slice(first, first + size)
             alone = joint[rows].view(1, size, 3, self.heads, -1)
-            self.out[rows] = joint_attention(alone)[0]
+            self.out[rows] = packed_qkv_attention(alone)[0]
         return self.out

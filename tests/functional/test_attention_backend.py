@@ -11,8 +11,8 @@ import torch
 import fasttfm
 from fasttfm import functional as F
 from fasttfm import reference
-from fasttfm.functional.attention import routes
-from fasttfm.functional.attention.arguments import Options
+from fasttfm.functional.attention.backend import backend_of
+from fasttfm.functional.attention.scoring import options_of
 from fasttfm.kernels import launch
 from fasttfm.kernels.attention import launch as attention_launch
 from fasttfm.kernels.chip import CHIPS
@@ -31,17 +31,17 @@ def on_sm_80(monkeypatch):
     torch.backends.cuda.matmul.fp32_precision = before
 
 
-def joint(x):
-    return F.joint_attention(x.transpose(1, 2).unsqueeze(2).expand(-1, -1, 3, -1, -1)).unflatten(2, (2, 8))
+def packed_qkv(x):
+    return F.packed_qkv_attention(x.transpose(1, 2).unsqueeze(2).expand(-1, -1, 3, -1, -1)).unflatten(2, (2, 8))
 
 
 CALLS = {
     "attention": lambda x: F.attention(x, x, x),
-    "joint_attention": joint,
+    "packed_qkv_attention": packed_qkv,
     "varlen_attention": lambda x: F.varlen_attention(
         *3 * [x[0].transpose(0, 1)], *2 * [torch.tensor([0, 9, 20])], 11, 11
     ),
-    "joint_varlen_attention": lambda x: F.joint_varlen_attention(
+    "varlen_packed_qkv_attention": lambda x: F.varlen_packed_qkv_attention(
         torch.stack(3 * [x[0].transpose(0, 1)], 1), None, *2 * [torch.tensor([0, 9, 20])], 11, 11
     ),
 }
@@ -58,7 +58,7 @@ def test_the_backward_pass_takes_the_route_of_its_forward_pass_when_tf32_is_swit
     chosen = []
     for precision in (first, second):
         torch.backends.cuda.matmul.fp32_precision = precision
-        chosen.append(routes.decide("triton", x, x, 100))
+        chosen.append(backend_of("triton", x, x, 100))
     assert chosen[0] != chosen[1]
     torch.backends.cuda.matmul.fp32_precision = first
     with F.backend("triton"):
@@ -107,8 +107,8 @@ def test_a_site_that_kernels_cannot_take_is_an_error_at_every_public_function(si
         lambda: F.attention(x, x, x, **dropped),
         lambda: F.attention_weights(x, x, **dropped),
         lambda: F.varlen_attention(*3 * [heads(4, 2, 8)], starts, starts, 4, 4, **dropped),
-        lambda: F.joint_attention(heads(1, 4, 3, 2, 8), **dropped),
-        lambda: F.joint_varlen_attention(heads(4, 3, 2, 8), None, starts, starts, 4, 4, **dropped),
+        lambda: F.packed_qkv_attention(heads(1, 4, 3, 2, 8), **dropped),
+        lambda: F.varlen_packed_qkv_attention(heads(4, 3, 2, 8), None, starts, starts, 4, 4, **dropped),
         lambda: F.residual_layer_norm(rows, rows, None, None, **dropped),
         lambda: F.residual_add(rows, rows, **dropped),
         lambda: F.feed_forward(rows, square, None, square, None, **dropped),
@@ -142,7 +142,9 @@ def test_packed_sequences_take_an_offset_each(backend, offset):
     wanted = torch.autograd.grad(expected.square().sum(), leaf_tensors)
     with F.backend(backend):
         alone = F.varlen_attention(*leaf_tensors, *starts, 7, 7, **options)
-        both = F.joint_varlen_attention(torch.stack(leaf_tensors[1:], 1), leaf_tensors[0], *starts, 7, 7, **options)
+        both = F.varlen_packed_qkv_attention(
+            torch.stack(leaf_tensors[1:], 1), leaf_tensors[0], *starts, 7, 7, **options
+        )
         for output in (alone, both.unflatten(1, (2, 8))):
             torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
             gradients = torch.autograd.grad(output.square().sum(), leaf_tensors)
@@ -169,7 +171,7 @@ def test_a_query_walks_through_at_most_six_files_to_its_launch():
         finally:
             sys.setprofile(None)
     assert files
-    assert files[0].endswith("attention/dense.py")
+    assert files[0].endswith("attention/api.py")
     assert len(files) <= 6, "\n".join(files)
 
 
@@ -183,14 +185,13 @@ def test_chips_without_fast_matrix_units_take_cublas_but_for_windows_that_leave_
     taken = []
     for width, keys in itertools.product((64, 128, 256, 300), (20, 300, 1000, 3000)):
         x = heads(1, 1, 2, width, dtype=dtype)
-        options = Options.of(x, None, None, True, 0, 0.0, None, None, 0)
+        options = options_of(x, (1, 1, 2, keys), causal=True)
         plain, wide, narrow = (
-            routes.decide("triton", x, x, keys, options._replace(window=window, softcap=2.0, sinks=torch.ones(1)))
+            backend_of("triton", x, x, keys, options._replace(window=window, softcap=2.0, sinks=torch.ones(1)))
             for window in (-1, keys // 4, keys // 4 - 1)
         )
         taken.append(plain)
         assert wide == plain
-        assert routes.kernels_score("triton", x)
         if width < 256:
             assert narrow == ("flash" if plain == "softmax" else plain)
         else:  # wide heads of float32, which no kernel for long rows takes

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from biased_attention import biased_attention
 
 from fasttfm import functional as F
 from fasttfm import reference
@@ -20,8 +21,8 @@ def leaf_tensors(cross, dtype=torch.float32, keys=S):
     return [torch.randn(B, keys, 3, H, D, dtype=dtype)]
 
 
-def specification(joint, query=None, **options):
-    parts = [part.transpose(1, 2) for part in joint.unbind(2)]
+def specification(packed_qkv, query=None, **options):
+    parts = [part.transpose(1, 2) for part in packed_qkv.unbind(2)]
     q, k, v = parts if query is None else (query.transpose(1, 2), *parts)
     return reference.attention(q, k, v, **options)[0].transpose(1, 2).flatten(2)
 
@@ -31,68 +32,57 @@ def specification(joint, query=None, **options):
 @pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
 @pytest.mark.parametrize("keys", [S, 150], ids=["short", "long"])
 @pytest.mark.parametrize("p", [0.0, 0.3])
-def test_joint_attention_equals_the_reference_forward_and_backward(backend, cross, keys, p):
+def test_it_equals_the_reference_forward_and_backward(backend, cross, keys, p):
     inputs = [x.requires_grad_() for x in leaf_tensors(cross, keys=keys)]
     options = {"key_lengths": torch.tensor([keys - 3, 0]), "causal": not cross}
     if p:
         options |= {"dropout_p": p, "seed": torch.tensor([6]), "site": 2}
     expected = specification(*inputs, **options)
-    agree(lambda *x: F.joint_attention(*x, **options), expected, inputs, backend, **CLOSE)
+    agree(lambda *x: F.packed_qkv_attention(*x, **options), expected, inputs, backend, **CLOSE)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_half_precision_is_as_exact_as_apart(backend):
-    joint = leaf_tensors(False, torch.bfloat16)[0].requires_grad_()
+    packed_qkv = leaf_tensors(False, torch.bfloat16)[0].requires_grad_()
     with F.backend(backend):
-        actual = F.joint_attention(joint, causal=True)
-        separate = F.attention(*(x.transpose(1, 2) for x in joint.unbind(2)), causal=True).transpose(1, 2).flatten(2)
+        actual = F.packed_qkv_attention(packed_qkv, causal=True)
+        separate = (
+            F.attention(*(x.transpose(1, 2) for x in packed_qkv.unbind(2)), causal=True).transpose(1, 2).flatten(2)
+        )
         probe = torch.randn_like(actual)
         assert torch.equal(actual, separate)
-        assert torch.equal(*(torch.autograd.grad(out, joint, probe)[0] for out in (actual, separate)))
+        assert torch.equal(*(torch.autograd.grad(out, packed_qkv, probe)[0] for out in (actual, separate)))
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
-@pytest.mark.parametrize("keys", [S, 150], ids=["short", "long"])
-def test_biases_of_the_projections_take_their_gradients(backend, cross, keys):
-    inputs = leaf_tensors(cross, keys=keys)
-    biases = [torch.randn(x[0, 0].numel(), requires_grad=True) for x in inputs]
-    options = {"key_lengths": torch.tensor([keys - 3, 4]), "dropout_p": 0.3, "seed": torch.tensor([6])}
-    added = [x + b.view(x.shape[2:]) for x, b in zip(inputs, biases)]
-    expected = specification(*added, **options)
-    probe = torch.randn_like(expected)
-    wanted = torch.autograd.grad(expected, biases, probe)
-    added = [x.detach() for x in added]
-    with F.backend(backend):
-        actual = F.joint_attention(*added, biases=(*biases, None)[:2], **options)
-        gradients = torch.autograd.grad(actual, biases, probe)
-    torch.testing.assert_close(gradients, wanted, atol=2e-4, rtol=1e-4)
+def test_a_kernel_sums_the_gradients_of_the_projections_biases(cross, packed):
+    given = leaf_tensors(cross)[::-1]
+    given = [x.flatten(0, 1) if packed else x for x in given]
+    given = [x.requires_grad_() for x in given]
+    biases = [torch.zeros(x.shape[2 - packed :].numel(), requires_grad=True) for x in given]
+    options = {"starts": torch.tensor([0, L, 2 * L]), "longest": S} if packed else {"lengths": torch.tensor([S - 3, 4])}
+    with F.backend("triton"):
+        output = biased_attention(*given, biases=biases, p=0.3, seed=torch.tensor([6]), **options)
+        gradients = torch.autograd.grad(output, [*given, *biases], torch.randn_like(output))
+    for d, d_bias in zip(gradients[: len(given)], gradients[len(given) :]):
+        torch.testing.assert_close(d_bias, d.flatten(0, 1 - packed).sum(0).flatten(), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("keys", [S, 150], ids=["short", "long"])
 def test_queries_of_more_heads_than_keys_have(backend, keys):
-    inputs = [torch.randn(B, keys, 2, 2, D), torch.randn(B, L, 4, D)]
-    biases = [torch.randn(x[0, 0].numel()) for x in inputs]
-    leaf = [x.requires_grad_() for x in (*inputs, *biases)]
+    inputs = [torch.randn(B, keys, 2, 2, D).requires_grad_(), torch.randn(B, L, 4, D).requires_grad_()]
     options = {"key_lengths": torch.tensor([keys - 3, 4]), "dropout_p": 0.3, "seed": torch.tensor([6])}
-    expected = specification(*(x + b.view(x.shape[2:]) for x, b in zip(inputs, biases)), **options)
-    probe = torch.randn_like(expected)
-    wanted = torch.autograd.grad(expected, leaf, probe)
-    added = [(x + b.view(x.shape[2:])).detach().requires_grad_() for x, b in zip(inputs, biases)]
-    with F.backend(backend):
-        actual = F.joint_attention(*added, biases=tuple(biases), **options)
-        gradients = torch.autograd.grad(actual, [*added, *biases], probe)
-    torch.testing.assert_close(actual, expected, atol=2e-5, rtol=1e-4)
-    torch.testing.assert_close(gradients, wanted, atol=2e-4, rtol=1e-4)
+    expected = specification(*inputs, **options)
+    agree(lambda *x: F.packed_qkv_attention(*x, **options), expected, inputs, backend, **CLOSE)
 
 
 @pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
 def test_gradients_are_written_where_the_next_product_reads_them(cross):
     inputs = [x.requires_grad_() for x in leaf_tensors(cross)]
     with F.backend("triton"):
-        out = F.joint_attention(*inputs)
+        out = F.packed_qkv_attention(*inputs)
         with LaunchLog() as log:
             gradients = torch.autograd.grad(out, inputs, torch.ones_like(out))
     assert all(g.is_contiguous() for g in gradients)
@@ -110,46 +100,35 @@ def test_a_mask_and_memory_with_the_positions_first(backend, cross, kind):
     mask[0] = False  # a row with no key
     mask = mask if kind == "bool" else torch.randn(B, H, 1, S).masked_fill(~mask, -torch.inf)
     expected = specification(*inputs, mask=mask)
-    actual, gradients = agree(lambda *x: F.joint_attention(*x, mask=mask), expected, inputs, backend, **CLOSE)
+    actual, gradients = agree(lambda *x: F.packed_qkv_attention(*x, mask=mask), expected, inputs, backend, **CLOSE)
     assert all(g.stride() == x.stride() for g, x in zip(gradients, inputs))
     assert actual.transpose(0, 1).is_contiguous() == (backend == "triton")
 
 
-def test_a_mask_that_takes_a_gradient_or_comes_with_biases_is_refused():
-    joint, mask = leaf_tensors(False)[0], torch.zeros(S, requires_grad=True)
-    with pytest.raises(ValueError, match="no gradient and no biases"):
-        F.joint_attention(joint, mask=mask)
-    with pytest.raises(ValueError, match="no gradient and no biases"):
-        F.joint_attention(joint, mask=mask.detach(), biases=(torch.zeros(3 * H * D), None))
-
-
-def test_biases_of_another_width_than_a_projection_are_refused():
-    joint, query = leaf_tensors(True)
-    right, wrong = torch.zeros(2 * H * D), torch.zeros(B, H * D)
-    with pytest.raises(ValueError, match=rf"biases: query's \({B}, {H * D}\) must be \({H * D},\)"):
-        F.joint_attention(joint, query, biases=(right, wrong))
-    with pytest.raises(ValueError, match=rf"biases: joint's \({B}, {H * D}\) must be \({2 * H * D},\)"):
-        F.joint_attention(joint, query, biases=(wrong, right[: H * D]))
+def test_a_mask_that_takes_a_gradient_is_refused():
+    packed_qkv, mask = leaf_tensors(False)[0], torch.zeros(S, requires_grad=True)
+    with pytest.raises(ValueError, match="packed_qkv_attention's mask takes no gradient"):
+        F.packed_qkv_attention(packed_qkv, mask=mask)
 
 
 def test_autocast_computes_in_its_precision():
     inputs = [x.requires_grad_() for x in leaf_tensors(True)]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = F.joint_attention(*inputs)
+        out = F.packed_qkv_attention(*inputs)
     assert out.dtype == torch.bfloat16
     out.sum().backward()
     assert all(x.grad.dtype == torch.float32 for x in inputs)
 
 
 @pytest.mark.parametrize(
-    ("joint", "query", "message"),
+    ("packed_qkv", "query", "message"),
     [
-        ((2, 5, 2, 3, 8), None, r"joint \(2, 5, 2, 3, 8\) must be \(B, L, 3, H, D\)"),
+        ((2, 5, 2, 3, 8), None, r"packed_qkv \(2, 5, 2, 3, 8\) must be \(B, L, 3, H, D\)"),
         ((2, 5, 3, 3, 8), (2, 4, 3, 8), r"with query \(2, 4, 3, 8\)"),
         ((2, 5, 2, 3, 8), (2, 4, 4, 8), "agree in batch, heads"),
         ((2, 5, 24), None, r"\(B, L, 3, H, D\)"),
     ],
 )
-def test_shapes_that_do_not_agree_are_named(joint, query, message):
+def test_shapes_that_do_not_agree_are_named(packed_qkv, query, message):
     with pytest.raises(ValueError, match=message):
-        F.joint_attention(torch.randn(joint), None if query is None else torch.randn(query))
+        F.packed_qkv_attention(torch.randn(packed_qkv), None if query is None else torch.randn(query))

@@ -1,4 +1,4 @@
-"""Packed attention on joint projections: the same numbers as varlen_attention() on views of them, on both routes."""
+"""Packed sequences of packed projections: the same numbers as varlen_attention() on views of them, on both routes."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from fasttfm import functional as F
 
 from .agreement import agree
-from .test_attention_joint import BACKENDS, CLOSE
+from .test_attention_packed_qkv import BACKENDS, CLOSE
 
 H, D = 2, 16
 SELF = torch.tensor([0, 5, 5, 12], dtype=torch.int32)
@@ -29,28 +29,16 @@ def starts(cross):
 @pytest.mark.parametrize("p", [0.0, 0.3])
 def test_it_equals_packed_attention_on_views(backend, cross, p):
     inputs = [x.requires_grad_() for x in leaf_tensors(cross)]
-    joint, query = (*inputs, None)[:2]
-    parts = joint.unbind(1)
+    packed_qkv, query = (*inputs, None)[:2]
+    parts = packed_qkv.unbind(1)
     options = {"causal": not cross} | ({"dropout_p": p, "seed": torch.tensor([6]), "site": 2} if p else {})
     expected = F.varlen_attention(*(parts if query is None else (query, *parts)), *starts(cross), **options).flatten(1)
 
-    def ours(joint, query=None):
-        return F.joint_varlen_attention(joint, query, *starts(cross), **options)
+    def ours(packed_qkv, query=None):
+        return F.varlen_packed_qkv_attention(packed_qkv, query, *starts(cross), **options)
 
     actual, _ = agree(ours, expected, inputs, backend, **CLOSE)
     assert not actual[12:].any()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
-def test_biases_of_the_projections_take_their_gradients(backend, cross):
-    inputs = [x.requires_grad_() for x in leaf_tensors(cross)]
-    biases = [torch.randn(x[0].numel(), requires_grad=True) for x in inputs]
-    with F.backend(backend):
-        actual = F.joint_varlen_attention(*(*inputs, None)[:2], *starts(cross), biases=(*biases, None)[:2])
-        gradients = torch.autograd.grad(actual, [*inputs, *biases], torch.randn_like(actual))
-    for d, d_bias in zip(gradients[: len(inputs)], gradients[len(inputs) :]):
-        torch.testing.assert_close(d_bias, d.sum(0).flatten(), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -60,12 +48,12 @@ def test_without_filler_nothing_is_zeroed_and_everything_written(backend, cross,
     inputs = [x[: int(s[-1])].requires_grad_() for x, s in zip(leaf_tensors(cross), (cu_seqlens_k, cu_seqlens_q))]
     given = (*(*inputs, None)[:2], cu_seqlens_q, cu_seqlens_k, *longest)
     with F.backend(backend):
-        expected = F.joint_varlen_attention(*given)
+        expected = F.varlen_packed_qkv_attention(*given)
         probe = torch.randn_like(expected)
         wanted = torch.autograd.grad(expected, inputs, probe)
         torch.use_deterministic_algorithms(True)  # fills what is empty with numbers that are none
         try:
-            actual = F.joint_varlen_attention(*given, covered=True)
+            actual = F.varlen_packed_qkv_attention(*given, covered=True)
             gradients = torch.autograd.grad(actual, inputs, probe)
         finally:
             torch.use_deterministic_algorithms(False)
@@ -74,5 +62,5 @@ def test_without_filler_nothing_is_zeroed_and_everything_written(backend, cross,
 
 
 def test_shapes_that_do_not_agree_are_named():
-    with pytest.raises(ValueError, match=r"joint \(4, 2, 2, 8\) must be \(T, 3, H, D\)"):
-        F.joint_varlen_attention(torch.randn(4, 2, 2, 8), None, SELF, SELF, 7, 7)
+    with pytest.raises(ValueError, match=r"packed_qkv \(4, 2, 2, 8\) must be \(T, 3, H, D\)"):
+        F.varlen_packed_qkv_attention(torch.randn(4, 2, 2, 8), None, SELF, SELF, 7, 7)

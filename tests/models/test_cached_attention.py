@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from fasttfm import reference
-from fasttfm.functional.attention import step as attention_step
-from fasttfm.functional.attention.step import cached_attention
+from fasttfm.models import cache
+from fasttfm.models.cache import cached_attention
 
 
 @pytest.mark.parametrize("rows", [1, 3, 700], ids=["one row", "few rows", "many rows"])
@@ -27,9 +27,9 @@ def test_it_is_attention(dtype, with_lengths, rows):
 
 def test_torchs_kernel_takes_few_keys_and_neither_gradients_nor_padding(monkeypatch):
     taken = []
-    torchs = attention_step.nnF.scaled_dot_product_attention
+    torchs = cache.nnF.scaled_dot_product_attention
     monkeypatch.setattr(
-        attention_step.nnF,
+        cache.nnF,
         "scaled_dot_product_attention",
         lambda *arguments: taken.append(arguments) or torchs(*arguments),
     )

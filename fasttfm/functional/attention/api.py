@@ -1,0 +1,249 @@
+"""softmax(Q K^T * scale) V with masks and dropout: of heads, of packed projections, of packed sequences.
+
+A model projects queries, keys and values at once, to (B, L, 3, H, D). attention() takes them as three views, and
+autograd then copies three gradients together. packed_qkv_attention() allocates the gradient of all three once, and the
+kernels write into it. varlen_ functions take sequences one after the other, without padding, whose lengths the host
+never reads.
+"""
+
+from torch import Tensor
+
+from fasttfm.functional import backends
+from fasttfm.functional.attention.call import Sequences, Window
+from fasttfm.functional.attention.checks import check_heads, check_value, checked_sequences
+from fasttfm.functional.attention.operator import attend
+from fasttfm.functional.attention.operator import attention as operator
+from fasttfm.functional.attention.scoring import Causal, options_of, without_bias
+from fasttfm.functional.dropout import LEAST_P, draw_seed
+from fasttfm.functional.signature import names_arguments
+
+
+@names_arguments
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    key_lengths: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: Causal = False,
+    causal_offset: int | Tensor = 0,
+    window: Window | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    seed: Tensor | None = None,
+    site: int = 0,
+) -> Tensor:
+    """softmax(Q K^T * scale) V with masking and dropout fused (Vaswani et al. 2017, equation 1).
+
+    query (B, H, L, D), key (B, Hk, S, D), value (B, Hk, S, Dv); float32, float16 or bfloat16, one dtype, any strides.
+    Hk divides H: H / Hk neighbouring query heads share a head of keys and values (grouped-query attention, Ainslie et
+    al. 2023; multi-query attention where Hk is 1), which is read where it is and never repeated in memory.
+    key_lengths (B,) int: keys at or past it are not attended. mask, broadcastable to (B, H, L, S): bool, True where
+    the query may attend, or floats that are added to the scaled scores and may take a gradient; below -2.36e38 they
+    hide a key, as -inf does.
+    causal: query i sees keys up to the diagonal, which is at key i + causal_offset, an int or (B,) int of each batch
+    row; causal="bottom_right" moves it such that the last query is at the last key, of key_lengths where given.
+    window (left, right): query i sees no more than so many keys before the diagonal and past it, None for no bound
+    (Beltagy et al. 2020); what no query of a tile sees is not computed by a kernel.
+    softcap, above 0: scores become softcap * tanh(score / softcap), before anything is added (Gemma 2, 2024).
+    alibi_slopes (H,) or (B, H): slope times a key's distance from the diagonal is subtracted (Press et al. 2022).
+    sinks (H,): a score of each head that takes weight from a row's keys and has no value, none where it is -inf, all
+    where it is inf; may take a gradient (Xiao et al. 2024; gpt-oss). All combine. A query with no key to attend gives
+    zeros and passes no gradient.
+    dropout_p in [0, 1], on the weights; seed (1,) int64 on the same device, drawn from torch's generator where None;
+    site, below 2^31, tells the calls of one model apart. scale defaults to D^-0.5.
+    Returns (B, H, L, Dv) whose memory is (B, L, H, Dv), so that .transpose(1, 2).flatten(2) copies nothing.
+    Raises ValueError for shapes, dtypes or numbers that do not agree, TypeError for a window that is not two numbers.
+    """
+    if key is None or value is None:
+        raise TypeError("key and value must be tensors")
+    seed = None if dropout_p <= LEAST_P else draw_seed(query.device) if seed is None else seed
+    if scale is None:
+        scale = (query.shape[-1] or 1) ** -0.5
+    if mask is not None and type(mask) is not Tensor:
+        mask, causal, causal_offset = without_bias(mask, causal, causal_offset, query.shape[2], key.shape[2])
+    if (
+        window is not None or softcap != 0.0 or alibi_slopes is not None or sinks is not None
+        or type(causal) is not bool or type(causal_offset) is not int
+    ):  # fmt: skip
+        check_heads(query, key, key_lengths, mask)
+        check_value(query, key, value)
+        options = options_of(
+            query, (*query.shape[:3], key.shape[2]), key_lengths=key_lengths, mask=mask, causal=causal,
+            causal_offset=causal_offset, window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
+            dropout_p=dropout_p, scale=scale, seed=seed, site=site,
+        )  # fmt: skip
+        return attend(query, key, value, options, backends.current)
+    return operator(
+        query, key, value, key_lengths, None, None, mask, None, None, None, seed, 0, 0, causal, causal_offset, -1, 0.0,
+        0, dropout_p, scale * 1.0, site, False, False, backends.current,
+    )[0]  # fmt: skip
+
+
+@names_arguments
+def attention_weights(
+    query: Tensor,
+    key: Tensor,
+    *,
+    key_lengths: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: Causal = False,
+    causal_offset: int | Tensor = 0,
+    window: Window | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    seed: Tensor | None = None,
+    site: int = 0,
+) -> Tensor:
+    """The weights of attention(), dropout applied: softmax(Q K^T * scale), (B, H, L, S) in query's dtype, rounded to it
+    when they have been computed in float32.
+
+    Arguments, errors and gradients as attention()'s: attention_weights(q, k, ...) @ v is attention(q, k, v, ...)
+    where no heads of keys are shared. Those of sinks are left out: a row then adds up to less than 1.
+    """
+    if mask is not None and type(mask) is not Tensor:
+        mask, causal, causal_offset = without_bias(mask, causal, causal_offset, query.shape[2], key.shape[2])
+    check_heads(query, key, key_lengths, mask)
+    options = options_of(
+        query, (*query.shape[:3], key.shape[2]), key_lengths=key_lengths, mask=mask, causal=causal,
+        causal_offset=causal_offset, window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
+        dropout_p=dropout_p, scale=scale, seed=seed, site=site,
+    )  # fmt: skip
+    return attend(query, key, key, options, backends.current, only_weights=True)
+
+
+@names_arguments
+def varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    causal: Causal = False,
+    causal_offset: int | Tensor = 0,
+    window: Window | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    seed: Tensor | None = None,
+    site: int = 0,
+) -> Tensor:
+    """attention() over packed sequences: queries and keys of all sequences one after the other, without padding.
+
+    query (Tq, H, D), key (Tk, Hk, D), value (Tk, Hk, Dv); float32, float16 or bfloat16, one dtype, any strides; H a
+    multiple of Hk, as attention() has it.
+    cu_seqlens_q, cu_seqlens_k (B + 1,) int32 or int64 on the same device: where each sequence begins, and the end of
+    the last. max_seqlen_q, max_seqlen_k: no sequence has more queries or keys. The numbers in cu_seqlens are checked on
+    a CPU, and trusted on a GPU, where the host would have to wait for them, unless FASTTFM_CHECK=1 is in the
+    environment. Rows past the last sequence are filler of a fixed token budget and give zeros.
+    The others are as attention() takes them; causal="bottom_right" looks at each sequence's own lengths, and the
+    dropout mask is that of the padded batch. Lengths are in cu_seqlens, and there is no mask: pad, and use attention(),
+    for one. Returns (Tq, H, Dv). Raises ValueError for shapes, dtypes or numbers that do not agree, TypeError for a
+    window that is not two numbers.
+    """
+    if key is None or value is None:
+        raise TypeError("key and value must be tensors")
+    seed = None if dropout_p <= LEAST_P else draw_seed(query.device) if seed is None else seed
+    if scale is None:
+        scale = (query.shape[-1] or 1) ** -0.5
+    sequences = Sequences(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    scored = (
+        window is not None or softcap != 0.0 or alibi_slopes is not None or sinks is not None
+        or type(causal) is not bool or type(causal_offset) is not int
+    )  # fmt: skip
+    if scored or cu_seqlens_q.is_cpu or backends.checks_on_gpu:
+        sequences = checked_sequences(query, key, value, sequences)
+    if scored:
+        options = options_of(
+            query, (cu_seqlens_q.shape[0] - 1, query.shape[1], *sequences[2:]), causal=causal,
+            causal_offset=causal_offset, window=window, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
+            dropout_p=dropout_p, scale=scale, seed=seed, site=site,
+            surplus=0 if cu_seqlens_k is cu_seqlens_q else cu_seqlens_k.diff() - cu_seqlens_q.diff(),
+        )  # fmt: skip
+        return attend(query, key, value, options, backends.current, sequences)
+    return operator(
+        query, key, value, None, sequences[0], sequences[1], None, None, None, None, seed, sequences[2], sequences[3],
+        causal, causal_offset, -1, 0.0, 0, dropout_p, scale * 1.0, site, False, False, backends.current,
+    )[0]  # fmt: skip
+
+
+@names_arguments
+def packed_qkv_attention(
+    packed_qkv: Tensor,
+    query: Tensor | None = None,
+    *,
+    key_lengths: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    seed: Tensor | None = None,
+    site: int = 0,
+) -> Tensor:
+    """attention() on packed projections, as one product writes them; the heads of its output are joined.
+
+    packed_qkv (B, L, 3, H, D): queries, keys and values; or (B, S, 2, Hk, D), keys and values, with query (B, L, H, D).
+    key_lengths, mask, causal, dropout_p, scale, seed, site as attention() takes them; but a mask takes no gradient.
+    Memory may hold the batch or the positions first: gradients, and what the kernels write, are laid out as the input.
+    Returns (B, L, H * D). Raises ValueError for shapes or dtypes that do not agree.
+    """
+    seed = None if dropout_p <= LEAST_P else draw_seed(packed_qkv.device) if seed is None else seed
+    if scale is None:
+        scale = (packed_qkv.shape[-1] or 1) ** -0.5
+    offset: int | Tensor = 0
+    if mask is not None and type(mask) is not Tensor:
+        queries = (packed_qkv if query is None else query).shape[1]
+        mask, causal, offset = without_bias(mask, causal, 0, queries, packed_qkv.shape[1])  # type: ignore[assignment]
+    query, key = (packed_qkv, None) if query is None else (query, packed_qkv)
+    return operator(
+        query, key, None, key_lengths, None, None, mask, None, None, None, seed, 0, 0, causal, offset, -1, 0.0, 0,
+        dropout_p, scale * 1.0, site, False, False, backends.current,
+    )[0]  # fmt: skip
+
+
+@names_arguments
+def varlen_packed_qkv_attention(
+    packed_qkv: Tensor,
+    query: Tensor | None,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    covered: bool = False,
+    causal: bool = False,
+    causal_offset: int = 0,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    seed: Tensor | None = None,
+    site: int = 0,
+) -> Tensor:
+    """varlen_attention() on packed projections, as one product writes them; the heads of its output are joined.
+
+    packed_qkv (T, 3, H, D): queries, keys and values; or (Tk, 2, Hk, D), keys and values, with query (Tq, H, D).
+    cu_seqlens_q to site as varlen_attention() takes them; covered: the sequences reach to the last row, there is no
+    filler to be zeroed. Returns (Tq, H * D). Raises ValueError for shapes or dtypes that do not agree.
+    """
+    seed = None if dropout_p <= LEAST_P else draw_seed(packed_qkv.device) if seed is None else seed
+    if scale is None:
+        scale = (packed_qkv.shape[-1] or 1) ** -0.5
+    sequences = Sequences(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    query, key = (packed_qkv, None) if query is None else (query, packed_qkv)
+    if cu_seqlens_q.is_cpu or backends.checks_on_gpu:
+        sequences = checked_sequences(query, key, None, sequences)
+    return operator(
+        query, key, None, None, sequences[0], sequences[1], None, None, None, None, seed, sequences[2], sequences[3],
+        causal, causal_offset, -1, 0.0, 0, dropout_p, scale * 1.0, site, covered, False, backends.current,
+    )[0]  # fmt: skip
