@@ -97,27 +97,15 @@ def without_views(compute: Callable[[Any], Any], internal: int = 0) -> Callable[
     return run
 
 
-def on_its_device(compute: Callable[[tuple], Any]) -> Callable[..., Any]:
-    """compute for the dispatcher: no outputs that share memory, and the first argument's GPU as the current one, where
-    Triton launches."""
-
-    def run(*args: Any) -> Any:
-        first = args[0]
-        if not first.is_cuda or first.get_device() == torch.cuda.current_device():
-            return unshared(compute(args))
-        with torch.cuda.device(first.device):
-            return unshared(compute(args))
-
-    return run
-
-
-def unshared(outputs: Any) -> Any:
-    """Outputs, each in memory of its own: the dispatcher allows nothing else, a direct call spares the copy."""
+def unshared(outputs: Any, first: Tensor) -> Any:
+    """Outputs as the dispatcher takes them, each in memory of its own, where a direct call spares the copy, and (0,) of
+    the dtype of first, the first tensor of the call, in the place of None."""
     if not isinstance(outputs, tuple):
         return outputs
     seen: set[int] = set()
     copies = []
     for output in outputs:
+        output = first.new_empty(0) if output is None else output
         memory = output.untyped_storage()._cdata  # also of what is empty and has no address
         copies.append(output.clone() if memory in seen else output)
         seen.add(memory)
@@ -129,31 +117,31 @@ def empties(*like: Tensor | None) -> tuple[Tensor | None, ...]:
     return tuple([None if x is None else x.new_empty(x.shape) for x in like])
 
 
-def present(outputs: Any, first: Tensor) -> Any:
-    """Outputs as the dispatcher takes them, without None; first: the first tensor of the call."""
-    if type(outputs) is not tuple:
-        return outputs
-    return tuple([first.new_empty(0) if output is None else output for output in outputs])
-
-
 def signature_of(
     layout: Layout, free: Sequence[str], *, checked: bool, products: bool
 ) -> Callable[[tuple], tuple[int, tuple] | None]:
     """A function of the fields, one after the other, to which of them want a gradient, a bit each, and all that a plan
     may depend on; None of what has no plan: classes that hide what their memory means, tensors without strides or
-    memory, or of which memory holds the negative."""
+    memory, or of which memory holds the negative. checked: whether numbers may be of other classes than their type's.
+    """
     known: dict[tuple[type, ...], list[int] | None] = {}
-    """By the types of the fields, where the tensors are."""
+    """By the types of the fields, where the tensors are; None where a field is not of a class to be read as it is."""
     names = [field.name for field in layout.fields]
     counted = [names.index(name) for name in free]
     numbers_of = items([i for i in range(len(names)) if i not in layout.positions and i not in counted])
+
+    def places_of(types: tuple[type, ...]) -> list[int] | None:
+        asked = [t for t in zip(types, layout.types) if checked or t[1].dtypes is not None]
+        if any(type_.plain is not None and kind not in type_.plain for kind, type_ in asked):
+            return None
+        return [i for i in layout.positions if types[i] is not type(None)]
 
     def signature(values: tuple) -> tuple[int, tuple] | None:
         types = tuple(map(type, values))
         try:
             places = known[types]
         except KeyError:
-            places = known[types] = layout.present_tensors(types, checked=checked)
+            places = known[types] = places_of(types)
         if places is None:
             return None
         for place in counted:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fasttfm.errors import ArgumentError, ArgumentTypeError
-from fasttfm.functional.record import NUMBERS, shown
+from fasttfm.functional.record import TYPES, shown
 from fasttfm.functional.subclasses import PLAIN_TENSORS, instead, unread
 
 Arguments = ParamSpec("Arguments")
@@ -137,8 +137,8 @@ def _known(function: Callable[..., Any]) -> _Known:
 
 
 def _is_one(value: Any, kind: Any) -> bool:
-    if kind in NUMBERS:
-        return isinstance(value, NUMBERS[kind].classes)
+    if kind in TYPES:
+        return isinstance(value, TYPES[kind].classes)
     if kind is torch.device:  # an index of a GPU, too
         return isinstance(value, torch.device | int)
     origin = get_origin(kind) or kind
@@ -146,8 +146,8 @@ def _is_one(value: Any, kind: Any) -> bool:
 
 
 def _words(kind: Any) -> str:
-    if kind in NUMBERS:
-        return NUMBERS[kind].words
+    if kind in TYPES:
+        return TYPES[kind].words
     known = {Tensor: "a tensor", type(None): "None", tuple: "a tuple"}
     origin = get_origin(kind) or kind
     if origin is Callable or origin is types.FunctionType:
