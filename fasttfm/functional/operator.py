@@ -191,14 +191,12 @@ class Operator(Generic[Fields]):
         """A new plan, which is kept under this key, if any; native: as __init__() takes it."""
         if direct and self._prefers is not None:
             call = _new(self._kind, (*call[:-1], self._prefers(call)))
-        native = None if native is None else native(call, True)
+        compute = native and native(call, True)
         first = self._layout.tensors(call)[0]
         gpu = first.get_device() if first.is_cuda and torch.cuda.device_count() > 1 else None
-        if native is not None:
-            made = Plan(native, None, native, gpu)
-        else:
-            call = self._settled(call)
-            made = Plan(self._plan(call), None if self._decide is None else call[-1], None, gpu)
+        call = call if compute or self._decide is None else self._settled(call)
+        route = None if compute or self._decide is None else call[-1]
+        made = Plan(compute or self._plan(call), route, compute, gpu)
         if key is not None:
             if len(self.plans) >= MOST_PLANS:
                 self.plans.clear()
@@ -260,16 +258,12 @@ class Operator(Generic[Fields]):
 
     def _under_autocast(self, fields: tuple) -> Any:
         """The call with what autocast makes of its tensors, without autocast."""
-        call: Any = _new(self._kind, fields)
         enabled = [device for device in _AUTOCAST_DEVICES if _autocast_enabled(device)]
-        try:
-            call = self._lowered(call)
-        except AttributeError:  # of what is no tensor
-            return self._seen(flat(fields))
+        call = self._lowered(_new(self._kind, fields))
         for device in enabled:
             _set_autocast(device, False)
         try:
-            return self._seen(flat(call)) if _any_autocast() else self.call(*call)  # type: ignore[call-arg]
+            return self._seen(flat(call)) if _any_autocast() else self.call(*call)
         finally:
             for device in enabled:
                 _set_autocast(device, True)
@@ -394,7 +388,9 @@ def decomposed() -> Iterator[None]:
 
 def casts(x: Tensor) -> bool:
     """Return whether autocast is on for x's device, and will bring all operands to one dtype."""
-    return _any_autocast() and (device := x.device.type) in _AUTOCAST_DEVICES and _autocast_enabled(device)
+    if not (_any_autocast() and isinstance(x, Tensor)):
+        return False
+    return (device := x.device.type) in _AUTOCAST_DEVICES and _autocast_enabled(device)
 
 
 def lowered(*names: str) -> Callable[[Any, torch.dtype], Any]:

@@ -8,6 +8,7 @@ with a meaning of their own, and whatever torch.compile, a transform, a dispatch
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,24 +34,22 @@ transformed = torch._C._are_functorch_transforms_active
 _grad_enabled = torch.is_grad_enabled
 
 
+@dataclass(slots=True, eq=False)
 class Plan:
     """Everything that was decided for calls of one signature."""
 
-    __slots__ = ("backwards", "compute", "given", "gpu", "native", "route")
-
-    def __init__(self, compute: Callable[[Any], Any], route: str | None, native: Any, gpu: int | None) -> None:
-        self.compute = compute
-        """The outputs of a call."""
-        self.route = route
-        """Last field of a call, if it has one."""
-        self.native = native
-        """The outputs by operators of PyTorch, which differentiates them itself; or None."""
-        self.gpu = gpu
-        """The one that must be current, where there are several."""
-        self.given: Callable[[tuple], tuple] | None = None
-        """Of what is saved, the tensors of the call: their memory may be another one when the backward pass comes."""
-        self.backwards: dict[tuple, Callable[[Any], Any]] = {}
-        """By the layouts of these and of the gradients, what computes a call of the backward operator."""
+    compute: Callable[[Any], Any]
+    """The outputs of a call."""
+    route: str | None
+    """Last field of a call, if it has one."""
+    native: Callable[[Any], Any] | None
+    """The outputs by operators of PyTorch, which differentiates them itself."""
+    gpu: int | None
+    """The one that must be current, where there are several."""
+    given: Callable[[tuple], tuple] | None = None
+    """Of what is saved, the tensors of the call: their memory may be another one when the backward pass comes."""
+    backwards: dict[tuple, Callable[[Any], Any]] = field(default_factory=dict)
+    """By the layouts of these and of the gradients, what computes a call of the backward operator."""
 
 
 def looked_at() -> bool:
@@ -126,7 +125,7 @@ def signature_of(
     """
     known: dict[tuple[type, ...], list[int] | None] = {}
     """By the types of the fields, where the tensors are; None where a field is not of a class to be read as it is."""
-    names = [field.name for field in layout.fields]
+    names = [each.name for each in layout.fields]
     counted = [names.index(name) for name in free]
     numbers_of = items([i for i in range(len(names)) if i not in layout.positions and i not in counted])
 
