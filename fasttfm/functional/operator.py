@@ -28,7 +28,6 @@ from torch.autograd import profiler as _profiler
 
 from fasttfm.functional.batching import batching_rule
 from fasttfm.functional.derivative import Gradients, Rule, by_reference
-from fasttfm.functional.flops import formulas
 from fasttfm.functional.namespace import NAMESPACE
 from fasttfm.functional.plan import (
     MOST_PLANS,
@@ -37,6 +36,7 @@ from fasttfm.functional.plan import (
     compiling,
     dispatch_modes,
     empties,
+    formulas,
     signature_of,
     transformed,
     unshared,
@@ -128,7 +128,7 @@ class Operator(Generic[Fields]):
         free: Sequence[str] = (),
         leading: int = 1,
     ) -> None:
-        self.name, self.leading = name, leading
+        self.name, self.leading, self.count = name, leading, returns.count("Tensor")
         self._kind = kind = cast(Any, call)
         self._layout = layout = layout_of(kind)
         self._plan, self._native, self._prefers, self._checks = plan, native, prefers, checks
@@ -139,9 +139,9 @@ class Operator(Generic[Fields]):
         _every.append(self)
 
         if backward is None and derivative is not None:
-            backward = _of_first_tensors(layout.count)
+            backward = _of_first_tensors(layout.count, derivative.count)
         elif backward is None:
-            backward, differentiable = by_reference(name, layout, reference), returns.count("Tensor")
+            backward, differentiable = by_reference(name, layout, reference), self.count
         self.rule = rule = Rule(name, layout, save, saved or kind, backward, differentiable, derivative)
         self._register(returns, fake, rows)
         formulas[self.dispatched._overloadpacket] = lambda *args, **_: flops(layout.build(args))
@@ -270,7 +270,7 @@ class Operator(Generic[Fields]):
 
     def _lowered(self, call: Any) -> Any:
         """The call as autocast passes it on, where that is on for the device of its first tensor."""
-        first = flat(call)[self._layout.positions[0]]
+        first = self._layout.tensors(call)[0]
         if self._cast is None or not casts(first):
             return call
         return self._cast(call, torch.get_autocast_dtype(first.device.type))
@@ -309,13 +309,13 @@ class Operator(Generic[Fields]):
         return self.call(*fields, **named)
 
 
-def _of_first_tensors(count: int) -> Callable[..., Any]:
-    """Rule.backward of an operator whose derivative gives the gradients of its first tensors, of so many."""
+def _of_first_tensors(count: int, found: int) -> Callable[..., Any]:
+    """Rule.backward of an operator of so many tensors, of which the derivative gives the gradients of the first."""
+    rest = (None,) * (count - found)
 
-    def backward(derive: Callable[..., Any], saved: Any, wanted: Any, *gradients: Any) -> Any:
-        found = derive(gradients[0], saved)
-        found = found if isinstance(found, tuple) else (found,)
-        return *found, *(None,) * (count - len(found))
+    def backward(derive: Callable[..., Any], saved: Any, wanted: Any, grad: Tensor, *_: Any) -> Any:
+        gradients = derive(grad, saved)
+        return (gradients, *rest) if found == 1 else (*gradients, *rest)
 
     return backward
 

@@ -7,6 +7,7 @@ with a meaning of their own, and whatever torch.compile, a transform, a dispatch
 """
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,6 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fasttfm.cpu.linear import on_this_thread
 from fasttfm.functional import backends
-from fasttfm.functional.flops import count_operators
 from fasttfm.functional.record import REAL, Layout, items
 from fasttfm.kernels import choices
 
@@ -60,10 +60,21 @@ def looked_at() -> bool:
     )  # fmt: skip
 
 
+formulas: dict[Any, Callable[..., int]] = {}
+"""By packet of torch.ops, of a call's arguments: floating-point operations, two for a multiplication and its sum."""
+
+
 def all_see_through() -> bool:
-    """Return whether all dispatch modes that are on, such as a count of launches, want calls as they are."""
+    """Return whether all dispatch modes that are on, such as a count of launches, want calls as they are.
+
+    Here torch.utils.flop_counter is told of our formulas, and its counters among the modes, which have copied what was
+    known before: importing it imports Triton, which importing fasttfm must not.
+    """
     modes = _get_current_dispatch_mode_stack()
-    count_operators(modes)
+    if counter := sys.modules.get("torch.utils.flop_counter"):
+        counter.flop_registry.update(formulas)
+        for mode in modes:
+            getattr(getattr(mode, "counter", None), "flop_registry", {}).update(formulas)
     return all(getattr(mode, "sees_through_operators", False) for mode in modes)
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from fasttfm.functional.flops import formulas
 from fasttfm.functional.operator import Operator, _every, lowered, without_views
+from fasttfm.functional.plan import formulas
 from fasttfm.functional.record import WHOLE
 
 states = []

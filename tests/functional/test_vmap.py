@@ -196,7 +196,9 @@ def test_an_operator_that_overwrites_maps_over_what_it_overwrites_alone() -> Non
         vmap(lambda t: F.cross_entropy(logits * 1.0, t, inplace=True)[0])(targets)
 
 
-@pytest.mark.parametrize("transform", [grad, vmap, lambda f: vmap(grad(f)), jacrev], ids=["grad", "vmap", "both", "jac"])
+@pytest.mark.parametrize(
+    "transform", [grad, vmap, lambda f: vmap(grad(f)), jacrev], ids=["grad", "vmap", "both", "jac"]
+)
 def test_torch_compile_takes_transformed_operators_into_one_graph(transform) -> None:
     weight = torch.randn(16)
     transformed = transform(lambda x: F.rms_norm(x, weight).square().sum())
