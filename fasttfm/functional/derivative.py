@@ -197,13 +197,14 @@ def _step(derivative: Any) -> Callable[..., Any]:
                 key += (torch.backends.cuda.matmul.fp32_precision,)
         except RuntimeError:  # without memory: all gradients at once
             return general(*fields)
-        backwards = plan.backwards
-        found = backwards.get(tuple(key))
-        if found is None:
+        layouts, backwards, call = tuple(key), plan.backwards, _new(kind, fields)
+        try:
+            compute = backwards[layouts]
+        except KeyError:
             if len(backwards) >= MOST_LAYOUTS:
                 backwards.clear()
-            found = backwards[tuple(key)] = derivative._plan(_new(kind, fields))
-        return found(_new(kind, fields))
+            compute = backwards[layouts] = derivative._plan(call)
+        return compute(call)
 
     return step
 

@@ -227,7 +227,10 @@ class Operator(Generic[Fields]):
             if signature is None:
                 return seen(flat(fields))
             wanted, key = signature
-            plan = plans.get(key)
+            try:
+                plan = plans[key]
+            except KeyError:
+                plan = None
             if plan is None or (plan.gpu is not None and plan.gpu != _current_gpu()):
                 plan = self._first(fields, signature)
                 if plan is None:
