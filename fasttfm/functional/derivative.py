@@ -11,7 +11,14 @@ from torch.autograd import profiler as _profiler
 
 from fasttfm.functional.backends import warn_once
 from fasttfm.functional.namespace import NAMESPACE
-from fasttfm.functional.plan import all_see_through, compiling, dispatch_modes, transformed
+from fasttfm.functional.onlookers import (
+    all_see_through,
+    any_autocast,
+    compiling,
+    dispatch_modes,
+    saved_hook,
+    transformed,
+)
 from fasttfm.functional.record import Layout, items, layout_of
 
 Gradients = Sequence[Tensor | None]
@@ -20,9 +27,7 @@ MOST_LAYOUTS = 64
 """Of gradients, whose plans a forward plan keeps: a part of ever wider memory has ever new strides."""
 _new: Any = tuple.__new__
 _stride, _address = Tensor.stride, Tensor.data_ptr
-saved_hook = torch._C._autograd._top_saved_tensors_default_hooks  # which may give other strides back
 _grad_enabled = torch.is_grad_enabled
-_any_autocast = torch._C._is_any_autocast_enabled
 _NUMBERS = frozenset({bool, int, float, torch.dtype})
 
 
@@ -173,7 +178,7 @@ def _step(derivative: Any) -> Callable[..., Any]:
 
     def step(plan: Any, saved: tuple, *fields: Any) -> Any:
         if (
-            plan is None or _grad_enabled() or _any_autocast() or compiling() or transformed()
+            plan is None or _grad_enabled() or any_autocast() or compiling() or transformed()
             or _profiler._is_profiler_enabled or forward_ad._current_level >= 0
             or (dispatch_modes() and not all_see_through())
         ):  # fmt: skip  # as looked_at(), a call less

@@ -10,8 +10,7 @@ plan, and through torch.ops.fasttfm whenever anything looks on: torch.compile, f
 modes, the profiler. torch.func has a torch.autograd.Function around torch.ops, because it refuses what
 torch.library.register_autograd() registers.
 
-Registration takes torch's public names. Private ones are asked for what no public name tells: whether anything looks on
-or autocast is on anywhere (plan.py), and whether hooks on saved tensors are on (derivative.py).
+Registration takes torch's public names; onlookers.py asks private ones for what no public name tells.
 """
 
 import contextlib
@@ -29,20 +28,15 @@ from torch.autograd import profiler as _profiler
 from fasttfm.functional.batching import batching_rule
 from fasttfm.functional.derivative import Gradients, Rule, by_reference
 from fasttfm.functional.namespace import NAMESPACE
-from fasttfm.functional.plan import (
-    MOST_PLANS,
-    Plan,
+from fasttfm.functional.onlookers import (
     all_see_through,
+    any_autocast,
     compiling,
     dispatch_modes,
-    empties,
     formulas,
-    signature_of,
     transformed,
-    unshared,
-    without_autocast,
-    without_views,
 )
+from fasttfm.functional.plan import MOST_PLANS, Plan, empties, signature_of, unshared, without_autocast, without_views
 from fasttfm.functional.record import MASK, REAL, WHOLE, Mask, Overwritten, Size, Whole, flat, layout_of
 
 __all__ = [
@@ -50,7 +44,7 @@ __all__ = [
     "empties", "forget_plans", "lowered", "on_forget", "transformed", "without_views"
 ]  # fmt: skip
 
-_library = torch.library.Library(NAMESPACE, "DEF")
+_library, _operators = torch.library.Library(NAMESPACE, "DEF"), getattr(torch.ops, NAMESPACE)
 MARK = "import_fasttfm_functional_before_torch_export_load"
 """An operator that does nothing: a file of torch.export that needs the others begins with it, because a process that
 has not imported them is told this name."""
@@ -60,7 +54,6 @@ _DEVICES = ("CPU", "CUDA", "XPU", "MPS")
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 # Looked up once: each is asked in every call.
-_any_autocast = torch._C._is_any_autocast_enabled  # takes no argument: half the price of asking for a device
 _autocast_enabled = torch.is_autocast_enabled
 _set_autocast = torch.set_autocast_enabled
 _current_gpu = torch.cuda.current_device
@@ -144,14 +137,14 @@ class Operator(Generic[Fields]):
             backward, differentiable = by_reference(name, layout, reference), self.count
         self.rule = rule = Rule(name, layout, save, saved or kind, backward, differentiable, derivative)
         self._register(returns, fake, rows)
-        formulas[self.dispatched._overloadpacket] = lambda *args, **_: flops(layout.build(args))
+        formulas[getattr(_operators, name)] = lambda *args, **_: flops(layout.build(args))
         self.call: Callable[Fields, Any] = self._call(rule.direct(visible))
 
     def _register(self, returns: str, fake: Callable[[Any], Any], rows: Sequence[str]) -> None:
         """Tells the dispatcher what computes, what has no numbers, and what differentiates and maps over samples."""
         name, layout, qualified = self.name, self._layout, f"{NAMESPACE}::{self.name}"
         _library.define(f"{name}({layout.schema}) -> {returns}", tags=(torch.Tag.pt2_compliant_tag,))
-        self.dispatched = self._transformed = getattr(getattr(torch.ops, NAMESPACE), name).default
+        self.dispatched = self._transformed = getattr(_operators, name).default
         for key in _DEVICES:
             _library.impl(name, self._compute, key)
 
@@ -221,7 +214,7 @@ class Operator(Generic[Fields]):
                 or (dispatch_modes() and not all_see_through())
             ):  # fmt: skip  # as looked_at(), a call less
                 return seen(flat(fields))
-            if _any_autocast():
+            if any_autocast():
                 return self._under_autocast(fields)
             signature = signature_of(fields if fields_of is None else fields_of(_new(kind, fields)))
             if signature is None:
@@ -266,7 +259,7 @@ class Operator(Generic[Fields]):
         for device in enabled:
             _set_autocast(device, False)
         try:
-            return self._seen(flat(call)) if _any_autocast() else self.call(*call)
+            return self._seen(flat(call)) if any_autocast() else self.call(*call)
         finally:
             for device in enabled:
                 _set_autocast(device, True)
@@ -291,7 +284,7 @@ class Operator(Generic[Fields]):
             args = (*args[:-1], self._prefers(self._kind(*args)))
         if self._native is not None and (native := self._native(self._kind(*args), False)) is not None:
             return native(self._kind(*args))
-        if self._cast is not None and _any_autocast() and not self._layout.nested:
+        if self._cast is not None and any_autocast() and not self._layout.nested:
             args = tuple(self._lowered(self._kind(*args)))
         if not compiling() and _decomposed.get():
             outputs = self._compute(*args[:-1], "torch" if isinstance(args[-1], str) else args[-1])
@@ -391,7 +384,7 @@ def decomposed() -> Iterator[None]:
 
 def casts(x: Tensor) -> bool:
     """Return whether autocast is on for x's device, and will bring all operands to one dtype."""
-    if not (_any_autocast() and isinstance(x, Tensor)):
+    if not (any_autocast() and isinstance(x, Tensor)):
         return False
     return (device := x.device.type) in _AUTOCAST_DEVICES and _autocast_enabled(device)
 

@@ -7,16 +7,12 @@ with a meaning of their own, and whatever torch.compile, a transform, a dispatch
 """
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.autograd import profiler as _profiler
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fasttfm.cpu.linear import on_this_thread
 from fasttfm.functional import backends
@@ -27,10 +23,6 @@ MOST_PLANS = 4096
 """Of an operator: batches of ever new lengths have ever new signatures."""
 _LARGEST = (1 << 31) - 1
 
-# Looked up once: each is asked in every call.
-compiling = torch.compiler.is_dynamo_compiling
-dispatch_modes = torch._C._len_torch_dispatch_stack
-transformed = torch._C._are_functorch_transforms_active
 _grad_enabled = torch.is_grad_enabled
 
 
@@ -50,32 +42,6 @@ class Plan:
     """Of what is saved, the tensors of the call: their memory may be another one when the backward pass comes."""
     backwards: dict[tuple, Callable[[Any], Any]] = field(default_factory=dict)
     """By the layouts of these and of the gradients, what computes a call of the backward operator."""
-
-
-def looked_at() -> bool:
-    """Return whether anything looks on that the dispatcher must ask: a compiler, a transform, a mode, a profiler."""
-    return (
-        compiling() or transformed() or _profiler._is_profiler_enabled or forward_ad._current_level >= 0
-        or (dispatch_modes() > 0 and not all_see_through())
-    )  # fmt: skip
-
-
-formulas: dict[Any, Callable[..., int]] = {}
-"""By packet of torch.ops, of a call's arguments: floating-point operations, two for a multiplication and its sum."""
-
-
-def all_see_through() -> bool:
-    """Return whether all dispatch modes that are on, such as a count of launches, want calls as they are.
-
-    Here torch.utils.flop_counter is told of our formulas, and its counters among the modes, which have copied what was
-    known before: importing it imports Triton, which importing fasttfm must not.
-    """
-    modes = _get_current_dispatch_mode_stack()
-    if counter := sys.modules.get("torch.utils.flop_counter"):
-        counter.flop_registry.update(formulas)
-        for mode in modes:
-            getattr(getattr(mode, "counter", None), "flop_registry", {}).update(formulas)
-    return all(getattr(mode, "sees_through_operators", False) for mode in modes)
 
 
 @contextlib.contextmanager

@@ -15,10 +15,10 @@ from fasttfm.functional import backends, torch_norms
 from fasttfm.functional.backends import kernel_route
 from fasttfm.functional.derivative import pulled_back
 from fasttfm.functional.dropout import LEAST_P, draw_seed, dropout_for, empty_mask, wide
-from fasttfm.functional.norm_call import Backward, Call, Saved
 from fasttfm.functional.operator import Operator, empties, without_views
 from fasttfm.functional.rows import cast, dense
 from fasttfm.functional.signature import names_arguments
+from fasttfm.functional.torch_norms import Backward, Call, Saved
 from fasttfm.kernels.tiles.rows import MAX_COLUMNS
 
 ADDED_NORM = 1 << 20

@@ -2,6 +2,7 @@
 
 import re
 import zlib
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -10,8 +11,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from fasttfm import functional
+from fasttfm.functional.onlookers import formulas
 from fasttfm.functional.operator import Operator, _every, lowered, without_views
-from fasttfm.functional.plan import formulas
 from fasttfm.functional.record import WHOLE
 
 states = []
@@ -324,3 +326,18 @@ def routed(routed_operator):
     routed_operator[1][0] = "fast"
     routed_operator[2].clear()
     return routed_operator
+
+
+PRIVATE = {
+    "torch._C._len_torch_dispatch_stack", "torch._C._are_functorch_transforms_active", "forward_ad._current_level",
+    "torch._C._is_any_autocast_enabled", "torch._C._autograd._top_saved_tensors_default_hooks",
+    "_profiler._is_profiler_enabled", "torch._C._disabled_torch_function_impl", "torch._foreach_mul",
+}  # fmt: skip
+"""What operators take of torch beside its public names; what they say of each stands where it is read."""
+
+
+def test_no_private_name_of_torch_is_taken_but_those_with_a_reason():
+    """The tests of test_plans.py, of flops and of subclasses notice if one of them tells nothing."""
+    text = "".join(path.read_text() for path in Path(functional.__file__).parent.glob("*.py"))
+    taken = set(re.findall(r"(?<![\w.])(?:torch|_profiler|forward_ad)(?:\.\w+)*\._[a-z]\w*", text))
+    assert taken - {"torch._subclasses", "torch._dynamo", "torch.utils._python_dispatch"} == PRIVATE
