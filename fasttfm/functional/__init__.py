@@ -18,8 +18,8 @@ from fasttfm.functional.cross_entropy import cross_entropy
 from fasttfm.functional.dropout import draw_seed
 from fasttfm.functional.embedding import embed
 from fasttfm.functional.feed_forward import feed_forward
-from fasttfm.functional.flops import formulas
 from fasttfm.functional.linear_cross_entropy import linear_cross_entropy
+from fasttfm.functional.onlookers import formulas
 from fasttfm.functional.residual_add import residual_add
 from fasttfm.functional.residual_norm import (
     layer_norm,

@@ -74,9 +74,12 @@ def cross_entropy(
         if reduction == "mean":
             total, reduction = weights.sum(), "sum"
             weights = weights / total
-    given_up = inplace and torch.is_grad_enabled() and logits.requires_grad
-    operator = _cross_entropy_consume if given_up else _cross_entropy
-    loss, nll = operator(logits, target, weights, float(label_smoothing), ignore_index, reduction, backends.current)
+    rest = target, weights, float(label_smoothing), ignore_index, reduction, backends.current
+    if inplace and torch.is_grad_enabled() and logits.requires_grad:
+        loss, nll = _consume(logits.detach(), *rest)
+        loss = _consumed(logits, loss, backends.current)
+    else:
+        loss, nll = _cross_entropy(logits, *rest)
     if total is not None:  # where there is no row, whose weight would say it, the mean is not a number either
         nothing = torch.zeros_like(total) / total
         loss, nll = loss + nothing, nll + nothing
@@ -182,8 +185,7 @@ _cross_entropy = Operator(
     save=lambda call, outputs: (
         *call[:2], outputs[3] if call.reduction == "mean" else call.weights, outputs[2], *call[3:5], call.route,
     ),
-    saved=_Saved, backward=lambda backward, saved, _, grad, *_others: (backward(grad, saved), None, None),
-    derivative=_cross_entropy_backward, visible=2,
+    saved=_Saved, derivative=_cross_entropy_backward, visible=2,
 ).call  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------------ inplace=True
@@ -199,9 +201,15 @@ class _Consumed(NamedTuple):
     route: str
 
 
-class _Gradient(NamedTuple):
+class _Loss(NamedTuple):
     logits: Tensor
     """Whose memory holds the gradient."""
+    loss: Tensor
+    route: str
+
+
+class _Gradient(NamedTuple):
+    logits: Tensor
     returned: list[bool]
     """Not empty once it went out."""
     route: str
@@ -221,14 +229,12 @@ class _Scale(NamedTuple):
     route: str
 
 
-def _save_gradient(call: _Consumed, outputs: tuple[Tensor, Tensor]) -> tuple:
+def _save_gradient(call: _Loss, output: Tensor) -> tuple:
     torch.autograd.graph.increment_version(call.logits)  # whoever else saved the logits must hear that they are gone
     return call.logits, [], call.route
 
 
-def _return_gradient(
-    scale: Callable[..., None], saved: _Gradient, wanted: _Consumed, grad: Tensor, _: None
-) -> tuple[Tensor | None, ...]:
+def _return_gradient(_: None, saved: _Gradient, wanted: _Loss, grad: Tensor) -> tuple[Tensor | None, None]:
     if saved.returned:
         raise RuntimeError(
             "cross_entropy(inplace=True) was differentiated twice: its gradient, in the logits' memory, went out the "
@@ -239,8 +245,8 @@ def _return_gradient(
     if torch.is_grad_enabled():
         gradient = _scale_gradient(gradient, grad, saved.logits)
     else:
-        scale(grad, gradient, saved.route)
-    return gradient, None, None
+        _scale_gradient_(grad, gradient, saved.route)
+    return gradient, None
 
 
 def _plan_scaling(call: _Scale) -> Callable[[_Scale], None]:
@@ -268,8 +274,11 @@ _scale_gradient = Operator(
     "scale_gradient", _Scaling, "Tensor", lambda call: lambda call: call.gradient * call.factor.to(call.gradient.dtype),
     lambda call: torch.empty_like(call.gradient), reference=_refuse_second,
 ).call  # fmt: skip
-_scale_gradient_ = Operator("scale_gradient_", _Scale, "()", _plan_scaling, lambda call: None)
-_cross_entropy_consume = Operator(
-    "cross_entropy_consume", _Consumed, "(Tensor, Tensor)", _plan, _fake, checks=_check, decide=_decide,
-    save=_save_gradient, saved=_Gradient, backward=_return_gradient, derivative=_scale_gradient_,
+_scale_gradient_ = Operator("scale_gradient_", _Scale, "()", _plan_scaling, lambda call: None).call
+_consume = Operator(
+    "cross_entropy_consume", _Consumed, "(Tensor, Tensor)", _plan, _fake, checks=_check, decide=_decide
+).call
+_consumed = Operator(
+    "cross_entropy_consumed", _Loss, "Tensor", lambda call: lambda call: call.loss.clone(),
+    lambda call: torch.empty_like(call.loss), save=_save_gradient, saved=_Gradient, backward=_return_gradient,
 ).call  # fmt: skip

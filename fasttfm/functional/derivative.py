@@ -1,4 +1,4 @@
-"""The derivative of an operator as torch.autograd.Function takes it, for either way to the operator."""
+"""The derivative of an operator as torch.autograd.Function takes it, for each way to the operator."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -6,11 +6,19 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import unwrap_if_dead
+from torch.autograd import forward_ad
+from torch.autograd import profiler as _profiler
 
 from fasttfm.functional.backends import warn_once
 from fasttfm.functional.namespace import NAMESPACE
-from fasttfm.functional.plan import looked_at
+from fasttfm.functional.onlookers import (
+    all_see_through,
+    any_autocast,
+    compiling,
+    dispatch_modes,
+    saved_hook,
+    transformed,
+)
 from fasttfm.functional.record import Layout, items, layout_of
 
 Gradients = Sequence[Tensor | None]
@@ -19,9 +27,7 @@ MOST_LAYOUTS = 64
 """Of gradients, whose plans a forward plan keeps: a part of ever wider memory has ever new strides."""
 _new: Any = tuple.__new__
 _stride, _address = Tensor.stride, Tensor.data_ptr
-saved_hook = torch._C._autograd._top_saved_tensors_default_hooks  # which may give other strides back
 _grad_enabled = torch.is_grad_enabled
-_any_autocast = torch._C._is_any_autocast_enabled
 _NUMBERS = frozenset({bool, int, float, torch.dtype})
 
 
@@ -62,37 +68,37 @@ def by_reference(name: str, layout: Layout, reference: Callable[[Any], Any] | No
 
 
 class Rule(NamedTuple):
-    """The derivative of an operator, as torch.autograd.Function takes it: once for each way to the operator."""
+    """The derivative of an operator; Operator says what each is."""
 
     name: str
     layout: Layout
-    save: Callable[..., Any]
-    saved: type[tuple] | None
+    save: Callable[..., tuple]
+    saved: type[tuple]
     backward: Callable[..., Any]
     differentiable: int
     derivative: Any
-    """The operator that backward() calls, or None."""
+
+    @property
+    def wanted(self) -> Callable[[Any], Any]:
+        """A function of a bool for each tensor to wanted, as backward() takes it."""
+        fields = [(name, bool) for name in self.layout.names]
+        return functools.partial(_new, NamedTuple("Wanted", fields))
 
     def direct(self, visible: int | None) -> Any:
-        """Its forward takes the plan and the call, and the tensors in it, which are what autograd sees."""
-        wanted = _wanted(self.layout)
-        save, differentiable, differentiate = self.save, self.differentiable, self.backward
+        """The apply of a Function of the plan and the call, and the tensors in it, which are what autograd sees."""
+        wanted, save, differentiable, differentiate = self.wanted, self.save, self.differentiable, self.backward
         none = (None,) * (2 + len(self.layout.names))
         kind, hidden = self.saved, visible is None or visible > self.differentiable
-        layout: Any = None if kind is None else layout_of(kind)
+        layout = layout_of(kind)
         step = None if self.derivative is None else _step(self.derivative)
 
-        def forward(ctx: Any, plan: Any, call: Any, *given: Any) -> Any:  # as _keep(), whose calls end in these
-            nonlocal layout
+        def forward(ctx: Any, plan: Any, call: Any, *given: Any) -> Any:
             outputs = plan.compute(call)
             ctx.materialize_grads = False
             saved = save(call, outputs)
-            if layout is None:
-                layout = layout_of(saved.__class__)
-            elif layout.nested and kind is not None:
+            if layout.nested:
                 saved = _new(kind, saved)
-            tensors = layout.tensors(saved)
-            ctx.to_save, ctx.others = tensors, layout.others(saved)
+            ctx.to_save, ctx.others = tensors, _ = layout.tensors(saved), layout.others(saved)
             if plan.given is None:
                 ids = {id(x) for x in given if x is not None}
                 plan.given = items([place for place, x in enumerate(tensors) if id(x) in ids])
@@ -107,47 +113,52 @@ class Rule(NamedTuple):
                 return none
             tensors = ctx.saved_tensors
             saved = layout.merge(tensors if ctx.dense is None else as_saved(tensors, ctx.dense), ctx.others)
-            planned = None if step is None else functools.partial(step, ctx.plan, tensors)
-            return None, None, *differentiate(planned, saved, wanted(ctx.needs_input_grad[2:]), *gradients)
+            derive = None if step is None else functools.partial(step, ctx.plan, tensors)
+            return None, None, *differentiate(derive, saved, wanted(ctx.needs_input_grad[2:]), *gradients)
 
         return apply_of(self.name, {"forward": forward, "backward": backward})
 
-    def dispatched(self, run: Callable[..., Any]) -> Any:
-        """Its forward takes the keys that are left to the dispatcher, and what the schema lists."""
-        layout, wanted = self.layout, _wanted(self.layout)
-        step = None if self.derivative is None else self.derivative.call
+    def traced(self, settled: Callable[[Any], Any]) -> tuple[Callable[..., None], Callable[..., tuple]]:
+        """setup_context and backward of what the schema lists, as torch.library.register_autograd() takes them.
 
-        def forward(ctx: Any, keys: Any, *args: Any) -> Any:
-            outputs = run(keys, *args)
-            ctx.count = len(args)
-            self._keep(ctx, layout.build(args), outputs)
-            return outputs
+        settled: a function of a call, with the route that it takes.
+        """
+        layout, kept, wanted = self.layout, layout_of(self.saved), self.wanted
+        derive = None if self.derivative is None else self.derivative.call
+
+        def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+            if isinstance(output, tuple):
+                ctx.mark_non_differentiable(*output[self.differentiable :])
+            ctx.set_materialize_grads(False)
+            saved = _new(self.saved, self.save(settled(layout.build(inputs)), output))
+            tensors, ctx.others = kept.tensors(saved), kept.others(saved)
+            ctx.dense = dense(tensors)
+            ctx.save_for_backward(*tensors)
 
         def backward(ctx: Any, *gradients: Any) -> tuple:
-            wants = wanted([ctx.needs_input_grad[1:][i] for i in layout.positions])
-            gradients = tuple(map(_unwrapped, gradients))
-            tensors = tuple(map(_unwrapped, ctx.saved_tensors))
-            saved = ctx.layout.merge(tensors if ctx.dense is None else as_saved(tensors, ctx.dense), ctx.others)
-            result: list[Tensor | None] = [None] * ctx.count
+            needed = ctx.needs_input_grad
+            result: list[Tensor | None] = [None] * len(needed)
             if any(gradient is not None for gradient in gradients):
-                for i, gradient in zip(layout.positions, self.backward(step, saved, wants, *gradients), strict=True):
-                    result[i] = gradient
-            return None, *result
+                saved = kept.merge(as_saved(ctx.saved_tensors, ctx.dense), ctx.others)
+                found = self.backward(derive, saved, wanted([needed[i] for i in layout.positions]), *gradients)
+                for i, gradient in zip(layout.positions, found, strict=True):
+                    result[i] = gradient if needed[i] else None
+            return tuple(result)
 
-        return apply_of(self.name, {"forward": forward, "backward": backward})
+        return setup_context, backward
 
-    def _keep(self, ctx: Any, call: Any, outputs: Any) -> None:
-        if isinstance(outputs, tuple) and len(outputs) > self.differentiable:
-            ctx.mark_non_differentiable(*outputs[self.differentiable :])
-        ctx.set_materialize_grads(False)
-        saved = self.save(call, outputs)
-        if self.saved is not None:
-            saved = _new(self.saved, saved)
-        ctx.layout = layout = layout_of(saved.__class__)
-        ctx.others = layout.others(saved)
-        tensors = layout.tensors(saved)
-        ctx.dense = dense(tensors) if saved_hook(False) else None
-        ctx.save_for_backward(*tensors)
+    def transformable(self, forward: Any, setup_context: Any, backward: Any, vmap: Any) -> Any:
+        """A call of the operator under torch.func, by a Function of these methods."""
+
+        def jvp(ctx: Any, *tangents: Any) -> None:
+            raise RuntimeError(
+                f"{NAMESPACE}::{self.name} has no forward-mode derivative: use fasttfm.reference for it, or "
+                "reverse mode"
+            )
+
+        methods = {"forward": forward, "setup_context": setup_context, "backward": backward, "vmap": vmap, "jvp": jvp}
+        function = _function(self.name, methods)
+        return lambda *args: function.apply(*args)
 
 
 def dense(tensors: tuple[Tensor | None, ...]) -> list[bool]:
@@ -166,7 +177,11 @@ def _step(derivative: Any) -> Callable[..., Any]:
     products = derivative._cast is not None  # as signature_of() takes it
 
     def step(plan: Any, saved: tuple, *fields: Any) -> Any:
-        if plan is None or _grad_enabled() or _any_autocast() or looked_at():
+        if (
+            plan is None or _grad_enabled() or any_autocast() or compiling() or transformed()
+            or _profiler._is_profiler_enabled or forward_ad._current_level >= 0
+            or (dispatch_modes() and not all_see_through())
+        ):  # fmt: skip  # as looked_at(), a call less
             return general(*fields)
         given = plan.given(saved)
         try:
@@ -187,33 +202,22 @@ def _step(derivative: Any) -> Callable[..., Any]:
                 key += (torch.backends.cuda.matmul.fp32_precision,)
         except RuntimeError:  # without memory: all gradients at once
             return general(*fields)
-        backwards = plan.backwards
-        found = backwards.get(tuple(key))
-        if found is None:
+        layouts, backwards, call = tuple(key), plan.backwards, _new(kind, fields)
+        try:
+            compute = backwards[layouts]
+        except KeyError:
             if len(backwards) >= MOST_LAYOUTS:
                 backwards.clear()
-            found = backwards[tuple(key)] = derivative.planned(fields)
-        return found(_new(kind, fields))
+            compute = backwards[layouts] = derivative._plan(call)
+        return compute(call)
 
     return step
 
 
+def _function(name: str, methods: dict[str, Callable[..., Any]]) -> Any:
+    return type(name, (torch.autograd.Function,), {key: staticmethod(each) for key, each in methods.items()})
+
+
 def apply_of(name: str, methods: dict[str, Any]) -> Any:
-    """The apply of a torch.autograd.Function.
-
-    It is that of C++, which takes tensors as they are: in a direct call nothing of torch.func is on, and from the
-    dispatcher's autograd kernel they come already unwrapped to the level that differentiates.
-    """
-    static = {method: staticmethod(function) for method, function in methods.items()}
-    function: Any = type(name, (torch.autograd.Function,), static)
-    return super(torch.autograd.Function, function).apply
-
-
-def _unwrapped(x: Tensor | None) -> Tensor | None:
-    """The tensor in a wrapper of torch.func whose level has ended, as a pullback of torch.func.vjp meets them."""
-    return None if x is None else unwrap_if_dead(x)
-
-
-def _wanted(layout: Layout) -> Callable[[Any], Any]:
-    kind = NamedTuple("Wanted", [(name, bool) for name in layout.names])  # type: ignore[misc]
-    return functools.partial(_new, kind)
+    """The apply of a torch.autograd.Function, that of C++: nothing of torch.func is on where it is called."""
+    return super(torch.autograd.Function, _function(name, methods)).apply

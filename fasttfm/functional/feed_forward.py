@@ -203,15 +203,8 @@ def _save(call: _Call, outputs: tuple[Tensor | None, ...]) -> tuple:
     return x, kept, mask, weight1, bias1, weight2, *others, bias2 is not None
 
 
-def _differentiate(
-    backward: Callable[..., tuple], saved: _Saved, wanted: _Call, dout: Tensor, *_: None
-) -> tuple[Tensor | None, ...]:
-    dx, dweight1, dbias1, dweight2, dbias2 = backward(dout, saved)
-    dbias1 = None if saved.bias1 is None else dbias1
-    return dx, dweight1, dbias1, dweight2, dbias2 if saved.has_bias2 else None, None
-
-
 def _plan_backward(call: _Backward) -> Callable[[_Backward], Derivatives]:
+    """The gradients of x, weight1, bias1, weight2 and bias2; None for a bias that is not there."""
     x, kept, mask, _, bias1, weight2, dropout_p, seed, _, activation, route, has_bias2 = call.saved
     if route == "torch":
         return without_views(_compute_backward_by_torch)
@@ -279,7 +272,7 @@ _feed_forward_backward = Operator(
 )  # fmt: skip
 OPERATOR = Operator(
     "feed_forward", _Call, "(Tensor, Tensor, Tensor)", _plan, _fake, checks=_checks, decide=_decide, save=_save,
-    saved=_Saved, backward=_differentiate, derivative=_feed_forward_backward, visible=1, flops=_flops, rows=("x",),
+    saved=_Saved, derivative=_feed_forward_backward, visible=1, flops=_flops, rows=("x",),
     autocast=lowered("x", "weight1", "bias1", "weight2", "bias2"), free=("site",),
 )  # fmt: skip
 _feed_forward = OPERATOR.call

@@ -270,7 +270,6 @@ _linear_cross_entropy = Operator(
         *call[:4], *outputs[2:4], outputs[4] if call.reduction == "mean" else None, *call[4:6],
         call.dtype or call.hidden.dtype,
     ),
-    saved=_Saved, backward=lambda backward, saved, _, grad, *_others: (*backward(grad, saved), None, None),
-    derivative=_backward, visible=2, flops=_flops,
+    saved=_Saved, derivative=_backward, visible=2, flops=_flops,
     autocast=lambda call, dtype: call if call.hidden.dtype == torch.float64 else call._replace(dtype=dtype),
 ).call  # fmt: skip

@@ -4,55 +4,47 @@ Each kernel family defines one operator for its forward and one for its backward
 NamedTuple, from whose fields the schema is made; records may hold others, such as the options of attention, whose
 fields then stand in the schema in their place.
 
-Host time decides how it is done: a training step makes hundreds of calls, and torch.library.custom_op costs several
-times more per call than the low-level registration here. An eager call on plain tensors does not even need the
-dispatcher, which would run the same Python functions after its detours; a call goes to them directly then, and through
-torch.ops.fasttfm whenever anything looks on: torch.compile, fake tensors, tensor subclasses, dispatch modes,
-torch.func, the profiler.
+Host time decides how it is called: a training step makes hundreds of calls. An eager call on plain tensors does not
+need the dispatcher, which would run the same Python functions after its detours; it goes to them directly, by way of a
+plan, and through torch.ops.fasttfm whenever anything looks on: torch.compile, fake tensors, tensor subclasses, dispatch
+modes, the profiler. torch.func has a torch.autograd.Function around torch.ops, because it refuses what
+torch.library.register_autograd() registers.
 
-Where torch has a public name it is used. Private ones stay for two things that no public name does. Whether anything
-looks on cannot be asked otherwise. And what torch.library.register_autograd registers is refused by torch.func.grad and
-lets torch.func.jvp give zeros, so the autograd kernel is registered by hand.
+Registration takes torch's public names; onlookers.py asks private ones for what no public name tells.
 """
 
 import contextlib
 import contextvars
 import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, ParamSpec, cast
 
 import torch
 from torch import Tensor
-from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd import profiler as _profiler
 
 from fasttfm.functional.batching import batching_rule
 from fasttfm.functional.derivative import Gradients, Rule, by_reference
-from fasttfm.functional.flops import formulas
 from fasttfm.functional.namespace import NAMESPACE
-from fasttfm.functional.plan import (
-    MOST_PLANS,
-    Plan,
+from fasttfm.functional.onlookers import (
     all_see_through,
+    any_autocast,
     compiling,
     dispatch_modes,
-    empties,
-    on_its_device,
-    present,
-    signature_of,
+    formulas,
     transformed,
-    unshared,
-    without_views,
 )
-from fasttfm.functional.record import MASK, REAL, WHOLE, Layout, Mask, Overwritten, Size, Whole, flat, layout_of
+from fasttfm.functional.plan import MOST_PLANS, Plan, empties, signature_of, unshared, without_autocast, without_views
+from fasttfm.functional.record import MASK, REAL, WHOLE, Mask, Overwritten, Size, Whole, flat, layout_of
 
 __all__ = [
     "MASK", "REAL", "WHOLE", "Gradients", "Inner", "Mask", "Operator", "Overwritten", "Size", "Whole", "casts",
     "empties", "forget_plans", "lowered", "on_forget", "transformed", "without_views"
 ]  # fmt: skip
 
-_library = torch.library.Library(NAMESPACE, "DEF")
+_library, _operators = torch.library.Library(NAMESPACE, "DEF"), getattr(torch.ops, NAMESPACE)
 MARK = "import_fasttfm_functional_before_torch_export_load"
 """An operator that does nothing: a file of torch.export that needs the others begins with it, because a process that
 has not imported them is told this name."""
@@ -61,24 +53,15 @@ _library.impl(MARK, lambda: None, "CompositeExplicitAutograd")
 _DEVICES = ("CPU", "CUDA", "XPU", "MPS")
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
-_below_autograd = torch._C._AutoDispatchBelowAutograd
-_without_keys = torch._C._ExcludeDispatchKeyGuard
-_after_autograd = torch._C._after_autograd_keyset
-_autocast_keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
-    torch._C.DispatchKey.AutocastCUDA
-)
-
 # Looked up once: each is asked in every call.
-_has_storage = torch._C._has_storage
-_any_autocast = torch._C._is_any_autocast_enabled  # takes no argument: half the price of asking for a device
 _autocast_enabled = torch.is_autocast_enabled
-_autocast_dtype = torch.get_autocast_dtype
 _set_autocast = torch.set_autocast_enabled
 _current_gpu = torch.cuda.current_device
-_grad_enabled = torch.is_grad_enabled
 _new: Any = tuple.__new__  # a NamedTuple's own is three times as slow, and Python
 
 Fields = ParamSpec("Fields")
+transformable: list[Callable[..., Any]] = []
+"""Of each operator with a derivative, how it is called under torch.func."""
 
 
 class Operator(Generic[Fields]):
@@ -94,16 +77,17 @@ class Operator(Generic[Fields]):
         are the only way, or, of direct calls, the faster one; else None.
     decide(call): what call.route, which must be the last field, becomes before anything else sees it; asked again of
         its own answer it must give the same. So what computes, and what is saved for the backward pass, is one route.
-    save(call, outputs) and backward(derive, saved, wanted, *gradients): the derivative. save returns a NamedTuple of
-        tensors and anything else, or where saved names its kind a plain tuple of its fields, which is quicker made;
-        without it that is the call, then its outputs. backward gets the NamedTuple, with the tensors of a call that
-        want a gradient as wanted.<name>, and the gradients of the outputs, one at least; it returns those of the
-        call's tensors, in their order.
-    derivative: the operator that backward calls as derive(*fields), None without one: where nothing looks on, that is a
-        plan that the forward pass's plan leads to by the first `leading` fields, the gradients of the outputs. All else
-        must follow from the signature of the forward call.
-    reference(call): the outputs in operations that PyTorch differentiates, in place of backward: for what a backward
-        pass calls, whose derivative is a second one. With neither a derivative ends in a clear message.
+    save(call, outputs): a tuple of the fields of saved, a NamedTuple of tensors and anything else, for the backward
+        pass; without it the call itself.
+    derivative: the operator of the backward pass, which takes the gradients of the differentiable outputs and what is
+        saved, and returns those of the call's first tensors, None for one that is not there. Where nothing looks on,
+        that is a plan that the forward pass's plan leads to by the first `leading` fields, the gradients of the
+        outputs. All else must follow from the signature of the forward call.
+    backward(derive, saved, wanted, *gradients): where that is not all: the gradients of the call's tensors, in their
+        order, from those of the outputs, one at least; derive(*fields) calls the derivative, wanted.<name> tells which
+        tensors want one.
+    reference(call): the outputs in operations that PyTorch differentiates, in place of a derivative: for what a
+        backward pass calls, whose derivative is a second one. With neither a derivative ends in a clear message.
     flops(call): floating-point operations of the products, for torch.utils.flop_counter.
     differentiable: how many outputs have a gradient, the first ones.
     autocast(call, dtype): the call as autocast to dtype would pass it on; None leaves it as it is.
@@ -124,7 +108,7 @@ class Operator(Generic[Fields]):
         prefers: Callable[[Any], str] | None = None,
         native: Callable[[Any, bool], Callable[[Any], Any] | None] | None = None,
         decide: Callable[[Any], str] | None = None,
-        save: Callable[[Any, Any], Any] = lambda call, outputs: (call, *outputs),
+        save: Callable[[Any, Any], tuple] = lambda call, outputs: call,
         saved: type[tuple] | None = None,
         backward: Callable[..., Any] | None = None,
         derivative: "Operator | None" = None,
@@ -137,77 +121,75 @@ class Operator(Generic[Fields]):
         free: Sequence[str] = (),
         leading: int = 1,
     ) -> None:
-        self.name = name
+        self.name, self.leading, self.count = name, leading, returns.count("Tensor")
         self._kind = kind = cast(Any, call)
-        self._layout = layout = layout_of(call)
-        _library.define(f"{name}({layout.schema}) -> {returns}", tags=(torch.Tag.pt2_compliant_tag,))
-        self.dispatched = dispatched = getattr(getattr(torch.ops, NAMESPACE), name).default
-        self._redispatch = dispatched.redispatch
+        self._layout = layout = layout_of(kind)
         self._plan, self._native, self._prefers, self._checks = plan, native, prefers, checks
         self._decide, self._cast, self._visible = decide, autocast, visible
-        self._check = None if backward is None else functools.partial(layout.check, name)
-        self.leading = leading
+        self._check = None if backward is derivative is None else functools.partial(layout.check, name)
         self._signature = signature_of(layout, free, checked=self._check is not None, products=autocast is not None)
         self.plans: dict[tuple, Plan] = {}
         _every.append(self)
 
-        if backward is None:
-            backward, differentiable = by_reference(name, layout, reference), returns.count("Tensor")
-            save, saved = (lambda call, outputs: call), kind
-        formulas[dispatched._overloadpacket] = lambda *args, **_: flops(layout.build(args))
-        self.rule = rule = Rule(name, layout, save, saved, backward, differentiable, derivative)
-        direct: Any = backward  # which refuses whoever calls, where nothing comes out that could have a gradient
-        differentiate: Any = backward
-        if returns != "()":
-            direct, differentiate = rule.direct(visible), rule.dispatched(self._run)
-        self.call: Callable[Fields, Any] = self._call(layout, direct)
+        if backward is None and derivative is not None:
+            backward = _of_first_tensors(layout.count, derivative.count)
+        elif backward is None:
+            backward, differentiable = by_reference(name, layout, reference), self.count
+        self.rule = rule = Rule(name, layout, save, saved or kind, backward, differentiable, derivative)
+        self._register(returns, fake, rows)
+        formulas[getattr(_operators, name)] = lambda *args, **_: flops(layout.build(args))
+        self.call: Callable[Fields, Any] = self._call(rule.direct(visible))
 
-        self._register(layout, self._autograd(layout, differentiate))
-
-        def empty(*args: Any) -> Any:
-            return present(fake(self._settled(layout.build(args))), args[layout.positions[0]])
+    def _register(self, returns: str, fake: Callable[[Any], Any], rows: Sequence[str]) -> None:
+        """Tells the dispatcher what computes, what has no numbers, and what differentiates and maps over samples."""
+        name, layout, qualified = self.name, self._layout, f"{NAMESPACE}::{self.name}"
+        _library.define(f"{name}({layout.schema}) -> {returns}", tags=(torch.Tag.pt2_compliant_tag,))
+        self.dispatched = self._transformed = getattr(_operators, name).default
+        for key in _DEVICES:
+            _library.impl(name, self._compute, key)
 
         def without_numbers(*args: Any) -> Any:
             if self._check is not None:  # a meta tensor among others leads here, whoever calls
                 self._check(args)
-            return unshared(empty(*args))
+            return unshared(fake(self._settled(layout.build(args))), args[layout.positions[0]])
 
-        qualified = f"{NAMESPACE}::{name}"
+        def once_more(*args: Any) -> Any:
+            return (self._transformed if transformed() else self.dispatched)(*args)
+
         torch.library.register_fake(qualified, without_numbers, lib=_library)
-        batched = batching_rule(dispatched, layout, rows, empty)
-        torch.library.register_vmap(qualified, batched, lib=_library)
+        rule = batching_rule(qualified, once_more, layout, rows)
+        torch.library.register_vmap(qualified, rule, lib=_library)
+        if not any(field.type == Overwritten for field in layout.fields):
+            setup, backward = self.rule.traced(self._settled)
+            torch.library.register_autograd(qualified, backward, setup_context=setup, lib=_library)
+            self._transformed = self.rule.transformable(self.dispatched, setup, backward, rule)
+            transformable.append(self._transformed)
+            if "torch._dynamo" in sys.modules:
+                torch.compiler.allow_in_graph(self._transformed)
 
-    def _run(self, keys: torch._C.DispatchKeySet, *args: Any) -> Any:
-        """Dispatch below autograd."""
-        with _below_autograd():
-            if not transformed():
-                return self._redispatch(keys & _after_autograd, *args)
-            with torch.enable_grad():  # a Function turns it off, also for the outer levels of torch.func
-                return self._redispatch(keys & _after_autograd, *args)
-
-    def _compute(self, args: tuple) -> Any:
+    def _compute(self, *args: Any) -> Any:
         """The outputs of a call that came by the dispatcher."""
-        layout, signature = self._layout, self._signature(args)
+        layout, signature, first = self._layout, self._signature(args), args[self._layout.positions[0]]
         key = None if signature is None else ("dispatched", *signature[1])
-        found = None if key is None else self.plans.get(key)
-        if found is None:
-            self._check_all(args)  # torch.ops takes what it is given
-            found = self._make(layout.build(args), key, direct=False)
-        outputs = found.compute(layout.build(args if found.route is None else (*args[:-1], found.route)))
-        return present(outputs, args[layout.positions[0]])
+        elsewhere = first.is_cuda and first.get_device() != torch.cuda.current_device()
+        with without_autocast(first.device.type), torch.cuda.device(first.get_device() if elsewhere else -1):
+            found = None if key is None else self.plans.get(key)
+            if found is None:
+                self._check_all(args)  # torch.ops takes what it is given
+                found = self._make(layout.build(args), key, direct=False)
+            outputs = found.compute(layout.build(args if found.route is None else (*args[:-1], found.route)))
+        return unshared(outputs, first)
 
     def _make(self, call: Any, key: tuple | None, *, direct: bool, native: Any = None) -> Plan:
         """A new plan, which is kept under this key, if any; native: as __init__() takes it."""
         if direct and self._prefers is not None:
             call = _new(self._kind, (*call[:-1], self._prefers(call)))
-        native = None if native is None else native(call, True)
+        compute = native and native(call, True)
         first = self._layout.tensors(call)[0]
         gpu = first.get_device() if first.is_cuda and torch.cuda.device_count() > 1 else None
-        if native is not None:
-            made = Plan(native, None, native, gpu)
-        else:
-            route = None if self._decide is None else self._decide(call)
-            made = Plan(self._plan(call if route is None else _new(self._kind, (*call[:-1], route))), route, None, gpu)
+        call = call if compute or self._decide is None else self._settled(call)
+        route = None if compute or self._decide is None else call[-1]
+        made = Plan(compute or self._plan(call), route, compute, gpu)
         if key is not None:
             if len(self.plans) >= MOST_PLANS:
                 self.plans.clear()
@@ -220,49 +202,9 @@ class Operator(Generic[Fields]):
         if self._check is not None and not compiling():
             self._check(flat(call))
 
-    def _autograd(self, layout: Layout, differentiate: Callable[..., Any]) -> Any:
-        """The function that the dispatcher runs above those of the devices: it records a gradient."""
-
-        def autograd(keys: torch._C.DispatchKeySet, *args: Any) -> Any:
-            tensors = [a for a in args if isinstance(a, Tensor)]
-            if _grad_enabled() and any(t.requires_grad for t in tensors):
-                if self._decide is not None:
-                    args = flat(self._settled(layout.build(args)))
-                if not transformed():
-                    return differentiate(keys, *args)
-                with enable_single_level_autograd_function():  # one level of torch.func: this kernel is called for each
-                    return differentiate(keys, *args)
-            if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
-                raise RuntimeError(
-                    f"{NAMESPACE}::{self.name} has no forward-mode derivative: use fasttfm.reference for it, or "
-                    "reverse mode"
-                )
-            return self._run(keys, *args)
-
-        return autograd
-
-    def _register(self, layout: Layout, autograd: Any) -> None:
-        """Tells the dispatcher what runs by device, under autocast and with a gradient."""
-        dispatched = self.dispatched
-
-        def cast_and_run(device: str) -> Callable[..., Any]:
-            def call(*args: Any) -> Any:
-                if self._cast is not None:
-                    args = flat(self._cast(layout.build(args), torch.get_autocast_dtype(device)))
-                with _without_keys(_autocast_keys):
-                    return dispatched(*args)
-
-            return call
-
-        for key in _DEVICES:
-            _library.impl(self.name, on_its_device(self._compute), key)
-        for device in _AUTOCAST_DEVICES:
-            _library.impl(self.name, cast_and_run(device), f"Autocast{device.upper()}")
-        _library.impl(self.name, autograd, "Autograd", with_keyset=True)
-
-    def _call(self, layout: Layout, differentiate: Callable[..., Any]) -> Any:
+    def _call(self, differentiate: Callable[..., Any]) -> Any:
         """The call of this operator; a closure, which costs half of what a method that asks self would."""
-        kind, seen, plans, signature_of = self._kind, self._seen, self.plans, self._signature
+        kind, seen, plans, signature_of, layout = self._kind, self._seen, self.plans, self._signature, self._layout
         fields_of = layout.flat if layout.nested else None
         tensors_of, visible = layout.tensors, self._visible
 
@@ -272,13 +214,16 @@ class Operator(Generic[Fields]):
                 or (dispatch_modes() and not all_see_through())
             ):  # fmt: skip  # as looked_at(), a call less
                 return seen(flat(fields))
-            if _any_autocast():
+            if any_autocast():
                 return self._under_autocast(fields)
             signature = signature_of(fields if fields_of is None else fields_of(_new(kind, fields)))
             if signature is None:
                 return seen(flat(fields))
             wanted, key = signature
-            plan = plans.get(key)
+            try:
+                plan = plans[key]
+            except KeyError:
+                plan = None
             if plan is None or (plan.gpu is not None and plan.gpu != _current_gpu()):
                 plan = self._first(fields, signature)
                 if plan is None:
@@ -298,43 +243,33 @@ class Operator(Generic[Fields]):
         makes that current, or what there is to compute with is neither a CPU nor a GPU. Raises for wrong arguments."""
         values = flat(fields)
         self._check_all(values)
-        tensors = [x for x in self._layout.tensors(self._layout.build(values)) if x is not None]
+        call = self._layout.build(values)
+        tensors = [x for x in self._layout.tensors(call) if x is not None]
         first, device = tensors[0], tensors[0].device
         if not first.is_cpu and not (first.is_cuda and first.get_device() == _current_gpu()):
             return None
-        if any(x.device != device or not _has_storage(x) or x.is_neg() for x in tensors):
+        if any(x.device != device for x in tensors):
             return None
-        return self.plans.get(signature[1]) or self._make(
-            self._layout.build(values), signature[1], direct=True, native=self._native
-        )
-
-    def inner_plan(self, fields: tuple) -> Plan:
-        """The plan of calls like this one, whose gradient is recorded, but never native. Raises for wrong arguments."""
-        self._check_all(flat(fields))
-        with torch.enable_grad():
-            return self._make(_new(self._kind, fields), None, direct=True)
-
-    def planned(self, fields: tuple) -> Callable[[Any], Any]:
-        """Plan the calls of this backward operator that follow from one forward plan, as this one does."""
-        return self._plan(_new(self._kind, fields))
+        return self.plans.get(signature[1]) or self._make(call, signature[1], direct=True, native=self._native)
 
     def _under_autocast(self, fields: tuple) -> Any:
         """The call with what autocast makes of its tensors, without autocast."""
-        call: Any = _new(self._kind, fields)
         enabled = [device for device in _AUTOCAST_DEVICES if _autocast_enabled(device)]
-        if self._cast is not None:
-            try:
-                if (device := self._layout.tensors(call)[0].device.type) in enabled:
-                    call = self._cast(call, _autocast_dtype(device))
-            except AttributeError:  # of what is no tensor
-                return self._seen(flat(fields))
+        call = self._lowered(_new(self._kind, fields))
         for device in enabled:
             _set_autocast(device, False)
         try:
-            return self._seen(flat(call)) if _any_autocast() else self.call(*call)  # type: ignore[call-arg]
+            return self._seen(flat(call)) if any_autocast() else self.call(*call)
         finally:
             for device in enabled:
                 _set_autocast(device, True)
+
+    def _lowered(self, call: Any) -> Any:
+        """The call as autocast passes it on, where that is on for the device of its first tensor."""
+        first = self._layout.tensors(call)[0]
+        if self._cast is None or not casts(first):
+            return call
+        return self._cast(call, torch.get_autocast_dtype(first.device.type))
 
     def _check_all(self, values: tuple) -> None:
         if self._checks is not None:
@@ -349,22 +284,36 @@ class Operator(Generic[Fields]):
             args = (*args[:-1], self._prefers(self._kind(*args)))
         if self._native is not None and (native := self._native(self._kind(*args), False)) is not None:
             return native(self._kind(*args))
+        if self._cast is not None and any_autocast() and not self._layout.nested:
+            args = tuple(self._lowered(self._kind(*args)))
         if not compiling() and _decomposed.get():
-            outputs = self._compute((*args[:-1], "torch") if isinstance(args[-1], str) else args)
+            outputs = self._compute(*args[:-1], "torch" if isinstance(args[-1], str) else args[-1])
+        elif transformed() or (not compiling() and forward_ad._current_level >= 0):
+            if compiling():
+                from fasttfm.functional import in_graph  # noqa: F401
+            outputs = self._transformed(*args)
         else:
             outputs = self.dispatched(*args)
         return outputs if self._visible is None else outputs[: self._visible]
 
     def _settled(self, call: Any) -> Any:
         """The call with the route that it takes."""
-        if self._decide is None:
-            return call
-        route = self._decide(call)
-        return call if route == call[-1] else _new(self._kind, (*call[:-1], route))
+        return call if self._decide is None else _new(self._kind, (*call[:-1], self._decide(call)))
 
     def __call__(self, *fields: Fields.args, **named: Fields.kwargs) -> Any:
         """The same as call(), an attribute later."""
         return self.call(*fields, **named)
+
+
+def _of_first_tensors(count: int, found: int) -> Callable[..., Any]:
+    """Rule.backward of an operator of so many tensors, of which the derivative gives the gradients of the first."""
+    rest = (None,) * (count - found)
+
+    def backward(derive: Callable[..., Any], saved: Any, wanted: Any, grad: Tensor, *_: Any) -> Any:
+        gradients = derive(grad, saved)
+        return (gradients, *rest) if found == 1 else (*gradients, *rest)
+
+    return backward
 
 
 class Inner:
@@ -374,30 +323,33 @@ class Inner:
     autograd and autocast are off, and that the GPU of the tensors is the current one.
     """
 
-    __slots__ = ("_backward", "_derivative", "_kind", "_operator", "_plan", "_save", "_saved")
+    __slots__ = ("_backward", "_derivative", "_kind", "_operator", "_plan", "_rule")
 
     def __init__(self, operator: Operator) -> None:
-        rule = operator.rule
-        self._operator, self._kind, self._plan = operator, operator._kind, cast(Any, None)
-        self._save, self._saved, self._derivative = rule.save, rule.saved, rule.derivative
+        self._operator, self._kind, self._rule = operator, operator._kind, operator.rule
+        self._derivative = operator.rule.derivative
+        self._plan: Any = None
         self._backward: Any = None
 
     def __call__(self, *fields: Any) -> tuple[Any, Any]:
-        """All outputs of the operator's call with these fields, and the record that it saves for the backward pass."""
-        plan = self._plan
+        """All outputs of the operator's call with these fields, and the record that it saves for the backward pass.
+        Raises for wrong arguments, once."""
+        plan, rule = self._plan, self._rule
         if plan is None:
-            plan = self._plan = self._operator.inner_plan(fields)
+            self._operator._check_all(flat(fields))
+            with torch.enable_grad():
+                plan = self._plan = self._operator._make(_new(self._kind, fields), None, direct=True)
         call = _new(self._kind, fields if plan.route is None else (*fields[:-1], plan.route))
         outputs = plan.compute(call)
-        saved = self._save(call, outputs)
-        return outputs, saved if self._saved is None else _new(self._saved, saved)
+        return outputs, _new(rule.saved, rule.save(call, outputs))
 
     def backward(self, *fields: Any) -> Any:
         """The outputs of the operator's derivative for a call with these fields: gradients, then what was saved."""
+        call = _new(self._derivative._kind, fields)
         compute = self._backward
         if compute is None:
-            compute = self._backward = self._derivative.planned(fields)
-        return compute(_new(self._derivative._kind, fields))
+            compute = self._backward = self._derivative._plan(call)
+        return compute(call)
 
 
 _every: list[Operator] = []
@@ -432,7 +384,9 @@ def decomposed() -> Iterator[None]:
 
 def casts(x: Tensor) -> bool:
     """Return whether autocast is on for x's device, and will bring all operands to one dtype."""
-    return _any_autocast() and (device := x.device.type) in _AUTOCAST_DEVICES and _autocast_enabled(device)
+    if not (any_autocast() and isinstance(x, Tensor)):
+        return False
+    return (device := x.device.type) in _AUTOCAST_DEVICES and _autocast_enabled(device)
 
 
 def lowered(*names: str) -> Callable[[Any, torch.dtype], Any]:

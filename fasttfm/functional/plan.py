@@ -8,17 +8,14 @@ with a meaning of their own, and whatever torch.compile, a transform, a dispatch
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.autograd import profiler as _profiler
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fasttfm.cpu.linear import on_this_thread
 from fasttfm.functional import backends
-from fasttfm.functional.flops import count_operators
 from fasttfm.functional.record import REAL, Layout, items
 from fasttfm.kernels import choices
 
@@ -26,46 +23,25 @@ MOST_PLANS = 4096
 """Of an operator: batches of ever new lengths have ever new signatures."""
 _LARGEST = (1 << 31) - 1
 
-# Looked up once: each is asked in every call.
-compiling = torch.compiler.is_dynamo_compiling
-dispatch_modes = torch._C._len_torch_dispatch_stack
-transformed = torch._C._are_functorch_transforms_active
 _grad_enabled = torch.is_grad_enabled
 
 
+@dataclass(slots=True, eq=False)
 class Plan:
     """Everything that was decided for calls of one signature."""
 
-    __slots__ = ("backwards", "compute", "given", "gpu", "native", "route")
-
-    def __init__(self, compute: Callable[[Any], Any], route: str | None, native: Any, gpu: int | None) -> None:
-        self.compute = compute
-        """The outputs of a call."""
-        self.route = route
-        """Last field of a call, if it has one."""
-        self.native = native
-        """The outputs by operators of PyTorch, which differentiates them itself; or None."""
-        self.gpu = gpu
-        """The one that must be current, where there are several."""
-        self.given: Callable[[tuple], tuple] | None = None
-        """Of what is saved, the tensors of the call: their memory may be another one when the backward pass comes."""
-        self.backwards: dict[tuple, Callable[[Any], Any]] = {}
-        """By the layouts of these and of the gradients, what computes a call of the backward operator."""
-
-
-def looked_at() -> bool:
-    """Return whether anything looks on that the dispatcher must ask: a compiler, a transform, a mode, a profiler."""
-    return (
-        compiling() or transformed() or _profiler._is_profiler_enabled or forward_ad._current_level >= 0
-        or (dispatch_modes() > 0 and not all_see_through())
-    )  # fmt: skip
-
-
-def all_see_through() -> bool:
-    """Return whether all dispatch modes that are on, such as a count of launches, want calls as they are."""
-    modes = _get_current_dispatch_mode_stack()
-    count_operators(modes)
-    return all(getattr(mode, "sees_through_operators", False) for mode in modes)
+    compute: Callable[[Any], Any]
+    """The outputs of a call."""
+    route: str | None
+    """Last field of a call, if it has one."""
+    native: Callable[[Any], Any] | None
+    """The outputs by operators of PyTorch, which differentiates them itself."""
+    gpu: int | None
+    """The one that must be current, where there are several."""
+    given: Callable[[tuple], tuple] | None = None
+    """Of what is saved, the tensors of the call: their memory may be another one when the backward pass comes."""
+    backwards: dict[tuple, Callable[[Any], Any]] = field(default_factory=dict)
+    """By the layouts of these and of the gradients, what computes a call of the backward operator."""
 
 
 @contextlib.contextmanager
@@ -97,27 +73,15 @@ def without_views(compute: Callable[[Any], Any], internal: int = 0) -> Callable[
     return run
 
 
-def on_its_device(compute: Callable[[tuple], Any]) -> Callable[..., Any]:
-    """compute for the dispatcher: no outputs that share memory, and the first argument's GPU as the current one, where
-    Triton launches."""
-
-    def run(*args: Any) -> Any:
-        first = args[0]
-        if not first.is_cuda or first.get_device() == torch.cuda.current_device():
-            return unshared(compute(args))
-        with torch.cuda.device(first.device):
-            return unshared(compute(args))
-
-    return run
-
-
-def unshared(outputs: Any) -> Any:
-    """Outputs, each in memory of its own: the dispatcher allows nothing else, a direct call spares the copy."""
+def unshared(outputs: Any, first: Tensor) -> Any:
+    """Outputs as the dispatcher takes them, each in memory of its own, where a direct call spares the copy, and (0,) of
+    the dtype of first, the first tensor of the call, in the place of None."""
     if not isinstance(outputs, tuple):
         return outputs
     seen: set[int] = set()
     copies = []
     for output in outputs:
+        output = first.new_empty(0) if output is None else output
         memory = output.untyped_storage()._cdata  # also of what is empty and has no address
         copies.append(output.clone() if memory in seen else output)
         seen.add(memory)
@@ -129,31 +93,31 @@ def empties(*like: Tensor | None) -> tuple[Tensor | None, ...]:
     return tuple([None if x is None else x.new_empty(x.shape) for x in like])
 
 
-def present(outputs: Any, first: Tensor) -> Any:
-    """Outputs as the dispatcher takes them, without None; first: the first tensor of the call."""
-    if type(outputs) is not tuple:
-        return outputs
-    return tuple([first.new_empty(0) if output is None else output for output in outputs])
-
-
 def signature_of(
     layout: Layout, free: Sequence[str], *, checked: bool, products: bool
 ) -> Callable[[tuple], tuple[int, tuple] | None]:
     """A function of the fields, one after the other, to which of them want a gradient, a bit each, and all that a plan
     may depend on; None of what has no plan: classes that hide what their memory means, tensors without strides or
-    memory, or of which memory holds the negative."""
+    memory, or of which memory holds the negative. checked: whether numbers may be of other classes than their type's.
+    """
     known: dict[tuple[type, ...], list[int] | None] = {}
-    """By the types of the fields, where the tensors are."""
-    names = [field.name for field in layout.fields]
+    """By the types of the fields, where the tensors are; None where a field is not of a class to be read as it is."""
+    names = [each.name for each in layout.fields]
     counted = [names.index(name) for name in free]
     numbers_of = items([i for i in range(len(names)) if i not in layout.positions and i not in counted])
+
+    def places_of(types: tuple[type, ...]) -> list[int] | None:
+        asked = [t for t in zip(types, layout.types) if checked or t[1].dtypes is not None]
+        if any(type_.plain is not None and kind not in type_.plain for kind, type_ in asked):
+            return None
+        return [i for i in layout.positions if types[i] is not type(None)]
 
     def signature(values: tuple) -> tuple[int, tuple] | None:
         types = tuple(map(type, values))
         try:
             places = known[types]
         except KeyError:
-            places = known[types] = layout.present_tensors(types, checked=checked)
+            places = known[types] = places_of(types)
         if places is None:
             return None
         for place in counted:

@@ -29,48 +29,49 @@ REAL = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
 """The dtypes of a tensor of which nothing else is said."""
 WHOLE = frozenset({torch.int32, torch.int64})
 MASK = REAL | {torch.bool}
+_NONE = type(None)
 
 
-class _Kind(NamedTuple):
-    """A type of tensor."""
-
-    schema: str
-    optional: bool = False
-    dtypes: frozenset[torch.dtype] = REAL
-
-
-_TENSORS: dict[Any, _Kind] = {
-    Tensor: _Kind("Tensor"),
-    Tensor | None: _Kind("Tensor?", optional=True),
-    Overwritten: _Kind("Tensor(a!)"),
-    Whole: _Kind("Tensor", dtypes=WHOLE),
-    Whole | None: _Kind("Tensor?", optional=True, dtypes=WHOLE),
-    Mask | None: _Kind("Tensor?", optional=True, dtypes=MASK),
-}
-
-
-class _Number(NamedTuple):
-    """A type of what is no tensor."""
+class _Type(NamedTuple):
+    """What a field of this type may hold."""
 
     schema: str
     words: str
+    """For errors."""
     classes: tuple[type, ...]
     plain: frozenset[type] | None = None
-    """The classes whose values a call may hold as they are; of others check() tells. None: all."""
+    """Classes whose values a plan may read as they are, None for all; of others check() tells."""
+    dtypes: frozenset[torch.dtype] | None = None
+    """Of a tensor; None for a number."""
 
 
-_NONE = type(None)
-_WHOLE_NUMBERS = (numbers.Integral, torch.SymInt)
-NUMBERS: dict[Any, _Number] = {
-    bool: _Number("bool", "True or False", (bool,), frozenset({bool})),
-    int: _Number("int", "an int", _WHOLE_NUMBERS, frozenset({int})),
-    int | None: _Number("int?", "an int or None", (*_WHOLE_NUMBERS, _NONE), frozenset({int, _NONE})),
-    Size: _Number("SymInt", "an int", _WHOLE_NUMBERS, frozenset({int})),
-    float: _Number("float", "a float", (numbers.Real, torch.SymFloat, torch.SymInt), frozenset({float, int})),
-    str: _Number("str", "a string", (str,)),
-    torch.dtype: _Number("ScalarType", "dtype", (torch.dtype,)),
-    torch.dtype | None: _Number("ScalarType?", "dtype or None", (torch.dtype, _NONE)),
+def _tensor(schema: str, dtypes: frozenset[torch.dtype] = REAL) -> _Type:
+    if schema != "Tensor?":
+        return _Type(schema, "a tensor", (Tensor,), PLAIN_TENSORS, dtypes)
+    return _Type(schema, "a tensor or None", (Tensor, _NONE), PLAIN_TENSORS | {_NONE}, dtypes)
+
+
+_INTEGERS = (numbers.Integral, torch.SymInt)
+TYPES: dict[Any, _Type] = {
+    Tensor: _tensor("Tensor"),
+    Tensor | None: _tensor("Tensor?"),
+    Overwritten: _tensor("Tensor(a!)"),
+    Whole: _tensor("Tensor", WHOLE),
+    Whole | None: _tensor("Tensor?", WHOLE),
+    Mask | None: _tensor("Tensor?", MASK),
+    bool: _Type("bool", "True or False", (bool,), frozenset({bool})),
+    int: _Type("int", "an int", _INTEGERS, frozenset({int})),
+    int | None: _Type("int?", "an int or None", (*_INTEGERS, _NONE), frozenset({int, _NONE})),
+    Size: _Type("SymInt", "an int", _INTEGERS, frozenset({int})),
+    float: _Type("float", "a float", (numbers.Real, torch.SymFloat, torch.SymInt), frozenset({float, int})),
+    str: _Type("str", "a string", (str,)),
+    torch.dtype: _Type("ScalarType", "dtype", (torch.dtype,)),
+    torch.dtype | None: _Type("ScalarType?", "dtype or None", (torch.dtype, _NONE)),
 }
+
+
+_OTHER = _Type("", "", (object,))
+"""Of what is only saved, and in no schema."""
 
 
 class Layout:
@@ -78,8 +79,10 @@ class Layout:
 
     def __init__(self, kind: type) -> None:
         self.fields = fields = list(_fields(kind))
-        self._kinds: list[Any] = [(_TENSORS.get(field.type), NUMBERS.get(field.type)) for field in fields]
-        self.positions = [i for i, (tensor, _) in enumerate(self._kinds) if tensor is not None]
+        self.types = [TYPES.get(field.type, _OTHER) for field in fields]
+        self.schema = ", ".join(f"{type_.schema} {field.name}" for type_, field in zip(self.types, fields))
+        """As torch writes it."""
+        self.positions = [i for i, type_ in enumerate(self.types) if type_.dtypes is not None]
         """Of the tensors among all fields."""
         self.names = [fields[i].name for i in self.positions]
         """Of the tensors."""
@@ -100,18 +103,6 @@ class Layout:
         self.merge: Callable[[tuple, tuple], Any] = lambda tensors, others: build(in_order((*tensors, *others)))
         """The record from its tensors and what else it holds."""
 
-    def present_tensors(self, types: Sequence[type], *, checked: bool) -> list[int] | None:
-        """Return the places of the tensors that are not None among all fields, where fields of these types may be
-        computed with as they are: plain tensors and, if checked, numbers; else None."""
-        for type_, (tensor, number) in zip(types, self._kinds):
-            if tensor is not None:
-                plain = type_ in PLAIN_TENSORS or (tensor.optional and type_ is _NONE)
-            else:
-                plain = not checked or number.plain is None or type_ in number.plain
-            if not plain:
-                return None
-        return [i for i in self.positions if types[i] is not _NONE]
-
     def reader(self, places: Sequence[int]) -> Callable[[Any], tuple]:
         """A function that reads these of all fields from a record, as a tuple."""
         return items([self.fields[i].path for i in places], attrgetter) if self.nested else items(places)
@@ -120,48 +111,30 @@ class Layout:
         """Raises, in one line, for the first of all fields that is not of its type, of another dtype than the schema
         means, or on another device than the first tensor: TypeError or ValueError."""
         first = values[self.positions[0]]
-        for value, field, (kind, number) in zip(values, self.fields, self._kinds):
-            if number is not None:
-                _check_number(operator, field, number, value)
-            elif value is not None or not kind.optional:
-                _check_tensor(f"{operator}: {field.name}", value, kind)
-                if value.device != first.device:
-                    raise ValueError(
-                        f"{operator}: {field.name} is on {value.device} and {self.fields[0].name} on {first.device}: "
-                        "all tensors must be on one device"
-                    )
-
-    @property
-    def schema(self) -> str:
-        """The schema as torch writes it."""
-        return ", ".join(f"{(_TENSORS | NUMBERS)[field.type].schema} {field.name}" for field in self.fields)
-
-
-@functools.cache
-def layout_of(kind: Any) -> Layout:
-    """Made once for every kind of record."""
-    return Layout(kind)
-
-
-def _check_tensor(what: str, value: Any, kind: _Kind) -> None:
-    if not isinstance(value, Tensor):
-        alternative = " or None" if kind.optional else ""
-        raise TypeError(f"{what} is {shown(value)}: a tensor{alternative} is needed")
-    if value.dtype not in kind.dtypes:
-        names = sorted(str(dtype).removeprefix("torch.") for dtype in kind.dtypes)
-        raise ValueError(f"{what} has dtype {value.dtype}: {', '.join(names[:-1])} or {names[-1]} is needed")
-    if reason := unread(value):
-        raise (ValueError if type(value) in PLAIN_TENSORS else TypeError)(f"{what} {reason}")
+        for value, field, (_, words, classes, plain, dtypes) in zip(values, self.fields, self.types):
+            what, kind = f"{operator}: {field.name}", type(value)
+            if dtypes is None and plain is not None and kind in plain and kind is not int:
+                continue
+            if not issubclass(kind, classes) or (kind is bool and bool not in classes):
+                raise TypeError(f"{what} is {shown(value)}: {words} is needed")
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                raise ValueError(f"{what} is {value}: it must fit 64 bits")
+            if dtypes is None or value is None:
+                continue
+            if value.dtype not in dtypes:
+                names = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)
+                raise ValueError(f"{what} has dtype {value.dtype}: {', '.join(names[:-1])} or {names[-1]} is needed")
+            if reason := unread(value):
+                raise (ValueError if kind in PLAIN_TENSORS else TypeError)(f"{what} {reason}")
+            if value.device != first.device:
+                raise ValueError(
+                    f"{what} is on {value.device} and {self.fields[0].name} on {first.device}: "
+                    "all tensors must be on one device"
+                )
 
 
-def _check_number(operator: str, field: _Field, number: _Number, value: Any) -> None:
-    _, words, classes, plain = number
-    if plain is not None and type(value) in plain and type(value) is not int:
-        return
-    if not isinstance(value, classes) or (isinstance(value, bool) and bool not in classes):
-        raise TypeError(f"{operator}: {field.name} is {shown(value)}: {words} is needed")
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise ValueError(f"{operator}: {field.name} is {value}: it must fit 64 bits")
+layout_of = functools.cache(Layout)
+"""Made once for every kind of record."""
 
 
 def shown(value: Any) -> str:
@@ -202,12 +175,8 @@ def items(places: Sequence[Any], getter: Callable[..., Any] = itemgetter) -> Cal
 
 def _builder(kind: Any) -> Callable[[Sequence[Any]], Any]:
     """A function that makes the record of all its fields, those of records that it holds in their place."""
-    types = list(get_type_hints(kind, include_extras=True).values())
-    inner = [
-        (place, place + sum(1 for _ in _fields(type_)), _builder(type_))
-        for place, type_ in enumerate(types)
-        if _is_record(type_)
-    ]
+    types = enumerate(get_type_hints(kind, include_extras=True).values())
+    inner = [(n, n + sum(1 for _ in _fields(type_)), _builder(type_)) for n, type_ in types if _is_record(type_)]
     if not inner:
         return functools.partial(_new, kind)
 
@@ -224,8 +193,5 @@ def flat(call: tuple) -> tuple:
     """The fields of a record and of those that it holds; torch.compile reads this, so it is plain."""
     values: list[Any] = []
     for value in call:
-        if isinstance(value, tuple):
-            values.extend(flat(value))
-        else:
-            values.append(value)
+        values += flat(value) if isinstance(value, tuple) else [value]
     return tuple(values)

@@ -15,10 +15,10 @@ from fasttfm.functional import backends, torch_norms
 from fasttfm.functional.backends import kernel_route
 from fasttfm.functional.derivative import pulled_back
 from fasttfm.functional.dropout import LEAST_P, draw_seed, dropout_for, empty_mask, wide
-from fasttfm.functional.norm_call import Backward, Call, Saved
 from fasttfm.functional.operator import Operator, empties, without_views
 from fasttfm.functional.rows import cast, dense
 from fasttfm.functional.signature import names_arguments
+from fasttfm.functional.torch_norms import Backward, Call, Saved
 from fasttfm.kernels.tiles.rows import MAX_COLUMNS
 
 ADDED_NORM = 1 << 20
@@ -100,42 +100,24 @@ def residual_rms_norm(
     return _residual_norm(x, None, residual, weight, None, seed, eps, dropout_p, site, True, backends.current)
 
 
-def norm_route(choice: str, *tensors: Tensor) -> str:
-    """The route of a norm of these tensors (..., N); choice as kernel_route() takes it."""
-    route = kernel_route(choice, *tensors)
-    return route if route == "torch" or tensors[0].shape[-1] <= MAX_COLUMNS else "torch"
-
-
-def check(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, x_bias: Tensor | None = None, *residual: Tensor,
-    name: str = "layer_norm",
-) -> None:  # fmt: skip
-    """Raises ValueError for shapes that do not agree; residual: one, or none; name: of the norm, for the message."""
-    columns = x.shape[-1:]
+def _checks(call: Call) -> None:
+    x, columns, name = call.x, call.x.shape[-1:], "rms_norm" if call.rms else "layer_norm"
     if not columns or columns[0] == 0:
         raise ValueError(f"{name}: x {tuple(x.shape)} must have a last dimension of at least 1 to normalise")
-    for parameter in (weight, bias, x_bias):
-        if parameter is not None and parameter.shape != columns:
-            wrong = "weight" if parameter is weight else "bias" if parameter is bias else "x_bias"
+    for wrong in ("weight", "bias", "x_bias"):
+        if (parameter := getattr(call, wrong)) is not None and parameter.shape != columns:
             raise ValueError(
                 f"{name}: {wrong} {tuple(parameter.shape)} must be ({columns[0]},), "
                 f"the last dimension of x {tuple(x.shape)}"
             )
-    for other in residual:
-        if x.shape != other.shape:
-            raise ValueError(f"x {tuple(x.shape)} and residual {tuple(other.shape)} must have one shape")
-
-
-def _checks(call: Call) -> None:
-    joined = [] if call.residual is None else [call.residual]
-    check(call.x, call.weight, call.bias, call.x_bias, *joined, name="rms_norm" if call.rms else "layer_norm")
-    dropout_for(call.x.device, call.dropout_p, call.seed, call.site)
+    if call.residual is not None and x.shape != call.residual.shape:
+        raise ValueError(f"x {tuple(x.shape)} and residual {tuple(call.residual.shape)} must have one shape")
+    dropout_for(x.device, call.dropout_p, call.seed, call.site)
 
 
 def _decide(call: Call) -> str:
-    if call.route == "torch":
-        return call.route
-    return norm_route(call.route, call.x, call.x if call.residual is None else call.residual)
+    route = kernel_route(call.route, call.x, call.x if call.residual is None else call.residual)
+    return route if call.x.shape[-1] <= MAX_COLUMNS else "torch"
 
 
 def _native(call: Call, direct: bool) -> Callable[[Call], tuple[Tensor, ...]] | None:

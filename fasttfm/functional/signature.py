@@ -9,13 +9,13 @@ import inspect
 import re
 import types
 from collections.abc import Callable
-from typing import Any, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
 from fasttfm.errors import ArgumentError, ArgumentTypeError
-from fasttfm.functional.record import NUMBERS, shown
+from fasttfm.functional.record import TYPES, shown
 from fasttfm.functional.subclasses import PLAIN_TENSORS, instead, unread
 
 Arguments = ParamSpec("Arguments")
@@ -94,51 +94,35 @@ def wrong_argument(
     """The error for the first argument that is not of the type that function's annotations ask for; None where all
     are, and where the call does not fit the signature, of which Python tells. refused: a class of tensors did not
     compute what it was asked to. Modules leave classes that operators do not read to torch.nn."""
-    known = _known(function)
+    signature, kinds = _known(function)
+    is_method = "self" in signature.parameters
     try:
-        given = known.signature.bind(*args, **kwargs).arguments
+        given = signature.bind(*args, **kwargs).arguments
     except TypeError:
         return None
-    for name, value in given.items():
-        if name not in known.kinds:
-            continue
-        kinds = known.kinds[name]
-        if not any(_is_one(value, kind) for kind in kinds):
-            words = " or ".join(_words(kind) for kind in sorted(kinds, key=lambda kind: kind is type(None)))
-            advice = instead(value) or f"{words} is needed"
-            return ArgumentTypeError(f"{known.name_of(args)}: {name} is {shown(value)}: {advice}")
+    for name in [name for name in given if name in kinds]:
+        value, what = given[name], f"{type(args[0]).__name__ if is_method else function.__name__}: {name}"
+        if not any(_is_one(value, kind) for kind in kinds[name]):
+            words = " or ".join(_words(kind) for kind in sorted(kinds[name], key=lambda kind: kind is type(None)))
+            return ArgumentTypeError(f"{what} is {shown(value)}: {instead(value) or f'{words} is needed'}")
         plain = type(value) in PLAIN_TENSORS
-        if isinstance(value, Tensor) and (plain or not known.is_method) and (reason := unread(value, refused)):
-            return (ArgumentError if plain else ArgumentTypeError)(f"{known.name_of(args)}: {name} {reason}")
+        if isinstance(value, Tensor) and (plain or not is_method) and (reason := unread(value, refused)):
+            return (ArgumentError if plain else ArgumentTypeError)(f"{what} {reason}")
     return None
 
 
-class _Known(NamedTuple):
-    """A function's signature, and the types that each of its annotated arguments may have."""
-
-    name: str
-    signature: inspect.Signature
-    kinds: dict[str, tuple[Any, ...]]
-    is_method: bool
-
-    def name_of(self, args: tuple) -> str:
-        """The name for errors of a call with these arguments: of a method that of the object's class."""
-        return type(args[0]).__name__ if self.is_method else self.name
-
-
 @functools.cache
-def _known(function: Callable[..., Any]) -> _Known:
-    hints = get_type_hints(function)
-    hints.pop("return", None)
+def _known(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, tuple[Any, ...]]]:
+    """The signature, and the types that each annotated argument may have."""
+    hints = {name: hint for name, hint in get_type_hints(function).items() if name != "return"}
     unions = (Union, types.UnionType)
     kinds = {name: get_args(hint) if get_origin(hint) in unions else (hint,) for name, hint in hints.items()}
-    signature = inspect.signature(function)
-    return _Known(function.__name__, signature, kinds, "self" in signature.parameters)
+    return inspect.signature(function), kinds
 
 
 def _is_one(value: Any, kind: Any) -> bool:
-    if kind in NUMBERS:
-        return isinstance(value, NUMBERS[kind].classes)
+    if kind in TYPES:
+        return isinstance(value, TYPES[kind].classes)
     if kind is torch.device:  # an index of a GPU, too
         return isinstance(value, torch.device | int)
     origin = get_origin(kind) or kind
@@ -146,10 +130,9 @@ def _is_one(value: Any, kind: Any) -> bool:
 
 
 def _words(kind: Any) -> str:
-    if kind in NUMBERS:
-        return NUMBERS[kind].words
-    known = {Tensor: "a tensor", type(None): "None", tuple: "a tuple"}
+    if kind in TYPES:
+        return TYPES[kind].words
     origin = get_origin(kind) or kind
     if origin is Callable or origin is types.FunctionType:
         return "a callable"
-    return known.get(origin, getattr(origin, "__name__", str(origin)))
+    return {type(None): "None", tuple: "a tuple"}.get(origin, getattr(origin, "__name__", str(origin)))

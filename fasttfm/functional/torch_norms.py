@@ -1,7 +1,7 @@
-"""LayerNorm and RMSNorm of rows by PyTorch, forward and backward."""
+"""A call of a norm, what its backward pass is given, and both passes by PyTorch, LayerNorm's and RMSNorm's."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,10 +9,61 @@ from torch import Tensor
 from fasttfm.cpu import step_passes, training_passes
 from fasttfm.cpu.linear import frozen
 from fasttfm.functional.dropout import keep_mask, scale_of, wide
-from fasttfm.functional.norm_call import Backward, Call, Saved
+from fasttfm.functional.record import Whole
 from fasttfm.functional.rows import add_kept, as_rows, branch_gradient, cast, shaped
 
 Outputs = tuple[Any, ...]
+
+
+class Call(NamedTuple):
+    x: Tensor
+    x_bias: Tensor | None
+    residual: Tensor | None
+    """None for a norm alone, without dropout."""
+    weight: Tensor | None
+    bias: Tensor | None
+    seed: Whole | None
+    """None: nothing is dropped."""
+    eps: float
+    dropout_p: float
+    site: int
+    rms: bool
+    route: str
+
+
+class Saved(NamedTuple):
+    s: Tensor
+    """The sum, or x without a residual."""
+    mean: Tensor
+    """Of an RMSNorm not read."""
+    rstd: Tensor
+    x_bias: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+    keep: Tensor | None
+    seed: Whole | None
+    dropout_p: float
+    site: int
+    dtype: torch.dtype
+    """Of x."""
+    eps: float
+    joined: bool
+    """Whether there was a residual."""
+    rms: bool
+    route: str
+
+    @property
+    def one_gradient(self) -> bool:
+        """True if x and residual have the same gradient, which is then computed once."""
+        return not self.joined or (self.dtype == self.s.dtype and self.seed is None)
+
+
+class Backward(NamedTuple):
+    dy: Tensor
+    dy2: Tensor | None
+    """To be added to dy: of another use of y."""
+    ds: Tensor | None
+    saved: Saved
 
 
 def normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,7 +13,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from fasttfm.functional import backends
 from fasttfm.functional.attention.paged import WIDEST_HEAD
-from fasttfm.functional.plan import looked_at
+from fasttfm.functional.onlookers import looked_at
 from fasttfm.functional.subclasses import PLAIN_TENSORS
 from fasttfm.kernels import choices
 from fasttfm.models.plain import NORM, Snapshot, untouched

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fasttfm.functional.derivative import apply_of, as_saved, dense, saved_hook
+from fasttfm.functional.derivative import apply_of, as_saved, dense
+from fasttfm.functional.onlookers import saved_hook
 from fasttfm.functional.plan import without_autocast
 from fasttfm.models.dropout import LayerSeed
 from fasttfm.models.layer_plan import PER_SUBLAYER, Batch, LayerPlan, Stash

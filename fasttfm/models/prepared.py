@@ -17,8 +17,9 @@ from torch.utils.checkpoint import checkpoint
 
 from fasttfm.cpu.linear import on_this_thread
 from fasttfm.functional import backends
+from fasttfm.functional.onlookers import looked_at
 from fasttfm.functional.operator import on_forget
-from fasttfm.functional.plan import looked_at, without_autocast
+from fasttfm.functional.plan import without_autocast
 from fasttfm.functional.subclasses import PLAIN_TENSORS
 from fasttfm.kernels import choices
 from fasttfm.models.dropout import SITES_PER_LAYER, LayerSeed

@@ -1,4 +1,4 @@
-"""LayerNorm and the residual connection as operators: the PyTorch route, autograd, autocast, compilation, refusals."""
+"""LayerNorm, RMSNorm and the residual connection as operators: the PyTorch route, autograd, autocast, refusals."""
 
 import pytest
 import torch
@@ -8,6 +8,7 @@ from fasttfm import functional, reference
 from fasttfm.functional import residual_norm
 from fasttfm.functional.backends import backend
 from fasttfm.functional.operator import forget_plans
+from fasttfm.kernels.tiles.rows import MAX_COLUMNS
 
 SEED = torch.tensor([99])
 PAIRS = [
@@ -45,22 +46,22 @@ def assert_same(actual, expected):
         torch.testing.assert_close(mine, other, rtol=0, atol=tolerance * max(1.0, largest))
 
 
+@pytest.mark.parametrize("joined", ["residual_layer_norm", "residual_rms_norm", "residual_add"])
 @pytest.mark.parametrize(("x", "stream"), PAIRS, ids=str)
 @pytest.mark.parametrize("dropout_p", [0.0, 0.25, 1.0])
-def test_the_pytorch_route_equals_the_reference(x, stream, dropout_p):
-    inputs = leaf_tensors((3, 5, 24), x, stream)
+def test_the_pytorch_route_equals_the_reference(joined, x, stream, dropout_p):
+    parameters = {"residual_layer_norm": 2, "residual_rms_norm": 1, "residual_add": 0}[joined]
+    inputs = leaf_tensors((3, 5, 24), x, stream, parameters=parameters)
     options = {"dropout_p": dropout_p, "seed": SEED, "site": 2}
-    assert_same(
-        solve(functional.residual_layer_norm, inputs, **options),
-        solve(reference.residual_layer_norm, inputs, **options),
-    )
-    assert_same(
-        solve(functional.residual_add, inputs[:2], **options), solve(reference.residual_add, inputs[:2], **options)
-    )
-    x, _, *parameters = inputs
-    assert_same(
-        solve(functional.layer_norm, [x, *parameters]), solve(reference.layer_norm, [x, *parameters])
-    )  # fmt: skip
+    assert_same(*(solve(getattr(module, joined), inputs, **options) for module in (functional, reference)))
+    if parameters:
+        alone, given = joined.removeprefix("residual_"), [inputs[0], *inputs[2:]]
+        assert_same(*(solve(getattr(module, alone), given) for module in (functional, reference)))
+
+
+def test_an_rms_norm_without_a_weight_adds_its_epsilon():
+    x = leaf_tensors((3, 24))[:1]
+    assert_same(*(solve(lambda x, m=module: m.rms_norm(x, None, 0.1), x) for module in (functional, reference)))
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -81,16 +82,21 @@ def test_torchs_own_norm_behind_a_residual_is_the_operator(biased, monkeypatch):
     assert "residual_norm" in norm(*inputs)[0].grad_fn.name()
 
 
-def test_parameters_in_half_precision_and_none_at_all():
-    for dtype in (torch.float16, torch.bfloat16):
-        inputs = leaf_tensors((4, 24), dtype, dtype, dtype)
-        assert_same(
-            solve(functional.residual_layer_norm, inputs, eps=1e-6),
-            solve(reference.residual_layer_norm, inputs, eps=1e-6),
-        )
-        x = inputs[0]
-        y = functional.layer_norm(x, None, None)
-        assert torch.equal(y, reference.layer_norm(x, None, None))
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("joined", "parameters"), [("residual_layer_norm", 2), ("residual_rms_norm", 1)])
+@pytest.mark.parametrize("route", ["torch", "triton"])
+def test_parameters_in_half_precision(dtype, joined, parameters, route):
+    inputs = leaf_tensors((4, 24), dtype, dtype, dtype, parameters)
+    with backend(route):
+        actual = solve(getattr(functional, joined), inputs)
+    assert_same(actual, solve(getattr(reference, joined), inputs))
+
+
+def test_wider_rows_than_the_kernel_holds_are_left_to_torch():
+    x, _, weight = leaf_tensors((2, MAX_COLUMNS + 1), parameters=1)
+    with backend("triton"):
+        actual = solve(functional.rms_norm, [x, weight])
+    assert_same(actual, solve(reference.rms_norm, [x, weight]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -117,16 +123,18 @@ def test_parameter_gradients_of_rows_far_from_zero_are_those_of_their_values(dty
     torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=2e-3, check_dtype=False)
 
 
+@pytest.mark.parametrize("joined", ["residual_layer_norm", "residual_rms_norm"])
 @pytest.mark.parametrize("stream", [torch.float32, torch.bfloat16], ids=str)
-def test_parameter_gradients_over_many_rows_of_half_precision_are_summed_in_float32(stream):
+def test_parameter_gradients_over_many_rows_of_half_precision_are_summed_in_float32(joined, stream):
     x, residual, weight, _ = leaf_tensors((4096, 16), torch.bfloat16, stream)
+    none = (None,) if joined == "residual_layer_norm" else ()
 
-    def parameter_gradient(function, x, residual, weight):
-        y, _ = function(x, residual, weight, None)
+    def parameter_gradient(module, x, residual, weight):
+        y, _ = getattr(module, joined)(x, residual, weight, *none)
         return torch.autograd.grad(y, weight, y.detach())[0]  # grows with every row
 
-    actual = parameter_gradient(functional.residual_layer_norm, x, residual, weight)
-    exact = parameter_gradient(reference.residual_layer_norm, x.double(), residual.double(), weight.double())
+    actual = parameter_gradient(functional, x, residual, weight)
+    exact = parameter_gradient(reference, x.double(), residual.double(), weight.double())
     torch.testing.assert_close(actual.double(), exact, rtol=5e-3, atol=0)
 
 
@@ -138,15 +146,6 @@ def test_a_gradient_may_come_from_either_output_alone():
             for way in (functional.residual_layer_norm, reference.residual_layer_norm)
         ]
         assert_same(*alone)
-
-
-# ---------------------------------------------------------------------------------------------- dropout's seed
-
-
-def test_streams_tell_the_calls_of_a_model_apart():
-    x, residual = torch.ones(8, 64), torch.zeros(8, 64)
-    one, two = (functional.residual_add(x, residual, dropout_p=0.5, seed=SEED, site=i) for i in (1, 2))
-    assert not torch.equal(one, two)
 
 
 # ---------------------------------------------------------------------------------------------- as a torch operator

@@ -2,6 +2,7 @@
 
 import re
 import zlib
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -10,9 +11,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from fasttfm.functional.flops import formulas
+from fasttfm import functional
+from fasttfm.functional.onlookers import formulas
 from fasttfm.functional.operator import Operator, _every, lowered, without_views
-from fasttfm.functional.record import _TENSORS, WHOLE
+from fasttfm.functional.record import WHOLE
 
 states = []
 """(autocast on, autograd recording) inside each computation."""
@@ -66,7 +68,8 @@ _scaled = Operator(
     "Tensor",
     lambda call: without_views(compute),
     lambda call: torch.empty_like(call.x),
-    save=lambda call, output: Saved(call.x, call.factor, call.offset is not None, call.power),
+    save=lambda call, output: (call.x, call.factor, call.offset is not None, call.power),
+    saved=Saved,
     backward=backward,
     autocast=lowered("x", "factor", "offset"),
 )
@@ -180,9 +183,11 @@ def test_autocast_casts_alike_on_both_ways_and_is_off_inside(through_dispatcher)
     arguments = inputs()
     with torch.autocast("cpu", torch.bfloat16):
         actual = solve(scaled, *arguments)
-        expected = solve(torch.ops.fasttfm.test_scaled, *arguments)
+        assert not through_dispatcher
+        with Seen():
+            expected = solve(scaled, *arguments)
         assert torch.is_autocast_enabled("cpu")
-    assert not through_dispatcher
+    assert through_dispatcher
     assert actual[0].dtype == torch.bfloat16
     assert [g.dtype for g in actual[1:]] == [torch.float32] * 3
     assert all(torch.equal(a, b) for a, b in zip(actual, expected))
@@ -219,8 +224,8 @@ def test_float32_products_of_other_units_are_another_plan(operator):
     """Of every operator with products, whatever tensor comes last. Meta tensors stand for a GPU's."""
     whole = torch.empty(4, dtype=torch.int64, device="meta")
     real, numbers = whole.float(), {bool: True, str: "relu", torch.dtype: torch.float32}
-    kinds = [(_TENSORS.get(field.type), field.type) for field in operator._layout.fields]
-    fields = [numbers.get(type_, 1) if k is None else whole if k.dtypes is WHOLE else real for k, type_ in kinds]
+    kinds = [(type_.dtypes, field.type) for type_, field in zip(operator._layout.types, operator._layout.fields)]
+    fields = [numbers.get(type_, 1) if k is None else whole if k is WHOLE else real for k, type_ in kinds]
     signatures = []
     for precision in ("tf32", torch.backends.cuda.matmul.fp32_precision):
         torch.backends.cuda.matmul.fp32_precision = precision
@@ -309,7 +314,8 @@ def routed_operator():
         lambda call: without_views(compute),
         lambda call: torch.empty_like(call.x),
         decide=lambda call: setting[0] if call.route == "auto" else call.route,
-        save=lambda call, output: RoutedSaved(call.route),
+        save=lambda call, output: (call.route,),
+        saved=RoutedSaved,
         backward=backward,
     )
     return operator, setting, seen
@@ -320,3 +326,18 @@ def routed(routed_operator):
     routed_operator[1][0] = "fast"
     routed_operator[2].clear()
     return routed_operator
+
+
+PRIVATE = {
+    "torch._C._len_torch_dispatch_stack", "torch._C._are_functorch_transforms_active", "forward_ad._current_level",
+    "torch._C._is_any_autocast_enabled", "torch._C._autograd._top_saved_tensors_default_hooks",
+    "_profiler._is_profiler_enabled", "torch._C._disabled_torch_function_impl", "torch._foreach_mul",
+}  # fmt: skip
+"""What operators take of torch beside its public names; what they say of each stands where it is read."""
+
+
+def test_no_private_name_of_torch_is_taken_but_those_with_a_reason():
+    """The tests of test_plans.py, of flops and of subclasses notice if one of them tells nothing."""
+    text = "".join(path.read_text() for path in Path(functional.__file__).parent.glob("*.py"))
+    taken = set(re.findall(r"(?<![\w.])(?:torch|_profiler|forward_ad)(?:\.\w+)*\._[a-z]\w*", text))
+    assert taken - {"torch._subclasses", "torch._dynamo", "torch.utils._python_dispatch"} == PRIVATE

@@ -303,7 +303,7 @@ def test_products_in_tf32_are_planned_apart_whatever_the_last_tensor_is():
     x, seed = torch.empty(3, device="meta"), torch.empty(1, dtype=torch.int64, device="meta")
     keys, derived = set(), []
     operators = SimpleNamespace(
-        _kind=Product, leading=1, call=None, _cast=True, planned=lambda fields: derived.append(fields) or len
+        _kind=Product, leading=1, call=None, _cast=True, _plan=lambda call: derived.append(call) or len
     )
     step, plan = derivative._step(operators), Plan(len, None, None, None)
     plan.given = tuple

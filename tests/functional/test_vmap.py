@@ -194,3 +194,15 @@ def test_an_operator_that_overwrites_maps_over_what_it_overwrites_alone() -> Non
     logits = torch.randn(3, 5, requires_grad=True)
     with pytest.raises(RuntimeError, match=r"cross_entropy_consume writes to logits, which torch\.vmap does not map"):
         vmap(lambda t: F.cross_entropy(logits * 1.0, t, inplace=True)[0])(targets)
+
+
+@pytest.mark.parametrize(
+    "transform", [grad, vmap, lambda f: vmap(grad(f)), jacrev], ids=["grad", "vmap", "both", "jac"]
+)
+def test_torch_compile_takes_transformed_operators_into_one_graph(transform) -> None:
+    weight = torch.randn(16)
+    transformed = transform(lambda x: F.rms_norm(x, weight).square().sum())
+    torch._dynamo.reset()
+    compiled = torch.compile(transformed, fullgraph=True, backend="aot_eager")
+    x = torch.randn(4, 3, 16)
+    torch.testing.assert_close(compiled(x), transformed(x), **CLOSE)

@@ -1,0 +1,47 @@
+"""Whether anything looks on that must see operators: a compiler, a transform, a dispatch mode, a profiler.
+
+Of torch's private names these are asked here, each because no public one tells: how many dispatch modes are on, and
+which; whether torch.func maps or differentiates; whether the profiler records; at which level forward-mode derivatives
+are; whether autocast is on for any device, in one question; whether hooks on saved tensors may give other strides back.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.autograd import profiler as _profiler
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+# Looked up once: each is asked in every call.
+compiling = torch.compiler.is_dynamo_compiling
+dispatch_modes = torch._C._len_torch_dispatch_stack
+transformed = torch._C._are_functorch_transforms_active
+any_autocast = torch._C._is_any_autocast_enabled
+saved_hook = torch._C._autograd._top_saved_tensors_default_hooks
+
+formulas: dict[Any, Callable[..., int]] = {}
+"""By packet of torch.ops, of a call's arguments: floating-point operations, two for a multiplication and its sum."""
+
+
+def looked_at() -> bool:
+    """Return whether anything looks on that the dispatcher must ask."""
+    return (
+        compiling() or transformed() or _profiler._is_profiler_enabled or forward_ad._current_level >= 0
+        or (dispatch_modes() > 0 and not all_see_through())
+    )  # fmt: skip
+
+
+def all_see_through() -> bool:
+    """Return whether all dispatch modes that are on, such as a count of launches, want calls as they are.
+
+    Here torch.utils.flop_counter is told of our formulas, and its counters among the modes, which have copied what was
+    known before: importing it imports Triton, which importing fasttfm must not.
+    """
+    modes = _get_current_dispatch_mode_stack()
+    if counter := sys.modules.get("torch.utils.flop_counter"):
+        counter.flop_registry.update(formulas)
+        for mode in modes:
+            getattr(getattr(mode, "counter", None), "flop_registry", {}).update(formulas)
+    return all(getattr(mode, "sees_through_operators", False) for mode in modes)
