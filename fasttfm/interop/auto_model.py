@@ -36,8 +36,8 @@ from fasttfm.interop.padding import Rows
 from fasttfm.interop.tokenizer_json import write_tokenizer
 from fasttfm.models import Transformer
 from fasttfm.models.cache import DecoderCache
-from fasttfm.models.loss import logits
 from fasttfm.models.model import recorded_weights
+from fasttfm.models.plain import apply_linear
 from fasttfm.models.pretrained import MODEL_TYPE, copy_tokenizers, describe, read_pretrained, write_files
 
 _OF_HUB = ("cache_dir", "force_download", "local_files_only", "low_cpu_mem_usage", "proxies", "resume_download",
@@ -315,7 +315,7 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
                 self.model._seed(),
                 cache=cache,
             )
-        scores = target.unpacked(logits(hidden, self.model.output))
+        scores = target.unpacked(apply_linear(self.model.output, hidden))
         output = Seq2SeqLMOutput(
             loss=None if labels is None else _loss(scores, labels, num_items_in_batch),
             logits=scores,

@@ -14,13 +14,14 @@ from fasttfm.config.model import TransformerConfig
 from fasttfm.functional.dropout import NO_DROPOUT, Dropout
 from fasttfm.models.attention import Attention
 from fasttfm.models.cache import DecoderCache
-from fasttfm.models.dropout import SITES_PER_LAYER
 from fasttfm.models.embedding import LearnedPositions, Sinusoids, embed
-from fasttfm.models.layers import DecoderLayer, EncoderLayer, Stack
-from fasttfm.models.loss import logits, token_loss
-from fasttfm.models.model import Model, recorded_weights
+from fasttfm.models.layers import DecoderLayer, EncoderLayer
+from fasttfm.models.model import Model, recorded_weights, token_loss
 from fasttfm.models.packing import Packing
+from fasttfm.models.plain import apply_linear
 from fasttfm.models.pretrained import read_pretrained, write_pretrained
+from fasttfm.models.residual import SITES_PER_LAYER
+from fasttfm.models.stack import Stack
 from fasttfm.presets import preset_section
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ class Transformer(Model):
         memory = self._encode(source, lengths[0], seed)  # (B, S, d)
         hidden = self._decode(target, lengths[1], memory, lengths[0], seed)  # (B, L, d)
         if targets is None:
-            return logits(hidden, self.output)
+            return apply_linear(self.output, hidden)
         smoothing, pad_id = targets.label_smoothing, self.config.pad_id
         return token_loss(hidden, self.output, targets.tokens, label_smoothing=smoothing, pad_id=pad_id)
 

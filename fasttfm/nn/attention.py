@@ -29,6 +29,8 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
     not agree, ArgumentTypeError (a TypeError) for a mask that is neither bool nor floating.
     """
 
+    stands_for = "attention"
+
     @checks_arguments
     def __init__(
         self,

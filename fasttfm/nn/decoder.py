@@ -9,14 +9,11 @@ from torch.nn.modules.transformer import TransformerDecoderLayer as TorchDecoder
 from fasttfm.errors import ArgumentError, ArgumentTypeError
 from fasttfm.functional.signature import checks_arguments, names_arguments
 from fasttfm.models.cache import DecoderCache, LayerCache
-from fasttfm.models.dropout import Site, dropout_of
 from fasttfm.models.packing import Packing
-from fasttfm.models.plain import attentions_of
-from fasttfm.models.residual import SubLayer, through
+from fasttfm.models.plain import attentions_of, plain_width
 from fasttfm.nn import masks
-from fasttfm.nn._layers import Layer, argument_names, attend, check_input, overrides, seed_for
+from fasttfm.nn._layers import Attends, Layer, argument_names, overrides
 from fasttfm.nn.errors import check_sizes
-from fasttfm.nn.layer_node import computed_as_node, opens
 
 SELF_NAMES, CROSS_NAMES = argument_names("tgt", "tgt"), argument_names("tgt", "memory")
 
@@ -27,7 +24,7 @@ class TransformerDecoderLayer(Layer, torch.nn.TransformerDecoderLayer):
     Arguments, initial values and state dict are torch.nn's; what is fused, and when, as in TransformerEncoderLayer.
     """
 
-    stands_for = "decoder layer"
+    stands_for = "layer"
 
     @names_arguments
     def forward(
@@ -63,38 +60,9 @@ class TransformerDecoderLayer(Layer, torch.nn.TransformerDecoderLayer):
         if self_cache is not None and self_cache.length and memory_is_causal:  # the new queries are not the first ones
             queries, keys = masks.length_of(tgt, [self]), masks.length_of(memory, [self])
             memory_mask, memory_is_causal = masks.causal_mask(queries, keys, tgt.device, self_cache.length), False
-        check_input(self.self_attn, "tgt", tgt)
-        check_input(self.multihead_attn, "memory", memory)
-        if cache is None:
-            masked = [
-                (tgt_mask, tgt_key_padding_mask, tgt_is_causal, SELF_NAMES),
-                (memory_mask, memory_key_padding_mask, memory_is_causal, CROSS_NAMES),
-            ]
-            output = computed_as_node(self, tgt, memory, masked, (packing, memory_packing))
-            if output is not None:
-                return output
-        dropouts = (self.dropout, self.dropout1, self.dropout2, self.dropout3)
-        seed = seed_for(tgt.device, dropouts, (self.self_attn, self.multihead_attn))
-
-        def own(y: Tensor) -> Tensor:
-            return attend(
-                self.self_attn, y, y, tgt_mask, tgt_key_padding_mask, tgt_is_causal, SELF_NAMES,
-                seed=seed, site=Site.SELF_ATTENTION_WEIGHTS, cache=self_cache, packing=packing,
-            )  # fmt: skip
-
-        def cross(y: Tensor) -> Tensor:
-            return attend(
-                self.multihead_attn, y, memory, memory_mask, memory_key_padding_mask, memory_is_causal, CROSS_NAMES,
-                seed=seed, site=Site.CROSS_ATTENTION_WEIGHTS, cache=memory_cache, packing=packing,
-                key_packing=memory_packing,
-            )  # fmt: skip
-
-        sublayers = (
-            SubLayer(own, self.norm1, dropout_of(self.dropout1, seed, Site.SELF_ATTENTION)),
-            SubLayer(cross, self.norm2, dropout_of(self.dropout2, seed, Site.CROSS_ATTENTION)),
-            self._network(self.norm3, self.dropout3, seed),
-        )
-        return through(tgt, sublayers, self.norm_first)
+        own = Attends(None, tgt_mask, tgt_key_padding_mask, tgt_is_causal, SELF_NAMES, self_cache)
+        cross = Attends(memory, memory_mask, memory_key_padding_mask, memory_is_causal, CROSS_NAMES, memory_cache)
+        return self._compute(tgt, [own, cross], (packing, memory_packing))
 
 
 class TransformerDecoder(torch.nn.TransformerDecoder):
@@ -175,7 +143,7 @@ class TransformerDecoder(torch.nn.TransformerDecoder):
 
 def _plain(layers: Any, tgt: Tensor, memory: Tensor) -> bool:
     """Return whether layers are no more than their classes at inference, and tgt is one new position of each row."""
-    if not all(opens(each) and not overrides(each, TorchDecoderLayer) for each in layers):
+    if not all(plain_width(each) and not overrides(each, TorchDecoderLayer) for each in layers):
         return False
     attentions = [a for each in layers for a in attentions_of(each)]
     width, first, heads = attentions[0].embed_dim, attentions[0].batch_first, attentions[0].num_heads

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from fasttfm.errors import ArgumentError
 from fasttfm.functional.signature import checks_arguments, names_arguments
-from fasttfm.models.dropout import dropout_of
-from fasttfm.models.feed_forward import feed_forward
+from fasttfm.models.layers import feed_forward
+from fasttfm.models.residual import dropout_of
 from fasttfm.nn.errors import check_dropout, check_sizes
 
 

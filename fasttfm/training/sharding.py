@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fasttfm.checkpoints.weights import model_weights
-from fasttfm.models.layers import Stack
+from fasttfm.models.stack import Stack
 
 if TYPE_CHECKING:
     from fasttfm.training.workers import Workers

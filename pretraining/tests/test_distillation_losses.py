@@ -7,7 +7,8 @@ from torch.autograd import gradcheck
 
 from fasttfm.checkpoints.weights import layer_map
 from fasttfm.models import TransformerConfig
-from fasttfm.models.layers import EncoderLayer, Stack
+from fasttfm.models.layers import EncoderLayer
+from fasttfm.models.stack import Stack
 from fasttfm_pretraining.models.distillation import (
     attention_loss,
     attention_scores,

@@ -25,8 +25,8 @@ from fasttfm.decoding.device.state import Sizes
 from fasttfm.decoding.hypotheses import Hypothesis
 from fasttfm.errors import UserError
 from fasttfm.functional.backends import use_triton
-from fasttfm.models.layers import Stack
 from fasttfm.models.plain import Snapshot
+from fasttfm.models.stack import Stack
 
 _KEPT = 4
 """Engines that a model keeps between searches, with their memory and graphs; the longest unused leave first."""

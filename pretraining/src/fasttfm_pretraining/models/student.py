@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fasttfm import functional as F
 from fasttfm.checkpoints.weights import layer_map
-from fasttfm.models.layers import reset_parameters
+from fasttfm.models.model import reset_parameters
 from fasttfm_pretraining.config.bert import StudentConfig
 from fasttfm_pretraining.models.bert import BertPretraining, inputs
 from fasttfm_pretraining.models.distillation import (

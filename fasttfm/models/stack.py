@@ -1,6 +1,9 @@
-"""A stack of plain layers, prepared once: each is a node of autograd, whose plan all batches of a signature share.
+"""Stacks of layers, one after the other, and layers that are prepared once.
 
-Whether anything has changed since, a hook, an exchanged module, a parameter's memory, is asked in a few calls a pass.
+A stack of layers that are no more than their classes computes their sub-layers one after the other; a wrapped, hooked,
+sharded or derived layer is called and not opened. Plain layers are prepared: each is a node of autograd, whose plan all
+batches of a signature share. Whether anything has changed since, a hook, an exchanged module, a parameter's memory, is
+asked in a few calls a pass.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._utils import _unflatten_dense_tensors
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.checkpoint import checkpoint
@@ -21,12 +24,21 @@ from fasttfm.functional.operator import on_forget
 from fasttfm.functional.plan import looked_at, without_autocast
 from fasttfm.functional.subclasses import PLAIN_TENSORS
 from fasttfm.kernels import choices
-from fasttfm.models.dropout import SITES_PER_LAYER, LayerSeed
-from fasttfm.models.layer_node import NODE
-from fasttfm.models.layer_plan import PER_SUBLAYER, Batch, LayerPlan, Settings
+from fasttfm.models.cache import DecoderCache
+from fasttfm.models.layer_plan import NODE, PER_SUBLAYER, AttentionSettings, Batch, LayerPlan, Settings
+from fasttfm.models.layers import DecoderLayer
 from fasttfm.models.packing import Packing
-from fasttfm.models.plain import Snapshot, attentions_of
-from fasttfm.models.residual import normalise
+from fasttfm.models.plain import (
+    LAYER,
+    NORM,
+    Snapshot,
+    attentions_of,
+    fused_activation,
+    norms_behind,
+    plain_width,
+    untouched,
+)
+from fasttfm.models.residual import SITES_PER_LAYER, LayerSeed, normalise, probability, through
 
 MOST_PLANS = 1024
 """Batches of ever new lengths have ever new signatures."""
@@ -40,12 +52,24 @@ _ALIGNED = 8
 """Numbers of half precision in 16 bytes, which kernels load at once."""
 
 
+def may_run() -> bool:
+    """Return whether layers may be computed as nodes now: nobody looks on, no search keeps what it made of weights."""
+    return on_this_thread.kept is None and not (_has_any_global_hook() or looked_at())
+
+
 class PreparedStack:
     """Layers that are no more than their classes, and the norm behind them."""
 
-    def __init__(self, layers: Sequence[Any], norm: Any, settings: list[Settings], parameters: list[list[Any]]) -> None:
-        """settings, parameters: of each layer, the latter PER_SUBLAYER a sub-layer."""
-        self._layers, self._norm, self._settings, self._parameters = [*layers], norm, settings, parameters
+    def __init__(self, layers: Sequence[Any], norm: Any) -> None:
+        self._layers, self._norm = [*layers], norm
+        norms = [*map(norms_behind, layers, [*(each.norm1 for each in layers[1:]), norm])]
+        last = len(layers) - 1
+        self._settings = [_settings(*each, is_last=n == last) for n, each in enumerate(zip(layers, norms))]
+        self._parameters = parameters = [_parameters(*each) for each in zip(layers, norms)]
+        p = [each for one in self._settings for each in (one.hidden_dropout_p, *one.dropout_p)]
+        p += [each.dropout_p for one in self._settings for each in one.attentions]
+        self.drops = any(each > 0.0 for each in p)
+        """Whether any dropout drops."""
         modules = chain.from_iterable(each.modules() for each in (*layers, norm) if each is not None)
         self._snapshot = Snapshot(dict.fromkeys(modules))
         given = [p for each in parameters for p in each if p is not None]
@@ -149,28 +173,53 @@ def _with_causal(settings: Settings, causal: tuple[bool, ...]) -> Settings:
     return settings._replace(attentions=tuple([each._replace(causal=flag) for each, flag in attentions]))
 
 
-def may_run() -> bool:
-    """Return whether layers may be computed as nodes now: nobody looks on, no search keeps what it made of weights."""
-    return on_this_thread.kept is None and not (_has_any_global_hook() or looked_at())
+def without_prepared(module: nn.Module) -> dict[str, Any]:
+    """Its __getstate__: what was prepared of a module does not go with it."""
+    return {name: value for name, value in vars(module).items() if name != "_prepared"}
 
 
-def prepare(
-    layers: Sequence[Any], norm: Any, settings: list[Settings], parameters: list[list[Any]]
-) -> PreparedStack | None:
-    """The layers prepared; None where their parameters are not of one dtype and on one device."""
-    given = {(p.dtype, p.device) for each in parameters for p in each if p is not None}
+def prepared_for(owner: Any, layers: list[Any], norm: Any = None) -> PreparedStack | None:
+    """The layers of a module, or itself, and the norm behind them, prepared; None where one is more than its class."""
+    held = owner.__dict__.get("_prepared")
+    if held is None:  # before the layers are looked at: one may be the owner, of which this is an attribute
+        owner._prepared = held = [None]
+    if held[0] is None or not held[0].holds(layers, norm):
+        held[0] = PreparedStack(layers, norm) if _is_plain(layers, norm) else None
+    return held[0]
+
+
+def _is_plain(layers: list[Any], norm: Any) -> bool:
+    """Return whether all layers are no more than their classes, of one kind, and their parameters of one dtype and on
+    one device."""
+    if not layers or not all(plain_width(layer) and fused_activation(layer.activation) for layer in layers):
+        return False
+    orders = {(layer.norm_first, a.batch_first) for layer in layers for a in attentions_of(layer)}
+    if len(orders) > 1 or not (norm is None or (layers[0].norm_first and untouched(norm, NORM))):
+        return False
+    modules = [*chain.from_iterable(each.modules() for each in (*layers, norm) if each is not None)]
+    given = {(p.dtype, p.device) for each in modules for p in each._parameters.values() if p is not None}
     if len(given) != 1 or next(iter(given))[1].type not in ("cpu", "cuda"):
-        return None
-    modules = chain.from_iterable(each.modules() for each in (*layers, norm) if each is not None)
-    return None if any(each._buffers for each in modules) else PreparedStack(layers, norm, settings, parameters)
+        return False
+    return not any(each._buffers for each in modules)
 
 
-def parameters_of(layer: Any, norms: list[Any]) -> list[Any]:
+def _settings(layer: Any, norms: list[Any], *, is_last: bool) -> Settings:
+    attentions = attentions_of(layer)
+    p = [*map(probability, layer.dropouts())]
+    given = zip([each.num_heads for each in attentions], (layer.causal, False), p)
+    return Settings(
+        layer.norm_first, fused_activation(layer.activation) or "", tuple([AttentionSettings(*each) for each in given]),
+        p[len(attentions)], tuple(p[len(attentions) + 1 :]), tuple([None if n is None else n.eps for n in norms]),
+        is_last, attentions[0].batch_first,
+    )  # fmt: skip
+
+
+def _parameters(layer: Any, norms: list[Any]) -> list[Any]:
     """A layer's parameters, and those of the norms behind its sub-layers, in the order that its plan takes them."""
-    parts = [(a.in_proj_weight, a.in_proj_bias, a.out_proj.weight, a.out_proj.bias) for a in attentions_of(layer)]
-    parts.append((layer.linear1.weight, layer.linear1.bias, layer.linear2.weight, layer.linear2.bias))
+    products = [(a.in_proj_weight, a.in_proj_bias, a.out_proj.weight, a.out_proj.bias) for a in attentions_of(layer)]
+    products.append((layer.linear1.weight, layer.linear1.bias, layer.linear2.weight, layer.linear2.bias))
     of_norms = [(None, None) if norm is None else (norm.weight, norm.bias) for norm in norms]
-    return [*chain.from_iterable((*part, *norm) for part, norm in zip(parts, of_norms, strict=True))]
+    return [*chain.from_iterable((*each, *norm) for each, norm in zip(products, of_norms, strict=True))]
 
 
 def _kind(x: Tensor | None) -> tuple | None:
@@ -198,3 +247,64 @@ def _signature(x: Tensor, batch: Batch, dtype: torch.dtype, recorded: bool) -> t
     if x.is_cuda and dtype is torch.float32:
         key.append(torch.backends.cuda.matmul.fp32_precision)
     return tuple(key)
+
+
+class Stack(nn.Module):
+    """Layers, one after the other, and for pre-norm the norm after the last of them."""
+
+    stands_for = "stack"
+
+    def __init__(
+        self, layers: list[Any], norm: nn.LayerNorm | nn.RMSNorm | None = None, *, first_site: int = SITES_PER_LAYER
+    ) -> None:
+        """layers: of this module, or with their forward's signature; one may occur several times and is then shared.
+
+        first_site: of the dropouts of the first layer; a model's own come before it.
+        """
+        super().__init__()
+        self.layers: Any = nn.ModuleList(layers)
+        self.norm = norm
+        self.first_site = first_site
+        self.checkpoint_activations = False
+        """Whether a layer keeps nothing but what it is given and is computed again in the backward pass."""
+
+    __getstate__ = without_prepared
+
+    @property
+    def sites(self) -> int:
+        """Return the first of the sites that come after."""
+        return self.first_site + SITES_PER_LAYER * len(self.layers)
+
+    def forward(self, x: Tensor, *inputs: Any, seed: Tensor | None = None, cache: DecoderCache | None = None) -> Tensor:
+        """x (B, L, d) to the same; inputs: what the layers take besides. seed (1,) int64 of all dropouts, or None."""
+        layers, norm, again = [*self.layers], self.norm, self.checkpoint_activations and torch.is_grad_enabled()
+        decodes = bool(layers) and isinstance(layers[0], DecoderLayer)
+        lengths = [*inputs[decodes:], None, None][:2]
+        if cache is None and may_run() and (prepared := prepared_for(self, layers, norm)) is not None:
+            memory = inputs[0] if decodes and inputs else None
+            if len(inputs) <= 1 + 2 * decodes and decodes == (memory is not None):  # else the layers look at them
+                batch = Batch(seed, lengths[0], memory, lengths[1])
+                if (dtype := prepared.dtype_of_products(x, batch)) is not None:
+                    return prepared.run(x, batch, dtype, first_site=self.first_site, checkpointed=again)
+        if isinstance(cache, DecoderCache) and layers and lengths[0] is seed is None:
+            y = cache.step(x, None, layers, norm, lengths[1], lambda: all(map(plain_width, layers)))
+            if y is not None:
+                return y
+        given: list[dict[str, Any]] = [
+            {"seed": LayerSeed(seed, self.first_site + SITES_PER_LAYER * number)} for number in range(len(layers))
+        ]
+        if cache is not None:
+            given = [{**each, "cache": cache.layer(number)} for number, each in enumerate(given)]
+        ours = [untouched(layer, LAYER) for layer in layers]
+        if all(ours) and not again and layers and len({layer.norm_first for layer in layers}) == 1:
+            sublayers = [part for layer, each in zip(layers, given) for part in layer.sublayers(*inputs, **each)]
+            pre_norm = layers[0].norm_first
+            x = through(x, sublayers, pre_norm, norm if pre_norm else None)
+            return x if pre_norm or norm is None else normalise(x, norm)
+        for layer, plain, each in zip(layers, ours, given):
+            if again and cache is None:
+                # our dropouts are drawn from the seed; those of another layer from torch's generator
+                x = checkpoint(layer, x, *inputs, use_reentrant=False, preserve_rng_state=not plain, **each)
+            else:
+                x = layer(x, *inputs, **each)
+        return x if norm is None else normalise(x, norm)
