@@ -38,24 +38,16 @@ behind it."""
 _has_memory = torch._C._has_storage  # not of many gradients at once, as torch.vmap and is_grads_batched hand them on
 
 
-class AttentionSettings(NamedTuple):
-    """All that an attention computes by besides tensors."""
-
-    heads: int
-    causal: bool
-    dropout_p: float
-
-
 class Settings(NamedTuple):
     """All that a layer computes by besides tensors."""
 
     norm_first: bool
     activation: str
-    attentions: tuple[AttentionSettings, ...]
-    """Self-attention, and a decoder's attention over the memory."""
-    hidden_dropout_p: float
+    heads: tuple[int, ...]
+    """Of self-attention, and of a decoder's attention over the memory."""
+    causal: tuple[bool, ...]
     dropout_p: tuple[float, ...]
-    """Of each sub-layer's output."""
+    """As Layer.dropouts() lists them: of each attention's weights, inside the network, of each sub-layer's output."""
     eps: tuple[float | None, ...]
     """Of the norm behind each sub-layer; None where none is behind it."""
     is_last: bool
@@ -111,7 +103,8 @@ class _Attention:
     def __init__(self, settings: Settings, *, over_memory: bool, sums: bool) -> None:
         """sums: whether a kernel sums the gradients of the biases."""
         self._operator, self._sums = Inner(ATTENTION), sums
-        self._heads, self._causal, self._p = settings.attentions[over_memory]
+        given = settings.heads, settings.causal, settings.dropout_p
+        self._heads, self._causal, self._p = (each[over_memory] for each in given)
         self._over_memory, self._batch_first = over_memory, settings.batch_first
         self._site = WEIGHT_SITES[over_memory]
 
@@ -211,7 +204,7 @@ class _FeedForward:
 
     def __init__(self, settings: Settings) -> None:
         self._operator = Inner(FEED_FORWARD)
-        self._activation, self._p = settings.activation, settings.hidden_dropout_p
+        self._activation, self._p = settings.activation, settings.dropout_p[len(settings.heads)]
 
     def forward(
         self, y: Tensor, weights: Sequence[Any], seed: LayerSeed, batch: Batch, route: str, stash: Stash | None
@@ -241,41 +234,32 @@ class _Norm:
 
     def __init__(self, eps: float | None, dropout_p: float, site: int) -> None:
         self._operator = Inner(RESIDUAL_ADD if eps is None else RESIDUAL_NORM)
-        self._eps, self._p, self._site = eps, dropout_p, site
+        self.eps, self.p, self.site = eps, dropout_p, site
 
     def forward(
         self, output: Tensor, bias: Tensor | None, x: Tensor, parameters: Sequence[Any], seed: LayerSeed, route: str,
         stash: Stash | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """y and s, which is y where no norm is behind."""
-        p, drawn = (0.0, None) if seed.seed is None or self._p <= LEAST_P else (self._p, seed.seed)
-        site = seed.first_site + self._site
-        if self._eps is None:
+        p, drawn = (0.0, None) if seed.seed is None or self.p <= LEAST_P else (self.p, seed.seed)
+        site = seed.first_site + self.site
+        if self.eps is None:
             outputs, saved = self._operator(output, x, p, drawn, site, route)
         else:
-            outputs, saved = self._operator(output, bias, x, *parameters, drawn, self._eps, p, site, False, route)
+            outputs, saved = self._operator(output, bias, x, *parameters, drawn, self.eps, p, site, False, route)
         if stash is not None:
             stash.push_record(saved)
-        return outputs[0], outputs[0 if self._eps is None else 1]
+        return outputs[0], outputs[0 if self.eps is None else 1]
 
     def backward(
         self, dy: Tensor | None, dy2: Tensor | None, ds: Tensor | None, stash: Stash
     ) -> tuple[Tensor, Tensor, Tensor | None, list[Any]]:
         """Gradients of the output, of x, of the bias and of the norm's parameters."""
         saved = stash.pop_record()
-        if self._eps is None:
+        if self.eps is None:
             return self._operator.backward(dy, saved), dy, None, [None, None]  # type: ignore[return-value]
         dx, d_residual, d_bias, d_weight, d_norm_bias = self._operator.backward(dy, dy2, ds, saved)
         return d_residual if dx is None else dx, d_residual, d_bias, [d_weight, d_norm_bias]
-
-    def by_operators(
-        self, output: Tensor, x: Tensor, parameters: Sequence[Any], seed: LayerSeed
-    ) -> tuple[Tensor, Tensor]:
-        """forward() in operators that autograd differentiates."""
-        dropout = seed.dropout(self._site, self._p).options()
-        if self._eps is None:
-            return (F.residual_add(output, x, **dropout),) * 2
-        return F.residual_layer_norm(output, x, parameters[0], parameters[1], self._eps, **dropout)
 
 
 class LayerPlan:
@@ -293,11 +277,11 @@ class LayerPlan:
             from fasttfm.kernels.partial_sums import one_launch
 
             self.one_launch = partial(one_launch, {}, of_parameters)
-        count = len(settings.attentions)
+        count = len(settings.heads)
         sublayers: list[Any] = [_Attention(settings, over_memory=bool(each), sums=adds) for each in range(count)]
         sublayers.append(_FeedForward(settings))
         sites = (*OUTPUT_SITES[:count], Site.FEED_FORWARD)
-        norms = map(_Norm, settings.eps, settings.dropout_p, sites)
+        norms = map(_Norm, settings.eps, settings.dropout_p[count + 1 :], sites)
         self.sublayers = [*zip(sublayers, norms, [adds and eps is not None for eps in settings.eps])]
         """Each with its norm, and whether that adds the bias of the last product."""
 
@@ -355,11 +339,14 @@ class LayerPlan:
     ) -> tuple[Tensor, Tensor]:
         """forward() in operators that autograd differentiates, a second time too."""
         for number, (sublayer, norm, _) in enumerate(self.sublayers):
-            given = parameters[PER_SUBLAYER * number : PER_SUBLAYER * (number + 1)]
-            output = sublayer.by_operators(
-                y.to(self.dtype), [each if each is None else each.to(self.dtype) for each in given[:4]], seed, batch
-            )
-            y, s = norm.by_operators(output, x, given[4:], seed)
+            *given, weight, bias = parameters[PER_SUBLAYER * number : PER_SUBLAYER * (number + 1)]
+            weights = [each if each is None else each.to(self.dtype) for each in given]
+            output = sublayer.by_operators(y.to(self.dtype), weights, seed, batch)
+            dropout = seed.dropout(norm.site, norm.p).options()
+            if norm.eps is None:
+                y = s = F.residual_add(output, x, **dropout)
+            else:
+                y, s = F.residual_layer_norm(output, x, weight, bias, norm.eps, **dropout)
             x = s if self.settings.norm_first else y
         return y, x
 

@@ -25,7 +25,7 @@ from fasttfm.functional.plan import looked_at, without_autocast
 from fasttfm.functional.subclasses import PLAIN_TENSORS
 from fasttfm.kernels import choices
 from fasttfm.models.cache import DecoderCache
-from fasttfm.models.layer_plan import NODE, PER_SUBLAYER, AttentionSettings, Batch, LayerPlan, Settings
+from fasttfm.models.layer_plan import NODE, PER_SUBLAYER, Batch, LayerPlan, Settings
 from fasttfm.models.layers import DecoderLayer
 from fasttfm.models.packing import Packing
 from fasttfm.models.plain import (
@@ -66,16 +66,14 @@ class PreparedStack:
         last = len(layers) - 1
         self._settings = [_settings(*each, is_last=n == last) for n, each in enumerate(zip(layers, norms))]
         self._parameters = parameters = [_parameters(*each) for each in zip(layers, norms)]
-        p = [each for one in self._settings for each in (one.hidden_dropout_p, *one.dropout_p)]
-        p += [each.dropout_p for one in self._settings for each in one.attentions]
-        self.drops = any(each > 0.0 for each in p)
+        self.drops = any(p > 0.0 for each in self._settings for p in each.dropout_p)
         """Whether any dropout drops."""
         modules = chain.from_iterable(each.modules() for each in (*layers, norm) if each is not None)
         self._snapshot = Snapshot(dict.fromkeys(modules))
         given = [p for each in parameters for p in each if p is not None]
         self._dtype, self._device = given[0].dtype, given[0].device
-        self._shapes = [tuple(map(_kind, each)) for each in parameters]
-        self._found: dict[tuple[bool, ...] | None, tuple[list[Settings], list[int]]] = {}
+        kinds = zip(self._settings, (tuple(map(_kind, each)) for each in parameters))
+        self._kinds = [_numbers.setdefault(kind, len(_numbers)) for kind in kinds]
         self._weights = [[p for i, p in enumerate(each) if i % PER_SUBLAYER < 4] for each in parameters]
         sources = {id(p): p for p in chain.from_iterable(self._weights) if p is not None}
         self._sources, places = [*sources.values()], {key: place for place, key in enumerate(sources)}
@@ -98,21 +96,22 @@ class PreparedStack:
         x, memory = _laid_out(x), batch.memory
         batch = batch._replace(memory=None if memory is None else _laid_out(memory).to(dtype))
         kept = batch._replace(memory=None)  # which autograd keeps
-        settings, numbers = self._settings_for(causal)
         recorded = torch.is_grad_enabled()
-        signature = _signature(x, batch, dtype, recorded)
+        signature = causal, *_signature(x, batch, dtype, recorded)
         with without_autocast(x.device.type):
             weights = self._weights_in(dtype)
-            y, pre_norm = x, settings[0].norm_first
+            y, pre_norm = x, self._settings[0].norm_first
             if pre_norm:
                 y = normalise(x, self._layers[0].norm1)
-            for number, (kind, parameters) in enumerate(zip(numbers, self._parameters)):
+            for number, (kind, parameters) in enumerate(zip(self._kinds, self._parameters)):
                 key = kind, y.dtype, x.dtype, signature
                 plan = _plans.get(key)
                 if plan is None:
                     if len(_plans) >= MOST_PLANS:
                         _plans.clear()
-                    plan = _plans[key] = LayerPlan(settings[number], x, dtype, self._dtype)
+                    settings = self._settings[number]
+                    settings = settings if causal is None else settings._replace(causal=causal)
+                    plan = _plans[key] = LayerPlan(settings, x, dtype, self._dtype)
                 seed = LayerSeed(batch.seed, first_site + SITES_PER_LAYER * number)
                 if not recorded:
                     y, x = plan.forward(y, x, parameters, weights[number], seed, batch, None)
@@ -124,16 +123,6 @@ class PreparedStack:
                     found = NODE(*given)
                 y, x = found if plan.hands_on else (found, found)
         return y
-
-    def _settings_for(self, causal: tuple[bool, ...] | None) -> tuple[list[Settings], list[int]]:
-        """The layers' settings with these attentions causal, and the numbers of their kinds."""
-        found = self._found.get(causal)
-        if found is None:
-            settings = self._settings if causal is None else [_with_causal(each, causal) for each in self._settings]
-            kinds = zip(settings, self._shapes)
-            found = settings, [_numbers.setdefault(kind, len(_numbers)) for kind in kinds]
-            self._found[causal] = found
-        return found
 
     def dtype_of_products(self, x: Tensor, batch: Batch) -> torch.dtype | None:
         """The dtype of the products; None for tensors that no plan is made for."""
@@ -168,11 +157,6 @@ class PreparedStack:
         return [[None if place is None else copies[place] for place in each] for each in self._places]
 
 
-def _with_causal(settings: Settings, causal: tuple[bool, ...]) -> Settings:
-    attentions = zip(settings.attentions, causal, strict=True)
-    return settings._replace(attentions=tuple([each._replace(causal=flag) for each, flag in attentions]))
-
-
 def without_prepared(module: nn.Module) -> dict[str, Any]:
     """Its __getstate__: what was prepared of a module does not go with it."""
     return {name: value for name, value in vars(module).items() if name != "_prepared"}
@@ -205,12 +189,10 @@ def _is_plain(layers: list[Any], norm: Any) -> bool:
 
 def _settings(layer: Any, norms: list[Any], *, is_last: bool) -> Settings:
     attentions = attentions_of(layer)
-    p = [*map(probability, layer.dropouts())]
-    given = zip([each.num_heads for each in attentions], (layer.causal, False), p)
     return Settings(
-        layer.norm_first, fused_activation(layer.activation) or "", tuple([AttentionSettings(*each) for each in given]),
-        p[len(attentions)], tuple(p[len(attentions) + 1 :]), tuple([None if n is None else n.eps for n in norms]),
-        is_last, attentions[0].batch_first,
+        layer.norm_first, fused_activation(layer.activation) or "", tuple([each.num_heads for each in attentions]),
+        (layer.causal, False), tuple(map(probability, layer.dropouts())),
+        tuple([None if norm is None else norm.eps for norm in norms]), is_last, attentions[0].batch_first,
     )  # fmt: skip
 
 

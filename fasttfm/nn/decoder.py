@@ -120,23 +120,16 @@ class TransformerDecoder(torch.nn.TransformerDecoder):
         if packing is not None and memory_packing is not None:
             output = packing.pack(tgt, batch_first) if padded else tgt
             memory = memory_packing.pack(memory, batch_first) if memory.dim() == 3 else memory
+        options: dict[str, Any] = {
+            "tgt_mask": tgt_mask, "memory_mask": memory_mask, "tgt_key_padding_mask": tgt_key_padding_mask,
+            "memory_key_padding_mask": memory_key_padding_mask, "tgt_is_causal": bool(tgt_is_causal),
+            "memory_is_causal": memory_is_causal,
+        }  # fmt: skip
+        if packing is not None:
+            options |= {"packing": packing, "memory_packing": memory_packing}
         for number, layer in enumerate(self.layers):
-            extensions = {
-                "cache": None if cache is None else cache.layer(number),
-                "packing": packing,
-                "memory_packing": memory_packing,
-            }
-            output = layer(
-                output,
-                memory,
-                tgt_mask=tgt_mask,
-                memory_mask=memory_mask,
-                tgt_key_padding_mask=tgt_key_padding_mask,
-                memory_key_padding_mask=memory_key_padding_mask,
-                tgt_is_causal=bool(tgt_is_causal),
-                memory_is_causal=memory_is_causal,
-                **{name: value for name, value in extensions.items() if value is not None},
-            )
+            kept = {} if cache is None else {"cache": cache.layer(number)}
+            output = layer(output, memory, **options, **kept)
         output = output if self.norm is None else self.norm(output)
         return packing.unpack(output, batch_first) if packing is not None and padded else output
 

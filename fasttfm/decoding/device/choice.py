@@ -18,7 +18,7 @@ from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK
 from fasttfm.decoding.device.state import State
 from fasttfm.decoding.greedy import draw_tokens
 from fasttfm.decoding.top_k import sorted_top_k
-from fasttfm.models.step_operations import remember_places
+from fasttfm.models.step_layers import remember_places
 
 
 class Rules:

@@ -16,8 +16,7 @@ from fasttfm.functional.backends import kernels_take
 from fasttfm.functional.subclasses import ordinary
 from fasttfm.models.embedding import LearnedPositions
 from fasttfm.models.plain import EMBEDDING, LINEAR, NORM, STACK, plain_width, untouched
-from fasttfm.models.step_layers import StepLayers, product
-from fasttfm.models.step_operations import Call, Operations
+from fasttfm.models.step_layers import Call, Operations, StepLayers, product
 
 
 def decodes(model: Any) -> bool:

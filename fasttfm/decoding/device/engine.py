@@ -27,7 +27,7 @@ from fasttfm.decoding.device.memory import needed_bytes
 from fasttfm.decoding.device.state import NEVER, NOTHING, Settings, Sizes, State, column
 from fasttfm.decoding.hypotheses import Hypothesis, length_penalty
 from fasttfm.graphs import Graphs
-from fasttfm.models.step_operations import Call, TorchOperations
+from fasttfm.models.step_layers import Call, Operations
 
 BURST = 2
 """Steps between two looks at what has ended: a search takes up to twice as many steps less one in vain. The host needs
@@ -78,7 +78,7 @@ class Engine:
             from fasttfm.decoding.device import launches  # Triton may be missing elsewhere
             from fasttfm.models.step_launches import KernelOperations
         embed = launches.embed if kernels else decoder.embed
-        parts = KernelOperations(state) if kernels else TorchOperations(state)
+        parts = KernelOperations(state) if kernels else Operations(state)
         self._decoders = [StepDecoder(each, state, embed, parts) for each in getattr(model, "models", [self.model])]
         self._draws = choice.Draws(state, config) if config.sampling else None
         self._groups = choice.Groups(state, config) if config.diverse_beam_groups > 1 and not config.sampling else None

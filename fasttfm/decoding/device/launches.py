@@ -11,7 +11,7 @@ from fasttfm.data.tokenizer import BOS, EOS
 from fasttfm.decoding.device.choice import Rules
 from fasttfm.decoding.device.state import State
 from fasttfm.kernels import search
-from fasttfm.models.step_operations import Call
+from fasttfm.models.step_layers import Call
 
 
 def embed(state: State, table: Tensor, positions: Tensor, pad_id: int, out: Tensor) -> Call:
