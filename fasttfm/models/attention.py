@@ -81,16 +81,10 @@ class Attention(nn.Module):
         self.out_proj = nn.Linear(width, width)
 
     def forward(
-        self,
-        y: Tensor,
-        memory: Tensor | None = None,
-        *,
-        lengths: Lengths = None,
-        memory_lengths: Lengths = None,
-        causal: bool = False,
-        dropout: Dropout = NO_DROPOUT,
+        self, y: Tensor, memory: Tensor | None = None, *, lengths: Lengths = None, memory_lengths: Lengths = None,
+        causal: bool = False, dropout: Dropout = NO_DROPOUT,
         cache: AttentionCache | AncestorAttention | MemoryAttention | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Concat(head_1 .. head_H) W^O, (B, L, d), of y (B, L, d) over itself, or over a memory (B, S, d).
 
         lengths, memory_lengths: of y and of the memory. cache: y (R, L, d) is the new positions, which also see all

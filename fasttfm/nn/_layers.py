@@ -24,8 +24,7 @@ from fasttfm.models.stack import may_run, prepared_for, without_prepared
 from fasttfm.nn import masks
 from fasttfm.nn.attention import MultiheadAttention
 from fasttfm.nn.errors import check_layer, check_tensor, refuse_scripting
-from fasttfm.nn.feed_forward import activation_function
-from fasttfm.nn.norms import LayerNorm
+from fasttfm.nn.modules import LayerNorm, activation_function
 
 _ATTENTION = frozenset({MultiheadAttention})
 

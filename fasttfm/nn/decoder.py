@@ -28,20 +28,11 @@ class TransformerDecoderLayer(Layer, torch.nn.TransformerDecoderLayer):
 
     @names_arguments
     def forward(
-        self,
-        tgt: Tensor,
-        memory: Tensor,
-        tgt_mask: Tensor | None = None,
-        memory_mask: Tensor | None = None,
-        tgt_key_padding_mask: Tensor | None = None,
-        memory_key_padding_mask: Tensor | None = None,
-        tgt_is_causal: bool = False,
-        memory_is_causal: bool = False,
-        *,
-        cache: LayerCache | None = None,
-        packing: Packing | None = None,
-        memory_packing: Packing | None = None,
-    ) -> Tensor:
+        self, tgt: Tensor, memory: Tensor, tgt_mask: Tensor | None = None, memory_mask: Tensor | None = None,
+        tgt_key_padding_mask: Tensor | None = None, memory_key_padding_mask: Tensor | None = None,
+        tgt_is_causal: bool = False, memory_is_causal: bool = False, *, cache: LayerCache | None = None,
+        packing: Packing | None = None, memory_packing: Packing | None = None,
+    ) -> Tensor:  # fmt: skip
         """tgt (L, N, E), memory (S, N, E), or batch first, or unbatched; the masks are MultiheadAttention's.
 
         cache: DecoderCache.layer(i). tgt then holds the new positions alone; they see all positions of the cache, and
@@ -75,20 +66,11 @@ class TransformerDecoder(torch.nn.TransformerDecoder):
 
     @names_arguments
     def forward(
-        self,
-        tgt: Tensor,
-        memory: Tensor,
-        tgt_mask: Tensor | None = None,
-        memory_mask: Tensor | None = None,
-        tgt_key_padding_mask: Tensor | None = None,
-        memory_key_padding_mask: Tensor | None = None,
-        tgt_is_causal: bool | None = None,
-        memory_is_causal: bool = False,
-        *,
-        cache: DecoderCache | None = None,
-        packing: Packing | None = None,
-        memory_packing: Packing | None = None,
-    ) -> Tensor:
+        self, tgt: Tensor, memory: Tensor, tgt_mask: Tensor | None = None, memory_mask: Tensor | None = None,
+        tgt_key_padding_mask: Tensor | None = None, memory_key_padding_mask: Tensor | None = None,
+        tgt_is_causal: bool | None = None, memory_is_causal: bool = False, *, cache: DecoderCache | None = None,
+        packing: Packing | None = None, memory_packing: Packing | None = None,
+    ) -> Tensor:  # fmt: skip
         """tgt (L, N, E), memory (S, N, E), or batch first, or unbatched; the masks are MultiheadAttention's.
 
         tgt_is_causal: None looks whether tgt_mask is the causal mask; True is believed, and needs no mask.

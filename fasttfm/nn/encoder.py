@@ -30,14 +30,9 @@ class TransformerEncoderLayer(Layer, torch.nn.TransformerEncoderLayer):
 
     @names_arguments
     def forward(
-        self,
-        src: Tensor,
-        src_mask: Tensor | None = None,
-        src_key_padding_mask: Tensor | None = None,
-        is_causal: bool = False,
-        *,
-        packing: Packing | None = None,
-    ) -> Tensor:
+        self, src: Tensor, src_mask: Tensor | None = None, src_key_padding_mask: Tensor | None = None,
+        is_causal: bool = False, *, packing: Packing | None = None,
+    ) -> Tensor:  # fmt: skip
         """src (S, N, E), (N, S, E) with batch_first, or unbatched (S, E); the masks are MultiheadAttention's.
 
         packing: src is packed, (T, E), and the only possible mask is is_causal.
@@ -58,13 +53,9 @@ class TransformerEncoder(torch.nn.TransformerEncoder):
 
     @checks_arguments
     def __init__(
-        self,
-        encoder_layer: nn.Module,
-        num_layers: int,
-        norm: nn.Module | None = None,
-        enable_nested_tensor: bool = True,
-        mask_check: bool = True,
-    ) -> None:
+        self, encoder_layer: nn.Module, num_layers: int, norm: nn.Module | None = None,
+        enable_nested_tensor: bool = True, mask_check: bool = True,
+    ) -> None:  # fmt: skip
         check_sizes(num_layers=num_layers)
         with warnings.catch_warnings():  # of layers that torch.nn cannot nest: packing takes them all
             warnings.filterwarnings("ignore", "enable_nested_tensor is True")
@@ -72,14 +63,9 @@ class TransformerEncoder(torch.nn.TransformerEncoder):
 
     @names_arguments
     def forward(
-        self,
-        src: Tensor,
-        mask: Tensor | None = None,
-        src_key_padding_mask: Tensor | None = None,
-        is_causal: bool | None = None,
-        *,
-        packing: Packing | None = None,
-    ) -> Tensor:
+        self, src: Tensor, mask: Tensor | None = None, src_key_padding_mask: Tensor | None = None,
+        is_causal: bool | None = None, *, packing: Packing | None = None,
+    ) -> Tensor:  # fmt: skip
         """src (S, N, E), (N, S, E) with batch_first, or unbatched (S, E); the masks are MultiheadAttention's.
 
         is_causal: None looks whether mask is the causal mask; True is believed, and needs no mask.

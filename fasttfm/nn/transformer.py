@@ -12,7 +12,7 @@ from fasttfm.nn import masks
 from fasttfm.nn.decoder import TransformerDecoder, TransformerDecoderLayer
 from fasttfm.nn.encoder import TransformerEncoder, TransformerEncoderLayer
 from fasttfm.nn.errors import check_sizes
-from fasttfm.nn.norms import LayerNorm
+from fasttfm.nn.modules import LayerNorm
 
 
 class Transformer(torch.nn.Transformer):
@@ -61,19 +61,11 @@ class Transformer(torch.nn.Transformer):
 
     @names_arguments
     def forward(
-        self,
-        src: Tensor,
-        tgt: Tensor,
-        src_mask: Tensor | None = None,
-        tgt_mask: Tensor | None = None,
-        memory_mask: Tensor | None = None,
-        src_key_padding_mask: Tensor | None = None,
-        tgt_key_padding_mask: Tensor | None = None,
-        memory_key_padding_mask: Tensor | None = None,
-        src_is_causal: bool | None = None,
-        tgt_is_causal: bool | None = None,
-        memory_is_causal: bool = False,
-    ) -> Tensor:
+        self, src: Tensor, tgt: Tensor, src_mask: Tensor | None = None, tgt_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None, src_key_padding_mask: Tensor | None = None,
+        tgt_key_padding_mask: Tensor | None = None, memory_key_padding_mask: Tensor | None = None,
+        src_is_causal: bool | None = None, tgt_is_causal: bool | None = None, memory_is_causal: bool = False,
+    ) -> Tensor:  # fmt: skip
         """src (S, N, E), tgt (L, N, E), or batch first, or unbatched; comes back as tgt. Masks: as in the layers."""
         if isinstance(self.encoder, TransformerEncoder):
             masks.check_stack_mask("src_mask", src_mask, src, self.encoder.layers)

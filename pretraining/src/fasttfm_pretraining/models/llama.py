@@ -21,7 +21,7 @@ from fasttfm.models.model import reset_parameters
 from fasttfm.models.packing import Packing
 from fasttfm.models.residual import NO_SEED, LayerSeed
 from fasttfm.models.stack import Stack
-from fasttfm.nn.norms import RMSNorm
+from fasttfm.nn.modules import RMSNorm
 from fasttfm_pretraining.config.llama import LlamaConfig
 from fasttfm_pretraining.models.language_model import LanguageModel
 
