@@ -33,8 +33,8 @@ from fasttfm.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from fasttfm.data.tokenizer_files import PIECES_FILE
 from fasttfm.models import Transformer
 from fasttfm.models.cache import DecoderCache
-from fasttfm.models.loss import logits
 from fasttfm.models.model import recorded_weights
+from fasttfm.models.plain import apply_linear
 from fasttfm.models.pretrained import MODEL_TYPE, copy_tokenizers, describe, read_pretrained, write_files
 from fasttfm.store.model_dir import CONFIG_FILE
 from fasttfm.store.weights import model_weights, with_weights
@@ -315,7 +315,7 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
                 self.model._seed(),
                 cache=cache,
             )
-        scores = target.unpacked(logits(hidden, self.model.output))
+        scores = target.unpacked(apply_linear(self.model.output, hidden))
         output = Seq2SeqLMOutput(
             loss=None if labels is None else _loss(scores, labels, num_items_in_batch),
             logits=scores,

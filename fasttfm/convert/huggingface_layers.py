@@ -22,9 +22,8 @@ from transformers.pytorch_utils import Conv1D
 from fasttfm import functional as F
 from fasttfm.functional.dropout import Dropout
 from fasttfm.functional.subclasses import ordinary
-from fasttfm.models.dropout import dropout_of
 from fasttfm.models.plain import DROPOUT, LINEAR, fused_activation, untouched
-from fasttfm.models.residual import SubLayer, add_and_normalise, through
+from fasttfm.models.residual import SubLayer, add_and_normalise, dropout_of, through
 
 _CONV1D: frozenset[type] = frozenset({Conv1D})
 _GELU: dict[type[nn.Module], str] = {

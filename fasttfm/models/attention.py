@@ -14,8 +14,8 @@ from fasttfm.cpu.linear import linear
 from fasttfm.cpu.step_cache import AncestorAttention, MemoryAttention
 from fasttfm.functional.dropout import NO_DROPOUT, Dropout
 from fasttfm.models.cache import AttentionCache
-from fasttfm.models.feed_forward import apply_linear
 from fasttfm.models.packing import Packing
+from fasttfm.models.plain import apply_linear
 
 Lengths = Tensor | Packing | None
 """Tokens before padding in each row, (B,); the packing of sequences that lie in a single row; None: no padding."""
@@ -72,25 +72,20 @@ class Attention(nn.Module):
     """Multi-head attention with one matrix for the three input projections; parameters as in torch.nn."""
 
     stands_for = "attention"
+    batch_first = True
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.num_heads = heads
         self.in_proj_weight = nn.Parameter(torch.empty(3 * width, width))
         self.in_proj_bias = nn.Parameter(torch.empty(3 * width))
         self.out_proj = nn.Linear(width, width)
 
     def forward(
-        self,
-        y: Tensor,
-        memory: Tensor | None = None,
-        *,
-        lengths: Lengths = None,
-        memory_lengths: Lengths = None,
-        causal: bool = False,
-        dropout: Dropout = NO_DROPOUT,
+        self, y: Tensor, memory: Tensor | None = None, *, lengths: Lengths = None, memory_lengths: Lengths = None,
+        causal: bool = False, dropout: Dropout = NO_DROPOUT,
         cache: AttentionCache | AncestorAttention | MemoryAttention | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Concat(head_1 .. head_H) W^O, (B, L, d), of y (B, L, d) over itself, or over a memory (B, S, d).
 
         lengths, memory_lengths: of y and of the memory. cache: y (R, L, d) is the new positions, which also see all
@@ -118,12 +113,12 @@ class Attention(nn.Module):
     def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (B, H, S, D) of a memory (B, S, d)."""
         width, bias = memory.shape[-1], self.in_proj_bias
-        joint = project(memory, self.in_proj_weight[width:], None if bias is None else bias[width:], self.heads)
+        joint = project(memory, self.in_proj_weight[width:], None if bias is None else bias[width:], self.num_heads)
         keys, values = joint.transpose(1, 3).unbind(2)
         return keys, values
 
     def _project(self, y: Tensor, memory: Tensor | None = None) -> Projected:
-        return projected(y, memory, self.in_proj_weight, self.in_proj_bias, self.heads)
+        return projected(y, memory, self.in_proj_weight, self.in_proj_bias, self.num_heads)
 
     def _cached(self, y: Tensor, memory: Tensor | None, memory_lengths: Lengths, cache: Any) -> Tensor:
         """Attention of the new positions y (R, L, d) over all that the cache keeps, theirs included; shapes as
@@ -141,5 +136,5 @@ class Attention(nn.Module):
             assert memory is not None
             cache.update(*(x.contiguous() for x in self.keys_values(memory)))
         queries = y.reshape(cache.rows or 0, -1, y.shape[-1])  # the rows of a sentence are queries to its memory
-        query = project(queries, self.in_proj_weight[part], bias, self.heads).squeeze(-3)
+        query = project(queries, self.in_proj_weight[part], bias, self.num_heads).squeeze(-3)
         return cache.attend(query.transpose(1, 2), memory_lengths).view(y.shape)  # (B, L * R / B, d)

@@ -21,15 +21,9 @@ class Sinusoids(nn.Module):
     """Tables before this one, whose memory CUDA graphs may read."""
 
     def __init__(
-        self,
-        length: int,
-        width: int,
-        variant: str = "paper",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        first: int = 0,
-    ) -> None:
+        self, length: int, width: int, variant: str = "paper", device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None, *, first: int = 0,
+    ) -> None:  # fmt: skip
         """first: the position that the table's first row is of."""
         super().__init__()
         self.variant = variant
@@ -76,15 +70,9 @@ class LearnedPositions(nn.Embedding):
 
 
 def embed(
-    tokens: Tensor,
-    embedding: Any,
-    positions: Sinusoids | LearnedPositions,
-    *,
-    pad_id: int,
-    dropout: Dropout,
-    first_position: int = 0,
-    packing: Packing | None = None,
-) -> Tensor:
+    tokens: Tensor, embedding: Any, positions: Sinusoids | LearnedPositions, *, pad_id: int, dropout: Dropout,
+    first_position: int = 0, packing: Packing | None = None,
+) -> Tensor:  # fmt: skip
     """dropout(embedding(tokens) * sqrt(width) + position), tokens (B, L) to (B, L, width); zero at pad_id.
 
     packing: tokens are packed, (1, T). An embedding that is more than its class is called. Raises ValueError for tokens

@@ -1,4 +1,4 @@
-"""A layer's forward and backward pass, of operators and products that are planned once for batches of a signature.
+"""A layer as one node of autograd: its passes, of operators and products planned once for batches of a signature.
 
 Sub-layers call the plans of their operators, and the gradients flow back through them in the opposite order. The norm
 behind each sub-layer also adds the bias of the product before it, where a kernel takes it, and in the backward pass the
@@ -20,27 +20,23 @@ from fasttfm.functional.attention.call import Sequences
 from fasttfm.functional.attention.checks import checked_sequences
 from fasttfm.functional.attention.operator import OPERATOR as ATTENTION
 from fasttfm.functional.backends import kernel_route
+from fasttfm.functional.derivative import apply_of, as_saved, dense
 from fasttfm.functional.dropout import LEAST_P
 from fasttfm.functional.feed_forward import OPERATOR as FEED_FORWARD
+from fasttfm.functional.onlookers import saved_hook
 from fasttfm.functional.operator import Inner
+from fasttfm.functional.plan import without_autocast
 from fasttfm.functional.record import layout_of
 from fasttfm.functional.residual_add import OPERATOR as RESIDUAL_ADD
 from fasttfm.functional.residual_norm import OPERATOR as RESIDUAL_NORM
 from fasttfm.models.attention import Lengths, Projected, attend, projected
-from fasttfm.models.dropout import LayerSeed, Site
 from fasttfm.models.packing import Packing
+from fasttfm.models.residual import OUTPUT_SITES, WEIGHT_SITES, LayerSeed, Site
 
 PER_SUBLAYER = 6
 """Parameters of a sub-layer, None among them: weight and bias of its first product and of its last, and of the norm
 behind it."""
-
-
-class AttentionSettings(NamedTuple):
-    """All that an attention computes by besides tensors."""
-
-    heads: int
-    causal: bool
-    dropout_p: float
+_has_memory = torch._C._has_storage  # not of many gradients at once, as torch.vmap and is_grads_batched hand them on
 
 
 class Settings(NamedTuple):
@@ -48,11 +44,11 @@ class Settings(NamedTuple):
 
     norm_first: bool
     activation: str
-    attentions: tuple[AttentionSettings, ...]
-    """Self-attention, and a decoder's attention over the memory."""
-    hidden_dropout_p: float
+    heads: tuple[int, ...]
+    """Of self-attention, and of a decoder's attention over the memory."""
+    causal: tuple[bool, ...]
     dropout_p: tuple[float, ...]
-    """Of each sub-layer's output."""
+    """As Layer.dropouts() lists them: of each attention's weights, inside the network, of each sub-layer's output."""
     eps: tuple[float | None, ...]
     """Of the norm behind each sub-layer; None where none is behind it."""
     is_last: bool
@@ -108,9 +104,10 @@ class _Attention:
     def __init__(self, settings: Settings, *, over_memory: bool, sums: bool) -> None:
         """sums: whether a kernel sums the gradients of the biases."""
         self._operator, self._sums = Inner(ATTENTION), sums
-        self._heads, self._causal, self._p = settings.attentions[over_memory]
+        given = settings.heads, settings.causal, settings.dropout_p
+        self._heads, self._causal, self._p = (each[over_memory] for each in given)
         self._over_memory, self._batch_first = over_memory, settings.batch_first
-        self._site = Site.CROSS_ATTENTION_WEIGHTS if over_memory else Site.SELF_ATTENTION_WEIGHTS
+        self._site = WEIGHT_SITES[over_memory]
 
     def forward(
         self, y: Tensor, weights: Sequence[Any], seed: LayerSeed, batch: Batch, route: str, stash: Stash | None
@@ -208,7 +205,7 @@ class _FeedForward:
 
     def __init__(self, settings: Settings) -> None:
         self._operator = Inner(FEED_FORWARD)
-        self._activation, self._p = settings.activation, settings.hidden_dropout_p
+        self._activation, self._p = settings.activation, settings.dropout_p[len(settings.heads)]
 
     def forward(
         self, y: Tensor, weights: Sequence[Any], seed: LayerSeed, batch: Batch, route: str, stash: Stash | None
@@ -238,41 +235,32 @@ class _Norm:
 
     def __init__(self, eps: float | None, dropout_p: float, site: int) -> None:
         self._operator = Inner(RESIDUAL_ADD if eps is None else RESIDUAL_NORM)
-        self._eps, self._p, self._site = eps, dropout_p, site
+        self.eps, self.p, self.site = eps, dropout_p, site
 
     def forward(
         self, output: Tensor, bias: Tensor | None, x: Tensor, parameters: Sequence[Any], seed: LayerSeed, route: str,
         stash: Stash | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """y and s, which is y where no norm is behind."""
-        p, drawn = (0.0, None) if seed.seed is None or self._p <= LEAST_P else (self._p, seed.seed)
-        site = seed.first_site + self._site
-        if self._eps is None:
+        p, drawn = (0.0, None) if seed.seed is None or self.p <= LEAST_P else (self.p, seed.seed)
+        site = seed.first_site + self.site
+        if self.eps is None:
             outputs, saved = self._operator(output, x, p, drawn, site, route)
         else:
-            outputs, saved = self._operator(output, bias, x, *parameters, drawn, self._eps, p, site, False, route)
+            outputs, saved = self._operator(output, bias, x, *parameters, drawn, self.eps, p, site, False, route)
         if stash is not None:
             stash.push_record(saved)
-        return outputs[0], outputs[0 if self._eps is None else 1]
+        return outputs[0], outputs[0 if self.eps is None else 1]
 
     def backward(
         self, dy: Tensor | None, dy2: Tensor | None, ds: Tensor | None, stash: Stash
     ) -> tuple[Tensor, Tensor, Tensor | None, list[Any]]:
         """Gradients of the output, of x, of the bias and of the norm's parameters."""
         saved = stash.pop_record()
-        if self._eps is None:
+        if self.eps is None:
             return self._operator.backward(dy, saved), dy, None, [None, None]  # type: ignore[return-value]
         dx, d_residual, d_bias, d_weight, d_norm_bias = self._operator.backward(dy, dy2, ds, saved)
         return d_residual if dx is None else dx, d_residual, d_bias, [d_weight, d_norm_bias]
-
-    def by_operators(
-        self, output: Tensor, x: Tensor, parameters: Sequence[Any], seed: LayerSeed
-    ) -> tuple[Tensor, Tensor]:
-        """forward() in operators that autograd differentiates."""
-        dropout = seed.dropout(self._site, self._p).options()
-        if self._eps is None:
-            return (F.residual_add(output, x, **dropout),) * 2
-        return F.residual_layer_norm(output, x, parameters[0], parameters[1], self._eps, **dropout)
 
 
 class LayerPlan:
@@ -290,14 +278,12 @@ class LayerPlan:
             from fasttfm.kernels.partial_sums import one_launch
 
             self.one_launch = partial(one_launch, {}, of_parameters)
-        of_attention = (Site.SELF_ATTENTION, Site.CROSS_ATTENTION)
-        memory = [False, True][: len(settings.attentions)]
-        parts: list[Any] = [_Attention(settings, over_memory=each, sums=adds) for each in memory]
-        sites = [*of_attention[: len(parts)], Site.FEED_FORWARD]
-        self.parts = [
-            (part, _Norm(eps, p, site), adds and eps is not None)
-            for part, site, eps, p in zip([*parts, _FeedForward(settings)], sites, settings.eps, settings.dropout_p)
-        ]
+        count = len(settings.heads)
+        sublayers: list[Any] = [_Attention(settings, over_memory=bool(each), sums=adds) for each in range(count)]
+        sublayers.append(_FeedForward(settings))
+        sites = (*OUTPUT_SITES[:count], Site.FEED_FORWARD)
+        norms = map(_Norm, settings.eps, settings.dropout_p[count + 1 :], sites)
+        self.sublayers = [*zip(sublayers, norms, [adds and eps is not None for eps in settings.eps])]
         """Each with its norm, and whether that adds the bias of the last product."""
 
     def forward(
@@ -309,10 +295,10 @@ class LayerPlan:
         weights: of the products, four a sub-layer, in their dtype, where the parameters may have theirs.
         """
         norm_first, dtype = self.settings.norm_first, self.dtype
-        for number, (part, norm, left) in enumerate(self.parts):
+        for number, (sublayer, norm, left) in enumerate(self.sublayers):
             *first, last_bias = weights[4 * number : 4 * number + 4]
             _, _, _, bias, *of_norm = parameters[PER_SUBLAYER * number : PER_SUBLAYER * (number + 1)]
-            output = part.forward(
+            output = sublayer.forward(
                 y if y.dtype is dtype else y.to(dtype), (*first, None if left else last_bias), seed, batch, self.route,
                 stash,
             )  # fmt: skip
@@ -331,8 +317,8 @@ class LayerPlan:
         d_memory: Tensor | None = None
         dy2: Tensor | None = None
         d_x: Any = None
-        for number in range(len(self.parts) - 1, -1, -1):
-            part, norm, left = self.parts[number]
+        for number in range(len(self.sublayers) - 1, -1, -1):
+            sublayer, norm, left = self.sublayers[number]
             d_output, d_x, d_bias, of_norm = norm.backward(dy, dy2, ds, stash)
             *first, last_bias = weights[4 * number : 4 * number + 4]
             place = PER_SUBLAYER * number
@@ -341,11 +327,11 @@ class LayerPlan:
             )  # fmt: skip
             if left and not number and not norm_first and d_x.dtype is d_output.dtype:  # the product adds them
                 given, d_x = (*given, d_x), None
-            dy, of_memory, of_part = part.backward(*given)
+            dy, of_memory, of_products = sublayer.backward(*given)
             if left:
-                of_part[3] = d_bias
+                of_products[3] = d_bias
             d_memory = of_memory if d_memory is None else d_memory
-            gradients = [*of_part, *of_norm, *gradients]
+            gradients = [*of_products, *of_norm, *gradients]
             dy2, ds = (None, d_x) if norm_first else (d_x, None)
         return dy, d_x, d_memory, gradients
 
@@ -353,11 +339,106 @@ class LayerPlan:
         self, y: Tensor, x: Tensor, parameters: Sequence[Any], seed: LayerSeed, batch: Batch
     ) -> tuple[Tensor, Tensor]:
         """forward() in operators that autograd differentiates, a second time too."""
-        for number, (part, norm, _) in enumerate(self.parts):
-            given = parameters[PER_SUBLAYER * number : PER_SUBLAYER * (number + 1)]
-            output = part.by_operators(
-                y.to(self.dtype), [each if each is None else each.to(self.dtype) for each in given[:4]], seed, batch
-            )
-            y, s = norm.by_operators(output, x, given[4:], seed)
+        for number, (sublayer, norm, _) in enumerate(self.sublayers):
+            *given, weight, bias = parameters[PER_SUBLAYER * number : PER_SUBLAYER * (number + 1)]
+            weights = [each if each is None else each.to(self.dtype) for each in given]
+            output = sublayer.by_operators(y.to(self.dtype), weights, seed, batch)
+            dropout = seed.dropout(norm.site, norm.p).options()
+            if norm.eps is None:
+                y = s = F.residual_add(output, x, **dropout)
+            else:
+                y, s = F.residual_layer_norm(output, x, weight, bias, norm.eps, **dropout)
             x = s if self.settings.norm_first else y
         return y, x
+
+
+def _forward(
+    ctx: Any, plan: LayerPlan, weights: Sequence[Any], seed: LayerSeed, batch: Batch, y: Tensor, x: Tensor | None,
+    memory: Tensor | None, *parameters: Any,
+) -> Any:  # fmt: skip
+    stash, seen = Stash(), batch if memory is None else batch._replace(memory=memory)
+    outputs = plan.forward(y, y if x is None else x, parameters, weights, seed, seen, stash)
+    ctx.materialize_grads = False
+    copies = weights if plan.copies else ()
+    ctx.to_save = tensors = (y, x, memory, *parameters, *copies, *stash.tensors)
+    ctx.dense = dense(tensors) if saved_hook(False) else None
+    ctx.given = plan, seed, batch, stash.records, len(parameters), len(copies)
+    return outputs if plan.hands_on else outputs[0]
+
+
+def _backward(ctx: Any, dy: Tensor | None, ds: Tensor | None = None) -> tuple:
+    y: Any
+    plan, seed, batch, records, count, copied = ctx.given
+    if dy is None and ds is None:
+        return (None,) * (7 + count)
+    tensors = ctx.saved_tensors if ctx.dense is None else as_saved(ctx.saved_tensors, ctx.dense)
+    y, x, memory = given = tensors[:3]
+    first = 3 + count
+    parameters, weights, kept = tensors[3:first], tensors[first : first + copied], tensors[first + copied :]
+    weights = weights or [p for i, p in enumerate(parameters) if i % PER_SUBLAYER < 4]
+    with without_autocast(y.device.type):
+        if torch.is_grad_enabled() or not all(each is None or _has_memory(each) for each in (dy, ds)):
+            return None, None, None, None, *_differentiable(plan, seed, batch, (*given, *parameters), (dy, ds))
+        dy = _as_planned(dy, like=ds)
+        if plan.hands_on:
+            ds = _as_planned(ds, like=dy)
+        stash = Stash(kept, records)
+        with plan.one_launch():
+            d_y, d_x, d_memory, gradients = plan.backward(dy, ds, weights, ctx.needs_input_grad[7:], stash, memory)
+        gradients = _as_parameters(gradients, parameters)
+    if x is None:
+        d_y, d_x = d_y if d_x is None else d_x + d_y, None
+    return None, None, None, None, d_y, d_x, d_memory, *gradients
+
+
+def _as_parameters(gradients: list[Any], parameters: Sequence[Any]) -> list[Any]:
+    """Gradients in the dtype of their parameters, and pairs as one, in one launch, where autograd takes one each."""
+    places = [
+        place
+        for place, (gradient, parameter) in enumerate(zip(gradients, parameters))
+        if type(gradient) is tuple or (gradient is not None and gradient.dtype is not parameter.dtype)
+    ]
+    if places:
+        found = [gradients[place] for place in places]
+        whole = [*map(torch.empty_like, [parameters[place] for place in places])]
+        targets, sources = whole, found
+        if any(type(gradient) is tuple for gradient in found):
+            sources = [part for each in found for part in (each if type(each) is tuple else (each,))]
+            targets = [
+                part
+                for each, into in zip(found, whole)
+                for part in (into.split([*map(len, each)]) if type(each) is tuple else (into,))
+            ]
+        torch._foreach_copy_(targets, sources)
+        for place, gradient in zip(places, whole):
+            gradients[place] = gradient
+    return gradients
+
+
+def _as_planned(gradient: Tensor | None, like: Tensor | None) -> Tensor:
+    """A gradient as its plan was made for: there, contiguous and aligned."""
+    if gradient is None:
+        return torch.zeros_like(like)  # type: ignore[arg-type]
+    gradient = gradient.contiguous()
+    return gradient.clone() if gradient.data_ptr() % 16 else gradient
+
+
+def _differentiable(plan: LayerPlan, seed: LayerSeed, batch: Batch, inputs: tuple, gradients: tuple) -> list[Any]:
+    """The gradients of the inputs, which can be differentiated again, and of many gradients at once."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # each under a name of its own: y depends on the memory too, but not here
+        inputs = tuple([each if each is None else each.view_as(each) for each in inputs])
+        y, x, memory, *parameters = inputs
+        outputs = plan.by_operators(y, y if x is None else x, parameters, seed, batch._replace(memory=memory))
+    pairs = [(output, gradient) for output, gradient in zip(outputs, gradients) if gradient is not None]
+    wanted = [each for each in inputs if each is not None and each.requires_grad]
+    outputs, gradients = zip(*pairs)
+    found = torch.autograd.grad(outputs, wanted, gradients, create_graph=again, allow_unused=True)
+    by_input = {id(each): gradient for each, gradient in zip(wanted, found)}
+    return [None if each is None else by_input.get(id(each)) for each in inputs]
+
+
+NODE = apply_of("fasttfm_layer", {"forward": _forward, "backward": _backward})
+"""NODE(plan, weights, seed, batch, y, x, memory, *parameters): y and x behind a layer, or y alone where nobody reads x.
+x is None where it is y."""

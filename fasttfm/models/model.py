@@ -1,13 +1,17 @@
-"""Base of whole models besides their layers: passes that are computed again, or looked into."""
+"""Base of whole models besides their layers: first weights, the loss, passes that are computed again or looked into."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from fasttfm import functional as F
+from fasttfm.functional.subclasses import ordinary
 from fasttfm.models.attention import Attention
-from fasttfm.models.layers import Stack
+from fasttfm.models.plain import LINEAR, untouched
+from fasttfm.models.stack import Stack
 
 
 class Model(nn.Module):
@@ -19,6 +23,38 @@ class Model(nn.Module):
         for module in self.modules():
             if isinstance(module, Stack):
                 module.checkpoint_activations = enabled
+
+
+@torch.no_grad()
+def reset_parameters(model: nn.Module, std: float) -> None:
+    """Draws fresh weights: normal(0, std) matrices, biases 0, norms 1."""
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.reset_parameters()
+        elif isinstance(module, Attention):
+            nn.init.normal_(module.in_proj_weight, std=std)
+            nn.init.zeros_(module.in_proj_bias)
+        elif isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=std)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+def token_loss(
+    hidden: Tensor, output: Any, targets: Tensor, *, label_smoothing: float = 0.0, pad_id: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cross entropy of output(hidden), summed over targets other than pad_id; hidden (B, L, d), targets (B, L).
+
+    Returns (label-smoothed loss, loss without smoothing and without gradient, number of targets), each 0-d. The logits
+    (B, L, V) never exist all at once where the operator can avoid it.
+    """
+    rows, wanted = hidden.flatten(0, 1), targets.flatten()
+    options: dict[str, Any] = {"label_smoothing": label_smoothing, "ignore_index": pad_id}
+    if untouched(output, LINEAR) and output.bias is None and ordinary(rows, output.weight):
+        loss, nll = F.linear_cross_entropy(rows, output.weight, wanted, **options)
+    else:
+        loss, nll = F.cross_entropy(output(rows), wanted, reduction="sum", **options)
+    return loss, nll, (targets != pad_id).sum()
 
 
 @contextlib.contextmanager

@@ -14,21 +14,19 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.modules.module import _has_any_global_hook
 
+from fasttfm.cpu.linear import linear
 from fasttfm.functional.activations import ACTIVATIONS, FUSED
+from fasttfm.functional.subclasses import ordinary
 
 LINEAR: frozenset[type] = frozenset({nn.Linear, NonDynamicallyQuantizableLinear})
 DROPOUT: frozenset[type] = frozenset({nn.Dropout})
 NORM: frozenset[type] = frozenset({nn.LayerNorm})
 EMBEDDING: frozenset[type] = frozenset({nn.Embedding})
 _ACTIVATIONS: frozenset[type] = frozenset({nn.ReLU, nn.GELU})
-ATTENTION = frozenset({"attention"})
-"""Of models.attention."""
 LAYER = frozenset({"layer"})
-"""Of models.layers."""
+"""Layers of models.layers and of fasttfm.nn."""
 STACK = frozenset({"stack"})
-"""Of models.layers, which runs the layers of a side."""
-_NOTHING: frozenset[Any] = frozenset()
-_ATTENTIONS = ("self_attn", "multihead_attn")
+"""Stacks of models.stack."""
 _address, _stride, _bytes = Tensor.data_ptr, Tensor.stride, Tensor.nbytes.__get__  # type: ignore[attr-defined]
 
 
@@ -39,6 +37,16 @@ def untouched(module: nn.Module, kinds: frozenset[Any]) -> bool:
     it inherits.
     """
     return _unchanged(module, kinds) and not _has_any_global_hook()
+
+
+def opens(module: Any, *inputs: Tensor) -> bool:
+    """Return whether the parameters of a linear layer may be read instead of calling it with these inputs."""
+    return untouched(module, LINEAR) and ordinary(*inputs, module.weight, module.bias)
+
+
+def apply_linear(module: Any, x: Tensor) -> Tensor:
+    """module(x) of a linear layer, x (..., N)."""
+    return linear(x, module.weight, module.bias) if opens(module, x) else module(x)
 
 
 def hooked(module: nn.Module) -> bool:
@@ -59,6 +67,7 @@ def _unchanged(module: nn.Module, kinds: frozenset[Any]) -> bool:
 
 
 _PLACES: dict[str, frozenset[Any]] = {
+    **dict.fromkeys(("self_attn", "multihead_attn"), frozenset({"attention"})),
     **dict.fromkeys(("linear1", "linear2", "out_proj"), LINEAR),
     **dict.fromkeys(("norm1", "norm2", "norm3"), NORM),
     **dict.fromkeys(("dropout", "dropout1", "dropout2", "dropout3"), DROPOUT),
@@ -67,13 +76,13 @@ _PLACES: dict[str, frozenset[Any]] = {
 """Which class stands where in a layer."""
 
 
-def plain_width(layer: Any, kinds: frozenset[Any] = LAYER, attentions: frozenset[Any] = ATTENTION) -> int:
-    """The width of a layer of one of these kinds, if no module in it is more than its class and its parameters are
-    ordinary and of one width; else 0."""
+def plain_width(layer: Any) -> int:
+    """The width of a layer, if no module in it is more than its class, its parameters are ordinary and of one width,
+    and one matrix projects all of an attention's keys; else 0."""
     if torch.compiler.is_compiling() or _has_any_global_hook():
         return 0
     width = 0
-    waiting: list[tuple[Any, frozenset[Any]]] = [(layer, kinds)]
+    waiting: list[tuple[Any, frozenset[Any]]] = [(layer, LAYER)]
     for module, allowed in waiting:
         if not _unchanged(module, allowed):
             return 0
@@ -89,10 +98,19 @@ def plain_width(layer: Any, kinds: frozenset[Any] = LAYER, attentions: frozenset
             if allowed is NORM and parameter.shape != (width,):
                 return 0
         for name, child in module._modules.items():
-            waiting.append((child, _PLACES.get(name, attentions if name in _ATTENTIONS else _NOTHING)))
+            waiting.append((child, _PLACES.get(name, frozenset())))
+    if not all(map(_projects_as_one, attentions_of(layer))):
+        return 0
     hidden = layer.linear1.weight.shape[0]
     fits = layer.linear1.weight.shape == (hidden, width) and layer.linear2.weight.shape == (width, hidden)
     return width if fits else 0
+
+
+def _projects_as_one(attention: Any) -> bool:
+    """Return whether in_proj_weight projects queries, and keys and values of no other tokens than the inputs'."""
+    if attention.in_proj_weight is None or getattr(attention, "bias_k", None) is not None:
+        return False
+    return not getattr(attention, "add_zero_attn", False)
 
 
 class Snapshot:
@@ -147,7 +165,12 @@ def attentions_of(layer: Any) -> list[Any]:
     return [layer.self_attn, *([layer.multihead_attn] if hasattr(layer, "multihead_attn") else [])]
 
 
+def norms_of(layer: Any) -> list[Any]:
+    """The norm of each sub-layer."""
+    return [layer.norm1, layer.norm2, *([layer.norm3] if hasattr(layer, "norm3") else [])]
+
+
 def norms_behind(layer: Any, after: Any) -> list[Any]:
     """The norm behind each sub-layer: its own, or pre-norm that of the next one; after: the norm behind the layer."""
-    own = [layer.norm1, layer.norm2, *([layer.norm3] if hasattr(layer, "norm3") else [])]
+    own = norms_of(layer)
     return [*own[1:], after] if layer.norm_first else own

@@ -87,41 +87,30 @@ def read_pretrained(folder: Path, checkpoint: str = "best") -> tuple[Transformer
 
 
 def write_pretrained(
-    folder: Path,
-    config: TransformerConfig,
-    weights: Mapping[str, Tensor],
-    *,
-    model_dir: Path | None = None,
-    decoding: DecodingConfig | None = None,
-    tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
-    origin: Sequence[str] = (),
-) -> None:
-    """Write a directory as above, all of it or nothing.
+    folder: Path, config: TransformerConfig, weights: Mapping[str, Tensor], decoding: DecodingConfig | None = None,
+    **others: Any,
+) -> None:  # fmt: skip
+    """Write a directory as above, all of it or nothing; others: as write_model() takes them.
 
-    model_dir: a directory that tokenizer, way of decoding and records are taken from. decoding, tokenizers (source's
-    and target's, one object for both where they are one): count where they are given. origin: lines of the model
-    card on where the model comes from. Raises UserError for a directory that holds other files, and where nothing can
-    be written.
+    decoding: that of others' model_dir where it is not given. Raises UserError for a directory that holds other files,
+    and where nothing can be written.
     """
     if decoding is None:
-        decoding = build(read_values(model_dir)).decoding if model_dir is not None else DecodingConfig()
+        source = others.get("model_dir")
+        decoding = DecodingConfig() if source is None else build(read_values(source)).decoding
     with replacing(folder, "writing a model into it", "model") as replacement:
-        write_model(
-            replacement.path, config, weights, decoding, tokenizers=tokenizers, model_dir=model_dir, origin=origin
-        )
+        write_model(replacement.path, config, weights, decoding, **others)
 
 
 def write_model(
-    folder: Path,
-    config: TransformerConfig,
-    weights: Mapping[str, Tensor],
-    decoding: DecodingConfig,
-    *,
-    tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
-    model_dir: Path | None = None,
-    origin: Sequence[str] = (),
-) -> None:
-    """Write what write_pretrained() writes into an existing directory."""
+    folder: Path, config: TransformerConfig, weights: Mapping[str, Tensor], decoding: DecodingConfig, *,
+    tokenizers: tuple[Tokenizer, Tokenizer] | None = None, model_dir: Path | None = None, origin: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """Write a model into an existing directory.
+
+    tokenizers: source's and target's, one object for both where they are one; else those of model_dir are copied, whose
+    records the model card repeats. origin: lines of the card on where the model comes from.
+    """
     write_files(folder, describe(config, decoding), weights)
     if tokenizers is not None:
         save_tokenizers(folder, *tokenizers)

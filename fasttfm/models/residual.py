@@ -1,21 +1,73 @@
-"""The residual connection and the norm beside it (Vaswani et al. 2017, section 5.4), in both orders.
+"""The residual connection, the dropout before it and the norm beside it (Vaswani et al. 2017, section 5.4).
 
     post-norm   x' = LayerNorm(x + dropout(Sublayer(x)))      the paper
     pre-norm    x' = x + dropout(Sublayer(LayerNorm(x)))      tensor2tensor
 
 Each addition is one pass with the norm behind it: post-norm the sub-layer's own, pre-norm that of the next sub-layer.
-So both orders are one loop.
+So both orders are one loop. A pass has one seed for all its dropouts, and a site for each.
 """
 
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from fasttfm import functional as F
-from fasttfm.functional.dropout import Dropout
+from fasttfm.functional.dropout import LEAST_P, NO_DROPOUT, Dropout
 from fasttfm.functional.subclasses import ordinary
-from fasttfm.models.plain import NORM, untouched
+from fasttfm.models.plain import DROPOUT, NORM, untouched
+
+SITES_PER_LAYER = 8
+"""Numbers reserved for the dropouts of a layer."""
+
+
+class Site(IntEnum):
+    """Sites of a layer's dropouts, each with a mask of its own; an encoder's layer has no memory to attend to."""
+
+    SELF_ATTENTION_WEIGHTS = 0
+    HIDDEN = 1
+    SELF_ATTENTION = 2
+    CROSS_ATTENTION = 3
+    FEED_FORWARD = 4
+    CROSS_ATTENTION_WEIGHTS = 5
+
+
+WEIGHT_SITES = (Site.SELF_ATTENTION_WEIGHTS, Site.CROSS_ATTENTION_WEIGHTS)
+"""Of the weights of a layer's attentions."""
+OUTPUT_SITES = (Site.SELF_ATTENTION, Site.CROSS_ATTENTION)
+"""Of what the attentions give."""
+
+
+class LayerSeed(NamedTuple):
+    """Seed of a layer's dropouts; a layer that is used twice is given other sites the second time."""
+
+    seed: Tensor | None = None
+    """(1,) int64, of the whole pass; None: nothing is dropped."""
+    first_site: int = 0
+
+    def dropout(self, site: int, dropout: float | nn.Module) -> Any:
+        """The dropout at a site of the layer, with a probability or of a module, as dropout_of()."""
+        if isinstance(dropout, nn.Module):
+            return dropout_of(dropout, self.seed, self.first_site + site)
+        if self.seed is None or dropout <= LEAST_P:
+            return NO_DROPOUT
+        return Dropout(dropout, self.seed, self.first_site + site)
+
+
+NO_SEED = LayerSeed()
+
+
+def dropout_of(module: nn.Module, seed: Tensor | None = None, site: int = 0) -> Any:
+    """The dropout that a module is; the module itself where it is more than nn.Dropout."""
+    return Dropout(probability(module), seed, int(site)) if untouched(module, DROPOUT) else module
+
+
+def probability(dropout: Any) -> float:
+    """Of a zero, now; dropout: a probability, or a module that is nn.Dropout."""
+    if isinstance(dropout, nn.Module):
+        return dropout.p if dropout.training else 0.0
+    return dropout
 
 
 class SubLayer(NamedTuple):

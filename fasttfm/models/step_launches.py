@@ -10,14 +10,11 @@ from torch import Tensor
 from fasttfm.kernels import layer_norm
 from fasttfm.kernels.attention.ancestors import Ancestors
 from fasttfm.kernels.attention.decode import Decode
-from fasttfm.models.step_operations import Call, Norm, Past
+from fasttfm.models.step_layers import Call, Norm, Operations
 
 
-class KernelOperations:
+class KernelOperations(Operations):
     """Launches of kernels."""
-
-    def __init__(self, past: Past) -> None:
-        self.past = past
 
     def norm(self, x: Tensor, residual: Tensor | None, norm: Norm, y: Tensor, s: Tensor | None) -> Call:
         """See Operations."""

@@ -31,24 +31,12 @@ class TimeSeriesTransformer(nn.Module):
     """
 
     def __init__(
-        self,
-        d_model: int = 512,
-        nhead: int = 8,
-        num_encoder_layers: int = 1,
-        num_decoder_layers: int = 1,
-        dim_feedforward_encoder: int = 2048,
-        dim_feedforward_decoder: int = 2048,
-        dropout: float = 0.1,
-        *,
-        src_input_size: int = 1,
-        tgt_input_size: int = 1,
-        tgt_output_size: int = 1,
-        embed: bool = True,
-        positional_encoding: str | None = "paper",
-        causal_target_mask: bool = True,
-        triangular_memory_mask: bool = True,
+        self, d_model: int = 512, nhead: int = 8, num_encoder_layers: int = 1, num_decoder_layers: int = 1,
+        dim_feedforward_encoder: int = 2048, dim_feedforward_decoder: int = 2048, dropout: float = 0.1, *,
+        src_input_size: int = 1, tgt_input_size: int = 1, tgt_output_size: int = 1, embed: bool = True,
+        positional_encoding: str | None = "paper", causal_target_mask: bool = True, triangular_memory_mask: bool = True,
         max_length: int = 5000,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.d_model = d_model
         self.causal_target_mask = causal_target_mask

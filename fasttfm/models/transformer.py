@@ -14,13 +14,14 @@ from fasttfm.config.presets import preset_section
 from fasttfm.functional.dropout import NO_DROPOUT, Dropout
 from fasttfm.models.attention import Attention
 from fasttfm.models.cache import DecoderCache
-from fasttfm.models.dropout import SITES_PER_LAYER
 from fasttfm.models.embedding import LearnedPositions, Sinusoids, embed
-from fasttfm.models.layers import DecoderLayer, EncoderLayer, Stack
-from fasttfm.models.loss import logits, token_loss
-from fasttfm.models.model import Model, recorded_weights
+from fasttfm.models.layers import DecoderLayer, EncoderLayer
+from fasttfm.models.model import Model, recorded_weights, token_loss
 from fasttfm.models.packing import Packing
+from fasttfm.models.plain import apply_linear
 from fasttfm.models.pretrained import read_pretrained, write_pretrained
+from fasttfm.models.residual import SITES_PER_LAYER
+from fasttfm.models.stack import Stack
 from fasttfm.store.weights import model_weights, with_weights
 
 if TYPE_CHECKING:
@@ -50,11 +51,9 @@ class Transformer(Model):
         self.config = config
         width, shared = config.d_model, config.share_embeddings
         self.target_embedding = nn.Embedding(config.vocab_size, width)
-        self.source_embedding = (
-            self.target_embedding
-            if shared == "all"
-            else nn.Embedding(config.source_vocab_size or config.vocab_size, width)
-        )
+        self.source_embedding = self.target_embedding
+        if shared != "all":
+            self.source_embedding = nn.Embedding(config.source_vocab_size or config.vocab_size, width)
         encoder_layers = [EncoderLayer(config) for _ in range(config.encoder_layers)]
         self.encoder = Stack(encoder_layers, self._final_norm(), first_site=SITES_PER_LAYER)
         decoder_layers = [DecoderLayer(config) for _ in range(config.decoder_layers)]
@@ -63,11 +62,8 @@ class Transformer(Model):
         if config.positional_encoding == "learned":
             tables: list[Any] = [LearnedPositions(config.max_length, width) for _ in range(2)]
         else:
-            first = config.first_position
-            sinusoids = Sinusoids(
-                config.max_length, width, config.positional_encoding, dtype=torch.float32, first=first
-            )
-            tables = [sinusoids, sinusoids]
+            kind, first = config.positional_encoding, config.first_position
+            tables = [Sinusoids(config.max_length, width, kind, dtype=torch.float32, first=first)] * 2
         self.source_positions, self.target_positions = tables
         _share_tables(self)
         self.register_load_state_dict_post_hook(_share_tables)
@@ -123,11 +119,8 @@ class Transformer(Model):
                     nn.init.xavier_uniform_(module.weight)
                     nn.init.zeros_(module.bias)
         if xavier:
-            drawn: list[Any] = [
-                self.source_embedding,
-                self.target_embedding,
-                self.output,
-            ]  # a shared table is drawn again
+            # a shared table is drawn again
+            drawn: list[Any] = [self.source_embedding, self.target_embedding, self.output]
             if self.config.positional_encoding == "learned":
                 drawn += [self.source_positions, self.target_positions]
             for module in drawn:
@@ -147,14 +140,9 @@ class Transformer(Model):
     # ----------------------------------------------------------------------------------------------- the forward pass
 
     def forward(
-        self,
-        source: Tensor,
-        target: Tensor,
-        source_lengths: Tensor | None = None,
-        target_lengths: Tensor | None = None,
-        *,
-        targets: _Targets | None = None,
-    ) -> Any:
+        self, source: Tensor, target: Tensor, source_lengths: Tensor | None = None,
+        target_lengths: Tensor | None = None, *, targets: _Targets | None = None,
+    ) -> Any:  # fmt: skip
         """Logits (B, L, V) for source (B, S) and target inputs (B, L), each position seeing the targets up to itself.
 
         source_lengths, target_lengths (B,): tokens before padding; None where nothing is padded. targets: what loss()
@@ -169,21 +157,15 @@ class Transformer(Model):
         memory = self._encode(source, lengths[0], seed)  # (B, S, d)
         hidden = self._decode(target, lengths[1], memory, lengths[0], seed)  # (B, L, d)
         if targets is None:
-            return logits(hidden, self.output)
+            return apply_linear(self.output, hidden)
         smoothing, pad_id = targets.label_smoothing, self.config.pad_id
         return token_loss(hidden, self.output, targets.tokens, label_smoothing=smoothing, pad_id=pad_id)
 
     def loss(
-        self,
-        source: Tensor,
-        target_in: Tensor,
-        target_out: Tensor,
-        source_lengths: Tensor | None = None,
-        target_lengths: Tensor | None = None,
-        *,
-        label_smoothing: float = 0.1,
+        self, source: Tensor, target_in: Tensor, target_out: Tensor, source_lengths: Tensor | None = None,
+        target_lengths: Tensor | None = None, *, label_smoothing: float = 0.1,
         packed_tokens: tuple[int, int] | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """The training loss, summed over the target tokens that are not padding.
 
         packed_tokens, the sums of source_lengths and of target_lengths (which must then be given): the layers see the
@@ -196,16 +178,9 @@ class Transformer(Model):
 
     def batch_loss(self, batch: Batch, *, label_smoothing: float = 0.1, packed: bool = False) -> tuple[Tensor, Tensor]:
         """loss() of a batch of pairs, without its number of tokens."""
-        loss, nll, _ = self.loss(
-            batch.source,
-            batch.target_in,
-            batch.target_out,
-            batch.source_lengths,
-            batch.target_lengths,
-            label_smoothing=label_smoothing,
-            packed_tokens=(batch.source_tokens, batch.target_tokens) if packed else None,
-        )
-        return loss, nll
+        tokens = (batch.source_tokens, batch.target_tokens) if packed else None
+        given = batch.source, batch.target_in, batch.target_out, batch.source_lengths, batch.target_lengths
+        return self.loss(*given, label_smoothing=label_smoothing, packed_tokens=tokens)[:2]
 
     def _seed(self) -> Tensor | None:
         """One for all dropouts of a pass, whose sites tell them apart."""
@@ -227,14 +202,9 @@ class Transformer(Model):
         return self.encoder(x, lengths, seed=seed)
 
     def _decode(
-        self,
-        target: Tensor,
-        lengths: Any,
-        memory: Tensor,
-        memory_lengths: Any,
-        seed: Tensor | None,
+        self, target: Tensor, lengths: Any, memory: Tensor, memory_lengths: Any, seed: Tensor | None,
         cache: DecoderCache | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """(B, L, d) of target inputs (B, L) over the encoder's output (B, S, d); cache: of the targets before them."""
         places: dict[str, Any] = {"packing": lengths if isinstance(lengths, Packing) else None}
         if cache is not None:
@@ -247,25 +217,18 @@ class Transformer(Model):
         self, source: Tensor, target: Tensor, source_lengths: Tensor | None = None, target_lengths: Tensor | None = None
     ) -> dict[str, list[Tensor]]:
         """Every layer's weights, without dropout: encoder (B, H, S, S), decoder (B, H, L, L), cross (B, H, L, S)."""
-        with (
-            recorded_weights(layer.self_attn for layer in self.encoder.layers) as encoder,
-            recorded_weights(layer.self_attn for layer in self.decoder.layers) as decoder,
-            recorded_weights(layer.multihead_attn for layer in self.decoder.layers) as cross,
-        ):
-            memory = self._encode(source, source_lengths, None)
-            self._decode(target, target_lengths, memory, source_lengths, None)
-        return {"encoder": encoder, "decoder": decoder, "cross": cross}
+        encoder = [layer.self_attn for layer in self.encoder.layers]
+        decoder = [layer.self_attn for layer in self.decoder.layers]
+        cross = [layer.multihead_attn for layer in self.decoder.layers]
+        with recorded_weights(encoder) as of_encoder, recorded_weights(decoder) as own, recorded_weights(cross) as over:
+            self._decode(target, target_lengths, self._encode(source, source_lengths, None), source_lengths, None)
+        return {"encoder": of_encoder, "decoder": own, "cross": over}
 
     @torch.no_grad()
     def cross_attention(
-        self,
-        source: Tensor,
-        target: Tensor,
-        source_lengths: Tensor | None = None,
-        target_lengths: Tensor | None = None,
-        *,
-        layer: int,
-    ) -> Tensor:
+        self, source: Tensor, target: Tensor, source_lengths: Tensor | None = None,
+        target_lengths: Tensor | None = None, *, layer: int,
+    ) -> Tensor:  # fmt: skip
         """The weights of a decoder layer (from 1), the mean of its heads, (B, L, S) float32.
 
         Without dropout. Layer 0 is the last but one, and the last of two; the first has not seen enough of the target.
@@ -276,8 +239,7 @@ class Transformer(Model):
             raise ValueError(f"layer {layer} is not there: the model has layers 1 to {layers}")
         chosen_layer = self.decoder.layers[(layer or max(min(2, layers), layers - 1)) - 1]
         with recorded_weights([chosen_layer.multihead_attn]) as weights:
-            memory = self._encode(source, source_lengths, None)
-            self._decode(target, target_lengths, memory, source_lengths, None)
+            self._decode(target, target_lengths, self._encode(source, source_lengths, None), source_lengths, None)
         return weights[0].float().mean(dim=1)
 
 

@@ -9,9 +9,7 @@ from fasttfm.models.packing import Packing
 from fasttfm.nn.attention import MultiheadAttention
 from fasttfm.nn.decoder import TransformerDecoder, TransformerDecoderLayer
 from fasttfm.nn.encoder import TransformerEncoder, TransformerEncoderLayer
-from fasttfm.nn.feed_forward import FeedForward
-from fasttfm.nn.norms import LayerNorm, RMSNorm
-from fasttfm.nn.positional_encoding import PositionalEncoding
+from fasttfm.nn.modules import FeedForward, LayerNorm, PositionalEncoding, RMSNorm
 from fasttfm.nn.transformer import Transformer
 
 __all__ = [

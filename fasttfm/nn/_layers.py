@@ -1,8 +1,8 @@
-"""Base of encoder and decoder layers of torch.nn's interface: from its arguments to the blocks."""
+"""Base of encoder and decoder layers with torch.nn's interface: from its arguments to the layers of models."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,21 +11,38 @@ from torch.nn.modules.normalization import LayerNorm as TorchNorm
 
 from fasttfm.cpu.linear import linear
 from fasttfm.errors import ArgumentError, ArgumentTypeError
-from fasttfm.functional import draw_seed
+from fasttfm.functional import backends, draw_seed
 from fasttfm.functional.signature import checks_arguments, renamed
-from fasttfm.functional.subclasses import ordinary
-from fasttfm.models.dropout import Site, dropout_of
-from fasttfm.models.feed_forward import feed_forward
-from fasttfm.models.plain import untouched
-from fasttfm.models.residual import SubLayer
+from fasttfm.functional.subclasses import PLAIN_TENSORS, ordinary
+from fasttfm.models import layers
+from fasttfm.models.cache import AttentionCache
+from fasttfm.models.layer_plan import Batch
+from fasttfm.models.packing import Packing
+from fasttfm.models.plain import attentions_of, untouched
+from fasttfm.models.residual import WEIGHT_SITES, LayerSeed, through
+from fasttfm.models.stack import may_run, prepared_for, without_prepared
+from fasttfm.nn import masks
 from fasttfm.nn.attention import MultiheadAttention
 from fasttfm.nn.errors import check_layer, check_tensor, refuse_scripting
-from fasttfm.nn.feed_forward import activation_function
-from fasttfm.nn.layer_node import ATTENTIONS
-from fasttfm.nn.norms import LayerNorm
+from fasttfm.nn.modules import LayerNorm, activation_function
+
+_ATTENTION = frozenset({MultiheadAttention})
 
 
-class Layer(nn.Module):
+class Attends(NamedTuple):
+    """Arguments of one attention of a layer."""
+
+    keys: Tensor | None
+    """Keys and values; None: the queries."""
+    attn_mask: Tensor | None
+    key_padding_mask: Tensor | None
+    is_causal: bool
+    names: dict[str, str]
+    """What the attention's arguments are called in the layer, for its errors."""
+    cache: AttentionCache | None = None
+
+
+class Layer(layers.Layer):
     """Base of both kinds of layers; torch.nn's class follows it among the bases."""
 
     @checks_arguments
@@ -44,33 +61,80 @@ class Layer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         check_layer(d_model, nhead, dim_feedforward, dropout)
-        super().__init__(
-            d_model,
-            nhead,
-            dim_feedforward,
-            dropout,
-            activation_function(activation),
-            layer_norm_eps,
-            batch_first,
-            norm_first,
-            bias,
-            device,
+        activation = activation_function(activation)
+        super().__init__(  # type: ignore[call-arg]
+            d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias, device,
             dtype,
-        )
+        )  # fmt: skip
         _adopt(self)
 
     __prepare_scriptable__ = refuse_scripting
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_prepared"}
+    __getstate__ = without_prepared
 
-    def _network(self: Any, norm: nn.Module, dropout: nn.Module, seed: Tensor | None) -> SubLayer:
-        """The feed-forward network; norm and dropout: its own."""
-        network = partial(
-            feed_forward, linear1=self.linear1, activation=self.activation, linear2=self.linear2,
-            dropout=dropout_of(self.dropout, seed, Site.HIDDEN),
-        )  # fmt: skip
-        return SubLayer(network, norm, dropout_of(dropout, seed, Site.FEED_FORWARD))
+    def dropouts(self: Any) -> list[Any]:
+        """See models.layers.Layer."""
+        attentions = attentions_of(self)
+        outputs = (self.dropout1, self.dropout2, *([self.dropout3] if len(attentions) > 1 else []))
+        return [*(_dropout_p(each) for each in attentions), self.dropout, *outputs]
+
+    def _compute(
+        self, x: Tensor, given: Sequence[Attends], packings: tuple[Packing | None, Packing | None] = (None, None)
+    ) -> Tensor:
+        """The layer's output for x, with the arguments of its attentions; packings: of x and of the memory."""
+        for attention, each in zip(attentions_of(self), given):
+            _check_input(attention, each.names["key"], x if each.keys is None else each.keys)
+        output = None if any(each.cache is not None for each in given) else self._as_node(x, given, packings)
+        if output is not None:
+            return output
+        seed = LayerSeed(draw_seed(x.device) if self._drops() else None)
+        attends = [
+            partial(_attend, attention, each, seed.seed, site, packings)
+            for attention, each, site in zip(attentions_of(self), given, WEIGHT_SITES)
+        ]
+        return through(x, self.with_network(attends, seed), self.norm_first)
+
+    def _drops(self) -> bool:
+        """Return whether any dropout drops, of attentions that are not called."""
+        attentions = attentions_of(self)
+        dropouts: list[Any] = self.dropouts()[len(attentions) :]
+        active = any(each.training and getattr(each, "p", 0.0) > 0.0 for each in dropouts)
+        return active or any(_dropout_p(each) > 0.0 and untouched(each, _ATTENTION) for each in attentions)
+
+    def _as_node(
+        self, x: Tensor, given: Sequence[Attends], packings: tuple[Packing | None, Packing | None]
+    ) -> Tensor | None:
+        """_compute() as one node of autograd, where kernels compute and nothing in the layer was exchanged; else None.
+
+        Raises as the attention for masks that do not fit.
+        """
+        packed = packings[0] is not None
+        if type(x) not in PLAIN_TENSORS or x.dim() != 3 - packed or not may_run():
+            return None
+        stack = prepared_for(self, [self]) if backends.kernel_route(backends.current, x) == "triton" else None
+        if stack is None:
+            return None
+        memory, merged = given[-1].keys, []
+        for attention, (keys, mask, padding, causal, names, _) in zip(attentions_of(self), given):
+            if packed and (padding is not None or (mask is not None and not causal)):
+                return None  # which raises
+            keys = x if keys is None else keys
+            if not packed:
+                try:
+                    attention.check(x, keys, keys, padding, mask, None)
+                except (ArgumentError, ArgumentTypeError) as error:
+                    raise renamed(error, names) from None
+            merged.append(masks.merged(None if causal else mask, padding, attention.num_heads))
+        if packed:
+            x, memory = x[None], None if memory is None else memory[None]
+        batch = Batch(None, packings[0], memory, packings[1], (merged[0], None if memory is None else merged[-1]))
+        dtype = stack.dtype_of_products(x, batch)
+        if dtype is None:
+            return None
+        if stack.drops:  # only now: the operators would draw another one
+            batch = batch._replace(seed=draw_seed(x.device))
+        y = stack.run(x, batch, dtype, causal=tuple([bool(each.is_causal) for each in given]))
+        return y[0] if packed else y
 
 
 def _adopt(layer: nn.Module) -> None:
@@ -83,13 +147,6 @@ def _adopt(layer: nn.Module) -> None:
             child.__class__ = MultiheadAttention
         elif type(child) is TorchNorm:
             child.__class__ = LayerNorm
-
-
-def seed_for(device: torch.device, dropouts: tuple[nn.Module, ...], attentions: tuple[nn.Module, ...]) -> Tensor | None:
-    """One seed for all dropouts of a layer, whose sites tell them apart; None where none of them drops."""
-    active = any(d.training and getattr(d, "p", 0.0) > 0.0 for d in dropouts)
-    active = active or any(a.training and getattr(a, "dropout", 0.0) > 0.0 and _opens(a) for a in attentions)
-    return draw_seed(device) if active else None
 
 
 def overrides(layer: Any, theirs: type, **given: Any) -> bool:
@@ -105,53 +162,40 @@ def overrides(layer: Any, theirs: type, **given: Any) -> bool:
     return bool(changed)
 
 
-def _opens(attention: nn.Module) -> bool:
-    """Return whether a layer may compute attention without calling it, its output projection apart."""
-    return untouched(attention, ATTENTIONS)
-
-
 def argument_names(queries: str, keys: str) -> dict[str, str]:
     """Return the names of an attention's arguments in a layer whose own are `queries` and `keys`."""
     masks = {"attn_mask": f"{keys}_mask", "key_padding_mask": f"{keys}_key_padding_mask"}
     return {"query": queries, "key": keys, "value": keys, **masks}
 
 
-def attend(
-    attention: Any,
-    query: Tensor,
-    key: Tensor,
-    attn_mask: Tensor | None,
-    key_padding_mask: Tensor | None,
-    is_causal: bool,
-    names: dict[str, str],
-    *,
-    seed: Tensor | None,
-    site: int,
-    **extensions: Any,
-) -> Tensor:
-    """The output of an attention sub-layer.
+def _dropout_p(attention: Any) -> float:
+    return getattr(attention, "dropout", 0.0) if attention.training else 0.0
 
-    names: what the attention's arguments are called in the layer, for its errors. extensions: arguments that
-    torch.nn's attention does not know, left out where None.
-    """
+
+def _attend(
+    attention: Any, given: Attends, seed: Tensor | None, site: int, packings: tuple[Packing | None, Packing | None],
+    y: Tensor,
+) -> Tensor:  # fmt: skip
+    """The output of an attention sub-layer for y; what torch.nn's attention does not know is left out where None."""
+    keys, attn_mask, padding, causal, names, cache = given
+    packing, key_packing = packings
+    extensions = {"cache": cache, "packing": packing, "key_packing": None if keys is None else key_packing}
     options: dict[str, Any] = {
-        "attn_mask": attn_mask,
-        "key_padding_mask": key_padding_mask,
-        "need_weights": False,
-        "is_causal": is_causal,
+        "attn_mask": attn_mask, "key_padding_mask": padding, "need_weights": False, "is_causal": causal,
         **{name: value for name, value in extensions.items() if value is not None},
-    }
+    }  # fmt: skip
+    keys = y if keys is None else keys
     try:
-        if _opens(attention) and attention.takes(query, key, key):
-            heads, _ = attention.joined_heads(query, key, key, seed=seed, site=int(site), **options)
+        if untouched(attention, _ATTENTION) and attention.takes(y, keys, keys):
+            heads, _ = attention.joined_heads(y, keys, keys, seed=seed, site=int(site), **options)
             # As torch.nn does: its attention reads the projection's parameters and never calls the module.
             return linear(heads, attention.out_proj.weight, attention.out_proj.bias)
-        return attention(query, key, key, **options)[0]
+        return attention(y, keys, keys, **options)[0]
     except (ArgumentError, ArgumentTypeError) as error:
         raise renamed(error, names) from None
 
 
-def check_input(attention: Any, name: str, tensor: Tensor) -> None:
+def _check_input(attention: Any, name: str, tensor: Tensor) -> None:
     """Raises unless tensor fits the layer of attention; one of another class looks for itself."""
     if isinstance(attention, MultiheadAttention):
         weight = attention.in_proj_weight

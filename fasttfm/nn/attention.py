@@ -30,21 +30,14 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
     not agree, ArgumentTypeError (a TypeError) for a mask that is neither bool nor floating.
     """
 
+    stands_for = "attention"
+
     @checks_arguments
     def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        dropout: float = 0.0,
-        bias: bool = True,
-        add_bias_kv: bool = False,
-        add_zero_attn: bool = False,
-        kdim: int | None = None,
-        vdim: int | None = None,
-        batch_first: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+        self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True, add_bias_kv: bool = False,
+        add_zero_attn: bool = False, kdim: int | None = None, vdim: int | None = None, batch_first: bool = False,
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         check_dropout(dropout)
         if embed_dim <= 0 or num_heads <= 0 or embed_dim % num_heads:
             raise ArgumentError(
@@ -59,20 +52,11 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
 
     @names_arguments
     def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
-        attn_mask: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
-        *,
-        cache: AttentionCache | None = None,
-        packing: Packing | None = None,
+        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None,
+        need_weights: bool = True, attn_mask: Tensor | None = None, average_attn_weights: bool = True,
+        is_causal: bool = False, *, cache: AttentionCache | None = None, packing: Packing | None = None,
         key_packing: Packing | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """Attention of query over key and value, and its weights with need_weights.
 
         query (L, N, E), key (S, N, kdim), value (S, N, vdim); batch first: (N, L, E) ...; unbatched: (L, E) ...
@@ -104,64 +88,55 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         return ordinary(*inputs, *parameters, self.out_proj.bias)
 
     def joined_heads(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = False,
-        attn_mask: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
-        *,
-        cache: AttentionCache | None = None,
-        packing: Packing | None = None,
-        key_packing: Packing | None = None,
-        seed: Tensor | None = None,
-        site: int = 0,
-    ) -> tuple[Tensor, Tensor | None]:
+        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None,
+        need_weights: bool = False, attn_mask: Tensor | None = None, average_attn_weights: bool = True,
+        is_causal: bool = False, *, cache: AttentionCache | None = None, packing: Packing | None = None,
+        key_packing: Packing | None = None, seed: Tensor | None = None, site: int = 0,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """Concat(head_1 .. head_H), which forward() multiplies by W^O, shaped as query, and the weights or None.
 
         seed (1,) int64 and site decide the dropout's mask, as in fasttfm.functional.attention; the rest as there.
         """
         dropout = Dropout(self.dropout if self.training else 0.0, seed, site)
+        batched, packings = query.dim() == 3, (packing, key_packing or packing)
         if packing is not None:
-            self._check_packed(query, key, value, key_padding_mask, attn_mask, is_causal, need_weights, cache)
-            return self._packed_heads(query, key, value, packing, key_packing or packing, is_causal, dropout), None
-        batched = query.dim() == 3
-        self.check(query, key, value, key_padding_mask, attn_mask, cache)
-        if not batched:
-            key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
-        if self._joins(query, key, value, attn_mask, key_padding_mask) and cache is None and not need_weights:
-            return self._joint_heads(query, key, attn_mask, key_padding_mask, is_causal, dropout), None
+            self._check_packed(query, key_padding_mask, attn_mask, is_causal, need_weights, cache)
+        self.check(query, key, value, key_padding_mask, None if packing is not None else attn_mask, cache)
+        if key_padding_mask is not None and not batched:
+            key_padding_mask = key_padding_mask[None]
+        given = () if packing is not None else (attn_mask, key_padding_mask)
+        if cache is None and not need_weights and self._joins(key, value, *given):
+            mask = masks.merged(None if is_causal else attn_mask, key_padding_mask, self.num_heads)
+            return self._joint_heads(query, key, mask, is_causal, dropout, packings), None
         q, k, v = self._heads(query, key, value, batched, cache)
+        if packing is not None:
+            q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))  # (T, H, D)
+            starts, longest = zip(*((each.starts, each.longest) for each in packings))  # type: ignore[union-attr]
+            output = F.varlen_attention(q, k, v, *starts, *longest, causal=is_causal, **dropout.options())
+            return output.flatten(1), None
         offset = 0
         if cache is not None:
             offset = cache.length if cache.grows else 0
             k, v = cache.update(k, v)
         causal = is_causal and not (offset and q.shape[2] == 1)  # the newest query sees every key
-        k, v, attn_mask, key_padding_mask, causal = self._with_extra_keys(
-            q, k, v, None if causal else attn_mask, key_padding_mask, causal, offset
-        )
+        attn_mask = None if causal else attn_mask
+        if extra := (self.bias_k is not None) + self.add_zero_attn:
+            if causal:
+                attn_mask, causal = masks.causal_mask(q.shape[2], k.shape[2], k.device, offset), False
+            k, v = self._with_extra_keys(k, v)
+            attn_mask, key_padding_mask = (masks.with_extra_keys(m, extra) for m in (attn_mask, key_padding_mask))
         options: dict[str, Any] = {
-            "mask": masks.merged(attn_mask, key_padding_mask, self.num_heads),
-            "causal": causal,
-            "causal_offset": offset if causal else 0,
-            **dropout.options(),
-        }
-        weights = None
-        if need_weights:
-            weights = F.attention_weights(q, k, **options)  # (B, H, L, S)
-            output = weights @ v
-        else:
-            output = F.attention(q, k, v, **options)  # (B, H, L, D)
+            "mask": masks.merged(attn_mask, key_padding_mask, self.num_heads), "causal": causal,
+            "causal_offset": offset if causal else 0, **dropout.options(),
+        }  # fmt: skip
+        weights = F.attention_weights(q, k, **options) if need_weights else None  # (B, H, L, S)
+        output = F.attention(q, k, v, **options) if weights is None else weights @ v  # (B, H, L, D)
         joined = self._batch_led(output.transpose(1, 2), batched) if batched else output.transpose(1, 2)[0]
-        joined = joined.flatten(-2)
         if weights is not None and average_attn_weights:
             weights = weights.mean(dim=1)
-        return joined, weights if weights is None or batched else weights[0]
+        return joined.flatten(-2), weights if weights is None or batched else weights[0]
 
-    def _joins(self, query: Tensor, key: Tensor, value: Tensor, *given: Tensor | None) -> bool:
+    def _joins(self, key: Tensor, value: Tensor, *given: Tensor | None) -> bool:
         """Return whether one product projects keys and values, and attention takes them as written; given: masks."""
         return (
             key is value
@@ -172,23 +147,16 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         )
 
     def _joint_heads(
-        self,
-        query: Tensor,
-        memory: Tensor,
-        attn_mask: Tensor | None,
-        key_padding_mask: Tensor | None,
-        causal: bool,
-        dropout: Dropout,
+        self, query: Tensor, memory: Tensor, mask: Tensor | None, causal: bool, dropout: Dropout, packings: tuple
     ) -> Tensor:
-        """The joined heads of query over memory, batched or not."""
+        """The joined heads of query over memory, batched or not, or packed."""
         batched = query.dim() == 3
-        mask = masks.merged(None if causal else attn_mask, key_padding_mask, self.num_heads)
         heads = self._project(query, memory, batched)
-        views = _views(heads) if heads.joint.is_cpu and dropout.dropout_p == 0.0 else None
-        if views is not None and takes_fused(*views, Options(None, mask, causal, 0, 0.0, 1.0, None, 0)):
+        looks = packings[0] is None and heads.joint.is_cpu and dropout.dropout_p == 0.0
+        if looks and takes_fused(*(views := _views(heads)), Options(None, mask, causal, 0, 0.0, 1.0, None, 0)):
             output = F.attention(*views, mask=mask, causal=causal).transpose(1, 2).flatten(2)
         else:
-            output = attend(heads, mask=mask, causal=causal, dropout=dropout)  # (B, L, E)
+            output = attend(heads, *packings, mask=mask, causal=causal, dropout=dropout)  # (B, L, E)
         return self._batch_led(output, batched) if batched else output[0]
 
     def _batch_led(self, x: Tensor, batched: bool) -> Tensor:
@@ -196,25 +164,6 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         if not batched:
             return x[None]
         return x if self.batch_first else x.transpose(0, 1)
-
-    def _packed_heads(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        packing: Packing,
-        key_packing: Packing,
-        causal: bool,
-        dropout: Dropout,
-    ) -> Tensor:
-        """The joined heads (T, E) of packed query (T, E), key and value (Tk, E)."""
-        if self._joins(query, key, value):
-            joint = self._project(query, key, batched=False)
-            return attend(joint, packing, key_packing, causal=causal, dropout=dropout)[0]
-        heads = self._heads(query, key, value, batched=False, cache=None)
-        q, k, v = (x[0].transpose(0, 1) for x in heads)  # (T, H, D)
-        sequences = (packing.starts, key_packing.starts, packing.longest, key_packing.longest)
-        return F.varlen_attention(q, k, v, *sequences, causal=causal, **dropout.options()).flatten(1)
 
     def _project(self, query: Tensor, memory: Tensor, batched: bool) -> Projected:
         """Projections as one product, or two, wrote them, the batch first, of 1 where input has none."""
@@ -235,57 +184,34 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
 
         Keys and values are None where the cache holds them already.
         """
-        if key is value and self.in_proj_weight is not None and not (cache is not None and cache.complete):
+        complete = cache is not None and cache.complete
+        if key is value and self.in_proj_weight is not None and not complete:
             return _views(self._project(query, key, batched))
-        bias = self._in_proj_bias()
-        weights: tuple[Tensor, ...]
-        if self.in_proj_weight is None:
-            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
-        else:
+        bias, weights = self._in_proj_bias(), (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        if self.in_proj_weight is not None:
             weights = self.in_proj_weight.chunk(3)
         biases: tuple[Tensor | None, ...] = (None,) * 3 if bias is None else bias.chunk(3)
-        inputs = (query,) if cache is not None and cache.complete else (query, key, value)
         heads = []
-        for x, w, b in zip(inputs, weights, biases):
+        for x, w, b in zip((query,) if complete else (query, key, value), weights, biases):
             product = torch.nn.functional.linear(x, w, b).unflatten(-1, (self.num_heads, self.head_dim))
             heads.append(self._batch_led(product, batched).transpose(1, 2))
         return (*heads, None, None)[:3]
 
-    def _with_extra_keys(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None,
-        key_padding_mask: Tensor | None,
-        causal: bool,
-        offset: int,
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, bool]:
-        """Appends the keys of add_bias_kv and add_zero_attn, which every query sees; keys (B, H, S, D)."""
-        extra = (self.bias_k is not None) + self.add_zero_attn
-        if not extra:
-            return key, value, attn_mask, key_padding_mask, causal
-        if causal:
-            attn_mask = masks.causal_mask(query.shape[2], key.shape[2], key.device, offset)
-        batch = key.shape[0]
-        if self.bias_k is not None and self.bias_v is not None:
-            shape = (batch, self.num_heads, 1, self.head_dim)
-            key = torch.cat([key, self.bias_k.view(1, self.num_heads, 1, -1).expand(shape).to(key.dtype)], dim=2)
-            value = torch.cat([value, self.bias_v.view(1, self.num_heads, 1, -1).expand(shape).to(value.dtype)], dim=2)
-        if self.add_zero_attn:
-            key, value = (torch.nn.functional.pad(x, (0, 0, 0, 1)) for x in (key, value))
-        attn_mask, key_padding_mask = (masks.with_extra_keys(m, extra) for m in (attn_mask, key_padding_mask))
-        return key, value, attn_mask, key_padding_mask, False
+    def _with_extra_keys(self, key: Tensor, value: Tensor) -> list[Tensor]:
+        """Keys and values (B, H, S, D) with those of add_bias_kv and add_zero_attn, which every query sees."""
+        pairs = []
+        for x, bias in ((key, self.bias_k), (value, self.bias_v)):
+            if bias is not None:
+                shape = (x.shape[0], self.num_heads, 1, self.head_dim)
+                x = torch.cat([x, bias.view(1, self.num_heads, 1, -1).expand(shape).to(x.dtype)], dim=2)
+            pairs.append(torch.nn.functional.pad(x, (0, 0, 0, 1)) if self.add_zero_attn else x)
+        return pairs
 
     def check(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None,
-        attn_mask: Tensor | None,
+        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None,
         cache: AttentionCache | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
+        """Raises for inputs and masks that do not agree."""
         dims = query.dim()
         if dims not in (2, 3):
             raise ArgumentError(f"query {tuple(query.shape)} must be 3-D (batched) or 2-D (unbatched)")
@@ -319,29 +245,19 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         masks.check_mask("attn_mask", attn_mask, shapes, query.device)
 
     def _check_packed(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None,
-        attn_mask: Tensor | None,
-        is_causal: bool,
-        need_weights: bool,
-        cache: AttentionCache | None,
-    ) -> None:
+        self, query: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, is_causal: bool,
+        need_weights: bool, cache: AttentionCache | None,
+    ) -> None:  # fmt: skip
         masked = key_padding_mask is not None or (attn_mask is not None and not is_causal)
-        for name, given in (
-            ("a mask other than is_causal", masked),
-            ("need_weights", need_weights),
-            ("cache", cache is not None),
-            ("add_bias_kv", self.bias_k is not None),
-            ("add_zero_attn", self.add_zero_attn),
-        ):
+        refused = {
+            "a mask other than is_causal": masked, "need_weights": need_weights, "cache": cache is not None,
+            "add_bias_kv": self.bias_k is not None, "add_zero_attn": self.add_zero_attn,
+        }  # fmt: skip
+        for name, given in refused.items():
             if given:
                 raise ArgumentError(f"packing does not go with {name}: unpack first")
         if query.dim() != 2:
             raise ArgumentError(f"query {tuple(query.shape)} must be packed, (T, E): packing.pack(query)")
-        self.check(query, key, value, None, None, None)
 
 
 def _views(projected: Projected) -> tuple[Tensor, Tensor, Tensor]:

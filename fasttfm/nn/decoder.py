@@ -9,14 +9,11 @@ from torch.nn.modules.transformer import TransformerDecoderLayer as TorchDecoder
 from fasttfm.errors import ArgumentError, ArgumentTypeError
 from fasttfm.functional.signature import checks_arguments, names_arguments
 from fasttfm.models.cache import DecoderCache, LayerCache
-from fasttfm.models.dropout import Site, dropout_of
 from fasttfm.models.packing import Packing
-from fasttfm.models.plain import attentions_of
-from fasttfm.models.residual import SubLayer, through
+from fasttfm.models.plain import attentions_of, plain_width
 from fasttfm.nn import masks
-from fasttfm.nn._layers import Layer, argument_names, attend, check_input, overrides, seed_for
+from fasttfm.nn._layers import Attends, Layer, argument_names, overrides
 from fasttfm.nn.errors import check_sizes
-from fasttfm.nn.layer_node import computed_as_node, opens
 
 SELF_NAMES, CROSS_NAMES = argument_names("tgt", "tgt"), argument_names("tgt", "memory")
 
@@ -27,24 +24,15 @@ class TransformerDecoderLayer(Layer, torch.nn.TransformerDecoderLayer):
     Arguments, initial values and state dict are torch.nn's; what is fused, and when, as in TransformerEncoderLayer.
     """
 
-    stands_for = "decoder layer"
+    stands_for = "layer"
 
     @names_arguments
     def forward(
-        self,
-        tgt: Tensor,
-        memory: Tensor,
-        tgt_mask: Tensor | None = None,
-        memory_mask: Tensor | None = None,
-        tgt_key_padding_mask: Tensor | None = None,
-        memory_key_padding_mask: Tensor | None = None,
-        tgt_is_causal: bool = False,
-        memory_is_causal: bool = False,
-        *,
-        cache: LayerCache | None = None,
-        packing: Packing | None = None,
-        memory_packing: Packing | None = None,
-    ) -> Tensor:
+        self, tgt: Tensor, memory: Tensor, tgt_mask: Tensor | None = None, memory_mask: Tensor | None = None,
+        tgt_key_padding_mask: Tensor | None = None, memory_key_padding_mask: Tensor | None = None,
+        tgt_is_causal: bool = False, memory_is_causal: bool = False, *, cache: LayerCache | None = None,
+        packing: Packing | None = None, memory_packing: Packing | None = None,
+    ) -> Tensor:  # fmt: skip
         """tgt (L, N, E), memory (S, N, E), or batch first, or unbatched; the masks are MultiheadAttention's.
 
         cache: DecoderCache.layer(i). tgt then holds the new positions alone; they see all positions of the cache, and
@@ -63,38 +51,9 @@ class TransformerDecoderLayer(Layer, torch.nn.TransformerDecoderLayer):
         if self_cache is not None and self_cache.length and memory_is_causal:  # the new queries are not the first ones
             queries, keys = masks.length_of(tgt, [self]), masks.length_of(memory, [self])
             memory_mask, memory_is_causal = masks.causal_mask(queries, keys, tgt.device, self_cache.length), False
-        check_input(self.self_attn, "tgt", tgt)
-        check_input(self.multihead_attn, "memory", memory)
-        if cache is None:
-            masked = [
-                (tgt_mask, tgt_key_padding_mask, tgt_is_causal, SELF_NAMES),
-                (memory_mask, memory_key_padding_mask, memory_is_causal, CROSS_NAMES),
-            ]
-            output = computed_as_node(self, tgt, memory, masked, (packing, memory_packing))
-            if output is not None:
-                return output
-        dropouts = (self.dropout, self.dropout1, self.dropout2, self.dropout3)
-        seed = seed_for(tgt.device, dropouts, (self.self_attn, self.multihead_attn))
-
-        def own(y: Tensor) -> Tensor:
-            return attend(
-                self.self_attn, y, y, tgt_mask, tgt_key_padding_mask, tgt_is_causal, SELF_NAMES,
-                seed=seed, site=Site.SELF_ATTENTION_WEIGHTS, cache=self_cache, packing=packing,
-            )  # fmt: skip
-
-        def cross(y: Tensor) -> Tensor:
-            return attend(
-                self.multihead_attn, y, memory, memory_mask, memory_key_padding_mask, memory_is_causal, CROSS_NAMES,
-                seed=seed, site=Site.CROSS_ATTENTION_WEIGHTS, cache=memory_cache, packing=packing,
-                key_packing=memory_packing,
-            )  # fmt: skip
-
-        sublayers = (
-            SubLayer(own, self.norm1, dropout_of(self.dropout1, seed, Site.SELF_ATTENTION)),
-            SubLayer(cross, self.norm2, dropout_of(self.dropout2, seed, Site.CROSS_ATTENTION)),
-            self._network(self.norm3, self.dropout3, seed),
-        )
-        return through(tgt, sublayers, self.norm_first)
+        own = Attends(None, tgt_mask, tgt_key_padding_mask, tgt_is_causal, SELF_NAMES, self_cache)
+        cross = Attends(memory, memory_mask, memory_key_padding_mask, memory_is_causal, CROSS_NAMES, memory_cache)
+        return self._compute(tgt, [own, cross], (packing, memory_packing))
 
 
 class TransformerDecoder(torch.nn.TransformerDecoder):
@@ -107,20 +66,11 @@ class TransformerDecoder(torch.nn.TransformerDecoder):
 
     @names_arguments
     def forward(
-        self,
-        tgt: Tensor,
-        memory: Tensor,
-        tgt_mask: Tensor | None = None,
-        memory_mask: Tensor | None = None,
-        tgt_key_padding_mask: Tensor | None = None,
-        memory_key_padding_mask: Tensor | None = None,
-        tgt_is_causal: bool | None = None,
-        memory_is_causal: bool = False,
-        *,
-        cache: DecoderCache | None = None,
-        packing: Packing | None = None,
-        memory_packing: Packing | None = None,
-    ) -> Tensor:
+        self, tgt: Tensor, memory: Tensor, tgt_mask: Tensor | None = None, memory_mask: Tensor | None = None,
+        tgt_key_padding_mask: Tensor | None = None, memory_key_padding_mask: Tensor | None = None,
+        tgt_is_causal: bool | None = None, memory_is_causal: bool = False, *, cache: DecoderCache | None = None,
+        packing: Packing | None = None, memory_packing: Packing | None = None,
+    ) -> Tensor:  # fmt: skip
         """tgt (L, N, E), memory (S, N, E), or batch first, or unbatched; the masks are MultiheadAttention's.
 
         tgt_is_causal: None looks whether tgt_mask is the causal mask; True is believed, and needs no mask.
@@ -152,30 +102,23 @@ class TransformerDecoder(torch.nn.TransformerDecoder):
         if packing is not None and memory_packing is not None:
             output = packing.pack(tgt, batch_first) if padded else tgt
             memory = memory_packing.pack(memory, batch_first) if memory.dim() == 3 else memory
+        options: dict[str, Any] = {
+            "tgt_mask": tgt_mask, "memory_mask": memory_mask, "tgt_key_padding_mask": tgt_key_padding_mask,
+            "memory_key_padding_mask": memory_key_padding_mask, "tgt_is_causal": bool(tgt_is_causal),
+            "memory_is_causal": memory_is_causal,
+        }  # fmt: skip
+        if packing is not None:
+            options |= {"packing": packing, "memory_packing": memory_packing}
         for number, layer in enumerate(self.layers):
-            extensions = {
-                "cache": None if cache is None else cache.layer(number),
-                "packing": packing,
-                "memory_packing": memory_packing,
-            }
-            output = layer(
-                output,
-                memory,
-                tgt_mask=tgt_mask,
-                memory_mask=memory_mask,
-                tgt_key_padding_mask=tgt_key_padding_mask,
-                memory_key_padding_mask=memory_key_padding_mask,
-                tgt_is_causal=bool(tgt_is_causal),
-                memory_is_causal=memory_is_causal,
-                **{name: value for name, value in extensions.items() if value is not None},
-            )
+            kept = {} if cache is None else {"cache": cache.layer(number)}
+            output = layer(output, memory, **options, **kept)
         output = output if self.norm is None else self.norm(output)
         return packing.unpack(output, batch_first) if packing is not None and padded else output
 
 
 def _plain(layers: Any, tgt: Tensor, memory: Tensor) -> bool:
     """Return whether layers are no more than their classes at inference, and tgt is one new position of each row."""
-    if not all(opens(each) and not overrides(each, TorchDecoderLayer) for each in layers):
+    if not all(plain_width(each) and not overrides(each, TorchDecoderLayer) for each in layers):
         return False
     attentions = [a for each in layers for a in attentions_of(each)]
     width, first, heads = attentions[0].embed_dim, attentions[0].batch_first, attentions[0].num_heads

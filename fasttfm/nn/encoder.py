@@ -8,17 +8,13 @@ from torch import Tensor, nn
 from torch.nn.modules.transformer import TransformerEncoderLayer as TorchEncoderLayer
 
 from fasttfm.functional.signature import checks_arguments, names_arguments
-from fasttfm.models.dropout import Site, dropout_of
 from fasttfm.models.packing import Packing
 from fasttfm.models.plain import NORM, fused_activation, plain_width, untouched
-from fasttfm.models.residual import SubLayer, through
 from fasttfm.nn import masks
-from fasttfm.nn._layers import Layer, argument_names, attend, check_input, overrides, seed_for
+from fasttfm.nn._layers import Attends, Layer, argument_names, overrides
 from fasttfm.nn.errors import check_sizes
-from fasttfm.nn.layer_node import ATTENTIONS, computed_as_node
 
 NAMES = argument_names("src", "src")
-_ENCODER_LAYER = frozenset({"encoder layer"})
 
 
 class TransformerEncoderLayer(Layer, torch.nn.TransformerEncoderLayer):
@@ -30,42 +26,21 @@ class TransformerEncoderLayer(Layer, torch.nn.TransformerEncoderLayer):
     torch.nn's forward runs.
     """
 
-    stands_for = "encoder layer"
+    stands_for = "layer"
 
     @names_arguments
     def forward(
-        self,
-        src: Tensor,
-        src_mask: Tensor | None = None,
-        src_key_padding_mask: Tensor | None = None,
-        is_causal: bool = False,
-        *,
-        packing: Packing | None = None,
-    ) -> Tensor:
+        self, src: Tensor, src_mask: Tensor | None = None, src_key_padding_mask: Tensor | None = None,
+        is_causal: bool = False, *, packing: Packing | None = None,
+    ) -> Tensor:  # fmt: skip
         """src (S, N, E), (N, S, E) with batch_first, or unbatched (S, E); the masks are MultiheadAttention's.
 
         packing: src is packed, (T, E), and the only possible mask is is_causal.
         """
         if src.is_nested or overrides(self, TorchEncoderLayer, packing=packing):
             return super().forward(src, src_mask, src_key_padding_mask, is_causal)
-        check_input(self.self_attn, "src", src)
-        masked = [(src_mask, src_key_padding_mask, is_causal, NAMES)]
-        output = computed_as_node(self, src, None, masked, (packing, packing))
-        if output is not None:
-            return output
-        seed = seed_for(src.device, (self.dropout, self.dropout1, self.dropout2), (self.self_attn,))
-
-        def attention(y: Tensor) -> Tensor:
-            return attend(
-                self.self_attn, y, y, src_mask, src_key_padding_mask, is_causal, NAMES,
-                seed=seed, site=Site.SELF_ATTENTION_WEIGHTS, packing=packing,
-            )  # fmt: skip
-
-        sublayers = (
-            SubLayer(attention, self.norm1, dropout_of(self.dropout1, seed, Site.SELF_ATTENTION)),
-            self._network(self.norm2, self.dropout2, seed),
-        )
-        return through(src, sublayers, self.norm_first)
+        given = Attends(None, src_mask, src_key_padding_mask, is_causal, NAMES)
+        return self._compute(src, [given], (packing, packing))
 
 
 class TransformerEncoder(torch.nn.TransformerEncoder):
@@ -78,13 +53,9 @@ class TransformerEncoder(torch.nn.TransformerEncoder):
 
     @checks_arguments
     def __init__(
-        self,
-        encoder_layer: nn.Module,
-        num_layers: int,
-        norm: nn.Module | None = None,
-        enable_nested_tensor: bool = True,
-        mask_check: bool = True,
-    ) -> None:
+        self, encoder_layer: nn.Module, num_layers: int, norm: nn.Module | None = None,
+        enable_nested_tensor: bool = True, mask_check: bool = True,
+    ) -> None:  # fmt: skip
         check_sizes(num_layers=num_layers)
         with warnings.catch_warnings():  # of layers that torch.nn cannot nest: packing takes them all
             warnings.filterwarnings("ignore", "enable_nested_tensor is True")
@@ -92,14 +63,9 @@ class TransformerEncoder(torch.nn.TransformerEncoder):
 
     @names_arguments
     def forward(
-        self,
-        src: Tensor,
-        mask: Tensor | None = None,
-        src_key_padding_mask: Tensor | None = None,
-        is_causal: bool | None = None,
-        *,
-        packing: Packing | None = None,
-    ) -> Tensor:
+        self, src: Tensor, mask: Tensor | None = None, src_key_padding_mask: Tensor | None = None,
+        is_causal: bool | None = None, *, packing: Packing | None = None,
+    ) -> Tensor:  # fmt: skip
         """src (S, N, E), (N, S, E) with batch_first, or unbatched (S, E); the masks are MultiheadAttention's.
 
         is_causal: None looks whether mask is the causal mask; True is believed, and needs no mask.
@@ -152,9 +118,8 @@ def _packs(layer: Any) -> bool:
     """Return whether layer gives packed input what it gives padded input: all in it computes row by row but attention,
     and nobody is called who would see other shapes."""
     return (
-        plain_width(layer, _ENCODER_LAYER, ATTENTIONS) > 0
+        isinstance(layer, TransformerEncoderLayer)
+        and plain_width(layer) > 0
         and fused_activation(layer.activation) is not None
         and not overrides(layer, TorchEncoderLayer)
-        and layer.self_attn.bias_k is None
-        and not layer.self_attn.add_zero_attn
     )

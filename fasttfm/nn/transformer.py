@@ -12,7 +12,7 @@ from fasttfm.nn import masks
 from fasttfm.nn.decoder import TransformerDecoder, TransformerDecoderLayer
 from fasttfm.nn.encoder import TransformerEncoder, TransformerEncoderLayer
 from fasttfm.nn.errors import check_sizes
-from fasttfm.nn.norms import LayerNorm
+from fasttfm.nn.modules import LayerNorm
 
 
 class Transformer(torch.nn.Transformer):
@@ -43,17 +43,17 @@ class Transformer(torch.nn.Transformer):
         check_sizes(num_encoder_layers=num_encoder_layers, num_decoder_layers=num_decoder_layers)
         nn.Module.__init__(self)  # torch.nn's own constructor would build, and draw, torch.nn's layers
         layer = (d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias)
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        if custom_encoder is None:
-            encoder_layer = TransformerEncoderLayer(*layer, **factory)
-            norm = LayerNorm(d_model, eps=layer_norm_eps, bias=bias, **factory)
-            custom_encoder = TransformerEncoder(encoder_layer, num_encoder_layers, norm)
-        self.encoder = custom_encoder
-        if custom_decoder is None:
-            decoder_layer = TransformerDecoderLayer(*layer, **factory)
-            norm = LayerNorm(d_model, eps=layer_norm_eps, bias=bias, **factory)
-            custom_decoder = TransformerDecoder(decoder_layer, num_decoder_layers, norm)
-        self.decoder = custom_decoder
+
+        def stack(made: Any, layers: Any, count: int) -> nn.Module:
+            norm = LayerNorm(d_model, eps=layer_norm_eps, bias=bias, device=device, dtype=dtype)
+            return made(layers(*layer, device, dtype), count, norm)
+
+        encoder, decoder = custom_encoder, custom_decoder
+        if encoder is None:
+            encoder = stack(TransformerEncoder, TransformerEncoderLayer, num_encoder_layers)
+        if decoder is None:
+            decoder = stack(TransformerDecoder, TransformerDecoderLayer, num_decoder_layers)
+        self.encoder, self.decoder = encoder, decoder
         self._reset_parameters()
         self.d_model = d_model
         self.nhead = nhead
@@ -61,19 +61,11 @@ class Transformer(torch.nn.Transformer):
 
     @names_arguments
     def forward(
-        self,
-        src: Tensor,
-        tgt: Tensor,
-        src_mask: Tensor | None = None,
-        tgt_mask: Tensor | None = None,
-        memory_mask: Tensor | None = None,
-        src_key_padding_mask: Tensor | None = None,
-        tgt_key_padding_mask: Tensor | None = None,
-        memory_key_padding_mask: Tensor | None = None,
-        src_is_causal: bool | None = None,
-        tgt_is_causal: bool | None = None,
-        memory_is_causal: bool = False,
-    ) -> Tensor:
+        self, src: Tensor, tgt: Tensor, src_mask: Tensor | None = None, tgt_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None, src_key_padding_mask: Tensor | None = None,
+        tgt_key_padding_mask: Tensor | None = None, memory_key_padding_mask: Tensor | None = None,
+        src_is_causal: bool | None = None, tgt_is_causal: bool | None = None, memory_is_causal: bool = False,
+    ) -> Tensor:  # fmt: skip
         """src (S, N, E), tgt (L, N, E), or batch first, or unbatched; comes back as tgt. Masks: as in the layers."""
         if isinstance(self.encoder, TransformerEncoder):
             masks.check_stack_mask("src_mask", src_mask, src, self.encoder.layers)
@@ -87,15 +79,6 @@ class Transformer(torch.nn.Transformer):
                 f"(batch_first is {self.batch_first})"
             )
         return super().forward(
-            src,
-            tgt,
-            src_mask,
-            tgt_mask,
-            memory_mask,
-            src_key_padding_mask,
-            tgt_key_padding_mask,
-            memory_key_padding_mask,
-            src_is_causal,
-            tgt_is_causal,
-            memory_is_causal,
-        )
+            src, tgt, src_mask, tgt_mask, memory_mask, src_key_padding_mask, tgt_key_padding_mask,
+            memory_key_padding_mask, src_is_causal, tgt_is_causal, memory_is_causal,
+        )  # fmt: skip

@@ -18,7 +18,7 @@ from fasttfm.functional import backends
 from fasttfm.functional.dropout import NO_DROPOUT
 from fasttfm.models.cache import DecoderCache
 from fasttfm.models.embedding import embed
-from fasttfm.models.loss import logits
+from fasttfm.models.plain import apply_linear
 from fasttfm.search.cpu.decoder_step import DecoderStep, runs_straight
 from fasttfm.search.cpu.encoder_pass import encode, encodes_straight
 
@@ -127,7 +127,7 @@ class TransformerDecoder:
         y = model.decoder(x, None, None, cache.source_lengths, cache=cache)  # (R, 1, d)
         if isinstance(cache, StepCache):
             cache.advance()
-        return logits(y[:, 0], model.output).float()
+        return apply_linear(model.output, y[:, 0]).float()
 
     def _memory_keys_values(self, memory: Tensor, straight: DecoderStep | None) -> list[tuple[Tensor, Tensor]]:
         """The keys and values (B, H, S, D) of every decoder layer for memory (B, S, d)."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fasttfm.models.layers import Stack
+from fasttfm.models.stack import Stack
 from fasttfm.store.weights import model_weights
 
 if TYPE_CHECKING:

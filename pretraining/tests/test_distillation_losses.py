@@ -6,7 +6,8 @@ from torch import nn
 from torch.autograd import gradcheck
 
 from fasttfm.models import TransformerConfig
-from fasttfm.models.layers import EncoderLayer, Stack
+from fasttfm.models.layers import EncoderLayer
+from fasttfm.models.stack import Stack
 from fasttfm.store.weights import layer_map
 from fasttfm_pretraining.models.distillation import (
     attention_loss,

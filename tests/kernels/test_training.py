@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fasttfm import functional, reference
-from fasttfm.models import Transformer, TransformerConfig, attention, embedding, feed_forward, layers, loss, residual
+from fasttfm.models import Transformer, TransformerConfig, attention, embedding, layers, model, residual, stack
 
 
 def packed_qkv_attention(packed_qkv, query, **options):
@@ -59,9 +59,9 @@ def test_eight_steps_lose_the_same_through_kernels_and_specification(norm_first,
         plain = losses(norm_first, steps)
     with functional.backend("triton"):
         kernels = losses(norm_first, steps)
-    for block in (attention, embedding, feed_forward, loss, residual):
+    for block in (attention, embedding, layers, model, residual):
         monkeypatch.setattr(block, "F", SPECIFICATION)
-    monkeypatch.setattr(layers, "may_run", lambda: False)  # operator by operator
+    monkeypatch.setattr(stack, "may_run", lambda: False)  # operator by operator
     wanted = losses(norm_first, steps)
     assert wanted[-1] < wanted[0]
     for actual in (plain, kernels):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from fasttfm.models import Transformer, TransformerConfig, layers
+from fasttfm.models import Transformer, TransformerConfig, stack
 
 LAYERS = 4
 
@@ -36,13 +36,13 @@ def step(model, enabled, autocast=False, packed=False):
                 keep(each)
         return original(layer, *inputs, **options)
 
-    original = layers.checkpoint
+    original = stack.checkpoint
     addresses = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     model.checkpoint_activations(enabled)
     model.zero_grad()
     tokens = (int(lengths[0].sum()), int(lengths[1].sum())) if packed else None
     with (
-        mock.patch.object(layers, "checkpoint", checkpoint),
+        mock.patch.object(stack, "checkpoint", checkpoint),
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
     ):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fasttfm.functional import backend
-from fasttfm.models import Transformer, TransformerConfig, layers, prepared
+from fasttfm.models import Transformer, TransformerConfig, stack
 
 
 def model_and_batch(**changes):
@@ -24,21 +24,21 @@ def model_and_batch(**changes):
 def without_nodes():
     """Layers are computed operator by operator inside the block."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layers, "may_run", lambda: False)
+        patch.setattr(stack, "may_run", lambda: False)
         yield
 
 
 @contextlib.contextmanager
 def counted_nodes():
     """Count the nodes that are made inside the block."""
-    calls, node = [], prepared.NODE
+    calls, node = [], stack.NODE
 
     def counting(*arguments):
         calls.append(arguments)
         return node(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepared, "NODE", counting)
+        patch.setattr(stack, "NODE", counting)
         yield calls
 
 

@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils import prune
 
 from fasttfm.functional import backend
-from fasttfm.models import layers, prepared
+from fasttfm.models import stack as stacks
 
 from .test_layer_node import counted_nodes, loss_and_gradients, model_and_batch, without_nodes
 
@@ -31,7 +31,7 @@ CHANGES = {
     "an activation module": lambda layer: setattr(layer, "activation", nn.GELU(approximate="tanh")),
     "another class": lambda layer: setattr(layer.norm1, "__class__", type("Norm", (nn.LayerNorm,), {})),
     "another epsilon": lambda layer: setattr(layer.norm1, "eps", 0.5),
-    "other heads": lambda layer: setattr(layer.self_attn, "heads", 4),
+    "other heads": lambda layer: setattr(layer.self_attn, "num_heads", 4),
     "another parameter": lambda layer: setattr(layer.linear1, "weight", nn.Parameter(0.5 * layer.linear1.weight)),
     "other data": lambda layer: setattr(layer.linear1.weight, "data", 0.5 * layer.linear1.weight.data),
     "weights as they were": lambda layer: layer.linear1.weight.data.mul_(0.5),
@@ -230,7 +230,7 @@ def test_a_stack_that_is_hooked_itself_still_runs_nodes():
 
 def test_a_layer_that_is_used_twice_draws_other_masks_and_adds_its_gradients():
     model, _ = model_and_batch(dropout=0.3, norm_first=True)
-    stack = layers.Stack([model.encoder.layers[0]] * 2, None)
+    stack = stacks.Stack([model.encoder.layers[0]] * 2, None)
     x = torch.randn(3, 5, 16)
 
     def run() -> tuple[torch.Tensor, torch.Tensor]:
@@ -365,14 +365,14 @@ def alive(references) -> int:
 @pytest.mark.parametrize("precision", [None, torch.bfloat16])
 def test_a_loss_that_is_kept_keeps_nothing_of_its_pass(precision, monkeypatch):
     model, _ = model_and_batch()
-    kept, copied = [], prepared.PreparedStack._weights_in
+    kept, copied = [], stacks.PreparedStack._weights_in
 
     def weights_in(self, dtype):
         weights = copied(self, dtype)
         kept.extend(StorageWeakRef(x.untyped_storage()) for x in weights[0] if x.dtype is precision)
         return weights
 
-    monkeypatch.setattr(prepared.PreparedStack, "_weights_in", weights_in)
+    monkeypatch.setattr(stacks.PreparedStack, "_weights_in", weights_in)
     with torch.autocast("cpu", torch.bfloat16, enabled=precision is not None):
         memory = torch.randn(3, 7, 16, requires_grad=True) * 2
         kept.append(StorageWeakRef(memory.untyped_storage()))

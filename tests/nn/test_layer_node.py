@@ -9,8 +9,8 @@ import torch
 
 import fasttfm.nn
 from fasttfm.functional import backend
-from fasttfm.models import prepared
-from fasttfm.nn import layer_node
+from fasttfm.models import stack
+from fasttfm.nn import _layers
 from fasttfm.nn.masks import causal_mask
 
 from .twins import padding
@@ -48,12 +48,12 @@ def output_and_gradients(layer, given, precision=None, **options):
 
 
 def compare(monkeypatch, layer, given, **options):
-    calls, node = [], prepared.NODE
-    monkeypatch.setattr(prepared, "NODE", lambda *arguments: calls.append(1) or node(*arguments))
+    calls, node = [], stack.NODE
+    monkeypatch.setattr(stack, "NODE", lambda *arguments: calls.append(1) or node(*arguments))
     for _ in range(2):  # plans are made, and found
         actual = output_and_gradients(layer, given, **options)
     assert len(calls) == 2
-    monkeypatch.setattr(layer_node, "may_run", lambda: False)
+    monkeypatch.setattr(_layers, "may_run", lambda: False)
     wanted = output_and_gradients(layer, given, **options)
     assert len(calls) == 2
     for found, expected in zip(actual, wanted, strict=True):
@@ -135,7 +135,7 @@ def test_a_layer_that_is_left_to_its_operators_draws_one_seed(monkeypatch):
     layer = layer_of("Encoder", dropout=0.5)
     given, mask = inputs(layer, LENGTH), FLOATS.clone().requires_grad_()
     actual = output_and_gradients(layer, given, src_mask=mask)
-    monkeypatch.setattr(layer_node, "may_run", lambda: False)
+    monkeypatch.setattr(_layers, "may_run", lambda: False)
     assert all(map(torch.equal, actual, output_and_gradients(layer, given, src_mask=mask)))
 
 
@@ -144,7 +144,7 @@ def test_under_autocast_it_errs_no_more_than_the_operators(monkeypatch):
     given = inputs(layer, LENGTH)
     exact = output_and_gradients(layer, given)
     actual = output_and_gradients(layer, given, torch.bfloat16)
-    monkeypatch.setattr(layer_node, "may_run", lambda: False)
+    monkeypatch.setattr(_layers, "may_run", lambda: False)
     plain = output_and_gradients(layer, given, torch.bfloat16)
     for found, theirs, wanted in zip(actual, plain, exact, strict=True):
         assert found.dtype == theirs.dtype

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import fasttfm.nn
 from fasttfm import reference
 from fasttfm.functional import draw_seed
-from fasttfm.models.dropout import Site
+from fasttfm.models.residual import Site
 
 from .twins import as_floats, causal, compare, hides_some, share, twins
 

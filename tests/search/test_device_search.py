@@ -205,7 +205,7 @@ def test_engines_are_kept_until_the_model_changes(on_device, monkeypatch):
     monkeypatch.setattr(
         Engine, "__init__", lambda self, *args, **kwargs: (made.append(self), init(self, *args, **kwargs))[1]
     )
-    monkeypatch.setattr("fasttfm.models.layers.may_run", lambda: True)  # as on a GPU: layers are prepared, and kept
+    monkeypatch.setattr("fasttfm.models.stack.may_run", lambda: True)  # as on a GPU: layers are prepared, and kept
     draw = random.Random(4)
     model, sources, config = transformer(draw), sources_of(draw, 3), DecodingConfig(max_len_b=4)
     first = search_ids(model, sources, config)

@@ -75,7 +75,7 @@ def encode(model: Any, source: Tensor, lengths: Tensor | None) -> Tensor:
     tokens, positions = source[real], positions.expand(batch, -1)[real]  # (T,)
 
     table, layers = model.source_embedding.weight, model.encoder.layers
-    count, width, heads = len(tokens), table.shape[1], layers[0].self_attn.heads
+    count, width, heads = len(tokens), table.shape[1], layers[0].self_attn.num_heads
     norms = iter(map(norm_arrays, norms_of(model.encoder)))
     pre_norm = layers[0].norm_first
     x, stream = table.new_empty(count, width), table.new_empty(count, width)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.tokenizer import BOS, EOS, PAD, UNK
-from fasttfm.models.step_operations import remember_places
+from fasttfm.models.step_layers import remember_places
 from fasttfm.search.device.state import State
 from fasttfm.search.greedy import draw_tokens
 from fasttfm.search.top_k import sorted_top_k

@@ -15,8 +15,7 @@ from fasttfm.functional.backends import kernels_take
 from fasttfm.functional.subclasses import ordinary
 from fasttfm.models.embedding import LearnedPositions
 from fasttfm.models.plain import EMBEDDING, LINEAR, NORM, STACK, plain_width, untouched
-from fasttfm.models.step_layers import StepLayers, product
-from fasttfm.models.step_operations import Call, Operations
+from fasttfm.models.step_layers import Call, Operations, StepLayers, product
 from fasttfm.search.device.state import State
 
 
@@ -34,7 +33,7 @@ def decodes(model: Any) -> bool:
     layers, norm = list(stack.layers), stack.norm
     if not all(map(plain_width, (*encoder.layers, *layers))):
         return False
-    heads = {attention.heads for each in layers for attention in (each.self_attn, each.multihead_attn)}
+    heads = {attention.num_heads for each in layers for attention in (each.self_attn, each.multihead_attn)}
     return (
         len(heads) == 1
         and len({each.norm_first for each in layers}) == 1
@@ -53,7 +52,7 @@ def launches(model: Any) -> bool:
     one = next(model.parameters())
     return (
         kernels_take(backends.current, one.device, one.dtype)
-        and model.config.d_model <= WIDEST_HEAD * model.decoder.layers[0].self_attn.heads
+        and model.config.d_model <= WIDEST_HEAD * model.decoder.layers[0].self_attn.num_heads
         and all(each.is_contiguous() for each in (model.target_embedding.weight, *model.decoder.parameters()))
     )
 
@@ -79,7 +78,7 @@ class StepDecoder:
         """model: one that decodes(); weights are read where they lie, at every step; embed: as embed() here."""
         self.model = model
         weight, sizes, layers = model.output.weight, state.sizes, list(model.decoder.layers)
-        width, heads = weight.shape[1], layers[0].self_attn.heads
+        width, heads = weight.shape[1], layers[0].self_attn.num_heads
         make = partial(torch.zeros, dtype=weight.dtype, device=weight.device)
         self.memory = make(len(layers), 2, sizes.places + 1, heads, sizes.sources, width // heads)
         """(layers, 2, Q + 1, H, sources, D): keys and values of the encoder's output, by place."""

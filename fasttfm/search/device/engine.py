@@ -21,7 +21,7 @@ from torch import Tensor
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.tokenizer import EOS, PAD
 from fasttfm.models.graphs import Graphs
-from fasttfm.models.step_operations import Call, TorchOperations
+from fasttfm.models.step_layers import Call, Operations
 from fasttfm.search.continuous import Waiting
 from fasttfm.search.device import choice, decoder
 from fasttfm.search.device.decoder import StepDecoder
@@ -78,7 +78,7 @@ class Engine:
             from fasttfm.models.step_launches import KernelOperations
             from fasttfm.search.device import launches  # Triton may be missing elsewhere
         embed = launches.embed if kernels else decoder.embed
-        parts = KernelOperations(state) if kernels else TorchOperations(state)
+        parts = KernelOperations(state) if kernels else Operations(state)
         self._decoders = [StepDecoder(each, state, embed, parts) for each in getattr(model, "models", [self.model])]
         self._draws = choice.Draws(state, config) if config.sampling else None
         self._groups = choice.Groups(state, config) if config.diverse_beam_groups > 1 and not config.sampling else None

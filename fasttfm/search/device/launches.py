@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fasttfm.data.tokenizer import BOS, EOS
 from fasttfm.kernels import search
-from fasttfm.models.step_operations import Call
+from fasttfm.models.step_layers import Call
 from fasttfm.search.device.choice import Rules
 from fasttfm.search.device.state import State
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from fasttfm.config.decoding import DecodingConfig
 from fasttfm.errors import UserError
 from fasttfm.functional.backends import use_triton
-from fasttfm.models.layers import Stack
 from fasttfm.models.plain import Snapshot
+from fasttfm.models.stack import Stack
 from fasttfm.search.batches import SHORTEST
 from fasttfm.search.continuous import Waiting, constraints_of
 from fasttfm.search.decoder import positions_of

@@ -18,11 +18,12 @@ from fasttfm import functional as F
 from fasttfm.cpu.linear import linear
 from fasttfm.functional.activations import ACTIVATIONS
 from fasttfm.models.attention import Lengths
-from fasttfm.models.dropout import SITES_PER_LAYER
-from fasttfm.models.layers import EncoderLayer, Stack, reset_parameters
-from fasttfm.models.loss import logits
-from fasttfm.models.model import Model, recorded_weights
+from fasttfm.models.layers import EncoderLayer
+from fasttfm.models.model import Model, recorded_weights, reset_parameters
 from fasttfm.models.packing import Packing
+from fasttfm.models.plain import apply_linear
+from fasttfm.models.residual import SITES_PER_LAYER
+from fasttfm.models.stack import Stack
 from fasttfm_pretraining.config.bert import BertConfig
 
 
@@ -167,7 +168,7 @@ class BertPretraining(Model):
             return Predictions(masked, None)
         pooled = self.body.pooled(hidden, lengths)
         pooled = nn.functional.dropout(pooled, self.config.dropout, self.training)
-        return Predictions(masked, logits(pooled, self.sentence))
+        return Predictions(masked, apply_linear(self.sentence, pooled))
 
     def batch_loss(self, batch: Any, *, label_smoothing: float = 0.0, packed: bool = False) -> tuple[Tensor, Tensor]:
         """The loss of a data.masking.MaskedBatch, and that of its masked tokens alone without gradient, 0-d sums.

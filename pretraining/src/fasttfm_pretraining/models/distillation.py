@@ -58,8 +58,8 @@ def attention_loss(student: Tensor, teacher: Tensor, lengths: Tensor) -> Tensor:
 
 
 def attention_scores(attention: Any, y: Tensor) -> Tensor:
-    """Q K^T / sqrt(D), (B, H, L, L), of a blocks.attention.Attention over y (B, L, d)."""
-    joint = projected(y, None, attention.in_proj_weight, attention.in_proj_bias, attention.heads).joint
+    """Q K^T / sqrt(D), (B, H, L, L), of a models.attention.Attention over y (B, L, d)."""
+    joint = projected(y, None, attention.in_proj_weight, attention.in_proj_bias, attention.num_heads).joint
     query, key, _ = joint.transpose(1, 3).unbind(2)  # (B, H, L, D)
     return query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
 

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from fasttfm import functional as F
 from fasttfm.functional.activations import ACTIVATIONS
 from fasttfm.models.attention import Lengths
-from fasttfm.models.layers import reset_parameters
-from fasttfm.models.model import Model
+from fasttfm.models.model import Model, reset_parameters
 from fasttfm.models.packing import Packing
 from fasttfm_pretraining.config.bert import BertConfig, ElectraConfig
 from fasttfm_pretraining.models.bert import Bert, MaskedHead, inputs

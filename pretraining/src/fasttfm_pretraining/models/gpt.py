@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from fasttfm import functional as F
 from fasttfm.models.attention import Lengths
 from fasttfm.models.cache import DecoderCache
-from fasttfm.models.dropout import SITES_PER_LAYER
-from fasttfm.models.layers import EncoderLayer, Stack, reset_parameters
-from fasttfm.models.model import recorded_weights
+from fasttfm.models.layers import EncoderLayer
+from fasttfm.models.model import recorded_weights, reset_parameters
+from fasttfm.models.residual import SITES_PER_LAYER
+from fasttfm.models.stack import Stack
 from fasttfm_pretraining.config.gpt import GPTConfig
 from fasttfm_pretraining.models.language_model import LanguageModel
 

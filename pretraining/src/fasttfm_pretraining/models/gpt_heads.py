@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fasttfm.cpu.linear import linear
-from fasttfm.models.layers import reset_parameters
-from fasttfm.models.loss import token_loss
+from fasttfm.models.model import reset_parameters, token_loss
 from fasttfm_pretraining.config.gpt import GPTClassifierConfig
 from fasttfm_pretraining.models.gpt import GPT
 from fasttfm_pretraining.models.heads import TaskModel

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from fasttfm.cpu.linear import linear
 from fasttfm.models.attention import Lengths
-from fasttfm.models.layers import reset_parameters
-from fasttfm.models.model import Model
+from fasttfm.models.model import Model, reset_parameters
 from fasttfm.models.packing import Packing
 from fasttfm_pretraining.config.bert import BertClassifierConfig, BertConfig
 from fasttfm_pretraining.models.bert import Bert

@@ -13,9 +13,9 @@ from fasttfm.config import sections_of
 from fasttfm.config.presets import preset_section
 from fasttfm.models.attention import Lengths
 from fasttfm.models.cache import DecoderCache
-from fasttfm.models.loss import logits, token_loss
-from fasttfm.models.model import Model
+from fasttfm.models.model import Model, token_loss
 from fasttfm.models.packing import Packing
+from fasttfm.models.plain import apply_linear
 from fasttfm.store.weights import with_weights
 from fasttfm_pretraining.models.saved import read_run
 
@@ -88,7 +88,7 @@ class LanguageModel(Model):
         """
         hidden = self.hidden(tokens, lengths)
         if targets is None:
-            return logits(hidden, self.output)
+            return apply_linear(self.output, hidden)
         return token_loss(hidden, self.output, targets, label_smoothing=label_smoothing, pad_id=IGNORED)[:2]
 
     def batch_loss(
@@ -108,7 +108,7 @@ class LanguageModel(Model):
     @torch.no_grad()
     def step(self, tokens: Tensor, cache: DecoderCache) -> Tensor:
         """Logits (R, V) float32 for the token after tokens (R, n), which come after those that the cache has seen."""
-        return logits(self.hidden(tokens, cache=cache)[:, -1], self.output).float()
+        return apply_linear(self.output, self.hidden(tokens, cache=cache)[:, -1]).float()
 
     @torch.no_grad()
     def log_probabilities(self, sequences: list[list[int]], scored: list[int]) -> Tensor:
@@ -125,7 +125,7 @@ class LanguageModel(Model):
         ends = lengths.cumsum(0)[rows]
         counted = torch.arange(len(rows), device=device) >= ends - torch.tensor(scored, device=device)[rows]
         hidden = self.hidden(tokens, Packing.from_lengths(lengths, longest, tokens.shape[1]))[0, counted]
-        chosen = logits(hidden, self.output).float().log_softmax(-1).gather(1, targets[counted, None])[:, 0]
+        chosen = apply_linear(self.output, hidden).float().log_softmax(-1).gather(1, targets[counted, None])[:, 0]
         return chosen.new_zeros(len(sequences)).index_add_(0, rows[counted], chosen)
 
 

@@ -17,10 +17,11 @@ from fasttfm import functional as F
 from fasttfm.cpu.linear import linear
 from fasttfm.models.attention import Lengths
 from fasttfm.models.cache import DecoderCache, LayerCache
-from fasttfm.models.dropout import NO_SEED, LayerSeed
-from fasttfm.models.layers import Stack, reset_parameters
+from fasttfm.models.model import reset_parameters
 from fasttfm.models.packing import Packing
-from fasttfm.nn.norms import RMSNorm
+from fasttfm.models.residual import NO_SEED, LayerSeed
+from fasttfm.models.stack import Stack
+from fasttfm.nn.modules import RMSNorm
 from fasttfm_pretraining.config.llama import LlamaConfig
 from fasttfm_pretraining.models.language_model import LanguageModel
 
