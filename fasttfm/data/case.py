@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fasttfm.data.sampling_walks import mix, uniform
+from fasttfm.data.sampling import mix, uniform
 from fasttfm.data.tokenizer import UNK, Tokenizer
 from fasttfm.errors import UserError
 
