@@ -31,7 +31,8 @@ from fasttfm.config.decoding import DecodingConfig
 from fasttfm.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from fasttfm.data.tokenizer_files import PIECES_FILE
 from fasttfm.folders import MANIFEST
-from fasttfm.interop.auto_model_config import FasttfmConfig, search
+from fasttfm.interop.auto_model_config import FasttfmConfig
+from fasttfm.interop.exchange import generation_settings
 from fasttfm.interop.padding import Rows
 from fasttfm.interop.tokenizer_json import write_tokenizer
 from fasttfm.models import Transformer
@@ -119,8 +120,10 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         _refuse({name: value for name, value in options.items() if name not in _OF_HUB})
         weights, saved = read_pretrained(Path(path))[1:]
         model = cls(config, with_weights(lambda: Transformer(config.transformer()), weights, saved))
-        saved_search = Path(path, "generation_config.json").is_file()
-        model.generation_config = GenerationConfig.from_pretrained(path) if saved_search else search(config.decoding)
+        if Path(path, "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(path)
+        else:
+            model.generation_config = GenerationConfig(**generation_settings(DecodingConfig(**config.decoding)))
         config.name_or_path = str(path)
         if dtype not in (None, "auto"):
             model = model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)

@@ -1,6 +1,5 @@
 """Scores agree with sacreBLEU itself and say how they were computed."""
 
-
 import pytest
 import sacrebleu
 
