@@ -24,7 +24,7 @@ from typing import BinaryIO, NamedTuple, cast
 
 from fasttfm.data.unicode_forms import has_invisible, is_composed
 from fasttfm.errors import UserError
-from fasttfm.wording import Tally, counted
+from fasttfm.system.wording import Tally, counted
 
 
 class Pair(NamedTuple):

@@ -5,9 +5,9 @@ import os
 import pytest
 import torch
 
-from fasttfm.checkpoints.checkpoint import read_state
-from fasttfm.checkpoints.run_log import read_log
-from fasttfm.checkpoints.steps import resolve_checkpoint, saved_steps
+from fasttfm.store.checkpoint import read_state
+from fasttfm.store.run_log import read_log
+from fasttfm.store.steps import resolve_checkpoint, saved_steps
 
 from .runs import assert_same_weights
 from .test_workers import assert_close, words

@@ -1,0 +1,93 @@
+"""Weights as Hugging Face's libraries save them: model.safetensors or pytorch_model.bin, whole or in several files."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fasttfm.convert.names import TheirWeights
+from fasttfm.errors import UserError, is_out_of_memory
+from fasttfm.store.weights import refuse_what_is_no_number
+from fasttfm.system.files import read_json, refuse_bytes
+from fasttfm.system.parsing import field
+
+_NAMES = ("model.safetensors", "pytorch_model.bin")
+
+
+def read_tensors(folder: Path) -> TheirWeights:
+    """Weights of model.safetensors, or of pytorch_model.bin without running any code in it, in float32.
+
+    Those of several files are found by NAME.index.json. Raises UserError where all are missing, and for a file that is
+    cut off or holds something else than numbers.
+    """
+    for name in _NAMES:
+        if (folder / name).exists():
+            return TheirWeights(folder, _read_file(folder / name))
+        index = folder / f"{name}.index.json"
+        if index.exists():
+            return TheirWeights(folder, _read_shards(index))
+    raise UserError(f"{folder}: has no {' or '.join(_NAMES)}, nor one in several files with its index")
+
+
+def _read_shards(index: Path) -> dict[str, Tensor]:
+    """The weights of several files. Raises UserError where one is missing, or has not what the index says."""
+    places = field(read_json(index), "weight_map", dict, str(index))
+    weights: dict[str, Tensor] = {}
+    for name in sorted({str(place) for place in places.values()}):
+        path = index.parent / name
+        if Path(name).name != name:
+            raise UserError(f"{index}: weight_map names the file {name!r}: only files beside it are read")
+        if not path.exists():
+            raise UserError(f"{path}: is missing: {index.name} says that it has weights")
+        found = _read_file(path)
+        if others := found.keys() ^ {weight for weight, place in places.items() if place == name}:
+            raise UserError(f"{path}: {index.name} says otherwise of the weight {min(others)}: copy both again")
+        weights |= found
+    return weights
+
+
+def _read_file(path: Path) -> dict[str, Tensor]:
+    refuse_bytes(path)
+    if path.suffix == ".safetensors":
+        with foreign_errors(f"{path}: is cut off or not what its name says", "copy it again"):
+            return plain_weights(load_file(path), path)
+    return plain_weights(load_pickle(path), path)
+
+
+def load_pickle(path: Path, known: Sequence[Any] = ()) -> dict[Any, Any]:
+    """The dict of a file of torch.save(), loaded without running any code in it; known: classes that it may hold."""
+    told, remedy = f"{path}: is cut off, or holds more than weights", "it is not loaded"
+    with foreign_errors(told, remedy), torch.serialization.safe_globals(list(known)):
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(loaded, dict):
+        raise UserError(f"{told} ({type(loaded).__name__}): {remedy}")
+    return loaded
+
+
+@contextmanager
+def foreign_errors(told: str, remedy: str) -> Iterator[None]:
+    """Inside, an error of another package becomes a UserError: what is told, its own first line, and the remedy."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # of every kind, as unpickling raises them
+        if is_out_of_memory(error):
+            raise MemoryError(str(error)) from error
+        line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"{told} ({line}): {remedy}") from None
+
+
+def plain_weights(weights: Mapping[Any, Any], path: Path) -> dict[str, Tensor]:
+    """Weights of a file, floats among them in float32; UserError for what is no plain tensor of numbers, by name."""
+    for name, each in weights.items():
+        if not (isinstance(name, str) and isinstance(each, Tensor)):
+            raise UserError(f"{path}: holds more than weights ({name!r}): it is not loaded")
+        if each.layout != torch.strided or each.is_nested or each.is_quantized or each.is_meta:
+            raise UserError(f"{path}: {name} is a sparse, nested, quantized or empty tensor: save it as plain numbers")
+    refuse_what_is_no_number(weights, path)
+    return {name: each.float() if each.is_floating_point() else each for name, each in weights.items()}

@@ -1,0 +1,84 @@
+"""One process at a time writes checkpoints into a directory; what a dead one left goes."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
+import torch
+
+from fasttfm.errors import UserError
+from fasttfm.store.checkpoint import save_checkpoint
+from fasttfm.store.ownership import publishing, recover
+from fasttfm.store.steps import step_folder
+from fasttfm.system.locks import locked
+
+pytest.importorskip("fcntl")
+
+WRITE = """
+import sys
+from pathlib import Path
+from fasttfm.store.ownership import publishing
+with publishing(Path(sys.argv[1]) / "step-000000007"):
+    print("begun", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    "namespace", [[], ["unshare", "--pid", "--fork", "--kill-child"]], ids=["process", "container"]
+)
+def test_who_writes_is_waited_for_and_what_it_leaves_when_it_is_killed_goes(tmp_path, namespace):
+    if namespace and subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no process namespace may be made here")
+    command = [*namespace, sys.executable, "-c", WRITE, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout.readline() == "begun\n"
+        tidy = "import sys; from pathlib import Path; from fasttfm.store.ownership import recover; "
+        tidy += "print(1, flush=True); recover(Path(sys.argv[1]))"
+        with subprocess.Popen([sys.executable, "-c", tidy, str(tmp_path)], stdout=subprocess.PIPE) as other:
+            other.stdout.readline()
+            with pytest.raises(subprocess.TimeoutExpired):
+                other.wait(0.3)
+            assert os.listdir(tmp_path) == [".writing-step-000000007"]
+            writer.send_signal(signal.SIGKILL)
+            assert other.wait() == 0
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_is_written_vanishes_unless_the_block_ends_well(tmp_path):
+    with suppress(KeyboardInterrupt), publishing(tmp_path / "one") as path:
+        (path / "file").touch()
+        raise KeyboardInterrupt
+    assert os.listdir(tmp_path) == []
+
+
+def test_half_a_deletion_is_finished_at_once(tmp_path):
+    (tmp_path / ".deleting-step-000000003-1").mkdir()
+    recover(tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_who_trains_into_a_directory_is_named(tmp_path):
+    with (
+        locked(tmp_path),
+        pytest.raises(UserError, match=rf"another process \(number {os.getpid()} on "),
+        locked(tmp_path),
+    ):
+        pass
+    with locked(tmp_path):
+        pass
+
+
+def test_a_disk_without_locks_is_told_in_one_line(tmp_path, monkeypatch):
+    import fcntl
+
+    def missing(*arguments):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", missing)
+    with pytest.raises(UserError, match=r"its disk has no locks \(No locks available\)"), locked(tmp_path):
+        pass
+    save_checkpoint(step_folder(tmp_path, 1), {"weight": torch.zeros(2)}, {})
