@@ -26,7 +26,8 @@ except ImportError:
     raise
 
 from fasttfm.config.decoding import DecodingConfig
-from fasttfm.convert.auto_model_config import FasttfmConfig, search
+from fasttfm.convert.auto_model_config import FasttfmConfig
+from fasttfm.convert.exchange import generation_settings
 from fasttfm.convert.padding import Rows
 from fasttfm.convert.tokenizer_json import write_tokenizer
 from fasttfm.data.tokenizer import BOS, EOS, PAD, Tokenizer
@@ -119,8 +120,10 @@ class FasttfmForSeq2SeqLM(PreTrainedModel, GenerationMixin):
         _refuse({name: value for name, value in options.items() if name not in _OF_HUB})
         weights, saved = read_pretrained(Path(path))[1:]
         model = cls(config, with_weights(lambda: Transformer(config.transformer()), weights, saved))
-        saved_search = Path(path, "generation_config.json").is_file()
-        model.generation_config = GenerationConfig.from_pretrained(path) if saved_search else search(config.decoding)
+        if Path(path, "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(path)
+        else:
+            model.generation_config = GenerationConfig(**generation_settings(DecodingConfig(**config.decoding)))
         config.name_or_path = str(path)
         if dtype not in (None, "auto"):
             model = model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)

@@ -1,13 +1,11 @@
-"""The configuration and the search of our models as transformers has them."""
+"""The configuration of our models as transformers has it."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
-from transformers import GenerationConfig, PretrainedConfig
+from transformers import PretrainedConfig
 
 from fasttfm.config.model import TransformerConfig
-from fasttfm.data.tokenizer import BOS, PAD, UNK
 from fasttfm.models.pretrained import MODEL_TYPE, SPECIAL_TOKENS
 
 _FIELDS = {field.name: field.default for field in dataclasses.fields(TransformerConfig)}
@@ -29,14 +27,3 @@ class FasttfmConfig(PretrainedConfig):
     def transformer(self) -> TransformerConfig:
         """The configuration of models.Transformer."""
         return TransformerConfig(**{name: getattr(self, _NAMES.get(name, name)) for name in _FIELDS})
-
-
-def search(decoding: Mapping[str, Any]) -> GenerationConfig:
-    """Return transformers' search settings of a directory of ours."""
-    return GenerationConfig(
-        num_beams=decoding.get("beam", 4),
-        length_penalty=decoding.get("alpha", 1.0) if decoding.get("length_penalty", "power") == "power" else 1.0,
-        early_stopping=decoding.get("early_stopping", True) or "never",
-        suppress_tokens=[PAD, BOS] if decoding.get("allow_unk") else [PAD, UNK, BOS],
-        **SPECIAL_TOKENS,
-    )

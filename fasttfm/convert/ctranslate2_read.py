@@ -25,6 +25,7 @@ from fasttfm.convert.exchange import (
     Arrangement,
     Model,
     fitting_tokenizer,
+    language_token,
     learned_positions,
     number,
     refuse_other_corpus,
@@ -62,6 +63,7 @@ _WEIGHTS = ("weight", "bias", "gamma", "beta")
 _OFF = ("alibi", "multi_query_attention")
 """Variables that must be zero."""
 _LANGUAGE = re.compile(r"__[a-z]{2,3}__|[a-z]{3}_[A-Z][a-z]{3}")
+"""Tokens of languages of M2M-100 (__en__) and NLLB (eng_Latn)."""
 _SENTENCEPIECE = {
     "source": ("source.spm", "sentencepiece.bpe.model", "spm.src.model", "spm.model", "sentencepiece.model"),
     "target": ("target.spm", "sentencepiece.bpe.model", "spm.tgt.model", "spm.model", "sentencepiece.model"),
@@ -372,21 +374,11 @@ def _dotted(variables: Mapping[str, np.ndarray], path: Path) -> TheirWeights:
     return TheirWeights(path, weights)
 
 
-def _language(words: list[str], side: str, code: str | None, folder: Path) -> tuple[list[str], list[str]]:
-    """(what lines of a side begin with, all languages' tokens) of M2M-100 (__en__) and NLLB (eng_Latn)."""
-    tokens = [word for word in words if _LANGUAGE.fullmatch(word)]
-    prefix = [token for token in tokens if code is not None and token.strip("_") == code]
-    if tokens and not prefix:
-        told = "none was given" if code is None else f"{code} is unknown"
-        known = ", ".join(sorted(token.strip("_") for token in tokens)[:8])
-        raise UserError(f"{folder}: --{side}-language: {told}: give one of {known}, ...")
-    if code is not None and not tokens:
-        raise UserError(f"{folder}: --{side}-language {code}: this model has no languages to choose: leave it out")
-    return prefix, tokens
-
-
 def _tokenizer(folder: Path, side: str, pieces: list[str], language: str | None, *, ends: bool) -> Tokenizer:
-    prefix, silent = _language(pieces, side, language, folder)
+    languages = {piece.strip("_"): piece for piece in pieces if _LANGUAGE.fullmatch(piece)}
+    if language is not None and not languages:
+        raise UserError(f"{folder}: --{side}-language {language}: this model has no languages to choose: leave it out")
+    prefix = [language_token(languages, side, language)] if languages else []
     codes = folder / f"{side}.codes"  # of our own export
     if codes.exists():
         return MosesTokenizer.load(codes, pieces=pieces, ends=ends)
@@ -396,5 +388,5 @@ def _tokenizer(folder: Path, side: str, pieces: list[str], language: str | None,
             f"{folder}: has no SentencePiece model, which CTranslate2's converters do not copy: put it there as "
             f"{_SENTENCEPIECE[side][0]}"
         )
-    vocabulary = Vocabulary(pieces=pieces, prefix=prefix, silent=silent, codes=not prefix, ends=ends)
+    vocabulary = Vocabulary(pieces=pieces, prefix=prefix, silent=[*languages.values()], codes=not prefix, ends=ends)
     return fitting_tokenizer(path, vocabulary)

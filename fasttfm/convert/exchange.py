@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from fasttfm.data.tokenizer import BOS, PAD, UNK, Tokenizer, Vocabulary
 from fasttfm.data.tokenizer_files import load_tokenizers
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer
-from fasttfm.models.pretrained import read_pretrained, read_values, write_model, write_pretrained
+from fasttfm.models.pretrained import SPECIAL_TOKENS, read_pretrained, read_values, write_model, write_pretrained
 from fasttfm.reference import positional_encoding
 from fasttfm.store.weights import model_weights, refuse_others
 from fasttfm.system.files import read_content, write_file
@@ -276,6 +277,18 @@ def suppressed(decoding: DecodingConfig) -> list[int]:
     return [PAD, BOS] if decoding.allow_unk else [PAD, UNK, BOS]
 
 
+def generation_settings(decoding: DecodingConfig) -> dict[str, Any]:
+    """The fields of Hugging Face's generation_config.json, whose search divides scores by length^length_penalty."""
+    penalties = {"power": decoding.alpha, "avg": 1.0, "wu": 1.0 if decoding.alpha else 0.0, "none": 0.0}
+    return {
+        **SPECIAL_TOKENS,
+        "num_beams": decoding.beam,
+        "length_penalty": penalties[decoding.length_penalty],
+        "early_stopping": decoding.early_stopping or "never",
+        "suppress_tokens": suppressed(decoding),
+    }
+
+
 def piece_names(tokenizer: Tokenizer, special: Mapping[int, str]) -> list[str]:
     """A tokenizer's pieces for a format that tells them apart by name, special tokens under the names given.
 
@@ -296,6 +309,14 @@ def piece_names(tokenizer: Tokenizer, special: Mapping[int, str]) -> list[str]:
             names[position] = f"{name}#{position}"
         numbers[names[position]] = position
     return names
+
+
+def language_token(codes: Mapping[str, str], side: str, language: str | None) -> str:
+    """The token of a side's language, by codes; UserError for a language that is unknown or not given."""
+    if language is None or language not in codes:
+        told = "none was given" if language is None else f"{language} is unknown"
+        raise UserError(f"--{side}-language: {told}: give one of {', '.join(sorted(codes)[:8])}, ...")
+    return codes[language]
 
 
 def number(pieces: Sequence[str], piece: str, path: Path) -> int:

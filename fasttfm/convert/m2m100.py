@@ -10,10 +10,10 @@ from typing import Any
 
 from fasttfm.convert.bart import KNOWN, bart_config, decoding, read_network, tables
 from fasttfm.convert.config_json import read_config, refuse_others, tell_unknown_fields
-from fasttfm.convert.exchange import Arrangement, Model, fitting_tokenizer, refuse_other_corpus
+from fasttfm.convert.exchange import Arrangement, Model, fitting_tokenizer, language_token, refuse_other_corpus
 from fasttfm.convert.weight_files import foreign_errors, read_tensors
 from fasttfm.data.tokenizer import Vocabulary
-from fasttfm.errors import UserError, optional
+from fasttfm.errors import optional
 from fasttfm.system.parsing import field
 
 _SENTENCEPIECE = "sentencepiece.bpe.model"
@@ -46,10 +46,7 @@ def read(folder: Path, source_language: str | None = None, target_language: str 
     silent = sorted({*codes.values(), *map(str, theirs.all_special_tokens)} & set(ours))
     sides = []
     for side, language in (("source", source_language), ("target", target_language)):
-        if language not in codes:
-            shown = "none was given" if language is None else f"{language} is unknown"
-            raise UserError(f"--{side}-language: {shown}: give one of {', '.join(sorted(codes)[:8])}, ...")
-        vocabulary = Vocabulary(pieces=ours, prefix=[codes[language]], silent=silent)
+        vocabulary = Vocabulary(pieces=ours, prefix=[language_token(codes, side, language)], silent=silent)
         sides.append(fitting_tokenizer(folder / _SENTENCEPIECE, vocabulary))
     refuse_other_corpus(folder, sides)
     search = decoding(folder, given, theirs.eos_token_id, start, theirs.pad_token_id)

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fasttfm.config.decoding import DecodingConfig
 from fasttfm.config.model import TransformerConfig
 from fasttfm.convert.bart import BART, FIELDS, KNOWN, bart_config, decoding, read_network, tables
 from fasttfm.convert.channels import halves_from_pairs, pairs_from_halves
@@ -22,10 +21,10 @@ from fasttfm.convert.exchange import (
     Arrangement,
     Model,
     fitting_tokenizer,
+    generation_settings,
     number,
     piece_names,
     refuse_other_corpus,
-    suppressed,
 )
 from fasttfm.convert.names import theirs
 from fasttfm.convert.tokenizer_json import SPECIAL_PIECES
@@ -50,20 +49,12 @@ def export(model: Model, folder: Path) -> list[str]:
     weights = halves_from_pairs(model.weights, model.config.d_model)
     tensors = {name: tensor.float().clone() for name, tensor in marian_weights(model.config, weights).items()}
     write_files(folder, marian_config(model.config), tensors)
-    penalty, told = _length_penalty(model.decoding)
-    _write_json(
-        folder / "generation_config.json",
-        {
-            **SPECIAL_TOKENS,
-            "num_beams": model.decoding.beam,
-            "length_penalty": penalty,
-            "early_stopping": model.decoding.early_stopping or "never",
-            "max_length": _LONGEST,
-            "suppress_tokens": suppressed(model.decoding),
-        },
-    )
+    settings = generation_settings(model.decoding)
+    _write_json(folder / "generation_config.json", {**settings, "max_length": _LONGEST})
     _write_tokenizer(model, folder)
-    return told
+    if model.decoding.length_penalty == "wu" and model.decoding.alpha:
+        return [f"the length penalty wu {model.decoding.alpha} is not known there: length_penalty 1.0 was written"]
+    return []
 
 
 def refuse_other_than_marian(model: Model) -> None:
@@ -124,13 +115,6 @@ def marian_config(config: TransformerConfig) -> dict[str, Any]:
         "forced_eos_token_id": None,
         **SPECIAL_TOKENS,
     }
-
-
-def _length_penalty(decoding: DecodingConfig) -> tuple[float, list[str]]:
-    """Hugging Face divides by length^length_penalty."""
-    if decoding.length_penalty == "wu" and decoding.alpha:
-        return 1.0, [f"the length penalty wu {decoding.alpha} is not known there: length_penalty 1.0 was written"]
-    return {"power": decoding.alpha, "avg": 1.0}.get(decoding.length_penalty, 0.0), []
 
 
 def _write_tokenizer(model: Model, folder: Path) -> None:
