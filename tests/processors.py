@@ -22,8 +22,8 @@ from pathlib import Path
 from benchmarks import command
 from benchmarks.measure import machine, records
 from fasttfm.errors import UserError
-from fasttfm.machine import cpuinfo
-from fasttfm.parsing import parse_yaml
+from fasttfm.system.machine import cpuinfo
+from fasttfm.system.parsing import parse_yaml
 from tests.pytest_runs import counts, name_of, run_tests
 
 LIMIT = 60.0
