@@ -1,33 +1,9 @@
-"""The record of executed PTX: what a run of pytest becomes, chip after chip, and that the pages quote it."""
-
-import subprocess
+"""The record of executed PTX: what is executed again, and that the pages quote it."""
 
 import pytest
 
 from benchmarks.measure import machine, records
 from tests.executed import __main__ as executed
-
-SMALL = """
-import json
-
-import pytest
-
-
-@pytest.mark.parametrize("chip", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_numbers(chip, dtype):
-    assert (chip, dtype) != ("sm_90", "fp32")
-
-
-@pytest.mark.parametrize("chip", ["sm_80"])
-def test_skipped(chip):
-    pytest.skip("not everywhere")
-
-
-def test_mutations_of_sm_80(record_property):
-    counts = {"noticed": 7, "missed": 1, "equivalent": 2, "unreached": 3}
-    record_property("mutations", json.dumps({"subject": "a sum", "chip": "sm_80", "dtype": "bfloat16", **counts}))
-"""
 
 
 @pytest.fixture
@@ -35,7 +11,6 @@ def small(tmp_path, monkeypatch):
     """A folder of few tests in the place of tests/executed."""
     folder = tmp_path / "cases"
     folder.mkdir()
-    (folder / "test_small.py").write_text(SMALL)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    executed: long\n")
     monkeypatch.setattr(executed, "TESTS", (folder,))
     monkeypatch.setenv("FASTTFM_CACHE", str(tmp_path / "cache"))
@@ -45,24 +20,6 @@ def small(tmp_path, monkeypatch):
 def run(results, *chips):
     chosen = [word for chip in chips for word in ("--chip", chip)]
     return executed.main([*chosen, "--workers", "1", "--results", str(results)])
-
-
-@pytest.mark.whole
-def test_a_chip_s_cases_become_its_line_and_the_others_stay(small, capfd):
-    assert run(small, "sm_80", "sm_90") == 1
-    first, second = records.read(small / "executed.jsonl")
-    records.write(small / "executed.jsonl", [{**first, "seconds": 1.5}], executed.by_chip)
-    assert [(line["chip"], line["seconds"]) for line in records.read(small / "executed.jsonl")] == [
-        ("sm_80", 1.5),
-        ("sm_90", second["seconds"]),
-    ]
-    assert (first["chip"], first["cases"], first["passed"], first["failed"]) == ("sm_80", 3, 3, [])
-    assert first["mutations"][0]["noticed"] == 7
-    assert (second["chip"], second["cases"], second["passed"]) == ("sm_90", 2, 1)
-    assert second["failed"] == ["test_numbers[fp32-sm_90]"]
-    assert second["mutations"] == []
-    said = capfd.readouterr().out.splitlines()
-    assert said[-1] == "4 of 5 cases pass, and 7 of 8 mutations that make a difference are noticed"
 
 
 ADDED = """
@@ -116,13 +73,6 @@ def test_what_has_passed_is_executed_again_where_its_ptx_has_changed(small, tmp_
     assert kept == [0, 1, 0]
     assert commits == [commits[0], ["of-then"], []]
     assert file.with_suffix(".log").read_text().split() == ["executed"]
-
-
-@pytest.mark.whole
-def test_a_run_without_cases_is_no_record(small):
-    with pytest.raises(subprocess.CalledProcessError):
-        run(small, "sm_60")
-    assert not small.exists()
 
 
 def test_the_pages_quote_the_records():

@@ -56,7 +56,7 @@ def test_a_training_step_loses_what_plain_pytorch_does(chip, packed):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=2e-4)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.whole
 @pytest.mark.parametrize("chip", CHIPS)
 def test_a_search_finds_what_plain_pytorch_finds(chip):
     model = model_of(dropout=0.0).eval()
