@@ -16,7 +16,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
-from fasttfm.parsing import parse_json
+from fasttfm.system.parsing import parse_json
 
 STEADY = {"short": 4, "long": 1}
 """Kind of request -> how often: one short sentence, and eight long ones."""

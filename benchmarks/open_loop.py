@@ -30,12 +30,12 @@ from typing import Any
 from benchmarks import command
 from benchmarks.load import MIXED, PATIENCE, Load, arriving, closed, failed, quantiles, sentences
 from benchmarks.measure.machine import SINCE_START, family
-from fasttfm.children import end_with_parent
 from fasttfm.cli.main import main as fasttfm
 from fasttfm.cli.parser import THREADS, InRange
 from fasttfm.data.corpus import read_lines
-from fasttfm.decoding import Translator
-from fasttfm.decoding.translator import Translation
+from fasttfm.system.children import end_with_parent
+from fasttfm.translate import Translator
+from fasttfm.translate.translator import Translation
 
 LOADS = (0.5, 0.8, 0.95)
 """Shares of the capacity."""
@@ -80,9 +80,9 @@ def serve(kind: str, model: Path, workers: int, folder: Path, port: Connection) 
     end_with_parent()
     import torch
 
-    from fasttfm.serving.app import App
-    from fasttfm.serving.connections import Listener, server
-    from fasttfm.serving.limits import Limits
+    from fasttfm.translate.server.app import App
+    from fasttfm.translate.server.connections import Listener, server
+    from fasttfm.translate.server.limits import Limits
 
     ours = kind in EARLY_STOPPING
     # PyTorch's threads would slow CTranslate2's down (peers/ctranslate2.py)

@@ -15,8 +15,8 @@ import jsonschema
 
 from benchmarks.measure.machine import machine_name, slug
 from fasttfm.errors import UserError
-from fasttfm.files import replace_file
-from fasttfm.parsing import parse_json, parse_yaml
+from fasttfm.system.files import replace_file
+from fasttfm.system.parsing import parse_json, parse_yaml
 
 Schema = dict[str, Any]
 _SHORT = parse_yaml((Path(__file__).parent / "schemas.yaml").read_bytes())

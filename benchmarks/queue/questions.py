@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.measure.machine import ROOT, noisy
 from benchmarks.measure.records import Record, problems
 from fasttfm.errors import UserError
-from fasttfm.parsing import Malformed, parse_yaml
+from fasttfm.system.parsing import Malformed, parse_yaml
 
 FILE = Path(__file__).parent / "questions.yaml"
 _REACHED = 1.1
