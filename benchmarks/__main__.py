@@ -52,6 +52,7 @@ COMMANDS = {
 DTYPES = ("float32", "float16", "bfloat16")
 SECONDS = {"smoke": 0.0, "quick": 0.3, "standard": 1.0, "full": 3.0}
 """Of timed runs a case, all its providers together."""
+_NOISE = "rows are noisy, measured twice: something else runs on this machine; close it and measure again"
 LEAST_ROUNDS = {"smoke": 1, "quick": 5, "standard": 10, "full": 20}
 
 
@@ -212,8 +213,7 @@ def run_cases(
             print(json.dumps(row), flush=True)
         done += [row for row in rows if row["time_us"]]
     if noisy := sum(row["noisy"] for row in done):
-        remedy = "something else runs on this machine; close it and measure again"
-        print(f"{noisy} of {len(done)} rows are noisy, measured twice: {remedy}", file=words)
+        print(f"{noisy} of {len(done)} {_NOISE}", file=words)
     for file in files:
         print(f"kept in {file}", file=words)
     if broken:

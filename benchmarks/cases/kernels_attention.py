@@ -268,15 +268,16 @@ def packed(
 
             return of_varlen(flash_attn_varlen_func)
 
+        eager = padded(_eager(mask, 0.0))
         providers: dict[str, Provider | Absent] = {
             peers.OURS: of_varlen(F.varlen_attention),
-            peers.EAGER: padded(_eager(mask, 0.0)),
+            peers.EAGER: eager,
             peers.SDPA_PADDED: padded(partial(nnF.scaled_dot_product_attention, attn_mask=mask)),
             peers.SDPA_NESTED: _nested(starts, longest, causal),
             **({peers.FLEX: _flex_packed(number, causal)} if compile else {}),
             peers.FLASH_ATTN: peers.provider(peers.FLASH_ATTN, device, flash_attn),
         }
-        return Work(inputs=inputs, providers=providers, reference=providers[peers.EAGER])
+        return Work(inputs=inputs, providers=providers, reference=eager)
 
     cost = _costs([(1, H, each, each, D, setting.dtype.itemsize) for each in lengths], causal=causal, dropout=False)
     shape = {"T": tokens, "sequences": sequences, "longest": longest, "H": H, "D": D, "causal": causal}
@@ -291,7 +292,7 @@ def _nested(starts: Tensor, longest: int, causal: bool) -> Provider:
         x = x if x.is_cuda else x.contiguous()
         return torch.nested.nested_tensor_from_jagged(x, offsets, max_seqlen=longest).transpose(1, 2)
 
-    sdpa = partial(nnF.scaled_dot_product_attention, is_causal=causal)
+    sdpa: Provider = partial(nnF.scaled_dot_product_attention, is_causal=causal)
     return lambda *qkv: sdpa(*map(nested, qkv)).transpose(1, 2).values()
 
 

@@ -33,12 +33,13 @@ def scored(form: str, B: int, H: int, L: int, D: int, passes: str, setting: Sett
         sinks = torch.linspace(-1, 1, H, device=device, dtype=dtype)
         past = torch.arange(L, device=device) - torch.arange(L, device=device)[:, None]
         hidden = (past > 0) | (past <= -window)
-        options: dict[str, Any] = {
+        forms: dict[str, dict[str, Any]] = {
             "window": {"window": (window - 1, None)},
             "softcap": {"softcap": _CAP},
             "alibi": {"alibi_slopes": slopes},
             "sinks": {"sinks": sinks},
-        }[form]
+        }
+        options = forms[form]
 
         def eager(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             scores = q @ k.transpose(-2, -1) * D**-0.5

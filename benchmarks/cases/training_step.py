@@ -129,11 +129,11 @@ class Contenders:
         return {OURS: self.ours(), PACKED: self.ours(packed=True), TORCH_NN: self.theirs()}
 
     def loss(self, model: nn.Module, loss: Loss) -> "Checked":
-        """What is compared of a model."""
+        """The loss of a model, which is what is compared."""
         return Checked(model.eval(), partial(loss, label_smoothing=self.training.label_smoothing), self.autocast)
 
     def losses(self) -> dict[str, "Checked"]:
-        """By provider, what is compared of a step's model."""
+        """By provider, the loss of a step's model."""
         return {
             OURS: self.loss(self.model(Transformer), our_loss),
             PACKED: self.loss(self.model(Transformer), partial(our_loss, packed=True)),

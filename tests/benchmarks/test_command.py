@@ -129,7 +129,7 @@ def test_a_broken_case_does_not_stop_the_others(group, tmp_path, capsys):
     whole = group.cases
 
     def cases(setting):
-        first, second = whole()
+        first, second = whole(setting)
         broken = Case(group="kernels", name="broken", shape={}, dtype="float32", passes="forward", make=lambda: 1 / 0)
         return [first, broken, second]
 

@@ -42,7 +42,7 @@ def ctranslate2(tmp_path):
         ]
         return [
             ([[WORDS.index(word) for word in hypothesis] for hypothesis in result.hypotheses], result.scores)
-            for result in translator.translate_batch(*given, min_decoding_length=0, **options)
+            for result in translator.translate_batch(*given, **{"min_decoding_length": 0, **options})
         ]
 
     return search
@@ -68,7 +68,8 @@ def longer(ending_model) -> Transformer:
 
 
 def ours_of(model, beam: int, alpha: float, min_len: int):
-    limits = {"max_len_a": 0.0, "max_len_b": LONGEST, "min_len": min_len}
+    """The best of a search that goes on until nothing better can come."""
+    limits = {"max_len_a": 0.0, "max_len_b": LONGEST, "min_len": min_len, "early_stopping": False}
     settings = DecodingConfig(beam=beam, length_penalty="power", alpha=alpha, **limits)
     return [each[0] for each in search_ids(model, SOURCES, settings)]
 
@@ -114,7 +115,8 @@ def test_hugging_face_finds_nothing_better(model, beam, alpha):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("beam", [1, 4, 8])
 def test_ctranslate2_finds_nothing_better(model, ctranslate2, beam, alpha):
-    options = {"length_penalty": alpha, "max_decoding_length": LONGEST, "beam_size": beam, **ALLOWED}
+    lengths = {"min_decoding_length": 1, "max_decoding_length": LONGEST}
+    options = {"length_penalty": alpha, "beam_size": beam, **lengths, **ALLOWED}
     found = ctranslate2(model, SOURCES, **options, patience=2 if beam > 1 else 1)  # or it stops at the first that ends
     equal = compare(model, ours_of(model, beam, alpha, 1), [outputs[0] for outputs, _ in found], alpha, beam)
     if beam == 1:
