@@ -63,7 +63,7 @@ class _Drawing:
             sides = self.case.cased(sides, keys[0])
         if self.samplers is None:
             return sides
-        source, target = (sampler.sample(*given) for sampler, *given in zip(self.samplers, sides, keys))
+        source, target = (sampler.sample(ids, key) for sampler, ids, key in zip(self.samplers, sides, keys))
         return source, target
 
 
