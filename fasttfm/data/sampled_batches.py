@@ -50,7 +50,7 @@ Group = tuple[np.ndarray, Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class _Drawing:
-    """How the ids of pairs are drawn."""
+    """Case augmentation and subword sampling, as far as a run has them."""
 
     case: CaseAugment | None
     samplers: tuple[SubwordSampler, SubwordSampler] | None
