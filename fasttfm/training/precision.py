@@ -2,7 +2,7 @@
 
 import torch
 
-from fasttfm.machine import multiplies_bfloat16
+from fasttfm.system.machine import multiplies_bfloat16
 
 
 def resolved_precision(precision: str, device: torch.device) -> str:

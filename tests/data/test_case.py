@@ -6,7 +6,6 @@ import torch
 from training.runs import assert_same_weights, log_without_times
 from training.tiny import TINY
 
-from fasttfm.checkpoints.steps import saved_steps
 from fasttfm.config import gather
 from fasttfm.data.case import CaseAugment
 from fasttfm.data.prepare import PrepareOptions, prepare
@@ -14,6 +13,7 @@ from fasttfm.data.prepared import PreparedData
 from fasttfm.data.sampling import sentence_keys
 from fasttfm.data.tokenizer import Tokenizer, Vocabulary, train_tokenizer
 from fasttfm.errors import UserError
+from fasttfm.store.steps import saved_steps
 from fasttfm.training.run import train
 
 LINES = [f"die straße number {i} isn't red" for i in range(2000)]
