@@ -117,10 +117,9 @@ def _watch(over: threading.Event) -> None:
     paused = None
     while hasattr(os, "waitid") and not over.wait(_LOOK):
         with suppress(ChildProcessError):
-            # without WNOWAIT the pause is seen once
             found = os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
             if found is not None and found.si_pid == paused:
-                os.waitid(os.P_PID, paused, os.WSTOPPED | os.WNOHANG)
+                os.waitid(os.P_PID, paused, os.WSTOPPED | os.WNOHANG)  # is not seen again
                 print(
                     f"fasttfm train: warning: process {paused} is paused ({signal_name(found.si_status)}), and the "
                     f"others wait for it: kill -CONT {paused} lets it go on",

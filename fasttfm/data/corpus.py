@@ -139,12 +139,11 @@ def read_lines(path: Path | str) -> Iterator[str]:
 
 def is_cut(path: Path | str) -> bool:
     """Return whether a plain file ends in the middle of a line, as one that was cut off does."""
-    if not Path(path).is_file():  # told by who reads it, or a pipe, which is read once
-        return False
-    with suppress(OSError), Path(path).open("rb") as file:
-        packed, end = kind_of(file.read(16)), file.seek(0, os.SEEK_END)
-        file.seek(max(0, end - 1))
-        return bool(end) and not packed and file.read() != b"\n"
+    if Path(path).is_file():  # else told by who reads it, or a pipe, which is read once
+        with suppress(OSError), Path(path).open("rb") as file:
+            packed, end = kind_of(file.read(16)), file.seek(0, os.SEEK_END)
+            file.seek(max(0, end - 1))
+            return bool(end) and not packed and file.read() != b"\n"
     return False
 
 

@@ -208,7 +208,12 @@ class PreparedData(PreparedFolder):
     @property
     def source_tags(self) -> list[str]:
         """The words that prepare put before the sources of training; empty without --source-tag."""
-        return self.description["fingerprint"]["options"]["source_tags"]
+        try:
+            return list(self.description["fingerprint"]["options"]["source_tags"])
+        except (KeyError, TypeError):
+            raise UserError(
+                f"{self.path / DESCRIPTION}: does not say what its --source-tag was: {PREPARE_AGAIN}"
+            ) from None
 
     @property
     def model_files(self) -> list[Path]:

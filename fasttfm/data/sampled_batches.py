@@ -46,7 +46,7 @@ Group = tuple[np.ndarray, Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class _Drawing:
-    """How the ids of pairs are drawn."""
+    """Case augmentation and subword sampling, as far as a run has them."""
 
     case: CaseAugment | None
     samplers: tuple[SubwordSampler, SubwordSampler] | None
@@ -59,7 +59,7 @@ class _Drawing:
             sides = self.case.cased(sides, keys[0])
         if self.samplers is None:
             return sides
-        source, target = (sampler.sample(*given) for sampler, *given in zip(self.samplers, sides, keys))
+        source, target = (sampler.sample(ids, key) for sampler, ids, key in zip(self.samplers, sides, keys))
         return source, target
 
 

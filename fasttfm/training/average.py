@@ -57,6 +57,6 @@ def average_last(model_dir: str | Path, last: int | None) -> tuple[Path, list[in
     target = checkpoints_folder(model_dir) / "average"
     for folder in folders:
         check_vocabulary(folder, model_dir)
-    meta = {"average_of": chosen, "vocabulary": vocabulary_digest(model_dir)}
-    save_checkpoint(target, average_weights(folders), meta)
+    vocabulary = vocabulary_digest(model_dir)
+    save_checkpoint(target, average_weights(folders), {"average_of": chosen, "vocabulary": vocabulary})
     return target, chosen

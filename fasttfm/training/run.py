@@ -1,6 +1,7 @@
 """One training run from start to end: data, model directory, model, trainer, average; of any task."""
 
 import dataclasses
+import errno
 import os
 import signal
 import time
@@ -101,10 +102,12 @@ def train(
                 raise _out_of_memory(config, device) from error
             if not isinstance(error, OSError) or error.errno is None:
                 raise  # raised by hand somewhere, not by the operating system
+            few = error.errno == errno.EMFILE
+            remedy = "allow more open files (ulimit -n)" if few else "make room or make the directory writable"
             # writing to an open file on a full disk names no file
             raise UserError(
-                f"{error.filename or model_dir}: {error.strerror}; checkpoints saved before are untouched: make "
-                "room or make the directory writable, then run the same command again to go on from the last one"
+                f"{error.filename or model_dir}: {error.strerror}; checkpoints saved before are untouched: {remedy}, "
+                "then run the same command again to go on from the last one"
             ) from error
 
 

@@ -152,12 +152,12 @@ class Translation(Task):
         try:
             if not (batching.subword_sampling or batching.case_augment):
                 return TokenBatches(*given, together=together)
-            tokenizers, tags = (data.source_tokenizer, data.target_tokenizer), data.source_tags
+            tokenizers, share = (data.source_tokenizer, data.target_tokenizer), batching.case_augment
             return SampledBatches(
                 *given,
                 amount=batching.subword_sampling,
                 tokenizers=tokenizers,
-                case=CaseAugment(batching.case_augment, tokenizers, tags) if batching.case_augment else None,
+                case=CaseAugment(share, tokenizers, data.source_tags) if share else None,
                 together=together,
                 processes=min(together, max(1, cores_of_rank() - 1)),
             )
@@ -182,8 +182,9 @@ def _refuse_longer(config: RunConfig, data: PreparedData) -> None:
     """Raise UserError where there are fewer learned positions than a sentence may have tokens with its marker."""
     most, batching = config.model.max_length, config.data
     limit, name = batching.max_sentence_tokens + 1, "--max-sentence-tokens"
-    if flag := "--subword-sampling" * bool(batching.subword_sampling) or "--case-augment" * bool(batching.case_augment):
-        limit, name = batching.max_tokens, f"{flag}, whose draws have up to --max-tokens"  # as long as their characters
+    amounts = {"--subword-sampling": batching.subword_sampling, "--case-augment": batching.case_augment}
+    for flag in (flag for flag, amount in amounts.items() if amount):  # a draw may be as long as its characters
+        limit, name = batching.max_tokens, f"{flag}, whose draws have up to --max-tokens"
     longest = 1 + max(int(side.max(initial=0)) for side in (data.valid.source_lengths, data.valid.target_lengths))
     if most < limit:
         raise UserError(f"--max-length {most:,}: {name} needs {limit:,} learned positions: raise --max-length to it")

@@ -263,12 +263,15 @@ def test_a_damaged_record_of_the_data_is_named(tiny_data, tiny_values, tmp_path)
             train(tiny_values(max_update=2), tiny_data, tmp_path / "MODEL")
 
 
-def test_a_log_that_cannot_be_written_is_one_line_with_the_remedy(tiny_data, tiny_values, tmp_path, monkeypatch):
-    def full(self, record):
-        raise OSError(errno.ENOSPC, "No space left on device")
+@pytest.mark.parametrize(("number", "remedy"), [(errno.ENOSPC, "make room"), (errno.EMFILE, "allow more open files")])
+def test_a_log_that_cannot_be_written_is_one_line_with_the_remedy(
+    tiny_data, tiny_values, tmp_path, monkeypatch, number, remedy
+):
+    def fails(self, record):
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("fasttfm.training.log.RunLog.write", full)
-    with pytest.raises(UserError, match=r"MODEL: No space left on device; checkpoints saved before .* make room"):
+    monkeypatch.setattr("fasttfm.training.log.RunLog.write", fails)
+    with pytest.raises(UserError, match=rf"MODEL: {os.strerror(number)}; checkpoints saved before .* {remedy}"):
         train(tiny_values(), tiny_data, tmp_path / "MODEL")
 
 

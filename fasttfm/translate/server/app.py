@@ -1,8 +1,11 @@
 """The paths of the server: POST /translate, GET /health, /metrics, and pages."""
 
 import asyncio
+import base64
+import hashlib
 import hmac
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -10,11 +13,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import generate_latest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from fasttfm.system.machine import version
@@ -24,7 +28,6 @@ from fasttfm.translate.server.gate import LOOPBACK, Gate
 from fasttfm.translate.server.limits import Limits
 from fasttfm.translate.server.metrics import Metrics
 from fasttfm.translate.server.openapi import openapi, page
-from fasttfm.translate.server.pages import html_response
 from fasttfm.translate.server.pool import Pool
 from fasttfm.translate.server.queue import Answer
 from fasttfm.translate.server.requests import Refused, Request, read_request
@@ -76,7 +79,7 @@ class App:
 
     async def page(self, _: HttpRequest) -> Response:
         """The page to type into."""
-        return html_response(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
+        return _html(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
 
     async def health(self, _: HttpRequest) -> Response:
         """The models that are served, how large a request may be, and the languages of split_sentences."""
@@ -88,7 +91,7 @@ class App:
 
     async def show_metrics(self, _: HttpRequest) -> Response:
         """Prometheus' text."""
-        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(generate_latest(self.metrics.registry), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def describe(self, _: HttpRequest) -> Response:
         """OpenAPI."""
@@ -96,7 +99,7 @@ class App:
 
     async def docs(self, _: HttpRequest) -> Response:
         """The same for people."""
-        return html_response(page([*self.translators], _VERSION))
+        return _html(page([*self.translators], _VERSION))
 
     async def translate(self, http: HttpRequest) -> Response:
         """Translations, or one line that says why there are none."""
@@ -197,6 +200,21 @@ class App:
             yield _event({"count": len(request.texts)}, "done")
         finally:
             _abandon(answers)
+
+
+def _html(text: str) -> HTMLResponse:
+    """A page whose own scripts and styles run, by their hashes, and nothing else; no page may frame it."""
+    rules = [f"{each} 'none'" for each in ("default-src", "base-uri", "frame-ancestors")]
+    rules += ["connect-src 'self'", "form-action 'self'"]
+    for kind in ("script", "style"):
+        hashes = [
+            f"'sha256-{base64.b64encode(hashlib.sha256(block.encode()).digest()).decode()}'"
+            for block in re.findall(f"<{kind}>(.*?)</{kind}>", text, re.DOTALL)
+        ]
+        if hashes:
+            rules.append(f"{kind}-src {' '.join(hashes)}")
+    headers = {"Content-Security-Policy": "; ".join(rules), "Referrer-Policy": "no-referrer"}
+    return HTMLResponse(text, headers={**headers, "X-Content-Type-Options": "nosniff"})
 
 
 def _now() -> float:

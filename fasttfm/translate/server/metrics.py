@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _SENTENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -39,7 +39,3 @@ class Metrics:
         self.batch_sentences.observe(together)
         self.sentences.inc(ended)
         self.tokens.inc(tokens)
-
-    def text(self) -> bytes:
-        """All of them in Prometheus' text format."""
-        return generate_latest(self.registry)
