@@ -69,7 +69,7 @@ _KINDS: tuple[tuple[str, str, Callable[[pd.DataFrame], pd.Series]], ...] = (
 _FIGURES = (
     ("Linear + cross entropy", "the loss with its projection, forward and backward"),
     ("Attention with dropout", "forward, backward"),
-    ("Search, fp32", "translations from a batch of sentences to text"),
+    ("Search, fp32", "whole translations, fp32"),
 )
 
 
@@ -180,7 +180,8 @@ def _trained(entries: Sequence[Entry]) -> list[str]:
     runs = [entry for entry in entries if entry.record.get("corpus") == "multi30k" and entry.kind == "end_to_end"]
     return [
         f"- From text to a model: **{run.record['bleu']:.1f} BLEU** on Multi30k English-German after "
-        f"{run.record['training_minutes']:.0f} minutes ({machine_name(run.machine)}; `{run.record['bleu_signature']}`)"
+        f"{run.record['training_minutes']:.0f} minutes ({machine_name(run.machine)}, {str(run.machine['time'])[:10]}; "
+        f"`{run.record['bleu_signature']}`)"
         for run in runs[-1:]
     ]
 
