@@ -148,8 +148,8 @@ def figures(entries: Sequence[Entry]) -> str:
         said = [f"**{line.mean:.2f}x** on {_short(line)}, worst shape {line.worst.split(':')[0]}" for line in some]
         listed += [f"- {what.split(',')[0]} ({after}), beside {peers}: {'; '.join(said)}"] if some else []
     slower = [f"{line.what.lower()} on {_short(line)} {line.mean:.2f}x" for line in made if line.mean < 1]
-    said = "; ".join(slower) or "nothing that was measured"
-    return "\n".join([*listed, f"- Slower than the fastest other: {said}", *_trained(entries)])
+    losses = "; ".join(slower) or "nothing that was measured"
+    return "\n".join([*listed, f"- Slower than the fastest other: {losses}", *_trained(entries)])
 
 
 def _short(line: Line) -> str:
