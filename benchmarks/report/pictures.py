@@ -147,7 +147,7 @@ def host_time(entries: Sequence[Entry]) -> Drawn:
 
 
 def pictures(entries: Sequence[Entry]) -> dict[Path, Drawn]:
-    """Those in docs/images."""
+    """Return the pictures of docs/images, by path."""
     found = {"roofline": roofline, "training": training, "host-time": host_time}
     return {OUT / f"{name}.png": draw(entries) for name, draw in found.items()}
 
@@ -158,7 +158,7 @@ def save(path: Path, numbers: Any, figure: plt.Figure) -> None:
 
 
 def is_stale(path: Path, numbers: Any, figure: plt.Figure) -> bool:
-    """Whether the file was drawn from other numbers, or is missing."""
+    """Return whether the file was drawn from other numbers, or is missing."""
     plt.close(figure)
     if not path.is_file():
         return True

@@ -187,7 +187,7 @@ def _trained(entries: Sequence[Entry]) -> list[str]:
 
 
 def chips(entries: Sequence[Entry]) -> str:
-    """What ran, was executed from PTX and was compiled for each chip; the versions."""
+    """Each chip with its runs, executed and compiled cases; the versions of Python and packages."""
     budgets = (ROOT / "kernels" / "proof" / "budgets.csv").read_text(encoding="utf-8").splitlines()[1:]
     compiled = Counter(row["chip"] for row in csv.DictReader(budgets))
     executed = {record["chip"]: record for record in read(RESULTS / "executed.jsonl")}
@@ -212,7 +212,7 @@ def chips(entries: Sequence[Entry]) -> str:
 
 
 def _versions() -> Iterator[str]:
-    """What setup.py allows and constraints.txt pins."""
+    """The versions that setup.py allows and constraints.txt pins."""
     setup, pins = ((ROOT / name).read_text(encoding="utf-8") for name in ("setup.py", "constraints.txt"))
     minors = re.search(r"minor in range\((\d+), (\d+)\)", setup)
     if minors is None:
