@@ -37,7 +37,7 @@ for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.
     print(f"python - << 'END'\n{block}END" if language else words)
 END
 bash -euxo pipefail words.sh
-pip install ./pretraining "$wheel[serve]"  # in the checkout, where the words end
+pip install ./fasttfm/pretraining "$wheel[serve]"
 fasttfm lm --help > /dev/null
 python -c "import fasttfm, fasttfm.kernels; assert fasttfm.__file__.startswith('$folder/user'), fasttfm.__file__"
 ls -l "$root"/dist

@@ -21,7 +21,7 @@ def pack(model: Path, out: Path) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary, "model")
         quantize_model(model, "best", folder, Transformer)
-        origin = ["trained by fasttfm; matrices in 8-bit integers, of which fasttfm computes in on a CPU"]
+        origin = ["trained by fasttfm; its matrices are 8-bit integers, and fasttfm multiplies in int8 on a CPU"]
         card = model_card(build(read_config(model)).model, model, origin).replace("DIRECTORY", out.name)
         (folder / "README.md").write_text(card, encoding="utf-8")
         with ZipFile(out, "w") as archive:

@@ -154,8 +154,8 @@ def index(by_machine: dict[str, list[Entry]], everything: Sequence[Entry]) -> st
     return "\n\n".join(blocks) + "\n"
 
 
-def written(entries: Sequence[Entry], out: Path) -> dict[Path, str | pictures.Drawn]:
-    """The pages and charts in the folder: path -> text, or what is drawn."""
+def written(entries: Sequence[Entry], out: Path, *, readme: bool) -> dict[Path, str | pictures.Drawn]:
+    """The pages and charts in the folder: path -> text, or what is drawn. readme: README and docs/images too."""
     by_machine: dict[str, list[Entry]] = {}
     for entry in sorted(entries, key=lambda entry: (is_cpu(entry.machine), machine_name(entry.machine))):
         by_machine.setdefault(machine_name(entry.machine), []).append(entry)
@@ -165,16 +165,17 @@ def written(entries: Sequence[Entry], out: Path) -> dict[Path, str | pictures.Dr
         made[out / f"{slug(name)}.md"] = machine_page(name, its, entries, charted=drawn is not None)
         if drawn is not None:
             made[out / f"{slug(name)}.png"] = drawn
+    if readme:
+        made[README] = updated(README.read_text(encoding="utf-8"), entries)
+        made.update(pictures.pictures(entries))
     return made
 
 
 def drifted(entries: Sequence[Entry]) -> list[str]:
     """The pages and pictures of the repository that say something else than the records."""
-    made = written(entries, OUT) | {README: updated(README.read_text(encoding="utf-8"), entries)}
-    made |= pictures.pictures(entries)
     return [
         str(path)
-        for path, its in made.items()
+        for path, its in written(entries, OUT, readme=True).items()
         if (
             not path.is_file() or path.read_text(encoding="utf-8") != its
             if isinstance(its, str)
@@ -204,9 +205,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = drifted(entries)
         print("\n".join([f"{path} is not as the records have it" for path in found] or ["all as the records have it"]))
         return 1 if found else 0
-    made = written(entries, args.out)
-    if args.readme:
-        made |= {README: updated(README.read_text(encoding="utf-8"), entries)} | pictures.pictures(entries)
+    made = written(entries, args.out, readme=args.readme)
     try:
         args.out.mkdir(parents=True, exist_ok=True)
         for path, its in made.items():

@@ -90,9 +90,9 @@ def roofline(entries: Sequence[Entry]) -> Drawn:
     ends = floor.min() / 1.5, both.p50_other.max() * 1.5
     axes.plot(ends, ends, color="black", linewidth=1, label="the device's limit")
     axes.scatter(floor, both.p50_other, s=22, facecolors="none", edgecolors=OTHER, label="the fastest other")
-    for kernel, color in zip(dict.fromkeys(both.case), plt.get_cmap("tab10").colors):
+    for number, kernel in enumerate(dict.fromkeys(both.case)):
         some = both.case == kernel
-        axes.scatter(floor[some], both.p50[some], s=22, color=color, label=kernel)
+        axes.scatter(floor[some], both.p50[some], s=22, color=f"C{number % 10}", label=kernel)
     axes.set(xscale="log", yscale="log", xlim=(ends[0], floor.max() * 1.5), ylim=ends)
     axes.set(xlabel="least time that bandwidth and products allow, µs", ylabel="measured, µs")
     axes.set_title(f"Kernels beside the device's limit, {rows.machine.iloc[-1]}, bf16", fontsize=10)
@@ -147,7 +147,7 @@ def host_time(entries: Sequence[Entry]) -> Drawn:
 
 
 def pictures(entries: Sequence[Entry]) -> dict[Path, Drawn]:
-    """Those in docs/images."""
+    """Return the pictures of docs/images, by path."""
     found = {"roofline": roofline, "training": training, "host-time": host_time}
     return {OUT / f"{name}.png": draw(entries) for name, draw in found.items()}
 
@@ -158,7 +158,7 @@ def save(path: Path, numbers: Any, figure: plt.Figure) -> None:
 
 
 def is_stale(path: Path, numbers: Any, figure: plt.Figure) -> bool:
-    """Whether the file was drawn from other numbers, or is missing."""
+    """Return whether the file was drawn from other numbers, or is missing."""
     plt.close(figure)
     if not path.is_file():
         return True

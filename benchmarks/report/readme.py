@@ -69,7 +69,7 @@ _KINDS: tuple[tuple[str, str, Callable[[pd.DataFrame], pd.Series]], ...] = (
 _FIGURES = (
     ("Linear + cross entropy", "the loss with its projection, forward and backward"),
     ("Attention with dropout", "forward, backward"),
-    ("Search, fp32", "translations from a batch of sentences to text"),
+    ("Search, fp32", "whole translations, fp32"),
 )
 
 
@@ -148,8 +148,8 @@ def figures(entries: Sequence[Entry]) -> str:
         said = [f"**{line.mean:.2f}x** on {_short(line)}, worst shape {line.worst.split(':')[0]}" for line in some]
         listed += [f"- {what.split(',')[0]} ({after}), beside {peers}: {'; '.join(said)}"] if some else []
     slower = [f"{line.what.lower()} on {_short(line)} {line.mean:.2f}x" for line in made if line.mean < 1]
-    said = "; ".join(slower) or "nothing that was measured"
-    return "\n".join([*listed, f"- Slower than the fastest other: {said}", *_trained(entries)])
+    losses = "; ".join(slower) or "nothing that was measured"
+    return "\n".join([*listed, f"- Slower than the fastest other: {losses}", *_trained(entries)])
 
 
 def _short(line: Line) -> str:
@@ -180,13 +180,14 @@ def _trained(entries: Sequence[Entry]) -> list[str]:
     runs = [entry for entry in entries if entry.record.get("corpus") == "multi30k" and entry.kind == "end_to_end"]
     return [
         f"- From text to a model: **{run.record['bleu']:.1f} BLEU** on Multi30k English-German after "
-        f"{run.record['training_minutes']:.0f} minutes ({machine_name(run.machine)}; `{run.record['bleu_signature']}`)"
+        f"{run.record['training_minutes']:.0f} minutes ({machine_name(run.machine)}, {str(run.machine['time'])[:10]}; "
+        f"`{run.record['bleu_signature']}`)"
         for run in runs[-1:]
     ]
 
 
 def chips(entries: Sequence[Entry]) -> str:
-    """What ran, was executed from PTX and was compiled for each chip; the versions."""
+    """Each chip with its runs, executed and compiled cases; the versions of Python and packages."""
     budgets = (ROOT / "kernels" / "proof" / "budgets.csv").read_text(encoding="utf-8").splitlines()[1:]
     compiled = Counter(row["chip"] for row in csv.DictReader(budgets))
     executed = {record["chip"]: record for record in read(RESULTS / "executed.jsonl")}
@@ -211,7 +212,7 @@ def chips(entries: Sequence[Entry]) -> str:
 
 
 def _versions() -> Iterator[str]:
-    """What setup.py allows and constraints.txt pins."""
+    """The versions that setup.py allows and constraints.txt pins."""
     setup, pins = ((ROOT / name).read_text(encoding="utf-8") for name in ("setup.py", "constraints.txt"))
     minors = re.search(r"minor in range\((\d+), (\d+)\)", setup)
     if minors is None:
