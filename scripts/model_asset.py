@@ -8,12 +8,12 @@ import tempfile
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
-from fasttfm.checkpoints.conversion import quantize_model
-from fasttfm.checkpoints.model_dir import read_config
 from fasttfm.config import build
 from fasttfm.errors import UserError
 from fasttfm.models import Transformer
 from fasttfm.models.pretrained import model_card
+from fasttfm.store.conversion import quantize_model
+from fasttfm.store.model_dir import read_config
 
 
 def pack(model: Path, out: Path) -> int:

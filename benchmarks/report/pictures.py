@@ -20,7 +20,7 @@ from benchmarks.measure.records import Entry
 from benchmarks.measure.text_table import short_dtype
 from benchmarks.report.rows import TITLES, duels, suite
 from fasttfm.errors import UserError
-from fasttfm.parsing import parse_json
+from fasttfm.system.parsing import parse_json
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt

@@ -1,0 +1,52 @@
+"""A model as one file: what a release has, and what translates from it."""
+
+import runpy
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+from model_dirs import write_model_dir
+
+from fasttfm.errors import UserError
+from fasttfm.models import Transformer
+from fasttfm.store.conversion import quantize_model
+from fasttfm.translate.translator import Translator
+
+pack = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "model_asset.py"))["pack"]
+
+
+@pytest.fixture
+def packed(tmp_path):
+    write_model_dir(tmp_path / "MODEL")
+    assert pack(tmp_path / "MODEL", tmp_path / "demo.zip") == (tmp_path / "demo.zip").stat().st_size
+    return tmp_path / "demo.zip"
+
+
+def test_a_file_translates_as_the_folder_it_was_packed_from_and_tells_what_it_is(packed):
+    quantize_model(packed.with_name("MODEL"), "best", packed.with_name("Q"), Transformer)
+    lines = ["one two three", ""]
+    found = [Translator.from_directory(path, beam=2).translate(lines) for path in (packed, packed.with_name("Q"))]
+    assert found[0] == found[1]
+    with ZipFile(packed) as archive:
+        assert 'fasttfm.pipeline("translation", "demo.zip")' in archive.read("README.md").decode()
+
+
+def test_the_same_model_is_the_same_file(packed, tmp_path):
+    pack(tmp_path / "MODEL", tmp_path / "again.zip")
+    with ZipFile(packed) as one, ZipFile(tmp_path / "again.zip") as other:
+        names = [info.filename for info in one.infolist() if info.filename != "README.md"]
+        assert [one.read(name) for name in names] == [other.read(name) for name in names]
+
+
+@pytest.mark.parametrize("damage", ["cut off", "no archive", "a changed file"])
+def test_a_damaged_file_is_refused(packed, damage):
+    content = packed.read_bytes()
+    if damage == "cut off":
+        packed.write_bytes(content[:-200])
+    elif damage == "no archive":
+        packed.write_text("hello")
+    else:
+        with ZipFile(packed, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
+            archive.writestr("config.yaml", "kind: transformer\n")
+    with pytest.raises(UserError, match=r"demo\.zip: is neither|config\.yaml"):
+        Translator.from_directory(packed)
