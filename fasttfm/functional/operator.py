@@ -85,7 +85,7 @@ class Operator(Generic[Fields]):
         outputs. All else must follow from the signature of the forward call.
     backward(derive, saved, wanted, *gradients): where that is not all: the gradients of the call's tensors, in their
         order, from those of the outputs, one at least; derive(*fields) calls the derivative, wanted.<name> tells which
-        tensors want one.
+        tensors want one, of others they are left out.
     reference(call): the outputs in operations that PyTorch differentiates, in place of a derivative: for what a
         backward pass calls, whose derivative is a second one. With neither a derivative ends in a clear message.
     flops(call): floating-point operations of the products, for torch.utils.flop_counter.
@@ -259,7 +259,7 @@ class Operator(Generic[Fields]):
         for device in enabled:
             _set_autocast(device, False)
         try:
-            return self._seen(flat(call)) if any_autocast() else self.call(*call)
+            return self._seen(flat(call)) if any_autocast() else self.call(*call)  # type: ignore[call-arg]
         finally:
             for device in enabled:
                 _set_autocast(device, True)
