@@ -1,6 +1,7 @@
 """The derivative of an operator as torch.autograd.Function takes it, for each way to the operator."""
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +26,8 @@ Gradients = Sequence[Tensor | None]
 """Of the tensors of a call, in their order."""
 MOST_LAYOUTS = 64
 """Of gradients, whose plans a forward plan keeps: a part of ever wider memory has ever new strides."""
+transformable: list[Callable[..., Any]] = []
+"""Of each operator with a derivative, how it is called under torch.func."""
 _new: Any = tuple.__new__
 _stride, _address = Tensor.stride, Tensor.data_ptr
 _grad_enabled = torch.is_grad_enabled
@@ -161,7 +164,10 @@ class Rule(NamedTuple):
 
         methods = {"forward": forward, "setup_context": setup_context, "backward": backward, "vmap": vmap, "jvp": jvp}
         function = _function(self.name, methods)
-        return lambda *args: function.apply(*args)
+        transformable.append(call := lambda *args: function.apply(*args))
+        if "torch._dynamo" in sys.modules:
+            torch.compiler.allow_in_graph(call)
+        return call
 
 
 def dense(tensors: tuple[Tensor | None, ...]) -> list[bool]:

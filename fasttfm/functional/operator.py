@@ -16,7 +16,6 @@ Registration takes torch's public names; onlookers.py asks private ones for what
 import contextlib
 import contextvars
 import functools
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, ParamSpec, cast
 
@@ -60,8 +59,6 @@ _current_gpu = torch.cuda.current_device
 _new: Any = tuple.__new__  # a NamedTuple's own is three times as slow, and Python
 
 Fields = ParamSpec("Fields")
-transformable: list[Callable[..., Any]] = []
-"""Of each operator with a derivative, how it is called under torch.func."""
 
 
 class Operator(Generic[Fields]):
@@ -163,9 +160,6 @@ class Operator(Generic[Fields]):
             setup, backward = self.rule.traced(self._settled)
             torch.library.register_autograd(qualified, backward, setup_context=setup, lib=_library)
             self._transformed = self.rule.transformable(self.dispatched, setup, backward, rule)
-            transformable.append(self._transformed)
-            if "torch._dynamo" in sys.modules:
-                torch.compiler.allow_in_graph(self._transformed)
 
     def _compute(self, *args: Any) -> Any:
         """The outputs of a call that came by the dispatcher."""

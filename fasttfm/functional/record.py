@@ -33,7 +33,7 @@ _NONE = type(None)
 
 
 class _Type(NamedTuple):
-    """What a field of this type may hold."""
+    """Values that a field of this type may hold."""
 
     schema: str
     words: str
