@@ -1,6 +1,7 @@
 """The derivative of an operator as torch.autograd.Function takes it, for each way to the operator."""
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +26,8 @@ Gradients = Sequence[Tensor | None]
 """Of the tensors of a call, in their order."""
 MOST_LAYOUTS = 64
 """Of gradients, whose plans a forward plan keeps: a part of ever wider memory has ever new strides."""
+transformable: list[Callable[..., Any]] = []
+"""Of each operator with a derivative, how it is called under torch.func."""
 _new: Any = tuple.__new__
 _stride, _address = Tensor.stride, Tensor.data_ptr
 _grad_enabled = torch.is_grad_enabled
@@ -90,6 +93,7 @@ class Rule(NamedTuple):
         none = (None,) * (2 + len(self.layout.names))
         kind, hidden = self.saved, visible is None or visible > self.differentiable
         layout = layout_of(kind)
+        build, in_order = layout.build, layout.in_order  # merge(), a call less
         step = None if self.derivative is None else _step(self.derivative)
 
         def forward(ctx: Any, plan: Any, call: Any, *given: Any) -> Any:
@@ -112,9 +116,11 @@ class Rule(NamedTuple):
             if gradients[0] is None and all(gradient is None for gradient in gradients):
                 return none
             tensors = ctx.saved_tensors
-            saved = layout.merge(tensors if ctx.dense is None else as_saved(tensors, ctx.dense), ctx.others)
+            saved = build(in_order((*(tensors if ctx.dense is None else as_saved(tensors, ctx.dense)), *ctx.others)))
             derive = None if step is None else functools.partial(step, ctx.plan, tensors)
-            return None, None, *differentiate(derive, saved, wanted(ctx.needs_input_grad[2:]), *gradients)
+            wants = wanted(ctx.needs_input_grad[2:])
+            found = differentiate(derive, saved, wants, *gradients)
+            return None, None, *[x if is_wanted else None for x, is_wanted in zip(found, wants)]
 
         return apply_of(self.name, {"forward": forward, "backward": backward})
 
@@ -158,7 +164,10 @@ class Rule(NamedTuple):
 
         methods = {"forward": forward, "setup_context": setup_context, "backward": backward, "vmap": vmap, "jvp": jvp}
         function = _function(self.name, methods)
-        return lambda *args: function.apply(*args)
+        transformable.append(call := lambda *args: function.apply(*args))
+        if "torch._dynamo" in sys.modules:
+            torch.compiler.allow_in_graph(call)
+        return call
 
 
 def dense(tensors: tuple[Tensor | None, ...]) -> list[bool]:

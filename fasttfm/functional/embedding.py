@@ -158,7 +158,7 @@ def _differentiate(
     backward: Callable[..., tuple], saved: _Saved, wanted: _Call, grad: Tensor, *_: None
 ) -> tuple[Tensor | None, ...]:
     d_weight, d_positions = backward(grad, wanted.weight, wanted.positions, saved)
-    return None, d_weight if wanted.weight else None, d_positions if wanted.positions else None, None
+    return None, d_weight, d_positions, None
 
 
 def _plan_backward(call: _Backward) -> Callable[[_Backward], tuple[Tensor | None, Tensor | None]]:

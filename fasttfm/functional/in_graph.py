@@ -5,7 +5,7 @@ It imports torch._dynamo, which importing fasttfm must not: torch.compile does t
 
 import torch
 
-from fasttfm.functional.operator import transformable
+from fasttfm.functional.derivative import transformable
 
 for function in transformable:
     torch.compiler.allow_in_graph(function)

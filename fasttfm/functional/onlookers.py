@@ -1,4 +1,4 @@
-"""Whether anything looks on that must see operators: a compiler, a transform, a dispatch mode, a profiler.
+"""Onlookers that must see operators, and are asked for in every call: compilers, transforms, modes, profilers.
 
 Of torch's private names these are asked here, each because no public one tells: how many dispatch modes are on, and
 which; whether torch.func maps or differentiates; whether the profiler records; at which level forward-mode derivatives

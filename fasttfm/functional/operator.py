@@ -16,7 +16,6 @@ Registration takes torch's public names; onlookers.py asks private ones for what
 import contextlib
 import contextvars
 import functools
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, ParamSpec, cast
 
@@ -60,8 +59,6 @@ _current_gpu = torch.cuda.current_device
 _new: Any = tuple.__new__  # a NamedTuple's own is three times as slow, and Python
 
 Fields = ParamSpec("Fields")
-transformable: list[Callable[..., Any]] = []
-"""Of each operator with a derivative, how it is called under torch.func."""
 
 
 class Operator(Generic[Fields]):
@@ -85,7 +82,7 @@ class Operator(Generic[Fields]):
         outputs. All else must follow from the signature of the forward call.
     backward(derive, saved, wanted, *gradients): where that is not all: the gradients of the call's tensors, in their
         order, from those of the outputs, one at least; derive(*fields) calls the derivative, wanted.<name> tells which
-        tensors want one.
+        tensors want one, of others they are left out.
     reference(call): the outputs in operations that PyTorch differentiates, in place of a derivative: for what a
         backward pass calls, whose derivative is a second one. With neither a derivative ends in a clear message.
     flops(call): floating-point operations of the products, for torch.utils.flop_counter.
@@ -163,9 +160,6 @@ class Operator(Generic[Fields]):
             setup, backward = self.rule.traced(self._settled)
             torch.library.register_autograd(qualified, backward, setup_context=setup, lib=_library)
             self._transformed = self.rule.transformable(self.dispatched, setup, backward, rule)
-            transformable.append(self._transformed)
-            if "torch._dynamo" in sys.modules:
-                torch.compiler.allow_in_graph(self._transformed)
 
     def _compute(self, *args: Any) -> Any:
         """The outputs of a call that came by the dispatcher."""
@@ -259,7 +253,7 @@ class Operator(Generic[Fields]):
         for device in enabled:
             _set_autocast(device, False)
         try:
-            return self._seen(flat(call)) if any_autocast() else self.call(*call)
+            return self._seen(flat(call)) if any_autocast() else self.call(*call)  # type: ignore[call-arg]
         finally:
             for device in enabled:
                 _set_autocast(device, True)

@@ -33,7 +33,7 @@ _NONE = type(None)
 
 
 class _Type(NamedTuple):
-    """What a field of this type may hold."""
+    """Values that a field of this type may hold."""
 
     schema: str
     words: str
@@ -99,7 +99,8 @@ class Layout:
         self.build = build = _builder(kind)
         """The record from all its fields, one after the other."""
         parts = [*self.positions, *others]
-        in_order = items([parts.index(i) for i in range(len(fields))])
+        self.in_order = in_order = items([parts.index(i) for i in range(len(fields))])
+        """All fields from the tensors and what else a record holds."""
         self.merge: Callable[[tuple, tuple], Any] = lambda tensors, others: build(in_order((*tensors, *others)))
         """The record from its tensors and what else it holds."""
 

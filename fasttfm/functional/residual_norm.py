@@ -184,15 +184,10 @@ def _save(call: Call, outputs: tuple[Tensor | None, ...]) -> tuple:
 def _differentiate(
     backward: Callable[..., tuple], saved: Saved, wanted: Call, dy: Tensor | None, ds: Tensor | None, *_: None
 ) -> tuple[Tensor | None, ...]:
-    joined = saved.joined
     if dy is None:  # y went unused
         dy = saved.s.new_zeros(saved.s.shape, dtype=saved.dtype)
-    dx, dresidual, dx_bias, dweight, dbias = backward(dy, None, ds if joined else None, saved)
-    return (
-        dresidual if saved.one_gradient else dx, None if saved.x_bias is None else dx_bias,
-        dresidual if joined else None, None if saved.weight is None else dweight,
-        None if saved.bias is None else dbias, None,
-    )  # fmt: skip
+    dx, dresidual, dx_bias, dweight, dbias = backward(dy, None, ds if saved.joined else None, saved)
+    return dresidual if saved.one_gradient else dx, dx_bias, dresidual if saved.joined else None, dweight, dbias, None
 
 
 def _plan_backward(call: Backward) -> Callable[[Backward], tuple[Tensor | None, ...]]:

@@ -52,6 +52,16 @@ def test_without_biases(dropout_p, activation):
     assert_same(solve(way(functional.feed_forward), inputs), solve(way(reference.feed_forward), inputs))
 
 
+def test_a_profiler_of_the_backward_pass_alone_changes_nothing_where_there_is_no_bias():
+    x, weight1, _, weight2, _ = leaves()
+    y = functional.feed_forward(x, weight1, None, weight2, None)
+    expected = torch.autograd.grad(y.sum(), (x, weight1, weight2), retain_graph=True)
+    with torch.profiler.profile() as profile:
+        actual = torch.autograd.grad(y.sum(), (x, weight1, weight2))
+    assert "fasttfm::feed_forward_backward" in {each.key for each in profile.key_averages()}
+    assert all(map(torch.equal, actual, expected))
+
+
 def test_the_scale_of_dropout_is_exact_in_half_precision():
     """1 / 0.9 rounded to bfloat16 would be 0.4 % off, in every layer and the same way."""
     x, weight = torch.ones(64, 64, dtype=torch.bfloat16), torch.eye(64, dtype=torch.bfloat16)

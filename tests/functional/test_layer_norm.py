@@ -8,7 +8,6 @@ from fasttfm import functional, reference
 from fasttfm.functional import residual_norm
 from fasttfm.functional.backends import backend
 from fasttfm.functional.operator import forget_plans
-from fasttfm.kernels.tiles.rows import MAX_COLUMNS
 
 SEED = torch.tensor([99])
 PAIRS = [
@@ -90,13 +89,6 @@ def test_parameters_in_half_precision(dtype, joined, parameters, route):
     with backend(route):
         actual = solve(getattr(functional, joined), inputs)
     assert_same(actual, solve(getattr(reference, joined), inputs))
-
-
-def test_wider_rows_than_the_kernel_holds_are_left_to_torch():
-    x, _, weight = leaf_tensors((2, MAX_COLUMNS + 1), parameters=1)
-    with backend("triton"):
-        actual = solve(functional.rms_norm, [x, weight])
-    assert_same(actual, solve(reference.rms_norm, [x, weight]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
