@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.autograd import gradcheck
 
-from fasttfm.checkpoints.weights import layer_map
 from fasttfm.models import TransformerConfig
 from fasttfm.models.layers import EncoderLayer, Stack
+from fasttfm.store.weights import layer_map
 from fasttfm_pretraining.models.distillation import (
     attention_loss,
     attention_scores,
