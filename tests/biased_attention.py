@@ -17,6 +17,10 @@ class _Biased(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         d_query, d_key, _, *d_biases = ctx.inner.backward(grad, False, torch.float32, ctx.saved)[:5]
+        rows = 1 if ctx.saved.call.packed else 2
+        for n, d in enumerate((d_query, d_key)[: ctx.count]):
+            if d_biases[n] is None:  # no kernel has summed it
+                d_biases[n] = d.flatten(0, rows - 1).sum(0).flatten()
         return None, d_query, d_key, *d_biases[: ctx.count]
 
 

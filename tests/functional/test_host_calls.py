@@ -23,7 +23,7 @@ BOUNDS = {
     "attention, lengths and dropout, forward + backward": Bound(130, 100),
     "attention, mask, forward + backward": Bound(130),
     "packed_qkv_attention, lengths and dropout, forward + backward": Bound(126),
-    "varlen_attention, forward + backward": Bound(133),
+    "varlen_attention, forward + backward": Bound(130),
     "layer_norm, forward + backward": Bound(114, 80),
     "residual_layer_norm, dropout, forward + backward": Bound(124, 100),
     "feed_forward, dropout, forward + backward": Bound(146, 120),

@@ -573,7 +573,7 @@ WAYS = {
     "separate": lambda x, **o: F.attention(*heads_of(x), **o),
     "packed_qkv": F.packed_qkv_attention,
     "causal": lambda x, **o: F.packed_qkv_attention(x, causal=True, **o),
-    "biases": lambda x, dropout_p, seed: biased_attention(x, biases=[x.new_zeros(192)], p=dropout_p, seed=seed),
+    "biases": lambda x, dropout_p, seed, **_: biased_attention(x, biases=[x.new_zeros(192)], p=dropout_p, seed=seed),
     "shared": lambda x, **o: F.attention(x[:, :, :2, 0].transpose(1, 2), *2 * [x[:, :, 2].transpose(1, 2)], **o),
     "packed": lambda x, **o: F.varlen_attention(*x.flatten(0, 1).unbind(1), *2 * [STARTS], 100, 100, **o),
 }

@@ -1,4 +1,4 @@
-"""Which backend computes a call of attention.
+"""The backend of a call of attention.
 
     short, flash               one Triton kernel, for rows of few keys or of any number: kernels/attention
     softmax, explicit, fused   PyTorch's products: products.py

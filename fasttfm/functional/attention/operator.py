@@ -165,7 +165,7 @@ def _operands(call: Call) -> tuple[Tensor, Tensor, Tensor, Call]:
 
 
 def _parts(query: Tensor, key: Tensor | None, value: Tensor | None) -> list[Tensor]:
-    """What is given as views (., B, H, ., D): of projections all that one product wrote."""
+    """The operands as views (., B, H, ., D): of projections all that one product wrote."""
     if value is not None:
         return [x.unsqueeze(0) for x in (query, key, value)]  # type: ignore[union-attr]
     given = (query,) if key is None else (query.unsqueeze(2), key)

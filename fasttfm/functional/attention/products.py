@@ -1,4 +1,4 @@
-"""Attention by PyTorch's products: where no kernel of ours does both products and the softmax between them.
+"""Attention by PyTorch's products, where no kernel of ours does both products and the softmax between them.
 
     explicit    the softmax by PyTorch: what runs where no Triton kernel does, and fast on the CPU
     softmax     by one Triton kernel, between two products of cuBLAS (kernels/masked_softmax.py)
