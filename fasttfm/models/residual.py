@@ -64,7 +64,7 @@ def dropout_of(module: Any, seed: Tensor | None = None, site: int = 0) -> Any:
 
 
 def probability(dropout: Any) -> float:
-    """Of a zero, now; dropout: a probability, or a module that is nn.Dropout."""
+    """The probability of a zero now; dropout: a probability, or a module that is nn.Dropout."""
     if isinstance(dropout, nn.Module):
         return dropout_of(dropout).dropout_p
     return dropout

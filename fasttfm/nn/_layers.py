@@ -63,7 +63,7 @@ class Layer(layers.Layer):
     ) -> None:
         check_layer(d_model, nhead, dim_feedforward, dropout)
         activation = activation_function(activation)
-        super().__init__(  # type: ignore[call-arg]
+        super().__init__(
             d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias, device,
             dtype,
         )  # fmt: skip
